@@ -1,6 +1,6 @@
 """fibration: declare hierarchies of importance-ratio gates, prove their laws, compile them, train with them.
 
-Declarations and laws are imported at once; what needs torch is imported when it is first used.
+Declarations and laws load at once. The names in `_LAZY`, most of which need torch, load on first use.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ __all__ = [
 
 
 def _shown_by(function: str) -> Any:
-    """A method that notebooks call, from the room that prints; which is imported then."""
+    """Returns a method for notebooks. It loads `fibration.printing.notebooks` when it is called."""
     return lambda self: getattr(import_module("fibration.printing.notebooks"), function)(self)
 
 

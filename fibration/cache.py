@@ -1,11 +1,11 @@
-"""What is kept: built and proved things on disk, keyed by all that they were made of, and the last few in memory.
+"""The cache: built kernels (entries) and results of proofs (notes) on disk, and recently used values in memory.
 
-An entry is a folder named by its key, with the files and their SHA-256. It is made under another name and renamed, so
-processes that start at once never see half of one, and the last of them to finish finds the work done. What lies in it
-is run, so it is refused where anybody but this user and root may have put it.
+An entry is a folder with files and their SHA-256. Its name is a key of everything that the files depend on. It is built
+under another name and then renamed: processes that start at once never see half an entry, and the last to finish finds
+it there. The files are executed, so an entry that anybody but this user or root may have written is refused.
 
-A note is a file of JSON in the folder `notes`. It saves work and is never needed: one that is lost, damaged, or where
-somebody else could have written it, reads as none.
+A note is a JSON file in the folder `notes`. It saves work and is never needed. A note that is lost, damaged, or in a
+folder that other users can write, reads as none.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ T = TypeVar("T")
 
 
 class Unusable(BackendError):
-    """A folder in which nothing can be kept, or nothing that would be safe to run."""
+    """A cache folder that is not known, cannot be written, or is not safe to run code from."""
 
 
 def folder() -> Path:
-    """`FIBRATION_CACHE`, or `fibration` in the user's cache folder. Raises Unusable for a user without a home."""
+    """Returns `FIBRATION_CACHE`, or `fibration` in the user's cache folder. Raises Unusable if the user has no home."""
     chosen, own = os.environ.get("FIBRATION_CACHE"), os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(chosen).expanduser() if chosen else Path(own or Path.home() / ".cache") / "fibration").absolute()
@@ -51,20 +51,20 @@ def folder() -> Path:
 
 
 def make_folder(place: Path) -> None:
-    """With what is missing on the way, for this user alone to write, whatever their umask leaves to a group."""
+    """Makes a folder and its missing parents with mode 0755: the group cannot write, even with a umask of 002."""
     missing = [p for p in (place, *place.parents) if not p.exists()]
     for part in reversed(missing or [place]):
         part.mkdir(mode=0o755, exist_ok=True)
 
 
-# ---------------------------------------------------------------- built things
+# ---------------------------------------------------------------- entries
 
 
 def entry(key: str, make: Callable[[Path], None]) -> Path:
-    """The folder of an entry; `make(folder)` writes its files if there is none, or a damaged one.
+    """Returns the folder of an entry. If the entry is missing or damaged, `make(folder)` writes its files.
 
-    Raises BackendError for an entry that others may have written, and for a `FIBRATION_CACHE` that cannot be written,
-    or by others too. Where the user's own folder is such a one, a warning says so, and the process has a temporary one.
+    Raises BackendError if other users may have written the entry, if `FIBRATION_CACHE` cannot be written, or if other
+    users can write it. If the user's default folder cannot be used, the function warns and uses a temporary folder.
     """
     try:
         return _entry(folder(), key, make)
@@ -86,7 +86,7 @@ def _entry(home: Path, key: str, make: Callable[[Path], None]) -> Path:
         if _is_whole(place):
             return place
         make_folder(home)
-        _refuse(home)  # which somebody may just have made
+        _refuse(home)  # another process may just have made it
         workshop = Path(tempfile.mkdtemp(prefix=f".{key[:16]}-", dir=home))
     except OSError as error:
         raise _unusable(home, error) from error
@@ -107,11 +107,11 @@ def _entry(home: Path, key: str, make: Callable[[Path], None]) -> Path:
 
 @functools.cache
 def _temporary() -> Path:
-    """A folder of this process, which it takes along."""
+    """Makes a temporary folder, which is removed when this process ends."""
     place, process = Path(tempfile.mkdtemp(prefix="fibration-")), os.getpid()
 
     def remove() -> None:
-        if os.getpid() == process:  # a fork has it too
+        if os.getpid() == process:  # a forked process inherits this function
             shutil.rmtree(place, ignore_errors=True)
 
     atexit.register(remove)
@@ -139,7 +139,7 @@ def _install(workshop: Path, place: Path) -> None:
                 raise
             if _is_whole(place):
                 return  # another process was faster
-            with suppress(OSError):  # damaged: out of the way, unless another process is at it too
+            with suppress(OSError):  # damaged: move it away, unless another process does
                 aside = Path(tempfile.mkdtemp(prefix=".damaged-", dir=place.parent))
                 place.rename(aside / place.name)
                 shutil.rmtree(aside, ignore_errors=True)
@@ -147,10 +147,10 @@ def _install(workshop: Path, place: Path) -> None:
 
 
 def _is_whole(place: Path) -> bool:
-    """Whether the files of an entry are there as they were written.
+    """Returns whether the files of an entry are as they were written. BackendError if others may have written them.
 
-    Digests are against accidents. Against people there are owners and modes: whoever could write as this user could
-    write digests too.
+    Digests guard against accidents. Owners and modes guard against people: whoever can write as this user can write
+    digests too.
     """
     try:
         doubts = [doubt_of_one(part, part.lstat()) for part in (place, *place.iterdir())]
@@ -187,7 +187,7 @@ def _unusable(home: Path, error: OSError) -> BackendError:
 
 
 def recall(key: str) -> Any:
-    """The JSON value of a note, or None: there is none, it is damaged, or others may write where it lies."""
+    """Returns the JSON value of a note. None if the note is missing or damaged, or if other users can write there."""
     try:
         place = folder() / NOTES
         if not is_ours(place):
@@ -197,12 +197,12 @@ def recall(key: str) -> Any:
                 return None
             seal, _, text = file.read().partition(b"\n")
         return json.loads(text) if seal == _seal(key, text) else None
-    except (OSError, Unusable, ValueError):  # ValueError: a name that is none
+    except (OSError, Unusable, ValueError):  # ValueError: an invalid path
         return None
 
 
 def keep(key: str, value: Any) -> None:
-    """Write a note, whole or not at all, where only this user may write; else nothing is written, and nothing said."""
+    """Writes a note, whole or not at all. Does nothing if the folder cannot be written, or other users can write it."""
     text = json.dumps(value).encode()
     with suppress(OSError, Unusable, ValueError):
         place = folder() / NOTES
@@ -210,7 +210,7 @@ def keep(key: str, value: Any) -> None:
         place.mkdir(mode=0o700, exist_ok=True)
         if not is_ours(place):
             return
-        handle, unfinished = tempfile.mkstemp(prefix=".", dir=place)  # which nobody else may read or write
+        handle, unfinished = tempfile.mkstemp(prefix=".", dir=place)  # mode 0600
         try:
             with open(handle, "wb") as file:
                 file.write(_seal(key, text) + b"\n" + text)
@@ -221,8 +221,8 @@ def keep(key: str, value: Any) -> None:
 
 
 def is_ours(place: Path) -> bool:
-    """Whether what lies in a folder was surely put there by this user or root; not where no owner is known."""
-    place.stat()  # links that lead in a circle are an OSError
+    """Returns whether only this user or root can have written into a folder. False on systems without owners."""
+    place.stat()  # circular links raise OSError
     return hasattr(os, "getuid") and doubt_of(place) is None
 
 
@@ -234,9 +234,9 @@ def _seal(key: str, text: bytes) -> bytes:
 
 
 class Recent(Generic[T]):
-    """The last `most` values that were asked for. Two threads may find the same one at once; they get one object.
+    """The `most` values that were used last. Two threads that find the value of one key at once get one object.
 
-    What `find` raises is raised, and nothing kept.
+    An exception from `find` propagates, and nothing is stored.
     """
 
     def __init__(self, most: int) -> None:
@@ -245,7 +245,7 @@ class Recent(Generic[T]):
     def get(self, key: str, find: Callable[[], T]) -> T:
         with self._lock:
             if key in self._values:
-                self._values[key] = self._values.pop(key)  # the latest is the last
+                self._values[key] = self._values.pop(key)  # most recent last
                 return self._values[key]
         found = find()
         with self._lock:

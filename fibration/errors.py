@@ -1,4 +1,4 @@
-"""One class per failure.
+"""The exceptions of the library, one class per kind of failure, and helpers for their messages.
 
 Every message names the user's object, the rule, a concrete witness and the next step, in that order.
 """
@@ -28,12 +28,12 @@ class FibrationError(Exception):
 
 
 def shown(value: object) -> str:
-    """A value in a message: its `repr`, short."""
-    if isinstance(value, int) and value.bit_length() > 256:  # of thousands of digits, Python writes none
+    """Returns a value's `repr` for a message, at most 80 characters."""
+    if isinstance(value, int) and value.bit_length() > 256:  # Python does not print integers of thousands of digits
         return f"a whole number of {value.bit_length()} bits"
     try:
         text = repr(value)
-    except ValueError:  # such a number inside
+    except ValueError:  # an integer of thousands of digits inside
         text = f"a {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -53,7 +53,7 @@ def listed(words: Iterable[object]) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'clip_gate'?`, or nothing. `Clip-Gate` is near."""
+    """Returns `did you mean 'clip_gate'?` for the closest known word, or "". Ignores case; reads `-` as `_`."""
     written = {name.casefold(): name for name in known}
     close = difflib.get_close_matches(word.casefold().replace("-", "_"), written, 1)
     return f"did you mean '{written[close[0]]}'?" if close else ""
@@ -63,7 +63,7 @@ _DIGITS = re.compile(r"\d+")
 
 
 def looks_like(word: str, other: str) -> bool:
-    """Whether one may be a slip in the other; `math1` is none in `math2`."""
+    """Returns whether one word may be a typo of the other. `math1` and `math2`, equal up to digits, are no typo."""
     if word != other and _DIGITS.sub("0", word) == _DIGITS.sub("0", other):
         return False
     return bool(difflib.get_close_matches(word.casefold(), [other.casefold()], cutoff=0.8))
@@ -71,7 +71,7 @@ def looks_like(word: str, other: str) -> bool:
 
 @contextmanager
 def located(where: str) -> Iterator[None]:
-    """Errors raised inside begin with `where`, if they do not already."""
+    """Puts `where` at the beginning of errors raised inside, unless they begin with it already."""
     try:
         yield
     except FibrationError as error:
@@ -87,11 +87,11 @@ class SpecError(FibrationError):
 
 
 class NoHierarchy(SpecError):
-    """A file or folder that can be read and declares nothing to verify; `fibration verify --if-any` passes it over."""
+    """A file or folder that can be read but declares no hierarchy; `fibration verify --if-any` skips it."""
 
 
 class LawError(FibrationError):
-    """A hierarchy that breaks a law, or whose law could not be decided. Carries the whole `report`."""
+    """A hierarchy breaks a law, or a law could not be decided. `report` is the whole report."""
 
     report: Any = None
 
@@ -109,11 +109,11 @@ class BatchError(FibrationError):
 
 
 class RanksError(FibrationError):
-    """Ranks that hold one batch together did different things, or one of them failed, ended or could not be reached."""
+    """Ranks that share one batch made different calls, or one of them failed, ended or could not be reached."""
 
 
 class TrainerError(FibrationError):
-    """A trainer, its options or its data, under which gradients would not be those of the hierarchy."""
+    """With this trainer, its options or its data, gradients would not be those of the hierarchy."""
 
 
 class BackendError(FibrationError):
@@ -125,11 +125,11 @@ class IRError(FibrationError):
 
 
 class RolloutsError(FibrationError):
-    """A file of recorded rollouts is damaged or is no such file."""
+    """A file is damaged, or is no file of recorded rollouts."""
 
 
 class FigureError(FibrationError):
-    """A figure that cannot be drawn: of an unknown name or format, or of a hierarchy that it has no picture for."""
+    """A figure cannot be drawn: its name or format is unknown, or it has no picture for the hierarchy."""
 
 
 class MissingDependency(FibrationError):

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all."""
+"""Writes files whole or not at all, and checks that a path can be written."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ def as_bytes(contents: str | bytes) -> bytes:
 
 
 def write_file(path: Path, contents: str | bytes) -> None:
-    """Write a file whole or not at all; folders on the way are made."""
+    """Writes a file whole or not at all, and makes its missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         unfinished.write_bytes(as_bytes(contents))
         os.replace(unfinished, path)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error  # whose name the user knows
+        raise OSError(error.errno, error.strerror, str(path)) from error  # not the temporary name
     finally:
         unfinished.unlink(missing_ok=True)
 
 
 def check_writable(folder: Path, option: str, what: str = "the pictures") -> None:
-    """Whether `folder` is there or can be made; nothing is made yet. `option` names it on the command line."""
+    """Raises BackendError unless `folder` can be written or made; makes nothing. `option`: its command-line option."""
     found = unwritable(folder)
     if found:
         raise BackendError(
@@ -38,7 +38,7 @@ def check_writable(folder: Path, option: str, what: str = "the pictures") -> Non
 
 
 def check_writable_file(path: Path | None, suffix: str = "") -> None:
-    """Whether there can be such a file to write; nothing is made yet. It ends in `suffix`."""
+    """Raises BackendError unless the file can be written and its name ends in `suffix`; makes nothing."""
     if path is None:
         return
     if path.suffix != suffix and suffix:
@@ -58,7 +58,7 @@ def check_writable_file(path: Path | None, suffix: str = "") -> None:
 
 
 def unwritable(path: Path, file: bool = False) -> str:
-    """Why there can be no such folder, or file, to write to; nothing if there can."""
+    """Returns why a folder, or with `file` a file, cannot be written at `path`; "" if it can."""
     place = next(p for p in (path, *path.absolute().parents) if p.exists())
     is_file = file and place == path
     if place.is_dir() == is_file:

@@ -1,4 +1,4 @@
-"""Who may have written what lies somewhere: what is run, or believed, is this user's own or root's."""
+"""Checks that only this user or root can have written a file, before the cache runs or trusts it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 @dataclass(frozen=True)
 class Doubt:
-    """Who else may have put something there, and what this user can do about it."""
+    """Who else may have written a file or folder, and what this user can do about it."""
 
     found: str
-    remedy: str = ""  # the beginning of a sentence, or nothing
+    remedy: str = ""  # the beginning of a sentence, or ""
 
 
 def doubt_of(place: Path) -> Doubt | None:
-    """Why something in a folder may be somebody else's; None where only this user and root put things, as ssh asks.
+    """Returns why another user may have written into a folder; None if only this user and root can, as ssh requires.
 
-    Everything on the way, and what a link on the way leads to, is owned by one of them, and writable by nobody else;
-    on the way, a folder like `/tmp` may be, in which only an owner renames. Beyond the user's home nothing is asked:
-    who can put another home there needs no cache. What is not there yet is nobody's. Each part is looked at once those
-    before it are known to stay, so that nobody else can change the answer. Where no owner is known, nothing is doubted.
+    - This user or root owns all parts of the path, and of the targets of links on it. Nobody else can write them.
+    - A folder above `place` may be like `/tmp`: others can write it, but only owners rename in it.
+    - The check begins at the user's home: whoever can replace the home needs no cache.
+    - A part that does not exist yet is no reason for doubt. On systems without owners, nothing is.
+    - The check goes down the path, and each part is known to stay before the next: nobody else can change the answer.
     """
     with suppress(FileNotFoundError, NotADirectoryError):
-        place.stat()  # links that lead in a circle are an OSError
+        place.stat()  # circular links raise OSError
     return _on_the_way(place.absolute(), _homes(), last=True) if hasattr(os, "getuid") else None
 
 
@@ -58,7 +59,7 @@ def _on_the_way(place: Path, homes: tuple[Path, ...], last: bool) -> Doubt | Non
 
 
 def doubt_of_one(part: Path, info: os.stat_result, sticky: bool = False) -> Doubt | None:
-    """Of one file or folder, and no link. `sticky`: others may write into it if only owners may rename there."""
+    """The doubt about one file or folder; a link is one. `sticky`: others may write there if only owners rename."""
     if not hasattr(os, "getuid"):
         return None
     if stat.S_ISLNK(info.st_mode):
@@ -79,7 +80,7 @@ def _foreign(part: Path, info: os.stat_result) -> Doubt | None:
 
 
 def _is_private(group: int) -> bool:
-    """Whether a group is that of this user alone, as it is where a umask of 002 is the default."""
+    """Returns whether a group holds this user alone, as on systems with a default umask of 002. False for root."""
     import grp
     import pwd
 

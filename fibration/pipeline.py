@@ -67,21 +67,21 @@ class Artifact:
     backend: str
     source: str
     programs: Mapping[str, Program]
-    plans: Mapping[str, Any]  # what was emitted: a Schedule or a Plan per program
+    plans: Mapping[str, Any]  # a Schedule or a Plan per program
 
 
 def compile(hierarchy: Hierarchy, backend: str = "auto", timeout: float | None = BUDGET) -> Operator:
     """Compile a hierarchy to an operator; raises LawError if it does not verify.
 
-    `backend="auto"` picks the best one this version has for the machine, and says which in the log and in
-    `operator.backend`. Where that is a GPU's, batches that lie on the CPU run on the best one there, which is C, or
-    torch without a C compiler. `timeout` is that of `hierarchy.verify`.
+    `backend="auto"` chooses the fastest backend for the machine, and names it in the log and in `operator.backend`. If
+    that is a GPU backend, batches on the CPU run with C, or with torch if there is no C compiler. `timeout`: as in
+    `hierarchy.verify`.
     """
     if not isinstance(hierarchy, Hierarchy):
         raise SpecError(
             f"cannot compile {hierarchy!r}", required="a Hierarchy", remedy="fibration.compile(fibration.load(SPEC))"
         )
-    chosen = choose(backend)  # before the proofs, which take longer
+    chosen = choose(backend)  # before the proofs: a wrong name fails at once
     report = hierarchy.verify(timeout)
     report.raise_for_status()
     artifact = generate(hierarchy, chosen)
@@ -93,18 +93,18 @@ def compile(hierarchy: Hierarchy, backend: str = "auto", timeout: float | None =
 
 
 def _on_cpu(hierarchy: Hierarchy) -> Backend:
-    """For batches that lie there, on a machine with a GPU."""
+    """The backend for batches on the CPU, on a machine with a GPU."""
     name, why = best(gpu=False)
     log.info("fibration: backend '%s' for batches on the CPU (%s)", name, why)
     return Backend(name, load(generate(hierarchy, name)))
 
 
-VERSION = metadata.version("fibration")  # which takes a look through what is installed
+VERSION = metadata.version("fibration")  # read once, as it searches the installed packages
 ARTIFACTS: Recent[Artifact] = Recent(32)
 
 
 def generate(hierarchy: Hierarchy, backend: str) -> Artifact:
-    """Source for one backend, from a hierarchy that is known to verify; of equal hierarchies, made once per process."""
+    """Returns source for one backend from a hierarchy that verifies. Recent results serve equal hierarchies again."""
 
     def make() -> Artifact:
         return emit(hierarchy, backend, programs(hierarchy))
@@ -120,7 +120,7 @@ def _printed(artifact: Artifact) -> Artifact:
 
 
 def programs(hierarchy: Hierarchy) -> dict[str, Program]:
-    """Every program of an operator, after optimisation, which is the same for all backends."""
+    """Returns every program of an operator, after optimisation. All backends get the same programs."""
 
     def read(name: str, program: Program) -> Program:
         return from_log_probs(program) if name in ("evaluate", "objective") else from_log_ratios(program)
@@ -129,7 +129,7 @@ def programs(hierarchy: Hierarchy) -> dict[str, Program]:
 
 
 def emit(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program], spread: Spread | None = None) -> Artifact:
-    """Source for one backend, from a hierarchy's programs after optimisation; for batches that are `spread`, if so."""
+    """Returns source for one backend from optimised programs. `spread`: how batches lie on ranks, if they do."""
     emitter = import_module(f"fibration.backends.{backend}.emit")
     plans = {name: emitter.plan(program, hierarchy.rows.name, spread) for name, program in programs.items()}
     source = emitter.emit(header(hierarchy, backend, programs), plans, TITLES)
@@ -137,8 +137,9 @@ def emit(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program], sp
 
 
 def plan(hierarchy: Hierarchy, program: str, ranks: str = "") -> Plan:
-    """How compiled backends compute a program, to be printed. `ranks`: of a batch spread over ranks whose rows are
-    "whole" or "cut".
+    """Returns the plan by which compiled backends compute a program, for printing.
+
+    `ranks`: "" for one process; for a batch spread over ranks, whether its rows are "whole" or "cut".
     """
     for what, given, known in (
         ("program", program, tuple(TITLES)),
@@ -154,7 +155,7 @@ def plan(hierarchy: Hierarchy, program: str, ranks: str = "") -> Plan:
 
 
 def build(hierarchy: Hierarchy) -> dict[str, Program]:
-    """Every program of an operator, before optimisation."""
+    """Returns every program of an operator, before optimisation."""
     base = lower(hierarchy)
     reported = report_of(hierarchy)
 
@@ -163,7 +164,7 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
 
     seeds = {key: cotangent for key, (cotangent,) in per_leaf("gated_ratio", "cotangent").items()}
     transposed = adjoint(base, seeds, per_leaf("log_ratio_gradient", "log_ratio"))
-    moving = per_leaf("coefficients", "log_ratio", "log_prob")  # both move with log π
+    moving = per_leaf("coefficients", "log_ratio", "log_prob")  # both depend on log π
     weighed = (hierarchy.objective, *(p.objective for p in hierarchy.penalties.values()))
     drops = any(objective is not None and objective.kept for objective in weighed)
     evaluate = adjoint(instrument(base, reported), {Key("objective"): Const(1.0, BATCH)}, moving, drops)
@@ -183,7 +184,7 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
         "objective": checked(only(evaluate, "objective", "coefficients", "penalty"), terms),
         "gate": checked(only(base, "gated_ratio")),
         "gate_adjoint": mark_nonfinite(only(transposed, "log_ratio_gradient"), hierarchy),
-        "levels": count_nonfinite(only(base, "residual", "gated"), hierarchy),  # read as formulas too, by pictures
+        "levels": count_nonfinite(only(base, "residual", "gated"), hierarchy),  # figures read it as formulas too
         **advantages(hierarchy),
     }
 
@@ -199,19 +200,19 @@ def choose(backend: str) -> str:
 
 
 def best(gpu: bool = True) -> tuple[str, str]:
-    """The fastest backend that this machine has, with or without its GPU, and why it is chosen."""
+    """Returns the fastest backend of this machine, with or without its GPU, and the reason."""
     if gpu and torch.cuda.is_available() and find_spec("triton"):
         return "triton", f"for {torch.cuda.get_device_name()}"
     try:
         return "c", f"compiled by {import_module('fibration.backends.c.build').compiler()[0]}; no device with Triton"
     except BackendError as error:
-        if os.environ.get("CC"):  # a compiler was wanted
+        if os.environ.get("CC"):  # the user named a compiler
             log.warning("fibration: %s; the torch backend is many times slower", error.what)
         return "torch", f"no device with Triton, and {error.what}"
 
 
 def header(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program]) -> str:
-    """What a reader of generated code needs to know; nothing that changes from one run to the next."""
+    """Returns the comment at the top of generated code. Equal inputs give equal text in every run."""
     spec = hierarchy.model_dump_json()
     ir = "\n".join(str(p) for p in programs.values())
     lines = [
@@ -229,7 +230,7 @@ def digest(text: str) -> str:
 
 
 def export(artifact: Artifact, arch: str | None = None) -> Export:
-    """What a team takes along: the module with all it needs, compiled for `arch` where the backend can."""
+    """Returns the module with all it needs, to use elsewhere, compiled for `arch` where the backend can."""
     module = import_module(f"fibration.backends.{artifact.backend}.export")
     top = header(artifact.hierarchy, artifact.backend, artifact.programs)
     return module.export(  # type: ignore[no-any-return]
@@ -238,12 +239,12 @@ def export(artifact: Artifact, arch: str | None = None) -> Export:
 
 
 def load(artifact: Artifact) -> Runs:
-    """The generated functions, ready to call."""
+    """Returns the generated functions, ready to call."""
     return _Loaded(artifact)
 
 
 class _Loaded:
-    """Those for batches spread over ranks are made when the first one comes."""
+    """The generated functions. Functions for batches spread over ranks are generated on first use."""
 
     def __init__(self, artifact: Artifact) -> None:
         self.artifact = artifact
@@ -274,7 +275,7 @@ def _run(artifact: Artifact) -> Run:
 
 
 def spread_of(hierarchy: Hierarchy, cut: bool) -> Spread:
-    """How a batch lies on ranks whose rows are whole, or cut: with a row goes what lies over it."""
+    """Returns how a batch lies on ranks whose rows are whole, or cut. A whole row comes with what lies over it."""
     if cut:
         return Spread()
     over = (s.name for s in hierarchy.order if hierarchy.rows in hierarchy.coarser(s) and s not in hierarchy.leaves)

@@ -1,7 +1,7 @@
-"""Hierarchies as pytest items: every one in the specs that a project names is a test that verifies it.
+"""Hierarchies as pytest items: each hierarchy in a project's specs is a test that verifies it.
 
-Named in `fibration_specs = ["specs/", "losses/my_loss.py:NAME"]`, specs belong to what plain `pytest` runs, and to what
-`pytest PATH` runs where PATH holds them; named with `--fibration`, they always run. `_fibration_pytest` declares both.
+Plain `pytest` runs the specs in `fibration_specs = ["specs/", "losses/my_loss.py:NAME"]`; `pytest PATH` runs those of
+them that PATH holds. Specs named with `--fibration` always run. `_fibration_pytest` declares both options.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIMEOUT = pytest.StashKey[float]()
 
 
 class HierarchyItem(pytest.Item):
-    """Passes if the hierarchy verifies; fails with what stands against it."""
+    """A test that passes if the hierarchy verifies, and otherwise fails with the causes."""
 
     def __init__(self, *, hierarchy: Hierarchy, **rest: Any) -> None:
         super().__init__(**rest)
@@ -39,7 +39,7 @@ class HierarchyItem(pytest.Item):
             raise error
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """A verdict is read as it is; only a defect of this library has a traceback."""
+        """A FibrationError is shown as its message alone; any other exception keeps its traceback."""
         if isinstance(excinfo.value, FibrationError):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
@@ -49,12 +49,12 @@ class HierarchyItem(pytest.Item):
 
 
 def refusal(report: Report) -> str:
-    """Every cause: its subject, what was required and found, the counterexample, what follows from it, what to do."""
+    """The heading of a report, and the error message of every cause."""
     return "\n".join([heading(report).plain, *(str(report.error(v)) for v in report.causes)])
 
 
 class SpecFile(pytest.File):
-    """A spec; its items are named as in `path.py:NAME`. One that cannot be used is an error of collection."""
+    """A spec file; its items are named as in `path.py:NAME`. An unusable spec is a collection error."""
 
     def __init__(self, *, specs: Specs, **rest: Any) -> None:
         super().__init__(**rest)
@@ -69,22 +69,22 @@ class SpecFile(pytest.File):
 
 
 class Specs:
-    """The specs that a project names, and the hooks that make tests of them.
+    """The specs that a project names, and the hooks that turn them into tests.
 
-    Raises pytest.UsageError for a file that is not there, a folder without specs, and a timeout that is none.
+    Raises pytest.UsageError for a missing file, a folder without specs, and an invalid timeout.
     """
 
     def __init__(self, config: pytest.Config, asked: Sequence[str], listed: Sequence[str]) -> None:
         here = config.invocation_params.dir
         self.config = config
         config.stash[TIMEOUT] = _timeout(config)
-        # NAMEs by file, all of its hierarchies if there are none
+        # The requested NAMEs by file; an empty set means all hierarchies of the file.
         self.asked = _files(asked, here)
         self.listed = _files(listed, config.inipath.parent if config.inipath else here)
         self._read: dict[Path, dict[str, Hierarchy] | FibrationError] = {}
 
     def read(self, file: Path) -> dict[str, Hierarchy]:
-        """The hierarchies of a file, by NAME. It is imported once, however often pytest collects it."""
+        """The hierarchies of a file, by NAME. The file is imported once, however often pytest collects it."""
         if file not in self._read:
             try:
                 self._read[file] = self._load(file)
@@ -104,14 +104,14 @@ class Specs:
         wanted = {name for names in mentions for name in names}
         missing = sorted(wanted - found.keys())
         if missing:
-            load(f"{shown}:{missing[0]}")  # raises, and says which there are
+            load(f"{shown}:{missing[0]}")  # raises, and lists the names that exist
         return {name: h for name, h in found.items() if name in wanted}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collect_file(
         self, file_path: Path, parent: pytest.Collector
     ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-        """A named spec is one wherever pytest meets it, so that `pytest specs/ppo.py::ppo` and `--last-failed` work."""
+        """Collect a named spec wherever pytest meets it, so `pytest specs/ppo.py::ppo` and `--last-failed` work."""
         found = yield
         if file_path not in self.asked and file_path not in self.listed:
             return found
@@ -121,7 +121,7 @@ class Specs:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
-        """Add the specs that lie elsewhere than the paths that pytest went through."""
+        """Add the specs that lie outside the paths that pytest collected."""
         everything = self.config.args_source is not pytest.Config.ArgsSource.ARGS
         wanted = {**self.asked, **(self.listed if everything else {})}
         met = {item.path for item in items if isinstance(item, HierarchyItem)}
@@ -131,7 +131,7 @@ class Specs:
                 items.extend(session.genitems(self._node(session, file)))
 
     def _node(self, session: pytest.Session, file: Path) -> SpecFile:
-        # Directly below the session: a Package would import the `__init__.py` of the folder that specs lie in.
+        # The session is the parent: a Package would import the `__init__.py` of the specs' folder.
         return SpecFile.from_parent(session, path=file, specs=self)
 
     def _is_ignored(self, file: Path) -> bool:
@@ -152,7 +152,7 @@ def _timeout(config: pytest.Config) -> float:
 
 
 def _files(specs: Sequence[str], base: Path) -> dict[Path, set[str]]:
-    """The files that specs and folders mean, in order, each with the NAMEs asked for; empty for all of them."""
+    """The files that specs and folders name, in order, each with its requested NAMEs; an empty set means all."""
     result: dict[Path, set[str]] = {}
     for spec in specs:
         text, name = split(spec)
@@ -162,7 +162,7 @@ def _files(specs: Sequence[str], base: Path) -> dict[Path, set[str]]:
         try:
             files = [Path(abspath(f)) for f in spec_files(path)]
             if not path.exists():
-                load(_shown(path))  # raises, and says what can be named
+                load(_shown(path))  # raises, and lists what can be named
         except FibrationError as error:
             raise pytest.UsageError(str(error)) from None
         for file in files:
@@ -174,5 +174,5 @@ def _files(specs: Sequence[str], base: Path) -> dict[Path, set[str]]:
 
 
 def _shown(path: Path) -> str:
-    """A path as short as messages can have it."""
+    """A path for messages: relative to the working folder if it lies there."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

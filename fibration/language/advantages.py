@@ -1,6 +1,6 @@
-"""Advantages as residuals of the reward density: what a reward has beyond those that it is compared with.
+"""Advantages as residuals of the reward density: a reward minus the mean of the rewards that it is compared with.
 
-They are expressions of `reward`, and detached: `Hierarchy(advantages=centred(reward, over=prompt_group))`.
+Advantages are detached expressions of `reward`: `Hierarchy(advantages=centred(reward, over=prompt_group))`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from fibration.language.statistics import deviation, mean
 
 
 def centred(formula: Operand, over: Where = None, leave_one_out: bool = False, of: Where = ROWS) -> Expression:
-    """A formula less its mean over an element of `over`, in which every element of `of` counts once.
+    """A formula minus its mean over an element of `over`, in which every element of `of` counts once.
 
-    `of`: the rows of the batch, unless it is said, as tokens are by `of=token`. `leave_one_out=True`: less the mean of
-    the others, so that no element is part of what it is compared with (RLOO); an element alone has none, and is
-    refused.
+    `of`: the rows of the batch by default; `of=token` for tokens. `leave_one_out=True` subtracts the mean of the other
+    elements (RLOO). An element without others is then refused.
     """
     return as_expression(formula) - mean(formula, over=over, of=of, others=_said("centred", leave_one_out))
 
@@ -24,9 +23,9 @@ def centred(formula: Operand, over: Where = None, leave_one_out: bool = False, o
 def standardised(
     formula: Operand, over: Where = None, leave_one_out: bool = False, of: Where = ROWS, epsilon: Operand = 1e-6
 ) -> Expression:
-    """`centred`, by the standard deviation plus `epsilon` (GRPO); 0 where all are equal.
+    """`centred`, divided by the standard deviation plus `epsilon` (GRPO); 0 where all values are equal.
 
-    The deviation is a sample's, with `n - 1`, as torch.std and the trainers take it.
+    The deviation is that of a sample, with `n - 1`, as in torch.std and the trainers.
     """
     spread = deviation(formula, over=over, of=of) + as_expression(epsilon, "the epsilon of standardised")
     return centred(formula, over, _said("standardised", leave_one_out), of) / spread

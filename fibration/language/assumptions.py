@@ -1,4 +1,4 @@
-"""What a hierarchy assumes of every batch: used in proofs, and checked on every index."""
+"""Assumptions of a hierarchy about every batch. Proofs use them, and every index is checked against them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fibration.language.declared import Declared
 
 
 class Balanced(Declared):
-    """Two strata that cross in proportional frequencies: `m(a∩b)·m(c) = m(a)·m(b)` over each common `c`."""
+    """The assumption that strata cross in proportional frequencies: `m(a∩b)·m(c) = m(a)·m(b)` over each common `c`."""
 
     first: Stratum
     second: Stratum
@@ -18,7 +18,7 @@ class Balanced(Declared):
 
 
 class Populated(Declared):
-    """No element of `over` without an element of `stratum`: no branch of a tree is empty."""
+    """The assumption that every element of `over` has an element of `stratum`: no branch of a tree is empty."""
 
     stratum: Stratum
     over: Stratum
@@ -31,10 +31,10 @@ Assumption = Balanced | Populated
 
 
 def balanced(first: Stratum, second: Stratum) -> Balanced:
-    """Assume that two strata cross in proportional frequencies, as equally many of everything in each cell would.
+    """Assume that two strata cross in proportional frequencies. Equal counts in all cells are an example.
 
-    It makes residuals of what lies over both orthogonal to each (theory of crossed designs). An index that violates it
-    is refused with the worst cell.
+    The residuals of strata over both are then orthogonal to each of the two (theory of crossed designs). An index that
+    violates the assumption is refused, and the error names the worst cell.
     """
     _check("balanced", first, second)
     return Balanced(first=first, second=second)

@@ -1,7 +1,7 @@
-"""The atoms of the language: strata, counts, attributes, parameters, and what a gate reads at its element.
+"""The atoms of the language: strata, counts, attributes, parameters, and the values that a gate reads at its element.
 
-Every quantity is read *at an element*: at the element of the gate's stratum, or at the source element of a kernel.
-An atom of a coarser stratum means the value at the one element that lies below the current one.
+Every atom is read *at an element*: an element of the gate's stratum, or the source element of a kernel. An atom of a
+coarser stratum has the value at the one coarser element that the current element lies over.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fibration.language.expressions import Expression, as_expression
 from fibration.language.traversal import KEPT, transform
 
 BATCH = "batch"
-INDEX_WORDS = frozenset({"mask", "offsets", "attributes", "positions", "device"})  # arguments of an index beside strata
+INDEX_WORDS = frozenset({"mask", "offsets", "attributes", "positions", "device"})  # arguments of op.index, not strata
 
 
 class Stratum(Declared):
@@ -38,7 +38,7 @@ class Stratum(Declared):
     def __repr__(self) -> str:
         return self.name
 
-    # Everything is looked up by strata, often in inner loops, and what pydantic would compare and hash is the same.
+    # Faster than pydantic's comparison and hash, with the same results: inner loops look things up by stratum.
     def __eq__(self, other: object) -> bool:
         return self is other or (type(other) is type(self) and other.name == self.name)  # type: ignore[attr-defined]
 
@@ -53,7 +53,7 @@ def strata(names: str) -> tuple[Stratum, ...]:
 
 @dataclass(frozen=True)
 class Place:
-    """Stands for a stratum that is known later: the source or the target of a kernel's fibration, the rows."""
+    """A placeholder for a stratum that is known later: the source or the target of a kernel's fibration, the rows."""
 
     name: str
 
@@ -62,7 +62,7 @@ class Place:
 
 
 SOURCE, TARGET = Place("source"), Place("target")
-ROWS = Place("rows")  # of the batch, as long as nobody has said what they are
+ROWS = Place("rows")  # the rows of the batch, until the hierarchy names their stratum
 Where = Stratum | Place | None
 
 
@@ -78,7 +78,7 @@ def of_strata(of: object, what: str) -> Stratum | Place:
 
 
 def of_stratum(on: object, what: str) -> Any:
-    """A stratum, or what JSON has for one."""
+    """Returns a stratum, or the mapping that JSON has for one, unchanged. SpecError for anything else."""
     if isinstance(on, (Stratum, Mapping)):
         return on
     raise SpecError(
@@ -89,7 +89,7 @@ def of_stratum(on: object, what: str) -> Any:
 
 
 class Gathered(Expression):
-    """What is one number of all that lies over an element of `over`; None is the element at hand."""
+    """An atom with one value per element of `over`, for all that lies over it. None: the current element."""
 
     __slots__ = ()
     over: Where
@@ -97,7 +97,7 @@ class Gathered(Expression):
 
 @dataclass(frozen=True, repr=False)
 class Count(Gathered):
-    """How many elements of `of` lie over the current element of `over`. Written `count(of, over=...)`."""
+    """The number of elements of `of` that lie over the current element of `over`. Written `count(of, over=...)`."""
 
     of: Stratum | Place
     over: Where = None
@@ -112,7 +112,7 @@ def count(of: Stratum | Place, over: Where = None) -> Count:
 
 
 class _Named(Declared, Expression):
-    """A declaration that is an atom, and is written by its name."""
+    """A declaration that is an atom, written as its name."""
 
     name: Name
 
@@ -125,8 +125,8 @@ class _Named(Declared, Expression):
 class Attribute(_Named):
     """A number that the user gives for every element of a stratum, when the index is built.
 
-    `positive=True` and `lower <= value <= upper` are assumptions of the proofs, and are checked on the data. The bounds
-    belong to the range, as probabilities of exactly 1 do; `None` means unbounded.
+    Proofs assume `positive=True` and `lower <= value <= upper`, and data are checked against both. The bounds belong to
+    the range: with `upper=1`, a probability may be exactly 1. `None` means unbounded.
     """
 
     on: Stratum
@@ -168,22 +168,22 @@ class Attribute(_Named):
 
     @property
     def ends(self) -> tuple[Fraction | None, Fraction | None]:
-        """Exact bounds: a float counts as the decimal that it prints as. 0 is one where values are positive."""
+        """Exact bounds: a float counts as the decimal that it prints as. Without `lower`, positive values have 0."""
         return _ends(self.lower, self.upper, self.positive)
 
     def nearest(self, value: Fraction) -> Fraction:
-        """What is nearest to a value in the range; where values are positive, `value` is."""
+        """Returns the number in the range nearest to `value`. If values are positive, `value` must be too."""
         low, high = self.ends
         value = value if low is None else max(value, low)
         return value if high is None else min(value, high)
 
     @property
     def usual(self) -> float:
-        """A value of it: 1, or what is nearest to 1 in its range."""
+        """A typical value: 1, or the number in the range that is nearest to 1."""
         return float(self.nearest(Fraction(1)))
 
     def is_outside(self, value: Any) -> Any:
-        """Whether a number is, or which of an array are, outside the range."""
+        """Returns whether a number, or each number of an array, is outside the range."""
         outside = (value <= 0) if self.positive else (value != value)
         outside = outside if self.lower is None else outside | (value < self.lower)
         return outside if self.upper is None else outside | (value > self.upper)
@@ -203,7 +203,7 @@ class Total(Gathered):
 
     @property
     def of(self) -> Stratum:
-        """What is summed over, as `Count.of` is what is counted."""
+        """The stratum whose elements are summed, as `Count.of` is the stratum whose elements are counted."""
         return self.attribute.on
 
     def text(self) -> str:
@@ -229,7 +229,7 @@ def _as_float(value: object) -> float:
         raise TypeError
     return (
         float(value) if isinstance(value, (int, float, Fraction)) else float(str(value))
-    )  # of fewer bits, its decimal
+    )  # numpy's float32 and the like: the decimal that it prints as
 
 
 Default = Annotated[Any, BeforeValidator(_as_default), PlainSerializer(lambda v: dict(v) if isinstance(v, dict) else v)]
@@ -238,10 +238,10 @@ Default = Annotated[Any, BeforeValidator(_as_default), PlainSerializer(lambda v:
 class Parameter(_Named):
     """A number that is chosen when the operator is called: a budget, a clip range, a temperature.
 
-    `lower` and `upper` are strict bounds, `lower < value < upper`. They are assumptions of the proofs, so they are
-    strict (a budget of exactly 0 lets nothing pass, and first-order agreement would be false there), and every value
-    is checked against them. `None` means unbounded. `per_channel=True` gives each sign channel its own value. A value
-    may also be given per element of the stratum whose gate reads it, or of the coarser stratum named by `on`.
+    `lower` and `upper` are strict bounds, `lower < value < upper`; `None` means unbounded. Proofs assume them: a budget
+    of exactly 0 would let nothing pass, and first-order agreement would be false. Every value is checked against them.
+    `per_channel=True` gives each sign channel its own value. A value may also be given per element of the stratum whose
+    gate reads it, or of the coarser stratum `on`.
     """
 
     default: Default = None
@@ -293,12 +293,12 @@ class Parameter(_Named):
         return f"({low}, {high})"
 
     def is_outside(self, value: Any) -> Any:
-        """Whether a number is, or which of an array are, outside the range, or not finite."""
+        """Returns whether a number, or each number of an array, is outside the range or not finite."""
         low, high = (-math.inf if self.lower is None else self.lower), (math.inf if self.upper is None else self.upper)
         return (value <= low) | (value >= high) | (value != value)
 
     def check(self, value: float, what: str) -> float:
-        """`value` as a float, or a ParameterError naming `what`."""
+        """Returns `value` as a float. Raises a ParameterError that names `what`."""
         try:
             number = float("no number" if isinstance(value, (bool, str)) else value)
         except (TypeError, ValueError, OverflowError):
@@ -323,7 +323,7 @@ class Parameter(_Named):
 
 @dataclass(frozen=True, repr=False)
 class Component(Expression):
-    """One channel of a per-channel parameter; written by the compiler, never by a user."""
+    """One channel of a per-channel parameter. The library writes it, never a user."""
 
     parameter: Parameter
     channel: str
@@ -334,8 +334,7 @@ class Component(Expression):
 
 @dataclass(frozen=True, repr=False)
 class Reading(Expression):
-    """What a gate reads at its element: the residual density, the advantage, the mass, the sign of its channel, what
-    pulls it; or the log ratio of a token."""
+    """A value that a formula reads at an element: residual, advantage, reward, mass, channel sign, pull, log ratio."""
 
     name: str
 
@@ -343,25 +342,25 @@ class Reading(Expression):
         return self.name
 
 
-#: The density at the element, less its share of those that it lies over: what a gate is a formula in.
+#: The density at the element, minus its share of the densities that it lies over. A gate is a formula of it.
 residual = Reading("residual")
-#: The advantage of the token; in gates, that of an element whose tokens have one.
+#: The advantage of the token. In a gate: the one advantage that all tokens of the element have.
 advantage = Reading("advantage")
-#: `x = log r` of the token, the log-prob under the current policy less that under the old one.
+#: `x = log r` of the token: its log-prob under the current policy minus its log-prob under the old one.
 token_log_ratio = Reading("token_log_ratio")
-#: `m` at the element, the leaf measure that the kernels spread: `K(a|b) = m(a)/m(b)`. A density is a mean times this.
+#: `m` at the element, the leaf measure that the kernels spread: `K(a|b) = m(a)/m(b)`. A density is a mean times `m`.
 mass = Reading("mass")
-#: 1, and -1 on the channel "-": in a decomposition split by sign, which way the channel moves the ratio.
+#: -1 on the channel "-", else 1: the direction in which a channel of a decomposition split by sign moves the ratio.
 channel_sign = Reading("channel_sign")
-#: What pulls the density of the element up, detached; only its sign has a meaning (`Hierarchy.pull`).
+#: Above 0 where the objective pulls the density of the element up. Detached; only its sign counts (`Hierarchy.pull`).
 pull = Reading("pull")
-#: What a call is given in the place of advantages, which are then a formula of it.
+#: The reward that a call takes instead of advantages. The advantages are then a formula of it.
 reward = Reading("reward")
 
 
 @dataclass(frozen=True, repr=False)
 class Density(Expression):
-    """The density of a coarser stratum below the element (`p_{<k}`, def:fgh); `channel=None` is the gate's own."""
+    """The density at the coarser element below (`p_{<k}`, def:fgh). `channel=None`: the channel of the gate."""
 
     stratum: Stratum
     channel: str | None = None
@@ -389,7 +388,7 @@ class Gated(Expression):
 
 
 def gated(channel: str = "") -> Gated:
-    """What the recovery map gets back on `channel`, which is "" where there is one."""
+    """The gated density of `channel`, for a recovery. The channel is "" in a decomposition of one channel."""
     return Gated(_channel(channel, "gated"))
 
 
@@ -401,9 +400,9 @@ def _channel(channel: object, what: str) -> str:
 
 
 def read_at(atom: Expression) -> Where:
-    """The stratum that an atom names as the one at whose elements it has its values.
+    """Returns the stratum at whose elements an atom has its values.
 
-    None for what is read at the element where it stands, and for a parameter that names none.
+    None for an atom that is read at the current element, and for a parameter without `on`.
     """
     if isinstance(atom, Gathered):
         return atom.over
@@ -413,7 +412,7 @@ def read_at(atom: Expression) -> Where:
 
 
 def at(expression: Expression, place: Where) -> Expression:
-    """Read the counts, totals and statistics that name no `over` at `place`."""
+    """Sets `over=place` in counts, totals and statistics that name no `over`."""
 
     def resolve(atom: Expression) -> Expression:
         return replace(atom, over=place) if isinstance(atom, Gathered) and atom.over is None else atom  # type: ignore[type-var]
@@ -422,7 +421,7 @@ def at(expression: Expression, place: Where) -> Expression:
 
 
 def resolve_places(expression: Expression, places: Callable[[Place], Stratum]) -> Expression:
-    """Replace the places `source` and `target` by strata."""
+    """Replaces the places in counts and totals, such as `source` and `target`, by strata."""
 
     def stratum(place: Any) -> Any:
         return places(place) if isinstance(place, Place) else place
@@ -437,7 +436,7 @@ def resolve_places(expression: Expression, places: Callable[[Place], Stratum]) -
 
 @lru_cache(KEPT)
 def in_channel(expression: Expression, channel: str) -> Expression:
-    """The expression as read on one sign channel: its sign, its parameters and its own densities resolved."""
+    """Returns the expression as read on one sign channel: with its sign, its parameters and its densities."""
 
     def resolve(atom: Expression) -> Expression:
         if atom == channel_sign:
@@ -453,6 +452,6 @@ def in_channel(expression: Expression, channel: str) -> Expression:
 
 @lru_cache(maxsize=1024)
 def _ends(lower: float | None, upper: float | None, positive: bool) -> tuple[Fraction | None, Fraction | None]:
-    """The bounds of an attribute, which a search reads for every value that it tries."""
+    """Returns the exact bounds of an attribute; cached, because searches read them for every value that they try."""
     low, high = (None if b is None else Fraction(str(b)) for b in (lower, upper))
     return Fraction(0) if low is None and positive else low, high

@@ -1,4 +1,4 @@
-"""Cancel common factors in an expression without rearranging anything else.
+"""Cancels common factors in an expression without rearranging anything else.
 
 `(M·ρ)/M` becomes `ρ`; `budget - k·(drift - budget)` stays as it was written. A general simplifier would be free to
 choose a form that is equal in the reals and wrong in floating point.
@@ -18,9 +18,9 @@ ZERO, ONE = as_expression(0), as_expression(1)
 Factors = dict[Expression, int]
 
 
-@functools.lru_cache(maxsize=10_000)  # without it, sums in sums take time exponential in their depth
+@functools.lru_cache(maxsize=10_000)  # without it, nested sums take exponential time
 def cancel(expression: Expression) -> Expression:
-    """The same expression with common factors of products, quotients and simple sums cancelled."""
+    """Returns the expression with common factors of products, quotients and simple sums cancelled."""
     if not isinstance(expression, Apply):
         return expression
     if expression.operator in ("*", "/", "neg"):
@@ -34,7 +34,7 @@ def cancel(expression: Expression) -> Expression:
 
 
 def _factor(expression: Expression) -> tuple[Fraction, Factors]:
-    """Coefficient and powers of a product; sums and functions count as one factor each."""
+    """Returns the coefficient and the powers of a product. A sum or a function counts as one factor."""
     if isinstance(expression, Number):
         return expression.value, {}
     if isinstance(expression, Apply):
@@ -44,7 +44,7 @@ def _factor(expression: Expression) -> tuple[Fraction, Factors]:
         if expression.operator in ("*", "/"):
             (c, f), (d, g) = (_factor(a) for a in expression.arguments)
             invert = expression.operator == "/"
-            if invert and d == 0:  # left as it is, for the laws to refuse
+            if invert and d == 0:  # unchanged: the laws refuse it
                 return Fraction(1), {expression: 1}
             for e, power in g.items():
                 f[e] = f.get(e, 0) + (-power if invert else power)
@@ -73,13 +73,13 @@ def _join(coefficient: Fraction, factors: Factors) -> Expression:
 
 
 def _product(number: int, factors: Iterable[Expression]) -> Expression:
-    """`2·(a·b)`, without what is 1."""
+    """Returns `2·(a·b)`, without factors of 1."""
     product = functools.reduce(lambda a, b: b if a == ONE else a * b, factors, ONE)
     return product if number == 1 else as_expression(number) if product == ONE else number * product
 
 
 def _common(total: Apply) -> Expression:
-    """`s·a - s·b` as `s·(a - b)`, when every factor of one term that is an atom is in the other too."""
+    """Rewrites `s·a - s·b` as `s·(a - b)`, with all factors `s` that both terms share."""
     (c, f), (d, g) = (_factor(a) for a in total.arguments)
     if c == 0 or d == 0:
         left, right = total.arguments
@@ -93,7 +93,7 @@ def _common(total: Apply) -> Expression:
 
 
 def factors_over(weight: Expression, stratum: str) -> tuple[Expression, Expression]:
-    """Split a product into the part that varies over `stratum` and the part that is constant on its fibres."""
+    """Splits a product into the part that varies over `stratum` and the part that is constant on its fibres."""
     coefficient, factors = _factor(weight)
     inside = {e: p for e, p in factors.items() if any(_varies(a, stratum) for a in atoms(e))}
     outside = {e: p for e, p in factors.items() if e not in inside}

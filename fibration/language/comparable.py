@@ -1,4 +1,4 @@
-"""What two hierarchies must have in common for their losses to be compared at all."""
+"""Checks that the losses of two hierarchies can be compared: strata, rewards, attributes. `pairs.py` uses them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_strata(first: Hierarchy, second: Hierarchy) -> None:
 
 
 def check_rewards(first: Hierarchy, second: Hierarchy) -> None:
-    """What is given to both is of one kind."""
+    """Raises SpecError unless both losses take rewards, or both take advantages."""
     if (first.advantages is None) is not (second.advantages is None):
         made, taken = (first, second) if second.advantages is None else (second, first)
         raise SpecError(
@@ -48,7 +48,7 @@ def check_attributes(first: Hierarchy, second: Hierarchy) -> None:
 def check_alone(
     what: str, first: Hierarchy, second: Hierarchy, one: Iterable[str], other: Iterable[str], remedy: str
 ) -> None:
-    """What both have and the other has not may be the same under two names."""
+    """Raises SpecError if each hierarchy has a name that the other lacks: one thing may have two names."""
     mine, yours = ([n for n in names if n not in set(others)] for names, others in ((one, other), (other, one)))
     if mine and yours:
         raise SpecError(

@@ -1,7 +1,7 @@
 """Conditions on the batches on which two losses are compared: `when=` of `fibration.equivalent`, `--when` of the CLI.
 
-A comparison in the language, such as `advantage >= 0`, is a condition too: it holds at every token. The others are
-written as they print; `advantage=trajectory` is short for `equal(advantage, on=trajectory)`.
+A comparison in the language, such as `advantage >= 0`, is a condition too: it holds at every token. The text of any
+other condition is what it prints; `advantage=trajectory` is short for `equal(advantage, on=trajectory)`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHORT = re.compile(r"\s*advantage\s*=\s*(\w+)\s*\Z")
 
 
 class Equal(Declared):
-    """The advantage, or a count or total, has one value on each element of a stratum (the batch is one element)."""
+    """The advantage, a count or a total has one value on each element of a stratum, by default on the whole batch."""
 
     value: Expression
     on: Stratum = WHOLE
@@ -65,7 +65,7 @@ class Same(Declared):
 
 
 class OnPolicy(Declared):
-    """All policies are the same, where every first update starts: every log ratio is exactly 0."""
+    """All policies are the same, as at the start of every first update: every log ratio is exactly 0."""
 
     def __repr__(self) -> str:
         return "on_policy"
@@ -76,7 +76,7 @@ on_policy = OnPolicy()
 
 
 def equal(value: Expression, *, on: Stratum = WHOLE) -> Equal:
-    """Ask for batches on which `advantage`, a count or a total is the same on each element of `on`, or everywhere."""
+    """The condition that `advantage`, a count or a total has one value on each element of `on`, or on the batch."""
     counted = isinstance(value, (Count, Total)) and isinstance(value.over, Stratum)
     if not (counted or value == advantage):
         raise SpecError(
@@ -88,13 +88,13 @@ def equal(value: Expression, *, on: Stratum = WHOLE) -> Equal:
 
 
 def one(stratum: Stratum) -> One:
-    """Ask for batches with a single element of a stratum."""
+    """The condition that a batch has one element of a stratum."""
     _check("one", stratum)
     return One(stratum=stratum)
 
 
 def same(first: Policy, second: Policy) -> Same:
-    """Ask for batches on which two policies give every token the same log-prob: `same(old, rollout)`."""
+    """The condition that two policies give every token the same log-prob: `same(old, rollout)`."""
     for given in (first, second):
         if not isinstance(given, Policy):
             raise SpecError(f"same takes two policies, not {given!r}", remedy="same(old, rollout)")
@@ -109,7 +109,10 @@ def _check(what: str, stratum: object) -> None:
 
 
 def condition(given: object, names: Names) -> Condition:
-    """A condition, or the text of one. `names` maps words to strata, policies, parameters and attributes."""
+    """Returns a condition, from itself or its text; SpecError for anything else.
+
+    `names` maps words to strata, policies, parameters and attributes.
+    """
     if isinstance(given, str):
         given = _read(given, names)
     if isinstance(given, (Equal, One, Same, OnPolicy)):
@@ -150,14 +153,14 @@ def _read(text: str, names: Names) -> object:
 
 
 def reads_tokens(given: Condition) -> bool:
-    """Whether a condition compares log-probs, which a batch has of every token."""
+    """Returns whether a condition compares log-probs or log ratios of tokens."""
     if not isinstance(given, Expression):
         return False
     return any(isinstance(a, LogProb) or a == token_log_ratio for a in atoms(given))
 
 
 def policies_of(given: Condition) -> Iterator[Policy]:
-    """Every policy that a condition names."""
+    """Yields every policy that a condition names."""
     if isinstance(given, Same):
         yield from (given.first, given.second)
     elif isinstance(given, Expression):
@@ -165,7 +168,7 @@ def policies_of(given: Condition) -> Iterator[Policy]:
 
 
 def strata_of(given: Condition) -> Iterator[Stratum]:
-    """Every stratum that a condition names."""
+    """Yields every stratum that a condition names."""
     if isinstance(given, Equal):
         yield given.on
         yield from _places(given.value)

@@ -1,4 +1,4 @@
-"""What every declaration is: a frozen, validated object of a valid name, that prints as it was written."""
+"""The base class of all declarations, the rule for their names, and an immutable dictionary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAME_RULE = "a letter, then letters, digits or underscores, at most 63, and no w
 
 
 def check_name(name: object, what: str) -> str:
-    """Names become identifiers of generated code, so they are validated on entry."""
+    """Returns a valid name; SpecError for another. Names become identifiers of generated code."""
     if not isinstance(name, str) or not NAME.match(name) or keyword.iskeyword(name) or name in RESERVED or "__" in name:
         raise SpecError(f"{what} cannot be called {name!r}", required=NAME_RULE, remedy="choose another name")
     return name
@@ -61,7 +61,7 @@ class FrozenMap(dict[Any, Any]):
 
 
 def several(names: object, function: str, example: str) -> list[str]:
-    """The names that a function which declares several things was given, each another."""
+    """Returns the names given to a function such as `strata`. SpecError for no names, or one given twice."""
     given: object = names.replace(",", " ").split() if isinstance(names, str) else names
     words = list(given) if isinstance(given, Iterable) else []
     if not words or len(set(map(str, words))) != len(words):

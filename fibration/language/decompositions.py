@@ -14,11 +14,11 @@ CHANNEL_ARGUMENT = {"": "density", "+": "plus", "-": "minus"}
 
 
 class Decomposition(Written):
-    """`F`: one density per channel, as expressions in `token_log_ratio`; `R`: the ratio, in `gated(channel)`.
+    """`F`: one density per channel, as formulas of `token_log_ratio`; `R`: the ratio, as a formula of `gated(channel)`.
 
-    `scale` is the leaf measure in which densities are spread. It does not change the formulas; where it is the measure
-    that the kernels spread, it cancels, and residuals are reported in units of the coordinate (nats). Channels are
-    `("",)` or `("+", "-")`.
+    The channels are `("",)` or `("+", "-")`. `scale` is the leaf measure in which densities are spread, and does not
+    change the formulas. If the kernels spread the same measure, it cancels, and residuals are reported in units of the
+    coordinate (nats).
     """
 
     densities: tuple[tuple[str, Expression], ...]
@@ -87,7 +87,7 @@ def log_ratio(scale: Expression | None = None) -> Decomposition:
 
 @constructor(Decomposition, examples=("ratio_deviation()",))
 def ratio_deviation(scale: Expression | None = None) -> Decomposition:
-    """The deviation of the ratio from 1: `F = scale·(r - 1)`, `R = 1 + σ/scale`. PPO and its kin."""
+    """The deviation of the ratio from 1: `F = scale·(r - 1)`, `R = 1 + σ/scale`. As in PPO."""
     s = as_expression(1) if scale is None else scale
     return Decomposition({"": s * expm1(token_log_ratio)}, 1 + gated("") / s, s)
 

@@ -1,7 +1,8 @@
 """The JSON form of a hierarchy, and its published schema.
 
 Expressions and constructor calls are text in the grammar of `grammar.py`. Reading a document builds objects and runs
-nothing: every name is looked up in the document's own tables and in the registry of constructors.
+nothing: it looks up every name in the document's own tables and in the registry of constructors. Docstrings of
+documents are part of the schema (`docs/hierarchy.schema.json`).
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ class HierarchyDocument(_Document):
     penalties: Annotated[dict[NameText, FormulaText | PenaltyDocument], Field(max_length=64)] = {}
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of `Hierarchy`, or a SpecError naming the entry that cannot be read."""
+        """Returns the arguments of `Hierarchy`. SpecError names an entry that cannot be read."""
         here = f"hierarchy '{self.name}'"
         with located(here):
             strata = {n: Stratum(n) for n in self.strata}
@@ -212,9 +213,9 @@ class HierarchyDocument(_Document):
         )
 
     def check_used(self, strata: Iterable[Stratum], expressions: Iterable[Expression]) -> None:
-        """Refuse a stratum, a parameter, an attribute or a policy that the hierarchy has lost: SpecError naming it.
+        """Raises SpecError for a declared stratum, parameter, attribute or policy that the hierarchy does not use.
 
-        `strata`, `expressions`: of the hierarchy made of this document.
+        `strata`, `expressions`: those of the hierarchy made from this document.
         """
         read: set[object] = {*strata, Stratum(self.rows), *named(expressions)}
         used = {value.name for value in read if isinstance(value, (Stratum, Parameter, Attribute, Policy))}
@@ -235,7 +236,7 @@ class HierarchyDocument(_Document):
 
 
 def named(expressions: Iterable[Expression]) -> Iterator[object]:
-    """All that formulas name: strata, places, parameters, attributes, policies; in their order, and more than once."""
+    """Yields all that formulas name: strata, places, parameters, attributes, policies; in order, with repeats."""
     for atom in (a for read in expressions for e in within(read) for a in atoms(e)):
         value = atom.attribute if isinstance(atom, Total) else atom
         yield value
@@ -243,17 +244,17 @@ def named(expressions: Iterable[Expression]) -> Iterator[object]:
 
 
 def flat(value: Parameter | Attribute) -> dict[str, Any]:
-    """A declaration as a document has it."""
+    """Returns the JSON form of a parameter or an attribute."""
     return {**value.model_dump(mode="json"), "on": None if value.on is None else value.on.name}
 
 
 def written_gate(gate: Gate) -> str | dict[str, str]:
-    """A gate as a document has it."""
+    """Returns the JSON form of a gate."""
     return {"+": gate.plus.written, "-": gate.minus.written} if isinstance(gate, GatePerChannel) else gate.written
 
 
 def written_penalty(penalty: Penalty) -> str | dict[str, str]:
-    """A penalty as a document has it."""
+    """Returns the JSON form of a penalty."""
     formula, objective, over = str(penalty.formula), penalty.objective, penalty.over
     if objective is None and over is None:
         return formula
@@ -262,7 +263,7 @@ def written_penalty(penalty: Penalty) -> str | dict[str, str]:
 
 
 def written_assumption(assumption: Assumption) -> dict[str, Any]:
-    """An assumption as a document has it."""
+    """Returns the JSON form of an assumption."""
     if isinstance(assumption, Balanced):
         return {"balanced": [assumption.first.name, assumption.second.name]}
     return {"populated": assumption.stratum.name, "over": assumption.over.name}

@@ -1,7 +1,7 @@
 """The language's functions on Fractions: exact where the result is rational, fifty digits where it is not.
 
-Where a function has no value they raise `NoValue`, where it has more digits than can be computed with `TooLarge`, and
-nothing else does: any other error is a defect.
+The functions raise `NoValue` where they have no value, and `TooLarge` for a value with too many digits. Any other error
+is a defect.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import mpmath
 
 FIFTY_DIGITS = 50
-MOST_BITS = 2**18  # of a numerator or denominator: an operation on two of them takes a tenth of a second at most
+MOST_BITS = 2**18  # of a numerator or denominator: an operation on two such numbers takes at most a tenth of a second
 
 
 class _Digits(threading.local):
-    """A context of mpmath's per thread: its own is the user's, and one for all threads."""
+    """One mpmath context per thread. The context that mpmath exports is the user's, and shared by all threads."""
 
     def __init__(self) -> None:
         self.context = mpmath.MPContext()
@@ -33,14 +33,14 @@ class NoValue(ArithmeticError):
 
 
 class TooLarge(ArithmeticError):
-    """A value with more digits than can be computed with: nothing is known of it."""
+    """A value has too many digits to compute with, so nothing is known about it."""
 
     def __init__(self) -> None:
         super().__init__(f"a number of more than {MOST_BITS} binary digits")
 
 
 def bounded(value: Any) -> Any:
-    """A value that can be computed with; raises `TooLarge` for others, so that no single operation is a long one."""
+    """Returns the value, or raises `TooLarge` if it has too many digits, so that no single operation takes long."""
     if isinstance(value, Fraction) and max(value.numerator.bit_length(), value.denominator.bit_length()) > MOST_BITS:
         raise TooLarge
     return value
@@ -59,13 +59,13 @@ def power(a: Fraction, b: Fraction) -> Fraction:
 
 
 def transcendental(name: str) -> Callable[[Fraction], Fraction]:
-    """Fifty correct digits as a Fraction: enough to decide every comparison a test makes."""
+    """Returns a function whose value is a Fraction of fifty correct digits: enough for every comparison in a test."""
 
     def compute(x: Fraction) -> Fraction:
         if name == "exp" and abs(x) > MOST_BITS:
             raise TooLarge
         digits = _DIGITS.context
-        digits.dps = FIFTY_DIGITS  # some functions take more meanwhile, and one that was interrupted has left them
+        digits.dps = FIFTY_DIGITS  # some functions increase it, and an interrupted one has not reset it
         y = getattr(digits, name)(digits.mpf(x.numerator) / x.denominator)
         if isinstance(y, digits.mpc) or not digits.isfinite(y):
             raise NoValue(name)
@@ -78,7 +78,7 @@ def transcendental(name: str) -> Callable[[Fraction], Fraction]:
 
 
 def sqrt(x: Fraction) -> Fraction:
-    """Exact for squares, so that `sqrt(x*x) <= x` is decided right."""
+    """Returns the root, exact for squares, so that `sqrt(x*x) <= x` is decided correctly."""
     if x >= 0:
         root = Fraction(math.isqrt(x.numerator), math.isqrt(x.denominator))
         if root * root == x:

@@ -1,4 +1,4 @@
-"""The expression language: what a gate, a kernel weight or a decomposition may say.
+"""The expression language, in which gates, kernel weights, decompositions and all other formulas are written.
 
 An `Expression` is an immutable tree of numbers, atoms (`atoms.py`) and operators (`operators.py`). It keeps what was
 written: nothing is reordered or evaluated, because `C - k*(abs(s) - C)` and `(k + 1)*C - k*abs(s)` are different
@@ -23,7 +23,7 @@ SMALLEST, LARGEST = Fraction(1, 10**300), Fraction(10**300)
 
 
 class Expression:
-    """Base of numbers, atoms and applications; carries the operators of ordinary mathematics."""
+    """Base class of numbers, atoms and applications; defines arithmetic, comparisons, `&`, `|` and `~`."""
 
     __slots__ = ()
     is_condition = False
@@ -105,7 +105,7 @@ class Expression:
         )
 
     def text(self) -> str:
-        """How an atom is written; numbers and applications are written by `write`."""
+        """Returns the text of an atom. `write` writes numbers and applications."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ class Expression:
     __float__ = __int__ = __array__ = _foreign
 
     def __array_ufunc__(self, function: Any, method: str, *args: object, **kwargs: object) -> Any:
-        """numpy's numbers on the left of a sign come here."""
+        """Builds the expression for an operator with a numpy number on its left."""
         sign = _SIGNS.get(function.__name__)
         if sign and method == "__call__":
             return apply(sign, *args)
@@ -155,7 +155,7 @@ def _no_array(formula: Expression, function: str, args: tuple[object, ...]) -> S
 
 
 def check_size(expression: Expression) -> None:
-    """Refuse what recursion and programs could not go through: SpecError."""
+    """Raises SpecError for an expression that is too deep for recursion or too large for a program."""
     depth, size = expression.depth, expression.size
     if depth > MAX_DEPTH or size > MAX_SIZE:
         raise SpecError(
@@ -170,7 +170,7 @@ Operand = Expression | int | float | Fraction
 
 @dataclass(frozen=True, repr=False)
 class Number(Expression):
-    """An exact constant; a float counts as the decimal it prints as, so `0.1` is one tenth."""
+    """An exact constant. A float counts as the decimal that it prints as, so `0.1` is one tenth."""
 
     value: Fraction  # with a finite decimal form
 
@@ -199,7 +199,7 @@ class Apply(Expression):
     def is_condition(self) -> bool:  # type: ignore[override]
         return SYNTAX[self.operator].is_condition
 
-    def __reduce__(self) -> tuple[Any, ...]:  # hashes of text are others in every process
+    def __reduce__(self) -> tuple[Any, ...]:  # hashes of text differ in every process
         return Apply, (self.operator, self.arguments)
 
     def __hash__(self) -> int:
@@ -218,20 +218,23 @@ class Apply(Expression):
 
 @dataclass(frozen=True, kw_only=True)
 class Syntax:
-    """How an operator is applied and written. What it means is in its row (`operators.py`)."""
+    """How an operator is applied and written. Its row in `operators.py` says what it means."""
 
     arity: int
-    is_condition: bool = False  # whether it is a condition and no number
-    conditions: frozenset[int] = frozenset()  # which of its arguments are
-    sign: str = ""  # written between its operands, or before the only one; without a sign it is called by its name
+    is_condition: bool = False  # whether its value is a condition and not a number
+    conditions: frozenset[int] = frozenset()  # the positions of arguments that are conditions
+    sign: str = ""  # between its operands, or before the only one; an operator without a sign is called by its name
     binding: int = 9  # how tightly the sign binds
 
 
-SYNTAX: dict[str, Syntax] = {}  # of all operators; `operators.py` puts them here
+SYNTAX: dict[str, Syntax] = {}  # of all operators; `operators.py` fills it
 
 
 def as_expression(value: object, what: str = "an expression") -> Expression:
-    """Accept an Expression, a finite number, or a sympy expression over our atoms."""
+    """Returns the Expression for an Expression, a finite number, or a sympy expression of the language's atoms.
+
+    Raises SpecError for anything else; the error names `what`.
+    """
     if isinstance(value, Expression):
         return value
     if isinstance(value, bool):
@@ -243,11 +246,11 @@ def as_expression(value: object, what: str = "an expression") -> Expression:
     if (package := type(value).__module__.partition(".")[0]) in ADAPTERS:
         return _adapter(package, f"from_{package}")(value)  # type: ignore[no-any-return]
     if package == "numpy" and getattr(value, "ndim", None) == 0:
-        value = value[()]  # type: ignore[index]  # of an array without dimensions
+        value = value[()]  # type: ignore[index]  # the number in an array without dimensions
     if isinstance(value, Integral):
         value = int(value)
     elif isinstance(value, Real) and not isinstance(value, (float, Fraction)):
-        value = float(str(value))  # numpy's of fewer bits: the decimal that it prints as, too
+        value = float(str(value))  # numpy's float32 and the like: the decimal that it prints as
     if isinstance(value, (int, Fraction)):
         number = Fraction(value)
         if number and not SMALLEST < abs(number) < LARGEST:
@@ -280,7 +283,7 @@ def _instead(value: object) -> str:
     return "use residual, count(...), Parameter(...), Attribute(...) and the functions of fibration, such as clip"
 
 
-# Where other systems' expressions are translated; imported only when one of them is met.
+# The modules that translate expressions of other packages. Each loads when the first such expression arrives.
 ADAPTERS = {"sympy": "fibration.language.sympy_bridge"}
 
 
@@ -289,7 +292,7 @@ def _adapter(package: str, function: str) -> Callable[[Any], Any]:
 
 
 def terminates(value: Fraction) -> bool:
-    """Whether a fraction has a finite decimal form, and so can be written as one number."""
+    """Returns whether a fraction has a finite decimal form, and can be written as one number."""
     rest = value.denominator
     for prime in (2, 5):
         while rest % prime == 0:
@@ -298,7 +301,7 @@ def terminates(value: Fraction) -> bool:
 
 
 def apply(operator: str, *arguments: object) -> Expression:
-    """Build an application, checking arity and that conditions stand only where conditions belong."""
+    """Builds an application. SpecError for too few or many arguments, and for a condition where a number belongs."""
     row = SYNTAX[operator]
     args = tuple(as_expression(a, f"an argument of '{operator}'") for a in arguments)
     if len(args) != row.arity:
@@ -316,7 +319,7 @@ def apply(operator: str, *arguments: object) -> Expression:
 
 
 def write_number(value: Fraction) -> str:
-    """A whole number or a decimal; a `Number` always terminates (see `as_expression`)."""
+    """Returns the text of a whole number or a decimal. The value of a `Number` terminates (see `as_expression`)."""
     if value.denominator == 1:
         return str(value.numerator)
     text = repr(float(value))
@@ -329,12 +332,12 @@ def write_number(value: Fraction) -> str:
 
 
 def write(expression: Expression) -> str:
-    """The text of an expression, with the fewest parentheses that keep its structure."""
+    """Returns the text of an expression, with the fewest parentheses that keep its structure."""
     return _write(expression)[0]
 
 
 def _write(e: Expression) -> tuple[str, int]:
-    """Text and binding strength of its outermost operator."""
+    """Returns the text of an expression and the binding strength of its outermost operator."""
     if isinstance(e, Number):
         text = write_number(e.value)
         return text, 5 if e.value < 0 else 9

@@ -1,4 +1,4 @@
-"""One short text for all that a declaration says: equal for what is declared equally, in the same order."""
+"""A digest of a declaration, the same for equal declarations in the same order. Caches use it as a key."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ HERE = __name__.rpartition(".")[0] + "."
 
 
 def fingerprint(hierarchy: Hierarchy) -> str | None:
-    """A digest of every field of every object in a hierarchy; None if one of them is of a class of the user's own.
+    """Returns a digest of every field of every object in a hierarchy; None if the class of an object is the user's own.
 
-    Fields, and not the JSON form: that names a constructor and not its formula, which whoever wrote it may change. What
-    a subclass does is in no field.
+    It reads fields, not the JSON form: JSON names a constructor without its formula, which its author may change. No
+    field shows what a user's subclass does.
     """
     try:
         return hashlib.sha256(json.dumps(_plain(hierarchy)).encode()).hexdigest()
@@ -29,7 +29,7 @@ def fingerprint(hierarchy: Hierarchy) -> str | None:
 
 
 class _NotOurs(Exception):
-    """A class that this library does not know."""
+    """An object's class is not of `fibration.language`."""
 
 
 def _plain(value: object) -> Any:

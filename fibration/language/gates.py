@@ -19,11 +19,11 @@ PULL = pull
 
 
 class Gate(Written):
-    """A scalar formula in `residual`, and whatever else locality allows at the element.
+    """A scalar formula of `residual`, and of whatever else the law of locality allows at the element.
 
-    It may read parameters, counts, the element's own attributes, `advantage`, `density(stratum, channel)` of coarser
-    strata, statistics of tokens, and on tokens log-probs of frozen policies. Its derivative at a breakpoint is that of
-    the branch that holds at the breakpoint.
+    A gate may read parameters, counts, the element's own attributes, `advantage`, `density(stratum, channel)` of
+    coarser strata, statistics of tokens, and on tokens log-probs of frozen policies. Its derivative at a breakpoint is
+    that of the branch that holds there.
     """
 
     METHODS: ClassVar = ("per", "inward")
@@ -44,13 +44,16 @@ class Gate(Written):
         return Gate(factor * inner, written=f"{self.written}.per({factor})")
 
     def inward(self, ceiling: Operand | None = None, pull: Operand = pull) -> Gate:
-        """The same gate, only where what pulls the element pushes its residual further from 0; else it passes.
+        """The same gate where the pull moves the residual further from 0; elsewhere the residual passes.
 
-        Past a budget the gradient may bring a residual back by itself: where the advantage is negative and the ratio
-        above 1, say. A roll-back turns that round, and a zero loses it; PPO's `min` leaves it alone, and so does this.
-        `ceiling` bounds what passes otherwise. `pull` is a formula of that sign (see `Hierarchy.pull`). Under a coarser
-        level a residual is a distance from that level's mean, not from the old policy: what leads away from the mean
-        may be a token's way back, and is rolled back nonetheless.
+        Past a budget, the gradient may bring a residual back by itself: where the advantage is negative and the ratio
+        above 1, for instance. A roll-back reverses that gradient, a zero loses it. PPO's `min` and `inward` keep it.
+
+        - `ceiling` bounds the residuals that pass.
+        - `pull` is a formula whose sign is the direction of the pull (see `Hierarchy.pull`).
+
+        Under a coarser level, a residual is the distance from that level's mean, not from the old policy. A move away
+        from the mean may bring a token back to the old policy; the gate acts on it nonetheless.
         """
         by = as_expression(pull, "what pulls an element")
         outward = ((by > 0) & (residual > 0)) | ((by < 0) & (residual < 0))
@@ -61,7 +64,7 @@ class Gate(Written):
 
 
 class GatePerChannel(Gate):
-    """A gate for each channel of a decomposition split by sign; declared, printed and kept in JSON as a mapping."""
+    """A gate for each channel of a decomposition split by sign; declared, printed and stored in JSON as a mapping."""
 
     plus: Gate
     minus: Gate
@@ -82,7 +85,10 @@ class GatePerChannel(Gate):
 
 
 def as_gate(value: object, what: str) -> object:
-    """A mapping of two gates, `{"+": gate, "-": gate}`, as one, or a SpecError naming `what`; all else as it is."""
+    """Returns one gate for a mapping of two, `{"+": gate, "-": gate}`; a value that is no mapping stays as it is.
+
+    Raises a SpecError that names `what` for any other mapping.
+    """
     if not isinstance(value, Mapping):
         return value
     whole = [g for g in value.values() if isinstance(g, Gate) and not isinstance(g, GatePerChannel)]
@@ -96,7 +102,7 @@ def aggregate_gate(budget: Expression, rollback: Expression) -> Gate:
     """`g_agg` (eq:gagg_main): pass up to the budget, roll back with slope `-rollback`, then zero.
 
     `budget` is the trust-region radius of the drift (in nats for log-ratio coordinates), `rollback` the slope, usually
-    a number of tokens. Written as a distance from the budget, never as `(k + 1)·C - k·s`, which loses every digit in
+    a number of tokens. The formula is a distance from the budget, because `(k + 1)·C - k·s` loses every digit in
     float32 when `k` is a million.
     """
     drift = absolute(residual)
@@ -127,7 +133,7 @@ def dual_clip_gate(low: Expression, high: Expression, ceiling: Expression) -> Ga
 
 @constructor(Gate, examples=("log_clip_gate(low, high)",))
 def log_clip_gate(low: Expression, high: Expression) -> Gate:
-    """`pessimistic_clip_gate` for a log ratio: its exponential is kept in `[1-low, 1+high]`."""
+    """`pessimistic_clip_gate` for a log ratio, with the bounds `1-low` and `1+high` for its exponential."""
     return Gate(where(advantage >= 0, minimum(residual, log1p(high)), maximum(residual, log1p(-low))))
 
 
@@ -139,5 +145,5 @@ def identity_gate() -> Gate:
 
 @constructor(Gate, examples=("zero_gate()",))
 def zero_gate() -> Gate:
-    """Remove the level. Gives up first-order agreement at that level, and says so when verified."""
+    """Remove the level. First-order agreement fails at that level, and `verify` reports it."""
     return Gate(as_expression(0))

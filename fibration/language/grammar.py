@@ -1,11 +1,11 @@
-"""The written form of expressions and of constructor calls: one small grammar, read and written here.
+"""The written form of expressions and of constructor calls: one small grammar, and its reader.
 
     text      := where | or | comparison | sum | product | power | call
     call      := name "(" arguments ")" ("." name "(" arguments ")")*
     arguments := positional and name=value, separated by commas; a value may also be a quoted word, as a channel is
 
-It looks like Python and is not: nothing is evaluated, a name means only what the caller's table says it means, and
-length and nesting are limited before anything is built.
+It looks like Python, but nothing is evaluated. A name means what the caller's table maps it to. Length and nesting are
+limited before anything is built. `expressions.write` writes the same grammar.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Invocation:
 
 @dataclass(frozen=True)
 class Operation:
-    """An infix or prefix operator on what was read."""
+    """An infix or prefix operator and its operands, as they were read."""
 
     operator: str
     operands: tuple[Tree, ...]
@@ -96,7 +96,7 @@ Tree = Fraction | Word | Quoted | Invocation | Operation
 
 
 def _depth(parts: tuple[Tree, ...]) -> int:
-    """Of calls and operations in one another: what recursion over the tree has to go through."""
+    """Returns how deep calls and operations are nested, which is the depth of recursion over the tree."""
     return 1 + max((p.depth for p in parts if isinstance(p, (Invocation, Operation))), default=0)
 
 
@@ -154,15 +154,14 @@ class _Reader:
             raise self.error(f"'{self.tokens[self.position][1]}' after the end of the expression")
         return tree
 
-    # From loosest to tightest. Comparisons bind tighter than & and |, as in mathematics; `write` always puts
-    # parentheses there, because Python disagrees.
+    # Comparisons bind tighter than & and |, as in mathematics; `write` puts parentheses, because Python disagrees.
     INFIX: ClassVar = {r.sign: name for name, r in OPERATORS.items() if r.sign and r.arity == 2 and name != "**"}
     PREFIX: ClassVar = {r.sign: name for name, r in OPERATORS.items() if r.sign and r.arity == 1}
     STRENGTH: ClassVar = {sign: OPERATORS[name].binding for sign, name in INFIX.items()}
     COMPARISON = OPERATORS["<"].binding  # does not chain
 
     def expression(self, level: int = 0) -> Tree:
-        """Operands joined by operators that bind at least as tightly as `level`."""
+        """Reads operands joined by operators that bind at least as tightly as `level`."""
         left, loosest = self.prefix(), OPERATORS["**"].binding
         while level <= (strength := self.STRENGTH.get(sign := self.peek(), -1)) < loosest:
             self.position += 1
@@ -248,7 +247,7 @@ class _Reader:
 
 
 def read(text: object, what: str = "an expression") -> Tree:
-    """Parse text into a tree; builds nothing and knows no names."""
+    """Parses text into a tree. It builds nothing and looks up no names."""
     return _Reader(text, what).whole()
 
 
@@ -268,7 +267,7 @@ CALLS = (*CALLED, *_ATOM_CALLS)
 
 
 def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
-    """Turn a tree into an Expression; `names` maps words to strata, parameters and attributes."""
+    """Turns a tree into an Expression. `names` maps words to strata, policies, parameters and attributes."""
     if isinstance(tree, Fraction):
         return as_expression(tree, what)
     if isinstance(tree, Word):
@@ -308,7 +307,10 @@ def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
 
 
 def arguments(call: Invocation, names: Names, what: str) -> tuple[list[object], dict[str, object]]:
-    """The arguments of a call: strata, channels and truths as themselves, everything else as an Expression."""
+    """Returns the arguments of a call: strata, places, policies, quoted text, True and False as they are.
+
+    Every other argument is an Expression.
+    """
 
     def value(tree: Tree, key: str = "") -> object:
         if isinstance(tree, Quoted):
@@ -333,5 +335,5 @@ def arguments(call: Invocation, names: Names, what: str) -> tuple[list[object], 
 
 
 def parse(text: object, names: Names, what: str = "an expression") -> Expression:
-    """Read and build in one step."""
+    """Reads text and builds its Expression."""
     return as_expression(build(read(text, what), names, what))

@@ -1,7 +1,7 @@
-"""Fibrations and hierarchies: what a user declares, immutable, validated, printing as it was written.
+"""`Hierarchy`: the whole declaration of a loss, immutable, validated, printed as it was written.
 
-Construction checks that a declaration can be *read*: names, types, references. Whether it is *right* is for the laws
-(`laws/verify.py`), so a cycle or a kernel that does not sum to 1 can be declared, and is then refused with its witness.
+Construction checks that a declaration can be *read*: names, types, references. The laws (`laws/verify.py`) decide
+whether it is *right*: a cycle, or a kernel that does not sum to 1, can be declared, and is then refused with a witness.
 """
 
 from __future__ import annotations
@@ -53,18 +53,22 @@ OF_LEVELS = ("identity", "orthogonality", "inward")
 class Hierarchy(Outline):
     """A fibration gating hierarchy (def:fgh): strata, fibrations, a gate on every stratum, `F` and `R`, an objective.
 
-    A gate may be two, a mapping `{"+": gate, "-": gate}` for the channels of a decomposition that is split by sign.
     The strata are those that the fibrations join, or the single gated one. They form a chain, a tree (several strata
-    over one), or a quiver (one over several). Tokens are elements of the leaves, each of one of them. `rows` is the
-    stratum whose elements are the rows of a batch, one sampled sequence each; it need not be part of the hierarchy.
-    `gives_up` maps laws, or laws of a subject (`"inward of trajectory"`), to the reason why this loss breaks them on
-    purpose. `assume` holds what is assumed of every
-    batch, `balanced(a, b)` or `populated(a, over=b)`: used in proofs and checked on every index.
-    `orthogonalise="projection"` takes residuals of crossed strata by least squares instead of the Möbius recursion.
+    over one), or a quiver (one over several). Every token is an element of exactly one leaf.
 
-    `groups` are further strata that rows lie over, without gates: an index takes a label for each row, and formulas
-    gather over them. `advantages` is a formula of `reward`: calls then take rewards. `penalties` maps names to formulas
-    that are taken off the objective and not multiplied by an advantage (`Penalty`).
+    - `gates`: a gate per stratum; if the decomposition is split by sign, a gate or a mapping `{"+": gate, "-": gate}`.
+    - `rows`: the stratum whose elements are the rows of a batch, one sampled sequence each. It need not be part of the
+      hierarchy.
+    - `gives_up`: a mapping from laws, or laws of a subject (`"inward of trajectory"`), to the reason why this loss
+      breaks them on purpose.
+    - `assume`: assumptions about every batch, `balanced(a, b)` or `populated(a, over=b)`. Proofs use them, and every
+      index is checked against them.
+    - `orthogonalise="projection"`: residuals of crossed strata by least squares instead of the Möbius recursion.
+    - `groups`: further strata that rows lie over, without gates. An index takes a label for each row, and formulas
+      gather over them.
+    - `advantages`: a formula of `reward`. Calls then take rewards.
+    - `penalties`: a mapping from names to formulas. They are subtracted from the objective, without an advantage
+      (`Penalty`).
     """
 
     def __init__(
@@ -136,23 +140,23 @@ class Hierarchy(Outline):
                 raise SpecError(f"{gives_up} without a reason", required="a sentence that the report can show")
 
     def _subjects_of(self, law: str) -> list[str]:
-        """The names of a law's subjects, of a law that has them: what it decides of anything else, its report says."""
+        """Returns the names of a law's subjects; [] for a law whose subjects are not checked here."""
         if law in OF_LEVELS:
             return [*(s.name for s in self.strata), "hierarchy", "reference"]
         return list(self.penalties) if law == "kl_gradient" else []
 
     # ------------------------------------------------------------ use
 
-    # `verify()`: decide every law. Given by the room above, `fibration.laws.verify`, when the package is imported.
+    # `verify()` decides every law. `fibration.laws.verify` sets it when the package is imported.
     verify: ClassVar[Verify]
 
     def replace(self, **changes: Any) -> Hierarchy:
-        """A copy with some of the arguments changed, validated again."""
+        """Returns a copy with some of the arguments changed, validated again."""
         fields = {k: getattr(self, k) for k in type(self).model_fields}
         return Hierarchy(**{**fields, **changes})
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Hierarchy:
-        """`replace`, under pydantic's name: what pydantic's own would copy is not validated, and caches go stale."""
+        """`replace`, under pydantic's name. Pydantic's own copy would skip validation and keep stale caches."""
         return self.replace(**(update or {}))
 
     def __repr__(self) -> str:
@@ -180,7 +184,7 @@ class Hierarchy(Outline):
     # ------------------------------------------------------------ JSON
 
     def _places(self) -> Iterator[Stratum]:
-        """Strata that no formula has to name."""
+        """Yields the strata that are used even if no formula names them."""
         yield from (*self.strata, *self.groups)
         yield from (p.over for p in self.penalties.values() if p.over is not None)
 
@@ -221,7 +225,7 @@ class Hierarchy(Outline):
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Hierarchy:
-        """Read JSON text; SpecError for what is none, for a key given twice, and for what declares no hierarchy."""
+        """Reads JSON text. SpecError for invalid JSON, a key given twice, and JSON that declares no hierarchy."""
         source = source_of(options.get("context"))
         value = read_json(json_data, source)
         if not isinstance(value, dict):
@@ -234,7 +238,7 @@ class Hierarchy(Outline):
 
 
 def gates(h: Hierarchy) -> Iterator[tuple[Stratum, str, Expression]]:
-    """Every gate as read on each channel, root first."""
+    """Yields every gate as read on each channel, root first."""
     for stratum in h.order:
         for channel in h.decomposition.channels:
             yield stratum, channel, in_channel(h.gate(stratum), channel)

@@ -1,4 +1,4 @@
-"""Fibrations and their reflecting Markov kernels (objects 1 and 2 of def:fgh): who lies over whom, with what weight.
+"""Fibrations and their reflecting Markov kernels (objects 1 and 2 of def:fgh): what lies over what, with what weight.
 
 To add a kernel, write one function here and decorate it.
 """
@@ -29,26 +29,26 @@ class MarkovKernel(Written):
 
 @constructor(MarkovKernel, examples=("uniform()",))
 def uniform(share: Expression | None = None) -> MarkovKernel:
-    """Every element of the fibre gets the same: `1 / count(source, over=target)`.
+    """The same weight for every element of the fibre: `1 / count(source, over=target)`.
 
-    Where several strata lie over the target, their kernels are reflecting together: `share` is this one's part, and
-    the shares add up to 1.
+    If several strata lie over the target, their kernels sum to 1 together. `share` is the part of this kernel, and all
+    shares sum to 1.
     """
     return MarkovKernel((1 if share is None else share) / count(SOURCE, over=TARGET))
 
 
 @constructor(MarkovKernel, examples=("proportional(measure)",))
 def proportional(measure: Expression, share: Expression | None = None) -> MarkovKernel:
-    """Shares proportional to an additive measure: `m(a)/m(b)`, for a count or the total of an attribute.
+    """Weights proportional to an additive measure, a count or the total of an attribute: `m(a)/m(b)`.
 
-    `share` as in `uniform`.
+    `share`: as in `uniform`.
     """
     weight = at(measure, SOURCE) / at(measure, TARGET)
     return MarkovKernel(weight if share is None else share * weight)
 
 
 class Fibration(Declared):
-    """`π: source → target`, every source element over exactly one target element, with its reflecting kernel."""
+    """`π: source → target` and its reflecting kernel: every source element lies over exactly one target element."""
 
     source: Stratum
     target: Stratum
@@ -74,7 +74,7 @@ class Fibration(Declared):
 
     @cached_property
     def weight(self) -> Expression:
-        """`K(a|b)` read at a source element, with every count and total naming its stratum."""
+        """`K(a|b)` read at a source element. Every count and total names its stratum."""
         return resolve_places(at(self.kernel.weight, SOURCE), lambda p: self.source if p == SOURCE else self.target)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What trainers call what an index, a call or a batch of rollouts is given, and nobody calls a stratum."""
+"""Argument names that trainers use; never names of strata."""
 
 MASKS = ("response_mask", "loss_mask", "completion_mask", "action_mask", "token_mask")
 WHOLE_MASKS = ("attention_mask", "padding_mask")  # True on prompts too

@@ -1,7 +1,7 @@
 """The leaf measure `m` that the kernels spread: `K(a|b) = m(a)/m(b)`, the normal form of reflecting kernels.
 
-In units of it, a pushforward is a weighted mean over the fibre, a reflecting kernel a broadcast, and a residual the
-difference of two means: a martingale difference on a tree.
+In units of `m`, a pushforward is a weighted mean over the fibre, a reflecting kernel is a broadcast, and a residual is
+the difference of two means. On a tree that is a martingale difference.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from fibration.language.traversal import atoms, transform
 
 
 def masses(shape: Shape, decomposition: Decomposition) -> dict[Stratum, Expression]:
-    """`m` of every stratum, read at its elements; where paths disagree, along the first (see the law `coherent`).
+    """Returns `m` of every stratum, read at its elements. If paths disagree, it follows the first (law `coherent`).
 
-    It is free up to a factor per root. With one root, `m(leaf)` is the decomposition's scale if they differ by just
-    such a factor, so that the scale disappears from the normal form; otherwise `m(root) = 1`.
+    `m` is free up to a factor per root. With one root, `m(leaf)` is the decomposition's scale if a factor can make it
+    so, and the scale disappears from the normal form. Otherwise `m(root) = 1`. With several roots, see `gauge`.
     """
     roots = shape.roots
     found: dict[Stratum, Expression] = {}
@@ -39,7 +39,7 @@ def masses(shape: Shape, decomposition: Decomposition) -> dict[Stratum, Expressi
 
 
 def own(atom: Expression) -> Expression:
-    """A count or total over the very element that it counts: `proportional(count(token))` on tokens is `uniform()`."""
+    """Simplifies a count or total over its own stratum: `proportional(count(token))` on tokens is `uniform()`."""
     if isinstance(atom, Count) and atom.of == atom.over:
         return ONE
     if isinstance(atom, Total) and atom.over == atom.attribute.on:
@@ -48,7 +48,7 @@ def own(atom: Expression) -> Expression:
 
 
 def gauge(shape: Shape, root: Stratum) -> Expression:
-    """A factor for one of several roots: what a kernel over it divides by, so that uniform kernels share a measure."""
+    """Returns `m` of one of several roots: the divisor of a kernel over it, so that uniform kernels share a measure."""
     above = shape.above(root)
     if not above:
         return ONE

@@ -1,8 +1,8 @@
-"""A formula in the limit of an infinite parameter: a budget that never binds.
+"""A formula in the limit of an infinite parameter, such as a budget that never binds. `pairs.py` uses it.
 
-Comparisons with what is infinite are decided, and the branches that they rule out are left out; what is left has to be
-finite. A comparison of two finite limits is decided where the limits certainly differ: where they are equal, the
-comparison has the truth that it had on the way, and the limits do not say which.
+A comparison with an infinite value is decided, and the branch that it rules out is dropped. The rest has to be finite.
+A comparison of two finite limits is decided if the limits certainly differ. If they are equal, the comparison holds or
+not as it did on the way to the limit, and the limits do not show which.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fibration.language.traversal import atoms, desugar
 
 
 class Unbounded(SpecError):
-    """A formula that is infinite, or has no limit."""
+    """A formula is infinite, or has no limit."""
 
 
 COMPARED = ("<", "<=", ">", ">=")
-# `+1` and `-1` stand for the infinities, True and False for conditions that are decided.
+# `+1` and `-1` stand for the infinities, True and False for decided conditions.
 Limit = Expression | int | bool
 _VALUES: dict[str, dict[int, Any]] = {
     "exp": {1: 1, -1: as_expression(0)}, "expm1": {1: 1, -1: as_expression(-1)}, "log": {1: 1}, "log1p": {1: 1},
@@ -40,9 +40,9 @@ _VALUES: dict[str, dict[int, Any]] = {
 
 @dataclass(frozen=True)
 class Here:
-    """The elements at which a formula is read, of one stratum or several: what certainly lies over them.
+    """The strata at whose elements a formula is read, and what certainly lies over those elements.
 
-    Without strata nothing is known of counts. `masses` are those of the strata, where the formula may read `mass`.
+    Without `strata`, almost nothing is known about counts. `masses`: of the strata, where the formula may read `mass`.
     """
 
     shape: Shape
@@ -50,7 +50,7 @@ class Here:
     masses: Mapping[Stratum, Expression] = field(default_factory=dict)
 
     def has(self, of: Iterable[object]) -> bool:
-        """Whether at least one element of one of these strata lies over whatever the elements lie over."""
+        """Returns whether an element of the strata `of` certainly lies over each element that the elements lie over."""
         known = [self.shape.leaves_over(s) for s in of if isinstance(s, Stratum) and s in self.shape.strata]
         over = frozenset[Stratum]().union(*known)
         if over >= set(self.shape.leaves):
@@ -58,7 +58,7 @@ class Here:
         return bool(self.strata) and all(self.shape.leaves_over(s) <= over for s in self.strata)
 
     def has_mass(self) -> bool:
-        """Whether the mass of the elements is above 0; a kernel may give an element none."""
+        """Returns whether the mass of the elements is certainly above 0. A kernel may give an element mass 0."""
         alone = (dataclasses.replace(self, strata=(s,)) for s in self.strata)
         return bool(self.strata) and all(
             s in self.masses and is_positive(self.masses[s], here) for s, here in zip(self.strata, alone, strict=True)
@@ -68,10 +68,10 @@ class Here:
 def at_infinity(
     expression: Expression, infinite: Mapping[Expression, int], here: Here, through: frozenset[str] = NOTHING
 ) -> Expression:
-    """The formula where parameters are infinite, each with its sign; `Unbounded` where that is no formula.
+    """Returns the formula in the limit of `infinite` parameters; raises `Unbounded` if the limit is no formula.
 
-    They are infinite at once: of two, neither is larger. `here`: where the formula is read. `through`: what passes
-    gradients on, as in `moves`.
+    `infinite`: each parameter with its sign. They are infinite at once, and none is larger than another. `here`: where
+    the formula is read. `through`: what passes gradients on, as in `carries_gradient`.
     """
     if infinite.keys().isdisjoint(atoms(expression)):
         return expression
@@ -87,14 +87,14 @@ def at_infinity(
 
 
 class _Known(NamedTuple):
-    """What limits ask of a formula."""
+    """Predicates of formulas that decide a limit."""
 
     positive: Callable[[Expression], bool]
     has_value: Callable[[Expression], bool]
     moves: Callable[[Expression], bool]
 
     def dropped(self, *parts: Limit) -> None:
-        """`Unbounded` for finite parts that the limit is without, and that may have no value."""
+        """Raises `Unbounded` for a finite part that the limit drops, and that may have no value."""
         for e in parts:
             if isinstance(e, Expression) and not self.has_value(e):
                 raise Unbounded(f"{e}, which may have no value, beside what is infinite")
@@ -135,7 +135,7 @@ def _limit(e: Expression, infinite: Mapping[Expression, int], known: _Known) -> 
 
 
 def _of_limits(operator: str, parts: list[Expression], known: _Known) -> bool:
-    """A comparison of two finite limits that certainly differ."""
+    """Decides a comparison of two finite limits; raises `Unbounded` unless they certainly differ."""
     left, right = parts
     known.dropped(left, right)
     for one, other, truth in ((left, right, operator in (">", ">=")), (right, left, operator in ("<", "<="))):
@@ -162,7 +162,7 @@ def _finite(value: Limit) -> Expression:
 
 
 def _one_infinite(operator: str, parts: list[Limit], known: _Known) -> Limit:
-    """The limit of an operator of which some argument is infinite."""
+    """Returns the limit of an operator with an infinite argument."""
     known.dropped(*parts)
     if len(parts) == 1:
         (size,) = parts
@@ -189,7 +189,7 @@ def _one_infinite(operator: str, parts: list[Limit], known: _Known) -> Limit:
 
 
 class _Size:
-    """An argument: infinite to a side, or finite."""
+    """An argument of an operator: plus infinity, minus infinity, or finite."""
 
     def __init__(self, value: Limit, positive: Callable[[Expression], bool]) -> None:
         self.value, self._positive = value, positive
@@ -206,7 +206,7 @@ class _Size:
 
     @property
     def sign(self) -> int:
-        """Of what is infinite, or certainly positive or negative."""
+        """The sign of an argument that is infinite, or certainly positive or negative; else `Unbounded`."""
         if self.infinite:
             return self.infinite
         assert isinstance(self.value, Expression)
@@ -217,7 +217,7 @@ class _Size:
 
 
 def is_positive(e: Expression, here: Here) -> bool:
-    """Whether a formula is certainly above 0 wherever it has a value."""
+    """Returns whether a formula is certainly above 0 wherever it has a value."""
     if isinstance(e, Number):
         return e.value > 0
     if isinstance(e, (Parameter, Component)):
@@ -249,7 +249,7 @@ def is_positive(e: Expression, here: Here) -> bool:
 
 
 def _has_value(e: Expression, here: Here) -> bool:
-    """Whether a formula certainly has a value, and a slope."""
+    """Returns whether a formula certainly has a value and a slope."""
     e = desugar(e)
     if isinstance(e, Apply):
         row: Any = OPERATORS[e.operator]

@@ -1,4 +1,4 @@
-"""Find a hierarchy: `path.py`, `path.py:NAME`, a JSON file, or the name of a shipped one."""
+"""Loads hierarchies: from `path.py`, `path.py:NAME`, a JSON file, a folder, or the name of a shipped one."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from fibration.language.document import HierarchyDocument
 from fibration.language.hierarchy import Hierarchy
 
 MAX_BYTES = 1_000_000
-# A JSON object with none of these is some other document; a name is what many have.
+# A JSON object without any of these keys is another kind of document. "name" does not tell: many documents have one.
 TELLING = {name for name, field in HierarchyDocument.model_fields.items() if field.is_required()} - {"name"}
 
 
 @functools.cache
 def _shipped() -> dict[str, Path]:
-    """The file of every shipped hierarchy by its name, which is one over all folders."""
+    """Returns the file of every shipped hierarchy by its name. Names are unique over all folders."""
     files = _below(Path(str(resources.files("fibration.specs"))))
     return {file.stem: file for file in sorted(files, key=lambda f: f.stem)}
 
 
 def shipped() -> tuple[str, ...]:
-    """Names of the hierarchies that come with the package."""
+    """Returns the names of the hierarchies that come with the package."""
     return tuple(_shipped())
 
 
 def shipped_file(name: str) -> Path:
-    """Where the shipped hierarchy `name` is declared."""
+    """Returns the file that declares the shipped hierarchy `name`."""
     return _shipped()[name]
 
 
 def load(spec: str | Path) -> Hierarchy:
     """The hierarchy that `spec` names: `path.py`, `path.py:NAME`, a JSON file or a shipped name.
 
-    A Python file is imported, so it runs; a JSON file is only read. Raises SpecError for anything that holds no
-    hierarchy, or more than one without a NAME.
+    A Python file is imported, so it runs. A JSON file is only read. Raises SpecError if `spec` holds no hierarchy, or
+    several and no NAME says which.
     """
     text = str(spec)
     if text in shipped():
@@ -64,7 +64,7 @@ def load(spec: str | Path) -> Hierarchy:
 
 
 def _nowhere(text: str, path: Path) -> SpecError:
-    """The error for a SPEC that leads to no hierarchy, and which one may have been meant."""
+    """Returns the error for a SPEC that names no hierarchy, with a suggestion."""
     problem, remedy, otherwise = "it is neither a file nor a shipped name", "", _all_shipped()
     if path.is_dir():
         names = [str(file) for file in sorted(_below(path))[:3]]
@@ -83,7 +83,7 @@ def _nowhere(text: str, path: Path) -> SpecError:
 
 
 def _beside(path: Path) -> list[str]:
-    """Specs in the folder in which `path` would lie."""
+    """Returns the specs in the folder of `path`."""
     folder = path.parent
     return [str(f) for f in sorted(folder.iterdir()) if f.suffix in (".py", ".json")] if folder.is_dir() else []
 
@@ -93,15 +93,15 @@ def _all_shipped() -> str:
 
 
 def split(spec: str) -> tuple[str, str | None]:
-    """`path.py:NAME` as its file and its NAME; for anything else the NAME is None."""
+    """Splits `path.py:NAME` into its file and its NAME. For anything else the NAME is None."""
     path, colon, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
     return path, name if colon else None
 
 
 def spec_files(spec: str | Path) -> list[str]:
-    """The .py and .json files of a folder and of those in it, sorted by path; anything else is itself one spec.
+    """Returns the .py and .json files of a folder and its subfolders, sorted by path. Any other path is itself a spec.
 
-    What begins with `_` or `.` is left out. Raises NoHierarchy for a folder without such files.
+    Names that begin with `_` or `.` are left out. Raises NoHierarchy for a folder without such files.
     """
     path = Path(spec)
     if not path.is_dir():
@@ -113,7 +113,7 @@ def spec_files(spec: str | Path) -> list[str]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """Every file that may declare a hierarchy; links to folders are not followed, since they may lead back."""
+    """Yields every file that may declare a hierarchy. It does not follow links to folders, which may lead back."""
     for path in folder.iterdir():
         if path.name.startswith(("_", ".")):
             continue
@@ -124,9 +124,9 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def hierarchies(spec: str | Path) -> dict[str, Hierarchy]:
-    """Every hierarchy that one SPEC names, by the NAME in `path.py:NAME`; of a JSON file by its own name.
+    """Returns every hierarchy that one SPEC names, by its NAME in `path.py:NAME`; without a NAME by its own name.
 
-    Raises NoHierarchy for a file that declares none, and SpecError for one that cannot be used.
+    Raises NoHierarchy for a file that declares none, and SpecError for a file that cannot be used.
     """
     path = Path(spec)
     if path.suffix == ".py" and path.is_file():
@@ -137,12 +137,12 @@ def hierarchies(spec: str | Path) -> dict[str, Hierarchy]:
 
 
 def load_all(spec: str | Path) -> list[Hierarchy]:
-    """Every hierarchy in a file, or in every .py and .json file of a folder."""
+    """Returns every hierarchy in a file, or in every .py and .json file of a folder."""
     return [h for name in spec_files(spec) for h in hierarchies(name).values()]
 
 
 def from_json(path: Path) -> Hierarchy:
-    """Read one hierarchy from a JSON file; nothing in it is executed."""
+    """Reads one hierarchy from a JSON file. Nothing in the file is executed."""
     size = path.stat().st_size
     if size > MAX_BYTES:
         raise SpecError(f"'{path}' has {size} bytes", required=f"at most {MAX_BYTES}")
@@ -157,7 +157,7 @@ def from_json(path: Path) -> Hierarchy:
 
 
 def _is_another_document(content: bytes) -> bool:
-    """Whether this is JSON, and nothing in it looks like a hierarchy."""
+    """Returns whether a file is JSON in which nothing looks like a hierarchy."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
@@ -176,7 +176,7 @@ def _import(path: Path) -> ModuleType:
             found.loader.exec_module(module)
     except (FibrationError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # SystemExit, and what pytest skips a module by
+    except BaseException as error:  # also SystemExit, and pytest's exception that skips a module
         line = _line_in(found.origin or str(path), error)
         raise SpecError(
             f"'{path}' does not import",
@@ -191,7 +191,7 @@ def _import(path: Path) -> ModuleType:
 
 @contextmanager
 def _staying() -> Iterator[None]:
-    """Inside, `os._exit` raises SystemExit; not in other threads, nor in processes that are forked here."""
+    """Makes `os._exit` raise SystemExit inside the block, but not in other threads or forked processes."""
     end, here = os._exit, {(os.getpid(), threading.get_ident())}
 
     def stay(status: int) -> NoReturn:
@@ -204,7 +204,7 @@ def _staying() -> Iterator[None]:
         yield
     finally:
         os._exit = end
-        here.clear()  # some may have kept `stay`
+        here.clear()  # imported code may have kept `stay`
 
 
 def _line_in(file: str, error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """Objectives: the weights `μ_i` of `J = Σ_i μ_i · 𝒢(r)_i · A_i` (def:rgf).
 
-Every sum and count runs over the whole optimisation batch, never over a micro-batch. A trajectory without a single
-unmasked token does not count.
+Every sum and count runs over the whole optimisation batch, never over a micro-batch. A trajectory without an unmasked
+token is not counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fibration.language.registry import Written, constructor
 from fibration.language.statistics import total
 from fibration.language.traversal import transform
 
-# Resolved by `Objective.spelled_out`: the sampled strata, the rows of the batch, the batch itself.
+# Placeholders that `Objective.spelled_out` resolves: the leaves, and the batch.
 LEAF, WHOLE = Place("leaf"), Place(BATCH)
 
 
@@ -28,9 +28,9 @@ Normaliser = Literal["all", "kept"]
 
 
 class Keep(Declared):
-    """A condition on tokens: those on which it does not hold add nothing to the objective.
+    """A condition on tokens. A token on which it does not hold adds nothing to the objective.
 
-    `normaliser` says which tokens `μ` counts: "all", or the "kept" ones and the elements that have one.
+    `normaliser` selects what `μ` counts: "all" tokens, or the "kept" tokens and the elements with a kept token.
     """
 
     condition: Expression
@@ -38,12 +38,14 @@ class Keep(Declared):
 
 
 class Objective(Written):
-    """`weight` is `μ`, in counts over a trajectory and over the batch.
+    """The objective of a hierarchy: `weight` is `μ`, a formula of counts over a trajectory and over the batch.
 
-    `weighed` are further weights of single tokens, `kept` says which tokens count; no gradient flows through either.
+    `weighed` are further weights of single tokens. `kept` are the conditions that a token must meet. No gradient flows
+    through weights or conditions.
 
-    `estimator` says how the gated ratio enters: "ratio", `J = Σ μ·𝒢(r)·A`; or "score", `J = Σ μ·stop(𝒢(r))·A·log π`,
-    whose gradient is `Σ μ·𝒢(r)·A·∇log π` and whose value is none of the true objective.
+    `estimator` is how the gated ratio enters:
+    - "ratio": `J = Σ μ·𝒢(r)·A`;
+    - "score": `J = Σ μ·stop(𝒢(r))·A·log π`. Its gradient is `Σ μ·𝒢(r)·A·∇log π`; its value is not the true objective.
     """
 
     METHODS: ClassVar = ("score", "weigh", "keep")
@@ -59,7 +61,7 @@ class Objective(Written):
         super().__init__(weight=value, **{"written": f"Objective({value})", **data})  # type: ignore[call-arg]
 
     def score(self) -> Objective:
-        """The same weights with the score estimator `Σ μ·stop(𝒢(r))·A·log π`: CISPO's, REINFORCE's."""
+        """Returns the objective with the score estimator `Σ μ·stop(𝒢(r))·A·log π` of CISPO and REINFORCE."""
         if self.estimator == "score":
             raise SpecError(
                 f"the objective {self.written} is a score estimator already",
@@ -69,10 +71,10 @@ class Objective(Written):
         return self.model_copy(update={"estimator": "score", "written": f"{self.written}.score()"})
 
     def weigh(self, formula: object) -> Objective:
-        """The same objective with every token's term times a weight, `J = Σ μ·w·𝒢·A`.
+        """Returns the objective with every token's term times a weight: `J = Σ μ·w·𝒢·A`.
 
         `w` is read at the token: log-probs of any policies, the advantage, counts, attributes, parameters, statistics
-        of tokens. No gradient flows through it, and it is never negative.
+        of tokens. No gradient flows through `w`, and it is never negative.
         """
         value = as_expression(formula, "a weight")
         if value.is_condition:
@@ -80,10 +82,10 @@ class Objective(Written):
         return self.model_copy(update={"weighed": (*self.weighed, value), "written": f"{self.written}.weigh({value})"})
 
     def keep(self, condition: object, normaliser: Normaliser = "all") -> Objective:
-        """The same objective over those tokens alone on which a condition holds; it reads what weights read.
+        """Returns the objective over the tokens on which a condition holds. The condition reads what `weigh` reads.
 
-        `normaliser="kept"`: `μ` counts kept tokens, and of rows and other elements those that have one, as where
-        masked tokens are taken out of the response mask. "all": it counts all of them, as where losses are set to 0.
+        `normaliser="kept"`: `μ` counts the kept tokens, and the rows and other elements with a kept token, as if the
+        other tokens left the response mask. "all": `μ` counts all tokens, as if the other tokens' losses were set to 0.
         """
         value = as_expression(condition, "what is kept")
         if not value.is_condition:
@@ -100,21 +102,22 @@ class Objective(Written):
 
     @property
     def formulas(self) -> tuple[Expression, ...]:
-        """Weights and conditions of single tokens, read at the leaves."""
+        """The weights and conditions of single tokens, read at the leaves."""
         return (*self.weighed, *(k.condition for k in self.kept))
 
     @property
     def of_penalties(self) -> Objective:
-        """What weighs penalties without an objective: `μ`, of the tokens that it counts, and nothing beside."""
+        """The default objective of penalties: `μ` and each `keep` with `normaliser="kept"`, without `weigh`."""
         made = Objective(self.weight)
         for keep in self.kept:
             made = made.keep(keep.condition, "kept") if keep.normaliser == "kept" else made
         return made
 
     def of_kept(self, leaves: Sequence[Stratum], rows: Stratum, below: Collection[Stratum]) -> Expression:
-        """The weight at a token that is kept, as a token formula: counts that say so are statistics of kept tokens.
+        """Returns `μ` at a kept token as a token formula; with `normaliser="kept"`, counts become statistics of tokens.
 
-        `below` is what every token lies over. SpecError where only tokens of some leaves lie over what is counted.
+        `below` holds the strata that every token lies over. Raises SpecError if `μ` counts a stratum that only the
+        tokens of some leaves lie over.
         """
         conditions = [k.condition for k in self.kept if k.normaliser == "kept"]
         if not conditions:
@@ -137,15 +140,15 @@ class Objective(Written):
                 )
             of_tokens = of == LEAF or of in leaves
             found = gathered(value if of_tokens else value / maximum(gathered(as_expression(1), of), 1), atom.over)
-            # a token that is kept is among what is added up, so this changes no number there, and says that it is not 0
+            # a kept token is part of the sum, so `maximum` changes no number; it shows the proofs that the sum is not 0
             return maximum(found, value) if isinstance(atom, Count) or atom.attribute.positive else found
 
         return transform(self.spelled_out((), rows), put)
 
     def spelled_out(self, leaves: Sequence[Stratum], rows: Stratum) -> Expression:
-        """The weight in strata of a hierarchy. Tokens are the elements of all its leaves: a count of them is a sum.
+        """Returns `μ` with every place replaced by a stratum. A count of tokens is the sum of the counts of all leaves.
 
-        What names no stratum is read at the rows. Without leaves (a cycle) counts of tokens stay as they are.
+        A count that names no stratum is read at the rows. Without leaves (a cycle) counts of tokens stay as they are.
         """
 
         def stratum(place: Where) -> Where:
@@ -181,8 +184,8 @@ def token_mean() -> Objective:
 
 @constructor(Objective, examples=("constant_normaliser(1024)",))
 def constant_normaliser(length: Expression) -> Objective:
-    """Sum over tokens by a constant, mean over trajectories: `μ_i = 1/(trajectories · length)` (Dr. GRPO).
+    """Sum over tokens divided by a constant, mean over trajectories: `μ_i = 1/(trajectories · length)` (Dr. GRPO).
 
-    `length` is a number of tokens, usually the longest response allowed, or a Parameter.
+    `length` is a number of tokens, usually the longest allowed response, or a Parameter.
     """
     return Objective(weight=1 / (count(ROWS, over=WHOLE) * length))

@@ -1,13 +1,13 @@
-"""Every scalar operator, one row each: what all rooms know of it.
+"""The table of scalar operators: one row each, read by the grammar, the laws, the compiler and the printers.
 
-Whatever else depends on the operators is derived from this table: the words of the grammar, the scalars of the IR with
-their values and derivatives, where a formula has a value, what proofs and counterexamples may take for granted. What
-would make a proof or a gradient wrong if it were forgotten has no default here. A backend has one row of its own for
-each operator of the IR, and is refused at import without it.
+Everything else about operators is derived from this table: the words of the grammar, the scalars of the IR with their
+values and derivatives, the domains of formulas, and the facts that proofs and counterexamples use. A field that would
+make a proof or a gradient wrong if it were forgotten has no default. Every backend has its own row for each operator of
+the IR, and fails at import without it.
 
-Derivatives, domains and expansions are written in the language itself. Sugar has one meaning, its expansion, and that
-is also what fixes the derivative at a breakpoint: the branch that holds *at* the point is differentiated, so `clip`
-passes at its bounds.
+Derivatives, domains and expansions are written in the language itself. The expansion of a sugar operator is its only
+meaning. It also fixes the derivative at a breakpoint: the branch that holds *at* the point is differentiated, so
+`clip` passes at its bounds.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ Needs = tuple[tuple[Expression, Signs], ...]
 
 
 def everywhere(*arguments: Expression) -> Needs:
-    """The domain of what has a value for all arguments."""
+    """The domain of an operator that has a value for all arguments."""
     return ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operator(Syntax):
-    """What is known of every operator, beside how it is applied and written."""
+    """The fields of every operator, in addition to its syntax."""
 
     sympy: Callable[..., Any]
-    heads: tuple[Any, ...] = ()  # sympy's words that are read back as this operator
-    constants: Mapping[Any, Callable[[], Expression]] = field(default_factory=dict)  # sympy's names for values of it
-    # In proofs, where sympy's word for it stays a word: its signs, from a function for the signs of anything and its
-    # argument, and what its size stays below.
+    heads: tuple[Any, ...] = ()  # sympy classes that are read back as this operator
+    constants: Mapping[Any, Callable[[], Expression]] = field(default_factory=dict)  # sympy constants it yields
+    # For proofs, where the operator stays a sympy function: its signs, from a function that returns the signs of any
+    # value, and the argument; and a bound on its absolute value.
     signs: Callable[[Callable[[Any], Signs], Any], Signs] = lambda signs, x: ANY
     bound: Any = None
-    latex: str | Callable[..., Expression]  # with a `%s` for every argument, or what is printed in its place
+    latex: str | Callable[..., Expression]  # with a `%s` for every argument, or a function for the formula to print
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sugar(Operator):
-    """An operator that stands for a formula in others."""
+    """An operator that stands for a formula in other operators."""
 
     expand: Callable[..., Expression]
 
@@ -64,25 +64,25 @@ class Valued(Operator):
     """An operator with a value of its own."""
 
     exact: Callable[..., Any]  # on Fractions
-    rounded: bool  # whether that has fifty digits, and not all
-    domain: Callable[..., Needs]  # which signs of what its arguments must have for it to have a value
+    rounded: bool  # whether the exact value is rounded to fifty digits
+    domain: Callable[..., Needs]  # the signs that formulas of its arguments must have for it to have a value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Composed(Valued):
-    """An operator that the IR says with others."""
+    """An operator that the IR expresses with other operators."""
 
     lowered: Callable[..., Expression]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Primitive(Valued):
-    """An operator of the IR too."""
+    """An operator that the IR has too."""
 
     ir: str
-    numeric: Callable[..., Any]  # in float64, on numbers and numpy arrays; may overflow, and then be infinite or NaN
-    # Of the arguments and the value, the partial derivatives. None: a condition, which has none, or a choice, whose
-    # derivative is that of the branch taken.
+    numeric: Callable[..., Any]  # in float64, on numbers and numpy arrays; an overflow gives infinity or NaN
+    # The partial derivatives, from the arguments and the value. None for a condition, which has no derivative, and for
+    # `where`, whose derivative is that of the branch taken.
     slopes: Callable[..., tuple[Operand, ...]] | None
     cost: int = 1  # vector instructions, roughly
 
@@ -120,7 +120,7 @@ def _swapped(of: Callable[[Any, Any], Expression], **row: Any) -> Composed:
 
 
 class Stopped(sympy.Function):  # type: ignore[misc]
-    """sympy's word for `stop`: a value without a derivative."""
+    """The sympy function for `stop`: a value without a derivative."""
 
     nargs = 1
     is_real = True

@@ -1,7 +1,7 @@
-"""Order within an element: what comes before a token of a trajectory, or after a turn of an episode.
+"""Sums over order within an element: over the tokens before a token of a trajectory, or the turns after a turn.
 
-The prefix is the state in which a token was sampled. Elements are in the order of their tokens' places in a row, or of
-the positions that an index was given.
+The prefix is the state in which a token was sampled. Elements are ordered by the places of their tokens in a row, or by
+the positions that the index was given.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ ONE = as_expression(1)
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Ordered(Expression):
-    """A discounted sum of a formula over all that comes before an element, or after it, without itself.
+    """A discounted sum of a formula over all elements before an element, or after it, without the element itself.
 
-    `formula` is read at the elements of `of` (None: at tokens), and so is this. `before` is
-    `Σ_{s<t} discount^(t-s) f_s` over the elements of `of` that lie over the same element of `over`, `after` the same
-    over `s > t`.
+    `formula` and the sum are read at the elements of `of` (None: at tokens). `before` is `Σ_{s<t} discount^(t-s) f_s`
+    over the elements of `of` that lie over the same element of `over`. `after` is `Σ_{s>t} discount^(s-t) f_s`.
     """
 
     direction: str  # before, after
@@ -48,7 +47,7 @@ class Ordered(Expression):
 
     @property
     def is_forward(self) -> bool:
-        """Whether sums run in the order of the elements."""
+        """Whether the sum runs over the elements before, not after."""
         return self.direction == BEFORE
 
     def __reduce__(self) -> tuple[Any, ...]:  # as Apply's
@@ -77,22 +76,23 @@ class Ordered(Expression):
 def before(formula: Operand, over: Where = None, discount: Operand = 1, of: Where = None) -> Ordered:
     """`Σ_{s<t} discount^(t-s) f_s` over the tokens before this one that lie over the same element of `over`.
 
-    0 at the first. `of`: over the elements of this stratum instead, turns of an episode, say. `discount` is a number
-    from 0 to 1, a Parameter whose bounds lie in there, or a product of such. Masked tokens are not counted.
+    It is 0 at the first token. `of`: sum over the elements of this stratum instead, such as the turns of an episode.
+    `discount` is a number from 0 to 1, a Parameter with bounds in that range, or a product of both kinds. Masked tokens
+    are not counted.
     """
     return _ordered(BEFORE, formula, over, discount, of)
 
 
 def after(formula: Operand, over: Where = None, discount: Operand = 1, of: Where = None) -> Ordered:
-    """`Σ_{s>t} discount^(s-t) f_s` over the tokens after this one, as `before`; 0 at the last.
+    """`Σ_{s>t} discount^(s-t) f_s` over the tokens after this one, with the arguments of `before`; 0 at the last token.
 
-    Generalised advantages are `delta + after(delta, over=trajectory, discount=gamma*lam)`.
+    The generalised advantage estimate is `delta + after(delta, over=trajectory, discount=gamma*lam)`.
     """
     return _ordered(AFTER, formula, over, discount, of)
 
 
 def position(over: Where = None, of: Where = None) -> Ordered:
-    """How many tokens of the same `over` element come before this one: 0 at the first. `before(1, over=...)`."""
+    """The number of tokens before this one in the same `over` element; 0 at the first. It is `before(1, over=...)`."""
     return _ordered(BEFORE, 1, over, 1, of)
 
 
@@ -124,7 +124,7 @@ def _ordered(direction: str, formula: object, over: object, discount: object, of
 
 
 def _is_share(discount: Expression) -> bool:
-    """Whether a discount certainly lies from 0 to 1."""
+    """Whether a discount is certain to lie from 0 to 1."""
     if isinstance(discount, Apply) and discount.operator == "*":
         return all(map(_is_share, discount.arguments))
     if isinstance(discount, Parameter):

@@ -1,7 +1,7 @@
-"""What a hierarchy is made of, and what its formulas read: strata, gates, masses, parameters, attributes, policies.
+"""The parts of a hierarchy, and what its formulas read: strata, gates, masses, parameters, attributes, policies.
 
-Whatever looks at a declaration before it is known to be readable, or must not know how one is read and written, takes
-an `Outline`; a `Hierarchy` is one that has been checked.
+Code that runs before a declaration is checked, or that must not depend on reading and writing it, takes an `Outline`.
+A `Hierarchy` is an `Outline` that has been checked.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Outline(Declared):
 
     @cached_property
     def strata(self) -> tuple[Stratum, ...]:
-        """Every stratum, in the order of the fibrations (finest first when they are written so)."""
+        """Every stratum, in the order of the fibrations: finest first if they are written finest first."""
         joined = (s for f in self.fibrations for s in (f.source, f.target))
         return tuple(dict.fromkeys([*joined, *self.gates]))
 
@@ -73,7 +73,7 @@ class Outline(Declared):
 
     @property
     def leaves(self) -> tuple[Stratum, ...]:
-        """The sampled strata: those over which nothing lies. Every token is an element of one of them."""
+        """The sampled strata: no other stratum lies over a leaf. Every token is an element of one leaf."""
         return self.shape.leaves
 
     @property
@@ -86,13 +86,13 @@ class Outline(Declared):
 
     @property
     def order(self) -> tuple[Stratum, ...]:
-        """Every stratum after those that it lies over; of a chain, from the root to the leaf."""
+        """Every stratum, each after the strata that it lies over; in a chain, from the root to the leaf."""
         return self.shape.order
 
     # ------------------------------------------------------------ vocabulary
 
     def gate(self, stratum: Stratum) -> Expression:
-        """The gate's formula with every count and total naming its stratum, and the mass in terms of these."""
+        """Returns the gate's formula: every count and total names its stratum, and mass and pull are written out."""
         if stratum not in self._read:
             g = self.with_mass(at(self.gates[stratum].expression, stratum), stratum)
             self._read[stratum] = substitute(g, {pull: self.pull(stratum)}) if pull in set(atoms(g)) else g
@@ -103,10 +103,10 @@ class Outline(Declared):
         return {}
 
     def pull(self, stratum: Stratum) -> Expression:
-        """What pulls the density of an element up: `Σ μ·w·A·r` over its tokens, in the direction of its channel.
+        """Returns what pulls an element's density up: `Σ μ·w·A·r` over its tokens, in the direction of its channel.
 
-        Where the element has one advantage its sign decides, and it is read instead: on tokens, and on what lies over
-        the rows. Elsewhere it is a statistic of tokens, since advantages whose mean is 0 say nothing by it.
+        A token, a row and an element over a row have one advantage. Its sign decides, so the advantage is returned
+        instead of the sum. At other strata the pull is the sum, because a mean advantage of 0 gives no direction.
         """
         if stratum in self.leaves or self.rows in (stratum, *self.coarser(stratum)):
             return channel_sign * advantage
@@ -120,9 +120,9 @@ class Outline(Declared):
         return channel_sign * total(term, over=stratum)
 
     def pulled_by(self, stratum: Stratum) -> Expression:
-        """What the sign of the pull is that of, on the channel "+": the advantage, or the statistic of tokens.
+        """Returns the atom with the sign that the pull has on the channel "+": the advantage, or a statistic of tokens.
 
-        `pull` itself where `μ` counts what no statistic of tokens says, so that no gate can read it.
+        Returns `pull` itself if `μ` counts something that is no statistic of tokens. No gate can read `pull` then.
         """
         try:
             read = atoms(self.pull(stratum))
@@ -131,12 +131,12 @@ class Outline(Declared):
         return next((a for a in read if isinstance(a, Aggregate)), advantage)
 
     def with_mass(self, expression: Expression, stratum: Stratum) -> Expression:
-        """An expression read at a stratum, with its mass written out."""
+        """Returns an expression that is read at a stratum, with the mass written out."""
         return substitute(expression, {mass: self.masses[stratum]}) if mass in set(atoms(expression)) else expression
 
     @cached_property
     def masses(self) -> Mapping[Stratum, Expression]:
-        """The leaf measure that the kernels spread, at every stratum; defined once the law of structure holds."""
+        """The leaf measure that the kernels spread, at every stratum. It is defined if the law of structure holds."""
         return masses(self.shape, self.decomposition)
 
     def _expressions(self) -> Iterator[Expression]:
@@ -156,17 +156,17 @@ class Outline(Declared):
 
     @cached_property
     def others(self) -> tuple[tuple[str, str], ...]:
-        """Of which elements a formula takes the mean of all others, and over what they lie there, advantages aside."""
+        """`(of, over)` of every mean with `others=True`, in all formulas but that of the advantages."""
         return _others(e for e in self._expressions() if e is not self.advantages)
 
     @cached_property
     def others_rewarded(self) -> tuple[tuple[str, str], ...]:
-        """The same of the formula of advantages, which calls with rewards read."""
+        """`(of, over)` of every mean with `others=True` in the formula of advantages, which calls with rewards read."""
         return _others(() if self.advantages is None else (self.advantages,))
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
-        """Every parameter, by name, in the order in which it is met."""
+        """Every parameter, by name, in the order of first appearance."""
         return self._named(Parameter)
 
     @cached_property
@@ -181,7 +181,7 @@ class Outline(Declared):
 
     @cached_property
     def ordered(self) -> tuple[Ordered, ...]:
-        """Everything that reads what comes before or after."""
+        """Every `before`, `after` and `position` in the formulas."""
         return tuple(dict.fromkeys(v for v in named(self._expressions()) if isinstance(v, Ordered)))
 
     def _named(self, kind: type[Any]) -> Mapping[str, Any]:

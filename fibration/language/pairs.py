@@ -1,6 +1,6 @@
-"""Two hierarchies side by side: on the same batches, with the same parameters, so that what they compute compares.
+"""Pairs of hierarchies that read the same batches and parameters, so that their losses can be compared.
 
-Strata, attributes and policies are matched by name; parameters too, or as the user says.
+Strata, attributes and policies are matched by name. Parameters are matched by name, or as the user says.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ Given = Mapping[str, str | float | Fraction]
 
 @dataclass(frozen=True)
 class Pair:
-    """Two hierarchies with equal names for what is equal, and the batches that both take and the user asks for."""
+    """Two hierarchies with matched names, and the conditions on the batches on which they are compared."""
 
     first: Hierarchy
     second: Hierarchy
     when: tuple[Condition, ...]
-    fixed: Mapping[str, float | str]  # a number, or a formula in parameters of the other
-    ranges: tuple[Expression, ...] = ()  # what formulas for parameters have to be, for these to allow it
+    fixed: Mapping[str, float | str]  # a number, or a formula in parameters of the other hierarchy
+    ranges: tuple[Expression, ...] = ()  # keep each formula for a parameter within the parameter's bounds
 
     def __iter__(self) -> Iterator[Hierarchy]:
         yield from (self.first, self.second)
 
     @cached_property
     def shape(self) -> Shape:
-        """The strata of both, the rows and the batch; without fibrations that others lead along."""
+        """The strata of both hierarchies, the rows and the batch, without fibrations that compose from others."""
         edges = dict.fromkeys((f.source, f.target) for h in self for f in whole_batch(h).fibrations)
         graph = nx.DiGraph(list(edges))
         if not nx.is_directed_acyclic_graph(graph):
@@ -81,8 +81,11 @@ class Pair:
 
     @cached_property
     def conditions(self) -> tuple[Condition, ...]:
-        """What is asked; that an advantage which is read below the tokens is one; that what is compared with others has
-        some."""
+        """The user's conditions, the ranges, and two implied conditions:
+
+        - an advantage that is read below the tokens has one value per element;
+        - a mean of others has at least one other element.
+        """
         leaves = self.first.leaves
         below = [s for h in self for s in h.order if advantage in set(atoms(h.gate(s)))]
         below += [p.over for h in self for p in h.penalties.values() if p.over and advantage in set(atoms(p.formula))]
@@ -95,31 +98,31 @@ class Pair:
 
     @cached_property
     def _gathered(self) -> tuple[Aggregate | Ordered, ...]:
-        """Every statistic and order of a formula of both, however deep."""
+        """Every statistic and order in the formulas of both hierarchies, at any depth."""
         read = (a for h in self for root in roots(h) for e in within(root.formula) for a in atoms(e))
         return tuple(dict.fromkeys(a for a in read if isinstance(a, (Aggregate, Ordered))))
 
     @property
     def takes_rewards(self) -> bool:
-        """Whether advantages are made of rewards, which are what both are given."""
+        """Whether both hierarchies take rewards and compute advantages from them."""
         return self.first.advantages is not None
 
     @cached_property
     def has_rewards_of_rows(self) -> bool:
-        """Whether rewards are read at rows, so that all tokens of one have one."""
+        """Whether rewards are read at rows, so that all tokens of a row have one reward."""
         of = (a for a in self._gathered if reward in set(atoms(a.formula)) and a.of is not None)
         return any(a.of not in self.first.leaves for a in of)
 
     @cached_property
     def policies(self) -> tuple[Policy, ...]:
-        """Every policy that formulas or conditions name, beside the current one and the old one."""
+        """Every policy that formulas or conditions name, without the current and the old policy."""
         named = [p for h in self for p in h.policies.values()]
         named += [p for c in self.conditions for p in policies_of(c)]
         return tuple(p for p in dict.fromkeys(named) if p.is_passed)
 
     @cached_property
     def same_policies(self) -> tuple[frozenset[str], ...]:
-        """The policies that conditions say are the same, by name."""
+        """The sets of policies, by name, that the conditions make equal."""
         everyone = {CURRENT, OLD, *(p.name for p in self.policies)}
         if any(isinstance(c, OnPolicy) for c in self.conditions):
             return (frozenset(everyone),)
@@ -138,7 +141,7 @@ class Pair:
 
 
 def pair(first: Hierarchy, second: Hierarchy, when: object = None, parameters: Given | None = None) -> Pair:
-    """Two hierarchies made comparable. Raises SpecError or ParameterError for what does not match."""
+    """Returns two hierarchies made comparable. Raises SpecError or ParameterError for a mismatch."""
     for h in (first, second):
         if not isinstance(h, Hierarchy):
             raise SpecError(f"{h!r} is no hierarchy", remedy="load one: fibration.load('gspo')")
@@ -175,14 +178,14 @@ _MATCH = 'parameters={{"{mine}": "{yours}"}}, or --param {mine}={yours}; or fix 
 def _matched(
     first: Hierarchy, second: Hierarchy, given: Given
 ) -> tuple[Hierarchy, Hierarchy, dict[str, float | str], tuple[Expression, ...]]:
-    """Both hierarchies with one parameter for what is one, and numbers and formulas for what is fixed.
+    """Returns both hierarchies with matched parameters merged, the fixed values and formulas, and the ranges.
 
-    With what formulas have to be, for the parameters that they stand for to allow it.
+    A range keeps a formula within the bounds of the parameter that it replaces.
     """
     both = (first, second)
     written = _written_out(first, second, given)
     tied, fixed = _asked(first, second, {n: v for n, v in given.items() if n not in written})
-    for a, b in tied:  # what is the same as something fixed is fixed
+    for a, b in tied:  # a parameter that is matched with a fixed one is fixed too
         fixed |= {b: fixed[a]} if a in fixed else {a: fixed[b]} if b in fixed else {}
     out = {(w.owner, n) for n, w in written.items()}
     free = [[n for n in h.parameters if n not in fixed and (k, n) not in out] for k, h in enumerate(both)]
@@ -199,7 +202,7 @@ def _matched(
         members = sorted(group)
         found = [(both[k], both[k].parameters[n]) for k, n in members]
         _, made = functools.reduce(_both, found)
-        if made.name in taken:  # another of this name is matched with something else
+        if made.name in taken:  # another parameter of this name has another match
             made = made.model_copy(update={"name": f"{second.name}_{made.name}"})
         taken.add(made.name)
         for (k, _), (_, p) in zip(members, found, strict=True):
@@ -221,14 +224,17 @@ def _matched(
 
 
 class _Written(NamedTuple):
-    """What stands for a parameter: whose it is, and a formula in parameters of the other."""
+    """A formula for a parameter: the owner (0 or 1), and the formula in parameters of the other hierarchy."""
 
     owner: int
     formula: Expression
 
 
 def _written_out(first: Hierarchy, second: Hierarchy, given: Given) -> dict[str, _Written]:
-    """The parameters that are given as formulas, such as `bound = 1 + epsilon`; of the first, where both have one."""
+    """Returns the parameters that are given as formulas, such as `bound = 1 + epsilon`.
+
+    If both hierarchies have the parameter, it is the first hierarchy's.
+    """
     both, made = (first, second), dict[str, _Written]()
     for name, text in given.items():
         if not isinstance(text, str) or NAME.match(text):
@@ -258,7 +264,7 @@ def _known(first: Hierarchy, second: Hierarchy) -> str:
 def _asked(
     first: Hierarchy, second: Hierarchy, given: Given
 ) -> tuple[list[tuple[str, str]], dict[str, float | Fraction]]:
-    """Which parameter of the first is which of the second, and which have what value."""
+    """Returns the pairs of matched parameters (first, second), and the fixed values by name."""
     mine, yours = first.parameters, second.parameters
     tied: list[tuple[str, str]] = []
     fixed: dict[str, float | Fraction] = {}
@@ -280,7 +286,7 @@ def _asked(
 
 
 def _both(one: tuple[Hierarchy, Parameter], other: tuple[Hierarchy, Parameter]) -> tuple[Hierarchy, Parameter]:
-    """One parameter with the values that both allow."""
+    """Returns one parameter with the values that both parameters allow."""
     (first, a), (second, b) = one, other
     if a.per_channel != b.per_channel:
         of = next(h.name for h, p in (one, other) if p.per_channel)
@@ -306,7 +312,7 @@ def _both(one: tuple[Hierarchy, Parameter], other: tuple[Hierarchy, Parameter]) 
 def _with(
     h: Hierarchy, renamed: Mapping[Expression, Expression], fixed: Mapping[Parameter, float | Fraction]
 ) -> Hierarchy:
-    """The hierarchy with other parameters, and numbers for some of them."""
+    """Returns the hierarchy with parameters replaced, some of them by numbers."""
     if not renamed and not fixed:
         return h
 
@@ -343,7 +349,7 @@ def _put(
     here: Here,
     through: frozenset[str] = NOTHING,
 ) -> Expression:
-    """A formula with other parameters, and numbers for some of them; gradients flow `through` what it gathers."""
+    """Returns a formula with parameters replaced, some by numbers. `through`: see `carries_gradient`."""
     numbers: dict[Expression, Expression] = {p: as_expression(v) for p, v in fixed.items() if _is_finite(p, v)}
     infinite: dict[Expression, int] = {p: 1 if value > 0 else -1 for p, value in fixed.items() if p not in numbers}
     e = at_infinity(e, infinite, here, through)
@@ -361,7 +367,7 @@ def _objective(given: Objective, put: Callable[[Expression], Expression]) -> Obj
 
 
 def _is_finite(p: Parameter, value: float | Fraction) -> bool:
-    """Whether a value is finite; ParameterError if the parameter cannot have it."""
+    """Whether a value is finite. Raises ParameterError if the parameter cannot have it."""
     unbounded = {math.inf: p.upper in (None, math.inf), -math.inf: p.lower in (None, -math.inf)}
     if unbounded.get(float(value), False):
         return False

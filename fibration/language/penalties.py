@@ -1,4 +1,4 @@
-"""Penalties: terms of the loss that are not multiplied by an advantage, KL and entropy among them."""
+"""Penalties: terms of the loss that are not multiplied by an advantage, such as KL and entropy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from fibration.language.statistics import within
 
 
 class Penalty(Declared):
-    """A term that is taken off the objective: `J - Σ_i μ_i·formula_i`, through which gradients flow.
+    """A term that is subtracted from the objective: `J - Σ_i μ_i·formula_i`. Gradients flow through it.
 
-    `formula` is read at every token: log-probs of any policies, log ratios, counts, attributes, parameters, statistics;
-    advantages decide which tokens it is of, and are no part of its value. `objective` weighs its tokens; without one
-    `μ` of the hierarchy's own does, without what that weighs and keeps beside. `over`: the formula is read at the
-    elements of a stratum instead, and its mean over them is taken; sums and means of tokens that it reads pass
-    gradients on, as in `log(1 + total(exp(x), over=prompt_group))`.
+    `formula` is read at every token: log-probs of any policies, log ratios, counts, attributes, parameters, statistics.
+    Advantages may appear in its conditions only, never in its value.
+    `objective` weighs its tokens. Default: the hierarchy's `μ` with each `keep(..., normaliser="kept")`, without its
+    `weigh` and other `keep`.
+    `over`: the formula is read at the elements of this stratum instead, and the term is its mean over them. Gradients
+    flow through sums, means and order of tokens in it, as in `log(1 + total(exp(x), over=prompt_group))`.
     """
 
     formula: Expression
@@ -53,7 +54,7 @@ class Penalty(Declared):
 
     @property
     def has_root(self) -> bool:
-        """Whether it may have a value, and no slope: a root has none at 0."""
+        """Whether the formula has a square root, which has a value and no slope at 0."""
         return any(map(_has_root, within(self.formula)))
 
     def __repr__(self) -> str:
@@ -67,5 +68,5 @@ def _has_root(formula: Expression) -> bool:
 
 
 def as_penalty(value: object) -> Penalty:
-    """What stands in a mapping of penalties: a formula, or a Penalty."""
+    """Returns a Penalty from an entry of `penalties=`: a formula, or a Penalty."""
     return value if isinstance(value, Penalty) else Penalty(value)

@@ -1,4 +1,4 @@
-"""Where a hierarchy reads what: the strata at whose elements atoms have their values, and the way down to the rows."""
+"""Where atoms have their values: the stratum of each atom, and the paths from leaves down to the rows and the batch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fibration.language.traversal import atoms
 
 
 def home(hierarchy: Outline, atom: Expression) -> str | None:
-    """The stratum at whose elements an atom has its values; None for what is read where it stands.
+    """Returns the stratum at whose elements an atom has its values; None if it is read where it stands.
 
     A parameter may vary over `on`, or over the coarsest stratum that reads it (never the leaf). A kernel reads at its
-    target, since its weights are normalised over each target element. What the objective, a decomposition or a
-    statistic reads has one value for the whole batch.
+    target, because its weights are normalised over each target element. A parameter that the objective, the
+    decomposition, the advantages, a penalty or a statistic reads has one value for the whole batch.
     """
-    # of others there is one number for every element that they are beside
+    # a mean of others has one number for each element that it leaves out
     place = atom.of if isinstance(atom, Aggregate) and atom.others else read_at(atom)
     if place is not None:
         return place.name
@@ -36,13 +36,16 @@ def home(hierarchy: Outline, atom: Expression) -> str | None:
         read = [hierarchy.gate(s), *(f.weight for f in shape.above(s))]
         if any(parameter in set(atoms(e)) for e in read):
             readers.append(s)
-    # where strata that cross read it, it has one value for the batch
+    # a parameter that crossing strata read has one value for the batch
     one = readers and all(s == readers[0] or readers[0] in shape.coarser(s) for s in readers)
     return readers[0].name if one else BATCH
 
 
 def _one_for_all(h: Outline) -> Iterator[Expression]:
-    """Atoms of what is no level's own: of the objective, of the decomposition, of formulas in statistics."""
+    """Yields the atoms of formulas outside gates and kernels, and of formulas in statistics.
+
+    The formulas are those of the objective, the decomposition, the advantages and the penalties.
+    """
     own = [h.objective.weight, *h.objective.formulas, h.decomposition.recovery, h.decomposition.scale]
     own += [e for _, e in h.decomposition.densities]
     own += [h.advantages] if h.advantages is not None else []
@@ -56,14 +59,14 @@ def _one_for_all(h: Outline) -> Iterator[Expression]:
 
 
 def row_path(hierarchy: Outline, leaf: str) -> list[str]:
-    """From a leaf to the rows of the batch: through the hierarchy where it leads there, else in one step."""
+    """Returns the strata from a leaf to the rows: through the hierarchy if it leads there, else in one step."""
     return way(hierarchy, leaf, hierarchy.rows.name)
 
 
 def way(hierarchy: Outline, source: str, target: str) -> list[str]:
-    """The strata from one to what it lies over, both included: through the hierarchy where it leads there.
+    """Returns the strata from `source` to `target`, both included: through the hierarchy if it leads there.
 
-    To the batch it leads by way of the rows, so that no sum runs over all of its tokens at once.
+    The path to the batch or to a group goes through the rows, so that no sum runs over all tokens at once.
     """
     rows, here = hierarchy.rows.name, Stratum(source)
     if source == target:
@@ -81,7 +84,7 @@ def way(hierarchy: Outline, source: str, target: str) -> list[str]:
 
 
 def whole_batch(h: Outline) -> Shape:
-    """The strata with the rows, which every leaf lies over, the groups, which rows do, and the batch below all."""
+    """Returns the hierarchy's shape with the rows below the leaves, the groups below the rows, the batch below all."""
     batch = Stratum(BATCH)
     rows = () if h.rows in h.strata else tuple((leaf, h.rows) for leaf in h.leaves)
     groups = tuple((h.rows, s) for s in h.groups)

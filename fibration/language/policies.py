@@ -12,9 +12,9 @@ CURRENT, OLD = "current", "old"
 
 
 class Policy(Declared):
-    """A policy whose log-probs of the sampled tokens a call is given: `current` is trained, all others are frozen.
+    """A policy whose log-probs of the sampled tokens a call takes. `current` is trained, all others are frozen.
 
-    `current` and `old` are those of every call; others are passed by name, `policies={"rollout": log_probs}`.
+    Every call takes `current` and `old`. Others are passed by name: `policies={"rollout": log_probs}`.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Policy(Declared):
 
     @property
     def is_passed(self) -> bool:
-        """Whether a call has to be given it beside the log-probs that all calls take."""
+        """Whether a call must pass its log-probs in `policies=`: true for all but `current` and `old`."""
         return self.name not in (CURRENT, OLD)
 
     def __repr__(self) -> str:
@@ -38,7 +38,7 @@ class Policy(Declared):
 def policies(names: str) -> tuple[Policy, ...]:
     """Declare policies: `current, old, rollout = policies("current old rollout")`.
 
-    `current` is π_θ, `old` the one that ratios are taken to, others are the user's: the rollout engine's, a reference.
+    `current` is π_θ. `old` is the denominator of ratios. Others are the user's: the rollout engine, a reference.
     """
     return tuple(Policy(n) for n in several(names, "policies", "current old rollout"))
 
@@ -54,7 +54,7 @@ class LogProb(Expression):
 
 
 def log_prob(policy: Policy) -> LogProb:
-    """log π of the token under a policy: `exp(log_prob(old) - log_prob(rollout))` is a ratio of two of them."""
+    """log π of the token under a policy. `exp(log_prob(old) - log_prob(rollout))` is a ratio of two policies."""
     if not isinstance(policy, Policy):
         remedy = "declare it: current, old, rollout = policies('current old rollout')"
         raise SpecError(f"log_prob takes a policy, not {policy!r}", remedy=remedy)

@@ -1,8 +1,8 @@
-"""Sparse polynomials with whole coefficients, and quotients of products of them that stay factored.
+"""Sparse polynomials with whole coefficients, and quotients of them that stay factored. The proofs use them.
 
-An atom is a whole number, which stands for whatever has no structure here (`sympy_bridge.py`). A product is not
-multiplied out before it is added to something that shares no factor with it, and then by way of the factors that they
-do not share. So what is cheap to write is cheap to work with, and whether a quotient is 0 for all values is decided.
+An atom is a whole number that stands for an expression without structure here (`sympy_bridge.py`). A product stays
+factored until it is added to another term, and then only the factors that the terms do not share are multiplied out.
+So short expressions stay cheap, and whether a quotient is 0 for all values is decided.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from fractions import Fraction
 from functools import cached_property
 
 MOST_TERMS = 4000
-MOST_POWERS = 200  # of an atom that is written through its bounds
+MOST_POWERS = 200  # of an atom that `shifted` rewrites
 
-Exponent = int | Fraction  # of an exponential function, any fraction
+Exponent = int | Fraction  # a fraction for exponential functions only
 Monomial = tuple[tuple[int, Exponent], ...]  # atoms in their order, each with its exponent
 ONE: Monomial = ()
 
 
 class TooLarge(Exception):
-    """More terms than are looked at; what was asked is then not known."""
+    """Raised if a polynomial has too many terms or powers. The question then has no answer."""
 
 
 class Polynomial:
@@ -76,7 +76,7 @@ class Polynomial:
         return self.terms.get(ONE, 0)
 
     def powers(self, atom: int) -> dict[Exponent, Polynomial]:
-        """The coefficient of every power of an atom."""
+        """Returns the coefficient of every power of an atom."""
         found: dict[Exponent, dict[Monomial, int]] = {}
         for monomial, c in self.terms.items():
             power = next((p for a, p in monomial if a == atom), 0)
@@ -84,7 +84,7 @@ class Polynomial:
         return {power: Polynomial(terms) for power, terms in found.items()}
 
     def without(self, atoms: Iterable[int]) -> Polynomial:
-        """What is left where some atoms are 0."""
+        """Returns the polynomial with some atoms set to 0."""
         gone = set(atoms)
         return Polynomial({m: c for m, c in self.terms.items() if not any(a in gone for a, _ in m)})
 
@@ -127,7 +127,7 @@ def _add(terms: dict[Monomial, int], monomial: Monomial, c: int) -> None:
 
 
 def slack(p: Polynomial, q: Polynomial) -> tuple[Fraction, Fraction] | None:
-    """Numbers `k` and `d` with `p = k·q + d`, if there are any; neither polynomial is a number."""
+    """Returns numbers `k` and `d` with `p = k·q + d`, or None. Neither polynomial may be a number."""
     if not p.terms.keys() ^ q.terms.keys() <= {ONE}:
         return None
     first = max(q.terms)
@@ -138,9 +138,9 @@ def slack(p: Polynomial, q: Polynomial) -> tuple[Fraction, Fraction] | None:
 
 
 def excesses(p: Polynomial, q: Polynomial) -> Iterator[tuple[int, Polynomial]]:
-    """Whole numbers `k` and polynomials that are not 0, such that a positive multiple of `p` is `k·q` plus these.
+    """Yields whole numbers `k` and nonzero polynomials `rest` such that a positive multiple of `p` is `k·q + rest`.
 
-    The polynomials have at most half as many terms as `p`, or one.
+    `rest` has at most half as many terms as `p`, or one.
     """
     most = max(1, len(p.terms) // 2)
     if abs(len(p.terms) - len(q.terms)) > most:
@@ -156,14 +156,14 @@ def excesses(p: Polynomial, q: Polynomial) -> Iterator[tuple[int, Polynomial]]:
 
 # ---------------------------------------------------------------- an atom within bounds
 
-Bound = tuple[Polynomial, int]  # divided by a whole number above 0
+Bound = tuple[Polynomial, int]  # the polynomial divided by the whole number, which is above 0
 
 
 def shifted(p: Polynomial, atom: int, lower: Bound | None, upper: Bound | None) -> list[Polynomial]:
-    """The coefficients of the powers of `t` in a positive multiple of `p`, where the atom is written through `t`.
+    """Returns the coefficients of the powers of `t` in a positive multiple of `p`, with the atom written in `t`.
 
-    It is `lower + t`, or `upper - t`, or `(lower + upper·t)/(1 + t)`: as `t` goes from 0 to infinity, it goes from one
-    bound to the other. The atom's exponents in `p` are whole.
+    The atom is `lower + t`, `upper - t`, or `(lower + upper·t)/(1 + t)`. As `t` goes from 0 to infinity, the atom goes
+    from one bound to the other. The atom's exponents in `p` are whole. Raises `TooLarge` for too many powers.
     """
     scale = math.lcm(*(n for _, n in filter(None, (lower, upper))))
     ends = [top * constant(scale // n) for top, n in filter(None, (lower, upper))]
@@ -201,11 +201,11 @@ def _padded(a: list[Polynomial], b: list[Polynomial]) -> Iterable[tuple[Polynomi
 
 # ---------------------------------------------------------------- quotients
 
-Factor = int | Polynomial  # an atom; or several terms without a common factor, the first of them positive
+Factor = int | Polynomial  # an atom; or several terms without a common factor, with a positive leading coefficient
 
 
 class Quotient:
-    """A number times powers of factors. It is 0 for all values of its atoms exactly if the number is."""
+    """A number times powers of factors. It is 0 for all values of its atoms if and only if the number is 0."""
 
     __slots__ = ("factors", "number")
 
@@ -263,7 +263,7 @@ def power(atom: int, exponent: Exponent = 1) -> Quotient:
 
 
 def as_quotient(p: Polynomial) -> Quotient:
-    """A polynomial, with what its terms share taken out."""
+    """Returns a polynomial as a quotient, with the common factor of its terms taken out."""
     if not p:
         return number(0)
     shared = math.gcd(*p.terms.values())
@@ -294,12 +294,12 @@ def product(factors: Iterable[Quotient]) -> Quotient:
 
 
 def total(terms: Iterable[Quotient]) -> Quotient:
-    """The sum: what the terms share stays a factor, and the rest is multiplied out."""
+    """Returns the sum. Factors that all terms share stay factors, and the rest is multiplied out."""
     added = [t for t in terms if t]
     if len(added) < 2:
         return added[0] if added else number(0)
     shared: dict[Factor, Exponent] = {}
-    for f in dict.fromkeys(f for t in added for f in t.factors):  # in an order that does not change
+    for f in dict.fromkeys(f for t in added for f in t.factors):  # a deterministic order
         if least := min(t.factors.get(f, 0) for t in added):
             shared[f] = least
     scale = math.lcm(*(t.number.denominator for t in added))
@@ -314,7 +314,7 @@ def total(terms: Iterable[Quotient]) -> Quotient:
 
 
 def _expanded(c: int, factors: Mapping[Factor, Exponent]) -> Polynomial:
-    """A product without denominators, multiplied out."""
+    """Returns a product without denominators, multiplied out."""
     monomial = tuple(sorted((f, p) for f, p in factors.items() if isinstance(f, int)))
     found = Polynomial({monomial: c})
     for f, p in factors.items():

@@ -1,4 +1,4 @@
-"""JSON → a hierarchy's document: what is wrong with it, in the words of the language and by the user's own names."""
+"""JSON → a hierarchy's document. Errors use the words of the language and the user's own names."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ ENTRIES: Mapping[str, type[BaseModel]] = {
     "penalties": PenaltyDocument,
 }
 SCHEMA = "the schema: fibration show fiberpo --format schema"
-ALTERNATIVES = ("[key]", "constrained-str", PenaltyDocument.__name__)  # pydantic's words for what it tried
+ALTERNATIVES = ("[key]", "constrained-str", PenaltyDocument.__name__)  # pydantic's names of union branches and keys
 PENALTY = 'a text, or {"formula": ..., "objective": ...}, or {"formula": ..., "over": ...}'
 ASSUMPTIONS = '{"balanced": [A, B]}, or {"populated": A, "over": B}'
-# What pydantic asks for, by the kind of its error; `{...}` are what the error says of itself.
+# `required:` by the type of pydantic's error; pydantic's context fills the `{...}`.
 REQUIRED = {
     "string_type": "a text",
     "float_type": "a number, or null",
@@ -48,16 +48,16 @@ REQUIRED = {
 
 
 class GivenTwice(ValueError):
-    """A key that one JSON object has twice: readers of JSON keep the last of them and say nothing."""
+    """A key that one JSON object has twice. JSON readers keep the last value without an error."""
 
 
 def source_of(context: object) -> str:
-    """What errors call a document: `load` passes its file as pydantic's context."""
+    """Returns the document's name in errors. `load` passes its file as pydantic's context."""
     return str(context.get("source", "the document")) if isinstance(context, Mapping) else "the document"
 
 
 def given_twice(pairs: Sequence[tuple[str, Any]]) -> str | None:
-    """The first key that occurs more than once."""
+    """Returns the first key that occurs more than once, or None."""
     return next((key for key, times in Counter(key for key, _ in pairs).items() if times > 1), None)
 
 
@@ -70,7 +70,7 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_json(text: str | bytes | bytearray, source: str) -> Any:
-    """The value that JSON text holds. Raises SpecError for what is no JSON, and for a key that is given twice."""
+    """Returns the value of a JSON text. Raises SpecError for invalid JSON, and for a key that is given twice."""
     doubled: list[tuple[dict[str, Any], str, list[Any]]] = []
 
     def collect(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def read_json(text: str | bytes | bytearray, source: str) -> Any:
         ) from None
     for place, key, values in doubled:
         path = _path_to(place, document)
-        if path is not None:  # else it lies in what another key that is given twice has replaced
+        if path is not None:  # None: a later value of another doubled key has replaced this object
             raise SpecError(
                 f"{source} is no hierarchy: {_of(f'{key!r} is given twice', path, document, 'in')}",
                 required="every key once",
@@ -111,7 +111,7 @@ def _path_to(place: dict[str, Any], document: Any) -> Path | None:
 
 
 def read_document(value: Any, source: str) -> HierarchyDocument:
-    """The document that a JSON value is; `source` begins the message of the SpecError for one that is none."""
+    """Returns the document of a JSON value. Raises a SpecError that begins with `source` if the value is invalid."""
     if not isinstance(value, Mapping):
         needed = ", ".join(name for name, field in HierarchyDocument.model_fields.items() if field.is_required())
         raise SpecError(
@@ -130,12 +130,12 @@ def read_document(value: Any, source: str) -> HierarchyDocument:
     )
 
 
-# ---------------------------------------------------------------- what is wrong
+# ---------------------------------------------------------------- problems
 
 
 @dataclass(frozen=True)
 class _Problem:
-    rank: int  # an unknown field says more than the one that lacks in its stead
+    rank: int  # unknown fields first: they explain the missing ones
     what: str
     required: str
     found: str
@@ -143,17 +143,17 @@ class _Problem:
 
 
 def _problems(error: ValidationError, document: Any) -> list[_Problem]:
-    """What pydantic found, the most telling first, and nothing twice."""
+    """Returns the problems that pydantic found, each once, sorted by rank."""
     found: dict[str, _Problem] = {}
     errors = [(e, _resolve(e["loc"], document)) for e in error.errors()]
-    meant = set()  # fields that lack because they are misspelt
+    meant = set()  # fields that are missing because they are misspelt
     for e, path in errors:
         if e["type"] == "extra_forbidden" and not _is_assumption(path):
             lacking = [str(p[-1]) for other, p in errors if other["type"] == "missing" and p[:-1] == path[:-1]]
             meant |= {(*path[:-1], name) for name in lacking if suggest(str(path[-1]), [name])}
     for e, path in errors:
         if e["type"] == "string_type" and _is_penalty(path) and isinstance(e["input"], Mapping):
-            continue  # one that says more than a formula
+            continue  # the penalty is an object, so pydantic's failed attempt to read a text does not count
         if e["type"] != "missing" or path not in meant:
             problem = _problem(e, path, document)
             found.setdefault(problem.what, problem)
@@ -197,7 +197,7 @@ def _is_assumption(path: Path) -> bool:
 
 
 def _resolve(loc: Path, document: Any) -> Path:
-    """A place of pydantic's as one in the document: without the names of the alternatives that it tried there."""
+    """Returns pydantic's location as a path in the document, without pydantic's names of union branches."""
     path: list[str | int] = []
     for part in loc:
         entries = len(document) if isinstance(document, (list, tuple)) else 0
@@ -210,7 +210,7 @@ def _resolve(loc: Path, document: Any) -> Path:
 
 
 def _fields(path: Path) -> dict[str, bool]:
-    """The fields of the object at `path`, and whether each must be there."""
+    """Returns the fields of the object at `path`, and whether each is required."""
     model = ENTRIES[str(path[0])] if path else HierarchyDocument
     return {name: field.is_required() for name, field in model.model_fields.items()}
 
@@ -220,7 +220,7 @@ def _of(what: str, path: Path, document: Any, word: str) -> str:
 
 
 def _where(path: Path, document: Any) -> str:
-    """A place by the names that the user gave: `the default of parameter 'epsilon'`, `the gate on token`."""
+    """Returns a path in the user's names: `'default' of parameter 'epsilon'`, `the gate on 'token'`."""
     if not path:
         return "the document"
     head, rest = str(path[0]), path[1:]

@@ -1,6 +1,6 @@
-"""Whether a declaration can be read: types, names, and what parts of it name of one another.
+"""Checks that a declaration can be read: types, names, and references between its parts.
 
-Whether it is right is for the laws.
+The laws decide whether the declaration is correct.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fibration.language.stops import check_gradients, check_stops
 from fibration.language.token_formulas import check_token_formulas
 from fibration.language.traversal import atoms
 
-# What an argument is called in messages, what it has to be, and an example of one.
+# For each argument: its description in messages, its required type, and an example.
 _ARGUMENTS: Mapping[str, tuple[str, type, str]] = {
     "fibrations": ("collection of fibrations", Iterable, "fibrations=[Fibration(token, trajectory, uniform())]"),
     "gates": ("collection of gates", Mapping, "gates={token: identity_gate()}"),
@@ -39,7 +39,7 @@ _ARGUMENTS: Mapping[str, tuple[str, type, str]] = {
 
 
 def check_arguments(name: str, given: Mapping[str, Any]) -> None:
-    """Every argument of a hierarchy is of its type."""
+    """Raises SpecError for an argument of a hierarchy that has the wrong type."""
     for argument, (what, kind, example) in _ARGUMENTS.items():
         value = given[argument]
         if kind is Iterable and isinstance(value, (Declared, str, Mapping)):
@@ -50,7 +50,7 @@ def check_arguments(name: str, given: Mapping[str, Any]) -> None:
 
 
 def check_elements(name: str, given: Mapping[str, Any]) -> None:
-    """And what they are collections of."""
+    """Raises SpecError for an element of a collection that has the wrong type."""
     for a in given["assume"]:
         if not isinstance(a, Assumption):
             raise SpecError(
@@ -87,7 +87,7 @@ def _expect(name: str, what: str, value: object, kind: type, example: str) -> No
 
 
 def check(h: Outline) -> None:
-    """Raise a SpecError for the first thing in a hierarchy that cannot be read."""
+    """Raises SpecError for the first part of a hierarchy that cannot be read."""
     here = f"hierarchy '{h.name}'"
     _check_gates(h, here)
     _check_groups(h, here)
@@ -103,7 +103,13 @@ def check(h: Outline) -> None:
 
 
 def _check_gates(h: Outline, here: str) -> None:
-    """Every stratum has a gate, what has a gate is joined by a fibration, and nothing is coarser than the batch."""
+    """Checks the gates and fibrations:
+
+    - every stratum has a gate;
+    - a fibration joins every gated stratum, if there are fibrations;
+    - no stratum is coarser than the batch;
+    - a gate per channel stands only where the decomposition has two channels.
+    """
     if not h.gates:
         raise SpecError(f"{here} has no gate", required="one gate per stratum")
     for stratum in h.strata:
@@ -137,7 +143,7 @@ def _check_gates(h: Outline, here: str) -> None:
 
 
 def _check_pulls(h: Outline, here: str) -> None:
-    """What pulls an element is a formula of tokens, where a gate reads it; a cycle is for the laws to refuse."""
+    """Checks that the pull is a formula of tokens if a gate reads it. The laws refuse cycles, so they are skipped."""
     for stratum, gate in h.gates.items() if h.leaves else ():
         if pull in set(atoms(gate.expression)):
             with located(f"{here}: the gate on {stratum} reads pull"):
@@ -145,7 +151,7 @@ def _check_pulls(h: Outline, here: str) -> None:
 
 
 def _check_written(h: Outline, here: str) -> None:
-    """What is written as JSON can be read again."""
+    """Checks that the formulas and reasons in the JSON are short enough to be read again."""
     parts = [(f"kernel {f.name}", f.kernel.written, MAX_TEXT) for f in h.fibrations]
     for s, g in h.gates.items():
         both = (g.plus, g.minus) if isinstance(g, GatePerChannel) else (g,)
@@ -172,7 +178,7 @@ def _check_written(h: Outline, here: str) -> None:
 
 
 def _check_groups(h: Outline, here: str) -> None:
-    """Groups are what rows lie over beside the hierarchy's own strata."""
+    """Checks that groups are strata that are not yet in the hierarchy, each named once."""
     for group in h.groups:
         taken = {**dict.fromkeys(h.strata, "a stratum of the hierarchy"), h.rows: "the stratum of the rows"}
         taken[Stratum(BATCH)] = "always there"
@@ -188,7 +194,7 @@ def _check_groups(h: Outline, here: str) -> None:
 
 
 def _check_penalties(h: Outline, here: str) -> None:
-    """A penalty is read at tokens, or at the elements of a stratum that lies below them."""
+    """Checks that a penalty is read at tokens, or at the elements of a stratum below the tokens."""
     known = [s for s in (*whole_batch(h).strata, Stratum(BATCH)) if s not in h.leaves]
     for name, penalty in h.penalties.items():
         if penalty.over is not None and h.leaves and penalty.over not in known:
@@ -227,7 +233,7 @@ def _check_objective(h: Outline, here: str) -> None:
 
 
 def _is_weight(h: Outline, atom: Expression) -> bool:
-    """Whether an objective may read `atom`: it is one number per row."""
+    """Whether an objective may read `atom`, which must have one number per row."""
     place = read_at(atom)
     at_row = not isinstance(place, Stratum) or place in (h.rows, *h.coarser(h.rows), *h.groups)
     if isinstance(atom, Parameter):

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import re
 
-LEFT = "what is left of "  # before the subject of a verdict on the rest of a law that is given up
+LEFT = "what is left of "  # prefix of the subject of a verdict on the rest of a law that is given up
 _PREFIX = re.compile(rf"({LEFT})?(?:gate on (\w+)|residual on (\w+)|penalty '([^']*)')$")
 
 
 def parts(key: str) -> tuple[str, str]:
-    """The law and the subject of a key; the subject is '' where the key is a law alone."""
+    """Returns the law and the subject of a key; the subject is '' if the key is a law alone."""
     law, _, subject = key.partition(" of ")
     return law, subject
 
 
 def short(subject: str) -> str:
-    """A subject without the word before its name: `trajectory` of `gate on trajectory`."""
+    """Returns the name of a subject: `trajectory` for `gate on trajectory`."""
     found = _PREFIX.match(subject)
     return subject if found is None else (found[1] or "") + next(name for name in found.groups()[1:] if name)
 
 
 def key_of(law: str, subject: str) -> str:
-    """The key that gives up a law for one subject."""
+    """Returns the key that gives up a law for one subject."""
     return law if subject == "hierarchy" else f"{law} of {short(subject)}"
 
 
@@ -35,5 +35,5 @@ def names(key: str, law: str, subject: str) -> bool:
 
 
 def example(key: str) -> str:
-    """What to type to give up a law."""
+    """Returns the argument that gives up a law, as text to type."""
     return f"gives_up={{{key!r}: 'why'}}"

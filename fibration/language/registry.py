@@ -1,7 +1,7 @@
-"""One registry for everything that is declared by calling a function: gates, kernels, decompositions, objectives.
+"""The registry of constructors: the functions that declare gates, kernels, decompositions and objectives.
 
-A constructor is one function in one place. Decorating it records how its result was written, lets JSON and the command
-line name it, and enrols it, with its examples, in the tests of laws, derivatives and backends.
+Decorating a constructor records how its result was written, lets JSON and the command line name it, and adds it, with
+its examples, to the tests of laws, derivatives and backends.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ T = TypeVar("T", bound="Written")
 
 
 class Written(Declared):
-    """An object that remembers the call that made it; equal objects are written equally."""
+    """An object that stores the text of the call that made it. Equal objects have equal texts."""
 
     written: str = ""
-    METHODS: ClassVar[tuple[str, ...]] = ()  # those that a written form may call on it
+    METHODS: ClassVar[tuple[str, ...]] = ()  # methods that a written form may call on it
 
     def __repr__(self) -> str:
         return self.written
@@ -32,7 +32,7 @@ class Written(Declared):
 
 @dataclass(frozen=True)
 class Constructor:
-    """A registered function: what it makes, and arguments to try it with in tests."""
+    """A registered function: the type of its result, and example calls for tests."""
 
     name: str
     kind: type[Written]
@@ -44,7 +44,7 @@ CONSTRUCTORS: dict[str, Constructor] = {}
 
 
 def constructor(kind: type[T], *, examples: tuple[str, ...]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Register a function that declares a `kind`; `examples` are calls of it in the written grammar."""
+    """Registers a function that declares a `kind`. `examples` are calls of it in the written grammar."""
 
     def register(function: Callable[..., T]) -> Callable[..., T]:
         name, signature = function.__name__, inspect.signature(function)
@@ -67,7 +67,7 @@ def constructor(kind: type[T], *, examples: tuple[str, ...]) -> Callable[[Callab
 
 
 def construct(kind: type[T], text: object, names: Names, what: str, bare: Callable[[Expression], T] | None = None) -> T:
-    """Read a `kind` from its written form; a bare expression goes to `bare`, if there is one."""
+    """Returns the `kind` that a text declares. A bare expression goes to `bare`, if given. Raises SpecError."""
     with located(what):
         return _construct(kind, text, names, what, bare)
 

@@ -1,4 +1,4 @@
-"""What a verification found: verdicts, facts, and how to read them."""
+"""Reports of a verification: verdicts and facts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Literal, NamedTuple, Protocol
 from fibration.errors import LawError, listed
 
 Status = Literal["proved", "refuted", "undecided"]
-BUDGET = 60.0  # seconds for all that is decided of a hierarchy, where nobody says how many
+BUDGET = 60.0  # default: seconds for all verdicts on a hierarchy
 
 
 class Named(Protocol):
-    """What a report is about."""
+    """The subject of a report."""
 
     @property
     def name(self) -> str: ...
@@ -29,7 +29,7 @@ class Evidence(Protocol):
 
 
 class Cause(NamedTuple):
-    """The verdict that another one follows from."""
+    """The verdict that another verdict follows from."""
 
     law: str
     subject: str
@@ -37,13 +37,14 @@ class Cause(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """One law on one subject (a kernel, a gate, the whole hierarchy).
+    """The verdict of one law on one subject (a kernel, a gate, the whole hierarchy).
 
-    `argument` says why, in a line a person can follow. A refuted law carries what was `required`, what was `found`,
-    the smallest `counterexample`, and a `remedy`. `given_up` is the declared reason for breaking the law on purpose.
-    `cause` is the verdict without whose failure this one would hold, or could be asked; None where it stands by itself.
-    `out_of_time` is undecided for want of time alone, `internal_error` because the law raised an exception that is a
-    defect of this library. No reason covers either. `fault` is the way of failing, where a law has several.
+    `argument` is the reason, in a line a person can follow. A refuted law carries what was `required`, what was
+    `found`, the smallest `counterexample`, and a `remedy`. `given_up` is the declared reason for breaking the law.
+    `cause` is the verdict whose failure makes this one fail or keeps it from being checked; None if it has no cause.
+    `out_of_time`: undecided only because the time ran out. `internal_error`: undecided because the law raised an
+    exception, a defect of this library. A `given_up` reason covers neither. `fault` is the way of failing, if a law has
+    several.
     """
 
     law: str
@@ -62,7 +63,7 @@ class Verdict:
 
     @property
     def is_unfinished(self) -> bool:
-        """The law did not come to an end, so that the verdict says nothing about the hierarchy."""
+        """The law did not finish, so the verdict says nothing about the hierarchy."""
         return self.out_of_time or self.internal_error
 
     @property
@@ -71,7 +72,7 @@ class Verdict:
         return self.status == "proved" or bool(self.given_up)
 
     def error(self, name: str, so_too: str = "") -> LawError:
-        """The LawError for a verdict that is not accepted; `so_too` names what follows from it."""
+        """Returns the LawError for a verdict that is not accepted. `so_too` names the failures that follow from it."""
         found = self.found or self.argument
         if self.counterexample is not None:
             found = f"{found}; {self.counterexample}" if found else str(self.counterexample)
@@ -97,7 +98,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Fact:
-    """Something certified beside the laws: `name` of `subject` is `value`, because of `argument`."""
+    """A certified property that is no law: `name` of `subject` is `value`, because of `argument`."""
 
     name: str
     subject: str
@@ -109,7 +110,7 @@ class Fact:
 
 
 def named(law: str, *subjects: str) -> str:
-    """A law and what it is about, where that is not the whole hierarchy."""
+    """Returns a law with its subjects, or the law alone if its subject is the whole hierarchy."""
     return law if subjects == ("hierarchy",) else f"{law} of {listed(subjects)}"
 
 
@@ -127,7 +128,7 @@ class Verify(Protocol):
 class Report:
     """All verdicts and facts of one hierarchy, in the order of the laws.
 
-    `certify` finds the facts, from the hierarchy and its verdicts, when they are asked for.
+    `certify` computes the facts from the hierarchy and its verdicts, when `facts` is first read.
     """
 
     hierarchy: Named
@@ -145,7 +146,7 @@ class Report:
 
     @property
     def outcome(self) -> str:
-        """What is said of the hierarchy in a word."""
+        """The result in one word: verified or refused."""
         return "verified" if self.ok else "refused"
 
     @property
@@ -153,9 +154,9 @@ class Report:
         return tuple(v for v in self.verdicts if not v.accepted)
 
     def head(self, failure: Verdict) -> Verdict:
-        """The failure that a failure follows from, however many steps away; itself if it stands by itself.
+        """Returns the first cause of a failure, any number of steps away; the failure itself if no cause fails.
 
-        What is given up covers its own law alone: what would follow from it stands by itself.
+        A law that is given up is no failing cause: its reason covers no other law.
         """
         failing = {(v.law, v.subject): v for v in self.failures}
         while failure.cause in failing:
@@ -164,11 +165,11 @@ class Report:
 
     @property
     def causes(self) -> tuple[Verdict, ...]:
-        """The failures that stand by themselves: mend these, and what follows from them is mended, or can be asked."""
+        """The failures without a failing cause. Once they are fixed, the others are fixed too, or can be checked."""
         return tuple(v for v in self.failures if self.head(v) is v)
 
     def so_too(self, cause: Verdict) -> str:
-        """What fails along with a cause, in one line; '' if nothing does."""
+        """Returns the failures that follow from a cause, in one line; '' if no failure does."""
         found: dict[str, list[str]] = {}
         for v in self.failures:
             if v is not cause and self.head(v) is cause:
@@ -176,18 +177,18 @@ class Report:
         return ", ".join(named(law, *subjects) for law, subjects in found.items())
 
     def error(self, cause: Verdict) -> LawError:
-        """The LawError for one of the causes, with all that follows from it."""
+        """Returns the LawError for one of the causes, with the failures that follow from it."""
         error = cause.error(self.hierarchy.name, self.so_too(cause))
         error.report = self
         return error
 
     def raise_for_status(self) -> None:
-        """Raise LawError for the first cause that is refuted, else undecided; the error carries this report."""
+        """Raises LawError for the first refuted cause, else the first undecided one. Its `report` is this report."""
         if not self.ok:
             raise self.error(min(self.causes, key=lambda v: v.status == "undecided"))
 
     def fact(self, name: str) -> str:
-        """The value of a fact about the whole hierarchy, or '' if there is none."""
+        """Returns the value of the first fact of this name, or '' if the report has none."""
         return next((f.value for f in self.facts if f.name == name), "")
 
     def to_dict(self) -> dict[str, Any]:

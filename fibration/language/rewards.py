@@ -1,4 +1,4 @@
-"""Which rewards a formula of advantages is given: one per row, or one per token."""
+"""Whether the formula of advantages takes one reward per row or one per token."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from fibration.language.traversal import atoms
 
 
 def adds_up_tokens(hierarchy: Hierarchy) -> bool:
-    """Whether the formula of advantages adds up rewards over tokens, as one from the token on does.
+    """Whether the formula of advantages adds up rewards over tokens, as a reward-to-go does.
 
-    Such a formula is given every token's own: a row's, at each of its tokens, would count as often as it has tokens.
+    A formula that adds up tokens needs one reward per token. A row's reward, repeated at each of its tokens, would
+    count once per token.
     """
     if hierarchy.advantages is None:
         return False

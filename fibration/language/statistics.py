@@ -1,7 +1,7 @@
 """Statistics: one number of all tokens, or of all elements of a stratum, that lie over an element.
 
-What they are of is a formula read at each of these; where it counts nothing but an attribute, `total` is the additive
-measure of `atoms.py`. A gradient flows through sums and means in penalties alone.
+A statistic reads a formula at each token or element. The `total` of an attribute is the additive measure of `atoms.py`.
+A gradient flows through totals and means in penalties only.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fibration.language.traversal import atoms, transform
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Aggregate(Gathered):
-    """A statistic of a formula over all elements of `of` that lie over an element; None is the tokens.
+    """A statistic of a formula over all elements of `of` (None: over tokens) that lie over an element of `over`.
 
-    `formula` is read at those elements, the statistic at the elements of `over` (None: at the current one). `level` is
-    the fraction of a quantile. A mean of the `others` leaves out the element of `of` at which it is read.
+    `formula` is read at the elements of `of`, the statistic at the elements of `over` (None: at the current element).
+    `level` is the fraction of a quantile. A mean of the `others` leaves out the element of `of` at which it is read.
     """
 
     kind: str  # total, mean, largest, some, quantile, deviation
@@ -86,34 +86,35 @@ def _aggregate(
 
 
 def mean(formula: Operand, over: Where = None, of: Where = None, others: bool = False) -> Aggregate:
-    """The mean of a formula over the tokens that lie over the `over` element at or below the current one.
+    """The mean of a formula over the tokens that lie over the `over` element at or below the current element.
 
-    `of`: over the elements of this stratum instead, each of which counts once, whatever its tokens are. `others=True`:
-    over all of these but the one at hand.
+    `of`: over the elements of this stratum instead; each element counts once, whatever its number of tokens.
+    `others=True`: over all elements of `of` but the current one.
     """
     return _aggregate("mean", formula, over, of, others=others)
 
 
 def deviation(formula: Operand, over: Where = None, of: Where = None) -> Aggregate:
-    """The standard deviation of a formula over those, of a sample: `sqrt(Σ(f - mean)²/(n - 1))`, and 0 of one alone."""
+    """The standard deviation of the sample that `mean` reads: `sqrt(Σ(f - mean)²/(n - 1))`; 0 for one element."""
     return _aggregate("deviation", formula, over, of)
 
 
 def largest(formula: Operand, over: Where = None, of: Where = None) -> Aggregate:
-    """The largest value of a formula on those; the least is `-largest(-formula)`."""
+    """The largest value of a formula over the same elements as `mean`. The smallest value is `-largest(-formula)`."""
     return _aggregate("largest", formula, over, of)
 
 
 def some(condition: Expression, over: Where = None, of: Where = None) -> Aggregate:
-    """Whether a condition holds on some of those; on all of them is `~some(~condition)`."""
+    """Whether a condition holds on at least one of the elements that `mean` reads. On all: `~some(~condition)`."""
     return _aggregate("some", condition, over, of)
 
 
 def quantile(formula: Operand, level: Operand, over: Where = None) -> Aggregate:
-    """The quantile of a formula on those tokens, detached: between the two values next to `level·(n - 1)`, linearly.
+    """The detached quantile of a formula over the same tokens as `mean`.
 
-    As `numpy.quantile` and `torch.quantile` do by default, so that equal values need no order. `level` is a number
-    from 0 to 1, or a Parameter whose bounds lie in there.
+    It interpolates linearly between the two values next to `level·(n - 1)`, the default of `numpy.quantile` and
+    `torch.quantile`, so equal values need no order. `level` is a number from 0 to 1, or a Parameter with bounds in that
+    range.
     """
     made = _aggregate("quantile", formula, over, None, level)
     given = made.level
@@ -130,10 +131,9 @@ def quantile(formula: Operand, level: Operand, over: Where = None) -> Aggregate:
 
 
 def total(summed: Attribute | Expression, over: Where = None, of: Where = None) -> Total | Aggregate:
-    """Sum over the `over` element at or below the current one.
+    """The sum over the `over` element at or below the current one.
 
-    Of an attribute it is an additive measure, like `count`; of any other formula, and of the elements of `of`, a
-    statistic.
+    The total of an attribute is an additive measure, like `count`. With `of`, or of another formula, it is a statistic.
     """
     if not isinstance(summed, Expression):
         raise SpecError(f"total takes an Attribute or a formula, not {summed!r}", remedy="tokens are counted by count")
@@ -143,7 +143,7 @@ def total(summed: Attribute | Expression, over: Where = None, of: Where = None) 
 
 
 def within(expression: Expression) -> Iterator[Expression]:
-    """The expression, and the formulas of what it gathers of others, however deep: those are read at these."""
+    """Yields the expression, and the formulas in its statistics and order, at any depth. They are read elsewhere."""
     yield expression
     for atom in atoms(expression):
         if isinstance(atom, (Aggregate, Ordered)):
@@ -155,7 +155,7 @@ def within(expression: Expression) -> Iterator[Expression]:
 
 
 def of_rows(expression: Expression, rows: Stratum) -> Expression:
-    """An expression in which what is gathered of the rows names their stratum."""
+    """Returns an expression whose statistics and order over the rows name the stratum of the rows."""
 
     def named(atom: Expression) -> Expression:
         return replace(atom, of=rows) if isinstance(atom, (Aggregate, Ordered)) and atom.of == ROWS else atom
@@ -164,12 +164,12 @@ def of_rows(expression: Expression, rows: Stratum) -> Expression:
 
 
 def rewritten(expression: Expression, change: Callable[[Expression], Expression]) -> Expression:
-    """`change` of an expression, and of all formulas in what it gathers of others, the innermost first."""
+    """Returns `change` of an expression and of all formulas in its statistics and order, the innermost first."""
     return change(rewritten_within(expression, change))
 
 
 def rewritten_within(expression: Expression, change: Callable[[Expression], Expression]) -> Expression:
-    """`change` of all formulas in what an expression gathers of others, the innermost first."""
+    """Returns an expression with `change` of all formulas in its statistics and order, the innermost first."""
 
     def inside(atom: Expression) -> Expression:
         if isinstance(atom, Ordered):

@@ -1,6 +1,6 @@
-"""Where gradients of the current policy flow, and `stop`: an error where none would flow without it.
+"""Where gradients of the current policy flow, and checks of `stop` and of penalties.
 
-Such a `stop` says something that is not so.
+A `stop` with no gradient to stop is refused, because it misleads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fibration.language.token_formulas import called, roots, short
 from fibration.language.traversal import atoms, desugar
 
 STOP = "stop"
-# What is gathered of others, by whether it passes gradients on: sums and order, and of what is given for them.
+# Kinds of statistics and order that carry gradients: none; in densities; in penalties.
 NOTHING: frozenset[str] = frozenset()
 ORDER = frozenset({BEFORE, AFTER})
 SUMS = ORDER | {"total", "mean"}
@@ -29,7 +29,7 @@ HELD = "no gradient flows through weights, conditions, advantages and statistics
 def carries_gradient(formula: Expression, through: frozenset[str] = NOTHING) -> bool:
     """Whether a gradient of the current policy flows through a formula without sugar.
 
-    `through`: what passes gradients on of all that is gathered of others, by its word.
+    `through`: the kinds of statistics and order that carry gradients.
     """
     if isinstance(formula, Apply):
         if formula.operator == STOP or formula.is_condition:
@@ -46,7 +46,7 @@ def _word(gathered: Aggregate | Ordered) -> str:
 
 
 def check_stops(h: Outline, here: str) -> None:
-    """No `stop` of what does not move with the current policy, and none where no gradient flows anyway."""
+    """Raises SpecError for a `stop` of a formula without a gradient, and for a `stop` where no gradient flows."""
     for root in roots(h):
         through = {"penalty": SUMS, "density": ORDER}.get(root.role, NOTHING)
         for what, stopped, flows in _stops(root.what, root.formula, through, root.role not in ("token", "advantages")):
@@ -65,7 +65,10 @@ def check_stops(h: Outline, here: str) -> None:
 def _stops(
     what: str, formula: Expression, through: frozenset[str], flows: bool
 ) -> Iterator[tuple[str, Expression, bool]]:
-    """What a formula, and those in what it gathers, stop, outermost first; and whether gradients flow there."""
+    """Yields every stopped formula, outermost first, with its description and whether gradients flow there.
+
+    Formulas in statistics and order are searched too.
+    """
     if isinstance(formula, Apply):
         if formula.operator == STOP:
             yield what, formula.arguments[0], flows
@@ -76,7 +79,7 @@ def _stops(
 
 
 def check_gradients(h: Outline, here: str) -> None:
-    """Every penalty has a gradient."""
+    """Raises SpecError for a penalty without a gradient."""
     for name, penalty in h.penalties.items():
         if not carries_gradient(desugar(penalty.formula), SUMS):
             read = {a for e in within(penalty.formula) for a in atoms(e)}

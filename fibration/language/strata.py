@@ -1,7 +1,7 @@
 """The shape of a hierarchy: which strata lie over which, in a chain, a tree or a quiver.
 
-Coarser strata are further down: every element of a stratum lies over one element of each coarser one. What is computed
-here holds for every batch, and rests on the declared fibrations alone; that parallel paths agree is a fact about data
+Coarser strata are further down: every element of a stratum lies over one element of each coarser stratum. The results
+depend on the declared fibrations only, so they hold for every batch. Whether parallel paths agree depends on the data
 (`runtime/index/assumed.py`).
 """
 
@@ -19,12 +19,12 @@ from fibration.language.kernels import Fibration
 
 
 class NotOver(LookupError):
-    """One stratum does not lie over another, so that its elements have none of the other below them."""
+    """Raised if one stratum does not lie over another, so its elements lie over no element of the other."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Strata and fibrations as a graph. Everything but `coarser` and `finer` needs it to be acyclic."""
+    """Strata and fibrations as a graph. Only `coarser` and `finer` accept cycles."""
 
     strata: tuple[Stratum, ...]
     fibrations: tuple[Fibration, ...]
@@ -54,7 +54,7 @@ class Shape:
         return {s: tuple(f for f in self.fibrations if f.target == s) for s in self.strata}
 
     def coarser(self, stratum: Stratum) -> tuple[Stratum, ...]:
-        """Every stratum that `stratum` lies over, nearest first; terminates on cycles too."""
+        """Every stratum that `stratum` lies over, nearest first. Terminates on cycles too."""
         return self._coarser.get(stratum, ())
 
     def finer(self, stratum: Stratum) -> tuple[Stratum, ...]:
@@ -80,7 +80,7 @@ class Shape:
         return tuple(found)
 
     def way(self, stratum: Stratum, target: Stratum) -> tuple[tuple[Stratum, Stratum], ...]:
-        """The fibrations along one path to a coarser stratum, each as its source and target. Raises `NotOver`."""
+        """Returns the (source, target) of each fibration along one path to a coarser stratum. Raises `NotOver`."""
         key = stratum, target
         if key not in self._ways:
             if stratum != target and target not in self.coarser(stratum):
@@ -99,7 +99,7 @@ class Shape:
 
     @cached_property
     def order(self) -> tuple[Stratum, ...]:
-        """Every stratum after those that it lies over: roots first; of a chain, from the root to the leaf."""
+        """Every stratum, each after the strata that it lies over: roots first; in a chain, from root to leaf."""
         place = {s: i for i, s in enumerate(self.strata)}
         return tuple(nx.lexicographical_topological_sort(self.graph.reverse(copy=False), key=lambda s: place[s]))
 
@@ -112,7 +112,7 @@ class Shape:
         return tuple(s for s in self.strata if not self.below(s))
 
     def leaves_over(self, stratum: Stratum) -> frozenset[Stratum]:
-        """The leaves whose elements lie over `stratum`, itself if it is one."""
+        """The leaves whose elements lie over `stratum`; `stratum` itself if it is a leaf."""
         return self._leaves_over[stratum]
 
     @cached_property
@@ -121,7 +121,7 @@ class Shape:
 
     @property
     def is_tree(self) -> bool:
-        """Whether every stratum lies directly over one other at most."""
+        """Whether every stratum lies directly over at most one other."""
         return all(len(self.below(s)) <= 1 for s in self.strata)
 
     @property
@@ -131,7 +131,7 @@ class Shape:
     # ------------------------------------------------------------ paths
 
     def path(self, source: Stratum, target: Stratum) -> tuple[Fibration, ...]:
-        """The shortest way down from `source` to `target`, which it lies over."""
+        """Returns the shortest path of fibrations from `source` down to `target`, which `source` lies over."""
         found: dict[Stratum, tuple[Fibration, ...]] = {source: ()}
         frontier = [source]
         while target not in found:
@@ -143,25 +143,26 @@ class Shape:
         return found[target]
 
     def parallel(self) -> Iterator[tuple[tuple[Fibration, ...], tuple[Fibration, ...]]]:
-        """Pairs of paths that part at a stratum and first meet again at another: they must compose to the same map."""
+        """Yields pairs of paths that part at a stratum and meet again at another. Both must compose to the same map."""
         for s in self.strata:
             for f, g in itertools.combinations(self.below(s), 2):
                 for meet in self.meets(f.target, g.target, inclusive=True):
                     one, two = self.path(f.target, meet), self.path(g.target, meet)
                     yield (f, *one), (g, *two)
 
-    # ------------------------------------------------------------ what a quiver adds
+    # ------------------------------------------------------------ quivers
 
     def meets(self, a: Stratum, b: Stratum, inclusive: bool = False) -> tuple[Stratum, ...]:
-        """The finest strata that both lie over; with `inclusive`, one that is the other or lies over it counts."""
+        """Returns the finest strata that both lie over. With `inclusive`, `a` and `b` themselves may be among them."""
         up = {s: (s, *self.coarser(s)) if inclusive else self.coarser(s) for s in (a, b)}
         common = [s for s in up[a] if s in up[b]]
         return tuple(s for s in common if not any(s in self.coarser(o) for o in common))
 
     def moebius(self, stratum: Stratum) -> dict[Stratum, int]:
-        """Whole numbers `c` with `Σ_{u coarser} ρ_u = Σ_u c_u·s_u`, where `s_u` sums `ρ` over `u` and all coarser ones.
+        """Returns whole numbers `c` with `Σ_{u coarser} ρ_u = Σ_u c_u·s_u`, where `s_u` sums `ρ` over `u` and coarser.
 
-        On a tree that is the parent with 1; on two crossed strata over one root, 1, 1 and -1. Zeros are left out.
+        On a tree the parent has 1. Over two crossed strata and their one root, the numbers are 1, 1 and -1. Zeros are
+        left out.
         """
         if stratum not in self._moebius:
             up = self.coarser(stratum)
@@ -176,28 +177,28 @@ class Shape:
         return {}
 
     def crossings(self) -> tuple[Stratum, ...]:
-        """The strata that lie directly over several; roots first."""
+        """The strata that lie directly over several strata; roots first."""
         return tuple(s for s in self.order if len(self.below(s)) > 1)
 
     def under_crossings(self) -> tuple[Stratum, ...]:
-        """The strata that are coarser than one of these; roots first."""
+        """The strata that are coarser than a crossing; roots first."""
         found = {u for s in self.crossings() for u in self.coarser(s)}
         return tuple(s for s in self.order if s in found)
 
     def crossed(self) -> tuple[Stratum, ...]:
-        """Those of them that cross another: neither lies over the other."""
+        """The strata under crossings that are not comparable to another stratum under a crossing."""
         found = self.under_crossings()
         return tuple(a for a in found if any(not self.comparable(a, b) for b in found))
 
     def comparable(self, a: Stratum, b: Stratum) -> bool:
-        """Whether they are one stratum, or one lies over the other."""
+        """Whether `a` and `b` are one stratum, or one lies over the other."""
         return a == b or a in self.coarser(b) or b in self.coarser(a)
 
     def covers(self, target: Stratum) -> tuple[tuple[Fibration, ...], ...]:
-        """The smallest sets of fibrations into `target` over which each of its leaf elements lies once.
+        """Returns the covers of `target`: sets of fibrations into it whose sources share no leaf and miss none over it.
 
-        The kernels of one such set are reflecting together. On a tree there is one set, all children; strata that
-        cross each other over `target` form one each.
+        The kernels of one cover are reflecting together. On a tree the only cover holds all children. Strata that cross
+        each other over `target` form one cover each.
         """
         order = {f: i for i, f in enumerate(self.above(target))}
         over = {f: self.leaves_over(f.source) for f in order}
@@ -206,7 +207,7 @@ class Shape:
             if not missing:
                 yield tuple(sorted(chosen, key=order.__getitem__))
                 return
-            leaf = next(s for s in self.leaves if s in missing)  # one of them has to cover it
+            leaf = next(s for s in self.leaves if s in missing)  # some fibration has to cover this leaf
             for f, leaves in over.items():
                 if leaf in leaves and leaves <= missing:
                     yield from complete((*chosen, f), missing - leaves)
@@ -215,12 +216,12 @@ class Shape:
         return tuple(sorted((c for c in found if c), key=lambda c: (len(c), [order[f] for f in c])))
 
     def uncovered(self) -> tuple[Fibration, ...]:
-        """The fibrations in no cover of their target: over what they join, other ways lead as well."""
+        """The fibrations in no cover of their target: leaves over their source also reach it along another path."""
         covered = {f for s in self.strata for cover in self.covers(s) for f in cover}
         return tuple(f for f in self.fibrations if f not in covered)
 
     def covered_ways(self, leaf: Stratum, target: Stratum) -> Iterator[tuple[Fibration, ...]]:
-        """The ways down from a leaf to a stratum that take a fibration of some cover at each step."""
+        """Yields the paths from a leaf down to a stratum that take a fibration of a cover at each step."""
         for cover in self.covers(target):
             last = next(f for f in cover if leaf in self.leaves_over(f.source))
             for way in [()] if last.source == leaf else self.covered_ways(leaf, last.source):

@@ -1,4 +1,4 @@
-"""Between formulas of the language and sympy: the only home of that translation."""
+"""The translation between formulas of the language and sympy, in both directions. No other module translates."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fibration.language.operators import OPERATORS, Stopped, sqrt, where
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.polynomials import Polynomial, Quotient, TooLarge
 
-# sqrt(-1), log(0) and 0/0 have no value, and sympy refuses to compare what it makes of them: a symbol stands for each.
+# sqrt(-1), log(0) and 0/0 have no value, and sympy cannot compare I, zoo and nan: a symbol stands for each.
 NO_VALUES = {c: Dummy(f"value of {c}", real=True) for c in (sympy.I, sympy.nan, sympy.zoo)}
 COMPARING = ("<", "<=", ">", ">=", "minimum", "maximum", "clip")
-MOST_FACTORED = 6  # symbols of what sympy is asked to find factors of
-ATOM_OF: dict[Dummy, Expression] = {}  # of every symbol
+MOST_FACTORED = 6  # sympy factors no expression with more symbols
+ATOM_OF: dict[Dummy, Expression] = {}  # the atom of every symbol
 OPERATOR_OF: dict[Any, str] = {head: name for name, row in OPERATORS.items() for head in row.heads}
 _WORDS = [head.__name__ for row in OPERATORS.values() if not row.sign for head in row.heads]
 _CONSTANTS = {value: written for row in OPERATORS.values() for value, written in row.constants.items()}
@@ -29,10 +29,10 @@ _CONSTANTS = {value: written for row in OPERATORS.values() for value, written in
 
 @cache  # evicting one would give its atom a second symbol
 def symbol(atom: Expression) -> Dummy:
-    """One sympy symbol per atom: equal atoms, equal symbols.
+    """Returns the sympy symbol of an atom: equal atoms have equal symbols.
 
-    It says what holds in every hierarchy: counts may be 0, over an empty branch of a tree. Where they are not is for
-    `Assumptions`.
+    Its sympy assumptions hold in every hierarchy. A count may be 0, over an empty branch of a tree; `Assumptions`
+    decides where it is not.
     """
     known = {"real": True}
     if isinstance(atom, Count):
@@ -50,9 +50,11 @@ def symbol(atom: Expression) -> Dummy:
 
 @lru_cache(maxsize=65536)
 def to_sympy(expression: Expression) -> Any:
-    """The sympy form; the count of a stratum over itself is 1, the total of an attribute its value.
+    """Returns the sympy form of an expression:
 
-    A log-prob of the current policy is that of the old one and the log ratio.
+    - the count of a stratum over itself is 1;
+    - the total of an attribute over its own stratum is the attribute;
+    - the log-prob of the current policy is the old log-prob plus the log ratio.
     """
     if isinstance(expression, Number):
         return sympy.Rational(expression.value.numerator, expression.value.denominator)
@@ -74,12 +76,15 @@ CURRENT_LOG_PROB, OLD_LOG_PROB = LogProb(Policy(CURRENT)), LogProb(Policy(OLD))
 
 
 def flowing(value: Any) -> Any:
-    """A value, or a derivative once it is taken, with what was stopped as it would be if it were not."""
+    """Returns a value without its stops: each `Stopped(x)` becomes `x`. Apply it after taking derivatives."""
     return value.replace(Stopped, lambda x: x) if value.has(Stopped) else value
 
 
 def from_sympy(value: Any) -> Expression:
-    """The way back, for printing and for users who build formulas with sympy."""
+    """Returns the formula of a sympy expression, for printing and for users who build formulas with sympy.
+
+    Raises SpecError for an expression that the language lacks.
+    """
     if value in ATOM_OF:
         return ATOM_OF[value]
     if isinstance(value, sympy.Rational):
@@ -109,7 +114,7 @@ def from_sympy(value: Any) -> Expression:
         operator, args = OPERATOR_OF[value.func], [from_sympy(a) for a in value.args]
         if len(args) == 1:
             return apply(operator, *args)
-        if operator == "+":  # positive terms first, so that differences read as differences
+        if operator == "+":  # positive terms first, so that `b - a` is not printed as `-a + b`
             args.sort(key=_is_negated)
         result = args[0]
         for a in args[1:]:
@@ -126,7 +131,7 @@ def _is_negated(e: Expression) -> TypeGuard[Apply]:
 
 
 def show(value: Any) -> str:
-    """A sympy result in the written grammar."""
+    """Returns a sympy expression in the written grammar."""
     if value.is_rational_function():
         few = len(value.free_symbols) <= MOST_FACTORED
         value = sympy.factor(value) if few else from_quotient(quotient(value))
@@ -135,12 +140,12 @@ def show(value: Any) -> str:
 
 # ---------------------------------------------------------------- polynomials
 
-_ATOMS: dict[Any, int] = {}  # the numbers that polynomials know sympy's expressions by
+_ATOMS: dict[Any, int] = {}  # the atom numbers of sympy expressions in polynomials
 _EXPRESSIONS: list[Any] = []
 
 
 def atom_number(value: Any) -> int:
-    """The number of a symbol, a function or an irrational number: of what polynomials do not look into."""
+    """Returns the atom number of an expression without structure: a symbol, a function or an irrational number."""
     if value not in _ATOMS:
         _ATOMS[value] = len(_EXPRESSIONS)
         _EXPRESSIONS.append(value)
@@ -153,9 +158,9 @@ def atom_expression(atom: int) -> Any:
 
 @lru_cache(maxsize=65536)
 def quotient(value: Any) -> Quotient:
-    """A sympy expression as powers of factors. Functions are atoms, `exp(a + 2*b)` that of `a` times that of `b` twice.
+    """Returns a sympy expression as powers of factors. Functions are atoms; `exp(a + 2*b)` is `exp(a)·exp(b)²`.
 
-    Raises `TooLarge`, and `ValueError` for what is no number: infinity, or a division by 0.
+    Raises `TooLarge`, and `ValueError` for infinity and for a division by 0.
     """
     if value.is_Rational:
         return polynomials.number(Fraction(int(value.p), int(value.q)))
@@ -179,7 +184,7 @@ def quotient(value: Any) -> Quotient:
 
 
 def _exponential(term: Any) -> Quotient:
-    """`exp` of one term of a sum: a power of that of the term without its coefficient."""
+    """Returns `exp` of one term of a sum: a power of `exp` of the term without its coefficient."""
     c, rest = term.as_coeff_Mul()
     if not c.is_Rational:
         c, rest = sympy.Integer(1), term
@@ -191,7 +196,7 @@ def _exponential(term: Any) -> Quotient:
 
 
 def from_quotient(q: Quotient) -> Any:
-    """The sympy expression, of which nothing is multiplied out."""
+    """Returns the sympy expression of a quotient, still factored."""
     number, factors = q.number, dict(q.factors)
     turned = next((f for f, p in factors.items() if isinstance(f, Polynomial) and p % 2), None) if number < 0 else None
     made = [sympy.Rational(number.numerator, number.denominator) * (-1 if turned else 1)]
@@ -210,7 +215,7 @@ def from_polynomial(p: Polynomial) -> Any:
 
 
 def vanishes(value: Any) -> bool:
-    """Whether an expression is identically zero; complete for rational functions that are not too large."""
+    """Whether an expression is shown to be identically zero. Complete for rational functions that are not too large."""
     return _vanishes(sympy.sympify(value))
 
 
@@ -223,5 +228,5 @@ def _vanishes(value: Any) -> bool:
         return False
     if value.is_rational_function():
         return False
-    reduced = sympy.cancel(sympy.together(value))  # to sympy there is more to a function than its name
+    reduced = sympy.cancel(sympy.together(value))  # unlike our atoms, sympy functions have identities
     return bool(reduced == 0 or sympy.expand(reduced) == 0)

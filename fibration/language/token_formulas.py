@@ -1,5 +1,6 @@
-"""Formulas that are read at tokens, or at the elements of a stratum: what stands in weights, conditions of `keep`,
-advantages and penalties, and what statistics and order are of.
+"""Checks of the formulas that are read at tokens or at the elements of a stratum.
+
+They stand in weights, conditions of `keep`, advantages and penalties, and inside statistics and order.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ REWARDS = (
 )
 OF_ADVANTAGES = "rewards in the formula of advantages alone: calls make advantages of them"
 GATHERED = "of= a stratum of the hierarchy whose elements lie over those of over="
-# What neither a token nor what it lies over has, and what to write instead.
+# Atoms that no formula here may read: why not, and what to write instead.
 _OF_A_LEVEL = {
     residual: ("a residual is a level's, and gradients flow through it", "read token_log_ratio, or put it into a gate"),
     mass: ("the mass is what kernels spread", "write the count or total that it stands for"),
     channel_sign: ("a token is on every channel", "read the sign of token_log_ratio"),
     pull: ("what pulls an element is for its gate", "read advantage"),
 }
-WIDEST = 80  # of a formula in a message
-Problem = tuple[str, str]  # why that cannot be read, and what to do about it
+WIDEST = 80  # characters of a formula in a message
+Problem = tuple[str, str]  # why an atom cannot be read, and the fix
 
 
 def short(formula: Expression) -> str:
@@ -63,19 +64,20 @@ def short(formula: Expression) -> str:
 
 
 def called(gathered: Aggregate | Ordered) -> str:
-    """A statistic or an order in messages."""
+    """Returns the description of a statistic or an order in messages."""
     return f"the {'statistic' if isinstance(gathered, Aggregate) else 'order'} {short(gathered)}"
 
 
-# ---------------------------------------------------------------- what formulas there are
+# ---------------------------------------------------------------- the formulas of a hierarchy
 
 
 @dataclass(frozen=True)
 class DeclaredFormula:
     """A formula of a hierarchy, and where it is read.
 
-    `role`: what of its words is refused here. "token", "advantages", "penalty": all that is read at `place`, None for
-    tokens. "density", "level": the law of locality and the check of objectives say what is read, and where.
+    `role` decides which atoms are refused:
+    - "token", "advantages", "penalty": this module checks every atom at `place` (None: at tokens);
+    - "density", "level": the law of locality and the check of objectives decide what may be read, and where.
     """
 
     what: str
@@ -85,7 +87,7 @@ class DeclaredFormula:
 
 
 def roots(h: Outline) -> Iterator[DeclaredFormula]:
-    """Every formula of a hierarchy."""
+    """Yields every formula of a hierarchy."""
     yield from (DeclaredFormula(f"the weight {short(w)}", w, "token") for w in h.objective.weighed)
     yield from (DeclaredFormula(f"keep({short(k.condition)})", k.condition, "token") for k in h.objective.kept)
     if h.advantages is not None:
@@ -106,7 +108,10 @@ def roots(h: Outline) -> Iterator[DeclaredFormula]:
 
 
 def check_token_formulas(h: Outline, here: str) -> None:
-    """What is read is one number of every token, or of every element that it is read at."""
+    """Raises SpecError for an atom without one number per token, or per element at which it is read.
+
+    A penalty whose value, not only its conditions, depends on the advantage is refused too.
+    """
     reader = _Reader(h, here)
     for root in roots(h):
         judged = root.role in ("token", "advantages", "penalty")
@@ -124,7 +129,7 @@ def check_token_formulas(h: Outline, here: str) -> None:
 
 
 def _is_number_of_advantages(formula: Expression) -> bool:
-    """Whether the advantage is part of the value of a formula without sugar, and not of its conditions alone."""
+    """Whether the value of a formula without sugar depends on the advantage, not only its conditions."""
     if isinstance(formula, Apply):
         return not formula.is_condition and any(map(_is_number_of_advantages, formula.arguments))
     if isinstance(formula, (Aggregate, Ordered)):
@@ -132,22 +137,22 @@ def _is_number_of_advantages(formula: Expression) -> bool:
     return formula == advantage
 
 
-# ---------------------------------------------------------------- what is read where
+# ---------------------------------------------------------------- checks of atoms
 
 
 class _Reader:
-    """What may be read at tokens, and at the elements of a stratum, of one hierarchy."""
+    """Checks what formulas of one hierarchy read at tokens and at the elements of a stratum."""
 
     def __init__(self, h: Outline, here: str) -> None:
         self.h, self.here = h, here
 
     @cached_property
     def shape(self) -> Shape:
-        """With the rows, the groups and the batch; of a cycle, which the laws refuse, nothing is asked."""
+        """The strata with the rows, the groups and the batch. Not used for a cycle, which the laws refuse."""
         return whole_batch(self.h)
 
     def check(self, what: str, formula: Expression, role: str, place: Stratum | None, judged: bool = True) -> None:
-        """Raise a SpecError for the first thing that cannot be read at `place`, or in what is gathered there."""
+        """Raises SpecError for the first atom that cannot be read at `place`, or in statistics and order there."""
         for atom in atoms(formula):
             here = REWARDS if role == "advantages" and place is None else _at(place)
             words = OF_ADVANTAGES if atom == reward else here
@@ -161,16 +166,16 @@ class _Reader:
                 self.check(called(atom), atom.formula, role, of)
 
     def places(self, place: Stratum | None) -> tuple[Stratum, ...]:
-        """The strata of whose elements one lies at or below what is read: at `place`, or at every token."""
+        """Returns the strata with one element at or below each element of `place`, or each token (`place` None)."""
         if place is not None:
             return place, *self.shape.coarser(place)
         tokens = [(leaf, *self.shape.coarser(leaf)) for leaf in self.h.leaves]
         return tuple(s for s in tokens[0] if all(s in other for other in tokens))
 
-    # ------------------------------------------------------------ wherever it stands
+    # ------------------------------------------------------------ at any place
 
     def word(self, atom: Expression, role: str) -> Problem | None:
-        """Rewards are for advantages, and these are of nothing that an update changes."""
+        """The problem of a reward outside advantages, or of an advantage or a current log-prob inside them, if any."""
         if atom == reward and role != "advantages":
             return "rewards are for advantages= alone", "read advantage, which gates, weights and conditions may"
         if role == "advantages":
@@ -182,7 +187,7 @@ class _Reader:
         return None
 
     def gathered(self, atom: Expression) -> Problem | None:
-        """What is wrong with a statistic or an order whatever reads it."""
+        """The problem of a statistic or an order, wherever it is read, if any."""
         if not self.h.leaves or not isinstance(atom, (Aggregate, Ordered)):
             return None
         if atom.of is not None and (problem := self.elements(atom, atom.of)):
@@ -190,7 +195,7 @@ class _Reader:
         return None if isinstance(atom, Ordered) else self.level(atom)
 
     def elements(self, atom: Aggregate | Ordered, of: Where) -> Problem | None:
-        """What `of=` may name: a stratum whose elements lie over those of `over`."""
+        """The problem of `of=`, if any: it must name a stratum whose elements lie over those of `over`."""
         if not isinstance(of, Stratum):
             return (
                 f"'{of}' stands for the rows in advantages= and penalties= alone",
@@ -221,7 +226,7 @@ class _Reader:
     # ------------------------------------------------------------ at an element
 
     def problem(self, atom: Expression, place: Stratum | None) -> Problem | None:
-        """Why what is read here has no single such number; None if it has one."""
+        """Why an atom has no single number at `place`; None if it has one."""
         if isinstance(atom, (Density, Gated)):
             return (
                 "densities are a level's, and gradients flow through them",
@@ -242,7 +247,10 @@ class _Reader:
         return self.statistic(atom, place) if isinstance(atom, Aggregate) else self.ordered(atom, place)
 
     def of_tokens(self, atom: Reading | LogProb, place: Stratum | None) -> Problem | None:
-        """Log-probs are of tokens; advantages and rewards also of rows, and of what lies over these."""
+        """The problem of a log-prob, advantage or reward, if any.
+
+        Log-probs are read at tokens; advantages and rewards also at rows, and at elements over a row.
+        """
         if place is None or place in self.h.leaves:
             return None
         if atom in (advantage, reward) and self.h.rows in self.places(place):
@@ -293,7 +301,7 @@ class _Reader:
         return None if atom.over in places else self.elsewhere(atom.over, place)
 
     def elsewhere(self, other: object, place: Stratum | None) -> Problem:
-        """Nothing that is read here lies over one element of a stratum."""
+        """The problem of an atom at `place` that reads `other`, which `place` does not lie over."""
         h, here = self.h, "token" if place is None else str(place)
         if place is None and other in h.leaves:
             why = f"tokens are elements of {listed(h.leaves)}, not of {other} alone"
@@ -306,7 +314,7 @@ class _Reader:
         return why, self.known(other, self.places(place))
 
     def known(self, other: object, places: tuple[Stratum, ...]) -> str:
-        """What to name in place of what is not there."""
+        """Returns the fix: the strata to name instead of `other`."""
         names = [s.name for s in places]
         if not isinstance(other, Stratum) or other in self.shape.strata:
             return f"name one of {', '.join(names)}" if names else "name what tokens lie over"
@@ -315,7 +323,7 @@ class _Reader:
 
 
 def _at(place: Stratum | None) -> str:
-    """What may be read at a token, or at an element of a stratum."""
+    """Returns, for messages, what may be read at a token or at an element of a stratum."""
     if place is None:
         return TOKENS
     return (

@@ -1,4 +1,4 @@
-"""Walks over expressions: their atoms, rebuilding with other atoms, expanding sugar, exact values."""
+"""Walks over expressions: listing and replacing atoms, expanding sugar, exact values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fibration.language.exact import bounded
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.operators import OPERATORS, Sugar
 
-KEPT = 1 << 12  # formulas are asked again and again, by every law and on every batch that it tries
+KEPT = 1 << 12  # cached formulas: every law reads the same formulas on every batch that it tries
 
 
 def atoms(expression: Expression) -> Iterator[Expression]:
-    """Every atom of an expression, each once, in the order of first appearance."""
+    """Yields every atom of an expression, each once, in the order of first appearance."""
     return iter(_atoms(expression))
 
 
@@ -33,7 +33,7 @@ def _atoms(expression: Expression) -> tuple[Expression, ...]:
 
 
 def transform(expression: Expression, atom: Callable[[Expression], Expression]) -> Expression:
-    """Rebuild with every atom replaced by `atom(it)`."""
+    """Returns the expression with every atom `a` replaced by `atom(a)`."""
     if isinstance(expression, Apply):
         arguments = tuple(transform(a, atom) for a in expression.arguments)
         return expression if arguments == expression.arguments else Apply(expression.operator, arguments)
@@ -41,12 +41,12 @@ def transform(expression: Expression, atom: Callable[[Expression], Expression]) 
 
 
 def substitute(expression: Expression, values: Mapping[Expression, Expression]) -> Expression:
-    """Replace atoms by expressions, all at once."""
+    """Returns the expression with atoms replaced by expressions, all at once."""
     return transform(expression, lambda a: values.get(a, a))
 
 
 def desugar(expression: Expression) -> Expression:
-    """Expand every sugar operator into `where` and arithmetic."""
+    """Returns the expression with every sugar operator expanded into `where` and arithmetic."""
     if not isinstance(expression, Apply):
         return expression
     arguments = tuple(desugar(a) for a in expression.arguments)
@@ -57,11 +57,10 @@ def desugar(expression: Expression) -> Expression:
 
 
 def evaluate(expression: Expression, values: Callable[[Expression], Fraction] | Mapping[Expression, Fraction]) -> Any:
-    """The exact value over Fractions (transcendental functions to fifty digits).
+    """Returns the exact value over Fractions (transcendental functions to fifty digits).
 
-    Independent of sympy and of the IR: the ground truth that proofs and counterexamples are checked against.
-    `where` evaluates only the branch it takes. Raises `NoValue` where the expression has no value, and `TooLarge` where
-    one has too many digits.
+    It uses neither sympy nor the IR, so proofs and counterexamples are checked against it. `where` evaluates only the
+    branch it takes. Raises `NoValue` if the expression has no value, and `TooLarge` if a value has too many digits.
     """
     if isinstance(expression, Number):
         return expression.value

@@ -1,4 +1,4 @@
-"""A hierarchy as LaTeX. Nothing here needs the laws to hold."""
+"""A hierarchy as LaTeX. The laws need not hold."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _GREEK = frozenset(
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon phi chi psi "
     "omega".split()
 )
-# Of what is written with a sign: its strength, and the least strength of each operand that needs no parentheses.
+# For operators with a sign: their strength, and the least strength of each operand that needs no parentheses.
 _STRENGTHS = {
     "+": (1, 1, 1), "-": (1, 1, 2), "*": (2, 2, 2), "/": (2, 0, 0), "**": (3, 4, 0), "neg": (1, 2),
     "<": (0, 1, 1), "<=": (0, 1, 1), ">": (0, 1, 1), ">=": (0, 1, 1), "and": (0, 2, 2), "or": (0, 2, 2), "not": (0, 0),
@@ -58,12 +58,12 @@ _STRENGTHS = {
 
 
 def latex(hierarchy: Hierarchy) -> str:
-    """An `align*` environment (amsmath): strata, kernels, masses, decomposition, gates, recovery, objective."""
+    """Returns an `align*` environment (amsmath): strata, kernels, masses, decomposition, gates, recovery, objective."""
     return f"\\begin{{align*}}\n% {hierarchy.name}\n{_lines(hierarchy)}\n\\end{{align*}}"
 
 
 def displayed(hierarchy: Hierarchy) -> str:
-    """The same between `$$`, as MathJax and KaTeX read it in notebooks and in Markdown."""
+    """Returns the same lines between `$$`, for MathJax and KaTeX in notebooks and Markdown."""
     return f"$$\n\\begin{{aligned}}\n{_lines(hierarchy)}\n\\end{{aligned}}\n$$"
 
 
@@ -114,7 +114,7 @@ def _objective(h: Hierarchy) -> Iterator[str]:
 
 
 def _penalised(name: str, penalty: Penalty) -> str:
-    """What is taken off the objective."""
+    """Returns the term that is subtracted from the objective."""
     if penalty.over is not None:
         return rf"\operatorname{{mean}}_{{{_name(penalty.over)}}}\left({_word(name)}\right)"
     own = "" if penalty.objective is None else f"^{{{_word(name)}}}"
@@ -123,7 +123,7 @@ def _penalised(name: str, penalty: Penalty) -> str:
 
 
 def _weights(h: Hierarchy, o: Objective, penalty: str = "") -> Iterator[str]:
-    """Of the objective, or of one of a penalty's own."""
+    """Yields the weights and conditions of the hierarchy's objective, or of a penalty's own objective."""
     own = f"^{{{_word(penalty)}}}" if penalty else ""
     if o.weighed:
         yield rf"w{own}_i &= {tex(functools.reduce(operator.mul, o.weighed))}"
@@ -135,7 +135,7 @@ def _weights(h: Hierarchy, o: Objective, penalty: str = "") -> Iterator[str]:
 
 
 def _strata(h: Hierarchy) -> str:
-    """The fibrations as paths towards the roots, each on one path; and the groups, that rows lie over."""
+    """Returns the fibrations as paths towards the roots, each on one path, and the groups below the rows."""
     unused = list(h.fibrations)
     paths: list[list[Stratum]] = [] if unused else [[h.strata[0]]]
     while unused:
@@ -150,7 +150,7 @@ def _strata(h: Hierarchy) -> str:
 
 
 def _read(h: Hierarchy) -> Iterator[Expression]:
-    """What may read the mass."""
+    """Yields the formulas that may read the mass."""
     yield from (g.expression for g in h.gates.values())
     yield from (e for _, e in h.decomposition.densities)
     yield h.decomposition.recovery
@@ -186,7 +186,7 @@ def _residual_rows(h: Hierarchy) -> list[str]:
 
 
 def _gate(expression: Expression) -> tuple[str, ...]:
-    """A gate; `gate.per(scale)` is written as the scale times the gate of s = ρ/scale, and s beside it."""
+    """Returns a gate's lines; `gate.per(scale)` becomes the scale times the gate of s, with the line s = ρ/scale."""
     if isinstance(expression, Apply) and expression.operator == "*":
         scale, inner = expression.arguments
         s = Reading("s")
@@ -205,13 +205,13 @@ def _replace(e: Expression, old: Expression, new: Expression) -> Expression:
 
 
 def tex(expression: Expression) -> str:
-    """An expression as LaTeX mathematics, for amsmath."""
+    """Returns an expression as LaTeX mathematics, for amsmath."""
     return _tex(expression)[0]
 
 
 class _Written(NamedTuple):
     text: str
-    strength: int  # 0 cases and conditions, 1 sums, 2 products, 3 powers, 4 whatever needs no parentheses
+    strength: int  # 0 cases and conditions, 1 sums, 2 products, 3 powers, 4 text that never needs parentheses
 
 
 def _tex(e: Expression) -> _Written:
@@ -279,17 +279,17 @@ def _atom(atom: Expression) -> str:
 
 
 def _gathered(atom: Aggregate | Ordered) -> str:
-    """The elements that are gathered, and over what."""
+    """Returns the subscript of a statistic or an order: its elements, and the stratum that they lie over."""
     return (rf"{_name(atom.of)} \to " if atom.of is not None else "") + _name(atom.over)
 
 
 def _name(stratum: object) -> str:
-    """A stratum; one without a name yet is the element at hand."""
+    """Returns a stratum's name; `None`, the current element, is a dot."""
     return rf"\mathrm{{{_escape(stratum.name)}}}" if isinstance(stratum, (Stratum, Place)) else r"\cdot"
 
 
 def _symbol(name: str) -> str:
-    """`C_prompt_group` as C with the subscript prompt_group; Greek letters by their names."""
+    """Returns `C_prompt_group` as C with the subscript prompt_group, and `epsilon` as the Greek letter."""
     head, _, tail = name.partition("_")
     word = rf"\{head}" if head in _GREEK else head if len(head) == 1 else rf"\mathrm{{{head}}}"
     return word + (rf"_{{\mathrm{{{_escape(tail)}}}}}" if tail else "")

@@ -1,4 +1,4 @@
-"""How a verdict is marked, and the table of which law each of several hierarchies obeys or gives up."""
+"""The marks of verdicts, and the table of the laws that hierarchies obey or give up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fibration.laws import LAWS
 
 
 class Kind(NamedTuple):
-    """How a verdict is shown. The word stands beside the sign, for terminals without colour or Unicode."""
+    """The look of a verdict. The word stands beside the sign, for terminals without colour or Unicode."""
 
     sign: str
     word: str
@@ -30,7 +30,7 @@ KINDS: Mapping[str, Kind] = {
     "undecided": Kind("?", "undecided", "magenta"),
     "refuted": Kind("✗", "refuted", "bold red"),
 }
-# In the table a law given up points at the note with its reason, and a law may have no verdict at all.
+# In the table, † points at the note with the reason, and a law may have no verdict.
 MARKS: Mapping[str, Kind] = {
     **KINDS,
     "given up": KINDS["given up"]._replace(sign="†"),
@@ -41,7 +41,7 @@ MARKS: Mapping[str, Kind] = {
 
 
 def columns(narrow: int, padding: tuple[int, int, int, int] = (0, 2, 0, 0)) -> Table:
-    """A grid of as many columns that never wrap, and one that does."""
+    """Returns a grid of `narrow` columns that never wrap, and a last column that does."""
     grid = Table.grid(padding=padding)
     for _ in range(narrow):
         grid.add_column(no_wrap=True)
@@ -50,23 +50,23 @@ def columns(narrow: int, padding: tuple[int, int, int, int] = (0, 2, 0, 0)) -> T
 
 
 def kind(report: Report, verdict: Verdict) -> Kind:
-    """Proved, given up as declared, failing along with another, undecided, or refuted."""
+    """Returns the kind of a verdict: proved, given up, follows, undecided or refuted."""
     if verdict.accepted:
         return KINDS["proved" if verdict.status == "proved" else "given up"]
     return KINDS[verdict.status if report.head(verdict) is verdict else "follows"]
 
 
 def outcome_of(report: Report) -> tuple[str, str]:
-    """`verified`, `refused` or what was found of two losses, and its style."""
+    """Returns the report's outcome, such as `verified` or `refused`, and its style."""
     return report.outcome, "green" if report.ok else "bold red"
 
 
 def marks(report: Report) -> list[Kind]:
-    """One mark per law, in the order of the laws: the worst of its verdicts, or why it has none."""
+    """Returns one mark per law, in the order of the laws: its worst verdict, or why it has none."""
     order = list(KINDS)
     worst: dict[str, int] = {}
     for v in report.verdicts:
-        word = v.status if v.out_of_time else kind(report, v).word  # it may hold: nobody has asked
+        word = v.status if v.out_of_time else kind(report, v).word  # out of time: the law may hold
         worst[v.law] = max(worst.get(v.law, 0), order.index(word))
     stopped = any(worst.get(law.name, 0) > 0 for law in LAWS.values() if law.foundation)
     absent = "not asked" if stopped else "does not apply"
@@ -74,9 +74,9 @@ def marks(report: Report) -> list[Kind]:
 
 
 def notes(report: Report) -> Iterator[tuple[Kind, str]]:
-    """What a mark cannot say, each with its mark.
+    """Yields the notes below the table, each with its mark.
 
-    The reasons for giving laws up, with what still holds of them; and what stands against a hierarchy, causes alone.
+    They are the reasons for giving laws up, with the subjects for which they still hold, and the causes of refusal.
     """
     given_up = [v for v in report.verdicts if kind(report, v) is KINDS["given up"]]
     for reason in dict.fromkeys(v.given_up for v in given_up):
@@ -87,32 +87,32 @@ def notes(report: Report) -> Iterator[tuple[Kind, str]]:
         yield MARKS["given up"], f"{report.hierarchy.name} gives up {', '.join(names)}: {line(reason)}{still}"
     for v in report.causes:
         what, along = report.error(v).what, report.so_too(v)
-        if v.law in LAWS:  # else a declaration that is wrong, which says all
+        if v.law in LAWS:  # the message of a wrong declaration is complete
             what += f": {line(str(v.counterexample or v.found))}{f' (so too: {along})' if along else ''}"
         yield MARKS[v.status], what
 
 
 def _given_up(law: str, reason: str, given_up: Sequence[Verdict]) -> str:
-    """A law that is given up for a reason; with the subjects that the reason is for, where others have reasons too."""
+    """Returns a law that is given up for a reason; with its subjects if other subjects have other reasons."""
     of_law = [v for v in given_up if v.law == law]
     mine = dict.fromkeys(v.subject for v in of_law if v.given_up == reason)
     return law if all(v.given_up == reason for v in of_law) else named(law, *mine)
 
 
 def line(text: str) -> str:
-    """A reason is any text: here without line breaks and control characters."""
+    """Returns a text on one line, without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def legend(reports: Sequence[Report]) -> list[Kind]:
-    """The marks that occur, in the order of `MARKS`."""
+    """Returns the marks that occur, in the order of `MARKS`."""
     seen = {m.word for r in reports for m in marks(r)}
     return [m for m in MARKS.values() if m.word in seen]
 
 
 @dataclass(frozen=True)
 class Overview:
-    """A row per hierarchy, a column per law under a staircase of their names: narrow, whatever the laws are called."""
+    """A table with a row per hierarchy and a narrow column per law, under a staircase of the laws' names."""
 
     reports: Sequence[Report]
 
@@ -142,7 +142,7 @@ class Overview:
 
 
 def markdown(reports: Sequence[Report]) -> str:
-    """The same table for a README: GitHub's Markdown, with a legend and the notes below it."""
+    """Returns the table in GitHub's Markdown, with a legend and the notes below it."""
     rows = [["hierarchy", *LAWS], ["---", *(":-:" for _ in LAWS)]]
     rows += [[r.hierarchy.name, *(m.sign for m in marks(r))] for r in reports]
     table = [f"| {' | '.join(row)} |" for row in rows]
@@ -152,7 +152,7 @@ def markdown(reports: Sequence[Report]) -> str:
 
 
 def compared(report: Report) -> str:
-    """What was found of two losses, and why."""
+    """Returns the outcome of comparing two losses, with the reason, in one line of Markdown."""
     (v,) = report.verdicts
     why = line(v.argument or str(v.counterexample or v.found))
     said = f"'{report.hierarchy.name}' is {report.outcome}: {why}"
@@ -160,5 +160,5 @@ def compared(report: Report) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text in which Markdown and HTML find no markup. An underscore inside a word is none."""
+    """Returns the text with Markdown and HTML markup escaped. An underscore inside a word is no markup."""
     return re.sub(r"([\\`*\[\]<>|#&~$]|(?<!\w)_|_(?!\w))", r"\\\1", text)

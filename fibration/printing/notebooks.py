@@ -1,4 +1,4 @@
-"""What a notebook shows of a hierarchy and of a report, in Markdown; their names and reasons are no markup there."""
+"""Hierarchies and reports in notebooks, as Markdown. Markup in names and reasons is escaped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fibration.printing.text import text
 
 
 def hierarchy(h: Hierarchy) -> str:
-    """As it is written, with its strata from the coarsest down, and in formulas."""
+    """Returns the hierarchy as text, strata coarsest first, and as formulas."""
     written = text(h)
     longest = max((len(ticks) for ticks in re.findall("`+", written)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -25,11 +25,11 @@ def formulas(h: Hierarchy) -> str:
 
 
 def report(r: Report) -> str:
-    """Every verdict with its argument, then the facts."""
+    """Returns a table of all verdicts with their arguments, then the facts."""
     rows = []
     for v in r.verdicts:
         shown = kind(r, v)
-        if shown is not KINDS["follows"]:  # that is said of its cause
+        if shown is not KINDS["follows"]:  # its cause names it
             rows.append([f"{shown.sign}\N{NO-BREAK SPACE}{shown.word}", v.law, v.subject, _why(r, v)])
     for f in r.facts:
         because = f" ({f.argument})" if f.argument else ""

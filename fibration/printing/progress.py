@@ -1,4 +1,4 @@
-"""What long work says while it goes on: one line on stderr if that is a terminal, and nothing elsewhere."""
+"""Progress of long work: one line on stderr if stderr is a terminal, else no output."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rich.text import Text
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
-    """Says `what` while the block runs, and what the function that it gives is told since; then the line goes.
+    """Shows `what` while the block runs, then removes the line. The yielded function replaces the text.
 
-    Stdout is left alone: it may be a table, JSON or a pipe.
+    Nothing is written to stdout, which may be a table, JSON or a pipe.
     """
     spinner = Spinner("dots", Text(f"{what} ..."))
-    # What is printed meanwhile goes above the line if both are seen at once, and where it should in any case.
+    # If stdout is a terminal, text that the block prints appears above the line. Else stdout is not redirected.
     seen = sys.stdout.isatty()
     with Live(spinner, console=Console(stderr=True), transient=True, redirect_stdout=seen):
         yield lambda now: spinner.update(text=Text(f"{now} ..."))

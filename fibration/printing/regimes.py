@@ -1,4 +1,4 @@
-"""What gates do to an element, and how tables and pictures show it."""
+"""The regimes of gates, and how tables and pictures show them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fibration.language.hierarchy import Hierarchy
 
 @dataclass(frozen=True)
 class Regime:
-    """How tables and pictures show what a gate did to an element. The colours are safe for the colour-blind."""
+    """The look of a regime in tables and pictures. The colours are safe for colour-blind readers."""
 
     title: str
     meaning: str
@@ -36,10 +36,10 @@ UNITS = (("nats", signed_log_ratio), ("nats", log_ratio), ("r − 1", ratio_devi
 
 
 def unit(hierarchy: Hierarchy) -> str:
-    """What the drift of a verified hierarchy is measured in.
+    """Returns the unit of the drift of a verified hierarchy.
 
-    Residuals are means of the coordinate itself only where the decomposition's scale is the measure that the kernels
-    spread; elsewhere they are densities.
+    Residuals are means of the coordinate only if the decomposition's scale is the measure that the kernels spread.
+    Otherwise they are densities, in "units of F".
     """
     d = hierarchy.decomposition
     if any(hierarchy.masses[s] != cancel(hierarchy.with_mass(d.scale, s)) for s in hierarchy.leaves):

@@ -1,4 +1,4 @@
-"""Verify specs, and write what was found: for people, for programs, for CI. Needs no torch."""
+"""Verifies specs and writes the reports: for people, for programs, for CI. Needs no torch."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one hierarchy, or of an input that cannot be used: `report` or `error`, the other is None.
+    """The result for one hierarchy or one unusable input: `report` or `error` is set, the other is None.
 
-    Both are None for an input that declares nothing, where that is fine (`check(..., if_any=True)`).
+    Both are None for an input that declares no hierarchy, if that is allowed (`check(..., if_any=True)`).
     """
 
     source: str  # as the user named it
@@ -41,7 +41,7 @@ class Outcome:
 
     @property
     def file(self) -> str:
-        """The file that an annotation can point at; '' for the name of a shipped hierarchy."""
+        """The file that an annotation points at; '' if the source is no file, such as a shipped hierarchy's name."""
         path = split(self.source)[0]
         return path if Path(path).is_file() else ""
 
@@ -52,11 +52,12 @@ def check(
     if_any: bool = False,
     timeout: float | None = BUDGET,
 ) -> list[Outcome]:
-    """Verify every hierarchy of every file, folder or name, each for `timeout` seconds; an unusable one stops no other.
+    """Verifies every hierarchy of every file, folder or name, each for `timeout` seconds.
 
-    With `if_any`, files and folders that declare no hierarchy are fine; a file that cannot be read never is.
+    An unusable input stops no other. With `if_any`, an input that declares no hierarchy is no error; a file that cannot
+    be read always is one.
     """
-    Budget(timeout)  # raises for what is no time, once
+    Budget(timeout)  # raises once for an invalid timeout
     outcomes: list[Outcome] = []
 
     def usable(source: str, function: Callable[..., Sequence[Any]], *arguments: Any) -> Sequence[Any]:
@@ -75,12 +76,12 @@ def check(
 
 
 def load_quietly(spec: str) -> Hierarchy:
-    """The hierarchy that a SPEC of the command line names."""
+    """Returns the hierarchy that a SPEC of the command line names."""
     return _quietly(load, spec)
 
 
 def _quietly(function: Callable[[str], T], spec: str) -> T:
-    """What a spec prints when it is imported goes to stderr, and never into JSON or generated code."""
+    """Runs `function` with stdout sent to stderr, so that a spec's own prints stay out of JSON and generated code."""
     with contextlib.redirect_stdout(sys.stderr):
         try:
             return function(spec)
@@ -89,7 +90,7 @@ def _quietly(function: Callable[[str], T], spec: str) -> T:
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
-    """0 all laws hold or are given up as declared, 1 some law does not hold, 2 some input could not be used."""
+    """Returns 0 if all laws hold or are given up as declared, 1 if some law does not, 2 if some input is unusable."""
     if any(o.error for o in outcomes):
         return 2
     return 0 if all(o.report.ok for o in outcomes if o.report) else 1
@@ -99,7 +100,7 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
 
 
 def heading(report: Report) -> Text:
-    """The hierarchy's name, whether it is verified, and how many verdicts of each kind there are."""
+    """Returns the hierarchy's name, the outcome, and the number of verdicts of each kind."""
     numbers = Counter(kind(report, v).word for v in report.verdicts)
     words = {word: word for word in KINDS if word != "follows"}
     words["follows"] = "that follows" if numbers["follows"] == 1 else "that follow"
@@ -108,12 +109,12 @@ def heading(report: Report) -> Text:
 
 
 def table(report: Report) -> RenderableType:
-    """Every verdict with its argument, then the facts. Nothing is cut off: long lines wrap inside their column."""
+    """Returns every verdict with its argument, then the facts. Long lines wrap inside their column, uncut."""
     return _table(report, report.verdicts, report.facts)
 
 
 def refusals(report: Report) -> RenderableType:
-    """Only what stands against a hierarchy."""
+    """Returns the causes of refusal only."""
     return _table(report, report.causes, ())
 
 
@@ -121,7 +122,7 @@ def _table(report: Report, verdicts: Sequence[Verdict], facts: Sequence[Fact]) -
     grid = columns(3)
     for v in verdicts:
         shown = kind(report, v)
-        if shown is not KINDS["follows"]:  # that is one line under its cause
+        if shown is not KINDS["follows"]:  # its cause has a line for it
             grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text(v.law), _explained(report, v))
     for f in facts:
         because = (f" ({f.argument})" if f.argument else "", "dim")
@@ -148,7 +149,7 @@ def _explained(report: Report, verdict: Verdict) -> Text:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """One line over all inputs."""
+    """Returns one line about all inputs."""
     reports = [o.report for o in outcomes if o.report]
     good = sum(r.ok for r in reports)
     others = {
@@ -163,7 +164,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def as_text(outcomes: Sequence[Outcome]) -> RenderableType:
-    """Every report in full, then one table over them if they are several, then the summary line."""
+    """Returns every report in full, then a table if there are several reports, then the summary line."""
     parts: list[RenderableType] = []
     reports = [o.report for o in outcomes if o.report]
     for report in reports:
@@ -177,26 +178,27 @@ def as_text(outcomes: Sequence[Outcome]) -> RenderableType:
 
 
 def as_json(outcomes: Sequence[Outcome]) -> str:
-    """A list of `Report.to_dict()`; unusable inputs are on stderr and in the exit code."""
+    """Returns a list of `Report.to_dict()`. Unusable inputs appear only on stderr and in the exit code."""
     return json.dumps([o.report.to_dict() for o in outcomes if o.report], indent=2, ensure_ascii=False)
 
 
 def as_markdown(outcomes: Sequence[Outcome]) -> str:
-    """Which law each hierarchy obeys or gives up, as a table for a README or a pull request; of two losses, a line."""
+    """Returns the table of laws for a README or a pull request; for a comparison of two losses, a line."""
     if any(o.asked == "compare" for o in outcomes):
         return "\n\n".join(compared(o.report) for o in outcomes if o.report)
     return markdown([o.report for o in outcomes if o.report])
 
 
-# XML 1.0 has no place for other control characters, and a reason to give up a law is any text.
+# XML 1.0 forbids other control characters, and a reason to give up a law may be any text.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _COUNTED = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
 def as_junit(outcomes: Sequence[Outcome]) -> str:
-    """One testsuite per hierarchy, one testcase per verdict; unusable input counts as an error.
+    """Returns JUnit XML: one testsuite per hierarchy, one testcase per verdict.
 
-    A cause is a failure. What follows from one counts as skipped, as what is given up does.
+    An unusable input is an error. A cause is a failure. A verdict that follows from a cause is skipped, and so is a law
+    that is given up.
     """
     root = Xml.Element("testsuites", name=f"fibration {outcomes[0].asked if outcomes else 'verify'}")
     for o in outcomes:
@@ -241,7 +243,7 @@ def _xml(text: str) -> str:
 
 
 def as_github(outcomes: Sequence[Outcome]) -> str:
-    """An `::error` workflow command per cause of a refusal or input that cannot be used, then a summary line."""
+    """Returns an `::error` workflow command per cause of refusal and per unusable input, then a summary line."""
     lines = []
     for o in outcomes:
         if o.error:
@@ -258,7 +260,7 @@ def _annotation(outcome: Outcome, title: str, message: str) -> str:
 
 
 def _escape(text: str) -> str:
-    """GitHub's own rule for the data of workflow commands."""
+    """Escapes text by GitHub's rule for the data of workflow commands."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
@@ -276,7 +278,7 @@ FORMATS: Mapping[str, Callable[[Sequence[Outcome]], RenderableType]] = {
 
 
 def rendered(outcomes: Sequence[Outcome], form: str) -> str:
-    """A report as the contents of a file."""
+    """Returns a report as the contents of a file."""
     made = FORMATS[form](outcomes)
     if isinstance(made, str):
         return made + "\n"
@@ -286,8 +288,8 @@ def rendered(outcomes: Sequence[Outcome], form: str) -> str:
 
 
 def emit(console: Console, renderable: RenderableType) -> None:
-    """Print without the blanks that rich pads its columns with."""
+    """Prints without the trailing blanks that rich pads its columns with."""
     with console.capture() as page:
         console.print(renderable)
     console.file.write("".join(f"{line.rstrip()}\n" for line in page.get().splitlines()))
-    console.file.flush()  # so that it keeps its place among what goes to stderr
+    console.file.flush()  # keeps the order with text on stderr

@@ -1,6 +1,6 @@
-"""A hierarchy for reading: as text, as a mermaid flowchart.
+"""A hierarchy as text and as a mermaid flowchart.
 
-Nothing here needs the laws to hold: a hierarchy that is refused, one with a cycle too, can be shown.
+The laws need not hold: a refused hierarchy can be shown, even one with a cycle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fibration.language.traversal import atoms
 
 
 def graph(hierarchy: Hierarchy) -> nx.MultiDiGraph:
-    """Strata as nodes, fibrations as edges from the coarser stratum to the finer; each edge carries its `fibration`."""
+    """Returns the strata as nodes and the fibrations as edges, coarser to finer. Each edge carries its `fibration`."""
     g = nx.MultiDiGraph()
     g.add_nodes_from(hierarchy.strata)
     g.add_edges_from((f.target, f.source, {"fibration": f}) for f in hierarchy.fibrations)
@@ -30,7 +30,7 @@ def graph(hierarchy: Hierarchy) -> nx.MultiDiGraph:
 
 
 def layers(g: nx.MultiDiGraph) -> list[list[Stratum]]:
-    """Coarsest strata first; one stratum per layer where a cycle leaves no such order."""
+    """Returns the layers of strata, coarsest first; with a cycle, one stratum per layer."""
     if nx.is_directed_acyclic_graph(g):
         return [list(layer) for layer in nx.topological_generations(g)]
     return [[s] for s in g]
@@ -40,7 +40,7 @@ def layers(g: nx.MultiDiGraph) -> list[list[Stratum]]:
 
 
 def text(hierarchy: Hierarchy) -> str:
-    """The hierarchy as it is written, then its strata from the coarsest down, and all that its numbers depend on."""
+    """Returns the hierarchy as written, its strata coarsest first, and all formulas and inputs of its loss."""
     h = hierarchy
     sections = {
         "objective": [*_objective(h)],
@@ -58,7 +58,7 @@ def text(hierarchy: Hierarchy) -> str:
 
 
 def _objective(h: Hierarchy) -> Iterator[str]:
-    """`J`, `μ`, and what is read of single tokens: weights, which are kept, advantages; and what penalties are."""
+    """Yields `J`, `μ`, the weights and `keep` conditions of tokens, the advantages, and the penalties."""
     o = h.objective
     gated = f"{'w_i·' if o.weighed else ''}𝒢(r)_i"
     product = f"stop({gated})·A_i·log π_i" if o.estimator == "score" else f"{gated}·A_i"
@@ -74,7 +74,7 @@ def _objective(h: Hierarchy) -> Iterator[str]:
 
 
 def _penalised(name: str, penalty: Penalty) -> str:
-    """What is taken off `J`."""
+    """Returns the term that is subtracted from `J`."""
     if penalty.over is not None:
         return f"mean[{penalty.over}]({name})"
     own = "" if penalty.objective is None else f"[{name}]"
@@ -98,7 +98,7 @@ def _assumed(assumption: Assumption) -> str:
 
 
 def _residuals(h: Hierarchy) -> list[str]:
-    """How residuals are taken where that is more than a density less the one below it."""
+    """Returns how residuals are computed where strata cross; elsewhere a residual is a density less the one below."""
     if not has_crossings(h):
         return []
     if h.orthogonalise and h.shape.crossed():
@@ -119,24 +119,24 @@ def _residuals(h: Hierarchy) -> list[str]:
 
 
 def has_crossings(h: Hierarchy) -> bool:
-    """Whether some stratum lies directly over several, without a cycle."""
+    """Whether some stratum lies directly over several strata, and no cycle exists."""
     return not h.shape.is_tree and nx.is_directed_acyclic_graph(h.shape.graph)
 
 
 def moebius(h: Hierarchy) -> dict[Stratum, dict[Stratum, int]]:
-    """What is taken off the density of every stratum that lies directly over several, and how often."""
+    """Returns, for every crossing, the coarser strata whose densities are subtracted, and how often."""
     return {s: h.shape.moebius(s) for s in h.shape.crossings()}
 
 
 def joint(h: Hierarchy, target: Stratum) -> list[tuple[Fibration, ...]]:
-    """The sets of fibrations into a stratum whose kernels reflect together: only all their weights have the sum 1."""
+    """Returns the sets of several fibrations into a stratum whose kernels reflect together: their joint sum is 1."""
     return [cover for cover in h.shape.covers(target) if len(cover) > 1]
 
 
 def tree(hierarchy: Hierarchy) -> Iterator[str]:
-    """Lines of a tree, each stratum with its gate and the kernel of the fibration that leads down to its parent.
+    """Yields the lines of a tree: each stratum with its gate and the kernel of the fibration to its parent.
 
-    Kernels of several strata that reflect together are named below their target's gate.
+    Kernels that reflect together are named below their target's gate.
     """
     g, seen = graph(hierarchy), set()
 
@@ -163,7 +163,7 @@ def tree(hierarchy: Hierarchy) -> Iterator[str]:
 
 
 def quiver(hierarchy: Hierarchy) -> Iterator[str]:
-    """Lines of a quiver: every stratum once, coarsest first, with the kernel over each stratum that it lies over."""
+    """Yields the lines of a quiver: every stratum once, coarsest first, with the kernel of each of its fibrations."""
     for depth, strata in enumerate(layers(graph(hierarchy))):
         if depth:
             yield "─" * 8
@@ -182,12 +182,12 @@ def quiver(hierarchy: Hierarchy) -> Iterator[str]:
 
 
 def mermaid(hierarchy: Hierarchy) -> str:
-    """A flowchart: strata with their gates, fibrations as arrows to the coarser stratum, labelled by their kernels.
+    """Returns a flowchart: strata with their gates, fibrations as arrows to the coarser stratum, with their kernels.
 
     Dotted arrows lead to groups.
     """
     lines = [f"---\ntitle: {hierarchy.name}\n---", "flowchart BT"]
-    # Numbered nodes, since words such as `end` or `graph` mean something to mermaid.
+    # Nodes are numbered, because `end` and `graph` are keywords of mermaid.
     number = {s: f"s{i}" for i, s in enumerate(hierarchy.strata)}
     for s, key in number.items():
         lines.append(f'    {key}["<b>{s}</b><br/>{str(hierarchy.gates[s]).translate(_ENTITIES)}"]')
@@ -204,6 +204,6 @@ _ENTITIES = str.maketrans({c: f"#{ord(c)};" for c in '#&"<>`'})
 
 
 def shortened(name: str, most: int) -> str:
-    """A name in at most `most` characters. Many begin alike, so it is the middle that is left out."""
+    """Returns a name in at most `most` characters. Many names begin alike, so the middle is left out."""
     end = (most - 1) // 2
     return name if len(name) <= most else f"{name[: most - 1 - end]}…{name[-end:]}"

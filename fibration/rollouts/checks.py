@@ -1,4 +1,4 @@
-"""What holds of every batch of recorded rollouts: each rule, and what breaks it."""
+"""The rules that every batch of recorded rollouts obeys, and their errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PER_TOKEN, _EITHER = "one per token", "one per trajectory or one per token"
 
 
 class Columns(Protocol):
-    """What is looked at of a batch of rollouts."""
+    """The columns of a batch of rollouts that `check` reads."""
 
     @property
     def log_probs(self) -> NDArray[Any]: ...
@@ -50,7 +50,7 @@ class Columns(Protocol):
 
 
 def check(r: Columns) -> None:
-    """Raise RolloutsError for the first rule that does not hold; it names the column, and a token or trajectory."""
+    """Raises RolloutsError for the first broken rule, with the column and its first wrong token or trajectory."""
     _vector("offsets", r.offsets, (np.dtype("int64"),))
     _vector("log_probs", r.log_probs, FLOATS)
     _check_offsets(r)
@@ -148,7 +148,7 @@ def _all(
 
 
 def _place(r: Columns, column: NDArray[Any], k: int) -> str:
-    """Where entry `k` of a column lies."""
+    """Returns the place of entry `k` of a column, for messages."""
     if len(column) != r.n_tokens:
         return f"trajectory {k}"
     trajectory = int(np.searchsorted(r.offsets, k, side="right")) - 1
@@ -160,7 +160,7 @@ def _fail(required: str, found: str, remedy: str) -> NoReturn:
 
 
 def check_mapping(name: str, given: object) -> Mapping[str, Any]:
-    """`given`, if it is a mapping from names, or nothing where it is None."""
+    """Returns `given`, a mapping from names; None becomes an empty one. Raises RolloutsError for another value."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
@@ -168,7 +168,7 @@ def check_mapping(name: str, given: object) -> Mapping[str, Any]:
     return given
 
 
-# What trainers call the arguments of `from_batch`; none of these is a stratum.
+# Trainers' names for the arguments of `from_batch`; never names of strata.
 MEANT = {
     **dict.fromkeys((*keywords.MASKS, *keywords.WHOLE_MASKS), "mask=, 1 on response tokens alone"),
     **dict.fromkeys(keywords.OFFSETS, "offsets="),
@@ -183,7 +183,7 @@ MEANT = {
 
 
 def refuse_slips(labels: Mapping[str, Any]) -> None:
-    """Refuse a keyword that would be a stratum and means an argument."""
+    """Raises RolloutsError for a keyword that would become a stratum but is a trainer's name of an argument."""
     for name in labels:
         if name in MEANT:
             raise RolloutsError(

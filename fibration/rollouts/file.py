@@ -1,14 +1,15 @@
-"""Recorded rollouts: what a policy sampled, how it was scored, and its log-probs before and after some updates.
+"""Recorded rollouts: sampled tokens, their rewards, and their log-probs before and after some updates.
 
 One file holds one optimisation batch, packed: the tokens of all trajectories one after the other. It is a
-safetensors file, and `FORMAT` names its layout. Reading and writing need no torch.
+safetensors file; `FORMAT` names its layout. Reading and writing need no torch.
 
     rollouts = Rollouts.from_batch(log_probs, old_log_probs, advantages, mask=mask, prompt_group=uids, domain=sources)
     rollouts.save("batch.safetensors")
 
-Only log-probs are needed. `labels` are of any strata that a hierarchy has; trees need `masks` that say which tokens
-are which leaf's; losses of three policies `policies`: log-probs of others than the current and the old one, such as the
-rollout engine's.
+Only log-probs are required.
+- `labels`: of any strata of a hierarchy.
+- `masks`: the tokens of each leaf, for hierarchies with several leaves.
+- `policies`: log-probs of policies other than current and old, such as the rollout engine.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from fibration.rollouts.checks import WRITE, check, check_mapping, refuse_slips
 from fibration.rollouts.labels import Labels
 from fibration.rollouts.layout import Layout
 
-FORMAT, FIRST = "fibration.rollouts/2", "fibration.rollouts/1"  # what is written; what is read too
+FORMAT, FIRST = "fibration.rollouts/2", "fibration.rollouts/1"  # written and read; only read
 SHIPPED, SHIPPED_ENGINE = "data/rollouts.safetensors", "data/rollouts_engine.safetensors"
 Floats = NDArray[np.float32] | NDArray[np.float64]
 
 _NEEDED = ("log_probs", "old_log_probs", "offsets")
 _OPTIONAL = ("advantages", "rewards", "token_ids")
-_OF_FIRST = ("prompt_group", "domain_of_group")  # columns of the first format, labels since
+_OF_FIRST = ("prompt_group", "domain_of_group")  # columns of the first format, now labels
 _LABEL, _PREFIXES = "label/", {"masks": "mask/", "policies": "policy/", "attributes": "attribute/"}
 
 
@@ -46,18 +47,18 @@ _LABEL, _PREFIXES = "label/", {"masks": "mask/", "policies": "policy/", "attribu
 class Rollouts:
     """A batch of `n` trajectories with `N` tokens in all. Arrays are numpy's, floats float32 or float64.
 
-    Raises RolloutsError for what does not fit together. `None`: nobody recorded it, and what needs it says so.
+    Raises RolloutsError for columns that do not fit together. `None`: not recorded; functions that need it raise.
     """
 
     log_probs: Floats  # [N] of the sampled tokens after the updates, in nats
-    old_log_probs: Floats  # [N] the same under the policy that sampled them
+    old_log_probs: Floats  # [N] of the same tokens under the old policy, in nats
     offsets: NDArray[np.int64]  # [n + 1] trajectory t has the tokens offsets[t] : offsets[t + 1]
     advantages: Floats | None = None  # [n] or [N]
     rewards: Floats | None = None  # [n] or [N]
     token_ids: NDArray[np.int32] | None = None  # [N]
     labels: Mapping[str, Labels] = field(default_factory=dict)  # of strata, such as "domain": per trajectory or token
-    masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)  # leaf -> [N], where there are several leaves
-    policies: Mapping[str, Floats] = field(default_factory=dict)  # of others, such as "rollout": [N] in nats
+    masks: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)  # leaf -> [N], for several leaves
+    policies: Mapping[str, Floats] = field(default_factory=dict)  # log-probs of others, such as "rollout": [N] in nats
     attributes: Mapping[str, Floats] = field(default_factory=dict)  # of elements, such as "value": [n] or [N]
     provenance: Any = field(default_factory=dict)  # how the batch was made; JSON
 
@@ -80,20 +81,24 @@ class Rollouts:
         attributes: Mapping[str, Any] | None = None,
         **labels: Any,
     ) -> Rollouts:
-        """Rollouts of what a trainer holds: torch's tensors, numpy's arrays or lists.
+        """Returns rollouts from a trainer's batch: torch tensors, numpy arrays or lists.
 
         `log_probs`, `old_log_probs`: log π of the sampled tokens now and when sampled, of any float dtype, on any
-        device, with a graph or without: padded `[B, T]` with a `mask` of 0 and 1 (padding on any side, holes), packed
-        `[N]` with `offsets` (cu_seqlens `[n + 1]`), or a list of rows. What lies under the mask is never read, and rows
-        without an unmasked token are left out. float64 is kept, everything else becomes float32.
+        device, with a graph or without. Three layouts:
+        - padded `[B, T]` with a `mask` of 0 and 1 (padding on any side, holes);
+        - packed `[N]` with `offsets` (cu_seqlens `[n + 1]`);
+        - a list of rows.
+        Masked values are never used. Rows without an unmasked token are left out. float64 stays, other dtypes become
+        float32.
 
-        `advantages`, `rewards`: per row or per token. `policies`: log-probs of others, `{"rollout": log_probs}`.
-        `masks`: for a hierarchy of several leaves, which tokens are whose, `{"image_token": is_image}`. `attributes`:
-        numbers per row or per token. One keyword per stratum, `domain=sources`: a label per row or per token, any
-        hashable values, `None` where there is none. What is `None` is not recorded. `provenance`: any JSON; else it
-        says what was given.
+        `advantages`, `rewards`, `attributes`: numbers per row or per token.
+        `policies`: log-probs of other policies, `{"rollout": log_probs}`.
+        `masks`: the tokens of each leaf, for hierarchies of several leaves, `{"image_token": is_image}`.
+        One keyword per stratum, `domain=sources`: a label per row or per token, any hashable value or `None`.
+        `provenance`: any JSON. Default: the layout, the dtypes and the number of rows.
+        An argument that is `None` is not recorded.
 
-        Raises RolloutsError, which names the argument, the rule and a witness, by its place in what was given.
+        Raises RolloutsError with the argument, the rule, and the place of the wrong value in the user's arrays.
         """
         refuse_slips(labels)
         what = Layout(log_probs, mask, offsets)
@@ -126,7 +131,7 @@ class Rollouts:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write them, for `fibration run SPEC --rollouts PATH`. See `save_rollouts`."""
+        """Writes the rollouts, for `fibration run SPEC --rollouts PATH`. See `save_rollouts`."""
         save_rollouts(path, self)
 
     @property
@@ -143,16 +148,18 @@ class Rollouts:
         return np.repeat(np.arange(self.n_trajectories), np.diff(self.offsets))
 
     def of_tokens(self, column: NDArray[Any]) -> NDArray[Any]:
-        """What is per trajectory or per token, for every token: [N]."""
+        """Returns a column with one entry per token [N], from one per trajectory or per token."""
         return column[self.rows] if len(column) == self.n_trajectories else column
 
 
 def load_rollouts(path: str | os.PathLike[str] | None = None, *, engine: bool = False) -> Rollouts:
-    """Read recorded rollouts; `None` reads the batch that ships with this package: with `engine` the smaller one that a
-    copy of the model in bfloat16 sampled, and that has its log-probs as the policy `rollout`.
+    """Returns recorded rollouts; `None` reads a batch that ships with this package.
 
-    Everything that `Rollouts` promises is checked. Raises `RolloutsError`, which names the file, the rule, and the
-    key, trajectory or token that breaks it.
+    With `engine`, the shipped batch is a smaller one. A copy of the model in bfloat16 sampled it, and its log-probs are
+    those of the policy `rollout`.
+
+    All rules of `Rollouts` are checked. Raises `RolloutsError` with the file, the rule, and the wrong key, trajectory
+    or token.
     """
     if path is None:
         with as_file(files("fibration").joinpath(SHIPPED_ENGINE if engine else SHIPPED)) as shipped:
@@ -161,14 +168,14 @@ def load_rollouts(path: str | os.PathLike[str] | None = None, *, engine: bool = 
 
 
 def save_rollouts(path: str | os.PathLike[str], rollouts: Rollouts) -> None:
-    """Write rollouts; folders on the way are made. A crash leaves the old file or the new one, whole.
+    """Writes rollouts to `path` and creates missing folders. A crash leaves the old file or the new one, complete.
 
-    Raises `RolloutsError`, which names what was to be written and where, and why it is not.
+    Raises `RolloutsError` with the batch, the path and the reason.
     """
     target = Path(path)
     what = f"{rollouts.n_trajectories} trajectories with {rollouts.n_tokens} tokens cannot be saved to '{target}'"
     with located(what):
-        check(rollouts)  # arrays may have been written to since
+        check(rollouts)  # arrays may have changed since they were made
     columns = {name: getattr(rollouts, name) for name in (*_NEEDED, *_OPTIONAL)}
     columns |= {_LABEL + stratum: given.of for stratum, given in rollouts.labels.items()}
     for kind, prefix in _PREFIXES.items():
@@ -231,7 +238,7 @@ def _load(path: Path) -> Rollouts:
         )
     names = _json(path, metadata, "labels", dict) if format == FORMAT or "labels" in metadata else {}
     of_each = _under(_LABEL, arrays)
-    in_order = [*(n for n in names if n in of_each), *(n for n in of_each if n not in names)]  # safetensors sorts
+    in_order = [*(n for n in names if n in of_each), *(n for n in of_each if n not in names)]  # safetensors sorts keys
     labels = {n: Labels(of_each[n], _names(path, names, n)) for n in in_order}
     if format == FIRST:
         labels = _of_first(path, arrays, metadata) | labels
@@ -250,7 +257,7 @@ _REWRITE = "write such files with Rollouts.save"
 
 
 def _of_first(path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> dict[str, Labels]:
-    """The labels that were columns of their own."""
+    """Returns the labels of a file of the first format, which stores them as columns."""
     group, domain = (arrays[name] for name in _OF_FIRST)
     groups, domains = (tuple(_json(path, metadata, key, list)) for key in ("prompt_groups", "domains"))
     if group.size and domain.shape == (len(groups),) and 0 <= group.min() <= group.max() < len(groups):

@@ -1,4 +1,4 @@
-"""Labels of elements: any hashable objects, as numbers and the names of what they number."""
+"""Labels of elements: any hashable objects, stored as numbers and names."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ NONE = -1  # the number of no label
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Which element of a stratum each token or each trajectory lies over."""
+    """The element of a stratum that each token or each trajectory lies over."""
 
-    of: NDArray[np.int32]  # [N] or [n] positions in names, -1 where there is none
+    of: NDArray[np.int32]  # [N] or [n] positions in names, -1 for no label
     names: tuple[Hashable, ...]  # strings, numbers, and tuples of these; no two are equal
 
     @property
     def each(self) -> list[Hashable | None]:
-        """The label of every token or trajectory, `None` where there is none."""
-        names = (*self.names, None)  # which -1 finds
+        """The label of every token or trajectory, or `None`."""
+        names = (*self.names, None)  # index -1 finds None
         return [names[i] for i in self.of.tolist()]
 
     @staticmethod
     def of_each(labels: Sequence[Any] | NDArray[Any], what: str) -> Labels:
-        """The labels of tokens or trajectories, numbered in the order in which they first appear.
+        """Returns the labels of tokens or trajectories, numbered in the order of first appearance.
 
-        What is no string, number or tuple of these is named by its `str`. Raises RolloutsError, where `what` are the
-        labels.
+        A label that is no string, number or tuple is named by its `str`. Raises RolloutsError, whose message calls the
+        labels `what`.
         """
         if isinstance(labels, np.ndarray) and labels.dtype.kind in "iub":
             values, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
@@ -67,12 +67,15 @@ class Labels:
 
 
 def _plain(label: Any) -> Any:
-    """A label that equals its equals: numpy's and torch's scalars as Python's, arrays as lists, which are none."""
+    """Converts scalars of numpy and torch to Python's, so that equal labels compare equal, and arrays to lists.
+
+    Lists are not hashable, so `of_each` refuses them.
+    """
     return label.tolist() if hasattr(label, "tolist") else label
 
 
 def _name(label: Hashable, what: str) -> Hashable:
-    """What stands for a label in a file."""
+    """Returns the name of a label in a file. Raises RolloutsError for NaN and infinity."""
     if isinstance(label, float) and not math.isfinite(label):
         raise RolloutsError(f"{what}: one of them is {label}", required="a label, or None where there is none")
     if isinstance(label, tuple):

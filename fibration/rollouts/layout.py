@@ -1,7 +1,7 @@
 """A trainer's tensors → packed arrays: padded with a mask, packed with offsets, or a list of rows.
 
-What a user gives may be torch's, numpy's, or lists, of any float dtype, on any device and with a graph; no torch is
-needed to read it. Every message has the user's name of what is wrong, and its place there.
+The input may be torch tensors, numpy arrays or lists, of any float dtype, on any device and with a graph. Reading it
+imports no torch. Every message has the argument's name and the place of the wrong value in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POSITIVE = 1e-6  # float32 arithmetic leaves a probability of 1 within this of l
 
 
 class Layout:
-    """Where the unmasked tokens of a batch lie in what a user holds, and how they are packed.
+    """The places of a batch's unmasked tokens in the user's arrays, and how they are packed.
 
     Rows without an unmasked token are left out.
     """
@@ -57,11 +57,11 @@ class Layout:
                 found=f"log_probs of shape {self._shown()}",
             )
         before = np.concatenate([[0], np.cumsum(kept)])[self.bounds]
-        self.rows = np.flatnonzero(np.diff(before))  # those that have a token
+        self.rows = np.flatnonzero(np.diff(before))  # rows with an unmasked token
         self.kept = np.flatnonzero(kept)
         self.offsets = np.append(before[self.rows], before[-1]).astype(np.int64)
 
-    # ------------------------------------------------------------ what tells the layout
+    # ------------------------------------------------------------ reading the layout
 
     def _offsets(self, offsets: Any) -> Array:
         if len(self.shape) != 1:
@@ -109,10 +109,10 @@ class Layout:
     def _shown(self) -> str:
         return f"{self.n_given} rows" if self.in_rows else f"{list(self.shape)}"
 
-    # ------------------------------------------------------------ what is packed
+    # ------------------------------------------------------------ packing
 
     def _every(self, array: Array | list[Array], name: str) -> Array:
-        """One entry per token as it was given, masked or not, one after the other."""
+        """Returns one entry per given token, masked or not, one after the other."""
         if self.in_rows:
             return self._joined(array, name)
         if isinstance(array, list):
@@ -173,11 +173,11 @@ class Layout:
         return array.astype(bool)
 
     def of_leaf(self, value: Any, name: str) -> NDArray[np.bool_]:
-        """Whether each unmasked token is one of a leaf: bool [N]."""
+        """Returns whether each unmasked token belongs to a leaf: bool [N]."""
         return self._mask(value, name)[self.kept]
 
     def log_probs(self, value: Any, name: str) -> Array:
-        """Log-probs of the unmasked tokens: float32, or float64 where they were: [N]."""
+        """Returns the log-probs of the unmasked tokens [N]: float64 if they were float64, else float32."""
         found = self.finite(_floats(self._every(_read(value, name), name), name)[self.kept], name, True)
         above = np.flatnonzero(found > POSITIVE)
         if len(above):
@@ -196,7 +196,7 @@ class Layout:
         return found
 
     def ids(self, value: Any, name: str) -> NDArray[np.int32]:
-        """The tokenizer's numbers of the unmasked tokens: int32 [N]."""
+        """Returns the tokenizer's numbers of the unmasked tokens: int32 [N]."""
         found = self._every(_read(value, name), name)[self.kept]
         if found.dtype.kind not in "iu":
             raise RolloutsError(f"{name} has dtype {found.dtype}", required="whole numbers, the tokenizer's")
@@ -211,14 +211,14 @@ class Layout:
         return found.astype(np.int32)
 
     def numbers(self, value: Any, name: str) -> Array:
-        """A number per token [N] or per row [n]: float32, or float64 where it was."""
+        """Returns a number per token [N] or per row [n]: float64 if the input was float64, else float32."""
         array = _read(value, name)
         if self._is_per_row(array, name):
             return self.finite(_floats(array, name)[self.rows], name, False)
         return self.finite(_floats(self._every(array, name), name)[self.kept], name, True)
 
     def labels(self, value: Any, name: str) -> Labels:
-        """The labels of a stratum, per token or per row."""
+        """Returns the labels of a stratum, per token or per row."""
         what = f"labels of '{name}'"
         given = _objects(value, what, self._ways())
         if self._is_per_row(given, what):
@@ -231,11 +231,11 @@ class Layout:
         return f"one per row, [{self.n_given}], or one per token, {list(self.shape)}"
 
     def _is_per_row(self, array: Array | list[Array], name: str) -> bool:
-        """Whether these are per row and not per token; refuses what is neither, and what may be both."""
+        """Whether an array is per row, not per token. Raises RolloutsError if it is neither, or may be both."""
         if isinstance(array, list) or (self.in_rows and array.ndim > 1):
             return False
         per_row, per_token = array.shape == (self.n_given,), not self.in_rows and array.shape == self.shape
-        if per_row and per_token and len(self.rows) < self.n_given:  # else each row is one token
+        if per_row and per_token and len(self.rows) < self.n_given:  # with a token in every row, each row is one token
             raise RolloutsError(
                 f"{name} of shape {list(array.shape)} may be per token or per row: there are as many of each",
                 required="a shape that tells which",
@@ -255,7 +255,7 @@ class Layout:
         return per_row
 
     def provenance(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What a batch is made of, for one of which its maker says nothing."""
+        """Returns the default provenance of a batch: its layout, the dtypes and the number of rows."""
         kind = "a list of rows" if self.in_rows else "padded" if len(self.shape) == 2 else "packed"
         return {
             "made by": "Rollouts.from_batch",
@@ -266,7 +266,7 @@ class Layout:
         }
 
     def finite(self, found: Array, name: str, per_token: bool) -> Array:
-        """`found`, if all of it is finite; else an error that names the first that is not."""
+        """Returns `found` if all values are finite. Raises RolloutsError for the first value that is not."""
         bad = np.flatnonzero(~np.isfinite(found))
         if len(bad):
             k = int(bad[0])
@@ -282,7 +282,7 @@ class Layout:
         return found
 
     def _at(self, place: int) -> str:
-        """Where a token lies in what the user gave, as an index into it."""
+        """Returns a token's place as an index into the user's array."""
         if len(self.shape) == 2:
             return f"[{place // self.shape[1]}, {place % self.shape[1]}]"
         row = int(np.searchsorted(self.bounds, place, side="right")) - 1
@@ -294,12 +294,12 @@ class Layout:
 
 
 def _read(value: Any, name: str) -> Array | list[Array]:
-    """A tensor, an array or lists as an array, or as a list of arrays where there are rows of several lengths."""
+    """Returns a tensor, an array or lists as an array; rows of different lengths as a list of arrays."""
     if hasattr(value, "detach"):  # torch's
         if getattr(value, "is_nested", False):
             return [_read(row, name) for row in value.unbind()]  # type: ignore[misc]
         value = value.detach().cpu()
-        half = str(value.dtype) == "torch.bfloat16"  # which numpy has not
+        half = str(value.dtype) == "torch.bfloat16"  # numpy has no bfloat16
         return (value.float() if half else value).numpy()  # type: ignore[no-any-return]
     if isinstance(value, (list, tuple)):
         return _of_parts(value, name)
@@ -337,7 +337,7 @@ def _floats(array: Array | list[Array], name: str) -> Array:
 
 
 def _objects(value: Any, what: str, required: str) -> Array | list[Array]:
-    """Labels as they are, in an array of objects, or of whole numbers or booleans, or in a list of such arrays."""
+    """Returns labels as an array of objects, whole numbers or booleans; rows of unequal lengths as a list of arrays."""
     if hasattr(value, "detach"):
         value = _read(value, what)
     if isinstance(value, (str, bytes, dict)) or not (hasattr(value, "__array__") or isinstance(value, (list, tuple))):
@@ -357,6 +357,6 @@ def _objects(value: Any, what: str, required: str) -> Array | list[Array]:
 
 def _array_of(objects: Sequence[Any]) -> Array:
     array = np.empty(len(objects), object)
-    for i, one in enumerate(objects):  # numpy would make more axes of tuples
+    for i, one in enumerate(objects):  # numpy would turn tuples into more axes
         array[i] = one
     return array

