@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-# A Gloo thread may free a buffer of the last backward after the interpreter has ended. The buffer holds Python objects, so
-# the thread needs a lock that no longer exists, and the process aborts with this message after all work is done
+# A Gloo thread may free a buffer of the last backward after the interpreter has ended. The buffer holds Python objects,
+# so the thread needs a lock that no longer exists, and the process aborts with this message after all work is done
 # (docs/ranks.md). The cause lies in PyTorch, on machines where this thread can be delayed. Such a run is repeated once.
 AT_EXIT = "terminate called without an active exception"
 

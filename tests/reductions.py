@@ -157,7 +157,7 @@ def skyrl(pieces: Pieces) -> Tensor:
 
 
 def openrlhf(pieces: Pieces) -> Tensor:
-    """Divides by the tokens of all micro-batches and ranks. Tokens and loss are divided by the number of micro-batches."""
+    """Divides by the tokens of all micro-batches and ranks. The number of micro-batches divides tokens and loss."""
     k = len(pieces[0])
     count = total(pieces, lambda p: p.tokens) / k
     return over(pieces, lambda p: p.sums.sum() / count * len(pieces) / k)

@@ -1,8 +1,8 @@
-"""Stand-ins for five trainers: what a recipe of `docs/trainers/others.md` imports of each, and what that does with a step.
+"""Stand-ins for five trainers: the modules that the recipes of `docs/trainers/others.md` import, and a training step.
 
-Written down from what their sources do at the versions which that page names: how micro-batches and ranks are made of a
-step, which reduction is where, what is multiplied and divided. Ranks are threads, or a driver's loop over them; models are
-of a few weights; an optimizer step is noted with its gradient, and is plain descent.
+They follow the trainers' sources at the versions that the page names: how a step is cut into micro-batches and ranks,
+and which reductions and factors apply. Ranks are threads, or a driver's loop over them. Models have a few weights. An
+optimizer step records its gradient and is plain descent.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def features() -> Tensor:
 
 
 class Model(nn.Module):
-    """Log-probs of tokens, as of a policy that looks at each alone."""
+    """Log-probs of tokens, from a policy that reads each token alone."""
 
     def __init__(self, group: ThreadGroup | None = None) -> None:
         super().__init__()
         self.features, self.group, self.forwards = features(), group, 0
         self.weights = nn.Parameter(torch.linspace(-0.4, 0.5, 6, dtype=torch.float64))
-        self.steps: list[tuple[Tensor, Tensor]] = []  # weights, and the gradient that they were moved by
+        self.steps: list[tuple[Tensor, Tensor]] = []  # weights before each step, and its gradient
         self.logged: dict[str, float] = {}
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Model(nn.Module):
         return -nn.functional.softplus(self.features[tokens] @ self.weights)
 
     def step(self) -> None:
-        """What DDP, FSDP, DeepSpeed and Megatron do: gradients are averaged over ranks."""
+        """Average gradients over ranks, as DDP, FSDP, DeepSpeed and Megatron do, and descend."""
         grad = self.weights.grad if self.weights.grad is not None else torch.zeros_like(self.weights)
         if self.group is not None:
             everyone = self.group.all_gather(grad.clone())
@@ -66,21 +66,21 @@ class Data:
     advantages: Tensor
     prompt_group: list[int]
     domain: list[str]
-    rollout: Tensor  # log-probs of what sampled
+    rollout: Tensor  # log-probs of the sampling engine
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def lengths(self) -> list[int]:
-        """Of what was sampled, masked tokens among it; at least one."""
+        """Sampled tokens of every row, up to its last unmasked one; 2 for a row without one."""
         return [max(1, int(row.nonzero().amax()) + 1) if row.any() else 2 for row in self.mask]
 
 
-local = threading.local()  # whose rank this thread is
+local = threading.local()  # the rank's group and pipeline stage, per thread
 
 
 def given_modules(**named: dict[str, Any]) -> dict[str, ModuleType]:
-    """Modules by their names, `__` for dots, with all packages above them."""
+    """Modules with the given members, and their parent packages. `__` in a name stands for a dot."""
     found: dict[str, ModuleType] = {}
     for name, members in named.items():
         path = name.split("__")
@@ -93,14 +93,14 @@ def given_modules(**named: dict[str, Any]) -> dict[str, ModuleType]:
 
 
 def awaited(coroutine: Any) -> Any:
-    """What it returns, where it waits for nothing."""
+    """The result of a coroutine that never waits."""
     with pytest.raises(StopIteration) as done:
         coroutine.send(None)
     return done.value.value
 
 
 class Imported:
-    """While it is open, imports find the stand-ins."""
+    """A context in which imports find the stand-ins."""
 
     def __init__(self, modules: dict[str, ModuleType]) -> None:
         self.modules = modules
@@ -131,7 +131,7 @@ class TensorBatch(dict[str, Any]):
 
 
 class Dispatch:
-    """A mini-batch is padded to a multiple of the ranks, by rows without tokens, and cut."""
+    """Pads a mini-batch to a multiple of the ranks with rows without tokens, and cuts it into one part per rank."""
 
     def __init__(self, model: Model, ranks: int, loss: Callable[..., Any]) -> None:
         self.model, self.ranks, self.loss = model, ranks, loss
@@ -255,7 +255,7 @@ class Actor(nn.Module):
 
 
 def step_norm(batches: Iterator[Experience], group: ThreadGroup, k: int) -> Iterator[tuple[Experience, dict[str, Any]]]:
-    """Of every `k` micro-batches, the tokens on all ranks, divided by `k`, since the loss will be too."""
+    """Yields each micro-batch with its window's tokens on all ranks over `k`; the loss is divided by `k` too."""
     while window := list(itertools.islice(batches, k)):
         tokens = torch.stack(group.all_gather(sum(b.action_mask.sum() for b in window).double())).sum()
         for batch in window:
@@ -289,7 +289,7 @@ def run_openrlhf(scope: dict[str, Any], model: Model, data: Data, size: int, gro
         if (step + 1) % k == 0:
             model.step()
     assert all(b.advantages.shape == a.shape for a, b in zip(before, batches, strict=True))
-    assert not trainer.actor_loss_fn._forward_pre_hooks  # the next rollout puts its own
+    assert not trainer.actor_loss_fn._forward_pre_hooks  # the next rollout registers its own hooks
 
 
 # ---------------------------------------------------------------- slime
@@ -308,7 +308,7 @@ class DataIterator:
 def forward_only(
     f: str, args: Any, model: list[Model], iterators: list[DataIterator], num_microbatches: list[int]
 ) -> dict[str, list[Tensor]]:
-    """In the order of micro-batches; with a dynamic batch size, put back in that of the rows."""
+    """Log-probs in the order of micro-batches, or of the rows with a dynamic batch size."""
     assert f == "log-probs"
     found: list[Tensor] = []
     with torch.no_grad():
@@ -332,7 +332,7 @@ def slime() -> dict[str, ModuleType]:
 
 
 def run_slime(scope: dict[str, Any], model: Model, data: Data, size: int, group: ThreadGroup) -> None:
-    """Two samples are a rollout; micro-batches are of 1 to 3 rows, in an order of their own."""
+    """Run slime's step: a rollout has two samples, and micro-batches have 1 to 3 rows in their own order."""
     local.group, local.last = group, True
     lengths, steps = data.lengths(), len(data) // size
     mine = [i for s in range(steps) for i in range(s * size + group.rank, (s + 1) * size, group.size)]
@@ -373,9 +373,9 @@ def run_slime(scope: dict[str, Any], model: Model, data: Data, size: int, group:
                 old = b["log_probs"][i] if b["log_probs"] else new.detach()
                 one = clipped(new, old, b["advantages"][i], b["loss_masks"][i].bool())
                 loss = loss + (one * b["loss_masks"][i]).sum() / b["rollout_mask_sums"][i].clamp(min=1)
-            (loss * k / rollouts * group.size / k).backward()  # of which / k is Megatron's
+            (loss * k / rollouts * group.size / k).backward()  # Megatron applies the `/ k`
         model.step()
-    local.last = False  # other stages of a pipeline run the forward pass, and no more
+    local.last = False  # other stages of a pipeline run the forward pass alone
     before = model.forwards
     scope["before_step"](args, 0, steps - 1, [model], None, None)
     assert model.forwards == before + per_step
@@ -386,7 +386,7 @@ def run_slime(scope: dict[str, Any], model: Model, data: Data, size: int, group:
 
 def areal() -> dict[str, ModuleType]:
     class FSDPPPOActor:
-        """Rows are packed into micro-batches of 3."""
+        """AReaL's actor, which packs rows into micro-batches of 3."""
 
         model: Model
         data_parallel_group: ThreadGroup
@@ -485,7 +485,7 @@ class NeMoPolicy:
             return {"logprobs": self.shifted(data["input_ids"])}
 
     def shifted(self, tokens: Tensor) -> Tensor:
-        """That of the first token is 0."""
+        """Log-probs of all tokens, 0 for the first."""
         return torch.cat([torch.zeros(len(tokens), 1, dtype=torch.float64), self.model(tokens[:, 1:])], 1)
 
     def train(
@@ -512,7 +512,7 @@ class NeMoPolicy:
 
 
 def nemo_loss(new: Tensor, data: BatchedDataDict, tokens: Tensor) -> Tensor:
-    """With `disable_ppo_ratio`."""
+    """NeMo-RL's loss with `disable_ppo_ratio`."""
     mask = data["token_mask"][:, 1:] * data["sample_mask"][:, None]
     loss = torch.maximum(-data["advantages"][:, 1:] * new, -data["advantages"][:, 1:] * new)
     return (loss * mask).sum() / (tokens + 1e-8)
@@ -535,7 +535,7 @@ def run_nemo(scope: dict[str, Any], model: Model, data: Data, size: int, ranks: 
     first = torch.zeros(len(data), 1, dtype=torch.long)
     mask = torch.cat([first, data.mask], 1)
     kept = torch.ones(len(data), dtype=torch.float64)
-    kept[[3, size + 7]] = 0  # dropped samples, whose tokens are not masked
+    kept[[3, size + 7]] = 0  # dropped samples; the token mask still keeps their tokens
     data.mask[kept == 0] = False
     batch = BatchedDataDict(
         input_ids=torch.cat([first, data.tokens], 1),

@@ -1,4 +1,4 @@
-"""What is kept and run: it is what this user or root wrote, or it is refused in words."""
+"""The cache runs only code that this user or root wrote, and refuses any other with a message."""
 
 import ctypes
 import grp
@@ -19,18 +19,18 @@ from fibration.backends.c import build
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """The cache folder of this test, two folders below one that is its own."""
+    """The cache folder of this test, two levels below its temporary folder."""
     monkeypatch.setenv("FIBRATION_CACHE", str(tmp_path / "mine" / "cache"))
     return tmp_path / "mine" / "cache"
 
 
 def written(text="ours"):
-    """What a caller finds in the entry `key`, who would write `text` there."""
+    """The text in the entry `key`. A missing entry is made with `text`."""
     return (cache.entry("key", lambda folder: (folder / "file").write_text(text) and None) / "file").read_text()
 
 
 def planted(home):
-    """The entry, with a file of other contents and the digest that fits it."""
+    """The entry, with changed contents and the digest that fits them."""
     assert written() == "ours"
     entry = home / "key"
     (entry / "file").write_text("theirs")
@@ -40,7 +40,7 @@ def planted(home):
 
 
 def given_away(path, monkeypatch):
-    """The file or folder of somebody else."""
+    """Make a file or folder belong to another user."""
     if os.getuid() == 0:
         os.chown(path, 12345, 12345)
     else:
@@ -49,13 +49,13 @@ def given_away(path, monkeypatch):
 
 
 def a_groups(path, mode, monkeypatch):
-    """Of a group with other members, whatever group the tests run in."""
+    """Set the mode, and let the group count as one with other members."""
     path.chmod(mode)
     monkeypatch.setattr(owners, "_is_private", lambda group: False)
 
 
 def linked(path):
-    """Where something was there is a link to it."""
+    """Move a file or folder elsewhere and put a link to it in its place."""
     path.symlink_to(path.rename(path.with_name("elsewhere")))
 
 
@@ -91,7 +91,7 @@ def test_what_others_may_have_written_is_refused_in_words(way, home, monkeypatch
 
 
 def test_what_this_user_wrote_is_believed_as_its_digest_says(home):
-    """Whoever writes as this user writes digests too: they are against accidents."""
+    """Digests protect against accidents alone: a process of this user can write digests too."""
     planted(home)
     assert written() == "theirs"
     (home / "key" / "file").write_text("damaged")
@@ -103,7 +103,7 @@ def test_a_planted_library_does_not_run(home):
     mine, theirs = (build.build("int answer(void) { return N; }", {"N": n}) for n in "12")
     for file in theirs.parent.iterdir():
         shutil.copy(file, mine.parent / file.name)
-    assert ctypes.CDLL(str(mine)).answer() == 2  # what would run
+    assert ctypes.CDLL(str(mine)).answer() == 2  # the planted library would run
     home.chmod(0o777)
     with pytest.raises(BackendError, match="is not safe: what lies there is run"):
         build.build("int answer(void) { return N; }", {"N": "1"})
@@ -152,7 +152,7 @@ GROUPS = {
 
 @pytest.mark.parametrize("which", GROUPS)
 def test_a_group_of_this_user_alone_may_write(which, home, monkeypatch):
-    """A umask of 002 is a default where every user has such a group."""
+    """A umask of 002 is the default on systems where every user has a group of one."""
     entry = planted(home)
     change, fine = GROUPS[which]
     who = SimpleNamespace(**ALICE | change)
@@ -185,7 +185,7 @@ def own(tmp_path, monkeypatch):
 
 
 def test_beyond_the_home_nothing_is_asked(own, monkeypatch):
-    """Where others can put another home there, they need no cache; in containers it may lie in anybody's folder."""
+    """Whoever can replace the home needs no cache, and in containers the home may lie in anybody's folder."""
     own.parent.chmod(0o777)
     assert written() == "ours"
     assert (own / ".cache" / "fibration" / "key").is_dir()

@@ -1,4 +1,4 @@
-"""What the documentation shows is what the library does."""
+"""The documentation's examples run, and its numbers, tables and links are right."""
 
 import ast
 import json
@@ -31,7 +31,7 @@ def test_the_published_schema_is_the_current_one():
 
 
 def is_there(name):
-    """A module, or what it exports; those of trainers, which need not be installed, by the names that they list."""
+    """Whether a module or exported name exists. Trainers may be missing, so their `__all__` is read as text."""
     room, _, word = name.rpartition(".")
     if room in ("fibration.trainers.trl", "fibration.trainers.verl"):
         folder = ROOT / room.replace(".", "/")
@@ -51,9 +51,9 @@ def test_files_and_modules_that_pages_and_docstrings_name_are_there():
         text = page.read_text()
         missing += [w for w in re.findall(r"`([\w/*]+\.py)`", text) if not any(fnmatch(f, f"*/{w}") for f in files)]
         missing += [w for w in re.findall(r"`(fibration(?:\.\w+)+)", text) if not is_there(w)]
-    made = {"learn.py", "make_data.py", "reward.py"}  # by who follows a page
-    made |= {"NAME.py", "NAME_search.py", "path.py"}  # which stand for others
-    assert set(missing) - made == {"compile.py"}  # which design.md explains
+    made = {"learn.py", "make_data.py", "reward.py"}  # files that a reader makes
+    made |= {"NAME.py", "NAME_search.py", "path.py"}  # placeholders
+    assert set(missing) - made == {"compile.py"}  # design.md explains it
 
 
 def test_the_readme_counts_the_losses():
@@ -82,7 +82,7 @@ def test_the_quiver_of_the_language_page_verifies_and_needs_what_it_assumes():
 
 @pytest.mark.parametrize("name", shipped())
 def test_a_spec_says_where_it_is_from_and_which_laws_it_gives_up(name):
-    """As in the table of laws, which `fibration verify` wrote."""
+    """A spec's docstring has its source, a formula, and the laws that the table of `docs/losses.md` marks."""
     text = ast.get_docstring(ast.parse(shipped_file(name).read_text())) or ""
     laws, row = (
         [cell.strip() for cell in re.search(rf"^\| {word} \|(.*)\|$", LOSSES, re.MULTILINE).group(1).split("|")]
@@ -119,7 +119,7 @@ def test_the_readmes_trainer_snippet_runs():
 
 
 def anchors(page):
-    """Of its headings, as GitHub names them."""
+    """The anchors of a page's headings, as GitHub names them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     titles = (re.sub(r"\[(.*?)\]\(.*?\)", r"\1", t) for t in re.findall(r"^#+ (.*)$", text, re.MULTILINE))
     return {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles}
@@ -150,7 +150,7 @@ def test_the_language_page_names_every_constructor_and_function():
 
 
 def test_formulas_of_the_language_page_may_be_declared():
-    """And read again, each where the page says that it stands."""
+    """Each formula can stand where the page puts it, and its hierarchy reads back equal from JSON."""
     token, turn, episode, trajectory, prompt_group = fibration.strata("token turn episode trajectory prompt_group")
     current, old, reference = fibration.policies("current old reference")
     beta = fibration.Parameter("beta", default=0.1)
@@ -258,9 +258,9 @@ def test_the_numbers_that_ranks_send_are_those_of_the_page(words):
 
 
 def run_blocks(page, capsys, seen=str):
-    """The blocks of a page in one session, each printing what its comments say; the names that they leave.
+    """Run the blocks of a page in one session, and compare their output with their comments. Returns their names.
 
-    `seen`: what of a line is compared.
+    `seen` maps a line to the text that is compared.
     """
     scope = {}
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
@@ -271,14 +271,14 @@ def run_blocks(page, capsys, seen=str):
 
 
 def test_the_tutorial_says_what_its_blocks_print(capsys, monkeypatch):
-    """But for digits: what a policy samples may hang on the last bit of a processor's exponential."""
+    """Digits are not compared: samples may depend on the last bit of a processor's exponential."""
     from fibration.rollouts.replay import build_index, gate
 
     page = (ROOT / "docs" / "tutorial.md").read_text()
     drawn = []
 
     def run(spec, batch, out, parameters):
-        """As `fibration.run`, which test_page.py of rollouts asks for its pictures, without them."""
+        """As `fibration.run`, but without pictures, which test_page.py of rollouts tests."""
         drawn.append(out)
         op = fibration.compile(fibration.load(spec))
         return gate(op, build_index(op, batch), batch, parameters).result.metrics
@@ -299,7 +299,7 @@ def test_the_page_of_an_own_loss_says_what_its_blocks_print(capsys):
 
 
 def test_the_page_of_micro_batches_says_what_its_blocks_print(capsys):
-    """On one process; `processes/worker.py` runs its loop on several."""
+    """One process here; `processes/worker.py` runs the page's loop on several."""
     page = (ROOT / "docs" / "how-to" / "ddp.md").read_text()
     scope = run_blocks(page, capsys, lambda line: re.sub(r"\d+", "#", line))
     assert scope["check"]() > 0.05
@@ -314,7 +314,7 @@ def test_the_page_of_adaptive_budgets_says_what_its_blocks_print(capsys):
 
 
 def test_the_page_of_loggers_says_what_its_blocks_print(capsys, tmp_path, monkeypatch):
-    """With stand-ins for loggers, which keep what they are given; names as MLflow takes them."""
+    """The loggers are stand-ins that record their arguments. Names must be valid for MLflow."""
     import sys
     from types import SimpleNamespace
 
@@ -357,7 +357,7 @@ def test_the_page_of_three_policies_says_what_its_blocks_print(capsys):
 
 
 def test_the_page_of_penalties_adds_what_needs_the_whole_vocabulary():
-    """In micro-batches of any size, the gradient of one loss of the whole batch, off policy."""
+    """Micro-batches of any size give the gradient of one loss over the whole batch, off policy."""
     import torch
 
     page = (ROOT / "docs" / "penalties.md").read_text()

@@ -1,4 +1,4 @@
-"""Quick fractions are the numbers that fractions are: worked out here in whole numbers."""
+"""Quick fractions have the values of Python's fractions, computed here in whole numbers."""
 
 import itertools
 import operator

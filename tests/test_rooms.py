@@ -1,4 +1,4 @@
-"""The rooms, their order, and what is said of them: `lint-imports` holds the order, these tests the drawings of it."""
+"""The packages' imports are those of the drawing and of the docstrings. `lint-imports` checks their order."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fibration"
-MOST = 8  # modules that may lie beside the rooms
+MOST = 8  # most modules outside the packages
 
 
 def room(module):
@@ -20,7 +20,7 @@ def room(module):
 
 @cache
 def imports():
-    """Which room imports which, by the imports of its modules; those for types alone do not count."""
+    """The graph of imports between packages. Imports for types alone do not count."""
     found = grimp.build_graph("fibration", exclude_type_checking_imports=True, cache_dir=None)
     graph = nx.DiGraph()
     for module in found.modules - {"fibration"}:

@@ -1,4 +1,4 @@
-"""What `docs/_ext/` does to pages, without Sphinx: `make docs` builds them."""
+"""Tests of the functions in `docs/_ext/`, without Sphinx; `make docs` builds the site."""
 
 import ast
 import re
@@ -97,7 +97,7 @@ def test_every_loss_has_a_page_and_what_it_says_to_write_runs(extension):
 
 
 def test_every_page_is_reached_from_the_front_page():
-    """As `make docs` asks, by its toctrees."""
+    """Every page is in a toctree, as `make docs` requires."""
     pages = {p.relative_to(ROOT / "docs").with_suffix("").as_posix() for p in (ROOT / "docs").rglob("*.md")}
     lines = [
         (index.parent / line).relative_to(ROOT / "docs").as_posix()

@@ -1,4 +1,4 @@
-"""Every slip of `slips` is still one line of the library, and the tests that should notice it are there."""
+"""Every slip of `slips` still matches one line of the library, and its test files exist."""
 
 import pytest
 from mutations import HERE, Copy

@@ -1,4 +1,4 @@
-"""How much is tried. `FIBRATION_TESTS` chooses one of three levels.
+"""How much the tests try. `FIBRATION_TESTS` chooses one of three levels.
 
 | | command | parametrised tests | random cases, backends, dtypes |
 |---|---|---|---|
@@ -27,7 +27,7 @@ def some(everything, step, start=0):
 
 
 def examples(n):
-    """So many of what hypothesis draws; a quarter of them unless everything is tried."""
+    """Hypothesis settings for `n` examples, or a quarter of them unless everything is tried."""
     n = n if ALL else -(-n // 4)
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     return settings(
@@ -36,9 +36,9 @@ def examples(n):
 
 
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
-    """What is not run where few are: tests marked `thorough`, and cases of a function beyond `FEW`, evenly spaced.
+    """The tests that the level `few` leaves out: those marked `thorough`, and all but `FEW` cases of a function.
 
-    A test marked `whole` is never left out, nor is one that was named on the command line.
+    The kept cases are evenly spaced. A test marked `whole` is never left out.
     """
     if LEVEL != "few":
         return []

@@ -1,4 +1,4 @@
-"""Ranks that are threads of this process: what one of them sends is counted, and a hang is a failure that says where."""
+"""Ranks as threads of this process. Traffic is counted, and a hang is an error with the stacks of all ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 
 
 class Hang(BaseException):
-    """Ranks wait for one that will not come, or do different things: what no transport could put right."""
+    """Ranks wait for a rank that has ended, or call different collectives."""
 
 
 @dataclass
 class Traffic:
-    """What each rank sent: every collective in its order, as (kind, bytes of one rank)."""
+    """The collectives in their order, as (kind, bytes that one rank sent)."""
 
     sent: list[tuple[str, int]] = field(default_factory=list)
 
@@ -33,7 +33,7 @@ class Traffic:
 
 
 class _Meeting:
-    """Where threads meet. Who waits is known, so that a hang is found at once and never by a clock."""
+    """The meeting point of the threads. It records who waits, so a hang is found at once, without a timeout."""
 
     def __init__(self, size: int, lost: Exception | None) -> None:
         self.size, self.lost = size, lost
@@ -65,7 +65,7 @@ class _Meeting:
             self._look()
 
     def _look(self) -> None:
-        """Hand out what was given if all are here; otherwise see whether those who lack can still come."""
+        """Hand out the values if all ranks are here. Otherwise report a hang if every missing rank has ended."""
         if self.hang is not None:
             pass
         elif len(self.given) == self.size:
@@ -91,7 +91,7 @@ class _Meeting:
 
 
 class ThreadGroup:
-    """One thread's view of the group: the four members that `op.index(..., group=)` asks for, and no more."""
+    """One thread's view of the group: exactly the four members that `op.index(..., group=)` requires."""
 
     def __init__(self, meeting: _Meeting, rank: int) -> None:
         self.rank, self.size, self._meeting = rank, meeting.size, meeting
@@ -106,7 +106,7 @@ class ThreadGroup:
 
 @dataclass(frozen=True)
 class Ran:
-    """What `on_ranks` found: per rank what the work returned, or None, and what it raised, or None."""
+    """The outcome of `try_on_ranks`: per rank the result of the work, or None, and its exception, or None."""
 
     results: list[Any]
     errors: list[BaseException | None]
@@ -114,9 +114,10 @@ class Ran:
 
 
 def try_on_ranks(size: int, work: Callable[[ThreadGroup], Any], lost: Exception | None = None) -> Ran:
-    """Run `work(group)` on every rank at once, each a thread. A hang raises Hang here, with all stacks; with `lost`,
-    it is what the transport raises in ranks that wait for one that has ended, as a group of processes does after its
-    timeout."""
+    """Run `work(group)` on every rank at once, each in a thread. A hang raises Hang here, with all stacks.
+
+    With `lost`, waiting ranks raise `lost` instead, as a process group does after its timeout.
+    """
     meeting = _Meeting(size, lost)
     results: list[Any] = [None] * size
     errors: list[BaseException | None] = [None] * size
@@ -147,7 +148,7 @@ def try_on_ranks(size: int, work: Callable[[ThreadGroup], Any], lost: Exception 
 
 
 def on_ranks(size: int, work: Callable[[ThreadGroup], Any]) -> list[Any]:
-    """What `work(group)` returns on every rank; whatever one raises is raised."""
+    """The result of `work(group)` on every rank. Raises the first rank's exception."""
     ran = try_on_ranks(size, work)
     for error in ran.errors:
         if error is not None:
@@ -156,7 +157,7 @@ def on_ranks(size: int, work: Callable[[ThreadGroup], Any]) -> list[Any]:
 
 
 def stacks() -> str:
-    """Where every rank is, for a message about a hang."""
+    """The stack of every rank, for the message of a hang."""
     frames = sys._current_frames()
     ranks = [t for t in threading.enumerate() if t.name.startswith("rank ") and t.ident in frames]
     return "\n".join(f"{t.name}:\n{''.join(traceback.format_stack(frames[t.ident])[-8:])}" for t in ranks)

@@ -1,7 +1,7 @@
-"""A loss of three policies that no window but the whole step's gets right: what sampled decides weights and masks.
+"""Losses of three policies that need the whole step: the sampling policy decides weights and masks.
 
-Weights are truncated a little above their mean over the batch; a prompt group of which a token is far from what sampled
-it is dropped, and what is left is what `μ` counts.
+Weights are truncated a little above their mean over the batch. A prompt group with a token far from its sampling policy
+is dropped, and `μ` counts the remaining tokens.
 """
 
 from fibration import (

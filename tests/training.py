@@ -1,4 +1,4 @@
-"""The policy and the loops of `docs/examples/`, and budgets with which elements of every level are rolled back and zeroed."""
+"""The policy and the loops of `docs/examples/`, and budgets that put elements of every level into every regime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEVELS, REGIMES = ("domain", "prompt_group", "trajectory"), ("passed", "rolled_b
 
 @functools.cache
 def example(name: str) -> ModuleType:
-    """One of the files under `docs/examples/`, which import others from beside them."""
+    """A module under `docs/examples/`. These modules import their neighbours."""
     sys.path.insert(0, str(EXAMPLES))
     try:
         return import_module(name)
@@ -41,7 +41,7 @@ def operator() -> Operator:
 
 @functools.cache
 def off_policy(dtype: torch.dtype) -> tuple[dict[str, Tensor], Any]:
-    """Weights some updates away from those that sampled the batch, and the batch."""
+    """Weights some updates away from the sampling weights, and the batch."""
     sampled, now = toy.Policy(seed=0).to(dtype), toy.Policy(seed=0).to(dtype)
     moved = toy.Policy(seed=1).to(dtype)
     with torch.no_grad():
@@ -62,23 +62,24 @@ def index(op: Operator, batch: Any, **more: Any) -> Any:
 
 @functools.cache
 def budgets(dtype: torch.dtype) -> dict[str, Any]:
-    """With which every regime occurs, on the batch off policy."""
+    """Budgets for which every regime occurs on the off-policy batch."""
     op, batch = operator(), off_policy(dtype)[1]
     with torch.no_grad():
         return narrow(op, index(op, batch), policy(dtype)(batch) - batch.old_log_probs)
 
 
 def narrow(op: Operator, at: Index, log_ratio: Tensor) -> dict[str, Any]:
-    """A budget of each level and channel that an element of middling drift overspends by half of its rollback.
+    """Budgets per level and channel, such that the element with the median drift is halfway through its rollback.
 
-    Others pass and are zeroed; where there are too few for that, those of the second channel are zeroed.
+    Elements with less drift pass and those with more are zeroed. If at most two elements of a level have drift, the
+    second channel is zeroed.
     """
     chosen: dict[str, Any] = {}
     for (level, channel), residual in op.levels(log_ratio, at).residual.items():
         if level in at.leaves:
             continue
         drift = residual.abs()
-        there = drift.argsort()[-int((drift > 1e-9).sum()) :]  # what alone has a parent deviates by nothing
+        there = drift.argsort()[-int((drift > 1e-9).sum()) :]  # the only element of a parent has no residual
         middle = int(there[len(there) // 2])
         tokens = sum(float(at.count(leaf, level)[middle]) for leaf in at.leaves_over(level))
         over = 1 + 0.5 / tokens if channel == "+" or len(there) > 2 else 3.0
@@ -87,7 +88,7 @@ def narrow(op: Operator, at: Index, log_ratio: Tensor) -> dict[str, Any]:
 
 
 def every_regime(metrics: Mapping[str, Metric | float]) -> None:
-    """On each channel elements of every level pass, are rolled back and zeroed; tokens pass and are limited."""
+    """Assert that every regime occurs on each channel: passed, rolled back, zeroed; for tokens passed and limited."""
     met = [f"{level}/{channel}/{regime}" for level in LEVELS for channel in "+-" for regime in REGIMES]
     met += [f"token/{channel}/{regime}" for channel in "+-" for regime in ("passed", "limited")]
     assert [name for name in met if not float(metrics[name]) > 0] == []
@@ -105,12 +106,12 @@ def wanted(dtype: torch.dtype, weights: bool = False) -> dict[str, Tensor]:
 
 
 def importance(batch: Any) -> Tensor:
-    """Weights of the tokens, of what sampled them against what is trained."""
+    """Made-up importance weights of the tokens, from the old log-probs."""
     return 1 + 0.5 * torch.sin(batch.old_log_probs * 7)
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:
-    """Whole ones, wherever they lie, by the names of a bare policy."""
+    """The full gradients by parameter name, gathered if sharded, without the prefix `module.`."""
     named = ((name.removeprefix("module."), p.grad) for name, p in model.named_parameters())
     return {n: (g.full_tensor() if hasattr(g, "full_tensor") else g).clone() for n, g in named if g is not None}
 

@@ -1,4 +1,4 @@
-"""`fibration bench`: this machine's backends beside hand-written losses and the memory's own speed, in one run.
+"""`fibration bench`: times this machine's backends, hand-written losses and plain memory copies in one run.
 
 May import: `errors`, `files`, `language`, `laws`, `compiler`, `runtime`, `backends`, `pipeline`, `printing`,
 `rollouts`, `plotting`.

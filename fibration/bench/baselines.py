@@ -1,8 +1,8 @@
 """The losses as a careful engineer writes them in eager torch, for comparison: float32, autograd for the gradient.
 
-Written to be fast within the idiom: masked sums over dim 1 where the batch is padded, segment sums where it is packed,
+They are as fast as eager torch allows: masked sums over dim 1 of a padded batch, segment sums over a packed one,
 advantages of trajectories multiplied in after the sum over tokens, nothing computed twice. Half-precision log-probs are
-widened first. At a log ratio of exactly 0 the sign-split losses have slope 2 here, and not 1 (docs/bench.md).
+widened first. At a log ratio of exactly 0 the sign-split losses have slope 2 here, not 1 (docs/bench.md).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SHORT = 4  # tokens per trajectory up to which index_add is faster than segment_
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a trainer has at hand for a batch. `mask` is float `[B, T]` and None where packed."""
+    """The prepared tensors of a batch, as a trainer has them. `mask` is float `[B, T]`, None for a packed batch."""
 
     mask: Tensor | None
     offsets: Tensor  # int64 [B + 1]
-    row: Tensor  # int64 [N], where packed
+    row: Tensor  # int64 [N], empty for a padded batch
     length: Tensor  # [B], in tokens
     tokens: int
     group: Tensor  # int64 [B]
@@ -44,7 +44,7 @@ class Prepared:
     policies: Mapping[str, Tensor]  # further log-probs, in the tokens' shape
 
     def sums(self, values: Tensor) -> Tensor:
-        """Over the tokens of every trajectory; padded values are 0 under the mask."""
+        """Sums over the tokens of every trajectory. Padded values must be 0 under the mask."""
         if self.mask is not None:
             return values.sum(1)
         if self.tokens <= SHORT * len(self.length):
@@ -52,7 +52,7 @@ class Prepared:
         return torch.segment_reduce(values, "sum", offsets=self.offsets, unsafe=True)
 
     def spread(self, values: Tensor) -> Tensor:
-        """From trajectories to their tokens."""
+        """Copies values of trajectories to their tokens."""
         return values[:, None] if self.mask is not None else values.index_select(0, self.row)
 
     def masked(self, values: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ Loss = Callable[[Tensor, Tensor, Tensor, Prepared], Tensor]
 
 
 def prepare(problem: Problem) -> Prepared:
-    """Made once per batch, as an index is; labels that a loss does not have are left empty."""
+    """Prepare a batch, once per batch like an index. Labels that a loss does not have are empty."""
     device = problem.device
     wide = _wide(problem.log_probs).dtype
     lengths = torch.from_numpy(problem.lengths).to(device)
@@ -181,14 +181,14 @@ def _aggregate(drift: Tensor, budget: float, rollback: Tensor) -> Tensor:
 
 
 def _drifts(log_probs: Tensor, old: Tensor, b: Prepared) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Per token and per trajectory, upwards and downwards."""
+    """Upward and downward drifts per token, then their means per trajectory."""
     x = b.masked(_wide(log_probs) - _wide(old))
     up, down = x.clamp(min=0), (-x).clamp(min=0)
     return up, down, b.sums(up) / b.length, b.sums(down) / b.length
 
 
 def _objective(base: Tensor, drifts: tuple[Tensor, Tensor, Tensor, Tensor], advantages: Tensor, b: Prepared) -> Tensor:
-    """`-J`, given the gated drift of every trajectory, both signs together."""
+    """`-J`, from the gated drift of every trajectory, + less −."""
     up, down, mean_up, mean_down = drifts
     own = (up - b.spread(mean_up)).clamp(-0.05, 0.05) - (down - b.spread(mean_down)).clamp(-0.05, 0.05)
     ratio = (b.spread(base) + own).exp()
@@ -208,7 +208,7 @@ def fiberpo_domain(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepar
 
 
 def _levels(drift: Tensor, budget: float, b: Prepared) -> Tensor:
-    """Gated drift of trajectories, of groups beyond them, of domains beyond these: `[B]`."""
+    """The sum of the gated residuals of a trajectory, of its group and of its domain: `[B]`."""
     group = torch.zeros_like(b.group_rows).index_add(0, b.group, drift)
     domain = torch.zeros_like(b.domain_rows).index_add(0, b.group_domain, group) / b.domain_rows
     group = group / b.group_rows
@@ -235,7 +235,7 @@ def fiberpo_modal(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepare
 
 
 def _grouped(drift: Tensor, budget: float, b: Prepared) -> Tensor:
-    """Gated drift of trajectories, and of groups beyond them: `[B]`."""
+    """The sum of the gated residual of a trajectory and the gated drift of its group: `[B]`."""
     group = torch.zeros_like(b.group_rows).index_add(0, b.group, drift) / b.group_rows
     own = _aggregate(drift - group.index_select(0, b.group), budget, b.length)
     return own + _aggregate(group, budget, b.group_tokens).index_select(0, b.group)
@@ -248,7 +248,10 @@ def fiberpo_crossed(log_probs: Tensor, old: Tensor, advantages: Tensor, b: Prepa
 
 
 def _crossed(drift: Tensor, budget: float, b: Prepared) -> Tensor:
-    """Gated drift of trajectories, of domains and modalities told apart by least squares, of the batch: `[B]`."""
+    """The sum of the gated residuals of a trajectory, of its domain and modality, and of the batch: `[B]`.
+
+    Least squares separates the effects of domains and modalities.
+    """
     whole = drift.mean()
     beyond = drift - whole
     by_domain = torch.zeros_like(b.domain_rows).index_add(0, b.domain, beyond)
@@ -270,6 +273,6 @@ BASELINES: dict[str, Loss] = {
 
 
 def baseline(hierarchy: Hierarchy) -> Loss | None:
-    """The hand-written loss of a shipped hierarchy; None for any other, whatever it is called."""
+    """The hand-written loss of a shipped hierarchy; None for any other hierarchy, even one with the same name."""
     written = BASELINES.get(hierarchy.name)
     return written if written is not None and load(hierarchy.name) == hierarchy else None

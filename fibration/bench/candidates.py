@@ -1,4 +1,4 @@
-"""What is measured: the backends of fibration, the hand-written loss in eager torch and under torch.compile."""
+"""The candidates of a benchmark: fibration's backends, the hand-written loss in eager torch and in torch.compile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Result = Callable[[], Tensor]  # one evaluation; ∂J/∂log π per token
 
 @dataclass(frozen=True)
 class Candidate:
-    """One row. `name` is what tables show; `backend` is empty for a baseline; `what` is a key of `ROWS`."""
+    """One row of a table, with its `name`. `backend` is empty for a baseline; `what` is a key of `ROWS`."""
 
     name: str
     backend: str = ""
@@ -40,7 +40,7 @@ class Candidate:
 
     @property
     def goes_back(self) -> bool:
-        """Whether it gives a gradient of the loss, the coefficients with the other sign."""
+        """Whether the candidate returns the gradient of the loss: the coefficients with the other sign."""
         return self.what.startswith("backward")
 
 
@@ -50,7 +50,7 @@ def of_backend(backend: str, what: str = "") -> Candidate:
 
 
 def candidates(hierarchy: Hierarchy, backends: Sequence[str], compiled: bool = True) -> list[Candidate]:
-    """Every row of a hierarchy, in the order in which they take turns."""
+    """Every row of a hierarchy, in the order of their turns."""
     rows = [of_backend(b, what) for b in backends for what in ROWS]
     if baseline(hierarchy) is not None:
         rows += [Candidate(EAGER)] + ([Candidate(COMPILED)] if compiled else [])
@@ -58,7 +58,7 @@ def candidates(hierarchy: Hierarchy, backends: Sequence[str], compiled: bool = T
 
 
 def start(candidate: Candidate, hierarchy: Hierarchy, problem: Problem, ready: Ready | None = None) -> Result:
-    """Everything that happens once per batch or per program is done here; the result is what is timed."""
+    """Do the work that happens once per batch or per program. Returns the call to time."""
     if not candidate.ours:
         return _written(candidate.name == COMPILED, hierarchy, problem)
     ready = ready or make_ready(hierarchy, candidate.backend, problem)
@@ -70,14 +70,14 @@ def start(candidate: Candidate, hierarchy: Hierarchy, problem: Problem, ready: R
 
 
 def given(problem: Problem, hierarchy: Hierarchy) -> dict[str, Any]:
-    """What a call takes beside the log-probs of all calls: advantages, or the same numbers as rewards."""
+    """The arguments of a call besides log-probs: advantages, or the same numbers as rewards, and policies."""
     word = "advantages" if hierarchy.advantages is None else "rewards"
     return {word: problem.advantages, "policies": problem.policies}
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A compiled operator with its index: made once, for all rows of a backend."""
+    """A compiled operator with its index, made once for all rows of a backend."""
 
     operator: Operator
     index: Index
@@ -94,14 +94,14 @@ def _written(compiled: bool, hierarchy: Hierarchy, problem: Problem) -> Result:
         raise BackendError(f"there is no hand-written loss of '{hierarchy.name}'", required="a shipped hierarchy")
     batch = prepare(problem)
     if compiled:
-        torch._dynamo.reset()  # otherwise the tenth shape counts as one recompilation too many
+        torch._dynamo.reset()  # otherwise the tenth shape exceeds the limit of recompilations
         function = torch.compile(function, fullgraph=True, dynamic=False)
     chosen = function
     return _gradient(p, lambda log_probs: chosen(log_probs, p.old_log_probs, p.advantages, batch))
 
 
 def _gradient(problem: Problem, loss: Callable[[Tensor], Tensor]) -> Result:
-    """Value and gradient, as a trainer's `backward()` computes them; the sign makes it that of J."""
+    """A call that computes value and gradient of the loss, as a trainer's `backward()` does."""
     leaf = problem.log_probs.detach().requires_grad_()
 
     def run() -> Tensor:
@@ -114,7 +114,7 @@ def _gradient(problem: Problem, loss: Callable[[Tensor], Tensor]) -> Result:
 
 
 def disagreement(candidate: Candidate, result: Tensor, expected: Tensor) -> tuple[float, float]:
-    """How far coefficients are from `expected`: mean and largest difference, each over that of the values."""
+    """Mean and largest difference from `expected`, relative to the mean and the largest size of `expected`."""
     given = -result.double() if candidate.goes_back else result.double()
     away, size = (given - expected).abs(), expected.abs()
     return tuple(float(f(away) / f(size).clamp_min(1e-300)) for f in (torch.mean, torch.amax))  # type: ignore[return-value]

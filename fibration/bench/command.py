@@ -1,4 +1,4 @@
-"""`fibration bench`: what was asked for is checked, measured shape by shape, printed, and written."""
+"""`fibration bench`: checks the settings, measures shape by shape, prints and writes the results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SWEPT = ("ppo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line says. `tokens` are as written: `65536`, `64Ki`. Empty `backends` are all there are."""
+    """The command line's options. `tokens` are as written: `65536`, `64Ki`. Empty `backends` mean all."""
 
     specs: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Settings:
     sweep: bool = False
     device: str = "cpu"
     dtype: str = "float32"
-    repeats: int | None = None  # 15, or 5 where quick
+    repeats: int | None = None  # default: 15, or 5 if quick
     seed: int = 0
     json: Path | None = None
     plot: Path | None = None
@@ -51,7 +51,7 @@ class Settings:
 
     @property
     def command(self) -> list[str]:
-        """The words that do the same again."""
+        """The command line that repeats the benchmark."""
         words = ["fibration", "bench", *self.specs]
         for option, values in (("--backend", self.backends), ("--tokens", self.tokens)):
             words += [w for v in values for w in (option, v)]
@@ -64,7 +64,7 @@ class Settings:
 
 
 def bench(console: Console, settings: Settings) -> int:
-    """The whole of `fibration bench`; the exit code. Raises before the first measurement if anything is unusable."""
+    """Run `fibration bench`. Returns the exit code. Unusable settings raise before the first measurement."""
     hierarchies = check(settings)
     device = torch.device(settings.device)
     shapes = _shapes(settings)
@@ -73,7 +73,7 @@ def bench(console: Console, settings: Settings) -> int:
     report.emit_heading(console, settings.command, machine, stream, settings.rounds)
     plan = Plan(settings.rounds, settings.dtype, settings.device, settings.seed)
     backends = list(dict.fromkeys(pipeline.choose(b) for b in settings.backends)) or backends_for(settings.device)
-    # torch.compile takes longer than everything else together: a quick sweep does without it.
+    # torch.compile takes longer than everything else together, so a quick sweep leaves it out.
     compiled = not (settings.quick and settings.sweep)
     results: list[Measured] = []
     for hierarchy in hierarchies:
@@ -84,7 +84,7 @@ def bench(console: Console, settings: Settings) -> int:
                 def say(what: str, h: Hierarchy = hierarchy, s: Shape = shape, tell: Any = tell) -> None:
                     tell(f"{h.name}: {s}: {what}")
 
-                # Fresh processes cost seconds each, and minutes where they compile: one shape has to do.
+                # A fresh process takes seconds, and minutes if it compiles, so only one shape gets them.
                 alone = not settings.quick and shape == (_centre(settings) if settings.sweep else shapes[0])
                 results.append(measure(hierarchy, shape, rows, plan, alone, say))
             if not settings.sweep:
@@ -105,7 +105,7 @@ def bench(console: Console, settings: Settings) -> int:
 
 
 def check(settings: Settings) -> list[Hierarchy]:
-    """The hierarchies, verified; raises for whatever cannot be used, before anything is measured."""
+    """Check all settings and verify the hierarchies. Returns the hierarchies; raises for an unusable setting."""
     if settings.dtype not in DTYPES:
         raise BackendError(f"no dtype '{settings.dtype}'", required=f"one of {', '.join(DTYPES)}")
     if settings.device.partition(":")[0] not in ("cpu", "cuda"):
@@ -133,7 +133,7 @@ def check(settings: Settings) -> list[Hierarchy]:
 
 
 def _usual(settings: Settings) -> tuple[str, ...]:
-    """What is measured where no spec is named."""
+    """The specs to measure if none is named."""
     return SWEPT if settings.sweep else DEFAULT
 
 
@@ -156,5 +156,5 @@ def _centre(settings: Settings) -> Shape:
 
 
 def backends_for(device: str) -> list[str]:
-    """The backends that can be timed on a device; Triton's interpreter is for debugging, and times nothing."""
+    """The backends to time on a device. Triton's interpreter is for debugging, so the CPU leaves triton out."""
     return [b for b in pipeline.BACKENDS if b == "torch" or (b == "triton") == device.startswith("cuda")]

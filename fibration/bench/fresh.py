@@ -1,6 +1,6 @@
-"""What only a fresh process can tell: cold starts and peak memory. `python -m fibration.bench.fresh` is such a process.
+"""Measures cold starts and peak memory in a fresh process, `python -m fibration.bench.fresh`.
 
-The parent writes a task as JSON to its stdin and reads an answer as JSON from its stdout.
+The parent writes a task as JSON to the process's stdin and reads an answer as JSON from its stdout.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fibration.bench.measure import Failed, reason
 from fibration.bench.shapes import DTYPES, Problem, Shape, make_problem
 from fibration.language.hierarchy import Hierarchy
 
-TIMEOUT = 900  # seconds; a compiler that needs longer is not waited for
+TIMEOUT = 900  # seconds until a slow compiler counts as failed
 SMALL = 2**12  # tokens of the batch that loads a candidate's code before its memory is measured
 CACHES = ("FIBRATION_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 @dataclass(frozen=True)
 class Task:
-    """`kind` is `cold` or `memory`; the other fields say which candidate on which batch."""
+    """One measurement. `kind` is `cold` or `memory`; the other fields give the candidate and the batch."""
 
     kind: str
     hierarchy: str  # JSON
@@ -46,7 +46,7 @@ class Task:
 
 
 def cold(task: Task) -> list[dict[str, float]] | Failed:
-    """Two starts, in fresh processes: the first with empty caches, the second with what the first left there.
+    """Two starts in fresh processes: the first with empty caches, the second with the caches that the first filled.
 
     Each has `seconds`, from `fibration.compile(...)` (or `torch.compile(...)`) to the first result, without imports
     and without building the index.
@@ -63,13 +63,13 @@ def cold(task: Task) -> list[dict[str, float]] | Failed:
 
 
 def memory(task: Task) -> float | Failed:
-    """Peak memory beyond the batch itself, in bytes: index, scratch, results, and what is kept between calls."""
+    """Peak memory beyond the batch itself, in bytes: index, scratch, results, and memory kept between calls."""
     answer = ask(task, {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"})
     return answer if isinstance(answer, Failed) else answer["bytes"]
 
 
 def ask(task: Task, environment: Mapping[str, str]) -> dict[str, float] | Failed:
-    """Let a fresh process do a task."""
+    """Run a task in a fresh process. Returns its answer, or why it failed."""
     command = [sys.executable, "-m", "fibration.bench.fresh"]
     try:
         done = subprocess.run(
@@ -112,7 +112,7 @@ def answer_cold(task: Task, hierarchy: Hierarchy, problem: Problem) -> dict[str,
 
 
 def answer_memory(task: Task, hierarchy: Hierarchy, problem: Problem) -> dict[str, float]:
-    small = problem  # torch.compile finds in its cache what it compiled for these very shapes
+    small = problem  # torch.compile reuses the code that it compiled for these very shapes
     if task.candidate.name != COMPILED:
         shape = Shape(SMALL, min(task.shape.length, 64), layout=task.shape.layout)
         small = make_problem(hierarchy, shape, problem.log_probs.dtype, task.device)
@@ -127,7 +127,7 @@ def answer_memory(task: Task, hierarchy: Hierarchy, problem: Problem) -> dict[st
 
 
 def _import_all(candidate: Candidate) -> None:
-    """What the first call would import, so that imports are not timed."""
+    """Import the modules that the first call would import, so that imports are not timed."""
     if candidate.ours:
         for module in ("emit", "load"):
             importlib.import_module(f"fibration.backends.{candidate.backend}.{module}")
@@ -143,13 +143,13 @@ def _settle(device: torch.device) -> None:
 
 
 def reset_peak(device: torch.device) -> int:
-    """Forget earlier peaks; what is in use now, in bytes."""
+    """Reset the peak. Returns the memory in use now, in bytes."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         return int(torch.cuda.memory_allocated())
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak of the resident set becomes its present size
+        Path("/proc/self/clear_refs").write_text("5")  # sets the peak of the resident set to its present size
     except OSError as error:
         raise OSError(f"peak memory needs a Linux that can forget it: {error}") from None
     return _status("VmRSS")
@@ -166,7 +166,7 @@ def _status(field: str) -> int:
 
 
 def main() -> None:
-    out, sys.stdout = sys.stdout, sys.stderr  # compilers talk; the answer is all that the parent reads
+    out, sys.stdout = sys.stdout, sys.stderr  # compilers print; the parent must read the answer alone
     given = json.load(sys.stdin)
     task = Task(**{**given, "candidate": Candidate(**given["candidate"]), "shape": Shape(**given["shape"])})
     torch.set_num_threads(task.threads)

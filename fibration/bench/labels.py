@@ -1,4 +1,4 @@
-"""Labels of a made-up batch: who lies over whom in any chain, tree or quiver."""
+"""Labels of a benchmark's batch, for any chain, tree or quiver."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from fibration.language.hierarchy import Hierarchy
 
 SAMPLES = 8  # trajectories per prompt
 ROOTS = 4  # elements of a coarsest stratum
-IMAGES = 0.3  # of a trajectory's tokens are of its second kind, where there are two
+IMAGES = 0.3  # share of a trajectory's tokens in the second leaf, if there are two
 CROSSING = 3  # elements of a second stratum over the rows
 
 Codes = NDArray[np.int64]
 
 
 def row_labels(hierarchy: Hierarchy, rows: int) -> dict[str, Codes]:
-    """For every stratum above the rows, groups among them: neighbouring trajectories share a prompt, and prompts are
-    dealt out to domains.
+    """Labels per row for every stratum coarser than the rows, and for groups.
 
-    A stratum that crosses another over the rows is dealt out at another pace, so that all their cells are filled and
-    none in proportion; what several lie over is one element.
+    - Neighbouring trajectories share a prompt, and prompts are dealt out to domains.
+    - Strata that cross over the rows are dealt out at different paces: all their cells have rows, and no cell in
+      proportion.
+    - A stratum with several finer strata has one element.
     """
     shape = hierarchy.shape
     prompts = {s.name: np.arange(rows) // SAMPLES for s in hierarchy.groups}
@@ -56,8 +57,12 @@ def _dealt(hierarchy: Hierarchy, stratum: Stratum, rows: int, place: int, of: in
 def fine_labels(
     hierarchy: Hierarchy, row: Codes, lengths: Codes, generator: np.random.Generator
 ) -> dict[str, NDArray[Any]]:
-    """A label per token for every stratum between tokens and rows, each of which halves the pieces of the one below it;
-    for what crosses the rows, such as experts, at random; and the masks of the leaves, where there are several."""
+    """Labels per token for the strata that are not rows or coarser than rows.
+
+    - A stratum between tokens and rows cuts each row into equal pieces, and each finer one into twice as many.
+    - A stratum that crosses the rows, such as experts, has random labels.
+    - Several leaves have masks.
+    """
     coarse = {hierarchy.rows, *hierarchy.coarser(hierarchy.rows)} if hierarchy.rows in hierarchy.strata else set()
     place = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     found: dict[str, NDArray[Any]] = {}

@@ -1,4 +1,4 @@
-"""The machine in words."""
+"""Describes the machine: processor, cores, caches, device, versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
-    """The machine in words: what a reader needs to judge the numbers, and nothing that names the machine itself."""
+    """The facts that a reader needs to judge the numbers. None identifies the machine."""
     return {
         "processor": processor(),
         "cores": usable_cores(),
@@ -36,7 +36,7 @@ def processor() -> str:
 
 
 def usable_cores() -> int:
-    """Those that this process may run on."""
+    """The number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -49,7 +49,7 @@ def _from_file(path: str, pattern: str) -> str:
 
 
 def _caches() -> str:
-    """As the system says it: `L1 32K, L2 1024K, L3 32768K`."""
+    """The caches as the system reports them: `L1 32K, L2 1024K, L3 32768K`."""
     found = {}
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         try:

@@ -1,4 +1,4 @@
-"""Timing: all candidates in one run, in turns, so that what disturbs the machine disturbs them alike."""
+"""Timing: all candidates take turns in one run, so that noise on the machine affects them alike."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 
 Call = Callable[[], object]
 Clock = Callable[[Call], float]  # runs a call once; seconds until its result is there
-LARGE = 2**28  # bytes of a buffer that no cache holds
+LARGE = 2**28  # bytes of a buffer that is larger than any cache
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Samples in seconds, in the order in which they were taken."""
+    """Samples in seconds, in the order of measurement."""
 
     samples: tuple[float, ...]
 
@@ -33,7 +33,7 @@ class Timing:
         return first, third
 
     def record(self) -> dict[str, Any]:
-        """For JSON, in seconds."""
+        """The timing for JSON, in seconds."""
         first, third = self.quartiles
         return {
             "median_s": self.median,
@@ -45,19 +45,19 @@ class Timing:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why there is no number."""
+    """A failed measurement, with its reason."""
 
     reason: str
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in a few lines: some compilers raise pages."""
+    """The error's type and the first three lines of its message: some compilers raise pages."""
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()][:3]
     return " ".join([f"{type(error).__name__}:", *(line.strip() for line in lines)])[:300]
 
 
 def clock(device: torch.device) -> Clock:
-    """Wall time on a CPU; on a GPU the time between two events on its stream, everything before them finished."""
+    """A clock: wall time on a CPU; on a GPU the time between two events on its stream, after earlier work is done."""
     return _cuda_clock if device.type == "cuda" else _wall_clock
 
 
@@ -78,7 +78,7 @@ def _cuda_clock(call: Call) -> float:
 
 
 def interleave(calls: Mapping[str, Call], repeats: int, clock: Clock, warm_up: int = 2) -> dict[str, Timing | Failed]:
-    """Time every call `repeats` times: a, b, c, a, b, c, ... A call that raises leaves the others undisturbed."""
+    """Time every call `repeats` times: a, b, c, a, b, c, ... A call that raises is left out; the others continue."""
     samples: dict[str, list[float]] = {name: [] for name in calls}
     failed: dict[str, Failed] = {}
     for turn in range(-warm_up, repeats):
@@ -99,14 +99,14 @@ def interleave(calls: Mapping[str, Call], repeats: int, clock: Clock, warm_up: i
 
 
 def copy_call(bytes_moved: int, device: torch.device) -> Call:
-    """A `copy_` that moves so many bytes: half of them read, half written."""
+    """A `copy_` that moves `bytes_moved` bytes: half of them read, half written."""
     here = torch.ones(max(1, bytes_moved // 8), dtype=torch.float32, device=device)
-    there = torch.zeros_like(here).fill_(2)  # both touched, so that no page fault is timed
+    there = torch.zeros_like(here).fill_(2)  # both buffers are written here, so that no page fault is timed
     return lambda: there.copy_(here)
 
 
 def bandwidth(device: torch.device, clock: Clock, size: int = LARGE, repeats: int = 7) -> Timing:
-    """The time of copying `size` bytes to another `size` bytes, all threads; bandwidth is `2·size` by its median."""
+    """The time to copy `size` bytes to another buffer, with all threads. Bandwidth is `2·size` over its median."""
     timing = interleave({"copy": copy_call(2 * size, device)}, repeats, clock)["copy"]
     if isinstance(timing, Failed):
         raise MemoryError(timing.reason)
@@ -114,12 +114,12 @@ def bandwidth(device: torch.device, clock: Clock, size: int = LARGE, repeats: in
 
 
 def ratio(numerator: Timing | Failed | None, denominator: Timing | Failed | None) -> float | None:
-    """Of medians; None where either is missing."""
+    """The ratio of the medians, or None if a timing is missing."""
     if isinstance(numerator, Timing) and isinstance(denominator, Timing):
         return numerator.median / denominator.median
     return None
 
 
 def median_of(call: Callable[[], Any], repeats: int, clock: Clock) -> Timing:
-    """The same thing made `repeats` times, without a warm-up."""
+    """Time a call `repeats` times, without a warm-up."""
     return Timing(tuple(clock(call) for _ in range(repeats)))

@@ -36,7 +36,7 @@ def draw(results: Sequence[Measured], machine: Mapping[str, Any], path: Path) ->
 def figure(results: Sequence[Measured], machine: Mapping[str, Any]) -> Figure:
     """A row of panels per hierarchy: over tokens, over length, over the other shapes. 1 is the floor.
 
-    What was measured at one number of tokens, or at one length, has no panel over it.
+    There is no panel over tokens, or over length, if all results have the same value of it.
     """
     by_name: dict[str, list[Measured]] = {}
     for r in results:
@@ -81,7 +81,7 @@ def figure(results: Sequence[Measured], machine: Mapping[str, Any]) -> Figure:
 
 
 def _centre(results: Sequence[Measured]) -> Shape:
-    """The shape that most others differ from in one respect only."""
+    """The shape from which the most shapes differ in at most one field."""
 
     def near(a: Shape) -> int:
         return sum(_distance(a, r.shape) <= 1 for r in results)
@@ -105,7 +105,7 @@ def _others(results: Sequence[Measured], centre: Shape) -> list[Measured]:
 
 
 def _shown(results: Sequence[Measured]) -> list[Candidate]:
-    """Those that compute coefficients and nothing besides, and the baselines."""
+    """The candidates that compute coefficients alone, and the baselines."""
     rows = {r.candidate.name: r.candidate for m in results for r in m.rows}
     return [c for c in rows.values() if not c.ours or not c.what]
 
@@ -129,7 +129,7 @@ def _lines(axes: Axes, results: Sequence[Measured], axis: str) -> None:
 
 
 def _bars(axes: Axes, results: Sequence[Measured]) -> None:
-    """Shapes that lie on no line, side by side; the centre among them, to compare with."""
+    """Bars for the shapes that lie on no line, with the centre for comparison."""
     shown = _shown(results)
     width = 0.8 / max(1, len(shown))
     for i, candidate in enumerate(shown):

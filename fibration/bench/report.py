@@ -1,4 +1,4 @@
-"""What a benchmark says: tables for people, JSON for programs."""
+"""The report of a benchmark: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fibration.bench.rows import Measured, Row
 from fibration.printing.reports import emit
 
 FORMAT = "fibration bench 1"
-BUSY = 0.25  # of the cores: others compute beside a benchmark above that
+BUSY = 0.25  # load per core above which the report warns of noise
 MIB = 2**20
 COLUMNS = ("ms", "best\nms", "±", "time/\neager", "time/\ncopy", "extra\nMiB", "index\nms", "cold\ns", "differs")
 
@@ -47,13 +47,13 @@ def emit_heading(
 
 
 def label(candidate: Candidate) -> str:
-    """Rows of a backend stand together, so that the name need not be said again."""
+    """The label of a row. Rows of a backend stand together, so only the first has the backend's name."""
     said = {"metrics": "  with metrics", "backward": "  loss, backward", "backward, metrics": "    with metrics"}
     return said.get(candidate.what if candidate.ours else "", candidate.name)
 
 
 def emit_table(console: Console, result: Measured) -> None:
-    """One hierarchy on one shape, a row per candidate."""
+    """Print the table of one hierarchy on one shape, a row per candidate."""
     title = f"{result.hierarchy.name}: {result.shape}"
     emit(console, Text.assemble((title, "bold"), f"; {result.bytes_moved / 1e6:.1f} MB must move"))
     if result.failed:
@@ -95,12 +95,12 @@ def _cells(row: Row, eager: Timing | Failed | None, result: Measured) -> Iterato
 
 
 def number(value: float) -> str:
-    """Three digits, or all before the point."""
+    """A number with three digits, or with all digits before the point."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 1e-3 else f"{value:.0e}"
 
 
 def index_seconds(row: Row) -> float:
-    """Building an index, and what its first use costs beyond a later one."""
+    """Seconds to build an index, and the extra seconds of its first use."""
     built = row.index.median if row.index else 0.0
     beyond = row.first_use - row.timing.median if row.first_use is not None and isinstance(row.timing, Timing) else 0.0
     return built + max(0.0, beyond)
@@ -123,7 +123,7 @@ def _table(*columns: str) -> Table:
 
 
 def emit_sweep(console: Console, results: Sequence[Measured]) -> None:
-    """One hierarchy over all shapes: times as multiples of the copy, and the shapes on which fibration loses."""
+    """Print one hierarchy over all shapes: times as multiples of the copy, and the shapes on which fibration loses."""
     hierarchy = results[0].hierarchy
     shown = [r.candidate for r in results[0].rows if not r.candidate.ours or not r.candidate.what]
     depth = f"{len(hierarchy.strata)} strata" if len(hierarchy.strata) > 1 else "1 stratum"
@@ -171,7 +171,7 @@ def losses(results: Sequence[Measured]) -> list[str]:
 
 
 def emit_notes(console: Console, results: Sequence[Measured], quick: bool) -> None:
-    """What the columns mean, and what was left out."""
+    """Print what the columns mean, and what the benchmark left out."""
     notes = [
         "time / copy: how often the bytes that must move (inputs read once, coefficients written once) could have been "
         "copied; 1 is the floor. ±: half the distance of the quartiles. index: what a new batch costs once. cold: from "
@@ -193,7 +193,7 @@ def emit_notes(console: Console, results: Sequence[Measured], quick: bool) -> No
 def document(
     command: Sequence[str], seed: int, dtype: str, machine: dict[str, Any], stream: Timing, results: Sequence[Measured]
 ) -> str:
-    """Everything that was measured, samples included. Seconds and bytes throughout; docs/bench.md lists the fields."""
+    """All measurements as JSON, samples included, in seconds and bytes. docs/bench.md lists the fields."""
     whole = {
         "format": FORMAT,
         "command": shlex.join(command),

@@ -15,7 +15,7 @@ from fibration.bench.shapes import DTYPES, Problem, Shape, make_problem
 from fibration.errors import BatchError
 from fibration.language.hierarchy import Hierarchy
 
-BUILDS = 3  # of an index, to time one
+BUILDS = 3  # builds of an index, to time one
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class Plan:
 
 @dataclass
 class Row:
-    """What is known of one candidate on one shape. Times in seconds, memory in bytes."""
+    """The measurements of one candidate on one shape. Times in seconds, memory in bytes."""
 
     candidate: Candidate
     timing: Timing | Failed | None = None
     differs: tuple[float, float] | None = None  # from the float64 reference: mean, largest
-    index: Timing | None = None  # building what is built once per batch
+    index: Timing | None = None  # building the index, or a baseline's prepared batch
     first_use: float | None = None  # the first call on a new index, code warm
     memory: float | Failed | None = None
     cold: list[dict[str, float]] | Failed | None = None
@@ -43,7 +43,7 @@ class Row:
 
 @dataclass
 class Measured:
-    """One hierarchy on one shape. `floor` times a copy of `bytes_moved`, taken in the same turns."""
+    """One hierarchy on one shape. `floor` times a copy of `bytes_moved`, in turns with the candidates."""
 
     hierarchy: Hierarchy
     shape: Shape
@@ -56,7 +56,7 @@ class Measured:
 
     @property
     def lowest(self) -> Timing | None:
-        """The fastest of the copies: a floor is not raised by what disturbed it."""
+        """The fastest copy: noise must not raise the floor."""
         return Timing((min(self.floor.samples),)) if isinstance(self.floor, Timing) else None
 
     def row(self, name: str) -> Row | None:
@@ -71,7 +71,7 @@ def measure(
     alone: bool,
     say: Callable[[str], None] = lambda what: None,
 ) -> Measured:
-    """Every candidate on one shape; `alone` adds what needs fresh processes."""
+    """Measure every candidate on one shape. `alone` adds memory and cold starts, which need fresh processes."""
     result = Measured(hierarchy, shape, [Row(c) for c in rows])
     try:
         problem = make_problem(hierarchy, shape, DTYPES[plan.dtype], plan.device, plan.seed)
@@ -92,7 +92,7 @@ def measure(
 def time_all(
     result: Measured, problem: Problem, expected: torch.Tensor, rounds: int, say: Callable[[str], None]
 ) -> None:
-    """Start every candidate, compare its coefficients, time all in turns. One that fails keeps its reason."""
+    """Start every candidate, compare its coefficients, time all in turns. A failed candidate keeps the reason."""
     watch = clock(problem.device)
     ready: dict[str, Ready | Failed] = {}
     calls: dict[str, Callable[[], object]] = {FLOOR: copy_call(problem.bytes_moved, problem.device)}
@@ -128,7 +128,7 @@ def _try_ready(hierarchy: Hierarchy, backend: str, problem: Problem) -> Ready | 
 
 
 def _time_index(row: Row, problem: Problem, ready: Ready | None, watch: Clock) -> None:
-    """Once per backend: rows of a backend share their index. For a baseline, what it prepares instead."""
+    """Time the index, once per backend, since its rows share it. For a baseline, time its prepared batch."""
     c = row.candidate
     if ready is None:
         row.index = median_of(lambda: prepare(problem), BUILDS, watch)

@@ -1,4 +1,4 @@
-"""Batches to measure on: how many tokens, in trajectories of which lengths, padded or packed; what a sweep visits."""
+"""The batches of a benchmark: number of tokens, lengths of trajectories, padded or packed; the shapes of a sweep."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ KI, MI = 2**10, 2**20
 SPREADS = ("equal", "lognormal", "giant")
 LAYOUTS = ("packed", "padded")
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-SIGMA = 0.6  # of the logarithm of a trajectory's length
-LONGEST = 4  # times the mean length, where a trainer cuts responses off
-MISMATCH = 0.05  # nats that log-probs of an engine are from the old policy's, as a standard deviation
-PADDING = 32  # positions per token beyond which nobody would pad
+SIGMA = 0.6  # standard deviation of the logarithm of a trajectory's length
+LONGEST = 4  # times the mean length: a trainer truncates responses there
+MISMATCH = 0.05  # standard deviation, in nats, of an engine's log-probs from the old policy's
+PADDING = 32  # most positions per token of a padded batch
 PER_TOKEN_ADVANTAGES = ("ppo",)  # a critic gives one number per token; a group's rewards give one per trajectory
 
 
 @dataclass(frozen=True)
 class Shape:
-    """`tokens` unmasked tokens in trajectories of `length` on average (both in tokens)."""
+    """`tokens` unmasked tokens in trajectories of mean length `length`."""
 
     tokens: int
     length: int = 512
@@ -46,17 +46,17 @@ class Shape:
 
 @dataclass(frozen=True)
 class Problem:
-    """One batch. Token tensors have the layout's shape; `row_labels` and `token_labels` are what an index is given."""
+    """One batch. Token tensors have the layout's shape; `labels` are the labels for the index, per row or token."""
 
     shape: Shape
     lengths: NDArray[np.int64]  # [rows], in tokens
     offsets: Tensor  # int64 [rows + 1]
-    mask: Tensor | None  # bool [rows, longest], None where packed
+    mask: Tensor | None  # bool [rows, longest], None if packed
     log_probs: Tensor  # nats
     old_log_probs: Tensor  # nats
     advantages: Tensor  # [rows], or the tokens' shape
     labels: Mapping[str, Any]
-    policies: Mapping[str, Tensor]  # further log-probs that the hierarchy is given, nats
+    policies: Mapping[str, Tensor]  # log-probs of further policies, nats
 
     @property
     def device(self) -> torch.device:
@@ -68,9 +68,9 @@ class Problem:
 
     @property
     def bytes_moved(self) -> int:
-        """What no implementation can avoid: every unmasked input read once, every coefficient written once, in bytes.
+        """The bytes that every implementation must move: each unmasked input read once, each coefficient written once.
 
-        Coefficients are written under the mask too (0), and are float32 where the log-probs are narrower.
+        Coefficients are written under the mask too (0), and are float32 if the log-probs are narrower.
         """
         item = self.log_probs.element_size()
         per_token = self.advantages.shape == self.log_probs.shape
@@ -92,10 +92,10 @@ class Problem:
 def make_problem(
     hierarchy: Hierarchy, shape: Shape, dtype: torch.dtype = torch.float32, device: str = "cpu", seed: int = 0
 ) -> Problem:
-    """A random batch after a few updates: every gate has elements within its budget and beyond it.
+    """A random batch as after a few updates: every gate has elements within its budget and beyond it.
 
-    Raises BatchError where padding would blow the batch up. No log ratio is exactly 0: hand-written losses have
-    another slope there (docs/bench.md).
+    Raises BatchError if padding needs more than `PADDING` positions per token. No log ratio is exactly 0, where
+    hand-written losses have another slope (docs/bench.md).
     """
     generator = np.random.default_rng(seed)
     lengths = row_lengths(shape, generator)
@@ -151,7 +151,7 @@ def make_problem(
 
 
 def row_lengths(shape: Shape, generator: np.random.Generator) -> NDArray[np.int64]:
-    """The length of every trajectory, in tokens; they sum to `shape.tokens` up to less than one trajectory."""
+    """The length of every trajectory, in tokens. Their sum is `shape.tokens`, up to less than one trajectory."""
     length = min(shape.length, shape.tokens)
     if shape.spread == "giant":
         short = max(1, shape.tokens // 2 // length)
@@ -165,12 +165,12 @@ def row_lengths(shape: Shape, generator: np.random.Generator) -> NDArray[np.int6
     return np.maximum(1, np.floor(weight / weight.sum() * shape.tokens)).astype(np.int64)
 
 
-# ---------------------------------------------------------------- what a sweep visits
+# ---------------------------------------------------------------- the shapes of a sweep
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One axis at a time, all others at `centre`."""
+    """The shapes of a sweep: one axis varies at a time, the others stay at `centre`."""
 
     centre: Shape
     axes: Mapping[str, Sequence[Any]]
@@ -184,7 +184,7 @@ class Sweep:
 
 
 def sweep(tokens: Sequence[int], length: int, quick: bool) -> Sweep:
-    """Tokens, trajectory length, raggedness, padding. Depth is swept by naming hierarchies of several depths."""
+    """The sweep over tokens, trajectory length, raggedness and padding. To sweep depth, name several hierarchies."""
     given = tuple(tokens) or ((16 * KI, 64 * KI, 256 * KI) if quick else (16 * KI, 64 * KI, 256 * KI, MI, 4 * MI))
     centre = Shape(sorted(given)[(len(given) - 1) // 2] if tokens or quick else MI, length)
     lengths = (1, 64, 4 * KI) if quick else (1, 8, 64, 512, 4 * KI, 64 * KI)
@@ -198,7 +198,7 @@ def sweep(tokens: Sequence[int], length: int, quick: bool) -> Sweep:
 
 
 def count(n: int) -> str:
-    """A number with a binary prefix where it is a multiple of it: 65536 is `64 Ki`."""
+    """A number as text, with a binary prefix if it is a multiple of it: 65536 is `64 Ki`."""
     for size, word in ((MI, "Mi"), (KI, "Ki")):
         if n >= size and n % size == 0:
             return f"{n // size} {word}"
@@ -206,7 +206,7 @@ def count(n: int) -> str:
 
 
 def parse_count(text: str) -> int:
-    """`65536`, `64Ki`, `64 Ki` or `4Mi`; raises BatchError for anything that is no positive whole number."""
+    """Reads `65536`, `64Ki`, `64 Ki` or `4Mi`. Raises BatchError for anything but a positive whole number."""
     number, scale = text.strip(), 1
     for word, size in (("Mi", MI), ("Ki", KI)):
         if number.endswith(word):

@@ -1,4 +1,4 @@
-"""The command line, and the pytest plugin: they call the other rooms, and nothing calls them.
+"""The command line and the pytest plugin. They import the other packages; no package imports them.
 
 May import: `errors`, `owners`, `files`, `cache`, `language`, `laws`, `compiler`, `runtime`, `backends`, `pipeline`,
 `printing`, `rollouts`, `plotting`, `bench`.

@@ -1,4 +1,4 @@
-"""What several commands take."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Parameters = Annotated[
 
 
 def parameters(given: Sequence[str]) -> dict[str, Any]:
-    """`NAME=VALUE` pairs; whether the names and values fit is for the operator to say."""
+    """Reads `NAME=VALUE` pairs. The operator checks later that names and values fit."""
     result: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         wrong = f"--param {text!r} cannot be read"
         try:
-            with suppress(ValueError):  # what Python reads as a float is one: `.1` is, and is no JSON
+            with suppress(ValueError):  # Python's float comes first: `.1` is a float but not JSON
                 result[name.strip()] = float(value)
                 continue
             result[name.strip()] = json.loads(value, object_pairs_hook=once)

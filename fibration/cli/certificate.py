@@ -1,4 +1,4 @@
-"""What `fibration compile` says of what it wrote: the certificate, and a table of kernels."""
+"""The certificate that `fibration compile` writes, and the table of kernels that it prints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from fibration.pipeline import Artifact
 
 
 def certificate(artifact: Artifact, report: Report, export: Export) -> str:
-    """What was proved of which spec, and of which source: the same on every machine with the same versions."""
+    """The certificate as JSON: the spec, what was proved, and hashes of spec, source and files.
+
+    It is the same on every machine with the same versions.
+    """
     document = artifact.hierarchy.model_dump_json()
     used = ["triton"] if artifact.backend == "triton" else []
     content = {
@@ -34,7 +37,7 @@ def certificate(artifact: Artifact, report: Report, export: Export) -> str:
 
 
 def kernel_table(export: Export) -> Table:
-    """Registers, spills and shared memory of every kernel."""
+    """A table with registers, spills and shared memory of every kernel."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     shown = ("kernel", "arch", "registers", "spilled_bytes", "shared_bytes", "warps")
     for i, name in enumerate(shown):

@@ -13,7 +13,7 @@ from fibration.printing.reports import Outcome, load_quietly
 def compare(
     first: str, second: str, when: Sequence[str], parameters: Mapping[str, Any], timeout: float | None
 ) -> list[Outcome]:
-    """The report on two specs, in the place of the first; an error is of the spec that cannot be used."""
+    """The outcome of a comparison, named after the first spec. An error is named after the spec that causes it."""
     blamed = first
     try:
         one = load_quietly(first)
@@ -27,7 +27,7 @@ def compare(
 
 
 def matches(given: Sequence[str], numbers: Callable[[Sequence[str]], dict[str, Any]]) -> dict[str, Any]:
-    """`NAME=NAME` for parameters that are one, `NAME=VALUE` for those that are fixed, `NAME=FORMULA` in the other's."""
+    """Reads `NAME=NAME` (equal parameters), `NAME=VALUE` (a fixed one) and `NAME=FORMULA` (in the other's)."""
     found: dict[str, Any] = {}
     for text in given:
         name, _, value = (part.strip() for part in text.partition("="))

@@ -1,4 +1,4 @@
-"""`fibration doctor`: what there is on this machine, what works of it, and which backend runs for that reason."""
+"""`fibration doctor`: finds what this machine has, what works, and which backend runs."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ SIGNS: dict[State, tuple[str, str]] = {
     "broken": ("✗", "bold red"),
 }
 PACKAGES = ("torch", "triton", "numpy", "sympy")
-TRAINERS = ("trl", "verl", "transformers")  # shown where they are installed
+TRAINERS = ("trl", "verl", "transformers")  # shown if installed
 DRIVERS = {"NVIDIA": Path("/proc/driver/nvidia/version"), "AMD": Path("/dev/kfd")}
-TRIED = "fiberpo"  # where no SPEC is named
+TRIED = "fiberpo"  # if no SPEC is named
 AGREEMENT = 1e-9  # in float64, relative to the largest coefficient; rounding explains about 1e-13
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`broken`: something that should work does not; `look`: it works, and not as it could."""
+    """One row of the report. `broken`: something that should work does not; `look`: it works, but could do better."""
 
     name: str
     state: State
@@ -60,10 +60,10 @@ class Finding:
 
 
 def doctor(console: Console, spec: str | None, as_json: bool) -> int:
-    """Print what was found; the exit code: 1 if something is broken."""
+    """Print the findings. Returns the exit code, 1 if something is broken."""
     hierarchy = reports.load_quietly(spec or TRIED)
     hierarchy.verify().raise_for_status()
-    with warnings.catch_warnings():  # a row says it
+    with warnings.catch_warnings():  # a row of the report covers this warning
         warnings.filterwarnings("ignore", "kernels are built for this process alone", RuntimeWarning)
         findings = [*_software(), *_hardware(), _compiler(), _cache(), *_backends(hierarchy)]
     backend, why = best()
@@ -100,7 +100,7 @@ def _software() -> Iterator[Finding]:
 
 
 def _package(name: str, wanted: Requirement | None) -> Finding | None:
-    """None for one that is not installed, and need not be."""
+    """The finding about a package, or None for an optional package that is not installed."""
     required = "" if wanted is None else str(wanted.specifier)
     optional = wanted is None or "extra" in str(wanted.marker or "")
     try:
@@ -145,7 +145,7 @@ def _gpu() -> Finding:
         return Finding("GPU", "look", value, "this torch is built for CPUs alone: install one built for your GPU")
     try:
         torch.cuda.init()
-    except Exception as error:  # of many kinds; what it says is the finding
+    except Exception as error:  # torch raises many types; the message is the finding
         value += f": {error}"
     return Finding(
         "GPU", "look", value, "nvidia-smi says whether the driver works; CUDA_VISIBLE_DEVICES may hide devices"
@@ -167,7 +167,7 @@ def _compiler() -> Finding:
 
 
 def _bytes_in(place: Path) -> int:
-    """Of all files below a folder, but for what other processes take away meanwhile: they build there."""
+    """The size of all files below a folder. Skips files that another process removes meanwhile: builds run there."""
     total = 0
     for folder, _, files in os.walk(place):
         for name in files:
@@ -193,7 +193,7 @@ def _cache() -> Finding:
         )
     try:
         cache.make_folder(place)
-        tempfile.TemporaryFile(dir=place).close()  # what modes say of root, a file system may deny
+        tempfile.TemporaryFile(dir=place).close()  # mode bits do not tell: a file system may deny root too
     except OSError as error:
         why_not = f"{place} cannot be written: {error.strerror}"
         return Finding("cache", state, why_not, f"set FIBRATION_CACHE to another folder{instead}")
@@ -207,7 +207,7 @@ def _cache() -> Finding:
 
 
 def _backends(hierarchy: Hierarchy) -> Iterator[Finding]:
-    """Each one that should work here is built, run on the shipped rollouts and compared with torch."""
+    """Build every backend that should work here, run it on the shipped rollouts and compare it with torch."""
     expected, found = _tried("torch", lambda: _coefficients(hierarchy, "torch", "cpu"), None)
     yield found
     try:
@@ -244,11 +244,11 @@ def _tried(name: str, make: Callable[[], Tensor], expected: Tensor | None) -> tu
     begun, row = time.perf_counter(), f"backend {name}"
     try:
         made = make()
-    except (RolloutsError, ParameterError) as error:  # of SPEC, not of the machine
+    except (RolloutsError, ParameterError) as error:  # a fault of SPEC, not of the machine
         return None, Finding(row, "note", f"not tried: {_said(error)}")
     except FibrationError as error:
         return None, Finding(row, "broken", _said(error), error.remedy)
-    except Exception as error:  # whatever it is, it is the finding
+    except Exception as error:  # any failure is a finding
         return None, Finding(row, "broken", f"{type(error).__name__}: {error}")
     took = f"built and run on {made.numel()} tokens in {time.perf_counter() - begun:.1f} s"
     if expected is None:

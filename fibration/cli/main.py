@@ -1,6 +1,6 @@
 """The command line. Exit codes: 0 fine, 1 a law does not hold (or results disagree), 2 unusable input.
 
-Everything that needs torch or matplotlib is imported by the command that uses it, so that `verify` starts fast.
+Each command imports the modules that need torch or matplotlib when it runs, so `verify` starts fast.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fibration.files import check_writable, check_writable_file, write_file
 from fibration.language.loading import shipped, split
 from fibration.language.report import BUDGET
 
-UsageError: Any = typer.BadParameter.__base__  # click's, which some releases of typer have inside
+UsageError: Any = typer.BadParameter.__base__  # click's class; some releases of typer contain their own click
 
 
 class Commands(TyperGroup):
-    """What the library raises on purpose becomes a message and an exit code; a bug keeps its traceback."""
+    """Turns errors that the library raises on purpose into a message and an exit code. A bug keeps its traceback."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         try:
@@ -45,7 +45,7 @@ class Commands(TyperGroup):
             fail(error, 1)
         except FibrationError as error:
             fail(error, 2)
-        except BrokenPipeError:  # `| head`, which typer knows how to treat
+        except BrokenPipeError:  # from `| head`; typer handles it
             raise
         except OSError as error:
             fail(f"cannot read or write '{error.filename}': {error.strerror}" if error.filename else error, 2)
@@ -69,7 +69,7 @@ app = typer.Typer(
 
 
 def console() -> Console:
-    """Made per command, for whatever stdout is then. Numbers and brackets are not to be coloured or read as markup."""
+    """A console for the present stdout, made per command. It neither colours numbers nor reads brackets as markup."""
     return Console(highlight=False, markup=False, emoji=False)
 
 
@@ -197,7 +197,7 @@ def compare(
 
 
 def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None) -> int:
-    """Print reports, or write them; the exit code."""
+    """Print reports, or write them to a file. Returns the exit code."""
     from fibration.printing import reports
 
     for outcome in outcomes:
@@ -400,7 +400,7 @@ def bench(
 
 
 def main() -> None:
-    """The entry point. A terminal that cannot show a sign gets a replacement, not a crash."""
+    """The entry point. A terminal that cannot encode a character shows a replacement."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

@@ -1,8 +1,9 @@
-"""An exit code that the end of a command decides, whatever a spec does to the process that reads it.
+"""Runs a command in a fork, so that a spec cannot fake the exit code.
 
-A spec in Python is run, and what is run may end its process: by `os._exit(0)`, by an `exec`, in a thread, in a handler
-at exit. CI would read that as "verified". So a command runs in a fork, which says its exit code once its output is
-written, and the process that was started says what it heard. That is no sandbox: whom it protects is a spec's author.
+A spec is Python code, and it may end its process: by `os._exit(0)`, by an `exec`, in a thread, in an exit handler. CI
+would read exit code 0 as "verified". So a command runs in a forked process, which sends its exit code through a pipe
+once its output is written. The parent exits with the code that it received. This is no sandbox: it protects the spec's
+author from accidents.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ DIES_WITH_ITS_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
 
 def to_its_end(command: Callable[[], None]) -> None:
-    """Run a command, which ends by SystemExit as typer's do, and exit with its code.
+    """Run a command that ends by SystemExit, as typer's commands do, and exit with its code.
 
-    Where it went before it came to its end, exit with what it left, and with 2 if that is 0. Where there is no fork
-    (Windows), the command is run as it is.
+    If the process ends before the command does, exit with the process's code, or with 2 if that is 0. On a platform
+    without fork (Windows), the command runs in this process.
     """
     if not hasattr(os, "fork"):
         return command()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it was ignored, nobody could wait for a process
-    heard, said = os.pipe()  # which no program that replaces this one inherits
-    with warnings.catch_warnings():  # of threads that numpy may have begun, and sees to itself
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if SIGCHLD is ignored, waitpid fails
+    heard, said = os.pipe()  # a program that replaces this one by `exec` does not inherit the pipe
+    with warnings.catch_warnings():  # numpy may have threads, and handles forks itself
         warnings.simplefilter("ignore", DeprecationWarning)
         worker = os.fork()
     if worker == 0:
@@ -44,8 +45,8 @@ def to_its_end(command: Callable[[], None]) -> None:
 
 
 def _work(command: Callable[[], None], said: int) -> None:
-    """Ends as the command does, so that handlers at exit run."""
-    if sys.platform == "linux":  # else it would outlive a parent that is killed
+    """Run the command, send its exit code, and end as the command does, so that exit handlers run."""
+    if sys.platform == "linux":  # without this the worker would outlive a killed parent
         ctypes.CDLL(None).prctl(DIES_WITH_ITS_PARENT, signal.SIGKILL)
     try:
         command()
@@ -69,12 +70,12 @@ def _wait(worker: int, heard: int) -> int:
         with suppress(ProcessLookupError):
             os.kill(worker, number)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the terminal sends to both
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends SIGINT to both processes
     for number in FORWARDED:
         signal.signal(number, forward)
     left = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
     with open(heard, "rb") as pipe:
-        # Not to the end of the file, which comes when all that a spec has started is gone.
+        # Do not wait for the end of file: it comes only when every process that the spec started has ended.
         os.set_blocking(pipe.fileno(), False)
         said = pipe.read()
     if said:

@@ -1,5 +1,5 @@
-"""`fibration run`, and `fibration.run`: verify, compile, gate a recorded batch, compare with the interpreter, show what
-every level did.
+"""`fibration run` and `fibration.run`: verify, compile, gate a recorded batch, compare with the interpreter, and show
+what every level did.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from fibration.rollouts.replay import Gated, build_index, disagreement, gate
 from fibration.runtime.index.index import Index
 from fibration.runtime.weights import effective
 
-PER_LEAF = "log 𝒢 on "  # how facts about the tokens of one of several leaves begin
+PER_LEAF = "log 𝒢 on "  # prefix of facts about the tokens of one leaf, if there are several leaves
 GROUPS = "prompt_group"  # labels of this name are counted
-MOST = 10  # elements of a coarsest stratum that every level names: those that drift furthest there
+MOST = 10  # rows of a coarsest stratum per level: the elements that drift furthest at that level
 AGREEMENT = 1e-9  # largest relative difference from the float64 interpreter; rounding explains about 1e-13
 
 
@@ -52,13 +52,13 @@ def run(
     parameters: Mapping[str, Any] | None = None,
     by: str | None = None,
 ) -> Gated:
-    """What `fibration run` does, from Python: verify, compile, gate a batch, compare with the interpreter, print what
-    every level did, and draw pictures to the folder `out`, or none.
+    """`fibration run` from Python: verify, compile, gate a batch, compare with the interpreter and print what every
+    level did. Draws pictures to the folder `out`, or none if it is None.
 
-    `hierarchy`, `rollouts`: the object, or what names it; `None` is the batch that comes with fibration. `by`: the
-    stratum whose labels tables and pictures tell apart; left out, `domain`, or the coarsest with few. Returns the gated
-    batch, with its `op`, `index`, `ratio`, `levels`, and `result`. Raises what compiling and indexing raise,
-    RolloutsError for what a hierarchy needs and the rollouts lack, and BackendError for results that differ.
+    `hierarchy`, `rollouts`: the object, or its name or path; `None` is the batch that comes with fibration. `by`: the
+    stratum whose labels tables and pictures tell apart; by default `domain`, or the coarsest with few labels. Returns
+    the gated batch, with its `op`, `index`, `ratio`, `levels`, and `result`. Raises what compiling and indexing raise,
+    RolloutsError if the rollouts lack what the hierarchy needs, and BackendError for results that differ.
     """
     if out is not None:
         check_writable(Path(out), "out=")
@@ -88,7 +88,7 @@ def command(
     timeout: float | None = BUDGET,
     by: str | None = None,
 ) -> int:
-    """The whole of `fibration run`; the exit code. `timeout` is for each hierarchy that is verified."""
+    """Run `fibration run`. Returns the exit code. `timeout` applies to each hierarchy that is verified."""
     say, hierarchy = _Steps(console), reports.load_quietly(spec)
     check_writable(out, "--out")  # before the work, not after it
     if rollouts is not None:
@@ -121,9 +121,9 @@ def _gate(
     timeout: float | None,
     by: str | None,
 ) -> tuple[Gated, str]:
-    """Everything but the pictures; with the gated batch, how far it is from the interpreter if that is too far."""
+    """Every step but the pictures. Returns the gated batch, and its differences from the interpreter if too large."""
     with say.step("compile", hierarchy.name):
-        op = compile_operator(hierarchy, best(gpu=False)[0], timeout)  # a recorded batch is small, and lies on the CPU
+        op = compile_operator(hierarchy, best(gpu=False)[0], timeout)  # a recorded batch is small and on the CPU
     say.body(_proof(op.report))
     say.line(f"every argument: {f'fibration verify {spec}' if spec else 'print(hierarchy.verify())'}")
     source = f"fibration compile {spec}" if spec else "fibration.compile(hierarchy).source"
@@ -164,7 +164,7 @@ def _draw(say: _Steps, gated: Gated, out: Path) -> None:
 
 
 class _Steps:
-    """Numbered steps: a spinner while one runs on a terminal, one plain line each elsewhere."""
+    """Numbered steps: on a terminal a spinner while a step runs, otherwise one plain line per step."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.number = console, 0
@@ -184,7 +184,7 @@ class _Steps:
 
 
 def _proof(report: Report) -> Table:
-    """What each law of a verified hierarchy says, and the facts about it as a whole."""
+    """A table of the laws of a verified hierarchy, and of the facts about the whole hierarchy."""
     grid = columns(2)
     for name, shown in _laws(report):
         law = LAWS.get(name.partition(" ")[0])
@@ -200,7 +200,7 @@ def _proof(report: Report) -> Table:
 
 
 def _laws(report: Report) -> list[tuple[str, Kind]]:
-    """Every law once, with the number of its subjects and the worst of its verdicts."""
+    """Every law once, with the number of its subjects and the worst verdict."""
     found: dict[str, list[Kind]] = {}
     for v in report.verdicts:
         found.setdefault(v.law, []).append(kind(report, v))
@@ -231,7 +231,7 @@ def _table(*columns: str, left: int = 1) -> Table:
 
 
 def _parts(g: Gated) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """The tokens of every part of the rollouts that has some, then all of them."""
+    """The tokens of every non-empty part of the rollouts, then all tokens under the name `all`."""
     for i, name in enumerate(g.parts.names):
         if (mine := g.parts.of_token == i).any():
             yield name, mine
@@ -239,7 +239,7 @@ def _parts(g: Gated) -> Iterator[tuple[str, NDArray[np.bool_]]]:
 
 
 def _moved(g: Gated) -> Table:
-    """Per part of the rollouts, whether or not the hierarchy knows of it: how far its tokens have moved."""
+    """A table of how far the tokens of each part of the rollouts have moved. Parts need not be in the hierarchy."""
     r, h = g.rollouts, g.op.hierarchy
     changed = np.zeros(r.n_tokens, bool)
     for leaf in (s for s in h.leaves if h.gates[s].expression != as_expression(0)):
@@ -268,12 +268,12 @@ def _moved(g: Gated) -> Table:
 
 
 def _of_rows(r: Rollouts, rewards: NDArray[Any]) -> NDArray[Any]:
-    """The reward of every trajectory: of one per token, their sum."""
+    """The reward of every trajectory; per-token rewards are summed."""
     return rewards if len(rewards) == r.n_trajectories else np.bincount(r.rows, rewards, r.n_trajectories)
 
 
 def _weights(g: Gated) -> Table:
-    """Per part of the rollouts, how many of its tokens are kept, and what they weigh."""
+    """A table of how many tokens of each part of the rollouts are kept, and of their weights."""
     r, w = g.rollouts, g.weights
     places = g.index.positions.numpy()
     apart = {name: (r.old_log_probs - given.numpy())[places] for name, given in g.policies.items()}
@@ -292,14 +292,15 @@ def _weights(g: Gated) -> Table:
 
 
 def _regimes(g: Gated) -> Table:
-    """Per level and, of every coarsest stratum with few named elements, per element of it: drift and regimes. Of more
-    than `MOST`, those that drift furthest at that level.
+    """A table of drift and regimes per level, split by the elements of every coarsest stratum with few named elements.
+
+    If a stratum has more than `MOST`, the table shows the elements that drift furthest at the level.
     """
     h, metrics = g.op.hierarchy, g.result.metrics
     report = report_of(h)
     regimes = _shown(g)
     titles = [r.title.replace(" ", "\n") for r in regimes.values()]
-    # Only few elements are named, and the batch never is.
+    # Metrics exist per element only for strata with few elements, and never for the batch.
     coarsest = [over for over in dict.fromkeys(b for _, b in report.paths) if any(f"[{over}=" in m for m in metrics)]
     heading = coarsest[0] if len(coarsest) == 1 else "over" if coarsest else ""
     table = _table("level", heading, "elem.", "mean\ndrift", "max\ndrift", *titles, left=2)
@@ -337,7 +338,7 @@ def _share(value: float, style: str) -> Text:
 
 
 def _findings(g: Gated) -> Iterator[Any]:
-    """Both tables, each under a line that explains its columns, then the numbers of the whole batch."""
+    """The tables, each after a line that explains its columns, then the numbers of the whole batch."""
     h, m = g.op.hierarchy, g.result.metrics
     yield Text(
         f"How far {f'each {g.parts.stratum}' if g.parts.stratum else 'the batch'} has moved since it was sampled: "
@@ -398,7 +399,7 @@ def _findings(g: Gated) -> Iterator[Any]:
 
 
 def _mean(objective: Objective) -> str:
-    """The objective without what it reads of single tokens, as it was written."""
+    """The objective as written, without its `weigh` and `keep`."""
     return re.split(r"[.](?:weigh|keep)[(]", objective.written)[0]
 
 
@@ -407,6 +408,6 @@ def _coordinate(h: Hierarchy) -> str:
 
 
 def _shown(g: Gated) -> dict[str, Regime]:
-    """Every regime but the rarest, which is shown where it occurs."""
+    """Every regime; `attenuated` only if it occurs."""
     occurs = any("/attenuated" in key and float(value) > 0 for key, value in g.result.metrics.items())
     return {k: r for k, r in REGIMES.items() if k != "attenuated" or occurs}

@@ -1,6 +1,6 @@
-"""What every picture shares: colours, titles, and files that appear whole or not at all.
+"""Shared by all pictures: colours, titles, and atomic writing of files.
 
-Figures are made without pyplot, so nothing global changes.
+Figures are made without pyplot, so no global state changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from fibration.files import write_file
 
-# Okabe and Ito's colours again, in an order that keeps neighbours apart; groups beyond the last start over.
+# The colours of Okabe and Ito, ordered so that neighbours differ. Groups beyond the last colour start over.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#6B6B6B", "#B8A900")
 INK = "#44546A"
 CODE: Mapping[str, Any] = {"fontsize": 8.5, "family": "monospace", "va": "center"}
@@ -25,12 +25,12 @@ DPI = 150
 
 
 def character(size: float) -> float:
-    """How wide a monospaced character is, in inches: hinting rounds it to whole pixels."""
+    """The width of a monospaced character, in inches: hinting rounds it to whole pixels."""
     return math.ceil(0.602 * size * DPI / 72) / DPI
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure, whole or not at all: as SVG where the path says so, else as PNG. Equal figures, equal bytes."""
+    """Write a figure atomically: as SVG if the path ends in `.svg`, else as PNG. Equal figures give equal bytes."""
     write_file(path, page(figure, "svg" if path.suffix == ".svg" else "png"))
 
 
@@ -45,7 +45,7 @@ def page(figure: Figure, form: str) -> bytes:
 
 
 def title(figure: Figure, text: str, left: float, inches: float, below: str = "") -> None:
-    """A title at a distance from the top that does not grow with the figure, and remarks `below` it."""
+    """Draw a title at a fixed distance from the top, in inches, and remarks `below` it."""
     high = figure.get_figheight()
     figure.suptitle(text, x=left, y=1 - inches / high, ha="left", fontsize=14)
     if below:
@@ -53,5 +53,5 @@ def title(figure: Figure, text: str, left: float, inches: float, below: str = ""
 
 
 def plate(alpha: float, pad: float) -> dict[str, Any]:
-    """The white behind words that stand on a picture, as matplotlib's `bbox`."""
+    """The white background of words on a picture, as matplotlib's `bbox`."""
     return {"facecolor": "white", "edgecolor": "none", "alpha": alpha, "pad": pad}

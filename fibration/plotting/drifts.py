@@ -1,4 +1,4 @@
-"""Who lies over whom in a recorded batch, token by token, and how far that has drifted."""
+"""Per token of a recorded batch: its elements, its part of the rollouts, and its drift. All pictures use it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Colours:
-    """One colour per part of the rollouts, for the elements of every stratum; grey for those of several parts."""
+    """One colour per part of the rollouts, for the elements of every stratum; grey for elements of several parts."""
 
     names: tuple[str, ...]
-    of: dict[str, NDArray[np.int64]]  # per stratum, the part of each element; past the last one, several
+    of: dict[str, NDArray[np.int64]]  # per stratum, the part of each element; `len(names)` means several parts
     tokens: NDArray[np.int64]  # the part of every unmasked token
 
     def colour(self, i: int) -> str:
         return PALETTE[i % len(PALETTE)] if i < len(self.names) else INK
 
     def leading(self, most: int = 6) -> list[tuple[tuple[int, ...], str, str]]:
-        """Numbers of parts, their name and colour: of many, those with the most tokens, and all others together."""
+        """Groups of parts: numbers, name and colour. Of many parts, the largest ones and one group of all others."""
         every = range(len(self.names))
         if len(every) <= most + 1:
             return [((i,), self.names[i], self.colour(i)) for i in every]
@@ -40,7 +40,7 @@ class Colours:
         return [*alone, (others, f"{len(others)} others", INK)]
 
     def rows(self, stratum: str) -> tuple[str, ...]:
-        """Names of the parts, and of several together where an element of the stratum has them."""
+        """Names of the parts, and `several` if an element of the stratum belongs to several parts."""
         return (*self.names, *(["several"] if (self.of[stratum] == len(self.names)).any() else []))
 
 
@@ -61,7 +61,7 @@ def colours(gated: Gated) -> Colours:
 
 
 def under(gated: Gated, stratum: str) -> NDArray[np.int64]:
-    """The element of a stratum that every unmasked token lies over, -1 where there is none: `[tokens]`."""
+    """The element of a stratum that every unmasked token lies over, or -1 without one: `[tokens]`."""
     index = gated.index
     found = np.full(len(index.positions), -1, np.int64)
     for leaf in index.leaves_over(stratum):
@@ -71,7 +71,7 @@ def under(gated: Gated, stratum: str) -> NDArray[np.int64]:
 
 
 def drift(gated: Gated, stratum: str) -> Vector:
-    """The mean drift of the element under every token: what it and all that is coarser add. NaN where there is none."""
+    """The mean drift of the element under every token, coarser strata included. NaN for a token without one."""
     h = gated.op.hierarchy
     here = next(s for s in h.order if s.name == stratum)
     total = np.where(under(gated, stratum) >= 0, 0.0, np.nan)
@@ -81,7 +81,7 @@ def drift(gated: Gated, stratum: str) -> Vector:
 
 
 def net(gated: Gated, stratum: str) -> Vector:
-    """What every element drifts beyond what it lies over, up less down."""
+    """The residual drift of every element, channel + less channel −."""
     parts = gated.levels.residual
     sign = {"": 1.0, "+": 1.0, "-": -1.0}
     return sum(sign[c] * parts[stratum, c].numpy() for c in gated.op.hierarchy.decomposition.channels)  # type: ignore[return-value]

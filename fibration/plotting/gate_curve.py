@@ -1,7 +1,7 @@
-"""A gate as a function of its residual alone: everything else that it reads is held at one value.
+"""A gate as a function of its residual alone: its other operands keep one value.
 
-What is evaluated are the compiled operator's own programs, in float64 (`compiler/interpret.py`); slopes and regimes are
-those of the adjoint and of the metrics (`compiler/derivative.py`, `compiler/diagnostics.py`).
+The curves evaluate the compiled operator's own programs, in float64 (`compiler/interpret.py`). Slopes are those of the
+adjoint (`compiler/derivative.py`), regimes those of the metrics (`compiler/diagnostics.py`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from fibration.runtime.operator import Operator
 
 Vector = NDArray[np.float64]
 RESIDUAL = Input("residual", "grid", "operand")
-# Where breakpoints are looked for: sizes of residuals, between which no gate of float32 training bends twice unseen.
+# The search for breakpoints evaluates these sizes of residuals. No gate of float32 training bends twice between two.
 SIZES = np.geomspace(1e-9, 1e6, 2401)
-HALVINGS = 64  # of such a gap, down to neighbouring floats
-SAME = 1e-9  # slopes and values closer than this, relatively, are one
+HALVINGS = 64  # of a gap between two sizes, down to neighbouring floats
+SAME = 1e-9  # relative difference below which two slopes or values count as equal
 
 
 class Seen(Protocol):
-    """A batch that an operator was given."""
+    """An operator with a batch: `rollouts.replay.Gated`, or a figure's `Sample`."""
 
     @property
     def op(self) -> Operator: ...
@@ -44,12 +44,12 @@ class Seen(Protocol):
     def index(self) -> Index: ...
 
     def inputs(self, program: str) -> Mapping[Input | Matrix, Vector]:
-        """What one of the operator's programs reads."""
+        """The inputs of one of the operator's programs, on this batch."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """The gate of one level along its residual, in intensive units. `held` are the values of what else it reads."""
+    """The gate of one level along its residual, in intensive units. `held` has the values of its other operands."""
 
     label: str
     program: Program
@@ -94,7 +94,7 @@ class Section:
 
     @cached_property
     def _decides(self) -> Program:
-        """The conditions alone."""
+        """The program of the gate's conditions alone."""
         return replace(self.program, outputs={k: v for k, v in self.program.outputs.items() if k.word == "condition"})
 
     def _conditions(self, residual: Vector) -> Vector:
@@ -105,18 +105,20 @@ class Section:
         seen = self.at([low, high])
         (a, b), (p, q) = seen["gated"], seen["slope"]
         bends = abs(q - p) > SAME * max(1.0, abs(p), abs(q))
-        moves = 2 * (1 + abs(p) + abs(q)) * (high - low)  # at most this far where it is continuous
+        moves = 2 * (1 + abs(p) + abs(q)) * (high - low)  # a continuous gate changes by no more
         return bool(bends or abs(b - a) > SAME * max(abs(a), abs(b)) + moves)
 
 
 def sections(
     seen: Seen, stratum: str, channel: str, advantages: Sequence[float] = (), drifts: Sequence[float] = ()
 ) -> list[Section]:
-    """The gate of a level: one section, or one per sign where it reads the advantage.
+    """The gate of a level: one section, or one per sign if it reads the advantage.
 
-    Counts, parameters and attributes are medians over the batch. The advantage, or a statistic of advantages such as
-    what pulls an element, is the median over the elements with that sign, or one of `advantages`; where the gate reads
-    densities of coarser strata, or other statistics, all of them are the median, or one of `drifts` each.
+    - Counts, parameters and attributes are medians over the batch.
+    - The advantage, or a statistic of advantages, is the median over the elements with that sign, or one of
+      `advantages`.
+    - Densities of coarser strata and other statistics are medians. If `drifts` are given, there is one section per
+      drift, and they all have its value.
     """
     program = seen.op.programs["levels"]
     residual, node = (program.outputs[Key(word, stratum, channel)] for word in ("residual", "gated"))
@@ -151,13 +153,13 @@ def reads_pull(op: Operator, stratum: str) -> bool:
 
 
 def _atoms(op: Operator, stratum: str) -> list[Expression]:
-    """What the gate on a stratum reads, as it is written."""
+    """The atoms of the gate on a stratum, as declared."""
     h = op.hierarchy
     return list(atoms(h.gate(next(s for s in h.order if s.name == stratum))))
 
 
 def _is_pull(op: Operator, stratum: str, operand: Node) -> bool:
-    """Whether what a gate reads is an advantage, or a statistic of advantages."""
+    """Whether a gate's operand is an advantage, or a statistic of advantages."""
     if isinstance(operand, Input):
         return operand.kind == "advantage"
     of_tokens = any(isinstance(a, Aggregate) and advantage in atoms(a.formula) for a in _atoms(op, stratum))
@@ -165,7 +167,7 @@ def _is_pull(op: Operator, stratum: str, operand: Node) -> bool:
 
 
 def _gate_operands(op: Operator, stratum: str) -> list[Node]:
-    """What the gate on a stratum reads besides its residual, on all channels."""
+    """The operands of the gate on a stratum besides its residual, on all channels."""
     outputs = op.programs["levels"].outputs
     levels = [(stratum, c) for c in op.hierarchy.decomposition.channels]
     pairs = ((outputs[Key("gated", *level)], outputs[Key("residual", *level)]) for level in levels)
@@ -179,7 +181,7 @@ def removes(op: Operator, stratum: str) -> bool:
 
 
 def element_regimes(seen: Seen) -> dict[tuple[str, str], NDArray[np.int64]]:
-    """What every gate did to every element, by (stratum, channel): numbers of `diagnostics.REGIMES`."""
+    """The regime of every element at every gate, by (stratum, channel): numbers of `diagnostics.REGIMES`."""
     wanted = _regime_program(seen.op)
     found: dict[tuple[str, str], dict[str, Vector]] = {}
     for key, value in interpret(wanted, seen.inputs("levels"), seen.index.sizes(wanted.edges)).items():
@@ -188,9 +190,9 @@ def element_regimes(seen: Seen) -> dict[tuple[str, str], NDArray[np.int64]]:
 
 
 def regimes_along(seen: Seen, stratum: str, channel: str, residual: Vector) -> NDArray[np.int64] | None:
-    """What the gate of a level would do at other residuals of its elements, `[cases, elements]`: regime numbers.
+    """The regimes of a level at other residuals of its elements, `[cases, elements]`: regime numbers.
 
-    None where it also reads what depends on the policy, which the residual does not tell.
+    None if the gate also reads an operand that depends on the policy, because the residual does not determine it.
     """
     program = seen.op.programs["levels"]
     own, node = (program.outputs[Key(word, stratum, channel)] for word in ("residual", "gated"))
@@ -233,19 +235,19 @@ def _signs(
 
 
 def _operands(node: Node, residual: Node) -> list[Node]:
-    """What a gate reads besides its residual."""
+    """The operands of a gate besides its residual."""
     if node is residual or isinstance(node, Const):
         return []
     return [o for o in node.inputs if o is not residual] if isinstance(node, Map) else [node]
 
 
 def _places(operands: Sequence[Node]) -> dict[Node, Input]:
-    """What stands for each operand over a grid of residuals."""
+    """An input over the grid of residuals in place of each operand."""
     return {o: Input(f"operand_{i}", "grid", "operand") for i, o in enumerate(operands)}
 
 
 def _values(seen: Seen, places: Mapping[Node, Input]) -> dict[Input | Matrix, Vector]:
-    """What the operands are on a batch."""
+    """The values of the operands on a batch."""
     program = seen.op.programs["levels"]
     read = Program(program.name, program.leaves, {Key(p.word): o for o, p in places.items()}, {})
     found = interpret(read, seen.inputs("levels"), seen.index.sizes(read.edges))
@@ -253,7 +255,7 @@ def _values(seen: Seen, places: Mapping[Node, Input]) -> dict[Input | Matrix, Ve
 
 
 def _program(node: Node, residual: Node, places: Mapping[Node, Input]) -> Program:
-    """The gate over a grid of residuals, with its slope, its regimes and the conditions that it decides."""
+    """The program of a gate over a grid of residuals, with its slope, its regimes and its conditions."""
     place = RESIDUAL
     gate: Node
     if node is residual:
@@ -262,7 +264,7 @@ def _program(node: Node, residual: Node, places: Mapping[Node, Input]) -> Progra
         gate = Const(node.value, "grid")
     elif isinstance(node, Map):
         gate = Map(node.body, tuple(place if o is residual else places[o] for o in node.inputs))
-    else:  # some other vector as it is, whatever the residual
+    else:  # the gate returns another vector unchanged and ignores the residual
         gate = places[node]
     outputs: dict[Key, Node] = {Key("gated"): gate, **{Key(w): n for w, n in regime_nodes(place, gate).items()}}
     slope = slope_of(gate, place)

@@ -1,4 +1,4 @@
-"""A hierarchy as a picture: strata with their gates as boxes, and beside them what a batch drifted."""
+"""A hierarchy as a picture: strata with their gates as boxes, and beside them the drift of a batch."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from fibration.rollouts.replay import Gated
 
 TOP, BOTTOM = 0.14, 0.79  # of a box, within its row: where arrows start and end
-WIDE = 6.1  # inches of the batch beside the boxes
-SMALL = 7.5  # points: kernels beside each other
+WIDE = 6.1  # width of the batch beside the boxes, in inches
+SMALL = 7.5  # font size of kernels that stand side by side, in points
 
 
 def hierarchy(h: Hierarchy, gated: Gated | None = None) -> Figure:
@@ -57,15 +57,15 @@ def hierarchy(h: Hierarchy, gated: Gated | None = None) -> Figure:
 def _arrows(
     axes: Axes, h: Hierarchy, place: Mapping[Stratum, tuple[float, int]], rows: list[list[Stratum]], inches: float
 ) -> None:
-    """Fibrations as arrows with their kernels: beside an arrow that is alone, else at the middle of each.
+    """Fibrations as arrows, labelled with their kernels: beside a single arrow, otherwise at the middle of each.
 
-    Labels between the same two rows of boxes stand side by side, each in a column of its own, as near to its arrow as
-    that allows. An arrow over more than one row is labelled where it starts.
+    Labels between the same two rows of boxes stand side by side, each in its own column, as near to its arrow as the
+    column allows. The label of an arrow over more than one row stands at its start.
     """
     between: dict[int, list[tuple[float, str]]] = {}
     for f in h.fibrations:
         (x, y), (to_x, to_y) = place[f.source], place[f.target]
-        far = y - to_y > 1  # it passes behind what lies between, beside what may lie straight above
+        far = y - to_y > 1  # a long arrow passes behind the boxes between, and beside the box straight above
         aside = -0.2 / max(len(rows[y]), len(rows[to_y])) if far else 0.0
         start, end = (x + aside, y + TOP), (to_x + aside, to_y + BOTTOM)
         look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 14, "color": INK, "shrinkA": 1, "shrinkB": 1}
@@ -96,7 +96,7 @@ def _middle(y: int) -> float:
 def _box(
     axes: Axes, x: float, y: float, width: float, inches: float, h: Hierarchy, s: Stratum, gated: Gated | None
 ) -> None:
-    """A stratum with its gate; how many elements a batch has of it beside its name, or below if there is no room."""
+    """A stratum with its gate. The number of its elements stands beside its name, or below if it does not fit."""
     left, right = x - width / 2 + 0.04, x + width / 2 - 0.04
     look: Mapping[str, Any] = {"boxstyle": "round,pad=0.015,rounding_size=0.03", "mutation_aspect": 2.2}
     axes.add_patch(FancyBboxPatch((left - 0.02, y + 0.16), width - 0.04, 0.62, fc="#F2F5F8", ec=INK, **look))
@@ -115,7 +115,7 @@ def _box(
 
 
 def wrapped(code: str, width: int) -> str:
-    """Code in lines of at most `width` characters, if it has places enough to break: after commas and brackets."""
+    """Code in lines of at most `width` characters, broken after commas, brackets and spaces if possible."""
     parts = re.findall(r".+?(?:, |[(]|[)](?=[.])|$|(?<=\S) )", code)
     lines = [""]
     for part in parts:
@@ -126,9 +126,9 @@ def wrapped(code: str, width: int) -> str:
 
 
 def _icicle(axes: Axes, gated: Gated, rows: list[list[Stratum]], who: Colours, names: Names, inch: float) -> None:
-    """The batch to scale, a band per stratum, each element as wide as its tokens, coloured by its mean drift.
+    """The batch to scale: a band per stratum, each element as wide as its tokens and coloured by its mean drift.
 
-    Strata that share a row of boxes share its height.
+    Strata in the same row of boxes share the height of the row.
     """
     h = gated.op.hierarchy
     parents = {s.name: under(gated, s.name) for row in rows for s in row}

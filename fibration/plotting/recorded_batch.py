@@ -1,4 +1,4 @@
-"""Pictures of what a hierarchy did to a batch."""
+"""Pictures of a recorded batch under a hierarchy: the hierarchy, its regimes, the ratios, and token weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TITLES = {
 
 
 def draw(gated: Gated, out: Path, step: Callable[[str], None] = lambda name: None) -> list[tuple[Path, str]]:
-    """Write all pictures of a batch to `out`; their paths and titles."""
+    """Write all pictures of a batch to `out`. Returns their paths and titles."""
     make = {"hierarchy": lambda g: hierarchy(g.op.hierarchy, g), "regimes": regimes, "ratios": ratios}
     if gated.op.hierarchy.objective.formulas:
         make["weights"] = weights
@@ -77,7 +77,7 @@ class Curve:
         flat = np.abs(slope) <= 1e-12
         tests = [same[1:] & same[:-1], flat & (self.gated[:-1] == 0), flat, slope < 0]
         found = np.select(tests, ["passed", "zeroed", "limited", "rolled_back"], "attenuated").tolist()
-        # The cell in which a gate bends is neither what lies before nor what lies after it.
+        # A cell in which the gate bends mixes two regimes, so it takes that of its neighbour.
         for name, start, stop in _runs(found):
             if name == "attenuated" and stop - start == 1:
                 found[start] = found[start - 1] if start else found[min(stop, len(found) - 1)]
@@ -85,7 +85,7 @@ class Curve:
 
 
 def curves(gated: Gated, stratum: str, channel: str, grid: Vector) -> list[Curve]:
-    """The gate of a level on a grid of residuals: one curve, or one per sign where it reads the advantage."""
+    """The gate of a level on a grid of residuals: one curve, or one per sign if it reads the advantage."""
     return [Curve(s.label, grid, s.gated(grid)) for s in sections(gated, stratum, channel)]
 
 
@@ -125,7 +125,7 @@ def regimes(gated: Gated) -> Figure:
 
 
 def residual_label(h: Hierarchy, stratum: Stratum) -> str:
-    """What the residual of a stratum is, for an axis."""
+    """The axis label of a stratum's residual."""
     if not h.shape.below(stratum):
         return f"drift ({unit(h)})"
     above = "what it lies over"
@@ -133,14 +133,14 @@ def residual_label(h: Hierarchy, stratum: Stratum) -> str:
 
 
 def _level(gated: Gated, who: Colours, stratum: str, channel: str, upper: Axes, lower: Axes) -> set[str]:
-    """Draw one level; the regimes that its background shows."""
+    """Draw one level. Returns the regimes that its background shows."""
     residual = gated.levels.residual[stratum, channel].numpy()
     after = gated.levels.gated[stratum, channel].numpy()
     widest = float(np.abs(residual).max())
     widest = widest if widest > 1e-6 else 1.0  # on-policy: nothing to see but the gate
     magnitudes = widest * np.geomspace(1e-4, 1e4, 2001)
     bound = _budget(curves(gated, stratum, channel, np.concatenate([-magnitudes[::-1], [0.0], magnitudes])), widest)
-    # All elements and the budget if both can be read on one axis; else most of the elements.
+    # The axis shows all elements and the budget if both are legible on it; else most elements.
     most = max(5 * bound, 1.08 * float(np.quantile(np.abs(residual), 0.9)))
     limit = min(max(1.08 * widest, 1.3 * bound), most) if bound < 12 * widest else 1.08 * widest
     lines = curves(gated, stratum, channel, np.linspace(-limit, limit, 4001))
@@ -179,7 +179,7 @@ def _level(gated: Gated, who: Colours, stratum: str, channel: str, upper: Axes, 
 
 
 def shade(lines: Sequence[Curve], *panels: Axes) -> set[str]:
-    """Colour the background where all curves are in one regime; its names."""
+    """Colour the background where all curves are in one regime. Returns the names of these regimes."""
     each = [line.regime() for line in lines]
     agreed = [names[0] if len(set(names)) == 1 else "" for names in zip(*each, strict=True)]
     for name, start, stop in _runs(agreed):
@@ -208,7 +208,7 @@ def ratios(gated: Gated) -> Figure:
     h, who = gated.op.hierarchy, colours(gated)
     keep = gated.index.positions.numpy()
     x, after = gated.log_ratio.numpy()[keep], gated.ratio.numpy()[keep]
-    positive = after > 0  # others have no logarithm: a loss may give up positivity
+    positive = after > 0  # a loss may give up positivity; other ratios have no logarithm
     x, y, domain = x[positive], np.log(after[positive]), who.tokens[positive]
     figure = Figure(figsize=(9.2, 8.2))
     margins = {"left": 0.09, "right": 0.97, "top": 0.92, "bottom": 0.08, "hspace": 0.05, "wspace": 0.05}

@@ -1,4 +1,4 @@
-"""Names above the strips of a picture: side by side where there is room, else upright, each led to its strip."""
+"""Names above the strips of a picture: side by side if they fit, else upright, with a line from each to its strip."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from numpy.typing import NDArray
 from fibration.plotting.drifts import Colours
 
 Vector = NDArray[np.float64]
-BOLD = 0.72  # width of a bold character, of its size
+BOLD = 0.72  # width of a bold character, relative to its size
 GAP = 0.12  # inches between names
 
 
 @dataclass(frozen=True)
 class Names:
-    """Where the names of parts stand above strips of `wide` inches: the middle of each, from 0 to 1."""
+    """The places of names above the strips of parts. Places are middles, from 0 to 1 of the strips' width."""
 
     names: tuple[str, ...]
     numbers: tuple[int, ...]  # of the parts that have tokens
     strips: Vector  # the middle of each part's strip
-    places: Vector  # and of its name
+    places: Vector  # the middle of each part's name
     upright: bool
     size: float  # points
 
     @property
     def moved(self) -> bool:
-        """Whether a name stands elsewhere than over its strip, to which a line leads then."""
+        """Whether some name does not stand over its strip. Lines then lead from names to strips."""
         return self.upright or bool((np.abs(self.places - self.strips) > 0.01).any())
 
     @property
     def line(self) -> float:
-        """How far above the strips names stand, in inches."""
+        """The distance of the names from the strips, in inches."""
         return 0.25 if self.upright else 0.2 if self.moved else 0.05
 
     @property
     def head(self) -> float:
-        """How much room they need above the picture, in inches, beyond that of a line."""
+        """The room that the names need above the picture beyond one line of text, in inches."""
         longest = max(map(len, self.names), default=0)
         return BOLD * self.size * longest / 72 + 0.1 if self.upright else 0.15 * self.moved
 
     @staticmethod
     def of(who: Colours, wide: float) -> Names:
-        """`who.names` may be one for the whole, which needs no name."""
+        """The names of the parts of `who` above strips of `wide` inches; none if there is one part."""
         counts = np.bincount(who.tokens, minlength=len(who.names))
         middles = (np.cumsum(counts) - counts / 2) / counts.sum()
         numbers = tuple(np.flatnonzero(counts).tolist()) if len(who.names) > 1 else ()
@@ -57,7 +57,7 @@ class Names:
         return Names(names, numbers, strips, apart(strips, np.full(len(names), 1.25 * size / 72 / wide)), True, size)
 
     def draw(self, axes: Axes, who: Colours, top: float, inch: float) -> None:
-        """Above strips that begin at `top`, where an inch is `inch` units of the vertical axis."""
+        """Draw the names above strips that begin at `top`. An inch is `inch` units of the vertical axis."""
         wide = axes.get_xlim()[1]
         for i, name, strip, place in zip(self.numbers, self.names, self.strips * wide, self.places * wide, strict=True):
             line = top - self.line * inch
@@ -69,13 +69,14 @@ class Names:
 
 
 def apart(wanted: Vector, widths: Vector) -> Vector:
-    """Middles of intervals of these widths, in their order and in 0 ... 1: those nearest to where they are wanted, in
-    the sum of squares, where all fit into it.
+    """Places intervals of these widths without overlap, in order, in 0 ... 1, and returns their middles.
+
+    The middles have the least sum of squared distances from `wanted`, if all intervals fit into 0 ... 1.
     """
     if not len(wanted):
         return wanted
     before = np.concatenate([[0.0], np.cumsum((widths[1:] + widths[:-1]) / 2)])
-    groups: list[tuple[float, int]] = []  # the mean of what never decreases, and of how many
+    groups: list[tuple[float, int]] = []  # isotonic regression: means that never decrease, and their counts
     for x in (wanted - before).tolist():
         mean, n = x, 1
         while groups and groups[-1][0] >= mean:

@@ -1,4 +1,4 @@
-"""What every token's term is multiplied by: its weights, and which tokens are dropped, against what sampled them."""
+"""The picture of token weights and dropped tokens, against the log-probs of the sampling policies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WIDTH = 150  # characters of a formula in a line
 
 
 def weights(gated: Gated) -> Figure:
-    """Tokens by how far policies are apart, with their weights; beside them, what that leaves of every domain."""
+    """Tokens with their weights, over the distance of the policies; beside them, the kept share of every domain."""
     h, who, found = gated.op.hierarchy, colours(gated), gated.weights
     said = [f"weigh: {f}" for f in h.objective.weighed] + [f"keep: {k.condition}" for k in h.objective.kept]
     words = "\n".join(wrapped(line, WIDTH) for line in said)
@@ -42,7 +42,7 @@ def weights(gated: Gated) -> Figure:
 
 
 def _against(gated: Gated) -> dict[str, Vector]:
-    """What weights are drawn against, in nats: how far the old policy is from each further one, else the log ratio."""
+    """The x-axes, in nats: the old log-prob less that of each further policy, or the log ratio without one."""
     places = gated.index.positions.numpy()
     old = gated.rollouts.old_log_probs.astype(np.float64)
     found = {f"log π_old − log π_{name}": (old - given.numpy())[places] for name, given in gated.policies.items()}
@@ -73,7 +73,7 @@ def _tokens(axes: Axes, who: Colours, x: Vector, w: Vector, kept: NDArray[np.boo
 
 
 def _domains(axes: Axes, who: Colours, w: Vector, kept: NDArray[np.bool_]) -> None:
-    """Per domain and of all: the share that is kept, of these the effective share, and their mean weight."""
+    """Bars per domain and for all tokens: the kept share, the effective share of the kept tokens, their mean weight."""
     each = range(len(who.names)) if len(who.names) > 1 else ()
     names = [*(who.names[i] for i in each), "all"]
     masks = [who.tokens == i for i in each] + [np.ones(len(w), bool)]

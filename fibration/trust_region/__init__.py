@@ -1,7 +1,7 @@
 """Trust regions for sampled tokens: divergences and their estimates, TRPO's radius, TV-TRPO's maximiser, APC-Obj.
 
-Functions of tensors over tokens, beside the language: nothing here is declared or compiled. Everything is computed and
-returned in float64, whatever floating dtype comes in, on the device of the inputs.
+The functions take tensors over tokens; nothing here is declared or compiled. They compute and return float64 on the
+device of the inputs, for inputs of any floating dtype.
 
 May import: `errors`.
 """

@@ -1,9 +1,9 @@
-"""APC-Obj (app:apc_obj_rgf, app:apc_obj_equiv): ratios gated by the budget that a state's other tokens have left.
+"""APC-Obj (app:apc_obj_rgf, app:apc_obj_equiv): each ratio is gated by the budget that the state's other tokens leave.
 
-The clip of def:apc_obj_gating limits `|Δ|` to `T_s δ - (Σ of |Δ| over the other tokens of the state)`. With the state's
-*excess* `e = (Σ over all its tokens of |Δ|) - T_s δ` that is `|Δ| - e`: nothing happens where `e ≤ 0`, and elsewhere
-every deviation of the state shrinks by `e`, to 0 at most. It is computed in this form, in which a token within the
-budget passes bit for bit.
+The clip of def:apc_obj_gating limits `|Δ|` to `T_s δ - (Σ of |Δ| over the other tokens of the state)`. The code writes
+this limit as `|Δ| - e`, with the state's *excess* `e = (Σ over all its tokens of |Δ|) - T_s δ`. If `e ≤ 0`, the state
+is within its budget and its tokens pass bit for bit. Otherwise every deviation of the state shrinks by `e`, but not
+past 0.
 
 The sum runs over the tokens of the same *state*, as in def:apc_obj_main. The displays eq:apc_obj_equiv_obj,
 eq:apc_obj_rgf, eq:apc_obj_gating and eq:apc_obj_discounted_obj write the whole sample; the proofs do not.
@@ -20,8 +20,8 @@ from fibration.errors import BatchError
 from fibration.trust_region.maximiser import unit_maximiser
 from fibration.trust_region.tokens import Elements, Tokens, discount, discount_weights, first, of_states, radius
 
-CONSTRAINT_TOLERANCE = 1e-6  # of the mean |u| of a state: what float32 deviations leave after centring
-CONSTRAINT_FLOOR = 1e-12  # where nothing but rounding is left of a state, as of equal ratios: r - 1 with r near 1
+CONSTRAINT_TOLERANCE = 1e-6  # relative to the mean |u| of a state: the rounding of float32 deviations after centring
+CONSTRAINT_FLOOR = 1e-12  # absolute, for a state whose deviations are rounding alone: equal ratios near 1
 
 
 class Regime(IntEnum):
@@ -29,18 +29,18 @@ class Regime(IntEnum):
 
     MASKED = -1
     PASSED = 0  # (P): the state is within its budget
-    ROLLED_BACK = 1  # (R): clipped, and not to 0
+    ROLLED_BACK = 1  # (R): clipped, but not to 0
     ZEROED = 2  # (Z): the other tokens alone spend the budget
 
 
 def _excess(deviation: Tensor, states: Elements, delta: float) -> Tensor:
-    """By how much each token's state overspends: float64 [n], 0 where it does not."""
+    """The excess of each token's state over its budget: float64 [n], 0 within the budget."""
     return (states.total(deviation.abs()) - states.counts.double() * delta).clamp(min=0)[states.of_token]
 
 
 def _gate(deviation: Tensor, states: Elements, delta: float) -> Tensor:
     excess = _excess(deviation, states, delta)
-    # In branches, so that value, slope and `apc_regimes` take the same side of every edge.
+    # Branches, so that value, slope and `apc_regimes` take the same side of every edge.
     clipped = torch.where(deviation.abs() > excess, deviation.sign() * (deviation.abs() - excess), 0.0)
     return torch.where(excess > 0, clipped, deviation)
 
@@ -65,8 +65,8 @@ def apc_gate(deviation: Tensor, state: Tensor, delta: float | Tensor, mask: Tens
 def apc_gated_ratio(log_ratio: Tensor, state: Tensor, delta: float | Tensor, mask: Tensor | None = None) -> Tensor:
     """The gated ratio `1 + clip(r - 1, T_s δ - Σ of |r - 1| over the state's other tokens)` (def:apc_obj_gating).
 
-    The display sums over the whole sample; we read: over the tokens of the same state, as the proofs do. A gated ratio
-    lies between 1 and the ratio, so it is positive.
+    The paper's display sums over the whole sample; the code sums over the tokens of the same state, as the proofs do.
+    A gated ratio lies between 1 and the ratio, so it is positive.
 
     `log_ratio`: floating point, in nats. Returns float64 of the same shape, 1 under the mask, differentiable. Other
     arguments and errors as `apc_gate`.
@@ -78,8 +78,9 @@ def apc_gated_ratio(log_ratio: Tensor, state: Tensor, delta: float | Tensor, mas
 def apc_regimes(log_ratio: Tensor, state: Tensor, delta: float | Tensor, mask: Tensor | None = None) -> Tensor:
     """The clipping regime of every token (eq:zone_P, eq:zone_R, eq:zone_Z): int64 of the same shape, `Regime` values.
 
-    `PASSED` is decided per state, `D̂_TV(s) ≤ δ`; beyond it a token is `ROLLED_BACK` if `|r - 1|/T_s > D̂_TV(s) - δ` and
-    `ZEROED` otherwise. `MASKED` (-1) under the mask. Arguments and errors as `apc_gated_ratio`.
+    All tokens of a state with `D̂_TV(s) ≤ δ` are `PASSED`. In any other state a token is `ROLLED_BACK` if
+    `|r - 1|/T_s > D̂_TV(s) - δ` and `ZEROED` otherwise. `MASKED` (-1) under the mask. Arguments and errors as
+    `apc_gated_ratio`.
     """
     tokens, states = of_states("log_ratio", log_ratio, state, mask)
     deviation = tokens.deviations(log_ratio).detach()
@@ -95,9 +96,9 @@ def apc_objective(
     """`Ĵ^(APC-Obj)`: the mean over all tokens of gated ratio times advantage (def:apc_obj, def:apc_obj_rgf).
 
     To be maximised; float64, 0-d, differentiable in `log_ratio`, with gradient `A/T` on policy. The cross-token sum in
-    the clip runs over the same state. The radius is the caller's: `apc_radius(...)` reads its definition as the
-    equivalence proof does, and a positive constant is the paper's relaxation (rem:trust_region_design). `advantages`:
-    floating point, of the shape of `log_ratio`. Other arguments and errors as `apc_gated_ratio`.
+    the clip runs over the same state. The caller passes the radius: `apc_radius(...)` follows the equivalence proof,
+    and a positive constant is the paper's relaxation (rem:trust_region_design). `advantages`: floating point, of the
+    shape of `log_ratio`. Other arguments and errors as `apc_gated_ratio`.
     """
     tokens, states = of_states("log_ratio", log_ratio, state, mask)
     gated = _gate(tokens.deviations(log_ratio), states, radius(delta)) + 1
@@ -121,8 +122,8 @@ def apc_objective_discounted(
 ) -> Tensor:
     """`Ĵ^(APC-Obj)` with states weighted by their discounted frequency (def:apc_obj_discounted): float64, 0-d.
 
-    `(1-γ)` times it tends to `apc_objective` as `γ` tends to 1. As there, the cross-token sum runs over the same state,
-    though the display writes the whole sample. `step`: integers, the time step of every token
+    `(1-γ)` times this objective tends to `apc_objective` as `γ` tends to 1. The cross-token sum runs over the same
+    state, though the paper's display sums over the whole sample. `step`: integers, the time step of every token
     (`steps(offsets)`); `gamma`: `0 < γ < 1`. Other arguments and errors as `apc_objective`.
     """
     tokens, states = of_states("log_ratio", log_ratio, state, mask)
@@ -142,8 +143,9 @@ def apc_surrogate(
     """The surrogated objective `j^(APC-Obj)(Δ, δ)` (def:surrogated_apc_obj): float64, 0-d, differentiable.
 
     `apc_objective_discounted` less the correction `𝒞(Δ)_s·A`, with `𝒞` the mean of the clipped deviations of a state
-    (eq:correction_term). The two agree when advantages are centred per state (lem:apc_obj_equiv_surrogate). The paper
-    prints a free `δ` in the clip and δ^(APC-Obj) in the correction and uses them equal; here they are one argument.
+    (eq:correction_term). It equals `apc_objective_discounted` if advantages are centred per state
+    (lem:apc_obj_equiv_surrogate). The paper prints a free `δ` in the clip and δ^(APC-Obj) in the correction, and uses
+    them as equal; here they are one argument.
 
     `deviation`: floating point `r - 1`. Other arguments and errors as `apc_objective_discounted`.
     """
@@ -165,8 +167,8 @@ def apc_projected_objective(
 ) -> Tensor:
     """The surrogate in projection form, `Σ weights·[proj(𝒢(Δ))·A + A]` (eq:apc_obj_proj_form): float64, 0-d.
 
-    Equal to `apc_surrogate` for all deviations. With deviations that satisfy the probability constraint its maximum is
-    that of TV-TRPO (thm:apc_obj_trpo_equiv); without the constraint a larger value can be had. Arguments and errors as
+    Equal to `apc_surrogate` for all deviations. Over deviations that satisfy the probability constraint its maximum is
+    that of TV-TRPO (thm:apc_obj_trpo_equiv); other deviations can exceed that maximum. Arguments and errors as
     `apc_surrogate`.
     """
     tokens, states = of_states("deviation", deviation, state, mask)
@@ -177,14 +179,15 @@ def apc_projected_objective(
 def retract(deviation: Tensor, state: Tensor, delta: float | Tensor, mask: Tensor | None = None) -> Tensor:
     """`proj(𝒢(u))`: gate the deviations, then centre them per state (def:clip_proj, lem:retraction).
 
-    For deviations with mean 0 over the tokens of every state the result has `D̂_TV(s) ≤ δ`, strictly less where `u`
-    exceeded δ, and is `u` itself (to rounding) where it did not. Strictness needs `δ > 0`, which the lemma does not
-    say: at `δ = 0` everything becomes 0. The projection subtracts the mean of `𝒢(u)`. def:clip_proj prints `𝒞(𝒢(u))`,
-    which by eq:correction_term gates once more; that changes nothing, as `𝒢(u)` is within the budget.
+    For deviations with mean 0 over the tokens of every state the result has `D̂_TV(s) ≤ δ`. In a state where `u`
+    exceeds δ it is strictly less; in any other state the result is `u` itself, to rounding. Strictness needs `δ > 0`, a
+    condition that the lemma omits: at `δ = 0` everything becomes 0. The projection subtracts the mean of `𝒢(u)`.
+    def:clip_proj prints `𝒞(𝒢(u))`, which by eq:correction_term gates once more; `𝒢(u)` is within the budget, so a
+    second gate changes nothing.
 
-    `deviation`: floating point `r - 1` with mean 0 per state, to rounding; `centred` makes such. Returns float64 of the
-    same shape, 0 under the mask, differentiable. Other arguments and errors as `apc_gate`; `BatchError` also names a
-    state that breaks the constraint.
+    `deviation`: floating point `r - 1` with mean 0 per state, to rounding (see `centred`). Returns float64 of the same
+    shape, 0 under the mask, differentiable. Other arguments and errors as `apc_gate`. A state that breaks the
+    constraint raises `BatchError`.
     """
     tokens, states = of_states("deviation", deviation, state, mask)
     u = tokens.numbers("deviation", deviation)
@@ -208,8 +211,8 @@ def apc_maximiser(
 ) -> Tensor:
     """The deviation that maximises APC-Obj under the probability constraint: `δ·Δ̂*` (thm:apc_obj_trpo_equiv).
 
-    At `δ = apc_radius(...)` it is `tv_trpo_maximiser(...).deviation`; any other radius is the paper's relaxation. Of
-    several maximisers it is the smallest, as def:apc_obj_discounted asks. `1 + δ·Δ̂* ≥ 0` is not asked for. Returns
+    At `δ = apc_radius(...)` it is `tv_trpo_maximiser(...).deviation`; any other radius is the paper's relaxation. Among
+    several maximisers it is the smallest, as def:apc_obj_discounted requires. `1 + δ·Δ̂* ≥ 0` is not required. Returns
     float64 of the shape of `advantages`, 0 under the mask. Arguments and errors as `unit_maximiser`; also
     `ParameterError`.
     """

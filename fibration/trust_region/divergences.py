@@ -1,17 +1,17 @@
 """Total variation and KL divergence (app:divergences): estimated from sampled tokens, and exact for tabulated policies.
 
-All are measured from the old policy to the new one. A log ratio is `log π_new(a|s) - log π_old(a|s)`, in nats.
+All divergences go from the old policy to the new one. A log ratio is `log π_new(a|s) - log π_old(a|s)`, in nats.
 
-We read the paper as it is written, which has two consequences.
+The code follows the paper as it is written. Two consequences:
 
-- **No ½.** The paper's TV estimators average `|r - 1|`, while `eq:dtv_def` and `eq:dtv_ratio` carry a ½: they estimate
-  *twice* the total variation. All radii of APC-Obj and TV-TRPO are in the estimators' units; the radius of GSPO
-  (`gspo_radius`) is in those of `eq:dtv_def`.
-- **Random lengths.** Actions must be drawn from the old policy for every state whatever the number of samples is. That
-  holds for a fixed number of samples at a state and for trajectories of fixed length. Where an action ends the
-  trajectory (an end-of-sequence token) the length depends on the actions, and `eq:dbar_tj_as_expectation` holds in its
-  first form only: the mean over trajectories is an unbiased estimate of `E_τ[mean over t of f(r_t)]`, which is no
-  longer `E_s[E_a[f(r)]]` with the state distribution of app:mdp.
+- **No ½.** The paper's TV estimators average `|r - 1|`, while `eq:dtv_def` and `eq:dtv_ratio` carry a ½. So the
+  estimators estimate *twice* the total variation. All radii of APC-Obj and TV-TRPO are in the estimators' units; the
+  radius of GSPO (`gspo_radius`) is in those of `eq:dtv_def`.
+- **Random lengths.** Estimates are unbiased if actions are drawn from the old policy independently of the number of
+  samples: a fixed number of samples at a state, or trajectories of fixed length. Where an action ends the trajectory
+  (an end-of-sequence token), the length depends on the actions, and only the first form of
+  `eq:dbar_tj_as_expectation` holds. The mean over trajectories is then an unbiased estimate of
+  `E_τ[mean over t of f(r_t)]`. That is not `E_s[E_a[f(r)]]` with the state distribution of app:mdp.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _per(f: Integrand, log_ratio: Tensor, name: str, ids: Tensor, mask: Tensor |
 def tv_per_state(log_ratio: Tensor, state: Tensor, mask: Tensor | None = None) -> PerElement:
     """`D̂_TV(s)`: the mean of `|r - 1|` over the tokens of each state (eq:dtv_mc).
 
-    The paper's estimator lacks the ½ of eq:dtv_def and we keep it: for a fixed number of independent samples it is an
-    unbiased estimate of `2·exact_tv`.
+    The paper's estimator, without the ½ of eq:dtv_def: for a fixed number of independent samples it is an unbiased
+    estimate of `2·exact_tv`.
 
     `log_ratio`: floating point, [N] (or any one shape), in nats; `state`: integers of the same shape, any ids; `mask`:
     booleans or 0 and 1. Returns float64 values per state with an unmasked token, differentiable in `log_ratio`.
@@ -84,7 +84,8 @@ def kl_mean(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
 def tv_max(log_ratio: Tensor, state: Tensor, mask: Tensor | None = None) -> Tensor:
     """The largest `tv_per_state` over the sampled states (eq:dtv_max_hat), without the ½: float64, 0-d.
 
-    A maximum of estimates: its expectation is at least the maximum of theirs. Arguments and errors as `tv_per_state`.
+    Its expectation is at least the largest expectation of the per-state estimates. Arguments and errors as
+    `tv_per_state`.
     """
     return tv_per_state(log_ratio, state, mask).values.max()
 
@@ -100,8 +101,8 @@ def kl_max(log_ratio: Tensor, state: Tensor, mask: Tensor | None = None) -> Tens
 def tv_per_trajectory(log_ratio: Tensor, trajectory: Tensor, mask: Tensor | None = None) -> PerElement:
     """The mean of `|r - 1|` over the tokens of each trajectory (eq:dhat_traj), without the ½.
 
-    `trajectory`: integer ids, as `trajectories(offsets)` makes for packed tokens. A trajectory without an unmasked
-    token is left out. Otherwise arguments and errors as `tv_per_state`.
+    `trajectory`: integer ids; `trajectories(offsets)` makes them for packed tokens. A trajectory without an unmasked
+    token is left out. Other arguments and errors as `tv_per_state`.
     """
     return _per(_tv, log_ratio, "trajectory", trajectory, mask)
 
@@ -109,17 +110,17 @@ def tv_per_trajectory(log_ratio: Tensor, trajectory: Tensor, mask: Tensor | None
 def kl_per_trajectory(log_ratio: Tensor, trajectory: Tensor, mask: Tensor | None = None) -> PerElement:
     """The mean of `-log r` over the tokens of each trajectory, in nats (eq:dhat_kl_traj): `-log s_τ` of GSPO.
 
-    The derivation of GSPO from APC-Obj (app:apc_obj_to_gspo, step 3) writes it without the minus; that is a slip.
+    The derivation of GSPO from APC-Obj (app:apc_obj_to_gspo, step 3) omits the minus by mistake.
     Arguments and errors as `tv_per_trajectory`.
     """
     return _per(_kl, log_ratio, "trajectory", trajectory, mask)
 
 
 def tv_trajectory_mean(log_ratio: Tensor, trajectory: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The mean of `tv_per_trajectory` (eq:dbar_tj_mc_augmented): every trajectory counts alike. float64, 0-d.
+    """The mean of `tv_per_trajectory` (eq:dbar_tj_mc_augmented): all trajectories weigh the same. float64, 0-d.
 
-    Unbiased for `2·exact_mean(exact_tv(...), ρ_tj)` where lengths do not depend on the actions, and in general for the
-    expectation over trajectories only: see the head of this module. Arguments and errors as `tv_per_trajectory`.
+    Unbiased for `2·exact_mean(exact_tv(...), ρ_tj)` if lengths do not depend on the actions. Otherwise it is unbiased
+    only for the expectation over trajectories (see the module docstring). Arguments and errors as `tv_per_trajectory`.
     """
     return tv_per_trajectory(log_ratio, trajectory, mask).values.mean()
 
@@ -161,8 +162,8 @@ def exact_kl(old: Tensor, new: Tensor) -> Tensor:
 def exact_mean(divergences: Tensor, distribution: Tensor) -> Tensor:
     """`E_{s∼ρ}[D(s)]` (eq:dbar_def, eq:dbar_tj_def): float64, 0-d.
 
-    `divergences`: floating point [S], from `exact_tv` or `exact_kl`; `distribution`: probabilities [S]. With the
-    normalised state distribution it is the average divergence, with the trajectory-length-normalised one the
+    `divergences`: floating point [S], from `exact_tv` or `exact_kl`; `distribution`: probabilities [S]. The normalised
+    state distribution gives the average divergence, the trajectory-length-normalised distribution gives the
     trajectory-normalised divergence (app:mdp). Raises `BatchError`.
     """
     weights = _probabilities("distribution", distribution)

@@ -1,7 +1,7 @@
 """Sample-based TV-TRPO (app:sample_tv_trpo): its objective, and its maximiser in closed form.
 
-For a state with advantages `A`, the best deviation of a given total variation takes from the worst actions and gives
-to the best: half of the budget each. So the unit problem needs a maximum and a minimum per state and no solver.
+For a state with advantages `A` and a given total variation, the best deviation takes half of the budget from the worst
+actions and gives the same to the best. So the unit problem needs a maximum and a minimum per state, and no solver.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from fibration.trust_region.tokens import (
 
 @dataclass(frozen=True, eq=False)
 class UnitMaximiser:
-    """`deviation` float64, the shape of the advantages, 0 under the mask: `Δ̂*`. `value`: `M(s)` per state."""
+    """The solution of the unit problem (eq:unit_tv_max).
+
+    `deviation` float64, the shape of the advantages, 0 under the mask: `Δ̂*`. `value`: `M(s)` per state.
+    """
 
     deviation: Tensor
     value: PerElement
@@ -34,8 +37,10 @@ class UnitMaximiser:
 
 @dataclass(frozen=True, eq=False)
 class TvTrpoMaximiser:
-    """`deviation` float64, the shape of the advantages: `Δ* = t*·Δ̂*`, 0 under the mask; `radius` 0-d: `t*`, the
-    `D̂_TV` of every state that it moves; `value` 0-d: `M`, the mean of `M(s)/T_s` under the state weights.
+    """The maximiser of TV-TRPO (thm:tv_trpo_max).
+
+    `deviation` float64, the shape of the advantages, 0 under the mask: `Δ* = t*·Δ̂*`. `radius` 0-d: `t*`, the `D̂_TV`
+    of every state that `Δ*` moves. `value` 0-d: `M`, the mean of `M(s)/T_s` under the state weights.
     """
 
     deviation: Tensor
@@ -48,18 +53,18 @@ def unit_maximiser(
 ) -> UnitMaximiser:
     """The deviation of estimated total variation 1 that gains most at every state (eq:unit_tv_max), in closed form.
 
-    Per state, `Σ n Δ = 0` and `Σ n|Δ| = T_s` leave `T_s/2` to give to the actions of the largest advantage and as much
-    to take from those of the smallest, so `M(s) = T_s (max A - min A)/2`. Ties share by the paper's rule, the smallest
-    `Σ_a Δ_a²` over the *distinct* actions (def:sample_tv_trpo): in proportion to `n_{s,a}`. A state with one action, or
-    with all advantages equal (all zero, say), has no unit deviation or no gain; there `Δ̂* = 0` and `M(s) = 0`, which is
-    what that rule makes of it in thm:tv_trpo_max.
+    Per state, `Σ n Δ = 0` and `Σ n|Δ| = T_s` hold. So the actions with the largest advantage gain `T_s/2`, those with
+    the smallest lose `T_s/2`, and `M(s) = T_s (max A - min A)/2`. Ties share in proportion to `n_{s,a}`. That is the
+    paper's rule, the smallest `Σ_a Δ_a²` over the *distinct* actions (def:sample_tv_trpo). A state with one action, or
+    with equal advantages, has no unit deviation or no gain. The rule gives `Δ̂* = 0` and `M(s) = 0` for it
+    (thm:tv_trpo_max).
 
-    The paper's problem does not ask for `1 + Δ ≥ 0`, and neither do we: a large radius on many samples of a state can
-    ask for a negative ratio. Check `deviation > -1` before reading it as a policy.
+    Neither the paper's problem nor this function requires `1 + Δ ≥ 0`: a large radius on many samples of a state can
+    give a negative ratio. Check `deviation > -1` before you read the result as a policy.
 
     `advantages`: floating point [N] (or any one shape); `state`, and `action` if given: integers of the same shape.
-    Tokens of one (state, action) pair share a ratio and must have one advantage; without `action` every token is a pair
-    of its own. `mask`: booleans or 0 and 1. Raises `BatchError` (values, shapes, two advantages of a pair) and
+    Tokens of one (state, action) pair share a ratio and must have one advantage; without `action` every token is its
+    own pair. `mask`: booleans or 0 and 1. Raises `BatchError` (values, shapes, two advantages of a pair) and
     `HierarchyIndexError` (ids, a mask that keeps no token).
     """
     tokens, states = of_states("advantages", advantages, state, mask)
@@ -114,12 +119,12 @@ def apc_radius(
 ) -> Tensor:
     """`δ^(APC-Obj) = (1-γ)/(8γ‖A‖_∞)·M`, with `M` the mean of `M(s)/T_s` under `Γ(s)/Γ`: float64, 0-d.
 
-    We follow def:apc_obj_discounted and the equivalence proof, where it equals `t*` of thm:tv_trpo_max. The main text
-    and def:apc_obj print `(1-γ)²/(8γ‖A‖_∞)·M/T`; that is a factor `(1-γ)/T` away from what the proof derives with this
-    `M`, and APC-Obj would then not make TV-TRPO's update.
+    The code follows def:apc_obj_discounted and the equivalence proof, where the radius equals `t*` of thm:tv_trpo_max.
+    The main text and def:apc_obj print `(1-γ)²/(8γ‖A‖_∞)·M/T`. That differs by a factor `(1-γ)/T` from the proof's
+    result for this `M`, and with it APC-Obj would not make TV-TRPO's update.
 
-    It lies in `[0, trpo_radius(γ)]` (lem:apc_obj_tr) and is in the units of eq:dtv_mc. At `γ = 1` it is 0, and it is 0
-    for all-zero advantages, where the formula reads 0/0 and every deviation gains nothing.
+    The radius lies in `[0, trpo_radius(γ)]` (lem:apc_obj_tr) and is in the units of eq:dtv_mc. It is 0 at `γ = 1`. It
+    is also 0 for all-zero advantages, where the formula is 0/0 and no deviation gains anything.
 
     `step`: integers, the time step t of every token (`steps(offsets)` for packed tokens); `gamma`: `0 < γ ≤ 1`. Other
     arguments and errors as `unit_maximiser`; also `ParameterError`.
@@ -137,9 +142,9 @@ def tv_trpo_maximiser(
 ) -> TvTrpoMaximiser:
     """The maximiser of `tv_trpo_objective` under the probability constraint: `Δ* = t*·Δ̂*` (thm:tv_trpo_max).
 
-    `t* = (1-γ)/(8γ‖A‖_∞)·M`. Of several maximisers it is the one that def:sample_tv_trpo selects (see
-    `unit_maximiser`), so states without gain are not moved. At `γ = 1` nothing moves: the limit of the formula, and
-    thm:trpo_vanishing. As there, `1 + Δ* ≥ 0` is not asked for.
+    `t* = (1-γ)/(8γ‖A‖_∞)·M`. Among several maximisers it is the one that def:sample_tv_trpo selects (see
+    `unit_maximiser`), so states without gain do not move. At `γ = 1` nothing moves: the limit of the formula, and
+    thm:trpo_vanishing. `1 + Δ* ≥ 0` is not required.
 
     Arguments and errors as `apc_radius`.
     """
@@ -164,11 +169,11 @@ def tv_trpo_objective(
     """The reduced objective `j(Δ)` of sample-based TV-TRPO (eq:j_delta): float64, 0-d, differentiable in `deviation`.
 
     `Σ_s Γ(s)/((1-γ)Γ)·(mean of Δ·A over the tokens of s)` minus `4γ‖A‖_∞/(1-γ)²` times the square of the largest
-    `D̂_TV(s)`. It is eq:sample_tv_trpo_obj up to a constant. As there, the penalty is in the estimator without ½: four
-    times what the bound eq:trpo_bound_app asks for.
+    `D̂_TV(s)`. It is eq:sample_tv_trpo_obj up to a constant. As in that equation, the penalty uses the estimator
+    without ½, so it is four times the penalty of the bound eq:trpo_bound_app.
 
-    `deviation`: floating point `r - 1`, of the shape of `advantages`; the theorem speaks of those with mean 0 over the
-    tokens of every state (eq:ratio_sum_identity), and `centred` makes such. `gamma`: `0 < γ < 1`. Other arguments and
+    `deviation`: floating point `r - 1`, of the shape of `advantages`. The theorem covers deviations with mean 0 over
+    the tokens of every state (eq:ratio_sum_identity); `centred` makes them. `gamma`: `0 < γ < 1`. Other arguments and
     errors as `apc_radius`.
     """
     tokens, states = of_states("deviation", deviation, state, mask)
@@ -184,9 +189,9 @@ def tv_trpo_objective(
 def centred(values: Tensor, state: Tensor, mask: Tensor | None = None) -> Tensor:
     """`values` minus their mean over the tokens of their state: float64, the shape of `values`, 0 under the mask.
 
-    Makes deviations that satisfy the probability constraint (eq:ratio_sum_identity) and advantages that are centred
-    (eq:adv_centering), the two standing assumptions of app:apc_obj_equiv_notation. Differentiable in `values`.
-    Arguments and errors as `unit_maximiser`.
+    Centred deviations satisfy the probability constraint (eq:ratio_sum_identity), centred advantages satisfy
+    eq:adv_centering. Both are standing assumptions of app:apc_obj_equiv_notation. Differentiable in `values`. Arguments
+    and errors as `unit_maximiser`.
     """
     tokens, states = of_states("values", values, state, mask)
     numbers = tokens.numbers("values", values)

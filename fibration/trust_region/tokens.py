@@ -1,7 +1,7 @@
-"""The sampled tokens of one call: which of them count, who lies over whom, and sums over an element.
+"""The sampled tokens of one call: their mask, the elements that they lie over, and sums over an element.
 
 The paper's augmented space (app:estimation) is a list of tokens, each with a state, an action, a trajectory and a time
-step. Here that is one tensor per column, all of one shape: packed `[N]`, or padded `[B, T]` with a mask.
+step. Here each column is a tensor, and all have one shape: packed `[N]`, or padded `[B, T]` with a mask.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 class PerElement:
     """One number per state or per trajectory that has an unmasked token, in increasing order of its id.
 
-    `ids` int64 [E], `values` float64 [E], `counts` int64 [E]: how many unmasked tokens the element has (`T_s`, `T_τ`).
+    `ids` int64 [E], `values` float64 [E], `counts` int64 [E]: the element's number of unmasked tokens (`T_s`, `T_τ`).
     """
 
     ids: Tensor
@@ -50,10 +50,10 @@ class Elements:
 
 
 class Tokens:
-    """The unmasked tokens of one call. What lies under the mask is never read, NaN and infinity included."""
+    """The unmasked tokens of one call. Values under the mask are never read, so they may be NaN or infinite."""
 
     def __init__(self, name: str, first: Tensor, mask: Tensor | None) -> None:
-        """`first` is a tensor over the tokens, called `name` in messages; all others must have its shape."""
+        """`first` is a tensor over the tokens, called `name` in messages. All other tensors must have its shape."""
         if not isinstance(first, Tensor):
             raise BatchError(f"{name}: {type(first).__name__}", required="a tensor with one entry per token")
         self.name, self.shape, self.device = name, tuple(first.shape), first.device
@@ -90,11 +90,11 @@ class Tokens:
             raise BatchError(f"{name} is on {tensor.device}", required=f"{self.device}, where {self.name} lies")
 
     def place(self, token: int) -> str:
-        """A person's words for the unmasked token with this number."""
+        """Names the unmasked token with this number, for messages, by its position in the caller's shape."""
         return f"token {self.keep.nonzero()[token].tolist()}"
 
     def numbers(self, name: str, tensor: Tensor) -> Tensor:
-        """Finite float64 numbers of the unmasked tokens: [n]. Differentiable."""
+        """The values of the unmasked tokens, float64 [n]; an error if one is not finite. Differentiable."""
         self._check_place(name, tensor)
         if tensor.dtype not in FLOATS:
             raise BatchError(
@@ -145,7 +145,7 @@ class Tokens:
 
 
 def first(wrong: Tensor) -> int | None:
-    """Where the first of these is, if there is one."""
+    """The position of the first true entry of `wrong`, or None."""
     return int(wrong.nonzero()[0]) if bool(wrong.any()) else None
 
 
@@ -161,7 +161,7 @@ def elements(labels: Tensor) -> Elements:
 
 
 def number_in(name: str, value: float | Tensor, rule: str, allowed: tuple[float, float], closed: str) -> Tensor:
-    """A parameter as float64, each entry in the interval `allowed`; `closed` says which ends belong: `[]`, `(]`, ..."""
+    """A parameter as float64. Every entry must lie in `allowed`; `closed` is `[]`, `(]`, ... for its closed ends."""
     try:
         number = torch.as_tensor(value, dtype=torch.float64).detach()
     except (TypeError, ValueError, RuntimeError):
@@ -177,7 +177,7 @@ def number_in(name: str, value: float | Tensor, rule: str, allowed: tuple[float,
 
 
 def scalar(name: str, value: float | Tensor) -> float | Tensor:
-    """Refuse a tensor with several entries where one number is meant."""
+    """Returns `value`, one number. A tensor that is not 0-d is an error."""
     if isinstance(value, Tensor) and value.ndim:
         raise ParameterError(f"{name} has shape {list(value.shape)}", required="one number, or a 0-d tensor")
     return value
@@ -204,7 +204,7 @@ def discount_weights(tokens: Tokens, states: Elements, step: Tensor, gamma: floa
             required="time steps t = 0, 1, ... of each token in its trajectory",
             remedy="steps(offsets) numbers packed tokens",
         )
-    # Only quotients are read, so the earliest step may count as 0: γ^t of long contexts would underflow to 0/0.
+    # Only quotients are used, so steps count from the earliest one: γ^t of a long context could underflow, to 0/0.
     powers = torch.pow(torch.tensor(gamma, dtype=torch.float64, device=steps.device), (steps - steps.min()).double())
     totals = states.total(powers)
     return totals / totals.sum()
@@ -214,7 +214,7 @@ def trajectories(offsets: Tensor) -> Tensor:
     """The trajectory of every packed token: int64 [N].
 
     `offsets` is an integer tensor [B+1], the running lengths (`cu_seqlens`) that start at 0.
-    Raises `HierarchyIndexError` if it is not.
+    Other offsets raise `HierarchyIndexError`.
     """
     lengths = _lengths(offsets)
     return torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
@@ -223,8 +223,8 @@ def trajectories(offsets: Tensor) -> Tensor:
 def steps(offsets: Tensor, mask: Tensor | None = None) -> Tensor:
     """The time step t of every packed token within its trajectory, from 0: int64 [N].
 
-    With a mask only unmasked tokens are counted, and masked ones have the number of the next unmasked token. `offsets`
-    as in `trajectories`. Raises `HierarchyIndexError`.
+    With a mask, only unmasked tokens count, and a masked token has the number of the next unmasked token. `offsets` as
+    in `trajectories`. Raises `HierarchyIndexError`.
     """
     trajectory = trajectories(offsets)
     tokens = Tokens("trajectories(offsets)", trajectory, mask)

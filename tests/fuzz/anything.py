@@ -1,6 +1,6 @@
-"""Random hierarchies in which everything may occur: quivers, several groups, gates, kernels, decompositions, odd constants.
+"""Random hierarchies with any part of the language: quivers, groups, gates, kernels, decompositions, odd constants.
 
-Most have one or two parts that are drawn, so that no law stops at a foundation and each is decided to its end.
+Most have only one or two random parts, so that no law stops at a failed foundation and every law is fully decided.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Batches with something changed: other rewards, another end of a row, another log-prob of one token."""
+"""Changed batches: other rewards, another end of a row, another log-prob of one token."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Random hierarchies over the whole language, and random formulas of every place in one.
+"""Random hierarchies over the whole language, and random formulas for every place in a hierarchy.
 
-A `Setting` is a shape with its kernels; a `Formulas` draws what may be read at a place of it: at tokens, at the elements of
-a stratum (for gates, `of=` and `over=`), in advantages. Judges put these into hierarchies, often beside formulas that are
-right, with one part of them changed (`mutated`).
+A `Setting` is a shape with its kernels. A `Formulas` draws formulas for one place: tokens, the elements of a stratum
+(for gates, `of=` and `over=`), or advantages. Judges put the formulas into hierarchies. Many cases are right formulas
+with one part changed (`mutated`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers with slopes, and formulas of them: floats, or `Fraction`s with functions to fifty digits."""
+"""Numbers with slopes, and the evaluation of formulas: in floats, or in `Fraction`s with functions to fifty digits."""
 
 from __future__ import annotations
 

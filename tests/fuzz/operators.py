@@ -1,4 +1,4 @@
-"""The compiled operator on a batch of the fuzz: its coefficients beside those of `World`."""
+"""Runs the compiled operator on a batch of the fuzz, to compare its coefficients with those of `World`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formulas in other words: the same value and the same slope wherever the first has one, and none where it has none."""
+"""Rewrites formulas. The result has the same value and slope as the first, and no value where the first has none."""
 
 from __future__ import annotations
 

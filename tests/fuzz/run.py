@@ -1,7 +1,8 @@
 """Run judges: `python -m fuzz.run objective agreement --cases 20000 --workers 2`, in the folder `tests`.
 
 A case is one verdict, on one subject of a random hierarchy. A failure is a proof or a refutation that brute force
-contradicts, an exception, or a call that does not end in time; each is printed with its seed and a shrunk hierarchy.
+contradicts, an exception, or a call that does not end in time. Each failure is printed with its seed and a shrunk
+hierarchy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A slice of the fuzz, for every change; `make test-all` draws as many as a release needs."""
+"""A slice of the fuzz, for every change. `make test-all` runs as many cases as a release needs."""
 
 import pytest
 from thorough import some

@@ -1,4 +1,4 @@
-"""The evaluator of the fuzz is right: it gives the coefficients of the compiled operator, for every shipped loss."""
+"""The evaluator of the fuzz returns the coefficients of the compiled operator, for every shipped loss."""
 
 import random
 

@@ -1,7 +1,7 @@
 """A hierarchy on one batch, by definition: formulas, 𝒢(r), the objective, and the coefficients `c_i = ∂J/∂log π_i`.
 
-Nothing here knows the laws, the normal form, lowering or a backend. Every token carries a label per stratum, and everything
-else follows from the labels. Values are floats, or `Fraction`s where `exact=True`. Derivatives run forward.
+The module uses neither the laws nor the normal form, lowering or a backend. Every token has a label per stratum, and
+the labels determine everything else. Values are floats, or `Fraction`s with `exact=True`. Derivatives are forward-mode.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cancelling: sizes leave a formula where they may, and no value changes."""
+"""Cancelling: sizes cancel from a formula where possible, and no value changes."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""Declarations that are refused, in words that name the object, the rule and the next step."""
+"""Invalid declarations are refused with messages that name the object, the rule and the next step."""
 
 import math
 
@@ -243,7 +243,7 @@ def test_several_bad_names_at_once():
 
 
 def test_fibrations_may_come_from_anywhere():
-    """A generator is read once, and all of it."""
+    """A generator of fibrations is read completely, once."""
     h = two_levels(fibrations=(f for f in [Fibration(token, trajectory, uniform())]))()
     assert len(h.fibrations) == 1
 

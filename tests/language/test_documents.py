@@ -1,4 +1,4 @@
-"""Hierarchies as JSON: they say everything, read back equal, and what is no hierarchy is refused in words."""
+"""Hierarchies as JSON: they are complete and read back equal, and an invalid document is refused with a message."""
 
 import json
 
@@ -300,7 +300,7 @@ def test_wrong_documents_are_described_in_the_language(which):
     ],
 )  # fmt: skip
 def test_a_key_given_twice_is_refused(old, new, what, found, tmp_path):
-    """Readers of JSON keep the last one, silently."""
+    """Other JSON readers silently keep the last value."""
     text = two_levels(gates={trajectory: identity_gate(), token: identity_gate()}).model_dump_json()
     twice = text.replace(old, new, 1)
     assert twice != text

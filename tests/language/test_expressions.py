@@ -1,4 +1,4 @@
-"""The expression language: what operators and sugar mean, at their breakpoints too, and what it refuses to build."""
+"""The expression language: values of operators and sugar, also at their breakpoints, and refused expressions."""
 
 import math
 from fractions import Fraction
@@ -321,7 +321,7 @@ def test_expressions_stay_small():
 
 
 def test_powers_of_powers_count_as_the_products_they_are():
-    """Written small, `((x**16)**16)**16` is a product of 4096 factors."""
+    """The short text `((x**16)**16)**16` stands for a product of 4096 factors."""
     assert (residual**16).size == 17
     with pytest.raises(SpecError, match="too large"):
         ((residual**16) ** 16) ** 16

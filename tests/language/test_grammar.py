@@ -1,4 +1,4 @@
-"""Formulas and constructors as text: what is printed reads back as it was, and nothing else is read or run."""
+"""Formulas and constructors as text: printed text reads back equal, and no other text is read or run."""
 
 from decimal import Decimal
 from fractions import Fraction

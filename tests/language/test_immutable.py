@@ -1,4 +1,4 @@
-"""Declarations cannot be changed once they are made, and are equal by content."""
+"""Declarations are immutable, and equal by content."""
 
 import copy
 import pickle
@@ -96,7 +96,7 @@ def test_copies_are_equal(copier, name):
     "formula", [1 + residual, mean(advantage, over=trajectory), after(advantage, over=trajectory)], ids=repr
 )
 def test_formulas_of_another_process_are_the_same(formula):
-    """There hashes of names are others, and formulas remember theirs."""
+    """Another process has other hashes of names, and formulas store their hash."""
     hashed = hash(formula)
     object.__setattr__(formula, "_hash", hashed + 1)
     again = pickle.loads(pickle.dumps(formula))

@@ -1,4 +1,4 @@
-"""Formulas in the limit of an infinite parameter: what is decided there, and what has no limit."""
+"""Formulas in the limit of an infinite parameter: decided limits, and formulas without one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TEXTS, IMAGES = (count(s, over=trajectory) for s in (text, image))
     ],
 )
 def test_what_may_be_a_tie_in_the_limit_is_not_decided(formula):
-    """`residual < 1/C` holds at residual 0 for every C, and `residual < 0` does not; nor has a division by 0 a value."""
+    """At residual 0, `residual < 1/C` holds for every C, but `residual < 0` does not. A division by 0 has no value."""
     with pytest.raises(Unbounded):
         at_infinity(formula, {C: 1}, Here(chain.shape))
 

@@ -1,4 +1,4 @@
-"""Where hierarchies are found: shipped ones by name, files of a folder and of the folders in it."""
+"""Finding hierarchies: shipped ones by name, and the files of a folder and its subfolders."""
 
 from collections import Counter
 from pathlib import Path

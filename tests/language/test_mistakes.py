@@ -1,4 +1,4 @@
-"""Slips that a newcomer makes, each with an answer in the library's own words."""
+"""Mistakes that a newcomer makes; each raises an error with a message of the library."""
 
 import math
 import pickle

@@ -1,4 +1,4 @@
-"""Every row of the table of operators, against a definition that shares nothing with the row."""
+"""Tests every row of the table of operators against an independent definition."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def applied(name: str, arguments: tuple[Expression, ...] = PLACES) -> Expression
 
 @pytest.mark.parametrize("kind", [Sugar, Composed, Primitive])
 def test_a_row_that_lacks_a_field_is_refused_at_once(kind: type) -> None:
-    """Without a domain a law would be proved where a formula has no value, without `rounded` another be refuted."""
+    """Without `domain` a law could be proved where a formula has no value; without `rounded` a law could be refuted."""
     whole = next(r for r in OPERATORS.values() if isinstance(r, kind))
     given = {f.name: getattr(whole, f.name) for f in fields(whole)}
     assert kind(**given) == whole
@@ -129,7 +129,7 @@ def test_float64_is_near_the_exact_value(name: str) -> None:
 
 @pytest.mark.parametrize("op", [op for op, r in PRIMITIVES.items() if r.slopes is not None and op != "stop"])
 def test_slopes_are_the_limits_of_differences(op: str) -> None:
-    """Of exact values, so that only the step's square is left."""
+    """The differences are of exact values, so their only error is of the order of the squared step."""
     name = next(n for n, r in OPERATORS.items() if r is PRIMITIVES[op])
     arity = PRIMITIVES[op].arity
     for at in points(name):

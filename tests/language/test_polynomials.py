@@ -1,4 +1,4 @@
-"""Quotients of polynomials against fractions: whatever is worked out symbolically has the value that it should."""
+"""Quotients of polynomials against fractions: symbolic results have the same values as exact arithmetic."""
 
 import math
 from fractions import Fraction
@@ -93,7 +93,7 @@ def test_what_is_no_number_has_no_quotient(value):
 
 
 def test_a_long_product_is_not_multiplied_out():
-    """A factor for each of 60 pairs: 2**60 terms, of which none is written."""
+    """60 factors of two terms each: the expansion would have 2**60 terms."""
     names = [symbol(Parameter(f"{n}{i}")) for i in range(60) for n in "xy"]
     long = sympy.Mul(*(x + y for x, y in zip(names[::2], names[1::2], strict=True)))
     assert len(quotient(long).factors) == 60
@@ -110,7 +110,7 @@ monomial = st.lists(st.integers(0, 2), min_size=3, max_size=3)
 @settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(-4, 4), monomial), min_size=1, max_size=5), bounds, bounds, st.fractions(0, 5))
 def test_an_atom_is_written_through_its_bounds(terms, low, high, t):
-    """`shifted` gives a positive multiple of the polynomial at the atom that `t` stands for."""
+    """`shifted` returns a positive multiple of the polynomial, as a function of the `t` that stands for the atom."""
     p = sum((sympy.Mul(n, *(s**e for s, e in zip((a, b, c), m, strict=True))) for n, m in terms), a**2 - b)
     atom = atom_number(a)
     for f in quotient(p).factors:

@@ -1,4 +1,4 @@
-"""Strata as a graph: paths, covers, Möbius numbers; also of shapes so wide or deep that trying everything never ends."""
+"""Strata as a graph: paths, covers, Möbius numbers; also for shapes too wide or deep for exhaustive search."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_sixty_branches_are_one_cover() -> None:
 
 
 def test_the_way_down_through_sixty_diamonds() -> None:
-    """There are 2^60 of them."""
+    """The shape has 2^60 paths."""
     edges = []
     for i in range(60):
         top, left, right, bottom = (Stratum(name) for name in (f"x{i}", f"l{i}", f"r{i}", f"x{i + 1}"))

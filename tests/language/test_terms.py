@@ -1,4 +1,4 @@
-"""Order, statistics of elements, advantages from rewards, penalties, groups: what is wrong at declaration, and what is not."""
+"""Order, statistics of elements, advantages from rewards, penalties, groups: valid and invalid declarations."""
 
 import json
 import pickle
@@ -324,7 +324,7 @@ def test_what_could_not_be_read_again_is_refused():
 
 
 def test_parameters_are_replaced_wherever_they_stand():
-    """In the weights and formulas of penalties, in advantages, in statistics and discounts."""
+    """Places: weights and formulas of penalties, advantages, statistics, discounts."""
     delta = Parameter("delta", default=0.5, upper=1)
     h = made(
         advantages=reward - mean(reward / beta, over=prompt_group, of=trajectory),
@@ -342,7 +342,7 @@ def test_parameters_are_replaced_wherever_they_stand():
 
 
 def test_infinite_parameters_leave_what_is_stopped_stopped():
-    """Where gradients flow through means, and there alone: elsewhere nothing would be left to stop."""
+    """A `stop` stays if gradients flow through its operand. Elsewhere it would stop nothing, so it is dropped."""
     bound = Parameter("bound")
     moved, first, here = mean(x, over=turn), before(x, over=turn), Here(penalised(x).shape)
     for formula, limit, through in (

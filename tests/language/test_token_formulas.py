@@ -1,4 +1,4 @@
-"""Weights, conditions and statistics of tokens: as JSON and as printed they are what was declared, and read what tokens have."""
+"""Weights, conditions and statistics of tokens: what they may read, and that JSON and printed text read back equal."""
 
 import json
 from fractions import Fraction
@@ -352,7 +352,7 @@ def test_what_a_gradient_flows_through_may_be_stopped():
 
 
 def test_what_no_longer_moves_is_no_longer_stopped():
-    """Where a parameter is infinite."""
+    """With an infinite parameter, a `stop` disappears if its operand has no gradient left."""
     limits = {
         residual * exp(stop(residual / C)): residual * exp(0),
         where(residual < C, residual, stop(residual)): residual,
@@ -464,7 +464,7 @@ def test_what_pulls_is_written_out_where_an_element_has_several_advantages():
 
 
 def test_what_pulls_counts_kept_tokens_or_is_refused():
-    """A leaf's own tokens among those of several are no statistic of all tokens."""
+    """With several leaves, the tokens of one leaf are no statistic of all tokens."""
     text, image = strata("text_token image_token")
     fibrations = [Fibration(s, trajectory, uniform()) for s in (text, image)]
 
@@ -488,7 +488,7 @@ def test_what_pulls_counts_kept_tokens_or_is_refused():
 
 @pytest.mark.parametrize("where_it_stands", ["gates", "objective", "gives_up"])
 def test_what_could_not_be_read_again_is_refused(where_it_stands):
-    """A short declaration may be long when it is written: what is used twice is written twice."""
+    """A short declaration may have long text, because an expression that is used twice is written twice."""
     long = RHO
     for _ in range(8):
         long = minimum(long, long + 1)

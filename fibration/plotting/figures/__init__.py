@@ -1,7 +1,7 @@
 """The paper's figures, of any hierarchy: its gates, its regimes on the simplex, its objective under drift.
 
-`FIGURES` is the registry. Every number comes from the compiled operator, in float64 on the torch backend; nothing here
-knows a formula of any loss.
+`FIGURES` is the registry. Every number comes from the compiled operator, in float64 on the torch backend; the figures
+contain no formula of any loss.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def draw(
     paper: bool = False,
     step: Callable[[str], None] = lambda name: None,
 ) -> list[tuple[Path, str]]:
-    """Write figures of a hierarchy to the folder `out` as `NAME_FIGURE.FORMAT`; their paths, and what they show.
+    """Write figures of a hierarchy to the folder `out` as `NAME_FIGURE.FORMAT`. Returns their paths and descriptions.
 
-    `parameters` as `Operator.loss` takes them. `paper=True` gives the parameters that the paper's captions name
-    (`epsilon`, `C_trajectory`, `k`), where the hierarchy has them, the captions' values. Nothing is written unless
-    everything could be drawn. Raises FigureError for unknown figures and formats, ParameterError, LawError for a
-    hierarchy that does not verify, and BackendError if `out` cannot be written.
+    `parameters` as in `Operator.loss`. `paper=True` takes the values in the paper's captions for `epsilon`,
+    `C_trajectory` and `k`, if the hierarchy has them. All figures are drawn before the first is written. Raises
+    FigureError for unknown figures and formats, ParameterError, LawError for a hierarchy that does not verify, and
+    BackendError if `out` cannot be written.
     """
     given = dict(parameters or {})
     for what, names, known in (("figure", figures, FIGURES), ("format", formats, FORMATS)):
@@ -107,7 +107,7 @@ def caption(hierarchy: Hierarchy, name: str) -> dict[str, Any]:
 
 
 def note(hierarchy: Hierarchy, values: Mapping[str, Any]) -> str:
-    """What a figure was drawn with."""
+    """The parameters, attributes and frozen policies of a figure, for its caption."""
     used = [name + ", ".join(_entries(values.get(name, p.default))) for name, p in hierarchy.parameters.items()]
     given = dict.fromkeys(a.usual for a in hierarchy.attributes.values())
     if given:
@@ -119,14 +119,14 @@ def note(hierarchy: Hierarchy, values: Mapping[str, Any]) -> str:
 
 
 def undrawn(hierarchy: Hierarchy) -> str:
-    """What of an objective a figure of gates cannot show."""
+    """The parts of the objective that a figure of gates cannot show, in words."""
     o = hierarchy.objective
     words = [f"{len(o.weighed)} weigh(...)"] * bool(o.weighed) + [f"{len(o.kept)} keep(...)"] * bool(o.kept)
     return f"not drawn: {' and '.join(words)} of the objective, which no gate reads" if words else ""
 
 
 def _entries(value: Any, at: str = "") -> Iterator[str]:
-    """` = 0.1`, or one entry per element and channel: `[+] = 0.2`, `[−] = 0.1`."""
+    """A parameter's value as text: ` = 0.1`, or one entry per element and channel: `[+] = 0.2`, `[−] = 0.1`."""
     if isinstance(value, Mapping):
         for key, one in value.items():
             yield from _entries(one, f"{at}[{'−' if key == '-' else key}]")

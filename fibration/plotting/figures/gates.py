@@ -1,4 +1,4 @@
-"""Figure `gates` (fig:fiber_weight): every gate along its residual, its slope, and what both channels add together."""
+"""Figure `gates` (fig:fiber_weight): every gate along its residual, its slope, and the sum of both channels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fibration.plotting.recorded_batch import Curve, residual_label, shade
 from fibration.printing.regimes import CHANNELS, REGIMES, unit
 from fibration.runtime.operator import Operator
 
-TOKENS = 2  # of the trajectory whose gates are drawn: the caption's k = T_τ = 2
+TOKENS = 2  # tokens of the drawn trajectory: the caption's k = T_τ = 2
 POINTS = 801
 
 
@@ -44,7 +44,7 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     strata, channels = h.order, h.decomposition.channels
     seen = reference(op, parameters)
     cells = {(s.name, c): cases(seen, s.name, c) for s in strata for c in channels}
-    # what both channels add together, of levels that add something
+    # levels with a panel for the sum of both channels: those that add something
     joint = [s for s in strata if len(channels) == 2 and s not in h.leaves and not removes(op, s.name)]
     planes = bool(joint)
     columns, rows = len(channels) + planes, len(strata)
@@ -89,24 +89,24 @@ BACK = "rolled_back"
 
 
 def reference(op: Operator, parameters: Mapping[str, Any]) -> Sample:
-    """One trajectory of two tokens, on policy; of one token per leaf, where there are more leaves."""
+    """One trajectory on policy, with two tokens, or one token per leaf if there are more than two leaves."""
     return sample(op, np.zeros((1, tokens_of(op))), [1.0] * tokens_of(op), parameters)
 
 
 def tokens_of(op: Operator) -> int:
-    """How many tokens the trajectory has."""
+    """The number of tokens of the trajectory."""
     return max(TOKENS, len(op.hierarchy.leaves))
 
 
 def cases(seen: Sample, stratum: str, channel: str) -> list[Section]:
-    """The sections that are drawn of a level: per sign of the advantage, and for three values of coarser drifts."""
+    """The sections of a level that the figure draws: per sign of the advantage, and for three coarser drifts."""
     plain = sections(seen, stratum, channel, advantages=(1.0, -1.0))
     step = float(f"{reach(plain) / 4:.1g}")
     return sections(seen, stratum, channel, advantages=(1.0, -1.0), drifts=(0.0, step, 2 * step))
 
 
 def reach(found: Sequence[Section]) -> float:
-    """How far the residual is drawn: past every breakpoint, unless they are too far apart to be seen on one axis."""
+    """The largest residual on the axis: past every breakpoint, but not past 60 times the nearest one."""
     sizes = sorted(abs(b) for s in found for b in s.breaks if b)
     if not sizes:
         return 1.0
@@ -115,7 +115,7 @@ def reach(found: Sequence[Section]) -> float:
 
 
 def exact(found: Sequence[Section], low: float, high: float) -> list[Exact]:
-    """Sections on one grid, which has both sides of every breakpoint."""
+    """Sections on one grid that contains both sides of every breakpoint."""
     sides = [x for s in found for pair in s.sides for x in pair if low < x < high]
     grid = np.unique(np.concatenate([np.linspace(low, high, POINTS), sides]))
     curves = []
@@ -126,7 +126,7 @@ def exact(found: Sequence[Section], low: float, high: float) -> list[Exact]:
 
 
 def least(op: Operator, stratum: str) -> float:
-    """The least residual that can occur, as far as it is known: a root sees means of |log r|, or of r − 1."""
+    """A lower bound of the residual, or -inf: a root's residuals are means of |log r|, or of r − 1."""
     h = op.hierarchy
     if stratum not in [s.name for s in h.roots]:
         return -np.inf
@@ -135,7 +135,7 @@ def least(op: Operator, stratum: str) -> float:
 
 
 def _cell(upper: Axes, lower: Axes, found: list[Section], lowest: float) -> set[str]:
-    """One gate above its slope; the regimes that the background shows."""
+    """Draw one gate above its slope. Returns the regimes that the background shows."""
     far = reach(found)
     left = max(-far, lowest - 0.06 * far if lowest == 0 else lowest)
     curves = exact(found, left, far)
@@ -175,7 +175,7 @@ def _cell(upper: Axes, lower: Axes, found: list[Section], lowest: float) -> set[
 
 
 def _restorative(curves: Sequence[Exact], *panels: Axes) -> set[str]:
-    """Hatch where some of several curves roll back, and the others do something else; what the legend has to say."""
+    """Hatch the residuals where some curves roll back and others do not. Returns the entries for the legend."""
     some = [BACK in names and len(set(names)) > 1 for names in zip(*(c.codes for c in curves), strict=True)]
     grid = curves[0].residual
     for i in np.flatnonzero(np.diff([0, *some]) == 1):
@@ -199,7 +199,7 @@ def _margin(axes: Axes, values: Vector) -> None:
 
 
 def _label(axes: Axes, marks: Sequence[float], span: float) -> None:
-    """Breakpoints as ticks above the gate; those too close together share a label."""
+    """Breakpoints as ticks above the gate; neighbours that are too close share a label."""
     groups: list[list[float]] = []
     for b in marks:
         if groups and b - groups[-1][-1] < 0.1 * span and len(groups[-1]) < 2:

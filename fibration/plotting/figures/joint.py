@@ -1,4 +1,4 @@
-"""What the two sign channels of a level do together: the global regimes, and the plane of both drifts."""
+"""Both sign channels of a level together: the global regimes, and the plane of both drifts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fibration.plotting.canvas import plate
 from fibration.plotting.gate_curve import Section
 from fibration.printing.regimes import REGIMES
 
-# The global regimes (par:regime_base_weight): how many channels have left their budget, and how far.
+# The global regimes (par:regime_base_weight): the number of channels past their budget, and how far past.
 GLOBAL = {
     ("passed", "passed"): "G-I",
     ("passed", "rolled_back"): "G-II,r",
@@ -37,7 +37,7 @@ CHANNEL_COLOUR = {"": UP, "+": UP, "-": DOWN}
 
 
 def joint(codes: Sequence[int]) -> str:
-    """The regime of a level, from the regime numbers of its channels: `G-II,r`, or the regimes' own names."""
+    """The regime of a level, from the regime numbers of its channels: `G-II,r`, or the titles of both regimes."""
     names = tuple(NAMES[c] for c in codes)
     if len(names) == 1:
         return REGIMES[names[0]].title
@@ -68,9 +68,10 @@ def plane(
     reach: tuple[float, float],
     at: tuple[float, float] = (0.5, 0.5),
 ) -> Any:
-    """What a level adds, channel + less channel −, over the plane of both drifts, with its regimes named.
+    """Draw a level's gated channel + less channel − over the plane of both drifts, with its regimes named.
 
-    Drifts run from `low` times their `reach` to their reach; names stand `at` this part of a regime's width and height.
+    Drifts run from `low` times their `reach` to their reach. A name stands `at` this share of a regime's width and
+    height.
     """
     values = [np.linspace(low * r, r, 301) for r in reach]
     up, down = plus.gated(values[0]), minus.gated(values[1])
@@ -106,7 +107,7 @@ def _edges(section: Section, values: np.ndarray[Any, Any]) -> list[float]:
 
 
 def _leaves_budget(section: Section, place: float) -> bool:
-    """Whether the gate passes on the side of a breakpoint that is nearer to 0, and does not beyond it."""
+    """Whether the gate passes just before a breakpoint, seen from 0, and does not just beyond it."""
     step = 1e-6 * max(abs(place), 1e-9)
     near, far = (place - step, place + step) if place > 0 else (place + step, place - step)
     return NAMES[section.regime(near)[0]] == "passed" != NAMES[section.regime(far)[0]]

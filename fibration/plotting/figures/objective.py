@@ -1,6 +1,6 @@
-"""Figure `objective` (fig:fiberpo_objective): what a loss does while ratios drift as `r_i = 1 + t·Δ_i`.
+"""Figure `objective` (fig:fiberpo_objective): a loss while ratios drift as `r_i = 1 + t·Δ_i`.
 
-Every token drifts the way that its advantage pushes it, `sign(Δ_i) = sign(A_i)`, each at a pace of its own.
+Every token drifts in the direction of its advantage, `sign(Δ_i) = sign(A_i)`, at its own pace.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOKENS = 10
 LONGEST = 1.4  # of t, so that every ratio stays positive
 DELTA = np.array([0.45, 0.35, 0.25, 0.15, 0.1, -0.25, -0.2, -0.15, -0.1, -0.05])
 ADVANTAGE = np.sign(DELTA)
-SHOWN = (0, 5)  # the two tokens of panel (c): the fastest of either sign
+SHOWN = (0, 5)  # the two tokens of panel (c): the fastest of each sign
 SEARCH = np.concatenate([[0.0], np.geomspace(1e-6, LONGEST, 400)])
 BASELINE = "grpo"
 PASSED, ATTENUATED = NAMES.index("passed"), NAMES.index("attenuated")
@@ -45,7 +45,7 @@ CLIPS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Event:
-    """The drift `t` at which a gate's regime changes at one element. Of a token, in its own sign channel."""
+    """The drift `t` at which a gate's regime changes at one element. A token changes in its own sign channel."""
 
     t: float
     stratum: str
@@ -57,7 +57,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Drift:
-    """One loss along the drift. Where a gate or a penalty above the tokens reads the advantage, each sign is a
+    """One loss along the drift. If a gate or a penalty above the tokens reads the advantage, each sign has its own
     trajectory.
     """
 
@@ -90,7 +90,7 @@ class Drift:
         return {}
 
     def total(self, t: Vector) -> Vector:
-        """`J` at every drift, each a batch of its own: `[len(t)]`."""
+        """`J` at every drift, with one batch per drift: `[len(t)]`."""
         return np.array([batch.objective for batch in self._batches(t)])
 
     def _batches(self, t: Vector) -> list[Sample]:
@@ -98,14 +98,13 @@ class Drift:
 
     @cached_property
     def counts_kept(self) -> bool:
-        """Whether `μ` depends on what is kept, and so on the drift and the row."""
+        """Whether `μ` counts the kept tokens, and so depends on the drift and the row."""
         return any(k.normaliser == "kept" for k in self.op.hierarchy.objective.kept)
 
     def per_token(self, t: Any) -> Vector:
-        """`μ·w_i·𝒢_i·A_i`, times `log π` for a score estimator: `[len(t), tokens]`. Their sums are `total` but for
-        penalties.
+        """`μ·w_i·𝒢_i·A_i`, times `log π` for a score estimator: `[len(t), tokens]`.
 
-        Without `μ`, where that depends on what is kept.
+        Sums over tokens are `total` without penalties. The factor `μ` is left out if it counts the kept tokens.
         """
         return (1.0 if self.counts_kept else self.weight) * self._unweighted(t)
 
@@ -119,7 +118,7 @@ class Drift:
 
     @cached_property
     def weight(self) -> float:
-        """`μ`, the same on rows of equal length: `J` but for its penalties, by `Σ w 𝒢 A` where that is not small."""
+        """`μ`, equal for rows of equal length: `J` without penalties over `Σ w 𝒢 A`, where that sum is largest."""
         t = np.linspace(0, LONGEST, 13)
         sums = self._unweighted(t).sum(axis=1)
         best = int(np.argmax(np.abs(sums)))
@@ -134,8 +133,8 @@ class Drift:
     def events(self) -> tuple[Event, ...]:
         """Every change of a regime for t up to `LONGEST`, in order.
 
-        Regimes are those of the metrics, in which a gate passes while it changes its residual by less than 1e-6 of it;
-        a token of a leaf in `by_ratio` passes while its ratio does.
+        Regimes are those of the metrics: a gate passes while it changes its residual by less than 1e-6 of it. A token
+        of a leaf in `by_ratio` passes while its ratio is unchanged.
         """
         keys, found = self._codes(SEARCH)
         where, which = np.nonzero(found[1:] != found[:-1])
@@ -151,14 +150,14 @@ class Drift:
 
     @cached_property
     def longest(self) -> float:
-        """How far t is drawn: a little past the last event."""
+        """The largest `t` of the axes: a little past the last event."""
         return min(LONGEST, 1.25 * self.events[-1].t) if self.events else LONGEST
 
     @cached_property
     def by_ratio(self) -> tuple[str, ...]:
         """Leaves whose gates pass no residual even next to the old policy, though they do not remove the level.
 
-        APC-Obj's passes the token's whole deviation: of its tokens, only the ratio says whether they are passed.
+        The gate of APC-Obj passes a token's whole deviation, so only the ratio shows whether a token passes.
         """
         keys, codes = self._gates(SEARCH[1:2])
         passing = {stratum for (stratum, _, _), code in zip(keys, codes[0], strict=True) if code == PASSED}
@@ -166,7 +165,7 @@ class Drift:
         return tuple(s for s in leaves if s not in passing and not removes(self.op, s))
 
     def _codes(self, t: Vector) -> tuple[list[tuple[str, str, int]], NDArray[np.int64]]:
-        """(stratum, channel, element), and regime numbers `[len(t), those]`, of `by_ratio` by what their ratios do."""
+        """(stratum, channel, element) keys, and regimes `[len(t), keys]`; by ratios for leaves in `by_ratio`."""
         keys, codes = self._gates(t)
         for leaf in self.by_ratio:
             tokens = self.start.tokens_of(next(s for s in self.op.hierarchy.leaves if s.name == leaf))
@@ -176,7 +175,7 @@ class Drift:
         return keys, codes
 
     def _gates(self, t: Vector) -> tuple[list[tuple[str, str, int]], NDArray[np.int64]]:
-        """`_codes` of the gates alone."""
+        """`_codes` from the gates alone, without the rule for `by_ratio`."""
         parts, regimes = self.at(t), regimes_of(self.at(t))
         h, channels = self.op.hierarchy, self.op.hierarchy.decomposition.channels
         keys, columns = [], []
@@ -194,10 +193,10 @@ class Drift:
 
 
 def baseline(op: Operator, parameters: Mapping[str, Any]) -> Drift | None:
-    """GRPO with the clip of this hierarchy, if it has one, else with its own default; None if it is GRPO itself.
+    """GRPO with the clip of this hierarchy, or with GRPO's default if the hierarchy has none.
 
-    None too for a score estimator: its value is none of the true objective, and not to be compared with one; and where
-    `μ` counts what is kept.
+    None for GRPO itself, for a `μ` that counts the kept tokens, and for a score estimator: its value is not the true
+    objective, so a comparison would mislead.
     """
     compared = op.hierarchy.objective.estimator == "ratio" and not Drift(op, parameters).counts_kept
     if op.hierarchy.name == BASELINE or not compared:
@@ -254,7 +253,7 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
 
 
 def weigh(drift: Drift, other: Drift) -> float:
-    """What makes another loss comparable: 1, or the quotient of their token weights `μ`."""
+    """The factor that makes another loss comparable: the quotient of the token weights `μ`, 1 if they are equal."""
     quotient = drift.weight / other.weight
     return 1.0 if abs(quotient - 1) < 1e-9 else quotient
 
@@ -270,7 +269,7 @@ def _baseline_label(drift: Drift, other: Drift) -> str:
 
 
 def _first(axes: Axes, drift: Drift, t: Vector) -> None:
-    """(a): the root's path over both channels' drifts; with one channel its drift; of tokens alone, gated ratios."""
+    """(a): the root's path over both channels' drifts; its drift for one channel; gated ratios for tokens alone."""
     h = drift.op.hierarchy
     channels, root = h.decomposition.channels, h.roots[0].name
     if len(h.strata) == 1 or removes(drift.op, root):
@@ -320,7 +319,7 @@ def _first(axes: Axes, drift: Drift, t: Vector) -> None:
 
 
 def _stacked(axes: Axes, drift: Drift) -> None:
-    """(b): what every level adds to every token at t = 1, at the end of the drift, or while something is left."""
+    """(b): what every level adds to every token, at the last of ten drifts up to t = 1 that leaves something."""
     h = drift.op.hierarchy
     last = min(1.0, drift.longest)
     for now in last * np.linspace(1, 0.1, 10):  # before everything is zeroed
@@ -353,7 +352,7 @@ def _stacked(axes: Axes, drift: Drift) -> None:
 
 
 def _pair(upper: Axes, lower: Axes, drift: Drift, other: Drift | None, t: Vector) -> None:
-    """(c): the fastest token of either sign."""
+    """(c): the fastest token of each sign."""
     for axes, i, colour in zip((upper, lower), SHOWN, (PALETTE[0], PALETTE[4]), strict=True):
         sign, delta = ">" if ADVANTAGE[i] > 0 else "<", f"{DELTA[i]:g}".replace("-", "−")
         axes.plot(t, drift.per_token(t)[:, i], color=colour, linewidth=1.8, label=f"Δ = {delta}, A {sign} 0", zorder=3)

@@ -1,7 +1,7 @@
-"""Figure `regimes` (fig:fiberpo_regime_map): which regimes a trajectory of 3 tokens is in, over all of its ratios.
+"""Figure `regimes` (fig:fiberpo_regime_map): the regimes of a trajectory of 3 tokens, over all of its ratios.
 
-A point of the triangle is a triple of positive ratios with mean 1, drawn at the barycentric coordinates `r / 3`: the
-corners put all ratio on one token, the centre is the old policy. Every other stratum has one element.
+A point of the triangle is a triple of positive ratios with mean 1, drawn at the barycentric coordinates `r / 3`. At a
+corner one token has the whole ratio; the centre is the old policy. Every other stratum has one element.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ TOKENS = 3
 CENTRE = (0.5, np.sqrt(3) / 6)
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(3) / 2]])
 ZOOM = 0.18  # half the width of the caption's local panel
-FEWEST = {"local": 0.001, "global": 0.02}  # of a window's points that must pass unchanged, else it is narrowed
+FEWEST = {"local": 0.001, "global": 0.02}  # share of a window's points that must pass, else the window is narrowed
 NARROWER = 3.0
-PIXELS, PROBE, ALONE = 420, 72, 60  # of a window's side; where worlds cannot share a batch, each is a call
-LOCAL = ("#CFEBDD", "#9C89B8")  # from no token clipped to all of them
+PIXELS, PROBE, ALONE = 420, 72, 60  # of a window's side; ALONE if every world needs its own call
+LOCAL = ("#CFEBDD", "#9C89B8")  # from no token clipped to all tokens clipped
 PASSED = NAMES.index("passed")
 
 
 @dataclass(frozen=True)
 class Window:
-    """A square of the plane of the triangle, and what is known at its points inside the triangle."""
+    """A square of the triangle's plane, and the samples at its points inside the triangle."""
 
     half: float  # half its side; 0 is the whole triangle
     inside: NDArray[np.bool_]  # [pixels, pixels]
     parts: list[Sample]
-    by_ratio: bool = False  # a token counts as changed where its ratio is, not its residual
+    by_ratio: bool = False  # whether a token counts as changed by its ratio instead of its residual
 
     @property
     def extent(self) -> tuple[float, float, float, float]:
@@ -70,7 +70,10 @@ class Window:
         return np.concatenate([s.residual[level] for s in self.parts])
 
     def clipped(self, leaf: Stratum | None = None) -> NDArray[np.int64]:
-        """How many tokens a leaf's gate changed, each in its own sign channel: `[points]`. None: the only leaf's."""
+        """The number of tokens that a leaf's gate changed, each in its own sign channel: `[points]`.
+
+        Default: the first leaf.
+        """
         h = self.parts[0].op.hierarchy
         leaf = leaf or h.leaves[0]
         if self.by_ratio:
@@ -126,13 +129,13 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
 
 
 def tokens_of(op: Operator, leaf: Stratum) -> list[int]:
-    """Which of the trajectory's tokens are elements of a leaf."""
+    """The trajectory's tokens that are elements of a leaf."""
     leaves = op.hierarchy.leaves
     return np.flatnonzero(dealt(TOKENS, 1, len(leaves)) == leaves.index(leaf)).tolist()  # type: ignore[no-any-return]
 
 
 def look(op: Operator, stratum: Stratum, advantage: float, parameters: Mapping[str, Any]) -> Window:
-    """The window in which a stratum's regimes are best seen."""
+    """The window that shows a stratum's regimes best: narrowed until enough of its points pass."""
     local = stratum in op.hierarchy.leaves
     start = half = ZOOM if local else 0.0
     by_ratio = local and not _passes_near_one(op, stratum, advantage, parameters)
@@ -146,13 +149,13 @@ def look(op: Operator, stratum: Stratum, advantage: float, parameters: Mapping[s
             break
         half = (half or 0.54) / NARROWER
     else:
-        half = start  # nothing passes anywhere: no window shows more than another
+        half = start  # no point passes in any window, so none shows more than another
     final = window(op, half, PIXELS if apart(op) else ALONE, advantage, parameters)
     return replace(final, by_ratio=by_ratio)
 
 
 def _passes_near_one(op: Operator, leaf: Stratum, advantage: float, parameters: Mapping[str, Any]) -> bool:
-    """Whether a leaf's gate leaves any residual as it is, close to the old policy."""
+    """Whether a leaf's gate passes some residual unchanged close to the old policy."""
     near = 1 + 1e-6 * np.array([[1.0, -0.4, -0.6], [-0.6, 1.0, -0.4], [-0.4, -0.6, 1.0], [-1.0, 0.4, 0.6]])
     parts = samples(op, np.log(near), [advantage] * TOKENS, parameters)
     return bool((Window(0.0, np.ones((1, 4), bool), parts).clipped(leaf) < len(tokens_of(op, leaf))).any())
@@ -184,7 +187,7 @@ def to_ratios(x: Any, y: Any) -> Vector:
 
 
 def _moves(op: Operator, stratum: str, parameters: Mapping[str, Any]) -> bool:
-    """Whether a coarser stratum's residual is more than 0 somewhere."""
+    """Whether a coarser stratum's residual differs from 0 at one of 64 random points."""
     ratios = to_ratios(*np.random.default_rng(0).dirichlet([1.0] * 3, 64).dot(CORNERS).T)
     found = [s.residual for s in samples(op, np.log(ratios), [1.0] * TOKENS, parameters)]
     channels = op.hierarchy.decomposition.channels
@@ -265,7 +268,7 @@ def _frame(axes: Axes, seen: Window) -> None:
 
 
 def _thresholds(axes: Axes, seen: Window, stratum: str, faint: bool) -> None:
-    """Where the residual of a coarser stratum reaches its gate's breakpoints."""
+    """Draw the lines where the residual of a coarser stratum reaches its gate's breakpoints."""
     op = seen.parts[0].op
     base = sample(op, np.zeros((1, TOKENS)), seen.parts[0].advantages.tolist(), seen.parts[0].parameters)
     handles = []

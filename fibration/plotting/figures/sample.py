@@ -1,6 +1,6 @@
-"""Small batches made for a figure: worlds of one or two short trajectories, every coarser stratum one element each.
+"""Small batches made for a figure: worlds of one or two short trajectories, with one element per coarser stratum.
 
-Where there are several leaves, the tokens of a trajectory are dealt out to them in turn.
+If there are several leaves, the tokens of a trajectory are dealt out to them in turn.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from fibration.runtime.weights import read_of_tokens, weights_of
 
 Vector = NDArray[np.float64]
 Level = tuple[str, str]  # stratum, channel
-OLD = 0.5  # what every token's probability was: at most 1 after any drift that is drawn
+OLD = 0.5  # the old probability of every token: it stays at most 1 after any drift that is drawn
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A batch of `worlds` equal hierarchies that differ in their log ratios alone.
+    """A batch of `worlds` that differ in their log ratios alone.
 
     `log_ratio` is float64 `[worlds, tokens]`, in nats; `advantages` float64 `[tokens]`, the same in every world.
     """
@@ -57,7 +57,7 @@ class Sample:
 
     @cached_property
     def _others(self) -> dict[str, torch.Tensor]:
-        """Log-probs of the frozen policies that the hierarchy reads: in a figure, all of them are the old one."""
+        """Log-probs of the frozen policies that the hierarchy reads. In a figure each equals the old policy."""
         frozen = [name for name, policy in self.op.hierarchy.policies.items() if policy.is_frozen]
         return dict.fromkeys(frozen, self._old)
 
@@ -98,10 +98,10 @@ class Sample:
 
     @cached_property
     def own(self) -> NDArray[np.int64]:
-        """Which of the channels carries every token, the first where none does: `[worlds, tokens]`."""
+        """The number of the channel that carries each token, the first if none does: `[worlds, tokens]`."""
         h = self.op.hierarchy
         density = np.zeros((len(h.decomposition.channels), *self.log_ratio.shape))
-        for stratum in h.order:  # a density is the sum of the residuals at what it lies over, itself included
+        for stratum in h.order:  # a density is the sum of an element's residual and those of its coarser elements
             over, element = self.tokens_over(stratum), self.element(stratum)
             for i, channel in enumerate(h.decomposition.channels):
                 density[i][:, over] += self.residual[stratum.name, channel][:, element]
@@ -123,7 +123,7 @@ class Sample:
 
     @cached_property
     def weight(self) -> Vector:
-        """What every token's term is multiplied by beside `μ`, 0 where it is dropped: `[worlds, tokens]`."""
+        """The factor of every token's term beside `μ`, 0 for a dropped token: `[worlds, tokens]`."""
         h = self.op.hierarchy
         if not h.objective.formulas:
             return np.ones_like(self.log_ratio)
@@ -131,12 +131,12 @@ class Sample:
 
     @property
     def objective(self) -> float:
-        """`J` of all worlds as one batch. Every token had the probability `OLD`, which a score estimator's J reads."""
+        """`J` of all worlds as one batch. A score estimator's `J` reads the old probability `OLD`."""
         return float(self._evaluated.objective)
 
     @property
     def penalties(self) -> float:
-        """What penalties take off `J`, all of them."""
+        """The sum of all penalties, which `J` subtracts."""
         return sum(map(float, self._evaluated.metrics.values()))
 
     @cached_property
@@ -149,33 +149,33 @@ class Sample:
         return self.op.coefficients(old + log_ratio, old, advantages, self.index, self.parameters, **given)
 
     def tokens_of(self, leaf: Stratum) -> NDArray[np.int64]:
-        """Which tokens of a world are elements of a leaf, ascending."""
+        """The tokens of a world that are elements of a leaf, ascending."""
         leaves = self.op.hierarchy.leaves
         mine = dealt(self.log_ratio.shape[1], self.rows, len(leaves)) == leaves.index(leaf)
         return np.flatnonzero(mine)
 
     def tokens_over(self, stratum: Stratum) -> NDArray[np.int64]:
-        """Which tokens of a world lie over a stratum, ascending."""
+        """The tokens of a world that lie over a stratum, ascending."""
         over = self.op.hierarchy.shape.leaves_over(stratum)
         return np.sort(np.concatenate([self.tokens_of(leaf) for leaf in self.op.hierarchy.leaves if leaf in over]))
 
     def element(self, stratum: Stratum) -> NDArray[np.int64]:
-        """The element of a stratum under each of `tokens_over(stratum)`, counted within a world."""
+        """The element of a stratum that each of `tokens_over(stratum)` lies over, numbered within a world."""
         found = np.full(self.log_ratio.shape[1], -1, np.int64)
         for leaf in self.op.hierarchy.leaves:
             if leaf in self.op.hierarchy.shape.leaves_over(stratum):
-                tokens = self.tokens_of(leaf)  # those of the first world come first
+                tokens = self.tokens_of(leaf)  # the index begins with the first world
                 found[tokens] = self.index.parent(leaf.name, stratum.name).numpy()[: len(tokens)]
         return found[self.tokens_over(stratum)]
 
 
 def dealt(tokens: int, rows: int, leaves: int) -> NDArray[np.int64]:
-    """The number of the leaf that every token of a world is an element of: in turn, along every trajectory."""
+    """The number of each token's leaf: leaves take turns along every trajectory."""
     return np.tile(np.arange(tokens // rows) % leaves, rows)
 
 
 def dealing(hierarchy: Hierarchy) -> str:
-    """How a figure deals out tokens, for its caption; nothing where there is one leaf."""
+    """How a figure deals out tokens, for its caption; empty for one leaf."""
     leaves = hierarchy.leaves
     return f"its tokens are {', '.join(map(str, leaves))} in turn" if len(leaves) > 1 else ""
 
@@ -204,14 +204,14 @@ def sample(
 
 
 def _by_row(op: Operator, stratum: Stratum) -> bool:
-    """Whether a stratum has one element per trajectory: where it lies over rows, or over what reads an advantage."""
+    """Whether a stratum has one element per trajectory: it or a coarser stratum is the rows or reads the advantage."""
     below = (stratum, *op.hierarchy.coarser(stratum))
     return any(s == op.hierarchy.rows or reads_advantage(op, s.name) for s in below)
 
 
 def apart(op: Operator) -> bool:
-    """Whether worlds of one batch do not see each other: no gate and no weight reads what is summed, counted or fitted
-    over it.
+    """Whether the worlds of one batch are independent: no gate and no weight reads a sum, quantile, count or fit over
+    the batch.
     """
     seen = {k: v for k, v in op.programs["levels"].outputs.items() if k.word in ("residual", "gated")}
     seen |= read_of_tokens(op.hierarchy).outputs if op.hierarchy.objective.formulas else {}
@@ -226,7 +226,7 @@ def apart(op: Operator) -> bool:
 def samples(
     op: Operator, log_ratio: Vector, advantages: Sequence[float], parameters: Mapping[str, Any], rows: int = 1
 ) -> list[Sample]:
-    """`sample`, in one batch where worlds do not see each other, else one batch per world."""
+    """`sample`, in one batch if its worlds are independent, else in one batch per world."""
     if apart(op):
         return [sample(op, log_ratio, advantages, parameters, rows)]
     first = sample(op, log_ratio[:1], advantages, parameters, rows)
@@ -234,7 +234,7 @@ def samples(
 
 
 def regimes_of(parts: Sequence[Sample]) -> dict[Level, NDArray[np.int64]]:
-    """`Sample.regimes` of all worlds of `samples`: gates are evaluated once, and not world by world, where they can."""
+    """`Sample.regimes` of all worlds of `samples`. Gates are evaluated once if possible, else world by world."""
     if len(parts) == 1:
         return parts[0].regimes
     found = {}

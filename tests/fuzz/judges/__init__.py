@@ -1,4 +1,4 @@
-"""One judge per law: what it draws, and what contradicts a verdict."""
+"""One judge per law: it draws cases and looks for contradictions to verdicts."""
 
 from fuzz.judges import calls, divergences, gate_laws, inward_law, older_laws, pairs, samples, token_laws
 from fuzz.judges.judge import Judge

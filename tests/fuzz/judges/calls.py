@@ -1,6 +1,6 @@
-"""Calls that must end: `verify` with its facts, and `equivalent`, on hierarchies in which anything may occur.
+"""Calls that must end: `verify` with its facts, and `equivalent`, on hierarchies with any part of the language.
 
-An internal error is a failure although a user gets a report; so is a call that takes much longer than it was given.
+An internal error is a failure, although a user would get a report. A call that far exceeds its time limit is one too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The law of penalties whose gradient is that of a divergence, by its definition: over all actions of a state."""
+"""The law `kl_gradient` by its definition, over all actions of a state: a penalty's gradient is a divergence's."""
 
 from __future__ import annotations
 

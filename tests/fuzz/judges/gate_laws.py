@@ -1,4 +1,4 @@
-"""Laws of gates on policy and beside it: identity, first_order, gradient. And the fact `second_moment` of weights."""
+"""Laws of gates on and near policy: identity, first_order, gradient; and the fact `second_moment` of weights."""
 
 from __future__ import annotations
 

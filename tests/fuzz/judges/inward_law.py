@@ -1,7 +1,7 @@
-"""The law `inward`: a proved gate is followed along residuals, for pulls of either sign, on random batches.
+"""The law `inward`: the slopes of a proved gate along its residuals, for pulls of either sign, on random batches.
 
-Everything else that the gate reads is that of the batch; of the batch with all advantages turned, where the pull is. A gate
-that reads densities is followed with these scaled as its residual is.
+The gate's other operands have their values in the batch. For the opposite pull they come from the batch with all
+advantages negated, if the gate's pull is its advantage. Densities that the gate reads are scaled with its residual.
 """
 
 from __future__ import annotations

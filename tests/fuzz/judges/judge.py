@@ -1,4 +1,4 @@
-"""What a judge is, and what the judges of single laws share."""
+"""The base classes of judges and cases, and functions that several judges share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`equivalent`: pairs made the same by rewriting, pairs made different in one place that few batches reach, and any."""
+"""`equivalent`, on pairs that rewriting keeps equal, on pairs that differ on few batches alone, and on other pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of what a token has of samples, causal and baseline, by their definitions."""
+"""The laws `causal` and `baseline`, by their definitions: on which samples a token's quantities depend."""
 
 from __future__ import annotations
 
