@@ -152,7 +152,7 @@ SLIPS = (
     ),
     slip(
         "without advantages coefficients are compared, and are 0", "plotting/test_own",
-        "    if gated.advantages is None:  # they are all 0", "    if False:  # they are all 0",
+        "    if gated.advantages is None:  # the coefficients are those of advantages of 0", "    if False:",
     ),
     slip(
         "worlds of a figure whose weights see the batch share one", "plotting/test_policies",

@@ -1,4 +1,4 @@
-"""Formulas of two hierarchies compared branch by branch: wherever branches of both meet, they are the same function."""
+"""Compares formulas of two hierarchies branch by branch: where branches of both meet, they must be one function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Conditions = dict[Any, Signs]
 def same(
     one: Expression, other: Expression, assume: Assumptions, asked: Sequence[Conditions], by_value: bool = False
 ) -> bool:
-    """Whether two formulas are the same function with the same derivatives, branch for branch; or in their values."""
+    """Whether two formulas have the same values and derivatives, branch for branch; `by_value`: values alone."""
     if one == other:
         return True
     for (a, b), known in together([cases(one, assume), cases(other, assume)], assume, asked):
@@ -35,7 +35,7 @@ def same(
 
 
 def at_ties(value: Any, known: Conditions) -> Any:
-    """A value where what is known to be 0 is 0."""
+    """Simplifies a value with the known conditions `d = 0`: each that is linear in a variable is solved for it."""
     ties = [d for d, signs in known.items() if signs == ZERO]
     for k, d in enumerate(ties):
         for s in sorted(d.free_symbols, key=str):
@@ -50,7 +50,7 @@ def at_ties(value: Any, known: Conditions) -> Any:
 def together(
     many: Sequence[list[Case]], assume: Assumptions, asked: Sequence[Conditions]
 ) -> Iterator[tuple[tuple[Case, ...], Conditions]]:
-    """Every combination of branches that can hold on a batch that is asked for, and where it does."""
+    """Yields every combination of branches that can hold under one of `asked`, with its conditions."""
     if math.prod(map(len, many)) > MOST:
         raise TooManyCases(f"more than {MOST} combinations")
     conditions = {id(case): normal_form(case, assume) for found in many for case in found}
@@ -70,12 +70,12 @@ def together(
 
 
 def outcomes(condition: Expression, assume: Assumptions) -> Iterator[Case]:
-    """The cases in which a condition holds."""
+    """Yields the cases in which a condition holds."""
     yield from (c for c in cases(where(condition, 1, 0), assume) if c.value == as_expression(1))
 
 
 def normal_form(case: Case, assume: Assumptions) -> Conditions | None:
-    """The conditions of a branch in one form; None if they exclude each other."""
+    """The conditions of a branch in normal form; None if they exclude each other."""
     found: Conditions | None = {}
     for d, signs in case.signs:
         at_0 = {v: 0 for v in d.free_symbols if assume.signs(v) == ZERO}  # exp(x) is 1 there
@@ -88,7 +88,7 @@ def normal_form(case: Case, assume: Assumptions) -> Conditions | None:
 
 
 def can_hold(conditions: Conditions, assume: Assumptions) -> bool:
-    """Whether no condition is excluded by what the others say of its sign; asked where elimination has not told."""
+    """Whether every condition is possible given the signs of the others. A second check, after elimination."""
     for d, allowed in conditions.items():
         others = {e: signs for e, signs in conditions.items() if e != d}
         if not assume.with_signs(others).signs(d) & allowed:
@@ -97,7 +97,7 @@ def can_hold(conditions: Conditions, assume: Assumptions) -> bool:
 
 
 def alike(one: Case, other: Case, known: Conditions, assume: Assumptions, by_value: bool) -> bool:
-    """Whether two branches that meet have values, and slopes, at the same places."""
+    """Whether two branches that meet have values (and slopes, unless `by_value`) at the same places."""
     return _unmet(one, known, assume, by_value) == _unmet(other, known, assume, by_value)
 
 
@@ -110,12 +110,12 @@ def _unmet(case: Case, known: Conditions, assume: Assumptions, by_value: bool) -
 
 
 def may_move(value: Any) -> bool:
-    """Whether a gradient may flow through a value: through a log ratio, what is gated or gathered."""
+    """Whether a gradient may flow through a value: it reads a log ratio, a gated number or a statistic."""
     return any(isinstance(ATOM_OF[s], (Reading, Gated)) for s in value.free_symbols)
 
 
 def identical(one: Any, other: Any) -> bool:
-    """Whether two branch-free formulas are the same, as functions of all their variables."""
+    """Whether two branch-free formulas are the same function of all their variables."""
     difference = sympy.sympify(one - other)
     if difference == 0 or vanishes(difference):
         return True

@@ -1,4 +1,4 @@
-"""The counterexample to two losses that are said to be the same: the batch, and what either makes of it."""
+"""The counterexample to the claim that two losses are the same: a batch, and the coefficients of both losses on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def witness(
     yours: Mapping[Token, Fraction],
     off: Fraction,
 ) -> Witness:
-    """A batch on which a token has another coefficient in either; its policies, and rewards where these are given."""
+    """The counterexample in words and in numbers: the batch, its policies, and its rewards if there are any."""
     point, other = points
     concrete, (leaf, element) = point.concrete, token
     first, second = (f"'{h.name}'" for h in pair)
@@ -58,7 +58,7 @@ def witness(
 
 
 def _said(point: Point) -> tuple[str, dict[str, tuple[Fraction, ...]]]:
-    """What policies say of the tokens: probabilities where these are rational, else log-probs."""
+    """The tokens' probabilities under each policy if all are rational, else their log-probs; and which it is."""
     if all(isinstance(v, LogOf) for values in point.log_probs.values() for v in values):
         said = {p: tuple(v.ratio for v in values if isinstance(v, LogOf)) for p, values in point.log_probs.items()}
         return "probabilities", said
@@ -70,12 +70,12 @@ def _listed(values: Sequence[Fraction]) -> str:
 
 
 def _readable(value: Fraction) -> str:
-    """A rational, or six digits of one that is long."""
+    """A rational number, or six digits of a long one."""
     return str(value) if len(str(value)) <= 16 else shown(value)
 
 
 def _place(pair: Pair, concrete: Concrete) -> str:
-    """The batch in words, down from what has several elements."""
+    """The batch in words, from the finest stratum that has one element, as all coarser strata have."""
     single = [s for s in pair.shape.order if concrete.size[s] == 1 and pair.shape.above(s)]
     whole = [s for s in single if all(concrete.size[u] == 1 for u in pair.shape.strata if s in pair.shape.finer(u))]
     return concrete.describe(whole[-1] if whole else WHOLE)

@@ -1,6 +1,6 @@
-"""Are two losses the same? They are if every token of every batch gets the same coefficient `c_i = ∂J/∂log π_i`.
+"""Decides whether two losses give every token of every batch the same coefficient `c_i = ∂J/∂log π_i`.
 
-A difference is looked for on small batches first, then a proof for all sizes, then a difference in earnest.
+It searches a few small batches for a difference, then tries to prove equality for all sizes, then searches many more.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Comparison(Verdict):
 
 
 class Comparisons(Report):
-    """The report on two losses: on the first of them, beside the second."""
+    """The report on the comparison of a first loss with a second one."""
 
     @property
     def outcome(self) -> str:
@@ -54,23 +54,26 @@ def equivalent(
 ) -> Report:
     """Whether two losses are the same: a `Report` with one verdict.
 
-    It is *proved* if every token has the same coefficient `c_i = ∂J/∂log π_i` on every batch of every size, *refuted*
-    by the smallest batch found on which one differs, with both coefficients, or *undecided*. Levels may differ in
-    names, number and shape; tokens, rows and attributes are matched by name.
+    The verdict is one of three:
 
-    `when`: a condition on the batches that count, or several, as objects or text: a comparison that holds at every
-    token (`advantage >= 0`), `equal(advantage, on=trajectory)`, `equal(count(token, over=trajectory))`, `one(domain)`,
-    `same(old, rollout)`, `on_policy`. An advantage that a gate below the tokens reads is the same on each element of
-    its stratum anyway.
+    - *proved*: every token has the same coefficient `c_i = ∂J/∂log π_i` on every batch of every size.
+    - *refuted*: the report has the smallest batch found on which a coefficient differs, with both coefficients.
+    - *undecided*: no proof and no such batch was found, `timeout` seconds were over (None: no limit), or the comparison
+      raised an exception. After an exception the report asks for an issue.
 
-    `parameters`: parameters are matched by name, and have one value each; `{"epsilon": "eps_low"}` matches others,
-    `{"bound": "1 + epsilon"}` writes one in those of the other hierarchy, and `{"C": math.inf}` fixes one, here a
-    budget that never binds.
+    Levels may differ in names, number and shape. Tokens, rows and attributes are matched by name.
 
-    What is not decided within `timeout` seconds, None for no limit, is undecided. A comparison that raises an exception
-    is undecided too, and the report asks for an issue.
+    `when`: one or several conditions, as objects or text; the losses are compared on batches that meet all of them. A
+    condition is a comparison that holds at every token (`advantage >= 0`), `equal(advantage, on=trajectory)`,
+    `equal(count(token, over=trajectory))`, `one(domain)`, `same(old, rollout)` or `on_policy`. If a gate below the
+    tokens reads the advantage, the advantage is always the same on each element of the gate's stratum.
 
-    Raises SpecError and ParameterError for what does not match, and for hierarchies whose foundations do not hold.
+    `parameters`: parameters are matched by name, and a matched parameter has one value. `{"epsilon": "eps_low"}`
+    matches different names, `{"bound": "1 + epsilon"}` writes a parameter in those of the other hierarchy, and
+    `{"C": math.inf}` fixes a parameter, here a budget that never binds.
+
+    Raises SpecError and ParameterError if the two hierarchies do not match, if no batch meets `when`, or if a
+    foundation of a hierarchy does not hold.
     """
     both, budget, found = pair(first, second, when, parameters), Budget(timeout), list[Comparison]()
     if not budget.allows(lambda: found.append(_decide(both))):
@@ -91,7 +94,7 @@ def _subject(both: Pair) -> str:
 
 
 class _Broken(Exception):
-    """A foundation raised an exception; its argument is what the verdict says of that."""
+    """A foundation raised an exception. The argument is the text for the verdict."""
 
 
 def _decide(both: Pair) -> Comparison:
@@ -102,7 +105,7 @@ def _decide(both: Pair) -> Comparison:
         return _broken(both, str(error))
     try:
         return _compare(both)
-    except (NoBatchError, MemoryError):  # the caller's and the machine's
+    except (NoBatchError, MemoryError):  # errors of the caller and of the machine
         raise
     except Exception as error:
         return _broken(both, internal_error("a comparison", error))
@@ -130,7 +133,7 @@ def _compare(both: Pair) -> Comparison:
 
 @functools.lru_cache(maxsize=256)
 def _check_foundations(h: Hierarchy) -> None:
-    """Without kernels that reflect, counts that are defined and the like, coefficients mean nothing."""
+    """Raises if a foundation fails: without reflecting kernels or defined counts, coefficients mean nothing."""
     subject = Subject(h, [])
     for law in FOUNDATIONS:
         subject.verdicts += list(LAWS[law].decide(subject))

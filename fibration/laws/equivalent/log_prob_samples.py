@@ -1,7 +1,7 @@
-"""Log-probs to compare two losses at: around what weights, conditions and gates compare them with.
+"""Log-probs at which `search.py` compares two losses: around the breakpoints of weights, conditions and gates.
 
-A comparison is read as if all tokens were alike, so that a statistic is its formula. Where it is then affine in one
-log-prob, or in the probability or its inverse, its root is a breakpoint. Nothing here uses sympy.
+A comparison is evaluated as if all tokens were alike, so that a statistic equals its formula. If the comparison is then
+affine in one log-prob, or in the probability or its inverse, its root is a breakpoint. Nothing here uses sympy.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MOST = 12
 
 
 def read_by(h: Hierarchy) -> Iterator[Expression]:
-    """Every formula of a loss, with those of the statistics that it reads."""
+    """Yields every formula of a loss, and the formulas of its statistics."""
     for e in (*formulas(h), h.objective.spelled_out(h.leaves, h.rows), *h.objective.formulas, *terms(h)):
         yield from within(e)
     if h.advantages is not None:
@@ -54,7 +54,7 @@ def read_by(h: Hierarchy) -> Iterator[Expression]:
 
 
 def terms(h: Hierarchy) -> Iterator[Expression]:
-    """What penalties read."""
+    """Yields the formulas of the penalties, and of their own objectives."""
     for p in h.penalties.values():
         yield p.formula
         if p.objective is not None:
@@ -62,14 +62,14 @@ def terms(h: Hierarchy) -> Iterator[Expression]:
 
 
 def reads_policies(pair: Pair) -> bool:
-    """Whether a log-prob is read anywhere, beside that of the log ratio."""
+    """Whether a formula or condition reads a log-prob itself, and not only the log ratio."""
     asked = (e for c in pair.conditions if isinstance(c, Expression) for e in within(c))
     return any(isinstance(a, LogProb) for e in (*(e for h in pair for e in read_by(h)), *asked) for a in atoms(e))
 
 
 @dataclass(frozen=True)
 class Breaks:
-    """Where some comparison changes: differences of two log-probs, by how they are rational, and probabilities."""
+    """Where comparisons change sides: differences of two log-probs, as logarithms or as ratios, and probabilities."""
 
     logs: tuple[Fraction, ...]
     ratios: tuple[Fraction, ...]
@@ -79,7 +79,7 @@ class Breaks:
 
 
 def breaks(pair: Pair, concrete: Concrete) -> Breaks:
-    """Those of all formulas that read log-probs, on the first token."""
+    """The breakpoints of all formulas in log-probs, at the first token of each leaf."""
     names = [p.name for p in pair.policies]
     found: dict[str, dict[Fraction, None]] = {k: {} for k in ("logs", "ratios", "levels", "log_ratios", "deviations")}
     for comparison, leaf in _comparisons(pair):
@@ -123,7 +123,7 @@ def _compared(e: Expression) -> Iterator[Apply]:
 
 @functools.lru_cache(maxsize=1024)
 def _policies_of(comparison: Expression) -> frozenset[str]:
-    """The policies that move it."""
+    """The policies whose log-probs a comparison depends on."""
     read = {a for inner in within(comparison) for a in atoms(inner)}
     found = {a.policy.name for a in read if isinstance(a, LogProb)}
     return frozenset(found | ({CURRENT} if token_log_ratio in read else set()) | ({OLD} if found else set()))
@@ -136,7 +136,7 @@ def _reads_advantage(e: Expression) -> bool:
 def _roots(
     comparison: Apply, concrete: Concrete, leaf: Stratum, moved: str, a: Fraction
 ) -> Iterator[tuple[bool, Fraction]]:
-    """Where both sides are equal while one policy moves: (True, a log-prob's distance), or (False, a ratio)."""
+    """Yields where both sides are equal as one policy moves: (True, a difference of log-probs) or (False, a ratio)."""
     sides = comparison.arguments
     tries = (
         (True, (Fraction(0), ONE, Fraction(2))),
@@ -151,7 +151,7 @@ def _roots(
                 _value(sides[0], concrete, leaf, moved, m, a) - _value(sides[1], concrete, leaf, moved, m, a)
                 for m in moves
             ]
-        except (NoValue, NotOver, TooLarge):  # it may be read on the tokens of another leaf alone
+        except (NoValue, NotOver, TooLarge):  # perhaps only tokens of another leaf have it
             continue
         slope = (y[1] - y[0]) / (u[1] - u[0])
         if not slope or abs((y[2] - y[1]) / (u[2] - u[1]) - slope) > Fraction(1, 10**40):
@@ -163,9 +163,9 @@ def _roots(
 
 
 def _value(e: Expression, concrete: Concrete, leaf: Stratum, moved: str, by: Fraction, a: Fraction) -> Any:
-    """A formula at the first token of a leaf, where all tokens are alike and one policy has moved from the others.
+    """A formula at the first token of a leaf, where all tokens are alike and the policy `moved` moves by `by`.
 
-    Of a policy that is passed, the move is what the old one is above it; of the old one, all of them are there.
+    The current policy moves up from the old one, a passed policy down. If the old one moves, all policies are at `by`.
     """
 
     def atom(atom: Expression) -> Any:
@@ -181,7 +181,7 @@ def _value(e: Expression, concrete: Concrete, leaf: Stratum, moved: str, by: Fra
             each = concrete.shape.leaves_over(atom.over) if atom.of is None else [atom.of]
             number = sum(concrete.atom(Count(s, atom.over), leaf, 0) for s in each)
             return value * {"total": number, "deviation": 0}.get(atom.kind, 1)
-        if isinstance(atom, Ordered):  # as at the second
+        if isinstance(atom, Ordered):  # as at the second token
             return evaluate(atom.discount, atom_of) * evaluate(at(atom.formula, atom.of or leaf), atom_of)
         if atom in (advantage, reward):
             return a
@@ -193,7 +193,7 @@ def _value(e: Expression, concrete: Concrete, leaf: Stratum, moved: str, by: Fra
     return evaluate(e, atom)
 
 
-# ---------------------------------------------------------------- what policies say of the tokens
+# ---------------------------------------------------------------- log-probs of the policies
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Said:
     as_ratios: bool
 
     def log_probs(self, order: Sequence[int]) -> dict[str, tuple[Real, ...]]:
-        """Those of the tokens in this order."""
+        """The log-probs by policy, with the tokens in this order."""
         return {
             name: tuple(log_of(values[k], {}) if self.as_ratios else values[k] for k in order)
             for name, values in self.policies.items()
@@ -212,9 +212,10 @@ class Said:
 
 
 def said(pair: Pair, found: Breaks, xs: Sequence[Fraction], as_ratios: bool, rng: random.Random) -> Said:
-    """Log-probs for tokens of these log ratios (or deviations of ratios from 1), as the conditions ask for them.
+    """Draws log-probs for tokens with the log ratios `xs`; with `as_ratios`, `xs` are deviations of ratios from 1.
 
-    In ratios, or in logarithms, as the breakpoints of policies are. None is above 0, nor is that of the current one.
+    Policies that the conditions equate get equal values. Values are ratios or logarithms, as the breakpoints of the
+    policies are. No log-prob exceeds 0, and neither does the current policy's.
     """
     n, known = len(xs), pair.same_policies
     tied = any(CURRENT in g and OLD not in g for g in known)
@@ -238,7 +239,7 @@ def said(pair: Pair, found: Breaks, xs: Sequence[Fraction], as_ratios: bool, rng
             [rng.choice(values) for _ in range(n)],
         )
         away[name] = tuple(rng.choice(kinds))
-    moved = [_moved(x, as_ratios, in_ratios) for x in xs]  # of the current policy
+    moved = [_moved(x, as_ratios, in_ratios) for x in xs]  # how far the current policy is from the old one
     for group in known:
         if OLD in group:
             away |= dict.fromkeys(group - {OLD, CURRENT}, (zero,) * n)
@@ -267,5 +268,5 @@ def _moved(x: Fraction, as_ratios: bool, in_ratios: bool) -> Fraction:
 
 
 def _below(bound: Fraction) -> Fraction:
-    """A short number below one of many digits; both are probabilities, or both log-probs."""
+    """A short number below a bound of many digits; both are probabilities, or both are log-probs."""
     return Fraction(int(bound * 10**5), 10**5) if bound > 0 else Fraction(int(bound) - 1)

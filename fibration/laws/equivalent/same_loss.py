@@ -1,11 +1,12 @@
 """Whether two hierarchies give every token of every batch the same coefficient, for all sizes at once.
 
-Advantages that are made of rewards are the same formula, and the rest is for any advantages; what penalties add to `c`
-is compared by itself. Then there are two arguments. Level by level: every gate is the same function of the same means,
-branch for branch, so that `𝒢` and all its derivatives are; and `μ` is the same. Or by the coefficients:
-`c_i = Σ_j μ_j·A_j·∂𝒢_j/∂log π_i` is a sum over the token's own log ratio and over what it moves of others, and in every
-combination of branches each summand is the same. A sum over what is constant on an element is its count times one
-summand.
+Advantages computed from rewards must be the same formula; all else is compared for any advantages. What penalties add
+to `c` is compared separately. Then two arguments are tried:
+
+- Level by level: every gate is the same function of the same means, branch for branch. So `𝒢` and all its derivatives
+  agree; and `μ` agrees.
+- By the coefficients: `c_i = Σ_j μ_j·A_j·∂𝒢_j/∂log π_i` is a sum over the token's own log ratio and over the means that
+  it moves. Each summand agrees in every combination of branches. A sum over equal summands is their count times one.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from fibration.laws.signs.neighbourhood import SIDES, is_kinked
 
 @dataclass(frozen=True)
 class Found:
-    """Whether the losses are the same, and why, or what stood in the way."""
+    """Whether the losses were proved to be the same, and the argument or the obstacle."""
 
     proved: bool
     why: str
 
 
 def same_loss(pair: Pair) -> Found:
-    """Decide it, as far as the two arguments go."""
+    """Tries both arguments. Raises NoBatchError if no batch meets the conditions of the pair."""
     if is_the_same(pair):
         return Found(True, "both say the same: every kernel, gate, density and weight is the same formula")
     if any(h.orthogonalise is not None for h in pair):
@@ -58,7 +59,7 @@ def same_loss(pair: Pair) -> Found:
 
 
 def is_the_same(pair: Pair) -> bool:
-    """Whether the declarations differ in names, reasons and their order alone."""
+    """Whether the declarations are equal apart from names, reasons and order."""
     first, second = (_content(h) for h in pair)
     return first == second
 
@@ -74,7 +75,7 @@ def _content(h: Hierarchy) -> object:
 
 
 def _written(h: Hierarchy) -> str:
-    """The weights of a loss, for a reader."""
+    """The weights of a loss as text for the report."""
     o = h.objective
     found = [f"μ = {o.spelled_out(h.leaves, h.rows)}", *(f"w = {w}" for w in o.weighed)]
     found += [f"{k.condition} (normalised by {'all' if k.normaliser == 'all' else 'what is kept'})" for k in o.kept]
@@ -86,7 +87,7 @@ class NoBatchError(SpecError):
 
 
 class _Comparison:
-    """The branches of both hierarchies side by side."""
+    """The comparison of a pair, at every leaf and on each side of a token's log ratio 0."""
 
     def __init__(self, pair: Pair) -> None:
         self.pair, self.variables = pair, Variables(pair)
@@ -130,7 +131,7 @@ class _Comparison:
         return " and ".join(" + ".join(map(str, h.penalties.values())) or "none" for h in self.pair)
 
     def _advantages_agree(self) -> bool:
-        """Whether they are the same formula of rewards, in value, if they are one."""
+        """Whether both advantages are the same function of rewards in value, or one of them is no formula."""
         first, second = (h.advantages for h in self.pair)
         if first is None or second is None or first == second:
             return True
@@ -138,7 +139,7 @@ class _Comparison:
         return all(self.variables.same(a, b, leaf, None, by_value=True) for leaf, (a, b) in formulas.items())
 
     def _penalties_agree(self) -> bool:
-        """Whether they add the same to coefficients, all of one loss together."""
+        """Whether the sum of all penalties adds the same to the coefficients in both losses."""
         if has_same_penalties(self.pair):
             return True
         for leaf, side in self.places:
@@ -156,7 +157,7 @@ class _Comparison:
         return [self._form(k, leaf, side) for k in range(2)]
 
     def _form(self, k: int, leaf: Stratum, side: int) -> Form:
-        """The first or the second hierarchy at a token, written once."""
+        """The first or the second hierarchy at a token; cached."""
         if (k, leaf, side) not in self._known_forms:
             h = (self.pair.first, self.pair.second)[k]
             self._known_forms[k, leaf, side] = Form(self.formulas, h, leaf, side)
@@ -165,7 +166,7 @@ class _Comparison:
     # ------------------------------------------------------------ level by level
 
     def _ratios_agree(self, leaf: Stratum, side: int) -> bool:
-        """Whether `𝒢` is the same function, because the recovery is, and what the levels add."""
+        """Whether `𝒢` is the same function because the recovery and the sums over levels are the same."""
         forms = self._forms(leaf, side)
         first, second = (f.h.decomposition.channels for f in forms)
         if first != second:
@@ -193,7 +194,7 @@ class _Comparison:
     # ------------------------------------------------------------ by the coefficients
 
     def _coefficients_agree(self, leaf: Stratum, side: int, ratios_alone: bool) -> bool:
-        """Whether all that a token adds is the same; `ratios_alone`: without the weights, where these are."""
+        """Whether a token adds the same to all coefficients; `ratios_alone`: weights agree and are left out."""
         terms = [_of_loss(self._form(k, leaf, side), [self._form(k, leaf, s) for s in self.sides]) for k in range(2)]
         return self._agree(terms, leaf, side, ratios_alone)
 
@@ -216,7 +217,7 @@ class _Comparison:
 
 
 class _Coefficient:
-    """What a token of one hierarchy adds to coefficients, by the variable through which it does."""
+    """What a token of one hierarchy adds to coefficients, by variable: its own log ratio, and each mean."""
 
     def __init__(
         self,
@@ -249,10 +250,10 @@ class _Coefficient:
                 self.folded[z] = mean, place
 
     def parts(self, ratio: Any, weight: Any) -> dict[Any, Any]:
-        """On one branch, what the token's own log ratio adds (under `x`), and what each mean does.
+        """On one branch, what the token's own log ratio adds (under `x`), and what each mean adds.
 
-        A mean on which everything that is summed is constant is part of the former: its sum over tokens is their number
-        times one summand.
+        If all summands over the elements of a mean are equal, the mean is folded into `x`: the sum over tokens is their
+        number times one summand.
         """
         if is_kinked(ratio):
             raise Unsuited("a branch is a root of a square")
@@ -274,7 +275,7 @@ class _Coefficient:
 
 
 def _of_loss(form: Form, others: Sequence[Form]) -> _Coefficient:
-    """What the gated ratio adds, times the advantage. `others`: the same on every side of `x = 0`."""
+    """What the gated ratio times the advantage adds. `others`: the forms on all sides of `x = 0`."""
     same_ratio = all(other.ratio == form.ratio for other in others)
     is_score = form.h.objective.estimator == "score"
     return _Coefficient(form.formulas, form.side, form.ratio, form.weight, advantage, same_ratio, is_score)

@@ -1,7 +1,7 @@
-"""The penalties of one hierarchy of a pair as one formula of a token, whose derivatives are what they add to `c`.
+"""The penalties of one hierarchy of a pair as one formula per token; its derivatives are what they add to `c`.
 
-Each has the weight of its tokens, which is held. One of coarser elements is one of tokens, each with its share: it is
-the same for all tokens of an element, so that these add up to the element's.
+Each penalty has the weight of its tokens, which carries no gradient. A penalty over coarser elements becomes one over
+tokens: the tokens of an element have equal shares, which add up to the element's penalty.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def penalties(formulas: TokenFormulas, h: Hierarchy, leaf: Stratum) -> Expressio
 
 
 def has_same_penalties(pair: Pair) -> bool:
-    """Whether they are equal formulas, weighed alike; names do not matter."""
+    """Whether both hierarchies have equal penalties with equal weights; names do not matter."""
     first, second = (Counter(h.penalties.values()) for h in pair)
     if first != second:
         return False

@@ -1,7 +1,7 @@
-"""Two losses on small batches: the smallest one found on which some coefficient differs. Nothing here uses sympy.
+"""Searches small batches for the smallest on which a coefficient of two losses differs. Nothing here uses sympy.
 
-Batches are those that both hierarchies take and the conditions allow. Log ratios lie at the breakpoints of either, on
-both sides of them, and far away; parameters have their defaults and other values, no two the same where that may be.
+The batches fit both hierarchies and meet the conditions. Log ratios lie at the breakpoints of both losses, on both
+sides of them, and far away. Parameters have their defaults and other values, different ones where possible.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from fibration.laws.values.duals import TooClose, value_of
 MOST_TOKENS = 4
 MOST_SHAPES = 40  # of one number of tokens
 Points = tuple[Point, Point, tuple[Fraction, ...]]
-Tries = Mapping[int, int]  # how many are tried, by the number of tokens; 0 for regular batches with more
+Tries = Mapping[int, int]  # how many points are tried per number of tokens; key 0: larger regular batches
 FEW: Tries = {1: 16, 2: 16, 3: 10, 4: 0, 0: 0}
 MANY: Tries = {1: 200, 2: 300, 3: 200, 4: 100, 0: 40}
 MOST_WIDE = 40  # tokens of a regular batch
 ONE = Fraction(1)
 exact_exp, exact_log = transcendental("exp"), transcendental("log")
-HALF = exact_log(Fraction(1, 2))  # a log-prob, where a gate compares its residual with what it makes of one
+HALF = exact_log(Fraction(1, 2))  # the log-prob used where a gate compares its residual with a function of one
 COMPARED = ("<", "<=", ">", ">=")
 
 
 def difference(pair: Pair, most: Tries) -> Witness | None:
-    """The smallest batch found on which a token has another coefficient in the second hierarchy than in the first."""
+    """The smallest batch found on which a token has different coefficients in the two hierarchies; None if none is."""
     if any(h.orthogonalise is not None for h in pair):
         return None
     off = rounding(*(e for h in pair for e in read_by(h))) * 10**5
@@ -83,15 +83,15 @@ def _first(pair: Pair, n: int, number: int, off: Fraction) -> Witness | None:
 
 
 def _coefficients(point: Point) -> dict[Token, Fraction]:
-    """Those of `A`, less those of the penalties."""
+    """The coefficient of every token: that of the advantages, less that of the penalties."""
     both = zip(point.coefficients, point.penalised, strict=True)
     return dict(zip(point.dense.tokens, (c - p for c, p in both), strict=True))
 
 
 def points(pair: Pair, n: int) -> Iterator[Points]:
-    """Batches of `n` tokens to compare on, one and the same for both hierarchies; of 0, regular ones of more.
+    """Yields batches of `n` tokens, as a point for each hierarchy, and the tokens' rewards if there are any.
 
-    With a reward per token, where these are given.
+    `n = 0`: regular batches of more than `MOST_TOKENS` tokens.
     """
     rng = random.Random(n)
     if n:
@@ -104,7 +104,7 @@ def points(pair: Pair, n: int) -> Iterator[Points]:
 
 
 def _interleaved(many: Sequence[Iterator[Points]]) -> Iterator[Points]:
-    """One of each in turn, so that no shape takes the turns of all others."""
+    """Yields one item of each iterator in turn, so that no shape uses up all tries."""
     left = list(many)
     while left:
         for one in list(left):
@@ -116,18 +116,18 @@ def _interleaved(many: Sequence[Iterator[Points]]) -> Iterator[Points]:
 
 
 def allowed(pair: Pair, concrete: Concrete) -> bool:
-    """Whether a shape is one of those asked for, as far as that depends on who lies over whom."""
+    """Whether a shape meets the `one(...)` conditions."""
     return not any(isinstance(c, One) and concrete.size[c.stratum] != 1 for c in pair.conditions)
 
 
 def _on(pair: Pair, shape: Concrete, rng: random.Random) -> Iterator[Points]:
-    """Points on one shape: values of attributes and parameters, with log ratios and advantages in turn."""
+    """Yields points on one shape: values of attributes and parameters in turn, each with log ratios and advantages."""
     made = [_at(pair, c, rng) for c in _valued(pair, shape) if _holds_of(pair, c)]
     yield from _interleaved(made)
 
 
 def _valued(pair: Pair, shape: Concrete) -> Iterator[Concrete]:
-    """Values of attributes and parameters; parameters with equal ranges get different values too."""
+    """Yields a shape with values of attributes and parameters; also parameters of equal range with unequal values."""
     read = dict.fromkeys(a for h in pair for e in read_by(h) for a in atoms(e))
     read |= dict.fromkeys(a for c in pair.conditions if isinstance(c, Expression) for a in atoms(c))
     parameters: list[Expression] = [a for a in read if isinstance(a, (Parameter, Component))]
@@ -150,7 +150,7 @@ def _valued(pair: Pair, shape: Concrete) -> Iterator[Concrete]:
 
 
 def _holds_of(pair: Pair, concrete: Concrete) -> bool:
-    """Whether both hierarchies take a batch, and its counts and totals are as asked."""
+    """Whether a batch meets the `Balanced` assumptions of both hierarchies and `equal(...)` of counts and totals."""
     for h in pair:
         for a in h.assume:
             if isinstance(a, Balanced) and not is_balanced(h, concrete, a.first, a.second):
@@ -168,7 +168,7 @@ def _holds_of(pair: Pair, concrete: Concrete) -> bool:
 
 
 def _lies_over(concrete: Concrete, leaf: Stratum, place: object) -> bool:
-    """Whether a condition that is read at a place says something of the tokens of a leaf."""
+    """Whether a condition that is read at a place applies to the tokens of a leaf."""
     return not isinstance(place, Stratum) or place == leaf or place in concrete.shape.coarser(leaf)
 
 
@@ -207,7 +207,7 @@ def _at(pair: Pair, concrete: Concrete, rng: random.Random) -> Iterator[Points]:
 
 
 def _of_rewards(point: Point) -> Point:
-    """With the advantages that a loss makes of what the point has as its own."""
+    """The point with the advantages that its loss computes; `point.advantages` are taken as rewards."""
     assert point.h.advantages is not None
     here = replace(point.at_tokens, rewards=point.advantages)
     found = (value_of(here.value(point.h.advantages, k)) for k in range(len(point.advantages)))
@@ -215,7 +215,7 @@ def _of_rewards(point: Point) -> Point:
 
 
 def _is_asked(pair: Pair, point: Point) -> bool:
-    """Whether the advantages that are made of rewards are as the conditions ask for them."""
+    """Whether advantages computed from rewards meet the conditions."""
     given = dict(zip(point.dense.tokens, point.advantages, strict=True))
     for c in pair.conditions:
         if isinstance(c, Equal) and c.value == advantage:
@@ -230,7 +230,7 @@ def _is_asked(pair: Pair, point: Point) -> bool:
 def _advantages(
     pair: Pair, concrete: Concrete, tokens: Sequence[Token], rng: random.Random
 ) -> Iterator[tuple[Fraction, ...]]:
-    """Advantages as the conditions ask for them: one sign, both, small, and 0. Rewards, where these are given."""
+    """Yields advantages, or rewards if the pair takes those, that meet the conditions: of one sign, of both, and 0."""
     of_rows = [pair.first.rows] if pair.has_rewards_of_rows else []
     same = [c.on for c in pair.conditions if isinstance(c, Equal) and c.value == advantage] or of_rows
     part = _parts(concrete, tokens, same)
@@ -264,7 +264,7 @@ def _holds_at(condition: Expression, point: Point) -> bool:
 
 
 def _parts(concrete: Concrete, tokens: Sequence[Token], same: list[Stratum]) -> list[int]:
-    """The number of the advantage of every token, where those over one element of these strata have the same."""
+    """Numbers the advantages of the tokens: all tokens over one element of a stratum in `same` share a number."""
     part = list(range(len(tokens)))
     for s in same:
         seen: dict[int, int] = {}
@@ -279,14 +279,14 @@ def _parts(concrete: Concrete, tokens: Sequence[Token], same: list[Stratum]) -> 
 def _drifts(
     pair: Pair, concrete: Concrete, known: Breaks, n: int, rng: random.Random
 ) -> Iterator[tuple[tuple[Fraction, ...], bool]]:
-    """Log ratios, or deviations of ratios from 1, of all tokens: at the breakpoints, beside them, and far away."""
+    """Yields all tokens' log ratios, or (True) deviations of ratios from 1: at and beside breakpoints, and far away."""
     zero = (Fraction(0),) * n
     if pair.is_on_policy:
         yield from [(zero, False)] * (12 if reads_policies(pair) else 4)
         return
     points = breakpoints(pair, concrete)
     logs = {_readable_size(t) for t in points} | set(known.log_ratios)
-    deviations = {d for t in points if (d := _deviation(t)) is not None}  # so that a log ratio at a breakpoint is exact
+    deviations = {d for t in points if (d := _deviation(t)) is not None}  # exact at a breakpoint
     deviations |= set(known.deviations)
     acting = {_acts_on_ratios(h) for h in pair}
     if True in acting:
@@ -302,7 +302,7 @@ def _drifts(
 def _patterns(
     zero: tuple[Fraction, ...], values: list[Fraction], as_ratios: bool, rng: random.Random
 ) -> Iterator[tuple[Fraction, ...]]:
-    """What the tokens have: the same, one something else, what sums to a mean at one breakpoint, anything."""
+    """Yields values for the tokens: all equal, one different, with their mean at a breakpoint, alternating, or any."""
     n, fine = len(zero), [v for v in values if not as_ratios or v > -1]
     yield zero
     if n == 1:
@@ -331,7 +331,7 @@ def _deviation(t: Fraction) -> Fraction | None:
 
 
 def _acts_on_ratios(h: Hierarchy) -> bool:
-    """Whether densities are written in the ratio, so that gates have their breakpoints there."""
+    """Whether densities contain an exponential, so that gates have their breakpoints in the ratio."""
     return any(_uses_exponential(e) for _, e in h.decomposition.densities)
 
 
@@ -340,7 +340,7 @@ def _uses_exponential(e: Expression) -> bool:
 
 
 def breakpoints(pair: Pair, concrete: Concrete) -> list[Fraction]:
-    """Residuals, in units of the leaf measure, at which a comparison of some gate changes: where it is affine."""
+    """Residuals, in units of the leaf measure, at which a comparison of a gate changes sides, if it is affine."""
     found: dict[Fraction, None] = {}
     for h in pair:
         for s, m, comparison in comparisons(h):
@@ -360,7 +360,7 @@ def breakpoints(pair: Pair, concrete: Concrete) -> list[Fraction]:
 
 @functools.lru_cache(maxsize=64)
 def comparisons(h: Hierarchy) -> tuple[tuple[Stratum, Expression, Apply], ...]:
-    """What gates compare with their residuals, with the stratum and its mass."""
+    """The comparisons of gates that read the residual, each with its stratum and the stratum's mass."""
     found: dict[tuple[Stratum, Expression, Apply], None] = {}
     for s in h.order:
         for channel in h.decomposition.channels:
@@ -380,7 +380,7 @@ def _compared(e: Expression) -> Iterator[Apply]:
 def _root(
     comparison: Apply, known: tuple[tuple[Expression, Fraction], ...], m: Fraction, a: Fraction
 ) -> Fraction | None:
-    """The residual in units of `m` at which both sides are equal, if their difference is affine in it."""
+    """The residual, in units of `m`, at which both sides are equal; None if their difference is not affine in it."""
     difference = comparison.arguments[0] - comparison.arguments[1]
     at = dict.fromkeys((d for d in atoms(difference) if isinstance(d, Density)), Fraction(0)) | dict(known)
     try:

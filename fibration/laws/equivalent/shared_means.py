@@ -1,12 +1,12 @@
-"""Two hierarchies in the same variables: the token's own log ratio, and means over what it lies over.
+"""Writes two hierarchies in the same variables: a token's log ratio, and means over the elements that it lies over.
 
-In units of the leaf measure every density of a coarser stratum is a mean of functions of the tokens' log ratios,
-weighed by `m(token)/m(element)`. Where both hierarchies take the same mean it is one variable, whatever their levels
-are called and however their densities are split; means of different kinds are variables that know nothing of each
-other. What holds for all values of the variables holds on every batch, and so do derivatives.
+In units of the leaf measure, the density of a coarser stratum is a mean of functions of the tokens' log ratios, weighed
+by `m(token)/m(element)`. A mean that both hierarchies take is one variable, whatever the names of their levels and the
+split of their densities. Different means are independent variables. So what holds for all values of the variables holds
+on every batch, derivatives included.
 
-A mean of `f(x)` is taken in three parts, over tokens with `x < 0`, `x = 0` and `x > 0`, on each of which `f` is the
-branch that holds there. So `|x|` split by its sign and `x` itself are sums of the same variables.
+A mean of `f(x)` has three parts, over tokens with `x < 0`, `x = 0` and `x > 0`. On each part `f` is the branch that
+holds there. So `|x|` split by its sign and `x` itself are sums of the same variables.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ NOT_POSITIVE: Signs = frozenset({-1, 0})
 
 @dataclass(frozen=True)
 class Mean:
-    """One variable: a mean over the elements of `place`, of the tokens on one side of `x = 0`."""
+    """One variable: a mean over an element of `place`, of its tokens on one side of `x = 0`."""
 
-    place: object  # a stratum, or the leaves of which there is one element
+    place: object  # a stratum; or, if it has one element, the set of its leaves
     side: int | None  # None: of all tokens, whatever their log ratios
-    parts: tuple[tuple[Stratum, Any, Any], ...]  # per leaf: the weight of a token, the function of what it has
+    parts: tuple[tuple[Stratum, Any, Any], ...]  # per leaf: the leaf, a token's weight, the function that is averaged
 
 
 @dataclass
 class Variables:
-    """The variables of a pair, and its counts where the conditions make them equal."""
+    """The variables of a pair, and its counts as the conditions equate them."""
 
     pair: Pair
     names: dict[Mean, Reading] = field(default_factory=dict)
     signs: dict[Any, Signs] = field(default_factory=dict)
-    places: dict[Reading, object] = field(default_factory=dict)  # of every variable
+    places: dict[Reading, object] = field(default_factory=dict)  # of the variables
     partial: set[Expression] = field(default_factory=set)  # the variables that have no value on some batches
     _at: dict[Any, Assumptions] = field(default_factory=dict)
     _asked: dict[Any, list[Conditions]] = field(default_factory=dict)
@@ -74,20 +74,20 @@ class Variables:
 
     @functools.cached_property
     def single(self) -> frozenset[Stratum]:
-        """The strata with one element: those that are said to be, the batch, and what is coarser and as wide."""
+        """The strata with one element: the batch, those in `one(...)`, and coarser strata with the same leaves."""
         shape = self.pair.shape
         asked = {c.stratum for c in self.pair.conditions if isinstance(c, One)}
         wide = {u for s in asked for u in shape.coarser(s) if shape.leaves_over(u) == shape.leaves_over(s)}
         return frozenset({WHOLE, *asked, *wide} & set(shape.strata))
 
     def counted(self, e: Expression) -> Expression:
-        """A formula with its counts and policies as the conditions have them."""
+        """A formula with its counts and log-probs as the conditions equate them."""
         return transform(e, lambda a: self._log_prob(a.policy) if isinstance(a, LogProb) else self._count(a))
 
     def _log_prob(self, policy: Policy) -> Expression:
-        """The log-prob of a policy, by that of the old one where it can be.
+        """The log-prob of a policy, written with the old policy's where possible.
 
-        The current one moves with its log ratio, also where that is 0; a frozen one has no derivative.
+        The current log-prob moves with the log ratio, even where that is 0. A frozen log-prob has no derivative.
         """
         group = next((g for g in self.pair.same_policies if policy.name in g), frozenset({policy.name}))
         old = LogProb(Policy(OLD))
@@ -125,7 +125,7 @@ class Variables:
         return Count(atom.of, over) if isinstance(atom, Count) else Total(atom.attribute, over)
 
     def at(self, leaf: Stratum, side: int | None) -> Assumptions:
-        """What is known where a token of a leaf has a log ratio on this side, or any."""
+        """The assumptions at a token of a leaf whose log ratio lies on `side` of 0; None: anywhere."""
         key = leaf, side, len(self.signs)
         if key not in self._at:
             plain = Assumptions(self.pair.shape, self.pair.assume, leaf)
@@ -138,7 +138,7 @@ class Variables:
         return [symbol(LogProb(p)) for p in (Policy(OLD), *self.pair.policies)]
 
     def asked(self, leaf: Stratum, side: int | None) -> list[Conditions]:
-        """What is asked of every token, case by case."""
+        """The conditions that every token meets, one entry per case."""
         key, assume = (leaf, side, len(self.signs)), self.at(leaf, side)
         if key not in self._asked:
             found: list[Conditions] = [{}]
@@ -151,18 +151,18 @@ class Variables:
         return self._asked[key]
 
     def same(self, one: Expression, other: Expression, leaf: Stratum, side: int | None, by_value: bool = False) -> bool:
-        """Whether two formulas are the same function of the variables there, with the same derivatives or in value."""
+        """Whether two formulas are the same function there, with the same derivatives unless `by_value`."""
         if one != other and self.partial_in(one) != self.partial_in(other):
             return False
         return same(one, other, self.at(leaf, side), self.asked(leaf, side), by_value)
 
     def function(self, e: Expression, leaf: Stratum, side: int | None, by_value: bool = False) -> Any:
-        """One name for all formulas that are the same there: what sympy makes of one branch, or one of several."""
+        """One object for all formulas that are the same there: a sympy value if there is one branch, else a formula."""
         assume = self.at(leaf, side)
         found = cases(e, assume)
         if len(found) == 1 and self._is_defined(found[0], assume, by_value):
             made = sympy.expand(sympy.cancel(to_sympy(found[0].value)))
-            if self.partial_in(e) <= {ATOM_OF[z] for z in made.free_symbols}:  # what cancels has to have a value
+            if self.partial_in(e) <= {ATOM_OF[z] for z in made.free_symbols}:  # a factor that cancels must have a value
                 return made
         known = self._functions.setdefault((leaf, side, by_value), [])
         for other in known:
@@ -176,7 +176,7 @@ class Variables:
         return case.defined(assume, None if by_value else case.needs_of_slopes(may_move))
 
     def note_partial(self, variable: Expression, function: Any, leaf: Stratum, side: int | None) -> None:
-        """Remember a variable of a function that has no value, or no slope, of some tokens."""
+        """Records a variable as partial if its function has no value, or no slope, at some tokens."""
         if isinstance(function, Expression):
             assume = self.at(leaf, side)
             if self.partial_in(function) or not all(
@@ -187,7 +187,7 @@ class Variables:
             self.partial.add(variable)
 
     def partial_in(self, *formulas: Expression) -> frozenset[Expression]:
-        """What formulas read that has no value on some batches; to be the same they read the same."""
+        """The partial variables that formulas read. Formulas that are the same read the same ones."""
         return frozenset(a for e in formulas for a in atoms(e) if a in self.partial)
 
     def is_constant_on(self, stratum: Stratum, atom: Expression) -> bool:
@@ -212,7 +212,7 @@ class Variables:
         return isinstance(place, frozenset) or place in below
 
     def mean(self, place: object, side: int | None, parts: tuple[tuple[Stratum, Any, Any], ...]) -> Expression:
-        """A mean of these functions, as a multiple of the variable that it is."""
+        """The mean of these functions, as a multiple of its variable."""
         filled = [f for _, _, f in parts if isinstance(f, Expression) or f != 0]
         if not filled:
             return as_expression(0)
@@ -230,7 +230,7 @@ class Variables:
         return from_sympy(factor) * self.names[key]
 
     def _factor(self, place: object, functions: list[Any]) -> Any:
-        """What is constant over the place and can be taken out of the mean; at least the number."""
+        """The factor that is constant over the place and moves out of the mean; if functions differ in it, a number."""
         stratum = place if isinstance(place, Stratum) else WHOLE
         found = {sympy.Mul(*(a for a in sympy.Mul.make_args(f) if self.is_fixed(stratum, a))) for f in functions}
         if len(found) == 1:
@@ -242,14 +242,14 @@ class Variables:
         return all(s != X and self.is_constant_on(stratum, ATOM_OF[s]) for s in factor.free_symbols)
 
     def _signs_of(self, mean: Mean) -> Signs:
-        """Weights are never negative: the mean has the sign of its function."""
+        """The signs of a mean. Weights are never negative, so it has the signs of its functions, or is 0."""
         if mean.side == 0 and all(not isinstance(f, Expression) and f.subs(X, 0) == 0 for _, _, f in mean.parts):
             return frozenset({0})
         found = frozenset({0}).union(*(self.signs_of(f, leaf, mean.side) for leaf, _, f in mean.parts))
         return ANY if mean.side == 0 else found
 
     def signs_of(self, function: Any, leaf: Stratum, side: int | None) -> Signs:
-        """The signs of a function of what a token has."""
+        """The signs of a function at the tokens of a leaf."""
         assume = self.at(leaf, side)
         if isinstance(function, Expression):
             return frozenset().union(

@@ -1,4 +1,4 @@
-"""A hierarchy of a pair at one of its tokens, in the variables of the pair: what levels add, the ratio, the weight."""
+"""One hierarchy of a pair at a token, in the variables of the pair: its levels, its gated ratio, its weight."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ class Form:
         return self.variables.function(self._density(leaf, channel, side), leaf, side)
 
     def _density(self, leaf: Stratum, channel: str, side: int) -> Expression:
-        """What a token has per unit of the leaf measure: on one side of `x = 0`, by the branch there if it is one."""
+        """A token's density per unit of the leaf measure on one side of `x = 0`; the branch there if there is one."""
         own = self.h.with_mass(self.h.decomposition[channel], leaf)
         whole = self.formulas.read(own, leaf, ORDER) / self.mass(leaf)
         assume = self.variables.at(leaf, side)
-        if all(case.defined(assume) for case in cases(whole, assume)):  # what cancels has to have a value
+        if all(case.defined(assume) for case in cases(whole, assume)):  # a factor that cancels must have a value
             whole = cancel(whole)
         found = cases(whole, assume)
         return found[0].value if len(found) == 1 and found[0].defined(assume) else whole
 
     def level(self, stratum: Stratum, channel: str) -> Expression:
-        """What a gate adds, per unit of the leaf measure."""
+        """What the gate of a stratum adds, per unit of the leaf measure."""
         if (stratum, channel) not in self._levels:
             self._levels[stratum, channel] = self._level(stratum, channel)
         return self._levels[stratum, channel]
@@ -79,7 +79,7 @@ class Form:
         return substitute(gate, known) / m
 
     def recovery(self, added: dict[str, Expression]) -> Expression:
-        """`𝒢` of what the gates add, channel by channel."""
+        """`𝒢` as a function of the sums of what the gates add, per channel."""
         back = self.formulas.read(self.h.with_mass(self.h.decomposition.recovery, self.leaf), self.leaf)
         return substitute(back, {gated(c): self.mass(self.leaf) * e for c, e in added.items()})
 
@@ -99,5 +99,5 @@ class Form:
 
 @functools.lru_cache(1024)
 def _quotient(one: Expression, other: Expression) -> Any:
-    """A quotient without what cancels; few masses are asked for again and again."""
+    """A quotient without common factors. Cached, because the same few masses recur."""
     return sympy.cancel(sympy.together(to_sympy(one / other)))

@@ -1,10 +1,12 @@
 """Formulas of tokens in the variables of a pair: weights, conditions, and statistics over other tokens.
 
-A statistic of one formula over one stratum is one variable, in whatever words the formula is written, and so is what
-comes before or after. Means and totals are means of what tokens have, as densities are; of those that differ by what is
-constant on the element one is a multiple of the other. A sum over elements is one over tokens, each with its share; and
-the others' mean is that of all without the own. What moves with no log ratio stands in `stop`: all in weights and
-gates, all but order in decompositions, all but sums and order in penalties.
+A statistic of one formula over one stratum is one variable, however the formula is spelled. So is a sum before or after
+a token. Means and totals become means over tokens, as densities do; two that differ by a factor constant on the element
+are multiples of one variable. A sum over elements becomes a sum over tokens, each with its share. The mean of the
+others is the mean of all without the element itself.
+
+Statistics and sums that pass no gradient stand in `stop`: all in weights and gates, all but order in decompositions,
+all but sums and order in penalties.
 """
 
 from __future__ import annotations
@@ -43,27 +45,27 @@ class Unsuited(Exception):
 
 @dataclass(frozen=True)
 class Gathered:
-    """A variable: what is largest, a quantile or a deviation of the tokens over an element; what comes before one."""
+    """A variable: the largest, a quantile or the deviation over an element's tokens; a sum before or after a token."""
 
     kind: str
     place: object
-    level: Expression | None  # the discount, of order
+    level: Expression | None  # of a quantile its level, of order the discount
     formulas: tuple[tuple[Stratum, int | None, Any], ...]
     of: Where = None
 
 
 @dataclass
 class TokenFormulas:
-    """What formulas read of tokens, in the variables of a pair."""
+    """Formulas of tokens, in the variables of a pair."""
 
     variables: Variables
     gathered_as: dict[Gathered, Reading] = field(default_factory=dict)
     _known: dict[tuple[Expression, Stratum, frozenset[str]], Expression] = field(default_factory=dict)
 
     def read(self, e: Expression, leaf: Stratum, through: frozenset[str] = NONE) -> Expression:
-        """A formula read at a token, or at what it lies over, with its counts, policies and statistics.
+        """A formula at a token, or at an element that it lies over, with counts, log-probs and statistics replaced.
 
-        `through`: what gradients flow through of all that is gathered, by its word.
+        `through`: the kinds of statistics and order that pass gradients.
         """
         key = e, leaf, through
         if key not in self._known:
@@ -73,7 +75,7 @@ class TokenFormulas:
         return self._known[key]
 
     def value(self, e: Expression, leaf: Stratum) -> Expression:
-        """A formula through which no gradient flows, as what counts in the strata of a token."""
+        """A formula at a token, for use where no gradient flows: without `stop`, and with log ratio 0 on policy."""
         found = _unstopped(self.read(at(e, leaf), leaf))
         return substitute(found, {token_log_ratio: NOTHING}) if self.variables.on_policy else found
 
@@ -109,7 +111,7 @@ class TokenFormulas:
         return self.gathered(atom.kind, formulas, atom.over, level, of, by_value)
 
     def _of_elements(self, atom: Aggregate, leaf: Stratum, formula: Expression, by_value: bool) -> Expression:
-        """A sum over elements as one over tokens, each with its share of its element."""
+        """A total or mean over elements as a sum over tokens, each with its share of its element."""
         assert isinstance(atom.over, Stratum) and isinstance(atom.of, Stratum)
         v = self.variables
         n, share = v.counted(Count(atom.of, atom.over)), v.counted(Count(leaf, atom.of))
@@ -122,7 +124,7 @@ class TokenFormulas:
         return (found - formula) / (n - 1) if atom.others else found / n
 
     def _parted(self, e: Expression, leaf: Stratum, over: Stratum) -> tuple[Expression, Expression]:
-        """What of a sum is constant over an element, and the rest."""
+        """Splits a sum into the summands that are constant over an element, and the rest."""
         v = self.variables
         place = over if over not in v.single else WHOLE
         if all(v.is_constant_on(place, a) for a in atoms(e)):
@@ -141,7 +143,7 @@ class TokenFormulas:
         return from_sympy(sympy.Add(*fixed)), from_sympy(rest)
 
     def _ordered(self, o: Ordered, leaf: Stratum, of: Where, formula: Expression, flows: bool) -> Expression:
-        """What comes before, or after: of a sum the sum, and what is constant comes out."""
+        """The discounted sum before or after a token, term by term, with constant factors moved out."""
         v = self.variables
         assert isinstance(o.over, Stratum)
         place = o.over if o.over not in v.single else WHOLE
@@ -178,14 +180,14 @@ class TokenFormulas:
         of: Where = None,
         by_value: bool = True,
     ) -> Expression:
-        """A statistic of what the tokens of each leaf have, over an element of a stratum.
+        """A statistic over an element of `over`, of one formula per leaf.
 
-        `of`: they have it as parts of such elements, each of which counts once. `by_value`: no gradient flows.
+        `of`: the formula belongs to elements of this stratum, each of which counts once. `by_value`: no gradient flows.
         """
         v = self.variables
         formulas = {leaf: self._simple(e, leaf) for leaf, e in formulas.items()}
         first, *others = formulas.values()
-        none = NOTHING * first  # it has a value where the formula has one
+        none = NOTHING * first  # 0, with no value where the formula has none
         if kind == "deviation" and len(formulas) == 1:
             formulas = {leaf: self._parted(e, leaf, over)[1] for leaf, e in formulas.items()}
             first, *others = formulas.values()
@@ -209,7 +211,7 @@ class TokenFormulas:
         for side in sides:
             made = tuple((s, share, v.function(e, s, side, by_value)) for s, e in formulas.items())
             (_, _, f), several = made[0], len(made) > 1
-            alone = several or split or isinstance(f, Expression)  # else a mean of a sum is the sum of means
+            alone = several or split or isinstance(f, Expression)  # else the mean of a sum splits into a sum of means
             for parts in [made] if alone else [((*made[0][:2], part),) for part in sympy.Add.make_args(f)]:
                 fixed = not alone and all(v.is_constant_on(place, ATOM_OF[s]) for s in parts[0][2].free_symbols)
                 terms.append(from_sympy(parts[0][2]) if fixed else v.mean(there, side, parts))
@@ -228,7 +230,7 @@ class TokenFormulas:
             made = self.gathered_as[key] = Reading(f"{key.kind} {len(self.gathered_as) + 1}")
             signs: Signs = frozenset().union(*(v.signs_of(f, leaf, side) for leaf, side, f in key.formulas))
             if key.kind in ORDER:
-                signs |= {0}  # of the first there is none before
+                signs |= {0}  # the first token has none before it
             elif key.kind == "deviation":
                 signs = frozenset({0, 1})
             v.signs[symbol(made)] = ANY if {-1, 1} <= signs else signs
@@ -243,7 +245,7 @@ class TokenFormulas:
     # ------------------------------------------------------------ weights of a token
 
     def weight(self, h: Hierarchy, leaf: Stratum, objective: Objective) -> Expression:
-        """`μ·w` of a token, and 0 where it is not kept."""
+        """`μ·w` of a token; 0 if a mask drops it."""
         weight = objective.spelled_out(h.leaves, h.rows)
         counted = [k.condition for k in objective.kept if k.normaliser == "kept"]
         if counted:
@@ -255,9 +257,10 @@ class TokenFormulas:
         return self.value(weight, leaf)
 
     def _among(self, weight: Expression, leaf: Stratum, kept: Expression) -> Expression:
-        """`μ` where these tokens alone are counted, and the elements that have one of them.
+        """`μ` with counts of kept tokens, and of elements that have a kept token.
 
-        A kept token is one of its own kind: 0 where there is none of these. Of another branch there may be none.
+        A kept token is itself in the counts over its own leaf, so `μ` is 0 where such a count is 0. Counts over another
+        leaf may be 0.
         """
         numbers: list[Expression] = []
 
@@ -279,7 +282,7 @@ class TokenFormulas:
     def _number(
         self, kept: Expression, of: Stratum, over: Stratum, each: Callable[[Expression], Expression]
     ) -> Expression:
-        """How many elements of a stratum have a kept token, or what they add up to, over another."""
+        """The number of `of` elements with a kept token over an element of `over`, or the sum of `each` over them."""
         leaves = self._leaves(over)
         if of in leaves:
             return self.gathered(
@@ -299,7 +302,7 @@ _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def _by_some(e: Expression) -> Expression:
-    """A formula in which what is largest is compared by whether some token has more."""
+    """Rewrites comparisons of `largest(f)` with a number as `some(f > number)`."""
     if not isinstance(e, Apply):
         return e
     if e.operator in _TURNED:
@@ -317,7 +320,7 @@ def _by_some(e: Expression) -> Expression:
 
 
 def _unstopped(e: Expression) -> Expression:
-    """A formula as it is where no derivatives are taken."""
+    """A formula without `stop`, for use where no derivatives are taken."""
     if not isinstance(e, Apply):
         return e
     arguments = tuple(map(_unstopped, e.arguments))

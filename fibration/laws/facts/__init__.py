@@ -1,1 +1,1 @@
-"""Facts, certified beside the laws: radius, bounds, amplification, second moment, normaliser, restorative."""
+"""Facts beside the laws: radius, bounds, continuity, restorative, blocks, second_moment, normaliser, amplification."""

@@ -1,4 +1,4 @@
-"""The fact `amplification`: how hard one token is pulled, for its weight and for the advantages around it."""
+"""The fact `amplification`: how strongly one token is pulled, relative to its weight and the advantages around it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHEN = {1: "the advantage is above 0", -1: "the advantage is below 0"}
 
 
 def amplification(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
-    """`sup |c_i|/(μ_i·a)`, per sign of the advantage where that matters."""
+    """Yields `sup |c_i|/(μ_i·a)`, per sign of the advantage if the sign matters."""
     found = Amplified(subject, known, table)
     bounds = found.bounds()
     if len(bounds) > 1 and len(set(map(str, bounds.values()))) == 1:
@@ -39,7 +39,7 @@ def amplification(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
 
 
 def _weighed(h: Hierarchy) -> str:
-    """What weights of tokens multiply all this by."""
+    """The factor of the weights of tokens, in words; '' if it is 1."""
     ends = [supremum(h, w) for w in h.objective.weighed]
     most = oo if oo in ends else sympy.Mul(*ends)
     if most == 1:
@@ -54,7 +54,7 @@ def _words(bound: Bound, side: int, reached: str) -> str:
 
 
 def _reached(found: Amplified, bound: Bound, side: int) -> str:
-    """How far some batches come, where the supremum is not known; parameters are at their defaults."""
+    """In words, how far some batches come if the supremum is not known; parameters have their defaults."""
     if bound.is_exact or len(found.h.roots) > 1:
         return ""
     sides = (side,) if side else (1, -1) if found.read else (1,)
@@ -65,7 +65,7 @@ def _reached(found: Amplified, bound: Bound, side: int) -> str:
 
 
 def _spans(found: Amplified) -> Iterator[Span]:
-    """Where a log ratio that all tokens have lies on one piece of the root's gate."""
+    """Yields the ranges of a log ratio, shared by all tokens, that lie on one piece of the root's gate."""
     if found.known not in ("log", "split", "deviation"):
         return
     for channel, line, i in found.pieces(found.h.roots[0], found.table):

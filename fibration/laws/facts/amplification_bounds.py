@@ -1,7 +1,7 @@
-"""Amplification: how hard one token is pulled, for its weight and for the advantages around it.
+"""Amplification: how strongly one token is pulled, relative to its weight and the advantages around it.
 
-With `c_i = ∂J/∂log π_i`, the largest `|c_i|/(μ_i·a)` over all batches whose advantages are at most `a` in size. Where
-levels are coupled `c_i` collects the advantages of others, so that its own alone would be no measure of it.
+With `c_i = ∂J/∂log π_i`, it is the largest `|c_i|/(μ_i·a)` over all batches whose advantages are at most `a` in size.
+Where levels are coupled, `c_i` collects the advantages of other tokens, so the token's own would be no measure of it.
 
 In units of the leaf measure `m`, with the slope `G_v` of the gate at each element that a token lies over, and
 `y = (μ/m)·A·∂R/∂D`,
@@ -9,8 +9,8 @@ In units of the leaf measure `m`, with the slope `G_v` of the gate at each eleme
     c_i/m_i = F'(x_i)·Σ_u E_m[(G_u - Σ_v c_u·G_v)·y | u(i)]
 
 over the leaf and every coarser stratum `u`, with the Möbius numbers `c_u` of the strata `v` between a token and `u`: on
-a chain, the slope of `u` less that of the stratum over it. These means are at most the largest of what they are of.
-Where all ratios are one number only the root has a residual, and `c_i/(μ_i·A)` is `g'·∂𝒢/∂D` of the root's gate alone.
+a chain, the slope of `u` less that of the stratum over it. A mean is at most the largest value that it averages. If all
+ratios are one number, only the root has a residual, and `c_i/(μ_i·A)` is `g'·∂𝒢/∂D` of the root's gate alone.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from fibration.laws.signs.neighbourhood import RHO, is_kinked
 from fibration.laws.subject import Subject
 
 SIDES = (1, -1)  # of the advantage
-MOST_NAMES = 20  # in formulas that are compared with one another, or said
+MOST_NAMES = 20  # counts and parameters in formulas that are compared or shown
 
 
 class NotCertified(Exception):
-    """Why no bound is known."""
+    """No bound is known; the message says why."""
 
 
 class TooLong(NotCertified):
-    """A bound that nobody would read, and that costs much to compare with others."""
+    """A bound is too long to be read, and costs much to compare with others."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -57,9 +57,10 @@ class TooLong(NotCertified):
 
 @dataclass(frozen=True)
 class Bound:
-    """What `|c_i|/(μ_i·a)` is at most, and what it comes as near to as one likes.
+    """The upper bound `most` of `|c_i|/(μ_i·a)`, and a value `least` that it comes arbitrarily near.
 
-    Without a bound, `grows` says as what, and `where` on which ratios. `why` says that none is certified.
+    Without a bound, `grows` is what it grows like, and `where` the ratios for which it does. `why`: why no bound is
+    certified.
     """
 
     most: Any = oo
@@ -90,7 +91,7 @@ class Amplified:
         self.read = {s for s, _, gate in gates(self.h) if advantage in set(atoms(gate))}
 
     def bounds(self) -> dict[int, Bound]:
-        """By the sign of the advantage; 0 for any."""
+        """The bounds by sign of the advantage; 0 for any sign."""
         is_score = self.h.objective.estimator == "score"
         bound = self._score if is_score else self._alone if self._is_alone else self._coupled
         try:
@@ -102,7 +103,7 @@ class Amplified:
         return {side: self._attempt(bound, side) for side in SIDES}
 
     def _attempt(self, bound: Callable[[Lines], Bound], side: int) -> Bound:
-        """For advantages of one sign."""
+        """The bound for advantages of one sign."""
         held = {k: [line for line in found or () if _holds(line, side)] for k, found in self.table.items()}
         try:
             return bound(held)
@@ -130,7 +131,7 @@ class Amplified:
             raise NotCertified("at r = 1 a token moves both channels")
 
     def _moves_one_channel(self) -> bool:
-        """Whether a token at `r = 1` moves one channel alone, as it does beside it."""
+        """Whether a token at `r = 1` moves only one channel, as it does beside `r = 1`."""
         split = self.h.decomposition
         for leaf in self.h.leaves:
             at_0 = self.subject.at(leaf).with_signs({X: frozenset({0})})
@@ -147,14 +148,14 @@ class Amplified:
         return len(self.h.order) == 1 and self.channels == ("",)
 
     def _is_apart(self, table: Lines) -> bool:
-        """Whether tokens that share in a coefficient have advantages of one sign, since a gate reads it there."""
+        """Whether tokens that enter one coefficient have advantages of one sign, because a gate there reads them."""
         coupled = [u for u in self.h.order if u not in self.h.leaves and any(self._couplings(u, table))]
         return all(self.read & {u, *self.h.coarser(u)} for u in coupled)
 
     # ------------------------------------------------------------ a score estimator
 
     def _score(self, table: Lines) -> Bound:
-        """Each token's coefficient is `μ·𝒢·A`."""
+        """The bound of a score estimator, whose coefficients are `μ·𝒢·A`."""
         found = []
         for leaf in self.h.leaves:
             low, high = self._added(leaf, table)
@@ -170,7 +171,7 @@ class Amplified:
         return Bound(most, most if self._is_alone else None)
 
     def _added(self, leaf: Stratum, table: Lines) -> tuple[Any, Any]:
-        """Least and most of what all levels over a leaf add up to."""
+        """The least and the largest sum of all levels over a leaf."""
         ends = []
         for s in (leaf, *self.h.coarser(leaf)):
             level = contribution(s, table, self.subject, self.known)
@@ -183,7 +184,7 @@ class Amplified:
     # ------------------------------------------------------------ one gate that nothing is added to
 
     def _alone(self, table: Lines) -> Bound:
-        """Each token is pulled by its own advantage."""
+        """The bound if there is one gate: each token is pulled by its own advantage."""
         [stratum] = self.h.order
         found: list[tuple[Any, Any]] = []
         for channel, line, i in self.pieces(stratum, table):
@@ -201,20 +202,20 @@ class Amplified:
         return Bound(most, most)
 
     def pieces(self, stratum: Stratum, table: Lines) -> Iterator[tuple[str, Line, int]]:
-        """Those of a gate that residuals reach, root or alone."""
+        """Yields the pieces that residuals reach, for the gate of a root; with channel, line and number."""
         least = domain(self.h, stratum, self.known)[0]
         for channel in self.channels:
             for line in table[stratum, channel] or ():
                 for i, p in enumerate(line.pieces):
                     above = least == -oo or p.high == oo or line.assume.signs(p.high - least)
-                    # of an interval that ends where residuals begin, none is a residual
+                    # an interval that ends where residuals begin contains none
                     if above is True or not above <= ({-1} if least == 0 and p.is_point else {-1, 0}):
                         yield channel, line, i
 
     def _pulls(self, channel: str, line: Line, i: int) -> list[tuple[Any, Any]] | None:
-        """`|g'|` and the size of `F'·∂𝒢/∂D` where their product is largest on a piece; None where that is not known.
+        """`|g'|` and the size of `F'·∂𝒢/∂D` where their product is largest on a piece; None if that is not known.
 
-        That size is a ratio, or where ratios are exponentials its logarithm.
+        The size is a ratio; where ratios are exponentials, it is the ratio's logarithm.
         """
         p, assume = line.pieces[i], line.assume
         slope = p.slope
@@ -245,11 +246,11 @@ class Amplified:
         return steep * (size if self.known == "deviation" else sympy.exp(size))
 
     def _is_beyond(self, one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
-        """Whether one is at least as steep as another where ratios are at least as large."""
+        """Whether `one` is at least as steep as `other`, and its ratio at least as large."""
         return not any(-1 in self.assume.signs(a - b) for a, b in zip(one, other, strict=True))
 
     def _growing(self, line: Line, i: int) -> Bound:
-        """The words for a piece on which the ratio passes without bound."""
+        """The bound, in words, for a piece on which the ratio passes without bound."""
         p = line.pieces[i]
         slope = p.slope
         step = -1 if p.high == oo else 1
@@ -257,7 +258,7 @@ class Amplified:
             i += step  # 0 is a breakpoint of every gate
         end = line.pieces[i].low if p.high == oo else line.pieces[i].high
         if self.known == "split" and end not in (oo, -oo) and -1 in line.assume.signs(end):
-            end = sympy.Integer(0)  # what lies below is of the other channel
+            end = sympy.Integer(0)  # what lies below belongs to the other channel
         ratio = 1 + end if self.known == "deviation" else sympy.exp(end)
         size = slope if line.assume.signs(slope) == {1} else -slope
         is_ratio = self.known == "deviation" or vanishes(p.value - RHO)
@@ -269,7 +270,7 @@ class Amplified:
     # ------------------------------------------------------------ several levels
 
     def _coupled(self, table: Lines) -> Bound:
-        """The sum over the strata of what their gates differ by, times the largest ratio."""
+        """The bound over several levels: the sum over strata of differences of slopes, times the largest ratio."""
         if any(k.normaliser == "kept" for k in self.h.objective.kept):
             raise NotCertified("the objective counts the tokens that are kept, and kernels weigh all of them")
         least = self._of_one_ratio(table)
@@ -282,12 +283,12 @@ class Amplified:
             return Bound(oo, reached, why=str(reason))
 
     def _summed(self, table: Lines) -> Any:
-        """At most this, over all strata; `oo` where ratios have no bound."""
+        """The upper bound over all strata; `oo` if ratios have no bound."""
         highs = [oo if self.known == "deviation" else self._added(leaf, table)[1] for leaf in self.h.leaves]
         if oo in highs:
             return oo
         _check_length(highs)
-        # the root is coarser than all that tokens share; of several, none is
+        # a single root is coarser than all that tokens share; none of several roots is
         shared = self.h.roots if len(self.h.roots) == 1 else [u for u in self.h.order if u not in self.h.leaves]
         ratio = sympy.exp(_largest([self._lifted(high, u) for high in highs for u in shared], self.assume))
         found = []
@@ -308,7 +309,7 @@ class Amplified:
             yield bool(self._difference(u, channel, table))
 
     def _difference(self, u: Stratum, channel: str, table: Lines) -> list[Any]:
-        """Candidates for `sup |G_u - Σ_v c_u·G_v|` over the tokens that lie over `u`; none if that is 0."""
+        """Candidates for `sup |G_u - Σ_v c_u·G_v|` over the tokens that lie over `u`; [] if it is 0."""
         found = []
         for leaf in self.shape.leaves_over(u):
             between = [v for v in (leaf, *self.h.coarser(leaf)) if u in self.shape.moebius(v)]
@@ -327,7 +328,7 @@ class Amplified:
         return ends
 
     def _lifted(self, value: Any, u: Stratum) -> Any:
-        """A bound that holds for all elements over one of `u`: counts over what may differ there give way."""
+        """A bound for all elements over one element of `u`: counts that may differ there become their extremes."""
         for s in sorted(value.free_symbols, key=str):
             atom = from_sympy(s)
             place = read_at(atom)
@@ -343,7 +344,7 @@ class Amplified:
         return value
 
     def _weighed(self, u: Stratum, leaf: Stratum) -> Any:
-        """`E_m[μ/m | u]·m/μ`: 1 where the objective weighs what lies over one element of `u` as the kernels do."""
+        """`E_m[μ/m | u]·m/μ`: 1 if the objective weighs what lies over one element of `u` as the kernels do."""
         weight = to_sympy(self.h.objective.spelled_out(self.h.leaves, self.h.rows))
         shares = {o: sympy.cancel(weight / to_sympy(self.h.masses[o])) for o in self.shape.leaves_over(u)}
         fixed = {u, *self.h.coarser(u), Stratum(BATCH), None}
@@ -351,7 +352,7 @@ class Amplified:
         read = {read_at(from_sympy(t)) for s in shares.values() for t in s.free_symbols}
         if u == leaf or (read <= fixed and all(vanishes(own - s) for s in shares.values())):
             return 1
-        # what is counted over the batch is one number
+        # a count over the batch is one number
         fixed_at = {t: symbol(Reading(t.name)) for t in weight.free_symbols if read_at(from_sympy(t)) == Stratum(BATCH)}
         total: Any = 0
         for o in shares:
@@ -362,7 +363,7 @@ class Amplified:
         return sympy.cancel(total / to_sympy(self.h.masses[u]) / own)
 
     def _of_one_ratio(self, table: Lines) -> Bound | None:
-        """The amplification where all ratios are one number: the root's alone, on its steepest piece."""
+        """The amplification if all ratios are one number: the root gate's, on its steepest piece; None if unknown."""
         if len(self.h.roots) > 1 or not all(self._adds_nothing(s, table) for s in self.h.order[1:]):
             return None
         best: tuple[Any, Any] | None = None
@@ -377,19 +378,19 @@ class Amplified:
         return None if reads_batch(least) else Bound(least, least)
 
     def _adds_nothing(self, stratum: Stratum, table: Lines) -> bool:
-        """Whether a gate is 0 at the residual 0."""
+        """Whether a gate is 0 at residual 0."""
         lines = (line for c in self.channels for line in table[stratum, c] or ())
         return all(vanishes(p.value.subs(RHO, 0)) for line in lines for p in line.pieces if p.low == p.high == 0)
 
 
 def _check_length(values: list[Any]) -> None:
-    """That some formulas, each counted once, name few counts and parameters in all."""
+    """Raises TooLong if the formulas, each taken once, name more than `MOST_NAMES` counts and parameters."""
     if sum(e.is_Symbol for v in dict.fromkeys(values) for e in sympy.preorder_traversal(v)) > MOST_NAMES:
         raise TooLong
 
 
 def _largest(values: list[Any], assume: Assumptions) -> Any:
-    """The largest of some sums, with what they share taken out."""
+    """The largest of some sums, with their common terms outside the maximum."""
     _check_length(values)
     found = extremes(list(dict.fromkeys(values)), assume, 1)
     shared = set.intersection(*(set(sympy.Add.make_args(v)) for v in found))
@@ -397,5 +398,5 @@ def _largest(values: list[Any], assume: Assumptions) -> Any:
 
 
 def _holds(line: Line, side: int) -> bool:
-    """Whether a gate may be this for advantages of one sign."""
+    """Whether a line of a gate can hold for advantages of this sign."""
     return side in line.assume.extra.get(symbol(advantage), frozenset({side}))

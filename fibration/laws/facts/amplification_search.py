@@ -1,4 +1,4 @@
-"""Many tokens that are all alike but one: batches of any size, on which a token's coefficient is found exactly."""
+"""Batches of any size in which all tokens but one are alike, so that a token's coefficient is found exactly."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ DRIFTS = tuple(Fraction(s * n, 20) for n in (1, 4, 20, 200) for s in (1, -1))
 
 
 def crowd(h: Hierarchy, tokens: int) -> Concrete:
-    """One token and `tokens - 1` that are alike, over one element of everything else; parameters at their defaults.
+    """A batch of one token and `tokens - 1` equal ones, over one element of everything else; default parameters.
 
-    Other leaves than the first have no token, unless the hierarchy assumes that branches have some.
+    Leaves other than the first have no token, unless the hierarchy assumes that branches are populated.
     """
     shape = whole_batch(h)
     leaf = h.leaves[0]
@@ -36,7 +36,7 @@ def crowd(h: Hierarchy, tokens: int) -> Concrete:
 
 
 def pull(h: Hierarchy, concrete: Concrete, log_ratios: Sequence[Fraction], a: Fraction) -> Fraction:
-    """The largest `|c_i|/(μ_i·|a|)` where all advantages are `a`; 0 where something has none, or too many digits."""
+    """The largest `|c_i|/(μ_i·|a|)` where all advantages are `a`; 0 if a value is missing or has too many digits."""
     try:
         point = Point(h, concrete, tuple(log_ratios), (a,) * len(log_ratios))
         return max((abs(c / m / a) for c, m in zip(point.coefficients, point.weights, strict=True) if m), default=a * 0)
@@ -47,10 +47,10 @@ def pull(h: Hierarchy, concrete: Concrete, log_ratios: Sequence[Fraction], a: Fr
 def strongest(
     h: Hierarchy, spans: Sequence[Span], apart: bool, sides: Sequence[int], sizes: Sequence[int]
 ) -> list[Fraction]:
-    """The largest pull in crowds of some sizes, by log ratios that are the best in the first of them.
+    """The largest pull in crowds of each size, with the log ratios that are best in the first crowd.
 
-    All tokens have one log ratio, in one of the spans; with `apart` others are tried too, and one token that drifts
-    alone, or from all others.
+    All tokens have one log ratio, in one of the spans. `apart`: other log ratios are tried too, and one token that
+    drifts alone, or away from all others.
     """
     # least squares and the recursion agree where everything lies over one element
     plain = gates_alone(h if h.orthogonalise is None else h.replace(orthogonalise=None))

@@ -1,4 +1,4 @@
-"""The facts of what rows have in common: `second_moment` of weights, `normaliser`, what needs a batch, and `blocks`."""
+"""Three facts: `second_moment` of weights, `normaliser` (what needs the whole batch), `blocks` (of the Jacobian)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WHY_NOT = "no condition and no minimum bounds it, nor its square"
 
 
 def second_moment(subject: Subject) -> Iterator[Fact]:
-    """How large every weight is, and a bound of `E[w²]` under the policy that tokens are sampled from."""
+    """Yields a bound of every weight, and of its `E[w²]` under the policy that tokens are sampled from."""
     h = subject.hierarchy
     for weight in h.objective.weighed:
         most, name = supremum(h, weight), f"weight {weight}"
@@ -46,7 +46,7 @@ def second_moment(subject: Subject) -> Iterator[Fact]:
 
 
 def normaliser(h: Hierarchy) -> Fact:
-    """Which numbers need the whole batch before any coefficient is known."""
+    """The numbers over several rows that must be known before any coefficient."""
     needed = list(dict.fromkeys(_needed(h)))
     if not needed:
         return Fact("normaliser", "objective", "nothing", "each row's coefficients are known without the others")
@@ -88,7 +88,7 @@ def _formulas_of(p: Penalty) -> tuple[Expression, ...]:
 
 
 def _is_beyond_rows(h: Hierarchy, place: object) -> bool:
-    """Whether an element may have tokens of several rows."""
+    """Whether an element at a place may have tokens of several rows."""
     shape = whole_batch(h)
     if not isinstance(place, Stratum) or place not in shape.strata:
         return place == Stratum(BATCH)
@@ -126,17 +126,17 @@ def blocks(h: Hierarchy) -> Fact:
 
 
 def read_by_gates(h: Hierarchy) -> set[Stratum]:
-    """The strata whose densities decide what the levels give together.
+    """The strata whose densities decide the sum of all levels.
 
-    Levels that pass unchanged telescope: `D = σ + Σ (h_v - ρ_v)` over the others. So a token depends on what the
-    elements below it hold of the strata that these residuals and gates are made of.
+    Levels that pass unchanged telescope: `D = σ + Σ (h_v - ρ_v)` over the other levels. So a token depends on the
+    densities in these residuals and gates, at the elements that the token lies over.
     """
     needed: set[Stratum] = set()
     for stratum, _, gate in gates(h):
         if _has_branches(gate) or not vanishes(to_sympy(gate) - RHO):
             needed |= {stratum, *h.shape.moebius(stratum)}
             needed |= {a.stratum for a in atoms(gate) if isinstance(a, Density)}
-            if is_effect(h, stratum):  # a fit joins all that crosses
+            if is_effect(h, stratum):  # a least-squares fit joins all strata that cross
                 needed.update(h.shape.crossed())
     return needed
 

@@ -1,4 +1,4 @@
-"""Facts certified beside the laws: how far ratios pass unchanged, what each level adds at most, where it resists."""
+"""Facts certified beside the laws: how far ratios pass unchanged, how much levels add, where gates oppose drift."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from fibration.laws.off_policy.further_out import moves_along
 from fibration.laws.signs.neighbourhood import RHO, WORDS
 from fibration.laws.subject import Subject
 
-# the one that costs most is the last
+# the most expensive fact comes last
 NAMES = ("radius", "bounds", "continuity", "blocks", "second_moment", "normaliser", "amplification")
 
 
 def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
-    """Everything that can be certified of a hierarchy whose laws have been decided, by name."""
+    """Yields all facts of a hierarchy, by name. Its laws must have been decided."""
     h = subject.hierarchy
     table = lines(h, subject)
     known = coordinate(h, subject)
-    # distances of log ratios from residuals, when the levels are means and R turns their sum back into a ratio
+    # residuals bound log ratios only if the levels are means and R turns their sum back into a ratio
     far = known in ("log", "split", "deviation") and not subject.first_failure("markov", "reflecting", "recovery")
     yield "radius", _radius(subject, table, known) if far else iter(())
     yield "bounds", _bounds(subject, table, known) if far else iter(())
@@ -52,7 +52,7 @@ def _one(find: Callable[[], Fact]) -> Iterator[Fact]:
 
 
 def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
-    """`max{R : |x_i| <= R for all i implies 𝒢(r) = r}`, the least over all sizes."""
+    """Yields `max{R : |x_i| <= R for all i implies 𝒢(r) = r}`, the least over all sizes."""
     h = subject.hierarchy
     exact = all(subject.germ(g, s).passes for s, _, g in gates(h))
     if not exact:
@@ -89,11 +89,11 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
 
 
 def _makes_up(subject: Subject) -> bool:
-    """Whether gates that fail alone may pass everything together: then the radius is not 0, and not looked for."""
+    """Whether gates that fail alone may pass everything together. The radius is then not 0, and is not computed."""
     if subject.proved("identity"):
         return False
     first = next(v.status for v in subject.verdicts if v.law == "first_order")
-    # a score estimator is refuted for its value, whatever the gates
+    # a score estimator is refuted for its value, whatever its gates are
     return first != "refuted" or subject.hierarchy.objective.estimator == "score"
 
 
@@ -101,7 +101,7 @@ def _makes_up(subject: Subject) -> bool:
 
 
 def _bounds(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
-    """What every level adds at most, and for each leaf the sum over its own level and all coarser ones."""
+    """Yields the range that every level adds, and for each leaf the sum over its own level and all coarser ones."""
     h = subject.hierarchy
     found: dict[Stratum, tuple[Any, Any]] = {}
     for stratum in h.order:
@@ -125,7 +125,7 @@ def _bounds(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
             yield Fact("bounds", f"{stratum} level", _interval(*level), why)
     elif len(h.order) == 1 and subject.proved("positivity"):
         low, high = totals[h.leaves[0]]
-        # a gate whose bound may lie below -1 does not get there: no deviation does, and the ratio is positive
+        # the gate's lower bound may lie below -1, but the gated ratio is positive, so the gate stays above -1
         least = 1 + low if low == -oo or -1 not in subject.assume.signs(1 + low) else sympy.Max(0, 1 + low)
         shown = _interval(least, 1 + high)
         why = "1 plus the range of the gate over r > 0 and every advantage"
@@ -148,7 +148,7 @@ def _continuity(subject: Subject, table: Lines, acts_on: str) -> Iterator[Fact]:
             yield Fact("continuity", f"gate on {stratum}", "not decided", "its breakpoints could not be put in order")
             continue
         read = [str(a) for a in atoms(h.gate(stratum)) if isinstance(a, Density) or moves_along(a)]
-        held = f" in its residual, with {' and '.join(read)} held" if read else ""  # across a density it may jump
+        held = f" in its residual, with {' and '.join(read)} held" if read else ""  # it may jump across a density
         how = f"continuous{held}" if all(line.continuous() for line in known) else "has a jump"
         yield Fact("continuity", f"gate on {stratum}", how)
         least = domain(h, stratum, acts_on)[0]
@@ -161,9 +161,9 @@ def _continuity(subject: Subject, table: Lines, acts_on: str) -> Iterator[Fact]:
 
 
 def _regions(subject: Subject, stratum: Stratum, channel: str, table: Lines, least: Any) -> Iterator[str]:
-    """Where a gate has negative slope, in the words of the positive side if it is the same on both.
+    """Yields where a gate has negative slope, in words; once, with `|ρ|`, if both sides are the same.
 
-    `least` is the residual below which none is: a deviation of ratios is above -1.
+    `least`: the lower bound of all residuals; a deviation of ratios is above -1.
     """
     found: dict[str, list[tuple[Any, Any, Any, Line]]] = {}
     for line in table[stratum, channel] or ():
@@ -186,7 +186,7 @@ def _regions(subject: Subject, stratum: Stratum, channel: str, table: Lines, lea
 
 
 def _when(subject: Subject, stratum: Stratum, channel: str, line: Line, piece: Piece) -> str:
-    """On which batches a piece of a gate holds: for which way of the pull, if the gate asks for it, or advantages."""
+    """On which batches a piece of a gate holds, in words: by the pull, if the gate reads it, or by the advantage."""
     h, said = subject.hierarchy, []
     known = {*subject.at(stratum).extra, 1 + RHO}
     told = {symbol(advantage), *(symbol(a) for a in atoms(h.pull(stratum)) if isinstance(a, Aggregate))}

@@ -1,7 +1,7 @@
 """How large a weight can be, and its second moment under the policy that tokens are sampled from.
 
-Bounds are intervals with formulas for ends, from the values that a weight takes in each of its branches: a condition
-that compares it, or its logarithm, with a number bounds it by that number.
+A bound comes from the values that a weight takes in each of its branches. A condition that compares the weight, or its
+logarithm, with a number bounds it by that number.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from fibration.laws.signs.branches import Case, TooManyCases, cases
 from fibration.laws.signs.claim import Claim, known_at
 from fibration.laws.signs.gathered import formulas
 
-BETWEEN = ("mean", "largest", "quantile")  # statistics that lie between the values that they are of
+BETWEEN = ("mean", "largest", "quantile")  # statistics that lie between the values of their formula
 
 
 def supremum(h: Hierarchy, weight: Expression) -> Any:
-    """What a weight is at most on tokens that are kept, in numbers and parameters; `oo` where no bound is known.
+    """The upper bound of a weight on kept tokens, in numbers and parameters; `oo` if no bound is known.
 
-    In each of its branches that is what it can be seen to be, or a number that is written in the weight or in a
-    condition, where the branch says that it, or its logarithm, is not above that. Where no bound of the whole is known,
-    a root and a multiple are bounded by what they are taken of.
+    In each branch the bound follows from the parts of the value. Or it is a number in the weight or in a condition, if
+    the branch implies that the weight, or its logarithm, is not above it. If no bound of the whole is known, a root or
+    a quotient by a positive number is bounded by its argument.
     """
     found = list(dict.fromkeys(_at_leaf(h, weight, leaf) for leaf in h.leaves))
     return oo if oo in found else _largest(found, known_at(h, h.leaves[0]).anywhere)
@@ -72,7 +72,7 @@ def _of_whole(h: Hierarchy, weight: Expression, leaf: Stratum) -> Any:
 
 
 def _on_kept(h: Hierarchy, weight: Expression, leaf: Stratum) -> Expression:
-    """A weight at the tokens of a leaf, and 0 on tokens that are not kept."""
+    """A weight at the tokens of a leaf; 0 at tokens that a condition drops."""
     conditions = [at(k.condition, leaf) for k in h.objective.kept]
     kept = [c for condition in conditions for c in (condition, *_implied(condition, leaf, whole_batch(h)))]
     read = at(weight, leaf)
@@ -80,10 +80,10 @@ def _on_kept(h: Hierarchy, weight: Expression, leaf: Stratum) -> Expression:
 
 
 def _implied(condition: Expression, leaf: Stratum, shape: Shape) -> Iterator[Expression]:
-    """What holds at a token that is kept, as no token of an element that it lies in breaks it.
+    """Yields what `~some(...)` in a condition implies at a kept token: no token of the same element breaks it.
 
-    Of a statistic of elements it holds at the one that the token lies over; a token of another branch lies over none.
-    Tokens of one row may have advantages of their own.
+    For a statistic of elements, it holds at the element that the token lies over; a token of another branch lies over
+    none. Formulas of elements that read the advantage are left out: tokens of one row may have different advantages.
     """
     if isinstance(condition, Apply) and condition.operator == "and":
         for part in condition.arguments:
@@ -97,7 +97,7 @@ def _implied(condition: Expression, leaf: Stratum, shape: Shape) -> Iterator[Exp
 
 
 def _written(e: Expression) -> Iterator[Expression]:
-    """The largest parts of a formula that read parameters and numbers alone."""
+    """Yields the largest parts of a formula that read only parameters and numbers."""
     if not e.is_condition and all(isinstance(a, Parameter) for a in atoms(e)):
         yield e
     elif isinstance(e, Apply):
@@ -116,7 +116,7 @@ def _of_case(case: Case, bounds: list[Any], assume: Assumptions) -> Any:
 
 
 def _top(value: Any, assume: Assumptions) -> Any:
-    """What a value is at most, from what it is made of; `oo` where that is not known."""
+    """The upper bound of a value, from its parts; `oo` if it is not known."""
     if not _varies(value):
         return value
     if 1 not in assume.signs(value):
@@ -136,7 +136,7 @@ def _top(value: Any, assume: Assumptions) -> Any:
 
 
 def _top_of_values(atom: Aggregate, assume: Assumptions) -> Any:
-    """What the formula of a statistic is at most, wherever it is read; a parameter per element has a value at each."""
+    """The upper bound of a statistic's formula, wherever it is read; `oo` if a parameter has a value per element."""
     ends = []
     for place, formula in formulas(atom, assume.populations.shape):
         value = to_sympy(formula)
@@ -147,15 +147,16 @@ def _top_of_values(atom: Aggregate, assume: Assumptions) -> Any:
 
 
 def _varies(value: Any) -> bool:
-    """Whether a value is more than numbers and parameters."""
+    """Whether a value reads more than numbers and parameters."""
     read = (ATOM_OF.get(s) for s in sympy.sympify(value).free_symbols)
     return not all(isinstance(a, (Parameter, Component)) for a in read)
 
 
 def sampled_from(h: Hierarchy, weight: Expression) -> str:
-    """A policy whose ratio of another is nowhere below a weight, so that its mean there is at most 1; '' if none is.
+    """A policy such that the ratio of another policy to it is nowhere below the weight; '' if there is none.
 
-    The mean of a ratio of probabilities under the policy that is divided by is 1: of a token, or of a sampled sequence.
+    The mean of that ratio under the returned policy is 1, for a token or a sampled sequence. So the weight's mean is at
+    most 1.
     """
     read = (a.policy.name for e in within(weight) for a in atoms(e) if isinstance(a, LogProb))
     named = list(dict.fromkeys((*read, OLD, CURRENT)))

@@ -1,5 +1,6 @@
 """Laws of the objective: weights, conditions, advantages and penalties, which are formulas of tokens.
 
-objective, agreement, mask_open, causal, baseline and kl_gradient stand beside their searches. `samples.py` says which
-samples a formula reads, `own_reward.py` and `one_other_reward.py` which rewards, `divergences.py` which divergence.
+Each law (objective, agreement, mask_open, causal, baseline, kl_gradient) has a module, with its search beside it.
+`samples.py` finds which samples a formula reads, `own_reward.py` and `one_other_reward.py` how an advantage depends on
+rewards, `divergences.py` which divergence a penalty's gradient belongs to.
 """

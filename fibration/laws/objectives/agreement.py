@@ -1,7 +1,7 @@
-"""Agreement: where all policies coincide every weight of a token is 1, and it tends to 1 from every side.
+"""Agreement: where all policies coincide, every weight of a token is 1, and it tends to 1 from every side.
 
-First-order agreement is of the gates; the whole loss agrees where this holds too. Decoupled PPO then gives nothing up:
-its weight is the ratio of two frozen policies, which is 1 where they are one.
+First-order agreement is a law of the gates; the whole loss agrees if this law holds too. Decoupled PPO need not give it
+up: its weight is the ratio of two frozen policies, which is 1 where they coincide.
 """
 
 from __future__ import annotations

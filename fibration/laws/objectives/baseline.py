@@ -1,8 +1,8 @@
-"""Baselines: an advantage is the reward from the token on, less what does not depend on what was sampled there.
+"""Baselines: an advantage is the reward from the token on, less a baseline that does not read what was sampled there.
 
-Then its expected update is the gradient of the expected reward, times a factor. What is taken off may read everything
-else: other rows, what came before, a critic's values. What its own reward has a part in, beyond a fixed share, has
-another gradient, which no number of samples mends: so has what divides by a deviation.
+Then the expected update is the gradient of the expected reward, times a factor. The baseline may read everything else:
+other rows, earlier tokens, a critic's values. If the token's own reward enters beyond a fixed share, as in a division
+by a deviation, the gradient is another one, however many samples are drawn.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def _decided(subject: Subject, h: Hierarchy) -> Decision:
 
 
 def remainder(subject: Subject) -> Iterator[Decision]:
-    """What is left of the law where it is given up: an advantage rises with its own reward.
+    """Decides what is left of the law if it is given up: an advantage rises with its own reward.
 
-    Rewards above the others, and below them, are compared with the same reward; not two that are above.
+    A reward above or below the others is compared with an equal reward; two rewards above are not compared.
     """
     h = subject.hierarchy
     if h.advantages is None:

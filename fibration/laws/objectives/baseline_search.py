@@ -1,4 +1,4 @@
-"""Batches on which an advantage is not its own reward less what is of no own sample: by differences, in rationals."""
+"""Searches batches on which an advantage is not its own reward less a baseline: by differences, in rationals."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ ZERO, ONE = Fraction(0), Fraction(1)
 
 @dataclass(frozen=True)
 class Sample:
-    """A batch with a reward per token, those of one row alike where they are the row's.
+    """A batch with a reward per token (equal along a row if rewards belong to rows), and one token of its first row.
 
-    A token of the first row is looked at, its advantage and what of its row is sampled from there on.
+    The search reads the advantage of that token, and changes what its row samples from there on.
     """
 
     h: Hierarchy
     concrete: Concrete
     rewards: tuple[Fraction, ...]
-    policy: str = ""  # of which that token's log-prob is another than all others
+    policy: str = ""  # the policy under which that token's log-prob differs from all others
     token: int = 0
 
     @cached_property
@@ -56,7 +56,7 @@ class Sample:
 
     @property
     def onward(self) -> Iterator[Sample]:
-        """The same batch, looked at from one token of the first row after another, before those of other leaves."""
+        """Yields the sample with each token of the first row in turn, as far as they belong to the first leaf."""
         yield from (replace(self, token=k) for k in self.own if self.places[k][0] == self.places[0][0])
 
     def value(self, formula: Expression) -> Fraction | None:
@@ -74,12 +74,12 @@ class Sample:
         return None if found is None else value_of(found)
 
     def given(self, tokens: Sequence[int], value: Fraction) -> Sample:
-        """With another reward of some tokens."""
+        """The sample with another reward for some tokens."""
         return replace(self, rewards=tuple(value if k in tokens else r for k, r in enumerate(self.rewards)))
 
     @property
     def longer(self) -> Sample:
-        """With one more token in the first row."""
+        """The sample with one more token in the first row."""
         c, (leaf, i) = self.concrete, self.places[0]
         maps = {(s, t): (*m, m[i]) if s == leaf else m for (s, t), m in c.maps.items()}
         attributes: dict[Attribute, tuple[Fraction, ...]] = {
@@ -91,7 +91,7 @@ class Sample:
 
 
 def not_its_own(h: Hierarchy, formula: Expression, by_token: bool) -> Witness | None:
-    """A batch in which a token's advantage does not rise with its own rewards alike, whatever else is sampled."""
+    """A batch on which an advantage does not rise evenly with its own rewards, whatever else is sampled."""
     exact = rounding(desugar(formula))
     policies = [a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb)]
     tried: Counter[int] = Counter()
@@ -111,7 +111,7 @@ def not_its_own(h: Hierarchy, formula: Expression, by_token: bool) -> Witness | 
 
 
 def raised(h: Hierarchy, formula: Expression) -> Iterator[tuple[Fraction, Witness]]:
-    """How an advantage rises with its own rewards, from the token on, where all others and all else are alike."""
+    """Yields how an advantage rises with its own rewards from the token on, where everything else is alike."""
     exact = rounding(desugar(formula))
     tried: Counter[int] = Counter()
     for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
@@ -132,17 +132,17 @@ def raised(h: Hierarchy, formula: Expression) -> Iterator[tuple[Fraction, Witnes
 
 
 def _is_compared(h: Hierarchy, concrete: Concrete) -> bool:
-    """Whether there are several rows over everything that rows lie over."""
+    """Whether several rows lie over every element that rows lie over."""
     below = [s for s in whole_batch(h).coarser(h.rows) if s in concrete.size]
     fibres = (concrete.over(h.rows, s, e) for s in below for e in range(concrete.size[s]))
     return concrete.size[h.rows] > 1 and all(len(f) > 1 for f in fibres)
 
 
-Varied = tuple[str, Sample]  # what is other than in the first
+Varied = tuple[str, Sample]  # how the sample differs from the first, in words
 
 
 def _samples(sample: Sample, policies: list[str]) -> Iterator[list[Varied]]:
-    """Samples that differ by one thing other than the own reward; all of them have its slope."""
+    """Yields lists of samples that differ in one thing other than the own reward; a list must have a single slope."""
     others = [k for k in range(len(sample.rows)) if k not in sample.own]
     apart = sample.given(others, ONE)
     longer = ("its row has one token more", sample.longer)
@@ -158,7 +158,7 @@ def _samples(sample: Sample, policies: list[str]) -> Iterator[list[Varied]]:
 
 
 def _along(sample: Sample, formula: Expression, by_token: bool, exact: Fraction) -> Witness | None:
-    """Two tokens of a row whose advantages do not rise alike, with the reward of its last one or of the row."""
+    """Two tokens of a row whose advantages rise unequally with the reward of its last token, or of the row."""
     tokens = sample.own[-1:] if by_token else sample.own
     which = f"the reward of token {tokens[-1] + 1}" if by_token else "its own reward"
     first: tuple[str, Fraction] | None = None
@@ -175,12 +175,12 @@ def _along(sample: Sample, formula: Expression, by_token: bool, exact: Fraction)
 
 
 def _tolerance(exact: Fraction, *values: Fraction) -> Fraction:
-    """How far a difference of such numbers may be off."""
+    """How far a difference of these numbers may be off."""
     return exact * max(ONE, *map(abs, values))
 
 
 def _uneven(varied: list[Varied], formula: Expression, by_token: bool, exact: Fraction) -> Witness | None:
-    """Two steps of an advantage, with its own reward, that are not the same; or one that is not above 0."""
+    """Two unequal steps of an advantage with its own reward; or one step that is not above 0."""
     first: tuple[str, Fraction] | None = None
     first_off = exact
     for how, sample in varied:
@@ -203,7 +203,7 @@ def _uneven(varied: list[Varied], formula: Expression, by_token: bool, exact: Fr
 
 
 def _crossed(varied: list[Varied], formula: Expression, exact: Fraction) -> Witness | None:
-    """What the others' rewards do to an advantage, which must not change with its own sample."""
+    """Two samples between which the effect of the others' rewards on an advantage changes with its own sample."""
     first: tuple[str, Fraction] | None = None
     off = exact
     for how, sample in varied:

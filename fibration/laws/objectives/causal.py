@@ -1,7 +1,8 @@
-"""Causal: no weight and no condition of a token depends on what comes after it in its row.
+"""Causal: no weight and no condition of a token depends on later tokens of its row.
 
-The prefix is the state in which a token was sampled. A weight that looks further is no function of state and action: a
-sequence's ratio, say, has less bias for more variance, and means that. Of `μ`, gates and advantages this says nothing.
+The prefix is the state in which a token was sampled. A weight that reads later tokens is no function of state and
+action. Some losses intend that: a sequence's ratio has less bias for more variance. The law does not cover `μ`, gates
+and advantages.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def _decided(subject: Subject, word: str, formula: Expression) -> Decision:
 
 
 def reads_ahead(h: Hierarchy, formula: Expression) -> list[Expression]:
-    """What a formula reads at a token that later tokens of its row have a part in."""
+    """The atoms of a formula at a token that depend on later tokens of its row."""
     return _ahead(h, formula) and _ahead(h, _simplified(formula))
 
 
@@ -58,7 +59,7 @@ def _ahead(h: Hierarchy, formula: Expression) -> list[Expression]:
 
 
 def _simplified(formula: Expression) -> Expression:
-    """A formula in which what cancels is left out."""
+    """A formula without the terms that cancel."""
     if isinstance(formula, Apply) and (formula.is_condition or formula.operator == "where"):
         return Apply(formula.operator, tuple(map(_simplified, formula.arguments)))
     try:

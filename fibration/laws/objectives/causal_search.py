@@ -1,4 +1,4 @@
-"""Rows in which a formula of one token changes with a later one: with what that has, or that it is there."""
+"""Searches rows in which a formula at one token changes with the values, or the presence, of a later token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fibration.laws.batches.search import concretes, is_read_at
 from fibration.laws.values.duals import value_of
 from fibration.laws.values.probes import between, crossings, turning
 
-MOST_TRIED, MOST_TOKENS, FEW = 201, 4, 6  # of which a few are searched beside
+MOST_TRIED, MOST_TOKENS, FEW = 201, 4, 6  # FEW batches are also searched around changes of branch
 MOVES = tuple(Fraction(v) for v in ("-2", "-1/2", "-30", "-1/100"))
 SIGNS = ((1, 1), (-1, -1), (3, -3))  # advantages of every other row
 RATIO = "log ratio"
@@ -31,7 +31,7 @@ RATIO = "log ratio"
 
 @dataclass(frozen=True)
 class Row:
-    """A batch whose tokens are alike, but for what one of them has: a log-prob, a log ratio, an attribute."""
+    """A batch whose tokens are alike, except that one has another log-prob, log ratio or attribute."""
 
     h: Hierarchy
     concrete: Concrete
@@ -67,14 +67,14 @@ class Row:
 
     @property
     def was(self) -> Fraction:
-        """What the changed token would have if it were like the others."""
+        """The value of the changed token before the change."""
         if isinstance(self.changed, Attribute):
             return self.concrete.attributes[self.changed][self.places[self.token][1]]
         return Fraction(0) if self.changed == RATIO else self.start
 
 
 def changed_by_later(h: Hierarchy, formula: Expression, what: str) -> Witness | None:
-    """A row of which a later token changes what a formula is at an earlier one."""
+    """A row in which a later token changes the value of a formula at an earlier one."""
     exact = rounding(desugar(formula))
     for before, after, k in _pairs(h, formula):
         one, other = before.value(formula, k), after.value(formula, k)
@@ -84,7 +84,7 @@ def changed_by_later(h: Hierarchy, formula: Expression, what: str) -> Witness | 
 
 
 def _pairs(h: Hierarchy, formula: Expression) -> Iterator[tuple[Row, Row, int]]:
-    """Two batches that differ by what comes after a token, and which one that is."""
+    """Yields two batches that differ in what comes after a token, and the number of that token."""
     read = {a for e in within(formula) for a in atoms(e)}
     signs = SIGNS if advantage in read else SIGNS[:1]
     policies = [p for p in (OLD, *h.policies) if p != CURRENT and any(_is_of(a, p) for a in read)]
@@ -111,7 +111,7 @@ def _pairs(h: Hierarchy, formula: Expression) -> Iterator[tuple[Row, Row, int]]:
 
 
 def _row(h: Hierarchy, concrete: Concrete, of_rows: tuple[int, int]) -> Row:
-    """A batch whose rows have these advantages by turns."""
+    """A batch whose rows have these two advantages alternately."""
     below = [concrete.below(leaf, i, h.rows) for leaf in h.leaves for i in range(concrete.size[leaf])]
     return Row(h, concrete, tuple(Fraction(of_rows[b % 2]) for b in below))
 
@@ -125,7 +125,7 @@ def _put(row: Row, what: str | Attribute, j: int, value: Fraction) -> Row:
 
 
 def _in_order(row: Row) -> Iterator[tuple[int, int]]:
-    """Two tokens of one row, the earlier first."""
+    """Yields pairs of tokens of one row, the earlier first."""
     below = [row.concrete.below(*p, row.h.rows) for p in row.places]
     for j in range(len(below)):
         yield from ((k, j) for k in range(j) if below[k] == below[j])
@@ -140,7 +140,7 @@ def _other(a: Attribute, row: Row, j: int) -> Iterator[Fraction]:
 
 
 def _changes(row: Row, formula: Expression, what: str | Attribute, k: int, j: int) -> list[Fraction]:
-    """Values of one number of a later token around which a branch changes at the earlier one."""
+    """Values for one number of the later token `j` around which a branch changes at the earlier token `k`."""
     leaf = row.places[k][0]
 
     def along(e: Expression) -> Callable[[Fraction], Fraction | None]:
@@ -154,7 +154,7 @@ def _changes(row: Row, formula: Expression, what: str | Attribute, k: int, j: in
 
 
 def _without(row: Row, j: int) -> Row | None:
-    """The batch without a token, if that is the last of its leaf and nothing lies under it alone."""
+    """The batch without a token; None unless it is the last of its leaf and no element has this token alone."""
     c, (leaf, i) = row.concrete, row.places[j]
     if i != c.size[leaf] - 1:
         return None

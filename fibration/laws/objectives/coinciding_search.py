@@ -1,4 +1,4 @@
-"""Batches on which all policies coincide, or that are near one, on which a formula of tokens is not what it must be."""
+"""Searches batches on which all policies coincide, or nearly, for a token at which a formula is not as it must be."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fibration.laws.values.duals import value_of
 MOST_TRIED, MOST_TOKENS = 201, 6
 Is = Callable[[Any], bool]  # whether a value is what it must be
 
-# Log-probs of the tokens of one batch, all alike or not; none is the number of its token, so that ties occur too.
+# Log-probs of the tokens of one batch: all equal, all different, with ties, all 0.
 BASES: tuple[Callable[[int], Fraction], ...] = (
     lambda k: Fraction(-1),
     lambda k: Fraction(-1 - k),
@@ -36,7 +36,7 @@ BASES: tuple[Callable[[int], Fraction], ...] = (
 
 @dataclass(frozen=True)
 class NearBatch:
-    """A batch near to one on which all policies coincide: what each one's log-prob differs by from that of `old`."""
+    """A batch on which all policies coincide, or all but `policy`, whose log-probs differ from `old` by `change`."""
 
     h: Hierarchy
     concrete: Concrete
@@ -62,16 +62,16 @@ class NearBatch:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Everything that a call would be given."""
+        """The log ratios, advantages and log-probs that a call would take."""
         here = self._tokens
         given: dict[str, Any] = {"log_ratios": tuple(here.log_ratios), "advantages": self.advantages}
         return given | {f"log_probs of {p}": tuple(v) for p, v in here.log_probs.items()}
 
 
 def find_violation(h: Hierarchy, formula: Expression, is_right: Is, close: Is) -> tuple[NearBatch, int] | None:
-    """A batch and a token of it at which a formula is not right where policies coincide, or not close beside it.
+    """A batch and a token at which a formula is not right where policies coincide, or not close beside it; or None.
 
-    Beside it is as near as one likes: at each of a few steps, the last of which is tiny.
+    Not close beside it: at none of a few steps, the last of which is tiny.
     """
     moved = [p for p in (CURRENT, *h.policies) if p != OLD]
     few: list[NearBatch] = []
@@ -79,7 +79,7 @@ def find_violation(h: Hierarchy, formula: Expression, is_right: Is, close: Is) -
         tokens = range(len(near.base))
         if (k := next((k for k in tokens if not is_right(near.value(formula, k))), None)) is not None:
             return near, k
-        few += [near] if any(near.base) else []  # beside a probability of 1 there are those below it alone
+        few += [near] if any(near.base) else []  # a log-prob of 0 can only move down
     for near, policy in itertools.product(few, dict.fromkeys(moved)):
         for way in directions(len(near.base)):
             found = [_moved(near, policy, [s * d for d in way]) for s in STEPS]
@@ -105,7 +105,7 @@ def _coinciding(h: Hierarchy, formula: Expression) -> Iterator[NearBatch]:
 
 
 def _advantages(h: Hierarchy, concrete: Concrete, n: int) -> Iterator[tuple[Fraction, ...]]:
-    """One number per row, of either sign."""
+    """Yields advantages, one per row: of either sign, 0, and different ones."""
     rows = [concrete.below(leaf, i, h.rows) for leaf in h.leaves for i in range(concrete.size[leaf])]
     yield from ((Fraction(a),) * n for a in (1, -1, 0))
     if len(set(rows)) > 1:
@@ -113,7 +113,7 @@ def _advantages(h: Hierarchy, concrete: Concrete, n: int) -> Iterator[tuple[Frac
 
 
 def witness(near: NearBatch, k: int, what: str, found: str, **values: Any) -> Witness:
-    """`in a trajectory of 1 token, where all policies coincide, the weight is 2 instead of 1`."""
+    """A witness such as `in a trajectory of 1 token, where all policies coincide, the weight is 2 instead of 1`."""
     h, concrete = near.h, near.concrete
     rows = concrete.size[h.rows]
     place = concrete.describe(h.rows) if rows == 1 else concrete.describe(Stratum(BATCH))

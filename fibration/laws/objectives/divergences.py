@@ -1,8 +1,9 @@
-"""What a penalty's derivative is the gradient of: divergences to frozen policies, and the entropy.
+"""Finds the divergence to a frozen policy, or the entropy, whose gradient a penalty's derivative gives.
 
-Of tokens sampled from `b`, `Σ b·c·∇log π` is the gradient of `κ·KL(current‖q)` where `c·b/π` is `κ·(log π - log q)` and
-a constant, both of the state alone: what adds up to 0 under `π` has no gradient. With no `q` it is that of
-`-κ·entropy`. On policy `b` is `π`; exact off policy is what is so for `b = old`, whatever `π` is.
+For tokens sampled from `b`, `Σ b·c·∇log π` is the gradient of `κ·KL(current‖q)` if `c·b/π = κ·(log π - log q) + const`,
+where `κ` and the constant depend on the state alone. The constant has no gradient, because `Σ π·∇log π = 0`. Without
+`q` it is the gradient of `-κ·entropy`. On policy, `b` is `π`. A result is exact off policy if it holds for `b = old`
+and every `π`.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ FLOWS = ("total", "mean")  # the statistics that a gradient flows through
 class Divergence:
     """`c = Σ_q κ_q·(log π - log q) + κ_0·log π + const` at a token."""
 
-    kappas: tuple[dict[str, Any], ...]  # of the frozen policies, in states in which they differ; "" is the entropy
-    is_exact: bool  # off policy too, of tokens that old has sampled
-    as_old: tuple[str, ...] = ()  # policies that are taken to be old
+    kappas: tuple[dict[str, Any], ...]  # κ by frozen policy, one dict per kind of state; "" is the entropy
+    is_exact: bool  # off policy too, for tokens sampled from old
+    as_old: tuple[str, ...] = ()  # policies that are assumed to be old
 
     @property
     def words(self) -> str:
@@ -68,7 +69,7 @@ class Divergence:
 
 
 def is_asked(h: Hierarchy, penalty: Penalty) -> bool:
-    """Whether a penalty is one of tokens, whatever their advantages are, that moves with the current policy."""
+    """Whether the law covers a penalty: it is one of tokens, reads no advantage, and moves with the current policy."""
     own = (penalty.objective or h.objective.of_penalties).formulas
     read = {a for formula in (penalty.formula, *own) for e in within(formula) for a in atoms(e)}
     moved = {a for e in within(penalty.formula) for a in atoms(e)} & {token_log_ratio, CURRENT_LOG_PROB}
@@ -76,7 +77,7 @@ def is_asked(h: Hierarchy, penalty: Penalty) -> bool:
 
 
 def weighed(h: Hierarchy, penalty: Penalty) -> Expression:
-    """A penalty's formula with its own weights, which are held, and 0 where it is not kept."""
+    """A penalty's formula times its weights, which carry no gradient; 0 where its conditions drop the token."""
     formula, objective = penalty.formula, penalty.objective or h.objective.of_penalties
     for weight in objective.weighed:
         formula = stop(weight) * formula
@@ -85,15 +86,15 @@ def weighed(h: Hierarchy, penalty: Penalty) -> Expression:
 
 
 def divergence(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> Divergence | None:
-    """What a penalty's derivative at a token is the gradient of; None where that is not shown."""
+    """The divergence whose gradient a penalty's derivative at a token gives; None if none was shown."""
     return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).divergence(_policies(penalty.formula))
 
 
 def rises(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool | None:
-    """Whether a penalty's derivative rises from token to token of a state with how far the current policy is above the
-    one that it is compared with; where there is none, with its log-prob, or falls with it.
+    """Whether a penalty's derivative rises over the tokens of a state with `log π - log q`.
 
-    False: it is the same at all tokens. None: neither was shown.
+    Without a policy `q` to compare with: whether it rises or falls with `log π`. False: the derivative is the same at
+    all tokens. None: neither was shown.
     """
     try:
         return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).rises(_policies(penalty.formula))
@@ -102,7 +103,7 @@ def rises(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool | None:
 
 
 def never_flows(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
-    """Whether on policy the derivative is the same for every token of a state, so that nothing is left of it."""
+    """Whether on policy the derivative is the same for every token of a state, so that its expected gradient is 0."""
     try:
         return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).never_flows
     except TooManyCases:
@@ -110,7 +111,7 @@ def never_flows(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
 
 
 def is_flat_near(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
-    """Whether the derivative stays as it is where the current policy moves a little from the old one."""
+    """Whether the derivative does not change, to first order, as the current policy moves from the old one."""
     try:
         return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).is_flat_near
     except TooManyCases:
@@ -118,12 +119,12 @@ def is_flat_near(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
 
 
 def has_slope(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
-    """Whether on policy the derivative is not 0 at every token."""
+    """Whether on policy the derivative is not 0 at all tokens, or could not be computed."""
     return _Sampled(h, leaf, at(weighed(h, penalty), leaf)).has_slope
 
 
 def _policies(formula: Expression) -> list[str]:
-    """The policies whose log-probs are read, however deep."""
+    """The policies whose log-probs a formula reads, inside statistics too."""
     read = (a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb))
     return list(dict.fromkeys(read))
 
@@ -147,7 +148,7 @@ class _Sampled:
 
     @functools.cached_property
     def assume(self) -> Assumptions:
-        """Tokens are neither certain nor impossible."""
+        """No token has a log-prob above 0, or a probability above 1."""
         plain = Assumptions(whole_batch(self.h), self.h.assume, self.leaf)
         now = REFERENCE + X
         return plain.with_signs({now: NOT_POSITIVE, sympy.exp(now) - 1: NOT_POSITIVE})
@@ -158,11 +159,11 @@ class _Sampled:
 
     @functools.cached_property
     def passed(self) -> list[str]:
-        """The policies beside the two that every call has."""
+        """The policies that the formula reads besides the current and the old one."""
         return [p for p in _policies(self.formula) if p not in (CURRENT, OLD)]
 
     def divergence(self, named: list[str]) -> Divergence | None:
-        """`named` are the policies that the penalty reads itself, without its weights."""
+        """`named`: the policies that the penalty's formula reads, without those of its weights."""
         try:
             for targets in _subsets(self.passed):
                 if (found := self._to(targets)) is not None:
@@ -181,13 +182,13 @@ class _Sampled:
 
     @property
     def is_flat_near(self) -> bool:
-        """Whether the derivative stays as it is where the current policy moves a little."""
+        """Whether the derivative does not change, to first order, as the current policy moves from the old one."""
         found = self._near_old
         return found is not None and all(vanishes(sympy.diff(c, X).subs(X, 0)) for branches in found for c in branches)
 
     @property
     def _near_old(self) -> Groups | None:
-        """The derivatives where the current policy may be beside the old one."""
+        """The derivatives in the branches that may hold beside the old policy."""
         return self._derivatives(self._at_rest((), near=True), self.assume, near=True)
 
     # ------------------------------------------------------------ which way
@@ -217,10 +218,10 @@ class _Sampled:
         return (one_way and any(0 not in signs for signs in rates)) or None
 
     def _rises_near(self) -> bool | None:
-        """Beside the old policy, of tokens of either, in every state."""
+        """Whether the derivative rises beside the old policy, for tokens sampled from either, in every state."""
         found = self._near_old
         of_current: list[Any] = []
-        of_old: list[Any] = []  # under which c counts exp(-x) times
+        of_old: list[Any] = []  # sampled from old, where c has the factor exp(-x)
         for branches in found or []:
             starts = [c.subs(X, 0) for c in branches]
             slopes = [sympy.diff(c, X).subs(X, 0) for c in branches]
@@ -242,7 +243,7 @@ class _Sampled:
     # ------------------------------------------------------------ on policy, and off it
 
     def _to(self, targets: tuple[str, ...]) -> Divergence | None:
-        """To these policies, where all others are one."""
+        """The divergence to `targets`, where all other frozen policies are old."""
         found = self._derivatives(self._at_rest(targets), self.on_policy)
         at_0 = [[c.subs(X, 0) for c in branches] for branches in found or []]
         if (kappas := self._kappas(at_0, targets, REFERENCE)) is None:
@@ -254,9 +255,10 @@ class _Sampled:
         return Divergence(exact or kappas, exact is not None, as_old)
 
     def _only_weigh(self, as_old: tuple[str, ...], targets: tuple[str, ...], at_0: Groups) -> bool:
-        """Whether these policies do nothing but weigh, by ratios of `old` to them, or leave out.
+        """Whether the policies `as_old` enter only through weights (ratios of `old` to them) and conditions.
 
-        What is taken off to one of them is no divergence to another, though it vanishes where the one is `old`.
+        A term in `log π - log p` with `p` in `as_old` is no divergence to another policy, although it vanishes where
+        `p` is `old`.
         """
         free = self._derivatives(self._at_rest(tuple(self.passed)), self.on_policy)
         given = [symbol(LogProb(Policy(q))) for q in targets]
@@ -272,7 +274,7 @@ class _Sampled:
         return free is not None and all(vanishes(c) or any(weighs(c, one) for one in ones) for c in moved)
 
     def _to_old(self) -> Divergence | None:
-        """To `old` itself, whose gradient is 0 on policy."""
+        """The divergence to `old` itself, whose gradient is 0 on policy."""
         as_old = tuple(self.passed)
         if (exact := self._rates(self._from_old(()))) is not None:
             return Divergence(exact, True, as_old)
@@ -281,7 +283,7 @@ class _Sampled:
             start, rate = (f(branches[0]).subs(X, 0) for f in (lambda c: c, lambda c: sympy.diff(c, X)))
             starts = (c.subs(X, 0) - start for c in branches)
             rates = (sympy.diff(c, X).subs(X, 0) - rate for c in branches)
-            # of tokens of the current policy, and of old, under which c counts exp(-x) times
+            # for tokens sampled from the current policy, and from old, where c has the factor exp(-x)
             if not (all(map(vanishes, (*starts, *rates))) and all(self._is_of_state(v) for v in (start, rate))):
                 return None
             if not all(vanishes(k) or self._is_positive(k) for k in (rate, rate - start)):
@@ -296,9 +298,10 @@ class _Sampled:
         return [[sympy.expand(sympy.expand(c * sympy.exp(-X)), power_exp=True) for c in branches] for branches in found]
 
     def _derivatives(self, formula: Expression, assume: Assumptions, near: bool = False) -> Groups | None:
-        """`∂P/∂log π` of a token in every branch; None where others have a part in it, or where there may be none.
+        """`∂P/∂log π` of a token in every branch, by state.
 
-        `near`: in those alone that may hold beside a log ratio of 0.
+        None if the gradient flows through several tokens, or if a root may have no slope. `near`: only in branches that
+        may hold beside a log ratio of 0.
         """
         if _joins(formula):
             return None
@@ -321,9 +324,9 @@ class _Sampled:
         return 0 in there or bool(there & signs)
 
     def _kappas(self, found: Groups, targets: tuple[str, ...], now: Any) -> Kappas | None:
-        """`κ` of every policy and of the entropy, if these say all that a token has a part in, in every state.
+        """`κ` of every policy and of the entropy, by state. None unless the rest of the derivative is of the state.
 
-        `now` is the log-prob of the current policy.
+        `now`: the log-prob of the current policy. `κ` of a policy may not be negative, and every target must have one.
         """
         of = {q: symbol(LogProb(Policy(q))) for q in targets}
         kappas = []
@@ -344,7 +347,7 @@ class _Sampled:
         return _distinct(kappas) if kappas and same and set(targets) <= set(kappas[0]) else None
 
     def _rates(self, found: Groups) -> Kappas | None:
-        """`κ` where every derivative is `κ·x + const`."""
+        """`κ` by state if every derivative is `κ·x + const`; else None."""
         rates = []
         for branches in found:
             rate = sympy.diff(branches[0], X)
@@ -361,21 +364,22 @@ class _Sampled:
     # ------------------------------------------------------------ what is of the state
 
     def _is_positive(self, value: Any) -> bool:
-        """Whether a number of the state, which is not 0 as a formula, is nowhere below 0."""
+        """Whether a value is nowhere below 0."""
         return -1 not in self.assume.signs(value)
 
     def _is_of_state(self, value: Any) -> bool:
-        """Whether nothing that the token has a part in has one in a value."""
+        """Whether a value does not depend on the sampled token."""
         return all(vanishes(sympy.diff(value, s)) for s in value.free_symbols if self._is_drawn(s))
 
     def _of_state(self, value: Any) -> Any:
-        """What is written of it, without what cancels."""
+        """A value of the state, without the token's symbols, which cancel in it."""
         return value.subs({s: 0 for s in value.free_symbols if self._is_drawn(s)})
 
     def _is_drawn(self, s: Any) -> bool:
-        """Whether what a symbol stands for changes with the token that is sampled.
+        """Whether the value of a symbol changes with the sampled token.
 
-        How long its row becomes is like `μ`, not asked; attributes of the token are of its state, later ones are not.
+        The length of the row does not count, as `μ` does not. Attributes of the token belong to its state, those of
+        later tokens do not.
         """
         atom = ATOM_OF.get(s)
         if atom is None:
@@ -384,9 +388,9 @@ class _Sampled:
         return any(when in AHEAD and what != "number" for when, what in read)
 
     def _at_rest(self, targets: tuple[str, ...], near: bool = False) -> Expression:
-        """The formula where all policies but `targets` are `old`, with statistics of what then is one number.
+        """The formula where all frozen policies but `targets` are `old`; a statistic of one number is replaced by it.
 
-        `near`: where the current policy may be beside it.
+        `near`: inside statistics, the current policy may differ from `old`.
         """
         resting = _as_old if near else _resting
 
@@ -406,7 +410,7 @@ class _Sampled:
         return transform(desugar(self.formula), (lambda a: _as_old(a, targets)) if joined else gathered)
 
     def _is_one(self, formula: Expression, over: object) -> bool:
-        """Whether a formula is one number at all that lies over an element, and so of its state."""
+        """Whether a formula has one value on all that lies over an element of `over`, and so belongs to the state."""
         below = (over, *whole_batch(self.h).coarser(over))  # type: ignore[arg-type]
         given = (a.on if isinstance(a, (Attribute, Parameter)) else over for a in atoms(formula))
         plain = all(isinstance(a, (Attribute, Parameter)) for a in atoms(formula))
@@ -414,7 +418,7 @@ class _Sampled:
 
 
 def _joins(e: Expression, held: bool = False) -> bool:
-    """Whether a gradient flows through what is gathered of several tokens."""
+    """Whether a gradient flows through a statistic or a sum over several tokens."""
     if isinstance(e, Apply):
         return any(_joins(a, held or e.operator == "stop" or e.is_condition) for a in e.arguments)
     if isinstance(e, Aggregate) and e.kind not in FLOWS:
@@ -425,7 +429,7 @@ def _joins(e: Expression, held: bool = False) -> bool:
 
 
 def _under_roots(e: Expression) -> Iterator[Expression]:
-    """What roots are taken of, through which a gradient may flow: of 0 they have no slope."""
+    """Yields the arguments of roots through which a gradient may flow; a root of 0 has no slope."""
     if isinstance(e, Apply) and e.operator != "stop":
         yield from (a for argument in e.arguments for a in _under_roots(argument))
         yield from e.arguments if e.operator == "sqrt" else ()
@@ -443,7 +447,7 @@ def _resting(a: Expression, targets: tuple[str, ...]) -> Expression:
 
 
 def _agree(state: tuple[tuple[Any, Signs], ...], other: tuple[tuple[Any, Signs], ...]) -> bool:
-    """Whether what is known of two states may be so of one: not all of its conditions are asked in every branch."""
+    """Whether two sets of conditions can describe one state; a branch need not list all conditions of its state."""
     known = dict(other)
     return all(known.get(d, signs) & signs for d, signs in state)
 

@@ -1,8 +1,8 @@
 """KL gradients: in expectation a penalty has the gradient of a divergence to a frozen policy, or of the entropy.
 
-What a divergence is estimated by and what is taken off the objective are two things: a gradient flows through the
-estimate, whose mean is the divergence, and is then that of something else. So k1 has none in expectation, and k3 that
-of the divergence the other way round.
+An estimate whose mean is a divergence is not always a penalty with that divergence's gradient: the gradient flows
+through the estimate, and its mean may belong to something else. So k1 has no gradient in expectation, and k3 has that
+of the reversed divergence.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NOTHING = "nothing left in expectation"
 
 
 def asked(h: Hierarchy) -> list[tuple[str, Penalty]]:
-    """The penalties that the law speaks of, by name."""
+    """The penalties that the law covers, with their names."""
     return [(name, p) for name, p in h.penalties.items() if is_asked(h, p)]
 
 
@@ -77,7 +77,7 @@ REMEDY_OF_WEAKER = "turn its sign: a penalty is taken off the objective"
 
 
 def remainder(subject: Subject) -> Iterator[Decision]:
-    """What is left of the law where it is given up: no penalty leads away from its policy, and none has no gradient."""
+    """Decides what is left of the law if it is given up: no penalty leads away from its policy or lacks a gradient."""
     h = subject.hierarchy
     for name, penalty in asked(h):
         rising = [rises(h, leaf, penalty) for leaf in h.leaves]

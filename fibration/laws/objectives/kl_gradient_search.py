@@ -1,8 +1,8 @@
-"""States with two or three tokens in which a penalty's expected update is the gradient of no divergence.
+"""Searches states with two or three tokens in which a penalty's expected update is the gradient of no divergence.
 
-All logits of a state are free, so that an update is one number per token, `π·(c - Σ π·c)` where the current policy
-samples. It is a divergence's gradient where `c` is `log π - log q` but for a factor and a constant. Probabilities are
-such that logarithms rise by `log 2` from one token to the next: so must `c` by equal steps, and nothing is rounded.
+All logits of a state are free, so an update is one number per token: `π·(c - Σ π·c)` if the current policy samples. It
+is a divergence's gradient if `c` is `log π - log q` up to a factor and a constant. Three tokens have probabilities
+whose logarithms rise by equal steps, multiples of `log 2`. So `c` must rise by equal steps too, and nothing is rounded.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ def _even(tokens: int) -> Probabilities:
 
 @dataclass(frozen=True)
 class State:
-    """A state, and the probabilities of its tokens under every policy; each is the one token of its row."""
+    """A state, and the probabilities of its tokens under every policy; each token is the only one of its row."""
 
     h: Hierarchy
     concrete: Concrete
     formula: Expression
     current: Probabilities
-    others: Mapping[str, Probabilities]  # those that are not the current one's
+    others: Mapping[str, Probabilities]  # by policy, where they differ from the current policy's
 
     def of(self, policy: str) -> Probabilities:
         return self.others.get(policy, self.current)
 
     @functools.cached_property
     def derivatives(self) -> list[Fraction] | None:
-        """`∂P/∂log π` of every token; None where one has none."""
+        """`∂P/∂log π` of every token; None if a token has none."""
         try:
             return attempt(lambda: [self._derivative(k) for k in range(len(self.current))])
         except TooClose:
@@ -84,21 +84,21 @@ class State:
         return slopes_of(here.value(self.formula, 0)).get(0, Fraction(0))
 
     def update(self, sampled: Probabilities, c: Sequence[Fraction]) -> list[Fraction]:
-        """What adds up at each logit, in expectation over these tokens."""
+        """The expected update of every logit, for tokens sampled with the probabilities `sampled`."""
         mean = sum((s * v for s, v in zip(sampled, c, strict=True)), Fraction(0))
         return [s * v - p * mean for s, p, v in zip(sampled, self.current, c, strict=True)]
 
     def away_from(self, q: str) -> list[Fraction]:
-        """`log π - log q`; with no `q` it is `log π`."""
+        """`log π - log q` of every token; `log π` if `q` is empty."""
         other = self.of(q) if q else _even(1) * len(self.current)
         return [log(p / o) for p, o in zip(self.current, other, strict=True)]
 
 
 def no_divergence(h: Hierarchy, formula: Expression, passed: Sequence[str], may_be_0: bool) -> Witness | None:
-    """A state in which a formula's update is the gradient of no divergence to one of these policies or to `old`, and of
-    no entropy, if each of these is ruled out in some state.
+    """A state in which a formula's update is the gradient of no divergence and no entropy; None if none was found.
 
-    `may_be_0`: there may be states in which it has no gradient, since it looks at more than probabilities.
+    Each target must be ruled out in some state: the entropy, and the policies `passed`, or `old` if there are none.
+    `may_be_0`: the formula may have no gradient in some states, because it reads more than probabilities.
     """
     targets = [*passed, "", *([] if passed else [OLD])]
     found: list[Witness] = []
@@ -141,9 +141,10 @@ def _ruled_out(h: Hierarchy, formula: Expression, q: str, may_be_0: bool) -> Ite
 def leads_nowhere(
     h: Hierarchy, formula: Expression, passed: Sequence[str], named: bool, is_flat: bool
 ) -> Witness | None:
-    """A state in which a formula's derivative falls as the current policy rises above the one that it is compared with.
+    """A state in which a formula's derivative falls where `log π - log q` rises, or leaves no update (`is_flat`).
 
-    `named`: log-probs are read, and those of old not. `is_flat`: it is known to be the same at all tokens of a state.
+    `named`: the penalty reads log-probs, but none of old. `is_flat`: the derivative is known to be the same at all
+    tokens of a state.
     """
     if len(passed) > 1:
         return None
@@ -171,22 +172,22 @@ def _sides() -> Probabilities:
 
 
 def _above(v: Fraction) -> bool:
-    """Whether a number is not 0: logarithms have fifty digits."""
+    """Whether a number is certainly not 0: logarithms have fifty digits."""
     return abs(v) > TINY
 
 
 def _near_old(
     h: Hierarchy, concrete: Concrete, formula: Expression, may_be_0: bool, turned: bool = False
 ) -> Iterator[Witness]:
-    """Beside the old policy, where the divergence to it has a gradient, of tokens of either.
+    """Yields witnesses against the divergence to `old`: on policy, and beside it for tokens sampled from either policy.
 
-    `turned`: only where that is turned round, or where there is none.
+    `turned`: only states beside the old policy whose update is reversed or 0.
     """
     for powers in () if turned else (_sides(), *map(_rising, STEPS)):
         state = State(h, concrete, formula, powers, {})
         if state.derivatives and any(_above(v) for v in state.update(powers, state.derivatives)):
             yield _on_policy(state)
-    none = TINY if turned else SMALL  # a cube is 0 to first order, and leads the right way
+    none = TINY if turned else SMALL  # the update of a cube is 0 to first order, and leads the right way
     beside = [State(h, concrete, formula, _even(2), {OLD: (Fraction(1, 2) + e, Fraction(1, 2) - e)}) for e in NEAR]
     for who in (CURRENT, OLD):
         rates = []
@@ -266,7 +267,7 @@ def _witness(state: State, text: str, q: str, c: Sequence[Fraction]) -> Witness:
 
 
 def looks_beyond(formula: Expression) -> bool:
-    """Whether a formula reads more of a state than probabilities."""
+    """Whether a formula reads more of a state than probabilities and parameters."""
     plain = (LogProb, Parameter, Component)
     read = {a for e in within(formula) for a in atoms(e)}
     return any(not isinstance(a, plain) and str(a) != "token_log_ratio" for a in read)

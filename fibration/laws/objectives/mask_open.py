@@ -1,7 +1,7 @@
-"""Open masks: where all policies coincide no token is dropped, nor as near to it as one likes.
+"""Open masks: no token is dropped where all policies coincide, or near it.
 
-A mask that drops tokens there has another gradient than the objective from the first update on: some losses mean that,
-such as those that leave out what has the least entropy, and give this law up by its name.
+A mask that drops tokens there has another gradient than the objective from the first update on. Some losses intend
+that, such as those that drop the tokens of least entropy, and give this law up by name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def decide_mask_open(subject: Subject) -> Iterator[Decision]:
 
 
 def token_dropped(subject: Subject, keep: Keep) -> Witness | None:
-    """A small batch on which, or beside which, a condition does not hold."""
+    """A small batch on which all policies coincide, or nearly, and a condition fails; None if none was found."""
     seen = coinciding_search.find_violation(subject.hierarchy, keep.condition, _holds, _holds)
     if seen is None:
         return None

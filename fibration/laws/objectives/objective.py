@@ -1,8 +1,8 @@
 """The objective's weights: `μ` must be a number at every token, whatever the batch.
 
-They are read at the leaves, in counts over a row and over the batch. Neither need be a stratum of the hierarchy, so the
-question is asked of its strata with these two below them. Further weights must have a value besides, and never be
-negative, on every token that is kept; conditions, and the formulas of statistics, must have values on all.
+Weights are read at the leaves, in counts over a row and over the batch. The row and the batch need not be strata of the
+hierarchy, so the law adds both to its strata. Further weights must also have a value, and never be negative, at every
+kept token. Conditions, and the formulas of statistics, must have values at all tokens.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def _of_objective(subject: Subject, objective: Objective, whose: str = "") -> It
 def _of_tokens(
     subject: Subject, name: str, formula: Expression, signs: Signs, word: str, place: Stratum | None = None
 ) -> Decision:
-    """Of a weight, or a condition as 1 or 0: that it has a value at every token, of one of these signs.
+    """Decides whether a weight, or a condition as 1 or 0, has a value of one of these signs at every token.
 
-    `place`: at every element of a stratum instead.
+    `place`: at every element of this stratum instead.
     """
     h = subject.hierarchy
     _, _, written = name.partition(" ")
@@ -88,7 +88,7 @@ def _of_tokens(
 def _of_mu(subject: Subject, objective: Objective, whose: str) -> Decision:
     h = subject.hierarchy
     weight, shape = objective.spelled_out(h.leaves, h.rows), whole_batch(h)
-    # what is kept is a batch too, in which a branch may be empty that is not in the whole one
+    # the kept tokens are a batch of their own, in which a leaf may be empty that has tokens in the whole batch
     assume = () if any(k.normaliser == "kept" for k in objective.kept) else h.assume
     defined = {leaf: Claim(weight, Assumptions(shape, assume, leaf)) for leaf in h.leaves}
     loose = next((leaf for leaf, claim in defined.items() if not claim.is_shown), None)
@@ -124,7 +124,7 @@ def token_without_weight(h: Hierarchy, shape: Shape, weight: Expression) -> Witn
 
 
 def _batch(concrete: Concrete) -> str:
-    """A batch by its tokens, where they are not all of one kind: `a batch of 0 texts and 1 image`."""
+    """A batch by its kinds of tokens, such as `a batch of 0 texts and 1 image`; empty if there is one kind."""
     leaves = concrete.shape.leaves
     if len(leaves) == 1:
         return ""

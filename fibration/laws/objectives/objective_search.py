@@ -1,4 +1,4 @@
-"""Batches on which a formula of tokens has no value, or a sign that it must not have, whatever the policies are."""
+"""Searches batches on which a formula of tokens has no value, or a forbidden sign, whatever the policies are."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from fibration.laws.batches.search import concretes, is_read_at
 from fibration.laws.values.duals import value_of
 from fibration.laws.values.probes import between, crossings, turning
 
-MOST_TRIED, MOST_TOKENS, FEW = 201, 6, 12  # of which a few are searched beside
+MOST_TRIED, MOST_TOKENS, FEW = 201, 6, 12  # FEW batches are also searched around changes of branch
 CURRENT_CHANGE = "token_log_ratio"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch whose tokens are alike, but for one number of its first token."""
+    """A batch whose tokens are alike, except for one number of its first token."""
 
     h: Hierarchy
     concrete: Concrete
@@ -47,7 +47,7 @@ class Batch:
         return (self.by if self.changed == what else rest, *[rest] * (self.size - 1))
 
     def value(self, formula: Expression, k: int, place: Stratum | None = None) -> Any:
-        """A formula at a token, or at the element of a stratum that it lies over; None where it has no value."""
+        """A formula at a token, or at the element of `place` that it lies over; None where it has no value."""
         log_probs = {p: self.given(p) for p in (OLD, *self.h.policies) if p != CURRENT}
         here = DirectOperator(self.h, self.concrete).at_tokens(
             self.given(CURRENT_CHANGE), self.given("advantage"), log_probs
@@ -62,7 +62,7 @@ class Batch:
 
     @property
     def start(self) -> Fraction:
-        """Log-probs to begin with, so that the current one is below 0 too."""
+        """The log-prob of unchanged tokens, so low that the current log-probs are below 0 too."""
         return -1 - max(self.by, Fraction(0)) if self.changed == CURRENT_CHANGE else Fraction(-1)
 
     @property
@@ -74,9 +74,9 @@ class Batch:
 def without_its_sign(
     h: Hierarchy, formula: Expression, signs: Signs, what: str, place: Stratum | None = None
 ) -> Witness | None:
-    """A token at which a formula has no value, or none of these signs; `what` says what it is.
+    """A token, or an element of `place`, at which a formula has no value, or is negative unless `signs` is ANY.
 
-    `place`: or an element of this stratum.
+    `what`: the name of the formula in the witness.
     """
     exact = rounding(formula)
     for batch in _batches(h, formula):
@@ -89,7 +89,7 @@ def without_its_sign(
 
 def _batches(h: Hierarchy, formula: Expression) -> Iterator[Batch]:
     read = {a for e in within(formula) for a in atoms(e)}
-    given = bool({advantage, reward} & read)  # a reward takes the advantage's place
+    given = bool({advantage, reward} & read)  # rewards get the same numbers as advantages
     signs = [Fraction(a) for a in (1, -1, 0)] if given else [Fraction(1)]
     few: list[Batch] = []
     for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):

@@ -1,8 +1,8 @@
 """An advantage where one row has another reward than all others, and everything else is alike.
 
-All rows but one have the reward `BASE`, that one has another; every policy says the same of every token, and of an
-attribute all elements have one value. Rows and groups may be of any size. So a row is the own one, or it shares with it
-one of the strata that rows lie over, and a statistic is one of as many values as there are such kinds of rows.
+All rows but one have the reward `BASE`. All log-probs are equal, and each attribute has one value. Rows and groups may
+have any size. So a row is the own row, or shares with it one of the strata that rows lie over: these are the kinds of
+rows. A statistic takes as many values as it covers kinds of rows.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ ZERO = as_expression(0)
 OWN = 0  # the kind of the own row; kind k shares with it the k-th of the strata that rows lie over, and no finer one
 MOST_KINDS = 8
 FURTHER = [Reading(f"further tokens of kind {k}") for k in range(MOST_KINDS + 1)]
-TOKENS: list[Expression] = [1 + FURTHER[OWN], *FURTHER[1:]]  # of rows of every kind
+TOKENS: list[Expression] = [1 + FURTHER[OWN], *FURTHER[1:]]  # how many tokens the rows of each kind have
 
 
 class NotAlike(Exception):
-    """What is read is not one of few values."""
+    """The formula reads something that is not known from these few values; the message names it."""
 
 
 @dataclass(frozen=True)
 class Alike:
-    """Formulas in which the own row has a reward, and all others have `BASE`."""
+    """A formula in which the own row has the reward `own`, and all others have `BASE`."""
 
     h: Hierarchy
     formula: Expression
@@ -55,7 +55,7 @@ class Alike:
 
     @cached_property
     def below(self) -> list[Stratum]:
-        """What rows lie over and the formula reads, the finest first."""
+        """The strata that rows lie over and the formula reads, the finest first."""
         shape = whole_batch(self.h)
         read = {place for e in within(self.formula) for a in atoms(e) for place in (read_at(a), getattr(a, "of", None))}
         known = (s for s in shape.coarser(self.h.rows) if s in read)
@@ -67,7 +67,7 @@ class Alike:
         return found
 
     def value(self, e: Expression, kind: int = OWN) -> Expression:
-        """A formula at a token, or at a row, of a kind of row."""
+        """A formula at a row of this kind, or at a token of it."""
         if isinstance(e, Apply):
             return apply(e.operator, *(self.value(a, kind) for a in e.arguments))
         if isinstance(e, (Number, Attribute, Parameter)):
@@ -100,7 +100,7 @@ class Alike:
 
     def _statistic(self, e: Aggregate, kind: int) -> Expression:
         formula = desugar(e.formula)
-        if e.over == self.h.rows and e.of is None:  # of tokens that are all alike
+        if e.over == self.h.rows and e.of is None:  # over the tokens of a row, which are all alike
             inside = self.value(formula, kind)
             if e.kind == "deviation" or (e.kind == "total" and vanishes(to_sympy(inside))):
                 return ZERO
@@ -110,7 +110,7 @@ class Alike:
         if e.over not in self.below or e.of not in (None, self.h.rows) or e.kind == "quantile":
             raise NotAlike(str(e))
         last = self.below.index(e.over) + 1  # type: ignore[arg-type]
-        if kind > last:  # over another element, of which the own row is none
+        if kind > last:  # over an element that the own row does not lie over
             if e.kind not in ("mean", "largest") or e.others:
                 raise NotAlike(str(e))
             return self.value(formula, kind)
@@ -121,7 +121,7 @@ class Alike:
         return self._gathered(e.kind, list(values.values()), list(numbers.values()))
 
     def _numbers(self, of: object, last: int) -> Iterator[tuple[int, Expression]]:
-        """How many rows, or tokens, of every kind lie over the own element of the last stratum."""
+        """Yields how many rows, or tokens, of each kind lie over the own element of the last stratum."""
         before: Expression = as_expression(1)
         yield OWN, before if of is not None else TOKENS[OWN]
         for k, over in enumerate(self.below[:last], 1):
@@ -139,7 +139,7 @@ class Alike:
             "mean", "largest", "deviation",
         ):  # fmt: skip
             return ZERO if kind == "deviation" else values[0]
-        if kind in ("largest", "some") and len(values) > 2:  # there need be none of the last kinds
+        if kind in ("largest", "some") and len(values) > 2:  # the last kinds may have no rows
             raise NotAlike(kind)
         if kind == "some":
             return reduce(or_, values)
@@ -157,9 +157,9 @@ class Alike:
 
 
 def rises(h: Hierarchy, formula: Expression) -> bool | None:
-    """Whether a reward above all others gives no less advantage than the same reward, and one below gives no more.
+    """Whether a reward above all others gives no less advantage than an equal reward, and one below gives no more.
 
-    False: it is the same whatever the own reward is. None: neither was shown.
+    False: the advantage is the same for all three. None: neither was shown.
     """
     try:
         at_base, above, below = (Alike(h, formula, own).advantage for own in (BASE, BASE + MORE, BASE - MORE))
@@ -183,7 +183,7 @@ def _is_not_below_0(case: Case, known: Assumptions) -> bool:
 
 
 def _contradict(one: tuple[Any, Signs], other: tuple[Any, Signs], known: Assumptions) -> bool:
-    """Whether what is known of the sum of two numbers, or of their difference, rules out their signs."""
+    """Whether the known signs of the sum or the difference of two numbers rule out the numbers' own signs."""
     (a, of_a), (b, of_b) = one, other
     return any(
         not known.signs(a + turn * b) & frozenset().union(*(_sum(s, turn * t) for s in of_a for t in of_b))
@@ -196,7 +196,7 @@ def _sum(s: int, t: int) -> Signs:
 
 
 def _known(h: Hierarchy) -> Assumptions:
-    """That the own reward is another, that there are several rows, and what is known of a row anyway."""
+    """The assumptions on a row; also, the own reward differs, and elements that rows lie over have several rows."""
     shape = whole_batch(h)
     known = {symbol(MORE): POSITIVE} | {symbol(n): POSITIVE if k == 1 else NOT_NEGATIVE for k, n in enumerate(FURTHER)}
     known |= {symbol(Count(h.rows, below)) - 1: POSITIVE for below in shape.coarser(h.rows)}

@@ -1,8 +1,8 @@
-"""What of an advantage is its own reward, and what of it is anything else of its own sample.
+"""Splits an advantage into its own reward, other values of its own sample, and everything else.
 
-A formula is taken apart: so much of the reward of the token itself and of each later one, something of its own row
-beside, something of other rows and of the prefix. What is multiplied, divided or bent has to be of one kind: then the
-parts add up, and all but the reward is a baseline, or a reward of its own.
+The parts are: a share of the reward of the token and of each later one; other values of its own row; values of other
+rows and of the prefix. The arguments of a product, a quotient or another function must be of one kind. Then the parts
+add up, and everything but the reward is a baseline, or an added reward.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ NONE = sympy.Integer(0)
 
 @dataclass(frozen=True)
 class Parts:
-    """`now` and `later` times the rewards of the token and of every later one; `own`: and something of its own sample
-    from the token on; `rest`: and something of other rows, or of what came before."""
+    """`now` times the token's reward plus `later` times every later one. `own`: plus values of its own sample from the
+    token on; `rest`: plus values of other rows, or of earlier tokens."""
 
     now: Any = NONE
     later: Any = NONE
@@ -57,7 +57,7 @@ class Parts:
 
 
 def of_tokens(h: Hierarchy, formula: Expression) -> bool:
-    """Whether rewards are those of tokens: some sum over the tokens of a row, or over a part of these, is of them."""
+    """Whether rewards belong to tokens: some sum over tokens of a row, all or some of them, reads rewards."""
     sums = (
         a
         for e in within(formula)
@@ -71,7 +71,7 @@ def of_tokens(h: Hierarchy, formula: Expression) -> bool:
 class Multiple:
     """`A = κ·(R - b)`: `κ` is one number for all tokens of a row, at least 0, and above 0 where rows are compared.
 
-    `everywhere`: above 0 for a row alone too. `adds`: `R` has more of its own row than rewards.
+    `everywhere`: `κ` is above 0 for a single row too. `adds`: `R` has values of its own row besides rewards.
     """
 
     kappa: Any
@@ -80,7 +80,7 @@ class Multiple:
 
 
 def multiple(h: Hierarchy, formula: Expression) -> Multiple | None:
-    """The factor by which an advantage is a reward less a baseline; None if that is not shown to be so."""
+    """The factor `κ` if an advantage was shown to be `κ` times a reward less a baseline; else None."""
     parts = _Taken(h, of_tokens(h, formula)).parts(desugar(formula), HERE)
     if parts is None or not vanishes(parts.now - parts.later) or _is_sampled(h, parts.now):
         return None
@@ -97,7 +97,7 @@ def multiple(h: Hierarchy, formula: Expression) -> Multiple | None:
 
 
 def rises_onward(h: Hierarchy, formula: Expression) -> bool:
-    """Whether an advantage is a sum with the reward of the token and later ones in it, which may be discounted."""
+    """Whether an advantage has a share above 0 of the token's reward, and at least 0 of later (discounted) rewards."""
     parts = _Taken(h, of_tokens(h, formula), discounted=True).parts(desugar(formula), HERE)
     if parts is None or _is_sampled(h, parts.now) or _is_sampled(h, parts.later.subs(dict.fromkeys(LEFT_OF, 1))):
         return False
@@ -106,7 +106,7 @@ def rises_onward(h: Hierarchy, formula: Expression) -> bool:
 
 
 def compared(h: Hierarchy) -> Assumptions:
-    """What is known of a row where everything that it lies over has several rows."""
+    """The assumptions on a row if every element that it lies over has several rows."""
     shape = whole_batch(h)
     several = {symbol(Count(h.rows, below)) - 1: POSITIVE for below in shape.coarser(h.rows)}
     return Assumptions(shape, h.assume, h.rows).with_signs(several)
@@ -117,7 +117,7 @@ def _is_in_row(h: Hierarchy, over: object) -> bool:
 
 
 def _is_sampled(h: Hierarchy, share: Any) -> bool:
-    """Whether a share of rewards changes with what was sampled, or from token to token of a row."""
+    """Whether a share of rewards depends on what was sampled, or changes along a row."""
     read, samples = [ATOM_OF.get(s) for s in share.free_symbols], Samples(h)
     places = (a.over if isinstance(a, Ordered) else read_at(a) for a in read if a is not None)
     return any(place is not None and not samples.is_coarse(place) for place in places) or any(
@@ -126,7 +126,7 @@ def _is_sampled(h: Hierarchy, share: Any) -> bool:
 
 
 def _is_multiple(e: Expression) -> bool:
-    """Whether a formula is so many times the reward, with nothing added."""
+    """Whether a formula is a multiple of the reward, with nothing added."""
     if not isinstance(e, Apply):
         return e == reward or (isinstance(e, Number) and not e.value)
     found = [_is_multiple(a) for a in e.arguments]
@@ -137,15 +137,15 @@ def _is_multiple(e: Expression) -> bool:
 
 @dataclass(frozen=True)
 class _Taken:
-    """How formulas are taken apart, where rewards are those of tokens or of rows.
+    """Splits formulas into `Parts`, with rewards of tokens (`by_token`) or of rows.
 
-    At the token at hand, at each of several of its row (of which `now` is then the own reward's share), or at its row
-    and what this lies over.
+    A formula is read at the token, at each of several tokens of its row (`now` is then the share of each one's own
+    reward), at its row, or at an element that the row lies over.
     """
 
     h: Hierarchy
     by_token: bool
-    discounted: bool = False  # later rewards may count for less, by what is left of them after some tokens
+    discounted: bool = False  # later rewards may be discounted
 
     def parts(self, e: Expression, place: Place) -> Parts | None:
         if isinstance(e, Apply):
@@ -190,7 +190,7 @@ class _Taken:
         return to_sympy(at(e, place.of or self.h.leaves[0]))
 
     def _chosen(self, condition: Parts, one: Parts, other: Parts) -> Parts | None:
-        """A choice that keeps the share of the reward; what decides it is of the kind of what it chooses from."""
+        """The parts of `where`: both values have the same share of the reward, and the condition is of their kind."""
         if condition.has_reward or not (vanishes(one.now - other.now) and vanishes(one.later - other.later)):
             return None
         both = one.plus(other).plus(condition)
@@ -200,19 +200,19 @@ class _Taken:
 
     @staticmethod
     def _bent(known: list[Parts]) -> Parts | None:
-        """Any function of what is of one kind, and no reward."""
+        """The parts of any other function: its arguments have no reward and are of one kind, else None."""
         own, rest = any(p.own for p in known), any(p.rest for p in known)
         return None if any(p.has_reward for p in known) or (own and rest) else Parts(own=own, rest=rest)
 
     def _after(self, o: Ordered, place: Place) -> Parts | None:
-        """Later rewards, all of the row, each as often as the others."""
+        """The parts of a sum over all later tokens of the row; undiscounted, unless `discounted`."""
         is_sum = place == HERE and o.of is None and o.over == self.h.rows and (self.discounted or o.discount == ONE)
         found = self._each(o.formula) if is_sum and not o.is_forward else None
         left = _left(o.discount) if self.discounted else 1
         return None if found is None else replace(found, now=NONE, later=found.now * left)
 
     def _gathered(self, a: Aggregate, place: Place) -> Parts | None:
-        """A sum or a mean with the own reward in it, in which every element has a formula of its own sample."""
+        """The parts of a sum or a mean with the own reward, in which each element's formula reads its own sample."""
         if Samples(self.h).is_coarse(a.of):
             return self._of_rows(a)
         is_sum = a.kind == "total" and a.of is None and Samples(self.h).is_coarse(a.over)
@@ -220,14 +220,14 @@ class _Taken:
         return None if found is None else replace(found, later=found.now, rest=True)
 
     def _each(self, formula: Expression) -> Parts | None:
-        """A formula at all those tokens of the row that a sum is of: a share of the reward of each."""
+        """A formula at every token of the row that a sum covers: a share of that token's reward."""
         found = self.parts(desugar(formula), Place(ROW, None, self.h.rows))
         if found is None or found.rest or not vanishes(found.later) or _is_sampled(self.h, found.now):
             return None
         return replace(found, own=found.own or not _is_multiple(desugar(formula)))
 
     def _of_rows(self, a: Aggregate) -> Parts | None:
-        """Of elements each of which has its own formula, which reads no others."""
+        """The parts of a sum or a mean over rows, or over coarser elements, whose formula reads no other element."""
         assert isinstance(a.of, Stratum) and isinstance(a.over, Stratum)
         if a.others or a.kind not in ("total", "mean") or not self._is_apart(a.formula, a.of):
             return None
@@ -239,17 +239,17 @@ class _Taken:
         return replace(inside.times(share), rest=True)
 
     def _is_apart(self, formula: Expression, of: Stratum) -> bool:
-        """Whether a formula at one element reads nothing of any other."""
+        """Whether a formula at one element reads nothing of other elements."""
         read = Samples(self.h, self.by_token).of(formula, Place(OTHERS, of, of))
         return not any(when != "others" for when, _ in read)
 
 
-LEFT_OF: dict[Any, Any] = {}  # the discount of every symbol that stands for its powers
+LEFT_OF: dict[Any, Any] = {}  # the discount whose powers a symbol stands for
 
 
 @cache
 def _left(discount: Expression) -> Any:
-    """What a discount leaves of a reward after any number of tokens: discounts fade at different rates."""
+    """The symbol for the powers of a discount; each discount has its own. 1 if nothing is discounted."""
     if discount == ONE:
         return sympy.Integer(1)
     made = sympy.Dummy(f"what {discount} leaves", real=True)
@@ -258,7 +258,7 @@ def _left(discount: Expression) -> Any:
 
 
 def _plain(read: Reads) -> Parts | None:
-    """What has no own reward in it, and is of one kind: of what is sampled from the token on, or of anything else."""
+    """The parts of what reads no own reward and is of one kind: sampled from the token on, or anything else."""
     ahead = {what for when, what in read if when in AHEAD}
     beside = any(when == "others" or what == "reward" for when, what in read if when not in AHEAD)
     if "reward" in ahead or (ahead and beside):

@@ -1,7 +1,7 @@
-"""What a formula that is read at a token has of samples: of the token, of its row before and after it, of other rows.
+"""Which samples a formula at a token reads: the token, earlier and later tokens of its row, other rows.
 
-What is inside of a statistic or of an order decides: a sum over earlier tokens of a mean over the row is of the whole
-row. So places are followed inwards, as which tokens lie at them, seen from the one token at which all of it is read.
+The formula inside a statistic or an order decides: a sum over earlier tokens of the row's mean reads the whole row. So
+`Samples` follows places inwards. A place has the set of tokens that may lie there, as seen from the outermost token.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from fibration.language.places import whole_batch
 from fibration.language.statistics import Aggregate, within
 from fibration.language.traversal import atoms
 
-When = Literal["earlier", "now", "later", "others"]  # tokens of the row, seen from the one at hand; and other rows'
+When = Literal["earlier", "now", "later", "others"]  # tokens of the row, relative to the token; tokens of other rows
 What = Literal["value", "number", "reward"]  # log-probs, attributes and advantages; how many tokens there are; rewards
 Reads = frozenset[tuple[When, What]]
 ROW: frozenset[When] = frozenset({"earlier", "now", "later"})
 OTHERS: frozenset[When] = frozenset({"others"})
 EVERYWHERE = ROW | OTHERS
-AHEAD: frozenset[When] = frozenset({"now", "later"})  # what the state does not have
+AHEAD: frozenset[When] = frozenset({"now", "later"})  # not part of the state
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a formula is read: at an element of `of` (None: a token), as one of several where these are gathered.
+    """Where a formula is read: at an element of `of` (None: a token), perhaps one of several inside a statistic.
 
-    `tokens`: which ones may lie over it, and over the element of `within` that it lies over itself.
+    `tokens`: the tokens that may lie over the element, and over the `within` element that it lies over.
     """
 
     tokens: frozenset[When]
@@ -44,7 +44,7 @@ HERE = Place(frozenset({"now"}))
 
 @dataclass(frozen=True)
 class Samples:
-    """Of formulas of a hierarchy; `by_token`: rewards are those of tokens, and else of rows."""
+    """The samples that formulas of a hierarchy read. `by_token`: rewards belong to tokens, else to rows."""
 
     h: Hierarchy
     by_token: bool = True
@@ -69,12 +69,12 @@ class Samples:
         if a == reward:
             whole = place.of is not None or not self.by_token
             return _each("reward", place.tokens | ROW if whole and place.tokens & ROW else place.tokens)
-        if a == advantage and place.of is not None:  # the row's
+        if a == advantage and place.of is not None:  # the advantage of the row
             return _each("value", place.tokens - {"earlier", "later"})
         return _each("value", place.tokens)
 
     def _measured(self, a: Count | Total, place: Place) -> Reads:
-        """How many tokens there are is sampled; how many rows, and what these have, is given."""
+        """What a count or total reads: how many tokens there are is sampled; rows and their attributes are given."""
         over = place.of if a.over is None else a.over
         if self.is_coarse(a.of):
             return frozenset()
@@ -93,7 +93,7 @@ class Samples:
         return Place(self._over(over, place), of, place.within if self._is_inside(over, place) else _stratum(over))
 
     def ordered(self, o: Ordered, place: Place) -> Place:
-        """Where the formula of an order is read. What comes before an element of a row ends before that begins."""
+        """Where the formula of an order is read. Within a row, an earlier element ends before the next one begins."""
         of, inside = o.of if isinstance(o.of, Stratum) else None, self._is_inside(o.over, place)
         if self.is_coarse(of):
             apart = not place.tokens & OTHERS or (inside and not place.tokens & ROW)
@@ -120,13 +120,13 @@ class Samples:
         return place.within is not None and (over == place.within or place.within in self._coarser(over))
 
     def granted(self, formula: Expression) -> str:
-        """What is taken for granted of elements within a row that a formula puts in order."""
+        """The assumption, in words, on elements within a row that a formula orders; empty if there are none."""
         ordered = (a.of for e in within(formula) for a in atoms(e) if isinstance(a, Ordered) and a.of is not None)
         turns = any(not self.is_coarse(of) and self._is_in_row(of) for of in ordered)
         return ", where what comes before an element ends before it begins" if turns else ""
 
     def is_coarse(self, of: object) -> bool:
-        """Whether something is the rows, or what these lie over: there are no more of them for a token that follows."""
+        """Whether `of` is the rows or a stratum that they lie over: further tokens add no elements to it."""
         return of == self.h.rows or of in self._coarser(self.h.rows)
 
     def _is_in_row(self, over: object) -> bool:
@@ -149,7 +149,7 @@ def _each(what: What, tokens: Iterable[When]) -> Reads:
 
 
 def _beside(when: When, forward: bool) -> frozenset[When]:
-    """What may come before such a token of a row, or after it."""
+    """Which tokens may come before (`forward`) or after a token of this kind."""
     if when == "others":
         return OTHERS
     one: When = "earlier" if forward else "later"

@@ -1,8 +1,8 @@
-"""Positivity of ratio deviations over several levels, where gates are bounded: `1 + Σ h_v > 0` on every leaf.
+"""Positivity of ratio deviations over several levels with bounded gates: `1 + Σ h_v > 0` on every leaf.
 
-Two arguments. What the levels can take away at most adds up to less than 1. Or the deviations that a token and its
-means have are looked at together, branch by branch: every mean of ratios is above 0, so that a token clipped far below
-its trajectory cannot belong to a trajectory that lies low itself.
+There are two arguments. The most that all levels can subtract is less than 1. Or the deviations of a token and of its
+means are examined together, branch by branch: every mean of ratios is above 0, so a token clipped far below its
+trajectory cannot belong to a trajectory that is low itself.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import Case, TooManyCases, cases
 from fibration.laws.subject import Subject
 
-MOST_LEVELS = 3  # whose branches are looked at together
+MOST_LEVELS = 3  # whose branches are examined together
 MOST_LOWEST = 64  # sums of one lowest value per level
 
 
 def stay_above_minus_1(subject: Subject) -> str:
-    """Why the gates of all levels add up to more than -1 on every leaf; '' if that is not shown."""
+    """The argument that the gates of all levels add up to more than -1 on every leaf; '' if there is none."""
     h = subject.hierarchy
     if h.orthogonalise is not None or not (usable(subject) and subject.proved("recovery")):
         return ""
     if h.fibrations and not (subject.proved("markov") and subject.proved("reflecting")):
-        return ""  # means of ratios are above 0 where weights are, and sum to 1
+        return ""  # means of ratios are above 0 if weights are not negative and sum to 1
     paths = {leaf: [s for s in h.order if s == leaf or s in h.coarser(leaf)] for leaf in h.leaves}
     table = lines(h, subject)
     lowest = {s: _lowest(subject, s, table[s, ""]) for s in h.order}
@@ -51,7 +51,7 @@ def stay_above_minus_1(subject: Subject) -> str:
 
 
 def _lowest(subject: Subject, stratum: Stratum, outcomes: list[Line] | None) -> list[Any]:
-    """What the infimum of a gate is one of, in intensive units; -oo where it is not known."""
+    """Candidates for the infimum of a gate, in intensive units; -oo if it is not known."""
     ends = [line.range(*domain(subject.hierarchy, stratum, "deviation")) for line in outcomes or ()]
     return list(dict.fromkeys(low for end in ends for low in (end[0] if end else [-oo]))) or [-oo]
 
@@ -86,7 +86,7 @@ def _branches_above_minus_1(subject: Subject, leaf: Stratum, path: list[Stratum]
 
 
 def _is_above_minus_1(case: Case, assume: Assumptions, means: list[Any]) -> bool:
-    """Whether `1 + D`, less some of what the branch's conditions say is not below 0, is above 0."""
+    """Whether `1 + D` is above 0 after subtracting some values that the branch's conditions keep at or above 0."""
     whole = 1 + case.sympy()
     facts = [_per_mean(fact, assume, means) for fact in facts_of(case) if fact.has(*means)]
     slopes = [[sympy.diff(value, q) for q in means] for value in (whole, *facts)]
@@ -94,14 +94,14 @@ def _is_above_minus_1(case: Case, assume: Assumptions, means: list[Any]) -> bool
         for chosen in itertools.combinations(range(len(facts)), n):
             left = (s - sum(slopes[1 + i][k] for i in chosen) for k, s in enumerate(slopes[0]))
             if any(slope.is_negative for slope in left):
-                continue  # it falls without end where that mean grows
+                continue  # the difference falls without bound as that mean grows
             if assume.signs(whole - sum(facts[i] for i in chosen)) == POSITIVE:
                 return True
     return False
 
 
 def _per_mean(fact: Any, assume: Assumptions, means: list[Any]) -> Any:
-    """A condition in units in which its finest mean counts once."""
+    """A condition scaled so that its finest mean has the coefficient 1 or -1."""
     factor = next(sympy.diff(fact, q) for q in means if fact.has(q))
     signs = assume.signs(factor)
     return sympy.expand(fact / factor) if signs == {1} else -sympy.expand(fact / factor) if signs == {-1} else fact

@@ -1,11 +1,11 @@
-"""Whether a gate keeps the law `inward` on one side of 0, whatever it reads beside its residual.
+"""Whether a gate keeps the law `inward` on one side of 0, whatever it reads besides its residual.
 
-No breakpoints are put in order. One branch breaks the law by itself, where it turns an inward pull round. Two branches
-break it together: one stops a pull, and another lets one pass further out, or lets a pull of the other sign pass
-wherever it lies. So the law is kept where the conditions of no such two branches hold together.
+The proof puts no breakpoints in order. One branch breaks the law alone if it turns an inward pull round. Two branches
+break it together if one stops a pull, and the other lets a pull pass further out, or lets a pull of the other sign pass
+anywhere. So the law holds if the conditions of no two such branches hold together.
 
-What else a gate reads is the same at both places, but for what moves along: statistics of the current policy may be
-anything at either, statistics of advantages too where the pulls have other signs, and densities go by a `Path`.
+Everything else that a gate reads is equal at both places, except for three things: statistics of the current policy may
+differ; statistics of advantages may differ where the pulls have opposite signs; densities change along a `Path`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Conditions = tuple[tuple[Any, Signs], ...]
 
 @dataclass(frozen=True)
 class Branch:
-    """The slope of a gate under some conditions, with the signs that it can have there."""
+    """The slope of a gate under some conditions, and the signs that the slope can have there."""
 
     conditions: Conditions
     slope: Any
@@ -55,9 +55,9 @@ class Branch:
 
 @dataclass(frozen=True)
 class Path:
-    """What stands for each symbol at a place further out, with what is known of the symbols that this adds.
+    """The value of each symbol at a place further out, and the signs of the symbols that these values add.
 
-    `end` is the residual at which the line ends: infinite, or a number; None where it is not known.
+    `end`: the residual at which the line ends, infinite or a number; None if it is not known.
     """
 
     moved: Mapping[Any, Any]
@@ -67,18 +67,18 @@ class Path:
 
 @dataclass(frozen=True)
 class Lines:
-    """How a gate is followed outwards: it keeps the law along all `rays`, and along one of the `paths`."""
+    """The lines on which a gate is followed outwards. It must keep the law along all `rays` and one of the `paths`."""
 
     paths: tuple[Path, ...]
     rays: tuple[Path, ...]
-    certain: Conditions  # what holds at every place
-    inside: Conditions  # what holds where the line goes on
+    certain: Conditions  # that hold at every place
+    inside: Conditions  # that hold where the line goes on
 
 
 def lines_out(
     h: Hierarchy, stratum: Stratum, channel: str, gate: Expression, side: int, assume: Assumptions, own: Any, end: Any
 ) -> Lines:
-    """The lines of one side. `own`, if it is given, is the density of the element, which is not below 0."""
+    """The lines of one side. `own`: the density of the element, which is not below 0, or None."""
     known = tuple((e, signs) for e, signs in assume.extra.items() if not e.is_Symbol)
     certain, inside = known, known
     if own is not None:
@@ -92,21 +92,21 @@ def lines_out(
 
 
 def _own_path(h: Hierarchy, stratum: Stratum, channel: str, side: int, assume: Assumptions, end: Any) -> Iterator[Path]:
-    """The density of the element itself changes by `STEP`, and with it those that it is part of."""
+    """Yields the path on which the density of the element changes by `STEP`, and with it those that contain it."""
     if is_effect(h, stratum):
         return
     mass = {s: to_sympy(h.masses[s]) for s in (stratum, *h.coarser(stratum))}
     rise = 1 - sum(c * mass[stratum] / mass[u] for u, c in h.shape.moebius(stratum).items())
-    if -1 not in assume.signs(rise):  # an element that is all of what it lies over has the residual 0
+    if -1 not in assume.signs(rise):  # an element that fills the elements it lies over has the residual 0
         rates = {RHO: rise / mass[stratum], **{symbol(Density(u, channel)): 1 for u in h.coarser(stratum)}}
         moved = {s: s + side * rate * STEP for s, rate in rates.items()}
         yield Path(moved, {STEP: POSITIVE, rise: POSITIVE}, end)
 
 
 def keeps(gate: Expression, held: Mapping[int, Assumptions], side: int, base: Any, lines: Lines, but: str = "") -> bool:
-    """Whether a gate keeps the law on one side of 0, for pulls of either sign: that of `base`, where it reads that.
+    """Whether a gate keeps the law on one side of 0, for pulls of either sign. `base`: the symbol of the pull.
 
-    `but` is a fault that it may have: what is turned round then counts as stopped.
+    `but`: a fault that the gate may have; if it is `TURNED`, a pull that is turned round counts as stopped.
     """
     known = {p: assume.with_signs({RHO: frozenset({side})}) for p, assume in held.items()}
     inward = branches(gate, known[-side], side, lines.certain)
@@ -128,12 +128,12 @@ def keeps(gate: Expression, held: Mapping[int, Assumptions], side: int, base: An
         return False
 
     def stays(path: Path) -> bool:
-        """Whether an outward pull that is stopped stays so, further out on a path."""
+        """Whether an outward pull that is stopped stays stopped further out on a path."""
         places = Places(known[side], known[side], moving, path)
         return all(_closes(b, c, side, known[side], {*places.moved} - {RHO}) or places.exclude(b, c) for b, c in pairs)
 
     def is_met(b: Branch, path: Path) -> bool:
-        """Whether an outward pull is stopped somewhere where an inward one is: there, or at the end of the path."""
+        """Whether, if an inward pull is stopped, an outward one is too: at that place, or at the end of the path."""
         here = Places(known[-side], known[side], turned, Path({}))
         there = Places(known[-side], known[side], turned | moving, path)
         is_stopped_here = all(here.exclude(b, c) for c in opposed if c.signs & PASSES)
@@ -161,7 +161,7 @@ def is_of_advantages(atom: Expression) -> bool:
 
 
 def branches(gate: Expression, assume: Assumptions, side: int, certain: Conditions) -> list[Branch] | None:
-    """The branches that can hold on one side; None where one has no slope that is known."""
+    """The branches that can hold on one side; None if one has no value, or no slope that is known."""
     try:
         found = cases(gate, assume)
     except TooManyCases:
@@ -177,7 +177,7 @@ def branches(gate: Expression, assume: Assumptions, side: int, certain: Conditio
 
 
 def _without_kinks(value: Any, assume: Assumptions) -> Any:
-    """A formula without absolute values of what has one sign, which sympy makes of roots of squares."""
+    """A formula without `Abs` and `sign` of values of one sign; sympy makes them of roots of squares."""
     for e in sorted(value.atoms(sympy.Abs, sympy.sign), key=sympy.count_ops):
         if (sign := assume.signs(e.args[0])) in ({1}, {-1}):
             size = e.args[0] if isinstance(e, sympy.Abs) else sympy.Integer(1)
@@ -186,12 +186,12 @@ def _without_kinks(value: Any, assume: Assumptions) -> Any:
 
 
 def _turns(b: Branch, assume: Assumptions) -> bool:
-    """Whether a slope may be below 0."""
+    """Whether the slope of a branch may be below 0."""
     return -1 in b.signs and _can_hold(b.where(frozenset({-1})), assume)
 
 
 def _can_hold(conditions: Conditions, assume: Assumptions) -> bool:
-    """Whether conditions are not seen to contradict each other, as they stand or as they are written best."""
+    """Whether conditions show no contradiction, as they stand and together with their normal forms."""
     ways = ([w for d, signs in conditions for w in write(d, signs, assume)] for write in (_plainly, _both_ways))
     return all(feasible(_joined(way), assume) for way in ways)
 
@@ -208,12 +208,12 @@ def _plainly(difference: Any, signs: Signs, _: Assumptions) -> Conditions:
 
 
 def _both_ways(difference: Any, signs: Signs, assume: Assumptions) -> Conditions:
-    """A condition without factors of known sign, and as it stands: other conditions may share terms with either."""
+    """A condition without factors of known sign, and as it stands: other conditions may share terms with each form."""
     return tuple(dict.fromkeys((normal(difference, signs, assume), *_plainly(difference, signs, assume))))
 
 
 def _slope_signs(case: Case, slope: Any, assume: Assumptions, side: int) -> Signs:
-    """The signs of a slope; of one that rises or falls throughout, by its values where the branch ends."""
+    """The signs of a slope. If it rises or falls throughout, its values at the ends of the branch narrow them."""
     inside = assume.with_signs(dict(case.signs))
     signs = smooth_signs.signs(slope, inside)
     if len(signs) == 1 or not slope.has(RHO):
@@ -225,7 +225,7 @@ def _slope_signs(case: Case, slope: Any, assume: Assumptions, side: int) -> Sign
         one_way = [s for s in (1, -1) if -s not in bends], [s for s in (1, -1) if -s not in beyond]
         if all(one_way) and assume.signs(place) <= {side, 0}:
             value, up = assume.signs(slope.subs(RHO, place)), one_way[0][0] * one_way[1][0]
-            if -up not in value:  # which the slope is beyond
+            if -up not in value:  # the slope lies beyond this value
                 signs &= value | {up}
     return signs
 
@@ -234,7 +234,7 @@ def _slope_signs(case: Case, slope: Any, assume: Assumptions, side: int) -> Sign
 
 
 class Places:
-    """Two places on a path. At the second some symbols have other values: those that are `free`, and those moved."""
+    """Two places on a path. At the second, the symbols in `free` and those that the path moves have other values."""
 
     def __init__(self, first: Assumptions, second: Assumptions, free: Iterable[Any], path: Path) -> None:
         copies = {s: sympy.Dummy(str(s), real=True) for s in free}
@@ -252,7 +252,7 @@ class Places:
             yield from self._written[key]
 
     def exclude(self, one: Branch, other: Branch) -> bool:
-        """Whether no pull is stopped by one branch at the first place, and passed by another at the second."""
+        """Whether it is impossible that `one` stops a pull at the first place and `other` passes it at the second."""
         return any(self._exclude(one.where(STOPS), other.where(PASSES), is_plain) for is_plain in (True, False))
 
     def _exclude(self, stops: Conditions, passes: Conditions, is_plain: bool) -> bool:
@@ -260,11 +260,11 @@ class Places:
         return not self._feasible(_joined(found))
 
     def exclude_at_end(self, one: Branch, other: Branch) -> bool:
-        """As `exclude`, with the second place as far out as one likes."""
+        """As `exclude`, with the second place arbitrarily near the end of the path."""
         if self.path.end is None:
             return False
         found = [*self._at(one.where(STOPS), False, False)]
-        if not self.path.end.is_infinite:  # so near it that a condition holds there, or is about to
+        if not self.path.end.is_infinite:  # a condition that holds near the end holds at it, or is 0 there
             end = {**self.moved, RHO: self.path.end}
             near = [(d.xreplace(end), signs | {0}) for d, signs in other.where(PASSES)]
             near = [(d, signs) for d, signs in near if not d.has(sympy.zoo, sympy.nan, sympy.oo)]
@@ -280,7 +280,7 @@ class Places:
         return not self._feasible(_joined(found))
 
     def _risen(self, conditions: Conditions) -> Iterator[tuple[Any, Signs]]:
-        """How the sides of conditions have changed, where they rise or fall throughout."""
+        """Yields the change of each condition between the places, with its signs, if it rises or falls throughout."""
         step, others = self.moved.get(RHO, RHO) - RHO, {*self.moved} - {RHO}
         bent = [d for d, _ in conditions if d.has(RHO) and not d.free_symbols & others]
         for d in bent if step.has(STEP) else ():
@@ -294,7 +294,7 @@ class Places:
         terms = {t for d in conditions for t in sympy.expand(d).as_coefficients_dict()}
         for t in terms:
             power = t.as_powers_dict().get(SHARE, 0)
-            if power:  # `SHARE` is between 0 and 1: what it multiplies is less
+            if power:  # `SHARE` is between 0 and 1, so a product with it is smaller
                 whole, less = t / SHARE**power, 1 if power > 0 else -1
                 conditions[whole - t] = frozenset(less * s for s in self.known.signs(whole))
             elif t.is_Pow and not t.exp.is_Integer:  # a root of more than 1 is more than 1
@@ -303,7 +303,7 @@ class Places:
 
 
 def _closes(one: Branch, other: Branch, side: int, assume: Assumptions, moved: set[Any]) -> bool:
-    """Whether two branches have one slope, which is nowhere above 0 beyond where it is not."""
+    """Whether two branches have one slope that, once it is not above 0, stays so further out."""
     if one.slope != other.slope or one.slope.free_symbols & moved:
         return False
     if not one.slope.has(RHO):

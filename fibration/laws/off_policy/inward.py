@@ -1,12 +1,13 @@
 """Inward: outside its budget a level never pushes an element further out.
 
-A gate passes on what pulls its residual, times its slope. Where the pull is inward, towards residual 0, a slope below 0
-turns it round: so does a roll-back that looks at no advantage. Where the pull is outward, a gate has a budget where it
-stops to pass it, and a slope above 0 further out breaks it; a gate that stops what comes back and nothing that goes out
-has its bound on the wrong side.
+A gate passes on the pull on its residual, times its slope. The law has three parts:
 
-The pull is that of `Hierarchy.pull`, with the direction in which the recovery moves. It is proved by the gate's
-branches, two at a time (`off_policy/further_out.py`); where that fails, its pieces say where to look for a batch.
+- An inward pull leads towards residual 0. A slope below 0 turns it round, as a roll-back that reads no advantage does.
+- An outward pull leads away from 0. A gate has a budget where it stops the pull; a slope above 0 beyond it breaks it.
+- A gate that stops inward pulls and no outward pull has its bound on the wrong side.
+
+The pull is that of `Hierarchy.pull`, with the direction in which the recovery moves. The proof takes the gate's
+branches two at a time (`off_policy/further_out.py`). If it fails, the gate's pieces tell where to search for a batch.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ from fibration.laws.subject import Subject
 
 STATEMENT = "outside its budget a level never pushes an element further out"
 ORDER = "pessimistic_clip_gate(low, high)"
-ANYWHERE = (TURNED, OPENED)  # what a batch shows by itself
+ANYWHERE = (TURNED, OPENED)  # faults that are searched for without the gate's pieces too
 STAYS = "an outward pull that it stops stays stopped further out"
 MET = "where it stops or turns round an inward pull it stops an outward one too"
 KEPT = "it turns no inward pull round"
-REST = {TURNED: f"{STAYS}, and {MET}", OPENED: f"{KEPT}, and {MET}", LOST: f"{KEPT}, and {STAYS}"}  # but for a fault
+# by fault: all of the law but this fault
+REST = {TURNED: f"{STAYS}, and {MET}", OPENED: f"{KEPT}, and {MET}", LOST: f"{KEPT}, and {STAYS}"}
 GIVE_UP = "or gives_up={'inward': 'why'}, if the loss means it"
 
 
@@ -48,7 +50,7 @@ def decide_inward(subject: Subject) -> Iterator[Decision]:
 
 
 def _of_score(subject: Subject) -> Decision:
-    """Each token's coefficient is `μ·𝒢·A`."""
+    """The decision for a score estimator, whose coefficients are `μ·𝒢·A`."""
     if subject.proved("positivity"):
         return proved("hierarchy", "𝒢(r) > 0, so that every coefficient μ·𝒢·A has the sign of its advantage")
     remedy = f"bound 𝒢 below by 0; {GIVE_UP}"
@@ -74,14 +76,14 @@ def _of_gate(subject: Subject, stratum: Stratum) -> Decision:
 
 
 def _seen(pushed: Pushed, found: list[Fault], anywhere: frozenset[str]) -> Witness | None:
-    """A batch that shows one of the faults that pieces tell, or one of others where these say nothing."""
+    """A batch that shows a fault that the pieces suggest, or any of `anywhere` if they do not suggest where."""
     h, stratum, channel = pushed.subject.hierarchy, pushed.stratum, pushed.channel
     known = coordinate(h, pushed.subject)
     of = "deviation" if "deviation" in known else "log"
     spans = [_span(low, high) for fault in found for low, high in fault.spans] if known else []
     spans = spans if all(_is_known(end) for span in spans for end in span) else []
     witness = pushed_further_out(h, stratum, channel, {f.what for f in found}, spans, of) if found else None
-    if witness is None and (spans or not found):  # where no piece says where, and beyond where a bent one begins
+    if witness is None and (spans or not found):  # no piece says where, or it lies further out on a bent one
         moves = not known and pushed.reads_densities
         if what := anywhere - ({OPENED} if moves else set()):
             witness = pushed_further_out(h, stratum, channel, set(what), [], of)
@@ -93,7 +95,7 @@ def _span(low: object, high: object) -> Span:
 
 
 def _is_known(end: Expression | None) -> bool:
-    """Whether an end is a number on every batch, whatever its advantages."""
+    """Whether an end of a span is a number on every batch, whatever the advantages are."""
     known = (Attribute, Component, Count, Parameter, Total)
     return end is None or all(isinstance(a, known) for a in atoms(end))
 
@@ -120,7 +122,7 @@ def _refused(subject: Subject, stratum: Stratum, found: list[Fault], witness: Wi
 
 
 def remainder(subject: Subject) -> Iterator[Decision]:
-    """What is left of the law where it is given up for a gate: that it fails in no other way."""
+    """Decides what is left of the law if it is given up for a gate: the gate fails in no other way."""
     given_up = {v.subject: v.fault for v in subject.verdicts if v.law == LAW.name and v.fault}
     for stratum in subject.hierarchy.order:
         if fault := given_up.get(f"gate on {stratum}"):

@@ -1,7 +1,7 @@
-"""Gates that push a residual further out than their budget, on small batches in exact rationals.
+"""Searches small batches, in exact rationals, for gates that push a residual further out than their budget.
 
-A level passes on what pulls its residual times the slope of its gate there. So it pushes further out where slope, pull
-and residual multiply to more than 0.
+A level passes on the pull on its residual times the slope of its gate. So it pushes further out where the product of
+slope, pull and residual is above 0.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from fibration.laws.values.enclosures import branching
 from fibration.laws.values.probes import between
 
 MOST_TRIED, MOST_TOKENS, MOST_SHAPES, MOST_POINTS = 41, 4, 60, 500
-SIZES = tuple(Fraction(n, 100) * Fraction(5, 4) ** k for n in (1, 100) for k in range(20))  # of what tokens drift
+SIZES = tuple(Fraction(n, 100) * Fraction(5, 4) ** k for n in (1, 100) for k in range(20))  # how far tokens drift
 MOST_DOUBLED = 8
 PLACES = (Fraction(1, 2), Fraction(1, 10))  # within an interval
 TURNED, LOST, OPENED = "turned", "lost", "opened"
@@ -57,7 +57,7 @@ Span = tuple[Expression | None, Expression | None]  # of residuals in units of t
 
 @dataclass(frozen=True)
 class Level:
-    """A gate at one element: the residual that it reads, its slope there, and what pulls the residual up."""
+    """A gate at one element: the residual that it reads, its slope there, and the upward pull on the residual."""
 
     element: int
     residual: Fraction
@@ -74,7 +74,7 @@ class Level:
 
 
 def levels(point: Point, stratum: Stratum, channel: str) -> Iterator[Level]:
-    """The gate of a stratum at all of its elements that pull and drift."""
+    """Yields the gate of a stratum at each of its elements whose residual is not 0; nothing if the pull is unknown."""
     dense, h = point.dense, point.h
     at_tokens, xs = point.at_tokens, point.moving
     means = dense.densities_of(xs, point.advantages)
@@ -112,9 +112,9 @@ def _way_up(point: Point, means: Mapping[str, Any], channel: str, token: int) ->
 def pushed_further_out(
     h: Hierarchy, stratum: Stratum, channel: str, what: set[str], spans: Sequence[Span], of: str
 ) -> Witness | None:
-    """A batch on which a level does what `what` says, with residuals in some spans; the smallest that is found.
+    """The smallest batch found on which a level has one of the faults `what`, with residuals in the spans; or None.
 
-    `of` is what drifts by multiples of one number, so that residuals do too: "log" ratios, or ratios, a "deviation".
+    `of`: what drifts by multiples of one number, so that residuals do too: log ratios ("log") or ratios ("deviation").
     """
     h, tried = _by_recursion(h), 0
     gate = in_channel(h.gate(stratum), channel)
@@ -132,7 +132,7 @@ def pushed_further_out(
                 point = _point(h, concrete, way, t, advantages, of)
                 if point is not None and (here := _levels(point, stratum, channel)):
                     found.append((point, here))
-            # another element of that batch may have no value, and with it the coefficients
+            # another element of the batch may have no value; the coefficients then have none either
             if witness := _attempt(partial(_seen, found, stratum, channel, what, of)):
                 if witness.values["what"] != OPENED:
                     return witness
@@ -147,7 +147,7 @@ def _levels(point: Point, stratum: Stratum, channel: str) -> list[Level]:
 
 
 def _advantages(h: Hierarchy, concrete: Concrete, way: Sequence[int], mixed: bool) -> Iterator[tuple[Fraction, ...]]:
-    """All 1 or all -1; `mixed`, also other ones in rows that drift up, so that sums of several weights disagree."""
+    """Yields all 1 and all -1; `mixed`: others in rows that drift up too, so that sums of several weights disagree."""
     for sign in (1, -1):
         yield (Fraction(sign),) * len(way)
     rows = [concrete.below(leaf, i, h.rows) for leaf in h.leaves for i in range(concrete.size[leaf])]
@@ -157,7 +157,7 @@ def _advantages(h: Hierarchy, concrete: Concrete, way: Sequence[int], mixed: boo
 
 
 def _others_than_signs(gate: Expression, concrete: Concrete, stratum: Stratum) -> list[Fraction]:
-    """Advantages between and beyond those other than 0 at which a gate takes another branch, and their negatives."""
+    """Advantages between and beyond those, other than 0, at which the gate's branch changes; and their negatives."""
     measured = [a for a in set(atoms(gate)) if isinstance(a, (Attribute, Component, Count, Parameter, Total))]
     found: set[Fraction] = set()
     for element in range(concrete.size[stratum]):
@@ -169,7 +169,7 @@ def _others_than_signs(gate: Expression, concrete: Concrete, stratum: Stratum) -
 
 
 def _by_recursion(h: Hierarchy) -> Hierarchy:
-    """The same hierarchy on batches on which least squares give the residuals of the recursion: balanced ones."""
+    """The hierarchy on balanced batches, on which least squares give the residuals of the recursion."""
     if h.orthogonalise is None:
         return h
     crossed = itertools.combinations(h.shape.crossed(), 2)
@@ -178,7 +178,7 @@ def _by_recursion(h: Hierarchy) -> Hierarchy:
 
 
 def _tried(h: Hierarchy) -> Iterator[tuple[Concrete, tuple[int, ...]]]:
-    """Batches, and which of their tokens drift which way: those of usual values first."""
+    """Yields batches with the direction in which each token drifts; batches of usual values come first."""
     shape = whole_batch(h)
     usual = (c for n in range(1, MOST_TOKENS + 1) for c in itertools.islice(smallest(h, shape, n), MOST_SHAPES))
     read = [*formulas(h), h.objective.spelled_out(h.leaves, h.rows)]
@@ -189,7 +189,7 @@ def _tried(h: Hierarchy) -> Iterator[tuple[Concrete, tuple[int, ...]]]:
 
 
 def _others(h: Hierarchy, read: list[Expression], shape: Shape) -> Iterator[Concrete]:
-    yield from concretes(h, read, shape, most=MOST_TRIED)  # begun when it is asked for: its values are searched for
+    yield from concretes(h, read, shape, most=MOST_TRIED)  # lazy: the search for values starts only when needed
 
 
 def _attempt(evaluate: Callable[[], Any]) -> Any:
@@ -217,7 +217,7 @@ def _sizes(
     spans: Sequence[Span],
     of: str,
 ) -> list[Fraction]:
-    """How far tokens drift, so that residuals lie in the spans; some of all sizes where ends are no numbers by now."""
+    """How far tokens drift so that residuals lie in the spans; `SIZES` if an end is not a number yet."""
     if not spans or any(map(_reads_tokens, (e for span in spans for e in span if e is not None))):
         return list(SIZES)
     one = Fraction(1, 2)
@@ -236,7 +236,7 @@ def _sizes(
 
 
 def _reads_tokens(end: Expression) -> bool:
-    """Whether where a span ends is a matter of the advantages, log-probs or densities of a batch."""
+    """Whether an end of a span depends on the advantages, log-probs or densities of a batch."""
     return any(isinstance(a, (Reading, Density, LogProb, Aggregate, Ordered)) for a in atoms(end))
 
 
@@ -281,7 +281,7 @@ def _same(level: Level, others: Iterable[Level]) -> Level | None:
 
 
 def _further(point: Point, stratum: Stratum, channel: str, level: Level) -> Iterator[Level]:
-    """The same element with all that drifts nearer by half, and further out by powers of 2."""
+    """Yields the element with all drifts halved, and multiplied by powers of 2."""
     for t in (Fraction(1, 2), *(Fraction(2**k) for k in range(1, MOST_DOUBLED))):
         ratios = None if point.ratios is None else tuple(1 + t * (r - 1) for r in point.ratios)
         if ratios is None or min(ratios) > 0:
@@ -291,7 +291,7 @@ def _further(point: Point, stratum: Stratum, channel: str, level: Level) -> Iter
 
 
 def _turned(point: Point) -> Point:
-    """The same batch with advantages of the other sign."""
+    """The point with all advantages negated."""
     return Point(point.h, point.concrete, point.log_ratios, tuple(-a for a in point.advantages), point.ratios)
 
 
@@ -318,7 +318,7 @@ def _witness(
     who = "it" if stratum in h.leaves and not many else f"{stratum} {level.element + 1}"
     side = f' on channel "{channel}"' if channel else ""
     beside = f" instead of μ·A·r = {_listed(ungated)}"
-    if what != TURNED:  # it has the right sign, and should be nearer to 0
+    if what != TURNED:  # the coefficient has the right sign, and should be nearer to 0
         beside = f", of μ·A·r = {_listed(ungated)}"
         if all(abs(c - u) <= max(exact, far) for c, u in zip(coefficients, ungated, strict=True)):
             beside = ", all of μ·A·r"
@@ -348,7 +348,7 @@ def _listed(values: Sequence[Fraction]) -> str:
 
 
 def negative_ratio(h: Hierarchy) -> Witness | None:
-    """A batch of a score estimator on which a token whose advantage is against its drift has a gated ratio below 0."""
+    """A batch of a score estimator with a gated ratio below 0, on a token whose advantage opposes its drift."""
     h = _by_recursion(h)
     tried = ((c, way, t, sign) for c, way in _tried(h) for t in SIZES[::3] for sign in (1, -1))
     for concrete, way, t, sign in itertools.islice(tried, MOST_POINTS):

@@ -1,4 +1,4 @@
-"""Positivity: what the operator's parts give together."""
+"""Positivity: the gated ratio `𝒢(r)` that kernels, gates and recovery give together has a value above 0."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def decide_positivity(subject: Subject) -> Iterator[Decision]:
 
 
 def why_positive(subject: Subject, known: str, recovery: str) -> str:
-    """Why gated ratios are positive where everything has a value; '' if that is not shown."""
+    """The argument that gated ratios are positive if everything has a value; '' if there is none."""
     if is_logarithmic(subject.hierarchy):
         return f"𝒢(r) = {recovery} > 0 for every real argument"
     if _stays_above_minus_1(subject, known):
@@ -77,7 +77,7 @@ def why_positive(subject: Subject, known: str, recovery: str) -> str:
 
 
 def why_positive_everywhere(subject: Subject) -> str:
-    """Why `R` is above 0 whatever the gates give; '' if that is not shown."""
+    """The argument that `R` is above 0 whatever the gates give; '' if there is none."""
     h = subject.hierarchy
     recoveries = {leaf: h.with_mass(h.decomposition.recovery, leaf) for leaf in h.leaves}
     if all(Claim(recovery, subject.at(leaf), POSITIVE).is_shown for leaf, recovery in recoveries.items()):
@@ -86,7 +86,7 @@ def why_positive_everywhere(subject: Subject) -> str:
 
 
 def why_positive_alone(subject: Subject) -> str:
-    """Why `R(g(F(r)))` has a value above 0 on one stratum, though `R` alone may have none; '' if that is not shown."""
+    """The argument that `R(g(F(r)))` is above 0 on a single stratum, though `R` alone may have no value; else ''."""
     h = subject.hierarchy
     if len(h.order) > 1:
         return ""
@@ -100,7 +100,7 @@ def why_positive_alone(subject: Subject) -> str:
 
 
 class _Part(NamedTuple):
-    """What must have a value for every argument, in words and as a claim, and what another law has said against it."""
+    """A part that must have a value for every argument: in words, as a claim, and another law's verdict against it."""
 
     words: str
     claim: Claim
@@ -108,7 +108,7 @@ class _Part(NamedTuple):
 
 
 def _must_have_values(subject: Subject, known: str) -> Iterator[_Part]:
-    """The kernels, the gates, and the recovery."""
+    """Yields the kernels, the gates, and the recovery."""
     h = subject.hierarchy
     for f in h.fibrations:
         claim, cause = Claim(f.weight, subject.at(f.source)), without_a_value(subject, f)
@@ -130,7 +130,7 @@ def _must_have_values(subject: Subject, known: str) -> Iterator[_Part]:
 
 
 def _stays_above_minus_1(subject: Subject, known: str) -> bool:
-    """One stratum in deviation coordinates: every piece of the gate on `ρ > -1` stays above -1."""
+    """Whether, on one stratum in deviation coordinates, every piece of the gate on `ρ > -1` stays above -1."""
     h = subject.hierarchy
     if len(h.order) > 1 or known != "deviation":
         return False
@@ -139,7 +139,7 @@ def _stays_above_minus_1(subject: Subject, known: str) -> bool:
 
 
 def _piece_stays_above_minus_1(p: Piece, assume: Assumptions) -> bool:
-    if p.high != oo:  # r = 1 + ρ > 0 comes here only if the piece reaches above ρ = -1
+    if p.high != oo:  # a ratio r = 1 + ρ > 0 lies here only if the piece extends above ρ = -1
         if assume.signs(p.high + 1) <= {-1, 0}:
             return True
         assume = assume.with_signs({p.high + 1: POSITIVE})
@@ -157,7 +157,7 @@ def _piece_stays_above_minus_1(p: Piece, assume: Assumptions) -> bool:
 
 
 def ratio_not_positive(h: Hierarchy, known: str) -> Witness | None:
-    """A sampled ratio whose gated ratio is not positive, on one token."""
+    """One of `RATIOS` whose gated ratio, on one token, is not positive or has no value; else None."""
     [leaf] = h.order
     gate, scale = in_channel(h.gate(leaf), ""), h.with_mass(h.decomposition.scale, leaf)
     recovery = h.with_mass(h.decomposition.recovery, leaf)

@@ -1,4 +1,4 @@
-"""Gated ratios that are not positive, or that have no value, on small hierarchies of any shape."""
+"""Searches gated ratios that are not positive, or have no value, on small batches of hierarchies of any shape."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fibration.laws.batches.search import concretes
 from fibration.laws.values.enclosures import Enclosed, Unsure, enclose, enclosed
 
 MOST_TRIED = 401
-FEW, OFTEN = 6, 2  # batches of more tokens are tried with so many values of parameters and attributes
+FEW, OFTEN = 6, 2  # batches of more than FEW tokens: at most OFTEN values of parameters and attributes
 SIZES = tuple(Fraction(n) for n in ("1/8", "1", "7", "30"))  # of log ratios
-BUDGETS = (2000, 500)  # tokens of all batches that are evaluated, for every round
+BUDGETS = (2000, 500)  # how many tokens each round evaluates in all
 
 
 class Certain(DirectOperator):
-    """`𝒢` between bounds. Raises `Unsure` where they do not settle what is asked."""
+    """`𝒢` between bounds. Raises `Unsure` if the bounds do not decide a comparison."""
 
     @cached_property
     def mass(self) -> Any:
@@ -40,7 +40,7 @@ class Certain(DirectOperator):
 
 
 def ratio_not_positive(h: Hierarchy) -> Witness | None:
-    """Log ratios, small or far apart, of which one is gated to 0 or less, or to nothing."""
+    """A witness with log ratios, small or far apart, of which one has a gated ratio of 0 or less, or none."""
     if h.orthogonalise is not None:
         return None
     read = formulas(h)
@@ -56,13 +56,13 @@ def ratio_not_positive(h: Hierarchy) -> Witness | None:
 
 
 def _in_moderation(found: Iterator[Certain]) -> Iterator[Certain]:
-    """All that are small, and a few for each larger shape."""
+    """Yields all small batches, and a few for each larger shape."""
     for _, alike in itertools.groupby(found, key=lambda dense: dense.concrete.maps):
         yield from (dense for k, dense in enumerate(alike) if k < OFTEN or len(dense.tokens) <= FEW)
 
 
 def _extreme(n: int) -> Iterator[tuple[Fraction, ...]]:
-    """All tokens far on one side, then one of them far on the other."""
+    """Yields log ratios with all tokens far on one side, then with one token far on the other."""
     far, other = SIZES[-2:]
     for sign in (1, -1):
         yield (sign * far,) * n
@@ -76,7 +76,7 @@ def _of_all_sizes(n: int) -> Iterator[tuple[Fraction, ...]]:
 
 
 def _refused(dense: Certain, xs: Sequence[Fraction], a: Fraction) -> tuple[int | None, Fraction | None] | None:
-    """Which token is certainly not gated to a positive ratio, and to what it is; no token where `𝒢` has no value."""
+    """The token whose gated ratio is certainly not positive, with the ratio; (None, None) if `𝒢` has no value."""
     try:
         found = dense.ratios(xs, [a] * len(xs))
     except NoValue:

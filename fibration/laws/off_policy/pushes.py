@@ -1,7 +1,7 @@
-"""Which way a gate passes on what pulls its residual: along the real line, for a pull either way.
+"""In which direction a gate passes on the pull on its residual: along the real line, for pulls of either sign.
 
-Where the pull is outward, away from residual 0, a slope above 0 lets it pass and one below 0 turns it round; where it
-is inward, so too. The law `inward` is about where which of these happens.
+An outward pull leads away from residual 0, an inward pull towards it. A slope above 0 lets either pass, a slope below 0
+turns it round. The law `inward` is about where each of these may happen.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ WAYS = (1, -1)
 
 @dataclass(frozen=True)
 class Fault:
-    """Where a gate breaks the law, for a pull of one sign: an inward one is turned round, or lost though no outward one
-    is ever stopped, or an outward one passes beyond where it was stopped."""
+    """Where a gate breaks the law, for a pull of one sign: an inward pull is turned round, or lost although no outward
+    pull is ever stopped, or an outward pull passes beyond where it was stopped."""
 
     what: str
     pull: int
@@ -54,7 +54,7 @@ def way_up(subject: Subject, channel: str) -> int | None:
         flows = not to_sympy(back).has(Stopped)
         if signs not in ({1}, {-1}) and flows and h.decomposition.channels == ("",) and subject.proved("recovery"):
             own = cancel(h.with_mass(h.decomposition[channel], leaf) / h.masses[leaf])
-            # R∘F is the identity, so that both move the same way
+            # R∘F is the identity, so the slopes of R and F have the same sign
             signs = _slope_signs(own, X, subject.at(leaf), lambda case, x: sympy.diff(case.sympy(), x)) - {0}
         found |= signs
     return next(iter(found)) if found in ({1}, {-1}) else None
@@ -75,7 +75,7 @@ def _slope_signs(formula: Expression, variable: Any, assume: Assumptions, slope:
 
 @dataclass(frozen=True)
 class Pushed:
-    """A gate on one channel, with what is known of it for a pull of either sign."""
+    """A gate on one channel, with its assumptions for a pull of either sign."""
 
     subject: Subject
     stratum: Stratum
@@ -95,7 +95,7 @@ class Pushed:
 
     @cached_property
     def least(self) -> Any:
-        """The residual below which none is."""
+        """The lower bound of all residuals."""
         return domain(self.subject.hierarchy, self.stratum, coordinate(self.subject.hierarchy, self.subject))[0]
 
     @cached_property
@@ -104,7 +104,7 @@ class Pushed:
 
     @cached_property
     def held(self) -> dict[int, Assumptions] | None:
-        """What holds for a pull of either sign; None where a gate reads the pull and nobody knows where that leads."""
+        """The assumptions for a pull of either sign; None if the gate reads the pull and its direction is unknown."""
         is_alone = self.least == -1 and len(self.subject.hierarchy.order) == 1
         assume = self.subject.at(self.stratum).with_signs({1 + RHO: frozenset({1})} if is_alone else {})
         base = self.base
@@ -115,7 +115,7 @@ class Pushed:
         return {p: assume.with_signs({base: frozenset({p * up})}) for p in WAYS}
 
     def is_kept(self, but: str = "") -> bool:
-        """Whether the law is proved, on both sides of 0; or all of it but one fault."""
+        """Whether the law is proved on both sides of 0; `but`: all of it except this fault."""
         if self.held is None:
             return False
         own = None
@@ -129,7 +129,7 @@ class Pushed:
         return all(keeps(self.gate, self.held, side, self.base, lines(side), but) for side in self.sides)
 
     def _end(self, side: int, own: Any) -> Any:
-        """Where residuals end on a side; None where other numbers say where, or nobody does."""
+        """Where residuals end on a side; None if that depends on other numbers, or is unknown."""
         known = coordinate(self.subject.hierarchy, self.subject)
         if not known or (known, self.channel) == ("split deviation", "-"):
             return None
@@ -139,7 +139,7 @@ class Pushed:
         return None if (own is not None and side == -1) or (reads_probability and side == 1) else side * oo
 
     def faults(self, but: str = "") -> list[Fault]:
-        """Where the law seems to be broken but for one fault, by the gate's pieces in the order of the residual."""
+        """Where the law seems broken, by the gate's pieces in the order of the residual; without the fault `but`."""
         if self.held is None or self.reads_densities:
             return []
         lines = {p: cut for p, assume in self.held.items() if (cut := pieces(self.gate, assume)) is not None}
@@ -153,7 +153,7 @@ class Pushed:
 
 
 def _by_pieces(lines: dict[int, list[Line]], side: int, turned: set[Any], stops: tuple[int, ...]) -> list[Fault]:
-    """On one side of 0; none where a piece both rises and falls. A pull is lost where a way is one of `stops`."""
+    """The faults on one side of 0; none if a piece both rises and falls. A direction in `stops` loses a pull."""
     inward, outward = [[_outwards(line, side) for line in lines[p]] for p in (-side, side)]
     if any(d is None for line in (*inward, *outward) for _, d in line):
         return []
@@ -173,7 +173,7 @@ def _by_pieces(lines: dict[int, list[Line]], side: int, turned: set[Any], stops:
 
 
 def _outwards(line: Line, side: int) -> list[tuple[Piece, int | None]]:
-    """The stretches on one side of 0, from there on, with their directions; those that no residual reaches left out."""
+    """The stretches on one side of 0 that residuals reach, from 0 outwards, with their directions."""
     zero = next(i for i, p in enumerate(line.pieces) if p.is_point and p.low == 0)
     chosen = line.pieces[zero + 1 :] if side == 1 else line.pieces[:zero][::-1]
     reached = [p for p in chosen if not p.is_point and not _is_beyond(p, line.assume)]
@@ -181,7 +181,7 @@ def _outwards(line: Line, side: int) -> list[tuple[Piece, int | None]]:
 
 
 def _directions_of(p: Piece, assume: Assumptions, side: int) -> list[int | None]:
-    """The directions of a piece, in order from 0 outwards; of a bent one, all those of its formula on that side."""
+    """The directions of a piece, from 0 outwards; for a bent piece, all those of its formula on that side."""
     found = _direction(p, assume)
     if found is not None or is_kinked(p.slope):
         return [found]
@@ -190,7 +190,7 @@ def _directions_of(p: Piece, assume: Assumptions, side: int) -> list[int | None]
 
 
 def _direction(p: Piece, assume: Assumptions) -> int | None:
-    """As `Piece.passes`; of a bent piece with two ends, by its slopes there."""
+    """As `Piece.passes`; for a bent piece with two ends, by its slopes at the ends."""
     found, slope = p.passes(assume), p.slope
     if found is not None or is_kinked(slope) or oo in (p.high, -p.low):
         return found
@@ -202,18 +202,18 @@ def _direction(p: Piece, assume: Assumptions) -> int | None:
 
 
 def _is_beyond(p: Piece, assume: Assumptions) -> bool:
-    """Whether a piece lies below all deviations of ratios."""
+    """Whether a piece lies below all deviations of ratios, which are above -1."""
     return 1 + RHO in assume.extra and p.high != oo and assume.signs(1 + p.high) <= {-1, 0}
 
 
 def _meet(one: Assumptions, other: Assumptions, turned: set[Any]) -> bool:
-    """Whether what decides the branches of two gates can be so of one element, but for what turns with its pull."""
+    """Whether the conditions of two lines can hold on one element, apart from those that change with the pull."""
     shared = (e for e in one.extra.keys() & other.extra.keys() if not e.free_symbols & turned)
     return all(one.extra[e] & other.extra[e] for e in shared)
 
 
 def _own_density(subject: Subject, stratum: Stratum, channel: str) -> Any:
-    """The density of the element itself, in units of the leaf measure: the residual and what it was taken against."""
+    """The density of the element itself, in units of the leaf measure: its residual plus what that subtracts."""
     h = subject.hierarchy
     base = h.shape.moebius(stratum).items()
     return RHO + sum(c * symbol(Density(u, channel)) / to_sympy(h.masses[u]) for u, c in base)

@@ -1,7 +1,7 @@
-"""Positivity over several levels of ratio deviations: the gates together only take away from each token's deviation.
+"""Positivity over several levels of ratio deviations: the gates together only shrink each token's deviation.
 
 `𝒢 = 1 + D`, or `1 + D_+ - D_-`, stays between 1 and `r` if `D` lies between 0 and the token's own density, whatever
-the densities are. Each branch of the sum is looked at under its own conditions.
+the densities are. Each branch of the sum is examined under its own conditions.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def _between(stack: Stack, sign: int) -> bool:
 
 
 def facts_of(case: Case, but: Any = None) -> list[Any]:
-    """What a branch's conditions say is not below 0."""
+    """The values that a branch's conditions keep at or above 0; without the condition on `but`."""
     return [d if -1 not in signs else -d for d, signs in case.signs if d != but and not {-1, 1} <= signs]
 
 
 def is_impossible(case: Case, assume: Assumptions) -> bool:
-    """Whether one of the conditions contradicts the others."""
+    """Whether one condition of a branch contradicts the others."""
     for d, signs in case.signs:
         others = facts_of(case, but=d)
         if signs in ({-1}, {1}) and _is_at_least_0(-d if signs == {1} else d, others, assume):
@@ -64,6 +64,6 @@ def is_impossible(case: Case, assume: Assumptions) -> bool:
 
 
 def _is_at_least_0(value: Any, facts: list[Any], assume: Assumptions) -> bool:
-    """Whether a value, less some of what is known not to be below 0, is not below 0."""
+    """Whether a value, less up to two of the facts (which are not below 0), is not below 0."""
     chosen = itertools.chain.from_iterable(itertools.combinations(facts, n) for n in range(3))
     return any(-1 not in assume.signs(sympy.expand(value - sum(some))) for some in chosen)

@@ -1,4 +1,4 @@
-"""The operator at `r = 1`: what `R∘F`, and what the gates of all levels together, are there to first order."""
+"""The operator at `r = 1`, to first order: `R∘F`, and the gates of all levels together."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from fibration.laws.subject import Subject
 class Start:
     """`R(F(r))` and its derivative towards the log ratio, at `r = 1` or in the limit from a side; None if not found.
 
-    `rise` is the derivative that it would have if nothing in it were stopped. `others` are its slopes towards what
-    comes before or after, which is 0 there too: those that flow, and those that it would have.
+    `rise`: the derivative without any `stop`. `others`: the slopes towards sums before or after a token, which are 0 at
+    `r = 1` too; first the slopes that flow, then those without any `stop`.
     """
 
     leaf: Stratum
@@ -48,16 +48,15 @@ class Start:
 
     @property
     def flows_alone(self) -> bool:
-        """Whether the gradient is right, where what comes before has a value and is stopped."""
+        """Whether value and gradient are right, with sums before or after a token that add a stopped value."""
         flowing = self.others[: len(self.others) // 2]
         return self.value == 1 and self.slope == 1 and self.rise == 1 and all(vanishes(v) for v in flowing)
 
 
 def starts(subject: Subject) -> Iterator[Start]:
-    """Of every leaf, in every branch that can hold at `r = 1` or beside it.
+    """Yields a start for every leaf and every branch that can hold at `r = 1` or beside it.
 
-    Beside it the law of recovery says all there is to say, if nothing is stopped; at it the branch that is declared
-    counts.
+    If the law of recovery is proved and nothing is stopped, only the branch at `r = 1` itself is examined.
     """
     h, order = subject.hierarchy, in_order(subject.hierarchy)
     stopped = any(to_sympy(composed(h, leaf)).has(Stopped) for leaf in h.leaves)
@@ -81,12 +80,12 @@ def starts(subject: Subject) -> Iterator[Start]:
 
 
 def in_order(h: Hierarchy) -> dict[Any, int]:
-    """What `F` reads of log ratios before or after a token: 0 at `r = 1`."""
+    """The sums of log ratios before or after a token that `F` reads, each with its value 0 at `r = 1`."""
     return {symbol(o): 0 for o in _order(h) if any(token_log_ratio in set(atoms(e)) for e in within(o.formula))}
 
 
 def reads_order(h: Hierarchy) -> bool:
-    """Whether `F` reads more of a row than the token."""
+    """Whether `F` reads sums before or after the token."""
     return any(True for _ in _order(h))
 
 
@@ -95,12 +94,12 @@ def _order(h: Hierarchy) -> Iterator[Ordered]:
 
 
 def recovers(subject: Subject) -> bool:
-    """Whether `R(F(r)) = r` to first order beside `r = 1`, whatever is declared at it."""
+    """Whether `R(F(r)) = r` to first order beside `r = 1`, whatever the branch at `r = 1` is."""
     return subject.proved("recovery") or all(s.is_true for s in starts(subject) if s.side)
 
 
 def is_smooth(subject: Subject) -> bool:
-    """Whether `R` has one value and one slope at 0, also where it meets gated densities that no `F(r)` is."""
+    """Whether `R` has one value and one slope at 0, also for gated densities that no `F(r)` equals."""
     h = subject.hierarchy
     zero: dict[Any, Any] = {symbol(gated(c)): 0 for c in h.decomposition.channels}
     for leaf in h.leaves:
@@ -157,7 +156,7 @@ def is_one(subject: Subject) -> bool:
 def has_slope_one(subject: Subject, still: bool = False) -> bool:
     """Whether `d𝒢/dr = 1` at `r = 1`, on every side of it, whatever `𝒢(1)` is.
 
-    `still`: and `𝒢` rises by as much. Where something is stopped it need not.
+    `still`: the value of `𝒢` must also change by as much; with a `stop` it need not.
     """
     found = levels_together.reference_values(subject, flat=True, still=still) if can_add(subject) else None
     return found is not None and all(_recovers_alike(subject, leaf, values) for leaf, values in found.items())
@@ -193,7 +192,7 @@ def _points(values: dict[str, list[Any]], mass: Any) -> Iterator[dict[Any, Any]]
 
 
 def _recovery(subject: Subject, leaf: Stratum) -> tuple[Any, Any]:
-    """`R`, with what it stops as it stands, and `m` on a leaf, where both have one branch; None for `R` where not."""
+    """`R` with its stopped parts, and `m`, on a leaf; None for both unless each has one branch."""
     h = subject.hierarchy
     expressions: list[Expression] = [h.with_mass(h.decomposition.recovery, leaf), h.masses[leaf]]
     try:

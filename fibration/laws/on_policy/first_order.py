@@ -1,8 +1,8 @@
 """First-order agreement (thm:fbg_first_order): near on-policy `𝒢(r) = r`, so that value and gradient are the true ones.
 
-Three arguments, the simplest that works: every gate is the identity near 0; every gate has value 0 and slope 1 there;
-the gates of all levels together add up to the leaf's density (`levels_together.py`). Where value and gradient do not
-both agree, a second verdict says for which advantages they do, if these are the ones that are constant on a stratum.
+The proof is the first of three arguments that works: every gate is the identity near 0; every gate has value 0 and
+slope 1 there; the gates of all levels together add up to the leaf's density (`levels_together.py`). If value and
+gradient do not both agree, a second verdict may prove that they agree for advantages that are constant on a stratum.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def decide_first_order(subject: Subject) -> Iterator[Decision]:
 
 
 def _no_value() -> Decision:
-    """`Σ μ·stop(𝒢)·A·log π` has a gradient that may agree, and no value that does."""
+    """The gradient of `Σ μ·stop(𝒢)·A·log π` may be that of `J`, but its value is not `J`."""
     found = "the value of a score estimator is Σ μ·𝒢·A·log π, not J"
     remedy = "a score estimator is meant for its gradient: gives_up={'first_order': 'the value is not J'}"
     two = "one token with log π = -1 and advantage 1 has the value -μ·𝒢(1) on policy, and with log π = -2 another"
@@ -54,9 +54,9 @@ def _no_value() -> Decision:
 
 
 def _failure(subject: Subject) -> Verdict | None:
-    """The first of the laws that agreement rests on to fail; that of recovery counts beside `r = 1` alone."""
+    """The first failed law that agreement rests on; recovery counts only if it fails beside `r = 1`."""
     recovery = None if recovers(subject) else subject.first_failure("recovery")
-    # Σ_k K ρ_k telescopes whatever the weights are, but they must be numbers
+    # Σ_k K ρ_k telescopes whatever the weights are, as long as they have values
     kernel = without_a_value(subject, *subject.hierarchy.fibrations)
     return recovery or subject.first_failure("identity") or kernel
 
@@ -77,7 +77,7 @@ def _back(subject: Subject) -> str:
 
 
 def _together(subject: Subject, failure: Verdict) -> str:
-    """The gates of all levels add up, though one of them alone is not the identity; '' if that is not shown."""
+    """The argument that the gates of all levels add up, although one is not the identity; '' if there is none."""
     if failure.law != "identity" or not can_add(subject):
         return ""
     kind = levels_together.agrees(subject)
@@ -92,7 +92,7 @@ def _together(subject: Subject, failure: Verdict) -> str:
 
 
 def _felt(subject: Subject, failure: Verdict | None) -> Witness | None:
-    """A witness against the operator, for a gate that is at fault: gates may make up for one another."""
+    """A witness against the operator, or None. A gate's own may not be enough: gates may compensate each other."""
     own = failure.counterexample if failure else None
     if reads_order(subject.hierarchy):
         return direct_operator.off_policy(subject.hierarchy)
@@ -106,10 +106,10 @@ def _felt(subject: Subject, failure: Verdict | None) -> Witness | None:
 
 
 def _is_felt(subject: Subject, own: Witness) -> bool:
-    """Whether what was found on one gate of a chain is felt by the operator.
+    """Whether a witness against one gate of a chain refutes the operator too.
 
-    A slope is: move that gate's residuals alone, and every other gate passes or adds nothing. A value is, unless
-    another gate or the other channel takes it away again.
+    A wrong slope does: if that gate's residuals move alone, every other gate passes or adds nothing. A wrong value
+    does, unless another gate or the other channel cancels it.
     """
     h, values = subject.hierarchy, own.values
     wrong = {s.name for s, _, g in gates(h) if not subject.germ(g, s).value_ok}

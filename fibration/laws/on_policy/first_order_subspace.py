@@ -1,4 +1,4 @@
-"""First-order agreement on a subspace: for advantages that are constant on the elements of a stratum (GSPO)."""
+"""First-order agreement on a subspace: for advantages that are constant on each element of a stratum (GSPO)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fibration.laws.subject import Subject
 
 
 def constant_on(coarse: Stratum) -> str:
-    """The subject of a verdict on a part of the advantages."""
+    """The subject of a verdict on advantages that are constant on each element of a stratum."""
     return f"advantages constant on each {coarse}"
 
 
 def span(subject: Subject, coarse: Stratum) -> str:
-    """Which gates must be the identity."""
+    """The gates that must be the identity, in words."""
     h = subject.hierarchy
     kept = [s for s in h.order if s not in h.shape.finer(coarse)]
     if len(kept) == 1:
@@ -38,11 +38,11 @@ def span(subject: Subject, coarse: Stratum) -> str:
 
 
 def subspace(subject: Subject) -> Stratum | None:
-    """The finest stratum such that first-order agreement holds for advantages that are constant on it.
+    """The finest stratum for whose constant advantages first-order agreement holds; None if none was found.
 
-    Over each of its elements `Σ μ_i A_i R'_i (K h(ρ))_i = c·A·μ·R'·Σ ρ = 0` for every finer level: its gate must have
-    one slope `c` there, which may be another on another element, and `μ R'` one value. Gates that are not finer, and
-    what crosses it, must be the identity.
+    Every finer level must have `Σ μ_i A_i R'_i (K h(ρ))_i = c·A·μ·R'·Σ ρ = 0` over each element of the stratum. So on
+    each element the level's gate must have one slope `c`, and `μ R'` one value. All other gates, also on strata that
+    cross this one, must be the identity.
     """
     h = subject.hierarchy
     if not (subject.proved("reflecting") and all(s.is_true for s in starts(subject))):
@@ -66,7 +66,7 @@ def subspace(subject: Subject) -> Stratum | None:
         return None
     shares = _shares(subject)
     if not shares or any(not vanishes(a - b) for leaf in shares[1:] for a, b in zip(leaf, shares[0], strict=True)):
-        return None  # what a token counts for must not depend on its leaf
+        return None  # the share of a token must not depend on its leaf
     flat = [share for leaf in shares for share in leaf]
     finite = not any(share.has(sympy.zoo, sympy.nan, sympy.oo) for share in flat)
     return good if finite and all(_is_constant(h, share, good) for share in flat) else None
@@ -76,13 +76,13 @@ Slope = tuple[dict[Any, Signs], Any]  # with conditions that hold on all of an e
 
 
 def _are_one(slopes: list[Slope]) -> bool:
-    """Whether slopes that one element can have at once are the same."""
+    """Whether slopes that can occur on one element are equal."""
     pairs = itertools.combinations(slopes, 2)
     return all(vanishes(s - t) for (held, s), (other, t) in pairs if merged(held, other) is not None)
 
 
 def _summed(h: Hierarchy, slopes: dict[Stratum, list[Slope]]) -> Iterator[list[Slope]]:
-    """The slopes of strata whose residuals sum to 0 only together: of the branches of a tree."""
+    """Yields the slopes of strata whose residuals sum to 0 only together, such as the branches of a tree."""
     beside: dict[Stratum | None, list[Slope]] = {}
     for s in slopes:
         if h.shape.leaves_over(s) != set(h.leaves):
@@ -92,7 +92,7 @@ def _summed(h: Hierarchy, slopes: dict[Stratum, list[Slope]]) -> Iterator[list[S
 
 
 def _finest(subject: Subject) -> Stratum | None:
-    """The finest stratum, below all leaves, such that every gate that is not finer has value 0 and slope 1."""
+    """The finest stratum below all leaves such that every gate with another value or slope than 0 and 1 is finer."""
     h, shape = subject.hierarchy, subject.hierarchy.shape
     wrong = {s for s, _, g in gates(h) if not (subject.germ(g, s).value_ok and subject.germ(g, s).slope_ok)}
     below_all = (s for s in reversed(h.order) if shape.above(s) and shape.leaves_over(s) == set(h.leaves))
@@ -100,14 +100,14 @@ def _finest(subject: Subject) -> Stratum | None:
 
 
 def _residuals_vanish(subject: Subject, coarse: Stratum) -> bool:
-    """Whether the residuals of what is finer sum to 0 over its elements. On a tree that is the law of reflection."""
+    """Whether the residuals of finer strata sum to 0 over each element. On a tree this is the law of reflection."""
     h = subject.hierarchy
     found = {v.subject: v.status for v in ORTHOGONALITY.decide(subject)}
     return all(found.get(f"residual on {s}") == "proved" for s in h.shape.finer(coarse))
 
 
 def _shares(subject: Subject) -> list[list[Any]]:
-    """`μ·∂R/∂D` of every leaf and channel on policy; [] where a recovery has branches."""
+    """`μ·∂R/∂D` of every leaf and channel on policy; [] if the recovery has several branches."""
     h = subject.hierarchy
     weight = to_sympy(h.objective.spelled_out(h.leaves, h.rows))
     found = []
@@ -124,7 +124,7 @@ def _shares(subject: Subject) -> list[list[Any]]:
 
 
 def _is_constant(h: Hierarchy, value: Any, stratum: Stratum) -> bool:
-    """Whether a value is the same for everything that lies over one element of a stratum, as the advantage is here."""
+    """Whether a value is constant on each element of a stratum, as the advantage is assumed to be."""
     allowed = {s.name for s in (stratum, *h.coarser(stratum))} | {BATCH}
     read = (from_sympy(s) for s in sympy.cancel(sympy.together(value)).free_symbols)
     return all(atom == advantage or home(h, atom) in allowed for atom in read)

@@ -1,12 +1,13 @@
-"""The gradient on policy, where every first update starts: whatever else a loss gives up, it is that of `J`.
+"""The gradient on policy, where every first update starts, is that of `J`, whatever else a loss gives up.
 
-Of a ratio estimator it follows from first-order agreement, or from slopes alone. Agreement for advantages that are
-constant on a stratum is enough if that stratum lies over the rows, or is that of the rows: an outcome reward is one
-number per row. On a coarser one it says nothing: an advantage that is constant on a prompt group is 0, once the mean
-over the group is taken off.
+For a ratio estimator the law follows from first-order agreement, or from slopes alone. Agreement for advantages that
+are constant on a stratum is enough if the stratum is that of the rows, or lies over the rows: an outcome reward is one
+number per row. On a coarser stratum it shows nothing: an advantage that is constant on a prompt group is 0 once the
+mean over the group is subtracted.
 
-A scale that `R` does not undo changes what every bound of a gate means, so `R(F(r)) = r` is asked here to first order.
-The law of recovery asks it of all ratios. A loss may give that up, to cut large ratios, say, and not this with it.
+A scale that `R` does not undo changes the meaning of every bound of a gate. So this law requires `R(F(r)) = r` to first
+order. The law of recovery requires it for all ratios; a loss may give up recovery, to cut large ratios for example, and
+keep this law.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ def decide_gradient(subject: Subject) -> Iterator[Decision]:
 
 
 def wrong_start(subject: Subject, held: bool = False) -> Decision | None:
-    """How `R∘F` is not the identity to first order at `r = 1`; None if it is.
+    """The verdict if `R∘F` is not the identity to first order at `r = 1`; None if it is.
 
-    `held`: whatever values it has of what comes before a token, and stops.
+    `held`: sums before or after a token may add a stopped value.
     """
     h = subject.hierarchy
     off = next((s for s in starts(subject) if not (s.flows_alone if held else s.is_true)), None)
@@ -87,7 +88,7 @@ def _of_slopes(subject: Subject) -> Decision | None:
 
 
 def _is_one_number(h: Hierarchy, coarse: Stratum) -> bool:
-    """Whether the advantages that a hierarchy declares, if it does, are one number for each element of a stratum."""
+    """Whether the declared advantages are one number per element of a stratum; True if none are declared."""
     if h.advantages is None:
         return True
     formula = desugar(h.advantages)
@@ -103,7 +104,7 @@ def _refused(subject: Subject) -> Decision:
     found = f"a {part} that is not 1" if witness else f"a {part} that was not found"
     remedy = "scale the gates so that on policy nothing is gated" if score else "let small residuals pass, with slope 1"
     remedy += "; or gives_up={'gradient': 'why'}, if the loss means it"
-    # what no loss may give up comes first: with it mended, what is given up may be as harmless as it is meant to be
+    # a law that no loss may give up comes first: once it holds, what the loss gives up may be harmless
     lacking = without_a_value(subject, *subject.hierarchy.fibrations)
     cause = lacking or subject.first_failure("reflecting", "coherent", "identity")
     return following(unproved("hierarchy", found, remedy, witness), cause)

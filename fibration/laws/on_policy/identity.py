@@ -1,11 +1,11 @@
 """Identity at the reference: every gate lets small residuals pass (thm:fbg_first_order).
 
-At the on-policy point every residual and every density is 0 in log-ratio and deviation coordinates. A gate is examined
-at 0 and in the germ on both sides of it: which branches can hold there, for any value of its parameters, counts and
-advantage, and whether each has value 0 and slope 1. A branch that *is* the residual passes a whole neighbourhood.
+At the on-policy point every residual and every density is 0 in log-ratio and deviation coordinates. The law examines a
+gate at 0 and in the germ on both sides: which branches can hold there, for any parameters, counts and advantage, and
+whether each has value 0 and slope 1. A branch that *is* the residual passes a whole neighbourhood.
 
 A gate that reads coarser densities must have value 0 at residual 0 *whatever* they are: a level without drift of its
-own adds nothing. (A residual taken against the gated base fails here.) Its slope is asked near density 0.
+own adds nothing. (A residual taken against the gated base fails here.) Its slope is checked near density 0.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ BOUNDS = (
 )
 NO_VALUE = "has no value"  # how a witness ends where a gate cannot be evaluated
 MOST_TRIED = 401
-# densities, and as multiples of the residual, to ask value and slope at
+# DEEP: residuals for the slope; FAR: densities for the value; NEAR: densities for the slope, in units of the residual
 DEEP = (*STEPS, Fraction(1, 10**40), Fraction(1, 10**80), Fraction(1, 10**160))
 FAR, NEAR = (Fraction(1, 10), Fraction(1), Fraction(10)), (Fraction(1000),)
 
@@ -92,23 +92,23 @@ def _not_identity(subject: Subject, stratum: Stratum, channel: str, germ: Germ) 
     part = "slope" if germ.value_ok else "value"
     why = f"whose {part} at 0 is not the identity's" if witness else "whose branches near 0 were not decided"
     why += f": it is not known whether {question}" if question else ""
-    # a count that may be 0 matters only where a value lacks, or may
+    # a count that may be 0 matters only if a value is missing, or may be
     lacks = not witness or str(witness).endswith(NO_VALUE)
     remedy = (Claim(gate, assume).remedy(h) if lacks else "") or (BOUNDS if question else REMEDY)
     return unproved(f"gate on {stratum}", f"{h.gates[stratum]}, {why}", remedy, witness)
 
 
 def gate_without_a_value(subject: Subject, stratum: Stratum) -> Verdict | None:
-    """The verdict on the gate of a stratum, if it was refused for a residual near 0 at which it has no value."""
+    """The verdict on the gate of a stratum if it was refused because it has no value at a residual near 0."""
     mine = (v for v in subject.verdicts if v.law == LAW.name and v.subject == f"gate on {stratum}")
     return next((v for v in mine if str(v.counterexample).endswith(NO_VALUE)), None)
 
 
 def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression, channel: str = "") -> Witness | None:
-    """A value at 0 that is not 0, or a difference quotient there that is not 1, in exact rationals.
+    """A witness that the value at 0 is not 0, or that a difference quotient there is not 1, in exact rationals.
 
-    Quotients are taken where residuals other than 0 occur: an only child has none, and the root of a sign channel none
-    below 0. `channel` is named, where it is given.
+    Quotients are computed only for residuals that occur: an only child has residual 0, and the root of a sign channel
+    has none below 0. The witness names `channel` if it is given.
     """
     reads = set(atoms(gate))
     split, root = h.decomposition.channels != ("",), stratum in h.roots
@@ -130,7 +130,7 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression, channel:
             for a, base in itertools.product(given, bases):
                 at = _Gate(gate, concrete, stratum, element, a, base)
                 off = next(((p, "value", text) for p in far if (text := at.value_off(p))), None)
-                if not (off or still or base == 0):  # beside a probability of 1 there are those below it alone
+                if not (off or still or base == 0):  # a log-prob of 0 can only move down
                     off = next(((p, "slope", text) for p in near if (text := at.slope_off(p, sides))), None)
                 if not off:
                     continue
@@ -142,7 +142,7 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression, channel:
                 if p:
                     extra += f" over densities {in_brief(p)}" + (" times as large" if part == "slope" else "")
                 values = concrete.chosen
-                if text.endswith(NO_VALUE):  # a count that is 0 is what it may have divided by
+                if text.endswith(NO_VALUE):  # the gate may have divided by a count that is 0
                     counts = (c for c in atoms(gate) if isinstance(c, Count))
                     values += "".join(f", {c} = 0" for c in counts if not concrete.atom(c, stratum, element))
                 found = {"stratum": stratum.name, "element": element, "advantage": a, "gate": gate}
@@ -152,13 +152,13 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression, channel:
 
 
 def _advantages(gate: Expression, here: Mapping[Expression, Fraction]) -> list[Fraction]:
-    """Advantages of every sign, and those around which another branch holds at the reference."""
+    """Advantages of every sign, and on both sides of those at which the branch at the reference changes."""
     return list(dict.fromkeys([*map(Fraction, (1, -1, 0)), *between(sorted(branching(gate, here)))]))
 
 
 @dataclass(frozen=True)
 class _Gate:
-    """A gate at one element, for one advantage, as a function of its residual and of the densities that it reads."""
+    """A gate at one element, for one advantage: a function of its residual and of the densities that it reads."""
 
     gate: Expression
     concrete: Concrete
@@ -169,7 +169,7 @@ class _Gate:
 
     @cached_property
     def beside_it(self) -> dict[Expression, Fraction]:
-        """Log-probs and statistics, where all policies coincide."""
+        """The log-probs and statistics that the gate reads, where all policies coincide."""
         return read_on_policy(self.gate, self.concrete, self.stratum, self.element, self.advantage, self.base)
 
     def value(self, rho: Fraction, density: Fraction) -> Fraction | None:
@@ -179,16 +179,16 @@ class _Gate:
         return self.concrete.attempt(self.gate, self.stratum, self.element, bound)
 
     def value_off(self, density: Fraction) -> str:
-        """How the value at residual 0 is not 0; '' if it is."""
+        """In words, that the value at residual 0 is not 0; '' if it is 0."""
         at_zero = self.value(Fraction(0), density)
         if at_zero is None:
             return f"g(0) {NO_VALUE}"
         return f"g(0) = {in_brief(at_zero)}, not 0" if abs(at_zero) > rounding(self.gate) else ""
 
     def slope_off(self, density: Fraction, sides: tuple[int, ...]) -> str:
-        """How `g(ρ) - ρ` is not small beside the residual and the densities, however small these are; '' if it is.
+        """In words, that `g(ρ) - ρ` is not small compared with small residuals and densities; '' if it is.
 
-        `density` is in units of the residual.
+        `density`: in units of the residual.
         """
         if text := self.stopped_off(density, sides):
             return text
@@ -205,7 +205,7 @@ class _Gate:
         return ""
 
     def stopped_off(self, density: Fraction, sides: tuple[int, ...]) -> str:
-        """How the slope is not 1 at 0, or stays away from 1 beside it, in a gate that stops something; else ''."""
+        """In words, that a gate with a `stop` has another slope than 1 at 0, or near 0 at every step; else ''."""
         if not stops(self.gate):
             return ""
         for steps in ([Fraction(0)], *([sign * s for s in STEPS] for sign in sides)):
@@ -216,7 +216,7 @@ class _Gate:
         return ""
 
     def slope(self, rho: Fraction, density: Fraction) -> Fraction | None:
-        """The derivative towards the residual, in which what is stopped has no part."""
+        """The derivative towards the residual, without the stopped parts."""
         bound: dict[Expression, Real] = {**self.beside_it}
         bound |= {a: density for a in atoms(self.gate) if isinstance(a, Density)}
         bound |= {advantage: self.advantage, residual: Dual(rho, {0: Fraction(1)})}
@@ -228,7 +228,7 @@ class _Gate:
         return None if found is None else slopes_of(found).get(0, Fraction(0))
 
     def line(self, density: Fraction, sign: int) -> tuple[Fraction, Fraction] | None:
-        """Value and slope where 0 is left to one side: 0 and 1 if they may be, None if they are not found so."""
+        """Value and slope as the residual leaves 0 on one side; (0, 1) if that is possible, None if unknown."""
         moving: dict[Expression, Series] = {
             a: Series.of(Fraction(0), density) for a in atoms(self.gate) if isinstance(a, Density)
         }
@@ -251,7 +251,7 @@ class _Gate:
         return value.middle, slope.middle
 
     def stays_off(self, density: Fraction, sign: int) -> bool:
-        """Whether there is no value, or a quotient that is not 1, at every step, and none that tends to 1."""
+        """Whether no step has a quotient near 1, and either a step has no value or the quotients do not tend to 1."""
         values = [self.value(sign * step, step * density) for step in STEPS]
         off = [None if v is None else abs(v / (sign * step) - 1) for v, step in zip(values, STEPS, strict=True)]
         if any(d is not None and d <= (1 + abs(density)) / 10**6 for d in off):
@@ -260,7 +260,7 @@ class _Gate:
 
 
 def _is_seen(value: Fraction, step: Fraction, start: Fraction, slope: Fraction) -> bool:
-    """Whether a value lies nearer to the line on which a gate leaves 0 than to the residual."""
+    """Whether a value lies clearly nearer to the line on which the gate leaves 0 than to the residual."""
     expected = start + slope * step
     return abs(value - expected) <= abs(expected - step) / 2
 

@@ -1,9 +1,9 @@
 """The gates of all levels together near on-policy: `D = Σ h_v` on each leaf, as a function of the densities.
 
-A gate may make up for another. Near `r = 1` every residual and density is small, so that each gate is one of the
-branches that can hold there. With the residual of every level written as `σ_v - Σ_u c_u·(m_v/m_u)·σ_u` in the
-densities `σ`, which are independent of each other, the sum of the branches is seen at once: first-order agreement holds
-if it is the leaf's own density, whatever branches meet.
+One gate may compensate another. Near `r = 1` every residual and density is small, so each gate is one of the branches
+that can hold there. The residual of every level is written as `σ_v - Σ_u c_u·(m_v/m_u)·σ_u` in the densities `σ`, which
+are independent of each other. First-order agreement holds if the sum of the branches is the leaf's own density,
+whatever branches meet.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Conditions = dict[Any, Signs]
 
 @dataclass(frozen=True)
 class Meeting:
-    """One branch per level, and what they add up to, less the leaf's own density (in units of the leaf measure).
+    """One branch per level, and their sum less the leaf's own density (in units of the leaf measure).
 
-    In `difference` what is stopped stands as it is. `conditions` are those that do not tend to 0 with the densities: on
-    the advantage, on parameters, on counts.
+    `difference` keeps its stopped parts. `conditions`: those that do not tend to 0 with the densities, namely on the
+    advantage, on parameters, on counts.
     """
 
     conditions: tuple[tuple[Any, Signs], ...]
@@ -54,14 +54,14 @@ class Stack:
         h = self.h
         self.path = [s for s in h.order if s == leaf or s in h.coarser(leaf)]
         known = [Density(s, c) for s in h.order for c in h.decomposition.channels]
-        # effects of a projection are no combination of the densities: they are variables of their own
+        # effects of a projection are no combination of the densities, so they get variables of their own
         self.effects = {s: Reading(f"effect on {s}{channel}") for s in self.path} if h.orthogonalise is not None else {}
         self.variables = {symbol(a): 0 for a in (*known, *self.effects.values())}
         lifted = {symbol(d): NOT_NEGATIVE for d in known if d.channel in subject.never_negative}
         self.assume = subject.at(leaf).with_signs(lifted)
 
     def level(self, stratum: Stratum) -> Expression:
-        """What a gate adds, per unit of the leaf measure, in the densities."""
+        """What the gate of a stratum adds, per unit of the leaf measure, in the densities."""
         m = self.h.masses[stratum]
         own: Expression = Density(stratum, self.channel)
         if self.effects:
@@ -72,7 +72,7 @@ class Stack:
         return substitute(divided(in_channel(self.h.gate(stratum), self.channel)), {residual: own}) / m
 
     def _coarser(self, stratum: Stratum) -> Iterator[Expression]:
-        """What the residual of a stratum takes off its density, coarser stratum by coarser stratum."""
+        """Yields the terms that the residual of a stratum subtracts from its density, one per coarser stratum."""
         for u, c in self.h.shape.moebius(stratum).items():
             yield as_expression(c) * cancel(self.h.masses[stratum] / self.h.masses[u]) * Density(u, self.channel)
 
@@ -91,7 +91,7 @@ class Stack:
     # ------------------------------------------------------------ near on-policy
 
     def meetings(self) -> list[Meeting] | None:
-        """Every way in which branches meet near `r = 1`; None where one may have no value or no slope."""
+        """All combinations of branches near `r = 1`; None if a branch may lack a value or slope, or if too many."""
         near = Neighbourhood(self.assume, self.variables, at_0=False)
         try:
             per_level = [self._branches(self.level(s), near) for s in self.path]
@@ -117,27 +117,27 @@ class Stack:
         ]
 
     def _branches(self, expression: Expression, near: Neighbourhood) -> list[Case] | None:
-        """The branches that can hold; None where one may have no value or no slope."""
+        """The branches that can hold; None if one may have no value or no slope."""
         found = near.branches(expression)
         return found if all(near.is_smooth(case) and not is_kinked(case.sympy()) for case in found) else None
 
     def at_reference(self, meeting: Meeting) -> Any:
-        """What the gates add where every density is 0."""
+        """What the gates add up to where every density is 0."""
         return flowing(meeting.difference).subs(self.variables)
 
     def is_flat(self, meeting: Meeting) -> bool:
-        """Whether the difference has no slope."""
+        """Whether the difference has slope 0 where every density is 0."""
         gradient = (flowing(sympy.diff(meeting.difference, v)).subs(self.variables) for v in self.variables)
         return all(vanishes(g) for g in gradient)
 
     def is_still(self, meeting: Meeting) -> bool:
-        """Whether it does not change to first order either, which what is stopped may do without a slope."""
+        """Whether the difference does not change to first order; a stopped part may change without a slope."""
         return self.is_flat(replace(meeting, difference=flowing(meeting.difference)))
 
     # ------------------------------------------------------------ what a reader is shown
 
     def shown(self) -> str:
-        """The branch of each gate near on-policy, where each has one, in its own residual."""
+        """The branch of each gate near on-policy, in the gate's own residual; '' unless each has one."""
         parts, near = [], Neighbourhood(self.assume, self.variables, at_0=False)
         for s in self.path:
             branches = self._branches(self.level(s), near) if not self.effects else None
@@ -185,23 +185,23 @@ def agrees(subject: Subject) -> str:
 
 
 def argument(subject: Subject, kind: str) -> str:
-    """Why `agrees` says so, in a line."""
+    """The argument for the result of `agrees`, in a line."""
     h = subject.hierarchy
     leaf = " and ".join(s.name for s in h.leaves)
     each = "the" if len(h.leaves) == 1 else "each"
     shown = Stack(subject, h.leaves[0], h.decomposition.channels[0]).shown() if len(h.leaves) == 1 else ""
     if "+" in h.decomposition.channels:
-        shown = shown.replace(', "+")', ")").replace("[+]", "")  # the other channel differs in no more than that
+        shown = shown.replace(', "+")', ")").replace("[+]", "")  # the other channel differs in nothing else
     what = f"near on-policy the gates are {shown}, which" if shown else "near on-policy the gates of all levels"
     word = "add up to" if kind == "exact" else "add up, to first order, to"
     return f"{what} {word} {each} {leaf}'s own density"
 
 
 def reference_values(subject: Subject, flat: bool, still: bool = False) -> dict[Stratum, dict[str, list[Any]]] | None:
-    """What the gates add where every density is 0, per leaf and channel (one value for each outcome of conditions).
+    """What the gates add where every density is 0, per leaf and channel: one value for each outcome of conditions.
 
-    With `flat` they must besides have the slope of the leaf's own density, and the same value on every side; `still`,
-    they must change as it does too. None where that is not so, or is not known.
+    `flat`: the gates must have the slope of the leaf's own density, and one value on every side. `still`: they must
+    also change as that density does. None if a requirement fails or is not decided.
     """
     found: dict[Stratum, dict[str, list[Any]]] = {}
     for stack in stacks(subject):
@@ -219,7 +219,7 @@ def reference_values(subject: Subject, flat: bool, still: bool = False) -> dict[
 
 
 def usable(subject: Subject) -> bool:
-    """Whether this leaf measure is that of the kernels, and all that gates gather has values."""
+    """Whether the kernels have one leaf measure (a tree, or coherent), and all statistics of gates have values."""
     h = subject.hierarchy
     if not (h.shape.is_tree or subject.first_failure("coherent") is None):
         return False
