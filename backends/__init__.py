@@ -1,4 +1,4 @@
-"""One folder per target: each turns a plan into standalone, readable source, and calls it. No front end here.
+"""One folder per target. Each turns a plan into standalone, readable source, and calls it. No front end here.
 
 May import: `errors`, `files`, `cache`, `compiler`, `runtime`.
 """

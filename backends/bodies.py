@@ -1,4 +1,4 @@
-"""Scalar bodies as text: the one printer of every backend, given the backend's table of operators."""
+"""Prints scalar bodies as text, for every backend, from the backend's table of operators."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "
 
 @dataclass(frozen=True)
 class Language:
-    """How one backend writes scalars. `operators` has one row per operator of the IR; a missing row is an error here,
-    when the backend is imported, and not when a user's gate needs it.
+    """The scalar syntax of one backend. `operators` has one row per operator of the IR. A missing row is a BackendError
+    when the backend is imported, not when a user's gate needs it.
     """
 
     name: str
     operators: Mapping[str, str]
     constant: Callable[[float], str]
-    select: Callable[[list[str]], str]  # a choice, over several lines where it is long
-    infix: frozenset[str] = INFIX  # what needs parentheses inside one another
-    named_conditions: bool = True  # whether a condition that is used twice may get a name of its own
-    itself: str = ""  # `x - x`, 0 or NaN, if it is to be written in another way
-    compared: frozenset[str] = frozenset()  # comparisons, if a choice that is compared is to have a name of its own
+    select: Callable[[list[str]], str]  # a choice; a long one has several lines
+    infix: frozenset[str] = INFIX  # operators that need parentheses inside one another
+    named_conditions: bool = True  # whether a condition that is used twice may get a name
+    itself: str = ""  # how to write `x - x`, which is 0 or NaN, if not as `sub`
+    compared: frozenset[str] = frozenset()  # comparisons whose operands get a name if they are choices
 
     def __post_init__(self) -> None:
         wanted = SCALAR_ARITY.keys() - {"arg", "const", "select"}
@@ -40,7 +40,7 @@ class Language:
     def write(
         self, body: Scalar, operands: list[str], name: str, taken: Collection[str]
     ) -> tuple[list[tuple[str, str]], str]:
-        """The text of `body`, and before it a name and a text for every part of it that is used twice, or compared."""
+        """Returns a name and a text for every part that is used twice, or compared; and the text of `body`."""
         free = (word for i in itertools.count(1) if (word := f"{name}_{i}") not in taken)
         uses: Counter[Scalar] = Counter()
 
@@ -84,7 +84,7 @@ class Language:
         return before, show(body)
 
     def _choice(self, s: Scalar, known: Mapping[Scalar, str]) -> bool:
-        """Whether `s` prints as an operator of its own that binds loosely."""
+        """Whether `s` prints as a choice operator, which binds loosely."""
         return s.op == "select" and "select" in self.infix and s not in known
 
 

@@ -1,4 +1,4 @@
-"""What modules that leave this library take along: a table of their functions, and how to lay out a batch for them."""
+"""Text for modules that are used without this library: a table of their functions, and the layout of a batch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fibration.compiler.plan import Plan
 
 @dataclass(frozen=True)
 class Export:
-    """Files by name, the module to import first; and per compiled kernel what it takes of the chip."""
+    """Files by name, first the module to import; and the resources of each compiled kernel on the chip."""
 
     files: Mapping[str, str | bytes]
     kernels: tuple[Mapping[str, str | int], ...] = field(default=())
 
 
-# Plain text in the generated module, beside FUNCTIONS. It needs torch alone.
+# Text of the generated module, next to FUNCTIONS. It needs only torch.
 FUNCTIONS_OF_A_BATCH = '''\
 def lay_out(function, offsets, parents, leaves=None):
     """The arguments of a function that say who lies over whom, for packed tokens without gaps.
@@ -209,7 +209,7 @@ def completed(function, given, dtype):
     slots = dict(zip((name for name, _ in about["work"]), work.split([size[s] for _, s in about["work"]])))
     return values, results | {name: slots[at] if at in slots else given[at] for name, at in about["returns"].items()}
 '''
-# What the text above asks of kinds of arguments.
+# The groups of argument kinds that the text above reads.
 GROUPS = {
     "MADE": [kind for kind, row in KINDS.items() if row.source == MADE],
     "MAY_LACK": [kind for kind, row in KINDS.items() if row.may_lack],
@@ -220,7 +220,7 @@ LAY_OUT = "".join(f"{name} = {json.dumps(kinds)}\n" for name, kinds in GROUPS.it
 
 
 def table(plan: Plan, chosen: tuple[Argument, ...] = ()) -> dict[str, Any]:
-    """What a module says of one function: see the comment above FUNCTIONS in it."""
+    """The entry of one function in a module's FUNCTIONS. The comment above FUNCTIONS describes it."""
     program, given = plan.program, signature(plan)
 
     def of(a: Argument) -> tuple[str, ...]:
@@ -246,7 +246,7 @@ def table(plan: Plan, chosen: tuple[Argument, ...] = ()) -> dict[str, Any]:
 
 
 def further(plans: Mapping[str, Plan], indent: str = "") -> str:
-    """The paragraph of a docstring that names the tensors of further policies; nothing where there are none."""
+    """The paragraph of a docstring that names the tensors of further policies; empty without further policies."""
     every = (a for plan in plans.values() for a in signature(plan).arguments)
     names = {a.name: a.key[1] for a in every if a.kind == "token" and len(a.key) > 1}
     if not names:
@@ -256,7 +256,7 @@ def further(plans: Mapping[str, Plan], indent: str = "") -> str:
 
 
 def written(functions: Mapping[str, dict[str, Any]]) -> str:
-    """FUNCTIONS as text, one entry a line."""
+    """FUNCTIONS as text, one entry per line."""
     lines = ["{"]
     for name, about in functions.items():
         lines.append(f"    {name!r}: {{")

@@ -1,4 +1,4 @@
-"""C source → shared library: the system's compiler, with a cache keyed by everything that could change the result."""
+"""Builds C source into a shared library with the system's compiler. The cache key has all that affects the result."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from fibration.cache import entry
 from fibration.errors import BackendError
 
-# -fno-trapping-math lets choices become vector blends; NaN, infinities and every rounding stay as C says. Threading
-# jumps through choices that follow from one another makes more blends, not fewer. -O3 builds longer and is no faster.
+# -fno-trapping-math lets choices become vector blends; NaN, infinities and every rounding stay as C defines them. Jump
+# threading through dependent choices makes more blends, not fewer. -O3 builds longer, and its code is no faster.
 FLAGS = (
     "-std=c11", "-O2", "-ftree-vectorize", "-fno-thread-jumps", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
     "-ffp-contract=off", "-fPIC", "-shared", "-w",
@@ -25,7 +25,7 @@ LIBRARY, SOURCE = "kernel.so", "kernel.c"
 
 
 def compiler() -> tuple[str, ...]:
-    """The C compiler to use, with arguments of its own: `CC`, or the first of cc, gcc and clang."""
+    """The C compiler and its own arguments: `CC`, or the first of cc, gcc and clang. Raises BackendError if none."""
     chosen = os.environ.get("CC")
     for name, *arguments in [shlex.split(chosen)] if chosen else [["cc"], ["gcc"], ["clang"]]:
         found = shutil.which(name)
@@ -39,9 +39,9 @@ def compiler() -> tuple[str, ...]:
 
 
 def build(source: str, defines: Mapping[str, str]) -> Path:
-    """The shared library of `source`, compiled for this machine unless `CC` says otherwise.
+    """The path of the shared library of `source`, compiled for this machine unless `CC` names another.
 
-    Raises BackendError with the compiler's words.
+    Raises BackendError with the compiler's message.
     """
     cc = compiler()
     flags = [*FLAGS, *_target(cc), *(f"-D{k}={v}" for k, v in sorted(defines.items()))]
@@ -70,7 +70,7 @@ def build(source: str, defines: Mapping[str, str]) -> Path:
 
 @cache
 def version(cc: tuple[str, ...]) -> str:
-    """What a compiler says of itself."""
+    """The output of a compiler's `--version`."""
     return _run([*cc, "--version"]).stdout
 
 
@@ -88,7 +88,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 @cache
 def _processor() -> str:
-    """What `-march=native` depends on: a cache may be shared by unlike machines."""
+    """The processor data that `-march=native` depends on, because different machines may share a cache."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -98,7 +98,7 @@ def _processor() -> str:
 
 
 def _target(cc: tuple[str, ...]) -> tuple[str, ...]:
-    """For this processor and as `FLAGS` optimise, unless `CC` says otherwise: of two flags the later one wins."""
+    """The flags for this processor, unless `CC` names one. `CC`'s own flags come after `FLAGS`: the later flag wins."""
     own = tuple(a for a in cc if a.startswith(("-O", "-march=", "-mcpu=")))
     if any(a.startswith("-m") for a in own):
         return own

@@ -1,4 +1,4 @@
-"""C of coarse stages: every value in double, in arrays that outlive their stage."""
+"""C code of coarse stages. Every value is a double, in arrays that outlive their stage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fibration.errors import BackendError
 
 
 class CoarseStages:
-    """A function in the making: where its values are, and its loops over coarse strata."""
+    """Writes one C function: the places of its values, and its loops over coarse strata."""
 
     def __init__(self, name: str, plan: Plan, section: Section, title: str) -> None:
         self.name, self.plan, self.section, self.title = name, plan, section, title
@@ -35,7 +35,7 @@ class CoarseStages:
     # ------------------------------------------------------------ where values are
 
     def at(self, node: Node, element: str) -> str:
-        """A vector's value at an element: from its array."""
+        """The text of a vector's value at an element, from its array."""
         if isinstance(node, Const):
             return wide_constant(node.value)
         if node.stratum == BATCH:
@@ -45,7 +45,7 @@ class CoarseStages:
         return f"{self.arrays[node]}[{element}]"
 
     def load(self, node: Node, element: str) -> str:
-        """The value of a coarse node that this loop does not compute itself."""
+        """The text of a coarse value that this loop does not compute itself."""
         if isinstance(node, Pull) and node not in self.arrays:
             return self.gathered(node, element)
         return self.at(node, element)
@@ -89,7 +89,7 @@ class CoarseStages:
         self.line(1, "}")
 
     def quantile(self, node: Quantile) -> None:
-        """Of the values that sweeps have set aside."""
+        """Writes a quantile of values that sweeps have set aside."""
         values = ", ".join(self.slots[v] for v in node.values)
         order, members = (
             ", ".join(self.called(kind, s, node.target) for s in node.sources) for kind in ("order", "members")
@@ -104,7 +104,7 @@ class CoarseStages:
         self.line(2, f"{level}, {stride}, {self.size(node.target)}, threads);")
 
     def scan(self, node: Scan) -> None:
-        """Of the values that sweeps have set aside, or of a coarser stratum."""
+        """Writes a sum in order, of values that sweeps have set aside or of a coarser stratum."""
         values = ", ".join("0" if isinstance(v, Const) else self.arrays[v] for v in node.values)
         same = ", ".join(wide_constant(v.value) if isinstance(v, Const) else "0" for v in node.values)
         sizes = ", ".join(self.size(s) for s in node.sources)
@@ -115,21 +115,21 @@ class CoarseStages:
         self.line(2, f"{self.size(node.target)}, threads);")
 
     def mix(self, node: Mix) -> None:
-        """A product with a matrix, or with its transpose."""
+        """Writes a product with a matrix, or with its transpose."""
         rows, columns = self.size(node.into), self.size(node.of)
         call = "mix_transposed" if node.transposed else "mix"
         out, x = self.arrays[node], self.arrays[node.operand]
         self.line(1, f"{call}({out}, {self.called('matrix', node.matrix)}, {x}, {rows}, {columns}, threads);")
 
     def loads(self, depth: int, values: Iterable[Node], inside: set[Node], element: str) -> None:
-        """Bring the operands that come from memory into scalars of their own names."""
+        """Loads the operands that come from memory into scalars with their names."""
         wanted = {o: None for n in values if not isinstance(n, Pull) for o in n.operands if o not in inside}
         for node in wanted:
             if not isinstance(node, Const):
                 self.line(depth, f"const double {self.names[node]} = {self.load(node, element)};")
 
     def value(self, depth: int, node: Node, element: str) -> None:
-        """Compute one coarse value under its name, in double."""
+        """Computes one coarse value under its name, in double."""
         if isinstance(node, Pull):
             self.line(depth, f"const double {self.names[node]} = {self.gathered(node, element)};")
         elif isinstance(node, Map):

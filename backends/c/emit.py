@@ -1,8 +1,8 @@
-"""Fused plan → one standalone C file (C11 and OpenMP), made to be read.
+"""Writes a fused plan as one standalone, readable C file (C11 and OpenMP).
 
-The skeletons here are the loops; the bodies come from the plan. A pass in float64 sums straight into doubles; a pass
-in the tokens' precision sums chunks of `CHUNK` tokens in that precision and the chunks in double. No sum depends on
-the number of threads: a segment is one thread's, and long coarse sums are cut at fixed places.
+This module writes the loops; their bodies come from the plan. A pass in float64 sums into doubles. A pass in the
+tokens' precision sums chunks of `CHUNK` tokens in that precision, and the chunks in double. No sum depends on the
+number of threads: one thread computes a segment, and long coarse sums are cut at fixed places.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from fibration.errors import BackendError
 
 
 def plan(program: Program, rows: str, spread: Spread | None = None) -> Plan:
-    """Fused sweeps over the tokens; arithmetic is what costs, so that a result's memory keeps values for a while."""
+    """Fused sweeps over the tokens. Arithmetic is the main cost, so the coefficients' memory keeps a value."""
     fused = sweeps(program, rows, RESERVED, spread)
     return keep(fused, Key("coefficients"))
 
 
 def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
-    """The source of a file with one function per plan, or per section of it where a batch is spread over ranks.
+    """The source of a file with one function per plan, or one per section if the batch is spread over ranks.
 
     `header` is a comment block of lines that start with '#'.
     """
@@ -70,7 +70,7 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
 
 @cache
 def _part(name: str) -> str:
-    """C that every generated file takes along, written by hand."""
+    """Handwritten C that generated files contain."""
     return PARTS[name].read_text()
 
 
@@ -89,7 +89,7 @@ DTYPE = """\
 #endif
 """
 
-LACKING = {"positions": "WHOLE", "tokens": "COUNTED"}  # the macro of a layout in which these lack
+LACKING = {"positions": "WHOLE", "tokens": "COUNTED"}  # the macro that is 1 if the argument is None
 
 DECLARED = for_each("C declarations", HOLDS, {
     INTEGER: "int64_t {0}", REAL: "double {0}", INTEGERS: "const int64_t *restrict {0}",
@@ -99,7 +99,7 @@ DECLARED = for_each("C declarations", HOLDS, {
 
 
 def dtype_of(argument: str) -> str:
-    """The macro that says in which dtype a tensor of floats is stored."""
+    """The macro for the dtype of a tensor of floats."""
     return f"DTYPE_{argument}"
 
 
@@ -107,7 +107,7 @@ def declared(argument: Argument) -> str:
     return DECLARED[argument.holds].format(argument.name, dtype_of(argument.name))
 
 
-REDUCTIONS = {"sum": "+", "max": "max"}  # OpenMP's words
+REDUCTIONS = {"sum": "+", "max": "max"}  # OpenMP's operators
 
 
 def reductions(parts: Mapping[Push, str]) -> str:
@@ -218,8 +218,8 @@ class _Function(CoarseStages):
         self.line(1, "}")
 
     def rooms(self, sweep: Sweep) -> None:
-        """Room for the values that this sweep takes quantiles of, and as much beside it to look for them; and for sums
-        in order.
+        """Reserves memory for the values of this sweep's quantiles, as much again to find them, and memory for sums in
+        order.
         """
         self.room: dict[tuple[Node, ...], tuple[str, str]] = {}
         taken = (n for step in sweep.steps if isinstance(step, Scalars) for n in step.values)
@@ -240,13 +240,13 @@ class _Function(CoarseStages):
             self.line(2, f"double *restrict {self.lanes[scan]} = reserve_several({size});")
 
     def picked(self, node: Quantile) -> None:
-        """The quantile of a segment, of the values in its room."""
+        """Writes the quantile of a segment, from the values in its room."""
         room, size = self.room[node.values]
         text = f"quantile({room}, {room} + {size}, {size}, {self.operand(node.level)})"
         self.assign(2, "double", self.names[node], text)
 
     def set_aside(self, depth: int, node: Node, value: str, step: Pass, sweep: Sweep, word: str) -> None:
-        """A token's value, for quantiles and sums in order of this sweep and of later stages."""
+        """Stores a token's value for quantiles and sums in order, of this sweep and of later stages."""
         for values, (room, _) in self.room.items():
             if node in values:
                 before = [self.signature.layouts[sweep.segments, v.stratum] for v in values[: values.index(node)]]
@@ -259,7 +259,7 @@ class _Function(CoarseStages):
             self.line(depth, f"{self.slots[node]}[TOKEN({word}, i)] = {value};")
 
     def tokens(self, step: Pass, sweep: Sweep) -> None:
-        """The loop over a segment's tokens."""
+        """Writes the loop over a segment's tokens."""
         s = sweep.segments
         word = self.signature.layouts[s, step.leaf]
         kind = "double" if step.wide else "real"
@@ -339,7 +339,7 @@ class _Function(CoarseStages):
         self.assign(depth, kind, self.names[node], text)
 
     def token_operand(self, node: Node, step: Pass, s: str, wide: bool) -> str:
-        """A value of a pass, in the precision of what reads it."""
+        """A value of a pass, in the precision of its reader."""
         if isinstance(node, Const):
             return (WIDE if wide else TOKEN).constant(node.value)
         if isinstance(node, Pull) and node.target in (s, BATCH):
@@ -356,12 +356,12 @@ class _Function(CoarseStages):
         return f"({kind}){self.arrays[node]}[TOKEN({s}, i)]"
 
     def in_order(self, node: Scan, word: str) -> str:
-        """The sum of what comes before a token, or after it."""
+        """The sum over the tokens before a token, or after it."""
         if node in self.arrays:
             return f"{self.arrays[node]}[TOKEN({word}, i)]"
         if node in self.lanes:
             return f"{self.lanes[node]}[i]"
-        (value,) = node.values  # the same of each token, and as many times as there are such
+        (value,) = node.values  # a constant, times the number of tokens before or after
         assert isinstance(value, Const)
         places = "i" if node.forward else "(tokens - 1 - i)"
         return places if value.value == 1.0 else f"({wide_constant(value.value)} * (double){places})"

@@ -121,7 +121,7 @@ def {name}(**arguments):
 def export(
     name: str, header: str, source: str, plans: Mapping[str, Plan], titles: Mapping[str, str], arch: str | None
 ) -> Export:
-    """The loader, and the C file that it builds for the machine it runs on."""
+    """The loader, and the C file that it builds for the machine it runs on. Raises BackendError for an `arch`."""
     if arch:
         raise BackendError("the C backend compiles for the machine that the file is used on", remedy="leave --arch out")
     file = f"{name}_c.c"

@@ -1,4 +1,4 @@
-"""The words of C: one row per scalar operator, constants, and what no value may be called."""
+"""C syntax: one row per scalar operator, constants, and the names that no value may have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fibration.compiler.ir import SCALAR_ARITY
 
 WORDS = "math storage fibres matrix room quantiles scans".split()
 PARTS = {part: Path(__file__).with_name(f"{part}.h") for part in WORDS}
-# One row per scalar operator of the IR, but for the choice. Functions are those of math.h.
+# One row per scalar operator of the IR, except `select`. The functions are those of math.h in this folder.
 _DOUBLE, _FLOAT = (
     set(re.findall(rf"^MATH {kind} (\w+)_{precision}\({kind} x\)", PARTS["math"].read_text(), re.MULTILINE))
     for kind, precision in (("double", "f64"), ("float", "f32"))
@@ -47,7 +47,7 @@ def wide_constant(value: float) -> str:
 
 
 def token_constant(value: float) -> str:
-    """In the tokens' precision: whole numbers are exact in any, others are rounded once."""
+    """A constant in the tokens' precision. Whole numbers are exact in any precision; others are rounded once."""
     if math.isfinite(value) and abs(value) < 2**24 and value == int(value):
         return f"{value!r}f" if value >= 0 else f"({value!r}f)"
     return f"(real){wide_constant(value)}"
@@ -55,7 +55,7 @@ def token_constant(value: float) -> str:
 
 def _language(precision: str, constant) -> Language:  # type: ignore[no-untyped-def]
     operators = {k: v.replace("_T(", f"_{precision}(") for k, v in OPERATORS.items()}
-    # compilers make branches of a comparison with a choice inside, and no vector code
+    # for a comparison with a choice inside, compilers write branches and no vector code
     return Language("C", operators, constant, ternary, INFIX, named_conditions=False, compared=frozenset({"lt", "le"}))
 
 

@@ -1,4 +1,4 @@
-"""Calls to a generated C file: one shared library per combination of dtypes and layout, built when first needed."""
+"""Calls a generated C file. Each combination of dtypes and layout has a shared library, built on first use."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ PASSED = {INTEGER: ctypes.c_int64, REAL: ctypes.c_double}  # by value; the other
 
 @dataclass
 class _Ready:
-    """What is passed for an index: pointers and numbers that no call changes, and functions by what calls vary in."""
+    """The arguments for one index: pointers and numbers that no call changes; and functions by what calls vary."""
 
-    values: Mapping[str, object]  # the tensors live as long as the pointers to them
+    values: Mapping[str, object]  # keeps the tensors alive as long as the pointers to them
     passed: list[object]
     functions: dict[tuple[object, ...], dict[str, Any]] = field(default_factory=dict)
 
 
 def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
-    """The functions of a generated file. Raises BackendError without a C compiler."""
+    """The function that runs batches through a generated file. Raises BackendError without a C compiler."""
     compiler()
     signatures = {k: signature(plan) for k, plan in plans.items()}
     callers = {k: Caller(plan, signatures[k].arguments) for k, plan in plans.items()}
@@ -94,7 +94,7 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def variant(plan: Plan, given: Signature, values: Mapping[str, object], call: Call) -> dict[str, str]:
-    """The macros that make the source fit a batch: dtypes, and how tokens lie."""
+    """The macros that fit the source to a batch: the dtypes, and the layout of tokens."""
     batch = call.batch
     defines = {"RESULT": STORAGE[batch.dtype], "PER_ROW": str(int(call.bound.per_row(batch)))}
     log_probs = []
@@ -105,7 +105,7 @@ def variant(plan: Plan, given: Signature, values: Mapping[str, object], call: Ca
             log_probs += [tensor.dtype] if a.kind == "token" and a.key != ("cotangent",) else []
         if a.kind in LACKING:
             defines[f"{LACKING[a.kind]}_{given.layouts[a.key]}"] = str(int(tensor is None))
-    # Where a result keeps values for a while they must fit in, and coefficients are as wide as the log-probs.
+    # A value that is kept in a result's memory must fit its dtype; coefficients are as wide as the log-probs.
     keeps = any(p.kept for sweep in plan.sweeps for p in sweep.passes)
     wide = batch.dtype == torch.float64 if keeps else torch.float64 in (batch.dtype, *log_probs)
     defines["REAL"] = "f64" if wide else "f32"

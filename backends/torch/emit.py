@@ -1,6 +1,7 @@
-"""Scheduled IR → one standalone torch module, made to be read.
+"""Writes a schedule as one standalone, readable torch module.
 
-Everything is computed in float64, whatever the inputs are: this backend is the reference, and rounds once, at the end.
+The module computes in float64, whatever the inputs are, because this backend is the reference. Results are rounded
+once, at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fibration.errors import BackendError
 from fibration.runtime import quantiles
 from fibration.runtime import scans as sums_in_order
 
-# One row per scalar operator of the IR, but for the choice.
+# One row per scalar operator of the IR, except `select`.
 OPERATORS: Mapping[str, str] = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
     "stop": "{}.detach()", "exp": "torch.exp({})",
@@ -32,7 +33,7 @@ OPERATORS: Mapping[str, str] = {
     "softplus": "torch.nn.functional.softplus({}, threshold=40.0)", "atan": "torch.atan({})",
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
 }  # fmt: skip
-# Words that the skeleton uses; no value of a program is called so.
+# Words that the skeleton uses. No value of a program has one as its name.
 SKELETON_WORDS = """
 torch math Tensor Fibre NamedTuple fibre push pull spread where inputs over collect quantile Order ordered orders scan
 """.split()
@@ -105,7 +106,7 @@ ORDERS = """\
 after the other (None if they are numbered so), and `longest` is how many lie over one at most. X elements of several
 strata are numbered through.
 """
-# The functions that compute quantiles and sums in order, for modules that have some.
+# The source of the functions for quantiles and sums in order. Modules that use them contain a copy.
 QUANTILE, SCAN = (Path(str(module.__file__)).read_text().split("\n\n\n", 1)[1] for module in (quantiles, sums_in_order))
 
 FUNCTION = '''
@@ -122,7 +123,7 @@ def {name}(inputs: dict[str, Tensor], over: dict[tuple[str, str], Fibre]{more}) 
 
 
 def plan(program: Program, rows: str, spread: Spread | None = None) -> Schedule:
-    """One vector after the other."""
+    """The schedule of a program: one vector after the other."""
     return schedule(program, RESERVED) if spread is None else schedule_spread(sweeps(program, rows, RESERVED, spread))
 
 
@@ -135,7 +136,7 @@ def emit(header: str, schedules: Mapping[str, Schedule], titles: Mapping[str, st
     text = text.replace("{quantile}", f"\n{QUANTILE}\n" if Quantile in kinds else "")
     scans = f"\n{SCAN}\n" if Scan in kinds else ""
     text = text.replace("{scan}", scans).replace("{orders}", ORDERS if scans else "")
-    return text.replace("{header}", header.rstrip())  # free text comes last
+    return text.replace("{header}", header.rstrip())  # last, because the header is free text
 
 
 def _function(name: str, schedule: Schedule, title: str) -> str:
@@ -164,7 +165,7 @@ def _step(step: Step | Collective, schedule: Schedule) -> list[str]:
         value = f"inputs[{given[node]!r}]"
     elif isinstance(node, Const):
         value = f"torch.full((1,), {_constant(node.value)}, dtype=torch.float64)"
-        for like in schedule.program.inputs[:1]:  # made where the inputs are, rather than copied there
+        for like in schedule.program.inputs[:1]:  # made on the inputs' device, not copied there
             value = f"inputs[{given[like]!r}].new_full((1,), {_constant(node.value)})"
     elif isinstance(node, Push):
         reduce = "" if node.reduce == "sum" else f", {node.reduce!r}"

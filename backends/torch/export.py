@@ -1,4 +1,4 @@
-"""What `fibration compile -o` writes for this backend."""
+"""The files that `fibration compile -o` writes for the torch backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fibration.errors import BackendError
 def export(
     name: str, header: str, source: str, schedules: Mapping[str, Schedule], titles: Mapping[str, str], arch: str | None
 ) -> Export:
-    """The module as it is: it imports torch alone."""
+    """The generated module, which imports only torch. Raises BackendError for an `arch`."""
     if arch:
         raise BackendError("the torch backend compiles for no architecture", remedy="leave --arch out")
     return Export({f"{name}_torch.py": source})

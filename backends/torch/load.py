@@ -1,4 +1,4 @@
-"""A generated torch module, and calls to it: gather the unmasked tokens in float64, compute, scatter the results."""
+"""Calls a generated torch module: gathers the unmasked tokens in float64, computes, and scatters the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fibration.runtime.batch import Batch, Outputs, Run, inputs_of
 
 
 def load(name: str, source: str, schedules: Mapping[str, Schedule]) -> Run:
-    """The functions of a generated module, with their source visible to debuggers and tracebacks."""
+    """The function that runs batches through a generated module. Debuggers and tracebacks show the module's source."""
     path = f"<fibration {name} {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     module: dict[str, object] = {"__name__": f"fibration_generated_{name}"}
@@ -42,7 +42,7 @@ def load(name: str, source: str, schedules: Mapping[str, Schedule]) -> Run:
 
 
 def _meetings(schedule: Schedule, batch: Batch) -> list[Callable[[int, list[Tensor]], list[Tensor]]]:
-    """What a function of a spread batch takes besides: how to put vectors together that ranks know in part."""
+    """The extra argument for a spread batch, if any: a function that combines vectors that ranks know in part."""
     stages, ranks = schedule.collectives, batch.index.ranks
     if ranks is None or not stages:
         return []

@@ -1,4 +1,4 @@
-"""Ahead-of-time compilation: kernels of a generated module to machine code, on a machine that needs no accelerator."""
+"""Ahead-of-time compilation of a generated module's kernels to machine code, on a machine without an accelerator."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fibration.errors import BackendError
 
 WORKER = Path(__file__).with_name("aot_worker.py")
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950")
-# Variables that would turn the compiler into an interpreter, or make it compile for something else than was asked.
+# Variables that would turn the compiler into an interpreter, or make it compile for another target.
 CLEARED = ("TRITON_INTERPRET", "TRITON_OVERRIDE_ARCH", "TRITON_KERNEL_OVERRIDE")
 Constexpr = int | float | bool | str | None
-BYTES = {"i32": 4, "i64": 8}  # of an argument by value; others are pointers
-# What Triton adds to a kernel's own parameters, older versions less of it: pointers to memory that no kernel here uses.
+BYTES = {"i32": 4, "i64": 8}  # of an argument that is passed by value; the others are pointers
+# Pointers that Triton adds to a kernel's own parameters; older versions add fewer. No kernel here uses their memory.
 SCRATCH = ("global_scratch", "profile_scratch")
 
 
@@ -38,7 +38,7 @@ class KernelRequest:
 
 @dataclass(frozen=True)
 class Resources:
-    """What one program needs: registers and spilled bytes of each thread, shared memory of the program in bytes."""
+    """The resources of one program: registers and spilled bytes of each thread, shared bytes of the program."""
 
     registers: int
     spill_bytes: int
@@ -49,7 +49,7 @@ class Resources:
 class CompiledKernel:
     """Assembly (PTX or AMD GCN) and machine code (cubin or hsaco); the kinds are file extensions.
 
-    `target` is what the assembly says it is for; `parameters` are the types of what it takes, by name, in order.
+    `target` is the target that the assembly names; `parameters` are the types of the parameters by name, in order.
     """
 
     kernel: str
@@ -64,7 +64,7 @@ class CompiledKernel:
 
 
 def target_of(arch: str) -> tuple[str, int | str, int]:
-    """Triton's words for an architecture: language, number or name, threads in a warp."""
+    """Triton's words for an architecture: language, number or name, threads in a warp. Raises BackendError."""
     if arch not in ARCHITECTURES:
         raise BackendError(
             f"the triton backend does not compile for '{arch}'",
@@ -80,9 +80,9 @@ def target_of(arch: str) -> tuple[str, int | str, int]:
 def compile_kernels(
     source: str, requests: Sequence[KernelRequest], *, arch: str, filename: str = "kernels.py"
 ) -> tuple[CompiledKernel, ...]:
-    """Several kernels of the module `source`, in one process of their own. `filename` is for messages.
+    """Compiles several kernels of the module `source` in one separate process. `filename` is for messages.
 
-    Nothing is shared between calls, not even a cache on disk, so that any number of processes may compile at once.
+    Calls share nothing, not even a cache on disk, so that any number of processes may compile at once.
     """
     target = target_of(arch)
     jobs = [
@@ -139,10 +139,10 @@ def _compiled(kernel: str, arch: str, made: Mapping[str, Any], file: Path) -> Co
 
 
 def _run(folder: Path, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask the worker. Its safe path (-P) keeps the folders called `triton` and `torch` here from being imported."""
+    """The worker's answer. With the safe path (-P) it does not import the folders called `triton` and `torch` here."""
     environment = {k: v for k, v in os.environ.items() if k not in CLEARED}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
-    environment["TRITON_DISABLE_LINE_INFO"] = "1"  # it names the folder where Triton is installed
+    environment["TRITON_DISABLE_LINE_INFO"] = "1"  # it would name the folder where Triton is installed
     done = subprocess.run(
         [sys.executable, "-P", str(WORKER)],
         input=json.dumps(request),

@@ -1,8 +1,8 @@
-"""Compile kernels of one module for devices that need not be there. Run by aot.py as a script, in a process of its own.
+"""Compiles the kernels of one module, without a device. `aot.py` runs this script in a separate process.
 
 `@triton.jit` decides when it decorates whether a function is compiled or interpreted, and an interpreted kernel leaves
-`triton.language` patched behind; so a process that has interpreted one, or may yet, cannot compile. Nothing but the
-standard library, Triton and what the module itself imports is loaded here.
+`triton.language` patched. So a process that has interpreted a kernel, or may do so later, cannot compile one. This
+script loads only the standard library, Triton and the imports of the module.
 
 Reads a JSON request on stdin; writes the artefacts to the current folder, and a JSON answer to `answer.json`.
 """
@@ -32,7 +32,7 @@ def load(source: str, filename: str) -> types.ModuleType:
 
 
 def cubin_resources(cubin: Path) -> Json:
-    """Registers and stack of the machine code itself. Kernels have no local arrays: all of a stack is spills."""
+    """Registers and spilled bytes of the machine code. Kernels have no local arrays, so the whole stack is spills."""
     import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -45,13 +45,13 @@ def cubin_resources(cubin: Path) -> Json:
 
 
 def hsaco_resources(assembly: str) -> Json:
-    """The metadata that the AMD assembler prints with the code."""
+    """Registers and spilled bytes, from the metadata that the AMD assembler prints with the code."""
     found = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s*(\d+)", assembly))
     return {"registers": int(found["vgpr_count"]), "spill_bytes": int(found["private_segment_fixed_size"])}
 
 
 def build(module: types.ModuleType, job: Json, number: int) -> Json:
-    """Compile one kernel; the files are called after the number of the job."""
+    """Compiles one kernel. The files are named after the number of the job."""
     import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
     from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped,import-not-found,unused-ignore]
     from triton.compiler import ASTSource  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -84,7 +84,7 @@ def main() -> None:
         module = load(request["source"], request["filename"])
         for number, job in enumerate(request["jobs"]):
             done.append(build(module, job, number))
-    except Exception as error:  # every failure is the caller's to name
+    except Exception as error:  # the caller reports every failure
         cause = error.__cause__ or error
         answer["error"] = {"kind": type(error).__name__, "module": getattr(error, "name", None), "message": str(cause)}
     Path("answer.json").write_text(json.dumps(answer))

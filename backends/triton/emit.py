@@ -1,6 +1,6 @@
-"""Fused plan → one standalone Triton module, made to be read: kernels, and a plain function per program to launch them.
+"""Writes a fused plan as one standalone, readable Triton module: kernels, and a function per program to launch them.
 
-The skeleton and the launchers are here, the kernels in `kernels.py`.
+This file has the skeleton and the launchers; `kernels.py` has the kernels.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def plan(program: Program, rows: str, spread: Spread | None = None) -> Plan:
 
 
 def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
-    """The source of a module with one launcher per plan, or per section of it where a batch is spread over ranks.
+    """The source of a module with one launcher per plan, or one per section if the batch is spread over ranks.
 
     `header` is a comment block.
     """
@@ -102,11 +102,11 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     blocks = "\n".join(text for word, text in (("fibre_block(", FIBRE_BLOCK), ("share(", SHARE)) if word in texts)
     body = helpers.removeprefix("\n") + "\n\n" + texts + "\n"
     module = SKELETON.replace("{blocks}\n", blocks).replace("{functions}", body)
-    return module.replace("{header}", header.rstrip())  # free text comes last
+    return module.replace("{header}", header.rstrip())  # last, because the header is free text
 
 
 def launched(plan: Plan, made: Iterable[Kernel]) -> tuple[Argument, ...]:
-    """The arguments of a launcher: what a kernel uses, and the workspace, which coarse results lie in."""
+    """The arguments of a launcher: those that a kernel uses, and the workspace, which holds coarse results."""
     used = {a.name for kernel in made for a in kernel.arguments}
     return tuple(a for a in signature(plan).arguments if a.name in used or a.kind == "work")
 
@@ -170,7 +170,7 @@ def _launcher(name: str, plan: Plan, title: str, made: list[Kernel], arguments: 
 
 
 def _launch(kernel: Kernel, grid: str, warps: str, given: Signature) -> list[str]:
-    """A call of a kernel."""
+    """The lines that launch a kernel."""
     if kernel.call:
         return [f"        {line}" for line in kernel.call.splitlines()]
     lines = textwrap.wrap(", ".join(kernel.names) + ",", 102)
@@ -194,6 +194,6 @@ def constants(kernel: Kernel, warps: str, given: Signature) -> list[str]:
 
 
 def _edge(kernel: Kernel, constant: str) -> tuple[str, str]:
-    """The fibration whose tile this is: its order is an argument."""
+    """The fibration of a tile constant. Its order is an argument of the kernel."""
     ((source, target),) = {a.key for a in kernel.arguments if a.kind == "order" and constant == f"F_{a.name}"}
     return source, target

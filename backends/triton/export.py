@@ -1,4 +1,4 @@
-"""What `fibration compile -o` writes for this backend: the module, and machine code for a chip if one is named."""
+"""The files that `fibration compile -o` writes for the Triton backend: the module, and machine code for one chip."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(function, *, dtype=None, shape=None, **given):
 def export(
     name: str, header: str, source: str, plans: Mapping[str, Plan], titles: Mapping[str, str], arch: str | None
 ) -> Export:
-    """The module; for an `arch`, every kernel's assembly and binary, and what each takes of the chip."""
+    """The module; for an `arch`, also the assembly, the binary and the resources of every kernel."""
     functions = {k: table(plan, launched(plan, kernels(k, plan))) for k, plan in plans.items()}
     module = (
         source.rstrip("\n")

@@ -1,11 +1,11 @@
-"""What generated modules are made with: functions that Triton lacks, and the loops' own. Copied as text, if used."""
+"""Functions of generated modules: those that Triton lacks, and those of the loops. Copied as text, if used."""
 
 # mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl
 
-ONE_LAUNCH = torch.version.hip is None  # as a generated module says
+ONE_LAUNCH = torch.version.hip is None  # as in a generated module
 
 
 @triton.jit

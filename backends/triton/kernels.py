@@ -1,8 +1,8 @@
-"""Fused plan → the text of its kernels: one per sweep, and a function per coarse stage.
+"""Writes the kernels of a fused plan: one per sweep, and a kernel or function calls per coarse stage.
 
-A program of a sweep's grid has `BLOCK_R` segments, whose tokens it goes over in tiles `[BLOCK_R, BLOCK_T]`. Values of
-segments and everything coarser are float64. A coarse stage is a launch of its own: sums over segments, of which there
-are many, are shared by its programs, and what needs the results of all is done by the one that arrives last.
+A program of a sweep's grid has `BLOCK_R` segments and visits their tokens in tiles `[BLOCK_R, BLOCK_T]`. Values of
+segments and coarser strata are float64. A coarse stage is a separate launch. Its programs share the sums over segments,
+which are many; the last program to arrive does the work that needs all results.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Section, Sweep
 from fibration.errors import BackendError
 
-TOGETHER = 4  # sums over the same fibres that one loop takes
-SPREAD = 4  # sums in float64 that stay spread over a tile until the loop ends
+TOGETHER = 4  # the sums over the same fibres that one loop takes
+SPREAD = 4  # at most this many float64 sums stay spread over a tile until the loop ends
 
 
 def kernels(name: str, plan: Plan) -> tuple[Kernel, ...]:
-    """The kernels of a program in the order of the plan's stages, coarse ones on their own among them."""
+    """The kernels of a program in the order of the plan's stages, coarse stages included."""
     return tuple(itertools.chain(*kernels_of_sections(name, plan)))
 
 
 def kernels_of_sections(name: str, plan: Plan) -> list[list[Kernel]]:
-    """The kernels of every section: one, but where the batch is spread over ranks."""
+    """The kernels of every section. A plan has one section, unless the batch is spread over ranks."""
     return _Stages(name, plan).sections()
 
 
@@ -75,7 +75,7 @@ class _Stages(Writer):
         return self.wrapped(name, list(blocks), None, shared[0].stratum if shared else None, doc)
 
     def groups(self, groups: list[Group], stage: Coarse, ends: tuple[str, str] | None, blocks: dict[str, None]) -> None:
-        """One after the other, of the elements between `ends`, or of all."""
+        """Writes the groups one after the other, for the elements between `ends`, or for all."""
         for i, group in enumerate(groups):
             if i:
                 self.line(1, "tl.debug_barrier()")
@@ -92,7 +92,7 @@ class _Stages(Writer):
                 self.elements(group, stage, within)
 
     def quantile(self, node: Quantile) -> Kernel:
-        """Of the values that sweeps have set aside."""
+        """The call for a quantile of values that sweeps have set aside."""
 
         orders, befores = ([self.called(kind, s, node.target) for s in node.sources] for kind in ("order", "members"))
         lists = [[self.vector(v) for v in node.values], orders, befores, [self.size(s) for s in node.sources]]
@@ -100,8 +100,8 @@ class _Stages(Writer):
         return self._called("digits", "quantile", [self.vector(node), *given, self.vector(node.level)])
 
     def scans(self, nodes: list[Scan]) -> Kernel:
-        """Along the order of elements, of values that sweeps have set aside or coarse stages have saved: the same sums,
-        each into other elements."""
+        """The call for sums in order, of values that sweeps have set aside or coarse stages have saved. `nodes` are the
+        same sums into different strata."""
         node, into = nodes[0], {n.into: self.vector(n) for n in nodes}
         sizes = [*map(self.size, node.sources)]
         lists = [[into.get(s, "None") for s in node.sources], [*map(self.vector, node.values)], sizes]
@@ -117,14 +117,14 @@ class _Stages(Writer):
         return Kernel(kernel, tuple(a for a in self.arguments if uses(call, a.name)), (), None, None, "", call)
 
     def vector(self, node: Node) -> str:
-        """A coarse value, or one of tokens that was set aside, as a tensor; or as a number."""
+        """The text of a coarse value, or of a token value that was set aside: a tensor, or a number."""
         if node not in self.slots:
             return constant(node.value) if isinstance(node, Const) else self.arrays[node]
         start = self.offsets[self.slots[node]].removeprefix("work").removeprefix(" + ") or "0"
         return f"work[{start} :][: {self.size(node.stratum)}]"
 
     def sums(self, group: Group, pushes: Iterable[Node], within: tuple[str, str], blocks: dict[str, None]) -> None:
-        """Sums and maxima over the fibres of one fibration, in a fixed order."""
+        """Writes sums and maxima over the fibres of one fibration, in a fixed order."""
         a, b = str(group.source), group.stratum
         chosen = [p for p in pushes if isinstance(p, Push)]
         if a == BATCH:  # the batch over itself
@@ -175,7 +175,7 @@ class _Stages(Writer):
         self.name_arrays(since)
 
     def product(self, node: Mix, blocks: dict[str, None]) -> None:
-        """A matrix of the index times a vector: one element of the result after the other."""
+        """Writes a matrix of the index times a vector: one element of the result after the other."""
         if isinstance(node.operand, Const):
             raise BackendError("the triton backend multiplies no matrix by a constant")
         blocks["BLOCK_S"] = None
@@ -189,7 +189,7 @@ class _Stages(Writer):
         self.name_arrays(since)
 
     def elements(self, group: Group, stage: Coarse, within: tuple[str, str]) -> None:
-        """Scalar work on every element of a stratum."""
+        """Writes scalar work on every element of a stratum."""
         s = group.stratum
         depth = 1 if s == BATCH else 2
         self.line(1, "# the batch" if s == BATCH else f"# each {s}")
@@ -265,7 +265,7 @@ class _Stages(Writer):
         return self.wrapped(name, ["BLOCK_R", "BLOCK_T"], s, None, f'"""Sweep over {s}: {_passes(sweep)}."""')
 
     def segments(self, word: str, longest: bool) -> None:
-        """Where the tokens of a program's segments lie."""
+        """Writes where the tokens of a program's segments lie."""
         self.line(1, f"first = tl.load({word}_offsets + b, mask=live, other=0)")
         self.line(1, f"size = tl.load({word}_offsets + b + 1, mask=live, other=0) - first")
         self.line(1, f"start = tl.load({word}_starts + b, mask=live, other=0)")
@@ -273,10 +273,10 @@ class _Stages(Writer):
             self.line(1, "longest = tl.max(size, axis=0)")
 
     def tokens(self, step: Pass, sweep: Sweep, narrow: dict[Node, str], number: int) -> None:
-        """The loop over the tokens of a program's segments."""
+        """Writes the loop over the tokens of a program's segments."""
         s, word = sweep.segments, self.signature.layouts[sweep.segments, step.leaf]
         precise = {n for n in step.values if step.wide or n in self.plan.precise}
-        names = {wide: self.read_as(step, precise, wide) for wide in (False, True)}  # in the precision of who reads
+        names = {wide: self.read_as(step, precise, wide) for wide in (False, True)}  # in the reader's precision
         self.line(0)
         wide = "float64" if step.wide else "the tokens' precision"
         self.line(1, f"# pass {number} over the tokens, in {wide}: [BLOCK_R, BLOCK_T]")
@@ -334,9 +334,9 @@ class _Stages(Writer):
         return self.called("result", result_of(self.plan, output))
 
     def reach(self, s: str, word: str) -> None:
-        """How far a row's stores go."""
+        """Writes how far a row's stores go."""
         self.line(1, "reach = size")
-        if len(self.plan.program.leaves) > 1:  # results were filled before: no leaf's tokens are whole rows
+        if len(self.plan.program.leaves) > 1:  # results are filled already: no leaf's tokens are whole rows
             return
         self.line(1, f"if {word}_positions is None and {word}_tokens is None:")
         self.line(2, "# masked places after a row's tokens are its own to fill")
@@ -344,7 +344,7 @@ class _Stages(Writer):
         self.line(2, "reach = tl.where(live, following - start, 0)")
 
     def spread(self, node: Pull, wide: bool, narrow: dict[Node, str]) -> str:
-        """A value of a segment, or of the batch, beside its tokens and in their precision."""
+        """The name of a value of a segment, or of the batch, in the shape and the precision of a pass over tokens."""
         if isinstance(node.operand, Const):
             return constant(node.operand.value)
         if not wide and node in narrow:
@@ -412,7 +412,7 @@ class _Stages(Writer):
 
 
 def _shared(stage: Coarse) -> list[Group]:
-    """The groups that several programs begin with: sums over segments by the elements of one stratum, and what follows
+    """The groups that several programs do first: sums over segments by the elements of one stratum, and values computed
     from them at the same element."""
     computed = {n for g in stage.groups for n in g.values}
     shared: list[Group] = []
@@ -428,7 +428,7 @@ def _shared(stage: Coarse) -> list[Group]:
 
 
 def _known_before(sweep: Sweep) -> list[Node]:
-    """Of its segments and of the batch, what a sweep reads and does not compute."""
+    """The values of segments and of the batch that a sweep reads and does not compute."""
     computed = {n for step in sweep.steps for n in (*step.values, *(step.pushes if isinstance(step, Pass) else ()))}
     values = [n for step in sweep.steps for n in step.values]
     gathered = [n for n in values if isinstance(n, Pull) and n.source == sweep.segments]
@@ -444,7 +444,7 @@ def _known_before(sweep: Sweep) -> list[Node]:
 
 
 def _is_called(stage: Coarse) -> bool:
-    """Whether functions of the module do its work, with launches of their own."""
+    """Whether functions of the module do the work of a stage, with launches of their own."""
     return bool(stage.groups[0].quantiles or stage.groups[0].scans)
 
 

@@ -1,7 +1,7 @@
-"""How Triton writes scalars, and the words that no value of a program may take.
+"""Triton's syntax for scalars, and the names that no value of a program may have.
 
-A literal takes the dtype of the tensor beside it, exactly. Alone it would be float32, so that a choice between two
-literals, and a value that is one, are made tensors of the right dtype.
+Next to a tensor, a literal takes the tensor's dtype exactly. Alone it would be float32. So a value that is a literal,
+and a choice between two literals, become tensors of the right dtype.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 
 from fibration.backends.bodies import Language, call
 
-# What generated modules are made with, by name, and those of it that are scalar functions.
+# The functions of functions.py by name, and the names of the scalar functions among them.
 HELPERS: Mapping[str, str] = {
     re.findall(r"def (\w+)\(", part)[0]: part.strip("\n")
     for part in Path(__file__).with_name("functions.py").read_text().split("\n\n\n")[1:]
 }
 FUNCTIONS = [name for name, text in HELPERS.items() if f"def {name}(x):" in text]
-# One row per scalar operator of the IR, but for the choice. Functions that Triton has not are those of functions.py.
+# One row per scalar operator of the IR, except `select`. functions.py has the functions that Triton lacks.
 OPERATORS: Mapping[str, str] = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
     "stop": "{}", "exp": "tl.exp({})", "log": "tl.log({})", "sqrt": "tl.sqrt({})",
@@ -62,7 +62,7 @@ def is_literal(text: str) -> bool:
 
 
 def typed(text: str, precision: str) -> str:
-    """A literal as a tensor of its own."""
+    """A literal as a tensor; other texts unchanged."""
     return (
         f"tl.full([], {text.removeprefix('(').removesuffix(')') if text[0] == '(' else text}, {precision})"
         if is_literal(text)
@@ -71,13 +71,13 @@ def typed(text: str, precision: str) -> str:
 
 
 def language(precision: str) -> Language:
-    """Bodies in `tl.float64`, or in `REAL`."""
+    """The syntax of bodies in `precision`: `tl.float64` or `REAL`."""
 
     def where(texts: list[str]) -> str:
         condition, a, b = texts
         return call("tl.where", [condition, typed(a, precision) if is_literal(b) else a, b])
 
-    # `p*q - p*q` would be one operation on a GPU, which gives the rounding of the product
+    # a GPU would fuse `p*q - p*q` into one operation, whose result is the rounding of the product
     return Language("triton", OPERATORS, constant, where, itself="{} * 0.0")
 
 
@@ -85,7 +85,7 @@ WIDE, TOKEN = language("tl.float64"), language("REAL")
 
 
 def fitted(text: str, indent: str) -> list[str]:
-    """The lines of a statement, broken where they are too long."""
+    """The lines of a statement. Lines that are too long are broken."""
     lines = text.splitlines() or [""]
     room = 118 - len(indent)
     if all(len(line) <= room for line in lines):

@@ -1,4 +1,4 @@
-"""Calls to a generated Triton module, which lies in the cache: Triton reads the text of kernels from their file."""
+"""Calls a generated Triton module. It lies in the cache, because Triton reads the text of kernels from a file."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from fibration.runtime.calling import Caller
 
 MODULE = "kernels.py"
 VERSION = metadata.version("fibration")
-one_at_a_time = Lock()  # the interpreter changes the language while it runs, for all threads
+one_at_a_time = Lock()  # the interpreter patches the language while it runs, for all threads
 
 
 def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
-    """The launchers of a generated module. Raises BackendError without the package triton."""
+    """The function that runs batches through a generated module. Raises BackendError without the package triton."""
     on_cpu = interpreted()
     module = import_from_cache(name, source)
     callers = {k: Caller(plan, launched(plan, kernels(k, plan))) for k, plan in plans.items()}
@@ -45,14 +45,14 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
             )
         call = callers[function].bind(batch)
         values = {**call.bound.values, **call.values}
-        # the shape of a tile, and so the order of sums, is the same wherever a row lies
+        # every rank uses one tile shape, so that the order of sums does not depend on a row's rank
         tokens = index.ranks.tokens if index.ranks else sum(index.size[leaf] for leaf in index.leaves)
 
         def launch(name: str) -> None:
             with one_at_a_time if on_cpu else nullcontext():
                 getattr(module, name)(**values, tokens=tokens)
 
-        with np.errstate(all="ignore"):  # the interpreter computes both sides of a choice: the other one may overflow
+        with np.errstate(all="ignore"):  # the interpreter computes both branches of a choice; one may overflow
             call.perform(function, launch)
         return call.outputs
 
@@ -60,7 +60,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
 
 
 def interpreted() -> bool:
-    """Whether kernels run on the CPU. Triton decides that once, when it is imported."""
+    """Whether kernels run on the CPU. Triton decides that once, at import. Raises BackendError without triton."""
     try:
         import triton.language as tl  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError as error:
@@ -76,7 +76,7 @@ def interpreted() -> bool:
 
 
 def import_from_cache(name: str, source: str) -> ModuleType:
-    """The module, from a file that stays: no byte code is kept beside it."""
+    """The module of `source`, from a permanent file in the cache. No byte code is stored."""
     key = hashlib.sha256(f"{VERSION}\0{source}".encode()).hexdigest()[:32]
 
     def make(workshop: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every kernel of a hierarchy, compiled ahead of time for one architecture; and what each needs of a device."""
+"""Compiles the kernels of a hierarchy ahead of time for one architecture, and lists the resources of each kernel."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fibration.compiler.arguments import (
 )
 from fibration.compiler.plan import Plan
 
-SHAPE = (1, 128, 1)  # BLOCK_R, BLOCK_T, warps: what `shape_for` gives for rows of some hundred tokens
-COLUMNS = 16  # sources over one target that are summed at a time
-# Triton's words for what arguments hold; a number of its own is a constant of the kernel.
+SHAPE = (1, 128, 1)  # BLOCK_R, BLOCK_T, warps: the value of `shape_for` for rows of a few hundred tokens
+COLUMNS = 16  # the sources over one target that are summed at a time
+# Triton's types of arguments. A real number is no argument but a constant of the kernel.
 TYPES = for_each("Triton types", HOLDS, {
     INTEGER: "i32", REAL: "", INTEGERS: "*i64", REALS: "*fp64", WORKSPACE: "*fp64", FLOATS: "*fp32", RESULTS: "*fp32",
 })  # fmt: skip
-# The kernel that quantiles are found with, of what is in order.
+# The kernel that finds quantiles, for elements that are in order.
 QUANTILE = KernelRequest(
     "digits",
     {
@@ -38,14 +38,14 @@ QUANTILE = KernelRequest(
     {"order": None, "block": 512},
     num_warps=8,
 )
-# And the one that sums are taken with in order, both ways.
+# The kernel for sums in order, in both directions.
 SCAN = KernelRequest(
     "along",
     {"out": "*fp64", "x": "*fp64", "before": "*i64", "discount": "*fp64", "targets": "i32", "way": "i32"},
     {"order": None, "rows": SHAPE[0], "columns": SHAPE[1]},
     num_warps=SHAPE[2],
 )
-LACKING = ("positions", "tokens", "rows")  # tokens in a row and in order, advantages per token
+LACKING = ("positions", "tokens", "rows")  # None: adjacent tokens, tokens in order, advantages per token
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def compile_all(
     shape: tuple[int, int, int] = SHAPE,
     filename: str = "kernels.py",
 ) -> tuple[Compiled, ...]:
-    """The kernels of all programs, or of those named, for float32 tensors. Raises BackendError."""
+    """The kernels of all programs, or of `programs`, for float32 tensors. Raises BackendError."""
     chosen = list(plans if programs is None else programs)
     wanted = {name: list(requests(name, plans[name], arch, shape)) for name in chosen}
     made = iter(compile_kernels(source, [r for one in wanted.values() for r in one], arch=arch, filename=filename))
@@ -72,7 +72,7 @@ def compile_all(
 
 
 def table(compiled: Iterable[Compiled]) -> str:
-    """Registers and spills of each thread and shared memory of each program, in Markdown."""
+    """A Markdown table: registers and spilled bytes of each thread, and shared bytes of each program."""
     rows = [
         (k.kernel, k.arch, k.resources.registers, k.resources.spill_bytes, k.resources.shared_bytes)
         for one in compiled
@@ -83,7 +83,7 @@ def table(compiled: Iterable[Compiled]) -> str:
 
 
 def requests(name: str, plan: Plan, arch: str, shape: tuple[int, int, int] = SHAPE) -> Iterator[KernelRequest]:
-    """The kernels of a program, as its launcher launches them on such a device."""
+    """The kernels of a program, specialised as its launcher launches them."""
     made = kernels(name, plan)
     scan = replace(SCAN, constexprs={"order": None, "rows": shape[0], "columns": shape[1]}, num_warps=shape[2])
     yield from (request for request in (QUANTILE, scan) if any(k.call and k.name == request.kernel for k in made))

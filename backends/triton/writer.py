@@ -1,4 +1,4 @@
-"""What the kernels of a program are written with: lines, coarse values by name, arrays in the workspace, arguments."""
+"""Writes parts of kernels: lines, coarse values by name, arrays in the workspace, arguments."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from fibration.compiler.keys import Names
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 
-# Elements that a program takes at once, for each of its warps: scalar work needs many registers, sums many loads.
+# Elements that a program takes at once, per warp. Scalar work needs many registers, sums need many loads.
 PER_WARP = {"BLOCK_C": 32, "BLOCK_S": 128, "BLOCK_B": 512}
 NEUTRAL = {"sum": "0.0", "max": 'float("-inf")'}
-HARMLESS = "1.0"  # in a lane that is no element
+HARMLESS = "1.0"  # the value of a lane without an element
 SHARED = (
     "own",
     "counter",
-)  # how many elements each of several programs begins with, and how many programs have done so
+)  # the number of elements that each program does first, and the number of programs that have done theirs
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """`segments` is what its grid goes over, whole tiles of them. `shared` is the stratum whose elements programs of a
-    coarse stage begin with, some each, before the one that arrives last goes on; one program does all without it.
+    """One kernel. `segments` is the stratum of its grid, which covers whole tiles.
+
+    `shared` is the stratum whose elements the programs of a coarse stage share first. Then the last program to arrive
+    goes on alone. Without `shared` one program does all.
     """
 
     name: str
@@ -36,11 +38,11 @@ class Kernel:
     segments: str | None
     shared: str | None
     text: str
-    call: str = ""  # of a function of functions.py, in place of a launch
+    call: str = ""  # a call of a function of functions.py, in place of a launch
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its run-time arguments, in order."""
+        """The names of its run-time arguments, in order."""
         return (*(a.name for a in self.arguments if a.holds != REAL), *(SHARED if self.shared else ()))
 
 
@@ -57,18 +59,18 @@ class Writer:
         self.offsets = self._offsets()
         self.arrays |= {a.key[0]: a.name for a in self.arguments if a.kind == "vector"}
         strata = dict.fromkeys(n.stratum for n in plan.program.nodes())
-        self.over = {s: self.free(f"over_{s}") for s in strata}  # the number of the element that each lies over
+        self.over = {s: self.free(f"over_{s}") for s in strata}  # by stratum, the name of the coarser element's index
         self.lines: list[str] = []
-        self.known: set[Node] = set()  # coarse values that have their name in this kernel
-        self.lone: set[Node] = set()  # those of them that are one number rather than one per element
-        # what conditions that are joined read: Triton's interpreter joins none of one number with those of a block
+        self.known: set[Node] = set()  # coarse values that this kernel has under their name
+        self.lone: set[Node] = set()  # known values that are one number, not one per element
+        # operands of joined conditions: Triton's interpreter cannot join a condition of one number with one of a block
         self.joined = {o for n in plan.program.nodes() if isinstance(n, Map) and _joins(n.body) for o in n.inputs}
-        self.local: set[str] = set()  # names of other things that are there already
-        self.coarse = False  # whether these lines may read what the same launch has written
-        self.inside = 0  # how much further in than they say lines are
+        self.local: set[str] = set()  # other names that are defined already
+        self.coarse = False  # whether these lines may read values that the same launch has written
+        self.inside = 0  # extra indentation of every line
 
     def _offsets(self) -> dict[str, str]:
-        """Where each vector starts in the workspace."""
+        """The start of each vector in the workspace."""
         found, before = {}, dict.fromkeys((n.stratum for n in self.plan.saved), 0)
         for node in self.plan.saved:
             sizes = {s: k for s, k in before.items() if k}
@@ -82,7 +84,7 @@ class Writer:
         self.lines[-1] += f"  # {note}" if note else ""
 
     def wrapped(self, name: str, constants: list[str], segments: str | None, shared: str | None, doc: str) -> Kernel:
-        """Wrap up the lines that were written: only what they use becomes an argument."""
+        """The kernel of the lines written so far, which are then cleared. Only what they use becomes an argument."""
         body = "\n".join(self.lines)
         used = tuple(a for a in self.arguments if uses(body, a.name))
         tiles = [f"    Y{c[1:]}: tl.constexpr = BLOCK_S // {c}" for c in constants if uses(body, f"Y{c[1:]}")]
@@ -100,8 +102,8 @@ class Writer:
         return Kernel(name, used, tuple(constants), segments, shared, text.rstrip())
 
     def name_arrays(self, since: int) -> None:
-        """Say where in the workspace the vectors are that the lines from there on use: near them, to need no registers
-        before."""
+        """Defines the workspace vectors that the lines from `since` on use, just before these lines: they need no
+        registers earlier."""
         body = "\n".join(self.lines[since:])
         indent = "    " * (1 + self.inside)
         self.lines[since:since] = [f"{indent}{a} = {offset}" for a, offset in self.offsets.items() if uses(body, a)]
@@ -123,7 +125,7 @@ class Writer:
         return f"tl.load({self.address(node, element)}, mask={mask}, other={other})"
 
     def need(self, depth: int, node: Node) -> None:
-        """Bring a coarse value that comes from memory into its name."""
+        """Loads a coarse value from memory under its name."""
         if node in self.known or isinstance(node, Const):
             return
         if isinstance(node, Pull) and node not in self.arrays:
@@ -135,7 +137,7 @@ class Writer:
             self.lone.add(node)
 
     def value(self, depth: int, node: Node) -> None:
-        """Compute one coarse value under its name."""
+        """Computes one coarse value under its name."""
         name = self.names[node]
         if isinstance(node, Pull):
             if node.target == BATCH and node.operand in self.known:

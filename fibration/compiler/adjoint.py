@@ -1,12 +1,12 @@
-"""IR → IR: the reverse sweep, one rule per kind of node (`K` transposed is a weighted pushforward).
+"""Adds derivatives to a program: the reverse sweep, one rule per kind of node.
 
     Push (sum)  ↔  Pull          the transpose of a sum over fibres is a broadcast, and the reverse
     Mix         →  Mix           of the transposed matrix
-    Scan        →  Scan          the other way, into every leaf that it is of
+    Scan        →  Scan          in the other direction, into each of its sources
     Map(body)   →  Map(∂body)    branch by branch: the branch that holds at a point is the one differentiated
-    Detach      →  nothing       and a Quantile, which is detached, likewise
+    Detach      →  nothing       a Quantile too, because it is detached
 
-The result is ordinary IR and takes the same road as the value.
+The transpose of a kernel `K` is a weighted pushforward. The result is ordinary IR, like the value.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from fibration.errors import IRError
 def adjoint(
     program: Program, seeds: Mapping[Key, Node], results: Mapping[Key, tuple[Input, ...]], drops: bool = False
 ) -> Program:
-    """`program` with more outputs: for each of `results`, the derivative towards these inputs, added up.
+    """`program` with one more output per entry of `results`: the sum of the derivatives with respect to its inputs.
 
-    `seeds` are the cotangents of outputs. A result has the stratum of its inputs. `drops`: some tokens are left out of
-    the objective, and nothing flows into them, however steep what follows is there.
+    `seeds` are the cotangents of outputs. A result has the stratum of its inputs. `drops`: the objective drops some
+    tokens; their derivative is 0, however large a slope is there.
     """
     order = list(program.nodes())
     targets = {i for inputs in results.values() for i in inputs}
@@ -93,11 +93,11 @@ def _transpose(
             if operand in depends and slope is not ZERO:
                 read = _operators(slope)
                 overflows = ("exp" in read and (drops or operand in targets)) or ("div" in read and drops)
-                # exp, tanh and their kin have themselves in their slopes: read the value, do not compute it again
+                # the slopes of exp, tanh and others contain their value: read it, do not compute it again
                 slope = _replace(slope, node.body, arg(len(bound) - 1))
                 received = arg(len(bound) - 2)
                 product = times(slope, received)
-                if overflows:  # a gate has closed and nothing flows, however steep F is
+                if overflows:  # a closed gate passes no gradient, however steep F is
                     closed = scalar("and", scalar("le", received, ZERO), scalar("le", ZERO, received))
                     product = scalar("select", closed, ZERO, product)
                 pairs.append((operand, _used(bound, product)))
@@ -116,7 +116,7 @@ def _replace(body: Scalar, part: Scalar, by: Scalar) -> Scalar:
 
 
 def _used(operands: tuple[Node, ...], body: Scalar) -> Node:
-    """A Map over just those operands that its body reads."""
+    """A Map over only the operands that `body` reads."""
     positions: dict[int, int] = {}
 
     def renumber(s: Scalar) -> Scalar:

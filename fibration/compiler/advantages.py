@@ -1,7 +1,7 @@
-"""Advantages from rewards, as programs of their own: what these give enters the others as given advantages do.
+"""Programs that compute advantages from rewards. Other programs read the result like advantages from the caller.
 
-One is over tokens. The other is over rows, where nothing in the formula is a token's own: a step with one reward for
-each row then costs nothing per token.
+One program is over tokens. The other is over rows, for a formula whose values are constant over a row. With it, a step
+with one reward per row costs nothing per token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fibration.language.traversal import atoms
 
 
 def advantages(hierarchy: Hierarchy) -> dict[str, Program]:
-    """The programs of a hierarchy's formula for advantages; none where it has none."""
+    """The programs of a hierarchy's advantage formula, by name; empty if the hierarchy has none."""
     if hierarchy.advantages is None:
         return {}
     found = {"advantages": _Advantages(hierarchy, False).of_tokens(hierarchy.advantages)}
@@ -36,7 +36,7 @@ def advantages(hierarchy: Hierarchy) -> dict[str, Program]:
 
 
 class _Advantages(Formulas):
-    """`by_row`: rewards are the rows' own, and read there."""
+    """Lowers an advantage formula. `by_row`: a reward belongs to a row and is read there."""
 
     def __init__(self, hierarchy: Hierarchy, by_row: bool) -> None:
         super().__init__(hierarchy)
@@ -58,7 +58,7 @@ class _Advantages(Formulas):
         return True
 
     def each(self, atom: Aggregate, over: str) -> list[Each]:
-        """What has one value for all tokens of a row is read there, and counts as often as it has tokens."""
+        """The values of a statistic. A formula of coarser values is read at their stratum and counts once per token."""
         if atom.of is not None:
             return super().each(atom, over)
         found = []
@@ -82,7 +82,7 @@ class _Advantages(Formulas):
     # ------------------------------------------------------------ programs
 
     def is_of_rows(self, formula: Expression) -> bool:
-        """Whether nothing in a formula is a token's own, or of another element that a row has several of."""
+        """Whether all leaves have one formula, and everything in it is constant over a row."""
         written = {at(formula, leaf) for leaf in self.h.leaves}
         read = {self.place(a, leaf) for leaf in self.leaves for e in written for a in atoms(e)}
         return self.rows not in self.leaves and len(written) == 1 and all(self.lies_over(self.rows, s) for s in read)
@@ -104,7 +104,7 @@ class _Advantages(Formulas):
         return self.program(found, added(sums))
 
     def program(self, found: dict[Key, Node], nothing: Node) -> Program:
-        """With how many rows have an advantage that is not finite, and the deviations that it may be divided by."""
+        """The program of `found`, with the number of rows whose advantage is not finite, and the coarse deviations."""
         lost = Map(ir.scalar("select", equal(ir.arg(0), ZERO), ZERO, ONE), (nothing,))
         outputs = {**found, Key("nonfinite"): Push(self.rows, BATCH, lost), **dict(self._deviations())}
         return Program(self.h.name, self.leaves, outputs, self.names)
@@ -115,7 +115,7 @@ class _Advantages(Formulas):
 
 
 def _where_finite(given: Node, node: Node) -> Node:
-    """`node`, to the bit, where what was given is finite, else NaN."""
+    """`node`, bit for bit, where `given` is finite, else NaN."""
     nothing = ir.scalar("sub", ir.arg(0), ir.arg(0))
     kept = ir.scalar("select", ir.scalar("le", nothing, ZERO), ir.arg(1), ir.const(float("nan")))
     return Map(kept, (given, node))

@@ -1,6 +1,6 @@
-"""How a compiled program is called: its arguments in order, the same for every fused backend.
+"""The arguments of a compiled program, in order. They are the same for every fused backend.
 
-Coarse vectors that outlive their stage, results among them, share one float64 workspace, in the order of `Plan.saved`.
+Coarse vectors that outlive their stage, results included, share one float64 workspace, in the order of `Plan.saved`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fibration.errors import IRError
 # What an argument holds.
 INTEGER, REAL = "integer", "real"  # one number, passed by value
 INTEGERS, REALS, WORKSPACE = "integers", "reals", "workspace"  # int64; float64; float64 that is written
-FLOATS, RESULTS = "floats", "results"  # in the dtype that the caller has; in the dtype of the results, written
+FLOATS, RESULTS = "floats", "results"  # the caller's dtype; the dtype of the results, written
 HOLDS = (INTEGER, REAL, INTEGERS, REALS, WORKSPACE, FLOATS, RESULTS)
 
-# Who makes it, for a caller without this library.
+# Who makes an argument, for a caller without this library.
 LAID_OUT, CALLER, MADE = "laid out", "caller", "made"  # `lay_out`; the caller; the call itself
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of argument: what it holds, who makes it, whether it may lack (None), and what that is."""
+    """One kind of argument: what it holds, who makes it, a description, and whether it may be None."""
 
     holds: str
     source: str
@@ -62,9 +62,9 @@ LAYOUT = ("offsets", "starts", "positions", "tokens")
 
 @dataclass(frozen=True)
 class TokenTensor:
-    """An input over tokens that comes in a tensor of the batch's shape."""
+    """An input over tokens that the caller passes as a tensor of the batch's shape."""
 
-    called: str  # by the caller
+    called: str  # the caller's name for it
     argument: str
     note: str
 
@@ -78,12 +78,12 @@ TOKENS: Mapping[str, TokenTensor] = {
 }
 
 
-# Inputs that come per token or per row of the batch, of which a program reads one: what their tensor is called.
+# Names of the tensors with one number per token, or per row of the batch. A program reads at most one of them.
 GIVEN: Mapping[str, str] = {"advantage": "advantages", "reward": "rewards"}
 
 
 def tensor_of(kind: str, *key: str) -> TokenTensor:
-    """The tensor of a kind of `TOKENS`; of a policy, by its name."""
+    """The row of `TOKENS` for `kind`, with `key`, the name of a policy, filled in."""
     row = TOKENS[kind]
     return TokenTensor(*(text.format(*key) for text in (row.called, row.argument, row.note)))
 
@@ -96,7 +96,7 @@ Row = TypeVar("Row")
 
 
 def for_each(what: str, wanted: Iterable[str], rows: Mapping[str, Row]) -> Mapping[str, Row]:
-    """`rows`, which have one for each of `wanted`: a forgotten one is an error when its module is imported."""
+    """Returns `rows`; an IRError, at import, if they do not have exactly one row for each of `wanted`."""
     for word in sorted(set(wanted) ^ rows.keys()):
         raise IRError(f"{what}: {'no row' if word in wanted else 'a row too many'} for '{word}'")
     return rows
@@ -104,7 +104,7 @@ def for_each(what: str, wanted: Iterable[str], rows: Mapping[str, Row]) -> Mappi
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument. `kind` says what it is, `key` of what, `note` says it to a reader."""
+    """One argument. `kind` is its row of `KINDS`, `key` its object, `note` its description in generated code."""
 
     name: str
     kind: str
@@ -122,9 +122,9 @@ class Argument:
 
 @dataclass(frozen=True)
 class Signature:
-    """The arguments of a program, each once and each of a name of its own.
+    """The arguments of a program, each once, with unique names.
 
-    `layouts[segments, leaf]` is what begins the names of those that say where a leaf's tokens lie in segments.
+    `layouts[segments, leaf]` is the prefix of the arguments that locate a leaf's tokens in segments.
     """
 
     arguments: tuple[Argument, ...]
@@ -250,17 +250,17 @@ class _Arguments:
         self.add(f"{a}_before_{b}", "members", (a, b), f"[{b} + 1] {a} elements before each {b}")
 
     def is_broadcast(self, node: Pull) -> bool:
-        """A token reading its own segment: no gathering."""
+        """Whether a token reads its own segment, which needs no gather."""
         if node.source not in self.program.leaves:
             return False
         return all(s.segments == node.target for s in self.plan.sweeps for p in s.passes if node in p.values)
 
 
 def result_of(plan: Plan, output: Key) -> Key:
-    """The result in the shape of the batch that an output over tokens is a part of."""
+    """The result in the shape of the batch that contains an output over tokens."""
     return next(k for k, parts in plan.program.results().items() if output in parts.values())
 
 
 def fill_of(plan: Plan) -> float:
-    """What masked places of a program's results hold."""
+    """The value of masked places in a program's results."""
     return 1.0 if Key("gated_ratio") in plan.program.results() else 0.0

@@ -1,4 +1,4 @@
-"""Scalar derivatives by the chain rule, differentiated in the branch that holds at the point."""
+"""Scalar derivatives by the chain rule. The derivative of a choice is that of the branch taken at the point."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _over(a: Scalar, b: Scalar) -> Scalar:
     return scalar("div", a, b)
 
 
-# What the slopes of the table are written in: the operator's arguments, and its value.
+# The variables of the slopes in `PRIMITIVES`: the operator's arguments, and its value.
 _ARGUMENTS, _VALUE = (Reading("a"), Reading("b")), Reading("y")
 
 
@@ -61,7 +61,7 @@ def _slopes(op: str) -> tuple[Expression, ...]:
 
 
 def _chain(flowing: Scalar, slope: Expression, known: Mapping[Expression, Scalar]) -> Scalar:
-    """`flowing · slope`. What the slope divides by divides the product: a reciprocal would be rounded once more."""
+    """`flowing · slope`. A divisor of the slope divides the product, because a reciprocal would add a rounding."""
     if isinstance(slope, Number):
         return times(const(float(slope.value)), flowing)
     if isinstance(slope, Apply) and slope.operator == "neg":
@@ -73,7 +73,7 @@ def _chain(flowing: Scalar, slope: Expression, known: Mapping[Expression, Scalar
 
 
 def derivative(body: Scalar, position: int) -> Scalar:
-    """`∂body/∂arg(position)`: conditions are constants, and the branch taken is the branch differentiated."""
+    """`∂body/∂arg(position)`. Conditions count as constants; a `select` differentiates the branch that it takes."""
     known: dict[Scalar, Scalar] = {}
 
     def of(s: Scalar) -> Scalar:

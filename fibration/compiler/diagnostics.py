@@ -1,9 +1,10 @@
-"""IR → IR: what a training run wants to see of every level, as sums that add up over ranks.
+"""Adds metrics to a program, as sums and maxima that ranks can combine.
 
-Every stratum and channel gets, per element of the coarsest strata that it lies over: how many elements passed, rolled
-back, were zeroed, limited or attenuated, and the sum and maximum of the drift (the absolute residual in intensive
-coordinates). The counts that they are divided by are counts of the hierarchy. The batch gets the range of the gated
-ratio and the TV and KL estimates (eq:dhat_traj, eq:dhat_kl_traj).
+Metrics of every stratum and channel, per element of the coarsest strata that it lies over:
+- the number of elements that passed, rolled back, were zeroed, limited or attenuated;
+- the sum and the maximum of the drift, which is the absolute residual in intensive coordinates.
+The divisors of these sums are counts of the hierarchy. Metrics of the batch: the range of the gated ratio, and the TV
+and KL estimates (eq:dhat_traj, eq:dhat_kl_traj).
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import row_path
 
-# What a gate did to one residual, decided by its value and slope there; every element is in exactly one regime.
+# The regimes of a gate at one residual, decided by its value and slope. Every element is in exactly one regime.
 REGIMES = ("passed", "rolled_back", "zeroed", "limited", "attenuated")
-Terms = Mapping[str, tuple[Node, ...]]  # of a leaf, vectors over its tokens
+Terms = Mapping[str, tuple[Node, ...]]  # by leaf, vectors over its tokens
 NO_TERMS: Terms = {}
-UNCHANGED = 1e-6  # relative: where a gate's scale does not cancel, `(ρ/m)·m` differs from ρ by a float32 rounding
+UNCHANGED = 1e-6  # relative: if a gate's scale does not cancel, `(ρ/m)·m` differs from ρ by a float32 rounding
 
 
 def absolute(x: Scalar) -> Scalar:
@@ -46,8 +47,10 @@ def slope_of(gated: Node, residual: Node) -> Scalar | None:
 
 
 def regime_nodes(residual: Node, gated: Node) -> dict[str, Node]:
-    """Zeros and ones that say what a gate did: `passed`; else `rolled_back` where its slope is negative, or `flat`
-    where it is 0, of which `zeroed` are those that became 0. The other regimes are differences of these.
+    """Zeros and ones for four sets of elements. The other regimes are differences of them.
+
+    `passed`: the gate changed nothing. Of the others, `rolled_back`: the slope is negative; `flat`: the slope is 0.
+    `zeroed`: flat elements with the value 0.
     """
     value = const(gated.value) if isinstance(gated, Const) else arg(1)
     both = (residual,) if isinstance(gated, Const) else (residual, gated)
@@ -75,10 +78,10 @@ def _difference(first: Node, *others: Node) -> Node:
 
 @dataclass(frozen=True)
 class Report:
-    """What is reported, and by what.
+    """The levels that metrics report, and the paths along which their numbers are added up.
 
-    `levels` are (stratum, channel); `paths[a, b]` leads from a stratum to one that its numbers are added up over,
-    a coarsest one or the batch; `rows[leaf]` leads from a leaf to the rows.
+    `levels` are (stratum, channel). `paths[a, b]` leads from a stratum `a` to `b`, a coarsest stratum or the batch.
+    `rows[leaf]` leads from a leaf to the rows.
     """
 
     levels: tuple[tuple[str, str], ...]
@@ -90,12 +93,12 @@ class Report:
         return [b for a, b in self.paths if a == stratum]
 
     def key(self, word: str, stratum: str, channel: str, over: str) -> Key:
-        """The output that holds a level's numbers: one for each stratum that they are added up over."""
+        """The key of a level's metric; it names `over` only if the report adds up over several strata."""
         return Key(word, stratum, channel, over if len({b for _, b in self.paths}) > 1 else "")
 
 
 def checked_terms(program: Program) -> dict[str, tuple[Node, ...]]:
-    """Of every leaf, what tokens have that may be infinite though its inputs are not: weights, and penalties."""
+    """By leaf, the vectors over tokens that may be infinite for finite inputs: weights and penalty terms."""
     found = {leaf: [node] for leaf, node in kept_weights(program).items()}
     for key, node in program.outputs.items():
         if key.word.startswith("term_"):
@@ -104,7 +107,7 @@ def checked_terms(program: Program) -> dict[str, tuple[Node, ...]]:
 
 
 def kept_weights(program: Program) -> dict[str, Node]:
-    """Of every leaf whose tokens are weighed, the product of the weights of those that are kept, else 0."""
+    """By leaf with weights, the product of each token's weights, 0 at tokens that `keep` drops."""
     found: dict[str, Node] = {}
     for key, node in program.outputs.items():
         if key.word.startswith("weight_"):
@@ -114,14 +117,14 @@ def kept_weights(program: Program) -> dict[str, Node]:
 
 
 def where_kept(kept: Node | None, node: Node) -> Node:
-    """`node` where a number is above 0, else 0."""
+    """`node` where `kept` is above 0, else 0; `node` itself without `kept`."""
     if kept is None:
         return node
     return Map(scalar("select", scalar("lt", ZERO, arg(0)), arg(1), ZERO), (kept, node))
 
 
 def instrument(program: Program, report: Report) -> Program:
-    """`program` with metric outputs."""
+    """`program` with metric outputs. Of its own outputs only `objective` and `penalty` stay."""
     outputs = {k: v for k, v in program.outputs.items() if k.word in ("objective", "penalty")}
 
     changed: dict[str, list[Node]] = {leaf: [] for leaf in program.leaves}
@@ -140,7 +143,7 @@ def instrument(program: Program, report: Report) -> Program:
         if stratum in changed and not isinstance(gated, Const):
             changed[stratum].append(seen["passed"])
 
-    # A token is clipped when any of its channels did not pass; a gate that removes the level altogether clips nothing.
+    # A token is clipped if any of its channels did not pass. A gate that removes the whole level clips nothing.
     for leaf, passed in changed.items():
         every_channel = passed or [Const(1.0, leaf)]
         body = reduce(partial(scalar, "mul"), map(arg, range(len(every_channel))))
@@ -167,9 +170,9 @@ def instrument(program: Program, report: Report) -> Program:
 
 
 def _of_tokens(program: Program, report: Report) -> dict[Key, Node]:
-    """Of kept tokens their number and their weights, and how far further policies are from the one that ratios are to.
+    """Metrics of tokens: number and weights of kept tokens, and divergences of further policies from the old policy.
 
-    The divergence is estimated by `exp(d) - 1 - d` with `d = log π_old - log π`, which is never negative.
+    The divergence estimate is `exp(d) - 1 - d` with `d = log π_old - log π`; it is never negative.
     """
     square, estimate = scalar("mul", arg(0), arg(0)), scalar("sub", scalar("expm1", arg(0)), arg(0))
     kept = {leaf: program.outputs.get(program.part("kept", leaf)) for leaf in program.leaves}
@@ -199,7 +202,7 @@ def _of_tokens(program: Program, report: Report) -> dict[Key, Node]:
 
 
 def _to_batch(report: Report, leaf: str) -> tuple[str, ...]:
-    """From a leaf to the batch, through the first stratum that it is reported over."""
+    """The path from a leaf to the batch, through the first stratum that it is reported over."""
     path = report.paths[leaf, report.over(leaf)[0]]
     return path if path[-1] == BATCH else (*path, BATCH)
 
@@ -207,8 +210,8 @@ def _to_batch(report: Report, leaf: str) -> tuple[str, ...]:
 def count_nonfinite(program: Program, hierarchy: Hierarchy, terms: Terms = NO_TERMS) -> Program:
     """`program` with the output `nonfinite`: how many rows have an infinite or undefined log-prob or advantage.
 
-    A gate that closes turns them into an innocent 0, so they are counted before any gate sees them; so are the `terms`
-    of every leaf's tokens. The objective is NaN where there is one.
+    A closed gate would turn these values into 0, so the count reads them before the gates. Rows with a non-finite token
+    in `terms` count too. If the count is above 0, the objective is NaN.
     """
     rows = report_of(hierarchy).rows
     sums = [_along(rows[leaf], node, "sum") for leaf, node in _nothing(program, hierarchy, terms).items()]
@@ -221,7 +224,7 @@ def count_nonfinite(program: Program, hierarchy: Hierarchy, terms: Terms = NO_TE
 def mark_nonfinite(program: Program, hierarchy: Hierarchy, terms: Terms = NO_TERMS) -> Program:
     """`program` with NaN for its results at tokens whose log-prob, advantage or term is infinite or undefined.
 
-    Whoever does not look at the count, as on a GPU, steps on with what a closed gate made of them otherwise.
+    A caller that does not read the count, as on a GPU, would otherwise train on the 0 of a closed gate.
     """
     nothing = _nothing(program, hierarchy, terms)
     outputs = {k: _unless(nothing[v.stratum], v) if v.stratum in nothing else v for k, v in program.outputs.items()}
@@ -229,11 +232,11 @@ def mark_nonfinite(program: Program, hierarchy: Hierarchy, terms: Terms = NO_TER
 
 
 def _nothing(program: Program, hierarchy: Hierarchy, terms: Terms) -> dict[str, Node]:
-    """Per leaf, 0 at a token whose log ratio is finite, and all that the program reads there, else NaN."""
+    """By leaf, 0 at a token whose log ratio and other inputs and terms are finite, else NaN."""
     found: dict[str, Node] = {}
     advantages = [i for i in program.inputs if i.kind == "advantage"]
     for leaf in hierarchy.leaves:
-        read: list[Node] = [program.token_input("log_ratio", leaf.name)]  # even where no gate lets it pass
+        read: list[Node] = [program.token_input("log_ratio", leaf.name)]  # even if no gate passes it
         kinds = ["policy_log_prob", *(["old_log_prob"] if Key("objective") not in program.outputs else [])]
         read += [i for i in program.inputs if i.over == leaf.name and i.kind in kinds]
         read += terms.get(leaf.name, ())
@@ -255,7 +258,7 @@ def _pulled(node: Node, leaf: Stratum, hierarchy: Hierarchy) -> Node:
 
 
 def _unless(nothing: Node, node: Node) -> Node:
-    """`node`, to the bit, where `nothing` is 0, else NaN."""
+    """`node`, bit for bit, where `nothing` is 0, else NaN."""
     return Map(scalar("select", scalar("le", arg(1), ZERO), arg(0), const(float("nan"))), (node, nothing))
 
 
@@ -273,14 +276,14 @@ def levels(hierarchy: Hierarchy) -> Iterator[tuple[str, str]]:
 
 
 def report_of(hierarchy: Hierarchy) -> Report:
-    """What is added up over what: every level over the coarsest strata that it lies over, short of the batch."""
+    """The report of a hierarchy: every level is added up over the coarsest strata under it, except the batch."""
     shape, batch = hierarchy.shape, Stratum(BATCH)
     rows = {leaf.name: tuple(row_path(hierarchy, leaf.name)) for leaf in hierarchy.leaves}
     paths: dict[tuple[str, str], tuple[str, ...]] = {}
     for stratum in hierarchy.order:
         down = (stratum, *hierarchy.coarser(stratum))
         coarsest = [s for s in down if s != batch and set(hierarchy.coarser(s)) <= {batch}]
-        if stratum.name in rows and stratum in coarsest:  # one number per token would be no sum: by rows, to the batch
+        if stratum.name in rows and stratum in coarsest:  # one number per token is no sum: go by rows to the batch
             paths[stratum.name, BATCH] = (*rows[stratum.name], BATCH)
             continue
         for over in coarsest or [batch]:

@@ -1,7 +1,7 @@
-"""Formulas of a hierarchy as nodes: one Map of what its atoms are, statistics of tokens among them.
+"""Lowers the formulas of a hierarchy to nodes: one Map per formula, over the nodes of its atoms and statistics.
 
-A token formula is read at a token: in weights, in conditions on what is kept, in statistics. No gradient flows through
-it. A statistic is pushed along the way that the objective is summed, tokens to rows to batch.
+Weights, `keep` conditions and statistics read a token formula at a token; no gradient flows through it. A statistic is
+pushed along the path of the objective's sum: tokens to rows to batch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NOW, BEFORE = LogProb(Policy(CURRENT)), LogProb(Policy(OLD))
 
 
 class Formulas:
-    """Nodes of one hierarchy. `density` has those that were computed already, by stratum and channel."""
+    """Nodes of one hierarchy. `density` holds the densities lowered so far, by stratum and channel."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self.h, self.shape = hierarchy, hierarchy.shape
@@ -52,13 +52,13 @@ class Formulas:
         self.strata = {s.name: s for s in self.order}
         self.leaves = tuple(s.name for s in hierarchy.leaves)
         self.rows = hierarchy.rows.name
-        self.whole = whole_batch(hierarchy)  # which has the rows and the groups too
+        self.whole = whole_batch(hierarchy)  # includes the rows and the groups
         self.groups = frozenset(map(str, hierarchy.groups))
         self.names: dict[Node, Key] = {}
         self.density: dict[tuple[str, str], Node] = {}
 
     def pull(self, node: Node, stratum: str) -> Node:
-        """Broadcast `node` up to `stratum`: along the fibrations, from groups by way of the rows, else in one step."""
+        """Broadcasts `node` to `stratum`: along the fibrations, from groups through the rows, otherwise in one step."""
         here = node.stratum
         if here == stratum:
             return node
@@ -93,9 +93,11 @@ class Formulas:
         return next(iter(operands)) if body == ir.arg(0) else Map(body, tuple(operands))
 
     def lifted(self, expression: Expression, leaf: str, known: dict[Expression, Node]) -> Expression:
-        """`expression` with all that is made of statistics alone computed where they are, in float64: into `known`.
+        """`expression` with a `Coarse` for every part that reads statistics and other coarse values alone.
 
-        A sum that is compared with a bound at every token would be rounded to the tokens' precision first.
+        `known` receives the part's node, which is computed in float64 at the finest stratum that the part reads.
+
+        Otherwise a sum that is compared with a bound at every token would first be rounded to the tokens' precision.
         """
         if not isinstance(expression, Apply):
             return expression
@@ -109,7 +111,7 @@ class Formulas:
         return found
 
     def finest(self, places: list[str]) -> str | None:
-        """That of some strata which lies over all the others; None where they cross."""
+        """The stratum of `places` that lies over all the others; None if they cross."""
         for place in dict.fromkeys(places):
             under = map(str, self.whole.coarser(Stratum(place)))
             if set(places) <= {place, BATCH, *under}:
@@ -117,7 +119,7 @@ class Formulas:
         return None
 
     def place(self, atom: Expression, stratum: str) -> str:
-        """The stratum at whose elements an atom that is read at `stratum` has its values."""
+        """The stratum of an atom's values, if the atom is read at `stratum`."""
         if isinstance(atom, Density):
             return atom.stratum.name
         if isinstance(atom, Ordered):
@@ -166,7 +168,7 @@ class Formulas:
         return self.map(where(written, 1, 0) if written.is_condition else written, leaf)
 
     def statistic(self, atom: Aggregate, stratum: str) -> Node:
-        """A statistic at the elements of its `over`: one number each, summed in float64. That of others is at `of`."""
+        """A statistic: one number per element of its `over`, or per element of `of` if `others`; summed in float64."""
         over = stratum if atom.over is None else str(atom.over)
         if atom.kind == "quantile" and over not in self.leaves:
             assert atom.level is not None
@@ -184,11 +186,11 @@ class Formulas:
         return self.held(atom, found)
 
     def is_exact(self, atom: Aggregate) -> bool:
-        """Whether a mean of equal numbers is that number, and not a rounding beside it."""
+        """Whether a mean of equal numbers is exactly that number, without a rounding."""
         return atom.of is not None
 
     def each(self, atom: Aggregate, over: str) -> list[Each]:
-        """What a statistic is of: its formula at the elements of `of`, or at the tokens of every leaf."""
+        """The values that a statistic reads: its formula at the elements of `of`, or at the tokens of every leaf."""
         if atom.of is None:
             return [Each(leaf, self.tokens(atom.formula, leaf)) for leaf in self.leaves_over(over)]
         of = str(atom.of)
@@ -200,12 +202,12 @@ class Formulas:
         return self.map(where(written, 1, 0) if written.is_condition else written, stratum)
 
     def number(self, atom: Aggregate, over: str) -> Node:
-        """How many a statistic is of."""
+        """The number of values that a statistic reads."""
         of = self.leaves_over(over) if atom.of is None else (str(atom.of),)
         return added([ir.count_input(source, over) for source in of if source != over] or [Const(1.0, over)])
 
     def together(self, each: Sequence[Each], over: str, reduce: str = "sum", wide: bool = True) -> Node:
-        """Sums, or the largest, over the elements of a stratum."""
+        """The sum, or the largest, of `each` over every element of `over`."""
         parts = []
         for one in each:
             node = one.values if one.times is None else one.often(reduce)
@@ -215,9 +217,9 @@ class Formulas:
         return functools.reduce(_larger, parts) if reduce == "max" else added(parts)
 
     def pushed(self, source: str, target: str, node: Node, reduce: str = "sum", wide: bool = False) -> Node:
-        """A sum over fibres, or the largest; of what is one number over each of them, that many times it.
+        """The sum over each fibre, or the largest. The sum of a broadcast value is the value times the count.
 
-        Over an element without any `source` a sum is 0, whatever that number is there, and nothing is the largest.
+        For an element without `source` elements the sum is 0, whatever the value is, and the largest is -inf.
         """
         if reduce == "sum" and isinstance(node, Pull) and node.target in (target, BATCH):
             one = node.operand if node.target == target else Pull(target, BATCH, node.operand)
@@ -233,16 +235,16 @@ class Formulas:
         return Map(ir.scalar("select", some, ir.arg(0), nothing), (found, ir.count_input(source, target)))
 
     def may_be_empty(self, source: str, target: str) -> bool:
-        """Whether a `target` element may lie under no `source`: in a tree, under another branch alone."""
+        """Whether a `target` element may have no `source` elements, because only another branch lies over it."""
         over = {s.name: self.whole.leaves_over(s) for s in self.whole.strata}
         return not over[target] <= over[source]
 
     def exact_mean(self, atom: Aggregate, each: Sequence[Each], over: str) -> Node:
-        """`a + Σ(f - a)/n` with the largest of them for `a`, which is `a` where all are: no sum of them is rounded.
+        """The mean as `a + Σ(f - a)/n`, where `a` is the largest value. If all values are `a`, it is exactly `a`.
 
-        The mean of the others is without the term of the element that it is read at.
+        The mean of the others leaves out the element that it is read at.
         """
-        largest: Node = Detach(self.together(each, over, "max"))  # which cancels
+        largest: Node = Detach(self.together(each, over, "max"))  # its derivatives cancel
         apart = [replace(e, values=binary("sub", e.values, self.pull(largest, e.source))) for e in each]
         total, number = self.together(apart, over), self.number(atom, over)
         if atom.others:
@@ -253,7 +255,7 @@ class Formulas:
         return binary("add", largest, binary("div", total, number))
 
     def deviation(self, each: Sequence[Each], over: str, mean: Node, number: Node) -> Node:
-        """`sqrt(Σ(f - mean)²/(n - 1))`: a difference of squares would lose what equal numbers have, which is 0."""
+        """`sqrt(Σ(f - mean)²/(n - 1))`, which is exactly 0 for equal numbers; a difference of squares is not."""
         apart = (binary("sub", e.values, self.pull(mean, e.source)) for e in each)
         squares = [replace(e, values=binary("mul", d, d)) for e, d in zip(each, apart, strict=True)]
         alone = ir.scalar("le", ir.arg(1), ir.const(1))
@@ -261,11 +263,11 @@ class Formulas:
         return Map(ir.scalar("select", alone, ir.const(0), root), (self.together(squares, over), number))
 
     def held(self, atom: Aggregate, found: Node) -> Node:
-        """A statistic as formulas read it: no gradient flows through it."""
+        """The statistic that formulas read: no gradient flows through it."""
         return Detach(found)
 
     def ordered(self, atom: Ordered, into: str) -> Node:
-        """A sum in order, at the elements of `into`: tokens of a leaf, or what it says itself. Gradients flow."""
+        """A sum in order at the elements of `into`: the tokens of a leaf, or its own `of`. Gradients flow."""
         over = str(atom.over)
         if atom.of is None:
             values = tuple(self.tokens(atom.formula, leaf) for leaf in self.leaves_over(over))
@@ -274,7 +276,7 @@ class Formulas:
         return Scan(into, over, values, self.map(atom.discount, BATCH), atom.is_forward)
 
     def leaves_over(self, stratum: str) -> tuple[str, ...]:
-        """The leaves whose tokens lie over the elements of a stratum; over the rows and the batch that is all."""
+        """The leaves whose tokens lie over the elements of a stratum: all leaves for rows, groups and the batch."""
         if stratum in (BATCH, self.rows, *self.groups):
             return self.leaves
         over = self.shape.leaves_over(self.strata[stratum])
@@ -283,14 +285,14 @@ class Formulas:
 
 @dataclass(frozen=True)
 class Each:
-    """What a statistic is of: values at the elements of a stratum, of which each counts `times`, or once."""
+    """The values that a statistic reads at the elements of a stratum. Each counts `times` times, or once."""
 
     source: str
     values: Node
     times: Node | None = None
 
     def often(self, reduce: str) -> Node:
-        """As many times as each counts; where that is never, it is not the largest."""
+        """The values times their counts. For the largest, a value that counts 0 times becomes -inf."""
         assert self.times is not None
         if reduce == "sum":
             return binary("mul", self.values, self.times)
@@ -300,7 +302,7 @@ class Each:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Coarse(Expression):
-    """Part of a formula that is computed where its statistics are."""
+    """A part of a formula that is computed at a coarser stratum than the formula."""
 
     formula: Expression
 
@@ -313,7 +315,7 @@ class Coarse(Expression):
 
 
 def log_ratios(formula: Expression) -> Expression:
-    """A formula with `log_prob(current) - log_prob(old)` read as the log ratio that every program has."""
+    """`formula` with `log_prob(current) - log_prob(old)` replaced by the log ratio, which every program has."""
     if not isinstance(formula, Apply):
         return formula
     if formula.operator == "-" and formula.arguments == (NOW, BEFORE):

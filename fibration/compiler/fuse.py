@@ -1,4 +1,4 @@
-"""IR → plan: which loops over tokens and coarser strata compute a program, and in which order."""
+"""Fuses a program into a plan: the loops over tokens and coarser strata that compute it, in order."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def sweeps(
     spread: Spread | None = None,
     within: bool = True,
 ) -> Plan:
-    """Fuse a program. `rows` is the stratum of the batch's rows, whose tokens lie next to each other.
+    """The plan of a program. `rows` is the stratum of the batch's rows; the tokens of a row are adjacent.
 
-    Where the batch is `spread` over ranks, collectives stand between the stages. `within`: whether a sweep takes the
-    quantiles and the sums in order of its own segments, or a coarse stage does.
+    If the batch is `spread` over ranks, collectives stand between the stages. `within`: a sweep computes the quantiles
+    and sums in order of its own segments; otherwise a coarse stage does.
     """
     program = route(program, rows)
     units: Mapping[Push, float] = {}
@@ -59,7 +59,7 @@ def sweeps(
 
 
 class _Planner:
-    """List scheduling: sweep while there are tokens to sum or write, and compute coarse vectors in between."""
+    """List scheduling: sweeps until every token value is summed or written, with coarse stages in between."""
 
     def __init__(self, program: Program, rows: str, spread: Spread | None, within: bool) -> None:
         self.program, self.leaves, self.spread = program, program.leaves, spread
@@ -69,15 +69,15 @@ class _Planner:
         for node in self.order:
             for o in node.operands:
                 self.users[o].append(node)
-        # what ranks have parts of is summed exactly, in float64; maxima go along, to be put together with the sums
+        # ranks hold parts of these: sums are exact, in float64; maxima join them for the same collective
         cut = {n for n in self.order if spread is not None and spread.cuts(n, self.leaves)}
         self.wide = _compared(program) | {n for n in self.order if isinstance(n, Push) and (n.wide or n in cut)}
         scans = [n for n in self.order if isinstance(n, Scan) and n.stratum in self.leaves]
-        # sums in order along what one segment has of one leaf are taken in every sweep that reads them
+        # every sweep that reads a sum in order, over one segment's tokens of one leaf, computes it
         own = {n for n in scans if within and len(n.sources) == 1 and self._in_a_sweep(n)}
         self.along = own - self._read_elsewhere()
-        self.needs: dict[Node, frozenset[Node]] = {}  # what was computed before, that a token value is computed from
-        self.reads: dict[Node, frozenset[Node]] = {}  # the sums along a segment that a loop reads to compute it
+        self.needs: dict[Node, frozenset[Node]] = {}  # earlier values that a token value depends on
+        self.reads: dict[Node, frozenset[Node]] = {}  # sums along a segment that its loop reads
         for node in self.order:
             if node.stratum in self.leaves:
                 self.needs[node] = frozenset(self._needs(node))
@@ -97,11 +97,11 @@ class _Planner:
         self.done: set[Node] = {n for n in self.order if isinstance(n, (Input, Const)) and n.stratum not in self.leaves}
 
     def _cut(self, segments: str) -> bool:
-        """Whether no rank has all of what lies over a segment: its values are then coarse work for every rank."""
+        """Whether several ranks may have tokens of one segment. Its values are then coarse work for every rank."""
         return self.spread is not None and segments not in self.spread.whole
 
     def _needs(self, node: Node) -> Iterator[Node]:
-        """What stages before have to compute for a token value: coarser values, and sums in order of theirs."""
+        """The values that earlier stages compute for a token value: coarser values, and sums in order."""
         if isinstance(node, Pull):
             yield node.operand
         elif isinstance(node, Scan) and node not in self.along:
@@ -111,7 +111,7 @@ class _Planner:
                 yield from self.needs[o] if o.stratum in self.leaves else (o,)
 
     def _read_elsewhere(self) -> set[Node]:
-        """What is computed for sums over others than the segments that tokens are grouped by first."""
+        """The token values that are computed for sums over other strata than the leaf's segments."""
         pushes = (n for n in self.order if isinstance(n, Push) and n.source in self.leaves)
         found: set[Node] = {p.operand for p in pushes if p.target != self.primary[p.source]}
         for node in reversed(self.order):
@@ -123,11 +123,11 @@ class _Planner:
         return [n for n in self.order if n in nodes]
 
     def _in_a_sweep(self, node: Quantile | Scan) -> bool:
-        """Whether all that is put together lies over one segment, on this rank."""
+        """Whether all values of a quantile or a scan lie over one segment, on one rank."""
         return all(self.primary[leaf] == node.target for leaf in node.sources) and not self._cut(node.target)
 
     def _critical(self) -> set[Node]:
-        """The values that some token value is computed from: those a sweep cannot leave for later."""
+        """The values that some token value depends on. A sweep cannot leave them for later."""
         found: set[Node] = set()
         for node in reversed(self.order):
             if any(u in found or (isinstance(u, Pull) and u.stratum in self.leaves) for u in self.users[node]):
@@ -139,7 +139,7 @@ class _Planner:
             yield from self._coarse()
             segments = self._next_segments()
             if segments is None and (self.stores or self.asides or any(p in self.critical for p in self.pushes)):
-                # segments of one kind read those of another: their values cannot wait for a sweep
+                # segments of one stratum read those of another: their values cannot wait for a sweep
                 yield from self._coarse(waiting=False)
                 segments = self._next_segments()
             segments = segments or self._next_segments(urgent=False)
@@ -152,7 +152,7 @@ class _Planner:
         return all(n in self.done or n in local for n in self.needs[node])
 
     def _next_segments(self, urgent: bool = True) -> str | None:
-        """Over what to sweep next; None where no result, and no sum that something waits for, could be computed."""
+        """The segments to sweep next; None if a sweep could compute no result and no sum. `urgent`: no critical sum."""
         chosen = [p for p in self.pushes if p in self.critical or not urgent]
         ready = [p.target for p in chosen if self._reachable(p.operand, p.target)]
         for leaf, segments in self.primary.items():
@@ -162,7 +162,7 @@ class _Planner:
         return ready[0] if ready else None
 
     def _reachable(self, node: Node, segments: str) -> bool:
-        """Whether a sweep over `segments` can start with a token value: what it reads is there, or is made of that."""
+        """Whether a sweep over `segments` can start with a token value: its needs are done, or computed from those."""
         return all(self._scalar_ready(n, segments) for n in self.needs[node])
 
     def _scalar_ready(self, node: Node, segments: str) -> bool:
@@ -173,7 +173,7 @@ class _Planner:
         return all(self._scalar_ready(o, segments) for o in node.operands)
 
     def _coarse(self, waiting: bool = True) -> Iterator[Coarse]:
-        """Everything coarse that can be computed now; segments' values may wait for their next sweep."""
+        """The coarse values that can be computed now. If `waiting`, values of segments wait for their next sweep."""
         live = {p.target for p in self.pushes} | {self.primary[n.stratum] for _, n in self.stores} if waiting else set()
         live = {s for s in live if not self._cut(s)}
         mine = [n for n in self.order if (n.stratum not in live or gathers(n)) and n not in self.within]
@@ -183,7 +183,7 @@ class _Planner:
             outputs = set(self.program.outputs.values())
             home = {n: g for g in groups for n in g.values}
             saved = [n for n in found if n in outputs or any(home.get(u) is not home[n] for u in self.users[n])]
-            # such a group is a stage of its own
+            # a group of quantiles or sums in order is a stage of its own
             alone = {id(g): i for i, g in enumerate(groups) if g.quantiles or g.scans}
             for _, run in itertools.groupby(groups, lambda g: alone.get(id(g), -1)):
                 stage = tuple(run)
@@ -193,8 +193,8 @@ class _Planner:
         local: set[Node] = set()
         passes: list[Pass] = []
         scalars: list[tuple[Node, ...]] = []
-        saved: list[Node] = []  # values of tokens that are set aside for later stages
-        taken: set[Node] = set()  # sums along a segment
+        saved: list[Node] = []  # token values that are set aside for later stages
+        taken: set[Node] = set()  # sums along a segment that this sweep has taken
         pushed_wide = False
         while True:
             scalars.append(self._segment_values(segments, local))
@@ -214,7 +214,7 @@ class _Planner:
                 and not any(p in self.critical for p in ready)
                 and self._more(segments)
             ):
-                break  # nothing of this is urgent: the next sweep takes it along
+                break  # nothing here is urgent: the next sweep takes it
             if not chosen and not stores and not asides:
                 break
             pushed_wide |= bool(wide)
@@ -222,7 +222,7 @@ class _Planner:
             chosen, stores = [p for p in chosen if p.source == leaf], [s for s in stores if s[1].stratum == leaf]
             asides = [v for v in asides if v.stratum == leaf]
             scans = self._scans([*(p.operand for p in chosen), *(n for _, n in stores), *asides], taken)
-            if scans:  # a loop of its own before, which sums in float64 what it can
+            if scans:  # an extra loop first, which also takes the float64 sums that are ready
                 chosen, stores, asides = [p for p in free if p.source == leaf], [], []
             passes.append(self._pass(leaf, bool(wide), chosen, stores, asides, scans))
             taken.update(scans)
@@ -237,7 +237,7 @@ class _Planner:
         return self._trimmed(segments, passes, scalars, local, saved)
 
     def _scans(self, values: Iterable[Node], taken: set[Node]) -> list[Scan]:
-        """The sums along a segment that have to be taken before these values, of those that can be taken now."""
+        """The sums along a segment that `values` need and that can be taken now."""
         waiting = {s for v in values for s in self.reads[v] if s not in taken}
         while True:
             inner = {i for s in waiting for v in s.operands if v in self.reads for i in self.reads[v] if i not in taken}
@@ -248,7 +248,7 @@ class _Planner:
         return [s for s in self._sorted(set(ready)) if isinstance(s, Scan)]
 
     def _all_ready(self, value: Node, local: set[Node]) -> bool:
-        """Whether a value can be set aside, and with it all that it stands beside in a quantile of this sweep."""
+        """Whether a value can be set aside together with the other values of its quantiles in this sweep."""
         beside = {value}.union(*(q.values for q in self.within if value in q.values))
         return all(self._ready(v, local) for v in beside)
 
@@ -263,13 +263,13 @@ class _Planner:
         return tuple(n for n in here if self._computable(n, local, self.done))
 
     def _computable(self, node: Node, known: set[Node], also: Collection[Node] = ()) -> bool:
-        """Whether a coarse value can be computed from `known` and `also`; if so, it is known from now on."""
+        """Whether a coarse value can be computed from `known` and `also`. If it can, it is added to `known`."""
         in_order = isinstance(node, Scan) and node not in self.along
         if (node.stratum in self.leaves and not in_order) or node in known or node in also:
             return False
         if isinstance(node, Push) and node.source in self.leaves:
             return False
-        if node in self.within and not all(v in known for v in node.operands[:-1]):  # in this sweep's memory
+        if node in self.within and not all(v in known for v in node.operands[:-1]):  # read from this sweep's memory
             return False
         if not all(o in known or o in also or (in_order and isinstance(o, Const)) for o in node.operands):
             return False
@@ -294,7 +294,7 @@ class _Planner:
     def _trimmed(
         self, segments: str, passes: list[Pass], scalars: list[tuple[Node, ...]], local: set[Node], aside: list[Node]
     ) -> Sweep:
-        """Keep the segment values that this sweep's passes read, or that are final; the others wait."""
+        """The sweep, with the segment values that its passes read or that are final; the others wait."""
         wanted = {o for p in passes for v in p.values if isinstance(v, Pull) for o in v.operands}
         wanted |= {n for n in local if self._is_final(n, segments)}
         for node in reversed(self.order):
@@ -320,19 +320,19 @@ class _Planner:
         """Whether `user` reads `node` after this sweep."""
         if user in inside:
             return False
-        if user.stratum in self.leaves:  # a Pull: a token value that some pending sum or store still needs
+        if user.stratum in self.leaves:  # a Pull, which a pending sum or store may still need
             pending = [p.operand for p in self.pushes] + [n for _, n in self.stores] + self.asides
             return any(node in self.needs[n] for n in pending)
         return True
 
     def _is_final(self, node: Node, segments: str) -> bool:
-        """A value that other strata, a loop of its own, or the caller read."""
+        """Whether other strata, a separate loop or the caller read a segment value."""
         outside = any(gathers(u) or u.stratum not in (segments, *self.leaves) for u in self.users[node])
         return outside or node in self.within or node in self.program.outputs.values()
 
 
 def _grouped(nodes: list[Node]) -> list[Group]:
-    """The nodes in as few loops as their order allows."""
+    """The nodes, grouped into as few loops as their order allows."""
     groups = []
     left = list(nodes)
 
@@ -363,7 +363,7 @@ def _grouped(nodes: list[Node]) -> list[Group]:
 
 
 def _compared(program: Program) -> set[Node]:
-    """The sums over tokens that some comparison reads, other than one with 0."""
+    """The sums over tokens that some comparison reads. A comparison with 0 does not count."""
     order = list(program.nodes())
     maps = (n for n in order if isinstance(n, Map))
     marked = {node.inputs[i] for node in maps for i in _compared_arguments(node.body, False)}

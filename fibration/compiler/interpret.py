@@ -1,4 +1,4 @@
-"""The meaning of the IR in float64: the oracle that every backend is tested against. Slow, plain, and without torch."""
+"""The meaning of the IR in float64. Tests compare every backend with it. Slow, simple, and without torch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sizes:
-    """The concrete fibrations: `parents[a, b][i]` is the `b` element under element `i` of `a`; sizes per stratum.
+    """The concrete fibrations: `parents[a, b][i]` is the `b` element under element `i` of `a`; `size` is per stratum.
 
-    `places[a]` are numbers that ascend in the order of the elements of `a`, and of what is in one order with them;
-    where they lack, that of their numbers.
+    `places[a]` are numbers that ascend in the order of the elements of `a` and of the strata that share the order.
+    Default: the numbers of the elements.
     """
 
     parents: Mapping[tuple[str, str], NDArray[np.int64]]
@@ -32,7 +32,10 @@ class Sizes:
 
 
 def interpret(program: Program, inputs: Mapping[Input | Matrix, Any], sizes: Sizes) -> dict[Key, Vector]:
-    """Every output of `program`, in float64. `inputs` holds a vector for each of its inputs, and every matrix."""
+    """Every output of `program`, in float64. `inputs` holds a vector per input, and every matrix.
+
+    Raises IRError if one is missing.
+    """
     values: dict[Node, Any] = {}
     with np.errstate(all="ignore"):  # both branches of a select are computed; the one not taken may overflow
         for node in program.nodes():
@@ -74,7 +77,7 @@ def _value(node: Node, values: dict[Node, Any], inputs: Mapping[Input | Matrix, 
 
 
 def scan(node: Scan, values: Mapping[Node, Any], sizes: Sizes) -> Vector:
-    """One element after the other, of all that are in one order."""
+    """A sum in order at the elements of `node.into`, one element of the order after the other."""
     parent = np.concatenate([sizes.parents[s, node.target] for s in node.sources])
     place = np.concatenate([sizes.places.get(s, np.arange(sizes.size[s])) for s in node.sources])
     x = np.concatenate([np.broadcast_to(values[v], sizes.size[v.stratum]) for v in node.values])
@@ -88,7 +91,7 @@ def scan(node: Scan, values: Mapping[Node, Any], sizes: Sizes) -> Vector:
 
 
 def quantiles(x: Vector, parent: NDArray[np.int64], level: Vector) -> Vector:
-    """Of the values over each element, at its level."""
+    """The quantile of the values over each element, at the element's level; 0 without values."""
     result = np.zeros(len(level))
     order = np.lexsort((x, parent))  # by element, ascending, NaN last
     ends = np.cumsum(np.bincount(parent, minlength=len(level)))
@@ -102,7 +105,7 @@ def quantiles(x: Vector, parent: NDArray[np.int64], level: Vector) -> Vector:
 
 
 def _between(a: float, b: float, t: float) -> float:
-    """`a + t·(b - a)`, from the nearer end as numpy does; that end itself where it is reached."""
+    """`a + t·(b - a)`, computed from the nearer end as numpy does; exactly `a` if `t` is 0 or `b` equals `a`."""
     if t == 0 or a == b:
         return a
     if np.isinf(b - a):
@@ -111,8 +114,8 @@ def _between(a: float, b: float, t: float) -> float:
 
 
 def value_of(body: Scalar, argument: Callable[[int], Any]) -> Any:
-    """A body's value, of numbers or arrays; each argument that it reads is asked for once."""
-    done: dict[Scalar, Any] = {}  # parts are shared, those of nested choices many times
+    """A body's value, for numbers or arrays. Calls `argument` once for each argument that the body reads."""
+    done: dict[Scalar, Any] = {}  # bodies share parts; nested choices share them many times
 
     def of(part: Scalar) -> Any:
         if part not in done:

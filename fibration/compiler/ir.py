@@ -2,29 +2,30 @@
 
 A `Node` is one vector with a number for every element of a stratum. There are nine kinds:
 
-    Input(name)            a vector given by the caller: log ratios, advantages, counts, parameters, cotangents
+    Input(name)            a vector that the caller gives: log ratios, advantages, counts, parameters, cotangents
     Const(value)           the same number everywhere
-    Push(a -> b, x)        combine over fibres: sum (or max) of x over the elements of `a` that lie over each of `b`
+    Push(a -> b, x)        combine over fibres: for each element of `b`, the sum (or max) of x over its elements of `a`
     Pull(a -> b, x)        broadcast: every element of `a` gets the value of the element of `b` that it lies over
     Map(body, x...)        a scalar expression, elementwise, over vectors on one stratum
-    Mix(a <- b, x)         a dense linear map between coarse strata, whose matrix `[a, b]` an index computes; or its
-                           transpose
-    Quantile(a... -> b, x...)  of all tokens over each element of `b`: the number at `level·(n - 1)` among their `n`
-                           values in order, linearly between two neighbours; without a derivative
-    Scan(a... -> b, x...)  at each element, the discounted sum of x over all that come before it, or after it, over its
-                           element of `b`
+    Mix(a <- b, x)         a dense linear map between coarse strata, or its transpose; an index computes its matrix
+                           `[a, b]`
+    Quantile(a... -> b, x...)  for each element of `b`, the value at position `level·(n - 1)` of its tokens' `n` sorted
+                           values, interpolated linearly; no derivative
+    Scan(a... -> b, x...)  at each element, the discounted sum of x over all elements before it, or after it, that lie
+                           over the same element of `b`
     Detach(x)              x, without a derivative
 
-A weighted mean is a Map and a Push, a reflecting kernel a Pull and a Map. Push and Pull are each other's adjoints, and
-so are a Scan and the Scan the other way.
-Tokens are the elements of the leaves; with several of these, what exists per token exists per leaf.
+A weighted mean is a Map and a Push, a reflecting kernel a Pull and a Map. Push and Pull are each other's adjoints. The
+adjoint of a Scan is the Scan in the other direction.
+Tokens are the elements of the leaves. With several leaves, a vector per token has one part per leaf.
 A `Scalar` is a tree over `arg` and `const` with the operators of `SCALAR_ARITY`; every backend has one row for each.
 Nodes and scalars are interned: equal means identical, so common subexpressions are shared by construction.
 
-Invariants, checked by `Program.validate` (`program.py`) after every stage: edges join the strata they say, a Map's
-operands share its stratum, arguments of a body are bound, conditions stand only where conditions belong, names are
-identifiers. Inputs are known by what they are and outputs by their `Key`; that nothing else has their name is seen to
-where they are printed.
+`Program.validate` (`program.py`) checks these invariants after every stage:
+- an operand has the stratum that its node names, and a Map's operands share its stratum;
+- arguments of a body are bound, and conditions stand only where conditions belong;
+- names are identifiers.
+Inputs are identified by their fields and outputs by their `Key`. Names become unique when they are printed.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def _defaults(cls: Any) -> dict[str, Any]:
 
 
 class _Interned(type):
-    """Calling the class twice with equal arguments gives the same object. Floats are equal by their digits: 0.0 is not
-    -0.0, and NaN is NaN.
+    """Makes two calls with equal arguments return the same object. Floats compare by their digits: 0.0 differs from
+    -0.0, and NaN equals NaN.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +75,7 @@ class _Interned(type):
 
 @dataclass(frozen=True, eq=False)
 class Scalar(metaclass=_Interned):
-    """One operator of a map's body; `value` is the constant, or the number of the argument."""
+    """One operator of a map's body. `value` is the number of a `const`, or the position of an `arg`."""
 
     op: str
     args: tuple[Scalar, ...] = ()
@@ -120,9 +121,9 @@ class Node(metaclass=_Interned):
 
 @dataclass(frozen=True, eq=False)
 class Input(Node):
-    """`kind` says where the caller gets it, `key` which one: `("count", ("token", "trajectory"))`.
+    """A vector that the caller gives. `kind` and `key` identify it: `"count"` and `("token", "trajectory")`.
 
-    `word` is what it is called as long as nothing else is called so.
+    `word` is its name; `Program.given` adds a number if the name is taken.
     """
 
     word: str
@@ -136,18 +137,18 @@ class Input(Node):
 
 
 def part(word: str, leaf: str, leaves: tuple[str, ...]) -> Key:
-    """The key of a leaf's part of what exists per token; a single leaf's part is the whole."""
+    """The key of one leaf's part of a vector per token. With a single leaf the part is the whole vector."""
     return Key(word, leaf if len(leaves) > 1 else "")
 
 
 def token_input(kind: str, leaf: str, leaves: tuple[str, ...], key: tuple[str, ...] = ()) -> Input:
-    """An input over the tokens of a leaf; of a policy by its name, `kind` "policy_log_prob" and `key` `(name,)`."""
+    """An input over the tokens of a leaf. A policy's has `kind` "policy_log_prob" and `key` `(name,)`."""
     word = f"{key[0]}_log_prob" if key else kind
     return Input(str(part(word, leaf, leaves)), leaf, kind, key)
 
 
 def count_input(of: str, over: str) -> Input:
-    """How many `of` elements lie over each `over` element."""
+    """The number of `of` elements that lie over each `over` element."""
     return Input(f"count_{of}_over_{over}", over, "count", (of, over))
 
 
@@ -177,7 +178,7 @@ class Push(_Single):
     target: str
     operand: Node
     reduce: str = "sum"
-    wide: bool = False  # of tokens: in float64 from the inputs on, whatever reads it
+    wide: bool = False  # a sum over tokens in float64 from the inputs on, whatever reads it
 
     @property
     def stratum(self) -> str:
@@ -223,7 +224,7 @@ class Matrix:
 
 @dataclass(frozen=True, eq=False)
 class Mix(_Single):
-    """`y = B x`, or `y = Bᵀ x`."""
+    """`y = B x`, or `y = Bᵀ x` if `transposed`."""
 
     into: str
     of: str
@@ -245,10 +246,10 @@ class Mix(_Single):
 
 @dataclass(frozen=True, eq=False)
 class Quantile(Node):
-    """`values` are over leaves, a vector for each whose tokens count; `level`, from 0 to 1, is over the target.
+    """`values` has one vector for each leaf whose tokens count. `level`, from 0 to 1, is over the target.
 
-    Between the two values next to `level·(n - 1)`, as numpy.quantile does; 0 where nothing lies over an element, NaN
-    where one of the values is.
+    Interpolates between the two values next to position `level·(n - 1)`, as `numpy.quantile` does. The result is 0 for
+    an element without tokens, and NaN if one of the values is NaN.
     """
 
     target: str
@@ -271,10 +272,10 @@ class Quantile(Node):
 
 @dataclass(frozen=True, eq=False)
 class Scan(Node):
-    """Over `into`: `Σ discount^(t-s)·values_s` over all s before t, or after it, that lie over the same target element.
+    """`Σ discount^|t-s|·values_s` at each `t` of `into`, over all `s` before `t` (or after it) in one target element.
 
-    `values` has a vector for each stratum whose elements are in one order, `into` among them: for all leaves whose
-    tokens lie over the target, or for one coarser stratum. `discount` is over the batch.
+    `values` has one vector for each stratum of the common order, `into` included: all leaves whose tokens lie over the
+    target, or one coarser stratum. `discount` is over the batch.
     """
 
     into: str
@@ -298,7 +299,7 @@ class Scan(Node):
 
     @property
     def order(self) -> tuple[str, ...]:
-        """Of whose elements it is the order: the target, then the sources."""
+        """The strata of the order: the target, then the sources."""
         return (self.target, *self.sources)
 
 
@@ -312,7 +313,7 @@ class Detach(_Single):
 
 
 def with_operands(node: Node, new: Mapping[Node, Node]) -> Node:
-    """`node`, of other operands."""
+    """`node` with each operand `o` replaced by `new[o]`."""
     if isinstance(node, Map):
         return Map(node.body, tuple(new[o] for o in node.inputs))
     if isinstance(node, Quantile):

@@ -1,4 +1,4 @@
-"""Keys of what a program computes, and the names that they are printed as: identifiers, no two of them equal."""
+"""Keys of the vectors that a program computes, and their printed names: unique identifiers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import NamedTuple
 from fibration.language.decompositions import CHANNEL_WORD
 
 
-class Key(NamedTuple):  # read for every metric of every call, and a tuple's hash is the quickest
-    """`word` says what a vector is, the rest of what: of which level or leaf, and over what its numbers are added up.
+class Key(NamedTuple):  # a tuple has the fastest hash, and every metric of every call hashes its key
+    """Identifies a vector: what it is (`word`), of which level or leaf, and `over` which stratum it is added up.
 
-    A key is what a vector is known by. Its text is only what it is called as long as nothing else is called so.
+    The text of a key is the vector's name, unless another vector has that name.
     """
 
     word: str
@@ -25,13 +25,13 @@ class Key(NamedTuple):  # read for every metric of every call, and a tuple's has
 
 
 class Names:
-    """Identifiers, each of which is given away once."""
+    """Gives out identifiers, each only once."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self.taken = set(taken)
 
     def free(self, wish: str, *endings: str) -> str:
-        """`wish`, or else `wish_2`, `wish_3`, ...: what is not taken yet, with any of these endings."""
+        """`wish`, or `wish_2`, `wish_3`, ...: the first word that is not taken with any of `endings`."""
         found, number = wish, 1
         while any(found + ending in self.taken for ending in endings or ("",)):
             number += 1

@@ -1,9 +1,9 @@
-"""declare → IR: the normal form of a hierarchy, in which FGH (eq:fgh_gating) gates martingale differences.
+"""Lowers a hierarchy to its normal form in the IR, in which FGH (eq:fgh_gating) gates martingale differences.
 
-Densities are extensive; here they become intensive, `s = density / m`, where `m` is the leaf measure whose
-disintegrations the kernels are. A pushforward is then a weighted mean, a reflecting kernel a broadcast, a residual
-`s_b - s_parent`, and a gate `h(s) = g(m·s)/m`, in which factors such as `|Tj(g)|` and `1/T` cancel symbolically.
-Where strata cross, what they have in common is taken out once (`Shape.moebius`).
+Densities are extensive. The IR uses intensive ones, `s = density / m`; the kernels are disintegrations of the leaf
+measure `m`. A pushforward is then a weighted mean, a reflecting kernel a broadcast, a residual `s_b - s_parent`, and a
+gate `h(s) = g(m·s)/m`, in which factors like `|Tj(g)|` and `1/T` cancel symbolically.
+If strata cross, their common part is subtracted once (`Shape.moebius`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ from fibration.language.traversal import atoms, evaluate, substitute
 
 
 def lower(hierarchy: Hierarchy) -> Program:
-    """The program of a verified hierarchy: `gated_ratio`, `objective`, and what diagnostics read of every level."""
+    """The program of a verified hierarchy: `gated_ratio`, `objective`, and the vectors that diagnostics read.
+
+    Raises SpecError if a constant has no value in float64.
+    """
     try:
         return _Lowering(hierarchy).program().validate()
     except (NoValue, TooLarge) as error:
@@ -54,7 +57,7 @@ class _Lowering(Terms):
     def __init__(self, hierarchy: Hierarchy) -> None:
         super().__init__(hierarchy)
         self.mass = {s.name: m for s, m in hierarchy.masses.items()}
-        self.read: dict[Key, Node] = {}  # of every leaf, its tokens' weights, whether they are kept, what penalties are
+        self.read: dict[Key, Node] = {}  # for diagnostics: token weights, kept tokens, penalties
 
     # ------------------------------------------------------------ the two sweeps
 
@@ -102,7 +105,7 @@ class _Lowering(Terms):
         )
 
     def mean(self, target: Stratum, channel: str) -> Node:
-        """`s_b = Σ K(a|b)·s_a` over all that lies over `b`, with what is constant on a fibre taken out of its sum."""
+        """`s_b = Σ K(a|b)·s_a` over the elements over `b`. Factors that are constant on a fibre multiply the sum."""
         covers = self.shape.covers(target)
         cover = next((c for c in covers if not any(f.source.name in self.leaves for f in c)), covers[0])
         terms = []
@@ -119,7 +122,7 @@ class _Lowering(Terms):
         return added(terms)
 
     def has_value_without(self, branch: Stratum, factor: Expression) -> bool:
-        """Whether a factor of a kernel has a value at an element over which nothing of this branch lies."""
+        """Whether a kernel's factor has a value at an element without elements of this branch over it."""
         empty = (branch, *self.shape.finer(branch))
 
         def value(atom: Expression) -> Fraction:
@@ -133,7 +136,7 @@ class _Lowering(Terms):
         return True
 
     def residuals(self, channel: str) -> dict[str, Node]:
-        """`ρ_v = s_v - Σ_{u coarser} ρ_u` of every stratum; of crossed ones by projection, where that is declared."""
+        """`ρ_v = s_v - Σ_{u coarser} ρ_u` of every stratum. `orthogonalise`: crossed strata use a projection."""
         density = {s.name: self.density[s.name, channel] for s in self.order}
         under = self.shape.under_crossings() if self.h.orthogonalise else ()
         crossed = self.shape.crossed() if self.h.orthogonalise else ()
@@ -154,7 +157,7 @@ class _Lowering(Terms):
         return found
 
     def coarser(self, stratum: Stratum, vectors: dict[str, Node]) -> Iterator[tuple[Node, int]]:
-        """The vectors over coarser strata whose sum, with these signs, has every coarser level in it once."""
+        """Vectors over coarser strata, with signs. Their signed sum contains every coarser level once."""
         for u, sign in self.shape.moebius(stratum).items():
             yield self.pull(vectors[u.name], stratum.name), sign
 
@@ -167,7 +170,7 @@ class _Lowering(Terms):
         return binary("mul", node, self.map(factor, node.stratum))
 
     def gate(self, stratum: Stratum, channel: str, s: Node) -> Node:
-        """`h(s) = g(m·s)/m`; sums in order are detached, as statistics are."""
+        """`h(s) = g(m·s)/m`. Sums in order are detached, like statistics."""
         m = self.mass[stratum.name]
         g = in_channel(self.h.gate(stratum), channel)
         values: dict[Expression, Expression] = {residual: m * residual}
@@ -184,7 +187,7 @@ class _Lowering(Terms):
         return self.map(cancel(recovery), leaf, {Gated(c): n for c, n in down.items()})
 
     def objective(self, ratios: dict[str, Node]) -> Node:
-        """`J = Σ μ w 𝒢 A`, less penalties. What is not kept adds 0 whatever its weight and ratio are."""
+        """`J = Σ μ w 𝒢 A` minus penalties. A token that `keep` drops adds 0, whatever its weight and ratio are."""
         objective = self.h.objective
         terms: dict[str, Node] = {}
         for leaf, ratio in ratios.items():
@@ -203,7 +206,7 @@ class _Lowering(Terms):
         return self.penalised(self.summed(objective, terms))
 
     def penalised(self, objective: Node) -> Node:
-        """`J` less all penalties."""
+        """`J` minus all penalties."""
         penalties = Penalties(self.h)
         found = penalties.every()
         self.names.update({node: key for node, key in penalties.names.items() if node not in self.names})
@@ -213,7 +216,7 @@ class _Lowering(Terms):
         return binary("sub", objective, added(list(found.values.values()))) if found.values else objective
 
     def of_tokens(self, word: str, leaf: str, node: Node) -> Node:
-        """A weight or a condition of tokens: what diagnostics read too, and no gradient flows through."""
+        """A weight or a condition of tokens, detached. Diagnostics read it too."""
         key = ir.part(word, leaf, self.leaves)
         self.names.setdefault(node, key)
         self.read[key] = Detach(node)
@@ -225,7 +228,7 @@ class _Lowering(Terms):
 
 
 def from_log_probs(program: Program) -> Program:
-    """`program` with the log ratios worked out from log-probs now and when sampled, in the tokens' precision."""
+    """`program` with log ratios computed from current and old log-probs, in the tokens' precision."""
     named: dict[Node, Key] = {}
 
     def rule(node: Node) -> Node:
@@ -241,7 +244,7 @@ def from_log_probs(program: Program) -> Program:
 
 
 def from_log_ratios(program: Program) -> Program:
-    """`program` with the log-probs now worked out from log ratios, where weights or statistics read them."""
+    """`program` with current log-probs, which weights or statistics read, computed from old ones and log ratios."""
 
     def rule(node: Node) -> Node:
         if not (isinstance(node, Input) and node.kind == "log_prob"):

@@ -1,7 +1,7 @@
-"""IR → IR: rewrites that never change a value by more than a rounding, applied until nothing changes.
+"""Simplifies a program until nothing changes. No rewrite changes a value by more than a rounding.
 
-Sharing is free (nodes are interned), and dead nodes are those no output reaches. What is left: constants and neutral
-elements in bodies (`rules.py`), constant operands, and maps that run directly into one another.
+Interned nodes are shared already, and nodes that no output reaches are dead. The rewrites are for constants and neutral
+elements in bodies (`rules.py`), for constant operands, and for a map that another map reads.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ FUSED_SIZE = 60  # a longer body is harder to read, and no faster
 
 
 def optimise(program: Program) -> Program:
-    """Simplify every body, then fuse a map into its only user."""
+    """Simplifies every body, then fuses a map into its only user."""
     program = program.mapped(_tidy)
     summed = {replace(n, wide=False) for n in program.nodes() if isinstance(n, Push) and n.wide}
-    if summed:  # once, in the better way
+    if summed:  # a sum that is needed in float64 is computed once, in float64
         program = program.mapped(_tidy, lambda n: replace(n, wide=True) if n in summed else n)
     while True:
         uses = Counter(o for n in program.nodes() for o in n.operands)
@@ -73,7 +73,7 @@ def _fuse(node: Node, inner: set[Node]) -> Node:
 
 
 def _tidy(node: Node) -> Node:
-    """Simplify a map's body, bind constant operands, drop unused ones; a sum of a constant is a count."""
+    """Simplifies a map's body, binds constant operands, and drops unused ones. A sum of a constant becomes a count."""
     if isinstance(node, Detach):  # derivatives have been taken
         return node.operand
     if isinstance(node, Mix) and _is_zero(node.operand):
@@ -86,7 +86,7 @@ def _tidy(node: Node) -> Node:
             return Const(value, node.stratum)
         return _tidy(Map(scalar("mul", const(value), arg(0)), (count_input(node.source, node.target),)))
     if isinstance(node, Push) and node.reduce == "sum" and isinstance(x := node.operand, Map) and x.body.op == "neg":
-        positive = _tidy(Map(x.body.args[0], x.inputs))  # the channels often sum the same but for
+        positive = _tidy(Map(x.body.args[0], x.inputs))  # two channels often have one sum, up to
         return Map(scalar("neg", arg(0)), (replace(node, operand=positive),))  # the sign
     if not isinstance(node, Map):
         return node
@@ -109,7 +109,7 @@ def _is_zero(node: Node) -> bool:
 
 
 def _value(body: Scalar) -> float:
-    """Of a body without arguments."""
+    """The value of a body without arguments."""
     return float(body.value or 0.0) if body.op == "const" else compute(body.op, *(_value(a) for a in body.args))
 
 

@@ -1,7 +1,7 @@
-"""Penalties as nodes: what is taken off the objective, and what of it flows back to the log-probs.
+"""Lowers penalties to nodes: the values that are subtracted from the objective, and their terms at tokens.
 
-Unlike in weights and gates, a gradient flows through the sums and means of tokens that a penalty reads. What its own
-objective does not keep is left out inside of the formula's own map, so that neither its value nor its slope is read.
+Gradients flow through the sums and means of tokens that a penalty reads, unlike in weights and gates. The formula's own
+map leaves out tokens that the penalty's objective drops, so that neither their value nor their slope is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fibration.language.statistics import Aggregate
 
 @dataclass(frozen=True)
 class Penalised:
-    """`values` are what is taken off, by the penalty's name; `terms`, by name and leaf, what tokens have of it."""
+    """`values` are the subtracted numbers, by penalty. `terms` are their terms at tokens, by penalty and leaf."""
 
     values: dict[str, Node] = field(default_factory=dict)
     terms: dict[tuple[str, str], Node] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Penalties(Terms):
         return found
 
     def term(self, penalty: Penalty, objective: Objective, leaf: str) -> Node:
-        """The weighed formula at the tokens of a leaf, 0 at those that are not kept."""
+        """The formula times the weights at the tokens of a leaf, 0 at tokens that `keep` drops."""
         body, inputs = _opened(self.tokens(penalty.formula, leaf))
         for weight in objective.weighed:
             inputs = (*inputs, Detach(self.tokens(weight, leaf)))
@@ -60,7 +60,7 @@ class Penalties(Terms):
         return inputs[0] if body is ir.arg(0) else Map(body, inputs)
 
     def mean_over(self, stratum: str, penalty: Penalty) -> tuple[Node, Mapping[str, Node]]:
-        """The mean of a formula over the elements of a stratum, 0 where there are none; and what tokens have of it."""
+        """The mean of a formula over the elements of a stratum, 0 without elements; and its values at tokens."""
         each = self.map(at(penalty.formula, penalty.over), stratum)
         terms = {}
         for leaf in self.leaves_over(stratum):
@@ -78,5 +78,5 @@ class Penalties(Terms):
 
 
 def _opened(node: Node) -> tuple[Scalar, tuple[Node, ...]]:
-    """A node as a body and what it reads."""
+    """A node as a body and its operands."""
     return (node.body, node.inputs) if isinstance(node, Map) else (ir.arg(0), (node,))

@@ -1,17 +1,17 @@
-"""The fused schedule of the compiled backends, an explicit value that prints.
+"""Plans: the fused schedules of the compiled backends. `str` prints a plan.
 
-A `Sweep` goes over the elements of the stratum right under the tokens (its segments, mostly trajectories), all
-independent of each other; for each one it alternates loops over the segment's tokens (`Pass`) with scalar work on the
-segment itself (`Scalars`). A `Coarse` stage computes the vectors over all coarser strata, of which there is little.
-Nothing per token is kept between loops: what a later one needs is computed again from the inputs, which a segment's
-first loop has left in the cache. Only what quantiles and sums in order are of is set aside: for those over the segments
-until they are taken, for others in a vector over the tokens, on which a coarse stage works.
+A `Sweep` visits the elements of the stratum right under the tokens: its segments, mostly trajectories, which are
+independent. For each segment it alternates loops over its tokens (`Pass`) with scalar work on the segment (`Scalars`).
+A `Coarse` stage computes the vectors over all coarser strata, which are small.
+No loop keeps values of tokens: a later loop computes them again from the inputs, which the segment's first loop left in
+the cache. The exception is the values that quantiles and sums in order read. A sweep sets them aside: for quantiles and
+sums over its segments until they are taken, for others in a vector over the tokens, which a coarse stage reads.
 
     two levels         one sweep
     any depth above    sweep, coarse, sweep, coarse, sweep: three passes over the tokens
 
-Where a batch is spread over ranks, a sweep sees this rank's tokens alone. A `Collective` puts what ranks know of the
-coarser strata together, so that every rank has all of it, and cuts the plan into sections.
+If a batch is spread over ranks, a sweep reads only this rank's tokens. A `Collective` combines the ranks' values of
+coarser strata, so that every rank has all of them. Collectives cut the plan into sections.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fibration.compiler.program import Program
 class Pass:
     """One loop over the tokens of one leaf in a segment: compute `values`, add up `pushes`, write `stores`.
 
-    `wide` passes compute in float64: they sum what a gate later compares with a bound, and a rollback strip can be
-    narrower than float32 resolution. The others compute in the tokens' own precision, but for `Plan.precise` values.
+    `wide` passes compute in float64: a gate later compares their sums with a bound, and a rollback strip can be
+    narrower than float32 resolution. Other passes compute in the tokens' precision, except for `Plan.precise` values.
     """
 
     leaf: str
@@ -38,14 +38,14 @@ class Pass:
     values: tuple[Node, ...]
     pushes: tuple[Push, ...]
     stores: tuple[tuple[Key, Node], ...]
-    aside: tuple[Node, ...] = ()  # values that quantiles are taken of, and sums in order
-    scans: tuple[Scan, ...] = ()  # sums in order along the segment of what it sets aside, taken after it
+    aside: tuple[Node, ...] = ()  # values that quantiles and sums in order read
+    scans: tuple[Scan, ...] = ()  # sums along the segment of values set aside, taken after the loop
     kept: tuple[Key, Node] | None = None  # a value that this pass leaves in a result's memory for a later one
-    recalled: tuple[Key, Node] | None = None  # and one that an earlier pass has left there
+    recalled: tuple[Key, Node] | None = None  # a value that an earlier pass has left there
 
     @property
     def reads(self) -> tuple[Input, ...]:
-        """Token inputs of the loop."""
+        """The token inputs of the loop."""
         return tuple(n for n in self.values if isinstance(n, Input))
 
 
@@ -58,8 +58,8 @@ class Scalars:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Every segment once. `saved` are the values over segments that a later stage reads, and those of tokens that one
-    takes quantiles or sums in order of.
+    """One visit to every segment. `saved` are the segment values that a later stage reads, and the token values that a
+    later stage takes quantiles or sums in order of.
     """
 
     segments: str
@@ -72,14 +72,14 @@ class Sweep:
 
     @property
     def leaves(self) -> tuple[str, ...]:
-        """The leaves whose tokens it goes over."""
+        """The leaves whose tokens the sweep visits."""
         return tuple(dict.fromkeys(p.leaf for p in self.passes))
 
 
 @dataclass(frozen=True)
 class Group:
-    """Coarse values that one loop computes: sums along one fibration, products with one matrix, or scalar work on every
-    element of a stratum."""
+    """Coarse values that one loop computes: sums along one fibration, products with one matrix, quantiles over one
+    stratum, sums in one order, or scalar work on every element of a stratum."""
 
     values: tuple[Node, ...]
 
@@ -89,23 +89,23 @@ class Group:
 
     @property
     def source(self) -> str | None:
-        """The stratum that is summed over; None for scalar work, quantiles and sums in order."""
+        """The stratum of the summed elements; None for scalar work, quantiles and sums in order."""
         first = self.values[0]
         return first.source if isinstance(first, (Push, Mix)) else None
 
     @property
     def quantiles(self) -> tuple[Quantile, ...]:
-        """All of its values, or none."""
+        """The values of a group of quantiles; empty for other groups."""
         return tuple(v for v in self.values if isinstance(v, Quantile))
 
     @property
     def scans(self) -> tuple[Scan, ...]:
-        """All of its values, of one order, or none."""
+        """The values of a group of sums in order, all in one order; empty for other groups."""
         return tuple(v for v in self.values if isinstance(v, Scan))
 
 
 def of_quantiles(program: Program) -> set[Node]:
-    """Quantiles, what is computed of them above the tokens, and where tokens read it."""
+    """The quantiles, the coarse values that depend on them, and the Pulls through which tokens read these values."""
     found: set[Node] = set()
     for node in program.nodes():
         coarse = isinstance(node, Pull) or (isinstance(node, Map) and node.stratum not in program.leaves)
@@ -115,18 +115,18 @@ def of_quantiles(program: Program) -> set[Node]:
 
 
 def counts(node: Node) -> bool:
-    """Whether a sum in order is as many times one number as there are tokens before, or after: no sum is taken."""
+    """Whether a sum in order is a constant times the number of tokens before, or after, so that no sum is needed."""
     return isinstance(node, Scan) and node.discount == Const(1.0, BATCH) and isinstance(node.values[0], Const)
 
 
 def _jumps_by_order(node: Map) -> bool:
-    """Whether a value may jump where a sum in order moves by a rounding."""
+    """Whether a value may jump if a sum in order changes by a rounding."""
     read = {arg(i) for i, o in enumerate(node.inputs) if isinstance(o, Scan)}
     return bool(read) and _jumps(node.body, read)
 
 
 def _jumps(body: Scalar, read: set[Scalar]) -> bool:
-    """Whether a choice depends on one of some scalars, but for one between the numbers that it compares."""
+    """Whether the condition of a choice reads one of `read`. A choice between the two compared numbers never jumps."""
     if body.op == "select":
         condition, *branches = body.args
         between = condition.op in ("lt", "le") and set(condition.args) == set(branches)
@@ -140,13 +140,13 @@ def _parts(body: Scalar) -> set[Scalar]:
 
 
 def gathers(node: Node) -> bool:
-    """Whether one element of a node is made of many elements of its operand: a loop of its own."""
+    """Whether one element of a node depends on many elements of its operand, which needs a separate loop."""
     return isinstance(node, (Push, Mix, Quantile, Scan))
 
 
 @dataclass(frozen=True)
 class Coarse:
-    """Vectors over coarser strata in float64, group after group. `saved` are those read by another group or stage."""
+    """Vectors over coarser strata in float64, group after group. Another group, a stage or the caller reads `saved`."""
 
     groups: tuple[Group, ...]
     saved: tuple[Node, ...]
@@ -154,13 +154,13 @@ class Coarse:
 
 @dataclass(frozen=True, eq=False)
 class Collective:
-    """Vectors over coarser strata that ranks know in part, put together: every rank then has all of them, in place.
+    """Combines vectors over coarser strata that ranks know in part. Every rank then has all of them, in place.
 
-    `whole` are values of which every element's is that of a rank that has tokens of it; ranks that have some of one
-    element agree on it. `parts` are sums and maxima over tokens, of which every rank has those over its own: their sum,
-    or maximum, over the ranks that have tokens of the element. A partial sum is a whole multiple of its `units`, or
-    NaN, and then so is the sum. `quantiles` are of the tokens of all ranks, which send the values of their own. `scans`
-    are over elements of which several ranks may have tokens: these send a number for every piece of one.
+    - `whole`: an element's value comes from a rank with tokens of the element; all ranks with its tokens agree on it.
+    - `parts`: sums and maxima over tokens. Each rank has those over its own tokens; the result is their sum or maximum
+      over the ranks with tokens of the element. A partial sum is a whole multiple of its `units` or NaN; so is the sum.
+    - `quantiles`: over the tokens of all ranks; each rank sends the values of its own tokens.
+    - `scans`: several ranks may have tokens of one element; each sends one number per piece of the element.
     """
 
     whole: tuple[Node, ...]
@@ -171,17 +171,17 @@ class Collective:
 
     @property
     def values(self) -> tuple[Node, ...]:
-        """Everything that is put together, in the order in which it is sent."""
+        """All combined values, in the order in which they are sent."""
         return (*self.whole, *self.parts, *self.of_tokens)
 
     @property
     def of_tokens(self) -> tuple[Quantile | Scan, ...]:
-        """What is worked out of tokens' own values here, and not put together of sums over them."""
+        """The values that the collective computes from token values, not from partial sums."""
         return (*self.quantiles, *self.scans)
 
     @property
     def reads(self) -> tuple[Node, ...]:
-        """What this rank has of it."""
+        """The values of this rank that the collective reads."""
         return tuple(dict.fromkeys((*self.whole, *self.parts, *(o for n in self.of_tokens for o in n.operands))))
 
 
@@ -191,10 +191,10 @@ Stage = Sweep | Coarse | Collective
 
 @dataclass(frozen=True)
 class Spread:
-    """How a batch lies on ranks: every element of a `whole` stratum has all of its tokens on one of them.
+    """How a batch lies on ranks: every element of a `whole` stratum has all of its tokens on one rank.
 
-    Of other strata, any rank may have some of an element's tokens: a sum or maximum over tokens is cut, and so is one
-    along them.
+    In other strata any rank may have some of an element's tokens. Sums, maxima and quantiles over tokens are cut there,
+    and so are sums in order along tokens.
     """
 
     whole: frozenset[str] = frozenset()
@@ -210,7 +210,7 @@ class Spread:
 class Plan:
     """The stages of a program. `rows` is the stratum of the batch's rows, `names` holds a word for every value.
 
-    Only where the batch is `spread` there are collectives.
+    A plan has collectives only if the batch is `spread`.
     """
 
     program: Program
@@ -228,14 +228,14 @@ class Plan:
         return tuple(s for s in self.stages if isinstance(s, Collective))
 
     def functions(self, name: str) -> dict[str, Section]:
-        """The functions that a program is emitted as: one, or where the batch is spread one for every section."""
+        """The emitted functions of a program: one, or one for every section if the batch is spread."""
         if self.spread is None:
             return {name: self.sections[0]}
         return {f"{name}_{i}": section for i, section in enumerate(self.sections, 1)}
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:
-        """The stages between collectives, one section more than there are of those: each may be empty."""
+        """The stages between collectives: one section more than collectives. A section may be empty."""
         found: list[list[Sweep | Coarse]] = [[]]
         for stage in self.stages:
             if isinstance(stage, Collective):
@@ -254,22 +254,22 @@ class Plan:
 
     @cached_property
     def quantiles(self) -> tuple[Quantile, ...]:
-        """Those that coarse stages take."""
+        """The quantiles that coarse stages take."""
         groups = (g for s in self.stages if isinstance(s, Coarse) for g in s.groups)
         return tuple(q for g in groups for q in g.quantiles)
 
     @cached_property
     def orders(self) -> tuple[tuple[str, ...], ...]:
-        """Those of the sums that coarse stages take: a target, and the strata whose elements are in order over it."""
+        """The orders of the sums that coarse stages take: a target, then the strata in order over it."""
         groups = (g for s in self.stages if isinstance(s, Coarse) for g in s.groups)
         return tuple(dict.fromkeys(n.order for g in groups for n in g.scans))
 
     @cached_property
     def precise(self) -> frozenset[Node]:
-        """The values of tokens that every pass computes in float64: what quantiles are taken of, and what reads one.
+        """The token values that every pass computes in float64. They are values that:
 
-        A token whose value the quantile is must find itself equal to it, whatever pass asks. So must a sum in order be
-        above a bound in every pass that asks, or in none.
+        - a quantile reads, or that read a quantile: a token with the quantile's value equals it in every pass;
+        - may jump with a sum in order: the sum is above a bound in every pass that compares them, or in none.
         """
         order, leaves = list(self.program.nodes()), self.program.leaves
         found: set[Node] = {v for n in order if isinstance(n, Quantile) for v in n.values}
@@ -320,7 +320,7 @@ class Plan:
         return "\n".join(lines)
 
     def _collective(self, stage: Collective) -> Iterator[str]:
-        """What is put together over each stratum, and how many numbers that is per element."""
+        """Lines for the combined values of each stratum, with how many numbers they have per element."""
         yield "  collective"
         for q in stage.quantiles:
             yield f"    quantiles of {', '.join(q.sources)} by {q.target}, of all ranks' tokens: {self.names[q]}"

@@ -1,4 +1,4 @@
-"""IR graphs as a whole: outputs over inputs, what they are called, and the invariants that every stage keeps."""
+"""Whole IR graphs: outputs over inputs, their names, and the invariants that every stage keeps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PER_TOKEN = ("gated_ratio", "coefficients", "log_ratio_gradient", "advantages")
 
 @dataclass(frozen=True)
 class Program:
-    """Outputs over inputs. `names` are for reading: the user's words for some of the nodes."""
+    """Outputs over inputs. `names` are the user's words for some nodes, for readable output."""
 
     name: str
     leaves: tuple[str, ...]
@@ -44,7 +44,7 @@ class Program:
     names: Mapping[Node, Key]
 
     def part(self, word: str, leaf: str) -> Key:
-        """The key of a leaf's part of what exists per token."""
+        """The key of one leaf's part of a vector per token."""
         return part(word, leaf, self.leaves)
 
     def token_input(self, kind: str, leaf: str, key: tuple[str, ...] = ()) -> Input:
@@ -66,7 +66,7 @@ class Program:
 
     @cached_property
     def given(self) -> dict[Input | Matrix, str]:
-        """The name of everything that the caller gives; those of parameters yield to the others."""
+        """The name of every input and matrix. If two names are equal, a parameter's gets a number."""
         names = Names()
         every: list[Input | Matrix] = [*self.inputs, *self.matrices]
         every.sort(key=lambda i: isinstance(i, Input) and i.kind == "parameter")  # stable
@@ -74,7 +74,7 @@ class Program:
 
     @cached_property
     def matrices(self) -> tuple[Matrix, ...]:
-        """Those that the program multiplies by."""
+        """The matrices that the program multiplies by."""
         return tuple(dict.fromkeys(n.matrix for n in self.nodes() if isinstance(n, Mix)))
 
     def nodes(self) -> Iterator[Node]:
@@ -113,11 +113,11 @@ class Program:
 
     @cached_property
     def orders(self) -> tuple[tuple[str, ...], ...]:
-        """Those in which it scans: a target, and the strata whose elements are in order over it."""
+        """The orders of its scans: a target, then the strata whose elements are in order over it."""
         return tuple(dict.fromkeys(n.order for n in self.nodes() if isinstance(n, Scan)))
 
     def mapped(self, rule: Callable[[Node], Node], before: Callable[[Node], Node] = lambda node: node) -> Program:
-        """Every node as `rule` makes it of operands that are so already; `before` may choose others first."""
+        """The program with `rule` applied to every node, operands first. `before` may replace a node before that."""
         done: dict[Node, Node] = {}
         for node in self.nodes():
             done[node] = rule(with_operands(before(node), done))
@@ -128,7 +128,7 @@ class Program:
         return replace(self, outputs={k: done[v] for k, v in self.outputs.items()}, names=names)
 
     def validate(self) -> Program:
-        """Check the invariants; raises IRError naming the node."""
+        """Returns the program; raises IRError with the node if an invariant does not hold."""
         for node in self.nodes():
             if node in _SOUND:
                 continue
@@ -151,7 +151,7 @@ class Program:
         return "\n".join([*lines, *(f"  return {self.called[k]} = {label[v]}" for k, v in self.outputs.items())])
 
 
-_SOUND: WeakSet[Node] = WeakSet()  # nodes never change, and most are in several programs
+_SOUND: WeakSet[Node] = WeakSet()  # checked once: nodes never change, and most are in several programs
 
 
 def describe(node: Node, label: Mapping[Node, str] | None = None) -> str:

@@ -1,7 +1,7 @@
-"""Plan → plan: a value that the last pass over the tokens would compute again is left in the result's own memory.
+"""Changes a plan: an earlier pass leaves a value for the last pass over the tokens in the memory of the result.
 
-The coefficients' memory is written once more for it, and the last pass reads it instead of computing an exponential.
-That pays where arithmetic costs more than memory, which is on CPUs.
+The memory of the coefficients is written once more, and the last pass reads it instead of computing an exponential.
+This is faster on CPUs, where arithmetic costs more than memory.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fibration.language.operators import PRIMITIVES
 
 
 def keep(plan: Plan, result: Key) -> Plan:
-    """`plan` with that value kept for `result` which saves its last pass the most; `plan` itself if none does.
+    """`plan` with one value kept in `result`: the one that saves the last pass the most. `plan` itself if none does.
 
-    With several leaves nothing is kept: each fills a part of the result, one after the other.
+    With several leaves no value is kept, because each leaf fills its part of the result in turn.
     """
     passes = [p for sweep in plan.sweeps for p in sweep.passes]
     last = passes[-1] if passes else None
@@ -29,7 +29,7 @@ def keep(plan: Plan, result: Key) -> Plan:
         return plan
     wanted = [n for _, n in last.stores]
     both = [n for n in last.values if isinstance(n, Map) and n in earlier.values]
-    shared = [n for n in both if n not in wanted and n not in plan.precise]  # a result keeps its own precision
+    shared = [n for n in both if n not in wanted and n not in plan.precise]  # it gets the result's precision
     best = min(shared, key=lambda n: cost(needed(last, n)), default=None)
     if best is None or cost(needed(last, best)) + 4 >= cost(last.values):  # reading and writing it are not free
         return plan
@@ -48,7 +48,7 @@ def keep(plan: Plan, result: Key) -> Plan:
 
 
 def needed(step: Pass, given: Node) -> tuple[Node, ...]:
-    """The values that a pass computes when `given` is there already."""
+    """The values that a pass computes if it reads `given` from memory."""
     wanted = {n for _, n in step.stores}
     for node in reversed(step.values):
         if node in wanted and node is not given and not isinstance(node, (Pull, Scan)):
@@ -57,7 +57,7 @@ def needed(step: Pass, given: Node) -> tuple[Node, ...]:
 
 
 def cost(values: Iterable[Node]) -> int:
-    """Of computing these at one token."""
+    """The cost of computing `values` at one token."""
     total = 0
     for node in values:
         if isinstance(node, Input):

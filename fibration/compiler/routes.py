@@ -1,4 +1,4 @@
-"""Which way tokens reach a stratum: in a fused program sums and reads go through the segments of their leaf."""
+"""Routes for fused programs: the sums and reads of tokens go through the segments of their leaf."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fibration.compiler.program import Program
 
 
 def route(program: Program, rows: str) -> Program:
-    """Send sums over all tokens through the segments, and let tokens read coarser strata through their segment."""
+    """Sends sums over all tokens through the segments. Tokens read coarser strata through their segment too."""
     first = {leaf: segments_of(program, rows, leaf) for leaf in program.leaves}
     return program.mapped(lambda node: _routed(node, program, first)).validate()
 
 
 def segments_of(program: Program, rows: str, leaf: str) -> str:
-    """The stratum that a leaf's tokens are grouped by first: the finest that they lie over, or of several the rows.
+    """The stratum that groups a leaf's tokens first: the finest that they lie over.
 
-    A row's tokens lie next to each other.
+    Of several it is the rows, if they are among them, because a row's tokens are adjacent. Without one it is the rows.
     """
     targets = [t for s, t in program.edges if s == leaf and t != BATCH]
     finer = [t for t in targets if not any(t in _reached(program, other) for other in targets if other != t)]
@@ -27,7 +27,7 @@ def segments_of(program: Program, rows: str, leaf: str) -> str:
 
 
 def _reached(program: Program, stratum: str) -> set[str]:
-    """Every stratum that `stratum` is known to lie over."""
+    """Every stratum that `stratum` lies over, by the edges of the program."""
     found: set[str] = {BATCH}
     frontier = [stratum]
     while frontier:
@@ -47,7 +47,7 @@ def _path(program: Program, source: str, target: str) -> list[str]:
         if path[-1] == target:
             return path
         paths += [[*path, t] for s, t in program.edges if s == path[-1] and t != BATCH]
-    return [source, target]  # over the batch lies everything
+    return [source, target]  # every stratum lies over the batch
 
 
 def _routed(node: Node, program: Program, segments: Mapping[str, str]) -> Node:
@@ -62,7 +62,7 @@ def _routed(node: Node, program: Program, segments: Mapping[str, str]) -> Node:
     value = node.operand
     reached = _reached(program, first)
     while node.target != first and value.stratum not in reached and isinstance(value, Pull):
-        value = value.operand  # what lies below a crossing is read by way of the segment
+        value = value.operand  # values below a crossing are read through the segment
     if value.stratum == BATCH:
         return Pull(leaf, BATCH, value)
     if node.target == first or value.stratum not in reached:

@@ -1,7 +1,7 @@
-"""Rewrite rules of scalar bodies: rows of a pattern, what it becomes, and for which numbers the two are the same.
+"""Rewrite rules of scalar bodies. A row has a pattern, its replacement, and the numbers for which both are equal.
 
-A pattern is a scalar whose arguments stand for any part, the same argument for equal parts. The parts are simple
-already when a rule is tried, and what it makes is tried again, from the inside. The first row that fits is taken.
+In a pattern, an argument matches any part, and equal arguments match equal parts. The parts are simplified before a
+rule is tried, and the result is simplified again, from the inside. The first row that matches applies.
 No rule keeps the sign of a zero.
 """
 
@@ -21,11 +21,11 @@ TRUE, FALSE = scalar("le", ZERO, ZERO), scalar("lt", ZERO, ZERO)
 
 # For which numbers a rule holds.
 ANY = "any"  # infinities and NaN too
-DEFINED = "defined"  # where no argument is NaN, nor what the pattern gives
-ROUNDED = "rounded"  # up to a rounding, where nothing is divided by 0, overflows or underflows
-SHARPER = "sharper"  # up to a rounding of 1, of which the pattern loses the digits that what it becomes has
+DEFINED = "defined"  # where neither an argument nor the pattern's value is NaN
+ROUNDED = "rounded"  # up to a rounding, without division by 0, overflow or underflow
+SHARPER = "sharper"  # up to a rounding of 1: the replacement has digits that the pattern loses
 
-# What the arguments of patterns stand for: numbers, conditions, constants, choices between constants however nested.
+# Arguments of patterns: numbers X Y Z, conditions C D, a constant K, choices P Q between constants, at any depth.
 X, Y, Z, C, D, K, P, Q = map(arg, range(8))
 CONSTANTS, CHOICES = (K,), (P, Q)
 
@@ -39,7 +39,7 @@ class Rule:
     holds: str = ANY
 
     def apply(self, s: Scalar) -> Scalar | None:
-        """What `s` becomes, or None where it does not look like that."""
+        """The replacement of `s`, or None if `s` does not match the pattern."""
         parts: dict[Scalar, Scalar] = {}
         if not _fits(self.before, s, parts):
             return None
@@ -68,7 +68,7 @@ def _built(template: Scalar, parts: Parts) -> Scalar:
 
 
 def _into_branches(choice: Scalar, factor: Scalar) -> Callable[[Parts], Scalar]:
-    """`choice · factor`, with the factor in every branch, however deep, that is not 0."""
+    """Returns a function that builds `choice · factor`, with the factor in every non-zero branch, at any depth."""
 
     def simple(s: Scalar) -> Scalar:
         return scalar("select", s.args[0], *map(simple, s.args[1:])) if s.op == "select" else simplify(s)
@@ -99,12 +99,12 @@ RULES: tuple[Rule, ...] = (
     Rule(mul(X, ONE), X),
     Rule(mul(MINUS_ONE, X), neg(X)),
     Rule(mul(X, MINUS_ONE), neg(X)),
-    Rule(mul(div(X, Y), Y), X, ROUNDED),  # as when means of means are weighted
+    Rule(mul(div(X, Y), Y), X, ROUNDED),  # arises from weighted means of means
     Rule(mul(select(C, X, ZERO), Y), _into_branches(select(C, X, ZERO), Y), DEFINED),
     Rule(mul(select(C, ZERO, X), Y), _into_branches(select(C, ZERO, X), Y), DEFINED),
     Rule(mul(Y, select(C, X, ZERO)), _into_branches(select(C, X, ZERO), Y), DEFINED),
     Rule(mul(Y, select(C, ZERO, X)), _into_branches(select(C, ZERO, X), Y), DEFINED),
-    # The slope of `expm1(-x) + x` is `1 - exp(-x)`, which is nothing in float32 where x is small.
+    # The slope of `expm1(-x) + x` is `1 - exp(-x)`, which float32 rounds to 0 for small x.
     Rule(sub(ONE, exp(X)), neg(expm1(X)), SHARPER),
     Rule(sub(exp(X), ONE), expm1(X), SHARPER),
     Rule(add(exp(X), MINUS_ONE), expm1(X), SHARPER),
@@ -115,7 +115,7 @@ RULES: tuple[Rule, ...] = (
     Rule(neg(sub(X, Y)), sub(Y, X)),
     Rule(lt(X, X), FALSE),
     Rule(le(X, X), TRUE, DEFINED),
-    # A choice between constants, compared with a constant, is a condition of the choice: slopes often are.
+    # Comparing a choice between constants with a constant gives a condition on the choice. Slopes often do this.
     Rule(lt(select(C, P, Q), K), either(both(C, lt(P, K)), both(no(C), lt(Q, K)))),
     Rule(lt(K, select(C, P, Q)), either(both(C, lt(K, P)), both(no(C), lt(K, Q)))),
     Rule(le(select(C, P, Q), K), either(both(C, le(P, K)), both(no(C), le(Q, K)))),
@@ -135,7 +135,7 @@ RULES: tuple[Rule, ...] = (
     Rule(select(C, K, select(D, K, X)), select(either(C, D), K, X)),
     Rule(select(C, X, X), X),
 )
-KEPT = 1 << 14  # bodies are shared, between the programs of an operator too: most are met many times
+KEPT = 1 << 14  # bodies recur, within a program and between the programs of an operator
 _OF: dict[str, list[Rule]] = {}
 for _rule in RULES:
     _OF.setdefault(_rule.before.op, []).append(_rule)
@@ -149,12 +149,12 @@ def simplify(body: Scalar) -> Scalar:
 
 @lru_cache(KEPT)
 def rewrite(s: Scalar) -> Scalar:
-    """`s`, whose parts are simple: its value if that is a finite constant, else what the first rule makes of it."""
+    """Rewrites `s`, whose parts are simplified: to its value if that is a finite constant, else by the first rule."""
     if s.op != "select" and s.args and all(a.op == "const" for a in s.args):
         value = compute(s.op, *(float(a.value or 0.0) for a in s.args))
         if s.op in CONDITIONS:
             return TRUE if value else FALSE
-        return const(value + 0.0) if math.isfinite(value) else s  # 0.0 where it is -0.0, so that rules know it
+        return const(value + 0.0) if math.isfinite(value) else s  # -0.0 becomes 0.0, which the rules match
     for rule in _OF.get(s.op, ()):
         made = rule.apply(s)
         if made is not None:

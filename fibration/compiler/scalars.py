@@ -1,4 +1,4 @@
-"""Formulas of the language as scalars of the IR, and the float64 meaning of these."""
+"""Converts formulas of the language to scalars of the IR, and computes scalar operators in float64."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MEANING = {op: row.numeric for op, row in PRIMITIVES.items()}
 
 
 def compute(op: str, *args: float) -> float:
-    """One operator on numbers; infinities and NaN come back as such, without a warning."""
+    """One operator on numbers. Infinities and NaN are returned without a warning."""
     with np.errstate(all="ignore"):
         return float(MEANING[op](*(np.float64(a) for a in args)))
 
 
 def to_scalar(expression: Expression, atom: Callable[[Expression], Scalar]) -> Scalar:
-    """A desugared expression as a scalar body."""
+    """A desugared expression as a scalar body. `atom` converts its atoms."""
     if isinstance(expression, Number):
         return ir.const(float(expression.value))
     if not isinstance(expression, Apply):

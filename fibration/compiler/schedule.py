@@ -1,4 +1,4 @@
-"""IR → steps: the order in which a backend computes, what each value is called, and when it is no longer needed."""
+"""Orders a program into steps: the order of computation, the name of each value, and the step of its last use."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A program in a fixed order: coarse values stay, token vectors are dropped after their last use.
+    """A program in a fixed order. Coarse values stay; token vectors are dropped after their last use.
 
-    Where the batch is spread over ranks, they meet between the steps.
+    If the batch is spread over ranks, collectives stand between the steps.
     """
 
     program: Program
@@ -49,7 +49,7 @@ class Schedule:
 
 
 def schedule(program: Program, reserved: frozenset[str] = frozenset()) -> Schedule:
-    """Depth-first from the outputs, so that a value is used soon after it is made.
+    """The schedule of a program, depth-first from the outputs, so that a value is used soon after it is computed.
 
     `reserved` are the words of the backend's language and skeleton, which no value may take.
     """
@@ -58,9 +58,9 @@ def schedule(program: Program, reserved: frozenset[str] = frozenset()) -> Schedu
 
 
 def schedule_spread(plan: Plan) -> Schedule:
-    """In the order of a fused plan, one vector after the other, with its collectives between them."""
+    """The schedule of a fused plan: one vector after the other in its order, with its collectives between them."""
     order: dict[Node | Collective, None] = {}
-    together = {n for stage in plan.collectives for n in stage.of_tokens}  # given where ranks meet
+    together = {n for stage in plan.collectives for n in stage.of_tokens}  # collectives compute these
 
     def add(node: Node) -> None:
         if node not in order and node not in together:
@@ -70,7 +70,7 @@ def schedule_spread(plan: Plan) -> Schedule:
 
     for stage in plan.stages:
         if isinstance(stage, Collective):
-            for node in stage.reads:  # an input of the caller's
+            for node in stage.reads:  # an input is read, but no stage computes it
                 add(node)
             order[stage] = None
         elif isinstance(stage, Coarse):
@@ -81,7 +81,7 @@ def schedule_spread(plan: Plan) -> Schedule:
             for step in stage.steps:
                 for node in (*step.values, *(step.pushes if isinstance(step, Pass) else ())):
                     add(node)
-    for node in plan.program.outputs.values():  # what needs no computing
+    for node in plan.program.outputs.values():  # outputs that no stage computes
         add(node)
     return _scheduled(plan.program, list(order), dict(plan.names))
 
@@ -104,7 +104,7 @@ def _scheduled(program: Program, order: Sequence[Node | Collective], names: dict
 
 
 def value_names(program: Program, order: list[Node], reserved: frozenset[str]) -> dict[Node, str]:
-    """The user's words where there are any, else the kind and the stratum; every name once, inputs first."""
+    """A unique name for every node: the user's word or the output's, else one from its kind. Inputs come first."""
     outputs = {v: program.called[k] for k, v in reversed(list(program.outputs.items()))}
     free = Names(reserved).free
     names: dict[Node, str] = {}
@@ -118,7 +118,7 @@ def value_names(program: Program, order: list[Node], reserved: frozenset[str]) -
 
 
 def _described(node: Node, names: dict[Node, str]) -> str:
-    """A word for a value that the user never named: what it is made of, or its stratum."""
+    """A word for a value that the user never named, from its operand or its stratum."""
     if isinstance(node, Pull):
         return f"{names[node.operand]}_at_{node.source}"
     if isinstance(node, Push):

@@ -1,13 +1,13 @@
-"""Where a batch is spread over ranks: sums that do not depend on who has which tokens, and when ranks meet.
+"""Batches spread over ranks: sums that do not depend on which rank has which tokens, and the collectives of a plan.
 
-A float64 sum depends on the order of its terms. So every term of a sum that several ranks have a part of is cut into
-five, whole multiples of the `UNITS`, so small that every sum of up to `TOKENS` of them is exact, in any order and on
-any hardware (Rump, Ogita and Oishi 2008; Demmel and Nguyen 2013):
+A float64 sum depends on the order of its terms. So each term of a sum over several ranks is cut into five parts, whole
+multiples of the `UNITS`. They are so small that a sum of up to `TOKENS` of them is exact, in any order and on any
+hardware (Rump, Ogita and Oishi 2008; Demmel and Nguyen 2013):
 
     q = (x + M) - M  is x rounded to a multiple of u, where M = 1.5·2^52·u;  x - q is exact, and goes on to the next u
 
-The kernels that sum are those of any other sum. A term beyond `RANGE` becomes NaN, and is counted by the output
-`beyond`.
+The parts use the same kernels as all other sums. A term beyond `RANGE` becomes NaN, and the output `beyond` counts the
+elements with a term beyond it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from fibration.compiler.plan import Coarse, Collective, Spread, Stage, Sweep
 from fibration.compiler.program import Program
 
 UNITS = (2.0**40, 2.0**10, 2.0**-20, 2.0**-50, 2.0**-80)
-RANGE = 2.0**69  # of a term (a ratio of e^47): half of the 2^30 multiples of a unit that the next larger one leaves
-TOKENS = 2**24  # terms, of one element on one rank, whose parts' sums are exact
-# How far a whole number made of others may be from 0.
+RANGE = 2.0**69  # of a term (a ratio of e^47): half of the 2^30 multiples of a unit that make the next larger unit
+TOKENS = 2**24  # terms of one element on one rank; the sums of their parts are exact
+# The bound of a whole number's absolute value, from the bounds of its operands.
 COMBINED: Mapping[str, Callable[[float, float], float]] = {
     "add": operator.add, "sub": operator.add, "mul": operator.mul, "select": max,
 }  # fmt: skip
-SMALL = 2.0**10  # whole numbers up to here add up exactly as they are, in the tokens' precision too
-BEYOND = Key("beyond")  # how many elements have a term that is out of range
+SMALL = 2.0**10  # whole numbers up to here add up exactly without parts, in the tokens' precision too
+BEYOND = Key("beyond")  # the number of elements with a term out of range
 
 
 def exact(program: Program, spread: Spread) -> tuple[Program, dict[Push, float]]:
-    """`program` with sums over cut strata in parts, and what each of its sums over them is a multiple of."""
+    """`program` with its sums over cut strata split into parts, and the unit of each of these sums."""
     units: dict[Push, float] = {}
-    first: dict[str, list[Node]] = {}  # the sums of the largest parts, which are NaN where a term is out of range
+    first: dict[str, list[Node]] = {}  # the sums of the largest parts, NaN if a term is out of range
     names: dict[Node, Key] = {}
 
     def rule(node: Node) -> Node:
@@ -63,7 +63,7 @@ def exact(program: Program, spread: Spread) -> tuple[Program, dict[Push, float]]
 
 
 def parts(x: Node) -> list[Node]:
-    """Multiples of the `UNITS` whose sum is `x`, but for what is below the last; NaN where `x` is beyond `RANGE`."""
+    """Multiples of the `UNITS` that add up to `x`, up to less than the last unit; NaN where `x` is beyond `RANGE`."""
     inside = scalar("and", scalar("le", const(-RANGE), arg(0)), scalar("le", arg(0), const(RANGE)))
     found: list[Node] = []
     for unit in UNITS:
@@ -76,14 +76,14 @@ def parts(x: Node) -> list[Node]:
 
 
 def _out_of_range(stratum: str, sums: list[Node]) -> Node:
-    """How many elements have a sum that is not finite."""
+    """The number of elements of `stratum` with a sum that is not finite."""
     nothing: list[Node] = [Map(scalar("sub", arg(0), arg(0)), (s,)) for s in dict.fromkeys(sums)]  # 0, or NaN
     flag = Map(scalar("select", equal(arg(0), ZERO), ZERO, const(1.0)), (total(nothing),))
     return flag if stratum == BATCH else Push(stratum, BATCH, flag)
 
 
 def bound(node: Node) -> float | None:
-    """What no value of a vector exceeds whose values are whole numbers, or NaN; None where they may be others."""
+    """A bound on the absolute values of a vector of whole numbers or NaN; None if it may have other values."""
     if isinstance(node, Const):
         return _whole(node.value)
     return _bound(node.body, [bound(o) for o in node.inputs]) if isinstance(node, Map) else None
@@ -112,10 +112,10 @@ def _whole(value: float) -> float | None:
 def collected(
     stages: Iterable[Stage], program: Program, spread: Spread, units: Mapping[Push, float]
 ) -> Iterator[Stage]:
-    """The stages, and before one that reads what ranks know in part a collective of all of that there is by then.
+    """The stages, with a collective before each stage that reads values that ranks know in part.
 
-    A sweep's own segments, and what its tokens lie over, are this rank's; a coarse stage and the caller read every
-    element.
+    The collective combines all values of this kind that exist by then. A sweep reads only the elements with tokens on
+    this rank; a coarse stage and the caller read every element.
     """
     stages = list(stages)
     read = set(program.outputs.values()).union(*(_coarse_reads(s) for s in stages))
@@ -151,6 +151,6 @@ def _coarse_reads(stage: Stage) -> set[Node]:
 
 
 def _cut_reads(stage: Stage, spread: Spread, leaves: Collection[str]) -> set[Node]:
-    """The sums and maxima that a sweep reads before anything is made of them."""
+    """The sums and maxima over cut strata that a sweep reads directly."""
     steps = stage.steps if isinstance(stage, Sweep) else ()
     return {o for step in steps for n in step.values for o in n.operands if spread.cuts(o, leaves)}

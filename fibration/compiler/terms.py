@@ -1,4 +1,4 @@
-"""What is added up over tokens, and by which weights: the terms of an objective, and those of penalties.
+"""Weighted sums of terms over tokens, for objectives and penalties.
 
 A term is pushed to its row first, so that no partial sum runs over the whole batch of tokens.
 """
@@ -23,10 +23,10 @@ from fibration.language.traversal import atoms
 
 
 class Terms(Formulas):
-    """Sums of terms over the tokens of a batch, each by the `μ` of an objective."""
+    """Sums of terms over the tokens of a batch, weighted by the `μ` of an objective."""
 
     def summed(self, objective: Objective, terms: Mapping[str, Node]) -> Node:
-        """`Σ μ·term`, of every leaf's tokens."""
+        """`Σ μ·term` over the tokens of every leaf."""
         sums = []
         for leaf, term in terms.items():
             for source, target in itertools.pairwise(row_path(self.h, leaf)):
@@ -39,9 +39,9 @@ class Terms(Formulas):
         return self.tokens(functools.reduce(operator.and_, conditions), leaf)
 
     def normaliser(self, objective: Objective) -> Node:
-        """`μ` of every row: in counts of everything, or of kept tokens and of elements that have one.
+        """`μ` of every row, from counts of all elements, or of kept tokens and of elements with a kept token.
 
-        It is 0 where a row has no kept token.
+        In counts of kept tokens, `μ` is 0 for a row without a kept token.
         """
         weight = objective.spelled_out(self.h.leaves, self.h.rows)
         conditions = [k.condition for k in objective.kept if k.normaliser == "kept"]

@@ -1,8 +1,8 @@
-"""A budget of seconds for work that cannot be asked to look at a clock, as sympy's cannot.
+"""A budget of seconds for work that never checks a clock, such as sympy's.
 
-The work runs in a thread of its own, which the caller waits for. When the time is out, `Stopped` is raised in that
-thread, again and again until it has ended. So nothing can arrive in the caller's thread, however close to the end of
-the work the time was out, and what is half written when it does is the work's own.
+The work runs in its own thread, and the caller waits for it. When the time is out, `Stopped` is raised in that thread,
+again and again until the thread ends. So `Stopped` never arrives in the caller's thread, even if the time runs out just
+as the work ends. Only the work's own data can be left half written.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sympy.core.cache import clear_cache
 from fibration.errors import ParameterError, shown
 from fibration.language.report import BUDGET
 
-AGAIN = 0.05  # seconds until a thread that goes on is told again: what is raised in a finaliser, Python drops
-PATIENCE = 1.0  # seconds for which a thread is told; one that a single operation holds for longer is left to it
+AGAIN = 0.05  # seconds between two `Stopped` for one thread: Python drops an exception raised in a finaliser
+PATIENCE = 1.0  # seconds of such attempts; a thread that one operation holds for longer is left running
 
 
 class Stopped(BaseException):
-    """Raised where the time is out; no `except Exception` stops it."""
+    """Raised in a thread whose time is out. Not an `Exception`, so that no `except Exception` catches it."""
 
 
 class Budget:
-    """The seconds for all that is decided of one hierarchy, its laws and then its facts; None or infinite: no limit."""
+    """The seconds for one verification of a hierarchy, laws and facts together. None or infinity: no limit."""
 
     def __init__(self, timeout: float | None = BUDGET) -> None:
         if timeout is not None and (not isinstance(timeout, Real) or isinstance(timeout, bool) or not timeout > 0):
@@ -42,7 +42,7 @@ class Budget:
         self.left = self.seconds
 
     def allows(self, work: Callable[[], None]) -> bool:
-        """Do some work; False if the time was out before it ended. Then there is no time left for other work either."""
+        """Run `work`. Returns False if the time ran out before it ended; the budget is then spent."""
         if self.seconds == math.inf:
             work()
             return True
@@ -56,13 +56,13 @@ class Budget:
 
 class _Worker(threading.Thread):
     def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__(name="fibration: laws", daemon=True)  # a stuck one does not keep the process
+        super().__init__(name="fibration: laws", daemon=True)  # a stuck thread does not keep the process alive
         self._work = work
         self._lock = threading.Lock()
         self._may_be_told = False
         self._has_ended = False
         self._error: BaseException | None = None
-        self._inside: list[_Worker] = []  # what its work waits for
+        self._inside: list[_Worker] = []  # workers that its work waits for
 
     def run(self) -> None:
         with suppress(Stopped):
@@ -71,21 +71,21 @@ class _Worker(threading.Thread):
                 self._work()
             except Stopped:
                 return
-            except BaseException as error:  # for the caller, whatever it is
+            except BaseException as error:  # `ends_within` raises it in the caller
                 self._error = error
             with self._lock:
                 self._may_be_told, self._has_ended = False, True
-                _raise(self.ident, None)  # what was raised and has not arrived
+                _raise(self.ident, None)  # cancels an exception that has not arrived
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether the work ended in time; what it raised is raised here."""
+        """Whether the work ended in time. Raises the exception of work that was not stopped."""
         out = monotonic() + seconds
         caller = threading.current_thread()
         if isinstance(caller, _Worker):
             caller._inside.append(self)
         try:
             self.start()
-            # in short waits: a caller that is itself told that its time is out hears it between them
+            # in short waits: a `Stopped` for the calling thread arrives only between them
             while self.is_alive() and (left := out - monotonic()) > 0:
                 self.join(min(left, AGAIN))
         finally:
@@ -95,14 +95,14 @@ class _Worker(threading.Thread):
         return self._has_ended and self._error is None
 
     def _call_off(self) -> bool:
-        """Whether it has to be told that the time is out."""
+        """Stop the work if it still runs. Returns whether `Stopped` was raised in it."""
         until, told = monotonic() + PATIENCE, False
         while self._is_at_work() and monotonic() < until:
             told |= self._tell()
             self.join(AGAIN)
         if told:
-            # sympy infers what it knows of an expression step by step, and writes it down there: one that was left in
-            # the middle would be asked in vain ever after
+            # sympy caches the steps of an inference about an expression: an interrupted inference would never be
+            # completed
             clear_cache()
         return told
 
@@ -120,6 +120,6 @@ class _Worker(threading.Thread):
 
 
 def _raise(thread: int | None, what: type[BaseException] | None) -> None:
-    """Raise an exception in a thread, when it next runs Python code; None takes it back."""
+    """Raise an exception in a thread when it next runs Python code. None cancels one that has not arrived."""
     assert thread is not None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(what) if what else None)

@@ -1,4 +1,4 @@
-"""The laws by name, in the order in which `verify` asks them."""
+"""The laws by name, in the order in which `verify` decides them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
-"""Given up: a reason covers one fault of one law, and a law is given up only where it is broken.
+"""The law `given_up`: a reason covers one fault of one law, and a law is given up only where it is broken.
 
-A reason under a subject, `"inward of trajectory"`, covers that subject. A reason under a law alone covers one fault: of
-a law about levels every level that is refuted in the same way; of a law about formulas one formula, or a weight and a
-condition that look ahead at the same statistic. What is undecided beside other failures, in a way that is not known,
-has to be named, and so has what is left of a law.
+A key with a subject, `"inward of trajectory"`, covers that subject. A key that is a law alone covers one fault:
+
+- of a law about levels, every level that fails in the same way;
+- of a law about formulas, one formula, or a weight and a condition that look ahead at the same statistic.
+
+Two verdicts need a key with their subject: the rest of a law that is given up, and an undecided verdict without a known
+fault beside other failures.
 """
 
 from __future__ import annotations
@@ -18,19 +21,19 @@ from fibration.laws import LAWS
 from fibration.laws.law import Decision, Law, refuted
 from fibration.laws.subject import Subject
 
-# Each verdict of these laws is on a formula of its own, which is wrong in its own way.
+# Laws with one verdict per formula. Each formula can have its own fault.
 OF_FORMULAS = ("agreement", "mask_open", "causal", "kl_gradient")
-# First-order agreement rests on the identity of single gates. What is left of both is a law of its own, the gradient.
+# A reason for `first_order` covers `identity` too, on which it rests. The rest of both is the law `gradient`.
 COVERS = {"first_order": ("first_order", "identity")}
 
 
 def fails(verdict: Verdict) -> bool:
-    """Whether a verdict is decided, and not proved."""
+    """Whether a verdict is finished and not proved."""
     return verdict.status != "proved" and not verdict.is_unfinished
 
 
 def with_reasons(gives_up: Mapping[str, str], verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The verdicts, each failing one with the reason that covers it, or with the key to type where none does."""
+    """The verdicts. Each failing one gets the reason that covers it, or else a remedy with the key to type."""
     return [_with_reason(gives_up, v, verdicts) if fails(v) else v for v in verdicts]
 
 
@@ -62,11 +65,11 @@ def _named_by(gives_up: Mapping[str, str], v: Verdict) -> str | None:
 
 
 def _is_one_fault(v: Verdict, unnamed: Sequence[Verdict]) -> bool:
-    """Whether a reason for a law alone covers a failure, beside the others that no key names."""
+    """Whether a reason for a law alone covers `v`. `unnamed` are all failures of the law that no key names."""
     subjects = {o.subject for o in unnamed}
     if len(subjects) == 1:
         return True
-    if v.law in OF_FORMULAS:  # a weight and a condition of one statistic
+    if v.law in OF_FORMULAS:  # a weight and a condition that read one statistic
         kinds = {s.partition(" ")[0] for s in subjects}
         return len(kinds) == len(subjects) and len({(o.status, o.fault) for o in unnamed}) == 1 and bool(v.fault)
     known = {_way(o) for o in unnamed if _way(o) or o.status == "refuted"}
@@ -82,7 +85,7 @@ def _way(v: Verdict) -> str:
 
 
 def decide_given_up(subject: Subject) -> Iterator[Decision]:
-    """A key that covers nothing is refused, once all laws are decided."""
+    """Refute every key that covers nothing, once all laws are decided."""
     verdicts, keys = subject.verdicts, subject.hierarchy.gives_up
     is_whole = not any(v.is_unfinished or (LAWS[v.law].foundation and fails(v)) for v in verdicts)
     for key in keys if is_whole else ():

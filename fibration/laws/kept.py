@@ -1,7 +1,7 @@
-"""What is kept of a verification: in memory for equal hierarchies, and on disk for other processes.
+"""The cache of verdicts and facts: in memory for equal hierarchies, and on disk for other processes.
 
-It is kept under all that it depends on, so that nothing is ever found that the laws would not say again: every field of
-the hierarchy, the sources of the language and the laws, and the versions of what proofs are computed with.
+The key covers all that a result depends on, so that the laws would give every cached result again: every field of the
+hierarchy, the sources of the language and the laws, and the versions of Python and of the libraries that proofs use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """Values that belong to hierarchies, the last `most` of them. `write` and `read` turn one into JSON and back."""
+    """The values of the last `most` hierarchies. `write` and `read` turn a value into JSON and back, for the disk."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class Kept(Generic[T]):
         self._name, self._write, self._read = name, write, read
 
     def of(self, hierarchy: Hierarchy, find: Callable[[], T]) -> T:
-        """The value of a hierarchy: from memory, else from disk, else what `find` finds, which is then kept.
+        """The value of a hierarchy: from memory, else from disk, else from `find()`, which is then cached.
 
-        What `find` raises is raised, and nothing kept.
+        An exception of `find` is passed on, and nothing is cached.
         """
         key = key_of(hierarchy)
         if key is None:
@@ -50,7 +50,7 @@ class Kept(Generic[T]):
         return self._recent.get(key, lambda: self._noted(f"{self._name}-{key}", hierarchy, find))
 
     def forget(self, hierarchy: Hierarchy) -> None:
-        """What is in memory of a hierarchy."""
+        """Remove the value of a hierarchy from memory."""
         if key := key_of(hierarchy):
             self._recent.forget(key)
 
@@ -69,7 +69,7 @@ class Kept(Generic[T]):
 
 
 def key_of(hierarchy: Hierarchy) -> str | None:
-    """The key of a hierarchy, or None where a class in it or a law is the user's own: no key says what it does."""
+    """The key of a hierarchy; None if it has a class of the user's, or a law is replaced: no key covers their code."""
     asked = fingerprint(hierarchy)
     if asked is None or tuple(LAWS.items()) != OURS:
         return None
@@ -82,7 +82,7 @@ def versions() -> list[object]:
 
 
 def sources() -> str:
-    """A digest of the language and the laws; '' where their sources are not at hand, and nothing is kept on disk."""
+    """A digest of the sources of the language and the laws; '' if they cannot be read: then nothing goes to disk."""
     package = Path(__file__).parents[1]
     rooms = [f for room in ("language", "laws") for f in (package / room).rglob("*.py")]
     files = sorted([package / "errors.py", *rooms])
@@ -93,5 +93,5 @@ def sources() -> str:
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
-SOURCES = sources()  # when they are imported: what is edited later is not what this process runs
-OURS = tuple(LAWS.items())  # by these very functions: one that wraps a law's decisions says what it likes
+SOURCES = sources()  # read at import: this process does not run what is edited later
+OURS = tuple(LAWS.items())  # results of a replaced or wrapped law are not cached

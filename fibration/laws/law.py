@@ -17,7 +17,7 @@ log = logging.getLogger("fibration")
 
 
 def internal_error(where: str, error: Exception) -> str:
-    """What a report says of an exception in `where`, in one line. The traceback is logged at the level DEBUG."""
+    """One line for the report about an exception in `where`. Logs the traceback at level DEBUG."""
     log.debug("an internal error in %s", where, exc_info=error)
     text = " ".join(str(error).split())
     said = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -26,9 +26,9 @@ def internal_error(where: str, error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided of one subject. `required` is what the subject lacks, where that is not the whole statement.
+    """The decision on one subject. `required` is what the subject lacks, if that is not the law's whole statement.
 
-    `fault` is the way in which a law of several levels fails: a reason for giving it up covers one.
+    `fault` names the way in which a law of several levels fails. A reason to give up the law covers one fault.
     """
 
     subject: str
@@ -63,9 +63,9 @@ def unproved(subject: str, found: str, remedy: str, witness: Evidence | None, re
 
 
 def following(decision: Decision, failure: Verdict | None) -> Decision:
-    """A decision that follows from a failure decided before it; that stands by itself if there is None.
+    """A decision with an earlier failure as its cause.
 
-    So it does where it is refuted, and the failure is not known to be one.
+    It gets no cause if `failure` is None, or if the decision is refuted and the failure is only undecided.
     """
     if failure is None or (decision.status == "refuted" and failure.status == "undecided"):
         return decision
@@ -74,9 +74,9 @@ def following(decision: Decision, failure: Verdict | None) -> Decision:
 
 @dataclass(frozen=True)
 class Law:
-    """`decisions` yields one decision per subject. A `foundation` must hold before later laws can be asked.
+    """A law. `decisions` yields one decision per subject. If a `foundation` fails, no later law is decided.
 
-    `remainder` decides what is still asked of the subjects for which the law is given up.
+    `remainder` decides what the law still requires of subjects for which it is given up.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Law:
         yield from map(self._verdict, self._decided(self.decisions, subject))
 
     def decide_rest(self, subject: Subject, given_up: Collection[Verdict]) -> Iterator[Verdict]:
-        """One verdict on what is left of the law for each subject of these verdicts, of which the law is given up."""
+        """One verdict on the remainder per subject of `given_up`, but for a failure with the fault that is given up."""
         faults = {v.subject: v.fault for v in given_up}
         for d in self._decided(self.remainder, subject) if self.remainder and faults else ():
             is_given_up = bool(d.fault) and d.fault == faults.get(d.subject)
@@ -106,13 +106,13 @@ class Law:
         )  # fmt: skip
 
     def _decided(self, decide: Callable[[Subject], Iterator[Decision]], subject: Subject) -> Iterator[Decision]:
-        """Until one needs numbers that cannot be computed with, or raises an exception that is a defect."""
+        """The decisions. Numbers too large to compute with, or an exception, end them with one that is undecided."""
         try:
             yield from decide(subject)
         except TooLarge as error:
             remedy = "bound what grows, as exp(clip(x, -20, 20)) does"
             yield undecided("hierarchy", f"{error}, with which no counterexample is computed", remedy)
-        except MemoryError:  # the machine's, and no defect
+        except MemoryError:  # a limit of the machine, not a defect
             raise
         except Exception as error:
             found = internal_error(f"the law '{self.name}'", error)

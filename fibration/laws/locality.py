@@ -1,4 +1,4 @@
-"""Locality (def:fgh iii): an atomic gate reads its own element, and what that element determines, nothing else."""
+"""Locality (def:fgh iii): an atomic gate reads only its own element and what that element determines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STATEMENT = (
 )
 
 
-Problem = tuple[str, str, str]  # what is read, why that is none of its business, a remedy
+Problem = tuple[str, str, str]  # what is read, why it may not be read there, a remedy
 
 
 def decide_locality(subject: Subject) -> Iterator[Decision]:
@@ -61,7 +61,7 @@ def decide_locality(subject: Subject) -> Iterator[Decision]:
     densities: list[tuple[type[Reader], Expression]] = [(Densities, e) for _, e in h.decomposition.densities]
     back = [(Recovery, h.decomposition.recovery), (Weight, h.decomposition.scale)]
     for what, parts in (("decomposition", densities), ("recovery", back)):
-        # what the mass reads is for the kernels
+        # the decisions on kernels cover what the mass reads
         read_by = ((part(h, leaf), a) for leaf in h.leaves for part, e in parts for a in atoms(e) if a != mass)
         found = next(((by.stratum, p) for by, a in read_by if (p := by.problem(a))), None)
         own = f"reads only the {' or '.join(s.name for s in h.leaves)} itself"
@@ -71,7 +71,7 @@ def decide_locality(subject: Subject) -> Iterator[Decision]:
 
 
 def _of_none(h: Hierarchy, stratum: Stratum) -> Problem | None:
-    """A statistic of elements of a branch that may be empty, where no condition of the gate asks for them first."""
+    """A statistic of a branch that may be empty, which the gate reads without a condition that excludes this."""
     gate = h.gate(stratum)
     numbers = {number: a for a in atoms(gate) if (number := required_number(a)) is not None}
     known = Assumptions(whole_batch(h), h.assume, stratum)
@@ -91,7 +91,7 @@ def _nonlocal(h: Hierarchy, what: str, stratum: Stratum, problem: Problem) -> De
 
 
 class Reader:
-    """A gate, which reads at the elements of a stratum: per class of atom, what keeps it from being read there."""
+    """What a gate may read at the elements of a stratum. A method per class of atom returns its problem, or None."""
 
     def __init__(self, h: Hierarchy, stratum: Stratum) -> None:
         self.h, self.stratum = h, stratum
@@ -101,7 +101,7 @@ class Reader:
         self.here = tuple(s for s in self.places if s in (stratum, *self.coarser, *h.groups))
 
     def problem(self, atom: Expression) -> Problem | None:
-        """What is wrong with reading an atom here; None if nothing is."""
+        """The problem with reading an atom here, or None."""
         match atom:
             case Parameter() | Component():
                 return self.parameter(atom)
@@ -136,7 +136,7 @@ class Reader:
 
     @property
     def one_channel(self) -> str:
-        """Why nothing here has a value per channel; '' if it may."""
+        """Why no parameter here may have a value per channel; '' if it may."""
         return "the decomposition has one channel" if len(self.h.decomposition.channels) == 1 else ""
 
     def sum(self, atom: Count | Total) -> Problem | None:
@@ -187,7 +187,7 @@ class Reader:
             return f"'{atom}'", "a gate sees densities, not raw log ratios", "read `residual`"
         if self.stratum in self.h.leaves or self.h.rows in self.here:
             return None
-        return (  # what does not lie over the rows may hold several of them
+        return (  # an element that does not lie over one row may hold several
             "its advantage",
             f"{an(self.stratum)} of two trajectories with advantages +1 and -1 has no single advantage",
             f"read it on {', '.join(s.name for s in self.h.leaves)} or {self.h.rows}",
@@ -235,7 +235,7 @@ class Reader:
         return f"'{atom}'", "only a recovery reads gated densities", "read `residual`"
 
     def several(self, other: object) -> str:
-        """Why one element cannot read what many over it have."""
+        """Why one element cannot read values of the many elements over it; '' if `other` is not finer."""
         if isinstance(other, Stratum) and self.stratum in self.h.coarser(other):
             return f"two {plural(other.name)} over one {self.stratum} would have to agree"
         return ""
@@ -250,7 +250,7 @@ class Reader:
 
 
 class Weight(Reader):
-    """The weight of a kernel, which knows nothing of the policy."""
+    """What a kernel weight may read: nothing of the policy."""
 
     def parameter(self, atom: Parameter | Component) -> Problem | None:
         p = atom.parameter if isinstance(atom, Component) else atom
@@ -283,7 +283,7 @@ class Weight(Reader):
 
 
 class Densities(Reader):
-    """`F` on a leaf, which reads one token, its log ratio and its advantage; and prefixes of such formulas."""
+    """What `F` may read on a leaf: the log ratio and the advantage of one token, and ordered sums of them."""
 
     READS: tuple[Reading, ...] = (token_log_ratio, advantage)
     one_channel = "F and R are one formula for a token, on all of its channels"
@@ -305,7 +305,7 @@ class Densities(Reader):
 
 
 class Recovery(Densities):
-    """`R` on a leaf, which reads gated densities instead of the log ratio."""
+    """What `R` may read on a leaf: gated densities instead of the log ratio."""
 
     READS = (advantage,)
 

@@ -1,7 +1,7 @@
 """Structure: the fibrations form a chain, a tree or a quiver over which the sampled strata lie (def:uniform_fibration).
 
-That parallel paths of a quiver compose to the same map is a fact about data: it is checked on every index, and holds by
-itself where they end in the whole batch, which is one element.
+Whether parallel paths of a quiver compose to the same map depends on the data: every index checks it. Paths that end in
+the whole batch always agree, since the batch is one element.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def decide_structure(subject: Subject) -> Iterator[Decision]:
 
 
 def shown(h: Hierarchy) -> str:
-    """A chain as one path, anything else by its edges, and what makes parallel paths agree."""
+    """A chain as one path, any other shape by its edges, and why parallel paths agree."""
     if h.shape.is_chain:
         return " → ".join(s.name for s in reversed(h.order))
     ends = dict.fromkeys((p[0].source, p[-1].target) for p, _ in h.shape.parallel())
@@ -48,7 +48,7 @@ Fault = tuple[str, str, str]  # what was found, a remedy, a witness
 
 
 def _graph_fault(h: Hierarchy) -> Fault | None:
-    """A cycle, several parts, an edge twice, or rows that nothing lies over."""
+    """A cycle, several parts, a fibration declared twice, or rows that are a leaf."""
     g = h.shape.graph
     if not nx.is_directed_acyclic_graph(g):
         edges = [(e[0], e[1]) for e in nx.find_cycle(g)]
@@ -70,7 +70,7 @@ def _graph_fault(h: Hierarchy) -> Fault | None:
 
 
 def _uncovered(h: Hierarchy) -> Fault | None:
-    """A stratum such that no choice of what lies directly over it has each of its tokens once."""
+    """A stratum for which no choice of the strata directly over it has each of its tokens once."""
     for t in h.order:
         sources = list(dict.fromkeys(f.source for f in h.shape.above(t)))
         if not sources or h.shape.covers(t):
@@ -91,7 +91,7 @@ def _uncovered(h: Hierarchy) -> Fault | None:
 
 
 def _beside_the_rows(h: Hierarchy) -> Fault | None:
-    """Each token lies in one row. If the rows are a stratum, that is the element of it that the token lies over."""
+    """A leaf that does not lie over the rows, although the rows are a stratum: each token must lie in one row."""
     beside = [leaf for leaf in h.leaves if h.rows in h.strata and h.rows not in h.coarser(leaf)]
     if not beside:
         return None
@@ -142,7 +142,7 @@ def _flat(h: Hierarchy) -> Fault | None:
 
 
 def _unweighed(h: Hierarchy) -> Fault | None:
-    """Masses that an index has to know, and that no index can: parameters have values in a call alone."""
+    """Masses that an index needs and that read a parameter: parameters have values only in a call."""
     readers = [repr(a) for a in h.assume if isinstance(a, Balanced)]
     readers += ["orthogonalise='projection'"] if h.orthogonalise is not None else []
     if not readers:
@@ -159,7 +159,7 @@ def _unweighed(h: Hierarchy) -> Fault | None:
 
 
 def common_coarsening(h: Hierarchy, a: Stratum, b: Stratum) -> str:
-    """What to add where two strata have nothing in common below them."""
+    """The remedy for two strata without a common coarser one."""
     batch = next((s for s in h.strata if s.name == BATCH), None)
     declared = f"strata('{BATCH}') with " if batch is None else ""
     missing = [f"Fibration({s}, {BATCH}, ...)" for s in (a, b) if batch is None or batch not in h.coarser(s)]

@@ -41,21 +41,21 @@ class Subject:
         return self._assume(None)
 
     def at(self, stratum: Stratum) -> Assumptions:
-        """What is known of what is read at the elements of a stratum: more, in a tree."""
+        """What is known of atoms read at the elements of a stratum: more than `assume`, except on a chain."""
         if stratum not in self._at:
-            # on a chain no more is known, so that what was decided of a gate is not decided again
+            # on a chain no more is known: signs that `assume` has decided are used again
             self._at[stratum] = self.assume if self.hierarchy.shape.is_chain else self._assume(stratum)
         return self._at[stratum]
 
     @cached_property
     def _shape(self) -> Shape:
-        """The strata whose counts are read: of groups too, where a hierarchy has some."""
+        """The strata whose counts are read: the whole batch if the hierarchy has groups."""
         h = self.hierarchy
         return whole_batch(h) if h.groups else h.shape
 
     @cached_property
     def never_negative(self) -> frozenset[str]:
-        """The channels whose densities are nowhere below 0, as sums of `max(±x, 0)` are not."""
+        """The channels whose densities are never below 0, such as sums of `max(±x, 0)`."""
         h = self.hierarchy
         at = {leaf: Assumptions(self._shape, h.assume, leaf) for leaf in h.leaves}
         return frozenset(
@@ -73,7 +73,7 @@ class Subject:
 
     @cached_property
     def _probabilities(self) -> dict[Any, Signs]:
-        """`π_old·r <= 1`, where the one gate there is reads `π_old`, and its residual says what `r` is."""
+        """`π_old·r <= 1`, if there is one gate, it reads `π_old`, and its residual determines `r`."""
         h, x, rho = self.hierarchy, symbol(token_log_ratio), symbol(residual)
         if len(h.order) > 1 or OLD_LOG_PROB not in set(atoms(h.gate(h.order[0]))):
             return {}
@@ -85,7 +85,7 @@ class Subject:
         return {}
 
     def germ(self, gate: Expression, stratum: Stratum) -> Germ:
-        """The germ of a gate on a stratum, once for each."""
+        """The germ of a gate on a stratum, cached."""
         if (gate, stratum) not in self._germs:
             here, read = Coinciding(self.hierarchy, stratum), set(atoms(gate))
             plain = not any(isinstance(a, (Aggregate, LogProb, Ordered)) for a in read)
@@ -96,7 +96,7 @@ class Subject:
         return self._germs[gate, stratum]
 
     def proved(self, law: str, subject: str | None = None) -> bool:
-        """Whether a law holds, of one subject or of all."""
+        """Whether a law has verdicts and all are proved, for one subject or for all."""
         found = [v for v in self.verdicts if v.law == law and subject in (None, v.subject)]
         return bool(found) and all(v.status == "proved" for v in found)
 
@@ -105,7 +105,7 @@ class Subject:
 
 
 def is_never_negative(density: Expression, assume: Assumptions) -> bool:
-    """Whether every branch of a density is at least 0."""
+    """Whether every branch of a density is shown to be at least 0."""
     try:
         return all(_is_at_least_0(c.sympy(), assume.with_signs(dict(c.signs))) for c in cases(density, assume))
     except TooManyCases:

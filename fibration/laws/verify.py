@@ -1,4 +1,4 @@
-"""Run the laws on a hierarchy. What they decide is kept (`kept.py`), and equal hierarchies are decided once."""
+"""Decide the laws on a hierarchy. Verdicts are cached (`kept.py`), so that equal hierarchies are decided once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Facts = tuple[Fact, ...]
 
 
 class Incomplete(Exception):
-    """What was found where the time was out or something raised an exception. Raised so that it is not kept."""
+    """Carries what was found before the time ran out, or beside an exception. Raised so that it is not cached."""
 
     def __init__(self, found: tuple[Any, ...]) -> None:
         super().__init__(found)
@@ -36,9 +36,9 @@ class Incomplete(Exception):
 def verify(hierarchy: Hierarchy, timeout: float | None = BUDGET) -> Report:
     """Decide every law, for all sizes at once. Never raises for a wrong hierarchy: see `Report.raise_for_status`.
 
-    If a foundation (structure, locality) fails, the laws that build on it are not asked. Verdicts and facts together
-    have `timeout` seconds, None for no limit; the laws that are not decided by then are undecided, and the report says
-    so. A law that raises an exception is undecided too, and the report asks for an issue.
+    If a foundation (structure, locality) fails, the laws after it are not decided. Verdicts and facts together have
+    `timeout` seconds; None is no limit. A law that runs out of time is undecided, and the report says so. A law that
+    raises an exception is undecided too, and the report asks for an issue.
     """
     budget = Budget(timeout)
     try:
@@ -49,10 +49,10 @@ def verify(hierarchy: Hierarchy, timeout: float | None = BUDGET) -> Report:
 
 
 def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
-    """The laws' verdicts, decided anew; raises `Incomplete` where a law did not come to an end."""
+    """The verdicts, decided without the cache. Raises `Incomplete` if a law ran out of time or raised an exception."""
     budget = budget or Budget(None)
     subject = Subject(hierarchy, [])
-    asked: list[tuple[Law, float]] = []  # and when
+    asked: list[tuple[Law, float]] = []  # each law, and when it began
 
     def ask() -> None:
         for law in LAWS.values():
@@ -80,7 +80,7 @@ def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
 
 
 def _not_decided(asked: list[tuple[Law, float]], budget: Budget) -> Iterator[Verdict]:
-    """The law that was being decided when the time was out, and those that were never asked."""
+    """Verdicts on the law that the timeout interrupted, and on the laws after it."""
     law, *later = list(LAWS.values())[max(len(asked) - 1, 0) :]
     spent = monotonic() - asked[-1][1] if asked else 0
     found = f"{OUT_OF_TIME} after {budget.seconds:g} s, of which {spent:.3g} s went into this law"
@@ -94,9 +94,9 @@ def _not_decided(asked: list[tuple[Law, float]], budget: Budget) -> Iterator[Ver
 
 
 def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts:
-    """What is certified beside the laws, of a hierarchy with these verdicts.
+    """The facts about a hierarchy with these verdicts; none if one of `FOUNDATIONS` fails.
 
-    A fact that is out of time, or that raised an exception, says so.
+    A fact that ran out of time or raised an exception says so.
     """
     if any(v.law in FOUNDATIONS and (fails(v) or v.internal_error) for v in verdicts):
         return ()  # a fact about a kernel that does not reflect would mislead
@@ -128,7 +128,7 @@ def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts
                     waiting.remove(name)
             except MemoryError:
                 raise
-            except Exception as error:  # in what all of them need
+            except Exception as error:  # in code that all facts share
                 for name in waiting:
                     lacks(name, error)
 
@@ -137,7 +137,7 @@ def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts
             why = f"{budget.seconds:g} s, laws included"
             found.extend(Fact(name, "hierarchy", f"not certified: {OUT_OF_TIME}", why) for name in waiting)
         if not in_time or broken:
-            SUBJECTS.forget(hierarchy)  # what it has worked out, it may have half written
+            SUBJECTS.forget(hierarchy)  # its caches may be half written
             raise Incomplete(tuple(found))
         return tuple(found)
 
@@ -147,20 +147,20 @@ def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts
         return rest.found
 
 
-# ---------------------------------------------------------------- what is kept
+# ---------------------------------------------------------------- the cache
 
 
 @dataclass(frozen=True)
 class StoredCounterexample:
-    """A counterexample as it was written down: its words, and the numbers behind them.
+    """A counterexample read from the cache: its text and its numbers.
 
-    The objects that a `Witness` has besides are found by deciding the laws anew.
+    `concrete` and `values`, which a `Witness` has too, are found by deciding the laws again.
     """
 
     text: str
     numbers: dict[str, Any]
     hierarchy: Hierarchy
-    place: int  # of its verdict
+    place: int  # the position of its verdict
 
     def __str__(self) -> str:
         return self.text
@@ -199,6 +199,6 @@ VERDICTS = Kept(256, "verdicts", _write, _read)
 FACTS: Kept[Facts] = Kept(
     256, "facts", lambda found: [vars(f) for f in found], lambda data, _: tuple(Fact(**f) for f in data)
 )
-SUBJECTS: Kept[Subject] = Kept(16)  # what the laws have worked out, for the facts
+SUBJECTS: Kept[Subject] = Kept(16)  # facts use again what the laws have worked out
 
 Hierarchy.verify = verify  # type: ignore[assignment]  # the method that users call

@@ -1,4 +1,4 @@
-"""What a loss does to one small batch: `𝒢(r)` and the coefficients `c_i = ∂J/∂log π_i` of its tokens, exactly.
+"""The gated ratios `𝒢(r)` and the coefficients `c_i = ∂J/∂log π_i` of the tokens of one small batch, exactly.
 
 The gradient is `Σ c_i ∇log π_i` for any model. Nothing here uses sympy.
 """
@@ -26,18 +26,18 @@ from fibration.laws.values.duals import Dual, Real, log_of, slopes_of, value_of
 
 @dataclass(frozen=True)
 class Point:
-    """A batch with a log ratio and an advantage for every token, leaf after leaf (`tokens`).
+    """A batch with a log ratio and an advantage for every token, leaf after leaf (`DirectOperator.tokens`).
 
-    The batch has the rows too, and is one element: its shape is `whole_batch(h)`, or has more strata. Where a gate
-    below the tokens reads the advantage, all tokens over its element have one. `log_probs` are those of frozen
-    policies, by name, where formulas read them (`Tokens`). What has no value raises `NoValue`.
+    The shape is `whole_batch(h)`, or has more strata: it has the rows, and the batch is one element. If a gate below
+    the tokens reads the advantage, all tokens over its element have the same one. `log_probs` are those of frozen
+    policies, by name, if formulas read them (`Tokens`). Properties raise `NoValue` where something has no value.
     """
 
     h: Hierarchy
     concrete: Concrete
     log_ratios: tuple[Fraction, ...]
     advantages: tuple[Fraction, ...]
-    ratios: tuple[Fraction, ...] | None = None  # where these are rational, and the log ratios their logarithms
+    ratios: tuple[Fraction, ...] | None = None  # if rational; the log ratios are their logarithms
     strict: bool = False
     log_probs: Mapping[str, Sequence[Real]] = field(default_factory=dict)
 
@@ -54,7 +54,7 @@ class Point:
 
     @cached_property
     def moving(self) -> list[Real]:
-        """Log ratios, each a variable of its own."""
+        """The log ratios, one variable per token."""
         one = Fraction(1)
         if self.ratios is not None:
             return [log_of(r, {k: one}) for k, r in enumerate(self.ratios)]
@@ -81,7 +81,7 @@ class Point:
 
     @cached_property
     def kept(self) -> list[bool]:
-        """Which tokens count: all conditions of the objective hold on them."""
+        """Which tokens are kept: all conditions of the objective hold at them."""
         return self._hold([k.condition for k in self.h.objective.kept])
 
     def _hold(self, conditions: Sequence[Expression]) -> list[bool]:
@@ -90,7 +90,7 @@ class Point:
 
     @cached_property
     def weights(self) -> list[Fraction]:
-        """`μ_i`; 0 of a token that is not counted."""
+        """`μ_i`; 0 for a token that is not counted."""
         return self._weights(self.h.objective)
 
     @cached_property
@@ -117,7 +117,7 @@ class Point:
 
     @cached_property
     def factors(self) -> list[Fraction]:
-        """`w_i`, the product of the objective's further weights; 0 of a token that is not kept."""
+        """`w_i`, the product of the objective's further weights; 0 for a token that is not kept."""
         return self._factors(self.h.objective)
 
     def _factors(self, objective: Objective) -> list[Fraction]:
@@ -134,7 +134,7 @@ class Point:
 
     @cached_property
     def coefficients(self) -> list[Fraction]:
-        """`c_i = Σ_j μ_j·w_j·A_j·∂𝒢_j/∂log π_i`; of a score estimator `μ_i·w_i·A_i·𝒢_i`."""
+        """`c_i = Σ_j μ_j·w_j·A_j·∂𝒢_j/∂log π_i`; for a score estimator `μ_i·w_i·A_i·𝒢_i`."""
         number = [self.concrete.stands_for(leaf, i) for leaf, i in self.dense.tokens]
         weighted = [m * w * a for m, w, a in zip(self.weights, self.factors, self.advantages, strict=True)]
         if self.h.objective.estimator == "score":
@@ -147,7 +147,7 @@ class Point:
 
     @cached_property
     def penalised(self) -> list[Fraction]:
-        """What penalties take off the coefficients: `∂/∂log π_i` of their sum; every element stands for itself."""
+        """What penalties subtract from the coefficients: `∂/∂log π_i` of their sum. Every element stands for itself."""
         found = [Fraction(0)] * len(self.advantages)
         for penalty in self.h.penalties.values():
             for weight, value in self._penalties(penalty):
@@ -156,7 +156,7 @@ class Point:
         return found
 
     def _penalties(self, penalty: Penalty) -> Iterator[tuple[Fraction, Real]]:
-        """A penalty's value at all that it is of, each with its weight."""
+        """The weight and the value of a penalty, at each of its tokens or elements."""
         here, formula = replace(self.at_tokens, flows=True), penalty.formula
         if penalty.over is not None:
             n = self.concrete.size[penalty.over]
@@ -172,7 +172,7 @@ class Point:
 def _among(
     concrete: Concrete, tokens: Sequence[tuple[Stratum, int]], atom: Expression, place: tuple[Stratum, int]
 ) -> Fraction:
-    """An atom of `μ` at one of these tokens, where they alone are counted, and the elements that have one of them."""
+    """An atom of `μ` at one of `tokens`, which counts only these tokens and the elements that have one of them."""
     if not isinstance(atom, (Count, Total)) or atom.of == atom.over:
         return concrete.atom(atom, *place)
     assert isinstance(atom.of, Stratum) and isinstance(atom.over, Stratum)

@@ -1,4 +1,4 @@
-"""Small concrete hierarchies in exact rationals: where a law that fails is seen to fail.
+"""Small concrete hierarchies in exact rationals, on which a law is shown to fail.
 
 Nothing here uses sympy. A law is refuted only by a `Witness` found on a `Concrete`, so a refutation never rests on the
 symbolic engine, and a reader can check it by hand.
@@ -30,8 +30,8 @@ from fibration.language.traversal import atoms, evaluate
 from fibration.laws.batches.shapes import Maps
 
 Exact = TypeVar("Exact", int, Fraction)
-MOST_DIGITS = 10**20  # of numerator and denominator, where an exponential that happens to be rational is written so
-MOST_WRITTEN = 2**12  # bits: of more than 4300 digits, Python writes no number
+MOST_DIGITS = 10**20  # the largest numerator or denominator that a rounded result may have and count as exact
+MOST_WRITTEN = 2**12  # bits: Python refuses to write more than 4300 digits
 ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, Valued) and row.rounded)
 
 
@@ -39,8 +39,8 @@ ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, V
 class Concrete:
     """Who lies over whom, with attribute and parameter values.
 
-    `maps[source, target]` gives the target element below every source element of a fibration. `alike` says how many
-    elements of a stratum each one stands for, all with the same values and the same number of elements over them.
+    `maps[source, target]` gives the target element below every source element of a fibration. `alike` gives how
+    many elements of a stratum each one stands for; they have the same values and the same number of elements over them.
     """
 
     shape: Shape
@@ -67,7 +67,7 @@ class Concrete:
 
     @cached_property
     def parents(self) -> dict[Stratum, tuple[int, ...]]:
-        """Of every stratum with one coarser neighbour, the element below each of its elements."""
+        """For every stratum with one coarser neighbour, the element below each of its elements."""
         return {s: self.maps[s, t] for s, t in self.maps if len(self.shape.below(s)) == 1}
 
     def below(self, stratum: Stratum, element: int, target: Stratum) -> int:
@@ -101,7 +101,7 @@ class Concrete:
         return {}
 
     def stands_for(self, stratum: Stratum, element: int) -> int:
-        """How many elements one stands for."""
+        """How many elements an element stands for."""
         return self.alike[stratum][element] if stratum in self.alike else 1
 
     def atom(self, atom: Expression, stratum: Stratum, element: int) -> Fraction:
@@ -136,7 +136,7 @@ class Concrete:
     def attempt(
         self, expression: Expression, stratum: Stratum, element: int, bound: Mapping[Expression, Fraction] | None = None
     ) -> Fraction | None:
-        """As `value`; None where the expression has none."""
+        """As `value`; None where the expression has no value."""
         try:
             return self.value(expression, stratum, element, bound)
         except NoValue:
@@ -208,16 +208,16 @@ def shown(value: Fraction) -> str:
 
 
 class Rounded(Fraction):
-    """A number of which fifty digits are known: an exponential, a logarithm or a root is in it."""
+    """A number known to fifty digits, since its formula has an exponential, a logarithm or a root."""
 
 
 def rounded(value: Fraction, tolerance: Fraction) -> Fraction:
-    """A result that may be off by `tolerance`: `Rounded`, if it is."""
+    """A result that may be off by `tolerance`: `Rounded`, unless it is a fraction of few digits."""
     return Rounded(value) if tolerance and max(abs(value.numerator), value.denominator) > MOST_DIGITS else value
 
 
 def in_full(value: Fraction) -> str:
-    """A number for a reader: as it is, but six digits where no more are exact, or where no float64 holds it."""
+    """A number for a reader: exact, or six digits if it is `Rounded` or if no float64 holds it."""
     if not _is_ordinary(value):
         return shown(value)
     if not isinstance(value, Rounded):
@@ -227,12 +227,12 @@ def in_full(value: Fraction) -> str:
 
 
 def in_brief(value: Fraction) -> str:
-    """A fraction as it is, but for one of many digits: of that, six."""
+    """A fraction as `in_full`, or six digits of it if the denominator is large."""
     return in_full(value) if value.denominator < 10**6 else shown(value)
 
 
 def written(value: object) -> Any:
-    """A value for a program, in JSON: rational numbers as `"p/q"`, exactly; of `Rounded` ones, fifty digits."""
+    """A value for JSON: rational numbers as exact `"p/q"`; `Rounded` and very large ones with fifty digits."""
     if isinstance(value, (tuple, list)):
         return [written(v) for v in value]
     if isinstance(value, Fraction):
@@ -262,7 +262,7 @@ def settings(concrete: Concrete) -> str:
 
 @dataclass(frozen=True)
 class Witness:
-    """Where a law fails: a sentence, and everything needed to check it without this library."""
+    """A counterexample: a sentence, and everything needed to check it without this library."""
 
     text: str
     concrete: Concrete | None = None
@@ -277,7 +277,7 @@ class Witness:
 
 
 def rounding(*expressions: Expression) -> Fraction:
-    """How far an exact result may be off: rational arithmetic is exact, exp, log and roots have fifty digits."""
+    """How far a result may be off: rational arithmetic is exact, exp, log and roots have fifty digits."""
     return Fraction(1, 10**30) if any(_rounds(e) for e in expressions) else Fraction(0)
 
 
@@ -288,7 +288,7 @@ def _rounds(e: Expression) -> bool:
 
 
 def token_masses(h: Hierarchy, concrete: Concrete) -> dict[Stratum, list[Fraction]]:
-    """`m` of every element: of the leaves as the kernels give it, of all others the sum of what lies over them.
+    """`m` of every element: on leaves from the kernels, on other strata the sum of the leaf elements over it.
 
     Raises `NoValue` where the kernels have no value.
     """
@@ -310,7 +310,7 @@ def _leaf_masses(h: Hierarchy, concrete: Concrete) -> dict[Stratum, list[Fractio
 
 
 def _summed(concrete: Concrete, values: Mapping[Stratum, Sequence[Exact]], zero: Exact) -> dict[Stratum, list[Exact]]:
-    """Of every element, the sum of the numbers of the leaf elements over it."""
+    """For every element, the sum of the values of the leaf elements over it."""
     found = {s: [zero] * concrete.size[s] for s in concrete.shape.order}
     for s, sums in found.items():
         for leaf in concrete.shape.leaves_over(s):
@@ -325,8 +325,8 @@ def is_balanced(h: Hierarchy, concrete: Concrete, first: Stratum, second: Stratu
     try:
         masses = _leaf_masses(h, concrete)
     except NoValue:
-        return True  # without masses nothing can be said about their balance; another law refuses the kernel
-    one = math.lcm(*(value.denominator for values in masses.values() for value in values))  # in whole numbers, quickly
+        return True  # without masses there is no balance to check; another law refuses the kernel
+    one = math.lcm(*(value.denominator for values in masses.values() for value in values))  # whole numbers are quicker
     whole = {s: [int(value * one) for value in values] for s, values in masses.items()}
     m, cells = _summed(concrete, whole, 0), Counter[tuple[int, int]]()
     for s in shape.leaves_over(first) & shape.leaves_over(second):

@@ -1,7 +1,7 @@
 """The operator on one concrete hierarchy, from its definition and in exact rationals (eq:fgh_gating).
 
-Where gates may make up for one another, a fault of one of them refutes nothing: what counts is that the operator as a
-whole is seen to fail. Nothing here uses sympy.
+Gates may make up for one another, so a fault of one gate refutes nothing: the operator as a whole must be seen to fail.
+Nothing here uses sympy.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from fibration.laws.values.duals import Real, differentiate, quotient, value_of
 STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))
 MOST_TRIED = 81
 MOST_TOKENS, MANY_TOKENS = 6, 40
-Values = dict[Stratum, list[Real | None]]  # None where no token lies over it
+Values = dict[Stratum, list[Real | None]]  # None where no token lies over the element
 
 
 @dataclass(frozen=True)
 class DirectOperator:
     """`𝒢` by sums over all tokens. Residuals are those of the Möbius recursion, not of a projection.
 
-    `strict`: what rests on the last of fifty digits has no value.
+    `strict` raises `TooClose` where a comparison rests on the last of fifty digits.
     """
 
     h: Hierarchy
@@ -73,7 +73,7 @@ class DirectOperator:
 
     @cached_property
     def base(self) -> dict[Stratum, list[dict[Stratum, int]]]:
-        """Of every element, itself and the coarser ones that it lies over."""
+        """For every element, itself and the coarser elements that it lies over."""
         c, found = self.concrete, {}
         for s in self.h.order:
             down = (s, *self.h.coarser(s))
@@ -82,7 +82,7 @@ class DirectOperator:
 
     @cached_property
     def mass(self) -> dict[Stratum, list[Fraction | None]]:
-        """`m`, where tokens lie over an element."""
+        """`m` of every element; None where no token lies over it."""
         return {
             s: [self.concrete.value(self.h.masses[s], s, e) if inside else None for e, inside in enumerate(fibres)]
             for s, fibres in self.fibres.items()
@@ -127,7 +127,7 @@ class DirectOperator:
         advantages: Sequence[Fraction],
         log_probs: Mapping[str, Sequence[Real]] | None = None,
     ) -> Tokens:
-        """What is read at the tokens of this batch."""
+        """The values that formulas read at the tokens of this batch."""
         return Tokens(self.concrete, self.tokens, log_ratios, advantages, self.read, log_probs or {})
 
     def ratios(
@@ -136,9 +136,9 @@ class DirectOperator:
         advantages: Sequence[Fraction],
         log_probs: Mapping[str, Sequence[Real]] | None = None,
     ) -> list[Real]:
-        """`𝒢(r)` of every token, with its slopes where log ratios have some; `NoValue` where something has none.
+        """`𝒢(r)` of every token, with slopes if log ratios have slopes. Raises `NoValue` if something has no value.
 
-        `log_probs` are those of frozen policies, where gates read them (`Tokens`).
+        `log_probs` are those of frozen policies, if gates read them (`Tokens`).
         """
         h, at_tokens = self.h, self.at_tokens(log_ratios, advantages, log_probs)
         split = h.decomposition
@@ -180,7 +180,7 @@ class DirectOperator:
             return None
 
     def value(self, expression: Expression, stratum: Stratum, element: int, bound: Mapping[Expression, Real]) -> Real:
-        """As `Concrete.value`, where what is bound may have slopes."""
+        """As `Concrete.value`, where `bound` may have slopes."""
         atom = self.concrete.atom
         return self.read(expression, lambda a: bound[a] if a in bound else atom(a, stratum, element))  # type: ignore[no-any-return]
 
@@ -204,7 +204,7 @@ class DirectOperator:
     def read_by(
         self, gate: Expression, stratum: Stratum, element: int, means: Mapping[str, Values], at_tokens: Tokens
     ) -> dict[Expression, Real]:
-        """What a gate reads of a batch at an element, beside its residual."""
+        """What a gate reads of a batch at an element, besides its residual."""
         first = self.fibres[stratum][element][0]
         bound: dict[Expression, Real] = {advantage: at_tokens.advantages[first]}
         for d in atoms(gate):
@@ -220,7 +220,7 @@ class DirectOperator:
 
 
 def has_residual(h: Hierarchy, concrete: Concrete, stratum: Stratum, element: int) -> bool:
-    """Whether some log ratios give an element a residual that is not 0, where all tokens weigh the same."""
+    """Whether some log ratios give an element a residual that is not 0, if all tokens weigh the same."""
     if h.shape.is_tree:
         below = h.shape.below(stratum)
         if not below:
@@ -241,7 +241,7 @@ def has_residual(h: Hierarchy, concrete: Concrete, stratum: Stratum, element: in
 
 
 def formulas(h: Hierarchy) -> list[Expression]:
-    """Everything that the operator reads."""
+    """All formulas that the operator evaluates."""
     found = [f.weight for f in h.fibrations]
     found += [in_channel(h.gate(s), c) for s in h.order for c in h.decomposition.channels]
     for leaf in h.leaves:
@@ -251,7 +251,7 @@ def formulas(h: Hierarchy) -> list[Expression]:
 
 
 def candidates(h: Hierarchy) -> Iterator[tuple[DirectOperator, Fraction]]:
-    """Small concrete hierarchies with an advantage, smallest first. None where residuals are those of a projection."""
+    """Small concrete hierarchies with an advantage, smallest first; none if residuals are those of a projection."""
     if h.orthogonalise is not None:
         return
     read = formulas(h)
@@ -263,7 +263,7 @@ def candidates(h: Hierarchy) -> Iterator[tuple[DirectOperator, Fraction]]:
 
 
 def off_policy(h: Hierarchy) -> Witness | None:
-    """Log ratios beside 0 whose gated ratios differ from them by as much as they do from 1, however small they are."""
+    """Log ratios near 0 whose gated and true ratios differ in proportion to them, however small the log ratios are."""
     for dense, a in candidates(h):
         for direction in directions(len(dense.tokens)):
             if all(_differs(dense, direction, step, a) for step in STEPS):

@@ -23,14 +23,14 @@ from fibration.laws.batches.search import concretes
 from fibration.laws.values.duals import Dual, differentiate, slopes_of, value_of
 
 MOST_TRIED, MOST_TOKENS = 81, 16
-FEW, FEW_TOKENS = 12, 3  # batches that are tried beside r = 1, where there are many directions, and tokens of one
-CLOSE = Fraction(1, 10**6)  # beside r = 1 a smooth operator is not quite what it is there
+FEW, FEW_TOKENS = 12, 3  # batches that are tried beside r = 1, in many directions, and the tokens of one batch
+CLOSE = Fraction(1, 10**6)  # tolerance beside r = 1, where a smooth operator differs a little
 NO_VALUE = "no value"
 T = TypeVar("T")
 
 
 def attempt(evaluate: Callable[[], T]) -> T | None:
-    """None where there is no value, or no slope."""
+    """The result of `evaluate`; None if it has no value or no slope."""
     try:
         return evaluate()
     except NoValue:
@@ -41,10 +41,10 @@ def attempt(evaluate: Callable[[], T]) -> T | None:
 
 
 def start_not_recovered(h: Hierarchy, leaf: Stratum, whole: Expression) -> Witness | None:
-    """A token whose ratio near 1 does not come back to first order, by `whole`, which is `R∘F` on its leaf."""
+    """A token whose ratio near 1 is not recovered to first order. `whole` is `R∘F` on its leaf."""
     exact = rounding(whole)
     if any(isinstance(a, Ordered) for a in atoms(whole)):
-        return None  # its own slope says less than the coefficients of a batch
+        return None  # the coefficients of a batch say more than its own slope
     for concrete in concretes(h, [whole], most=MOST_TRIED):
         if not concrete.size[leaf]:
             continue
@@ -84,8 +84,8 @@ def _start(
 def wrong_coefficients(h: Hierarchy) -> Witness | None:
     """Advantages that are constant on rows, and coefficients `∂J/∂log π` that are not `μ·A`.
 
-    They are those at `r = 1`, or on one of a few batches of few tokens those beside it, however close, without weights
-    and conditions of tokens, of which other laws speak. None are looked for where residuals are those of a projection.
+    The coefficients are taken at `r = 1`; on a few batches of few tokens also beside it, however close. Weights and
+    conditions of tokens are left out: other laws cover them. None if residuals are those of a projection.
     """
     if h.orthogonalise is not None:
         return None
@@ -108,7 +108,7 @@ def gates_alone(h: Hierarchy) -> Hierarchy:
 
 
 def _tried(h: Hierarchy, read: list[Expression]) -> Iterator[tuple[Concrete, tuple[int, ...], Fraction]]:
-    """Batches, directions from `r = 1`, and how close a coefficient must come."""
+    """Batches, directions from `r = 1`, and the tolerance of a coefficient."""
     few: list[Concrete] = []
     exact = rounding(*read)
     for concrete in concretes(h, read, whole_batch(h), most=MOST_TRIED):
@@ -134,7 +134,7 @@ def _has_weights(h: Hierarchy, concrete: Concrete) -> bool:
 
 
 def _advantages(h: Hierarchy, concrete: Concrete, signed: bool) -> Iterator[tuple[Fraction, ...]]:
-    """Of every token: one number per row, which have nothing in common; of all signs where gates read them."""
+    """Advantages of all tokens: an unrelated number per row, with all signs if `signed`."""
     rows = _rows(h, concrete)
     for signs in ((1, 1), (-1, -1), (1, -1), (-1, 1)) if signed else ((1, 1),):
         if len(set(signs)) <= len(set(rows)):
@@ -147,7 +147,7 @@ def _rows(h: Hierarchy, concrete: Concrete) -> list[int]:
 
 
 def _alone(h: Hierarchy, concrete: Concrete) -> Iterator[tuple[Fraction, ...]]:
-    """An advantage of 1 or -1 on one row, and of 0 on the others: what is easiest to check by hand."""
+    """An advantage of 1 or -1 on one row, and of 0 on the others: the easiest to check by hand."""
     rows = _rows(h, concrete)
     for row, a in itertools.product(sorted(set(rows)), (1, -1)):
         yield tuple(Fraction(a * (r == row)) for r in rows)

@@ -1,8 +1,8 @@
-"""Candidates for a counterexample, smallest first: shapes, with values on them.
+"""Candidates for a counterexample, smallest first: shapes with values.
 
-All small shapes come first. Larger ones are regular, as many elements over each, or uneven, a few with many elements
-beside others with few. Their sizes are those around the constants of the formulas, and those at which a condition
-changes (`probes.py`); so are the values of parameters and attributes.
+All small shapes come first. Larger shapes are regular, with equally many elements over each, or uneven, with many over
+some siblings and few over others. Their sizes lie around the constants of the formulas, and where a condition changes
+(`probes.py`). The values of parameters and attributes are chosen in the same way.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from fibration.laws.values.enclosures import enclose, of_its_sign
 from fibration.laws.values.probes import between, crossings, turning, whole_crossings
 
 MAX_LEAVES = 5  # every chain or tree up to this many leaf elements is tried before larger ones
-MAX_CROSSED = 4  # every quiver
-MAX_SMALL = 3000  # shapes of one number of leaf elements that are no chains
+MAX_CROSSED = 4  # the same for quivers
+MAX_SMALL = 3000  # shapes per number of leaf elements, except for chains
 MAX_ELEMENTS, MAX_UNEVEN = 100_000, 1_000
 BUDGETS = (400_000, 400_000, 40_000)  # leaf elements of all candidates of one kind together
-FAR, FAR_ROUNDED = 12, 2  # powers of ten up to which values are looked for, and where exponentials are taken of them
+FAR, FAR_ROUNDED = 12, 2  # powers of ten up to which values are searched; the second with exponentials
 MOST_VALUES = 8  # of one parameter or attribute, around the places where conditions change
 
 
 def concretes(
     hierarchy: Hierarchy, expressions: list[Expression], shape: Shape | None = None, most: int | None = None
 ) -> Iterator[Concrete]:
-    """Candidates for a counterexample to what the expressions say.
+    """Candidates for a counterexample to a claim about the expressions.
 
-    What the hierarchy assumes of every batch holds on each, so that no counterexample is a batch that is refused.
-    `shape` has the strata of the hierarchy, and may have more: where statistics are read, or anything over rows, groups
-    or the batch, it has these. No more than `most` are made, half of them of all small shapes.
+    The hierarchy's assumptions hold on each candidate, so that no counterexample is a batch that an index refuses.
+    `shape` has the strata of the hierarchy, and may have more. By default it is the whole batch if the expressions read
+    statistics, or anything over rows, groups or the batch. Yields at most `most`, at most half of them of small shapes.
     """
     if shape is None:
         inside = all(_is_inside(hierarchy, a) for e in expressions for a in atoms(e))
@@ -92,7 +92,7 @@ def is_read_at(shape: Shape, expression: Expression, stratum: Stratum) -> bool:
 
 
 def smallest(hierarchy: Hierarchy, shape: Shape, leaves: int) -> Iterator[Concrete]:
-    """The batches of so many leaf elements, parameters at their defaults and attributes at what is nearest to 1."""
+    """The batches of `leaves` leaf elements, parameters at their defaults and attributes as near to 1 as allowed."""
     parameters, assumed = usual(hierarchy), [a for a in hierarchy.assume if isinstance(a, Balanced)]
     for maps in small(shape, leaves, hierarchy.assume):
         size = Concrete(shape, maps).size
@@ -103,14 +103,14 @@ def smallest(hierarchy: Hierarchy, shape: Shape, leaves: int) -> Iterator[Concre
 
 
 def leaves_one_alone(hierarchy: Hierarchy, concrete: Concrete) -> bool:
-    """Whether a formula of tokens compares an element with others where there are none: an index refuses that batch."""
+    """Whether a formula of tokens compares an element with others, and it has none: an index refuses that batch."""
     read = (a for e in hierarchy.objective.formulas for inner in within(e) for a in atoms(inner))
     compared = {(a.of, a.over) for a in read if isinstance(a, Aggregate) and a.others}
     return any(min(len(concrete.over(*s, b)) for b in range(concrete.size[s[1]])) < 2 for s in compared)  # type: ignore[arg-type, index]
 
 
 def usual(hierarchy: Hierarchy) -> dict[Expression, Fraction]:
-    """Of every parameter its default, or where it has none a value that it may have."""
+    """The default of every parameter, or an allowed value if it has no default."""
     found: dict[Expression, Fraction] = {}
     for p in hierarchy.parameters.values():
         defaults = dict(p.default_items())
@@ -134,7 +134,7 @@ class _Search:
                 yield from self.valued(maps)
 
     def large(self) -> Iterator[Concrete]:
-        """Candidates of each kind have a budget of their own, so that none crowds out another."""
+        """Larger candidates. Each kind has its own budget, so that no kind crowds out another."""
         kinds = self.changing(), regular(self.shape, self.fans, MAX_LEAVES, MAX_ELEMENTS), self.uneven()
         left = list(BUDGETS)
         tagged = ((c, k) for k, kind in enumerate(kinds) for c in kind)
@@ -151,12 +151,12 @@ class _Search:
 
     @cached_property
     def counted(self) -> Callable[[Count | Total], frozenset[Stratum]]:
-        """The strata whose sizes multiply to what is counted: asked for at every number that is tried."""
+        """The strata whose sizes multiply to a count. Cached, since every number that is tried needs them."""
         return functools.cache(functools.partial(_counted, self.shape))
 
     @cached_property
     def fans(self) -> list[int]:
-        """Sizes around the constants met."""
+        """Sizes around the constants of the expressions."""
         numbers = {n for e in self.expressions for n in _constants(e)}
         return sorted({1, 2, 3, *(n + d for n in numbers for d in (-1, 0, 1, 2) if n + d > 0)})
 
@@ -189,7 +189,7 @@ class _Search:
             yield from uneven(self.shape, self.fans, MAX_LEAVES, MAX_UNEVEN)
 
     def sizes(self, counted: Iterable[Count | Total], fan: Mapping[Stratum, int]) -> dict[Expression, int]:
-        """How many are counted where as many elements lie over each."""
+        """How many elements are counted on the regular shape of `fan`."""
         return {a: math.prod(fan[u] for u in self.counted(a)) for a in counted if isinstance(a.over, Stratum)}
 
     # ------------------------------------------------------------ values
@@ -205,7 +205,7 @@ class _Search:
 
     @cached_property
     def deciding(self) -> list[Expression]:
-        """What decides by its sign: about a branch, about having a value, or a formula that is to be positive."""
+        """Expressions whose sign matters: it decides a branch or whether there is a value, or must be positive."""
         numbers = (e for e in self.expressions if not e.is_condition)
         return list(dict.fromkeys([*turning(self.expressions), *numbers]))
 
@@ -216,7 +216,7 @@ class _Search:
 
     @cached_property
     def settings(self) -> list[dict[Expression, Fraction]]:
-        """Values of all parameters: at one place in the list of each, then with every parameter one place on."""
+        """Choices of all parameters: the same place in each list of values, then one place further per parameter."""
         declared: dict[Expression, Parameter] = {
             a: a.parameter if isinstance(a, Component) else a
             for a in self.used
@@ -255,12 +255,12 @@ class _Search:
 
     @cached_property
     def patterns(self) -> list[dict[Attribute, Callable[[int], tuple[Fraction, ...]]]]:
-        """Values of all attributes, by how many elements there are."""
+        """Choices of all attributes, as functions of the number of elements."""
         chosen = ({a: functools.partial(_first_of, a, of) for a, of in p.items()} for p in self._patterns())
         return [{a: functools.cache(values) for a, values in p.items()} for p in chosen]
 
     def _patterns(self) -> list[dict[Attribute, Callable[[int], Fraction]]]:
-        """Values of all attributes, by the number of the element."""
+        """Choices of all attributes, as functions of the position of an element."""
         plain = list(zip(POSITIVE_PATTERNS, POSITIVE_PATTERNS, strict=True))
         if not all(a.positive for a in self.attributes):
             plain += [(POSITIVE_PATTERNS[0], other) for other in OTHER_PATTERNS]
@@ -274,12 +274,12 @@ class _Search:
         return found if self.attributes else [{}]
 
     def valued(self, maps: Maps) -> Iterator[Concrete]:
-        """Several choices of attribute and parameter values, where what is assumed holds."""
+        """A shape with several choices of attribute and parameter values, on which the assumptions hold."""
         plain = Concrete(self.shape, maps)
         if any(min(map(len, (plain.over(*s, b) for b in range(plain.size[s[1]])))) < 2 for s in self.compared):
             return
         size = plain.size
-        legal: dict[tuple[object, ...], bool] = {}  # by what the masses read, which need not be all that is chosen
+        legal: dict[tuple[object, ...], bool] = {}  # by the values that the masses read, often not all
         for pattern in self.patterns:
             attributes = {a: values(size[a.on]) for a, values in pattern.items()}
             for values in self.settings:
@@ -292,20 +292,20 @@ class _Search:
 
     @cached_property
     def compared(self) -> list[tuple[Stratum, Stratum]]:
-        """What is compared with the others over an element: an index refuses one alone."""
+        """The strata `of` and `over` of statistics of others: an index refuses an element without others."""
         read = (a for a in self.used if isinstance(a, Aggregate) and a.others)
         return list(dict.fromkeys((a.of, a.over) for a in read))  # type: ignore[misc]
 
     @cached_property
     def weighed(self) -> list[Expression]:
-        """The attributes and parameters in the masses that balance is a matter of."""
+        """The attributes and parameters in the masses, if balance is assumed."""
         masses = (self.hierarchy.masses[leaf] for leaf in self.hierarchy.leaves) if self.balanced else ()
         read = (a.attribute if isinstance(a, Total) else a for m in masses for a in atoms(m))
         return [a for a in dict.fromkeys(read) if not isinstance(a, Count)]
 
 
 def _first_of(a: Attribute, pattern: Callable[[int], Fraction], n: int) -> tuple[Fraction, ...]:
-    """What is nearest to the first values of a pattern in the range of an attribute."""
+    """The first `n` values of a pattern, or the nearest ones in the range of an attribute."""
     return tuple(a.nearest(pattern(i)) for i in range(n))
 
 
@@ -315,7 +315,7 @@ def _counted(shape: Shape, a: Count | Total) -> frozenset[Stratum]:
 
 
 def _met(e: Expression) -> list[Expression]:
-    """What it is made of, also inside of what it gathers of others."""
+    """The atoms of an expression, also inside statistics and orders, with the attributes of totals."""
     found = dict.fromkeys(a for inner in within(e) for a in atoms(inner))
     return list(found | dict.fromkeys(a.attribute for a in found if isinstance(a, Total)))
 
@@ -323,9 +323,9 @@ def _met(e: Expression) -> list[Expression]:
 def _on_regular(
     e: Expression, sizes: Mapping[Expression, int], values: Mapping[Expression, Fraction]
 ) -> Fraction | None:
-    """A number of the sign of an expression, on policy, where as many are counted.
+    """A number with the sign of an expression, on policy, where counts have these sizes.
 
-    What `values` does not name is 1.
+    An atom that `values` does not name is 1; a residual, log ratio or density 0, a log-prob -1.
     """
 
     def atom(a: Expression) -> Any:
@@ -333,14 +333,14 @@ def _on_regular(
             return values.get(a.attribute, Fraction(1)) * sizes[a] if isinstance(a, Total) else Fraction(sizes[a])
         if isinstance(a, LogProb):
             return Fraction(-1)
-        if isinstance(a, (Aggregate, Ordered)):  # of what is the same at all tokens
+        if isinstance(a, (Aggregate, Ordered)):  # its formula is the same at all tokens
             return Fraction(0) if getattr(a, "kind", "") == "deviation" else enclose(a.formula, atom)
         return values.get(a, Fraction(a not in (residual, token_log_ratio) and not isinstance(a, (Density, Gated))))
 
     return of_its_sign(e, atom)
 
 
-@functools.lru_cache(4096)  # every law that searches asks where the same conditions change
+@functools.lru_cache(4096)  # all searches need the changes of the same conditions
 def _changes(
     e: Expression,
     atom: Expression,
@@ -362,7 +362,7 @@ def _constants(e: Expression) -> Iterator[int]:
             yield from _constants(a)
 
 
-# Values of an attribute, by the number of the element; where it has a range, what is nearest in it.
+# Values of an attribute by the position of the element; in a range, the nearest allowed value.
 POSITIVE_PATTERNS: tuple[Callable[[int], Fraction], ...] = (
     lambda i: Fraction(1),
     lambda i: Fraction(i + 1),

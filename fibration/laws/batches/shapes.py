@@ -1,7 +1,7 @@
-"""Small concrete shapes: who may lie over whom, in a chain, a tree or a quiver. No values, no weights.
+"""Small concrete shapes: which elements lie over which, in a chain, a tree or a quiver. No values, no weights.
 
-An element is determined by the elements that it lies over and its place among those that lie over the same; paths that
-part and meet again agree. Every element has a token over it. A branch of a tree may be empty.
+An element is determined by the elements that it lies over and by its place among the elements over the same ones.
+Paths that part and meet again agree. Every element has a token over it. A branch of a tree may be empty.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def edges(shape: Shape) -> list[tuple[Stratum, Stratum]]:
 
 
 def small(shape: Shape, leaves: int, assume: Sequence[Assumption] = ()) -> Iterator[Maps]:
-    """Every shape with this many leaf elements, up to names of elements; one element for the root if there is one."""
+    """Every shape with this many leaf elements, up to names of elements. A single root has one element."""
     if shape.is_chain:
         for parents in chains(len(shape.order), leaves):
             yield dict(zip(edges(shape), parents, strict=True))
@@ -57,12 +57,12 @@ def chains(strata: int, leaves: int) -> Iterator[tuple[tuple[int, ...], ...]]:
 
 
 class _Small:
-    """Strata are filled one after the other, roots first."""
+    """Lists shapes: fills the strata one after the other, roots first."""
 
     def __init__(self, shape: Shape, leaves: int) -> None:
         self.shape, self.leaves, self.order = shape, leaves, shape.order
         self.last_leaf = [s for s in self.order if not shape.above(s)][-1]
-        # the strata whose elements must all be hit by the elements of another, and those that it is the first to hit
+        # by stratum: the targets that its elements must hit completely, and the targets that it hits first
         self.must: dict[Stratum, list[Stratum]] = {s: [] for s in self.order}
         self.first: dict[Stratum, list[Stratum]] = {s: [] for s in self.order}
         for t in self.order:
@@ -100,13 +100,13 @@ class _Small:
     def _choices(
         self, s: Stratum, targets: list[Stratum], found: dict[Stratum, list[Below]]
     ) -> Callable[[int], Iterator[list[Below]]]:
-        """What each of so many elements lies over: nondecreasing, every target hit that must be."""
+        """For a number of elements, all choices of what each lies over: nondecreasing, all required targets hit."""
         if not targets:
             return lambda n: iter([[{}] * n])
         legal = list(_legal(targets, found))
         # elements of one kind are interchangeable until something lies over them: hit them in order
         before = {t: _before(found[t]) for t in self.first[s]}
-        watched = list(dict.fromkeys((*self.must[s], *before)))  # by their places here, as strata are slow to look up
+        watched = list(dict.fromkeys((*self.must[s], *before)))  # by index, since strata are slow to look up
         hits = [tuple(b[t] for t in watched) for b in legal]
         after = [
             [(j, e) for j, t in enumerate(watched) if t in before and (e := before[t][b[t]]) is not None] for b in legal
@@ -130,7 +130,7 @@ class _Small:
         return lambda n: extend(0, n, already)
 
     def _hit_before(self, s: Stratum, t: Stratum, found: dict[Stratum, list[Below]]) -> frozenset[int]:
-        """The elements of `t` that another branch than `s` has hit, where `s` need not hit them all alone."""
+        """The elements of `t` that another branch than `s` has hit, if `s` need not hit them all by itself."""
         if t not in self.must[s] or self.shape.leaves_over(s) == self.shape.leaves_over(t):
             return frozenset()
         others = (f.source for f in self.shape.above(t) if f.source != s and f.source in found)
@@ -154,7 +154,7 @@ def _before(elements: list[Below]) -> list[int | None]:
 
 
 def _is_connected(shape: Shape, found: dict[Stratum, list[Below]]) -> bool:
-    """What falls apart is two smaller ones."""
+    """Whether a shape is connected. If not, it is two smaller shapes."""
     g = nx.Graph()
     g.add_nodes_from((s, i) for s in shape.order for i in range(len(found[s])))
     g.add_edges_from(((s, i), end) for s in shape.order for i, below in enumerate(found[s]) for end in below.items())
@@ -165,7 +165,7 @@ def _is_connected(shape: Shape, found: dict[Stratum, list[Below]]) -> bool:
 
 
 class Candidate(NamedTuple):
-    """A shape that is not made yet."""
+    """A shape that is not built yet, with its numbers of elements and of leaf elements."""
 
     elements: int
     leaves: int
@@ -173,7 +173,7 @@ class Candidate(NamedTuple):
 
 
 def regular(shape: Shape, fans: list[int], above: int, at_most: int) -> list[Candidate]:
-    """As many elements over each, in every cell of a crossing: those of more than `above` elements, up to `at_most`."""
+    """Shapes of more than `above`, at most `at_most` elements, equally many over each, and in each crossing cell."""
     free = shape.order[1:] if len(shape.roots) == 1 else shape.order
     found = []
     for chosen in _fans(fans, len(free)):
@@ -187,7 +187,7 @@ def regular(shape: Shape, fans: list[int], above: int, at_most: int) -> list[Can
 
 
 def regular_one(shape: Shape, fan: Mapping[Stratum, int]) -> Candidate:
-    """As many elements over each as `fan` says."""
+    """The regular shape with `fan[s]` elements of every stratum `s` over each."""
     size = {s: math.prod(fan[u] for u in (s, *shape.coarser(s))) for s in shape.order}
     return Candidate(sum(size.values()), sum(size[leaf] for leaf in shape.leaves), lambda: regular_maps(shape, fan))
 
@@ -197,7 +197,7 @@ MANY = (3, 4, 5, 6, 8, 12, 20, 50, 100)
 
 
 def uneven(shape: Shape, fans: list[int], above: int, at_most: int) -> Iterator[Candidate]:
-    """A few siblings with many elements over them beside others with few."""
+    """Shapes with a few siblings, of which some have many elements over them and the others few."""
     sizes = sorted({*MANY, *(n for n in fans if n > 2)})
     for s in shape.order:
         inner = [f.target for f in shape.below(s) if f.target not in shape.roots]
@@ -215,7 +215,7 @@ def uneven(shape: Shape, fans: list[int], above: int, at_most: int) -> Iterator[
 def _grown(
     shape: Shape, uneven: Stratum, fan: Mapping[Stratum, int], over: Callable[[int], int]
 ) -> dict[Stratum, list[Below]]:
-    """As many elements over each as `fan` says, else one; of the `uneven` stratum `over(k)` over the k-th place."""
+    """Elements by stratum: `fan[s]` over each, else one; of the `uneven` stratum `over(k)` over the k-th place."""
     found: dict[Stratum, list[Below]] = {}
     for s in shape.order:
         targets = [f.target for f in shape.below(s)]
@@ -225,7 +225,7 @@ def _grown(
 
 
 def regular_maps(shape: Shape, fan: Mapping[Stratum, int]) -> Maps:
-    """As many elements over each: one for every choice of a place in its own stratum and in each coarser one."""
+    """The maps of a regular shape: an element for every choice of a place in its stratum and in each coarser one."""
     place = {s: i for i, s in enumerate(shape.order)}
     known = {s: sorted((s, *shape.coarser(s)), key=lambda u: place[u]) for s in shape.order}
     maps = {}
@@ -243,7 +243,7 @@ def regular_maps(shape: Shape, fan: Mapping[Stratum, int]) -> Maps:
 
 
 def _fans(fans: list[int], strata: int) -> Iterator[tuple[int, ...]]:
-    """How many elements lie over each, stratum by stratum: at most one is large where there are several."""
+    """Numbers of elements over each, by stratum. With more than two strata, at most one number is large."""
     few = [f for f in fans if f <= 3]
     if strata <= 2:
         yield from itertools.product(fans, repeat=strata)

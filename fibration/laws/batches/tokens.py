@@ -1,7 +1,7 @@
-"""What a call gives for every token, and what is read there: log-probs, advantages, statistics, what comes before.
+"""The values that formulas read at the tokens of a batch: log-probs, advantages, statistics, ordered sums.
 
-No gradient flows through what weights, conditions and gates read here; through what penalties and decompositions read
-one does (`flows`), in log ratios, sums, means and order.
+No gradient flows through what weights, conditions and gates read. Penalties and decompositions read with `flows`: a
+gradient flows through log ratios, sums, means and ordered sums.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fibration.laws.batches.concrete import Concrete
 from fibration.laws.values.duals import Real, differentiate, held, value_of
 from fibration.laws.values.enclosures import Enclosed, enclosed
 
-Read = Callable[[Expression, Callable[[Expression], Any]], Any]  # how formulas are evaluated: exactly, between bounds
+Read = Callable[[Expression, Callable[[Expression], Any]], Any]  # evaluates formulas, exactly or between bounds
 Place = tuple[Stratum, int]  # a token: its leaf, and which element of it
 
 
@@ -35,7 +35,7 @@ Place = tuple[Stratum, int]  # a token: its leaf, and which element of it
 class Tokens:
     """The tokens of a batch, with a log ratio and an advantage each, and log-probs of frozen policies where given.
 
-    A log-prob that is not given is that of `old`; where that is not given, both it and the current one are below 0.
+    A log-prob that is not given is that of `old`. If that is not given, it and the current one are below 0.
     `rewards` are those of the tokens' rows, or of the tokens.
     """
 
@@ -49,11 +49,11 @@ class Tokens:
     flows: bool = False
 
     def value(self, expression: Expression, k: int) -> Any:
-        """A formula at a token; of a condition, whether it holds."""
+        """The value of a formula at a token; for a condition, whether it holds."""
         return self.read(at(expression, self.places[k][0]), lambda a: self.atom(a, k))
 
     def value_at(self, expression: Expression, stratum: Stratum, element: int) -> Any:
-        """A formula at an element, or at a token."""
+        """The value of a formula at an element, or at a token."""
         if (stratum, element) in self._number_of:
             return self.value(expression, self._number_of[stratum, element])
         return self.read(at(expression, stratum), lambda a: self._atom_at(a, stratum, element))
@@ -83,7 +83,7 @@ class Tokens:
         return -1 - max(value_of(self._moving[k]), Fraction(0)) if policy == OLD else self.log_prob(OLD, k)
 
     def statistic(self, statistic: Aggregate, stratum: Stratum, element: int) -> Any:
-        """A statistic read at an element, over all that lies over the one that it names; `NoValue` of none."""
+        """A statistic, read at an element. Without elements it raises `NoValue`, unless it is a total or `some`."""
         assert isinstance(statistic.over, Stratum)
         place = statistic.over, self.concrete.below(stratum, element, statistic.over)
         left = self.concrete.below(stratum, element, statistic.of) if statistic.others else None  # type: ignore[arg-type]
@@ -95,7 +95,7 @@ class Tokens:
                 inside, numbers = [*inside, (statistic.of, left)], [*numbers, more]  # type: ignore[list-item]
             if not inside and statistic.kind not in ("total", "some"):
                 raise NoValue(f"{statistic} of none")
-            level = Fraction(1)  # what is largest stands last
+            level = Fraction(1)  # the largest value is the last one in order
             if statistic.level is not None:
                 level = evaluate(statistic.level, self.concrete.parameters)
             values = [self.value_at(statistic.formula, *p) for p in inside]
@@ -109,7 +109,7 @@ class Tokens:
         return found if kind in ("some", "total", "mean") or isinstance(found, Enclosed) else held(found)
 
     def _deviation(self, values: list[Any], numbers: list[int]) -> Any:
-        """Of a sample; exactly 0 where all are equal."""
+        """The sample standard deviation; exactly 0 if all values are equal."""
         n = sum(numbers)
         if n == 1 or all(v == values[0] for v in values):
             return Fraction(0)
@@ -121,7 +121,7 @@ class Tokens:
         return self.read(found, known.__getitem__)  # type: ignore[arg-type]
 
     def ordered(self, o: Ordered, stratum: Stratum, element: int) -> Any:
-        """What comes before an element, or after it, over the one that it names, in the order of the tokens."""
+        """The discounted sum over what comes before or after an element, in the order of the tokens."""
         assert isinstance(o.over, Stratum)
         if self.concrete.alike:
             raise NoValue(f"{o} of tokens that stand for several, of which none is the first")
@@ -138,7 +138,7 @@ class Tokens:
         return found
 
     def _elements(self, of: Any, stratum: Stratum, element: int) -> list[Place]:
-        """What a statistic or an order is of, over an element: tokens, or elements by their first tokens."""
+        """The tokens over an element, or the `of` elements over it in the order of their first tokens."""
         inside = [self.places[k] for k in self.over(stratum, element)]
         if of is None:
             return inside
@@ -155,7 +155,7 @@ class Tokens:
         return self.over(stratum, element)[0] if own is None else own
 
     def _number(self, source: Stratum, i: int, stratum: Stratum, element: int) -> int:
-        """How many of what lies over one element such a token, or element, stands for."""
+        """How many of the tokens or elements over one element this one stands for."""
         number = Fraction(self.concrete.stands_for(source, i), self.concrete.stands_for(stratum, element))
         assert number.denominator == 1
         return int(number)
@@ -206,7 +206,7 @@ def _statistic(kind: str, values: list[Any], numbers: list[int], level: Fraction
 
 
 def _ordered(values: list[Any], numbers: list[int], position: Fraction) -> Any:
-    """What stands at a position among the ordered values, linearly between two of them."""
+    """The value at a position among the sorted values, linear between two of them."""
     ranked = sorted(zip(values, numbers, strict=True), key=lambda found: value_of(found[0]))
     ends = list(itertools.accumulate(n for _, n in ranked))
     low, share = math.floor(position), position - math.floor(position)

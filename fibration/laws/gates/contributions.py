@@ -1,4 +1,4 @@
-"""What one level can contribute to the recovery's argument, and how steep its gate is, over all its residuals."""
+"""The contribution of one level to the recovery's argument, and the slopes of its gate, over all its residuals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Ends = tuple[list[Any], list[Any]]  # candidates for an infimum, and for a supre
 
 
 def reads_batch(value: Any) -> bool:
-    """Whether what a gate gives changes with more of the batch than its residual: a density, an advantage, say."""
+    """Whether the value of a gate depends on more of the batch than its residual, such as a density or an advantage."""
     return any(
         isinstance(from_sympy(s), (Density, Reading, LogProb, Aggregate, Ordered))
         for s in sympy.sympify(value).free_symbols - {RHO}
@@ -47,7 +47,7 @@ def contribution(stratum: Stratum, table: Lines, subject: Subject, known: str) -
         return ranges["", "full"]
     pairs = [("full", "full")]
     if stratum in h.leaves and stratum not in h.roots and stays_below(h, stratum):
-        # a token lies in one channel: in the other its density is 0, and its residual minus a mean, so not above 0
+        # a token lies in one channel: in the other its density is 0, and its residual is minus a mean, so at most 0
         pairs = [("full", "down"), ("down", "full")]
     lows = [_minus(ranges["+", a][0], ranges["-", b][1]) for a, b in pairs]
     highs = [_minus(ranges["+", a][1], ranges["-", b][0]) for a, b in pairs]
@@ -55,7 +55,7 @@ def contribution(stratum: Stratum, table: Lines, subject: Subject, known: str) -
 
 
 def _span(lows: list[Any], highs: list[Any], subject: Subject) -> tuple[Any, Any]:
-    """The least of some bounds, and the largest of others, without those that others are beyond for sure."""
+    """The least of `lows` and the largest of `highs`, without bounds that another bound certainly dominates."""
     return sympy.Min(*extremes(lows, subject.assume, -1)), sympy.Max(*extremes(highs, subject.assume, 1))
 
 

@@ -1,4 +1,4 @@
-"""The coordinate that gates act in, and gates in the units of the normal form."""
+"""The coordinate in which gates act, and gates in the units of the normal form."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ def lines(h: Hierarchy, subject: Subject) -> dict[tuple[Stratum, str], list[Line
 
 
 def coordinate(h: Hierarchy, subject: Subject) -> str:
-    """What the gates act on in the normal form: "log" ratios, log ratios "split" by sign, "deviation" of ratios.
+    """The coordinate of the gates in the normal form.
 
-    "split deviation" for these split by sign; `""` for a decomposition of another kind, or one whose scale is not the
-    leaf measure of the kernels: what follows from the range of log ratios is then not certified.
+    "log" for log ratios, "deviation" for `r - 1`; "split" and "split deviation" if these are split by sign. `""` for
+    another decomposition, or one whose scale is not the leaf measure of the kernels: facts that follow from the range
+    of log ratios are then not certified.
     """
     found = {_coordinate(h, leaf, subject) for leaf in h.leaves}
     return found.pop() if len(found) == 1 else ""

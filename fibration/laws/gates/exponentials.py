@@ -14,8 +14,8 @@ from fibration.laws.gates.coordinates import X
 def is_the_ratio(value: Any) -> bool:
     """Whether a formula is `exp(x)` wherever it has a value.
 
-    Hyperbolic tangents are written in exponentials. To sympy exponentials of logarithms are powers, and roots of
-    `exp(x/n)` simple, since it is above 0.
+    Hyperbolic tangents are written in exponentials. sympy turns exponentials of logarithms into powers, and simplifies
+    roots of `exp(x/n)`, which is above 0.
     """
     value = value.replace(sympy.tanh, lambda a: 1 - 2 / (1 + sympy.exp(2 * a)))
     multiples = [a.args[0] / X for a in value.atoms(sympy.exp) if a.args[0].has(X)]

@@ -1,7 +1,7 @@
-"""A gate along the real line: its pieces between ordered breakpoints. Ranges, continuity and regions come from here.
+"""A gate along the real line: its pieces between ordered breakpoints give ranges, continuity and regions.
 
-Works for gates whose conditions are affine in the residual, with breakpoints whose order the assumptions decide; for
-anything else `pieces` says None, and facts that rest on it are not certified.
+It needs conditions that are affine in the residual, and breakpoints whose order the assumptions decide. For any other
+gate `pieces` returns None, and facts that rest on it are not certified.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fibration.laws.signs.neighbourhood import RHO, is_kinked
 class Piece:
     """`value` on the open interval between two breakpoints, or at one (`low == high`).
 
-    `slope` is its derivative, in which what is stopped has no part.
+    `slope` is its derivative; what is inside `stop` adds nothing to it.
     """
 
     low: Any
@@ -40,7 +40,7 @@ class Piece:
         return bool(self.low == self.high)
 
     def direction(self, assume: Assumptions) -> int | None:
-        """1 for a piece that nowhere falls, -1 for one that nowhere rises, 0 for a constant; None if it is neither."""
+        """1 for a piece that nowhere falls, -1 for one that nowhere rises, 0 for a constant; None if none is shown."""
         if self.is_point:
             return 0
         if is_kinked(self.value):
@@ -48,7 +48,7 @@ class Piece:
         return self._way(sympy.diff(self.value, RHO), assume)
 
     def passes(self, assume: Assumptions) -> int | None:
-        """As `direction`, of the slope: which way a pull is passed on."""
+        """As `direction`, from the slope: the sign with which the piece passes a gradient on."""
         return 0 if self.is_point else None if is_kinked(self.slope) else self._way(self.slope, assume)
 
     def _way(self, slope: Any, assume: Assumptions) -> int | None:
@@ -113,7 +113,7 @@ class Line:
 
 
 def extremes(values: list[Any], assume: Assumptions, direction: int) -> list[Any]:
-    """Those of `values` that are not dominated in `direction`."""
+    """The `values` that no other value dominates in `direction`."""
     infinite = oo * direction
     if infinite in values:
         return [infinite]
@@ -155,7 +155,7 @@ def pieces(gate: Expression, assume: Assumptions) -> list[Line] | None:
     for selector, members in groups.items():
         if any(selector < other for other in groups):
             continue
-        # A branch without a condition of a selector belongs to every outcome of it.
+        # A branch without one of the selector's conditions belongs to each of its outcomes.
         shared = [c for s, cs in groups.items() if s < selector for c in cs]
         known = {d: s for d, s in members[0].signs if (d, s) in selector}
         line = _line([*members, *shared], assume.with_signs(known))
@@ -167,13 +167,13 @@ def pieces(gate: Expression, assume: Assumptions) -> list[Line] | None:
 
 @dataclass(frozen=True)
 class _Affine:
-    """A difference that changes sign once along the residual: where, as a place among the breakpoints, and how."""
+    """A difference that changes sign once along the residual: the index of that breakpoint, and the slope's sign."""
 
     place: int
     slope: int
 
     def sign(self, low: int, high: int) -> int:
-        """Its sign on the open interval between two breakpoints' places, or at one (`low == high`)."""
+        """Its sign on the open interval between the breakpoints of two indices, or at one (`low == high`)."""
         if low == high:
             return self.slope * ((high > self.place) - (high < self.place))
         return self.slope if low >= self.place else -self.slope
@@ -200,7 +200,7 @@ def _line(members: list[Case], assume: Assumptions) -> Line | None:
     bounds = [-oo, *ordered, oo]
     result = []
     for i in range(len(bounds) - 1):
-        # places of breakpoints are one less than those of bounds; -1 is below all of them
+        # a breakpoint's index is one less than in `bounds`; -1 is below all of them
         for low, high in ((i - 1, i), (i, i)) if i < len(ordered) else ((i - 1, i),):
             value = _value_on(low, high, members, table)
             if value is None:

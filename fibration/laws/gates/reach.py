@@ -1,4 +1,4 @@
-"""How far residuals reach: which of them can come to a gate, and how large log ratios may be before one leaves it."""
+"""The residuals that can reach a gate, and how large log ratios may be before a residual leaves an interval."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fibration.laws.signs.assumptions import Assumptions
 
 
 def is_effect(h: Hierarchy, stratum: Stratum) -> bool:
-    """Whether a residual is the effect of a least-squares fit, and no fixed combination of means."""
+    """Whether a residual comes from a least-squares fit, and not from a fixed combination of means."""
     if h.orthogonalise is None:
         return False
     fitted = h.shape.crossed()
@@ -35,7 +35,7 @@ def stays_below(h: Hierarchy, stratum: Stratum) -> bool:
 def reach(h: Hierarchy, stratum: Stratum, known: str, low: Any, high: Any, assume: Assumptions) -> list[Any] | None:
     """How large `|x|` may be so that this gate's residual stays in `[low, high]`, whatever the sizes.
 
-    The residual is `s_v - Σ c_u·s_u`, and all these means may be chosen at either end of their range.
+    The residual is `s_v - Σ c_u·s_u`, and each mean may be at either end of its range.
     """
     below = oo if low == -oo else -low
     if below == high == oo:
@@ -43,7 +43,7 @@ def reach(h: Hierarchy, stratum: Stratum, known: str, low: Any, high: Any, assum
     if is_effect(h, stratum):
         return None
     factors = h.shape.moebius(stratum).values()
-    added = 1 + sum(-c for c in factors if c < 0)  # how often a mean counts for the residual, and how often against it
+    added = 1 + sum(-c for c in factors if c < 0)  # how often means count with a plus, and how often with a minus
     taken = sum(c for c in factors if c > 0)
     if known == "deviation":
         if not taken:

@@ -29,7 +29,7 @@ from fibration.laws.values.enclosures import Unsure, enclose, of_its_sign
 from fibration.laws.values.probes import between, crossings, turning
 
 STATEMENT = "R(F(r)) = r for every r > 0"
-MOST_TRIED, MOST_TOKENS = 201, 3  # tokens of a batch on which what comes before is read
+MOST_TRIED, MOST_TOKENS = 201, 3  # batches, and tokens of a batch on which ordered sums are read
 
 
 def decide_recovery(subject: Subject) -> Iterator[Decision]:
@@ -49,7 +49,7 @@ def decide_recovery(subject: Subject) -> Iterator[Decision]:
 
 
 def recovers_case_by_case(whole: Expression, known: Assumptions) -> str:
-    """`log R(F(r))` for either sign of the log ratio `x`, where it is `x`; '' where that is not shown."""
+    """The proof that `log R(F(r))` is `x`, for each sign of the log ratio `x`; '' if it fails."""
     lines = []
     try:
         for sign, word in ((1, "x > 0"), (0, "x = 0"), (-1, "x < 0")):
@@ -72,14 +72,14 @@ def recovers_case_by_case(whole: Expression, known: Assumptions) -> str:
     return "; ".join(dict.fromkeys(lines)).replace("token_log_ratio", "x")
 
 
-NEAR, FAR = -12, 2  # powers of ten between which log ratios are looked for at which a branch changes
+NEAR, FAR = -12, 2  # powers of ten between which log ratios at branch changes are searched
 PROBES = tuple(
     s * Fraction(x) for x in ("0", "1", "1/2", "3", "1/10", "1/100", "10", "100", "1e-6", "1e-12") for s in (1, -1)
 )
 
 
 def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
-    """A log ratio that does not come back."""
+    """A witness: a log ratio that is not recovered. None if none is found."""
     whole, root = composed(h, leaf), h.roots[0]
     if any(isinstance(a, Ordered) for a in atoms(whole)):
         return _not_recovered_in_order(h, leaf, whole)
@@ -104,7 +104,7 @@ def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
 
 
 def _not_recovered_in_order(h: Hierarchy, leaf: Stratum, whole: Expression) -> Witness | None:
-    """Log ratios of a row of which one does not come back, where more than its own is read."""
+    """As `ratio_not_recovered`, for formulas with ordered sums: log ratios of a batch, one of them not recovered."""
     for concrete in concretes(h, [whole], whole_batch(h), most=MOST_TRIED):
         places = [(s, i) for s in h.leaves for i in range(concrete.size[s])]
         if len(places) > MOST_TOKENS:
@@ -139,7 +139,7 @@ def _changes(deciding: list[Expression], here: Mapping[Expression, Fraction]) ->
 
 
 def _lost(whole: Expression, here: Mapping[Expression, Fraction]) -> tuple[str, str, Fraction | None] | None:
-    """What comes back and what went in, if these are certainly not the same, in words; and what comes back."""
+    """The recovered and the true ratio as text, and the recovered one; None if they may be equal."""
     truth = enclose(exp(token_log_ratio), here.__getitem__)
     try:
         value = enclose(whole, here.__getitem__)

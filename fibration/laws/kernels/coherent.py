@@ -1,6 +1,6 @@
 """Coherence (quivers): the kernels are disintegrations of one leaf measure, `K(a|b) = m(a)/m(b)`.
 
-On a tree any weights are: `m(a) = K(a|b)·m(b)` defines it. Where paths part and meet again they must agree on it.
+On a tree all weights are coherent: `m(a) = K(a|b)·m(b)` defines `m`. Paths that part and meet again must agree on `m`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def decide_coherent(subject: Subject) -> Iterator[Decision]:
 
 
 def _broken(subject: Subject) -> Verdict | None:
-    """The first verdict on kernels that fail by themselves, if all others agree without these."""
+    """The first verdict on kernels that fail by themselves, if all other kernels agree."""
     failed = [v for v in subject.verdicts if v.law in ("markov", "reflecting") and v.status != "proved"]
     right = [f for f in subject.hierarchy.fibrations if not any(speaks_of(v.subject, f) for v in failed)]
     return failed[0] if failed and agreed(subject, right) else None
 
 
 def element_of_two_masses(h: Hierarchy) -> Witness | None:
-    """An element that gets different masses along different ways."""
+    """A witness: an element that gets different masses along different ways. None if none is found."""
     weights = [f.weight for f in h.fibrations]
     for concrete in concretes(h, weights, most=MOST_TRIED):
         if found := _contradiction(h.shape, concrete, rounding(*weights)):
@@ -67,16 +67,17 @@ Way = tuple[Fraction, str]
 
 
 def _contradiction(shape: Shape, concrete: Concrete, tolerance: Fraction) -> tuple[Element, Way, Way] | None:
-    """Masses spread from the first root along every edge, coarse to fine where that is possible.
+    """An element and two ways that give it different masses.
 
-    A batch may have more strata than the shape, where a kernel reads a group.
+    Masses spread from the first root along every edge, coarse to fine where possible. A batch may have more strata than
+    the shape, if a kernel reads a group.
     """
     weight: dict[tuple[Fibration, int], Fraction] = {}
     for f in shape.fibrations:
         for a in range(concrete.size[f.source]):
             value = concrete.attempt(f.weight, f.source, a)
             if value is None or value <= 0:
-                return None  # no masses here; the law of Markov refuses the kernel
+                return None  # there are no masses; the law `markov` refuses the kernel
             weight[f, a] = value
     mass: dict[Element, Way] = {(shape.roots[0], 0): (Fraction(1), str(shape.roots[0]))}
     ends = [

@@ -1,7 +1,7 @@
-"""Where kernels of a quiver do not cohere: the one whose change would mend it, or else the paths that disagree.
+"""The kernel whose change would make a quiver coherent, or else the paths that disagree. For the law `coherent`.
 
-A kernel is to blame if all the others agree without it, and `m(a)/m(b)` of the measure that they spread can be read at
-its elements and reflects. On a single way around there may be several such kernels.
+A kernel is to blame if all other kernels agree, and if `m(a)/m(b)` of the measure that they spread can be read at its
+elements and reflects. If only one way leads around, several kernels may be to blame.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ONE_MEASURE = "give all kernels one measure: proportional() of one count, or of 
 
 
 def blame(subject: Subject) -> tuple[str, str]:
-    """What was found, and what to do."""
+    """What was found, and the remedy."""
     found = [(f, weight) for f in subject.hierarchy.fibrations if (weight := mended(subject, f)) is not None]
     if not found:
         return disagreeing(subject), ONE_MEASURE
@@ -40,7 +40,7 @@ def blame(subject: Subject) -> tuple[str, str]:
 
 
 def mended(subject: Subject, f: Fibration) -> Expression | None:
-    """The weight with which a kernel would agree with all others and reflect; None if there is none, or none found."""
+    """The weight with which a kernel would agree with all others and reflect; None if none is found."""
     h = subject.hierarchy
     others = [g for g in h.fibrations if g != f]
     around = nx.Graph((g.source, g.target) for g in others)
@@ -59,7 +59,7 @@ def mended(subject: Subject, f: Fibration) -> Expression | None:
 
 
 def agreed(subject: Subject, fibrations: Collection[Fibration]) -> dict[Stratum, Expression] | None:
-    """The masses that some of the fibrations spread; None unless these are shown to agree."""
+    """The masses that these fibrations spread; None unless the fibrations are shown to agree."""
     m = _spread(subject.hierarchy, fibrations)
 
     def agrees(f: Fibration) -> bool:
@@ -69,7 +69,7 @@ def agreed(subject: Subject, fibrations: Collection[Fibration]) -> dict[Stratum,
 
 
 def _spread(h: Hierarchy, fibrations: Collection[Fibration]) -> dict[Stratum, Expression]:
-    """`m` of every stratum, in each part that these fibrations join from one stratum of it; up and down."""
+    """`m` of every stratum, spread up and down from one stratum of each part that these fibrations connect."""
     m: dict[Stratum, Expression] = {}
 
     def steps() -> Iterator[tuple[Stratum, Expression]]:
@@ -96,7 +96,7 @@ def _is_read_at(h: Hierarchy, value: Expression, stratum: Stratum) -> bool:
 
 
 def disagreeing(subject: Subject) -> str:
-    """The first two ways down that part and meet again, and whose kernels are not shown to have one product."""
+    """The first two ways down that part and meet again and are not shown to have equal products of weights."""
     h = subject.hierarchy
     for one, other in h.shape.parallel():
         products = [reduce(mul, (f.weight for f in way)) for way in (one, other)]

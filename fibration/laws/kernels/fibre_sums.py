@@ -1,6 +1,6 @@
 """Sums of a kernel's weights over a fibre, in closed form.
 
-Counts and totals are *additive*: summed over a fibre they give the count or total of what lies below.
+Counts and totals are *additive*: summed over a fibre they give the count or total of the element below.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def fibre_sum(weight: Any, source: Stratum, target: Stratum, known: Populations)
     """`Σ_{a over b} weight(a)`, for a weight that is linear in the additive measures of `a`; None for any other.
 
     Every element of a finer stratum lies over one `a`, so that its measures over `b` are the sums of those over `a`.
-    Where the weight reads a stratum between the two, the sum is taken in two steps.
+    If the weight reads a stratum between the two, the sum is taken in two steps.
     """
     varying = [s for s in weight.free_symbols if varies(s, target, known)]
     between = {place for s in varying if (place := read_at(from_sympy(s))) != source}
@@ -68,14 +68,14 @@ def _summed(measure: Expression, target: Stratum) -> Expression | None:
 
 
 def varies(s: Any, target: Stratum, known: Populations) -> bool:
-    """Whether an atom, given as a symbol, can differ between elements of one fibre: of a crossing stratum too."""
+    """Whether an atom, given as a symbol, can differ between elements of one fibre, also one of a crossing stratum."""
     home = read_at(from_sympy(s))
     return home is not None and home not in known.coarser[target]
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What the weights of several kernels over one element sum to, each and together, where these cases hold."""
+    """The sums of the weights of several kernels over one element, per kernel and in total, where these cases hold."""
 
     cases: tuple[Case, ...]
     terms: tuple[Any, ...]
@@ -85,9 +85,9 @@ class Sums:
 def kernel_sums(
     kernels: Sequence[Fibration], signs: dict[Any, Signs], subject: Subject, factors: Sequence[int] = ()
 ) -> Iterator[Sums | None]:
-    """The sums over an element of their one target, for all cases that can hold together where `signs` do.
+    """The sums over an element of the kernels' one target, for all cases that can hold together under `signs`.
 
-    None where one is not found, or has no value. `factors` are those of the kernels in the total, 1 if not given.
+    Yields None for a case whose sums are not found or have no value. The total weighs kernels by `factors`; default 1.
     """
     try:
         branches = [cases(f.weight, subject.at(f.source).with_signs(signs)) for f in kernels]

@@ -1,4 +1,4 @@
-"""Kernels on small concrete hierarchies: the weights of what lies over each element."""
+"""Kernels on small concrete hierarchies: the weights of the elements over each element."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Fibre = list[tuple[Fibration, int, Fraction | None]]  # source elements over one
 
 
 def weights(h: Hierarchy, cover: Cover) -> Iterator[tuple[Concrete, int, Fibre]]:
-    """On candidate hierarchies, for every target element: what lies over it, with the weights."""
+    """For every target element of the candidates: the elements over it, with their weights."""
     read = {f: list(atoms(f.weight)) for f in cover}
     # most elements of a regular hierarchy read the same
     known: dict[tuple[int, tuple[Fraction, ...]], Fraction | None] = {}

@@ -20,7 +20,7 @@ STATEMENT = "every weight K(a|b) is defined and at least 0"
 def decide_markov(subject: Subject) -> Iterator[Decision]:
     for f in subject.hierarchy.fibrations:
         kernel = f"kernel {f.name}"
-        # 0 would be allowed; the normal form divides by the measure, so it is not
+        # the law allows 0, but the normal form divides by the measure
         if Claim(f.weight, subject.at(f.source), POSITIVE).is_shown:
             yield proved(kernel, f"{f.weight} ≥ 0, since counts and positive attributes are above 0")
         elif witness := negative_weight(subject.hierarchy, f):
@@ -32,7 +32,7 @@ def decide_markov(subject: Subject) -> Iterator[Decision]:
 
 
 def negative_weight(h: Hierarchy, f: Fibration) -> Witness | None:
-    """A weight that is below 0, or has no value."""
+    """A witness of a weight that is below 0 or has no value; None if none is found."""
     for concrete, b, fibre in weights(h, (f,)):
         for _, a, weight in fibre:
             if weight is None or weight < -rounding(f.weight):
@@ -44,7 +44,7 @@ def negative_weight(h: Hierarchy, f: Fibration) -> Witness | None:
 
 
 def without_a_value(subject: Subject, *fibrations: Fibration) -> Verdict | None:
-    """The verdict on the first of these kernels whose weights may have no value."""
+    """The verdict on the first of these kernels whose weights may have no value; None if there is none."""
     lacking = (f"kernel {f.name}" for f in fibrations if not Claim(f.weight, subject.at(f.source)).is_shown)
     named = next(lacking, None)
     return next((v for v in subject.verdicts if v.law == LAW.name and v.subject == named), None)

@@ -1,9 +1,9 @@
-"""Orthogonality: no residual has anything left of what a coarser stratum already gates, `π_{u*} ρ_v = 0` for `u > v`.
+"""Orthogonality: no residual contains what a coarser stratum already gates, `π_{u*} ρ_v = 0` for `u > v`.
 
 On a tree it follows from reflecting kernels. In a quiver `ρ_v = s_v - Σ_u c_u s_u` in intensive units
-(`Shape.moebius`), and with `P_u = E_m[. | u]` the projections decide: `P_u P_w` is `P_w` for `w` coarser than `u`, and
-`P_z` for two strata that cross in proportional frequencies within their one common coarsening `z`. Where that does not
-settle it, a small quiver is looked for on which the sum is not 0.
+(`Shape.moebius`), and the projections `P_u = E_m[. | u]` decide: `P_u P_w` is `P_w` for `w` coarser than `u`, and `P_z`
+for two strata that cross in proportional frequencies within their one common coarsening `z`. If that proves nothing, a
+search looks for a small quiver on which the sum is not 0.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def decide_orthogonality(subject: Subject) -> Iterator[Decision]:
     if h.shape.is_tree:
         yield from (_on_tree(subject, s) for s in strata)
         return
-    # what projections rest on: kernels that spread one measure
+    # projections need kernels that spread one measure
     broken = subject.first_failure("markov", "reflecting", "coherent")
     proofs = [_by_algebra(h, s) for s in strata]
     if h.orthogonalise == "projection":
@@ -59,7 +59,7 @@ def decide_orthogonality(subject: Subject) -> Iterator[Decision]:
 
 
 def _on_tree(subject: Subject, s: Stratum) -> Decision:
-    """Siblings over one target are summed together: their kernels reflect together."""
+    """The decision from the verdict on the kernels. Siblings over one target are summed, and reflect, together."""
     shape = subject.hierarchy.shape
     (f,) = shape.below(s)
     cover = next(c for c in shape.covers(f.target) if f in c)
@@ -88,7 +88,7 @@ def _unneeded(h: Hierarchy) -> Decision:
 
 @dataclass(frozen=True)
 class _Open:
-    """Why a residual was not shown to be orthogonal, and a witness where every batch is one."""
+    """Why a residual was not shown to be orthogonal, with a witness if every batch is one."""
 
     fault: str
     found: str
@@ -97,7 +97,7 @@ class _Open:
 
 
 def _by_algebra(h: Hierarchy, v: Stratum) -> str | _Open:
-    """The argument for one stratum, or what is missing: what is 0 over the nearest strata is so over all coarser."""
+    """The argument for one stratum, or what is missing. What is 0 over the nearest strata is 0 over all coarser."""
     shape = h.shape
     nearest = [u for u in shape.coarser(v) if not any(u in shape.coarser(w) for w in shape.coarser(v))]
     algebra = Projections(h, v)
@@ -107,7 +107,7 @@ def _by_algebra(h: Hierarchy, v: Stratum) -> str | _Open:
     joint = ""
     for u in nearest:
         if shape.leaves_over(u) != shape.leaves_over(v):
-            # v is one branch over u: what lies beside it is summed with it, and must leave out the same
+            # v is one branch over u: the branches beside it are summed with it, and must subtract the same strata
             covers = [c for c in shape.covers(u) if v in [f.source for f in c]]
             if not covers or any(shape.moebius(f.source) != shape.moebius(v) for c in covers for f in c):
                 return _partly(h, v)
@@ -116,7 +116,7 @@ def _by_algebra(h: Hierarchy, v: Stratum) -> str | _Open:
 
 
 def _missing(h: Hierarchy, v: Stratum, pairs: list[tuple[Stratum, Stratum]]) -> _Open:
-    """Which crossing is to blame, and what would mend it."""
+    """The crossing to blame, and the remedy."""
     shape = h.shape
     for u, w in pairs:
         if not shape.meets(u, w):
@@ -131,7 +131,7 @@ def _missing(h: Hierarchy, v: Stratum, pairs: list[tuple[Stratum, Stratum]]) -> 
     if not pairs or any(shape.leaves_over(u) != shape.leaves_over(w) for u, w in pairs):
         return _partly(h, v)
     crossing = list(dict.fromkeys(_ordered(h, p) for p in pairs))
-    # the balance of finer strata is that of what they lie over
+    # balance of finer strata implies that of the strata that they lie over
     finest = [p for p in crossing if not any(q != p and _implies(h, q, p) for q in crossing)]
     assume = ", ".join(f"balanced({a}, {b})" for a, b in finest)
     u, w = finest[0]
@@ -150,7 +150,7 @@ def _ordered(h: Hierarchy, pair: tuple[Stratum, Stratum]) -> tuple[Stratum, Stra
 
 
 def _implies(h: Hierarchy, finer: tuple[Stratum, Stratum], coarser: tuple[Stratum, Stratum]) -> bool:
-    """Whether balance of one pair is that of another besides."""
+    """Whether balance of the finer pair implies balance of the coarser pair."""
     shape = h.shape
     along = any(
         all(c in (f, *shape.coarser(f)) for f, c in zip(finer, turned, strict=True))
@@ -160,7 +160,7 @@ def _implies(h: Hierarchy, finer: tuple[Stratum, Stratum], coarser: tuple[Stratu
 
 
 def _partly(h: Hierarchy, v: Stratum) -> _Open:
-    """A stratum that shares some coarser one with branches that do not share all of them."""
+    """The fault of a stratum that shares one coarser stratum with branches that do not share all of them."""
     shape = h.shape
     beside = next((u for u in shape.coarser(v) if shape.leaves_over(u) != shape.leaves_over(v)), v)
     only = [u for u in shape.coarser(v) if u not in shape.coarser(beside) and u != beside]
@@ -176,7 +176,7 @@ def _partly(h: Hierarchy, v: Stratum) -> _Open:
 
 
 def _by_projection(h: Hierarchy, v: Stratum) -> str | _Open:
-    """Least squares on the strata coarser than crossed ones. What they cannot tell apart is refused on every index."""
+    """As `_by_algebra`, by least squares on the strata coarser than crossed ones. Every index checks the rank."""
     shape = h.shape
     spanned = shape.under_crossings()
     up = shape.coarser(v)

@@ -1,4 +1,4 @@
-"""Residuals of one token's density, on small concrete hierarchies: what they sum to over coarser elements."""
+"""The residuals of one token's density on small concrete hierarchies, summed over coarser elements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_TRIED, MOST_ELEMENTS = 1001, 60
 
 
 def residuals_that_do_not_sum_to_0(h: Hierarchy, v: Stratum) -> Witness | None:
-    """A token such that the residuals of its density do not sum to 0 over some coarser element."""
+    """A witness: a token whose density has residuals that do not sum to 0 over some coarser element."""
     groups = list(_groups(h, v))
     if not groups:
         return None
@@ -65,7 +65,7 @@ def residuals_that_do_not_sum_to_0(h: Hierarchy, v: Stratum) -> Witness | None:
 
 
 def _groups(h: Hierarchy, v: Stratum) -> Iterator[tuple[Stratum, tuple[Stratum, ...]]]:
-    """Over which coarser strata the residuals must sum to 0, and with those of which others beside it."""
+    """The coarser strata over which residuals must sum to 0, each with the strata that are summed together."""
     shape = h.shape
     for u in shape.coarser(v):
         if shape.leaves_over(u) == shape.leaves_over(v):
@@ -101,7 +101,7 @@ def summed(
 
 
 def _unit(h: Hierarchy, concrete: Concrete, leaf: Stratum, i: int) -> tuple[str, Fraction]:
-    """The density of a token with log ratio 1, if it is rational and the token's alone; else a density of 1."""
+    """The density of a token with log ratio 1, if it is rational and reads only that token; else a density of 1."""
     density = h.with_mass(h.decomposition.densities[0][1], leaf)
     if not rounding(density) and not any(isinstance(a, Ordered) for a in atoms(density)):
         value = concrete.attempt(density, leaf, i, {token_log_ratio: Fraction(1), advantage: Fraction(1)})

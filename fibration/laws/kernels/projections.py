@@ -1,4 +1,4 @@
-"""Projections onto strata, as far as their products are known for every batch."""
+"""Projections onto strata, as far as their products are known for every batch. For proofs of `orthogonality`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Projections:
         self.used: dict[tuple[Stratum, Stratum], tuple[Stratum, Balanced]] = {}
 
     def product(self, u: Stratum, w: Stratum) -> Stratum | tuple[Stratum, Stratum]:
-        """The stratum onto which `P_u P_w` projects, or the pair where that is not known."""
+        """The stratum onto which `P_u P_w` projects; the pair `(u, w)` if that is not known."""
         if w == u or w in self.shape.coarser(u):
             return w
         if u in self.shape.coarser(w):
@@ -35,7 +35,7 @@ class Projections:
         return u, w
 
     def _implies(self, a: Balanced, u: Stratum, w: Stratum, meet: Stratum) -> bool:
-        """Balance of two strata is balance of what they lie over, as long as they meet in the same stratum."""
+        """Whether balance implies that of `u` and `w`: its strata lie over them, and meet in the same stratum."""
         shape = self.shape
         if len({shape.leaves_over(s) for s in (u, w, a.first, a.second)}) > 1:
             return False

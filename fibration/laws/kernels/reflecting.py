@@ -1,16 +1,16 @@
 """Reflecting (def:fgh i): weights sum to 1 over every fibre.
 
-Counts and totals are *additive*: summed over a fibre they give the count or total of what lies below. They are also
-algebraically independent, so a weight that is linear in the additive measures of its element, with coefficients that
-are constant on the fibre, sums to 1 for all sizes exactly when one rational function vanishes. That decides it
-completely; any other weight is searched for a counterexample.
+Counts and totals are *additive*: summed over a fibre they give the count or total of the element below. They are also
+algebraically independent. So if a weight is linear in the additive measures of its element, with coefficients that are
+constant on the fibre, it sums to 1 for all sizes exactly when one rational function vanishes. That decides these
+weights completely. For any other weight a counterexample is searched.
 
-Where several strata lie over a target, as in a tree, their weights sum to 1 jointly, for each set of them that has
-every token over the target once (`Shape.covers`). A branch may be empty: a sum over nothing is 0. Where that is what
-its closed form gives too, one identity covers all cases; else each set of empty branches is a case of its own.
+If several strata lie over a target, as in a tree, their weights sum to 1 jointly, for each cover: a set of them that
+has every token over the target once (`Shape.covers`). A branch may be empty: a sum over nothing is 0. If its closed
+form gives 0 too, one identity covers all cases; else each set of empty branches is a separate case.
 
-A fibration may be in no such set: of images that lie over a trajectory with the text, and over an expert by themselves,
-experts over the batch. Its weights sum to the share of what lies over it, which other ways down give.
+A fibration may be in no cover. Example: images lie over a trajectory together with the text, and also over an expert,
+and experts lie over the batch. The weights of experts over the batch sum to the share that other ways down give.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from fibration.laws.signs.populations import Populations
 from fibration.laws.subject import Subject
 
 STATEMENT = "the weights over each element sum to 1: π_* K = id"
-MOST_PARTS = 1000  # of a whole, where a decimal is taken for a fraction
-MANY = 8  # branches that may be empty, each set of them a case
+MOST_PARTS = 1000  # the largest denominator of a fraction that a decimal is taken for
+MANY = 8  # branches that may be empty; each set of them is a case
 
 
 def subject_of(cover: Cover) -> str:
-    """How the verdict on kernels that reflect together is named."""
+    """The subject of the verdict on kernels that reflect together."""
     if len(cover) == 1:
         return f"kernel {cover[0].name}"
     return f"kernels {', '.join(f.source.name for f in cover)} → {cover[0].target}"
@@ -69,7 +69,7 @@ def decide_reflecting(subject: Subject) -> Iterator[Decision]:
 
 
 def _other_sum(cover: Cover, subject: Subject) -> Decision | None:
-    """The first fibre found whose weights do not sum to 1."""
+    """Refutes with the first fibre found whose weights do not sum to 1; None if none is found."""
     target, of = cover[0].target, f" of {_sources(cover)}" if len(cover) > 1 else ""
     tolerance = rounding(*(f.weight for f in cover))
     for concrete, b, fibre in weights(subject.hierarchy, cover):
@@ -98,7 +98,7 @@ def _open_sum(cover: Cover, subject: Subject) -> Decision:
 
 
 def _fractions(cover: Cover, subject: Subject) -> str:
-    """What to write for decimals that stand for fractions, if the weights sum to 1 with these; '' if not."""
+    """The remedy for decimals that stand for fractions, if the weights sum to 1 with the fractions; '' if not."""
     meant: dict[Fraction, Fraction] = {}
 
     def exact(e: Expression) -> Expression:
@@ -139,7 +139,7 @@ def _remedy(cover: Cover, fibre: Fibre) -> str:
 
 
 def sums_to_1(cover: Cover, subject: Subject) -> str:
-    """The sum over a fibre in one line, if it is 1 in every case; '' if this procedure cannot say so."""
+    """The sum over a fibre in one line, if it is shown to be 1 in every case; '' if not."""
     unsure = _unsure(cover, subject)
     lines = _sum_at_once(cover, unsure, subject) if unsure else []
     if lines:
@@ -163,10 +163,10 @@ def _unsure(cover: Cover, subject: Subject) -> list[Fibration]:
 
 
 def _sum_at_once(cover: Cover, unsure: Sequence[Fibration], subject: Subject) -> list[str]:
-    """The sum over a fibre whose branches `unsure` hold any number of elements or none; [] if that takes cases.
+    """The sum over a fibre whose branches `unsure` have any number of elements or none; [] if that needs cases.
 
-    An identity of rational functions holds wherever all terms are defined. So if the term of a branch is defined and 0
-    where the branch is empty, as the sum over nothing is, the identity for filled branches is one for all.
+    An identity of rational functions holds wherever all terms are defined. An empty branch sums to 0. So if the term of
+    every branch is defined and 0 where the branch is empty, the identity for filled branches holds for all.
     """
     target = cover[0].target
     for f in unsure:
@@ -187,7 +187,7 @@ def _sum_at_once(cover: Cover, unsure: Sequence[Fibration], subject: Subject) ->
 def _sum(cover: Cover, empty: Cover, unsure: Sequence[Fibration], subject: Subject) -> list[str]:
     """The sum over a fibre, case by case; [] if it is not shown to be 1.
 
-    Of `unsure`, the branches `empty` hold nothing and the others something.
+    Of the branches `unsure`, those in `empty` have no element and the others have some.
     """
     target, populations = cover[0].target, subject.assume.populations
     signs: dict[Any, Signs] = {symbol(Count(f.source, target)): frozenset({0 if f in empty else 1}) for f in unsure}

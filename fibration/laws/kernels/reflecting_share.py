@@ -1,8 +1,8 @@
-"""Reflecting where other ways lead down too: kernels of fibrations that are in no cover of their target.
+"""Reflecting for the kernels of fibrations that are in no cover of their target.
 
-Of images that lie over a trajectory with the text, and over an expert by themselves, the batch has a part by way of
-experts. The kernels of a cover spread the whole of a batch, and so say how much of it that part has: the weights of
-experts over the batch sum to this share. (That each is its own share, `m(a)/m(b)`, is for the law of coherence.)
+Example: images lie over a trajectory together with the text, and also over an expert; experts lie over the batch. The
+kernels of a cover spread the whole batch, and so determine the share of the images. The weights of experts over the
+batch must sum to this share. (The law `coherent` checks that each weight is its own share, `m(a)/m(b)`.)
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from fibration.laws.law import Decision, following, proved, refuted, undecided
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.subject import Subject
 
-MOST_WAYS = 8  # where paths agree, one is as good as any
+MOST_WAYS = 8  # if the paths agree, any one of them is enough
 
 
 @dataclass(frozen=True)
 class Way:
-    """From the leaves over the source of a fibration to its target: along covers, as one kernel from each leaf."""
+    """A way along covers from the leaves over a fibration's source to its target, as one kernel from each leaf."""
 
     kernels: tuple[Fibration, ...]
     steps: frozenset[Fibration]
 
     @property
     def through(self) -> str:
-        """The strata between, but for leaves."""
+        """The strata on the way, except for leaves."""
         leaves = {k.source for k in self.kernels}
         return listed(sorted({f.source.name for f in self.steps if f.source not in leaves}))
 
@@ -51,7 +51,7 @@ class Way:
 def decide_share(f: Fibration, wrong: Mapping[Cover, Decision], subject: Subject) -> Decision:
     """Whether the weights of a fibration in no cover sum to the share of the leaves over its source.
 
-    `wrong` holds the covers whose kernels do not reflect: what these spread is no share.
+    `wrong` holds the covers whose kernels do not reflect: they determine no share.
     """
     ways = list(itertools.islice(_ways(subject.hierarchy, f), MOST_WAYS))
     for way in ways:
@@ -73,7 +73,7 @@ def _ways(h: Hierarchy, f: Fibration) -> Iterator[Way]:
 
 
 def _sums_to_share(f: Fibration, way: Way, subject: Subject) -> str:
-    """The sum in one line, if it is the share in every case; '' if this procedure cannot say so."""
+    """The sum in one line, if it is shown to be the share in every case; '' if not."""
     unsure = [k for k in way.kernels if not subject.at(f.target).present(k.source, f.target)]
     lines = []
     for n in range(min(len(unsure), len(way.kernels) - 1) + 1):
@@ -90,7 +90,7 @@ def _sums_to_share(f: Fibration, way: Way, subject: Subject) -> str:
 
 
 def _other_share(f: Fibration, ways: Sequence[Way], subject: Subject) -> Decision | None:
-    """The first fibre found whose weights sum to another share than each way gives."""
+    """Refutes with the first fibre found whose weights sum to another share than every way gives; None if none is."""
     h = subject.hierarchy
     kernels = tuple(dict.fromkeys((f, *(k for way in ways for k in way.kernels))))
     tolerance = rounding(*(k.weight for k in kernels))
@@ -131,7 +131,7 @@ def _named(f: Fibration) -> str:
 
 
 def _remedy(f: Fibration, way: Way, subject: Subject) -> str:
-    """The share of an element, written out if it can be."""
+    """The remedy: the share of an element, written out if possible."""
     terms: list[Any] = []
     for k in way.kernels:
         try:

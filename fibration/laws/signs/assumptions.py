@@ -1,8 +1,8 @@
-"""What can be said about the sign of an expression.
+"""The signs that an expression can have under what is known of its atoms. Laws take all signs from here.
 
-An expression is seen as powers of factors (`polynomials.py`), and its sign is the product of theirs. A polynomial has
-the sign that all its terms share. Where they do not share one, atoms are written through their bounds, one at a time,
-until they do. sympy never sees a `where`, a `min` or a `sign`; cases are split before (`branches.py`).
+An expression is a product of powers of factors (`polynomials.py`), and its sign is the product of their signs. A
+polynomial has the sign that all its terms share. If they share none, atoms are written through their bounds, one at a
+time, until they do. `branches.py` splits cases before: sympy never gets a `where`, a `min` or a `sign`.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ from fibration.laws.signs.polynomial_signs import is_whole
 from fibration.laws.signs.populations import Pair, Populations
 from fibration.laws.signs.ranges import Range
 
-MOST_STEPS = 2000  # atoms written through their bounds, for one sign
+MOST_STEPS = 2000  # how often an atom is written through its bounds, for one sign
 NEGATIVE: Signs = frozenset({-1})
 NOT_POSITIVE: Signs = frozenset({-1, 0})
 
 
 class Assumptions:
-    """Strict bounds of parameters, positivity of counts and attributes, and the order of counts in a hierarchy.
+    """What is known of atoms: strict bounds of parameters, positivity of counts and attributes, the order of counts.
 
-    `at` is the stratum at whose elements expressions are read, if that is known: over what lies below an image token
-    there is an image token.
+    `at` is the stratum at whose elements expressions are read, if that is known. It tells which counts are positive: at
+    an image token, every element that the token lies over has at least one image token.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class Assumptions:
         self.extra = extra or {}
         self._family: dict[Any, Assumptions] = {}
         self._elsewhere: dict[Stratum, Assumptions] = {}
-        self.anywhere = self  # without the signs of expressions
+        self.anywhere = self  # these assumptions without the signs of expressions
         self._start()
 
     def _start(self, wider: Assumptions | None = None) -> None:
-        """`wider` assumptions, if they are known, are those that some signs have been added to."""
-        self.branches: dict[Expression, Any] = {}  # of the expressions split under these assumptions (`branches.py`)
+        """Set up the caches. `wider`: the assumptions to which signs were added, whose results still hold."""
+        self.branches: dict[Expression, Any] = {}  # by expression, what `branches.py` split under these assumptions
         self._counted = [(pair, signs) for s, signs in self.extra.items() if (pair := _pair(s))]
         self._some_absent = any(signs == ZERO for _, signs in self._counted)
         self._wider = wider
@@ -98,7 +98,7 @@ class Assumptions:
         self._decided: dict[Polynomial, Signs] = {}
 
     def with_signs(self, extra: dict[Any, Signs]) -> Assumptions:
-        """These assumptions, and the signs of some expressions besides."""
+        """These assumptions with the signs of some more expressions."""
         if not extra:
             return self
         merged = {**self.extra, **extra}
@@ -112,12 +112,12 @@ class Assumptions:
         return self._family[key]
 
     def elsewhere(self, stratum: Stratum) -> Assumptions:
-        """What is known at any element of another stratum: nothing of what is known here alone."""
+        """What is known at the elements of another stratum. Signs that were added here do not hold there."""
         if stratum not in self._elsewhere:
             self._elsewhere[stratum] = Assumptions(self.populations.shape, self.populations.populated, stratum)
         return self._elsewhere[stratum]
 
-    # ------------------------------------------------------------ what is there
+    # ------------------------------------------------------------ which elements exist
 
     def present(self, of: Any, over: Any) -> bool:
         """Whether at least one `of` element lies over the `over` element."""
@@ -128,12 +128,12 @@ class Assumptions:
         return self._some_absent and self.populations.together([of], over, self._without(over))
 
     def may_be_of_none(self, atom: Aggregate) -> bool:
-        """Whether no element may lie there that a statistic is of; there is always a token."""
+        """Whether a statistic may have no elements. A statistic of tokens always has one."""
         number = number_of(atom)
         return number is not None and not self.present(number.of, number.over)
 
     def _without(self, over: Any) -> list[Any]:
-        """The strata of which nothing lies over the `over` element."""
+        """The strata that have no element over the `over` element."""
         implies = self.populations.implies
         return [of for (of, below), signs in self._counted if signs == {0} and implies((of, over), (of, below))]
 
@@ -142,17 +142,17 @@ class Assumptions:
         return any(signs == {0} and self.populations.implies((of, over), p) for p, signs in self._counted)
 
     def _one_present(self, p: Polynomial) -> Iterator[list[Pair]]:
-        """What lies over one element: at least one of these is there, though none of them is known to be."""
+        """Lists of pairs of which at least one has an element, though it is not known which one."""
         pairs = {pair for a in p.atoms if (pair := _pair(atom_expression(a))) and not self.present(*pair)}
         for over in sorted({over for _, over in pairs}, key=str):
             of = sorted((o for o, v in pairs if v == over), key=str)
             if self.populations.together(of, over, self._without(over)):
                 yield [(o, over) for o in of]
 
-    # ------------------------------------------------------------ what is known besides
+    # ------------------------------------------------------------ known signs of expressions
 
     def _learn(self, known: dict[Any, Signs]) -> None:
-        """What the signs of some expressions say of the factors of these."""
+        """Derive the signs of factors from the signs of expressions that are not in `known`."""
         added = [(value, signs) for value, signs in self.extra.items() if known.get(value) != signs]
         for value, signs in sorted(added, key=lambda item: len(item[0].args)):
             try:
@@ -161,17 +161,17 @@ class Assumptions:
                 continue
             self._products.append((q, signs))
             sign, rest = self._split(q)
-            # of a denominator nothing: it may be 0, and then the expression has no value
+            # nothing follows for a denominator: it may be 0, and then the expression has no value
             if len(rest.factors) == 1 and (power := next(iter(rest.factors.values()))) > 0:
                 [f] = rest.factors
                 signs = _turned(signs, sign)
                 if not power % 2:
                     signs = ZERO if signs == ZERO else ANY if 0 in signs else NOT_ZERO
                 self._facts[f] = self._facts.get(f, ANY) & signs or signs
-                self._forget()  # it was worked out without this
+                self._forget()  # what was worked out without this fact
 
     def _split(self, q: Quotient) -> tuple[int, Quotient]:
-        """The sign of those factors that have one, and the others."""
+        """The product of the known signs of factors, and the other factors."""
         sign, rest = 1 if q.number > 0 else -1, {}
         for f, p in q.factors.items():
             own = _raised(self._factor(f), p)
@@ -182,7 +182,7 @@ class Assumptions:
         return sign, Quotient(Fraction(1), rest)
 
     def decisive(self, value: Any) -> tuple[int, Any]:
-        """What is left of a value without factors of known sign, and 1 or -1: its sign so many times is the value's."""
+        """1 or -1, and a value without the factors of known sign. Their product has the sign of `value`."""
         try:
             q = quotient(value)
         except (TooLarge, ValueError):
@@ -191,7 +191,7 @@ class Assumptions:
         return sign, from_quotient(rest)
 
     def _beside(self, q: Quotient) -> Signs:
-        """The signs of what is a multiple of a known expression, or beside one."""
+        """The signs of a multiple of a known expression, or of a known expression plus a number."""
         found = ANY
         for known, signs in self._products:
             if known.factors == q.factors:
@@ -208,14 +208,14 @@ class Assumptions:
     def _range(self, atom: int) -> Range:
         if atom not in self._ranges:
             wider, e = self._wider, atom_expression(atom)
-            of_count = isinstance(ATOM_OF.get(e), Count)  # may be narrower by what is known of polynomials in it
+            of_count = isinstance(ATOM_OF.get(e), Count)  # facts about polynomials in a count may narrow its range
             same = wider is not None and e.is_Symbol and not of_count and wider._counted == self._counted
             found = wider._range(atom) if wider is not None and same else self._plain_range(e)
             self._ranges[atom] = ranges.narrowed(found, self._by_facts(variable(atom), self._facts.get(atom, ANY)))
         return self._ranges[atom]
 
     def _plain_range(self, e: Any) -> Range:
-        """What an atom says of itself, and the shape of the hierarchy of it."""
+        """The range of an atom from its declaration and the shape of the hierarchy, without facts."""
         atom = ATOM_OF.get(e)
         if isinstance(atom, (Count, Total)):
             of_positive = isinstance(atom, Count) or atom.attribute.positive
@@ -232,7 +232,7 @@ class Assumptions:
             return Range(NOT_POSITIVE)
         if isinstance(atom, Aggregate):
             return Range(self._of_statistic(atom))
-        if isinstance(atom, Ordered):  # a sum, and 0 where nothing comes before
+        if isinstance(atom, Ordered):  # a sum: 0 where nothing comes before
             return Range(self._of_formula(atom) | ZERO)
         if e.is_Symbol:
             return Range()
@@ -256,7 +256,7 @@ class Assumptions:
         return Range(signs) if row.bound is None else ranges.of_bounded(row.bound, signs)
 
     def _of_statistic(self, atom: Aggregate) -> Signs:
-        """A statistic lies between the values of its formula; a total of nothing is 0, and a condition fails."""
+        """The signs between the values of the formula. Without elements a total is 0 and a condition is false."""
         of_none = atom.kind in HAVE_A_VALUE_OF_NONE and self.may_be_of_none(atom)
         if of_none and self.absent(atom.of, atom.over):
             return ZERO
@@ -266,14 +266,14 @@ class Assumptions:
         return found | ZERO if of_none or found >= NOT_ZERO else found
 
     def _of_formula(self, atom: Aggregate | Ordered) -> Signs:
-        """The signs that a formula takes at the elements at which it is read."""
+        """The signs that the formula takes at the elements at which it is read."""
         read = formulas(atom, self.populations.shape)
         return _union(self.elsewhere(place).signs(to_sympy(formula)) for place, formula in read)
 
     # ------------------------------------------------------------ signs
 
     def signs(self, value: Any) -> Signs:
-        """The signs that an expression can take; never too few, sometimes too many."""
+        """All signs that an expression can take, and sometimes more."""
         value = sympy.sympify(value)
         if value not in self._known:
             self._known[value] = self._signs(value)
@@ -289,7 +289,7 @@ class Assumptions:
         except TooLarge:
             return self._by_parts(value)
         if q.factors and all(atom_expression(a).is_number for a in q.atoms):
-            sign = sympy.sign(value) if value.is_real else None  # sympy may know that it is 0
+            sign = sympy.sign(value) if value.is_real else None  # sympy may find that it is 0
             return frozenset({int(sign)}) if sign is not None and sign.is_Integer else ANY
         found = self._of(q, self._factor)
         if len(found) > 1 and (together := self._together(q)) != ANY:
@@ -299,7 +299,7 @@ class Assumptions:
         return found
 
     def _together(self, q: Quotient) -> Signs:
-        """The signs of a product in which factors of the same atoms, whose signs are not known, are multiplied out."""
+        """The signs of a product whose factors of unknown sign in the same atoms are multiplied out."""
         try:
             rest, products = polynomial_signs.multiplied_out(q, self._factor)
         except TooLarge:
@@ -315,7 +315,7 @@ class Assumptions:
         return self.absent(*pair) if pair else self.extra.get(s) == ZERO
 
     def _by_parts(self, value: Any) -> Signs:
-        """A product or a sum that is too large to be written as one quotient."""
+        """The signs of a product or a sum that is too large to be written as one quotient."""
         if value.is_Mul:
             return functools.reduce(_multiplied, (self.signs(a) for a in value.args))
         if value.is_Add:
@@ -330,7 +330,7 @@ class Assumptions:
         return found
 
     def _factor(self, f: Factor) -> Signs:
-        """The signs of an atom or a polynomial, whichever branches are not empty."""
+        """The signs of an atom or a polynomial, whichever branches are empty."""
         if isinstance(f, int):
             found = self._range(f).signs
             return found if len(found) == 1 else self._beyond_facts(variable(f), found)
@@ -340,7 +340,7 @@ class Assumptions:
             self._steps = 0
             found = self._polynomial(f)
             if len(found) > 1 and (choice := next(self._one_present(f), None)):
-                # not all branches of a tree are empty: what holds whichever one is not
+                # not all branches of a tree are empty: the union of the signs for each branch that may be filled
                 filled = (self.with_signs({symbol(Count(*pair)): POSITIVE}) for pair in choice)
                 found &= _union(assume._factor(f) for assume in filled)
             if len(found) > 1 and (more := self._sharper(f)) != ANY:
@@ -356,7 +356,7 @@ class Assumptions:
             return ANY
 
     def _polynomial(self, f: Factor) -> Signs:
-        """The signs of an atom or a polynomial, with what is known of it besides."""
+        """The signs of an atom or a polynomial, by its terms, bounds and known facts."""
         if isinstance(f, int):
             return self._range(f).signs
         if self._wider and len(found := self._wider._decided.get(f, ANY)) == 1:
@@ -371,7 +371,7 @@ class Assumptions:
         return self._decided[f]
 
     def _by_facts(self, p: Polynomial, found: Signs) -> Signs:
-        """These signs of a polynomial, or fewer where it lies beside one of known sign."""
+        """The signs `found`, or fewer if the polynomial is `k·known + number` for a polynomial of known sign."""
         for known, signs in self._facts.items():
             if isinstance(known, Polynomial) and (ends := slack(p, known)):
                 more = _added([_turned(signs, ends[0]), _turned(POSITIVE, ends[1])])
@@ -379,7 +379,7 @@ class Assumptions:
         return found
 
     def _beyond_facts(self, p: Polynomial, found: Signs) -> Signs:
-        """These signs of a polynomial, or fewer where it is a multiple of one of known sign plus terms of one sign."""
+        """The signs `found`, or fewer if it is a multiple of a polynomial of known sign plus terms of one sign."""
         for known, signs in self._facts.items():
             if isinstance(known, Polynomial) and signs != ANY:
                 for k, rest in excesses(p, known):
@@ -388,7 +388,7 @@ class Assumptions:
         return found
 
     def _plainly(self, monomial: Monomial, number: int) -> Signs:
-        """The signs of a term of symbols and exponentials; of other atoms facts may have to be known first."""
+        """The signs of a term of symbols and exponentials. Other atoms count as ANY: their signs may rest on facts."""
         found = _turned(POSITIVE, number)
         for a, p in monomial:
             if not isinstance(e := atom_expression(a), sympy.exp):
@@ -396,7 +396,7 @@ class Assumptions:
         return found
 
     def _terms(self, p: Polynomial) -> Signs | None:
-        """The sign that all terms share; None if they do not."""
+        """The sign that all terms share; None if they share none."""
         parts = [_turned(self._monomial(m), c) for m, c in p.terms.items()]
         if _union(parts) >= NOT_ZERO:
             return None
@@ -412,7 +412,7 @@ class Assumptions:
         return found
 
     def _not_all_0(self, p: Polynomial) -> bool:
-        """Whether some term is not 0, whichever branches are empty."""
+        """Whether the terms are never all 0, whichever branches are empty."""
 
         def stays(monomial: Monomial, there: Pair) -> bool:
             pairs = ((a, _pair(atom_expression(a))) for a, _ in monomial)
@@ -434,7 +434,7 @@ class Assumptions:
         return polynomial_signs.numbers_of(count, int(present), self._facts)
 
     def _shifted(self, p: Polynomial) -> Signs:
-        """The signs of a polynomial in which one atom is written through its bounds."""
+        """The signs of a polynomial after one atom is written through its bounds."""
         bounds = self._next_bounds(p)
         if bounds is None:
             return ANY
@@ -453,8 +453,8 @@ class Assumptions:
         return _added(parts) | (ZERO if any(0 in end for end in ends) else frozenset())
 
     def _next_bounds(self, p: Polynomial) -> tuple[int, Range] | None:
-        """The next atom to be written through its bounds, and these; larger counts before what they are larger than."""
-        for a in p.atoms:  # before the count that bounds it
+        """The next atom to write through its bounds, and the bounds. A larger count comes before a smaller one."""
+        for a in p.atoms:  # totals come before the counts that bound them
             if isinstance(ATOM_OF.get(atom_expression(a)), Total) and (own := self._range(a)).is_bounded:
                 return a, own
         counts = sorted((a for a in p.atoms if isinstance(ATOM_OF.get(atom_expression(a)), Count)), key=self._rank)
@@ -466,7 +466,7 @@ class Assumptions:
             if own.is_bounded:
                 return a, own
         bounded = [(a, r) for a in p.atoms if (r := self._range(a)).is_bounded and is_whole(p, a)]
-        # bounds may have an irrational number in them, which then has bounds of its own
+        # irrational numbers last: bounds of other atoms may contain them
         if not bounded:
             return None
         return min(bounded, key=lambda found: (atom_expression(found[0]).is_number, found[0]))
@@ -482,7 +482,7 @@ class Assumptions:
 
 
 def _pair(s: Any) -> Pair | None:
-    """Of a count or the total of a positive attribute: what lies over what, so that it is not 0."""
+    """For a count or the total of a positive attribute: `of` and `over`, as any `of` element makes it positive."""
     atom = ATOM_OF.get(s)
     if isinstance(atom, Count) or (isinstance(atom, Total) and atom.attribute.positive):
         return atom.of, atom.over  # type: ignore[return-value]
@@ -497,7 +497,7 @@ def _union(parts: Iterable[Signs]) -> Signs:
 
 
 def _turned(signs: Signs, by: Fraction | int) -> Signs:
-    """The signs of a multiple."""
+    """The signs of `by` times a value with these signs."""
     return signs if by > 0 else frozenset(-s for s in signs) if by < 0 else ZERO
 
 
@@ -512,7 +512,7 @@ def _raised(signs: Signs, power: Exponent) -> Signs:
 
 
 def _added(parts: Sequence[Signs]) -> Signs:
-    """The signs of a sum; it is not 0 where its terms share a sign and one of them is not."""
+    """The signs of a sum. It is not 0 if no two terms have opposite signs and one term is never 0."""
     possible = _union(parts)
     if possible >= NOT_ZERO:
         return ANY

@@ -1,4 +1,4 @@
-"""Split an expression into its branches: under which signs of which differences it takes which branch-free value."""
+"""Split an expression into branches: branch-free values, each with the signs of differences under which it holds."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Needs = tuple[tuple[Any, Signs], ...]
 
 @dataclass(frozen=True)
 class Case:
-    """`value` holds where every difference in `signs` has one of its signs.
+    """A branch: `value` holds where every difference in `signs` has one of its signs.
 
-    It is defined, and so are the conditions that lead to it, where what is in `needs` has one of its signs: no division
-    by 0, no logarithm or root outside its domain. sympy forgets these: to it `x*x/x` is `x`.
+    The value and the conditions that lead to it are defined where every expression in `needs` has one of its signs: no
+    division by 0, no logarithm or root outside its domain. sympy drops these needs: it turns `x*x/x` into `x`.
     """
 
     signs: tuple[tuple[Any, Signs], ...]
@@ -41,29 +41,29 @@ class Case:
         return flowing(to_sympy(self.value))
 
     def held(self) -> Any:
-        """The value with what is stopped as it stands; once it is derived, `flowing` undoes that."""
+        """The value, in which `stop` still stops derivatives; `flowing` removes it after differentiation."""
         return to_sympy(self.value)
 
     def slope(self, variable: Any) -> Any:
-        """The derivative, in which what is stopped has no part."""
+        """The derivative; what is inside `stop` adds nothing to it."""
         return flowing(sympy.diff(to_sympy(self.value), variable))
 
     def defined(self, assume: Assumptions, needs: Needs | None = None) -> bool:
-        """Whether the assumptions and the case's own conditions rule out that it has no value (or other `needs`)."""
+        """Whether the assumptions and the case's conditions imply its needs (or `needs`), so that it has a value."""
         inside = assume.with_signs(dict(self.signs))
         return all(smooth_signs.signs(e, inside) <= allowed for e, allowed in (self.needs if needs is None else needs))
 
     def needs_of_slopes(self, moves: Callable[[Any], bool]) -> Needs:
-        """What it needs to have a value and slopes: a root of 0 has none, if what it is taken of moves."""
+        """The needs for a value and slopes: where `moves(e)` holds, `sqrt(e)` has no slope at `e = 0`."""
         return tuple((e, allowed - ZERO if moves(e) else allowed) for e, allowed in self.needs)
 
 
 class TooManyCases(Exception):
-    """More branches than can be looked at; the law is then undecided."""
+    """An expression has more than `MAX_CASES` branches; the law is then undecided."""
 
 
 def cases(expression: Expression, assume: Assumptions) -> list[Case]:
-    """Every branch that the assumptions do not rule out. Their conditions exclude each other."""
+    """Every branch that the assumptions do not rule out, with disjoint conditions. Raises `TooManyCases`."""
     if expression not in assume.branches:
         try:
             assume.branches[expression] = [
@@ -81,7 +81,7 @@ def cases(expression: Expression, assume: Assumptions) -> list[Case]:
 
 
 def needs(e: Expression) -> Iterator[tuple[Any, Signs]]:
-    """Which signs of what a branch-free expression needs to have a value."""
+    """The expressions, each with its allowed signs, that a branch-free expression needs to have a value."""
     if isinstance(e, Apply):
         for a in e.arguments:
             yield from needs(a)
@@ -93,10 +93,10 @@ def needs(e: Expression) -> Iterator[tuple[Any, Signs]]:
 
 @dataclass(frozen=True)
 class Path:
-    """What the conditions passed so far say, and what they need to have a value."""
+    """The signs that the conditions passed so far imply, and what these conditions need to have a value."""
 
     signs: dict[Any, Signs]
-    before: Assumptions  # that all of these are known, but for the last
+    before: Assumptions  # assumptions with all of `signs` but the last
     needs: Needs = ()
 
     @cached_property
@@ -124,8 +124,8 @@ def _split(e: Expression, path: Path, assume: Assumptions) -> list[tuple[Path, E
 
 
 def _outcomes(condition: Expression, path: Path, assume: Assumptions) -> list[tuple[Path, bool]]:
-    """Both outcomes of a condition, with what each says about signs."""
-    if not isinstance(condition, Apply):  # whether it holds of some token is a number, 0 or 1
+    """Both outcomes of a condition, with the signs that each implies."""
+    if not isinstance(condition, Apply):  # a statistic `some`, whose truth is the number 0 or 1
         return _compare(">", to_sympy(condition), path, assume)
     if condition.operator == "not":
         return [(k, not t) for k, t in _outcomes(condition.arguments[0], path, assume)]

@@ -1,4 +1,4 @@
-"""What several laws ask of a formula: that it has a value everywhere, perhaps of a certain sign."""
+"""Claims that several laws prove of a formula: it has a value everywhere, perhaps of a certain sign."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fibration.laws.signs.gathered import HAVE_A_VALUE_OF_NONE, number_of
 
 @dataclass(frozen=True)
 class Claim:
-    """Wherever `assume` holds, a formula has a value, and one of these signs."""
+    """The claim that a formula has a value, with one of `signs`, wherever `assume` holds."""
 
     formula: Expression
     assume: Assumptions
@@ -39,12 +39,12 @@ class Claim:
         return all(case.defined(self.assume) and self._has_sign(case) for case in branches)
 
     def _has_sign(self, case: Case) -> bool:
-        if self.signs in (ANY, ZERO):  # that a formula is 0 is for algebra, which knows more of it than its sign
+        if self.signs in (ANY, ZERO):  # algebra shows that a formula is 0 more often than signs do
             return self.signs == ANY or vanishes(case.sympy())
         return smooth_signs.signs(case.sympy(), self.assume.with_signs(dict(case.signs))) <= self.signs
 
     def empty_branches(self) -> list[Count | Total]:
-        """The counts and totals over a branch that may be empty, where they keep a formula from having a value."""
+        """The counts and totals of branches that may be empty, if the formula then has no value."""
         try:
             branches = cases(self.formula, self.assume)
         except TooManyCases:
@@ -59,7 +59,7 @@ class Claim:
         return list(found)
 
     def remedy(self, h: Hierarchy) -> str:
-        """Which count may be 0, and what to assume or to divide by; '' where no empty branch is at fault."""
+        """The remedy: which count may be 0, and what to assume or divide by. '' if no empty branch is at fault."""
         empty = self.empty_branches()
         if not empty:
             return ""
@@ -73,7 +73,7 @@ class Claim:
 
 
 def divided(formula: Expression) -> Expression:
-    """With every statistic of elements divided by their number, and times it: of none there is no mean."""
+    """The formula, in which statistics without a value for no elements are divided and multiplied by their number."""
 
     def by_number(atom: Expression) -> Expression:
         number = required_number(atom)
@@ -83,13 +83,13 @@ def divided(formula: Expression) -> Expression:
 
 
 def known_at(h: Hierarchy, stratum: Stratum) -> Assumptions:
-    """What is known at the elements of a stratum: the log-prob of the current policy is not above 0 either."""
+    """What is known at the elements of a stratum, and that the log-prob of the current policy is not above 0."""
     plain, current = Assumptions(whole_batch(h), h.assume, stratum), to_sympy(CURRENT_LOG_PROB)
     return plain.with_signs({current: NOT_POSITIVE, sympy.exp(current) - 1: NOT_POSITIVE})
 
 
 def inside(h: Hierarchy, formula: Expression) -> Iterator[Claim]:
-    """That the formulas of all that a formula gathers, however deep, have values where they are read."""
+    """Claims that the formulas in statistics and orders of a formula, at any depth, have values where they are read."""
     found = dict.fromkeys(a for e in within(formula) for a in atoms(e) if isinstance(a, (Aggregate, Ordered)))
     for a in found:
         number = where(a.formula, 1, 0) if a.formula.is_condition else a.formula
@@ -98,6 +98,6 @@ def inside(h: Hierarchy, formula: Expression) -> Iterator[Claim]:
 
 
 def required_number(atom: Expression) -> Count | None:
-    """How many elements a statistic is of that has no value of none."""
+    """The number of elements of a statistic that has no value without elements; None for any other atom."""
     number = number_of(atom)
     return None if number is None or atom.kind in HAVE_A_VALUE_OF_NONE else number  # type: ignore[attr-defined]

@@ -1,7 +1,8 @@
-"""Formulas of tokens where all policies coincide, and near it: what weights tend to, and which conditions can fail.
+"""Formulas of tokens near where all policies coincide: the limits of weights, and which conditions can fail.
 
-Near it each policy's log-prob is that of `old` and something small of its own, in either direction. A statistic of what
-tends to one number tends to that number, or as a total to so many times it. Any other statistic may be anything.
+There each policy's log-prob is that of `old` plus a small number of its own, of either sign. If the formula of a
+statistic tends to one number, the statistic tends to that number, and a total to a multiple of it. Any other statistic
+may be anything.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from fibration.laws.signs.claim import divided
 from fibration.laws.signs.gathered import number_of, places
 from fibration.laws.signs.neighbourhood import WORDS, Neighbourhood, is_kinked
 
-LONGEST = 60  # what is said of a condition that decides
+LONGEST = 60  # characters of a condition that a message quotes
 REFERENCE = LogProb(Policy(OLD))
 NEVER, ALWAYS = as_expression(0) > 1, as_expression(0) < 1
 
 
 class Coinciding:
-    """Formulas as the tokens of one leaf read them, or a gate at its elements, near where all policies coincide."""
+    """Formulas at the tokens of one leaf, or a gate at the elements of a stratum, near where all policies coincide."""
 
     def __init__(self, h: Hierarchy, leaf: Stratum) -> None:
         self.h, self.leaf = h, leaf
-        self.small: dict[Any, int] = {}  # what stands for a change, of a policy or of a statistic
-        self.sides: dict[Any, Signs] = {}  # of those that lie on one side of 0
-        self.may_lack = False  # a value of what is written: the formula of a statistic may have none
+        self.small: dict[Any, int] = {}  # symbols of the changes of policies and statistics
+        self.sides: dict[Any, Signs] = {}  # signs of the changes that lie on one side of 0
+        self.may_lack = False  # whether a written formula may lack a value, as that of a statistic may
 
     @cached_property
     def shape(self) -> Shape:
@@ -58,7 +59,7 @@ class Coinciding:
         return {symbol(token_log_ratio): 0, **self.small}
 
     def limits(self, formula: Expression) -> list[Any] | None:
-        """What a formula tends to, in each branch that can hold near; None where one may have no value."""
+        """The limits of a formula in the branches that can hold near; None if a branch may have no value."""
         near, written = self._near(formula)
         if self.may_lack:
             return None
@@ -72,7 +73,7 @@ class Coinciding:
         return list(dict.fromkeys(ends))
 
     def question(self, formula: Expression, right: Any) -> str:
-        """Where a formula tends to something else, as `D - 1 is below 0`; '' if that is not one condition."""
+        """The condition, such as `D - 1 is below 0`, where a formula does not tend to `right`; '' if it is not one."""
         near, written = self._near(formula)
         try:
             for case in near.branches(written):
@@ -86,7 +87,7 @@ class Coinciding:
         return ""
 
     def outcomes(self, condition: Expression) -> set[bool] | None:
-        """Whether a condition may hold near, and whether it may fail; None where that is not known."""
+        """The truth values that a condition can have near; None if they are not known."""
         found = self.limits(where(condition, 1, 0))
         return None if found is None else {bool(value) for value in found}
 
@@ -95,7 +96,7 @@ class Coinciding:
         return Neighbourhood(self.assume.with_signs(self.sides), self.moving, at_0=False), written
 
     def written(self, formula: Expression) -> Expression:
-        """A formula in what is small: the change of every policy, and of every statistic."""
+        """A formula in terms of the small changes of policies and statistics."""
         return transform(divided(at(formula, self.leaf)), self._atom)
 
     def _atom(self, atom: Expression) -> Expression:
@@ -113,7 +114,7 @@ class Coinciding:
         return made
 
     def _ordered(self, o: Ordered) -> Expression:
-        """A sum of so many times what its formula tends to: of what tends to 0 it tends to 0."""
+        """An ordered sum as a multiple of its formula's limit plus a small change; a limit of 0 leaves the change."""
         limit = self._common(o)
         if limit is None:
             return o
@@ -133,7 +134,7 @@ class Coinciding:
         if limit is None:
             return statistic
         change = self._small(f"change of {statistic}")
-        if statistic.kind == "deviation":  # what tends to one number everywhere differs by nothing
+        if statistic.kind == "deviation":  # the deviation of values with one limit tends to 0
             self.sides[symbol(change)] = NOT_NEGATIVE
             return change
         of_none = ZERO if self.assume.may_be_of_none(statistic) else frozenset[int]()
@@ -144,7 +145,7 @@ class Coinciding:
         return limit + change
 
     def _side(self, statistic: Aggregate | Ordered, limit: Any) -> Signs:
-        """The signs of a statistic's formula less its limit, so that a mean of squares is not below 0."""
+        """The signs of a statistic's formula minus its limit: those of squares are not negative, nor is their mean."""
         found: Signs = frozenset()
         for each in self._read_at(statistic):
             near, written = Coinciding(self.h, each)._near(statistic.formula)
@@ -156,7 +157,7 @@ class Coinciding:
         return places(statistic, self.shape)
 
     def _common(self, statistic: Aggregate | Ordered) -> Expression | None:
-        """The one number that the formula of a statistic tends to, at all tokens of its element; None if unknown."""
+        """The one limit of a statistic's formula at all tokens of its element; None if unknown."""
         ends: list[Any] = []
         for each in self._read_at(statistic):
             found = Coinciding(self.h, each).limits(statistic.formula)
@@ -186,5 +187,5 @@ class Coinciding:
 
 
 def everywhere(h: Hierarchy) -> Iterator[Coinciding]:
-    """Every leaf's."""
+    """One `Coinciding` per leaf."""
     return (Coinciding(h, leaf) for leaf in h.leaves)

@@ -1,7 +1,7 @@
 """Whether conditions can hold together: linear inequalities between monomials, by elimination (Fourier and Motzkin).
 
-Monomials count as variables of their own, with what is known of their signs. So what is said to be impossible is; what
-is said to be possible may not be.
+Monomials count as independent variables of known signs. So conditions that are found impossible are impossible, while
+conditions that are found possible may still contradict each other.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fibration.language.operators import POSITIVE, Signs
 from fibration.language.sympy_bridge import ATOM_OF, NO_VALUES
 from fibration.laws.signs.assumptions import Assumptions
 
-MOST = 150  # inequalities, between two eliminations
-FAR = sympy.Integer(2) ** 10**4  # numbers further out, or nearer 0, are not written out as rationals
-ROUNDED = sympy.Rational(1, 10**20)  # more than numbers are rounded by, of their size
+MOST = 150  # inequalities before an elimination; with more, nothing is decided
+FAR = sympy.Integer(2) ** 10**4  # larger numbers, and numbers nearer 0, are not turned into rationals
+ROUNDED = sympy.Rational(1, 10**20)  # a bound on the relative rounding of a number
 Row = tuple[dict[Any, Any], Any, bool]  # Σ coefficient·variable + constant, above 0 (True) or at least 0
 
 
 def normal(difference: Any, signs: Signs, assume: Assumptions) -> tuple[Any, Signs]:
-    """The same condition without denominators and factors whose sign is known; on an exponent, not its exponential."""
+    """The same condition without factors and denominators of known sign; on an exponent, not its exponential."""
     top, bottom = sympy.fraction(sympy.together(difference.xreplace(NO_VALUES)))
     if top == 0:
         return sympy.Integer(0), signs
@@ -71,7 +71,7 @@ def _over(value: Any, positive: Any) -> Any:
 
 
 def feasible(conditions: Mapping[Any, Signs], assume: Assumptions) -> bool:
-    """False if no values have these signs."""
+    """False if no values have these signs; True if no contradiction was found."""
     rows: list[Row] = []
     for d, signs in conditions.items():
         if not signs:

@@ -1,7 +1,7 @@
-"""Where the formula of a statistic or of an order is read, and which elements it may lack.
+"""Where the formula of a statistic or of an order is read, and how many elements a statistic has.
 
 A formula inside a statistic is read at other elements than the statistic: a count that is above 0 at an image token may
-be 0 in another row. `Assumptions`, `Coinciding` and the bounds of weights all ask here.
+be 0 in another row. `Assumptions`, `Coinciding` and the bounds of weights use this module.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from fibration.language.order import Ordered
 from fibration.language.statistics import Aggregate
 from fibration.language.strata import Shape
 
-HAVE_A_VALUE_OF_NONE = ("total", "some")  # 0, and false
+HAVE_A_VALUE_OF_NONE = ("total", "some")  # without elements: 0, and false
 
 
 def places(atom: Aggregate | Ordered, shape: Shape) -> tuple[Stratum, ...]:
     """The strata at whose elements the formula is read: those of `of`, or the leaves over the `over` element.
 
-    Every leaf lies over an `over` that the shape does not have: rows, groups, the batch.
+    If the shape lacks `over` (rows, groups, the batch), that is every leaf.
     """
     if isinstance(atom.of, Stratum):
         return (atom.of,)
@@ -36,7 +36,7 @@ def formulas(atom: Aggregate | Ordered, shape: Shape) -> Iterator[tuple[Stratum,
 
 
 def number_of(atom: Expression) -> Count | None:
-    """How many elements of a stratum a statistic is of; None where it is of tokens, of which there is always one."""
+    """The number of elements that a statistic gathers; None for tokens, of which it always has one."""
     if not isinstance(atom, Aggregate) or not isinstance(atom.of, Stratum):
         return None
     return Count(atom.of, atom.over)

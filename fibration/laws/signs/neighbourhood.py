@@ -1,4 +1,4 @@
-"""Formulas near on-policy, where residuals and densities are small: which branches can hold there, with what slopes.
+"""Formulas near on-policy, where residuals and densities are small: which branches can hold, with which slopes.
 
 The germ of a gate, from both sides of 0, decides first-order agreement gate by gate; `levels_together.py` adds gates
 up.
@@ -27,10 +27,10 @@ SIDES = (-1, 0, 1)
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """Close to on-policy, what is in `moving` tends to 0; `at_0`, it is.
+    """The surroundings of on-policy: the symbols in `moving` tend to 0; with `at_0` they are 0.
 
-    With a `side`, that is one variable, and it comes from there: signs are those along its line, at the limit of what
-    is in `held`. Without, all move in any way.
+    With a `side`, one symbol moves, towards 0 from that side: signs are those along its line, in the limit where the
+    symbols in `held` are 0. Without a `side`, all symbols move in any way.
     """
 
     assume: Assumptions
@@ -40,14 +40,14 @@ class Neighbourhood:
     side: int | None = None
 
     def branches(self, expression: Expression) -> list[Case]:
-        """The branches that can hold there."""
+        """The branches that can hold near on-policy."""
         inside = self.assume
         if self.side is not None:
             inside = inside.with_signs({v: frozenset({self.side}) for v in self.moving})
         return [c for c in cases(expression, inside) if self._can_hold(c)]
 
     def _can_hold(self, case: Case) -> bool:
-        """Whether no condition contradicts what is known, or those of the others that stay as they are."""
+        """Whether no condition contradicts what is known, or the conditions on symbols that do not move."""
         fixed = self._fixed(case)
         return all(self.signs(d, fixed if d.has(*self.moving) else None) & signs for d, signs in case.signs)
 
@@ -55,14 +55,14 @@ class Neighbourhood:
         return self.assume.with_signs({d: signs for d, signs in case.signs if not d.has(*self.moving)})
 
     def is_smooth(self, case: Case) -> bool:
-        """Whether a branch has a value and a slope: no division by 0, no logarithm or root of what it may not have.
+        """Whether a branch has a value and a slope: no division by 0, no logarithm or root outside its domain.
 
-        A root of 0 has a value and no slope: to sympy `sqrt(x)*sqrt(x)` is `x`, and its derivative at 0 is `0·inf`.
+        A root of 0 has a value and no slope. sympy takes `sqrt(x)*sqrt(x)` for `x`, but its derivative at 0 is `0·inf`.
         """
         return self._has(case, lambda e, allowed: allowed - ZERO if e.has(*self.moving, *self.held) else allowed)
 
     def is_defined(self, case: Case) -> bool:
-        """Whether a branch has a value, which tends to that where nothing has moved."""
+        """Whether a branch has a value, which tends to its value at the point itself."""
         return self._has(case, lambda e, allowed: allowed)
 
     def _has(self, case: Case, allowed: Callable[[Any, Signs], Signs]) -> bool:
@@ -70,7 +70,7 @@ class Neighbourhood:
         return all(self.signs(e, fixed) <= allowed(e, signs) for e, signs in case.needs)
 
     def signs(self, difference: Any, assume: Assumptions | None = None) -> Signs:
-        """Signs that a difference takes: those of its first term that does not vanish."""
+        """The signs of a difference near on-policy: those of its first term that does not vanish."""
         assume = assume or self.assume
         if not difference.has(*self.moving, *self.held):
             return assume.signs(difference)
@@ -97,12 +97,12 @@ class Neighbourhood:
 
 
 def beside(assume: Assumptions, side: int, held: Mapping[Any, int] | None = None, variable: Any = RHO) -> Neighbourhood:
-    """Close to 0 on one side of one variable; on `side` 0, at 0."""
+    """The neighbourhood of 0 on one side of one variable; with `side` 0, the point 0."""
     return Neighbourhood(assume, {variable: 0}, side == 0, held or {}, side)
 
 
 def is_kinked(value: Any) -> bool:
-    """sympy reads `sqrt(x*x)` as `|x|`, whose derivative at 0 it takes to be 0."""
+    """Whether a value has an `|x|` or a sign: sympy takes `sqrt(x*x)` for `|x|`, with derivative 0 at 0."""
     return bool(value.has(sympy.Abs, sympy.sign))
 
 
@@ -114,10 +114,10 @@ Conditions = tuple[tuple[Any, Signs], ...]
 
 @dataclass(frozen=True)
 class Germ:
-    """What a gate is near 0: whether every branch has value 0, slope 1, is the identity.
+    """A gate near 0: whether every branch has value 0, has slope 1, is the identity.
 
     `slopes` are the derivatives of all branches on both sides, each with the conditions under which it holds however
-    small residual and densities are; None where a branch has none.
+    small residual and densities are. None if a branch has no slope.
     """
 
     value_ok: bool
@@ -127,7 +127,7 @@ class Germ:
 
 
 def germ(gate: Expression, assume: Assumptions, held: Mapping[Any, int]) -> Germ:
-    """Examine a gate at 0 and on both sides; what is `held` tends to 0 too, however the residual does."""
+    """The germ of a gate at 0 and on both sides. Symbols in `held` tend to 0 independently of the residual."""
     reference, *around = _neighbourhoods(gate, assume, held)
     try:
         # whatever the densities, so that a branch beside 0 does not depend on them to first order either
@@ -142,7 +142,7 @@ def germ(gate: Expression, assume: Assumptions, held: Mapping[Any, int]) -> Germ
                 if not is_kinked(value):
                     slope, rise = (e.subs(RHO, 0).subs(near.held) for e in (case.slope(RHO), sympy.diff(value, RHO)))
                     if not vanishes(slope - rise):
-                        slope = None  # what is stopped rises, and adds no slope
+                        slope = None  # a stopped part rises, but adds no slope
                 slopes.append((tuple((d, s) for d, s in case.signs if not d.has(RHO, *near.held)), slope))
                 passes &= vanishes(case.held() - RHO)
     except TooManyCases:
@@ -155,9 +155,9 @@ def germ(gate: Expression, assume: Assumptions, held: Mapping[Any, int]) -> Germ
 def _neighbourhoods(
     gate: Expression, assume: Assumptions, held: Mapping[Any, int] | None = None
 ) -> list[Neighbourhood]:
-    """Residual 0 whatever the densities are; then on either side of 0, and at it, near the density 0.
+    """Residual 0 for any densities; then residuals on either side of 0, and 0, for densities near 0.
 
-    What is `held` is small in all of them: no ratio between policies is what it is on policy unless they coincide.
+    Symbols in `held` are small in all of them: ratios between policies are 1 only where the policies coincide.
     """
     on_policy = {symbol(a): 0 for a in atoms(gate) if isinstance(a, Density)} | dict(held or {})
     return [beside(assume, 0, held), *(beside(assume, side, on_policy) for side in SIDES)]

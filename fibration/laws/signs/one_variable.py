@@ -1,6 +1,6 @@
 """Signs of a polynomial in one variable, exactly: at whole numbers from some number on, and on the numbers above 0.
 
-Coefficients are whole numbers, that of the highest power last, which is not 0.
+Coefficients are whole numbers, the constant first. That of the highest power is not 0.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def sign(value: int) -> int:
 
 @lru_cache(maxsize=4096)
 def stretches(p: Coefficients, least: int) -> tuple[tuple[Stretch, int], ...]:
-    """Where `p` has which sign, at all whole numbers from `least` on.
+    """The stretches of whole numbers from `least` on, each with the sign of `p` there.
 
-    Where its differences `p(n + 1) - p(n)` have one sign `p` rises or falls, and changes its sign where bisection says.
+    Where the differences `p(n + 1) - p(n)` have one sign, `p` rises or falls, and bisection finds its change of sign.
     """
     if len(p) == 1:
         return (((least, None), sign(p[0])),)
@@ -61,7 +61,7 @@ def _difference(p: Coefficients) -> Coefficients:
 
 
 def _last(holds: Callable[[int], bool], first: int, last: int | None, without_end: bool) -> int | None:
-    """The last number up to which something holds that does at `first`, and nowhere again once it does not."""
+    """The last number at which `holds` is true. It is true at `first`, and never again once it is false."""
     if last is None:
         if without_end:
             return None
@@ -99,7 +99,7 @@ def _common(a: Stretch, b: Stretch) -> Stretch | None:
 
 
 def signs_at(p: Coefficients, numbers: Sequence[Stretch]) -> Signs:
-    """The signs of `p` at some whole numbers, of which there is at least one."""
+    """The signs of `p` at the whole numbers in `numbers`, which is not empty."""
     found = stretches(p, numbers[0][0])
     return frozenset(s for stretch, s in found if any(_common(stretch, some) for some in numbers))
 

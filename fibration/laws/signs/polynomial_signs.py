@@ -1,4 +1,4 @@
-"""Signs of polynomials whose terms have several: what whole numbers, squares and roots say of them."""
+"""Signs of polynomials whose terms differ in sign, from whole numbers, squares and roots. For `Assumptions`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALL: list[Stretch] = [(0, None)]
 
 @dataclass(frozen=True)
 class Known:
-    """What `Assumptions` knows of the atoms and the parts of a polynomial."""
+    """The ranges of atoms and the signs of parts of a polynomial, as `Assumptions` finds them."""
 
     range_of: Callable[[int], Range]
     signs_of: Callable[[Polynomial], Signs]
@@ -48,7 +48,7 @@ class Known:
         return r.signs == ANY and not r.is_bounded and max(p.powers(atom)) % 2 == 1
 
     def _along(self, p: Polynomial, atom: int) -> Signs:
-        """Of a polynomial in one atom, by the signs of that."""
+        """The signs of a polynomial in one atom, from the signs of the atom."""
         if not is_whole(p, atom) or max(p.powers(atom)) > MOST_DEGREE:
             return ANY
         ahead = coefficients(p, atom)
@@ -57,7 +57,7 @@ class Known:
         return frozenset().union(*(sides[s] for s in self.range_of(atom).signs))
 
     def _square(self, powers: dict[Any, Polynomial]) -> Signs:
-        """`a·x² + b·x + c` has the sign of `a` where `4ac - b²` is above 0, and may be 0 where that may."""
+        """`a·x² + b·x + c` has the sign of `a` where `4ac - b²` is above 0; it may be 0 where `4ac - b²` may be."""
         a, b, c = (powers.get(k, constant(0)) for k in (2, 1, 0))
         lead = self.signs_of(a)
         if powers.keys() - {0, 1, 2} or lead not in (POSITIVE, frozenset({-1})):
@@ -66,7 +66,7 @@ class Known:
         return lead if room == POSITIVE else lead | ZERO if room <= NOT_NEGATIVE else ANY
 
     def _beside_a_root(self, rest: Polynomial, factor: Polynomial, root: Any) -> Signs:
-        """`rest + factor·√u`: where the two pull apart, their squares are compared."""
+        """The signs of `rest + factor·√u`: if the terms have opposite signs, their squares are compared."""
         pull, own = self.signs_of(factor), self.signs_of(rest)
         if pull not in (POSITIVE, frozenset({-1})):
             return ANY
@@ -79,7 +79,7 @@ class Known:
 
 
 def _common(found: Iterable[Signs]) -> Signs:
-    """What several arguments leave open together."""
+    """The signs that all of `found` allow; ANY if no sign is left."""
     return functools.reduce(operator.and_, found, ANY) or ANY
 
 
@@ -93,7 +93,7 @@ def _is_root(e: Any) -> bool:
 
 
 def multiplied_out(q: Quotient, signs_of: Callable[[Polynomial], Signs]) -> tuple[Quotient, list[Polynomial]]:
-    """Factors of the same atoms, of which not one has one sign, multiplied; and what is left."""
+    """The other factors, and one product per group of factors of unknown sign that have the same atoms."""
     unsure: dict[frozenset[int], list[Polynomial]] = {}
     for f, p in q.factors.items():
         if isinstance(f, Polynomial) and p == 1 and len(signs_of(f)) > 1:
@@ -128,7 +128,7 @@ def at_counts(p: Polynomial, atom: int, numbers: Sequence[Stretch]) -> Signs:
 
 
 def coefficients(p: Polynomial, atom: int) -> tuple[int, ...]:
-    """Of a polynomial in one atom, the constant first."""
+    """The coefficients of a polynomial in one atom, the constant first."""
     powers = p.powers(atom)
     return tuple(powers[k].constant if k in powers else 0 for k in range(int(max(powers)) + 1))
 

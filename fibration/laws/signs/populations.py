@@ -1,4 +1,4 @@
-"""Which counts are at least 1, and which is at most which: facts about a shape that hold for every batch.
+"""Which counts are at least 1, and which count is at most which: facts about a shape that hold for every batch.
 
 Every element has a token over it, and every token is an element of one leaf. On a chain every count is at least 1; in a
 tree a branch may be empty.
@@ -26,7 +26,7 @@ class Populations:
 
     @cached_property
     def coarser(self) -> dict[Stratum, frozenset[Stratum]]:
-        """Of every stratum, itself and every coarser one."""
+        """For every stratum, itself and all coarser ones."""
         return {s: frozenset((s, *self.shape.coarser(s))) for s in self.shape.strata}
 
     @cached_property
@@ -37,7 +37,7 @@ class Populations:
         return all(s in self.coarser for s in strata)
 
     def always(self, of: Stratum, over: Stratum, at: Stratum | None = None) -> bool:
-        """Whether an `of` element certainly lies over the `over` element (that is read at an element of `at`)."""
+        """Whether an `of` element lies over every `over` element, or over each that lies below an `at` element."""
         if not self.knows(of, over):
             return self.shape.is_chain
         key = of, over, at
@@ -57,7 +57,7 @@ class Populations:
         strata = self.shape.strata
         found = {(s, t) for s in strata for t in self.coarser[s] if self.leaves[t] <= self.leaves[s]}
         found |= {(s, a.over) for a in self.populated for s in self.coarser[a.stratum] if a.over in self.coarser[s]}
-        while True:  # over every c a b, and over every b an a
+        while True:  # if over every c lies a b, and over every b an a, over every c lies an a
             more = {(a, c) for a, b in found for b2, c in found if b == b2}
             more |= {(s, c) for a, c in found for s in self.coarser[a] if c in self.coarser[s]}
             if more <= found:
@@ -65,7 +65,7 @@ class Populations:
             found |= more
 
     def implies(self, known: Pair, asked: Pair) -> bool:
-        """Whether an element of the first pair makes one of the second, both read at the same element."""
+        """Whether `asked` has an element if `known` has one, both read at the same element."""
         return self.knows(*known, *asked) and asked[0] in self.coarser[known[0]] and asked[1] in self.coarser[known[1]]
 
     def at_most(self, small: Pair, large: Pair) -> bool:
@@ -78,7 +78,7 @@ class Populations:
         )
 
     def together(self, of: Iterable[Stratum], over: Stratum, without: Iterable[Stratum] = ()) -> bool:
-        """Whether each token over an `over` element lies over one of these: they are not all absent."""
+        """Whether each token over an `over` element lies over one of `of`, if no token lies over `without`."""
         if not self.knows(over):
             return False
         parts, absent = ([self.leaves[s] for s in strata if self.knows(s)] for strata in (of, without))

@@ -17,9 +17,9 @@ DIGITS = 30  # of an irrational number
 
 @dataclass(frozen=True)
 class Range:
-    """The signs of an atom. Where bounds say more than these, it is `lower + t`, `upper - t` or between the two.
+    """The signs of an atom, and its bounds if they say more: it is `lower + t`, `upper - t`, or between both bounds.
 
-    `t` is not negative; where the range is `open`, it is positive. Where it is `closed`, it has its other end too.
+    `t` is not negative; if the range is `open`, `t` is positive. A `closed` range contains its other end too.
     """
 
     signs: Signs = ANY
@@ -39,7 +39,7 @@ def bound(value: Fraction | int) -> Bound:
 
 
 def between(lower: Fraction | None, upper: Fraction | None, open: bool = True) -> Range:
-    """The range between two numbers; a bound of 0 is a matter of signs."""
+    """The range between two numbers; a single bound of 0 becomes a sign."""
     signs = ANY
     if lower is not None and lower >= 0:
         signs = POSITIVE if lower > 0 or open else NOT_NEGATIVE
@@ -51,7 +51,7 @@ def between(lower: Fraction | None, upper: Fraction | None, open: bool = True) -
 
 
 def of_count(least: int, most: int | None) -> Range:
-    """Whole numbers from `least` on; to `most`, if there is an end."""
+    """Whole numbers from `least` to `most`; None is no end."""
     if most is None:
         return between(Fraction(least), None, open=False)
     return Range(ZERO) if most == 0 else replace(between(Fraction(least), Fraction(most), open=False), closed=True)
@@ -70,7 +70,7 @@ def of_declared(atom: Attribute | Parameter | Component) -> Range:
 
 
 def of_total(attribute: Attribute, signs: Signs, count: int) -> Range:
-    """The sum of an attribute over as many elements as an atom says: at least and at most so many times its bounds."""
+    """The sum of an attribute over several elements: between its bounds times their number, the atom `count`."""
     if attribute.ends == (0, None):
         return Range(signs)
     low, high = (
@@ -92,7 +92,7 @@ def of_number(value: Any) -> Range:
 
 
 def of_bounded(bound_of_size: Any, signs: Signs) -> Range:
-    """A function whose size stays below a number, such as tanh, with these signs."""
+    """The range of a function whose size stays below a number, such as tanh, with these signs."""
     below: Bound
     if bound_of_size.is_Rational:
         below = constant(int(bound_of_size.p)), int(bound_of_size.q)
@@ -113,14 +113,14 @@ def of_exponential(signs_of_argument: Signs) -> Range:
 
 
 def narrowed(r: Range, signs: Signs) -> Range:
-    """The range where the atom has one of these signs: what passes through 0, or ends there, begins there."""
+    """The range where the atom has one of `signs`. A range that contains 0, or ends at it, begins at 0 then."""
     signs = r.signs & signs or signs
     if not r.is_bounded or signs == r.signs or 0 not in r.signs or signs == NOT_ZERO:
         return replace(r, signs=signs)
     if r.signs == ANY:
         upwards = signs <= NOT_NEGATIVE
         end = r.upper if upwards else r.lower
-        # of two bounds the upper one is the other end; any other bound is where the range began
+        # the upper of two bounds is the range's other end; any other bound is where it began
         closed = r.closed if upwards and r.lower is not None else not r.open
         return Range(signs) if end is None else Range(signs, _ZERO, end, 0 not in signs, closed)
     if _is_0(r.lower) or (r.lower is None and _is_0(r.upper)):

@@ -1,8 +1,8 @@
-"""Signs of smooth formulas that are of one variable but for its unit, such as the slopes of soft gates.
+"""Signs of smooth formulas in one variable and its unit, such as the slopes of soft gates.
 
-Along the numbers above 0 a function rises and falls as its derivative says, whose factors of known sign are left out;
-derivatives of `(1 + x²)·(1 + log(1 + x²)) - 2x²`, or of `exp(x) - 1 - x`, soon have one sign. Where it falls and then
-rises, it is at least what it is at the turn, which lies between two numbers, and is enclosed there.
+The signs of the derivative tell where a function rises and falls above 0. The derivative loses its factors of known
+sign: derivatives of `(1 + x²)·(1 + log(1 + x²)) - 2x²`, or of `exp(x) - 1 - x`, soon have one sign. Where a function
+falls and then rises, its least value is at the turn. The turn is bracketed, and the value there enclosed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from fibration.language.sympy_bridge import from_quotient, from_sympy, quotient,
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.values.enclosures import Enclosed, Unsure, enclose, of_its_sign
 
-Course = tuple[int, ...]  # signs in order, with a 0 wherever it is 0
+Course = tuple[int, ...]  # the signs of a function in order, with a 0 for each root
 
 T = sympy.Symbol("t", positive=True)
 READ = Reading("how far from 0")
 DEEPEST = 4  # derivatives
 MOST_SYMBOLS = 4
-FAR = 12  # powers of 2 in which a turn is looked for
+FAR = 12  # powers of 2 among which a turn is looked for
 HALVINGS = 40
 
 
 def signs(value: Any, assume: Assumptions) -> Signs:
-    """As `Assumptions.signs`, and of a smooth formula that is of one variable what its course says."""
+    """As `Assumptions.signs`, and for a smooth formula of one variable also the signs of its course."""
     found = assume.signs(value)
     if len(found) == 1 or not value.has(sympy.exp, sympy.log, sympy.tanh, sympy.atan):
         return found
@@ -47,7 +47,7 @@ def signs(value: Any, assume: Assumptions) -> Signs:
 
 
 def course(value: Any, variable: Any, side: int, assume: Assumptions) -> Course | None:
-    """The signs of a formula from where a variable is 0 outwards, on one side; None if they are not known."""
+    """The signs of a formula in order, as a variable goes from 0 to one side; None if they are not known."""
     found = (_along(f, v, side, assume) for v, _, f in _of_one(value, assume) if v == variable)
     return next(found, None)
 
@@ -57,9 +57,9 @@ def _along(f: Any, variable: Any, side: int, assume: Assumptions) -> Course | No
 
 
 def _of_one(value: Any, assume: Assumptions) -> Any:
-    """The formula with its other symbols gone: in units of what is above 0, or as what two of them differ by.
+    """Yield a variable, its signs and the formula in it alone.
 
-    With every variable that it is then of, and the signs of that.
+    The other symbols go if the variable is in units of a positive quantity, or is the difference of two symbols.
     """
     symbols = sorted(value.free_symbols, key=str)
     if len(symbols) > MOST_SYMBOLS:
@@ -79,7 +79,7 @@ def _of_one(value: Any, assume: Assumptions) -> Any:
 
 
 def _fewer(f: Any, variable: Any, by: Any) -> Any:
-    """The formula with a variable replaced, where that leaves fewer symbols in it."""
+    """The formula with a variable replaced, if that leaves fewer symbols; else the formula."""
     try:
         found = from_quotient(quotient(f.xreplace({variable: by})))
     except (TooManyTerms, ValueError):
@@ -88,7 +88,7 @@ def _fewer(f: Any, variable: Any, by: Any) -> Any:
 
 
 def _course(f: Any, inside: Assumptions, deep: int) -> Course | None:
-    """The signs of a function of `T`, in order."""
+    """The signs of a function of `T`, in order; None if they are not known."""
     known = inside.signs(f)
     if len(known) == 1:
         return tuple(known)
@@ -104,7 +104,7 @@ def _course(f: Any, inside: Assumptions, deep: int) -> Course | None:
 
 
 def is_smooth(f: Any, inside: Assumptions, variable: Any = T) -> bool:
-    """Whether it has a value and all derivatives at every number that a variable may be, whatever else stands still."""
+    """Whether `f` has a value and all derivatives at every value of a variable, while other symbols are fixed."""
     for e in (e for e in sympy.preorder_traversal(f) if variable is T or e.has(variable)):
         if e.is_Pow and not (e.exp.is_Integer and e.exp > 0):
             fine = e.exp.is_Rational and inside.signs(e.base) in (POSITIVE, frozenset({-1} if e.exp.is_Integer else ()))
@@ -121,7 +121,7 @@ SMOOTH = (sympy.Add, sympy.Mul, sympy.Pow, sympy.exp, sympy.tanh, sympy.atan)
 
 
 def _of_polynomial(p: Any) -> Course:
-    """Of a polynomial with rational coefficients, from its last one down: it turns at roots of odd multiplicity."""
+    """The course of a polynomial with rational coefficients. Its sign changes at roots of odd multiplicity."""
     found = [int(sympy.sign(p.LC()))]
     for _, same in itertools.groupby(root for root in reversed(p.real_roots()) if root > 0):
         found += [0, found[-1] * (-1) ** len(list(same))]
@@ -129,21 +129,21 @@ def _of_polynomial(p: Any) -> Course:
 
 
 def _by_slopes(f: Any, directions: list[int], inside: Assumptions) -> Course | None:
-    """By where it rises and falls."""
+    """The course of a function, from the directions in which it goes in order."""
     start = f.subs(T, 0)
     if not (start.is_real and start.is_finite):
         return None
     first = inside.signs(start)
     if len(first) > 1 or len(directions) not in (1, 2):
         return None
-    [began], side = first, directions[0]  # read the other way up, it rises at first
+    [began], side = first, directions[0]  # `side·f` rises at first
     if len(directions) == 1:
         return (side,) if began * side >= 0 else (-side, 0, side) if _is_above_0(side * f) else None
     return (-side,) if began * side < 0 and _turn(side * f) == -1 else None
 
 
 def _is_above_0(f: Any) -> bool:
-    """Whether a function that rises is seen to be above 0 somewhere."""
+    """Whether an increasing function is shown to be above 0 somewhere."""
     if (value := _written(f)) is None:
         return False
     for k in range(FAR):
@@ -154,7 +154,7 @@ def _is_above_0(f: Any) -> bool:
 
 
 def _turn(f: Any) -> int | None:
-    """The sign of the greatest value of a function that rises and then falls, if it is certain."""
+    """The sign of the greatest value of a function that rises and then falls; None if it is not certain."""
     value, slope = _written(f), _written(sympy.diff(f, T))
     if value is None or slope is None:
         return None

@@ -1,6 +1,6 @@
 """Exact values with their derivatives: forward differentiation over Fractions, by the slopes that operators declare.
 
-Of a choice, the branch that holds *at* the point is differentiated; a slope that nothing flows into is not asked for.
+Of a `where`, the branch that holds *at* the point is differentiated. A slope that no gradient reaches is not computed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fibration.language.traversal import evaluate
 
 @dataclass(frozen=True)
 class Dual:
-    """A value, and its derivative towards each variable, by number; those of 0 are left out.
+    """A value and its derivatives, by the number of the variable; derivatives of 0 are left out.
 
-    `exact`: whether no function was rounded to fifty digits on the way to the value.
+    `exact`: no function was rounded to fifty digits on the way to the value.
     """
 
     value: Fraction
@@ -54,7 +54,7 @@ class Dual:
 
 @dataclass(frozen=True)
 class LogOf(Dual):
-    """The logarithm of a rational `ratio`: its exponential is exact, and so is what is larger of two of them."""
+    """The logarithm of a rational `ratio`: its exponential is exact, and so is a comparison of two of them."""
 
     ratio: Fraction = Fraction(1)
 
@@ -78,7 +78,7 @@ def _log(ratio: Fraction, plain: Dual) -> LogOf:
 
 
 def _power(ratio: Fraction, exponent: Fraction) -> Fraction | None:
-    """A rational power that is rational and no large number."""
+    """`ratio ** exponent`, if it is rational and not large; else None."""
     n, root = exponent.numerator, exponent.denominator
     if ratio == 1 or exponent == 0:
         return Fraction(1)
@@ -115,14 +115,14 @@ def is_exact(x: Real) -> bool:
 
 
 def held(x: Real) -> Real:
-    """The value, with no slope: what `stop` makes of it. The logarithm of a rational stays one."""
+    """The value without slopes, as `stop` gives it. The logarithm of a rational stays a `LogOf`."""
     if isinstance(x, LogOf):
         return LogOf(x.value, {}, x.exact, x.ratio)
     return Dual(x.value, {}, x.exact) if isinstance(x, Dual) else x
 
 
 def stops(expression: Expression) -> bool:
-    """Whether something in a formula has a value and no slope."""
+    """Whether a formula contains a `stop`."""
     return isinstance(expression, Apply) and (
         expression.operator == "stop" or any(stops(a) for a in expression.arguments)
     )
@@ -135,7 +135,7 @@ def quotient(a: Real, b: Fraction) -> Real:
 def differentiate(expression: Expression, values: Callable[[Expression], Real], strict: bool = False) -> Any:
     """As `traversal.evaluate`, where atoms may have derivatives. Raises `NoValue` where there is no value or slope.
 
-    `strict`: and `TooClose` where a comparison rests on the last of fifty digits.
+    `strict` also raises `TooClose` where a comparison rests on the last of fifty digits.
     """
     if isinstance(expression, Number):
         return expression.value
@@ -176,7 +176,7 @@ def differentiate(expression: Expression, values: Callable[[Expression], Real], 
 
 
 def _of_logarithms(operator: str, arguments: list[Real]) -> Any:
-    """What is exact where an argument, or the result, is the logarithm of a rational; None for anything else."""
+    """The exact result, if an argument or the result is the logarithm of a rational; else None."""
     x = arguments[0]
     if operator in ("log", "log1p") and is_exact(x) and not slopes_of(x):
         ratio = value_of(x) + (operator == "log1p")
@@ -208,7 +208,7 @@ _TOLD_APART = Fraction(1, 10**40)
 
 
 def _is_rational(operator: str, x: Fraction, y: Fraction) -> bool:
-    """Whether a rounded function has this very value: those of the exponential have it at their fixed points alone."""
+    """Whether `y` is exactly a rounded function of `x`: a root whose square is `x`, log at 1, most at 0."""
     if operator == "sqrt":
         return y * y == x
     return x == (1 if operator == "log" else 0) and operator != "softplus"
@@ -222,7 +222,7 @@ def _summed(parts: list[tuple[Fraction, Dual]]) -> Mapping[int, Fraction]:
     return {k: slope for k, slope in found.items() if slope}
 
 
-# What stands for the arguments and the value of an operator in its row.
+# The symbols of an operator's arguments and value in its row.
 ARGUMENTS: tuple[Expression, ...] = tuple(Reading(f"argument {k}") for k in range(3))
 RESULT: Expression = Reading("its value")
 

@@ -1,7 +1,7 @@
-"""Values between bounds: what a formula with exponentials, logarithms or roots is for certain.
+"""Values between certain bounds, for formulas with exponentials, logarithms or roots.
 
-Fifty digits settle nothing where digits cancel: `1 - tanh(x)` is 0 to fifty digits at `x = 100`, and to divide by it is
-no counterexample. Here every rounded value carries how far it may be off.
+Fifty digits prove nothing where digits cancel: `1 - tanh(x)` is 0 to fifty digits at `x = 100`, and a division by it is
+no counterexample. Here every rounded value has bounds on its error.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fibration.language.traversal import atoms
 from fibration.laws.values.duals import ARGUMENTS, expanded
 from fibration.laws.values.probes import crossings, turning
 
-OFF = Fraction(1, 10**45)  # of fifty digits, more than are lost in rounding an argument and a value
-LARGE = 10_000  # exponentials of more have too many digits
+OFF = Fraction(1, 10**45)  # relative error: at fifty digits, more than rounding an argument and a value loses
+LARGE = 10_000  # exponentials of larger numbers have too many digits
 SIGNS = {
     mays: frozenset(s for s, may in zip((-1, 0, 1), mays, strict=True) if may)
     for mays in itertools.product((False, True), repeat=3)
@@ -31,12 +31,12 @@ GROWS = frozenset({"exp", "expm1", "sigmoid", "softplus"})
 
 
 class Unsure(Exception):
-    """What was asked is not decided by what is known of the values."""
+    """The bounds of the values do not decide the result."""
 
 
 @dataclass(frozen=True)
 class Enclosed:
-    """A number that lies between two others."""
+    """A number that lies between two bounds."""
 
     low: Fraction
     high: Fraction
@@ -83,7 +83,7 @@ class Enclosed:
         return SIGNS[low < 0, low <= 0 <= high, high > 0]
 
     def is_below(self, other: Enclosed) -> bool:
-        """Whether it is less, for certain or certainly not."""
+        """Whether it is certainly less, or certainly not; raises `Unsure` otherwise."""
         if self.high < other.low or self.low >= other.high:
             return self.high < other.low
         raise Unsure
@@ -94,7 +94,7 @@ def enclosed(value: Enclosed | Fraction) -> Enclosed:
 
 
 def enclose(expression: Expression, values: Callable[[Expression], Enclosed | Fraction]) -> Any:
-    """As `traversal.evaluate`, between bounds. Raises `NoValue` if it certainly has none; else `Unsure`, `TooLarge`."""
+    """As `traversal.evaluate`, between bounds. Raises `NoValue` if it certainly has none, `Unsure` or `TooLarge`."""
     if isinstance(expression, Number):
         return enclosed(expression.value)
     if not isinstance(expression, Apply):
@@ -125,7 +125,7 @@ def enclose(expression: Expression, values: Callable[[Expression], Enclosed | Fr
 
 
 def of_its_sign(expression: Expression, values: Callable[[Expression], Enclosed | Fraction]) -> Fraction | None:
-    """A number of the sign of an expression, 0 if that may be its value; None where it has none or may have none."""
+    """A number with the sign of an expression; 0 if the expression may be 0; None if it may have no value."""
     try:
         found = enclose(expression, values)
     except (NoValue, TooLarge, Unsure):
@@ -151,14 +151,14 @@ EXACTLY: dict[str, Callable[..., Any]] = {
 
 
 def _rounded(name: str, row: Valued, x: Enclosed) -> Enclosed:
-    """Every operator that rounds increases."""
+    """The bounds of an operator that rounds. All of these operators are increasing."""
     if name in GROWS and max(abs(x.low), abs(x.high)) > LARGE:
         raise Unsure
     try:
         if x.low == x.high and name == "sqrt" and (root := row.exact(x.low)) ** 2 == x.low:
             return enclosed(root)
         low, high = row.exact(x.low - abs(x.low) * OFF), row.exact(x.high + abs(x.high) * OFF)
-    except (NoValue, TooLarge):  # at the rim of its domain, or with more digits than can be computed with
+    except (NoValue, TooLarge):  # at the edge of its domain, or with too many digits
         raise Unsure from None
     return Enclosed(low - abs(low) * OFF, high + abs(high) * OFF)
 
@@ -171,7 +171,7 @@ def domain(operator: str) -> Needs:
 
 
 def branching(gate: Expression, here: Mapping[Expression, Fraction]) -> set[Fraction]:
-    """The advantages at which a gate goes over to another branch, with what is `here`, and 0 for all else."""
+    """The advantages at which a gate changes branch, with the values in `here` and 0 for all other atoms."""
 
     def at(e: Expression) -> Callable[[Fraction], Fraction | None]:
         return lambda a: of_its_sign(e, lambda atom: a if atom == advantage else here.get(atom, Fraction(0)))

@@ -1,7 +1,7 @@
-"""A formula just beside a point: its first terms in a step that is as small as one likes, between bounds.
+"""A formula just beside a point: its first terms in an arbitrarily small step, between bounds.
 
-Quotients at a few steps cannot tell a slope of `1 + 1e-9` from one that tends to 1, nor see a dead zone narrower than
-they are. Here each comparison is decided by the first term that is not 0, as it is for all small enough steps.
+Quotients at a few steps cannot tell a slope of `1 + 1e-9` from a slope that tends to 1, and miss a dead zone narrower
+than the steps. Here the first term that is not 0 decides each comparison, as it does for all small enough steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOTHING = enclosed(Fraction(0))
 
 @dataclass(frozen=True)
 class Series:
-    """Terms by the power of the step; those beyond are 0, or with a `rest` not known."""
+    """Terms by the power of the step. Further terms are 0, or unknown if there is a `rest`."""
 
     terms: tuple[Enclosed, ...]
     rest: bool = False
@@ -70,7 +70,7 @@ class Series:
         if low is None:
             raise NoValue("a division by 0")
         if any(self.term(k) != NOTHING for k in range(low)):
-            raise Unsure  # without bound
+            raise Unsure  # the quotient may have no bound
         lead, found = divisor.term(low), list[Enclosed]()
         for k in range(ORDER):
             try:
@@ -83,7 +83,7 @@ class Series:
 
     @property
     def order(self) -> int | None:
-        """The power of the first term that is not 0; None where all are."""
+        """The power of the first term that is not 0; None if all are 0."""
         for k in itertools.count():
             if self.known is None and k >= len(self.terms):
                 return None
@@ -104,7 +104,7 @@ class Series:
 
 
 def beside(expression: Expression, values: Callable[[Expression], Series]) -> Any:
-    """As `traversal.evaluate`, for all small enough steps. Raises `NoValue` where it has none at these, or `Unsure`."""
+    """As `traversal.evaluate`, for all small enough steps. Raises `NoValue` if it has no value there, or `Unsure`."""
     if isinstance(expression, Number):
         return Series.of(expression.value)
     if not isinstance(expression, Apply):
@@ -128,7 +128,7 @@ def beside(expression: Expression, values: Callable[[Expression], Series]) -> An
 
 
 def _smooth(operator: str, x: Series) -> Series:
-    """To first order. What has a value near a point and no slope there is not followed."""
+    """An operator that rounds, to first order. Raises `Unsure` if it has a value at the point but no slope."""
     at: dict[Expression, Enclosed] = {ARGUMENTS[0]: x.term(0)}
     try:
         at[RESULT] = enclose(Apply(operator, (ARGUMENTS[0],)), at.__getitem__)

@@ -1,7 +1,7 @@
-"""Numbers to look for counterexamples at: where a formula goes over to another branch, or loses its value.
+"""Numbers at which searches try for counterexamples: where a formula changes branch, or loses its value.
 
-Those are the places at which a difference changes its sign. They are found by trying and halving, in exact arithmetic,
-whatever the difference is made of: a constant, its reciprocal or root, a bound of a parameter.
+At these numbers a difference changes its sign. A grid and bisection find them in exact arithmetic, whatever the
+difference contains: a constant, its reciprocal or root, a bound of a parameter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fibration.language.operators import OPERATORS, Valued
 from fibration.language.traversal import desugar
 
 COMPARISONS = ("<", "<=", ">", ">=")
-HALVINGS = 60  # of an interval between two numbers tried
+HALVINGS = 60  # of an interval between two numbers of the grid
 Function = Callable[[Fraction], Fraction | None]  # None where it has no value
 
 
@@ -41,7 +41,7 @@ def turning(expressions: Iterable[Expression]) -> list[Expression]:
 
 
 def whole_crossings(f: Function, most: int) -> list[int]:
-    """Whole numbers from 2 to `most` such that `f` has another sign there than one before."""
+    """Whole numbers from 2 to `most` at which `f` has another sign than at the number before."""
     grid = [1]
     while grid[-1] < most:
         grid.append(min(max(grid[-1] + 1, grid[-1] * 3 // 2), most))
@@ -53,13 +53,13 @@ def crossings(
 ) -> list[Fraction]:
     """Numbers strictly between `low` and `high` at which the sign of `f` changes.
 
-    They are looked for from `10**near` to `10**far` beside 0 and both bounds. The simplest fraction there is given, so
-    that a change at a rational number is found exactly.
+    The grid has distances from `10**near` to `10**far` to 0 and to both bounds. Returns the simplest fraction near each
+    change, so that a change at a rational number is found exactly.
     """
     return sorted({simplest(*ends) for ends in _brackets(f, _grid(low, high, near, far))})
 
 
-@functools.lru_cache(256)  # of a few bounds, for many formulas
+@functools.lru_cache(256)  # many formulas share a few bounds
 def _grid(low: Fraction | None, high: Fraction | None, near: int, far: int) -> tuple[Fraction, ...]:
     sizes = [Fraction(d) * Fraction(10) ** k for k in range(near, far + 1) for d in (1, 3)]
     grid = {Fraction(0), *sizes, *(-s for s in sizes)}
@@ -69,7 +69,7 @@ def _grid(low: Fraction | None, high: Fraction | None, near: int, far: int) -> t
 
 
 def between(points: Sequence[Fraction]) -> list[Fraction]:
-    """The points, what lies close beside each, between each and the next, and beyond the last on both sides."""
+    """The points, numbers close to each, one between each and the next, and numbers beyond both ends."""
     found = list(points)
     for p in points:
         off = abs(p) / 1000 or Fraction(1, 1000)
@@ -115,7 +115,7 @@ def _brackets(f: Function, grid: Sequence[Fraction], whole: bool = False) -> Ite
 
 
 def _halved(f: Function, low: Fraction, high: Fraction, whole: bool) -> tuple[Fraction, Fraction]:
-    """The same change of sign, up close."""
+    """Two close numbers around the same change of sign."""
     before, after = _sign(f(low)), _sign(f(high))
     beside = Fraction(0) if whole else (high - low) / 2**HALVINGS
     if beside and before == 0:
@@ -145,7 +145,7 @@ def _halved(f: Function, low: Fraction, high: Fraction, whole: bool) -> tuple[Fr
 
 
 def _dip(f: Function, low: Fraction, high: Fraction, whole: bool) -> Fraction:
-    """Where `|f|` is least between two numbers beyond which it rises, or its sign changes on the way there."""
+    """A number between two others where `|f|` is least, or where `f` has changed its sign on the way there."""
     sign = _sign(f(low))
     for _ in range(HALVINGS):
         third = Fraction(math.floor((high - low) / 3)) if whole else (high - low) / 3
