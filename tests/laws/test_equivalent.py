@@ -116,6 +116,19 @@ def test_what_differs_is_said_with_both_coefficients():
     assert told["hierarchy"]["parents"]["token"] == {"trajectory": [0, 1, 1]}
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "when", "said"),
+    [
+        ("gspo", "gspo_token", None, "(12 compared); both read the same means (token_log_ratio over trajectory, each "
+         "token weighed by 1/count(token, over=trajectory))"),
+        ("grpo", "dapo", "equal(count(token, over=trajectory))", "the same function of the token's own numbers; R, F and μ"),
+    ],
+)  # fmt: skip
+def test_a_proof_says_what_it_matched(first, second, when, said):
+    (verdict,) = equivalent(load(first), load(second), when).verdicts
+    assert said in verdict.argument
+
+
 def test_a_report_on_two_losses_says_so_in_its_heading():
     """It is neither verified nor refused. Coefficients with an exponential in them have fifty digits."""
     found = equivalent(gspo, dapo)

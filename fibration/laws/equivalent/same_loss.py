@@ -93,6 +93,7 @@ class _Comparison:
         self.pair, self.variables = pair, Variables(pair)
         self.formulas = TokenFormulas(self.variables)
         self._known_forms: dict[tuple[int, Stratum, int], Form] = {}
+        self.compared = 0  # pairs of branches of the coefficients
         self.sides = (0,) if self.variables.on_policy else SIDES
         self.places = [(leaf, side) for leaf in pair.first.leaves for side in self.sides]
 
@@ -111,12 +112,15 @@ class _Comparison:
         ratios = not self.variables.on_policy and all(self._ratios_agree(*place) for place in self.places)
         if ratios and weights and len(estimators) == 1:
             return Found(
-                True, f"every level adds the same function of the same means; R, F and {self._weight} are the same"
+                True,
+                f"every level adds the same function of {self._means}; R, F and {self._weight} are the same",
             )
-        tries = (True, False) if weights else (False,)
-        if any(all(self._coefficients_agree(*place, alone) for place in self.places) for alone in tries):
-            what = "what a token's own log ratio and each mean that it moves add to c is the same, branch for branch"
-            return Found(True, what)
+        if any(self._all_coefficients_agree(alone) for alone in ((True, False) if weights else (False,))):
+            return Found(
+                True,
+                "what a token's own log ratio and each mean that it moves add to c is the same in every pair of "
+                f"branches that hold together ({self.compared} compared); both read {self._means}",
+            )
         if ratios and not weights:
             first, second = map(_written, self.pair)
             return Found(False, f"the gated ratios 𝒢(r) are the same, but {first} could not be shown to be {second}")
@@ -148,6 +152,18 @@ class _Comparison:
             if not self._agree(terms, leaf, side, True):
                 return False
         return True
+
+    @property
+    def _means(self) -> str:
+        """The means that both losses read, for a reader."""
+        read = [
+            set(atoms(form.ratio)) | set(atoms(form.weight))
+            for k in range(2)
+            for form in (self._form(k, *place) for place in self.places)
+        ]
+        of_first, of_second = (set().union(*read[k * len(self.places) :][: len(self.places)]) for k in range(2))
+        found = dict.fromkeys(str(m) for m, name in self.variables.names.items() if name in of_first & of_second)
+        return f"the same means ({'; '.join(found)})" if found else "the token's own numbers"
 
     @property
     def _weight(self) -> str:
@@ -193,6 +209,10 @@ class _Comparison:
 
     # ------------------------------------------------------------ by the coefficients
 
+    def _all_coefficients_agree(self, ratios_alone: bool) -> bool:
+        self.compared = 0
+        return all(self._coefficients_agree(*place, ratios_alone) for place in self.places)
+
     def _coefficients_agree(self, leaf: Stratum, side: int, ratios_alone: bool) -> bool:
         """Whether a token adds the same to all coefficients; `ratios_alone`: weights agree and are left out."""
         terms = [_of_loss(self._form(k, leaf, side), [self._form(k, leaf, s) for s in self.sides]) for k in range(2)]
@@ -205,6 +225,7 @@ class _Comparison:
             return False
         split = [cases(e, assume) for both in parts for e in both]
         for (r, u, q, v), known in together(split, assume, self.variables.asked(leaf, side)):
+            self.compared += 1
             mine, yours = (
                 {k: at_ties(flowing(e), known) for k, e in t.parts(ratio.held(), weight.sympy()).items()}
                 for t, ratio, weight in ((terms[0], r, u), (terms[1], q, v))

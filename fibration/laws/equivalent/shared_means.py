@@ -54,6 +54,15 @@ class Mean:
     side: int | None  # None: of all tokens, whatever their log ratios
     parts: tuple[tuple[Stratum, Any, Any], ...]  # per leaf: the leaf, a token's weight, the function that is averaged
 
+    def __str__(self) -> str:
+        """The mean in words, whichever side of `x = 0` its tokens are on."""
+        over = self.place if isinstance(self.place, Stratum) else "the batch"
+        found = dict.fromkeys(
+            f"{_in_words(function)} over {over}, each {leaf} weighed by {_in_words(weight)}"
+            for leaf, weight, function in self.parts
+        )
+        return " and ".join(found)
+
 
 @dataclass
 class Variables:
@@ -260,6 +269,10 @@ class Variables:
         if side is not None:
             function = function.subs(sympy.exp(X), 1 / (1 + t) if side < 0 else 1 + t if side > 0 else 1)
         return known.signs(function)
+
+
+def _in_words(formula: Any) -> str:
+    return str(formula if isinstance(formula, Expression) else from_sympy(formula))
 
 
 def _what(atom: Count | Total) -> object:
