@@ -42,7 +42,7 @@ my_loss = Hierarchy(
 )
 '''
 
-TEST = '''"""What the loss does to a small batch. What laws say of every batch, `fibration_specs` in pytest.ini asks."""
+TEST = '''"""What the loss does to a small batch. pytest.ini has the laws checked, which hold for every batch."""
 
 from pathlib import Path
 

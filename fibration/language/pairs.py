@@ -242,7 +242,9 @@ def _written_out(first: Hierarchy, second: Hierarchy, given: Given) -> dict[str,
         owner = next((k for k, h in enumerate(both) if name in h.parameters), None)
         if owner is None:
             raise ParameterError(
-                f"there is no parameter '{name}' to write out", required="one of both", found=_known(first, second)
+                f"there is no parameter '{name}' to write out",
+                required="a parameter of either loss",
+                found=_known(first, second),
             )
         other = both[1 - owner]
         formula = parse(text, other.parameters, f"the formula of '{name}'")
@@ -272,7 +274,9 @@ def _asked(
         if not isinstance(value, str):
             if name not in mine and name not in yours:
                 raise ParameterError(
-                    f"there is no parameter '{name}' to fix", required="one of both", found=_known(first, second)
+                    f"there is no parameter '{name}' to fix",
+                    required="a parameter of either loss",
+                    found=_known(first, second),
                 )
             fixed[name] = value
         elif name in mine and value in yours:
@@ -281,7 +285,8 @@ def _asked(
             tied.append((value, name))
         else:
             what = f"the parameters '{name}' and '{value}' cannot be matched"
-            raise ParameterError(what, required="a parameter of each hierarchy", found=_known(first, second))
+            required = "a number, or one parameter of each loss"
+            raise ParameterError(what, required=required, found=_known(first, second))
     return tied, fixed
 
 

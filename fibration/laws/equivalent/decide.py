@@ -6,8 +6,9 @@ It searches a few small batches for a difference, then tries to prove equality f
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
-from fibration.errors import LawError, SpecError
+from fibration.errors import LawError, SpecError, listed
 from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
 from fibration.language.pairs import Given, Pair, pair
 from fibration.language.report import BUDGET, Report, Verdict
@@ -65,8 +66,8 @@ def equivalent(
 
     `when`: one or several conditions, as objects or text; the losses are compared on batches that meet all of them. A
     condition is a comparison that holds at every token (`advantage >= 0`), `equal(advantage, on=trajectory)`,
-    `equal(count(token, over=trajectory))`, `one(domain)`, `same(old, rollout)` or `on_policy`. If a gate below the
-    tokens reads the advantage, the advantage is always the same on each element of the gate's stratum.
+    `equal(count(token, over=trajectory))`, `one(domain)`, `same(old, rollout)` or `on_policy`. If the gate of
+    a coarser stratum reads the advantage, the advantage must be the same on each element of that stratum.
 
     `parameters`: parameters are matched by name, and a matched parameter has one value. `{"epsilon": "eps_low"}`
     matches different names, `{"bound": "1 + epsilon"}` writes a parameter in those of the other hierarchy, and
@@ -80,7 +81,22 @@ def equivalent(
         late = f"{OUT_OF_TIME} after {budget.seconds:g} s"
         more = f"give it more: timeout={10 * budget.seconds:g}, or --timeout {10 * budget.seconds:g}"
         found = [Comparison("equivalent", _subject(both), "undecided", "", STATEMENT, late, more, out_of_time=True)]
+    known = _defaults(first, second, parameters or {})
+    if known and found[0].status == "proved":
+        found = [replace(found[0], argument=f"{found[0].argument}. {known}")]
     return Comparisons(first, tuple(found))
+
+
+def _defaults(first: Hierarchy, second: Hierarchy, given: Given) -> str:
+    """A sentence on the parameters of one name whose defaults differ: the comparison gives them one value."""
+    shared = (n for n in first.parameters if n in second.parameters and n not in given)
+    apart = [
+        f"{n} is {a:g} in '{first.name}' and {b:g} in '{second.name}'"
+        for n in shared
+        for a, b in [(first.parameters[n].default, second.parameters[n].default)]
+        if isinstance(a, float | int) and isinstance(b, float | int) and a != b
+    ]
+    return f"A parameter has one value in both, whatever its defaults: {listed(apart)}" if apart else ""
 
 
 def _subject(both: Pair) -> str:

@@ -6,7 +6,7 @@ to `c` is compared separately. Then two arguments are tried:
 - Level by level: every gate is the same function of the same means, branch for branch. So `𝒢` and all its derivatives
   agree; and `μ` agrees.
 - By the coefficients: `c_i = Σ_j μ_j·A_j·∂𝒢_j/∂log π_i` is a sum over the token's own log ratio and over the means that
-  it moves. Each summand agrees in every combination of branches. A sum over equal summands is their count times one.
+  it moves. Each summand agrees in every combination of branches. A sum of n equal terms is n times one of them.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ def _of_gate(subject: Subject, stratum: Stratum) -> Decision:
     undecided = [pushed for pushed in channels if not pushed.is_kept()]
     if not undecided:
         return proved(
-            f"gate on {stratum}", f"{gate} turns no pull round that is inward, and opens to none that is outward"
+            f"gate on {stratum}",
+            f"{gate}: a pull towards residual 0 keeps its sign; an outward pull, once stopped, stays stopped",
         )
     for pushed in undecided:
         found = pushed.faults()
