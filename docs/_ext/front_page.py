@@ -9,11 +9,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)\s#]+)")
 NAMED = re.compile(r"(?<!!)\[`?(?:[\w.-]+/)*[\w.-]*\.md`?\]\((?=[^)#\s]+\.md(?:#[^)\s]*)?\))")
+BESIDE = re.compile(r"\[([A-Z]+\.md)\]\(\1\)")  # pages beside the README, which the site does not have
 HERE = "<!-- README.md -->"
 
 
 def of_docs(text: str) -> str:
     """The README, with links as a page in `docs/` has them."""
+    text = BESIDE.sub(r"`\1`", text)
     return LINK.sub(lambda m: posixpath.normpath(posixpath.join("..", m[1])).removeprefix("../docs/"), text)
 
 
