@@ -53,10 +53,11 @@ def losses(families: Mapping[str, str]) -> dict[str, Loss]:
     found = {}
     for family, text in families.items():
         said = dict(re.findall(r"^### (\w+)\n(.*?)(?=^\[specs/)", text, re.MULTILINE | re.DOTALL))
-        for line in re.findall(r"^\| \[\w+\]\(#.*\|$", text, re.MULTILINE):
-            link, *cells = (c.strip() for c in re.split(r"(?<!\\)\|", line.strip("|")))
-            name = link[1 : link.index("]")]
-            found[name] = Loss(name, family, *(c.replace("\\|", "|") for c in cells), said[name].strip())
+        rows: dict[str, list[str]] = {}  # the cells of a loss, table by table
+        for name, line in re.findall(r"^\| \[(\w+)\]\(#\w+\) \|(.*)\|$", text, re.MULTILINE):
+            cells = (c.strip().replace("\\|", "|") for c in re.split(r"(?<!\\)\|", line))
+            rows.setdefault(name, []).extend(cells)
+        found |= {name: Loss(name, family, *cells, said[name].strip()) for name, cells in rows.items()}
     return found
 
 

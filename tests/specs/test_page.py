@@ -7,6 +7,7 @@ import ast
 import os
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -62,23 +63,35 @@ def title(folder: str) -> str:
 
 
 def family(folder: str, names: list[str], measured: dict[str, float]) -> str:
-    lines = [f"# {folder}", "", title(folder), "", "[How to read this table](../losses.md).", ""]
-    lines += [
-        "| loss | what it is | formula | trainers | words | gives up | differs by |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name in names:
-        summary = text_of(name).splitlines()[0]
-        given_up = "; ".join(f"`{law}`: {why}" for law, why in spec(name).gives_up.items())
-        apart = f"{measured[name]:.1e}" if name in measured else ""
-        formula = f"`{' '.join(FORMULA.search(text_of(name)).group(1).split())}`"
-        cells = (f"[{name}](#{name})", summary, formula, trainers(name), words(name), given_up, apart)
-        lines.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
+    lines = [f"# Losses: {folder}", "", title(folder), ""]
+    lines += table(("loss", "what it is", "formula"), ((n, text_of(n).splitlines()[0], formula(n)) for n in names))
+    lines += ["", "## Trainers and words", "", "[What the columns mean](../losses.md)."]
+    lines += ["", *table(("loss", "trainers", "words"), ((n, trainers(n), words(n)) for n in names))]
+    lines += ["", "## Given up, and measured", ""]
+    rows = ((n, given_up(n), f"{measured[n]:.1e}" if n in measured else "") for n in names)
+    lines += table(("loss", "gives up", "differs by"), rows)
     lines += ["", "## What their files say"]
     for name in names:
         lines += ["", f"### {name}", "", *text_of(name).splitlines()[2:], ""]
         lines += [f"[specs/{folder}/{name}.py](../../specs/{folder}/{name}.py)"]
     return "\n".join([*lines, ""])
+
+
+def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
+    found = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for name, *cells in rows:
+        found.append("| " + " | ".join(c.replace("|", "\\|") for c in (f"[{name}](#{name})", *cells)) + " |")
+    return found
+
+
+def formula(name: str) -> str:
+    found = FORMULA.search(text_of(name))
+    assert found, f"{name} says no formula"
+    return f"`{' '.join(found[1].split())}`"
+
+
+def given_up(name: str) -> str:
+    return "; ".join(f"`{law}`: {why}" for law, why in spec(name).gives_up.items())
 
 
 def trainers(name: str) -> str:
