@@ -65,11 +65,12 @@ class _Worker(threading.Thread):
         self._inside: list[_Worker] = []  # workers that its work waits for
 
     def run(self) -> None:
-        with suppress(Stopped):
+        with suppress(Stopped), suppress(Stopped):  # a second one may arrive while the first is caught
             try:
                 self._may_be_told = True
                 self._work()
             except Stopped:
+                self._may_be_told = False
                 return
             except BaseException as error:  # `ends_within` raises it in the caller
                 self._error = error

@@ -8,6 +8,7 @@ import pytest
 from hierarchies.quivers import batch, image, make, text, trajectory
 
 from fibration import (
+    Attribute,
     Gate,
     Penalty,
     after,
@@ -22,6 +23,7 @@ from fibration import (
     mean,
     position,
     residual,
+    reward,
     some,
     sqrt,
     token_log_ratio,
@@ -104,6 +106,18 @@ def test_a_weight_that_has_one(name):
 @pytest.mark.parametrize("name", ["1/total", "1/total of probabilities", "a share", "the least over rows"])
 def test_a_branch_that_is_populated(name):
     assert status(weighed(WITHOUT_VALUE[name], assume=FULL), "objective") == "proved"
+
+
+def test_a_search_reads_formulas_of_a_branch_at_its_tokens_alone():
+    """The first token of a batch without texts is an image, at which no text's number is read."""
+    at_text = Attribute("at_text", text, positive=False, lower=0)
+    most = largest(-at_text, over=trajectory, of=text)
+    for h in (
+        tree(advantages=where(reward > 0, most, reward)),
+        weighed(where(log_prob(current) <= -2, largest(count(text, over=text), over=trajectory, of=text), 1)),
+    ):
+        assert not any(v.internal_error for v in h.verify().verdicts)
+        assert status(h, "objective") == "refuted"
 
 
 def test_penalties_conditions_and_advantages_too():

@@ -29,6 +29,7 @@ from fibration import (
     Attribute,
     Gate,
     Objective,
+    Parameter,
     aggregate_gate,
     clip,
     clip_gate,
@@ -38,6 +39,7 @@ from fibration import (
     largest,
     log_prob,
     mass,
+    maximum,
     mean,
     minimum,
     policies,
@@ -54,6 +56,7 @@ from fibration import (
 )
 
 current, old, rollout = policies("current old rollout")
+bias = Parameter("bias", default=0.5, lower=-1, upper=1)
 DEFAULTS = {"C": 2.0, "D": 2.0, "q": 0.2}
 
 
@@ -78,7 +81,7 @@ MOMENTS = {
     "to the current policy": (mu.weigh(minimum(exp(log_prob(current) - log_prob(rollout)), C)), ("C", "C under rollout")),
     "a veto of a sequence": (mu.weigh(rho).keep(~some(rho > C, over=trajectory)), ("C", "C under rollout")),
     "a veto beside a mask": (mu.weigh(rho).keep((k > -9) & ~some(rho > C, over=batch)), ("C", "C under rollout")),
-    "half of a capped one": (mu.weigh(minimum(rho, C) / 2), ("C/2", "C**2/4")),
+    "half of a capped one": (mu.weigh(minimum(rho, C) / 2), ("C/2", "C/2 under rollout")),
     "a root of a capped one": (mu.weigh(sqrt(minimum(rho, C))), ("sqrt(C)", "C")),
     "its square": (mu.weigh(minimum(rho * rho, C)), ("C", "C**2")),
     "of both signs": (mu.weigh(where(advantage >= 0, 1, clip(exp(token_log_ratio), 0, 1))), ("1", "1")),
@@ -102,6 +105,7 @@ def test_bounds_of_weights(name):
         mu.weigh(rho).keep(some(rho <= C, over=trajectory)),
         mu.weigh(sqrt(rho)),
         mu.weigh(rho).keep(rho >= 1 / C),
+        mu.weigh(1 / maximum(bias, 0.5)),  # 1/bias bounds one branch and has no value at bias = 0
     ],
 )
 def test_what_has_no_bound_says_so(objective):

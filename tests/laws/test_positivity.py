@@ -11,8 +11,9 @@ from oracles import brute, verdicts
 from oracles.certified import TINY, report
 from oracles.definition import batches, truth
 
-from fibration import Gate, clip_gate, ratio_deviation, residual
-from fibration.language.atoms import mass
+from fibration import Attribute, Gate, atan, before, clip_gate, exp, log, ratio_deviation, residual, token_log_ratio
+from fibration.language.atoms import gated, mass
+from fibration.language.decompositions import decomposition
 
 
 @pytest.mark.parametrize(
@@ -48,6 +49,20 @@ def test_refuted_positivity_is_seen(name):
 
 def test_what_an_inward_gate_pulls_outward_is_evaluated_where_it_stands():
     refuted(one(Gate(2 * residual).inward()))
+
+
+@pytest.mark.parametrize("density", [1 / token_log_ratio, log(token_log_ratio), token_log_ratio / token_log_ratio])
+def test_a_density_without_a_value_is_not_proved_positive(density):
+    h = one(Gate(residual)).replace(decomposition=decomposition(recovery=exp(gated("")), density=density))
+    verdict = next(v for v in h.verify().verdicts if v.law == "positivity")
+    assert (verdict.status, verdict.found.partition(",")[0]) == ("undecided", f"a token's density is {density}")
+
+
+def test_a_gate_that_gathers_logarithms_of_0_is_not_proved_positive():
+    z = Attribute("z", token, positive=False, lower=0)
+    changed = decomposition(recovery=exp(gated("")), density=atan(token_log_ratio))
+    h = one(Gate(before(log(z), over=trajectory))).replace(decomposition=changed)
+    assert next(v for v in h.verify().verdicts if v.law == "positivity").status != "proved"
 
 
 def refuted(h):

@@ -23,7 +23,7 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.statistics import Aggregate, total, within
 from fibration.language.strata import Shape
-from fibration.language.sympy_bridge import ATOM_OF, OPERATOR_OF, to_sympy
+from fibration.language.sympy_bridge import ATOM_OF, OPERATOR_OF, from_sympy, to_sympy
 from fibration.language.traversal import atoms, desugar
 from fibration.laws.gates.pieces import extremes
 from fibration.laws.signs.assumptions import Assumptions
@@ -38,8 +38,8 @@ def supremum(h: Hierarchy, weight: Expression) -> Any:
     """The upper bound of a weight on kept tokens, in numbers and parameters; `oo` if no bound is known.
 
     In each branch the bound follows from the parts of the value. Or it is a number in the weight or in a condition, if
-    the branch implies that the weight, or its logarithm, is not above it. If no bound of the whole is known, a root or
-    a quotient by a positive number is bounded by its argument.
+    the branch implies that the weight, or its logarithm, is not above it. A root or a quotient by a positive number is
+    bounded by its argument too; the lower of the two bounds is returned.
     """
     found = list(dict.fromkeys(_at_leaf(h, weight, leaf) for leaf in h.leaves))
     return oo if oo in found else _largest(found, known_at(h, h.leaves[0]).anywhere)
@@ -50,9 +50,13 @@ def _largest(ends: list[Any], assume: Assumptions) -> Any:
 
 
 def _at_leaf(h: Hierarchy, weight: Expression, leaf: Stratum) -> Any:
-    whole = _of_whole(h, weight, leaf)
-    if whole != oo or not isinstance(weight, Apply):
-        return whole
+    found = [e for e in (_of_whole(h, weight, leaf), _of_argument(h, weight, leaf)) if e != oo]
+    return extremes(found, known_at(h, leaf).anywhere, -1)[0] if found else oo
+
+
+def _of_argument(h: Hierarchy, weight: Expression, leaf: Stratum) -> Any:
+    if not isinstance(weight, Apply):
+        return oo
     first, *others = weight.arguments
     if weight.operator == "sqrt":
         return sympy.sqrt(_at_leaf(h, first, leaf))
@@ -112,6 +116,7 @@ def _of_case(case: Case, bounds: list[Any], assume: Assumptions) -> Any:
     found += [b for b in bounds if -1 not in inside.signs(b - value)]
     if isinstance(value, sympy.exp):
         found += [sympy.exp(b) for b in bounds if -1 not in inside.signs(b - value.args[0])]
+    found = [e for e in found if Claim(from_sympy(e), assume.anywhere).is_shown]  # a bound has a value beyond its branch
     return extremes(found, assume, -1)[0] if found else oo
 
 

@@ -105,7 +105,7 @@ def _batches(h: Hierarchy, formula: Expression) -> Iterator[Batch]:
 
 def _changes(batch: Batch, formula: Expression, changed: str) -> list[Fraction]:
     """Values of one number of the first token around which a branch, a sign or a domain changes, and large ones."""
-    leaf = batch.concrete.shape.leaves[0]
+    leaf, _ = DirectOperator(batch.h, batch.concrete).tokens[0]
 
     def along(e: Expression) -> Callable[[Fraction], Fraction | None]:
         return lambda v: replace(batch, changed=changed, by=v).value(e, 0)

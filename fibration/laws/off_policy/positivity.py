@@ -30,7 +30,7 @@ from fibration.laws.off_policy.deviations import stay_above_minus_1
 from fibration.laws.off_policy.shrinking import shrinks
 from fibration.laws.on_policy.identity import gate_without_a_value
 from fibration.laws.signs.assumptions import Assumptions
-from fibration.laws.signs.claim import Claim, divided, inside
+from fibration.laws.signs.claim import Claim, divided, inside, known_at
 from fibration.laws.signs.neighbourhood import RHO
 from fibration.laws.subject import Subject
 
@@ -96,7 +96,8 @@ def why_positive_alone(subject: Subject) -> str:
         gated(c): substitute(in_channel(h.gate(leaf), c), {residual: e}) for c, e in densities.items()
     }
     whole = h.with_mass(substitute(h.decomposition.recovery, passed), leaf)
-    return "R(g(F(r))) > 0 on every branch" if Claim(whole, subject.at(leaf), POSITIVE).is_shown else ""
+    claims = (Claim(whole, subject.at(leaf), POSITIVE), *inside(h, whole))
+    return "R(g(F(r))) > 0 on every branch" if all(claim.is_shown for claim in claims) else ""
 
 
 class _Part(NamedTuple):
@@ -108,7 +109,7 @@ class _Part(NamedTuple):
 
 
 def _must_have_values(subject: Subject, known: str) -> Iterator[_Part]:
-    """Yields the kernels, the gates, and the recovery."""
+    """Yields the kernels, the gates, the densities and the recovery."""
     h = subject.hierarchy
     for f in h.fibrations:
         claim, cause = Claim(f.weight, subject.at(f.source)), without_a_value(subject, f)
@@ -123,10 +124,13 @@ def _must_have_values(subject: Subject, known: str) -> Iterator[_Part]:
         yield _Part(said, Claim(divided(gate), assume), cause)
         for claim in inside(h, gate):
             yield _Part(f"the gate on {stratum} gathers a formula", claim, None)
+    cause = subject.first_failure("recovery")
     for leaf in h.leaves:
+        for _, density in h.decomposition.densities:
+            claim = Claim(h.with_mass(density, leaf), known_at(h, leaf))
+            yield _Part(f"a token's density is {density}", claim, cause)
         recovery = h.with_mass(h.decomposition.recovery, leaf)
-        claim, cause = Claim(recovery, subject.at(leaf)), subject.first_failure("recovery")
-        yield _Part(f"R = {h.decomposition.recovery}", claim, cause)
+        yield _Part(f"R = {h.decomposition.recovery}", Claim(recovery, subject.at(leaf)), cause)
 
 
 def _stays_above_minus_1(subject: Subject, known: str) -> bool:

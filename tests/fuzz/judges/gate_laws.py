@@ -44,10 +44,10 @@ SMALL = 2.0**-40
 LAWS = ("identity", "first_order", "gradient")
 BEFORE = ("locality", "markov", "reflecting", "recovery")
 SEARCHES = (
-    "identity.gate_off_identity",
-    "first_order._felt",
-    "gradient.wrong_coefficients",
-    "gradient.start_not_recovered",
+    "on_policy.identity.gate_off_identity",
+    "on_policy.first_order._felt",
+    "on_policy.gradient.wrong_coefficients",
+    "on_policy.gradient.start_not_recovered",
 )
 
 
@@ -228,8 +228,9 @@ class OfWeights:
     def judge(self, case: OfHierarchy, rng: random.Random) -> tuple[list[str], str]:
         h = case.h
         [w] = h.objective.weighed or [None]
-        if w is None or any(v.status != "proved" for v in verdicts(h, ("locality",), self.timeout)):
-            return [], ""
+        with proofs_alone():
+            if w is None or any(v.status != "proved" for v in verdicts(h, ("locality", "objective"), self.timeout)):
+                return [], ""  # `verify` then states no facts
         most = supremum(h, w)
         if most == sympy.oo:
             return ["undecided"], ""

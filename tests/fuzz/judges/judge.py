@@ -113,7 +113,7 @@ def verdicts(h: Hierarchy, laws: tuple[str, ...], timeout: float, foundations: b
                 subject.verdicts.append(verdict)
                 if name in laws:
                     found.append(verdict)
-            if foundations and name in FOUNDATIONS and subject.first_failure(name):
+            if name in FOUNDATIONS and subject.first_failure(name):
                 return
 
     Budget(timeout).allows(ask)

@@ -33,10 +33,11 @@ EVERY = tuple(s for s in (*SETTINGS, *QUIVERS, *TREES) if s.name != "balanced ro
 JOINED = tuple(s for s in EVERY if s.fibrations)
 CROSSED = tuple(s for s in EVERY if s in QUIVERS)
 SEARCHES = (
-    "markov.negative_weight", "recovery.ratio_not_recovered", "positivity.ratio_not_positive",
-    "positivity.positive.ratio_not_positive", "orthogonality.residuals_that_do_not_sum_to_0", "coherent.element_of_two_masses",
+    "kernels.markov.negative_weight", "gates.recovery.ratio_not_recovered", "off_policy.positivity.ratio_not_positive",
+    "off_policy.positivity.positivity_search.ratio_not_positive", "kernels.orthogonality.residuals_that_do_not_sum_to_0",
+    "kernels.coherent.element_of_two_masses",
 )  # fmt: skip
-SLOWEST = "reflecting._other_sum"
+SLOWEST = "kernels.reflecting._other_sum"
 KERNELS = ("structure", "locality", "markov", "reflecting", "coherent")
 
 
