@@ -116,7 +116,7 @@ def _of_case(case: Case, bounds: list[Any], assume: Assumptions) -> Any:
     found += [b for b in bounds if -1 not in inside.signs(b - value)]
     if isinstance(value, sympy.exp):
         found += [sympy.exp(b) for b in bounds if -1 not in inside.signs(b - value.args[0])]
-    found = [e for e in found if Claim(from_sympy(e), assume.anywhere).is_shown]  # a bound has a value beyond its branch
+    found = [e for e in found if Claim(from_sympy(e), assume.anywhere).is_shown]  # it has a value beyond its branch
     return extremes(found, assume, -1)[0] if found else oo
 
 
