@@ -52,7 +52,7 @@ SLIPS = (
     ),
     slip(
         "a gated ratio on one stratum needs a value alone", "laws*reasons laws*positivity laws*recovery",
-        "if Claim(whole, subject.at(leaf), POSITIVE).is_shown else", "if Claim(whole, subject.at(leaf)).is_shown else",
+        "Claim(whole, subject.at(leaf), POSITIVE), *inside", "Claim(whole, subject.at(leaf)), *inside",
     ),
     slip(
         "a reason for one penalty covers all of them", "laws/test_given_up",
