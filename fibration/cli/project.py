@@ -7,38 +7,36 @@ from pathlib import Path
 from fibration.errors import BackendError, FibrationError
 from fibration.files import unwritable, write_file
 
-SPEC = '''"""A loss of your own: a budget on the drift of every trajectory, and a clip on what each token adds to it.
+SPEC = '''"""A loss of your own: PPO's clip of every token, and a capped weight for the engine that samples.
 
 Change it, and ask what became of it: fibration show specs/my_loss.py, fibration verify specs/
 """
 
 from fibration import (
-    Fibration,
     Hierarchy,
     Parameter,
-    aggregate_gate,
-    clip_gate,
-    count,
-    signed_log_ratio,
+    exp,
+    log_prob,
+    minimum,
+    pessimistic_clip_gate,
+    policies,
+    ratio_deviation,
     strata,
-    trajectory_mean,
-    uniform,
+    token_mean,
 )
 
-token, trajectory = strata("token trajectory")
-length = count(token, over=trajectory)  # tokens of a trajectory
-budget = Parameter("budget", per_channel=True, default={"+": 0.2, "-": 0.1})  # of a trajectory's mean log ratio
-epsilon = Parameter("epsilon", default=0.05)  # of a token's log ratio beyond that mean
+(token,) = strata("token")
+old, rollout = policies("old rollout")
+low = Parameter("epsilon_low", default=0.2, upper=1)  # below 1, so that ratios stay above 0
+high = Parameter("epsilon_high", default=0.28)
+cap = Parameter("C", default=2.0, lower=1)
+mismatch = exp(log_prob(old) - log_prob(rollout))  # the trainer's probability by the engine's
 
 my_loss = Hierarchy(
     name="my_loss",
-    fibrations=[Fibration(token, trajectory, kernel=uniform())],
-    gates={
-        trajectory: aggregate_gate(budget, rollback=1).inward(),
-        token: clip_gate(epsilon).per(1 / length).inward(),
-    },
-    decomposition=signed_log_ratio(scale=1 / length),
-    objective=trajectory_mean(),
+    gates={token: pessimistic_clip_gate(low, high)},
+    decomposition=ratio_deviation(),  # the gate acts on ratio - 1
+    objective=token_mean().weigh(minimum(mismatch, cap)),  # truncated importance sampling
 )
 '''
 
@@ -61,21 +59,28 @@ def op():
     return fibration.compile(fibration.load(Path(__file__).parents[1] / "specs" / "my_loss.py"))
 
 
-def coefficients(op, log_ratio):
+def coefficients(op, log_ratio, rollout=OLD):
     """The derivative of the objective by each token's log-prob."""
-    return op.coefficients(OLD + log_ratio, OLD, ADVANTAGES, op.index(offsets=OFFSETS)).values
+    index, policies = op.index(offsets=OFFSETS), {"rollout": rollout}
+    return op.coefficients(OLD + log_ratio, OLD, ADVANTAGES, index, policies=policies).values
 
 
 def test_on_policy_it_is_the_plain_policy_gradient(op):
-    expected = torch.tensor([1 / 6, 1 / 6, 1 / 6, -1 / 4, -1 / 4])  # advantage / (2 trajectories * tokens of this one)
+    expected = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0]) / 5  # advantage / tokens of the batch
     torch.testing.assert_close(coefficients(op, torch.zeros(5)), expected)
 
 
-def test_a_trajectory_beyond_its_budget_is_pushed_no_further(op):
-    log_ratio = torch.tensor([0.5, 0.5, 0.5, 0.01, -0.02])
-    found = coefficients(op, log_ratio)
-    torch.testing.assert_close(found[:3], torch.zeros(3))
-    assert (found[3:] < 0).all()
+def test_a_token_beyond_its_bound_is_pushed_no_further(op):
+    found = coefficients(op, torch.tensor([0.5, -0.5, 0.0, -0.5, 0.5]))
+    assert found[0] == found[3] == 0  # their advantage would push them further out
+    assert found[1] > 0 > found[4]  # theirs brings them back
+
+
+def test_the_weight_of_a_token_is_capped(op):
+    far = OLD - torch.tensor([0.0, 9.0, 0.0, 9.0, 0.0])  # the engine gave two tokens e**-9 of their probability
+    torch.testing.assert_close(
+        coefficients(op, torch.zeros(5), far), torch.tensor([1.0, 2.0, 1.0, -2.0, -1.0]) / 5
+    )
 '''
 
 CONFIGURATION = """[pytest]

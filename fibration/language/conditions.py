@@ -23,7 +23,7 @@ from fibration.language.atoms import (
 )
 from fibration.language.declared import Declared
 from fibration.language.expressions import Expression
-from fibration.language.grammar import Invocation, Names, Word, arguments, build, read
+from fibration.language.grammar import Invocation, Names, arguments, build, read
 from fibration.language.policies import LogProb, Policy
 from fibration.language.traversal import atoms
 
@@ -139,9 +139,9 @@ def _read(text: str, names: Names) -> object:
     what = f"the condition {text!r}"
     if short := _SHORT.match(text):
         text = f"equal(advantage, on={short[1]})"
-    tree = read(text, what)
-    if isinstance(tree, Word) and tree.text == repr(on_policy):
+    if text.strip().replace("-", "_") == repr(on_policy):
         return on_policy
+    tree = read(text, what)
     made: dict[str, Callable[..., object]] = {"equal": equal, "one": one, "same": same}
     if isinstance(tree, Invocation) and tree.name in made and not tree.methods:
         positional, named = arguments(tree, {**names, BATCH: WHOLE}, what)

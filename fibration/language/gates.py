@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from fibration.errors import SpecError, shown
 from fibration.language.atoms import advantage, channel_sign, pull, residual
-from fibration.language.expressions import Expression, Operand, as_expression
+from fibration.language.expressions import Apply, Expression, Number, Operand, as_expression
 from fibration.language.operators import absolute, clip, log1p, maximum, minimum, sign, where
 from fibration.language.registry import Written, constructor
 from fibration.language.traversal import substitute
@@ -112,21 +112,40 @@ def aggregate_gate(budget: Expression, rollback: Expression) -> Gate:
     )
 
 
-@constructor(Gate, examples=("clip_gate(bound)",))
+def _distances(gate: str, **bounds: Expression) -> None:
+    """Raises SpecError for a bound that is a number below 0."""
+    for name, bound in bounds.items():
+        negated = isinstance(bound, Apply) and bound.operator == "neg"
+        number = bound.arguments[0] if negated else bound
+        if isinstance(number, Number) and (number.value > 0 if negated else number.value < 0):
+            raise SpecError(
+                f"{gate}: {name} is {bound}",
+                required="a number above 0: each bound is a distance from residual 0",
+                remedy="leave its minus sign out; the gate puts it before the lower bound",
+            )
+
+
+TWO_BOUNDS = "of two bounds are pessimistic_clip_gate(low, high), which is PPO's, and Gate(clip(residual, -low, high))"
+
+
+@constructor(Gate, examples=("clip_gate(bound)",), remedy=TWO_BOUNDS)
 def clip_gate(bound: Expression) -> Gate:
     """Limit the residual to `[-bound, bound]` (eq:logclip in log-ratio coordinates)."""
+    _distances("clip_gate", bound=bound)
     return Gate(clip(residual, -bound, bound))
 
 
 @constructor(Gate, examples=("pessimistic_clip_gate(low, high)",))
 def pessimistic_clip_gate(low: Expression, high: Expression) -> Gate:
     """PPO's `min(r·A, clip(r, 1-low, 1+high)·A)`: only the bound that the advantage pushes against is active."""
+    _distances("pessimistic_clip_gate", low=low, high=high)
     return Gate(where(advantage >= 0, minimum(residual, high), maximum(residual, -low)))
 
 
 @constructor(Gate, examples=("dual_clip_gate(low, high, ceiling)",))
 def dual_clip_gate(low: Expression, high: Expression, ceiling: Expression) -> Gate:
     """`pessimistic_clip_gate` with a second bound: for negative advantages the ratio stays below `ceiling`."""
+    _distances("dual_clip_gate", low=low, high=high)
     lower = minimum(maximum(residual, -low), ceiling - 1)
     return Gate(where(advantage >= 0, minimum(residual, high), lower))
 
@@ -134,6 +153,7 @@ def dual_clip_gate(low: Expression, high: Expression, ceiling: Expression) -> Ga
 @constructor(Gate, examples=("log_clip_gate(low, high)",))
 def log_clip_gate(low: Expression, high: Expression) -> Gate:
     """`pessimistic_clip_gate` for a log ratio, with the bounds `1-low` and `1+high` for its exponential."""
+    _distances("log_clip_gate", low=low, high=high)
     return Gate(where(advantage >= 0, minimum(residual, log1p(high)), maximum(residual, log1p(-low))))
 
 

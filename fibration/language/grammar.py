@@ -266,6 +266,9 @@ PLACES = ("over", "of", "on")  # arguments that name a stratum
 CALLS = (*CALLED, *_ATOM_CALLS)
 
 
+_RATIOS = ("ratio", "ratios", "r", "rho", "importance_ratio")  # what users write for `exp(token_log_ratio)`
+
+
 def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
     """Turns a tree into an Expression. `names` maps words to strata, policies, parameters and attributes."""
     if isinstance(tree, Fraction):
@@ -276,7 +279,8 @@ def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
             return found
         known = sorted([*_READINGS, *(n for n, v in names.items() if isinstance(v, Expression))])
         kind = "is a stratum, not a number" if isinstance(found, (Stratum, Place)) else "means nothing here"
-        raise SpecError(f"{what}: the name '{tree.text}' {kind}", required=f"one of {', '.join(known)}")
+        remedy = "the importance ratio is exp(token_log_ratio)" if tree.text in _RATIOS else suggest(tree.text, known)
+        raise SpecError(f"{what}: the name '{tree.text}' {kind}", required=f"one of {', '.join(known)}", remedy=remedy)
     if isinstance(tree, Quoted):
         raise SpecError(f"{what}: the text {tree.text!r} stands where a number belongs")
     if isinstance(tree, Operation):

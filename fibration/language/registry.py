@@ -43,18 +43,25 @@ class Constructor:
 CONSTRUCTORS: dict[str, Constructor] = {}
 
 
-def constructor(kind: type[T], *, examples: tuple[str, ...]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Registers a function that declares a `kind`. `examples` are calls of it in the written grammar."""
+def constructor(
+    kind: type[T], *, examples: tuple[str, ...], remedy: str = ""
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Registers a function that declares a `kind`. `examples` are calls of it in the written grammar.
+
+    `remedy` is what a call with wrong arguments is told.
+    """
 
     def register(function: Callable[..., T]) -> Callable[..., T]:
         name, signature = function.__name__, inspect.signature(function)
+        bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+        form = f"{name}{signature.replace(parameters=bare, return_annotation=signature.empty)}"
 
         @functools.wraps(function)
         def call(*args: object, **kwargs: object) -> T:
             try:
                 bound = signature.bind(*args, **kwargs)
             except TypeError as error:
-                raise SpecError(f"{name}: {error}", required=f"{name}{signature}") from None
+                raise SpecError(f"{name}: {error}", required=form, remedy=remedy) from None
             values = {k: as_expression(v, f"{name}: argument '{k}'") for k, v in bound.arguments.items()}
             result = function(**values)
             parts = [write(v) if i < len(args) else f"{k}={write(v)}" for i, (k, v) in enumerate(values.items())]

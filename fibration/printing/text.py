@@ -14,6 +14,7 @@ import networkx as nx
 from fibration.errors import listed
 from fibration.language.assumptions import Assumption, Balanced
 from fibration.language.atoms import Stratum, pull
+from fibration.language.cancel import cancel
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.objectives import Objective
@@ -48,6 +49,7 @@ def text(hierarchy: Hierarchy) -> str:
         "assumes of every batch": [_assumed(a) for a in h.assume],
         "residuals": _residuals(h),
         "pulls": [f"on {s}: {h.pull(s)}" for s, g in h.gates.items() if pull in set(atoms(g.expression))],
+        "gated ratio": [*_gated_ratio(h)],
         "parameters": [p.declaration() for p in h.parameters.values()],
         "attributes": [a.declaration() for a in h.attributes.values()],
         "policies": [f"{p}: policies={{'{p}': log_probs}} in every call" for p in h.policies.values() if p.is_passed],
@@ -55,6 +57,16 @@ def text(hierarchy: Hierarchy) -> str:
     parts = [repr(h), "\n".join(tree(h) if h.shape.is_tree else quiver(h))]
     parts += ["\n".join([name, *(f"  {line}" for line in lines)]) for name, lines in sections.items() if lines]
     return "\n\n".join(parts)
+
+
+def _gated_ratio(h: Hierarchy) -> Iterator[str]:
+    """Yields the density of a token, the formulas of named gates, and `𝒢(r)` of what the gates pass."""
+    for channel, density in h.decomposition.densities:
+        yield f"density of a token{f' in channel {channel}' if channel else ''} = {cancel(density)}"
+    for gate in dict.fromkeys(h.gates.values()):
+        if not gate.written.startswith("Gate("):
+            yield f"{gate} = {cancel(gate.expression)}"
+    yield f"𝒢(r) = {cancel(h.decomposition.recovery)}, where gated(...) is what the gates of all levels pass to a token"
 
 
 def _objective(h: Hierarchy) -> Iterator[str]:

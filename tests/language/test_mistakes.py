@@ -10,6 +10,7 @@ import torch
 import fibration
 from fibration import FibrationError, MarkovKernel, Parameter, SpecError, clip_gate, residual, strata, uniform
 from fibration.errors import an
+from fibration.language.conditions import condition
 from fibration.runtime.metrics import Mean
 
 token, trajectory, prompt_group, domain = strata("token trajectory prompt_group domain")
@@ -74,6 +75,31 @@ def test_a_misspelt_constructor_is_suggested(text, words):
     document = fibration.load("fiberpo").model_dump(mode="json")
     with pytest.raises(SpecError, match=words):
         fibration.Hierarchy.model_validate({**document, "gates": {**document["gates"], "token": text}})
+
+
+@pytest.mark.parametrize(
+    ("declare", "words"),
+    [
+        (lambda: clip_gate(-0.1), "clip_gate: bound is -0.1"),
+        (lambda: fibration.pessimistic_clip_gate(-0.2, 0.2), "leave its minus sign out"),
+        (lambda: clip_gate(0.1, 0.2), r"pessimistic_clip_gate\(low, high\)"),
+    ],
+)
+def test_wrong_bounds_of_a_gate_are_told_the_right_ones(declare, words):
+    with pytest.raises(SpecError, match=words):
+        declare()
+
+
+@pytest.mark.parametrize(
+    ("when", "words"), [("ratio > 1", r"exp\(token_log_ratio\)"), ("advantge > 0", "did you mean 'advantage'")]
+)
+def test_a_misspelt_condition_is_suggested(when, words):
+    with pytest.raises(SpecError, match=words):
+        fibration.equivalent(fibration.load("ppo"), fibration.load("grpo"), when)
+
+
+def test_on_policy_may_be_written_with_a_hyphen():
+    assert condition("on-policy", {}) == condition("on_policy", {})
 
 
 def test_a_refused_kernel_leaves_no_facts_to_mislead():

@@ -18,6 +18,7 @@ from thorough import ALL
 
 from fibration import (
     Gate,
+    Parameter,
     absolute,
     advantage,
     aggregate_gate,
@@ -57,6 +58,13 @@ def test_what_was_not_decided_is_asked():
     assert "Parameter(..., lower=..., upper=...)" in asked.remedy
     assert silent.found.endswith("were not decided")
     assert silent.remedy.startswith("let small residuals pass")
+
+
+def test_a_clip_whose_lower_bound_is_written_as_a_distance():
+    low, high = Parameter("low", default=0.2, upper=1), Parameter("high", default=0.2)
+    verdict = next(v for v in one(Gate(clip(residual, low, high))).verify().verdicts if v.law == "identity")
+    assert verdict.status == "refuted"
+    assert verdict.remedy.endswith("clip(residual, -low, high)")
 
 
 def gated_tree(law, **gates):

@@ -452,6 +452,17 @@ def test_mermaid_labels_hold_nothing_that_ends_them(hierarchy: Hierarchy) -> Non
         assert not set(label) & set('"<>`')
 
 
+def test_a_named_gate_is_shown_with_its_formula() -> None:
+    lines = text(load("grpo")).partition("gated ratio\n")[2].split("\n\n")[0].splitlines()
+    gate = "where(advantage >= 0, minimum(residual, epsilon_high), maximum(residual, -epsilon_low))"
+    assert lines[:2] == [
+        "  density of a token = expm1(token_log_ratio)",
+        f"  pessimistic_clip_gate(epsilon_low, epsilon_high) = {gate}",
+    ]
+    assert lines[2].startswith('  𝒢(r) = 1 + gated("")')
+    assert "clip(" not in text(load("cispo")).partition("gated ratio\n")[2].split("\n\n")[0]  # Gate(f) is its formula
+
+
 def test_the_tree_of_strata() -> None:
     shown = text(TREE)
     assert shown.startswith(repr(TREE))
@@ -471,7 +482,13 @@ def test_the_tree_of_strata() -> None:
         "\n"
         "objective\n"
         "  J = Σ_i μ_i·𝒢(r)_i·A_i\n"
-        "  μ_i = 1/(count(token, over=batch) + count(image, over=batch))"
+        "  μ_i = 1/(count(token, over=batch) + count(image, over=batch))\n"
+        "\n"
+        "gated ratio\n"
+        "  density of a token in channel + = where(token_log_ratio >= 0, token_log_ratio, 0)\n"
+        "  density of a token in channel - = where(token_log_ratio >= 0, 0, -token_log_ratio)\n"
+        "  identity_gate() = residual\n"
+        '  𝒢(r) = exp(gated("+") - gated("-")), where gated(...) is what the gates of all levels pass to a token'
     )
 
 

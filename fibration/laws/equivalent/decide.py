@@ -21,7 +21,10 @@ from fibration.laws.subject import Subject
 from fibration.laws.verify import OUT_OF_TIME
 
 STATEMENT = "the same coefficients c_i = ∂J/∂log π_i on every batch"
-REMEDY = "change one of them; or ask for fewer batches with when=..., and match or fix parameters with parameters={...}"
+REMEDY = (
+    "change one of them; or ask for fewer batches with when=... (--when), and match or fix parameters with "
+    "parameters={...} (--param)"
+)
 
 
 class Comparison(Verdict):

@@ -31,7 +31,7 @@ from fibration.language.atoms import (
     residual,
 )
 from fibration.language.exact import NoValue
-from fibration.language.expressions import Expression
+from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
@@ -94,7 +94,7 @@ def _not_identity(subject: Subject, stratum: Stratum, channel: str, germ: Germ) 
     why += f": it is not known whether {question}" if question else ""
     # a count that may be 0 matters only if a value is missing, or may be
     lacks = not witness or str(witness).endswith(NO_VALUE)
-    remedy = (Claim(gate, assume).remedy(h) if lacks else "") or (BOUNDS if question else REMEDY)
+    remedy = (Claim(gate, assume).remedy(h) if lacks else "") or _below_0(gate) or (BOUNDS if question else REMEDY)
     return unproved(f"gate on {stratum}", f"{h.gates[stratum]}, {why}", remedy, witness)
 
 
@@ -154,6 +154,17 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression, channel:
 def _advantages(gate: Expression, here: Mapping[Expression, Fraction]) -> list[Fraction]:
     """Advantages of every sign, and on both sides of those at which the branch at the reference changes."""
     return list(dict.fromkeys([*map(Fraction, (1, -1, 0)), *between(sorted(branching(gate, here)))]))
+
+
+def _below_0(gate: Expression) -> str:
+    """The remedy for a clip of the residual whose lower bound was written as a distance; '' if there is none."""
+    if not isinstance(gate, Apply):
+        return ""
+    if gate.operator == "clip" and gate.arguments[0] == residual:
+        _, low, high = gate.arguments
+        if isinstance(low, Parameter) or (isinstance(low, Number) and low.value > 0):
+            return f"a clip passes small residuals if its lower bound is below 0: clip(residual, -{low}, {high})"
+    return next((found for part in gate.arguments if (found := _below_0(part))), "")
 
 
 @dataclass(frozen=True)
