@@ -103,7 +103,7 @@ def test_an_argument_says_no_more_of_the_recovery_than_holds(make, start, recove
     assert argument.startswith(start)
     first = said["recovery"].status == "refuted"
     assert first is (str(recovery) != 'exp(gated(""))')
-    assert argument.endswith(", and R∘F agrees with id to first order at r = 1" if first else ", and R∘F = id")
+    assert argument.endswith(", and R(F(r)) has value 1 and slope 1 at r = 1" if first else ", and R(F(r)) = r")
 
 
 def test_a_recovery_that_bends_where_no_ratio_is_agrees_only_with_gates_that_are_the_identity():

@@ -153,8 +153,8 @@ SLIPS = (
     ),
     slip("causes are lost where verdicts are kept", "laws/test_kept", "cause=c and Cause(*c))", "cause=None)"),
     slip(
-        "R∘F is said to be the identity where it agrees at r = 1 alone", "first_order",
-        'return "R∘F = id" if subject.proved("recovery") else', 'return "R∘F = id" if subject.verdicts else',
+        "R(F(r)) is said to be r where that holds at r = 1 alone", "first_order",
+        'return "R(F(r)) = r" if subject.proved("recovery") else', 'return "R(F(r)) = r" if subject.verdicts else',
     ),
     slip(
         "a weight need only have a limit", "laws/test_agreement",

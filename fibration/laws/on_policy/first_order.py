@@ -56,7 +56,7 @@ def _no_value() -> Decision:
 def _failure(subject: Subject) -> Verdict | None:
     """The first failed law that agreement rests on; recovery counts only if it fails beside `r = 1`."""
     recovery = None if recovers(subject) else subject.first_failure("recovery")
-    # Σ_k K ρ_k telescopes whatever the weights are, as long as they have values
+    # residuals add up to densities whatever the weights of kernels are, as long as they have values
     kernel = without_a_value(subject, *subject.hierarchy.fibrations)
     return recovery or subject.first_failure("identity") or kernel
 
@@ -69,11 +69,13 @@ def _gate_by_gate(subject: Subject) -> str:
     if not exact and not is_smooth(subject):
         return ""
     near = "is the identity near 0" if exact else "has value 0 and slope 1 at 0"
-    return f"every gate {near}, Σ_k K ρ_k telescopes to σ, and {_back(subject)}"
+    if len(subject.hierarchy.order) == 1:
+        return f"the gate {near}, and {_back(subject)}"
+    return f"every gate {near}, a token's residuals on all levels add up to its density σ, and {_back(subject)}"
 
 
 def _back(subject: Subject) -> str:
-    return "R∘F = id" if subject.proved("recovery") else "R∘F agrees with id to first order at r = 1"
+    return "R(F(r)) = r" if subject.proved("recovery") else "R(F(r)) has value 1 and slope 1 at r = 1"
 
 
 def _together(subject: Subject, failure: Verdict) -> str:
