@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from fibration.errors import SpecError, shown
 from fibration.language.atoms import advantage, channel_sign, pull, residual
-from fibration.language.expressions import Apply, Expression, Number, Operand, as_expression
+from fibration.language.cancel import cancel
+from fibration.language.expressions import Expression, Number, Operand, as_expression
 from fibration.language.operators import absolute, clip, log1p, maximum, minimum, sign, where
 from fibration.language.registry import Written, constructor
 from fibration.language.traversal import substitute
@@ -115,9 +116,7 @@ def aggregate_gate(budget: Expression, rollback: Expression) -> Gate:
 def _distances(gate: str, **bounds: Expression) -> None:
     """Raises SpecError for a bound that is a number below 0."""
     for name, bound in bounds.items():
-        negated = isinstance(bound, Apply) and bound.operator == "neg"
-        number = bound.arguments[0] if negated else bound
-        if isinstance(number, Number) and (number.value > 0 if negated else number.value < 0):
+        if isinstance(number := cancel(bound), Number) and number.value < 0:
             raise SpecError(
                 f"{gate}: {name} is {bound}",
                 required="a number above 0: each bound is a distance from residual 0",
