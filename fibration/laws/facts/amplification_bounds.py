@@ -337,7 +337,7 @@ class Amplified:
             signs = self.assume.signs(sympy.diff(value, s))
             if isinstance(atom, Count) and -1 not in signs and u in self.h.coarser(place):
                 value = value.subs(s, symbol(Count(atom.of, u)))
-            elif isinstance(atom, Count) and 1 not in signs and self.assume.present(atom.of, place):
+            elif isinstance(atom, Count) and 1 not in signs and self.assume.presence.present(atom.of, place):
                 value = value.subs(s, 1)
             else:
                 raise NotCertified(f"{atom} may differ among what lies over one {u}")

@@ -120,4 +120,4 @@ def _term(f: Fibration, case: Case, signs: dict[Any, Signs], subject: Subject) -
 
 def _is_absent(s: Any, signs: dict[Any, Signs], subject: Subject) -> bool:
     atom = from_sympy(s)
-    return isinstance(atom, (Count, Total)) and subject.assume.with_signs(signs).absent(atom.of, atom.over)
+    return isinstance(atom, (Count, Total)) and subject.assume.with_signs(signs).presence.absent(atom.of, atom.over)

@@ -159,7 +159,7 @@ def sums_to_1(cover: Cover, subject: Subject) -> str:
 def _unsure(cover: Cover, subject: Subject) -> list[Fibration]:
     """The branches that may be empty."""
     target = cover[0].target
-    return [f for f in cover if not subject.at(target).present(f.source, target)]
+    return [f for f in cover if not subject.at(target).presence.present(f.source, target)]
 
 
 def _sum_at_once(cover: Cover, unsure: Sequence[Fibration], subject: Subject) -> list[str]:

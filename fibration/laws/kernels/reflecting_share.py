@@ -74,7 +74,7 @@ def _ways(h: Hierarchy, f: Fibration) -> Iterator[Way]:
 
 def _sums_to_share(f: Fibration, way: Way, subject: Subject) -> str:
     """The sum in one line, if it is shown to be the share in every case; '' if not."""
-    unsure = [k for k in way.kernels if not subject.at(f.target).present(k.source, f.target)]
+    unsure = [k for k in way.kernels if not subject.at(f.target).presence.present(k.source, f.target)]
     lines = []
     for n in range(min(len(unsure), len(way.kernels) - 1) + 1):
         for empty in itertools.combinations(unsure, n):

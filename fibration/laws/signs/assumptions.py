@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -22,7 +22,6 @@ from fibration.language.operators import ANY, NOT_NEGATIVE, NOT_ZERO, OPERATORS,
 from fibration.language.order import Ordered
 from fibration.language.policies import LogProb
 from fibration.language.polynomials import (
-    Exponent,
     Factor,
     Monomial,
     Polynomial,
@@ -47,10 +46,12 @@ from fibration.language.sympy_bridge import (
     to_sympy,
 )  # fmt: skip
 from fibration.laws.signs import polynomial_signs, ranges
-from fibration.laws.signs.gathered import HAVE_A_VALUE_OF_NONE, formulas, number_of
+from fibration.laws.signs.arithmetic import added, multiplied, raised, turned, union
+from fibration.laws.signs.gathered import HAVE_A_VALUE_OF_NONE, formulas
 from fibration.laws.signs.one_variable import Stretch
 from fibration.laws.signs.polynomial_signs import is_whole
 from fibration.laws.signs.populations import Pair, Populations
+from fibration.laws.signs.presence import Presence, counted
 from fibration.laws.signs.ranges import Range
 
 MOST_STEPS = 2000  # how often an atom is written through its bounds, for one sign
@@ -83,8 +84,8 @@ class Assumptions:
     def _start(self, wider: Assumptions | None = None) -> None:
         """Set up the caches. `wider`: the assumptions to which signs were added, whose results still hold."""
         self.branches: dict[Expression, Any] = {}  # by expression, what `branches.py` split under these assumptions
-        self._counted = [(pair, signs) for s, signs in self.extra.items() if (pair := _pair(s))]
-        self._some_absent = any(signs == ZERO for _, signs in self._counted)
+        numbers = tuple((pair, signs) for s, signs in self.extra.items() if (pair := counted(s)))
+        self.presence = Presence(self.populations, self.at, numbers)
         self._wider = wider
         self._forget()
         self._facts: dict[Factor, Signs] = dict(wider._facts) if wider else {}
@@ -117,38 +118,6 @@ class Assumptions:
             self._elsewhere[stratum] = Assumptions(self.populations.shape, self.populations.populated, stratum)
         return self._elsewhere[stratum]
 
-    # ------------------------------------------------------------ which elements exist
-
-    def present(self, of: Any, over: Any) -> bool:
-        """Whether at least one `of` element lies over the `over` element."""
-        if self.populations.always(of, over, self.at):
-            return True
-        if any(signs == {1} and self.populations.implies(p, (of, over)) for p, signs in self._counted):
-            return True
-        return self._some_absent and self.populations.together([of], over, self._without(over))
-
-    def may_be_of_none(self, atom: Aggregate) -> bool:
-        """Whether a statistic may have no elements. A statistic of tokens always has one."""
-        number = number_of(atom)
-        return number is not None and not self.present(number.of, number.over)
-
-    def _without(self, over: Any) -> list[Any]:
-        """The strata that have no element over the `over` element."""
-        implies = self.populations.implies
-        return [of for (of, below), signs in self._counted if signs == {0} and implies((of, over), (of, below))]
-
-    def absent(self, of: Any, over: Any) -> bool:
-        """Whether no `of` element lies over the `over` element."""
-        return any(signs == {0} and self.populations.implies((of, over), p) for p, signs in self._counted)
-
-    def _one_present(self, p: Polynomial) -> Iterator[list[Pair]]:
-        """Lists of pairs of which at least one has an element, though it is not known which one."""
-        pairs = {pair for a in p.atoms if (pair := _pair(atom_expression(a))) and not self.present(*pair)}
-        for over in sorted({over for _, over in pairs}, key=str):
-            of = sorted((o for o, v in pairs if v == over), key=str)
-            if self.populations.together(of, over, self._without(over)):
-                yield [(o, over) for o in of]
-
     # ------------------------------------------------------------ known signs of expressions
 
     def _learn(self, known: dict[Any, Signs]) -> None:
@@ -164,7 +133,7 @@ class Assumptions:
             # nothing follows for a denominator: it may be 0, and then the expression has no value
             if len(rest.factors) == 1 and (power := next(iter(rest.factors.values()))) > 0:
                 [f] = rest.factors
-                signs = _turned(signs, sign)
+                signs = turned(signs, sign)
                 if not power % 2:
                     signs = ZERO if signs == ZERO else ANY if 0 in signs else NOT_ZERO
                 self._facts[f] = self._facts.get(f, ANY) & signs or signs
@@ -174,7 +143,7 @@ class Assumptions:
         """The product of the known signs of factors, and the other factors."""
         sign, rest = 1 if q.number > 0 else -1, {}
         for f, p in q.factors.items():
-            own = _raised(self._factor(f), p)
+            own = raised(self._factor(f), p)
             if own == NEGATIVE:
                 sign = -sign
             elif own != POSITIVE:
@@ -195,21 +164,21 @@ class Assumptions:
         found = ANY
         for known, signs in self._products:
             if known.factors == q.factors:
-                found &= _turned(signs, q.number / known.number)
+                found &= turned(signs, q.number / known.number)
             elif known.atoms == q.atoms:
                 try:
                     difference = q - known
                 except TooLarge:
                     continue
                 if not difference.factors:
-                    found &= _added([signs, _turned(POSITIVE, difference.number)])
+                    found &= added([signs, turned(POSITIVE, difference.number)])
         return found
 
     def _range(self, atom: int) -> Range:
         if atom not in self._ranges:
             wider, e = self._wider, atom_expression(atom)
             of_count = isinstance(ATOM_OF.get(e), Count)  # facts about polynomials in a count may narrow its range
-            same = wider is not None and e.is_Symbol and not of_count and wider._counted == self._counted
+            same = wider is not None and e.is_Symbol and not of_count and wider.presence == self.presence
             found = wider._range(atom) if wider is not None and same else self._plain_range(e)
             self._ranges[atom] = ranges.narrowed(found, self._by_facts(variable(atom), self._facts.get(atom, ANY)))
         return self._ranges[atom]
@@ -219,12 +188,12 @@ class Assumptions:
         atom = ATOM_OF.get(e)
         if isinstance(atom, (Count, Total)):
             of_positive = isinstance(atom, Count) or atom.attribute.positive
-            if self.absent(atom.of, atom.over):
+            if self.presence.absent(atom.of, atom.over):
                 return Range(ZERO)
             if isinstance(atom, Count):
                 numbers = self._numbers(atom_number(e))
                 return ranges.of_count(numbers[0][0], numbers[-1][1])
-            signs = (POSITIVE if self.present(atom.of, atom.over) else NOT_NEGATIVE) if of_positive else ANY
+            signs = (POSITIVE if self.presence.present(atom.of, atom.over) else NOT_NEGATIVE) if of_positive else ANY
             return ranges.of_total(atom.attribute, signs, atom_number(symbol(Count(atom.of, atom.over))))
         if isinstance(atom, (Attribute, Parameter, Component)):
             return ranges.of_declared(atom)
@@ -239,7 +208,7 @@ class Assumptions:
         if e.is_number:
             return ranges.of_number(e)
         if isinstance(e, sympy.Piecewise):
-            return Range(_union(self.signs(branch) for branch, _ in e.args))
+            return Range(union(self.signs(branch) for branch, _ in e.args))
         if isinstance(e, (sympy.Min, sympy.Max)):
             chosen = min if isinstance(e, sympy.Min) else max
             return Range(frozenset(chosen(of) for of in itertools.product(*map(self.signs, e.args))))
@@ -257,8 +226,8 @@ class Assumptions:
 
     def _of_statistic(self, atom: Aggregate) -> Signs:
         """The signs between the values of the formula. Without elements a total is 0 and a condition is false."""
-        of_none = atom.kind in HAVE_A_VALUE_OF_NONE and self.may_be_of_none(atom)
-        if of_none and self.absent(atom.of, atom.over):
+        of_none = atom.kind in HAVE_A_VALUE_OF_NONE and self.presence.may_be_of_none(atom)
+        if of_none and self.presence.absent(atom.of, atom.over):
             return ZERO
         if atom.is_condition or atom.kind == "deviation":
             return NOT_NEGATIVE
@@ -268,7 +237,7 @@ class Assumptions:
     def _of_formula(self, atom: Aggregate | Ordered) -> Signs:
         """The signs that the formula takes at the elements at which it is read."""
         read = formulas(atom, self.populations.shape)
-        return _union(self.elsewhere(place).signs(to_sympy(formula)) for place, formula in read)
+        return union(self.elsewhere(place).signs(to_sympy(formula)) for place, formula in read)
 
     # ------------------------------------------------------------ signs
 
@@ -305,28 +274,26 @@ class Assumptions:
         except TooLarge:
             return ANY
         return (
-            functools.reduce(_multiplied, map(self._factor, products), self._of(rest, self._factor))
-            if products
-            else ANY
+            functools.reduce(multiplied, map(self._factor, products), self._of(rest, self._factor)) if products else ANY
         )
 
     def _is_0(self, s: Any) -> bool:
-        pair = _pair(s)
-        return self.absent(*pair) if pair else self.extra.get(s) == ZERO
+        pair = counted(s)
+        return self.presence.absent(*pair) if pair else self.extra.get(s) == ZERO
 
     def _by_parts(self, value: Any) -> Signs:
         """The signs of a product or a sum that is too large to be written as one quotient."""
         if value.is_Mul:
-            return functools.reduce(_multiplied, (self.signs(a) for a in value.args))
+            return functools.reduce(multiplied, (self.signs(a) for a in value.args))
         if value.is_Add:
-            return _added([self.signs(a) for a in value.args])
+            return added([self.signs(a) for a in value.args])
         return ANY
 
     def _of(self, q: Quotient, factor: Callable[[Factor], Signs]) -> Signs:
         """The signs of a product of powers."""
-        found = _turned(POSITIVE, q.number)
+        found = turned(POSITIVE, q.number)
         for f, p in q.factors.items():
-            found = _multiplied(found, _raised(factor(f), p))
+            found = multiplied(found, raised(factor(f), p))
         return found
 
     def _factor(self, f: Factor) -> Signs:
@@ -339,10 +306,10 @@ class Assumptions:
         if f not in self._factors:
             self._steps = 0
             found = self._polynomial(f)
-            if len(found) > 1 and (choice := next(self._one_present(f), None)):
+            if len(found) > 1 and (choice := next(self.presence.one_present(f), None)):
                 # not all branches of a tree are empty: the union of the signs for each branch that may be filled
                 filled = (self.with_signs({symbol(Count(*pair)): POSITIVE}) for pair in choice)
-                found &= _union(assume._factor(f) for assume in filled)
+                found &= union(assume._factor(f) for assume in filled)
             if len(found) > 1 and (more := self._sharper(f)) != ANY:
                 found = found & more or more
             self._factors[f] = found
@@ -374,7 +341,7 @@ class Assumptions:
         """The signs `found`, or fewer if the polynomial is `k·known + number` for a polynomial of known sign."""
         for known, signs in self._facts.items():
             if isinstance(known, Polynomial) and (ends := slack(p, known)):
-                more = _added([_turned(signs, ends[0]), _turned(POSITIVE, ends[1])])
+                more = added([turned(signs, ends[0]), turned(POSITIVE, ends[1])])
                 found = found & more or more
         return found
 
@@ -383,24 +350,24 @@ class Assumptions:
         for known, signs in self._facts.items():
             if isinstance(known, Polynomial) and signs != ANY:
                 for k, rest in excesses(p, known):
-                    more = _added([_turned(signs, k), *(self._plainly(m, c) for m, c in rest.terms.items())])
+                    more = added([turned(signs, k), *(self._plainly(m, c) for m, c in rest.terms.items())])
                     found = found & more or more
         return found
 
     def _plainly(self, monomial: Monomial, number: int) -> Signs:
         """The signs of a term of symbols and exponentials. Other atoms count as ANY: their signs may rest on facts."""
-        found = _turned(POSITIVE, number)
+        found = turned(POSITIVE, number)
         for a, p in monomial:
             if not isinstance(e := atom_expression(a), sympy.exp):
-                found = _multiplied(found, _raised(self._range(a).signs, p) if e.is_Symbol else ANY)
+                found = multiplied(found, raised(self._range(a).signs, p) if e.is_Symbol else ANY)
         return found
 
     def _terms(self, p: Polynomial) -> Signs | None:
         """The sign that all terms share; None if they share none."""
-        parts = [_turned(self._monomial(m), c) for m, c in p.terms.items()]
-        if _union(parts) >= NOT_ZERO:
+        parts = [turned(self._monomial(m), c) for m, c in p.terms.items()]
+        if union(parts) >= NOT_ZERO:
             return None
-        found = _added(parts)
+        found = added(parts)
         return found - ZERO if len(found) > 1 and self._not_all_0(p) else found
 
     def _monomial(self, monomial: Monomial) -> Signs:
@@ -408,18 +375,20 @@ class Assumptions:
         for a, p in monomial:
             signs = self._range(a).signs
             if signs != POSITIVE:
-                found = _multiplied(found, _raised(signs, p))
+                found = multiplied(found, raised(signs, p))
         return found
 
     def _not_all_0(self, p: Polynomial) -> bool:
         """Whether the terms are never all 0, whichever branches are empty."""
 
         def stays(monomial: Monomial, there: Pair) -> bool:
-            pairs = ((a, _pair(atom_expression(a))) for a, _ in monomial)
+            pairs = ((a, counted(atom_expression(a))) for a, _ in monomial)
             implies = self.populations.implies
             return all(0 not in self._range(a).signs or (pair and implies(there, pair)) for a, pair in pairs)
 
-        return any(all(any(stays(m, there) for m in p.terms) for there in choice) for choice in self._one_present(p))
+        return any(
+            all(any(stays(m, there) for m in p.terms) for there in choice) for choice in self.presence.one_present(p)
+        )
 
     def _at_counts(self, p: Polynomial) -> Signs | None:
         """The signs of a polynomial in one count; None for any other."""
@@ -430,7 +399,7 @@ class Assumptions:
 
     def _numbers(self, count: int) -> list[Stretch]:
         """The whole numbers that a count may be."""
-        present = self.present(*_pair(atom_expression(count)))  # type: ignore[misc]
+        present = self.presence.present(*counted(atom_expression(count)))  # type: ignore[misc]
         return polynomial_signs.numbers_of(count, int(present), self._facts)
 
     def _shifted(self, p: Polynomial) -> Signs:
@@ -446,11 +415,11 @@ class Assumptions:
         written = shifted(p, atom, within.lower, within.upper)
         for coefficient in written:
             parts.append(self._of(as_quotient(coefficient), self._polynomial))
-            if _union(parts) >= NOT_ZERO:
+            if union(parts) >= NOT_ZERO:
                 whole = within.upper is None and isinstance(ATOM_OF.get(atom_expression(atom)), Count)
                 return polynomial_signs.of_one(written, whole, within.open, within.closed)
         ends = ([] if within.open else [parts[0]]) + ([parts[-1]] if within.closed else [])
-        return _added(parts) | (ZERO if any(0 in end for end in ends) else frozenset())
+        return added(parts) | (ZERO if any(0 in end for end in ends) else frozenset())
 
     def _next_bounds(self, p: Polynomial) -> tuple[int, Range] | None:
         """The next atom to write through its bounds, and the bounds. A larger count comes before a smaller one."""
@@ -472,48 +441,10 @@ class Assumptions:
         return min(bounded, key=lambda found: (atom_expression(found[0]).is_number, found[0]))
 
     def _rank(self, atom: int) -> tuple[int, int]:
-        of, over = _pair(atom_expression(atom))  # type: ignore[misc]
+        of, over = counted(atom_expression(atom))  # type: ignore[misc]
         depth = self.populations.depth
         return -depth.get(over, 0), depth.get(of, 0)
 
     def _at_most(self, small: int, large: int) -> bool:
-        a, b = _pair(atom_expression(small)), _pair(atom_expression(large))
+        a, b = counted(atom_expression(small)), counted(atom_expression(large))
         return a is not None and b is not None and self.populations.at_most(a, b)
-
-
-def _pair(s: Any) -> Pair | None:
-    """For a count or the total of a positive attribute: `of` and `over`, as any `of` element makes it positive."""
-    atom = ATOM_OF.get(s)
-    if isinstance(atom, Count) or (isinstance(atom, Total) and atom.attribute.positive):
-        return atom.of, atom.over  # type: ignore[return-value]
-    return None
-
-
-# ---------------------------------------------------------------- arithmetic of signs
-
-
-def _union(parts: Iterable[Signs]) -> Signs:
-    return frozenset().union(*parts)
-
-
-def _turned(signs: Signs, by: Fraction | int) -> Signs:
-    """The signs of `by` times a value with these signs."""
-    return signs if by > 0 else frozenset(-s for s in signs) if by < 0 else ZERO
-
-
-def _multiplied(a: Signs, b: Signs) -> Signs:
-    return frozenset(s * t for s in a for t in b)
-
-
-def _raised(signs: Signs, power: Exponent) -> Signs:
-    if power < 0 and 0 in signs:
-        return ANY
-    return signs if power % 2 else frozenset(s * s for s in signs)
-
-
-def _added(parts: Sequence[Signs]) -> Signs:
-    """The signs of a sum. It is not 0 if no two terms have opposite signs and one term is never 0."""
-    possible = _union(parts)
-    if possible >= NOT_ZERO:
-        return ANY
-    return possible - ZERO if any(0 not in s for s in parts) else possible | ZERO

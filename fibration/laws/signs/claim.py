@@ -54,7 +54,7 @@ class Claim:
             inside = self.assume.with_signs(dict(case.signs))
             for e in (e for e, allowed in case.needs if not inside.signs(e) <= allowed):
                 for atom in map(from_sympy, sorted(e.free_symbols, key=str)):
-                    if isinstance(atom, (Count, Total)) and not inside.present(atom.of, atom.over):
+                    if isinstance(atom, (Count, Total)) and not inside.presence.present(atom.of, atom.over):
                         found[atom] = None
         return list(found)
 

@@ -127,7 +127,7 @@ class Coinciding:
             found = [Coinciding(self.h, each).outcomes(statistic.formula) for each in self._read_at(statistic)]
             self.may_lack |= None in found
             known = set[bool]().union(*(f or {True, False} for f in found))
-            if known == {True} and self.assume.may_be_of_none(statistic):
+            if known == {True} and self.assume.presence.may_be_of_none(statistic):
                 return as_expression(0) < number_of(statistic)  # type: ignore[operator]
             return (ALWAYS if True in known else NEVER) if len(known) == 1 else statistic
         limit = self._common(statistic)
@@ -137,7 +137,7 @@ class Coinciding:
         if statistic.kind == "deviation":  # the deviation of values with one limit tends to 0
             self.sides[symbol(change)] = NOT_NEGATIVE
             return change
-        of_none = ZERO if self.assume.may_be_of_none(statistic) else frozenset[int]()
+        of_none = ZERO if self.assume.presence.may_be_of_none(statistic) else frozenset[int]()
         self.sides[symbol(change)] = self._side(statistic, to_sympy(limit)) | of_none
         if statistic.kind == "total":
             counts = (Count(each, statistic.over) for each in self._read_at(statistic))
