@@ -39,7 +39,7 @@ SLIPS = (
     ),
     slip(
         "the sign of a denominator is forgotten", "laws*markov laws*reflecting laws*identity laws/test_random",
-        "found = _multiplied(found, _raised(factor(f), p))", "found = _multiplied(found, _raised(factor(f), max(p, 0)))",
+        "found = multiplied(found, raised(factor(f), p))", "found = multiplied(found, raised(factor(f), max(p, 0)))",
     ),
     slip(
         "a bound that may be reached is not", "laws/test_signs populations",
@@ -361,7 +361,7 @@ SLIPS = (
     ),
     slip(
         "some of none holds where it holds of each", "laws/test_emptiness",
-        "if known == {True} and self.assume.may_be_of_none(statistic):", "if False:",
+        "if known == {True} and self.assume.presence.may_be_of_none(statistic):", "if False:",
     ),
     slip(
         "what comes after a token is its prefix to the law causal", "laws/test_causal",
