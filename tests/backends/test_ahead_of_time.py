@@ -103,6 +103,7 @@ def test_other_layouts_and_dtypes_compile():
     assert len(aot.compile_kernels(made.source, wanted, arch="sm_90")) == len(wanted)
 
 
+@pytest.mark.thorough
 def test_a_random_chain_compiles():
     """Gates of many kinds, a stratum under the rows, attributes."""
     made = generate(candidate(9), "triton")

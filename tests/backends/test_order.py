@@ -325,6 +325,7 @@ def test_a_group_s_tokens_and_rows_are_in_the_order_of_positions(backend: Backen
     np.testing.assert_allclose(coefficients(op, layout, batch)[0], said, rtol=1e-12)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", [b for b in CPU if not b.slow], ids=str)
 def test_bits_do_not_depend_on_threads(backend: Backend):
     """Along rows and over the batch, of more tokens than one thread takes for itself."""

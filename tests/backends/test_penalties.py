@@ -410,6 +410,7 @@ def test_metrics_of_batches_add_up():
     assert (float(twice), float(twice.count)) == (pytest.approx(float(found["penalty/real"])), 4)
 
 
+@pytest.mark.thorough
 @on("torch")
 @pytest.mark.parametrize("seed", [3, "every"])
 def test_bits_do_not_depend_on_ranks(seed, backend):

@@ -189,6 +189,7 @@ def test_hard_numbers(kind, backend: Backend):
         holds(h, backend.name, [(stratum, level) for level in levels], layout, x)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", CPU, ids=str)
 def test_many_tokens_and_one_that_is_no_number(backend: Backend):
     """More than one program of a grid counts; NaN among them makes the quantile NaN, which no token is below."""

@@ -324,6 +324,7 @@ def test_the_mass_of_a_token_is_the_same_however_its_kernel_is_written():
 # ---------------------------------------------------------------- the lot is varied
 
 
+@pytest.mark.thorough
 def test_a_varied_lot():
     """Or the tests above show less than they seem to."""
     drawn = [quiver(seed) for seed in range(COUNT)]

@@ -36,6 +36,7 @@ def spread(op, x, advantages, ways, keys):
         yield values, repr(found[0][2])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", [b for b in BACKENDS_HERE if b.device == "cpu"], ids=str)
 def test_bits_are_those_of_one_process(backend):
     """Whole rows in order: those of one process. Cut ones, at any token: the same for any cut.

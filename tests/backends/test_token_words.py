@@ -198,6 +198,7 @@ def test_a_condition_holds_at_its_bound(backend, dtype):
     assert [objective, *values] == pytest.approx([expected, *coefficients], rel=1e-12 if dtype == F64 else 1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("backend", [b.name for b in BACKENDS_HERE if b.device == "cpu" and (ALL or b.name == "c")])
 def test_rows_of_no_token_of_one_and_of_a_hundred_thousand(backend):
     """In float32, where a mean is above its bound by less than float32 can tell at the bound."""

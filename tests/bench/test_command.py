@@ -200,6 +200,7 @@ def test_the_whole_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert drawn.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.thorough
 def test_a_quick_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     quietly(monkeypatch)
     out = tmp_path / "sweep.json"

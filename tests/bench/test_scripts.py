@@ -46,6 +46,7 @@ def test_every_variant_of_a_loss_is_compiled_with_the_word_that_it_is_called_by(
     assert {word for word, v in found.items() if "rollout" in v.policies} == {"third policy", "penalty"}
 
 
+@pytest.mark.thorough
 def test_the_smallest_of_each_family_of_laws_is_decided() -> None:
     from law_cases import FAMILIES
     from law_process import decide

@@ -272,6 +272,7 @@ def test_the_workflow_for_github(project: Path) -> None:
     assert (made.returncode, made.stdout) == (0, "1 of 1 hierarchy verified\n")
 
 
+@pytest.mark.thorough
 def test_the_job_for_gitlab(project: Path) -> None:
     job = GITLAB["laws"]
     (line,) = (s for s in job["script"] if s.startswith("fibration "))

@@ -211,6 +211,7 @@ def test_a_terminal_without_unicode_gets_words() -> None:
     assert " proved" in result.stdout
 
 
+@pytest.mark.thorough
 def test_a_closed_pipe_is_no_crash() -> None:
     command = f"{sys.executable} -m fibration verify ppo | head -n 1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)

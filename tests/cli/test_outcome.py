@@ -143,6 +143,7 @@ fine = load("ppo")
 """
 
 
+@pytest.mark.thorough
 def test_specs_that_end_the_process_are_errors_of_collection(tmp_path: Path) -> None:
     specs = {
         "ends.py": "import os\n\nos._exit(0)\n",

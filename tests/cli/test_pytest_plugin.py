@@ -315,6 +315,7 @@ def test_junit(project: pytest.Pytester) -> None:
     assert cases["good"].find("failure") is None
 
 
+@pytest.mark.thorough
 def test_xdist(project: pytest.Pytester) -> None:
     write(project, {"specs/b.py": GOOD})
     result = project.runpytest_subprocess(*USED, "-p", "xdist", "-n", "2", "--fibration", "ppo", "-v")

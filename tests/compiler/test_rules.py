@@ -119,6 +119,7 @@ def test_a_zero_keeps_its_sign_and_nan_is_nan():
     assert map_ is Map(scalar("mul", arg(0), const(-0.0)), (Push("a", "b", Const(-0.0, "a")),))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", ["-0.0", "0.0"])
 def test_constants_do_not_depend_on_what_was_built_before(first):
     code = (

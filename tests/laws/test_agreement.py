@@ -154,6 +154,7 @@ def test_statistics_in_gates_are_what_they_are_on_policy(name):
     assert verdict.status == "refuted" and "instead of μ·A" in str(verdict.counterexample)
 
 
+@pytest.mark.thorough
 def test_a_probability_of_1_is_tried():
     """Without a margin the divergence of a token of which the old policy was certain has no value."""
     verdict = failing(weighed.dppo(0))

@@ -117,6 +117,7 @@ def test_a_large_constant_is_known_to_its_size():
     assert status(by(where((v < e) & (v > between), 2, 1)), one(mu)) != "proved"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "formula", [1 + (mean(q, over=batch) - q) ** 2, 1 + (mean(q * v, over=batch) - q * mean(v, over=batch)) ** 2]
 )
@@ -124,6 +125,7 @@ def test_a_parameter_per_element_is_no_constant_of_the_batch(formula):
     assert status(by(formula), one(mu)) != "proved"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("density", [x * x / x, x * u / u, x * (u - 1) / (u - 1)])
 def test_densities_that_lack_a_value_somewhere_are_not_the_same(density):
     """At `x = 0`, or where `u` is 0 or 1, the first is 0/0."""

@@ -76,6 +76,7 @@ def test_nothing_is_proved_of_losses_that_differ(name):
     assert not same_loss(pair(p.first, p.second, p.when, p.parameters)).proved
 
 
+@pytest.mark.thorough
 def test_a_batch_meets_conditions_on_policies():
     """Kept below 2 and below 3 is one where ratios stay below 2, and where they are 1; log-probs are never above 0."""
     first, second = (with_objective(TM.keep(rho < n)) for n in (2, 3))

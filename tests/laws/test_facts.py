@@ -167,6 +167,7 @@ def test_a_smooth_fall_is_not_certified_where_its_sign_changes():
     assert facts(SHAPES["rollback"], "restorative") != {}
 
 
+@pytest.mark.thorough
 def test_facts_of_hierarchies_that_give_up_a_law():
     for h, _ in SUBSPACES.values():
         found = report(h)

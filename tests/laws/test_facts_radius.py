@@ -192,6 +192,7 @@ def test_least_squares_effects_have_no_radius():
     assert facts(free, "radius") == {"hierarchy": "epsilon/2"}
 
 
+@pytest.mark.thorough
 def test_gates_that_make_up_for_one_another_have_no_radius_of_0():
     """`𝒢` is the identity near `r = 1`, though no gate is; how far is not looked into."""
     for name in ("apc_obj", "apc, score", "sapo, score", "residual against the gated base", "tree, base made up for"):

@@ -106,6 +106,7 @@ def test_an_argument_says_no_more_of_the_recovery_than_holds(make, start, recove
     assert argument.endswith(", and R(F(r)) has value 1 and slope 1 at r = 1" if first else ", and R(F(r)) = r")
 
 
+@pytest.mark.thorough
 def test_a_recovery_that_bends_where_no_ratio_is_agrees_only_with_gates_that_are_the_identity():
     """Tokens that drift apart have both densities: with gates that bend, what is left of one sign is not 0."""
     plus, minus = gated("+"), gated("-")

@@ -395,6 +395,7 @@ def test_conditions_may_speak_of_one_leaf_alone(both, when, status):
     assert verdict.status == status
 
 
+@pytest.mark.thorough
 def test_a_single_element_is_one_and_not_none():
     """With one expert both weights are 2; a batch without images has none, and is not asked of."""
     (verdict,) = equivalent(of_experts(1 + EXPERTS), of_experts(2), when="one(expert)").verdicts

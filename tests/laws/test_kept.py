@@ -222,6 +222,7 @@ def test_another_process_finds_the_verdicts(place):
     assert first.stdout.startswith(str(ppo().verify()))
 
 
+@pytest.mark.thorough
 def test_many_processes_may_start_at_once(place):
     with ThreadPoolExecutor(2) as pool:
         told = {done.stdout for done in pool.map(lambda _: ask(), range(2))}

@@ -74,6 +74,7 @@ def test_many_branches_take_one_identity():
     assert joint.argument.count("= 1") == 1
 
 
+@pytest.mark.thorough
 def test_cases_of_empty_branches(monkeypatch):
     """A kernel with branches of its own takes a case for each set of empty ones, up to a number of them."""
     hierarchy = kinds_of_token(3, by_cases=True)
@@ -152,6 +153,7 @@ def test_wrong_quivers_are_refused(name):
     on_batches.refused(name)
 
 
+@pytest.mark.thorough
 @examples(40)
 @given(st.integers(0, 2).flatmap(lambda i: st.tuples(st.just(i), linear_kernels(CHAIN[i], CHAIN[i + 1]))))
 def test_kernels_linear_in_measures_are_decided_completely(drawn):

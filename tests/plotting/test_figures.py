@@ -551,6 +551,7 @@ def test_pages_say_how_tokens_are_dealt_out() -> None:
         assert "its tokens are text_token, image_token in turn" in " ".join(text.get_text() for text in page.texts)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("small")
 def test_more_leaves_than_tokens() -> None:
     leaves = strata("speech picture word gesture")

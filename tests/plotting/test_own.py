@@ -87,6 +87,7 @@ def drawn(figure: Figure) -> list[Any]:
 # ---------------------------------------------------------------- fibration.run
 
 
+@pytest.mark.thorough
 def test_from_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = fibration.run(own(), batch(), tmp_path / "pictures")
     words = " ".join(capsys.readouterr().out.split())
@@ -109,6 +110,7 @@ def test_what_differs_from_the_interpreter_is_an_error(monkeypatch: pytest.Monke
 # ---------------------------------------------------------------- without advantages
 
 
+@pytest.mark.thorough
 def test_without_advantages_all_else_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     without, known = gated(own(), batch(None, rewards=ADVANTAGES)), gated(own(), batch())
     assert without.advantages is None and without.ratio.equal(known.ratio)

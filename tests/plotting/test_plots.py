@@ -110,6 +110,7 @@ def invoke(*arguments: object) -> tuple[int, str]:
 # ---------------------------------------------------------------- what is printed
 
 
+@pytest.mark.thorough
 def test_the_whole_run(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     code, output = invoke("fiberpo_domain", "--verify", "fiberpo", "--rollouts", file, "--out", out)

@@ -221,6 +221,7 @@ def test_weights_that_see_the_whole_batch_keep_worlds_apart() -> None:
     assert drift.counts_kept and baseline(op, {}) is None  # μ is another at every drift
 
 
+@pytest.mark.thorough
 def test_a_page_says_what_it_does_not_draw() -> None:
     page = make(operator(of_three()), "gates", {})
     FigureCanvasAgg(page).draw()

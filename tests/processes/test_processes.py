@@ -107,6 +107,7 @@ ERRORS = {
 }
 
 
+@pytest.mark.thorough
 @several
 def test_an_error_on_one_rank_is_one_on_all_and_names_it(found, ranks):
     everywhere = found(ranks)

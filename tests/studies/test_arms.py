@@ -64,6 +64,7 @@ def test_the_ladder_and_the_search_have_the_published_strata():
             assert found[part] == published[part]
 
 
+@pytest.mark.thorough
 def test_placebos_lack_one_thing():
     whole, measured = of("inward_domain")
     assert measured["gated/domain"] > 0 and measured["gated/prompt_group"] > 0

@@ -178,6 +178,7 @@ def lucky(monkeypatch):
     monkeypatch.setitem(rl.CONDITIONS, "unequal", Condition((1, 4, 16, 16), false_positives=(0.3,) * len(DOMAINS)))
 
 
+@pytest.mark.thorough
 def test_a_run_is_the_same_whatever_runs_beside_it(lucky):
     """Alone, and with others before and after it: to the rounding of sums, which here has changed no sample."""
     runs = [run("grpo", 3, steps=10), run("placebo_shuffled", 4, steps=10), run("adaptive_domain", 3, steps=10)]

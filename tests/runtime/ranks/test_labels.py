@@ -87,6 +87,7 @@ def test_of_whatever_is_drawn_too(drawn, data):
     assert digests("domain", [different[i] for i in order]).tolist() == [found[i] for i in order]
 
 
+@pytest.mark.thorough
 def test_they_are_the_same_in_every_process():
     """Whatever Python's hash is seeded with; and a million of them are nothing to wait for."""
     n = 10**6 if ALL else 10**4
