@@ -208,10 +208,11 @@ def test_a_reason_is_no_markup() -> None:
 
 
 def test_a_new_law_is_a_new_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = report("ppo")
     law = replace(LAWS["positivity"], name="newest")
     monkeypatch.setitem(LAWS, "newest", law)
-    assert words("ppo")["newest"] == "does not apply"
-    made = Report(load("ppo"), (*report("ppo").verdicts, Verdict("newest", "it", "undecided", "")))
+    assert dict(zip(LAWS, marks(before), strict=True))["newest"].word == "does not apply"
+    made = Report(load("ppo"), (*before.verdicts, Verdict("newest", "it", "undecided", "")))
     assert marks(made)[-1] == MARKS["undecided"]
     assert "│ newest" in text(made)
     assert "| newest |" in markdown([made])

@@ -36,6 +36,9 @@ def torchrun(ranks: int, *command: Any) -> str:
     return done.stdout
 
 
+pytestmark = pytest.mark.thorough  # each start of processes takes seconds
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each rank wrote, by the number of ranks."""
@@ -53,7 +56,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return of
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", RANKS)
 def test_gradients_of_ddp_and_fsdp_are_those_of_one_process(found, ranks):
     """Off policy, with elements rolled back and zeroed at every level, which `worker.py` asserts."""
@@ -63,7 +65,6 @@ def test_gradients_of_ddp_and_fsdp_are_those_of_one_process(found, ranks):
             assert distance <= (1e-13 if "float64" in case else 1e-6), case
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_examples_print_what_one_process_does(found, ranks):
     first, *others = (one["printed"] for one in found(ranks))
@@ -72,7 +73,6 @@ def test_the_examples_print_what_one_process_does(found, ranks):
     assert all(other == {**first, "ddp": "", "fsdp2": ""} for other in others)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_page_of_micro_batches_has_the_gradient_of_one_process(found, ranks):
     for rank, one in enumerate(found(ranks)):
@@ -107,7 +107,6 @@ ERRORS = {
 }
 
 
-@pytest.mark.thorough
 @several
 def test_an_error_on_one_rank_is_one_on_all_and_names_it(found, ranks):
     everywhere = found(ranks)
