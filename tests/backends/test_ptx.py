@@ -117,6 +117,7 @@ def test_programs_as_they_run_on_a_gpu(emitter, name, program, kind, dtype):
         scheduled(emitter, lambda backend: holds_training(backend, given, kind, metrics=program == "evaluate"))
 
 
+@pytest.mark.thorough
 def test_a_product_is_finite_where_products_and_sums_are_one_operation(emitter):
     """`p·q - p·q` is not 0 there: what tells numbers from infinite ones does not subtract."""
     x = log_prob(Policy("current")) - log_prob(Policy("reference"))

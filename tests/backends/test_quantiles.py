@@ -123,6 +123,7 @@ def named(value: object) -> str:
 EVERYWHERE = [(packed, F64, None), (padded, F32, STEEP), (padded, torch.bfloat16, None)]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("shipped_c")
 @pytest.mark.parametrize(("lay", "dtype", "formula", "backend"), [
     (*met, b) for b in CPU for met in EVERYWHERE if not b.slow or met[1] == F32

@@ -129,6 +129,7 @@ def test_rows_of_one_token_and_longer_than_a_tile(lengths, dtype):
     holds("fiberpo", batch_of(lengths), LAYOUTS["padded"], dtype, everything=False)
 
 
+@pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize(("rows", "groups", "domains"), [(600, 2, 1), (90, 40, 3)], ids=["fibres of 300", "40 fibres"])
 def test_fibres_longer_and_more_than_a_tile(rows, groups, domains):

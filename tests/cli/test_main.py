@@ -205,6 +205,7 @@ def test_verifying_needs_neither_torch_nor_matplotlib() -> None:
     assert (result.returncode, result.stderr) == (0, "\n")
 
 
+@pytest.mark.thorough
 def test_a_terminal_without_unicode_gets_words() -> None:
     result = run("verify", "ppo", env={"PYTHONIOENCODING": "ascii", "PATH": ""})
     assert result.returncode == 0

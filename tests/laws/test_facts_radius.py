@@ -149,6 +149,7 @@ def test_radius_of_smooth_gates_is_0():
         assert facts(h, "radius") == {"hierarchy": "0"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", some(SHAPED, 2, 1))
 def test_nothing_changes_inside_the_radius_of_trees_and_quivers(name):
     h, rng = SHAPED[name], random.Random(name)

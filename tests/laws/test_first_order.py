@@ -72,6 +72,7 @@ def test_a_law_that_holds_is_not_given_up():
     assert [v.subject for v in holds.verify().failures] == ["law 'identity'"]
 
 
+@pytest.mark.thorough
 def test_giving_up_identity_does_not_cover_first_order():
     failures = report(SPECS["apc, density counted twice"].h).failures
     assert {v.law for v in failures} == {"first_order", "gradient", "positivity"}

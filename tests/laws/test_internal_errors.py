@@ -311,6 +311,7 @@ def test_constants_without_a_value_are_compared(of_nothing, read):
 OF_TEXT = total(where(total(words, over=text) > 2, 1, 0), over=trajectory, of=text)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -43,6 +43,7 @@ def test_signs_of_counts_in_a_tree():
     assert absent.signs(images) == {1}
 
 
+@pytest.mark.thorough
 def test_populations_are_those_of_all_small_ones():
     """What is said of counts, against all small ones."""
     for edges, assumed in (

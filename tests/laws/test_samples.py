@@ -92,6 +92,7 @@ BASELINE = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NO_BASELINE)
 def test_what_has_its_own_sample_inside_is_no_baseline(name):
     formula, more = NO_BASELINE[name], {}

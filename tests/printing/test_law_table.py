@@ -151,6 +151,7 @@ def test_every_sign_stands_below_its_law() -> None:
     assert [row.split()[1] for row in rows] == ["verified", "verified", "refused"]
 
 
+@pytest.mark.thorough
 def test_it_fits_80_columns_whatever_the_names() -> None:
     longest = max(shipped(), key=len)
     reports = [report(name) for name in {**dict.fromkeys(some(shipped(), 5)), longest: None}] + [

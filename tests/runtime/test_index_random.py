@@ -31,6 +31,7 @@ def random_trees(draw):
     return below, leaves, rows, draw(st.booleans())
 
 
+@pytest.mark.thorough
 @given(random_trees())
 @settings(deadline=None, max_examples=150)
 def test_random_trees_against_their_definition(world):

@@ -128,6 +128,7 @@ def test_the_order_of_rows_does_not_matter(case, data):
     assert same == pytest.approx(objective, rel=1e-11, abs=1e-13 * max(1, np.abs(batch.advantages).max()))
 
 
+@pytest.mark.thorough
 @given(case=cases())
 def test_labels_are_only_names(case):
     """Any hashable labels that tell the same elements apart give the same bits."""

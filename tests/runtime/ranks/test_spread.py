@@ -96,6 +96,7 @@ def test_whole_rows_in_order(name, data):
         assert found.bits() == one.bits()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 @examples(12)
 @given(data=st.data(), cut=st.booleans())
