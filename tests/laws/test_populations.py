@@ -1,5 +1,6 @@
 """What is known of counts that may be 0."""
 
+import pytest
 from hierarchies import quivers
 from hierarchies.quivers import batch, expert, group, image, make, text, trajectory, turn
 

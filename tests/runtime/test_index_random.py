@@ -1,6 +1,7 @@
 """Indices of random trees against their definition."""
 
 import numpy as np
+import pytest
 from hierarchies.edges import IMAGE, MASK, TURN, hierarchy, index, tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
