@@ -16,6 +16,7 @@ from support import spec
 from thorough import ALL
 
 from fibration.language.loading import shipped, shipped_file
+from fibration.laws import LAWS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "losses.md"
@@ -45,7 +46,7 @@ def agreements() -> dict[str, float]:
 
 
 def pages(measured: dict[str, float]) -> dict[str, str]:
-    """The page of every family, by its folder, and under "" the table of families: the specs' own words and verdicts."""
+    """The page of every family, by its folder, and the tables of families and of laws in `docs/losses.md`."""
     by_folder = defaultdict(list)
     for name in shipped():
         by_folder[shipped_file(name).parent.name].append(name)
@@ -55,7 +56,17 @@ def pages(measured: dict[str, float]) -> dict[str, str]:
     for folder in FOLDERS:
         links = ", ".join(f"[{name}](losses/{folder}.md#{name})" for name in by_folder[folder])
         rows.append(f"| [{folder}](losses/{folder}.md) | {title(folder)} | {links} |")
-    return {**made, "": "\n".join([*rows, ""])}
+    return {**made, "losses": "\n".join([*rows, ""]), "laws": laws()}
+
+
+def laws() -> str:
+    """The laws that losses give up, each with these losses."""
+    found = defaultdict(list)
+    for name in shipped():
+        for reason in spec(name).gives_up:
+            found[reason.partition(" ")[0]].append(f"[{name}](losses/{shipped_file(name).parent.name}.md#{name})")
+    rows = (f"| `{law}` | {', '.join(dict.fromkeys(found[law]))} |" for law in LAWS if law in found)
+    return "\n".join(["", "| law | given up by |", "|---|---|", *rows, ""])
 
 
 def title(folder: str) -> str:
@@ -98,22 +109,23 @@ def trainers(name: str) -> str:
     return ", ".join(t for t in TRAINERS if re.search(rf"\b{t}\b", text_of(name)))
 
 
-def parts(text: str) -> tuple[str, str, str]:
-    before, start, rest = text.partition("<!-- losses -->")
-    found, end, after = rest.partition("<!-- /losses -->")
+def parts(text: str, word: str) -> tuple[str, str, str]:
+    before, start, rest = text.partition(f"<!-- {word} -->")
+    found, end, after = rest.partition(f"<!-- /{word} -->")
     assert start and end, "a page has lost the comments around what is written by a test"
     return before + start, found, end + after
 
 
 def test_the_pages_are_what_specs_say():
-    before, found, after = parts(PAGE.read_text())
     if os.environ.get("FIBRATION_UPDATE_GOLDEN") == "1":
         made = pages(agreements())
-        found = made.pop("")
-        PAGE.write_text(f"{before}{found}{after}")
+        for word in ("losses", "laws"):
+            before, _, after = parts(PAGE.read_text(), word)
+            PAGE.write_text(f"{before}{made.pop(word)}{after}")
         for folder, text in made.items():
             (PAGES / f"{folder}.md").write_text(text)
-    written = {"": found, **{f.stem: f.read_text() for f in PAGES.glob("*.md")}}
+    index = {word: parts(PAGE.read_text(), word)[1] for word in ("losses", "laws")}
+    written = {**index, **{f.stem: f.read_text() for f in PAGES.glob("*.md")}}
     expected = pages(dict.fromkeys(SOURCES, 0.0))
     assert {k: MEASURED.sub("", v) for k, v in expected.items()} == {
         k: MEASURED.sub("", v) for k, v in written.items()
