@@ -55,7 +55,7 @@ def export(
     resources: list[Mapping[str, str | int]] = []
     if arch:
         for one in compile_all(module, plans, arch, filename=file):
-            for kernel, request in zip(one.kernels, requests(one.program, plans[one.program], arch), strict=True):
+            for kernel, request in zip(one.kernels, requests(one.program, plans[one.program]), strict=True):
                 stem = f"{name}_{arch}_{kernel.kernel}"
                 files[f"{stem}.{kernel.assembly_kind}"] = kernel.assembly
                 files[f"{stem}.{kernel.binary_kind}"] = kernel.binary

@@ -66,7 +66,7 @@ def compile_all(
 ) -> tuple[Compiled, ...]:
     """The kernels of all programs, or of `programs`, for float32 tensors. Raises BackendError."""
     chosen = list(plans if programs is None else programs)
-    wanted = {name: list(requests(name, plans[name], arch, shape)) for name in chosen}
+    wanted = {name: list(requests(name, plans[name], shape)) for name in chosen}
     made = iter(compile_kernels(source, [r for one in wanted.values() for r in one], arch=arch, filename=filename))
     return tuple(Compiled(name, tuple(next(made) for _ in one)) for name, one in wanted.items())
 
@@ -82,7 +82,7 @@ def table(compiled: Iterable[Compiled]) -> str:
     return "\n".join([*head, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
 
 
-def requests(name: str, plan: Plan, arch: str, shape: tuple[int, int, int] = SHAPE) -> Iterator[KernelRequest]:
+def requests(name: str, plan: Plan, shape: tuple[int, int, int] = SHAPE) -> Iterator[KernelRequest]:
     """The kernels of a program, specialised as its launcher launches them."""
     made = kernels(name, plan)
     scan = replace(SCAN, constexprs={"order": None, "rows": shape[0], "columns": shape[1]}, num_warps=shape[2])

@@ -87,7 +87,7 @@ def _way(v: Verdict) -> str:
 def decide_given_up(subject: Subject) -> Iterator[Decision]:
     """Refute every key that covers nothing, once all laws are decided."""
     verdicts, keys = subject.verdicts, subject.hierarchy.gives_up
-    is_whole = not any(v.is_unfinished or (LAWS[v.law].foundation and fails(v)) for v in verdicts)
+    is_whole = not any(v.is_unfinished or (LAWS[v.law].needed_by_all and fails(v)) for v in verdicts)
     for key in keys if is_whole else ():
         law, about = parts(key)
         asked = [v for v in verdicts if v.law == law]

@@ -74,7 +74,7 @@ def following(decision: Decision, failure: Verdict | None) -> Decision:
 
 @dataclass(frozen=True)
 class Law:
-    """A law. `decisions` yields one decision per subject. If a `foundation` fails, no later law is decided.
+    """A law. `decisions` yields one decision per subject. If it fails and is `needed_by_all`, no later law is decided.
 
     `remainder` decides what the law still requires of subjects for which it is given up.
     """
@@ -83,7 +83,7 @@ class Law:
     statement: str
     decisions: Callable[[Subject], Iterator[Decision]]
     may_be_given_up: bool = True
-    foundation: bool = False
+    needed_by_all: bool = False
     remainder: Callable[[Subject], Iterator[Decision]] | None = None
 
     def decide(self, subject: Subject) -> Iterator[Verdict]:

@@ -321,4 +321,4 @@ def _names(strata: tuple[Stratum, ...]) -> str:
     return ", ".join(s.name for s in strata)
 
 
-LAW = Law("locality", STATEMENT, decide_locality, may_be_given_up=False, foundation=True)
+LAW = Law("locality", STATEMENT, decide_locality, may_be_given_up=False, needed_by_all=True)

@@ -166,4 +166,4 @@ def common_coarsening(h: Hierarchy, a: Stratum, b: Stratum) -> str:
     return f"add a common coarsening of {a} and {b}, for example {declared}{' and '.join(missing)}"
 
 
-LAW = Law("structure", STATEMENT, decide_structure, may_be_given_up=False, foundation=True)
+LAW = Law("structure", STATEMENT, decide_structure, may_be_given_up=False, needed_by_all=True)

@@ -36,7 +36,7 @@ class Incomplete(Exception):
 def verify(hierarchy: Hierarchy, timeout: float | None = BUDGET) -> Report:
     """Decide every law, for all sizes at once. Never raises for a wrong hierarchy: see `Report.raise_for_status`.
 
-    If a foundation (structure, locality) fails, the laws after it are not decided. Verdicts and facts together have
+    If `structure` or `locality` fails, the laws after it are not decided. Verdicts and facts together have
     `timeout` seconds; None is no limit. A law that runs out of time is undecided, and the report says so. A law that
     raises an exception is undecided too, and the report asks for an issue.
     """
@@ -63,7 +63,7 @@ def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
             own = with_reasons(hierarchy.gives_up, subject.verdicts[before:])
             for verdict in law.decide_rest(subject, [v for v in own if v.given_up]):
                 subject.verdicts.append(verdict)
-            if law.foundation and subject.first_failure(law.name):
+            if law.needed_by_all and subject.first_failure(law.name):
                 return
 
     in_time = budget.allows(ask)

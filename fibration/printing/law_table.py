@@ -68,7 +68,7 @@ def marks(report: Report) -> list[Kind]:
     for v in report.verdicts:
         word = v.status if v.out_of_time else kind(report, v).word  # out of time: the law may hold
         worst[v.law] = max(worst.get(v.law, 0), order.index(word))
-    stopped = any(worst.get(law.name, 0) > 0 for law in LAWS.values() if law.foundation)
+    stopped = any(worst.get(law.name, 0) > 0 for law in LAWS.values() if law.needed_by_all)
     absent = "not asked" if stopped else "does not apply"
     return [MARKS[order[worst[law]] if law in worst else absent] for law in LAWS]
 

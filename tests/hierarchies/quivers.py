@@ -75,7 +75,7 @@ def mine(h: Hierarchy) -> list[Verdict]:
     subject = Subject(h, [])
     for name in MINE:
         subject.verdicts += list(LAWS[name].decide(subject))
-        if LAWS[name].foundation and subject.first_failure(name):
+        if LAWS[name].needed_by_all and subject.first_failure(name):
             break
     return subject.verdicts
 

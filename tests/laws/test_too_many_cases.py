@@ -22,7 +22,7 @@ def verdicts(hierarchy, last):
     subject = Subject(hierarchy, [])
     for law in LAWS.values():
         subject.verdicts += law.decide(subject)
-        if law.name == last or (law.foundation and subject.first_failure(law.name)):
+        if law.name == last or (law.needed_by_all and subject.first_failure(law.name)):
             break
     return {(v.law, v.subject): v.status for v in subject.verdicts}
 
