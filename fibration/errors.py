@@ -38,6 +38,14 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def declare(function: str, given: object, example: str) -> str:
+    """Returns how to declare a stratum or policy that was given as text, or as a tuple of one."""
+    if isinstance(given, tuple) and len(given) == 1:
+        return f"unpack it: ({given[0]},) = {function}('{given[0]}')"
+    name = given if isinstance(given, str) and given.isidentifier() else example
+    return f"declare it: ({name},) = {function}('{name}')"
+
+
 _VOWEL = re.compile("(?!uni|us|uti|eu|one|once)[aeiou]|hour", re.IGNORECASE)
 
 
@@ -53,10 +61,13 @@ def listed(words: Iterable[object]) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Returns `did you mean 'clip_gate'?` for the closest known word, or "". Ignores case; reads `-` as `_`."""
+    """Returns `did you mean 'grpo' or 'gspo'?`, the closest known words, or "". Ignores case; reads `-` as `_`."""
     written = {name.casefold(): name for name in known}
-    close = difflib.get_close_matches(word.casefold().replace("-", "_"), written, 1)
-    return f"did you mean '{written[close[0]]}'?" if close else ""
+    typed = word.casefold().replace("-", "_")
+    close = difflib.get_close_matches(typed, written, 2)
+    likeness = [difflib.SequenceMatcher(None, typed, name).ratio() for name in close]
+    alike = [f"'{written[name]}'" for name, near in zip(close, likeness, strict=True) if near > likeness[0] - 0.05]
+    return f"did you mean {' or '.join(alike)}?" if alike else ""
 
 
 _DIGITS = re.compile(r"\d+")

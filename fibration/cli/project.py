@@ -27,7 +27,7 @@ from fibration import (
 
 (token,) = strata("token")
 old, rollout = policies("old rollout")
-low = Parameter("epsilon_low", default=0.2, upper=1)  # below 1, so that ratios stay above 0
+low = Parameter("epsilon_low", default=0.2, upper=1)  # at 1 or more this bound would never bind
 high = Parameter("epsilon_high", default=0.28)
 cap = Parameter("C", default=2.0, lower=1)
 mismatch = exp(log_prob(old) - log_prob(rollout))  # the trainer's probability by the engine's

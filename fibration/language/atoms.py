@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from fibration.errors import ParameterError, SpecError, shown
+from fibration.errors import ParameterError, SpecError, declare, shown
 from fibration.language.declared import Declared, FrozenMap, Name, check_name, several
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.traversal import KEPT, transform
@@ -73,8 +73,7 @@ def over_text(place: Where) -> str:
 def of_strata(of: object, what: str) -> Stratum | Place:
     if isinstance(of, (Stratum, Place)):
         return of
-    remedy = "declare it: token, trajectory = strata('token trajectory')"
-    raise SpecError(f"{what} takes a stratum, not {of!r}", remedy=remedy)
+    raise SpecError(f"{what} takes a stratum, not {of!r}", remedy=declare("strata", of, "token"))
 
 
 def of_stratum(on: object, what: str) -> Any:
@@ -84,7 +83,7 @@ def of_stratum(on: object, what: str) -> Any:
     raise SpecError(
         f"{what}: on={on!r}",
         required="a Stratum",
-        remedy="declare it: token, trajectory = strata('token trajectory')",
+        remedy=declare("strata", on, "token"),
     )
 
 

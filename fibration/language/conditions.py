@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from fibration.errors import SpecError
+from fibration.errors import SpecError, looks_like, suggest
 from fibration.language.atoms import (
     BATCH,
     Attribute,
@@ -33,6 +33,7 @@ REQUIRED = (
     "equal(advantage, on=trajectory), one(domain), same(old, rollout) or on_policy"
 )
 _SHORT = re.compile(r"\s*advantage\s*=\s*(\w+)\s*\Z")
+_LONE, _EQUATED, _JOINED = (re.compile(e) for e in (r"\s*([\w-]+)\s*\Z", r"\s*(\w+)\s*=\s*(\w+)\s*\Z", r"\band\b"))
 
 
 class Equal(Declared):
@@ -141,6 +142,13 @@ def _read(text: str, names: Names) -> object:
         text = f"equal(advantage, on={short[1]})"
     if text.strip().replace("-", "_") == repr(on_policy):
         return on_policy
+    if word := _LONE.match(text):
+        raise SpecError(f"{text!r} is no condition", required=REQUIRED, remedy=suggest(word[1], (repr(on_policy),)))
+    if word := _EQUATED.match(text):
+        meant = f"did you mean advantage={word[2]}?" if looks_like(word[1], "advantage") else ""
+        raise SpecError(f"{text!r} is no condition", required=REQUIRED, remedy=meant)
+    if _JOINED.search(text):
+        raise SpecError(f"{text!r} is two conditions", required="one", remedy="give each: when=[a, b], or --when twice")
     tree = read(text, what)
     made: dict[str, Callable[..., object]] = {"equal": equal, "one": one, "same": same}
     if isinstance(tree, Invocation) and tree.name in made and not tree.methods:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from fibration.errors import SpecError, an
+from fibration.errors import SpecError, an, declare
 from fibration.language.atoms import SOURCE, TARGET, Stratum, at, count, resolve_places
 from fibration.language.declared import Declared
 from fibration.language.expressions import Expression, as_expression
@@ -60,7 +60,7 @@ class Fibration(Declared):
             if not isinstance(value, kind):
                 remedy = "write uniform(), proportional(m) or MarkovKernel(weight)"
                 if kind is Stratum:
-                    remedy = "declare it: token, trajectory = strata('token trajectory')"
+                    remedy = declare("strata", value, end)
                 elif value is None:
                     raise SpecError(
                         f"the fibration {source} → {target} has no kernel", required="a MarkovKernel", remedy=remedy

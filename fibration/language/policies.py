@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fibration.errors import SpecError
+from fibration.errors import SpecError, declare
 from fibration.language.declared import Declared, check_name, several
 from fibration.language.expressions import Expression
 
@@ -56,6 +56,5 @@ class LogProb(Expression):
 def log_prob(policy: Policy) -> LogProb:
     """log π of the token under a policy. `exp(log_prob(old) - log_prob(rollout))` is a ratio of two policies."""
     if not isinstance(policy, Policy):
-        remedy = "declare it: current, old, rollout = policies('current old rollout')"
-        raise SpecError(f"log_prob takes a policy, not {policy!r}", remedy=remedy)
+        raise SpecError(f"log_prob takes a policy, not {policy!r}", remedy=declare("policies", policy, "reference"))
     return LogProb(policy)

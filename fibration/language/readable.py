@@ -28,8 +28,8 @@ from fibration.language.traversal import atoms
 _ARGUMENTS: Mapping[str, tuple[str, type, str]] = {
     "fibrations": ("collection of fibrations", Iterable, "fibrations=[Fibration(token, trajectory, uniform())]"),
     "gates": ("collection of gates", Mapping, "gates={token: identity_gate()}"),
-    "decomposition": ("decomposition", Decomposition, "signed_log_ratio(scale=...)"),
-    "objective": ("objective", Objective, "trajectory_mean()"),
+    "decomposition": ("decomposition", Decomposition, "ratio_deviation() or log_ratio(), called"),
+    "objective": ("objective", Objective, "token_mean() or trajectory_mean(), called"),
     "rows": ("stratum of the rows", Stratum, "rows=trajectory, a Stratum"),
     "gives_up": ("collection of laws given up", Mapping, "gives_up={'first_order': 'why'}"),
     "assume": ("collection of assumptions", Iterable, "assume=[balanced(domain, modality)]"),

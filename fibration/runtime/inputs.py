@@ -237,11 +237,14 @@ def refuse_turned_round(batch: Batch, index: Index) -> None:
         above = int((values > 0).sum())
         if len(values) >= FEW_TOKENS and 2 * above > len(values) and not bool((values < 0).any()):
             first = int((values > 0).nonzero()[0])
+            remedy = f"of negative log-likelihoods, pass -{name}"
+            if not bool((values > 1).any()):
+                remedy = f"of probabilities, pass {name}.log(); {remedy}"
             raise BatchError(
                 f"{name} are above 0 at {above} of {len(values)} tokens, and below 0 at none",
                 required="logarithms of probabilities, which are at most 0",
                 found=f"{float(values[first]):g} at {index.describe_token(first)}",
-                remedy=f"of negative log-likelihoods, pass -{name}",
+                remedy=remedy,
             )
 
 

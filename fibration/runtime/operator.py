@@ -85,7 +85,7 @@ class Operator:
         """Say who lies over whom in a batch.
 
         `mask`: bool (or 0/1) `[B, T]`, True on response tokens. For packed tokens `offsets`: cu_seqlens, int `[n + 1]`,
-        optionally with a `mask` `[N]`. One keyword per stratum above the rows: a label per row, any hashable values
+        optionally with a `mask` `[N]`. One keyword per stratum coarser than rows: a label per row, any hashable values
         (a stratum below the rows or beside them takes a label per token). Tokens and rows without an element of a
         stratum need no label for it. Instead of labels, a stratum takes a mapping from those of what lies directly
         over it: `family={"math": "stem"}`, or where several do, one for each: `family={"domain": {"math": "stem"},

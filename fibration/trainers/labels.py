@@ -75,7 +75,7 @@ def sources(
         if name not in found:
             raise TrainerError(
                 f"no labels for '{name}' of '{hierarchy.name}'",
-                required="a source of labels for every stratum above the rows",
+                required="a source of labels for every stratum coarser than rows",
                 found=f"sources for {listed(found or ('nothing',))}",
                 remedy=f"say which field of the data has them: {say(name)}",
             )
@@ -95,7 +95,7 @@ def refuse_finer(hierarchy: Hierarchy) -> None:
         if stratum not in hierarchy.leaves and hierarchy.rows in hierarchy.coarser(stratum):
             raise TrainerError(
                 f"'{stratum.name}' of '{hierarchy.name}' lies over '{hierarchy.rows.name}', the rows",
-                required="strata above the rows: a trainer's data have one label per row, and none per token",
+                required="strata coarser than rows: a trainer's data have one label per row, and none per token",
                 remedy=where,
             )
     for read in hierarchy.ordered:

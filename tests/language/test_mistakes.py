@@ -91,11 +91,31 @@ def test_wrong_bounds_of_a_gate_are_told_the_right_ones(declare, words):
 
 
 @pytest.mark.parametrize(
-    ("when", "words"), [("ratio > 1", r"exp\(token_log_ratio\)"), ("advantge > 0", "did you mean 'advantage'")]
+    ("when", "words"),
+    [
+        ("ratio > 1", r"exp\(token_log_ratio\)"),
+        ("advantge > 0", "did you mean 'advantage'"),
+        ("on_polcy", "did you mean 'on_policy'"),
+        ("advantages=trajectory", "did you mean advantage=trajectory"),
+        ("advantage >= 0 and on_policy", "--when twice"),
+    ],
 )
 def test_a_misspelt_condition_is_suggested(when, words):
     with pytest.raises(SpecError, match=words):
         fibration.equivalent(fibration.load("ppo"), fibration.load("grpo"), when)
+
+
+@pytest.mark.parametrize(
+    ("declare", "words"),
+    [
+        (lambda: fibration.log_prob("reference"), r"\(reference,\) = policies\('reference'\)"),
+        (lambda: fibration.log_prob(fibration.policies("ref")), r"unpack it: \(ref,\)"),
+        (lambda: fibration.count("turn"), r"\(turn,\) = strata\('turn'\)"),
+    ],
+)
+def test_what_was_not_declared_is_named(declare, words):
+    with pytest.raises(SpecError, match=words):
+        declare()
 
 
 def test_on_policy_may_be_written_with_a_hyphen():

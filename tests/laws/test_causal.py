@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hierarchies import weighed
-from hierarchies.weighed import RIGHT, C, batch, entropy, k, mu, old, one, rho, trajectory, x
+from hierarchies.weighed import RIGHT, C, batch, entropy, k, mu, old, one, rho, token, trajectory, x
 from oracles.weighed import Batch, numbers, read
 
 from fibration import (
@@ -19,6 +19,7 @@ from fibration import (
     count,
     exp,
     largest,
+    load,
     log_prob,
     mean,
     minimum,
@@ -152,3 +153,12 @@ def test_those_of_whole_rows_give_it_up():
     for name in weighed.AHEAD:
         found = [v for v in RIGHT[name].hierarchy.verify().verdicts if v.law == "causal"]
         assert {v.status for v in found} == {"refuted"} and all(v.given_up for v in found)
+
+
+@pytest.mark.parametrize("longest", [20, 2048])
+def test_a_filter_of_long_rows_is_refuted_by_a_long_row(longest):
+    """DAPO's overlong filter."""
+    h = load("dapo").replace(objective=token_mean().keep(count(token, over=trajectory) < longest))
+    found = {v.law: str(v.counterexample) for v in h.verify().verdicts if v.status == "refuted"}
+    assert set(found) == {"mask_open", "causal"}
+    assert all(f"a trajectory of {longest} tokens" in said for said in found.values())

@@ -83,6 +83,11 @@ def _is_inside(hierarchy: Hierarchy, atom: Expression) -> bool:
     return all(s in hierarchy.strata for s in places if isinstance(s, Stratum))
 
 
+def is_of_one_token(formula: Expression) -> bool:
+    """Whether a formula reads no other tokens but by counts and totals, so that it is cheap on large batches."""
+    return not any(isinstance(a, (Aggregate, Ordered)) for a in atoms(formula))
+
+
 def is_read_at(shape: Shape, expression: Expression, stratum: Stratum) -> bool:
     """Whether all atoms of an expression have values at the elements of a stratum."""
     there = (stratum, *shape.coarser(stratum))

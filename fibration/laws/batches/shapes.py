@@ -41,7 +41,7 @@ def small(shape: Shape, leaves: int, assume: Sequence[Assumption] = ()) -> Itera
 
 
 def chains(strata: int, leaves: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Every chain with this many strata and leaves: per stratum above the root, the parent of each element."""
+    """Every chain with this many strata and leaves: per stratum but the root, the parent of each element."""
     if strata == 1:
         if leaves == 1:
             yield ()

@@ -9,9 +9,12 @@ import functools
 from dataclasses import replace
 
 from fibration.errors import LawError, SpecError, listed
+from fibration.language.atoms import advantage
+from fibration.language.conditions import Equal
 from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
 from fibration.language.pairs import Given, Pair, pair
 from fibration.language.report import BUDGET, Report, Verdict
+from fibration.language.traversal import atoms
 from fibration.laws import LAWS
 from fibration.laws.budget import Budget
 from fibration.laws.equivalent.same_loss import NoBatchError, same_loss
@@ -84,10 +87,23 @@ def equivalent(
         late = f"{OUT_OF_TIME} after {budget.seconds:g} s"
         more = f"give it more: timeout={10 * budget.seconds:g}, or --timeout {10 * budget.seconds:g}"
         found = [Comparison("equivalent", _subject(both), "undecided", "", STATEMENT, late, more, out_of_time=True)]
-    known = _defaults(first, second, parameters or {})
-    if known and found[0].status == "proved":
-        found = [replace(found[0], argument=f"{found[0].argument}. {known}")]
+    notes = [note for note in (_one_advantage(both), _defaults(first, second, parameters or {})) if note]
+    if found[0].status == "proved":
+        found = [replace(found[0], argument=". ".join([found[0].argument, *notes]))]
     return Comparisons(first, tuple(found))
+
+
+def _one_advantage(both: Pair) -> str:
+    """A sentence on the batches that a coarser gate needs: one advantage on each of its elements."""
+    asked = {c.on for c in both.when if isinstance(c, Equal) and c.value == advantage}
+    readers = {
+        s.name: h.name
+        for h in both
+        for s in h.order
+        if s not in h.leaves and s not in asked and advantage in set(atoms(h.gate(s)))
+    }
+    said = (f"one advantage per {s}, because a gate of '{name}' reads it" for s, name in readers.items())
+    return f"The batches compared have {listed(said)}" if readers else ""
 
 
 def _defaults(first: Hierarchy, second: Hierarchy, given: Given) -> str:

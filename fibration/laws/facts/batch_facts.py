@@ -50,7 +50,7 @@ def normaliser(h: Hierarchy) -> Fact:
     needed = list(dict.fromkeys(_needed(h)))
     if not needed:
         return Fact("normaliser", "objective", "nothing", "each row's coefficients are known without the others")
-    why = "these are of several rows, and known before the coefficients of any"
+    why = "these span several rows: they must be known before any coefficient"
     return Fact("normaliser", "objective", "; ".join(needed), why)
 
 

@@ -23,7 +23,8 @@ from fibration.laws.subject import Subject
 STATEMENT = "where all policies coincide every weight of a token is 1, and it tends to 1 towards that from every side"
 REMEDY = (
     "weigh by what is 1 where policies agree, such as a ratio of two of them or minimum(ratio, C) with "
-    "Parameter('C', lower=1); or gives_up={'agreement': 'why'}"
+    "Parameter('C', lower=1); lengths belong in the objective, as in trajectory_mean(); or gives_up={'agreement': "
+    "'why'}"
 )
 
 

@@ -19,7 +19,7 @@ from fibration.language.traversal import atoms, desugar
 from fibration.laws.batches.concrete import Concrete, Witness, in_brief, plural, rounded, rounding, settings
 from fibration.laws.batches.direct_operator import DirectOperator
 from fibration.laws.batches.first_update import attempt
-from fibration.laws.batches.search import concretes, is_read_at
+from fibration.laws.batches.search import concretes, is_of_one_token, is_read_at
 from fibration.laws.values.duals import value_of
 from fibration.laws.values.probes import between, crossings, turning
 
@@ -93,6 +93,8 @@ def _pairs(h: Hierarchy, formula: Expression) -> Iterator[tuple[Row, Row, int]]:
     few: list[tuple[Row, int, int]] = []
     for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
         if sum(concrete.size[leaf] for leaf in h.leaves) > MOST_TOKENS:
+            if is_of_one_token(formula):
+                yield from _longer_by_one(_row(h, concrete, signs[0]))
             continue
         for row in (_row(h, concrete, s) for s in signs):
             pairs = list(_in_order(row))
@@ -108,6 +110,14 @@ def _pairs(h: Hierarchy, formula: Expression) -> Iterator[tuple[Row, Row, int]]:
         whats: list[str | Attribute] = [*moving, *(a for a in own if a.on == row.places[j][0])]
         for w in whats:
             yield from ((row, _put(row, w, j, v), k) for v in _changes(row, formula, w, k, j))
+
+
+def _longer_by_one(row: Row) -> Iterator[tuple[Row, Row, int]]:
+    """Yields a batch without and with its last token, and the first token of that row."""
+    last = len(row.places) - 1
+    below = [row.concrete.below(*p, row.h.rows) for p in row.places]
+    if (first := below.index(below[last])) < last and (shorter := _without(row, last)) is not None:
+        yield shorter, row, first
 
 
 def _row(h: Hierarchy, concrete: Concrete, of_rows: tuple[int, int]) -> Row:

@@ -19,7 +19,7 @@ from fibration.language.traversal import atoms
 from fibration.laws.batches.concrete import Concrete, Witness, in_brief, settings
 from fibration.laws.batches.direct_operator import STEPS, DirectOperator, directions
 from fibration.laws.batches.first_update import attempt
-from fibration.laws.batches.search import concretes
+from fibration.laws.batches.search import concretes, is_of_one_token
 from fibration.laws.values.duals import value_of
 
 MOST_TRIED, MOST_TOKENS = 201, 6
@@ -52,6 +52,14 @@ class NearBatch:
         return found if found is None or isinstance(found, bool) else value_of(found)
 
     @property
+    def first_of_rows(self) -> list[int]:
+        """The first token of every row."""
+        found: dict[int, int] = {}
+        for k, place in enumerate(DirectOperator(self.h, self.concrete).tokens):
+            found.setdefault(self.concrete.below(*place, self.h.rows), k)
+        return list(found.values())
+
+    @property
     def _tokens(self) -> Any:
         still = (Fraction(0),) * len(self.base)
         change = self.change or still
@@ -76,10 +84,11 @@ def find_violation(h: Hierarchy, formula: Expression, is_right: Is, close: Is) -
     moved = [p for p in (CURRENT, *h.policies) if p != OLD]
     few: list[NearBatch] = []
     for near in _coinciding(h, formula):
-        tokens = range(len(near.base))
+        is_small = len(near.base) <= MOST_TOKENS
+        tokens = range(len(near.base)) if is_small else near.first_of_rows
         if (k := next((k for k in tokens if not is_right(near.value(formula, k))), None)) is not None:
             return near, k
-        few += [near] if any(near.base) else []  # a log-prob of 0 can only move down
+        few += [near] if any(near.base) and is_small else []  # a log-prob of 0 can only move down
     for near, policy in itertools.product(few, dict.fromkeys(moved)):
         for way in directions(len(near.base)):
             found = [_moved(near, policy, [s * d for d in way]) for s in STEPS]
@@ -97,9 +106,9 @@ def _coinciding(h: Hierarchy, formula: Expression) -> Iterator[NearBatch]:
     read = {a for e in within(formula) for a in atoms(e)}
     for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
         n = sum(concrete.size[leaf] for leaf in h.leaves)
-        if n > MOST_TOKENS:
+        if n > MOST_TOKENS and not is_of_one_token(formula):
             continue
-        for base in dict.fromkeys(tuple(b(k) for k in range(n)) for b in BASES):
+        for base in dict.fromkeys(tuple(b(k) for k in range(n)) for b in (BASES if n <= MOST_TOKENS else BASES[:1])):
             for advantages in _advantages(h, concrete, n) if advantage in read else [(Fraction(1),) * n]:
                 yield NearBatch(h, concrete, base, advantages)
 

@@ -39,6 +39,7 @@ REMEDY = (
     "with d = log_prob(current) - log_prob(q) write d**2/2 (k2), or exp(token_log_ratio)*d, which is right off policy "
     "too; for the entropy exp(token_log_ratio)*(log_prob(current) - 1); or gives_up={'kl_gradient': 'why'}"
 )
+REMEDY_OF_WEAKER = "turn its sign: a penalty is subtracted from the objective"
 NOTHING = "nothing left in expectation"
 
 
@@ -64,7 +65,10 @@ def _of_penalty(subject: Subject, name: str, penalty: Penalty) -> Decision:
     is_flat = all(never_flows(h, leaf, penalty) for leaf in h.leaves)
     witness = no_divergence(h, formula, passed, looks_beyond(formula) and not is_flat)
     said = "" if witness else ", of which it was not shown what its derivative is the gradient of"
-    decision = unproved(name, f"P = {penalty.formula}{said}", REMEDY, witness)
+    turned = Penalty(-penalty.formula, penalty.objective, penalty.over)
+    is_turned = all(divergence(h, leaf, turned) is not None for leaf in h.leaves)
+    remedy = REMEDY_OF_WEAKER if is_turned else REMEDY
+    decision = unproved(name, f"P = {penalty.formula}{said}", remedy, witness)
     is_nothing = is_flat and any(has_slope(h, leaf, penalty) and is_flat_near(h, leaf, penalty) for leaf in h.leaves)
     return replace(decision, fault=NOTHING if is_nothing else "")
 
@@ -73,7 +77,6 @@ WEAKER = (
     "from token to token of a state its derivative rises with log π - log q, so that it leads towards q; with log π "
     "alone it rises or falls"
 )
-REMEDY_OF_WEAKER = "turn its sign: a penalty is taken off the objective"
 
 
 def remainder(subject: Subject) -> Iterator[Decision]:

@@ -19,6 +19,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.objectives import Objective
 from fibration.language.operators import ANY, NOT_NEGATIVE, Signs, where
 from fibration.language.places import whole_batch
+from fibration.language.policies import LogProb
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
 from fibration.laws.batches.concrete import Concrete, Witness, number, settings
@@ -82,6 +83,8 @@ def _of_tokens(
         "" if witness else ", which could not be shown to have a value" + " of at least 0" * (signs != ANY)
     )
     remedy = "divide by what is positive, take logarithms of what is, and maximum(w, 0) of what may be negative"
+    if word == "weight" and any(isinstance(a, LogProb) for a in atoms(formula)):
+        remedy = f"log_prob(old) - log_prob(rollout) is a log ratio, and exp(...) of it a weight; {remedy}"
     return unproved(name, found, loose.remedy(h) or remedy, witness)
 
 

@@ -160,10 +160,11 @@ def _below_0(gate: Expression) -> str:
     """The remedy for a clip of the residual whose lower bound was written as a distance; '' if there is none."""
     if not isinstance(gate, Apply):
         return ""
-    if gate.operator == "clip" and gate.arguments[0] == residual:
-        _, low, high = gate.arguments
+    if gate.operator in ("clip", "maximum") and gate.arguments[0] == residual:
+        _, low, *high = gate.arguments
         if isinstance(low, Parameter) or (isinstance(low, Number) and low.value > 0):
-            return f"a clip passes small residuals if its lower bound is below 0: clip(residual, -{low}, {high})"
+            form = f"clip(residual, -{low}, {high[0]})" if high else f"maximum(residual, -{low})"
+            return f"small residuals pass if the lower bound is below 0: {form}"
     return next((found for part in gate.arguments if (found := _below_0(part))), "")
 
 

@@ -211,7 +211,7 @@ class Builder:
                 raise HierarchyIndexError(
                     f"no labels for '{name}'",
                     required=f"{name}=[{per}], any hashable values",
-                    found=f"labels for {', '.join(given) or 'nothing'}",
+                    found=f"labels for {', '.join(given)}" if given else "no labels",
                     remedy=hint or f"pass {name}=...",
                 )
         return wanted

@@ -166,7 +166,7 @@ class Encoder:
             )
         shape, n_rows = self.places.shape, self.places.n_rows
         nested = len(shape) == 2 and len(given) == n_rows > 0 and is_nested(given)
-        # Where there are as many tokens as rows: what lies above the rows is labelled by row, what is between by token.
+        # As many tokens as rows: what is coarser than rows is labelled by row, what is between by token.
         between = self.h.rows in self.h.coarser(Stratum(name))
         per_token = nested or (len(shape) == 1 and len(given) == shape[0] and (shape[0] != n_rows or between))
         either = shape == (n_rows,) == (len(given),)

@@ -83,7 +83,7 @@ def check(
     if rows in columns:
         raise TrainerError(
             f"labels for '{rows}', of which every completion is one",
-            required="labels for strata above it",
+            required="labels for coarser strata",
             found=f"{rows}={shown(columns[rows])}: all completions of a line of the dataset would be one {rows}",
             remedy=f"leave {rows} out",
         )

@@ -92,7 +92,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
     `hierarchy`: a Hierarchy, what `fibration.compile` returned, or what names one: `"grpo"`, `"mine.json"`,
     `"specs.py:mine"`. `backend`: as in `fibration.compile`.
 
-    `labels`: for every stratum above the trajectories, the column of the dataset that has its labels, any hashable
+    `labels`: for every stratum coarser than trajectories, the column of the dataset that has its labels, any hashable
     values. `prompt_group` needs none: the completions of one sampled prompt are a group. A stratum of another name that
     is made so has `BY_PROMPT` for its column.
 
