@@ -98,7 +98,8 @@ def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str
 def formula(name: str) -> str:
     found = FORMULA.search(text_of(name))
     assert found, f"{name} says no formula"
-    return f"`{' '.join(found[1].split())}`"
+    mean = re.match(r"\w+\([^()]*\)", spec(name).objective.written)
+    return f"`{' '.join(found[1].split())}`" + (f", with the μ of `{mean[0]}`" if mean else "")
 
 
 def given_up(name: str) -> str:
