@@ -1,1 +1,1 @@
-"""Whole objectives: rewards come in, and what an advantage is stands in the hierarchy."""
+"""Whole objectives: the hierarchy declares how rewards become advantages."""
