@@ -13,7 +13,6 @@ import fibration
 from fibration.language.loading import load, shipped, shipped_file
 from fibration.laws import LAWS
 
-pytestmark = pytest.mark.whole
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -80,6 +79,7 @@ def test_the_quiver_of_the_language_page_verifies_and_needs_what_it_assumes():
     assert [v.subject for v in bare.verify().verdicts if not v.accepted] == ["residual on trajectory"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", shipped())
 def test_a_spec_says_where_it_is_from_and_which_laws_it_gives_up(name):
     """A spec's docstring has its source, a formula, and the laws that `verify` says are given up."""
@@ -234,6 +234,7 @@ def test_ranks_without_torch_distributed_are_those_of_the_page():
     assert sum(scope["losses"]).item() == pytest.approx(scope["op"].loss(*arguments).loss.item(), abs=1e-7)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "words", ["`gspo`", "`fiberpo_domain`", "`fiberpo_experts`", "`fiberpo_domain`, rows in pieces"]
 )

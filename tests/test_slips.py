@@ -4,8 +4,6 @@ import pytest
 from mutations import HERE, Copy
 from slips import SLIPS
 
-pytestmark = pytest.mark.whole
-
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Copy:

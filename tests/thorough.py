@@ -2,7 +2,7 @@
 
 | | command | parametrised tests | random cases, backends, dtypes |
 |---|---|---|---|
-| few | `make test` | `FEW` cases of each function; none that is marked `thorough` | a slice |
+| few | `make test` | all cases but of functions marked `sampled`, `FEW` of each; none that is marked `thorough` | a slice |
 | most | `make test-all`, which CI runs | all cases | a slice |
 | all | `FIBRATION_TESTS=all make test` | all cases | everything: hours, for changes deep in the laws or the compiler |
 """
@@ -36,16 +36,16 @@ def examples(n):
 
 
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The tests that the level `few` leaves out: those marked `thorough`, and all but `FEW` cases of a function.
+    """The tests that the level `few` leaves out: those marked `thorough`, and of `sampled` ones all but `FEW` cases.
 
-    The kept cases are evenly spaced. A test marked `whole` is never left out.
+    The kept cases are evenly spaced.
     """
     if LEVEL != "few":
         return []
     functions: dict[str, list[pytest.Item]] = defaultdict(list)
     out = [item for item in items if item.get_closest_marker("thorough")]
     for item in items:
-        if not (item.get_closest_marker("whole") or item.get_closest_marker("thorough")):
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("thorough"):
             functions[item.nodeid.partition("[")[0]].append(item)
     for cases in functions.values():
         n = len(cases)

@@ -76,6 +76,7 @@ def test_an_entry_is_there_whole_or_not_at_all(own_cache):
         assert seen.result(60) == files + 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("harm", ["cut short", "emptied", "list lost", "list of another version", "library lost"])
 def test_a_damaged_entry_is_built_again(own_cache, harm):
     library = build.build(TINY, {"ANSWER": "1"})
@@ -279,6 +280,7 @@ def plan(name, program="objective"):
     return sweeps(programs(h)[program], h.rows.name)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "program", "expected"),
     [

@@ -143,6 +143,7 @@ def arguments(name: str, dtype: Any, count: int) -> np.ndarray:
     return inside
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="long double is no wider than double")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_double_is_within_its_bound(call: Callable[..., np.ndarray], name: str) -> None:
@@ -153,6 +154,7 @@ def test_a_double_is_within_its_bound(call: Callable[..., np.ndarray], name: str
     assert error[worst] <= FUNCTIONS[name][0], (float(x[worst]).hex(), error[worst])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_float_is_within_its_bound(call: Callable[..., np.ndarray], name: str) -> None:
     x = arguments(name, np.float32, 200_000)
@@ -162,6 +164,7 @@ def test_a_float_is_within_its_bound(call: Callable[..., np.ndarray], name: str)
     assert error[worst] <= FUNCTIONS[name][1], (float(x[worst]).hex(), error[worst])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_double_agrees_with_arbitrary_precision(call: Callable[..., np.ndarray], name: str) -> None:
     x = arguments(name, np.float64, 2_000)[::40]

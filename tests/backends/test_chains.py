@@ -56,6 +56,7 @@ def on_backends(seeds, slow=()):
 # ---------------------------------------------------------------- against the interpreter
 
 
+@pytest.mark.sampled
 @on_backends([s for s in range(CHAINS) if ALL or s % 8 == 1], slow=range(CHAINS) if ALL else (33,))
 def test_random_chains_match_the_interpreter(seed, backend):
     """Value and coefficients of each; metrics and gates of each on torch, and of every third where building takes time."""
@@ -138,6 +139,7 @@ def bits(backend: Backend, c: Case, kind: str) -> tuple[list[float], float]:
     return layout.read(result.values).tolist(), float(result.objective)
 
 
+@pytest.mark.sampled
 @on_backends(SOME, slow=SOME[:1])
 def test_padded_and_packed_agree(seed, backend):
     """To the bit on the reference backend; elsewhere both are what the interpreter gives, up to rounding."""
@@ -152,6 +154,7 @@ def test_padded_and_packed_agree(seed, backend):
             expected["objective"].check([objective], F64 if c.dtype == F64 else F32, "objective")
 
 
+@pytest.mark.sampled
 @on_backends(SOME, slow=SOME[:1])
 def test_the_number_of_threads_does_not_change_a_bit(seed, backend):
     c = random_case(seed, MIX[seed % len(MIX)], False, backend.slow)
@@ -168,6 +171,7 @@ def test_the_number_of_threads_does_not_change_a_bit(seed, backend):
 # ---------------------------------------------------------------- slopes
 
 
+@pytest.mark.sampled
 @on_backends(some(range(18), 3), slow=(0, 9, 12))
 def test_linear_gates_have_their_transpose(seed, backend):
     """`⟨G x, y⟩ = ⟨x, Gᵀ y⟩` where gates pass or remove a level: log 𝒢 is linear in the log ratios."""
@@ -188,6 +192,7 @@ def test_linear_gates_have_their_transpose(seed, backend):
     assert image(2 * x - 3 * u).cpu().numpy() == pytest.approx(both, rel=1e-10, abs=1e-12 * max(1, np.abs(both).max()))
 
 
+@pytest.mark.sampled
 @on_backends(some((7, 1, 9, 13, 19, 0, 2, 4, 8, 14), 2), slow=(7,))
 def test_coefficients_against_finite_differences(seed, backend):
     """Central differences of the backend's own float64 objective, wherever both sides agree on the slope."""
@@ -258,6 +263,7 @@ UNSEEN = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("which", list(mistakes(TORCH)))
 def test_every_backend_refuses_in_the_same_words(which, backend):
     """But for values on a device, which say it themselves."""
@@ -275,6 +281,7 @@ def test_every_backend_refuses_in_the_same_words(which, backend):
 # ---------------------------------------------------------------- rows beside the chain
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("over", [ROOT, Stratum("prompt_group")], ids=str)
 def test_rows_need_not_be_part_of_the_chain(over, backend):
     h = Hierarchy(

@@ -98,6 +98,7 @@ def tree(**more):
     return make((text, trajectory, JOINT), (image, trajectory, JOINT), rows=trajectory, **more)
 
 
+@pytest.mark.sampled
 @here
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_weight_of_rows_without_images(name, backend):
@@ -110,6 +111,7 @@ def test_a_weight_of_rows_without_images(name, backend):
         assert values == pytest.approx(np.where(expected > 2, np.exp(X) * A / 8, 0), rel=1e-12)
 
 
+@pytest.mark.sampled
 @here
 def test_a_gate_and_a_penalty_of_rows_without_images(backend):
     slope = where(some(count(image, over=image) > 0, **IMAGES), 1, 2)
@@ -136,6 +138,7 @@ FLOWING = {  # and the slope towards the mean log ratio of the row
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @here
 @pytest.mark.parametrize("name", FLOWING)
 def test_gradients_of_what_rows_without_images_lack(name, backend):
@@ -149,6 +152,7 @@ def test_gradients_of_what_rows_without_images_lack(name, backend):
     assert values == pytest.approx((np.exp(X) * A - HAS / np.maximum(IMAGES_OF_ROW, 1)) / 8, rel=1e-12)
 
 
+@pytest.mark.sampled
 @here
 def test_gates_that_ask_for_images_first(backend):
     """The same number where there are none, whichever branch of the gate lacks a value."""

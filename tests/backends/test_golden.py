@@ -30,6 +30,7 @@ def test_generated_torch_source_is_as_it_was(name):
     compare(GOLDEN / f"{name}_torch.txt", generate(load(name), "torch").source)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "backend"), [*KERNELS, *SHAPES])
 def test_generated_objectives_are_as_they_were(name, backend):
     """Of chains, a tree, a projection and a balanced crossing. The other programs are made of the same parts."""

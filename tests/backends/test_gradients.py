@@ -98,6 +98,7 @@ def test_the_registry_knows_the_public_gates():
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("level", ["trajectory", "token"])
 @pytest.mark.parametrize("text", GATES)
@@ -114,6 +115,7 @@ def test_every_gate_against_finite_differences(text, level, coordinates):
         assert values @ direction == pytest.approx(exact(hierarchy, batch, direction).slope, rel=1e-11, abs=1e-13)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("level", ["trajectory", "token"])
 @pytest.mark.parametrize("text", GATES)
@@ -138,6 +140,7 @@ def test_every_gate_s_backward_is_its_transposed_jacobian(text, level, coordinat
         )  # nothing under the mask
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("scale", [0.02, 0.15, 0.6])
 def test_shipped_coefficients_against_finite_differences(name, scale):
@@ -225,6 +228,7 @@ def test_backward_of_random_gates_is_exact(case, seed):
 # ---------------------------------------------------------------- the on-policy point
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain"])
 def test_some_tokens_at_zero(operator, name):
     """A token with x = 0 among others belongs to `+` alone."""
@@ -266,6 +270,7 @@ UP = math.nextafter(0.25, 1)
 DOWN = math.nextafter(0.25, 0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("s", "value", "slope"),
     [
@@ -281,6 +286,7 @@ def test_aggregate_gate_at_its_breakpoints(operator, s, value, slope, coordinate
     assert found == pytest.approx((value, slope), rel=1e-14, abs=1e-15)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("s", "value", "slope"),
     [
@@ -419,6 +425,7 @@ def test_metrics_do_not_change_the_gradient():
         assert a[1] == b[1]
 
 
+@pytest.mark.sampled
 def test_one_token_trajectories_keep_their_gradient(operator):
     """T = 1: the trajectory's mean is the token; FiberPO rolls back with slope -1."""
     op = operator(spec("fiberpo"))

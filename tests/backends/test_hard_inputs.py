@@ -25,6 +25,7 @@ MET = some([(n, g) for n in SPECS for g in GARBAGE if ALL or n not in LIKE_PPO],
 # ---------------------------------------------------------------- under the mask
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "garbage"), MET)
 def test_what_lies_under_the_mask_is_never_read(operator, name, garbage):
     op = operator(spec(name))
@@ -61,6 +62,7 @@ MASKS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", MASKS)
 def test_every_masked_place_of_a_result_is_filled(operator, name):
     """Each result in memory that had another one's fill: ratios are 1 there, coefficients 0."""
@@ -90,6 +92,7 @@ def test_a_cotangent_under_the_mask_is_never_read(operator):
     assert torch.equal(a, b)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 def test_rows_without_tokens_change_nothing(operator, name):
     op = operator(spec(name))
@@ -128,6 +131,7 @@ def drifted(s, generator):
     return x, mean
 
 
+@pytest.mark.sampled
 @pytest.mark.long
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
 def test_rollback_of_a_million_tokens_in_float32(operator, part):
@@ -195,6 +199,7 @@ def test_many_trajectories(operator):
 # ---------------------------------------------------------------- precision
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_low_precision_inputs_are_computed_in_float64(name, dtype):
@@ -249,6 +254,7 @@ def test_the_difference_of_log_probs_is_taken_in_float64():
     assert result.values.item() == pytest.approx(math.exp(2**-13), rel=1e-12)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("size", [1e-300, 1e-30, 1e-8, 20.0, 600.0, 1000.0])
 def test_sizes_from_tiny_to_huge(operator, name, size):
@@ -262,6 +268,7 @@ def test_sizes_from_tiny_to_huge(operator, name, size):
     assert objective == pytest.approx(oracle.objective(), rel=1e-9)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain", "gspo", "grpo"])
 @pytest.mark.parametrize("size", [1e3, 1e6, 1e300])
 def test_drifts_beyond_all_reason_stay_bounded(operator, name, size):
@@ -295,6 +302,7 @@ def test_a_budget_bounds_what_fiberpo_lets_through():
         assert gated.min() >= -0.2 - 1e-12
 
 
+@pytest.mark.sampled
 def test_negative_zero_is_zero(operator):
     for name in SPECS:
         op = operator(spec(name))

@@ -56,6 +56,7 @@ for name, of in (("sums in order", spec("fiberpo_modal")), ("prefixes", spec("pp
     CASES[name] = of.replace(name="in_order", objective=of.objective.weigh(exp(sums))), batch_for(of, 3)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", dict.fromkeys([*some(CASES, 3), "sums in order"]))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_second_call_waits_for_nothing(backend, name, patch):
@@ -78,6 +79,7 @@ def test_a_second_call_waits_for_nothing(backend, name, patch):
         assert backend == "torch" or 0 < len(launches) <= most, what
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["grpo", "kl_of_tokens"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_second_call_with_rewards_waits_for_nothing(backend, name, patch):
@@ -123,6 +125,7 @@ ON_RANKS = [("torch", "gspo", False), ("torch", "gspo", True), (BACKENDS[-1], "f
 ON_RANKS += [("torch", "prefixes", True)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("backend", "name", "cut"), ON_RANKS)
 def test_a_second_call_of_a_spread_batch_waits_for_nothing(backend, name, cut, patch):
     """Nor in a collective, besides the word that is sent before."""

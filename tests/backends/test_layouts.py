@@ -24,6 +24,7 @@ def renumbered(index, numbers, size):
     return replace(index, edges={edge: parent}, size={**index.size, "trajectory": size}, _cache={})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("shape", ["padded", "packed"])
 @pytest.mark.parametrize("name", ["gaps between", "tokens apart"])
 def test_segments_of_any_number(operator, name, shape):

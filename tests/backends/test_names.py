@@ -190,6 +190,7 @@ def test_names_that_collide_when_put_together_change_nothing(name, backend):
 
 
 # Elsewhere the test above is enough everyday: plain names are held against the interpreter on every backend.
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("backend", "name"), [c for c in CASES if c[1] != "words" and (ALL or c[0].name == "torch")], indirect=["backend"], ids=str
 )  # fmt: skip
@@ -210,6 +211,7 @@ def printed(hierarchy):
     return {name for names in found for name in names}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [n for n in SHAPES if n != "words"])
 def test_these_names_do_collide(name):
     """Some are told apart by a number, which no plain name needs."""

@@ -104,6 +104,7 @@ def lost(case, result, tokens):
     return np.isnan(case.layout.read(result)[tokens]).all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", OF_EVERY_KIND)
 @pytest.mark.parametrize("backend", FAST, ids=str)
 def test_one_token_is_enough(unseen, backend, name):
@@ -127,6 +128,7 @@ def test_gates_close_in_these_batches(unseen):
     assert set(OF_EVERY_KIND) - set(closing) == set(NEVER)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["ppo", "gspo", "fiberpo", "fiberpo_modal"])
 @pytest.mark.parametrize("backend", HERE[1:], ids=str)
 def test_kernels_say_so_too(unseen, backend, name):
@@ -147,6 +149,7 @@ def bits(tensor):
     return tensor.detach().contiguous().view(torch.int64 if tensor.dtype == torch.float64 else torch.int32)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "backend"),
     [*((n, "torch") for n in some(OF_EVERY_KIND, 2)), ("fiberpo_domain", "c"), ("ppo", "c"), ("gspo", "c")],

@@ -80,6 +80,7 @@ def by_hand(batch):
     return found
 
 
+@pytest.mark.sampled
 @here
 @pytest.mark.parametrize("chain", [False, True])
 def test_elements_count_once(backend, chain):

@@ -129,6 +129,7 @@ WAYS = (("trajectory", 1.0, True), ("trajectory", 0.5, False), ("trajectory", 0.
 EVERYWHERE = [(packed, F64), (padded, F32), (padded, torch.bfloat16)]
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("shipped_c")
 @pytest.mark.parametrize(("lay", "dtype", "backend"), [
     (*met, b) for b in CPU for met in EVERYWHERE if not b.slow or met[1] == F32
@@ -141,6 +142,7 @@ def test_sums_along_ragged_rows(lay, dtype, backend: Backend):
     holds(h, backend.name, WAYS, lay(operator(h, "torch"), batch), x, dtype)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", CPU, ids=str)
 @pytest.mark.parametrize(("over", "discount"), [("trajectory", 1.0), ("prompt_group", 0.5), ("batch", 0.9)])
 def test_leaves_are_in_one_order(over, discount, backend: Backend):
@@ -150,6 +152,7 @@ def test_leaves_are_in_one_order(over, discount, backend: Backend):
     holds(h, backend.name, ((over, discount, True), (over, discount, False)), layout, batch.x)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", CPU, ids=str)
 @pytest.mark.parametrize("over", ["prompt_group", "batch"])
 def test_rows_that_alternate_are_in_the_order_of_their_positions(over, backend: Backend):
@@ -293,6 +296,7 @@ def expected(formula: Callable[[Rows], Vector], b: Rows, a: Vector) -> tuple[Vec
     return np.array(slopes, float), float(objective(b.x))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "backend"), [(n, b) for b in CPU for n in LOSSES], ids=str)
 def test_losses_that_read_order(name, backend: Backend):
     """Off policy, on ragged rows with holes in their mask and turns of several lengths: J and its gradient."""
@@ -383,6 +387,7 @@ def drawn(seed: int, dtype, small: bool, direct: bool = False) -> Case:
 SEEDS = {"torch": (0, 3), "c": (1, 7, 42), "triton": (2,)}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("seed", "backend"), [(s, b) for b in CPU for s in (range(60) if ALL else SEEDS[b.name])], ids=str
 )

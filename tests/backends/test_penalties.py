@@ -65,6 +65,7 @@ def penalised(seed, dtype=F64):
     return find(with_penalties(h, seed), with_policies(made, seed), dtype, seed)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_interpreter_gives_what_is_written(seed):
     c = penalised(seed)
@@ -85,6 +86,7 @@ def seeds_of(backend):
     return SEEDS if ALL else few
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("seed", "backend"), [(s, b) for b in BACKENDS_HERE for s in seeds_of(b)], ids=lambda v: str(v)
 )  # fmt: skip

@@ -233,6 +233,7 @@ PLANTED = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("edit", "words"), PLANTED.values(), ids=PLANTED)
 def test_planted_mistakes_are_found(emitter, edit, words):
     with pytest.raises(Fault, match=words):

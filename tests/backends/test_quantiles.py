@@ -123,6 +123,7 @@ def named(value: object) -> str:
 EVERYWHERE = [(packed, F64, None), (padded, F32, STEEP), (padded, torch.bfloat16, None)]
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.usefixtures("shipped_c")
 @pytest.mark.parametrize(("lay", "dtype", "formula", "backend"), [
@@ -138,6 +139,7 @@ def test_quantiles_over_every_stratum(lay, dtype, formula, backend: Backend):
     holds(h, backend.name, CHAIN[1:3] if backend.slow else CHAIN, lay(operator(h, "torch"), batch), x, dtype, formula)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "lay", "backend"), [
     (name, lay, b) for b in CPU for name, lay in (("fiberpo_modal", padded), ("fiberpo_crossed", packed))
     if not b.slow or name == "fiberpo_modal"
@@ -172,6 +174,7 @@ LONG, LONGEST = 20_000, 140_000  # what is sampled more, and in several rounds
 HARD = [(kind, b) for b in CPU for kind in shapes(8) if not b.slow or kind in ("infinities", "ties")]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("kind", "backend"), HARD, ids=str)
 def test_hard_numbers(kind, backend: Backend):
     """Of few tokens, hundreds and many, over a row and over the batch, at both ends and between them."""

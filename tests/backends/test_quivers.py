@@ -73,6 +73,7 @@ def on_backends():
 # ---------------------------------------------------------------- the definition
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", [s for s in range(COUNT) if ALL or (s // 2 + s // 16) % 8 == 1])
 def test_the_interpreter_gives_what_is_written(seed):
     """Values, coefficients, the adjoint, and every level, of the program as lowered."""
@@ -92,6 +93,7 @@ def test_the_interpreter_gives_what_is_written(seed):
             expected[word].check(value.value, F64, word)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", some(range(0, COUNT, 4), 3))
 def test_dense_slopes_are_those_of_dense_values(seed):
     """Central differences, wherever both sides agree on the slope."""
@@ -121,6 +123,7 @@ def test_dense_slopes_are_those_of_dense_values(seed):
 # ---------------------------------------------------------------- every backend
 
 
+@pytest.mark.sampled
 @on_backends()
 def test_random_quivers_match_dense_matrices(seed, backend):
     """Value and coefficients; metrics and gates of each on torch, and of every third where building takes time."""
@@ -132,6 +135,7 @@ def test_random_quivers_match_dense_matrices(seed, backend):
         holds_gate(backend, random_case(seed, dtype, True, backend.slow), kinds[1])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", some(range(0, COUNT, 5), 3))
 def test_jacobians(seed):
     """Row by row from the backward of `gate`, where the test above looks at one product with it."""
@@ -154,6 +158,7 @@ SHAPES = [(k, False) for k in KINDS] + [(k, True) for k in PROJECTED]
 BY_SIGN = [(*shape, bool(signed)) for i, shape in enumerate(SHAPES) for signed in (0, 1) if ALL or i % 4 == 3 * signed]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "projected", "signed"), BY_SIGN)
 def test_identity_gates_are_the_identity(name, projected, signed):
     """On every shape: the gated ratio is the ratio, and coefficients are the policy gradient's."""
@@ -220,6 +225,7 @@ def orthogonality(h: Hierarchy) -> set[str]:
     return {v.status for v in mine(h) if v.law == "orthogonality"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", TREES)
 def test_residuals_of_trees_are_orthogonal(name):
     c = plain_case(name)
@@ -228,11 +234,13 @@ def test_residuals_of_trees_are_orthogonal(name):
     assert np.abs(c.batch.x).max() > 0.05
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [q for q in QUIVERS if q not in (*ROOTLESS, PARTIAL)])
 def test_residuals_of_balanced_crossings_are_orthogonal(name):
     assert max(leaks(plain_case(name, balanced=True))) < 1e-14
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PROJECTED)
 def test_projected_residuals_are_orthogonal(name):
     c = plain_case(name, projected=True)
@@ -241,6 +249,7 @@ def test_projected_residuals_are_orthogonal(name):
     assert np.abs(c.batch.x).max() > 0.05
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", QUIVERS)
 def test_residuals_of_unbalanced_crossings_are_not(name):
     """Nor are those of crossings without a common root; and what leaks is what the definition says."""
@@ -256,6 +265,7 @@ def test_residuals_of_unbalanced_crossings_are_not(name):
 # ---------------------------------------------------------------- metrics
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", some(range(COUNT), 6))
 def test_metrics_add_up(seed):
     """Every element is in one regime, parts add up to the whole, drifts are those of the dense residuals."""

@@ -35,6 +35,7 @@ FEW = {"c": ("length", "reinforce_pp"), "triton": ("grpo", "opo", "kl_of_tokens"
 CASES = [(b.name, n) for b in BACKENDS_HERE if b.device == "cpu" for n in (FIELD if ALL else FEW.get(b.name, FIELD))]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("backend", "name"), CASES)
 def test_the_fields_advantages(backend, name):
     """Packed and padded, per row and per token; where all is a row's own, one number for each."""
@@ -54,6 +55,7 @@ def test_the_fields_advantages(backend, name):
             assert not by_row[[n == 0 for n in batch.lengths]].any()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", [b.name for b in BACKENDS_HERE if b.device == "cpu"])
 def test_rewards_may_be_every_other_number_of_a_tensor(backend):
     """As a column of rewards per token is; here no row is without tokens."""
@@ -69,6 +71,7 @@ def test_rewards_may_be_every_other_number_of_a_tensor(backend):
 SEEDS = range(60 if ALL else 10)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_formulas(seed):
     """Over chains, trees and quivers; the compiled backends take a few of them."""

@@ -43,6 +43,7 @@ def shipped_case(name: str, dtype: torch.dtype, direct: bool, small: bool) -> De
 MET = [(name, *met, b) for b in BACKENDS_HERE for i, name in enumerate(OF_EVERY_KIND) for met in layouts_of(i, b)]
 
 
+@pytest.mark.sampled
 @pytest.mark.usefixtures("shipped_c")
 @pytest.mark.parametrize(("name", "kind", "dtype", "backend"), MET, ids=str)
 def test_shipped_hierarchies_match_dense_matrices(name, kind, dtype, backend):
@@ -51,6 +52,7 @@ def test_shipped_hierarchies_match_dense_matrices(name, kind, dtype, backend):
     holds_gate(backend, shipped_case(name, dtype, True, backend.slow), kind)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [n for n in OF_EVERY_KIND if n != "fiberpo_crossed" and (ALL or n not in LIKE_OTHERS)])
 def test_trajectories_of_one_token(name, backend):
     """Fibres of one; the packed form has as many tokens as rows."""
@@ -84,6 +86,7 @@ IN_EITHER = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "dtype", "backend"), IN_EITHER, ids=str)
 def test_the_first_update_learns(name, dtype, backend):
     """At x = 0 exactly `c_i = mu_i A_i` to two roundings, not 0 and not twice as much; where strata cross, to the largest's."""

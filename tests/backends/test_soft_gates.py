@@ -95,6 +95,7 @@ BUILT = [  # where building takes time, one precision each
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "dtype", "backend"), BUILT, ids=str)
 @pytest.mark.parametrize("scale", SCALES)
 def test_soft_gates_match_the_interpreter(name: str, scale: str, dtype: object, backend: Backend) -> None:
@@ -102,6 +103,7 @@ def test_soft_gates_match_the_interpreter(name: str, scale: str, dtype: object, 
     holds_gate(backend, soft_case(name, scale, dtype, True), "packed")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", [b for b in BACKENDS_HERE if ALL or not b.slow], ids=str)
 @pytest.mark.parametrize("scale", ["near 0", "bent"])
 @pytest.mark.parametrize("name", HIERARCHIES)

@@ -77,6 +77,7 @@ def words(seed, dtype=F64, direct=False):
     return find(with_words(h, seed), with_policies(made, seed), dtype, seed, direct)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_interpreter_gives_what_is_written(seed):
     """`J` and its coefficients of the program as lowered; of trees and quivers every level and the adjoint too."""
@@ -125,6 +126,7 @@ def seeds_of(backend):
     return SEEDS if ALL else few
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("seed", "backend"), [(s, b) for b in BACKENDS_HERE for s in seeds_of(b)], ids=lambda v: str(v)
 )  # fmt: skip
@@ -183,6 +185,7 @@ def rows_of(*lengths, seed=3):
     return replace(spread_batch(lengths, seed), labels={}, token_labels={})
 
 
+@pytest.mark.sampled
 @here
 @pytest.mark.parametrize("dtype", [F64, F32, torch.bfloat16], ids=str)
 def test_a_condition_holds_at_its_bound(backend, dtype):

@@ -109,6 +109,7 @@ CASES = [("packed", F32), ("padded", BF16), ("holes", F64)]
 SHORT = (3, 1, 7, 2, 40, 6, 1, 1, 5, 9)  # tiles of 4 tokens, 32 rows
 
 
+@pytest.mark.sampled
 @interpreted
 @pytest.mark.parametrize(
     ("name", "kind", "dtype"),
@@ -119,6 +120,7 @@ def test_shipped_hierarchies_match_torch(name, kind, dtype):
     holds(name, batch_of(SHORT, seed=SPECS.index(name)), LAYOUTS[kind], dtype, per_row=kind == "padded")
 
 
+@pytest.mark.sampled
 @interpreted
 @pytest.mark.parametrize(
     ("lengths", "dtype"),

@@ -67,6 +67,7 @@ def close(found, expected, tolerance):
     assert np.abs(np.asarray(found) - expected).max() <= tolerance * scale
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", some(range(len(CLOSED)), 2))
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("layout_of", LAYOUTS)
@@ -96,6 +97,7 @@ def test_fiberpo_matches_its_closed_form(operator, name, layout_of, dtype, numbe
     assert layout.read(result.values) == pytest.approx(expected["coefficients"], rel=tolerance, abs=tolerance * 1e-2)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", range(len(CLOSED)))
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain"])
 def test_the_interpreter_matches_the_closed_form(name, number):
@@ -125,6 +127,7 @@ def clip_only(gate):
     return spec("grpo").replace(name="clip_only", gates={token: gate})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", range(len(CLOSED)))
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("layout_of", LAYOUTS)
@@ -147,6 +150,7 @@ def test_ppo_ratios(layout_of, dtype, number):
         assert layout.read(gated) == pytest.approx(case["ppo"]["gated_ratio"], rel=tolerance)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", range(len(CLOSED)))
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 def test_gspo_ratios(dtype, number):
@@ -162,6 +166,7 @@ def test_gspo_ratios(dtype, number):
         assert layout.read(gated) == pytest.approx(case["gspo"]["gated_ratio"], rel=tolerance)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", range(len(CLOSED)))
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("layout_of", LAYOUTS)
@@ -192,6 +197,7 @@ def trainer_setting(loss, mean, settings):
     return h, {**values, **({"ceiling": 3.0} if loss == "vanilla" else {})}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("number", range(len(TRAINER)))
 @pytest.mark.parametrize(("loss", "mean"), AGGREGATED)
 @pytest.mark.parametrize("layout_of", ["padded", "packed"])

@@ -39,6 +39,7 @@ class Ticks:
 # ---------------------------------------------------------------- the baselines are the same losses
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("layout", "length"), [("packed", 20), ("packed", 2), ("padded", 20)])
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("name", sorted(BASELINES))

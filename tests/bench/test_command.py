@@ -244,6 +244,7 @@ def test_a_picture_of_one_size_has_no_lines_of_a_point() -> None:
 # ---------------------------------------------------------------- unusable input
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -57,6 +57,7 @@ def test_the_smallest_of_each_family_of_laws_is_decided() -> None:
         assert found["outcome"] == ("refused" if family.name in refused else "verified"), family.name
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("script", "given"),

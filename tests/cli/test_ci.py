@@ -56,6 +56,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NOTHING)
 def test_a_file_that_declares_nothing_is_unusable_unless_it_may(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -69,6 +70,7 @@ def test_a_file_that_declares_nothing_is_unusable_unless_it_may(
     assert verify(file, "--if-any") == (0, f"0 of 0 hierarchies verified; no hierarchy in: {file}\n")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_file_that_cannot_be_read_is_never_fine(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -95,6 +97,7 @@ def test_an_empty_folder_may_be_empty(tmp_path: Path) -> None:
     assert verify(tmp_path, "--if-any")[0] == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_takes_files_without_a_hierarchy(form: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(GOOD)
@@ -214,6 +217,7 @@ def test_the_hook_takes_specs_and_nothing_else() -> None:
     assert chosen(HOOK, [*good, *bad]) == good
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("files", "code", "words"),
     [

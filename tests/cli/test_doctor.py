@@ -128,6 +128,7 @@ def test_what_other_processes_take_from_the_cache_meanwhile_is_not_counted(
     assert finding.state == "fine" and " 1.0 MiB" in finding.value
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("way", "said"),
     [

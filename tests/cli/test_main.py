@@ -247,6 +247,7 @@ UNUSABLE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", UNUSABLE)
 @pytest.mark.parametrize("command", [["verify"], ["show"], ["compile"]])
 def test_unusable_input(name: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +282,7 @@ def test_an_empty_folder(tmp_path: Path) -> None:
     assert "holds no spec" in output
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -326,6 +328,7 @@ def test_a_spec_is_no_command(word: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert "fibration verify" not in invoke("vverify")[1]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "command",
     [
@@ -471,6 +474,7 @@ def test_record_needs_a_file_and_sensible_numbers(tmp_path: Path) -> None:
 LENGTHS = "equal(count(token, over=trajectory))"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

@@ -41,6 +41,7 @@ def ended(body: str, **options: object) -> tuple[int, str, str]:
     return process.returncode, printed, said
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("body", "code"),
     [
@@ -74,6 +75,7 @@ def test_what_is_done_at_exit_changes_no_verdict() -> None:
     assert ended("atexit.register(posix._exit, 3); print('verified')")[0] == 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("body", "code", "words"),
     [

@@ -58,6 +58,7 @@ OTHERS = {  # each test fails where this is written in the place of that
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("function", "written"), list(zip(TESTS, OTHERS, strict=True)))
 def test_its_test_sees_a_loss_that_is_another(function: str, written: str, tmp_path: Path) -> None:
     (tmp_path / "test.py").write_text(FILES["tests/test_my_loss.py"][0])

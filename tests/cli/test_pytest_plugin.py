@@ -100,6 +100,7 @@ def test_every_hierarchy_of_the_listed_specs_is_a_test(project: pytest.Pytester)
     result.stdout.fnmatch_lines(["specs/a.py::other PASSED*", "specs/wrong.py::wrong FAILED*"])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("specs", "expected"),
     [
@@ -243,6 +244,7 @@ def test_a_name_that_is_not_there(project: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*holds no hierarchy called 'third'", "*one of good, other"])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("spec", ["nothing.py", "no/such/folder", "nothing.json", "nothing.py:name", "empty"])
 def test_what_is_not_there_stops_pytest(project: pytest.Pytester, spec: str) -> None:
     (project.path / "empty").mkdir()
@@ -269,6 +271,7 @@ def test_a_defect_of_the_library_keeps_its_traceback(project: pytest.Pytester) -
     assert "ZeroDivisionError" in result.stdout.str()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("given", "seconds"),
     [
@@ -293,6 +296,7 @@ def test_the_time_that_laws_have(
     assert asked == [seconds]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("given", ["0", "-1", "nan", "soon"])
 def test_what_is_no_time(project: pytest.Pytester, given: str) -> None:
     for option in (f"--fibration-timeout={given}", f"--override-ini=fibration_timeout={given}"):
@@ -325,6 +329,7 @@ def test_xdist(project: pytest.Pytester) -> None:
     assert "Traceback" not in text
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("files", "code"),
     [

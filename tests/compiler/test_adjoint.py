@@ -35,6 +35,7 @@ weight = Attribute("weight", on=token)
 DIFFERENTIABLE = [(op, row.arity) for op, row in PRIMITIVES.items() if not row.is_condition and op != "stop"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("op", "arity"), DIFFERENTIABLE)
 @pytest.mark.parametrize("point", [(0.7, 1.3), (1.9, 0.4)])
 def test_derivatives_of_scalar_operators(op, arity, point):
@@ -135,6 +136,7 @@ LINEAR = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kernel", [uniform(), proportional(total(weight))], ids=repr)
 @pytest.mark.parametrize("gates", LINEAR)
 def test_the_adjoint_is_the_transpose_where_gates_are_linear(gates, kernel):

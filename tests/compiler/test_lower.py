@@ -86,6 +86,7 @@ COLLIDING = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", some(COLLIDING, 2))
 def test_a_parameter_may_share_its_name_with_anything_generated(name):
     """The same operator, whatever the parameter is called."""

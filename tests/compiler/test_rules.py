@@ -61,6 +61,7 @@ def test_rows_say_different_things():
     assert len({rule.before for rule in RULES}) == len(RULES)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.before))
 def test_a_rule_keeps_every_value_where_it_claims_to(rule):
     values = points()
@@ -97,6 +98,7 @@ def test_a_rule_claims_no_less_than_it_keeps(rule):
     assert not np.array_equal(old, new, equal_nan=True)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.before))
 def test_what_a_rule_makes_is_simple(rule):
     for before in instances(rule):

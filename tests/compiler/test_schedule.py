@@ -27,6 +27,7 @@ from fibration.compiler.optimise import optimise
 from fibration.compiler.schedule import schedule
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 def test_schedules_are_topological_with_unique_names(name):
     for p in raw_programs(spec(name)).values():
@@ -56,6 +57,7 @@ def test_only_token_vectors_are_dropped():
     assert len(set(dropped)) == len(dropped)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*SPECS, "random"])
 def test_emitted_source_compiles_and_imports_only_torch(name):
     for h in [spec(name)] if name != "random" else [random_hierarchy(s) for s in range(8)]:
@@ -127,6 +129,7 @@ def test_a_hierarchy_that_gates_nothing_compiles():
     assert op.gate(layout.tensor(batch.x), layout.index).tolist() == [1.0] * batch.tokens
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "gate",
     [dual_clip_gate(0.2, 0.3, 3), log_clip_gate(0.2, 0.3), clip_gate(0.1), aggregate_gate(0.1, rollback=4)],

@@ -79,6 +79,7 @@ def parted(h, index, batch, cut, size, seed):
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_rank_has_what_one_process_has(name, cut):

@@ -9,6 +9,7 @@ from fuzz.judges import JUDGES, gate_laws, judge, older_laws
 from fuzz.run import one
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", JUDGES)
 def test_no_verdict_is_contradicted(name):
     failures = [f for seed in some(range(200), 20) for f in one(name, seed).failures]
@@ -16,7 +17,6 @@ def test_no_verdict_is_contradicted(name):
 
 
 @pytest.mark.parametrize("searches", [judge.SEARCHES, gate_laws.SEARCHES, (*older_laws.SEARCHES, older_laws.SLOWEST)])
-@pytest.mark.whole
 def test_the_searches_that_judges_leave_out_exist(searches):
     for name in searches:
         assert callable(pkgutil.resolve_name(f"fibration.laws.{name}"))

@@ -15,6 +15,7 @@ from fuzz.operators import coefficients
 from fuzz.world import World
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", shipped())
 def test_coefficients_are_those_of_the_operator(name):
     h, rng = spec(name), random.Random(name)

@@ -22,6 +22,7 @@ C, k, eps = (Parameter(n, default=0.5) for n in ("C", "k", "eps"))
 weight = Attribute("weight", on=token)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("expression", "intended"),
     [

@@ -155,7 +155,7 @@ SPEC_ERRORS = {
     "a stratum as a number": (lambda: residual / token, dict(what="cannot be a Stratum: token", remedy="count(token)")),
     "a function as a gate": (lambda: Gate(identity_gate), dict(what="a gate cannot be a function", remedy="call it")),
     "no kernel": (lambda: Fibration(token, trajectory), dict(what="the fibration token → trajectory has no kernel", remedy="write uniform()")),
-    "a fibration of names": (lambda: Fibration("token", "trajectory", uniform()), dict(what="a fibration's source is 'token'", remedy="strata('token trajectory')")),
+    "a fibration of names": (lambda: Fibration("token", "trajectory", uniform()), dict(what="a fibration's source is 'token'", remedy="strata('token')")),
     "gates on names": (two_levels(gates={"token": identity_gate()}), dict(what="the gated stratum is 'token'", remedy="the stratum and not its name")),
     "one group": (two_levels(groups=domain), dict(what="hierarchy 'mine': groups=domain", required="a list", remedy="groups=[prompt_group]")),
     "one fibration": (two_levels(fibrations=Fibration(token, trajectory, uniform())), dict(what="fibrations=Fibration(token, trajectory", required="a list")),
@@ -173,6 +173,7 @@ SPEC_ERRORS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("which", SPEC_ERRORS)
 def test_declarations(which):
     call, expected = SPEC_ERRORS[which]
@@ -248,6 +249,7 @@ def test_fibrations_may_come_from_anywhere():
     assert len(h.fibrations) == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "changes",
     [

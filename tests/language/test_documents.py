@@ -103,6 +103,7 @@ def every(name):
     return HAND_MADE[key] if key in HAND_MADE else spec(key) if isinstance(key, str) else random_hierarchy(key)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", EVERY)
 def test_json_round_trip(name):
     h = every(name)
@@ -130,6 +131,7 @@ def test_a_changed_document_is_another_hierarchy():
         assert Hierarchy.model_validate({**document, key: value}) != two_levels(), key
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", EVERY)
 def test_the_schema_accepts_every_dump(name):
     schema = Hierarchy.model_json_schema()
@@ -137,6 +139,7 @@ def test_the_schema_accepts_every_dump(name):
     jsonschema.validate(every(name).model_dump(mode="json"), schema)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 def test_the_schema_refuses_what_loading_refuses(name):
     validator = jsonschema.Draft202012Validator(Hierarchy.model_json_schema())
@@ -236,6 +239,7 @@ BROKEN = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_documents_are_refused(name):
     changes, word = BROKEN[name]
@@ -352,6 +356,7 @@ def test_errors_in_a_document_name_their_formula(text, what):
         Hierarchy.model_validate({**given, "fibrations": kernel})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda t: repr(t[:40]))
 def test_hostile_text_in_a_document(text, capsys):
     for place in (

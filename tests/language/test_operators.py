@@ -99,6 +99,7 @@ def test_a_formula_has_a_value_just_where_its_domain_says(name: str) -> None:
         assert inside == (value(name, at) is not None), at
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NUMERIC)
 def test_exact_values_are_sympy_s_and_rounded_just_where_that_is_said(name: str) -> None:
     errors = []

@@ -291,6 +291,7 @@ def test_wrong_documents_are_described_by_the_users_names(which):
     assert not any(word in str(error) for word in ("pydantic", "Document", "constrained", "and then"))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda t: repr(t[:40]))
 def test_hostile_text_is_no_term(text, capsys):
     for changes in (

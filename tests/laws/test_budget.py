@@ -378,6 +378,7 @@ def test_the_commands_take_a_timeout(spec):
         fibration.compile(fibration.load(spec), "torch")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("timeout", ["0", "-1", "nan", "soon"])
 def test_the_commands_refuse_what_is_no_time(timeout):
     for command in ("verify", "compile", "run"):

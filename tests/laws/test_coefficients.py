@@ -42,6 +42,7 @@ def test_chains(seed):
     agrees(h, one_value_each(chains.batch_for(h, seed, small=True)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(0, random_quivers.COUNT, 3))
 def test_trees_and_quivers(seed):
     h = random_quivers.quiver(seed)

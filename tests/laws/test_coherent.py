@@ -43,6 +43,7 @@ def changed(h, f, kernel):
     return h.replace(fibrations=[Fibration(g.source, g.target, kernel) if g == f else g for g in h.fibrations])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "edge"), SLIPS)
 def test_the_kernel_that_slipped_is_named_and_its_mend_accepted(name, edge):
     """Whichever edge it is; and every kernel that is named besides can be mended just as well."""

@@ -65,6 +65,7 @@ def values(report, kind):
     return [f.value for f in report.facts if f.name == kind]
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("make", "small", "large"), [(chain, 4, 14), (mixed, 4, 10), (nested, 4, 8)], ids=["chain", "mixed", "nested"]

@@ -93,6 +93,7 @@ WITH_VALUE = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", WITHOUT_VALUE)
 def test_a_weight_without_a_value_where_a_branch_is_empty(name):
     assert status(weighed(WITHOUT_VALUE[name]), "objective") == "refuted"
@@ -150,6 +151,7 @@ OPEN = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("normaliser", ["all", "kept"])
 @pytest.mark.parametrize("name", CLOSED)
 def test_a_condition_that_fails_of_nothing(name, normaliser):
@@ -157,6 +159,7 @@ def test_a_condition_that_fails_of_nothing(name, normaliser):
     assert status(weighed(where(CLOSED[name], 1, 2)), "agreement") == "refuted"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", OPEN)
 def test_a_condition_that_holds_of_nothing(name):
     assert status(kept(OPEN[name]), "mask_open") == "proved"
@@ -177,6 +180,7 @@ GATES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("law", ["identity", "first_order", "gradient"])
 @pytest.mark.parametrize("name", GATES)
 def test_a_gate_that_looks_at_an_empty_branch(name, law):
@@ -215,6 +219,7 @@ LACKING = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LACKING)
 def test_what_stands_inside_has_a_value_too(name):
     assert status(weighed(LACKING[name]), "agreement") in ("refuted", "undecided")

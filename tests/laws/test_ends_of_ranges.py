@@ -69,6 +69,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("law", "name"), [(law, name) for law, cases in WRONG.items() for name in cases])
 def test_what_a_bound_reaches_is_not_ruled_out(law, name):
     verdicts = [v for v in WRONG[law][name].verify().verdicts if v.law == law]

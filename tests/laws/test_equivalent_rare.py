@@ -45,6 +45,7 @@ RARE = [
 MOVING = [now, r, 2 * now, x, exp(r), now**2, mean(now, over=trajectory), before(now, over=trajectory), now * stop(now)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rare", RARE, ids=str)
 def test_a_slope_in_a_rare_branch_is_no_constant(rare):
     """Where all policies coincide the log ratio is 0, and its slope is not."""
@@ -54,6 +55,7 @@ def test_a_slope_in_a_rare_branch_is_no_constant(rare):
             assert not same_loss(pair(first, second, on_policy)).proved
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -77,6 +79,7 @@ def test_what_has_the_same_slope_there_is_the_same(first, second):
     assert equivalent(less(first), less(second), on_policy).ok
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("first", "second"),
     [

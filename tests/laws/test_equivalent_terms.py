@@ -11,6 +11,7 @@ from fibration.language.pairs import pair
 from fibration.laws.equivalent.same_loss import same_loss
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SAME)
 def test_losses_that_are_the_same(name):
     p = SAME[name]
@@ -20,6 +21,7 @@ def test_losses_that_are_the_same(name):
     assert not terms.differ(*(terms.Loss(h, batch).coefficients() for h in (p.first, p.second)))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_losses_that_are_not(name):
     """On three tokens at most, with coefficients that differences of J have too; and none of them is proved."""

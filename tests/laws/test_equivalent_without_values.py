@@ -58,6 +58,7 @@ def status(first, second, **more):
         return "refused"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("first", "second"),
     [

@@ -48,12 +48,14 @@ def verdict(p):
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", some(SAME, 2))
 def test_losses_that_are_the_same(name):
     assert verdict(SAME[name]).status == "proved"
     assert losses.differs(SAME[name], 4) is None
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_losses_that_are_not(name):
     """On three tokens at most, with coefficients that the definition has too."""

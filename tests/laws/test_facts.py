@@ -84,6 +84,7 @@ def jumps(g, points):
 GRID = sorted({*np.linspace(-2, 2, 81).tolist(), 0.0, 1.0, -1.0})
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SHAPES)
 def test_continuity(name):
     h = SHAPES[name]
@@ -96,6 +97,7 @@ def test_continuity(name):
         assert said == ("has a jump" if found else "continuous")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SHAPES)
 def test_restorative_regions(name):
     """Where the report says that a gate falls it does, with that slope; elsewhere it does not fall."""

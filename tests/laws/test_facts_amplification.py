@@ -87,6 +87,7 @@ SAID = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SAID)
 def test_what_is_said(name):
     assert facts(spec(name), "amplification") == {"hierarchy": SAID[name]}
@@ -139,6 +140,7 @@ def batches(h, rng, count):
         yield drifting(h, replace(batch, advantages=a if seed % 3 else np.ones(batch.tokens)), rng)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", COUPLED)
 def test_no_batch_goes_beyond(name):
     h, rng = COUPLED[name], random.Random(name)
@@ -162,6 +164,7 @@ def test_a_long_trajectory_pulls_on_a_short_one():
         assert least < found[0] <= amplified(COUPLED[name])[0].at_most(here.concrete, *here.dense.tokens[0])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ALONE)
 def test_of_one_gate_it_is_the_supremum(name):
     """Not exceeded by any ratio, and nearly reached; without a bound where the report says so."""
@@ -192,6 +195,7 @@ def of_one_ratio(h, tokens, x, a=1.0):
     return Batch((tokens,), np.full(tokens, x), np.full(tokens, a), labels, per_token)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain", "fiberpo_crossed", "fiberpo_experts"])
 def test_what_is_reached_is_reached_by_the_operator(name):
     """A thousandth into the strip, whose slope is the number of tokens; least squares too."""
@@ -223,6 +227,7 @@ def test_what_is_reached_lies_between_the_bounds(name):
             assert claim.at_least(*here) * 0.99 <= value <= claim.at_most(*here)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_modal", "fiberpo_experts", "gspo", "cispo", "apc_obj", "sapo"])
 def test_a_crowd_is_as_many_tokens(name):
     """One of a crowd stands for all that are alike: the same coefficients, counts and weights as without."""
@@ -257,6 +262,7 @@ def test_a_steeper_gate_amplifies_more():
         assert facts(h, "amplification")["hierarchy"].split(";")[0] == expected
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("h", "why"),
     [

@@ -42,6 +42,7 @@ BLOCKS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks(name):
     """Entries across the certified blocks are exactly 0; within some block, and not only on the diagonal, one is not."""
@@ -68,6 +69,7 @@ def test_blocks(name):
         assert inside[finer[:, None] != finer[None, :]].any(), "the blocks are finer than certified"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("h", "value"),
     [

@@ -75,6 +75,7 @@ BOUNDED = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", BOUNDED)
 def test_bounds_are_never_exceeded(name):
     """Neither the total nor what a level adds, on random batches and on batches that climb towards the bound."""
@@ -173,6 +174,7 @@ def _trajectory_means(base, group, own, fan):
     return [*first, *(m for m in groups[1:] for _ in range(fan))]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["ppo", "grpo", "dapo", "dr_grpo"])
 def test_bounds_of_clipped_ratios(name):
     """In deviation coordinates the bound is of the ratio itself, and reached."""
@@ -232,6 +234,7 @@ def test_no_radius_and_no_bounds_where_a_law_of_the_levels_fails():
         assert not names & {"radius", "bounds"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", some(SHAPED, 2))
 def test_bounds_of_trees_and_quivers_are_not_exceeded(name):
     h, rng = SHAPED[name], random.Random(name)

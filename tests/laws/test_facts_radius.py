@@ -105,6 +105,7 @@ def corners(h, world, seed=0):
         yield rng.uniform(-1, 1, size=n)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", some(RADIUS, 2))
 def test_radius(name):
     """Inside it every ratio passes to rounding; 1% outside, on some batch, one does not."""

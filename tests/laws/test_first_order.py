@@ -44,6 +44,7 @@ def first_order(name):
     return [v for v in report(SPECS[name].h).verdicts if v.law == "first_order"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", some(SPECS, 2))
 def test_what_is_said(name):
     spec, found = SPECS[name], report(SPECS[name].h)
@@ -137,6 +138,7 @@ def directions(n, rng):
         yield [rng.randint(-9, 9) for _ in range(n)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", some(PROVED, 2))
 def test_proved_agreement_is_seen(name):
     """`𝒢(r) = r` to first order, from difference quotients in rationals."""
@@ -148,6 +150,7 @@ def test_proved_agreement_is_seen(name):
                 assert abs(got - truth(at)) <= UNIT / 10**6, f"{float(got - 1)} at {[float(v) for v in xs]} on {plain}"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name", [n for n, s in SPECS.items() if s.status == "refuted" and s.h.objective.estimator == "ratio" and not s.part]
 )
@@ -163,6 +166,7 @@ def test_refuted_agreement_fails_on_its_witness(name):
         assert any(abs(g - truth(v)) > UNIT / 10**6 for g, v in zip(got + zero, xs + [Fraction(0)] * n, strict=True))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [n for n, s in SPECS.items() if s.part])
 def test_what_holds_of_a_part_does_not_hold_of_the_whole(name):
     """Somewhere `𝒢(r)` differs from `r` to first order; for the advantages that are named it does not."""
@@ -243,11 +247,13 @@ def uphold(h, seed, count=5):
     return [*said, ("off", off)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", some(range(24), 4, 2))
 def test_what_is_said_of_random_levels_is_so(seed):
     uphold(drawn(random.Random(seed)), seed)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SUBSPACES)
 def test_first_order_on_a_subspace(name):
     h, stratum = SUBSPACES[name]

@@ -84,6 +84,7 @@ def holds(h, verdict, seed=0, count=4):
 # ---------------------------------------------------------------- what is said
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", some(SPECS, 2, 1))  # test_first_order.py has the others
 def test_what_is_said_is_so(name):
     spec, verdict = SPECS[name], gradient(SPECS[name].h)
@@ -102,6 +103,7 @@ def test_what_is_said_of_random_levels_is_so(seed):
     assert verdict.status != "undecided"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SUBSPACES)
 def test_advantages_of_rows_are_enough(name):
     """What holds for advantages that are constant on rows is proved; what holds on coarser strata alone is not."""
@@ -123,6 +125,7 @@ HARMLESS = {(ON_TOKENS, "doubled"), (ON_TOKENS, "dropped"), *((g, "bent") for g 
 HARMLESS |= {("cispo token", slip) for slip in SLIPS}  # 𝒢(1) = 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("gate", "slip"), some(((g, s) for g in GATES for s in SLIPS), 3))
 def test_a_slip_in_a_gate_is_refused_unless_it_is_harmless(gate, slip):
     name, level = gate.split()
@@ -133,6 +136,7 @@ def test_a_slip_in_a_gate_is_refused_unless_it_is_harmless(gate, slip):
     assert holds(h, verdict) is (verdict.status == "refuted")
 
 
+@pytest.mark.sampled
 @verdicts.wrong_specs("gradient")
 def test_wrong_specs_are_refused(name):
     verdicts.refused(name)

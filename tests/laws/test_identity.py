@@ -93,6 +93,7 @@ def test_a_gate_that_falls_by_a_count_of_an_empty_branch():
     assert not gated_tree("positivity", trajectory=aggregate_gate(0.1, rollback=count(text) + count(image)).per(mass))
 
 
+@pytest.mark.sampled
 @verdicts.wrong_specs("identity")
 def test_wrong_specs_are_refused(name):
     verdicts.refused(name)
@@ -143,6 +144,7 @@ WIDTHS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", WIDTHS)
 def test_a_width_that_reads_policies_is_one_where_they_are_near(name):
     """A clip passes what is near 0 where its width stays away from 0, as a ratio does, and a distance does not."""

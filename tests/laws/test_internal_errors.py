@@ -152,6 +152,7 @@ def test_internal_errors_are_not_kept(cached, monkeypatch):
     assert h.verify().ok
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fact", NAMES)
 def test_a_fact_that_raises_is_not_certified(cached, monkeypatch, fact):
     facts, h = module.facts, one()
@@ -269,6 +270,7 @@ def tree(**gates):
 OF_TEXTS = total(words, over=trajectory, of=text)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("hierarchy", "law", "status"),
     [
@@ -296,6 +298,7 @@ def test_what_raised_an_exception_is_decided(hierarchy, law, status):
     assert {v.status for v in subject.verdicts if v.law == law} - {"proved"} == {status} - {"proved"}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "of_nothing", [sqrt(as_expression(-1)), log(as_expression(0)), 1 / (as_expression(2) - 2)], ids=str
 )
@@ -379,6 +382,7 @@ WEIGHED = of_experts(1 + count(image, over=Stratum("batch"))), of_experts(1 + EX
 GATED = of_experts(image_gate=Gate(where(Attribute("k", on=Stratum("expert")) > 1, R, clip(R, -1, 1)))), of_experts()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("both", "when", "status"),
     [

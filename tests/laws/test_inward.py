@@ -237,6 +237,7 @@ def verdict(h, subject):
     return next(v for v in h.verify().verdicts if (v.law, v.subject) == ("inward", subject))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PROVED)
 def test_what_comes_back_and_what_stays_is_proved(name):
     h = PROVED[name]
@@ -247,6 +248,7 @@ def test_what_comes_back_and_what_stays_is_proved(name):
         assert brute.uphold(h, found, brute.worlds_for(h, (1, 2, 3))) > 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", REFUTED)
 def test_what_is_pushed_further_out_is_refuted(name):
     h, subject, what = REFUTED[name]
@@ -258,6 +260,7 @@ def test_what_is_pushed_further_out_is_refuted(name):
     brute.confirm(plain, from_json(h, found))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NOT_PROVED)
 def test_slopes_are_what_flows_and_breakpoints_without_an_order_prove_nothing(name):
     (h, subject), what = NOT_PROVED[name]
@@ -266,6 +269,7 @@ def test_slopes_are_what_flows_and_breakpoints_without_an_order_prove_nothing(na
     assert found.counterexample is None or found.counterexample.values["what"] == what
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", BESIDE)
 def test_what_closes_for_good_is_proved_in_any_order(name):
     h, subject = BESIDE[name]
@@ -290,6 +294,7 @@ def test_the_remedy_mends_it():
     assert mended.verify().ok
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("split", [signed_log_ratio(scale=1 / T), LOG, ratio_deviation(scale=1 / T)])
 def test_given_up_by_name_and_only_where_it_is_broken(split):
     why = {"inward": "on purpose"}

@@ -237,6 +237,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", some([*NAMES, *dict.fromkeys(REFUSED)], 3, 1))
 def test_a_report_that_was_read_says_what_was_found(name, place, decided, found, monkeypatch):
     """Verdicts, facts and counterexamples, to the letter; and the batch of a counterexample, which is found again."""
@@ -499,6 +500,7 @@ UNSAFE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", UNSAFE)
 def test_where_others_may_write_nothing_is_believed(way, place, decided, monkeypatch):
     note = forge(place, monkeypatch)
@@ -566,6 +568,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("harm", DAMAGE)
 @pytest.mark.parametrize("what", ["verdicts", "facts"])
 def test_a_damaged_note_is_found_and_replaced(what, harm, place, decided, found, monkeypatch):
@@ -584,6 +587,7 @@ def no_space(*_, **__):
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("way", ["no folder", "no room to begin", "no room", "no rename", "no home", "no name"])
 def test_a_cache_that_cannot_be_used_stops_nobody(way, place, decided, monkeypatch):
     if way == "no folder":

@@ -47,6 +47,7 @@ from fibration.laws import LAWS
 from fibration.laws.subject import Subject
 
 
+@pytest.mark.sampled
 @verdicts.wrong_specs("locality")
 def test_wrong_specs_are_refused(name):
     verdicts.refused(name)

@@ -11,6 +11,7 @@ from fibration import Parameter, absolute, count, exp, maximum, minimum, total, 
 share = Parameter("share", default=0.3, upper=1)
 
 
+@pytest.mark.sampled
 @verdicts.wrong_specs("markov")
 def test_wrong_specs_are_refused(name):
     verdicts.refused(name)
@@ -51,6 +52,7 @@ BENT = (
 )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("form", "level"), [(f, i) for f in range(len(BENT)) for i in range(3) if ALL or f % 3 == i])
 def test_bent_kernels(form, level):
     """Polynomials, branches, mixtures, parameters: whatever is said of them is so."""

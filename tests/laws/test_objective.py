@@ -127,6 +127,7 @@ def test_what_cannot_be_said_is_refused():
     assert "could not be shown to have a value at every token" in verdict.found
 
 
+@pytest.mark.sampled
 @verdicts.wrong_specs("objective")
 def test_wrong_specs_are_refused(name):
     verdicts.refused(name)

@@ -16,6 +16,7 @@ from fibration.language.atoms import gated, mass
 from fibration.language.decompositions import decomposition
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "name", [n for n, s in SPECS.items() if s.positivity == "proved" and s.h.orthogonalise is None]
 )
@@ -70,6 +71,7 @@ def refuted(h):
     brute.confirm(h, next(v for v in found.verdicts if v.law == "positivity"), found.verdicts)
 
 
+@pytest.mark.sampled
 @verdicts.wrong_specs("positivity")
 def test_wrong_specs_are_refused(name):
     verdicts.refused(name)

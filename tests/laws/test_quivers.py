@@ -37,6 +37,7 @@ from fibration.language.strata import Shape
 # ---------------------------------------------------------------- what is said
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_ones_are_proved(name):
     found = verdicts(name)
@@ -73,6 +74,7 @@ def test_arguments_can_be_followed():
 # ---------------------------------------------------------------- what is proved, by brute force
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_proved_holds_on_random_batches(name):
     h, rng = RIGHT[name].hierarchy, random.Random(name)
@@ -132,6 +134,7 @@ def of_random(seed):
     return h, mine(h)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_ones(seed):
     """Whatever is said of them is so: on legal batches what is proved, on its witness what is refuted."""

@@ -16,6 +16,7 @@ from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.shapes import small
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", some(KEPT, 2))
 def test_they_verify_and_hold_on_small_hierarchies(name):
     found = report(KEPT[name])
@@ -23,6 +24,7 @@ def test_they_verify_and_hold_on_small_hierarchies(name):
     assert brute.uphold(KEPT[name], found.verdicts, brute.worlds_for(KEPT[name], (1, 2, 3))) > 3
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", TREES)
 def test_those_on_trees_verify_and_pass_small_residuals(name):
     h = TREES[name]
@@ -38,6 +40,7 @@ def test_those_on_trees_verify_and_pass_small_residuals(name):
     assert tried > 20
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LEFT)
 def test_what_is_left_is_said_to_be_undecided(name):
     found = report(LEFT[name])
@@ -45,6 +48,7 @@ def test_what_is_left_is_said_to_be_undecided(name):
     assert all(v.status != "refuted" for v in found.verdicts), found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", some(BROKEN, 2))
 def test_their_neighbours_are_not_proved(name):
     h, law = BROKEN[name]

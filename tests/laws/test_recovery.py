@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+import pytest
 from hierarchies.zoo import epsilon, one, weight, x
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ from fibration import (
 )
 
 
+@pytest.mark.sampled
 @verdicts.wrong_specs("recovery")
 def test_wrong_specs_are_refused(name):
     verdicts.refused(name)

@@ -143,11 +143,13 @@ def test_what_a_part_has_to_be_is_written_out():
     assert quivers.parted(eval(said.partition(" spread: ")[2], names)).verify().ok
 
 
+@pytest.mark.sampled
 @verdicts.wrong_specs("reflecting")
 def test_wrong_specs_are_refused(name):
     verdicts.refused(name)
 
 
+@pytest.mark.sampled
 @on_batches.wrong_quivers("reflecting")
 def test_wrong_quivers_are_refused(name):
     on_batches.refused(name)

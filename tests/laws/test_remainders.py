@@ -30,11 +30,13 @@ def left(law, hierarchy):
     return [found.status for found in law.remainder(Subject(hierarchy, []))]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", REWARDED)
 def test_shipped_advantages_rise_with_reward(name):
     assert left(baseline, fibration.load(name)) == ["proved"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ROWS)
 def test_an_advantage_rises_with_its_reward_where_all_else_is_alike(name):
     """By its own formula in numbers, of groups of two to six rows."""
@@ -71,6 +73,7 @@ FALLS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", FALLS)
 def test_what_falls_or_stays_is_not_left(name):
     assert left(baseline, spec(FALLS[name])) == ["undecided" if "large" in name else "refuted"]
@@ -95,6 +98,7 @@ def test_a_discount_that_is_taken_off_counts_for_more_further_on():
 TERMS = {**divergences.RIGHT, **divergences.WRONG}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", TERMS)
 def test_a_penalty_that_is_proved_leads_towards_its_policy(name):
     term = TERMS[name]

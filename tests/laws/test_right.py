@@ -24,12 +24,14 @@ def test_shipped_specs_verify(name):
     found.raise_for_status()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", RIGHT)
 def test_unusual_but_right(name):
     found = report(name)
     assert found.ok, found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*SHIPPED, *some(RIGHT, 2)])
 def test_what_was_proved_holds_on_small_hierarchies(name):
     found = report(name)

@@ -170,6 +170,7 @@ DIVERGENCE = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*NO_DIVERGENCE, *DIVERGENCE])
 def test_penalties_are_what_they_read_inside_of_others(name):
     formula, said = DIVERGENCE.get(name, (None, None))

@@ -62,6 +62,7 @@ def searches(h):
         yield first_update.wrong_coefficients(h)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SAMPLE)
 def test_nothing_is_found_on_what_is_right(name):
     """The proofs are left out, so that every search runs to its end."""

@@ -27,6 +27,7 @@ def verdicts(hierarchy, last):
     return {(v.law, v.subject): v.status for v in subject.verdicts}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", some(WRONG, 4, 1))
 def test_what_is_wrong_is_not_proved(name):
     spec = WRONG[name]

@@ -82,6 +82,7 @@ FOLLOWING = {  # a slip, the verdict on it, and what fails along with it
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("slip", FOLLOWING)
 def test_one_slip_is_one_cause(slip):
     h, law, along = FOLLOWING[slip]

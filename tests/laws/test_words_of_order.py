@@ -184,6 +184,7 @@ LAWS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LAWS)
 def test_laws_of_weights_know_the_words(name):
     objective, expected = LAWS[name]

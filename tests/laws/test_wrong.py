@@ -51,6 +51,7 @@ def test_a_wrong_spec_does_not_compile(name):
         compile(WRONG[name].hierarchy)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", UNDECIDABLE)
 def test_undecidable_is_said_and_not_accepted(name):
     spec, found = UNDECIDABLE[name], report(name)
@@ -84,6 +85,7 @@ SEARCHED = {  # a law that is refuted by numbers, and a spec for which it has to
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("error", [TypeError, AttributeError, KeyError, ZeroDivisionError, OverflowError])
 @pytest.mark.parametrize("law", SEARCHED)
 def test_a_defect_of_an_operator_is_an_error_and_no_counterexample(law, error, monkeypatch):

@@ -182,6 +182,7 @@ def test_restorative_regions_are_shaded_where_only_one_sign_rolls_back() -> None
     assert hatched[0].get_width() == pytest.approx(0.025)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", some(OF_EVERY_KIND, 2))
 def test_what_the_operator_does_lies_on_the_curves(name: str) -> None:
     op = compiled(name)
@@ -595,6 +596,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 KINDS = ("fiberpo", "gspo", "ppo", "cispo", "fiberpo_modal", "fiberpo_crossed", "apc_obj")  # one of each kind
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(

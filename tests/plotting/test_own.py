@@ -211,6 +211,7 @@ def test_of_many_parts_the_largest_are_named() -> None:
         assert size == (sizes.sum() - sizes[named].sum() if name.endswith("others") else sizes[int(name)])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("many", [3, 6, 24])
 def test_every_part_is_named_above_its_strip(many: int) -> None:
     """Narrow strips too: beside each other, or upright, and no name over another."""

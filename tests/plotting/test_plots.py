@@ -474,6 +474,7 @@ def inside(figure: Figure) -> None:
     assert box.y1 <= page[1]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "make", [lambda g: hierarchy(g.op.hierarchy, g), regimes, ratios], ids=["hierarchy", "regimes", "ratios"]
 )
@@ -526,6 +527,7 @@ def test_a_hierarchy_without_a_batch_and_not_a_chain() -> None:
     inside(hierarchy(fibration.load("ppo")))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["fiberpo_modal", "fiberpo_crossed", "fiberpo_domain", "fiberpo_experts"])
 def test_kernels_hide_no_arrowhead_and_gates_keep_to_their_boxes(name: str) -> None:
     figure = hierarchy(fibration.load(name))

@@ -217,6 +217,7 @@ def test_latex_is_balanced_and_escaped(hierarchy: Hierarchy) -> None:
         assert len(re.findall(r"(?<!\\)&", without_cases(row))) == 1
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("hierarchy", thorough.some(ALL, 2), ids=lambda h: h.name)
 def test_latex_is_mathematics(hierarchy: Hierarchy) -> None:
     """Every row parses as what matplotlib knows of TeX, which has neither environments nor some of the names."""

@@ -37,6 +37,7 @@ def test_the_last_to_arrive_sees_what_others_stored(seed):
     ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize(
     ("change", "words"),

@@ -96,6 +96,7 @@ def real(kind, number):
     return bits(np.array([number], {"f64": np.float64}.get(kind, np.float32)), kind)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "given", "wanted"), COMPUTED)
 @np.errstate(all="ignore")
 def test_what_opcodes_compute(name, given, wanted):

@@ -292,6 +292,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any], dict[str, str]], object], str, 
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
     change, required, found = WRONG[name]

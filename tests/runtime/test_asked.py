@@ -147,6 +147,7 @@ def test_every_metric_has_memory_of_its_own():
     assert len({t.data_ptr() for t in tensors}) == len(tensors)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "most"), [("ppo", 4), ("gspo", 10), ("fiberpo_domain", 10)])
 def test_metrics_are_a_few_operations(name, most):
     """However many they are: what a program computed is taken, added up, and named."""

@@ -32,6 +32,7 @@ def same(found, expected):
     )  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("look", [True, False], ids=["looked at", "not looked at"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [1.0, 3.0, -0.5])

@@ -192,6 +192,7 @@ INDEXES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("which", INDEXES)
 def test_indexes(which):
     arguments, expected = INDEXES[which]

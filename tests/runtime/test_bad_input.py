@@ -99,6 +99,7 @@ BATCHES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("which", BATCHES)
 def test_tensors(which):
     changes, expected = BATCHES[which]

@@ -76,6 +76,7 @@ TENSORS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("which", TENSORS)
 def test_rewards(which):
     formula, given, expected = TENSORS[which]
@@ -216,6 +217,7 @@ def test_rewards_that_a_condition_would_swallow(monkeypatch):
     assert flat.advantages(torch.full((4,), 0.1), there)[[0, 1, 3]].isnan().all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", [b.name for b in BACKENDS_HERE if b.device == "cpu"])
 def test_equal_rewards_have_advantages_of_0(backend):
     """To the bit: 0.1 has no exact sum, and what would be left is divided by an epsilon."""

@@ -273,6 +273,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("which", REFUSED)
 def test_what_would_go_wrong_is_refused(which):
     *_, new, _, _, _, loss = closure()

@@ -64,6 +64,7 @@ def weights(batch):
     return found
 
 
+@pytest.mark.sampled
 @here
 @pytest.mark.parametrize("layout", [packed, padded])
 def test_a_statistic_over_groups(backend, layout):

@@ -232,6 +232,7 @@ def test_densities_of_coarser_strata():
     assert gated.tolist() == pytest.approx((means + (x - means) / (1 + sums**2)).tolist(), rel=1e-14)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("objective", "weights"),
     [
@@ -322,6 +323,7 @@ def test_labels_are_numbered_as_they_appear(labels):
         assert [type(label) for label in index.labels["prompt_group"]] == [type(label) for label in names]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("make", [list, np.array, torch.tensor])
 def test_labels_of_tokens_are_numbered_as_they_appear(make):
     op = operator(spec("fiberpo_turns"))

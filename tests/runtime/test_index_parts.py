@@ -218,6 +218,7 @@ def results(op, index, rows, places):
     ], metrics
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_part_is_the_index_of_its_rows(world, packed):

@@ -121,6 +121,7 @@ SPECS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", SPECS)
 def test_coefficients_are_those_of_the_formula(name, seed):
@@ -144,6 +145,7 @@ def pulled(h, drift, advantage):
     return found[0] * 10
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "drift", "above", "below"),
     [
@@ -259,6 +261,7 @@ def test_what_pulls_a_group_is_weighed_as_the_objective_weighs():
     assert found == pytest.approx(kept.coefficients.astype(float), rel=1e-12, abs=1e-15)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("weight", [
     1 / count(token, over=trajectory), 1 / total(length, over=trajectory), 1 / total(share, over=trajectory),
     1 / (count(turn, over=trajectory) * count(trajectory, over=whole)), 1 / (total(length, over=whole) * count(token, over=trajectory)),

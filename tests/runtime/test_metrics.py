@@ -62,6 +62,7 @@ def keys_of(hierarchy):
             yield f"{s.name}/{c}" if c else s.name, s.name, c
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("scale", [0.001, 0.1, 1.0])
 @pytest.mark.parametrize("name", SPECS)
 def test_every_element_is_in_exactly_one_regime(name, scale):
@@ -255,6 +256,7 @@ GATES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("level", ["prompt_group", "trajectory", "token"])
 @pytest.mark.parametrize("which", GATES)
 def test_regimes_at_every_level(which, level):

@@ -190,6 +190,7 @@ def test_coefficients_are_linear_in_advantages(case, a, b):
         assert jb == pytest.approx(a * j + b * j2, rel=1e-11, abs=1e-12 * size * batch.tokens)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("pieces", [1, 3, 20])
 def test_back_propagating_coefficients_in_pieces_is_exact(name, pieces):
@@ -233,6 +234,7 @@ def test_evaluating_per_piece_is_something_else():
 # ---------------------------------------------------------------- the surface
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 def test_shipped_hierarchies_compile(name):
     h = fibration.load(name)

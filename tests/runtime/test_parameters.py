@@ -247,6 +247,7 @@ PARAMETERS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("which", PARAMETERS)
 def test_parameters(which):
     given, expected = PARAMETERS[which]
@@ -259,6 +260,7 @@ def test_parameters(which):
         refuses(ParameterError, call, **expected)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("value", [1, 1.0, 1.5, torch.tensor(1.0)])
 def test_a_lower_clip_stays_below_one(value):
     """`epsilon_low < 1` keeps the ratio positive: an assumption of the proof, so it is checked."""

@@ -45,6 +45,7 @@ CASES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("which", CASES)
 def test_who_is_warned(which):
     """Of those who are, rounding takes more than one element in a hundred into another regime; of the others, fewer."""
@@ -85,6 +86,7 @@ def test_what_it_says():
     assert not warnings_of(lambda: op.gate((new - old).to(BF16), index, advantages=a))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

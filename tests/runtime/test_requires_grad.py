@@ -86,6 +86,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("which", REFUSED)
 def test_what_would_get_no_gradient(which):
     """Not under no_grad: there it is data, with the results of data."""

@@ -22,8 +22,7 @@ SLIPS = (
     ),
     slip(
         "a name in capitals is near to none", "test_main",
-        "difflib.get_close_matches(word.casefold().replace(\"-\", \"_\"), written, 1)",
-        "difflib.get_close_matches(word, written, 1)",
+        'typed = word.casefold().replace("-", "_")', "typed = word",
     ),
     slip(
         "the doctor finds any backend well", "test_doctor",

@@ -64,6 +64,7 @@ def test_all_of_its_registry_is_here():
     assert list(SAME) == list(ALGORITHMS)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "backend", "place"), [(n, b, p) for n in SAME for b, p in (("torch", packed), ("c", padded))]
 )

@@ -32,16 +32,19 @@ def test_every_shipped_loss_is_ours_or_has_its_formula():
     assert not OURS & {*SOURCES, *WEIGHED}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_loss_is_what_was_published(name):
     assert agreement(name, "torch", SEEDS if ALL else SEEDS[:2]) < BOUND
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", some(SOURCES, 6))
 def test_so_it_is_in_c(name):
     assert agreement(name, "c", SEEDS[:1]) < BOUND
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SOURCES)
 def test_batches_take_every_branch_of_the_formula(name):
     taken = []
@@ -54,6 +57,7 @@ def test_batches_take_every_branch_of_the_formula(name):
         assert together.any() and not together.all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_formulas_gradient_is_that_of_differences(name):
     """Of one function: what the source holds stays, and only the rest moves."""

@@ -106,6 +106,7 @@ def called(reduce: Reduction) -> str:
     return reduce.__name__
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("reduce", WHOLE, ids=called)
 def test_counts_of_the_whole_step_are_undone(reduce, ranks):
@@ -141,6 +142,7 @@ def test_coefficients_of_a_part_of_the_step_are_others(reduce, together):
     assert error(reduce, a, 2) > WRONG
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("reduce", WHOLE, ids=called)
 def test_a_reduction_is_not_undone_by_another(reduce):
     """Nor by counts of a rank or of a micro-batch, where the trainer's are those of the step."""

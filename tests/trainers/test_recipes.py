@@ -136,6 +136,7 @@ def errors(name: str, ranks: int, text: str, three: bool = False) -> list[float]
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_optimizer_step_has_the_gradient_of_the_whole_step(name, ranks):
@@ -190,6 +191,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("name", "right", "wrong"), MISTAKES)
 def test_mistakes_in_a_recipe_are_no_rounding(name, right, wrong):
     assert block(name).count(right) == 1

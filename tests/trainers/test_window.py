@@ -117,6 +117,7 @@ def spread(ranks: int, work: Any, rows: Any = shares) -> list[Any]:
     return on_ranks(ranks, run)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", ["[B]", "[B, 1]", "[B, T]"])
 @pytest.mark.parametrize("mask", [torch.bool, torch.int64, torch.float32])
 def test_coefficients_are_the_gradient_of_the_loss(form, mask):
@@ -283,6 +284,7 @@ FINER: dict[str, dict[str, Tensor]] = {  # labels per token, and masks of leaves
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ranks", [None, 2])
 @pytest.mark.parametrize("name", FINER)
 def test_strata_beside_and_below_the_rows_and_several_leaves(name, ranks):
@@ -553,6 +555,7 @@ def right(s: dict[str, Tensor]) -> Tensor:
     return of_three().coefficients(s["new"], s["old"], s["advantages"], index, budgets(), **given).values
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("ranks", [None, 1, 2, 3])
 def test_log_probs_of_what_sampled_are_those_of_the_whole_step(ranks):
     s, whole = step(), right(step())
@@ -623,6 +626,7 @@ def of_rewards() -> Operator:
     return support.operator(operator().hierarchy.replace(name="of_rewards", advantages=made))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_advantages_are_made_of_the_rewards_of_the_whole_step(ranks, weighted):

@@ -71,6 +71,7 @@ ONE = dict(offsets=[0, 2, 3], prompt_group=["g1", "g2"], domain=["math", "math"]
 EMPTY = dict(**NOTHING, prompt_group=[], domain=[])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize(
     ("bad", "what"),

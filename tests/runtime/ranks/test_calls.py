@@ -364,6 +364,7 @@ class TestPieces:
                 required="one advantage per trajectory", found="-0.5 on rank 0 and 0.5 on rank 1",
             )  # fmt: skip
 
+    @pytest.mark.sampled
     @pytest.mark.parametrize("looks", [True, False])
     @pytest.mark.parametrize(("first", "last", "per_token"), [(1, 1, False), (1, 2, False), (1, 2, True)])
     def test_pieces_of_one_token(self, monkeypatch, first, last, per_token, looks):

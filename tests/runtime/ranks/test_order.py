@@ -106,6 +106,7 @@ def batch_of(h: Hierarchy) -> Batch:
     return replace(found, positions=positions)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LOSSES)
 @examples(12)
 @given(data=st.data())
@@ -123,6 +124,7 @@ def test_whole_rows_in_order(name, data):
         assert found.bits() == one.bits()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LOSSES)
 @examples(20)
 @given(data=st.data(), cut=st.booleans())

@@ -61,6 +61,7 @@ def advantages(op, pieces, per_token, make=packed):
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["rloo", "grpo", "opo", "kl_of_rows", "kl_of_tokens"])
 @pytest.mark.parametrize("per_token", [False, True])
 def test_advantages_are_those_of_the_whole_batch(name, per_token):

@@ -82,6 +82,7 @@ def beside_rows(h: Hierarchy) -> list[str]:
     return [s.name for s in h.strata if s not in near and h.rows not in h.coarser(s)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NAMES)
 @examples(12)
 @given(data=st.data())
@@ -96,6 +97,7 @@ def test_whole_rows_in_order(name, data):
         assert found.bits() == one.bits()
 
 
+@pytest.mark.sampled
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 @examples(12)

@@ -202,6 +202,7 @@ def test_rows_are_cut_where_one_has_several_pieces(keys, cut):
 KINDS = st.sampled_from(["packed", "padded"])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", some(MADE, 4))
 @examples(12)
 @given(data=st.data())
@@ -229,6 +230,7 @@ def scattered(draw, batch):
     return [draw(st.permutations(mine)) for mine in pieces]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", some(MADE, 4, 1))
 @examples(12)
 @given(data=st.data())

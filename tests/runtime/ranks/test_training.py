@@ -47,6 +47,7 @@ def right(op, model, pieces, group, weights=None):
 SPLITS = [(n, k, dtype) for n, k in ((1, 1), (1, 12), (2, 3), (3, 4), (5, 2)) for dtype in (F64, F32)] + [(60, 1, F64)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("ranks", "pieces", "dtype"), SPLITS, ids=str)
 def test_gradients_are_those_of_the_whole_batch(ranks, pieces, dtype):
     """Of sixty ranks twelve have nothing, and the others one trajectory."""
