@@ -154,11 +154,15 @@ def _no_array(formula: Expression, function: str, args: tuple[object, ...]) -> S
     )
 
 
+class ExpressionTooLarge(SpecError):
+    """An expression is too deep for recursion or too large for a program."""
+
+
 def check_size(expression: Expression) -> None:
-    """Raises SpecError for an expression that is too deep for recursion or too large for a program."""
+    """Raises `ExpressionTooLarge`."""
     depth, size = expression.depth, expression.size
     if depth > MAX_DEPTH or size > MAX_SIZE:
-        raise SpecError(
+        raise ExpressionTooLarge(
             f"an expression of depth {depth} and size {size} is too large",
             required=f"at most {MAX_DEPTH} levels and {MAX_SIZE} nodes",
             remedy="an atomic gate or kernel weight is a scalar formula; move data into an Attribute",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from fibration.language.exact import TooLarge
+from fibration.language.expressions import ExpressionTooLarge
 from fibration.language.reasons import LEFT
 from fibration.language.report import Cause, Evidence, Status, Verdict
 from fibration.laws.subject import Subject
@@ -112,6 +113,8 @@ class Law:
         except TooLarge as error:
             remedy = "bound what grows, as exp(clip(x, -20, 20)) does"
             yield undecided("hierarchy", f"{error}, with which no counterexample is computed", remedy)
+        except ExpressionTooLarge as error:
+            yield undecided("hierarchy", f"{error.what}: one that the law makes of the loss's formulas", error.remedy)
         except MemoryError:  # a limit of the machine, not a defect
             raise
         except Exception as error:

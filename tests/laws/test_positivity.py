@@ -11,7 +11,20 @@ from oracles import brute, verdicts
 from oracles.certified import TINY, report
 from oracles.definition import batches, truth
 
-from fibration import Attribute, Gate, atan, before, clip_gate, exp, log, ratio_deviation, residual, token_log_ratio
+from fibration import (
+    Attribute,
+    Gate,
+    absolute,
+    atan,
+    before,
+    clip,
+    clip_gate,
+    exp,
+    log,
+    ratio_deviation,
+    residual,
+    token_log_ratio,
+)
 from fibration.language.atoms import gated, mass
 from fibration.language.decompositions import decomposition
 
@@ -64,6 +77,16 @@ def test_a_gate_that_gathers_logarithms_of_0_is_not_proved_positive():
     changed = decomposition(recovery=exp(gated("")), density=atan(token_log_ratio))
     h = one(Gate(before(log(z), over=trajectory))).replace(decomposition=changed)
     assert next(v for v in h.verify().verdicts if v.law == "positivity").status != "proved"
+
+
+def test_a_gate_that_is_too_large_inside_the_recovery_is_undecided():
+    bound = absolute(clip(residual * residual, -epsilon, epsilon))
+    bent = decomposition(
+        recovery=exp(gated("") / (1 - absolute(gated("")))), density=token_log_ratio / (1 + absolute(token_log_ratio))
+    )
+    h = one(Gate(clip(residual, -bound, bound))).replace(decomposition=bent)
+    verdict = next(v for v in h.verify().verdicts if v.law == "positivity")
+    assert (verdict.status, verdict.internal_error) == ("undecided", False)
 
 
 def refuted(h):

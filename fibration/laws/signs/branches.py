@@ -9,7 +9,7 @@ from typing import Any
 
 import sympy
 
-from fibration.language.expressions import Apply, Expression, apply
+from fibration.language.expressions import Apply, Expression, ExpressionTooLarge, apply
 from fibration.language.operators import OPERATORS, ZERO, Signs, Valued
 from fibration.language.sympy_bridge import flowing, to_sympy
 from fibration.language.traversal import desugar
@@ -72,6 +72,8 @@ def cases(expression: Expression, assume: Assumptions) -> list[Case]:
             ]
         except TooManyCases as error:
             assume.branches[expression] = error
+        except ExpressionTooLarge as error:  # written without sugar
+            assume.branches[expression] = TooManyCases(error.what)
     found: list[Case] | TooManyCases = assume.branches[expression]
     if isinstance(found, TooManyCases):
         raise found
