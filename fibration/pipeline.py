@@ -21,6 +21,7 @@ from fibration.backends.standalone import Export
 from fibration.cache import Recent
 from fibration.compiler.adjoint import adjoint
 from fibration.compiler.advantages import advantages
+from fibration.compiler.coupling import micro_batch
 from fibration.compiler.diagnostics import (
     NO_TERMS,
     Terms,
@@ -53,6 +54,8 @@ TITLES = {
     "gate": "The gated ratios.",
     "gate_adjoint": "The transpose of the gate's Jacobian, applied to `cotangent`.",
     "levels": "What every gate read, and what it gave.",
+    "micro": "J's part of a micro-batch and its coefficients, from the frozen sums of the whole step.",
+    "prologue": "The frozen sums of a step: what micro-batches read of the other rows.",
     "advantages": "Advantages from rewards, per token.",
     "advantages_of_rows": "Advantages from rewards, per row.",
 }
@@ -125,7 +128,8 @@ def programs(hierarchy: Hierarchy) -> dict[str, Program]:
     def read(name: str, program: Program) -> Program:
         return from_log_probs(program) if name in ("evaluate", "objective") else from_log_ratios(program)
 
-    return {name: optimise(read(name, program)) for name, program in build(hierarchy).items()}
+    found = {name: optimise(read(name, program)) for name, program in build(hierarchy).items()}
+    return {**found, **micro_batch(found["objective"], hierarchy)}
 
 
 def emit(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program], spread: Spread | None = None) -> Artifact:

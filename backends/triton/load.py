@@ -45,8 +45,8 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
             )
         call = callers[function].bind(batch)
         values = {**call.bound.values, **call.values}
-        # every rank uses one tile shape, so that the order of sums does not depend on a row's rank
-        tokens = index.ranks.tokens if index.ranks else sum(index.size[leaf] for leaf in index.leaves)
+        # one tile shape for a whole step, so that the order of sums does not depend on a row's rank or micro-batch
+        tokens = index.tokens_of_step
 
         def launch(name: str) -> None:
             with one_at_a_time if on_cpu else nullcontext():

@@ -103,7 +103,7 @@ class Caller:
             plan=self.plan,
             slots=slots,
             length=at,
-            whole=alone and all(lay.positions is None and lay.tokens is None for lay in layouts),
+            whole=alone and all(lay.positions is None and lay.tokens is None and len(lay.starts) for lay in layouts),
             by_row=all(index.rows_of(segments) is not None for segments in self.reading),
             values={a.name: OF_INDEX[a.kind](index, a) for a in self.of_index},
             places={k: slots[n] for k, n in self.coarse.items() if n in slots},

@@ -17,9 +17,12 @@ from fibration.errors import BatchError
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime import devices
 from fibration.runtime.batch import Batch, Outputs, Runs
+from fibration.runtime.frozen import KEY as FROZEN_SUMS
+from fibration.runtime.frozen import Frozen, frozen_sums, of_whole_step
 from fibration.runtime.given import agree_on_rows, is_per_row, of_batch_rows, said_of_rows
 from fibration.runtime.graphs import refuse_graphs
 from fibration.runtime.index.index import Index
+from fibration.runtime.index.micro import MicroIndex
 from fibration.runtime.inputs import (
     check_tokens,
     in_words,
@@ -27,6 +30,7 @@ from fibration.runtime.inputs import (
     policy_tensors,
     refuse_advantages,
     refuse_both,
+    refuse_given,
     refuse_nonfinite,
     refuse_sums,
     refuse_terms,
@@ -43,6 +47,8 @@ from fibration.runtime.tracing import refuse_traces
 CALLS = {
     "evaluate": "op.coefficients with metrics",
     "objective": "op.coefficients with metrics=False",
+    "micro": "op.coefficients of a micro-batch",
+    "prologue": "op.freeze",
     "gate": "op.gate",
     "gate_adjoint": "the backward of op.gate",
     "levels": "op.levels",
@@ -85,6 +91,54 @@ class Calls:
             self._cpu = self._on_cpu()
         return self._cpu
 
+    def freeze(
+        self,
+        old_log_probs: Tensor,
+        advantages: Tensor | None,
+        index: Index | None,
+        parameters: Mapping[str, Any] | None,
+        policies: Mapping[str, Tensor] | None,
+    ) -> None:
+        """See `Operator.freeze`."""
+        program = self.programs.get("prologue")
+        if program is None:
+            check_tokens(self.hierarchy, index)
+            return
+        ranks = index.ranks if isinstance(index, Index) else None
+        tokens = {"old_log_probs": old_log_probs}
+        with agreed(None if ranks is None else ranks.group, CALLS["prologue"]) as said:
+            refuse_traces()
+            index = check_tokens(self.hierarchy, index)
+            if isinstance(index, MicroIndex):
+                raise of_whole_step(CALLS["prologue"])
+            read = {**tokens, **policy_tensors(self.hierarchy, program, tokens, policies)}
+            check_tokens(self.hierarchy, index, **read)
+            dtype = torch.float64
+            batch = make_batch(self.hierarchy, program, program, index, read, advantages, parameters, dtype, 0.0)
+            if ranks is not None:
+                self.on(index.device).run.collectives("prologue", ranks.cut)
+                said |= {"the backend": self.on(index.device).name}
+                said |= in_words(self.hierarchy, program, index, ranks, parameters)
+        outputs = self._evaluate("prologue", batch, ranks)
+        sums = {str(key): outputs[key] for key in program.outputs}
+        if devices.may_look(index.device) and not all(bool(torch.isfinite(v).all()) for v in sums.values()):
+            with agreed(None if ranks is None else ranks.group, f"what is not finite in {CALLS['prologue']}"):
+                refuse_given(batch, index, "advantage")
+            raise BatchError(
+                f"a sum over {' and '.join(index.coupling.frozen)} of '{self.hierarchy.name}' is not finite",
+                required="finite sums of what is known before the update",
+                remedy="compare with backend='torch', which computes in float64",
+            )
+        index.keep(FROZEN_SUMS, Frozen.of(sums, self.hierarchy, program, index, parameters))
+
+    def of_micro(self, metrics: object, rewards: object) -> str:
+        """The program of a micro-batch. Refuses what is of a whole step alone."""
+        if not isinstance(metrics, bool):
+            raise of_whole_step("metrics", "op.coefficients(...) of the log-probs of all rows, at the end of the step")
+        if rewards is not None:
+            raise of_whole_step("rewards", "advantages = op.advantages(rewards, index), then advantages[rows]")
+        return "micro" if "micro" in self.programs else "objective"
+
     @torch.no_grad()
     def advantages(
         self,
@@ -106,6 +160,8 @@ class Calls:
                 refuse_graphs(program, parameters, policies, rewards=rewards, **tokens)
             refuse_both(self.hierarchy, advantages)
             index = check_tokens(self.hierarchy, index)
+            if isinstance(index, MicroIndex):
+                raise of_whole_step("rewards", "advantages = op.advantages(rewards, index), then advantages[rows]")
             if index.refuses_rewards is not None:
                 raise index.refuses_rewards.with_traceback(None)
         if program != "advantages" and not any(i.kind == "advantage" for i in self.programs[program].inputs):
@@ -165,7 +221,15 @@ class Calls:
             read, declared = self.programs[program], self.programs["evaluate"]
             tokens = {**tokens, **policy_tensors(self.hierarchy, read, tokens, policies)}
             index = check_tokens(self.hierarchy, index, **tokens)
-            batch = make_batch(self.hierarchy, read, declared, index, tokens, advantages, parameters, dtype, fill)
+            frozen: Mapping[str, Tensor] = {}
+            if isinstance(index, MicroIndex):
+                if program not in ("micro", "objective"):
+                    raise of_whole_step(CALLS[program])
+                if program == "micro":
+                    frozen = frozen_sums(self.hierarchy, self.programs["prologue"], index, parameters)
+            batch = make_batch(
+                self.hierarchy, read, declared, index, tokens, advantages, parameters, dtype, fill, frozen
+            )
             if not self._knows_sign and "log_probs" in tokens and devices.may_look(index.device):
                 refuse_turned_round(batch, index)
                 self._knows_sign = True

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from fibration.errors import ParameterError, an, shown
+from fibration.runtime.frozen import UNMEASURED
 from fibration.runtime.graphs import differentiated_again, has_graph, refused_graph
 from fibration.runtime.handles import INDEXES, OPERATORS
 from fibration.runtime.index.index import Index
+from fibration.runtime.index.micro import MicroIndex
 from fibration.runtime.inputs import no_index
 from fibration.runtime.measured import Measured, Place
 from fibration.runtime.metrics import Metric
@@ -81,6 +83,8 @@ class Later:
         return self._measured().scalars(prefix, **more)
 
     def _measured(self) -> Measured:
+        if isinstance(self.index, MicroIndex):
+            return UNMEASURED
         places, _ = _packing(self.index, self.key, Measured())
         return Measured(self.numbers, places) if places else Measured()
 
@@ -235,7 +239,7 @@ def _run_gate_backward(gradient: Tensor, log_ratio: Tensor, *given: Any) -> Tens
 
 def _run_share(log_probs: Tensor, values: Tensor, objective: Tensor, index: Tensor) -> Tensor:
     at: Any = INDEXES.of(int(index))
-    return objective / -at.gradient_scale
+    return objective / -at.shares
 
 
 def _run_share_backward(gradient: Tensor, values: Tensor, log_probs: Tensor) -> Tensor:

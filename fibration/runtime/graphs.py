@@ -10,7 +10,8 @@ from fibration.errors import BatchError, FibrationError, ParameterError
 
 # What has a gradient, by program; of the others, nothing has.
 MOVING = {
-    **dict.fromkeys(("evaluate", "objective"), "only log_probs get a gradient"),
+    **dict.fromkeys(("evaluate", "objective", "micro"), "only log_probs get a gradient"),
+    "prologue": "frozen sums are constants, and have no gradient",
     "gate": "only log_ratio gets a gradient",
     "levels": "levels have no gradient",
     "advantages": "advantages from rewards are constants, and have no gradient",

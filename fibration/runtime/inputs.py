@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fibration.compiler.arguments import GIVEN, token_tensor
+from fibration.compiler.coupling import FROZEN
 from fibration.compiler.ir import BATCH, Input, Matrix
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
@@ -38,8 +40,10 @@ def make_batch(
     parameters: Mapping[str, Any] | None,
     dtype: torch.dtype,
     fill: float,
+    frozen: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Batch:
     """Everything that `program` reads. `declared` is the program whose parameters are all checked, read or not.
+    `frozen`: the frozen sums of the step that a micro-batch belongs to.
 
     Of a program that makes advantages, `advantages` are the rewards.
     """
@@ -54,6 +58,8 @@ def make_batch(
                 given, per_row = checked(hierarchy, index, node.kind, advantages)
             if node.over not in program.leaves:
                 vectors[node] = at_elements(node.over, index, node.kind, given, per_row)
+        elif node.kind == FROZEN:
+            vectors[node] = index.taken(frozen[node.key[0]], node.over)  # type: ignore[attr-defined]
     return Batch(index, tokens, given, per_row, vectors, dtype, fill)
 
 
@@ -149,7 +155,8 @@ def check_tokens(hierarchy: Hierarchy, index: Index | None, **tensors: Tensor) -
                 f"{name} has shape {list(tensor.shape)}",
                 required=f"{list(index.shape)}, as the index was built for",
                 remedy=fitted(name, tuple(tensor.shape), index.shape)
-                or "an index is of one batch: build that of this one, op.index(...), or take its rows, index[rows]",
+                or "an index is of one batch: build that of this one, op.index(...), or of a micro-batch of its rows, "
+                "index.micro(rows)",
             )
         if tensor.device != index.device:
             raise BatchError(

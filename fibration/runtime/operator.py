@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fibration.compiler.coupling import UNCOUPLED, Coupling, coupling
 from fibration.compiler.diagnostics import levels
 from fibration.compiler.ir import Input, Matrix
 from fibration.compiler.keys import Key
@@ -17,11 +19,13 @@ from fibration.language.report import Report
 from fibration.runtime import compiled
 from fibration.runtime.batch import Runs, inputs_of
 from fibration.runtime.calls import Backend, Calls
+from fibration.runtime.frozen import UNMEASURED
 from fibration.runtime.gradients import Gated, Share
 from fibration.runtime.handles import OPERATORS
 from fibration.runtime.index.build import build_index
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.keywords import refuse_positional
+from fibration.runtime.index.micro import MicroIndex
 from fibration.runtime.index.spread import build_spread_index, ranks_or_labels
 from fibration.runtime.inputs import make_batch, policy_tensors
 from fibration.runtime.measured import room_of
@@ -59,6 +63,14 @@ class Operator:
         self._again = again
         self.number = OPERATORS.number(self)  # by which operators of torch know it
         self.room = room_of(hierarchy)  # for the numbers of a call's metrics, whatever the batch
+
+    @cached_property
+    def coupling(self) -> Coupling:
+        """Which rows decide a coefficient together, and so what a micro-batch has to contain."""
+        known = self.programs.get("objective")
+        return (
+            UNCOUPLED if known is None else coupling(known, self.hierarchy)
+        )  # without programs it makes indexes alone
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Generated functions do not pickle; another process compiles the same hierarchy again."""
@@ -115,8 +127,11 @@ class Operator:
         refuse_positional(self.hierarchy, positional)
         ranks, labels = ranks_or_labels(self.hierarchy, group, labels, positions is not None)
         if ranks is None:
-            return build_index(self.hierarchy, labels, mask, offsets, attributes, device, positions)
-        return build_spread_index(self.hierarchy, ranks, labels, mask, offsets, attributes, device, positions)
+            index = build_index(self.hierarchy, labels, mask, offsets, attributes, device, positions)
+        else:
+            index = build_spread_index(self.hierarchy, ranks, labels, mask, offsets, attributes, device, positions)
+        index.coupling = self.coupling
+        return index
 
     def loss(
         self,
@@ -148,7 +163,7 @@ class Operator:
             log_probs, old_log_probs, advantages, index, parameters, rewards=rewards, policies=policies, metrics=metrics
         )
         assert index is not None
-        share = Share.apply(log_probs, result.values, result.objective, index.gradient_scale)
+        share = Share.apply(log_probs, result.values, result.objective, index.shares)
         return Loss(share, result.measured)
 
     def coefficients(
@@ -174,7 +189,9 @@ class Operator:
         tokens = {"log_probs": log_probs, "old_log_probs": old_log_probs}
         graph = torch.is_grad_enabled()
         with torch.no_grad():
-            program = collector.program(metrics)
+            program = (
+                self.calls.of_micro(metrics, rewards) if isinstance(index, MicroIndex) else collector.program(metrics)
+            )
             if rewards is not None:
                 advantages = self.calls.advantages(
                     program, rewards, index, tokens, advantages, parameters, policies, graph
@@ -186,8 +203,29 @@ class Operator:
             return Coefficients(
                 values=outputs[Key("coefficients")],
                 objective=outputs[Key("objective")].reshape(()).to(dtype),
-                measured=collector.collect(program, outputs, index, collector.asked(metrics)),
+                measured=UNMEASURED
+                if isinstance(index, MicroIndex)
+                else collector.collect(program, outputs, index, collector.asked(metrics)),
             )
+
+    @outside
+    @torch.no_grad()
+    def freeze(
+        self,
+        old_log_probs: Tensor,
+        advantages: Tensor | None = None,
+        index: Index | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        policies: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Compute the sums over several rows that the current policy does not move, and keep them on `index`.
+
+        Micro-batches of the index, `index.micro(rows)`, read them. Call it once per step, with the tensors of all rows
+        and the parameters of the micro-batches; over ranks all of them call it. It does nothing for a loss without
+        `op.coupling.frozen`.
+        """
+        self.calls.freeze(old_log_probs, advantages, index, parameters, policies)
 
     def gate(
         self,

@@ -21,6 +21,7 @@ from fibration.language.atoms import BATCH, Parameter
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime import devices
 from fibration.runtime.index.index import Index
+from fibration.runtime.index.micro import MicroIndex
 
 Numbers = NDArray[np.float64]
 Values = Mapping[Input, Numbers]  # [1], or [elements]
@@ -29,6 +30,9 @@ COLUMNS = ("+", "-")  # of values per element and channel
 
 def parameter_values(hierarchy: Hierarchy, program: Program, index: Index, given: Mapping[str, Any]) -> Values:
     """The numbers of every parameter input, checked; docs/operator.md says in which forms they come."""
+    if isinstance(index, MicroIndex):  # a value in the order of elements means those of the whole step
+        whole = parameter_values(hierarchy, program, index.whole, given)
+        return {n: v if len(v) == 1 else v[index.elements[n.over]] for n, v in whole.items()}
     values = given_values(hierarchy, program, given)
     return {
         node: Wanted(hierarchy.parameters[node.key[0]], node.key[1], node.over, index).numbers(value)

@@ -220,7 +220,7 @@ def test_an_index_is_of_one_batch():
         BatchError,
         lambda: DOMAIN.loss(other, other, torch.zeros(4), index),
         what="has shape [4, 3]",
-        remedy="index[rows]",
+        remedy="index.micro(rows)",
     )
 
 

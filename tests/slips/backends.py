@@ -17,7 +17,7 @@ SLIPS = (
     ),
     slip(
         "the shape of a tile follows the tokens of this rank", "backends*ranks",
-        "tokens = index.ranks.tokens if index.ranks else sum(", "tokens = sum(",
+        "return self.ranks.tokens if self.ranks else sum(", "return sum(",
     ),
     slip(
         "the upper neighbour of a quantile may lie beyond the bound", "backends*quantiles",

@@ -4,6 +4,14 @@ from slips.slip import slip
 
 SLIPS = (
     slip(
+        "a threshold does not move with the log-probs that it is taken of", "runtime/test_micro",
+        "not self.moving.isdisjoint(n.operands)", "not isinstance(n, Quantile) and not self.moving.isdisjoint(n.operands)",
+    ),
+    slip(
+        "a frozen sum is of the micro-batch", "runtime/test_micro",
+        "    frozen = _Analysis(program, hierarchy).frontier()\n", "    frozen: list[Node] = []\n",
+    ),
+    slip(
         "what reads a quantile is computed in the tokens' precision", "backends*quantiles",
         "return frozenset(found | reading | {n for n in made if n.stratum in leaves})", "return frozenset(found)",
     ),

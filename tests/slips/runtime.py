@@ -42,7 +42,7 @@ SLIPS = (
     ),
     slip(
         "a result is left as it is where no kernel fills it", "backends/test_layouts",
-        "lay.positions is None and lay.tokens is None for lay", "lay.positions is None for lay",
+        "lay.positions is None and lay.tokens is None and len(", "lay.positions is None and len(",
     ),
     slip(
         "an advantage per trajectory is the least of its tokens'", "bad_input test_index_quiver hard_inputs",
@@ -182,7 +182,7 @@ SLIPS = (
     ),
     slip(
         "every rank's loss is that of the whole batch", "test_calls",
-        "result.objective, index.gradient_scale)", "result.objective, 1.0)",
+        "result.objective, index.shares)", "result.objective, 1.0)",
     ),
     slip(
         "parameters may differ between ranks", "test_calls",

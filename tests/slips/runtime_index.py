@@ -86,32 +86,56 @@ SLIPS = (
         "cut=len(np.unique(pieces)) < len(pieces)", "cut=False",
     ),
     slip(
-        "a part of a batch has the elements of the whole in their order there", "runtime/test_index_parts",
+        "a micro-batch has the elements of the step in their order there", "runtime/test_micro",
         "    order = used[np.argsort(first)]\n    number =", "    order = used\n    number =",
     ),
     slip(
-        "a part of a batch has its rows in their order there", "runtime/test_index_parts",
+        "a micro-batch has its rows in their order there", "runtime/test_micro",
         "        mine = number[chosen][filled]", "        mine = np.sort(number[chosen][filled])",
     ),
     slip(
-        "a part of a batch has the attributes of the first tokens", "runtime/test_index_parts",
+        "a micro-batch has the attributes of the first tokens", "runtime/test_micro",
         "(np.cumsum(is_of) - 1)[tokens[is_of[tokens]]]", "np.arange(is_of[tokens].sum())",
     ),
     slip(
-        "a part of a batch forgets what rows are called", "runtime/test_index_parts",
-        "    if index.has_row_names:\n        names", "    if False:\n        names",
+        "a micro-batch forgets what rows are called", "runtime/test_micro",
+        "    if named:\n        names", "    if False:\n        names",
     ),
     slip(
-        "a part of a batch forgets in which order its tokens come", "runtime/test_index_parts",
-        "positions = None if index.given_positions is None else index.given_positions[tokens]", "positions = None",
+        "a micro-batch forgets in which order its tokens come", "runtime/test_micro",
+        "positions = None if whole.given_positions is None else whole.given_positions[tokens]", "positions = None",
     ),
     slip(
-        "an index that moved keeps what was worked out elsewhere", "runtime/test_index_parts",
+        "a micro-batch has counts of its own", "runtime/test_micro",
+        "return self.taken(self.whole.count(of, over), over)", "return super().count(of, over)",
+    ),
+    slip(
+        "a micro-batch has a rank's share of J", "runtime/test_micro",
+        "    @property\n    def shares(self) -> int:\n        return 1\n", "",
+    ),
+    slip(
+        "an element may be cut by micro-batches", "runtime/test_micro",
+        "(here != every) & (here > 0)", "(here != every) & (here < 0)",
+    ),
+    slip(
+        "pieces of a row are whole rows", "runtime/test_micro",
+        "within = coupling.within if whole.ranks is not None else ()", "within = ()",
+    ),
+    slip(
+        "parameters of a micro-batch go by its own elements", "runtime/test_micro",
+        "v if len(v) == 1 else v[index.elements[n.over]]", "v if len(v) == 1 else v[: len(index.elements[n.over])]",
+    ),
+    slip(
+        "a micro-batch may have other parameters than the frozen sums", "runtime/test_micro",
+        "if not np.array_equal(numbers, now[node]):", "if False:",
+    ),
+    slip(
+        "an index that moved keeps what was worked out elsewhere", "runtime/test_index_to",
         "values=values, device=target, _cache={})", "values=values, device=target)",
     ),
     slip(
         "totals are read back in every call", "test_issued",
-        "    @once\n    def total(", "    def total(",
+        "    @once\n    def total(self, attribute: Attribute, over: str) -> Tensor:\n        \"\"\"", "    def total(self, attribute: Attribute, over: str) -> Tensor:\n        \"\"\"",
     ),
     slip(
         "a rank's gradient is scaled as that of one process", "ranks/test_training",

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fibration.compiler.coupling import UNCOUPLED, Coupling
 from fibration.compiler.interpret import Sizes
 from fibration.errors import HierarchyIndexError
 from fibration.language.atoms import BATCH, Attribute
@@ -69,6 +70,7 @@ class Index:
     projection: Fit | None = None  # of crossed strata, where the hierarchy orthogonalises by projection
     ranks: Ranks | None = None  # that the batch is spread over
     refuses_rewards: HierarchyIndexError | None = None  # where advantages need others, and an element is alone
+    coupling: Coupling = UNCOUPLED  # of the operator that made this index
     _cache: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -82,31 +84,28 @@ class Index:
         self.__dict__.update(state)  # another object, perhaps in another process
         self.__post_init__()
 
-    # What `index[rows]` returns; given by `part.py`, which builds indexes.
-    _part: ClassVar[Callable[[Index, Any], Index]]
+    # What `index.micro(rows)` returns; given by `micro.py`, which builds indexes.
+    _micro: ClassVar[Callable[[Index, Any], Index]]
 
     def __len__(self) -> int:
         """The rows of the batch."""
         return self.n_rows
 
-    __iter__ = None  # parts have no rows to go through: an index of each would be one of another batch
+    def micro(self, rows: Any) -> Index:
+        """The index of a micro-batch: some rows of this step, with the counts and normalisers of the whole step.
 
-    def __getitem__(self, rows: Any) -> Index:
-        """The index of some rows, as a batch of their own: what `op.index(...)` returns for these rows of all that it
-        was given.
+        `rows`: a slice, or a list, an array or a tensor of row numbers (negative ones count from the end) or of one
+        boolean per row. They come in the order given; packed tokens one row after the other. Rows without tokens are
+        allowed.
 
-        `rows`: a slice, or a list, an array or a tensor of row numbers (negative ones count from the end, and a row may
-        come twice if rows have no names) or of one boolean per row. They come in the order given; packed tokens one row
-        after the other.
+        `op.loss` and `op.coefficients` on it take the tensors of these rows, and return this part's share of `J` and of
+        the gradient: over micro-batches that have every row once, and over ranks, they add up to the whole step's. No
+        ranks meet in such a call. A loss with `op.coupling.frozen` needs `op.freeze(...)` on the whole step first.
 
-        Everything coarser than a row is of these rows alone: counts, aggregates and means, statistics and `μ`, as are
-        `index.labels` and the order of elements. So gradients of slices do not add up to that of the whole batch. For
-        micro-batches ask for `op.coefficients(..., index)` of the whole batch once, and slice its `values`.
-
-        Raises HierarchyIndexError for rows that are not there, where nothing is unmasked, for a batch that breaks what
-        the hierarchy assumes without the other rows, and for an index over ranks.
+        Raises HierarchyIndexError for rows that are not there or come twice, and for an element of `op.coupling.strata`
+        with tokens here and elsewhere.
         """
-        return self._part(rows)
+        return self._micro(rows)
 
     def to(self, device: torch.device | str) -> Index:
         """The same index on another device; itself where it lies there. What was worked out is worked out again.
@@ -136,6 +135,16 @@ class Index:
         """What a rank's gradient is multiplied by where gradients are averaged over the ranks of the batch: so many
         they are, 1 without a group."""
         return self.group.size if self.group else 1
+
+    @property
+    def shares(self) -> int:
+        """How many ranks share the objective of one call: each has `J` divided by this number in its loss."""
+        return self.gradient_scale
+
+    @property
+    def tokens_of_step(self) -> int:
+        """The unmasked tokens of the whole step, on all ranks. The shape of a kernel may depend on it."""
+        return self.ranks.tokens if self.ranks else sum(self.size[leaf] for leaf in self.leaves)
 
     @property
     def positions(self) -> Tensor:
@@ -424,6 +433,10 @@ class Index:
     def keep(self, key: str, value: object) -> None:
         """Let `value` live as long as this index."""
         self._cache["keep", key] = value
+
+    def told(self, key: str) -> Any:
+        """What `keep` was given under this key; None without it."""
+        return self._cache.get(("keep", key))
 
     def sizes(self, edges: Iterable[tuple[str, str]]) -> Sizes:
         """The same fibrations for the interpreter."""

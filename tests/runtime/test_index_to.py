@@ -1,4 +1,4 @@
-"""`index[rows]` is what `op.index(...)` makes of these rows of what it was given; `index.to(device)` is the same index."""
+"""`index.to(device)` is the same index on another device."""
 
 import dataclasses
 import functools
@@ -141,13 +141,6 @@ WORLDS = {
     "positions": ordered,
     "a projection": projected,
 }  # fmt: skip
-ROWS = {
-    "slice": slice(1, 6),
-    "backwards": slice(None, None, -1),
-    "list": [5, 0, -1, 4],
-    "booleans": torch.tensor([True, False, True, True, True, False, True]),
-    "numbers": np.array([2, 3, 0, 1], np.int32),
-}
 
 
 def laid_out(given, rows, packed):
@@ -218,74 +211,8 @@ def results(op, index, rows, places):
     ], metrics
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
-@pytest.mark.parametrize("world", WORLDS)
-def test_a_part_is_the_index_of_its_rows(world, packed):
-    op, given = WORLDS[world]()
-    whole = op.index(**laid_out(given, slice(None), packed)[0])
-    for rows in ROWS.values():
-        arguments, places = laid_out(given, rows, packed)
-        expected, found = op.index(**arguments), whole[rows]
-        assert same(facts(found), facts(expected))
-        numbers, metrics = results(op, expected, rows, places)
-        again, theirs = results(op, found, rows, places)
-        assert same(numbers, again) and list(metrics) == list(theirs)
-        assert all(torch.equal(metrics[k].nan_to_num(), theirs[k].nan_to_num()) for k in metrics)
-    assert same(facts(whole[[6, 0, 3, 4, 1, 2]][[5, 4, -3, 2, 1]]), facts(whole[[2, 1, 4, 3, 0]]))
-    assert len(whole[[3, 1]]) == 2 and len(whole) == B
-
-
-def test_a_row_may_come_twice_unless_rows_have_names():
-    op, _ = WORLDS["a chain whose rows have names"]()
-    whole = op.index(mask=MASK, **OF_GROUPS)
-    twice = whole[[0, 0, 2]]
-    assert twice.size["trajectory"] == 3 and twice.labels["prompt_group"] == ("g1",)
-    named = op.index(mask=MASK, **OF_GROUPS, trajectory=list("abcdefg"))
-    refuses(HierarchyIndexError, lambda: named[[0, 0, 2]], what="two rows are called 'a'")
-
-
-def test_what_is_coarser_is_of_these_rows_alone():
-    """Coefficients of parts are those of batches of their own, and no parts of the whole's."""
-    op, _ = WORLDS["a chain whose rows have names"]()
-    whole = op.index(mask=MASK, **OF_GROUPS)
-    old = torch.full((B, T), -1.0, dtype=torch.float64)
-    x, a = (GIVEN[name].view(B, T) for name in ("x", "a"))
-    every = op.coefficients(old + x, old, a, whole).values
-    part = op.coefficients((old + x)[:3], old[:3], a[:3], whole[:3]).values
-    assert not torch.allclose(every[:3], part * 3 / 6, rtol=1e-3)
-
-
-REFUSED = {
-    "a number": (2, dict(what="rows are an int: 2", required="a slice, or a list", remedy="index[2:3]")),
-    "several dimensions": ((slice(2), 0), dict(what="rows are a tuple")),
-    "floats": ([0.0, 1.0], dict(what="rows of shape [2] and dtype float64", required="row numbers below 7")),
-    "two dimensions": (torch.zeros(7, 6, dtype=torch.bool), dict(what="rows of shape [7, 6]", required="[7] booleans")),
-    "too few booleans": ([True, False], dict(what="2 booleans say which rows")),
-    "beyond the end": ([0, 7], dict(what="there is no row 7", required="below 7")),
-    "before the start": ([-8], dict(what="there is no row -8")),
-    "no rows": ([], dict(what="the batch is empty")),
-    "rows without tokens": (slice(3, 4), dict(what="the batch is empty", remedy="skip")),
-}
-
-
-@pytest.mark.parametrize("which", REFUSED)
-def test_rows_that_are_none(which):
-    rows, expected = REFUSED[which]
-    whole = operator(spec("fiberpo")).index(mask=MASK)
-    refuses(HierarchyIndexError, lambda: whole[rows], **expected)
-
-
-def test_an_index_has_no_rows_to_go_through():
-    with pytest.raises(TypeError, match="not iterable"):
-        list(operator(spec("fiberpo")).index(mask=MASK))
-
-
 def test_an_index_of_ranks_stays_as_it_is():
     pieces = operator(spec("fiberpo")).index(mask=MASK, trajectory=list("abcdefa"), positions=PLACES)
-    refuses(
-        HierarchyIndexError, lambda: pieces[:2], what="spread over ranks, or has rows in pieces", remedy="op.index(...)"
-    )
     assert pieces.to("cpu") is pieces
     elsewhere = dataclasses.replace(pieces, device=torch.device("cpu", 0))
     refuses(
@@ -321,4 +248,3 @@ def test_on_a_gpu_it_is_the_index_that_was_built_there(world):
     here, there = op.index(**arguments), op.index(**arguments, device="cuda")
     moved, back = here.to("cuda"), there.to("cpu")
     assert moved.device == there.device and same(facts(moved), facts(there)) and same(facts(back), facts(here))
-    assert same(facts(there[[2, 0, 1]]), facts(here[[2, 0, 1]].to("cuda")))

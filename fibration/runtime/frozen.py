@@ -1,0 +1,72 @@
+"""The frozen sums of a step: what a micro-batch reads of other rows, and the current policy does not move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fibration.compiler.program import Program
+from fibration.errors import BatchError, listed
+from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.index.index import Index
+from fibration.runtime.index.micro import MicroIndex
+from fibration.runtime.measured import Measured
+from fibration.runtime.metrics import Metric
+from fibration.runtime.parameters import Values, parameter_values
+
+KEY = "frozen sums"
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """`sums`: float64 per element of the whole step, by the name of the prologue's output. `parameters`: as it read."""
+
+    sums: Mapping[str, Tensor]
+    parameters: Values
+
+    @staticmethod
+    def of(sums: Mapping[str, Tensor], h: Hierarchy, prologue: Program, index: Index, given: Any) -> Frozen:
+        return Frozen(sums, parameter_values(h, prologue, index, {} if given is None else given))
+
+
+def frozen_sums(h: Hierarchy, prologue: Program, index: MicroIndex, given: Any) -> Mapping[str, Tensor]:
+    """What `op.freeze` kept for the step of a micro-batch. Raises BatchError without it, and if parameters differ."""
+    frozen: Frozen | None = index.whole.told(KEY)
+    over = listed(list(index.coupling.frozen))
+    if frozen is None:
+        raise BatchError(
+            f"a micro-batch of '{h.name}' reads sums over {over} of the whole step, and they are not computed",
+            required="op.freeze(...) once per step, before its micro-batches",
+            remedy="op.freeze(old_log_probs, advantages, index, policies=...) with the tensors of all rows",
+        )
+    now = parameter_values(h, prologue, index.whole, {} if given is None else given)
+    for node, numbers in frozen.parameters.items():
+        if not np.array_equal(numbers, now[node]):
+            raise BatchError(
+                f"parameter '{node.key[0]}' of '{h.name}' is {now[node].tolist()} in a micro-batch, and was "
+                f"{numbers.tolist()} in op.freeze(...)",
+                required="the same parameters in a whole step",
+                remedy="pass the same parameters= to both",
+            )
+    return frozen.sums
+
+
+def of_whole_step(what: str, instead: str = "the index of the whole step") -> BatchError:
+    return BatchError(f"{what} of a micro-batch", required="the whole step: its elements are whole", remedy=instead)
+
+
+class Unmeasured(Measured):
+    """Stands for the metrics of a micro-batch, which are those of no whole element."""
+
+    def metrics(self) -> dict[str, Metric]:
+        raise of_whole_step("metrics", "op.coefficients(...) of the log-probs of all rows, at the end of the step")
+
+    def scalars(self, prefix: str, **more: Tensor) -> dict[str, float]:
+        return {prefix + name: float(value) for name, value in more.items()}
+
+
+UNMEASURED = Unmeasured()

@@ -1,0 +1,208 @@
+"""Micro-batches: some rows of a step, with the counts and normalisers of the whole step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fibration.errors import HierarchyIndexError, an, located, shown
+from fibration.language.atoms import BATCH, Attribute
+from fibration.runtime.batch import Codes
+from fibration.runtime.index.attributes import to_numpy
+from fibration.runtime.index.build import Builder
+from fibration.runtime.index.derived import once
+from fibration.runtime.index.index import Index
+from fibration.runtime.index.labels import Encoded, Names, Places
+from fibration.runtime.index.numbering import renumbered
+from fibration.runtime.index.spans import spread_out
+
+
+@dataclass(eq=False, kw_only=True)
+class MicroIndex(Index):
+    """The index of a micro-batch. Its elements are those of its rows; numbers about them are those of the whole step.
+
+    `elements`: per stratum, the number in the whole step of each element: int64 [elements].
+    """
+
+    whole: Index
+    elements: Mapping[str, Codes]
+
+    @property
+    def gradient_scale(self) -> int:
+        return self.whole.gradient_scale
+
+    @property
+    def shares(self) -> int:
+        return 1
+
+    @property
+    def tokens_of_step(self) -> int:
+        return self.whole.tokens_of_step
+
+    @once
+    def count(self, of: str, over: str) -> Tensor:
+        return self.taken(self.whole.count(of, over), over)
+
+    @once
+    def total(self, attribute: Attribute, over: str) -> Tensor:
+        return self.taken(self.whole.total(attribute, over), over)
+
+    @once
+    def matrix(self, into: str, of: str) -> Tensor:
+        return self.whole.matrix(into, of)[self._numbers(into)][:, self._numbers(of)].contiguous()
+
+    def taken(self, vector: Tensor, stratum: str) -> Tensor:
+        """A vector over the whole step, `[elements]` or `[1]` for all of them, at the elements of this micro-batch."""
+        numbers = self._numbers(stratum)
+        if vector.numel() and (len(vector) == 1 or vector.stride(0) == 0):
+            return vector[:1].expand(len(numbers))
+        return vector[numbers]
+
+    @once
+    def _numbers(self, stratum: str) -> Tensor:
+        return torch.from_numpy(self.elements[stratum]).to(self.device)
+
+    def micro(self, rows: Any) -> Index:
+        raise HierarchyIndexError(
+            f"index of '{self.hierarchy.name}': rows are taken of a micro-batch",
+            required="rows of the whole step",
+            remedy="take them of the index that this one was taken of",
+        )
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}; a micro-batch of {self.whole!r})"
+
+
+def micro_index(whole: Index, rows: Any) -> MicroIndex:
+    """See `Index.micro`."""
+    h = whole.hierarchy
+    with located(f"index of '{h.name}'"):
+        chosen = _chosen(rows, whole.n_rows)
+        number = np.full(whole.n_rows, -1)
+        number[whole.row_numbers] = np.arange(len(whole.row_numbers))
+        filled = number[chosen] >= 0
+        mine = number[chosen][filled]  # of the rows with tokens, their numbers in the whole
+        sizes = whole.every.sizes[mine]
+        tokens = spread_out(whole.every.before[mine], sizes)
+        bounds = np.concatenate([[0], np.cumsum(np.diff(whole.bounds)[chosen])])
+        moved = (bounds[:-1] - whole.bounds[chosen])[filled]
+        keep = np.zeros(bounds[-1], np.bool_)
+        keep[whole.every.runs.place(tokens) + np.repeat(moved, sizes)] = True
+        if len(whole.shape) == 2:
+            builder = Builder(h, keep.reshape(len(chosen), whole.shape[1]), None, whole.device, spread=True)
+        else:
+            builder = Builder(h, keep, bounds, whole.device, spread=True)
+        of = {leaf: _marked(numbers.places(), len(whole.every)) for leaf, numbers in whole.numbers.items()}
+        places = builder.places({leaf: is_of[tokens] for leaf, is_of in of.items()})
+        encoded, elements, named = _taken(whole, places, mine, tokens)
+        elements |= {leaf: (np.cumsum(is_of) - 1)[tokens[is_of[tokens]]] for leaf, is_of in of.items()}
+        elements |= {} if of else {whole.leaves[0]: tokens}
+        values = {a.name: whole.values[a.name].cpu().numpy()[elements[a.on.name]] for a in h.attributes.values()}
+        positions = None if whole.given_positions is None else whole.given_positions[tokens]
+        found = builder.assemble(encoded, values, whole.device, positions, named)
+        _check_closed(found, whole, elements)
+    own = {f.name: getattr(found, f.name) for f in fields(Index) if f.name != "_cache"}
+    return MicroIndex(**own | {"coupling": whole.coupling}, whole=whole, elements=elements)
+
+
+Index._micro = micro_index  # type: ignore[assignment]  # what `index.micro(rows)` calls
+
+
+def _chosen(rows: Any, n_rows: int) -> Codes:
+    """The numbers of rows, as they come."""
+    if isinstance(rows, slice):
+        return np.arange(n_rows)[rows]
+    rule = f"a slice, or a list, an array or a tensor of row numbers below {n_rows}, or of [{n_rows}] booleans"
+    if not isinstance(rows, (list, range, np.ndarray, Tensor)):
+        remedy = f"index.micro([{rows}]) for one row" if isinstance(rows, int) else ""
+        raise HierarchyIndexError(f"rows are {an(type(rows).__name__)}: {shown(rows)}", required=rule, remedy=remedy)
+    found = to_numpy(rows, "the rows")
+    found = found.astype(np.int64) if not found.size else found
+    if found.ndim != 1 or found.dtype.kind not in "iub":
+        raise HierarchyIndexError(f"rows of shape {list(found.shape)} and dtype {found.dtype}", required=rule)
+    if found.dtype == np.bool_:
+        if len(found) != n_rows:
+            raise HierarchyIndexError(f"{len(found)} booleans say which rows", required=rule)
+        return np.flatnonzero(found)
+    outside = (found < -n_rows) | (found >= n_rows)
+    if outside.any():
+        raise HierarchyIndexError(f"there is no row {found[np.argmax(outside)]}", required=rule)
+    result = found.astype(np.int64) % n_rows
+    numbers, times = np.unique(result, return_counts=True)
+    if (times > 1).any():
+        row = numbers[np.argmax(times > 1)]
+        raise HierarchyIndexError(f"row {row} comes {times.max()} times", required="each row in one micro-batch, once")
+    return result
+
+
+def _marked(places: Codes, size: int) -> NDArray[np.bool_]:
+    found = np.zeros(size, np.bool_)
+    found[places] = True
+    return found
+
+
+def _taken(whole: Index, places: Places, rows: Codes, tokens: Codes) -> tuple[Encoded, dict[str, Codes], bool]:
+    """The labels of some non-empty rows and of their tokens, the numbers of their elements in the whole step, and
+    whether the rows keep their names. Pieces of one row are rows without names.
+    """
+    name = whole.hierarchy.rows.name
+    number = np.empty(len(whole.row_numbers), np.int64)
+    for below, at in whole.over_rows(name):
+        number[at.cpu().numpy()] = below.cpu().numpy()
+    own = number[rows]
+    named = whole.has_row_names and len(np.unique(own)) == len(own)
+    per_row: dict[str, Codes] = {name: np.arange(len(rows))}
+    per_token: dict[str, Codes] = {}
+    names: dict[str, Names] = dict.fromkeys([*whole.labels, name], tuple(places.row_numbers.tolist()))
+    if named:
+        names[name] = tuple(whole.labels[name][i] for i in own)
+    elements = {name: own, BATCH: np.zeros(1, np.int64)}
+    for stratum, labels in whole.labels.items():
+        if stratum != name:
+            codes, by_row = _codes(whole, stratum)
+            found, elements[stratum] = renumbered(codes[rows if by_row else tokens])
+            (per_row if by_row else per_token)[stratum] = found
+            names[stratum] = tuple(labels[i] for i in elements[stratum])
+    return Encoded(places, per_row, per_token, names, {}), elements, named
+
+
+def _codes(whole: Index, stratum: str) -> tuple[Codes, bool]:
+    """The element under every non-empty row, and True, or under every token, and False; -1 where there is none."""
+    leaves = whole.leaves_over(stratum)
+    of_rows: Mapping[str, Tensor | None] = {leaf: whole.of_rows(leaf, stratum) for leaf in leaves}
+    by_row = all(found is not None for found in of_rows.values())
+    codes = np.full(len(whole.row_numbers) if by_row else len(whole.every), -1)
+    for leaf, found in of_rows.items():
+        if by_row and found is not None:
+            codes[whole.spans[leaf].rows] = found.cpu().numpy()
+        else:
+            of = whole.tokens_of(leaf)
+            at = slice(None) if of is None else of.cpu().numpy()
+            codes[at] = whole.parent(leaf, stratum).cpu().numpy()
+    return codes, by_row
+
+
+def _check_closed(found: Index, whole: Index, elements: Mapping[str, Codes]) -> None:
+    """Refuses an element with tokens here and elsewhere, of a stratum over which the loss couples tokens."""
+    h, coupling = whole.hierarchy, whole.coupling
+    within = coupling.within if whole.ranks is not None else ()  # else rows are whole, and what lies over them
+    for stratum in (*coupling.strata, *within):
+        for leaf in whole.leaves_over(stratum):
+            here = found.count(leaf, stratum).cpu().numpy()
+            every = whole.count(leaf, stratum).cpu().numpy()[elements[stratum]]
+            for i in np.flatnonzero((here != every) & (here > 0))[:1]:
+                part = "rows" if stratum in coupling.strata else "tokens"
+                where = "batch" if stratum == BATCH else stratum
+                first = f"put every {where} into one micro-batch whole; or " if where != "batch" else ""
+                raise HierarchyIndexError(
+                    f"a micro-batch has {here[i]:.0f} of the {every[i]:.0f} {leaf}s of "
+                    f"{whole.describe_element(stratum, int(elements[stratum][i]))}",
+                    required=f"all of them: '{h.name}' couples the {part} of a {where}",
+                    remedy=f"{first}compute op.coefficients(...) of the whole step once, and slice its values",
+                )

@@ -1,0 +1,413 @@
+"""Micro-batches of a step, `index.micro(rows)`: their parts of J and of the gradient add up to the whole step's.
+
+A coefficient may depend on rows elsewhere only where `op.coupling` says so. That is tested by moving one row's
+log-probs.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from hierarchies import chains, random_quivers
+from hierarchies.in_order import with_order
+from hierarchies.penalised import with_penalties
+from support import operator, packed, padded, prompt_group, refuses, spec, token, trajectory
+from thread_ranks import try_on_ranks
+
+from fibration import (
+    BatchError,
+    Fibration,
+    Hierarchy,
+    HierarchyIndexError,
+    clip_gate,
+    exp,
+    log_ratio,
+    position,
+    trajectory_mean,
+    uniform,
+)
+from fibration.language.loading import shipped
+from fibration.runtime.operator import Operator
+
+ROUNDING = 1e-13  # of sums in another order, in float64
+SPECS = sorted(shipped())
+RANDOM = {
+    **{f"chain {s}": functools.partial(chains.chain, s) for s in range(24)},
+    **{f"quiver {s}": functools.partial(random_quivers.quiver, s) for s in range(24)},
+    **{f"order {s}": lambda s=s: with_order(chains.chain(s), s) for s in range(8)},
+    **{f"penalty {s}": lambda s=s: with_penalties(chains.chain(s), s) for s in range(8)},
+}
+
+
+class Step:
+    """A step of a hierarchy: random rows, labels, attributes and log-probs of all its policies, off policy."""
+
+    def __init__(self, op: Operator, seed: int, layout=packed) -> None:
+        h, self.op = op.hierarchy, op
+        drawn = chains if h.shape.is_chain and not h.groups and "state" not in map(str, h.strata) else random_quivers
+        batch = drawn.batch_for(h, seed, **({"smooth": True} if drawn is chains else {"zeros": "none"}))
+        generator = np.random.default_rng(seed)
+        self.layout = layout(op, batch)
+        self.index, self.parameters = self.layout.index, batch.parameters
+        rows, n = len(batch.lengths), batch.tokens
+        scale = generator.choice([0.3, 1.0, 3.0]) / (
+            1 + max(batch.lengths) // 20
+        )  # every branch of a gate, by some seed
+        self.old = self.layout.tensor(-generator.exponential(size=n) - 0.01)
+        self.new = self.old + self.layout.tensor(scale * batch.x / (np.abs(batch.x).max() + 1e-9))
+        frozen = [p for p in h.policies if p not in ("current", "old")]
+        self.policies = {p: self.old + self.layout.tensor(generator.normal(size=n) * 0.3) for p in frozen}
+        self.advantages = torch.from_numpy(generator.normal(size=rows))
+
+    def coefficients(self, new=None):
+        return self.op.coefficients(
+            self.new if new is None else new, self.old, self.advantages, self.index, self.parameters,
+            policies=self.policies,
+        )  # fmt: skip
+
+    def freeze(self):
+        self.op.freeze(self.old, self.advantages, self.index, self.parameters, policies=self.policies)
+
+    def places(self, rows):
+        """The places of some rows in the tensors of the step."""
+        bounds = self.index.bounds
+        return torch.from_numpy(np.concatenate([np.arange(bounds[r], bounds[r + 1]) for r in rows] or [np.arange(0)]))
+
+    def of(self, tensor, rows):
+        if tensor.ndim == 2:
+            return tensor[torch.as_tensor(rows, dtype=torch.int64)]
+        return tensor[self.places(rows)]
+
+    def loss(self, rows, new):
+        """The loss of a micro-batch of these rows, from the step's log-probs `new`."""
+        part = self.index.micro(rows)
+        policies = {name: self.of(t, rows) for name, t in self.policies.items()}
+        a = self.advantages[torch.as_tensor(rows, dtype=torch.int64)]
+        return self.op.loss(self.of(new, rows), self.of(self.old, rows), a, part, self.parameters, policies=policies)
+
+    def elements(self, stratum):
+        """The elements of a stratum that each row has tokens of: a set per row."""
+        found = [set() for _ in range(len(self.index))]
+        for leaf in self.index.leaves_over(stratum):
+            for e, place in zip(
+                self.index.parent(leaf, stratum).tolist(), self.index.positions_of(leaf).tolist(), strict=True
+            ):
+                found[int(np.searchsorted(self.index.bounds, place, side="right")) - 1].add(e)
+        return found
+
+    def closed(self):
+        """The finest cut into micro-batches: the rows that share an element of the coupling, together."""
+        left, parts = list(range(len(self.index))), []
+        shared = [self.elements(s) for s in self.op.coupling.strata]
+        while left:
+            mine = {left[0]}
+            while more := {r for r in left if any(of[r] & of[m] for of in shared for m in mine)} - mine:
+                mine |= more
+            parts.append(sorted(mine))
+            left = [r for r in left if r not in mine]
+        return parts
+
+
+def made(name):
+    h = RANDOM[name]() if name in RANDOM else spec(name)
+    return operator(h, "torch")
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", [*SPECS, *RANDOM])
+def test_a_coefficient_moves_with_rows_that_are_coupled_alone(name, seed):
+    """Rows may reach each other in steps: one shares a domain with a second, and that a modality with a third."""
+    step = Step(made(name), seed)
+    before = step.coefficients().values
+    for part in step.closed():
+        for row in part:
+            new = step.new.clone()
+            new[step.places([row])] *= 0.7
+            after = step.coefficients(new).values
+            others = step.places(sorted(set(range(len(step.index))) - set(part)))
+            assert torch.equal(after[others].nan_to_num(7), before[others].nan_to_num(7)), row
+
+
+@pytest.mark.parametrize("name", [n for n in SPECS if not made(n).coupling.is_row_local])
+def test_rows_that_are_said_to_be_coupled_are(name):
+    for seed in range(40):
+        step = Step(made(name), seed)
+        before = step.coefficients().values
+        for row in range(len(step.index)):
+            new = step.new.clone()
+            new[step.places([row])] *= 0.7
+            after = step.coefficients(new).values
+            others = step.places(sorted(set(range(len(step.index))) - {row}))
+            if not torch.equal(after[others].nan_to_num(7), before[others].nan_to_num(7)):
+                return
+    raise AssertionError("no row moved another one's coefficients")
+
+
+def check_parts(step, parts):
+    new = step.new.clone().requires_grad_()
+    step.freeze()
+    losses = []
+    for rows in parts:
+        loss = step.loss(rows, new).loss
+        loss.backward()
+        losses.append(loss.detach())
+    whole = step.coefficients()
+    wanted, got = -step.layout.read(whole.values), step.layout.read(new.grad)
+    scale = np.abs(wanted).max() + 1e-30
+    assert np.abs(got - wanted).max() <= ROUNDING * scale
+    assert abs(float(sum(losses)) + float(whole.objective)) <= 1e-12 * (1 + abs(float(whole.objective)))
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("layout", [packed, padded])
+@pytest.mark.parametrize("backend", ["torch", "c"])
+@pytest.mark.parametrize("name", SPECS)
+def test_parts_add_up_to_the_whole_step(name, backend, layout):
+    step = Step(operator(spec(name), backend), len(name), layout)
+    parts = step.closed()
+    np.random.default_rng(3).shuffle(parts)
+    check_parts(step, parts)
+    if len(parts) > 2:  # and any union of them
+        check_parts(step, [sorted(parts[0] + parts[2]), parts[1][::-1], *parts[3:]])
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", RANDOM)
+def test_parts_of_random_hierarchies_add_up(name, seed):
+    step = Step(made(name), seed)
+    check_parts(step, step.closed())
+
+
+# ---------------------------------------------------------------- fixed steps
+
+OFFSETS = np.cumsum([0, 3, 1, 4, 2, 5, 3])
+N, ROWS = int(OFFSETS[-1]), len(OFFSETS) - 1
+GENERATOR = torch.Generator().manual_seed(5)
+OLD = -torch.rand(N, generator=GENERATOR, dtype=torch.float64) - 0.1
+NEW = OLD + torch.randn(N, generator=GENERATOR, dtype=torch.float64) * 0.4
+ROLLOUT = OLD + torch.randn(N, generator=GENERATOR, dtype=torch.float64) * 0.4
+A = torch.randn(ROWS, generator=GENERATOR, dtype=torch.float64)
+GROUPS = ["a", "b", "a", "b", "c", "c"]
+PLACES = np.concatenate([np.arange(n) * 3 + r % 3 for r, n in enumerate(np.diff(OFFSETS))])  # rows are interleaved
+
+
+def of_rows(tensor, rows):
+    return torch.cat([tensor[OFFSETS[r] : OFFSETS[r + 1]] for r in rows]) if rows else tensor[:0]
+
+
+def labels(op, rows=range(ROWS)):
+    wanted = {s.name for s in (*op.hierarchy.strata, *op.hierarchy.groups)}
+    given = {"prompt_group": GROUPS, "domain": ["x" if g == "a" else "y" for g in GROUPS]}
+    return {k: [v[r] for r in rows] for k, v in given.items() if k in wanted}
+
+
+def policies(op, rows=range(ROWS)):
+    return {"rollout": of_rows(ROLLOUT, list(rows))} if "rollout" in op.hierarchy.policies else None
+
+
+@pytest.mark.parametrize("name", ["gspo", "geometric_mask", "fiberpo_domain"])
+def test_over_ranks_parts_add_up_and_no_rank_waits(name):
+    op = operator(spec(name), "torch")
+    whole = op.index(offsets=OFFSETS, **labels(op))
+    wanted = op.coefficients(NEW, OLD, A, whole, policies=policies(op))
+    split = [[0, 2], [], [1, 3, 4, 5]]
+    parts = [[[0, 2]], [[]], [[1, 3, 4, 5]] if name == "fiberpo_domain" else [[5, 3], [1, 4]]]
+
+    def on_rank(group):
+        rows = split[group.rank]
+        offsets = np.cumsum([0, *np.diff(OFFSETS)[rows]])
+        index = op.index(offsets=offsets, group=group, **labels(op, rows))
+        op.freeze(of_rows(OLD, rows), A[rows], index, policies=policies(op, rows))
+        assert index.gradient_scale == 3
+        found = []
+        for mine in parts[group.rank]:
+            part = index.micro([rows.index(r) for r in mine])
+            new = of_rows(NEW, mine).requires_grad_()
+            loss = op.loss(new, of_rows(OLD, mine), A[mine], part, policies=policies(op, mine)).loss
+            loss.backward()
+            assert part.gradient_scale == 3
+            found.append((mine, float(loss.detach()), new.grad))
+        return found
+
+    ran = try_on_ranks(3, on_rank)
+    assert not any(ran.errors), ran.errors
+    made = [part for of_rank in ran.results for part in of_rank]
+    assert sum(loss for _, loss, _ in made) == pytest.approx(-float(wanted.objective), abs=1e-14)
+    for rows, _, gradient in made:
+        assert torch.allclose(gradient, -of_rows(wanted.values, rows), rtol=0, atol=1e-14)
+    collectives = [kind for kind, _ in ran.traffic.sent]
+    built = try_on_ranks(3, lambda g: op.index(offsets=np.array([0, 2]), group=g, **labels(op, [0])) and None)
+    prologue = 0 if not op.coupling.frozen else len(collectives) - len(built.traffic.sent)
+    assert len(collectives) == len(built.traffic.sent) + prologue
+
+
+def test_pieces_of_a_row_are_micro_batches_of_a_loss_of_tokens_alone():
+    keys, positions = ["t", "t", "u", "v", "u", "w"], np.arange(N)
+    op = operator(spec("grpo"), "torch")
+    index = op.index(offsets=OFFSETS, trajectory=keys, positions=positions)
+    a = torch.tensor([1.0, 1, -2, 0.5, -2, 1.5], dtype=torch.float64)
+    wanted = op.coefficients(NEW, OLD, a, index)
+    for rows in ([0, 2], [1], [3, 4, 5]):
+        got = op.coefficients(of_rows(NEW, rows), of_rows(OLD, rows), a[rows], index.micro(rows))
+        assert torch.allclose(got.values, of_rows(wanted.values, rows), rtol=0, atol=1e-15)
+    op = operator(spec("gspo"), "torch")
+    index = op.index(offsets=OFFSETS, trajectory=keys, positions=positions)
+    op.coefficients(of_rows(NEW, [3, 5]), of_rows(OLD, [3, 5]), a[[3, 5]], index.micro([3, 5]))
+    refuses(
+        HierarchyIndexError, lambda: index.micro([0, 1]),
+        what="a micro-batch has 3 of the 4 tokens of trajectory 't'", required="couples the tokens of a trajectory",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["c", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ["grpo", "gspo", "fiberpo", "geometric_mask"])
+def test_the_bits_of_coefficients_do_not_depend_on_the_cut(name, dtype, backend):
+    op = operator(spec(name), backend)
+    index = op.index(offsets=OFFSETS, **labels(op))
+    op.freeze(OLD.to(dtype), A, index, policies=policies(op))
+    given = [t.to(dtype) for t in (NEW, OLD)]
+    wanted = op.coefficients(*given, A.to(dtype), index, policies=policies(op)).values
+    for rows in ([0], [5, 1, 2], [4, 3]):
+        mine = [of_rows(t, rows) for t in given]
+        got = op.coefficients(*mine, A[rows].to(dtype), index.micro(rows), policies=policies(op, rows)).values
+        assert torch.equal(got, of_rows(wanted, rows))
+
+
+def test_a_batch_of_some_rows_is_no_micro_batch():
+    """Its own counts normalise: the sum of such parts is another loss. The tests above would find that."""
+    op = operator(spec("grpo"), "torch")
+    index = op.index(offsets=OFFSETS)
+    part = op.index(offsets=OFFSETS[:4])
+    wanted = op.coefficients(NEW, OLD, A, index).values[: OFFSETS[3]]
+    given = NEW[: OFFSETS[3]], OLD[: OFFSETS[3]], A[:3]
+    assert torch.allclose(op.coefficients(*given, part).values, wanted * ROWS / 3)
+    assert torch.equal(op.coefficients(*given, index.micro(slice(3))).values, wanted)
+
+
+def test_parameters_in_the_order_of_elements_are_those_of_the_whole_step():
+    op = operator(spec("fiberpo"), "torch")
+    index = op.index(offsets=OFFSETS)
+    parameters = {"C_trajectory": [0.01, 0.5, 0.02, 0.3, 0.04, 0.2]}
+    wanted = op.coefficients(NEW, OLD, A, index, parameters).values
+    got = op.coefficients(of_rows(NEW, [5, 0]), of_rows(OLD, [5, 0]), A[[5, 0]], index.micro([5, 0]), parameters).values
+    assert torch.equal(got, of_rows(wanted, [5, 0]))
+
+
+def test_positions_say_in_which_order_the_tokens_of_a_micro_batch_come():
+    h = Hierarchy(
+        name="ordered",
+        fibrations=[Fibration(token, trajectory, uniform()), Fibration(trajectory, prompt_group, uniform())],
+        gates={s: clip_gate(0.3) for s in (token, trajectory, prompt_group)},
+        decomposition=log_ratio(),
+        objective=trajectory_mean().weigh(exp(-0.1 * position(over=prompt_group))),
+    )
+    op = operator(h)
+    assert op.coupling.strata == ("prompt_group",)
+    index = op.index(offsets=OFFSETS, prompt_group=GROUPS, positions=PLACES)
+    wanted = op.coefficients(NEW, OLD, A, index).values
+    for rows in ([4, 5], [3, 0, 1, 2]):
+        got = op.coefficients(of_rows(NEW, rows), of_rows(OLD, rows), A[rows], index.micro(rows)).values
+        assert torch.allclose(got, of_rows(wanted, rows), rtol=0, atol=1e-15)
+
+
+def test_a_micro_batch_keeps_the_names_of_its_rows():
+    index = operator(spec("gspo")).index(offsets=OFFSETS, trajectory=list("uvwxyz"))
+    assert index.micro([4, 2]).describe_row(0) == "row 0 (trajectory 'y')"
+
+
+def test_a_micro_batch_without_tokens_adds_nothing():
+    for backend in ("torch", "c"):
+        op = operator(spec("gspo"), backend)
+        mask = torch.ones(3, 4, dtype=torch.bool)
+        mask[1] = False
+        index = op.index(mask=mask)
+        new = torch.zeros(1, 4, requires_grad=True)
+        result = op.loss(new, torch.zeros(1, 4), torch.ones(1), index.micro([1]))
+        result.loss.backward()
+        assert float(result.loss.detach()) == 0 and not new.grad.any()
+        assert op.coefficients(torch.zeros(0, 4), torch.zeros(0, 4), torch.ones(0), index.micro([])).values.numel() == 0
+
+
+def test_torch_compile_follows_a_micro_batch():
+    op = operator(spec("gspo"), "torch")
+    index = op.index(offsets=OFFSETS).micro([1, 4])
+    given = of_rows(OLD, [1, 4]), A[[1, 4]], index
+    followed = torch.compile(lambda x: op.loss(x, *given).loss, fullgraph=True, backend="aot_eager")
+    one, other = (of_rows(NEW, [1, 4]).requires_grad_() for _ in range(2))
+    followed(one).backward()
+    op.loss(other, *given).loss.backward()
+    assert torch.equal(one.grad, other.grad)
+
+
+# ---------------------------------------------------------------- refusals
+
+REFUSED = {
+    "a number": (2, dict(what="rows are an int: 2", required="a slice, or a list", remedy="index.micro([2])")),
+    "several dimensions": ((slice(2), 0), dict(what="rows are a tuple")),
+    "floats": ([0.0, 1.0], dict(what="rows of shape [2] and dtype float64", required="row numbers below 6")),
+    "two dimensions": (torch.zeros(6, 6, dtype=torch.bool), dict(what="rows of shape [6, 6]", required="[6] booleans")),
+    "too few booleans": ([True, False], dict(what="2 booleans say which rows")),
+    "beyond the end": ([0, 6], dict(what="there is no row 6", required="below 6")),
+    "before the start": ([-7], dict(what="there is no row -7")),
+    "twice": ([1, 0, 1], dict(what="row 1 comes 2 times", required="each row in one micro-batch")),
+}
+
+
+@pytest.mark.parametrize("which", REFUSED)
+def test_rows_that_are_none(which):
+    rows, expected = REFUSED[which]
+    whole = operator(spec("fiberpo")).index(offsets=OFFSETS)
+    refuses(HierarchyIndexError, lambda: whole.micro(rows), **expected)
+
+
+def test_rows_come_in_every_form():
+    op = operator(spec("grpo"))
+    index = op.index(offsets=OFFSETS)
+    forms = [slice(1, 4), [1, 2, -3], range(1, 4), np.array([1, 2, 3], np.int32), torch.tensor([1, 2, 3])]
+    forms += [torch.tensor([False, True, True, True, False, False])]
+    assert {tuple(index.micro(rows).elements["trajectory"]) for rows in forms} == {(1, 2, 3)}
+    assert len(index.micro(slice(2))) == 2 and "a micro-batch of Index('grpo'" in repr(index.micro([0]))
+
+
+def test_an_element_that_is_cut_is_named():
+    op = operator(spec("fiberpo_domain"))
+    index = op.index(offsets=OFFSETS, **labels(op))
+    refuses(
+        HierarchyIndexError, lambda: index.micro([1, 3]),
+        what="a micro-batch has 3 of the 11 tokens of domain 'y'",
+        required="all of them: 'fiberpo_domain' couples the rows of a domain",
+        remedy="compute op.coefficients(...) of the whole step once",
+    )  # fmt: skip
+    index.micro([0, 2])
+
+
+def test_what_a_micro_batch_has_not():
+    op = operator(spec("geometric_mask"))
+    index = op.index(offsets=OFFSETS)
+    part = index.micro([0])
+    given = of_rows(NEW, [0]), of_rows(OLD, [0]), A[:1], part
+    refuses(
+        BatchError, lambda: op.loss(*given, policies=policies(op, [0])),
+        what="reads sums over batch of the whole step", required="op.freeze(...) once per step", remedy="op.freeze(",
+    )  # fmt: skip
+    op.freeze(OLD, A, index, {"least": 0.3}, policies=policies(op))
+    refuses(
+        BatchError, lambda: op.loss(*given, policies=policies(op, [0])),
+        what="parameter 'least'", required="the same parameters in a whole step",
+    )  # fmt: skip
+    op.freeze(OLD, A, index, policies=policies(op))
+    result = op.loss(*given, policies=policies(op, [0]))
+    assert list(result.scalars()) == ["loss"]
+    refuses(BatchError, lambda: result.metrics, what="metrics of a micro-batch", remedy="at the end of the step")
+    refuses(BatchError, lambda: op.loss(*given, policies=policies(op, [0]), metrics="ratio"), what="metrics of a micro")
+    refuses(BatchError, lambda: op.gate(of_rows(NEW, [0]), part), what="op.gate of a micro-batch")
+    refuses(BatchError, lambda: op.freeze(OLD, A, part, policies=policies(op)), what="op.freeze of a micro-batch")
+    refuses(HierarchyIndexError, lambda: part.micro([0]), what="rows are taken of a micro-batch")
+    rewarded = operator(spec("grpo_rewards"))
+    index = rewarded.index(offsets=OFFSETS, **labels(rewarded))
+    call = functools.partial(rewarded.loss, of_rows(NEW, [0]), of_rows(OLD, [0]), index=index.micro([0]), rewards=A[:1])
+    refuses(BatchError, call, what="rewards of a micro-batch", remedy="op.advantages(rewards, index)")
