@@ -224,6 +224,7 @@ def show(
 
     `schema` is the JSON Schema of all hierarchies. Nothing is proved here.
     """
+    from fibration.compiler.coupling import coupling_of
     from fibration.printing.latex import latex
     from fibration.printing.reports import load_quietly
     from fibration.printing.text import mermaid, text
@@ -235,6 +236,8 @@ def show(
         typer.echo(json.dumps(hierarchy.model_json_schema(), indent=2))
     else:
         typer.echo({"text": text, "mermaid": mermaid, "latex": latex}[format](hierarchy))
+        if format is ShowFormat.text:
+            typer.echo(f"\nmicro-batches\n  {coupling_of(hierarchy)}")
 
 
 @app.command()

@@ -18,8 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fibration.compiler.ir import BATCH, Input, Mix, Node, Push, Quantile, Scan
+from fibration.compiler.adjoint import adjoint
+from fibration.compiler.ir import BATCH, Const, Input, Mix, Node, Push, Quantile, Scan
 from fibration.compiler.keys import Key
+from fibration.compiler.lower import from_log_probs, lower
+from fibration.compiler.optimise import optimise
 from fibration.compiler.program import Program
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
@@ -59,6 +62,14 @@ UNCOUPLED = Coupling((), (), ())
 def coupling(program: Program, hierarchy: Hierarchy) -> Coupling:
     """The coupling of an optimised program with the outputs `coefficients` and `objective`."""
     return _Analysis(program, hierarchy).coupling
+
+
+def coupling_of(hierarchy: Hierarchy) -> Coupling:
+    """The coupling of a hierarchy, without an operator: `op.coupling`."""
+    base = lower(hierarchy)
+    base = replace(base, outputs={Key("objective"): base.outputs[Key("objective")]})
+    inputs = {base.part("coefficients", s): tuple(base.token_input(k, s) for k in CURRENT) for s in base.leaves}
+    return coupling(optimise(from_log_probs(adjoint(base, {Key("objective"): Const(1.0, BATCH)}, inputs))), hierarchy)
 
 
 def micro_batch(program: Program, hierarchy: Hierarchy) -> dict[str, Program]:

@@ -18,7 +18,7 @@ from fibration import (
     token_mean,
     uniform,
 )
-from fibration.compiler.coupling import coupling
+from fibration.compiler.coupling import coupling, coupling_of
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.loading import shipped
 
@@ -49,6 +49,7 @@ def test_shipped_losses(name):
     found = of(spec(name))
     assert found.strata == COUPLED.get(name, ())
     assert found.frozen == ((BATCH,) if name in FROZEN else ())
+    assert coupling_of(spec(name)) == found
 
 
 def loss(name, **more):
