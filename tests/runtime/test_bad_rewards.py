@@ -114,7 +114,7 @@ def test_a_group_of_one_has_no_others():
     for call in calls(op, index):
         refuses(
             HierarchyIndexError, call,
-            what="prompt_group 'p' has one trajectory alone: trajectory 1", required="at least two",
+            what="prompt_group 'p' has only one trajectory: trajectory 1", required="at least two",
             found="1 of 2 prompt_group elements", remedy="leave_one_out=True",
         )  # fmt: skip
     op.loss(ZEROS, ZEROS, torch.ones(4), index)

@@ -242,7 +242,7 @@ def test_a_row_may_come_twice_unless_rows_have_names():
     twice = whole[[0, 0, 2]]
     assert twice.size["trajectory"] == 3 and twice.labels["prompt_group"] == ("g1",)
     named = op.index(mask=MASK, **OF_GROUPS, trajectory=list("abcdefg"))
-    refuses(HierarchyIndexError, lambda: named[[0, 0, 2]], what="two rows are called 'a'")
+    refuses(HierarchyIndexError, lambda: named[[0, 0, 2]], what="row 'a' is chosen twice")
 
 
 def test_what_is_coarser_is_of_these_rows_alone():
@@ -261,9 +261,9 @@ REFUSED = {
     "several dimensions": ((slice(2), 0), dict(what="rows are a tuple")),
     "floats": ([0.0, 1.0], dict(what="rows of shape [2] and dtype float64", required="row numbers below 7")),
     "two dimensions": (torch.zeros(7, 6, dtype=torch.bool), dict(what="rows of shape [7, 6]", required="[7] booleans")),
-    "too few booleans": ([True, False], dict(what="2 booleans say which rows")),
-    "beyond the end": ([0, 7], dict(what="there is no row 7", required="below 7")),
-    "before the start": ([-8], dict(what="there is no row -8")),
+    "too few booleans": ([True, False], dict(what="2 booleans choose rows")),
+    "beyond the end": ([0, 7], dict(what="row 7 does not exist", required="below 7")),
+    "before the start": ([-8], dict(what="row -8 does not exist")),
     "no rows": ([], dict(what="the batch is empty")),
     "rows without tokens": (slice(3, 4), dict(what="the batch is empty", remedy="skip")),
 }
@@ -284,7 +284,10 @@ def test_an_index_has_no_rows_to_go_through():
 def test_an_index_of_ranks_stays_as_it_is():
     pieces = operator(spec("fiberpo")).index(mask=MASK, trajectory=list("abcdefa"), positions=PLACES)
     refuses(
-        HierarchyIndexError, lambda: pieces[:2], what="spread over ranks, or has rows in pieces", remedy="op.index(...)"
+        HierarchyIndexError,
+        lambda: pieces[:2],
+        what="a distributed index, or one whose rows come in pieces",
+        remedy="op.index(...)",
     )
     assert pieces.to("cpu") is pieces
     elsewhere = dataclasses.replace(pieces, device=torch.device("cpu", 0))

@@ -1,4 +1,4 @@
-"""Some rows of a batch as a batch of their own: `index[rows]`."""
+"""`index[rows]`: some rows of a batch as a batch of their own."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def part(index: Index, rows: Any) -> Index:
     with located(f"index of '{h.name}'"):
         if index.ranks is not None:
             raise HierarchyIndexError(
-                "rows are taken of an index whose batch is spread over ranks, or has rows in pieces",
-                required="the index of one process, where what is coarser than rows is of these rows alone",
-                remedy="build one of those rows: op.index(...)",
+                "a distributed index, or one whose rows come in pieces, cannot be sliced",
+                required="an index of one process, whose coarser elements are those of the chosen rows",
+                remedy="build an index of those rows: op.index(...)",
             )
         chosen = _chosen(rows, index.n_rows)
         number = np.full(index.n_rows, -1)
         number[index.row_numbers] = np.arange(len(index.row_numbers))
         filled = number[chosen] >= 0
-        mine = number[chosen][filled]  # of those with tokens, which of these in the whole
+        mine = number[chosen][filled]  # of chosen rows with tokens, their numbers in the whole
         sizes = index.every.sizes[mine]
         tokens = spread_out(index.every.before[mine], sizes)
         bounds = np.concatenate([[0], np.cumsum(np.diff(index.bounds)[chosen])])
@@ -62,7 +62,7 @@ Index._part = part  # type: ignore[assignment]  # what `index[rows]` calls
 
 
 def _chosen(rows: Any, n_rows: int) -> Codes:
-    """The numbers of rows, as they come."""
+    """The row numbers, in the given order."""
     if isinstance(rows, slice):
         return np.arange(n_rows)[rows]
     rule = f"a slice, or a list, an array or a tensor of row numbers below {n_rows}, or of [{n_rows}] booleans"
@@ -75,11 +75,11 @@ def _chosen(rows: Any, n_rows: int) -> Codes:
         raise HierarchyIndexError(f"rows of shape {list(found.shape)} and dtype {found.dtype}", required=rule)
     if found.dtype == np.bool_:
         if len(found) != n_rows:
-            raise HierarchyIndexError(f"{len(found)} booleans say which rows", required=rule)
+            raise HierarchyIndexError(f"{len(found)} booleans choose rows", required=rule)
         return np.flatnonzero(found)
     outside = (found < -n_rows) | (found >= n_rows)
     if outside.any():
-        raise HierarchyIndexError(f"there is no row {found[np.argmax(outside)]}", required=rule)
+        raise HierarchyIndexError(f"row {found[np.argmax(outside)]} does not exist", required=rule)
     return found.astype(np.int64) % n_rows
 
 
@@ -90,7 +90,9 @@ def _marked(places: Codes, size: int) -> NDArray[np.bool_]:
 
 
 def _taken(index: Index, places: Places, rows: Codes, tokens: Codes) -> tuple[Encoded, dict[str, Codes]]:
-    """The labels of some non-empty rows and of their tokens; and which elements those of the part are in the whole."""
+    """The labels of some non-empty rows and of their tokens; and by stratum, the old numbers of the remaining
+    elements.
+    """
     name = index.hierarchy.rows.name
     per_row: dict[str, Codes] = {name: np.arange(len(rows))}
     per_token: dict[str, Codes] = {}
@@ -99,7 +101,7 @@ def _taken(index: Index, places: Places, rows: Codes, tokens: Codes) -> tuple[En
         names[name] = tuple(index.labels[name][i] for i in rows)
         again = np.setdiff1d(np.arange(len(rows)), np.unique(rows, return_index=True)[1])
         if len(again):
-            raise HierarchyIndexError(f"two rows are called {names[name][again[0]]!r}", required="rows with names once")
+            raise HierarchyIndexError(f"row {names[name][again[0]]!r} is chosen twice", required="each named row once")
     elements = {name: rows, BATCH: np.zeros(1, np.int64)}
     for stratum, labels in index.labels.items():
         if stratum != name:
@@ -111,7 +113,7 @@ def _taken(index: Index, places: Places, rows: Codes, tokens: Codes) -> tuple[En
 
 
 def _codes(index: Index, stratum: str) -> tuple[Codes, bool]:
-    """The element under every non-empty row, and True, or under every token, and False; -1 where there is none."""
+    """The element under every non-empty row, and True; or under every token, and False. -1 if there is none."""
     leaves = index.leaves_over(stratum)
     of_rows: Mapping[str, Tensor | None] = {leaf: index.of_rows(leaf, stratum) for leaf in leaves}
     by_row = all(found is not None for found in of_rows.values())
