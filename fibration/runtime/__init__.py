@@ -1,4 +1,4 @@
-"""Batches, and the operator on them: index, inputs, parameters, the call of a generated function, metrics.
+"""Batches and the operator on them: index, inputs, parameters, calls of generated functions, metrics.
 
 May import: `errors`, `files`, `cache`, `language`, `compiler`.
 """

@@ -1,4 +1,4 @@
-"""What a backend is given: the caller's tensors as they lie in memory, and where the tokens of every segment are."""
+"""The arguments of a backend: the caller's tensors, and the positions of each segment's tokens in them."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tokens of one leaf lie in the flattened tensors of a batch, segment by segment.
+    """Where the tokens of one leaf lie in the flattened tensors of a batch, by segment.
 
-    Segment `b` has the tokens `offsets[b]:offsets[b + 1]`, counted segment by segment; there may be none. They are the
-    positions `starts[b], starts[b] + 1, ...` where segments are whole (`positions` is None; what lies between is
-    masked, or other leaves' tokens), else `positions[k]`. Where whole segments are in order too (`tokens` is None), one
-    without tokens starts where the one before it ended.
+    Segment `b` has the tokens `offsets[b]:offsets[b + 1]`, numbered by segment; a segment may be empty. `positions`
+    None: segments are contiguous, and segment `b` lies at `starts[b], starts[b] + 1, ...`; masked tokens and other
+    leaves' tokens may lie between segments. Otherwise token `k` lies at `positions[k]`. `tokens` None: the contiguous
+    segments are in order, and an empty segment starts where its predecessor ended.
     """
 
     offsets: Tensor  # int64 [segments + 1]
     starts: Tensor  # int64 [segments]
     positions: Tensor | None  # int64 [tokens]
-    tokens: Tensor | None  # int64 [tokens]: the number of each among its leaf's, None where they are counted so
+    tokens: Tensor | None  # int64 [tokens]: each token's number within its leaf; None: 0, 1, 2, ...
 
 
 @dataclass(frozen=True)
 class Members:
-    """The elements over each target: `order[offsets[b]:offsets[b + 1]]`, where `order` None means they are sorted."""
+    """The elements over target `b`: `order[offsets[b]:offsets[b + 1]]`. `order` None: elements are sorted by target."""
 
     order: Tensor | None  # int64 [source]
     offsets: Tensor  # int64 [target + 1]
@@ -47,18 +47,18 @@ class Members:
 
 @dataclass(frozen=True)
 class Ordering:
-    """The elements of several strata over each target, in one order: `order[offsets[b]:offsets[b + 1]]`.
+    """The elements of several strata over target `b`, in order: `order[offsets[b]:offsets[b + 1]]`.
 
-    They are numbered through, one stratum after the other; `order` None means they are so already.
+    Elements are numbered stratum after stratum. `order` None: these numbers are in order already.
     """
 
     order: Tensor | None  # int64 [elements]
     offsets: Tensor  # int64 [targets + 1]
-    longest: int  # how many one target has at most
+    longest: int  # the most elements that one target has
 
 
 class Ranks(Protocol):
-    """The ranks that a batch is spread over, as backends see them."""
+    """The ranks that share a batch, as backends see them."""
 
     @property
     def cut(self) -> bool:
@@ -67,21 +67,21 @@ class Ranks(Protocol):
 
     @property
     def tokens(self) -> int:
-        """How many unmasked tokens there are on all ranks: what a kernel's shape may depend on."""
+        """The number of unmasked tokens on all ranks; a kernel's shape may depend on it."""
         ...
 
     def collect(
         self, stage: Collective, values: Mapping[Node, Tensor], index: Elements | None = None
     ) -> dict[Node, Tensor]:
-        """The values of a collective, put together: float64 [elements of its stratum] each, of what it reads."""
+        """Combine the values that a collective reads: one float64 [elements of its stratum] per node."""
         ...
 
 
 class Elements(Protocol):
     """The part of an index that backends use.
 
-    Where there are `ranks`, tokens are those of this rank, and the elements of everything coarser those of the whole
-    batch; a segment may then have no token here, and `rows_of` is -1 for it.
+    With `ranks`, tokens are this rank's tokens, and coarser elements are the whole batch's. A segment may then have no
+    token on this rank, and `rows_of` is -1 for it.
     """
 
     @property
@@ -118,12 +118,14 @@ class Elements(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """One call. `tokens` holds tensors of the index's shape, in the caller's dtype: `log_probs` and `old_log_probs`,
-    or `log_ratio`; `cotangent`; of every further policy that the program reads `policies['rollout']`. `advantage` is
-    such a tensor, or one number per row; in a program of advantages it is the reward. `vectors` are the program's other
-    inputs, and matrices `[into, of]`: float64, one number per element of their stratum (an attribute of a leaf: per
-    token of it), expanded views where they hold one value throughout. Token results come in `dtype`, with `fill` under
-    the mask.
+    """The data of one call.
+
+    `tokens`: tensors of the index's shape in the caller's dtype. They are `log_probs` and `old_log_probs`, or
+    `log_ratio`; `cotangent`; and `policies['rollout']` for every further policy that the program reads. `advantage`: a
+    tensor of that shape, or one number per row (`per_row`); rewards in a program of advantages. `vectors`: the
+    program's other inputs and its matrices `[into, of]`, float64, one number per element of the stratum. An attribute
+    of a leaf has one number per token. A constant vector is an expanded view. Token results have `dtype`, and `fill`
+    under the mask.
     """
 
     index: Elements
@@ -136,7 +138,7 @@ class Batch:
 
 
 def inputs_of(batch: Batch, program: Program) -> dict[Input | Matrix, Tensor]:
-    """Float64 vectors for the inputs of a program: [tokens of its leaf], or [elements] of its stratum; and matrices."""
+    """The inputs of a program as float64 vectors, [tokens of leaf] or [elements of stratum], and its matrices."""
     index = batch.index
     values: dict[Input | Matrix, Tensor] = {m: batch.vectors[m] for m in program.matrices}
     for node in program.inputs:
@@ -158,10 +160,11 @@ def gather(values: Tensor, batch: Batch, leaf: str) -> Tensor:
 
 
 class Outputs(MutableMapping[Key, Tensor]):
-    """What a program computed: token vectors in the index's shape, the others float64 `[elements]`, or `[1]` for all.
+    """The outputs of a program: token vectors in the index's shape, the others float64 `[elements]`, or `[1]` for a
+    constant.
 
-    Most of the others lie in one vector, at `work[places[key]]`, and are taken out of it where somebody asks for them.
-    What is in `constant` has these numbers in every call.
+    Most coarse outputs lie in one workspace, at `work[places[key]]`, and are sliced on access. `constant` holds
+    outputs that are the same in every call.
     """
 
     def __init__(
@@ -198,13 +201,13 @@ class Outputs(MutableMapping[Key, Tensor]):
         return len({*self.given, *self.places, *self.constant})
 
 
-Run = Callable[[str, Batch], Outputs]  # of a program, on a batch
+Run = Callable[[str, Batch], Outputs]  # runs the named program
 
 
 class Runs(Protocol):
-    """The programs of an operator, for batches that are spread over ranks and for others."""
+    """The programs of an operator: each for one rank, and for a batch over several ranks."""
 
     def __call__(self, program: str, batch: Batch, /) -> Outputs: ...
     def collectives(self, program: str, cut: bool, /) -> tuple[Collective, ...]:
-        """Where ranks meet in a program; `cut`: whether a row has tokens on several."""
+        """The collectives of a program. `cut`: whether a row has tokens on several ranks."""
         ...

@@ -1,4 +1,4 @@
-"""A value for every argument of a generated function, from a batch: what is an index's own is worked out once."""
+"""Computes the arguments of a generated function from a batch. Arguments that depend on the index alone are cached."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from fibration.runtime.batch import Batch, Elements, Outputs
 
 @dataclass(frozen=True)
 class Bound:
-    """A plan on an index: where everything lies in the workspace, and the arguments that no call changes.
+    """A plan on one index: the layout of its workspace, and the arguments that no call changes.
 
-    `whole`: segments fill the gaps between them themselves. `by_row`: every segment that reads advantages lies in one
-    row. `constant` and `given` are the outputs that nothing computes: numbers, and inputs.
+    `whole`: segments cover all tokens, so kernels fill the gaps between segments. `by_row`: every segment that reads
+    advantages lies in one row. `constant` and `given`: outputs that are numbers or inputs, so that nothing computes
+    them.
     """
 
     plan: Plan
@@ -36,7 +37,9 @@ class Bound:
     given: Mapping[Key, Input]
 
     def per_row(self, batch: Batch) -> bool:
-        """Whether kernels read advantages per row: they are given so, and segments that need one lie in a row each."""
+        """Whether kernels read one advantage per row: the batch has them, and each segment that reads one lies in one
+        row.
+        """
         return batch.per_row and self.by_row
 
     def vector_of(self, node: Node, work: Tensor, batch: Batch) -> Tensor:
@@ -50,7 +53,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Call:
-    """One call: the values of the other arguments, the results that it fills, and its workspace."""
+    """One call: the arguments that depend on the batch, the results that it fills, and its workspace."""
 
     bound: Bound
     batch: Batch
@@ -59,7 +62,7 @@ class Call:
     work: Tensor
 
     def perform(self, name: str, call: Callable[[str], None]) -> None:
-        """Call a program's functions one after the other, and between them put together what ranks know in part."""
+        """Call the functions of a program in order. Between two functions, combine the partial sums of ranks."""
         batch, bound, work, ranks = self.batch, self.bound, self.work, self.batch.index.ranks
         if ranks is None:
             call(name)
@@ -75,7 +78,7 @@ class Call:
 
 
 class Caller:
-    """What calls of one plan have in common: its arguments, bound to an index once, and to every batch."""
+    """Binds the arguments of one plan: once per index, and once per batch."""
 
     def __init__(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
         self.plan, self.arguments = plan, arguments
@@ -94,8 +97,7 @@ class Caller:
         for node in self.plan.saved:
             slots[node] = slice(at, at + index.size[node.stratum])
             at += index.size[node.stratum]
-        # whole segments, each behind the one before, fill the gaps between them themselves; in gaps between those of
-        # one leaf among several lie others' tokens
+        # contiguous segments in order fill the gaps between them; with several leaves, such gaps hold other tokens
         layouts = [index.layout(*a.key) for a in self.arguments if a.kind == "offsets"]
         alone = len(self.plan.program.leaves) == 1
         found = {k: n for k, n in self.coarse.items() if n not in slots}
@@ -126,7 +128,7 @@ class Caller:
         return call
 
 
-# The value of an argument, by its kind: of those that are an index's own, and of the others.
+# The value of an argument by its kind: those that depend on the index alone, then the others.
 OF_INDEX: Mapping[str, Callable[[Elements, Argument], object]] = {
     "size": lambda index, a: index.size[a.key[0]],
     **{kind: lambda index, a: getattr(index.layout(*a.key), a.kind) for kind in LAYOUT},

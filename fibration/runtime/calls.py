@@ -1,4 +1,4 @@
-"""One call of an operator's program: what is given is checked, run, and looked at where a device lets it be."""
+"""One call of an operator's program: checks its inputs, runs it, and checks its results where the device allows it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from fibration.runtime.ranks.agreement import agree, agreed
 from fibration.runtime.ranks.collect import Ranks
 from fibration.runtime.tracing import refuse_traces
 
-# What a rank says that it is calling.
+# What each program's call is named in errors.
 CALLS = {
     "evaluate": "op.coefficients with metrics",
     "objective": "op.coefficients with metrics=False",
@@ -66,7 +66,7 @@ class Backend:
 
 
 class Calls:
-    """The programs of an operator, on the backend of the device on which a batch's index lies."""
+    """The programs of an operator, on the backend for the device of the index."""
 
     def __init__(
         self,
@@ -75,16 +75,16 @@ class Calls:
         backend: Backend,
         on_cpu: Callable[[], Backend] | None = None,
     ) -> None:
-        """`on_cpu` makes the backend of batches that lie there, where `backend` is a GPU's alone."""
+        """`on_cpu` makes the backend for CPU batches; None where `backend` runs on the CPU."""
         self.hierarchy, self.programs = hierarchy, programs
         self.collector = Collector(hierarchy, programs)
         self._backend, self._on_cpu = backend, on_cpu
         self._cpu: Backend | None = None
-        self._knows_rounding = False  # whether log-probs in half precision were looked at
-        self._knows_sign = False  # and whether the first ones are below 0
+        self._knows_rounding = False  # whether half-precision log-probs were checked
+        self._knows_sign = False  # whether the sign of log-probs was checked
 
     def on(self, device: torch.device) -> Backend:
-        """What runs batches of a device; that of the CPU is made when the first of them comes."""
+        """The backend for this device. The CPU backend loads on first use."""
         if self._on_cpu is None or device.type != "cpu":
             return self._backend
         if self._cpu is None:
@@ -151,7 +151,7 @@ class Calls:
         policies: Mapping[str, Tensor] | None,
         graph: bool,
     ) -> Tensor | None:
-        """What a call of `program` reads as advantages; None where it reads none."""
+        """The advantages that a call of `program` reads, made from rewards; None where it reads none."""
         ranks = index.ranks if isinstance(index, Index) else None
         group = None if ranks is None or devices.is_recording() else ranks.group
         with agreed(group, CALLS["advantages"]):
@@ -208,8 +208,8 @@ class Calls:
         fill: float = 0.0,
         metrics: object = False,
     ) -> tuple[Outputs, Batch]:
-        """The outputs of a program. `graph`: whether the call is made while gradients are recorded; `metrics`: which
-        are asked for.
+        """The outputs of a program, and its batch. `graph`: whether gradients are being recorded; `metrics`: the
+        metrics to compute.
         """
         ranks = index.ranks if isinstance(index, Index) else None
         group = None if ranks is None or devices.is_recording() else ranks.group
@@ -234,7 +234,7 @@ class Calls:
                 refuse_turned_round(batch, index)
                 self._knows_sign = True
             if ranks is not None:
-                self.on(index.device).run.collectives(program, ranks.cut)  # makes them, which may fail
+                self.on(index.device).run.collectives(program, ranks.cut)  # compiles them, and may fail
                 has_some = ranks.cut and batch.advantage is not None
                 rows = said_of_rows(batch, index, "advantage") if has_some else None
                 said |= {"the backend": self.on(index.device).name, "the dtype of results": str(dtype)}
@@ -245,14 +245,14 @@ class Calls:
         if ranks is not None and rows is not None:
             batch = agree_on_rows(batch, index, ranks, "advantage", rows)
         outputs = self._evaluate(program, batch, ranks)
-        if not devices.may_look(index.device):  # that would stall the device: the values say it themselves
+        if not devices.may_look(index.device):  # reading a value would stall the device; results are NaN instead
             return outputs, batch
         if float(outputs[Key("nonfinite")]) > 0:
             with agreed(group, f"what is not finite in {CALLS[program]}"):
                 refuse_nonfinite(batch, index)
                 refuse_terms(self.hierarchy, outputs, index)
             raise BatchError(
-                f"{CALLS[program]} of '{self.hierarchy.name}' is not finite, and no log-prob or advantage says why",
+                f"{CALLS[program]} of '{self.hierarchy.name}' is not finite, though all log-probs and advantages are",
                 required="finite values",
                 remedy="compare with backend='torch', which computes in float64",
             )
@@ -262,9 +262,9 @@ class Calls:
     def _refuse_beyond(self, program: str, outputs: Mapping[Key, Tensor]) -> None:
         if BEYOND in outputs and float(outputs[BEYOND]) > 0:
             raise BatchError(
-                f"{CALLS[program]} adds up tokens of several ranks, and one of them has a term beyond {RANGE:g}",
-                required="terms that are added up exactly, whoever has them",
-                remedy="mask tokens of such log-probs or advantages, or give every rank whole rows",
+                f"{CALLS[program]} sums tokens of several ranks, and one of their terms is beyond {RANGE:g}",
+                required="terms within the range of exact sums, which do not depend on the rank of a token",
+                remedy="mask tokens with such log-probs or advantages, or give every rank whole rows",
             )
 
     def _warn_of_rounding(
@@ -288,7 +288,7 @@ class Calls:
         if ranks is None:
             return run(program, batch)
         outputs = ranks.run(CALLS[program], run.collectives(program, ranks.cut), lambda: run(program, batch), device)
-        if BEYOND in outputs:  # there, sums may depend on who has which tokens
+        if BEYOND in outputs:  # beyond the range of exact sums, results depend on which rank has which tokens
             for key in outputs.keys() & {Key("objective"), *map(Key, PER_TOKEN)}:
                 outputs[key] = torch.where(outputs[BEYOND] > 0, torch.nan, outputs[key])
         return outputs

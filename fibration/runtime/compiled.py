@@ -1,8 +1,8 @@
-"""Calls that torch.compile or torch.func follows, as operators of torch: `fibration::coefficients` and its like.
+"""Custom torch operators (`fibration::coefficients` and others) for calls under torch.compile or torch.func.
 
-To torch each is one step, of which it knows shapes and a gradient; the step makes the same call on the same tensors, so
-that its results are the same to the bit. An index and an operator are known by their numbers; what else is no tensor is
-spelt out in `words`. Functions called `of_*` are what torch.compile reads.
+Torch sees each call as one operator with known shapes and a known gradient. The operator makes the same call on the
+same tensors, so results are equal to the bit. Indexes and operators are passed by number; arguments that are not
+tensors are written as text in `words`. torch.compile traces the functions named `of_*`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fibration.runtime.measured import Measured, Place
 from fibration.runtime.metrics import Metric
 from fibration.runtime.tracing import apart, is_followed
 
-# How calls are given, whichever they are.
+# The arguments that all custom operators share.
 GIVEN = (
     "Tensor? advantages, Tensor? rewards, Tensor[] policies, Tensor[] numbers, str words, Tensor index, int operator"
 )
@@ -36,7 +36,7 @@ NONE = torch.zeros((), dtype=torch.int64, device="cpu")
 ONE = torch.ones((), dtype=torch.float64, device="cpu")
 
 
-# ---------------------------------------------------------------- what torch.compile reads
+# ---------------------------------------------------------------- traced by torch.compile
 
 
 def of_coefficients(
@@ -50,7 +50,7 @@ def of_coefficients(
     policies: Any,
     metrics: Any,
 ) -> tuple[Tensor, Tensor, Later]:
-    """Coefficients, the objective, and its metrics."""
+    """The coefficients, the objective, and its metrics."""
     given = _given(op, index, parameters, policies, metrics, advantages, rewards, old_log_probs=old_log_probs)
     room = op.room if metrics is not False else 0
     values, objective, numbers = _coefficients(log_probs.detach(), old_log_probs.detach(), room, *given)
@@ -58,7 +58,7 @@ def of_coefficients(
 
 
 def of_share(log_probs: Tensor, values: Tensor, objective: Tensor, index: Any) -> Tensor:
-    """The loss of a rank."""
+    """A rank's share of the loss."""
     return _share(log_probs, values, objective, _handle(index))
 
 
@@ -69,7 +69,7 @@ def of_gate(
 
 
 class Later:
-    """The metrics of a call that torch.compile follows: which they are is asked of the index when they are read."""
+    """The metrics of a call under torch.compile. Their names come from the index when they are read."""
 
     def __init__(self, numbers: Tensor, index: Any, key: tuple[int, str]) -> None:
         self.numbers, self.index, self.key = numbers, index, key
@@ -100,7 +100,9 @@ def _handle(index: Any) -> Tensor:
 def _given(
     op: Any, index: Any, parameters: Any, policies: Any, metrics: Any, advantages: Any, rewards: Any, **own: Any
 ) -> tuple[Any, ...]:
-    """`GIVEN`. What is wrong is left for the step to say: torch.compile would hide an error that is raised here."""
+    """The arguments of `GIVEN`. Errors are passed to the operator, because torch.compile would hide an error raised
+    here.
+    """
     both = {"advantages": advantages, "rewards": rewards}
     dropped = has_graph(parameters, policies, **own, **both) if torch.is_grad_enabled() else None
     kind = None if isinstance(index, Index) else type(index).__name__
@@ -113,7 +115,7 @@ def _given(
 
 
 def _spelt(value: Any, numbers: list[Tensor]) -> str:
-    """A value of parameters, with the place of every number or tensor among `numbers` instead of it."""
+    """A parameter value as text; numbers and tensors move to `numbers`, and their places remain in the text."""
     if isinstance(value, Mapping):
         return "{" + ", ".join([f"{_literal(label)!r}: {_spelt(v, numbers)}" for label, v in value.items()]) + "}"
     if isinstance(value, (list, tuple)):
@@ -121,14 +123,14 @@ def _spelt(value: Any, numbers: list[Tensor]) -> str:
     if value is None or isinstance(value, (str, bool)):
         return f"({value!r},)"
     if isinstance(value, (int, float)):
-        numbers.append(ONE * value)  # a tensor: a graph that holds the number itself is made anew for the next
+        numbers.append(ONE * value)  # a tensor, because torch.compile recompiles for each new constant
         return str(-len(numbers))
     numbers.append(torch.as_tensor(value).detach())
     return str(len(numbers))
 
 
 def _literal(label: Any) -> Any:
-    """A label that its text gives again, such as a `str` for numpy's text."""
+    """A label as a Python literal, for example `str` for numpy's text."""
     if label is None or isinstance(label, bool):
         return label
     if isinstance(label, tuple):
@@ -139,14 +141,14 @@ def _literal(label: Any) -> Any:
     if isinstance(label, float) and math.isfinite(label):
         return float(label)
     raise ParameterError(
-        f"parameters by the label {shown(label)}, in a call that torch.compile or torch.func follows",
-        required="labels that are text, finite numbers, None or tuples of these",
+        f"parameters have the label {shown(label)}, in a call under torch.compile or torch.func",
+        required="labels that are text, finite numbers, None or tuples of them",
         found=an(type(label).__name__),
-        remedy="give the index text or numbers for labels, and the parameters the same",
+        remedy="use text or numbers as labels of the index and of parameters",
     )
 
 
-# ---------------------------------------------------------------- what is run
+# ---------------------------------------------------------------- run by the operators
 
 
 @lru_cache(64)
@@ -169,7 +171,7 @@ class _Call:
     op: Any
     index: Any
     asked: Any
-    more: dict[str, Any]  # keywords of every call
+    more: dict[str, Any]  # the keyword arguments that all calls share
 
 
 def _call(
@@ -211,7 +213,7 @@ def _run_coefficients(
 
 
 def _packing(index: Any, key: tuple[int, str], measured: Measured) -> tuple[tuple[Place, ...], Tensor]:
-    """Where each metric of a call is among its numbers once only these are taken, and which they are: int64."""
+    """Where each metric lies in the packed numbers, and which numbers are packed: int64."""
 
     def make() -> tuple[tuple[Place, ...], Tensor]:
         found = measured.places
@@ -246,7 +248,7 @@ def _run_share_backward(gradient: Tensor, values: Tensor, log_probs: Tensor) -> 
     return (-gradient * values).to(log_probs.dtype)
 
 
-# ---------------------------------------------------------------- what torch knows of it
+# ---------------------------------------------------------------- registered with torch
 
 
 def _wide(log_probs: Tensor) -> torch.dtype:
@@ -272,7 +274,7 @@ _coefficients = _operator(
 
 
 class _Step:
-    """An operator of torch that has a gradient; as a `Function` for transforms of torch.func, which take no other."""
+    """A custom operator with a gradient, also as a `Function`, which torch.func transforms require."""
 
     def __init__(self, name: str, run: Any, schema: str, fake: Any, keep: Any, gradient: Any) -> None:
         self.operator = _operator(name, run, schema, fake)

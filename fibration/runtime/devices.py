@@ -1,7 +1,7 @@
-"""What differs between devices, all of it.
+"""All that differs between devices.
 
-On the CPU a value can be looked at. Elsewhere looking at one waits for all that was asked for before it, and cannot be
-recorded in a CUDA graph: nothing is looked at there, and results say themselves what is wrong with them, as NaN.
+On the CPU a call may read values. On a GPU, reading a value waits for all queued work, and a CUDA graph cannot record
+it. There the code reads no values, and results that are not finite are NaN.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from fibration.errors import HierarchyIndexError
 
 
 def may_look(device: torch.device) -> bool:
-    """Whether a call may read values of this device back, to refuse wrong ones in words."""
+    """Whether a call may read values on this device, to raise errors that depend on them."""
     return device.type == "cpu"
 
 
 def is_recording() -> bool:
-    """Whether a CUDA graph is being recorded, into which nothing can be copied from the host."""
+    """Whether a CUDA graph is being recorded, which allows no copy from the host."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def usable(device: torch.device | str) -> torch.device:
-    """A device on which an index may lie; "cuda" means the current one: "cuda:0"."""
+    """The device of an index; "cuda" means the current one, such as "cuda:0". Raises HierarchyIndexError if it cannot
+    be used.
+    """
     try:
         found = torch.empty(0, device=device).device
     except (AssertionError, RuntimeError) as error:
@@ -30,8 +32,8 @@ def usable(device: torch.device | str) -> torch.device:
         raise HierarchyIndexError(f"device={str(device)!r} cannot be used", found=first) from None
     if found.type == "meta":
         raise HierarchyIndexError(
-            "an index cannot lie on the device 'meta'",
-            required="a device that has numbers: an index is made of them",
-            remedy="build it where the batch is, op.index(..., device=...)",
+            "an index cannot be on the device 'meta'",
+            required="a device whose tensors have values, which an index consists of",
+            remedy="build it on the device of the batch: op.index(..., device=...)",
         )
     return found

@@ -1,4 +1,4 @@
-"""Advantages and rewards as a call gives them, per token or per row, and what coarser elements have of them."""
+"""Advantages and rewards of a call, per token or per row, and their values at coarser elements."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def checked(hierarchy: Hierarchy, index: Index, kind: str, given: Tensor | None) -> tuple[Tensor, bool]:
-    """The caller's tensor, and whether it holds one number per row rather than per token. `kind` is one of `GIVEN`."""
+    """The caller's tensor, and whether it has one number per row instead of per token. `kind` is a key of `GIVEN`."""
     word = GIVEN[kind]
     if given is None:
         ways = "pass advantages=..., or rewards=..." if hierarchy.advantages is not None else "pass advantages=..."
         raise BatchError(
-            f"a formula of '{hierarchy.name}' reads the {kind}, and none is given",
+            f"a formula of '{hierarchy.name}' reads the {kind}, which is missing",
             required=f"{word} per token or per row",
             remedy=ways if kind == "advantage" else f"pass {word}=...",
         )
@@ -44,7 +44,7 @@ def checked(hierarchy: Hierarchy, index: Index, kind: str, given: Tensor | None)
             remedy=converted(word, given),
         )
     if given.device != index.device:
-        raise BatchError(f"{word} are on {given.device}", required=f"{index.device}, where the index lies")
+        raise BatchError(f"{word} are on {given.device}", required=f"{index.device}, the device of the index")
     flat = given.detach()
     per_token, per_row = tuple(flat.shape) == index.shape, tuple(flat.shape) == (index.n_rows,)
     if per_token and per_row and not index.rows_are_tokens():
@@ -54,8 +54,8 @@ def checked(hierarchy: Hierarchy, index: Index, kind: str, given: Tensor | None)
             flat = torch.zeros_like(flat).index_put_((index.positions,), same)
         elif not torch.equal(one, other):
             raise BatchError(
-                f"{word} of shape {list(flat.shape)} may be per token or per row: there are as many of each",
-                required="a shape that tells which",
+                f"{word} of shape {list(flat.shape)} may be per token or per row: the batch has as many tokens as rows",
+                required="a shape that is either per token or per row",
                 remedy="leave the rows without tokens out of the offsets",
             )
     if not per_token and not per_row:
@@ -68,7 +68,7 @@ def checked(hierarchy: Hierarchy, index: Index, kind: str, given: Tensor | None)
 
 
 def converted(name: str, value: object) -> str:
-    """How something that is no tensor of floats becomes one."""
+    """How to convert a value to a tensor of floats: the remedy of an error, or ""."""
     if isinstance(value, Index):
         return "pass the index by its name: index=..."
     if isinstance(value, Tensor):
@@ -81,7 +81,7 @@ def converted(name: str, value: object) -> str:
 
 
 def fitted(name: str, shape: tuple[int, ...], *wanted: tuple[int, ...]) -> str:
-    """How a tensor of one shape may become one of those that are wanted; "" where nothing suggests itself."""
+    """How to give a tensor one of the `wanted` shapes: the remedy of an error, or ""."""
     for one in wanted:
         if shape == (*one, 1) or shape == (1, *one):
             return f"pass {name}.squeeze({-1 if shape == (*one, 1) else 0})"
@@ -90,14 +90,16 @@ def fitted(name: str, shape: tuple[int, ...], *wanted: tuple[int, ...]) -> str:
         if len(one) > 1 and shape == (math.prod(one),):
             return f"pass {name}.reshape({', '.join(map(str, one))})"
         if shape[:-1] == one and name.endswith("log_probs"):
-            return f"pass those of the sampled tokens: {name}.log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)"
+            return (
+                f"pass the sampled tokens' log-probs: {name}.log_softmax(-1).gather(-1, tokens[..., None]).squeeze(-1)"
+            )
         if len(one) == len(shape) == 2 and shape[0] == one[0]:
-            return f"each row has {shape[1]} places here, and {one[1]} in the index: cut both to the same ones"
+            return f"each row has {shape[1]} places here, and {one[1]} in the index: cut both to the same length"
     return ""
 
 
 def is_per_row(index: Index, given: object, group: Ranked | None = None) -> bool:
-    """Whether rewards are one per row, on all ranks; where every row is one token they may be that or one per token."""
+    """Whether rewards have one number per row, on all ranks. If every row is one token, both are possible."""
     shape = tuple(given.shape) if isinstance(given, Tensor) else None
     per_token = shape == index.shape and not index.rows_are_tokens()
     if group is None:
@@ -107,16 +109,16 @@ def is_per_row(index: Index, given: object, group: Ranked | None = None) -> bool
 
 
 def at_tokens(index: Index, given: Tensor, per_row: bool) -> Tensor:
-    """float64 [unmasked tokens]."""
+    """The number of every unmasked token: float64 [unmasked tokens]."""
     if per_row:
         return given[index.row_tensor()[index.row_of_token]].double()
     return given.reshape(-1)[index.positions].double()
 
 
 def at_elements(stratum: str, index: Index, kind: str, given: Tensor, per_row: bool) -> Tensor:
-    """What coarser elements have, which must be one number per element: float64 [elements], NaN where it is not.
+    """The number of every element of `stratum`: float64 [elements], NaN where the tokens of an element differ.
 
-    Where values may be looked at, that is an error.
+    Where the device allows reading values, differing tokens are an error.
     """
     if per_row and stratum == index.hierarchy.rows.name and index.ranks is None:
         result = (given if _every_row(index) else given[index.row_tensor()]).double().contiguous()
@@ -133,12 +135,12 @@ def at_elements(stratum: str, index: Index, kind: str, given: Tensor, per_row: b
 
 
 def _every_row(index: Index) -> bool:
-    """Whether every row of the tensors is an element, in their order: nothing is gathered then."""
+    """Whether every row of the tensors is an element, in order, so that no gather is needed."""
     return len(index.row_numbers) == index.n_rows
 
 
 def _parts(stratum: str, index: Index, given: Tensor, per_row: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Elements of `stratum`, each once or more, and the least and the greatest number of a part of its tokens."""
+    """Elements of `stratum`, each one or more times, with the minimum and the maximum of a part of its tokens."""
     if per_row:
         of_row = given[index.row_tensor()]
         return [(elements, of_row[rows], of_row[rows]) for elements, rows in index.over_rows(stratum)]
@@ -148,7 +150,7 @@ def _parts(stratum: str, index: Index, given: Tensor, per_row: bool) -> list[tup
         if not len(elements):
             found.append((elements, flat[:0], flat[:0]))
             continue
-        # every other segment is what lies between two pieces
+        # every other segment is the gap between two pieces
         low, high = (torch.segment_reduce(flat, r, offsets=bounds, unsafe=True)[::2] for r in ("min", "max"))
         found.append((elements, low, high))
     return found
@@ -159,7 +161,7 @@ def _joined(parts: tuple[Tensor, ...]) -> Tensor:
 
 
 def _refuse(stratum: str, index: Index, kind: str, given: Tensor, per_row: bool) -> NoReturn:
-    """Name the first token whose number is not that of its element of `stratum`, or is not finite."""
+    """Name the first token whose number is not finite, or differs from another token of its element of `stratum`."""
     every, word = at_tokens(index, given, per_row), GIVEN[kind]
     tokens, parent = _tokens_over(index, stratum)
     values = every if tokens is None else every[tokens]
@@ -193,7 +195,7 @@ def _refuse(stratum: str, index: Index, kind: str, given: Tensor, per_row: bool)
 
 
 def refuse_infinite(index: Index, kind: str, every: Tensor, per_row: bool) -> NoReturn:
-    """Name the first unmasked token, or the row that it lies in, whose number is infinite or undefined."""
+    """Name the first unmasked token, or its row, whose number is infinite or NaN."""
     token = int((~torch.isfinite(every)).nonzero()[0])
     raise BatchError(
         f"the {kind} of {index.describe_row(token) if per_row else index.describe_token(token)} is "
@@ -204,16 +206,16 @@ def refuse_infinite(index: Index, kind: str, every: Tensor, per_row: bool) -> No
 
 
 def _tokens_over(index: Index, stratum: str) -> tuple[Tensor | None, Tensor]:
-    """The tokens of every leaf over `stratum` (None: all of them), and the element that each lies over."""
+    """The tokens of all leaves over `stratum` (None: all tokens), and the element of each."""
     over = [(index.tokens_of(leaf), index.parent(leaf, stratum)) for leaf in index.leaves_over(stratum)]
     tokens = [t for t, _ in over if t is not None]
     return (torch.cat(tokens), torch.cat([p for _, p in over])) if tokens else (None, over[0][1])
 
 
 def said_of_rows(batch: Batch, index: Index, kind: str) -> Tensor:
-    """What this rank says of rows: float64 [rows], `UNSAID` where numbers are given per token.
+    """This rank's number of every row: float64 [rows], `UNSAID` where numbers are per token.
 
-    Where every row is one token, nothing tells which they are.
+    Where every row is one token, `per_row` decides.
     """
     rows = index.hierarchy.rows.name
     if batch.advantage is not None and batch.per_row:
@@ -222,9 +224,9 @@ def said_of_rows(batch: Batch, index: Index, kind: str) -> Tensor:
 
 
 def agree_on_rows(batch: Batch, index: Index, ranks: Ranks, kind: str, said: Tensor) -> Batch:
-    """The batch, if numbers per row are equal on all pieces of each; on a GPU they are NaN where they are not.
+    """The batch, if numbers per row are equal on all pieces of each row. On a GPU, unequal numbers become NaN.
 
-    Those that may be per token as well have to be what others say of the row.
+    Where every row is one token, numbers per token must equal the other ranks' numbers of the row.
     """
     stratum, word = index.hierarchy.rows.name, GIVEN[kind]
     node = Input(kind, stratum, kind)
@@ -251,7 +253,7 @@ def agree_on_rows(batch: Batch, index: Index, ranks: Ranks, kind: str, said: Ten
 
 
 def of_batch_rows(index: Index, values: Tensor) -> Tensor:
-    """A number per row of the tensors from one per element: float64 [B], 0 at rows without tokens."""
+    """One number per row of the tensors from one per row element: float64 [B], 0 at rows without tokens."""
     rows = index.hierarchy.rows.name
     if index.ranks is None and _every_row(index):
         return values.expand(index.n_rows).contiguous()

@@ -1,4 +1,4 @@
-"""What autograd knows of an operator: its gradients are worked out already, or are its own adjoint program's."""
+"""Autograd functions of an operator: a gradient is precomputed, or comes from the operator's adjoint program."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from fibration.runtime.index.index import Index
 
 
 class Share(torch.autograd.Function):
-    """A rank's share of `-J`, whose gradient is known already: minus its tokens' coefficients.
+    """A rank's share of `-J`. Its gradient is precomputed: minus the coefficients of the rank's tokens.
 
-    They are nobody else's. Where a value may be looked at, they are turned round in place while they are in the cache,
-    and handed out as they are where the incoming gradient is 1, as that of `loss.backward()` is; autograd has let go of
-    them by then, unless it keeps the graph. Elsewhere they are multiplied once.
+    On the CPU the saved coefficients are negated in place, without a copy. A backward pass with the incoming gradient
+    1, as `loss.backward()` has, returns them as they are, or a copy if autograd keeps the graph. On a GPU they are
+    multiplied once.
     """
 
     @staticmethod
@@ -47,13 +47,13 @@ class Share(torch.autograd.Function):
 
 
 def _graph_is_kept() -> bool:
-    """Whether the pass that is running keeps what it needs for another one; if torch does not say, it may."""
+    """Whether the running backward pass keeps the graph. True if torch does not tell."""
     says = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return says is None or bool(says())
 
 
 class Gated(torch.autograd.Function):
-    """Gated ratios; the backward is the operator's own adjoint program."""
+    """Gated ratios. The backward pass runs the operator's adjoint program."""
 
     @staticmethod
     def forward(
@@ -72,7 +72,7 @@ class Gated(torch.autograd.Function):
         read = None if batch.advantage is None else advantages
         others = {name: tensor for name, tensor in batch.tokens.items() if name != "log_ratio"}
         ctx.others = tuple(others)
-        # autograd refuses the backward if one of them was changed since
+        # with saved tensors, autograd refuses the backward pass if one was changed in place
         ctx.save_for_backward(log_ratio, read, *others.values())
         ctx.calls, ctx.ranks = calls, index.ranks
         ctx.batch = replace(batch, tokens={}, advantage=None, fill=0.0)
@@ -91,12 +91,12 @@ class Gated(torch.autograd.Function):
 
 
 def _once(gradient: Tensor, source: Tensor) -> Tensor:
-    """`gradient`, which depends on `source`; where a graph is asked for, differentiating it again raises."""
+    """The gradient, which depends on `source`. With `create_graph`, differentiating it again raises."""
     return _Once.apply(gradient, source) if torch.is_grad_enabled() else gradient  # type: ignore[no-any-return]
 
 
 class _Once(torch.autograd.Function):
-    """A gradient without a derivative of its own: a constant here would be silently wrong in a second derivative."""
+    """A gradient that cannot be differentiated: a constant would make second derivatives silently wrong."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, source: Tensor) -> Tensor:

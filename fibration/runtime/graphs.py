@@ -1,4 +1,4 @@
-"""One tensor of a call has a gradient. Of any other that requires grad it would be dropped, so that is refused."""
+"""Only one tensor of a call gets a gradient. Any other tensor that requires grad is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fibration.errors import BatchError, FibrationError, ParameterError
 
-# What has a gradient, by program; of the others, nothing has.
+# The tensor that gets a gradient, by program.
 MOVING = {
     **dict.fromkeys(("evaluate", "objective", "micro"), "only log_probs get a gradient"),
     "prologue": "frozen sums are constants, and have no gradient",
@@ -19,9 +19,9 @@ MOVING = {
 
 
 def refuse_graphs(program: str, parameters: object, policies: object, **tensors: object) -> None:
-    """Refuse what requires grad and gets none; `tensors` by the names of arguments.
+    """Refuse tensors that require grad and get no gradient; `tensors` by argument name.
 
-    For calls that are made while gradients are recorded: under `torch.no_grad()` nobody expects any.
+    Only for calls that record gradients: under `torch.no_grad()` nobody expects a gradient.
     """
     dropped = has_graph(parameters, policies, **tensors)
     if dropped:
@@ -29,7 +29,7 @@ def refuse_graphs(program: str, parameters: object, policies: object, **tensors:
 
 
 def has_graph(parameters: object, policies: object, **tensors: object) -> tuple[str, bool] | None:
-    """The first that requires grad and gets none, and whether it is a parameter."""
+    """The first argument that requires grad and gets none, and whether it is a parameter; None if there is none."""
     named = {name: t for name, t in tensors.items() if name not in ("log_probs", "log_ratio")}
     if isinstance(policies, Mapping):
         named.update({f"policies[{name!r}]": t for name, t in policies.items()})
@@ -58,7 +58,7 @@ def refused_graph(program: str, name: str, is_parameter: bool) -> FibrationError
 
 
 def requires_grad(value: object) -> bool:
-    """Whether a value, or a value in it, is a tensor that requires grad."""
+    """Whether a value, or a value inside it, is a tensor that requires grad."""
     if isinstance(value, Tensor):
         return value.requires_grad
     if isinstance(value, Mapping):

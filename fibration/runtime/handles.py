@@ -1,4 +1,4 @@
-"""Numbers by which operators of torch know what is no tensor: the objects live as long as their users keep them."""
+"""Numbers that stand for objects in torch operators, which take tensors and numbers only. References are weak."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Handles(Generic[T]):
-    """`what`: of whom the numbers are, in words."""
+    """`what` names the objects in errors."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -28,7 +28,7 @@ class Handles(Generic[T]):
         return number
 
     def tensor(self, thing: T) -> Tensor:
-        """The number as an int64 tensor `[]` on the CPU: torch.compile makes no graph anew when it changes."""
+        """The number as an int64 tensor `[]` on the CPU: torch.compile does not recompile when a tensor changes."""
         with torch.inference_mode(False):
             return torch.tensor(self.number(thing), dtype=torch.int64, device="cpu")
 
@@ -36,8 +36,8 @@ class Handles(Generic[T]):
         found = self._known.get(number)
         if found is None:
             raise BatchError(
-                f"a compiled function asks for {self.what} that is gone",
-                required=f"{self.what} that lives until the backward pass is over",
+                f"a compiled function uses {self.what} that no longer exists",
+                required=f"{self.what} that lives until the end of the backward pass",
                 remedy="keep a reference to it",
             )
         return found

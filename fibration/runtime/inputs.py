@@ -1,4 +1,4 @@
-"""The inputs of one call, checked: token tensors as the caller holds them, and a vector for everything coarser."""
+"""Checks the inputs of one call, and makes its batch: token tensors as given, and one vector per coarser input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fibration.runtime.parameters import parameter_values, parameter_vectors_of
 from fibration.runtime.ranks.collect import Ranks
 from fibration.runtime.tracing import refuse_kind
 
-FEW_TOKENS = 8  # of which the sign of log-probs says nothing
+FEW_TOKENS = 8  # with fewer tokens, the sign of log-probs proves nothing
 
 
 def make_batch(
@@ -42,10 +42,10 @@ def make_batch(
     fill: float,
     frozen: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Batch:
-    """Everything that `program` reads. `declared` is the program whose parameters are all checked, read or not.
-    `frozen`: the frozen sums of the step that a micro-batch belongs to.
+    """The data that `program` reads. All parameters of the program `declared` are checked, even those that `program`
+    ignores. `frozen`: the frozen sums of the step that a micro-batch belongs to.
 
-    Of a program that makes advantages, `advantages` are the rewards.
+    In a program that makes advantages, `advantages` are the rewards.
     """
     tokens = {name: t.detach() for name, t in tokens.items()}
     vectors = dict(index.kept(("inputs", id(program)), lambda: _of_index(hierarchy, program, index))[1])
@@ -64,7 +64,7 @@ def make_batch(
 
 
 def _of_index(hierarchy: Hierarchy, program: Program, index: Index) -> tuple[Program, Mapping[Input | Matrix, Tensor]]:
-    """What a program reads of the index, whatever the call; with the program, whose `id` nothing else then has."""
+    """The inputs that depend on the index alone. The program is kept beside them, so that no other gets its `id`."""
     found: dict[Input | Matrix, Tensor] = {m: index.matrix(m.into, m.of) for m in program.matrices}
     for node in program.inputs:
         if node.kind == "count":
@@ -79,9 +79,9 @@ def _of_index(hierarchy: Hierarchy, program: Program, index: Index) -> tuple[Pro
 def policy_tensors(
     hierarchy: Hierarchy, program: Program, tokens: Mapping[str, Tensor], given: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
-    """The log-probs of the policies that a program reads beside `tokens`, by what they are called.
+    """The log-probs of the further policies that a program reads, by the argument name of each.
 
-    Raises BatchError for one that lacks, and for one that no formula of the hierarchy names.
+    Raises BatchError for missing policies, and for policies that no formula names.
     """
     policies = {} if given is None else given
     if not isinstance(policies, Mapping):
@@ -97,21 +97,21 @@ def policy_tensors(
         if name in own:
             raise BatchError(
                 f"policies={{{name!r}: ...}}",
-                required=f"other policies: this call takes {own[name]}, which are {name}'s",
+                required=f"other policies: {own[name]} of this call gives {name}",
             )
         if name not in known:
             raise BatchError(
                 f"no formula of '{hierarchy.name}' reads the policy {name!r}",
                 required=f"one of {', '.join(map(repr, known))}" if known else "no policies",
-                remedy="leave it out" + (", or look for a slip in its name" if known else ""),
+                remedy="leave it out" + (", or correct its name" if known else ""),
             )
     kinds = ("policy_log_prob",) if OLD in own else ("policy_log_prob", "old_log_prob")
     read = {node.key[0] if node.key else OLD: node for node in program.inputs if node.kind in kinds}
     for name in (name for name in known if name in read):
         if policies.get(name) is None:
             raise BatchError(
-                f"'{hierarchy.name}' reads the policy {name!r}, and its log-probs are not given",
-                required=f"those of {', '.join(read)}, in the shape of the batch",
+                f"'{hierarchy.name}' reads the policy {name!r}, whose log-probs are missing",
+                required=f"log-probs of {', '.join(read)}, in the shape of the batch",
                 found=f"no {name!r}, which is read by {_reader(hierarchy, name)}",
                 remedy=f'pass policies={{"{name}": log_probs}}',
             )
@@ -119,7 +119,7 @@ def policy_tensors(
 
 
 def _reader(hierarchy: Hierarchy, policy: str) -> str:
-    """The formula that names a policy, as it was written."""
+    """The formula that names a policy, as written."""
     read = [(f"the gate on {s}", hierarchy.gate(s)) for s in hierarchy.order]
     read += [(f"weigh({w})", w) for w in hierarchy.objective.weighed]
     read += [(f"keep({k.condition})", k.condition) for k in hierarchy.objective.kept]
@@ -132,7 +132,7 @@ def _reader(hierarchy: Hierarchy, policy: str) -> str:
 
 
 def check_tokens(hierarchy: Hierarchy, index: Index | None, **tensors: Tensor) -> Index:
-    """Refuse an index of another hierarchy, and tensors of another shape, dtype or device than the index's."""
+    """Refuse an index of another hierarchy, and tensors whose shape, dtype or device does not fit the index."""
     if not isinstance(index, Index):
         raise no_index(type(index).__name__)
     if index.hierarchy is not hierarchy and index.hierarchy != hierarchy:
@@ -153,15 +153,15 @@ def check_tokens(hierarchy: Hierarchy, index: Index | None, **tensors: Tensor) -
         if tuple(tensor.shape) != index.shape:
             raise BatchError(
                 f"{name} has shape {list(tensor.shape)}",
-                required=f"{list(index.shape)}, as the index was built for",
+                required=f"{list(index.shape)}, the shape of the index",
                 remedy=fitted(name, tuple(tensor.shape), index.shape)
-                or "an index is of one batch: build that of this one, op.index(...), or of a micro-batch of its rows, "
+                or "an index belongs to one batch: build this batch's, op.index(...), or take a micro-batch of its rows, "
                 "index.micro(rows)",
             )
         if tensor.device != index.device:
             raise BatchError(
                 f"{name} is on {tensor.device}",
-                required=f"{index.device}, where the index lies",
+                required=f"{index.device}, the device of the index",
                 remedy="pass device= to operator.index(...), or move the tensor",
             )
     return index
@@ -176,12 +176,12 @@ def no_index(kind: str) -> BatchError:
 
 
 def refuse_both(hierarchy: Hierarchy, advantages: Tensor | None) -> None:
-    """Refuse rewards beside advantages, and where no formula makes advantages of them."""
+    """Refuse rewards beside advantages, and rewards for which the hierarchy has no formula."""
     if advantages is not None:
         raise BatchError(
-            "rewards and advantages are given",
+            "both rewards and advantages are given",
             required="one of them",
-            found=f"advantages, and rewards of which '{hierarchy.name}' makes some",
+            found=f"advantages, and rewards from which '{hierarchy.name}' makes advantages",
             remedy="pass the index by its name: index=..."
             if isinstance(advantages, Index)
             else "leave advantages out, or rewards",
@@ -190,12 +190,12 @@ def refuse_both(hierarchy: Hierarchy, advantages: Tensor | None) -> None:
         raise BatchError(
             f"rewards are given, and '{hierarchy.name}' has no formula for advantages",
             required="advantages=...",
-            remedy="declare Hierarchy(advantages=centred(reward, over=prompt_group)), or work them out before the call",
+            remedy="declare Hierarchy(advantages=centred(reward, over=prompt_group)), or compute them before the call",
         )
 
 
 def refuse_sums(hierarchy: Hierarchy, index: Index) -> None:
-    """Refuse rewards of rows where the formula adds up those of tokens: one would count as often as it has tokens."""
+    """Refuse rewards per row where the formula adds up rewards of tokens: a row's reward would count once per token."""
     if adds_up_tokens(hierarchy):
         raise BatchError(
             "rewards are given per row",
@@ -208,7 +208,7 @@ def refuse_sums(hierarchy: Hierarchy, index: Index) -> None:
 def in_words(
     hierarchy: Hierarchy, declared: Program, index: Index, ranks: Ranks, parameters: Mapping[str, Any] | None
 ) -> dict[str, str]:
-    """What has to be equal on all ranks of a call: parameters, and what is coarser than tokens."""
+    """What has to be equal on all ranks of a call, as text: parameters, and the elements coarser than tokens."""
     sizes = ", ".join(f"{n} {s}" for s, n in index.size.items() if s not in (*index.leaves, BATCH))
     said = {"the index": f"{sizes} (structure {ranks.structure})"}
     for node, numbers in parameter_values(hierarchy, declared, index, parameters or {}).items():
@@ -220,9 +220,9 @@ def in_words(
 
 
 def refuse_nonfinite(batch: Batch, index: Index) -> None:
-    """Name the first unmasked token whose log-prob, log ratio or advantage is infinite or undefined.
+    """Name the first unmasked token whose log-prob, log ratio or advantage is infinite or NaN.
 
-    Returns where there is none: it may be another rank's.
+    Returns if this rank has no such token; another rank may have it.
     """
     values = refuse_given(batch, index, "advantage")
     x = values["log_probs"] - values["old_log_probs"] if "log_probs" in values else values["log_ratio"]
@@ -230,14 +230,14 @@ def refuse_nonfinite(batch: Batch, index: Index) -> None:
     if len(far):
         raise BatchError(
             f"the log ratio of {index.describe_token(int(far[0]))} is {float(x[far[0]]):g}",
-            required="finite values, in the precision that the backend computes tokens in",
+            required="finite values in the precision of the backend's token arithmetic",
         )
 
 
 def refuse_turned_round(batch: Batch, index: Index) -> None:
-    """Refuse negative log-likelihoods in place of log-probs: none of them is below 0, and most are above.
+    """Refuse negative log-likelihoods in place of log-probs: no value is below 0, and most are above.
 
-    Log ratios beside zeros are no such.
+    Log ratios beside zeros are accepted.
     """
     given = {name: batch.tokens[name].reshape(-1)[index.positions] for name in ("log_probs", "old_log_probs")}
     for name, values in given.items() if bool(given["old_log_probs"].any()) else ():
@@ -256,7 +256,9 @@ def refuse_turned_round(batch: Batch, index: Index) -> None:
 
 
 def refuse_given(batch: Batch, index: Index, kind: str) -> dict[str, Tensor]:
-    """What a call is given at every unmasked token, float64 [tokens] each, if it is finite."""
+    """Every token tensor of a call at the unmasked tokens, float64 [tokens] each. Raises BatchError if one is not
+    finite.
+    """
     values = {name: t.reshape(-1)[index.positions].double() for name, t in batch.tokens.items()}
     for name, numbers in values.items():
         bad = ~torch.isfinite(numbers)
@@ -275,7 +277,7 @@ def refuse_given(batch: Batch, index: Index, kind: str) -> dict[str, Tensor]:
 
 
 def refuse_advantages(batch: Batch, index: Index, outputs: Mapping[Key, Tensor], by_row: bool) -> None:
-    """Name what keeps advantages from being finite: rewards, log-probs, a deviation of 0 that they are divided by."""
+    """Name why advantages are not finite: rewards, log-probs, or a division by a deviation of 0."""
     refuse_given(batch, index, "reward")
     h, rows = index.hierarchy, index.hierarchy.rows.name
     made = outputs[Key("advantages")]
@@ -288,7 +290,7 @@ def refuse_advantages(batch: Batch, index: Index, outputs: Mapping[Key, Tensor],
                 raise BatchError(
                     f"the advantages of {index.describe_element(key.stratum, element)} are divided by a deviation of 0",
                     required="a standard deviation above 0, or an epsilon that is added to it",
-                    found=f"all that it is of is equal there: {h.advantages}",
+                    found=f"equal values over that element: {h.advantages}",
                     remedy="write standardised(..., epsilon=1e-6), or leave such elements out of the batch",
                 )
     bad = ~torch.isfinite(made)
@@ -306,9 +308,7 @@ def refuse_advantages(batch: Batch, index: Index, outputs: Mapping[Key, Tensor],
 
 
 def refuse_terms(hierarchy: Hierarchy, outputs: Mapping[Key, Tensor], index: Index) -> None:
-    """Name the first token whose weight or penalty is infinite or undefined, and its coefficient with it; the inputs
-    are not.
-    """
+    """Name the first token whose weight or penalty is infinite or NaN, although the inputs are finite."""
     if Key("coefficients") not in outputs:
         return
     bad = torch.isnan(outputs[Key("coefficients")].reshape(-1)[index.positions]).nonzero()
@@ -320,23 +320,23 @@ def refuse_terms(hierarchy: Hierarchy, outputs: Mapping[Key, Tensor], index: Ind
             what = token if penalty.over is None else f"the {penalty.over} of {token}"
             raise BatchError(
                 f"the penalty '{name}' of {what} is not finite",
-                required="finite penalties of all that is kept",
+                required="finite penalties of all kept tokens",
                 found=f"{penalty!r}",
-                remedy="bound it: minimum(..., bound), or leave such tokens out by the keep(...) of its own objective",
+                remedy="bound it: minimum(..., bound), or drop such tokens: keep(...) in the penalty's objective",
             )
     roots = [name for name, penalty in hierarchy.penalties.items() if penalty.has_root]
     if roots:
         weight = "the weight, or " * bool(hierarchy.objective.weighed)
         raise BatchError(
             f"{weight}the slope of the penalty '{roots[0]}' at {token} is not finite",
-            required="roots of what is above 0, where they are kept",
+            required="square roots of positive numbers at kept tokens",
             found=f"{hierarchy.penalties[roots[0]]!r}",
             remedy="keep it from 0: sqrt(... + 1e-8)",
         )
     if hierarchy.objective.weighed:
         raise BatchError(
             f"the weight of {token} is not finite",
-            required="finite weights of all tokens that are kept",
+            required="finite weights of all kept tokens",
             found=f"weigh({hierarchy.objective.weighed[0]})",
-            remedy="bound it: weigh(minimum(..., bound)), or leave such tokens out by keep(...)",
+            remedy="bound it: weigh(minimum(..., bound)), or drop such tokens: keep(...)",
         )

@@ -1,7 +1,7 @@
-"""The metrics of one call: taken out of what a program computed, a few operations for all of them together.
+"""The metrics of one call, read from a program's outputs in a few operations for all of them.
 
-Which outputs they are, over what they are added up and what they are called is worked out once for an operator and an
-index. A device is asked for nothing else, and a CUDA graph that is replayed writes into the same memory.
+The layout of the metrics is computed once for an operator and an index. Reading them does not wait for the device, and
+a replayed CUDA graph writes into the same memory.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from fibration.runtime.index.index import Index
 from fibration.runtime.metrics import ALL, Asked, Extreme, Mean, Metric, Row, asked_for, chosen, rows
 
 EVERYTHING, NOTHING = frozenset({ALL}), frozenset[str]()
-FEW = 32  # a coarsest stratum with more elements than this is reported as a whole only
+FEW = 32  # a coarsest stratum with more elements has no metrics per element
 
 
 def room_of(hierarchy: Hierarchy) -> int:
-    """How many numbers the metrics of a call are at most, two for each, whatever the batch."""
+    """The most numbers that the metrics of a call have, two per metric, whatever the batch."""
     return sum(2 * FEW if row.how == "each" else 2 for row in rows(hierarchy))
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a metric is among the numbers of all: its sum and its count, or its value."""
+    """The place of a metric in the vector of numbers: of its sum and its count, or of its value."""
 
     name: str
     at: int
@@ -45,7 +45,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Measured:
-    """The metrics of one call: float64 `[numbers]`, each metric's its own, and which is where."""
+    """The metrics of one call: their numbers, float64 `[numbers]`, and the place of each."""
 
     values: Tensor | None = None
     places: tuple[Place, ...] = ()
@@ -60,7 +60,7 @@ class Measured:
         }
 
     def scalars(self, prefix: str, **more: Tensor) -> dict[str, float]:
-        """`more`, 0-d tensors, and every metric that is over something, in one copy from the device."""
+        """`more`, 0-d tensors, and every metric over at least one element, in one copy from the device."""
         parts = [t.detach().reshape(1).double() for t in more.values()]
         numbers: list[float] = torch.cat(parts if self.values is None else [*parts, self.values]).tolist()
         found = {prefix + name: number for name, number in zip(more, numbers, strict=False)}
@@ -76,14 +76,14 @@ class Measured:
 
 
 class Collector:
-    """What reads the metrics of an operator out of what its programs compute."""
+    """Reads the metrics of an operator from the outputs of its programs."""
 
     def __init__(self, hierarchy: Hierarchy, programs: Mapping[str, Program]) -> None:
         self.hierarchy, self.programs = hierarchy, programs
         self._asked: dict[object, Asked] = {}
 
     def asked(self, metrics: object) -> Asked:
-        """What `metrics=` of a call says, or an error."""
+        """The metrics that `metrics=` of a call names. Raises BatchError for an unknown name."""
         if isinstance(metrics, bool):
             return EVERYTHING if metrics else NOTHING
         key = tuple(metrics) if isinstance(metrics, list) else metrics
@@ -94,28 +94,28 @@ class Collector:
         return self._asked[key]
 
     def program(self, metrics: object) -> str:
-        """The one that computes what is asked for, and the least beside it; of what there is not, any."""
+        """The cheapest program that computes the metrics; any program if a name is unknown."""
         if isinstance(metrics, bool):
             return "evaluate" if metrics else "objective"
         try:
             asked = self.asked(metrics)
-        except BatchError:  # which the call raises, where all ranks hear of it
+        except BatchError:  # the call raises it, on all ranks
             return "objective"
         needed = {k for row in self.rows(self.programs["evaluate"].outputs, asked) for k in row.keys}
         return "objective" if needed <= self.programs["objective"].outputs.keys() else "evaluate"
 
     def rows(self, outputs: Mapping[Key, object], asked: Asked) -> list[Row]:
-        """Those that are asked for, of a program that computes them.
+        """The requested metrics whose outputs the program computes.
 
-        A policy that advantages alone read has none: it is read in a program of their own.
+        A policy that only the formula of advantages reads has no metrics: its program is a separate one.
         """
         return [r for r in rows(self.hierarchy) if chosen(r, asked) and all(k in outputs for k in r.keys)]
 
     def collect(self, program: str, outputs: Outputs, index: Index, asked: Asked) -> Measured:
-        """Those metrics of a program's outputs that are asked for; docs/operator.md says what each is.
+        """The requested metrics of a program's outputs; docs/operator.md defines each.
 
-        Elements of coarsest strata come one by one where these are few and not the rows. Of an element with nothing
-        over it, means are NaN and maxima -inf.
+        A coarsest stratum with few elements has metrics per element, unless it is the rows. An element without tokens
+        has NaN means and maxima of -inf.
         """
         if not asked:
             return Measured()
@@ -126,26 +126,26 @@ class Collector:
 
 @dataclass(frozen=True)
 class Table:
-    """Some metrics of a program on one index.
+    """The layout of some metrics of a program on one index.
 
-    Outputs are put together as `[multiplied, others, blocks]`: what is a mean, and multiplied by a count; vectors or
-    single numbers as they are; and blocks `[vectors, elements]` that are added up, or of which maxima are taken. The
-    numbers of all metrics are these but for the last `unnamed`, then sums and maxima, outputs that count, and what no
-    call changes.
+    Gathered outputs are `[multiplied, others, blocks]`. `multiplied`: means, which are multiplied by a count.
+    `others`: vectors or numbers that are metrics as they are. A block `[vectors, elements]` is summed, or its maxima
+    are taken. The numbers of all metrics are the first `own` gathered numbers, then sums and maxima, then outputs that
+    are counts, then constants.
     """
 
     places: tuple[Place, ...]
-    gathered: Tensor  # int64, where they lie in the workspace
-    pieces: tuple[int | tuple[Key, int], ...]  # lengths of what is gathered, and in between what lies elsewhere
+    gathered: Tensor  # int64: places in the workspace
+    pieces: tuple[int | tuple[Key, int], ...]  # lengths of gathered pieces; outputs outside the workspace in between
     own: int
-    blocks: tuple[tuple[int, int, int, bool], ...]  # where each starts, vectors, elements, whether maxima
+    blocks: tuple[tuple[int, int, int, bool], ...]  # start, vectors, elements, whether maxima
     counting: tuple[int, ...]
     fixed: Tensor  # float64
     times: Tensor  # float64 [multiplied]
     negated: int | None
 
     def read(self, outputs: Outputs) -> Tensor:
-        """The numbers of all: float64."""
+        """The numbers of all metrics: float64."""
         flat = self._taken(outputs)
         parts = [flat[: self.own]]
         for start, vectors, elements, largest in self.blocks:
@@ -180,13 +180,13 @@ class Table:
 class _Maker:
     def __init__(self, chosen: Sequence[Row], outputs: Outputs, index: Index) -> None:
         self.rows, self.outputs, self.index = chosen, outputs, index
-        self.taken: dict[Key, tuple[int, int]] = {}  # where each output starts, and how long it is
+        self.taken: dict[Key, tuple[int, int]] = {}  # start and length of each output
         self.length = 0
         self.blocks: list[tuple[int, int, int, bool]] = []
-        self.results: dict[tuple[Key, ...], int] = {}  # of blocks: the number of what is made of these outputs
+        self.results: dict[tuple[Key, ...], int] = {}  # by outputs of a block: the number of their sum or maximum
         self.fixed: list[Tensor] = []
         self.fixed_length = 0
-        self.counts: dict[tuple[str, str, int], Tensor] = {}  # most metrics are over the same few
+        self.counts: dict[tuple[str, str, int], Tensor] = {}  # shared: most metrics have the same few counts
 
     def named(self, over: str) -> Sequence[object]:
         names = self.index.labels.get(over, ())
@@ -196,7 +196,7 @@ class _Maker:
         return all(k in self.outputs.constant for k in row.keys)
 
     def counts_itself(self, row: Row) -> bool:
-        """Whether a mean's count is an output, which changes from call to call."""
+        """Whether the count of a mean is an output, which changes with every call."""
         return isinstance(row.count, Key) and row.count not in self.outputs.constant
 
     def table(self) -> Table:
@@ -231,7 +231,7 @@ class _Maker:
             negated=least,
         )
 
-    # ------------------------------------------------------------ where outputs are put
+    # ------------------------------------------------------------ places of outputs
 
     def take(self, key: Key, length: int) -> None:
         if key not in self.taken:
@@ -239,7 +239,7 @@ class _Maker:
             self.length += length
 
     def lay_out(self, moving: Sequence[Row]) -> int:
-        """Put outputs one after the other; returns how many numbers of them are metrics by themselves."""
+        """Place outputs one after another; returns how many of the numbers are metrics by themselves."""
         size = self.index.size
         vectors: dict[tuple[str, bool], dict[tuple[Key, ...], None]] = {}
         for r in moving:
@@ -253,7 +253,7 @@ class _Maker:
                 assert isinstance(r.count, Key)
                 self.take(r.count, 1)
         self.reduced: list[tuple[Key, ...]] = []
-        by_name = sorted(vectors, key=lambda v: not self.named(v[0]))  # stable: those with names first
+        by_name = sorted(vectors, key=lambda v: not self.named(v[0]))  # stable; strata with metrics per element first
         own: int | None = None
         for over, largest in by_name:
             if own is None and not self.named(over):
@@ -268,7 +268,7 @@ class _Maker:
         return self.together(moving) if own is None else own
 
     def together(self, moving: Sequence[Row]) -> int:
-        """The end of what is metrics by itself: with the vectors of elements that nothing is added up of."""
+        """Place the vectors of metrics per element; returns where the numbers that are metrics by themselves end."""
         for r in moving:
             if r.how == "each":
                 self.take(r.keys[0], self.index.size[r.over])
@@ -288,7 +288,7 @@ class _Maker:
             found += [sum(n for _, n in mine)] if here else mine
         return tuple(found)
 
-    # ------------------------------------------------------------ what they are called
+    # ------------------------------------------------------------ names of metrics
 
     def places(self, row: Row, count: int | None, start: int) -> list[Place]:
         names = [row.name]
@@ -313,7 +313,7 @@ class _Maker:
         return self.fix(-number if row.how == "least" else number, start)
 
     def fix(self, numbers: Tensor, start: int) -> int:
-        """Put what no call changes at the end: each metric has its own, whatever is done with it in place."""
+        """Append constants: each metric has its own numbers, so that changing one in place changes no other."""
         at = start + self.fixed_length
         self.fixed.append(numbers)
         self.fixed_length += len(numbers)

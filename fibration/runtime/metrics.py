@@ -1,4 +1,4 @@
-"""Diagnostics that add up exactly over batches, sums with counts and extremes, and which of them are asked for."""
+"""Metrics that add up exactly over batches (sums with counts, extremes), and the names that select them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fibration.language.hierarchy import Hierarchy
 
 @dataclass(frozen=True)
 class Mean:
-    """A sum and a count, both 0-d float64 tensors; reads as their quotient, and adds up over batches with `+`."""
+    """A sum and a count, both 0-d float64 tensors. `float()` is their quotient; `+` adds over batches."""
 
     sum: Tensor
     count: Tensor
@@ -61,20 +61,20 @@ class Extreme:
 Metric = Mean | Extreme
 
 
-# ---------------------------------------------------------------- what there is, and what is asked for
+# ---------------------------------------------------------------- metrics of a hierarchy
 
-ALL, WHOLE = "all", "levels"  # everything; everything but single elements
-Asked = frozenset[str]  # of these words, of names of strata, and of `GROUPS`
-GROUPS = ("ratio", "divergences", "weights", "penalties")  # what is of no level
+ALL, WHOLE = "all", "levels"  # all metrics; all except metrics per element
+Asked = frozenset[str]  # of `ALL`, `WHOLE`, names of strata, and `GROUPS`
+GROUPS = ("ratio", "divergences", "weights", "penalties")  # metrics that belong to no level
 
 
 @dataclass(frozen=True)
 class Row:
-    """One metric, or one per element of `over`, of a program's outputs.
+    """One metric of a program's outputs, or one per element of `over`.
 
-    `how` is "sum" or "max" of the elements of `over`, "each" of them, "one" number of the batch, or "least", a maximum
-    that was negated. Several `keys`, one for each leaf, are one maximum. A mean's count is that of the elements of
-    `count[0]` over `count[1]`, or an output. Some sums come as a mean, which is multiplied by its count.
+    `how`: "sum" or "max" over the elements of `over`, "each" of them, "one" number of the batch, or "least", a negated
+    maximum. Several `keys`, one per leaf, have one maximum. The count of a mean is the number of elements of
+    `count[0]` over `count[1]`, or an output. `is_mean`: the output is a mean, which is multiplied by its count.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Row:
 
 @cache
 def rows(hierarchy: Hierarchy) -> tuple[Row, ...]:
-    """Every metric of a hierarchy."""
+    """All metrics of a hierarchy."""
     return tuple(_rows(hierarchy))
 
 
@@ -99,9 +99,9 @@ def _rows(h: Hierarchy) -> Iterator[Row]:
         largest = word == "peak"
         for i, over in enumerate(report.over(stratum)):
             keys = (report.key(word, stratum, channel, over),)
-            if i == 0:  # each of them adds up to the same
+            if i == 0:  # every `over` adds up to the same number
                 yield Row(name, stratum, keys, "max" if largest else "sum", over, None if largest else (stratum, BATCH))
-            if over != every:  # rows differ from batch to batch
+            if over != every:  # rows differ between batches
                 yield Row(name, stratum, keys, "each", over, None if largest else (stratum, over))
 
     def most(word: str) -> tuple[Key, ...]:
@@ -135,7 +135,7 @@ def _rows(h: Hierarchy) -> Iterator[Row]:
 
 
 def asked_for(hierarchy: Hierarchy, metrics: object) -> Asked:
-    """What `metrics=` names: True, False, one name or several. Raises BatchError for one that there is not."""
+    """The metrics that `metrics=` names: True, False, one name or several. Raises BatchError for an unknown name."""
     if isinstance(metrics, bool):
         return frozenset({ALL} if metrics else ())
     words = [metrics] if isinstance(metrics, str) else metrics
@@ -154,7 +154,7 @@ def _groups(hierarchy: Hierarchy) -> set[str]:
 
 
 def chosen(row: Row, asked: Asked) -> bool:
-    """Single elements of a stratum come where both are asked for: what is measured of them, and they."""
+    """Whether a metric is requested. Metrics per element need both names: the group and the stratum of the elements."""
     if ALL in asked:
         return True
     if row.how == "each":

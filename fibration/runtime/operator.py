@@ -1,4 +1,4 @@
-"""The compiled operator: loss, coefficients and gated ratios of one hierarchy on concrete batches."""
+"""The compiled operator: loss, coefficients and gated ratios of one hierarchy on batches."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from fibration.runtime.tracing import is_followed, outside
 class Operator:
     """A verified hierarchy, compiled. Call `index` once per batch, then `loss`, `coefficients` or `gate`.
 
-    Per-token tensors have the shape that the index was built for: padded `[B, T]` or packed `[N]`; values under the
-    mask are never read, so NaN there is harmless. Inputs are float32, bfloat16, float16 or float64.
+    Per-token tensors have the shape of the index: padded `[B, T]` or packed `[N]`. Values under the mask are never
+    read, so NaN there is harmless. Inputs are float32, bfloat16, float16 or float64.
 
-    Gradients flow into `log_probs`, or `log_ratio`, alone. Anything else that requires grad is refused where gradients
-    are recorded, and is data under `torch.no_grad()`.
+    Gradients flow into `log_probs` or `log_ratio` only. Where gradients are recorded, any other input that requires
+    grad is an error; under `torch.no_grad()` it is data.
 
-    On a GPU a call waits for nothing, and after one like it may be recorded in a CUDA graph. What is not finite is then
-    no error: the objective is NaN, and the gradient of every token that it comes from.
+    On a GPU a call does not wait for the device. A CUDA graph can record it after one call of the same kind. Inputs
+    that are not finite are then no error: the objective is NaN, and so is the gradient of every token that causes it.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Operator:
         self.programs = programs
         self.calls = Calls(hierarchy, programs, Backend(backend, run), on_cpu)
         self._again = again
-        self.number = OPERATORS.number(self)  # by which operators of torch know it
-        self.room = room_of(hierarchy)  # for the numbers of a call's metrics, whatever the batch
+        self.number = OPERATORS.number(self)  # stands for the operator in custom torch operators
+        self.room = room_of(hierarchy)
 
     @cached_property
     def coupling(self) -> Coupling:
@@ -73,7 +73,7 @@ class Operator:
         )  # without programs it makes indexes alone
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Generated functions do not pickle; another process compiles the same hierarchy again."""
+        """Generated functions do not pickle, so unpickling compiles the hierarchy again."""
         if self._again is None:
             raise TypeError(f"{self!r} was made without the compiler, and cannot be pickled")
         return self._again, (self.hierarchy,)
@@ -84,7 +84,7 @@ class Operator:
     @outside
     def index(
         self,
-        /,  # a stratum may be called so
+        /,  # a stratum may have the name of an argument
         *positional: Any,
         mask: Any = None,
         offsets: Any = None,
@@ -94,35 +94,36 @@ class Operator:
         group: Any = None,
         **labels: Any,
     ) -> Index:
-        """Say who lies over whom in a batch.
+        """Build the index of a batch: for every token and element, its element of each coarser stratum.
 
-        `mask`: bool (or 0/1) `[B, T]`, True on response tokens. For packed tokens `offsets`: cu_seqlens, int `[n + 1]`,
-        optionally with a `mask` `[N]`. One keyword per stratum coarser than rows: a label per row, any hashable values
-        (a stratum below the rows or beside them takes a label per token). Tokens and rows without an element of a
-        stratum need no label for it. Instead of labels, a stratum takes a mapping from those of what lies directly
-        over it: `family={"math": "stem"}`, or where several do, one for each: `family={"domain": {"math": "stem"},
-        "modality": {"text": "stem"}}`.
+        `mask`: bool (or 0/1) `[B, T]`, True on response tokens. For packed tokens `offsets`: cu_seqlens, int `[n +
+        1]`, optionally with a `mask` `[N]`. Every stratum coarser than rows has a keyword: one label per row, any
+        hashable values. A stratum below or beside the rows takes one label per token. Tokens and rows without an
+        element of a stratum need no label for it. Instead of labels, a stratum accepts a mapping from the labels of
+        the stratum directly over it: `family={"math": "stem"}`. If several strata lie directly over it, it takes one
+        mapping for each: `family={"domain": {"math": "stem"}, "modality": {"text": "stem"}}`.
 
-        Where there are several leaves, one keyword per leaf: a boolean (or 0/1) mask of its tokens, of their shape;
-        one leaf may be left out, and has the unmasked tokens that no other has. `attributes`: `{name: values}` for
-        declared attributes.
+        With several leaves, every leaf has a keyword: a boolean (or 0/1) mask of its tokens, in their shape. One leaf
+        may be left out; it has the remaining unmasked tokens. `attributes`: `{name: values}` for declared attributes.
 
-        `positions`: whole numbers of the batch's shape, from 0, with gaps or without: where each token comes in its
-        sequence. They are needed where formulas read an order, and an element has tokens in several rows, or on several
-        ranks; along a row they ascend. With them, rows of one name (`trajectory=keys`) are pieces of one trajectory.
-        Without them, tokens come as they lie in their row. What is coarser than tokens is ordered by its first token.
+        `positions`: whole numbers from 0 in the batch's shape, gaps allowed: the position of each token in its
+        sequence. They must ascend along a row. Formulas that read an order need them if an element has tokens in
+        several rows or on several ranks. With them, rows of one name (`trajectory=keys`) are pieces of one trajectory.
+        Without them, tokens are in the order of their row. Elements coarser than tokens are ordered by their first
+        token.
 
-        `group`: the ranks that the batch is spread over, each with a part of it, which may be nothing: a group of
-        torch.distributed, or an object with `rank`, `size`, `all_gather(tensor)` and `all_gather_object(obj)`. All of
-        them make this call, and each that uses the index. Its tokens are then this rank's, and everything coarser is
-        the whole batch's, the same on every rank: labels of one element are equal wherever they are given. Names for
-        the rows (`trajectory=keys`) say which rows are pieces of one, and number elements by their labels, so that it
-        does not matter which rank has which rows. Numbers are given by label and not in the order of elements.
+        `group`: the ranks that share the batch; the part of a rank may be empty. It is a group of torch.distributed,
+        or an object with `rank`, `size`, `all_gather(tensor)` and `all_gather_object(obj)`. All ranks must make this
+        call, and every call that uses the index. Tokens are then this rank's tokens. Coarser elements are the whole
+        batch's and equal on all ranks, so labels of one element must be equal on all ranks. Names for the rows
+        (`trajectory=keys`) tell which rows are pieces of one. They also number elements by label, independently of
+        which rank has which rows. Parameters per element are then given by label, not in the order of elements.
 
-        Raises HierarchyIndexError naming the row, token, label or element that does not fit: labels that lack, or are
-        negative integers of tokens, which in most data mean none; an element over two, paths that disagree, a batch
-        that breaks what the hierarchy assumes, crossed effects that no projection tells apart. With a group, all ranks
-        raise what one of them does; and RanksError where they are in different calls, or one of them is lost.
+        Raises HierarchyIndexError naming the row, token, label or element that does not fit. Examples: missing labels;
+        negative integer labels of tokens, which in most data mean none; an element over two elements; paths that
+        disagree; a batch that breaks an assumption of the hierarchy; crossed effects that no projection separates.
+        With a group, an error on one rank is raised on all ranks. Ranks in different calls, and a lost rank, raise
+        RanksError.
         """
         refuse_positional(self.hierarchy, positional)
         ranks, labels = ranks_or_labels(self.hierarchy, group, labels, positions is not None)
@@ -145,15 +146,15 @@ class Operator:
         policies: Mapping[str, Tensor] | None = None,
         metrics: bool | str | Sequence[str] = True,
     ) -> Loss:
-        """`-J` (eq:fgh_objective) over the whole batch, with the gradient `-c_i` towards every log-prob; `J` is less
-        the hierarchy's penalties.
+        """`-J` (eq:fgh_objective) over the whole batch, with the gradient `-c_i` for every log-prob. Penalties are
+        subtracted from `J`.
 
-        `log_probs`, `old_log_probs`: log π of the sampled tokens now and when sampled, in nats. `advantages`:
-        per token, or per row `[B]`; or `rewards=` in their place, of which the hierarchy's formula makes them. `index`
-        is needed always. `policies`: log-probs of the further policies that formulas name, by name,
-        `{"rollout": log_probs}`. `metrics`: True for all, False for none, or names of strata and of `"ratio"`,
-        `"divergences"`, `"weights"`, `"penalties"`; `"levels"` are all but those of single elements. For batches that
-        do not fit, use `coefficients`.
+        `log_probs`, `old_log_probs`: log π of the sampled tokens, now and at sampling, in nats. `advantages`: per
+        token, or per row `[B]`. `rewards=` may replace them: the hierarchy's formula then makes the advantages.
+        `index` is always required. `policies`: log-probs of the further policies that formulas name, `{"rollout":
+        log_probs}`. `metrics`: True for all, False for none, or names of strata and of `"ratio"`, `"divergences"`,
+        `"weights"`, `"penalties"`; `"levels"` means all except metrics per element. For batches that do not fit in
+        memory, use `coefficients`.
         """
         if is_followed():
             given = log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
@@ -180,7 +181,7 @@ class Operator:
     ) -> Coefficients:
         """`c_i = ∂J/∂log π_θ(i)` for the whole batch, without a graph: `∇J = Σ c_i ∇log π_θ(i)` (eq:grad_decomp).
 
-        Back-propagate `-(coefficients.values * log_probs).sum()`, in as many micro-batches as you like.
+        Back-propagate `-(coefficients.values * log_probs).sum()`, in any number of micro-batches.
         """
         if is_followed():
             given = log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
@@ -237,10 +238,10 @@ class Operator:
         rewards: Tensor | None = None,
         policies: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """The gated ratios `𝒢(r)`, differentiable in `log_ratio`, shaped like it, and 1 under the mask.
+        """The gated ratios `𝒢(r)`: differentiable in `log_ratio`, in its shape, 1 under the mask.
 
-        `log_ratio`: log r = log π_θ - log π_old per token. `advantages`, or `rewards` in their place, and
-        `policies` are needed only where a gate reads them; there `old` is one of the policies.
+        `log_ratio`: log r = log π_θ - log π_old per token. `advantages` (or `rewards`) and `policies` are required
+        only if a gate reads them; `old` is then one of the policies.
         """
         if is_followed():
             return compiled.of_gate(self, log_ratio, index, parameters, advantages, rewards, policies)
@@ -262,7 +263,9 @@ class Operator:
         rewards: Tensor | None = None,
         policies: Mapping[str, Tensor] | None = None,
     ) -> Levels:
-        """Residual and gated residual at every element of every stratum, in intensive units. Not differentiable."""
+        """The residual and the gated residual of every element of every stratum, in intensive units. Not
+        differentiable.
+        """
         tokens, graph = {"log_ratio": log_ratio}, torch.is_grad_enabled()
         if rewards is not None:
             advantages = self.calls.advantages(
@@ -270,7 +273,7 @@ class Operator:
             )
         outputs, _ = self.calls.call("levels", index, tokens, advantages, parameters, policies, torch.float64, graph)
 
-        nothing = torch.where(outputs[Key("nonfinite")] > 0, torch.nan, 0.0)  # where that is not looked at
+        nothing = torch.where(outputs[Key("nonfinite")] > 0, torch.nan, 0.0)  # on a GPU, where no error is raised
 
         def pick(word: str) -> dict[tuple[str, str], Tensor]:
             found = {}
@@ -292,11 +295,12 @@ class Operator:
         *,
         policies: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """What the hierarchy's formula makes of rewards: float64, as every call with `rewards=` reads them.
+        """The advantages that the hierarchy's formula makes from rewards: float64, the same as in calls with
+        `rewards=`.
 
-        `rewards`: per token, or per row `[B]`. Advantages are `[B]` then, where nothing in the formula is a token's
-        own, and otherwise of the batch's shape; 0 under the mask and of rows without tokens. `policies` has the
-        log-probs of those that the formula names, `old` among them.
+        `rewards`: per token, or per row `[B]`. For rewards per row, advantages are `[B]` if no part of the formula
+        varies within a row. Otherwise they have the batch's shape. They are 0 under the mask and at rows without
+        tokens. `policies`: log-probs of the policies that the formula names, including `old`.
         """
         made = self.calls.advantages(
             "advantages", rewards, index, {}, None, parameters, policies, torch.is_grad_enabled()
@@ -314,10 +318,9 @@ class Operator:
         log_probs: tuple[Tensor, Tensor] | None = None,
         policies: Mapping[str, Tensor] | None = None,
     ) -> dict[Input | Matrix, Tensor]:
-        """What one of the programs reads, as float64 vectors, for the interpreter.
+        """The inputs of one program as float64 vectors, for the interpreter.
 
-        `log_ratio`, or `log_probs` now and when sampled, where the program reads these, and those of other policies:
-        float64 [tokens].
+        `log_ratio`, or `log_probs` now and at sampling, and `policies`: float64 [tokens].
         """
 
         def whole(values: Tensor) -> Tensor:
@@ -336,5 +339,5 @@ class Operator:
 
 
 def _wide(given: Tensor) -> torch.dtype:
-    """Results keep float64, and are float32 otherwise: half precision would lose small coefficients."""
+    """float64 for float64 inputs, otherwise float32, because half precision would lose small coefficients."""
     return torch.float64 if isinstance(given, Tensor) and given.dtype == torch.float64 else torch.float32

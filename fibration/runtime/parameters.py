@@ -1,4 +1,4 @@
-"""Parameter values of one call: checked against the declared bounds, one number per element where they vary."""
+"""The parameter values of one call, checked against their bounds: one number, or one per element."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from fibration.runtime.index.micro import MicroIndex
 
 Numbers = NDArray[np.float64]
 Values = Mapping[Input, Numbers]  # [1], or [elements]
-COLUMNS = ("+", "-")  # of values per element and channel
+COLUMNS = ("+", "-")  # the columns of values per element and channel
 
 
 def parameter_values(hierarchy: Hierarchy, program: Program, index: Index, given: Mapping[str, Any]) -> Values:
-    """The numbers of every parameter input, checked; docs/operator.md says in which forms they come."""
+    """The numbers of every parameter input, checked; docs/operator.md lists the accepted forms."""
     if isinstance(index, MicroIndex):  # a value in the order of elements means those of the whole step
         whole = parameter_values(hierarchy, program, index.whole, given)
         return {n: v if len(v) == 1 else v[index.elements[n.over]] for n, v in whole.items()}
@@ -41,7 +41,7 @@ def parameter_values(hierarchy: Hierarchy, program: Program, index: Index, given
 
 
 def given_values(hierarchy: Hierarchy, program: Program, given: Mapping[str, Any]) -> dict[Input, Any]:
-    """What is given for every parameter input, or else its default; raises ParameterError where that is nothing."""
+    """The value, or else the default, of every parameter input. Raises ParameterError if an input has neither."""
     if not isinstance(given, Mapping):
         raise ParameterError(
             f"parameters are {shown(given)}", required="a mapping from name to value", remedy="{'epsilon': 0.05}"
@@ -74,7 +74,7 @@ def given_values(hierarchy: Hierarchy, program: Program, given: Mapping[str, Any
 def parameter_vectors_of(
     hierarchy: Hierarchy, program: Program, index: Index, given: Mapping[str, Any]
 ) -> Mapping[Input, Tensor]:
-    """The vectors of every parameter input, checked: of plain numbers not again where the last call had the same."""
+    """The vectors of every parameter input, checked. Plain numbers that equal the last call's are not checked again."""
 
     def make() -> dict[Input, Tensor]:
         return parameter_vectors(parameter_values(hierarchy, program, index, given), index)
@@ -83,7 +83,7 @@ def parameter_vectors_of(
     if numbers is None:
         return make()
     last: dict[object, tuple[Program, Mapping[Input, Tensor]]]
-    last = index.kept(("parameters", id(program)), dict)  # with the program, whose id nothing else then has
+    last = index.kept(("parameters", id(program)), dict)  # keeps the program, so that no other gets its id
     if numbers not in last:
         found = make()
         last.clear()
@@ -92,9 +92,9 @@ def parameter_vectors_of(
 
 
 def _plain(given: object) -> object:
-    """What tells plain numbers and mappings of them from any others; None for anything else."""
+    """A cache key for plain numbers and mappings of them; None for any other value."""
     if type(given) in (float, int):
-        return type(given), given or repr(given)  # a zero has a sign
+        return type(given), given or repr(given)  # 0.0 and -0.0 differ
     if type(given) is not dict:
         return None
     found = tuple((key, _plain(value)) for key, value in given.items())
@@ -105,9 +105,9 @@ _MADE: Recent[tuple[Tensor, ...]] = Recent(32)
 
 
 def parameter_vectors(values: Values, index: Index) -> dict[Input, Tensor]:
-    """Each as a float64 vector `[elements of its stratum]`, on the device of the index.
+    """Each input as a float64 vector `[elements of its stratum]`, on the device of the index.
 
-    All of them are one copy from the host, which is kept for the next call with these numbers.
+    One copy from the host moves all of them. It is cached for later calls with these numbers.
     """
     numbers = np.concatenate([*values.values(), np.empty(0)])
     shapes = [(len(given), index.size[node.over]) for node, given in values.items()]
@@ -115,8 +115,8 @@ def parameter_vectors(values: Values, index: Index) -> dict[Input, Tensor]:
     def make() -> tuple[Tensor, ...]:
         if devices.is_recording():
             raise ParameterError(
-                "parameters have values that no call had before this CUDA graph",
-                required="values that lie on the device already: nothing is copied while a graph is recorded",
+                "parameters have values that no call before this CUDA graph had",
+                required="values that are on the device already: a recorded graph copies nothing from the host",
                 remedy="make one call with these parameters before the recording",
             )
         with torch.inference_mode(False):
@@ -127,13 +127,13 @@ def parameter_vectors(values: Values, index: Index) -> dict[Input, Tensor]:
     key = f"{index.device} {shapes} {hashlib.blake2b(numbers.tobytes()).hexdigest()}"
     made = _MADE.get(key, make)
     if devices.is_recording():
-        index.keep(key, made)  # the graph reads them whenever it is replayed
+        index.keep(key, made)  # a replayed graph reads them
     return dict(zip(values, made, strict=True))
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What one input of a program reads of a parameter: a number of one channel, for each element of a stratum."""
+    """One parameter input of a program: one channel of a parameter, for the elements of one stratum."""
 
     parameter: Parameter
     channel: str
@@ -141,7 +141,7 @@ class Wanted:
     index: Index
 
     def numbers(self, value: Any) -> Numbers:
-        """One for all elements, `[1]`, or one for each."""
+        """One number for all elements, `[1]`, or one per element."""
         if isinstance(value, Mapping) and not is_channels(value):
             return self._by_label(value)
         if isinstance(value, Mapping):
@@ -153,17 +153,17 @@ class Wanted:
         return self._in_order(value, "the value", columns=bool(self.channel))
 
     def _refuse_pair(self, first: float, second: float) -> None:
-        """Two numbers are a pair of channels under a label, and two elements where they stand alone."""
+        """Refuse two bare numbers, which may be two channels or two elements."""
         if not self.parameter.is_outside(np.array([first, second])).any():
             raise ParameterError(
-                f"parameter '{self.parameter.name}' is {shown((first, second))}, which can be read in two ways",
+                f"parameter '{self.parameter.name}' is {shown((first, second))}, which has two readings",
                 required=self._accepted,
                 found=f"two channels, and two elements of {self.stratum}: {self._elements}",
                 remedy=f"write {{'+': {first}, '-': {second}}} for channels, {{label: value}} for elements",
             )
 
     def _in_order(self, value: Any, what: str, columns: bool) -> Numbers:
-        """A number, or one per element in their order, or with `columns` one per element and channel."""
+        """A number, one per element in order, or with `columns` one per element and channel."""
         if isinstance(value, Mapping):
             return self._by_label(value)
         if not is_several(value):
@@ -178,7 +178,7 @@ class Wanted:
         if ranks is not None:
             raise ParameterError(
                 f"parameter '{self.parameter.name}' is given in the order of elements",
-                required=f"{self._accepted}; ranks have elements in an order of their own",
+                required=f"{self._accepted}; the order of elements differs between ranks",
                 remedy=f"pass {{label: value}} for each {self.stratum} of the whole batch",
             )
         shape = _shape(value)
@@ -203,7 +203,7 @@ class Wanted:
         numbers = self.index.element_numbers.get(self.stratum)
         if numbers is None:
             raise without_labels(self.parameter, self.stratum, value)
-        tensors = [label for label in value if isinstance(label, Tensor)]  # which are equal to no label
+        tensors = [label for label in value if isinstance(label, Tensor)]  # a tensor equals no label
         if tensors:
             raise ParameterError(
                 f"parameter '{self.parameter.name}' has a tensor for a label: {shown(tensors[0])}",
@@ -233,7 +233,7 @@ class Wanted:
 
     @property
     def _elements(self) -> str:
-        """The first elements, in their order."""
+        """The first elements, in order."""
         size = self.index.size[self.stratum]
         named = self.index.labels.get(self.stratum)
         first = [repr(named[i]) if named else self._element(i) for i in range(min(size, 8))]
@@ -241,7 +241,7 @@ class Wanted:
 
     @property
     def _accepted(self) -> str:
-        """The forms that a value may have."""
+        """The accepted forms of a value."""
         number = "a number" + " or {'+': ..., '-': ...}" * bool(self.channel)
         if self.stratum == BATCH:
             return number
@@ -269,7 +269,7 @@ def _of(what: str) -> str:
 
 
 def is_several(value: Any) -> bool:
-    """Whether a value is in the order of elements, be there only one."""
+    """Whether a value lists elements in order, even if only one."""
     return bool(value.ndim) if _is_array(value) else _is_list(value)
 
 
@@ -282,7 +282,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """Of a list too, where its entries are of one length."""
+    """The shape of a tensor, an array, or a list of entries of one length."""
     if _is_array(value):
         return tuple(value.shape)
     lengths = {len(v) if is_several(v) else None for v in value}
@@ -303,7 +303,7 @@ def floats(parameter: Parameter, value: Any, what: str) -> NDArray[np.float64]:
 
 def _no_numbers(parameter: Parameter, what: str, dtype: object) -> ParameterError:
     return ParameterError(
-        f"parameter '{parameter.name}': {what} has dtype {dtype}", required="numbers that a float64 holds"
+        f"parameter '{parameter.name}': {what} has dtype {dtype}", required="real numbers, which convert to float64"
     )
 
 
@@ -311,10 +311,10 @@ _READ = WeakTensorKeyDictionary()
 
 
 def _on_host(value: Tensor) -> Tensor:
-    """A tensor of a device is read back once, and again when it has been changed in place."""
+    """A tensor on the CPU. A tensor of a GPU is copied once, and again after a change in place."""
     if devices.may_look(value.device):
         return value
-    version = None if value.is_inference() else value._version  # inference tensors count no changes
+    version = None if value.is_inference() else value._version  # inference tensors have no version counter
     known, numbers = _READ.get(value, (None, None))
     if version is None or version != known:
         numbers = value.detach().to("cpu", copy=True)
@@ -327,7 +327,7 @@ def is_channels(value: Mapping[Any, Any]) -> bool:
 
 
 def in_channel(parameter: Parameter, channel: str, value: Any, what: str) -> float:
-    """A number, or that of one channel in `{"+": ..., "-": ...}` or a pair; raises ParameterError naming `what`."""
+    """A number, or one channel of `{"+": ..., "-": ...}` or of a pair. Raises ParameterError naming `what`."""
     if isinstance(value, Mapping):
         value, what = _of_channel(parameter, channel, value, what), f"{what} of channel '{channel}'"
     elif channel and is_several(value) and len(value) == 2:
@@ -339,7 +339,7 @@ def in_channel(parameter: Parameter, channel: str, value: Any, what: str) -> flo
         raise ParameterError(
             f"parameter '{parameter.name}': {what} is a {type(value).__name__}",
             required="numbers by label, or in the order of elements",
-            remedy=".to_dict() makes a mapping of it, .to_numpy() an array",
+            remedy="pass .to_dict() for a mapping by label, or .to_numpy() for an array",
         )
     return parameter.check(value, what)
 
@@ -360,8 +360,8 @@ def _of_channel(parameter: Parameter, channel: str, value: Mapping[Any, Any], wh
 
 def mixed(parameter: Parameter, value: Mapping[Any, Any]) -> ParameterError:
     return ParameterError(
-        f"parameter '{parameter.name}' has channels and others: {listed(map(repr, value))}",
-        required="'+' and '-', or labels alone, each with a number or with both channels",
+        f"parameter '{parameter.name}' mixes channels and labels: {listed(map(repr, value))}",
+        required="'+' and '-' alone, or labels alone, each with one number or both channels",
     )
 
 
@@ -377,10 +377,10 @@ def without_labels(parameter: Parameter, stratum: str, value: Mapping[Any, Any])
 def refuse_lacking(
     parameter: Parameter, stratum: str, value: Mapping[Any, Any], labels: Collection[Any], of: str, known: bool = False
 ) -> list[Any]:
-    """Which of all `labels` have no value of their own, and take that under None, or else the declared default.
+    """The `labels` without a value of their own; they take the value under None, or else the declared default.
 
-    Where there is neither, and where a value is there for what is no label and looks like a slip in one, that is an
-    error. With `known` labels, which are all that there will be, every such value does: in a batch domains come and go.
+    Raises ParameterError if a label has no value at all. A probable typo (`mth` for `math`) is an error too. With
+    `known` labels, which are final, every unknown label counts as a typo; in a batch, domains may come and go.
     """
     lacking = [label for label in labels if label not in value]
     if not lacking or None in value:
@@ -394,7 +394,7 @@ def refuse_lacking(
             required=f"one value for each {stratum} of {of}: {', '.join(map(repr, list(labels)[:8]))}",
             found=f"values for {', '.join(map(repr, list(value)[:8])) or 'none'}"
             + (f", and there is no {stratum} {slips[0][1]!r}" if slips else ""),
-            remedy="mend the label, or give all that have none a value under None: "
+            remedy="correct the label, or give all labels without a value one under None: "
             f"{{{', '.join(f'{k!r}: ...' for k in [*list(value)[:2], None])}}}",
         )
     return lacking

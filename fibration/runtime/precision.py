@@ -1,4 +1,4 @@
-"""Whether log-probs are told apart finely enough for the gates: warned of once, where rounding alone reaches a gate."""
+"""Warns once if the rounding of half-precision log-probs alone is large enough to reach a gate."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from fibration.language.traversal import atoms, evaluate
 from fibration.runtime.index.index import Index
 
 HALF = (torch.bfloat16, torch.float16)
-REACHES = 8  # rounding is warned of from this part of a band on: below it, under one element in a hundred is regated
-LEAST = Fraction(1, 10**7)  # what a gate changes below is changed everywhere
+REACHES = 8  # warn if rounding exceeds 1/8 of a band: below that, it changes the regime of under 1 % of elements
+LEAST = Fraction(1, 10**7)  # a gate that changes a smaller residual changes every residual
 
 
 def warn_of_rounding(
     hierarchy: Hierarchy, index: Index, log_probs: Tensor, old_log_probs: Tensor, numbers: Mapping[Any, Any]
 ) -> None:
-    """Warn where the rounding of half-precision log-probs moves elements by much of what a gate lets pass.
+    """Warn if the rounding of half-precision log-probs moves elements by a large part of a gate's band.
 
-    `numbers`: those of parameters, as `parameter_values` gives them.
+    `numbers`: parameter values, from `parameter_values`.
     """
     halves = [t.dtype for t in (log_probs, old_log_probs) if t.dtype in HALF]
-    step = max(torch.finfo(dtype).eps for dtype in halves)  # of numbers between 1 and 2
-    each = math.hypot(*(torch.finfo(dtype).eps for dtype in halves)) / math.sqrt(12)  # spread of what is rounded off
+    step = max(torch.finfo(dtype).eps for dtype in halves)  # spacing of numbers between 1 and 2
+    each = math.hypot(*(torch.finfo(dtype).eps for dtype in halves)) / math.sqrt(12)  # standard deviation of rounding
     tokens = sum(index.size[leaf] for leaf in index.leaves)
     found = []
     for gated in hierarchy.order:
@@ -60,22 +60,22 @@ def warn_of_rounding(
         return
     _, gate, name, moved, band = max(found)
     said = listed(dict.fromkeys(str(t.dtype).removeprefix("torch.") for t in (log_probs, old_log_probs)))
-    differ = ", and so are not equal where the policies are" if log_probs.dtype != old_log_probs.dtype else ""
+    differ = ", and so differ even where the policies are equal" if log_probs.dtype != old_log_probs.dtype else ""
     warnings.warn(
-        f"'{hierarchy.name}' is given log-probs of {said}{differ}: between -1 and -2 they come in steps of {step:.2g}, "
-        f"between -2 and -4 of {2 * step:.2g}. Rounding alone moves {an(name)} of this batch by about {moved:.1g} "
-        f"nats, and the gate on {gate} lets {band:.2g} pass. Compute log-probs in float32, of float32 logits, and "
-        "keep the old ones so",
+        f"'{hierarchy.name}' is given log-probs of {said}{differ}: between -1 and -2 their spacing is {step:.2g}, "
+        f"between -2 and -4 {2 * step:.2g}. Rounding alone moves {an(name)} of this batch by about {moved:.1g} "
+        f"nats, and the gate on {gate} passes {band:.2g}. Compute log-probs in float32 from float32 logits, and "
+        "keep the old ones in float32",
         PrecisionWarning,
         stacklevel=_outside(),
     )
 
 
 def narrowest(hierarchy: Hierarchy, stratum: Stratum, numbers: Mapping[Any, Any]) -> dict[str, float]:
-    """From where on a gate changes what it reads, in nats of an element's drift, on the side where that comes first.
+    """The smallest drift that a gate changes, in nats, by the stratum of the drift.
 
-    By the stratum whose drift it is: the gate's own, and others whose density it reads. One lacks where the gate
-    changes everything or nothing up to 1, or reads what is known of a batch alone.
+    Strata: the gate's own, and others whose density the gate reads. A stratum is missing if the gate changes every
+    drift or none up to 1, or reads data of the batch.
     """
     values: dict[tuple[str, str], Fraction] = {}
     for node, given in numbers.items():
@@ -96,7 +96,9 @@ def narrowest(hierarchy: Hierarchy, stratum: Stratum, numbers: Mapping[Any, Any]
 def _first(
     formula: Expression, moved: Expression, values: Mapping[tuple[str, str], Fraction], side: int, pulled: Fraction
 ) -> float | None:
-    """The least drift on one side that the formula changes, of an element that is one token: all counts are 1."""
+    """The smallest drift on one side that the formula changes, for an element of one token (all counts are 1); None if
+    none.
+    """
 
     def changes(size: Fraction) -> bool:
         def atom(a: Expression) -> Fraction:
@@ -129,7 +131,7 @@ def _first(
 
 
 def _outside() -> int:
-    """How many frames up the caller of the library is."""
+    """The stack level of the library's caller."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("fibration."):
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""Quantiles over fibres, of vectors on any device. Copied as text into modules that leave this library."""
+"""Quantiles over fibres, on any device. Copied as text into standalone modules."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from torch import Tensor
 
 
 def quantile(values: list[Tensor], parents: list[Tensor], targets: int, level: Tensor) -> Tensor:
-    """Of all source elements over each target: float64 [sources], int64 [sources], [targets] or [1] -> [targets].
+    """The quantile of all source elements over each target: float64 [sources], int64 [sources], [targets] or [1] ->
+    [targets].
 
-    At `level·(n - 1)` among `n` values in order, linearly between two neighbours; NaN where a value is, 0 over nothing.
+    Interpolates linearly at `level·(n - 1)` among `n` sorted values; NaN if a value is NaN, 0 over an empty fibre.
     """
     x, parent = torch.cat([v.expand(p.shape) for v, p in zip(values, parents, strict=True)]), torch.cat(parents)
     order = torch.argsort(x)  # NaN last
     order = order[torch.argsort(parent[order], stable=True)]
-    x = torch.cat([x[order] + 0.0, x.new_zeros(1)])  # -0.0 is 0.0, as which of them comes first
+    x = torch.cat([x[order] + 0.0, x.new_zeros(1)])  # + 0.0 makes -0.0 0.0, so that ties have one result
     sizes = torch.bincount(parent, minlength=targets)
     first, last = sizes.cumsum(0) - sizes, (sizes - 1).clamp(min=0)
     place = level * last

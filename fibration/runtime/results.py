@@ -1,4 +1,4 @@
-"""What calls of an operator return."""
+"""The results of an operator's calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fibration.runtime.metrics import Metric
 
 
 class Read(Protocol):
-    """What metrics are read from."""
+    """A source of metrics."""
 
     def metrics(self) -> dict[str, Metric]: ...
     def scalars(self, prefix: str, **more: Tensor) -> dict[str, float]: ...
@@ -23,34 +23,36 @@ class _Result:
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
-        """By name, as docs/operator.md lists them: a `Mean` or an `Extreme` each, tensors that wait for nothing."""
+        """Metrics by name, as docs/operator.md lists them: `Mean` or `Extreme`, whose tensors do not wait for the
+        device.
+        """
         return self.measured.metrics()
 
 
 @dataclass(frozen=True)
 class Loss(_Result):
-    """`loss` is `-J`, a differentiable scalar; `metrics` are those that were asked for.
+    """`loss` is `-J`, a differentiable scalar; `metrics` are the requested ones.
 
-    Where the batch is spread over ranks, `loss` is this rank's share, `-J` by their number, with the gradient of its
-    own tokens; metrics are the whole batch's. DDP and FSDP average gradients over ranks, where their sum is wanted:
-    `(loss * index.gradient_scale).backward()`.
+    For a batch over ranks, `loss` is this rank's share: `-J` divided by the number of ranks, with the gradient of this
+    rank's tokens. Metrics are the whole batch's. DDP and FSDP average gradients over ranks, where the sum is needed:
+    call `(loss * index.gradient_scale).backward()`.
     """
 
     loss: Tensor
     measured: Read = field(repr=False)
 
     def scalars(self, prefix: str = "") -> dict[str, float]:
-        """`loss` and the metrics as plain floats, for a logger, in one copy from the device; `prefix` is put before
-        every name. A metric over no element at all is left out.
+        """`loss` and the metrics as floats for a logger, in one copy from the device. `prefix` precedes every name.
+        Metrics over no element are left out.
         """
         return self.measured.scalars(prefix, loss=self.loss)
 
 
 @dataclass(frozen=True)
 class Coefficients(_Result):
-    """`values` is `∂J/∂log π` per token, shaped like the log-probs and 0 under the mask; `objective` is `J`.
+    """`values` is `∂J/∂log π` per token, in the shape of the log-probs and 0 under the mask; `objective` is `J`.
 
-    Where the batch is spread over ranks, `values` are of this rank's tokens, and all else is the whole batch's.
+    For a batch over ranks, `values` are of this rank's tokens; the objective and metrics are the whole batch's.
     """
 
     values: Tensor
@@ -58,13 +60,13 @@ class Coefficients(_Result):
     measured: Read = field(repr=False)
 
     def scalars(self, prefix: str = "") -> dict[str, float]:
-        """`objective` and the metrics as plain floats, as those of `Loss`."""
+        """`objective` and the metrics as floats, as in `Loss.scalars`."""
         return self.measured.scalars(prefix, objective=self.objective)
 
 
 @dataclass(frozen=True)
 class Levels:
-    """What every gate read and gave, per element: float64, by (stratum, channel). For pictures and tables."""
+    """The residual before and after every gate, per element: float64, by (stratum, channel)."""
 
     residual: dict[tuple[str, str], Tensor]
     gated: dict[tuple[str, str], Tensor]

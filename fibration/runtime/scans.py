@@ -1,4 +1,4 @@
-"""Sums in order, of vectors on any device. Copied as text into modules that leave this library."""
+"""Sums in order, on any device. Copied as text into standalone modules."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 class Order(NamedTuple):
-    """Elements of several strata, numbered through, in one order over each target.
+    """Elements of several strata, numbered stratum after stratum, in order over each target.
 
-    `order` sorts them by target and place (None if they are so), `before` and `after` are how many of a target's come
-    before and after each of these, `steps` is how often 1 is doubled to reach the most that a target has.
+    `order` sorts elements by target and place (None: they are sorted). `before` and `after`: how many elements of the
+    target precede and follow each. `steps`: how many doublings of 1 reach the largest target's size.
     """
 
     order: Tensor | None  # int64 [elements]
@@ -22,7 +22,7 @@ class Order(NamedTuple):
 
 
 def ordered(order: Tensor | None, offsets: Tensor, longest: int) -> Order:
-    """The order of `order[offsets[b]:offsets[b + 1]]` over each target b, which has up to `longest`."""
+    """The order of `order[offsets[b]:offsets[b + 1]]` over each target b, which has at most `longest` elements."""
     sizes = offsets[1:] - offsets[:-1]
     count = int(order.shape[0]) if order is not None else int(offsets[-1])
     number = torch.arange(count, device=offsets.device)
@@ -31,10 +31,10 @@ def ordered(order: Tensor | None, offsets: Tensor, longest: int) -> Order:
 
 
 def scan(values: list[Tensor], sizes: list[int], into: int, o: Order, discount: Tensor, forward: bool) -> Tensor:
-    """`Σ discount^(t-s)·x_s` over all s before t of the same target, or after it: float64 [sizes[into]].
+    """`Σ discount^(t-s)·x_s` over all s before t (or after t) of the same target: float64 [sizes[into]].
 
-    `values` are a vector, or one number, for the elements of each stratum. Doubling: after n steps every element has
-    the sum over 2^n of them, so that no sum is a difference of others, nor depends on another target's.
+    `values`: one vector or number per stratum. After n doublings every element has the sum over 2^n elements. No sum
+    is a difference of sums, and none depends on another target.
     """
     x = torch.cat([v.expand(n) for v, n in zip(values, sizes, strict=True)])
     x = x if o.order is None else x[o.order]

@@ -1,4 +1,4 @@
-"""Sums whose bits depend on what is added alone, and neither on its order nor on who adds which part of it."""
+"""Exact sums: their bits depend on the numbers alone, not on the order, nor on which rank adds which part."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from fibration.runtime.batch import Codes
 
 Vector = NDArray[np.float64]
 WIDTH = 28  # bits of a digit
-BLOCK = 1 << 17  # of numbers, which a cache holds
-CHUNK = 1 << 24  # numbers whose digits are added at once: in a float64, without rounding
+BLOCK = 1 << 17  # numbers that fit in a CPU cache
+CHUNK = 1 << 24  # so many digits add up in a float64 without rounding
 
 
 @dataclass(frozen=True)
 class Sums:
-    """`Σ_k digits[k]·2^(28k)` per element, exactly. A number has the same digits wherever it is added."""
+    """`Σ_k digits[k]·2^(28k)` per element, exactly. The digits of a number do not depend on the other numbers."""
 
     size: int
     digits: Mapping[int, Codes]  # [elements]
 
     @staticmethod
     def of(values: Vector, at: Codes, size: int) -> Sums:
-        """The sum of `values[i]`, which are finite, over each element, the `i`th being one of element `at[i]`."""
+        """The sum of finite `values` over each element; `values[i]` belongs to element `at[i]`."""
         found = Sums(size, {})
         step = min(max(size, BLOCK), CHUNK)
         for start in range(0, len(values), step):
@@ -40,7 +40,7 @@ class Sums:
         return Sums(self.size, digits)
 
     def over(self, parent: Codes, size: int) -> Sums:
-        """Added up further, over what the elements lie over."""
+        """The sums over coarser elements; `parent[i]` is the coarser element of element i."""
         digits = {}
         for k, mine in self.digits.items():
             digits[k] = np.zeros(size, np.int64)
@@ -48,7 +48,7 @@ class Sums:
         return Sums(size, digits)
 
     def values(self) -> Vector:
-        """float64 [elements]: within a few roundings of the exact sum."""
+        """float64 [elements], within a few roundings of the exact sum."""
         total = np.zeros(self.size)
         with np.errstate(over="ignore"):
             for k in sorted(self.digits):

@@ -1,7 +1,7 @@
-"""What follows a call instead of making it: torch.compile, transforms of torch.func, tracers, tensors without values.
+"""Calls under torch.compile, torch.func transforms, tracers, and tensors without values.
 
-torch.compile and `torch.func.grad` go through operators of torch (`compiled.py`). Whatever else would take the numbers
-of one call for constants, or finds no numbers, is refused.
+torch.compile and `torch.func.grad` call custom torch operators (`compiled.py`). Anything that would record the numbers
+of one call as constants, or has no numbers, is refused.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from fibration.errors import BatchError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-CONSTANTS = "coefficients are those of one batch, and would be constants of what is traced"
-OUTSIDE = "call it outside, on tensors that have values; torch.compile and torch.func.grad may go through it"
-# Transforms of torch.func, and what to do instead; what goes through the others is right.
+CONSTANTS = "coefficients depend on the batch, and a trace would keep them as constants"
+OUTSIDE = "call it outside the trace, on tensors with values; torch.compile and torch.func.grad are supported"
+# Unsupported transforms of torch.func, each with the reason and what to do instead.
 TRANSFORMS = {
     "Vmap": ("torch.func.vmap", "every call sees one whole batch", "call it once per batch, in a loop"),
-    "Jvp": ("torch.func.jvp", "calls have a gradient, and no tangents", "use torch.func.grad or backward()"),
+    "Jvp": ("torch.func.jvp", "calls have gradients but no tangents", "use torch.func.grad or backward()"),
     "Functionalize": ("torch.func.functionalize", CONSTANTS, OUTSIDE),
 }
 _is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7
 
 
 def is_followed() -> bool:
-    """Whether a call goes through operators of torch. Raises BatchError where it cannot."""
+    """Whether a call uses custom torch operators. Raises BatchError where it cannot."""
     if torch.compiler.is_dynamo_compiling():
         if _is_exporting():
-            raise NotImplementedError(f"torch.export of a call of an operator: {CONSTANTS}")  # whose text is passed on
+            raise NotImplementedError(f"torch.export of a call of an operator: {CONSTANTS}")  # torch prints this text
         return True
     if not torch._C._are_functorch_transforms_active():
         return False
@@ -45,7 +45,7 @@ def is_followed() -> bool:
 
 
 def refuse_traces() -> None:
-    """Refuse what records a call, and would record its numbers as constants."""
+    """Refuse tracers, which would record the numbers of a call as constants."""
     if torch._C._get_tracing_state() is not None:
         raise _refusal("torch.jit.trace", CONSTANTS, OUTSIDE)
     if torch._C._len_torch_dispatch_stack():
@@ -55,17 +55,17 @@ def refuse_traces() -> None:
 
 
 def refuse_kind(name: str, tensor: object) -> None:
-    """Refuse tensors that have no values of their own in memory, or a tangent beside them."""
+    """Refuse tensors without values in contiguous memory, and tensors with a tangent."""
     kind: Any = type(tensor)
     if kind.__module__.startswith("torch.fx."):
         raise _refusal("torch.fx", CONSTANTS, "torch.fx.wrap a function of yours that makes the call")
     if not isinstance(tensor, Tensor):
         return
     if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ or tensor.is_nested or tensor.layout != torch.strided:
-        remedy = ".to_local(): what this rank has of it" if hasattr(tensor, "to_local") else "pass it padded or packed"
+        remedy = "pass .to_local(), this rank's part" if hasattr(tensor, "to_local") else "pass it padded or packed"
         raise BatchError(
             f"{name}: {'nested ' * tensor.is_nested}{kind.__name__} of layout {tensor.layout}",
-            required="a tensor with values of its own, one behind the other in the memory of its device",
+            required="a strided tensor with values in the memory of its device",
             remedy=remedy,
         )
     if forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None:
@@ -73,7 +73,7 @@ def refuse_kind(name: str, tensor: object) -> None:
 
 
 def apart(method: Callable[P, T]) -> Callable[P, T]:
-    """A method that torch.compile calls as it is, between two graphs."""
+    """A method that torch.compile does not trace: it breaks the graph and calls the method."""
     uncompiled: Callable[P, T] = torch._disable_dynamo(method)
 
     @wraps(method)
@@ -84,12 +84,12 @@ def apart(method: Callable[P, T]) -> Callable[P, T]:
 
 
 def outside(method: Callable[P, T]) -> Callable[P, T]:
-    """Such a method, through which no transform of torch.func goes."""
+    """A method that torch.compile does not trace, and that refuses transforms of torch.func."""
 
     @wraps(method)
     def call(*arguments: P.args, **named: P.kwargs) -> T:
         if torch._C._are_functorch_transforms_active():
-            raise _refusal("a transform of torch.func", "nothing of it has a gradient", "call it outside")
+            raise _refusal("a transform of torch.func", "its result has no gradient", "call it outside")
         return method(*arguments, **named)
 
     return apart(call)

@@ -1,4 +1,4 @@
-"""Weights of single tokens, and which of them are kept, as the interpreter computes them: for tables and pictures."""
+"""The weight of each token, and whether it is kept, from the interpreter; for tables and pictures."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.index.index import Index
 
 Vector = NDArray[np.float64]
-KEPT, WEIGHT = "kept", "weight_"  # words of outputs: weights are counted from 1
+KEPT, WEIGHT = "kept", "weight_"  # names of outputs; weights are numbered from 1
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Of the unmasked tokens: `each` is a vector per `weigh(...)`, `kept` whether all conditions of `keep(...)` hold.
+    """Of the unmasked tokens: `each` has a vector per `weigh(...)`; `kept` tells whether all conditions of `keep(...)`
+    hold.
 
-    A weight has a value on tokens that are dropped, too.
+    Dropped tokens have weights too.
     """
 
     each: tuple[Vector, ...]
@@ -34,18 +35,18 @@ class Weights:
 
     @property
     def product(self) -> Vector:
-        """All weights together, 0 on tokens that are dropped."""
+        """The product of all weights, 0 at dropped tokens."""
         return np.where(self.kept, reduce(np.multiply, self.each, np.ones(len(self.kept))), 0.0)
 
 
 def effective(weights: Vector) -> float:
-    """The effective sample size of weights as a share of their number, `(Σw)²/(n·Σw²)`; 0 where all are 0."""
+    """The effective sample size of weights as a share of their number, `(Σw)²/(n·Σw²)`; 0 if all are 0."""
     squares = float(np.square(weights).sum())
     return float(weights.sum()) ** 2 / (len(weights) * squares) if squares else 0.0
 
 
 def weights_of(hierarchy: Hierarchy, index: Index, inputs: Mapping[Input | Matrix, Vector]) -> Weights:
-    """`inputs`: of the program "evaluate", from `Operator.inputs`."""
+    """The weights of all unmasked tokens. `inputs`: of the program "evaluate", from `Operator.inputs`."""
     program, objective = read_of_tokens(hierarchy), hierarchy.objective
     found = interpret(program, inputs, index.sizes(program.edges))
 
@@ -62,7 +63,7 @@ def weights_of(hierarchy: Hierarchy, index: Index, inputs: Mapping[Input | Matri
 
 @lru_cache(maxsize=8)
 def read_of_tokens(hierarchy: Hierarchy) -> Program:
-    """The program of its weights and conditions, over its tokens."""
+    """The program that computes the weights and conditions of tokens."""
     base = lower(hierarchy)
 
     def is_read(key: Key) -> bool:

@@ -4,7 +4,7 @@ Ours, a quiver as in rem:heterogeneous_fibration. With FiberPO's `g` and means `
 `log 𝒢 = Σ± ±(g(m) + g(e_domain) + g(e_modality) + g(ρ) + clip(x - m_trajectory, -ε, ε))`, where
 `ρ = m_trajectory - m - e_domain - e_modality`. What domain and modality have in common is the batch's `m`, so that
 nothing is gated twice. They rarely cross in equal proportions; least squares tells their effects `e` apart
-(`orthogonalise="projection"`), and an index in which they cannot be told apart is refused.
+(`orthogonalise="projection"`), and an index in which they cannot be separated is refused.
 All laws hold but `inward`: where the advantage is against the drift, roll-backs push further out, as in `fiberpo`.
 """
 

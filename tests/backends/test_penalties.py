@@ -355,7 +355,7 @@ def test_a_penalty_that_is_infinite_is_named_with_its_token(backend):
             BatchError,
             lambda op=op, layout=layout: given.call(op, layout),
             what=(words, "of trajectory 3 is not finite"),
-            required="finite penalties of all that is kept",
+            required="finite penalties of all kept tokens",
             remedy="minimum(..., bound)",
         )
 
@@ -385,7 +385,7 @@ def test_a_policy_that_a_penalty_alone_reads_is_asked_for_by_losses():
     refuses(
         BatchError,
         lambda: op.loss(now, old, advantages, layout.index),
-        what="the policy 'reference', and its log-probs are not given",
+        what="the policy 'reference', whose log-probs are missing",
         found="no 'reference', which is read by the penalty 'kl'",
     )
     others = {"reference": layout.tensor(given.reference)}

@@ -274,7 +274,7 @@ def test_what_is_dropped_adds_nothing_however_large_its_weight_and_ratio(backend
         BatchError,
         lambda: called(op, layout, x, k, rows.advantages),
         what=("the weight of token", "of trajectory 1 is not finite"),
-        required="finite weights of all tokens that are kept",
+        required="finite weights of all kept tokens",
         found="weigh(exp(log_prob(old) - log_prob(rollout)))",
     )
 

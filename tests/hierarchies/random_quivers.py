@@ -435,7 +435,7 @@ def batch_for(h: Hierarchy, seed: int, small: bool = False, balanced: bool = Fal
                 raise
             continue
         return batch
-    raise AssertionError(f"'{h.name}': sixty batches whose effects cannot be told apart")
+    raise AssertionError(f"'{h.name}': sixty batches whose effects cannot be separated")
 
 
 def _refuse(*_: Any) -> Any:

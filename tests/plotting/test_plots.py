@@ -334,7 +334,7 @@ def test_what_rollouts_say_reaches_the_index() -> None:
 
 
 def test_a_crossing_that_no_projection_tells_apart_is_refused() -> None:
-    with pytest.raises(HierarchyIndexError, match="cannot be told apart"):
+    with pytest.raises(HierarchyIndexError, match="cannot be separated"):
         gated(crossed("projection"))
 
 

@@ -52,9 +52,9 @@ LABELS = {
     ),
     "one per place": (
         {"prompt_group": ["p"] * 9},
-        dict(what="9 labels for 'prompt_group'", remedy="one per token of padded rows has their shape: .reshape(3, 3)"),
+        dict(what="9 labels for 'prompt_group'", remedy="labels per token of padded rows need their shape: .reshape(3, 3)"),
     ),
-    "one per row with tokens": ({"domain": ["m", "c"]}, dict(what="2 labels for 'domain'", remedy="rows without tokens have a place too")),
+    "one per row with tokens": ({"domain": ["m", "c"]}, dict(what="2 labels for 'domain'", remedy="rows without tokens take a label too")),
     "a column of its own": (
         {"prompt_group": torch.tensor([[0], [1], [2]])},
         dict(what="the labels for 'prompt_group' have shape [3, 1]", remedy=".squeeze(-1)"),
@@ -73,8 +73,8 @@ LABELS = {
         dict(what="token [0, 0] has 1 labels for 'prompt_group': [0]", remedy=".squeeze(-1)"),
     ),
     "a mistake in the word": ({"Domain": ["m"] * 3}, dict(what="unknown label 'Domain'", remedy="did you mean 'domain'?")),
-    "all of them": ({"labels": GOOD}, dict(what="unknown label 'labels'", remedy="every stratum has a keyword of its own, domain=..., prompt_group=...")),
-    "a mask of attention": ({"attention_mask": MASK}, dict(what="unknown keyword 'attention_mask'", remedy="mask=..., True on response tokens alone")),
+    "all of them": ({"labels": GOOD}, dict(what="unknown label 'labels'", remedy="every stratum has its own keyword, domain=..., prompt_group=...")),
+    "a mask of attention": ({"attention_mask": MASK}, dict(what="unknown keyword 'attention_mask'", remedy="mask=..., True on response tokens only")),
     "positions": ({"position_ids": MASK}, dict(what="unknown keyword 'position_ids'", remedy="pass it as positions=...")),
     "of a call": ({"advantages": [1.0] * 3}, dict(what="unknown keyword 'advantages'", remedy="op.loss(...) takes it")),
     "too many": ({"domain": ["m"] * 4}, dict(what="4 labels for 'domain'", required="one per row, 3")),
@@ -87,7 +87,7 @@ LABELS = {
         dict(what="unknown label 'prompt_groups'", required="labels for domain, prompt_group", found="token → trajectory → prompt_group → domain"),
     ),
     "for tokens": ({"token": ["p", "q", "r"]}, dict(what="unknown label 'token'")),
-    "none": ({"domain": ["m", None, "m"]}, dict(what=("row 1 has no label for 'domain'", "None"), required="exactly one domain", remedy="mask it, or give it a domain of its own")),
+    "none": ({"domain": ["m", None, "m"]}, dict(what=("row 1 has no label for 'domain'", "None"), required="exactly one domain", remedy="mask it, or give it a label of its own")),
     "nan": ({"domain": ["m", math.nan, "m"]}, dict(what=("row 1 has no label for 'domain'", "nan"))),
     "unhashable": (
         {"prompt_group": [["p"], {"q": 1}, "r"]},
@@ -101,7 +101,7 @@ LABELS = {
         {"prompt_group": ["p", "p", "q"]},
         dict(
             what=("prompt_group 'p' lies", "two", "domain"), required="every prompt_group lies over exactly one domain",
-            found=("'m'", "'c'"), remedy="make the label unique, for example the pair (domain, prompt_group)",
+            found=("'m'", "'c'"), remedy="labels are unique in the whole batch: use for example the pair (domain, prompt_group)",
         ),
     ),
     "ragged": ({"prompt_group": [["p"] * 3, ["p"] * 2, ["p"] * 3]}, dict(what="the labels for 'prompt_group' are ragged", required="[3, 3]")),
@@ -145,14 +145,14 @@ with warnings.catch_warnings(action="ignore"):  # a prototype, says torch
     NESTED = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
 INDEXES = {
     "nothing": ({}, dict(what=("index of 'fiberpo'", "neither mask nor offsets"), required="mask=[B, T] for padded tokens")),
-    "twos": ({"mask": torch.tensor([[1, 2]])}, dict(what="the mask holds values other than 0 and 1", required="booleans, or 0 and 1", found="dtype int64, 2 at [0, 1]")),
-    "fractions": ({"mask": torch.tensor([[0.5, 1.0]])}, dict(what="the mask holds values other than 0 and 1")),
-    "nan": ({"mask": torch.tensor([[math.nan, 1.0]])}, dict(what="the mask holds values other than 0 and 1")),
-    "negative": ({"mask": torch.tensor([[-1, 1]])}, dict(what="the mask holds values other than 0 and 1")),
-    "text": ({"mask": [["1", "0"]]}, dict(what="the mask holds values other than 0 and 1", found="dtype <U1, '1' at [0, 0]")),
-    "no value": ({"mask": [[True, None]]}, dict(what="the mask holds values other than 0 and 1", found="dtype object, None at [0, 1]")),
-    "an object": ({"mask": {}}, dict(what="the mask holds values other than 0 and 1", found="dtype object, {}")),
-    "complex": ({"mask": torch.ones(1, 2, dtype=torch.complex64)}, dict(what="the mask holds values other than 0 and 1", found="dtype complex64, (1+0j) at [0, 0]")),
+    "twos": ({"mask": torch.tensor([[1, 2]])}, dict(what="the mask has values other than 0 and 1", required="booleans, or 0 and 1", found="dtype int64, 2 at [0, 1]")),
+    "fractions": ({"mask": torch.tensor([[0.5, 1.0]])}, dict(what="the mask has values other than 0 and 1")),
+    "nan": ({"mask": torch.tensor([[math.nan, 1.0]])}, dict(what="the mask has values other than 0 and 1")),
+    "negative": ({"mask": torch.tensor([[-1, 1]])}, dict(what="the mask has values other than 0 and 1")),
+    "text": ({"mask": [["1", "0"]]}, dict(what="the mask has values other than 0 and 1", found="dtype <U1, '1' at [0, 0]")),
+    "no value": ({"mask": [[True, None]]}, dict(what="the mask has values other than 0 and 1", found="dtype object, None at [0, 1]")),
+    "an object": ({"mask": {}}, dict(what="the mask has values other than 0 and 1", found="dtype object, {}")),
+    "complex": ({"mask": torch.ones(1, 2, dtype=torch.complex64)}, dict(what="the mask has values other than 0 and 1", found="dtype complex64, (1+0j) at [0, 0]")),
     "more tokens than memory": ({"offsets": [0, 2**62]}, dict(what="the offsets end at 4611686018427387904", required="fit into memory")),
     "offsets beyond integers": ({"offsets": np.array([0, 2**63], np.uint64)}, dict(what="the offsets reach 9223372036854775808")),
     "attributes that are a number": ({"mask": MASK, "attributes": 5}, dict(what="attributes=5", required="a mapping", found="none")),
@@ -173,21 +173,21 @@ INDEXES = {
     "boolean offsets": ({"offsets": [False, True]}, dict(what="dtype bool")),
     "two-dimensional offsets": ({"offsets": [[0, 2]]}, dict(what="offsets of shape [1, 2]")),
     "ragged offsets": ({"offsets": [[0, 2], [1]]}, dict(what="the offsets: rows of several lengths")),
-    "lengths that disagree": ({"offsets": [0, 3], "mask": [1, 1]}, dict(what="the mask has shape [2]", required="[3], as the offsets say")),
+    "lengths that disagree": ({"offsets": [0, 3], "mask": [1, 1]}, dict(what="the mask has shape [2]", required="[3], the length in the offsets")),
     "the mask by another name": ({"response_mask": MASK}, dict(what="unknown keyword 'response_mask'", remedy="pass it as mask=...")),
     "offsets by another name": ({"cu_seqlens": [0, 2]}, dict(what="unknown keyword 'cu_seqlens'", remedy="pass it as offsets=...")),
     "lengths": ({"lengths": [2, 3]}, dict(what="unknown keyword 'lengths'", remedy="[0, *itertools.accumulate(lengths)]")),
-    "lengths for offsets": ({"offsets": [3, 1, 2]}, dict(what="the offsets do not delimit rows", remedy="of lengths pass [0, 3, 4, 6]")),
-    "ends or lengths": ({"offsets": torch.tensor([2, 3])}, dict(what="the offsets do not delimit rows", remedy="of lengths pass [0, 2, 5], of ends of rows [0, 2, 3]")),
-    "both, padded": ({"mask": MASK, "offsets": [0, 3, 9]}, dict(what="the mask has shape [3, 3]", required="[9], as the offsets say", remedy="leave offsets out")),
+    "lengths for offsets": ({"offsets": [3, 1, 2]}, dict(what="the offsets do not delimit rows", remedy="from lengths pass [0, 3, 4, 6]")),
+    "ends or lengths": ({"offsets": torch.tensor([2, 3])}, dict(what="the offsets do not delimit rows", remedy="from lengths pass [0, 2, 5], from row ends pass [0, 2, 3]")),
+    "both, padded": ({"mask": MASK, "offsets": [0, 3, 9]}, dict(what="the mask has shape [3, 3]", required="[9], the length in the offsets", remedy="leave offsets out")),
     "a last dimension": ({"mask": MASK[..., None]}, dict(what="the mask has shape [3, 3, 1]", remedy="mask.squeeze(-1)")),
-    "labels of a loss": ({"mask": torch.tensor([[7, -100]])}, dict(what="the mask holds values other than 0 and 1", remedy="labels != -100")),
-    "a mask that is added": ({"mask": torch.tensor([[0.0, -math.inf]])}, dict(what="the mask holds values other than 0 and 1", remedy="== 0")),
-    "token ids": ({"mask": torch.tensor([[7, 0]])}, dict(what="the mask holds values other than 0 and 1", remedy="ids != pad_token_id")),
+    "labels of a loss": ({"mask": torch.tensor([[7, -100]])}, dict(what="the mask has values other than 0 and 1", remedy="labels != -100")),
+    "a mask that is added": ({"mask": torch.tensor([[0.0, -math.inf]])}, dict(what="the mask has values other than 0 and 1", remedy="== 0")),
+    "token ids": ({"mask": torch.tensor([[7, 0]])}, dict(what="the mask has values other than 0 and 1", remedy="ids != pad_token_id")),
     "a nested tensor": ({"mask": NESTED}, dict(what="the mask: a nested tensor", remedy="x.to_padded_tensor(0)")),
     "a sparse tensor": ({"mask": MASK.to_sparse()}, dict(what="the mask: a tensor of the layout torch.sparse_coo", remedy="x.to_dense()")),
     "unknown label": ({"mask": MASK, "domain": ["m"] * 3}, dict(what="unknown label 'domain'", required="labels for nothing", found="token → trajectory")),
-    "ranks by another name": ({"mask": MASK, "process_group": None}, dict(what="unknown keyword 'process_group'", remedy="the ranks that a batch is spread over are group=")),
+    "ranks by another name": ({"mask": MASK, "process_group": None}, dict(what="unknown keyword 'process_group'", remedy="the ranks that share the batch are group=")),
     "unknown attribute": ({"mask": MASK, "attributes": {"weight": 1}}, dict(what="unknown attribute 'weight'", required="one of none")),
 }  # fmt: skip
 
@@ -244,7 +244,7 @@ WEIGHTED = operator(
 )
 FINE = {"weight": [1.0, 2.0], "shift": [0.0, -1.0, 2.0]}
 ATTRIBUTES = {
-    "missing": ({"shift": FINE["shift"]}, dict(what=("attribute 'weight' is not given",), required="attributes={'weight': one number per trajectory}")),
+    "missing": ({"shift": FINE["shift"]}, dict(what=("attribute 'weight' is missing",), required="attributes={'weight': one number per trajectory}")),
     "unknown": ({**FINE, "colour": [1]}, dict(what="unknown attribute 'colour'", required="one of weight, shift")),
     "zero": ({**FINE, "weight": [1.0, 0.0]}, dict(what="attribute 'weight' of trajectory 1 is 0", required="a finite number above 0", remedy="positive=False")),
     "negative": ({**FINE, "weight": [-1.0, 1.0]}, dict(what="attribute 'weight' of trajectory 0 is -1")),
@@ -254,8 +254,8 @@ ATTRIBUTES = {
     "label": ({**FINE, "weight": {0: 1.0}}, dict(what="attribute 'weight' has no value for trajectory [1]")),
     "text": ({**FINE, "weight": ["heavy", "light"]}, dict(what="attribute 'weight'", required="numbers")),
     "tokens by label": ({**FINE, "shift": {0: 1.0}}, dict(what="attribute 'shift' is a mapping, and token elements have no labels", required="one number per token: an array of the shape [3]")),
-    "huge": ({**FINE, "weight": [10**400, 1]}, dict(what="attribute 'weight'", required="numbers that a float64 holds")),
-    "too huge to print": ({**FINE, "weight": {0: 10**5000, 1: 1}}, dict(what="attribute 'weight'", required="numbers that a float64 holds")),
+    "huge": ({**FINE, "weight": [10**400, 1]}, dict(what="attribute 'weight'", required="real numbers, which convert to float64")),
+    "too huge to print": ({**FINE, "weight": {0: 10**5000, 1: 1}}, dict(what="attribute 'weight'", required="real numbers, which convert to float64")),
     "none by label": ({**FINE, "weight": {0: 1.0, 1: None}}, dict(what="attribute 'weight'")),
 }  # fmt: skip
 
@@ -329,4 +329,4 @@ def test_errors_read_as_one_block():
     with pytest.raises(HierarchyIndexError) as caught:
         labelled(prompt_group=["p", "p", "q"])()
     lines = str(caught.value).splitlines()
-    assert [line[:12] for line in lines] == ["index of 'fi", "  required: ", "  found:    ", "  make the l"]
+    assert [line[:12] for line in lines] == ["index of 'fi", "  required: ", "  found:    ", "  labels are"]

@@ -63,7 +63,7 @@ BATCHES = {
         dict(what="the advantage of trajectory 1 is nan", required="finite values", remedy="mask the row"),
     ),
     "infinite advantage": ({"advantages": poked(0, 1, math.inf)}, dict(what="the advantage of token [0, 1] of trajectory 0 is inf")),
-    "shape": ({"log_probs": torch.zeros(3, 4)}, dict(what="log_probs has shape [3, 4]", required="[3, 3], as the index was built for")),
+    "shape": ({"log_probs": torch.zeros(3, 4)}, dict(what="log_probs has shape [3, 4]", required="[3, 3], the shape of the index")),
     "old shape": ({"old_log_probs": torch.zeros(3)}, dict(what="old_log_probs has shape [3]", required="[3, 3]")),
     "flat": ({"log_probs": torch.zeros(9)}, dict(what="log_probs has shape [9]", remedy="log_probs.reshape(3, 3)")),
     "advantages' shape": (
@@ -88,7 +88,7 @@ BATCHES = {
     "integer advantages": ({"advantages": torch.ones(3, dtype=torch.int32)}, dict(what=("advantages", "torch.int32"), required="a floating-point tensor", remedy="advantages.float()")),
     "a number as advantages": ({"advantages": 1.0}, dict(what=("advantages", "float"))),
     "no advantages": ({"advantages": None}, dict(what=("advantage", "'fiberpo'"), required="advantages per token or per row", remedy="pass advantages=")),
-    "another device": ({"log_probs": torch.zeros(3, 3, device="meta")}, dict(what="log_probs is on meta", required="cpu, where the index lies", remedy="device=")),
+    "another device": ({"log_probs": torch.zeros(3, 3, device="meta")}, dict(what="log_probs is on meta", required="cpu, the device of the index", remedy="device=")),
     "old on another device": ({"old_log_probs": torch.zeros(3, 3, device="meta")}, dict(what="old_log_probs is on meta")),
     "advantages on another device": ({"advantages": torch.ones(3, device="meta")}, dict(what="advantages are on meta", required="cpu")),
     "another hierarchy's index": (
@@ -167,16 +167,16 @@ ROLLOUT = torch.full((3, 3), -1.0)
 GIVEN = {"rollout": ROLLOUT, "reference": ROLLOUT}
 POLICIES = {
     "none": (None, dict(
-        what="'masked' reads the policy 'rollout', and its log-probs are not given",
+        what="'masked' reads the policy 'rollout', whose log-probs are missing",
         found="weigh(exp(log_prob(old) - log_prob(rollout)))", remedy='policies={"rollout": log_probs}',
     )),
     "one lacks": ({"rollout": ROLLOUT}, dict(what="the policy 'reference'", found="keep(log_prob(reference) > -3)")),
     "None": ({**GIVEN, "rollout": None}, dict(what="the policy 'rollout'", remedy="policies=")),
     "a slip": ({**GIVEN, "rolout": ROLLOUT}, dict(
-        what="no formula of 'masked' reads the policy 'rolout'", required="one of 'rollout', 'reference'", remedy="slip",
+        what="no formula of 'masked' reads the policy 'rolout'", required="one of 'rollout', 'reference'", remedy="correct its name",
     )),
-    "current": ({**GIVEN, "current": ROLLOUT}, dict(what="'current'", required="this call takes log_probs, which are current's")),
-    "old": ({**GIVEN, "old": ROLLOUT}, dict(what="'old'", required="this call takes old_log_probs, which are old's")),
+    "current": ({**GIVEN, "current": ROLLOUT}, dict(what="'current'", required="log_probs of this call gives current")),
+    "old": ({**GIVEN, "old": ROLLOUT}, dict(what="'old'", required="old_log_probs of this call gives old")),
     "a tensor": (ROLLOUT, dict(what="policies are a Tensor", required="a mapping", remedy="policies={'rollout': log_probs}")),
     "shape": ({**GIVEN, "rollout": ROLLOUT[0]}, dict(what="policies['rollout'] has shape [3]", required="[3, 3]")),
     "dtype": ({**GIVEN, "rollout": ROLLOUT.long()}, dict(what="policies['rollout']: torch.int64", required="float32, bfloat16")),
@@ -202,7 +202,7 @@ def test_policies_of_a_gate():
         call(x, index, policies={"old": -ROLLOUT, **GIVEN})
         for given, expected in (
             ({}, dict(what="the policy 'old'", found="the gate on token", remedy='policies={"old": log_probs}')),
-            ({"current": x}, dict(what="'current'", required="this call takes log_ratio, which are current's")),
+            ({"current": x}, dict(what="'current'", required="log_ratio of this call gives current")),
             ({"old": poked(0, 0, math.nan)}, dict(what="old_log_probs of token [0, 0] of trajectory 0 is nan")),
         ):
             refuses(BatchError, lambda call=call, given=given: call(x, index, policies=given), **expected)

@@ -90,7 +90,7 @@ def test_rewards_or_advantages():
         refuses(BatchError, call, what="rewards and advantages are given", required="one of them", remedy="leave")
     refuses(BatchError, lambda: op.loss(ZEROS, ZEROS, index, rewards=R), what="rewards and", remedy="index=...")
     refuses(
-        BatchError, lambda: op.loss(ZEROS, ZEROS, index=index), what="reads the advantage, and none is given",
+        BatchError, lambda: op.loss(ZEROS, ZEROS, index=index), what="reads the advantage, which is missing",
         remedy="pass advantages=..., or rewards=...",
     )  # fmt: skip
     refuses(BatchError, lambda: op.loss(ZEROS, ZEROS, rewards=R), what="no index is given", remedy="index=...")
@@ -114,7 +114,7 @@ def test_a_group_of_one_has_no_others():
     for call in calls(op, index):
         refuses(
             HierarchyIndexError, call,
-            what="prompt_group 'p' has one trajectory alone: trajectory 1", required="at least two",
+            what="prompt_group 'p' has only one trajectory: trajectory 1", required="at least two",
             found="1 of 2 prompt_group elements", remedy="leave_one_out=True",
         )  # fmt: skip
     op.loss(ZEROS, ZEROS, torch.ones(4), index)
@@ -155,7 +155,7 @@ def test_equal_rewards_without_an_epsilon():
 def test_what_formulas_read():
     op, index = made(FIELD["kl_of_tokens"])
     refuses(
-        BatchError, lambda: op.advantages(R, index), what="reads the policy 'old', and its log-probs are not given",
+        BatchError, lambda: op.advantages(R, index), what="reads the policy 'old', whose log-probs are missing",
         found="the formula of advantages", remedy="policies={",
     )  # fmt: skip
     given = {"old": ZEROS, "reference": ZEROS}

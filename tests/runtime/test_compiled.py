@@ -181,7 +181,7 @@ def test_an_index_has_to_live_until_the_backward_pass():
     loss = inside(x, index)
     del index
     gc.collect()
-    refuses(BatchError, loss.backward, what="an index that is gone", remedy="keep a reference")
+    refuses(BatchError, loss.backward, what="an index that no longer exists", remedy="keep a reference")
 
 
 def test_copies_of_an_index_are_known_apart():

@@ -56,7 +56,7 @@ def test_balance_is_proportional_not_equal():
         what="balanced(domain, modality) is assumed",
         required="m(domain∩modality)·m(batch) = m(domain)·m(modality)",
         found=(
-            "domain 'c' and modality 't' share the mass 3, where balance asks for 3.125",
+            "domain 'c' and modality 't' share the mass 3, and balance requires 3.125",
             "averaged over modality 't', reach 0.05 for log ratios",
         ),
         remedy=("cells (domain, modality) as a stratum", 'orthogonalise="projection"'),
@@ -65,7 +65,7 @@ def test_balance_is_proportional_not_equal():
         HierarchyIndexError,
         lambda: crossing(BALANCED, {("m", "t"): 2, ("m", "i"): 2, ("c", "t"): 2}),
         found=(
-            "domain 'c' and modality 'i' share the mass 0, where balance asks for 0.666667",
+            "domain 'c' and modality 'i' share the mass 0, and balance requires 0.666667",
             "averaged over domain 'c', reach 0.667",
         ),
     )
@@ -83,7 +83,7 @@ def test_balance_within_every_element_of_the_meet():
     rows(*inside)()
     refuses(
         HierarchyIndexError, rows(*inside, ("d", "z", 2), ("d", "z", 2), ("d", "q", 2)),
-        found=("domain 'd' and modality 'w' share the mass 0, where balance asks for 0.6", "over family 2"),
+        found=("domain 'd' and modality 'w' share the mass 0, and balance requires 0.6", "over family 2"),
     )  # fmt: skip
 
 

@@ -221,15 +221,13 @@ def test_projection_is_defined_where_the_crossing_hangs_together(rows):
         words = [
             f"{word} {', '.join(str(n) for s, n in sorted(part) if s == word[0])}" for word in ("domain", "modality")
         ]
-        worded.add(
-            " and ".join(words) + (" always occur together" if smallest == 2 else " occur with each other alone")
-        )
+        worded.add(" and ".join(words) + (" always occur together" if smallest == 2 else " occur only with each other"))
     assert caught.value.found in worded
 
 
 def test_crossings_of_too_low_a_rank():
     rule = dict(
-        what="effects of crossed strata cannot be told apart",
+        what="effects of crossed strata cannot be separated",
         required="one least-squares fit in batch, domain, modality",
     )
     refuses(
@@ -241,7 +239,7 @@ def test_crossings_of_too_low_a_rank():
         HierarchyIndexError,
         lambda: crossing(PROJECTED, cells),
         **rule,
-        found="domain 'a' and modality 'x', 'y' occur with each other alone",
+        found="domain 'a' and modality 'x', 'y' occur only with each other",
     )
     rootless = hierarchy(
         *CROSSED_EDGES[:3],
@@ -264,7 +262,7 @@ def test_crossings_of_too_low_a_rank():
     refuses(
         HierarchyIndexError,
         lambda: index(three, offsets=range(5), domain=["a", "a", "b", "c"], modality=["x", "y", "x", "y"], tool=["u", "v", "v", "v"]),
-        found=("cannot be told apart", "tool"), remedy="a common coarsening of them",
+        found=("cannot be separated", "tool"), remedy="a common coarsening of them",
     )  # fmt: skip
 
 

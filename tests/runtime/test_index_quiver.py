@@ -69,7 +69,7 @@ def test_a_tree_by_hand():
     assert i.describe_element("image", 1) == "token [2, 0] of trajectory 2"
     assert i.describe_element("domain", 1) == "domain 'c'"
     refuses(HierarchyIndexError, lambda: i.parent("image", "turn"), what="'image' does not lie over 'turn'")
-    refuses(HierarchyIndexError, lambda: i.tokens_of("turn"), what="'turn' is no leaf", required="text, image")
+    refuses(HierarchyIndexError, lambda: i.tokens_of("turn"), what="'turn' is not a leaf", required="text, image")
 
 
 def test_layouts_of_a_tree():
@@ -136,11 +136,11 @@ def test_padded_and_packed_agree():
 
 
 LEAVES = {
-    "no masks": ({"image": None}, dict(what="no masks for 'text' and 'image'", required="all of text, image but one", remedy="pass text=")),
+    "no masks": ({"image": None}, dict(what="no masks for 'text' and 'image'", required="all of text, image except one", remedy="pass text=")),
     "shape": ({"image": IMAGE[:2]}, dict(what="the mask of 'image' has shape [2, 4]", required="[3, 4]")),
-    "values": ({"image": IMAGE * 2}, dict(what="the mask of 'image' holds values other than 0 and 1")),
+    "values": ({"image": IMAGE * 2}, dict(what="the mask of 'image' has values other than 0 and 1")),
     "two": ({"text": 1 - IMAGE | (torch.arange(12).reshape(3, 4) == 11)}, dict(what="token [2, 3] is in two leaves: 'text' and 'image'", remedy="leave one")),
-    "none": ({"text": (1 - IMAGE) * (torch.arange(12).reshape(3, 4) != 2)}, dict(what="token [0, 2] is a token without a leaf", required="one of text, image")),
+    "none": ({"text": (1 - IMAGE) * (torch.arange(12).reshape(3, 4) != 2)}, dict(what="token [0, 2] belongs to no leaf", required="one of text, image")),
     "unknown": ({"audio": IMAGE}, dict(what="unknown label 'audio'", required=("labels for domain, turn", "masks for text, image"), found="{text → turn, turn → trajectory, image → trajectory, trajectory → domain}")),
 }  # fmt: skip
 
@@ -290,7 +290,7 @@ MAPPINGS = {
         {},
         dict(
             what=("trajectory 3 lies over family 'arts' by way of domain 'art'", "over 'stem' by way of modality 'image'"),
-            required="all paths agree", remedy="mend one of the mappings for 'family'",
+            required="all paths agree", remedy="correct one of the mappings for 'family'",
         ),
     ),
     "paths, the other way": (

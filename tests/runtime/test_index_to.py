@@ -235,7 +235,7 @@ def test_a_device_that_cannot_be_used(device):
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")
     index = operator(spec("fiberpo")).index(mask=MASK)
-    what = "cannot lie on the device 'meta'" if device == "meta" else f"device='{device}' cannot be used"
+    what = "cannot be on the device 'meta'" if device == "meta" else f"device='{device}' cannot be used"
     refuses(HierarchyIndexError, lambda: index.to(device), what=what)
     refuses(HierarchyIndexError, lambda: operator(spec("fiberpo")).index(mask=MASK, device=device), what=what)
 

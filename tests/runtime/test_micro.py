@@ -350,9 +350,9 @@ REFUSED = {
     "several dimensions": ((slice(2), 0), dict(what="rows are a tuple")),
     "floats": ([0.0, 1.0], dict(what="rows of shape [2] and dtype float64", required="row numbers below 6")),
     "two dimensions": (torch.zeros(6, 6, dtype=torch.bool), dict(what="rows of shape [6, 6]", required="[6] booleans")),
-    "too few booleans": ([True, False], dict(what="2 booleans say which rows")),
-    "beyond the end": ([0, 6], dict(what="there is no row 6", required="below 6")),
-    "before the start": ([-7], dict(what="there is no row -7")),
+    "too few booleans": ([True, False], dict(what="2 booleans choose rows")),
+    "beyond the end": ([0, 6], dict(what="row 6 does not exist", required="below 6")),
+    "before the start": ([-7], dict(what="row -7 does not exist")),
     "twice": ([1, 0, 1], dict(what="row 1 comes 2 times", required="each row in one micro-batch")),
 }
 

@@ -124,7 +124,7 @@ def test_two_numbers_of_two_elements_and_two_channels_are_neither(pair):
     index, x = op.index(offsets=[0, 1, 2], domain=["a", "b"]), torch.zeros(2)
     refuses(
         ParameterError, lambda: op.levels(x, index, {"C": pair}),
-        what="can be read in two ways", found="two elements of domain: 'a', 'b'", remedy="{'+': 0.1, '-': 0.2}",
+        what="has two readings", found="two elements of domain: 'a', 'b'", remedy="{'+': 0.1, '-': 0.2}",
     )  # fmt: skip
     for clear in (torch.tensor(pair), {"a": pair, "b": 0.3}, {None: pair}):
         op.levels(x, index, {"C": clear})
@@ -221,7 +221,7 @@ PARAMETERS = {
     "lacks the other channel": ({"C_domain": {"-": 0.1}}, dict(what="lacks a channel", found="channels '-'")),
     "per channel, undeclared": ({"epsilon": both}, dict(what=("parameter 'epsilon'", "one number per channel"), required="not declared per channel")),
     "slip in a label": ({"C_domain": {"m": 0.1, "C": 0.2}}, dict(what=("parameter 'C_domain' has no value for the domain 'c'",), required="'m', 'c'", found=("values for 'm', 'C'", "there is no domain 'C'"), remedy="{'m': ..., 'C': ..., None: ...}")),
-    "channels among labels": ({"C_domain": {"+": 0.1, "m": 0.1}}, dict(what="'C_domain' has channels and others: '+' and 'm'")),
+    "channels among labels": ({"C_domain": {"+": 0.1, "m": 0.1}}, dict(what="'C_domain' mixes channels and labels: '+' and 'm'")),
     "element's list": ({"C_domain": {"m": [0.1, 0.2, 0.3], "c": 0.1}}, dict(what="the value of domain 'm' is [0.1, 0.2, 0.3]")),
     "element's pair": ({"C_domain": {"m": (0.1, 0), "c": 0.1}}, dict(what="the value of domain 'm' of channel '-' is 0")),
     "element lacks a channel": ({"C_domain": {"m": {"+": 0.1}, "c": 0.2}}, dict(what=("the value of domain 'm' lacks a channel",))),
@@ -383,7 +383,7 @@ def test_a_graph_is_recorded_with_parameters_that_are_there(monkeypatch):
     for value in (0.0859375, {"m": 0.0859375, "c": 0.0703125}):
         refuses(
             ParameterError, lambda value=value: gated(value, index=index),
-            what="that no call had before this CUDA graph", remedy="before the recording",
+            what="that no call before this CUDA graph had", remedy="before the recording",
         )  # fmt: skip
     monkeypatch.undo()
     for i in range(100):

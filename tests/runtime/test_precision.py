@@ -78,9 +78,9 @@ def test_what_it_says():
     assert found.filename == __file__
     text = str(found.message)
     assert "'gspo' is given log-probs of bfloat16 and float32" in text
-    assert "steps of 0.0078" in text and "of 0.016" in text  # eps of bfloat16 between 1 and 2, and twice that
+    assert "their spacing is 0.0078" in text and " 0.016" in text  # eps of bfloat16 between 1 and 2, and twice that
     assert "a trajectory of this batch by about 0.0006 nats" in text  # 2**-7 / sqrt(12 * 16)
-    assert "the gate on trajectory lets 0.0003 pass" in text  # log1p(-epsilon_low)
+    assert "the gate on trajectory passes 0.0003" in text  # log1p(-epsilon_low)
     assert "float32" in text
     assert not warnings_of(call)
     assert not warnings_of(lambda: op.gate((new - old).to(BF16), index, advantages=a))

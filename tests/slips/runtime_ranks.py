@@ -54,7 +54,7 @@ SLIPS = (
     ),
     slip(
         "a group that failed is asked again", "test_agreement",
-        "    except RanksError:  # of a group that failed, or of what all ranks have seen: nobody waits\n        raise\n", "",
+        "    except RanksError:  # all ranks raise it, or the group failed: no rank waits\n        raise\n", "",
     ),
     slip(
         "a part that is not finite is cast to a whole number", "test_collect",

@@ -1,4 +1,4 @@
-"""What a hierarchy claims of every batch, checked on one: that parallel paths agree, and what it assumes."""
+"""Checks the claims of a hierarchy on one batch: parallel paths agree, and its assumptions hold."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fibration.runtime.index.mass_on_batch import Measure
 from fibration.runtime.sums import Vector
 
 TOLERANCE = 1e-9  # relative, of products of masses
-CHUNK = 1 << 22  # cells looked at together
+CHUNK = 1 << 22  # cells checked at a time
 
 
 def check(index: Index) -> None:
-    """Refuse a batch that breaks what proofs rest on: HierarchyIndexError naming the element."""
+    """Refuse a batch that breaks an assumption of the proofs. HierarchyIndexError names the element."""
     h = index.hierarchy
     if not h.shape.is_tree:
         paths_agree(index)
@@ -37,7 +37,7 @@ def check(index: Index) -> None:
 
 
 def alone_with_rewards(index: Index) -> HierarchyIndexError | None:
-    """The error for an element alone where advantages take the mean of the others: one for calls that make them."""
+    """The error for an element without others, if advantages take the mean of the others; None if there is none."""
     errors = (_alone(index, of, over) for of, over in index.hierarchy.others_rewarded)
     return next((error for error in errors if error is not None), None)
 
@@ -46,7 +46,7 @@ def alone_with_rewards(index: Index) -> HierarchyIndexError | None:
 
 
 def paths_agree(index: Index) -> None:
-    """Refuse fibrations that lead an element to different ones along different paths."""
+    """Refuse fibrations that map an element to different elements along different paths."""
     for one, other in index.hierarchy.shape.parallel():
         source, target = one[0].source.name, one[-1].target.name
         if target == BATCH:
@@ -60,9 +60,9 @@ def paths_agree(index: Index) -> None:
                 f"index of '{index.hierarchy.name}': {index.describe_element(source, i)} lies over "
                 f"{target} {names[int(first[i])]!r} {_by_way_of(index, one, i)}, and over "
                 f"{names[int(second[i])]!r} {_by_way_of(index, other, i)}",
-                required="all paths agree: two ways down to one stratum lead to the same element",
+                required="all paths agree: every path to a stratum leads to the same element",
                 found=f"{_arrows(one)}, and {_arrows(other)}",
-                remedy=f"mend the labels of {target}",
+                remedy=f"correct the labels of {target}",
             )
 
 
@@ -96,29 +96,29 @@ def _populated(index: Index, assumption: Populated) -> None:
             f"index of '{index.hierarchy.name}': {where} has no {of}",
             required=f"at least one: {assumption!r} is assumed",
             found=f"{len(empty)} of {index.size[over]} {over} element{'s'[: index.size[over] > 1]} without {an(of)}",
-            remedy=f"leave it out of the batch, or out of the hierarchy's assume=[...]; counts of {of} may then be 0",
+            remedy=f"drop it from the batch, or drop {assumption!r} from assume=[...]; counts of {of} may then be 0",
         )
 
 
 def _alone(index: Index, of: str, over: str) -> HierarchyIndexError | None:
-    """The error for an element alone where a formula takes the mean of the others."""
+    """The error for an element without others, if a formula takes the mean of the others; None if there is none."""
     alone = (index.count(of, over) == 1).nonzero()
     if not len(alone):
         return None
     element = int(alone[0])
     one = int((index.parent(of, over) == element).nonzero()[0])
     return HierarchyIndexError(
-        f"index of '{index.hierarchy.name}': {index.describe_element(over, element)} has one {of} alone: "
+        f"index of '{index.hierarchy.name}': {index.describe_element(over, element)} has only one {of}: "
         f"{index.describe_element(of, one)}",
-        required="at least two: a formula takes the mean of all others, which are none there, of=..., others=True",
-        found=f"{len(alone)} of {index.size[over]} {over} element{'s'[: index.size[over] > 1]} with {an(of)} alone",
-        remedy="leave it out of the batch, or write the formula without others=True and leave_one_out=True",
+        required="at least two, because a formula takes the mean of the others: of=..., others=True",
+        found=f"{len(alone)} of {index.size[over]} {over} element{'s'[: index.size[over] > 1]} with only one {of}",
+        remedy="drop it from the batch, or write the formula without others=True and leave_one_out=True",
     )
 
 
 @dataclass(frozen=True)
 class _Cell:
-    """The cell that is furthest from balance, as a share of the common coarser element."""
+    """The cell that is furthest from balance; `share` is its deviation relative to the common coarser element."""
 
     share: float
     elements: tuple[int, int, int]
@@ -127,7 +127,9 @@ class _Cell:
 
 
 def _balanced(index: Index, assumption: Balanced) -> None:
-    """`m(a∩b)·m(c) = m(a)·m(b)` for all `a`, `b` over each element `c` of a meet; of the batch, if there is none."""
+    """Check `m(a∩b)·m(c) = m(a)·m(b)` for all `a`, `b` over each element `c` of a meet; over the batch if there is no
+    meet.
+    """
     a, b = assumption.first, assumption.second
     measure = Measure(index, repr(assumption))
     for meet in [s.name for s in index.hierarchy.shape.meets(a, b)] or [BATCH]:
@@ -139,18 +141,18 @@ def _balanced(index: Index, assumption: Balanced) -> None:
         over = "" if meet == BATCH else f", over {index.describe_element(meet, k)}"
         leak, one, other = crossing.leakage()
         raise HierarchyIndexError(
-            f"index of '{index.hierarchy.name}': {assumption!r} is assumed, and this batch is out of balance",
+            f"index of '{index.hierarchy.name}': {assumption!r} is assumed, and this batch is not balanced",
             required=f"m({a.name}∩{b.name})·m({meet}) = m({a.name})·m({b.name}) for every cell, empty ones too",
             found=f"{index.describe_element(a.name, i)} and {index.describe_element(b.name, j)} share the mass "
-            f"{worst.mass:g}, where balance asks for {worst.balanced:g}{over}; the residuals of {other}, averaged over "
-            f"{one}, reach {leak:.3g} for log ratios within ±1, and not 0",
+            f"{worst.mass:g}, and balance requires {worst.balanced:g}{over}; the residuals of {other}, averaged over "
+            f"{one}, reach {leak:.3g} for log ratios within ±1, instead of 0",
             remedy=f"declare the cells ({a.name}, {b.name}) as a stratum and a chain through it, or "
             'orthogonalise="projection"',
         )
 
 
 class _Crossing:
-    """Cells of two strata over the elements of a third."""
+    """The cells of two strata over the elements of a third."""
 
     def __init__(self, index: Index, measure: Measure, a: str, b: str, meet: str) -> None:
         self.index, self.a, self.b = index, a, b
@@ -166,7 +168,7 @@ class _Crossing:
         self.row_leak, self.column_leak = np.zeros(index.size[a]), np.zeros(index.size[b])
 
     def _cells(self) -> Iterator[tuple[Codes, Codes, Vector]]:
-        """All pairs over a common element with the mass of their cell, some rows at a time."""
+        """All pairs over a common element, with the mass of their cell, in chunks of rows."""
         per_meet = np.bincount(self.over_b, minlength=len(self.mass))
         by_meet, before = np.argsort(self.over_b, kind="stable"), np.cumsum(per_meet) - per_meet
         width = per_meet[self.over_a]
@@ -180,7 +182,7 @@ class _Crossing:
             yield i, j, np.where(self.keys[at] == key, self.filled[at], 0.0) if len(self.keys) else np.zeros(len(i))
 
     def worst(self) -> _Cell | None:
-        """The cell furthest from balance, if one is out of balance at all."""
+        """The cell furthest from balance; None if all are balanced."""
         found: _Cell | None = None
         for i, j, cell in self._cells():
             k = self.over_a[i]
@@ -193,8 +195,8 @@ class _Crossing:
             share[np.abs(given - asked) <= TOLERANCE * np.maximum(given, asked)] = 0
             if not share.any():
                 continue
-            furthest = np.flatnonzero(share >= share.max() * (1 - TOLERANCE))  # of two by two cells, all are
-            at = int(furthest[np.argmin(given[furthest] / asked[furthest])])  # then what lacks says most
+            furthest = np.flatnonzero(share >= share.max() * (1 - TOLERANCE))  # all four of two by two cells
+            at = int(furthest[np.argmin(given[furthest] / asked[furthest])])  # the one that lacks most mass
             if found is None or share[at] > found.share * (1 + TOLERANCE):
                 where = (int(i[at]), int(j[at]), int(k[at]))
                 found = _Cell(float(share[at]), where, float(cell[at]), float(asked[at] / total[at]))
@@ -203,8 +205,8 @@ class _Crossing:
     def leakage(self) -> tuple[float, str, str]:
         """The largest mean that residuals of one stratum can have over an element of the other.
 
-        `P_a (s_b - s_c)` is `Σ_b (m(a∩b)/m(a) - m(b)/m(c))·s_b`: with `|s_b| ≤ 1`, at most the sum of the absolute
-        values. Returned with the element in words and the other stratum's name; 0 wherever the crossing is balanced.
+        `P_a (s_b - s_c)` is `Σ_b (m(a∩b)/m(a) - m(b)/m(c))·s_b`. For `|s_b| ≤ 1` its bound is the sum of the absolute
+        values, 0 if the crossing is balanced. Returns the bound, the element in words, and the other stratum's name.
         """
         rows, columns = (float(leak.max(initial=0)) for leak in (self.row_leak, self.column_leak))
         if rows >= columns:
@@ -213,7 +215,7 @@ class _Crossing:
 
 
 def _quotient(a: Vector, b: Vector) -> Vector:
-    """0 where there is no mass."""
+    """`a / b`, 0 where there is no mass."""
     return np.where(b > 0, a / b, 0.0)
 
 

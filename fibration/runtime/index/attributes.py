@@ -1,4 +1,4 @@
-"""What users measured of elements → a number per element; every problem with it is named with its label."""
+"""Attribute values from the user → one number per element. Errors name the label."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fibration.runtime.index.labels import Encoded, Places
 
 
 class Numbers:
-    """`spread`: of a batch of which this is one rank's part. `keyed`: whether the caller has named the rows."""
+    """Reads attribute values. `spread`: the batch is over ranks. `keyed`: rows have names from the caller."""
 
     def __init__(self, places: Places, encoded: Encoded, size: Mapping[str, int], spread: bool, keyed: bool) -> None:
         self.places, self.encoded, self.size, self.spread, self.keyed = places, encoded, size, spread, keyed
@@ -26,12 +26,12 @@ class Numbers:
         self.names = {s: names for s, names in encoded.names.items() if s not in self.leaves}
 
     def attribute(self, attribute: Attribute, given: Mapping[str, Any]) -> NDArray[np.float64]:
-        """Of every element of its stratum here, from what was given by name."""
+        """One number per element of the attribute's stratum on this rank."""
         places, size, names = self.places, self.size, self.names
         stratum, what = attribute.on.name, f"attribute '{attribute.name}'"
         if attribute.name not in given:
             raise HierarchyIndexError(
-                f"{what} is not given", required=f"attributes={{'{attribute.name}': one number per {stratum}}}"
+                f"{what} is missing", required=f"attributes={{'{attribute.name}': one number per {stratum}}}"
             )
         value = given[attribute.name]
         if torch.is_grad_enabled() and requires_grad(value):
@@ -43,9 +43,9 @@ class Numbers:
         if isinstance(value, Mapping):
             if self.spread and stratum == self.rows and not self.keyed:
                 raise HierarchyIndexError(
-                    f"{what} is a mapping from rows by their numbers, which no rank knows of the whole batch",
+                    f"{what} is a mapping from row numbers, which ranks do not have for the whole batch",
                     required=f"one number per row of this rank: [{places.n_rows}]",
-                    remedy=f"pass {stratum}=keys to name the rows, and a mapping from these",
+                    remedy=f"pass {stratum}=keys to name the rows, and a mapping from these names",
                 )
             lacking = [n for n in names.get(stratum, ()) if n not in value]
             if lacking or stratum not in names:
@@ -68,7 +68,7 @@ class Numbers:
                 array = np.full(size[stratum], float(array))
             elif self.spread and stratum not in (*self.leaves, BATCH):
                 raise HierarchyIndexError(
-                    f"{what} is given in the order of {stratum} elements, which no rank knows of the whole batch",
+                    f"{what} is given in the order of {stratum} elements, which ranks do not have for the whole batch",
                     required=f"one number, or a mapping from labels: {{{stratum}: number}}"
                     + (f", or one per row of this rank, [{places.n_rows}]" if stratum == self.rows else ""),
                     remedy=f"pass {{label: number}} for the {stratum} labels of this rank",
@@ -89,7 +89,7 @@ class Numbers:
         return array
 
     def _of_pieces(self, attribute: Attribute, array: NDArray[Any]) -> NDArray[np.float64]:
-        """Per row that is an element, from one number per non-empty row of the tensors: rows of one key have one."""
+        """One number per row element, from one per non-empty row of the tensors; rows of one key must agree."""
         pieces, names = self.encoded.per_row[self.rows], self.names
         found = np.empty(len(names[self.rows]))
         found[pieces] = array
@@ -100,7 +100,7 @@ class Numbers:
                 f"attribute '{attribute.name}' of {self.rows} {names[self.rows][element]!r} has two values",
                 required=f"one number for all rows of one {self.rows}",
                 found=f"{array[wrong[0]]:.17g} and {found[element]:.17g}",
-                remedy=f"give all pieces of {an(self.rows)} the same",
+                remedy=f"give all pieces of {an(self.rows)} the same number",
             )
         return found
 
@@ -112,9 +112,9 @@ def _in_range(attribute: Attribute) -> str:
 
 def _out_of_range(attribute: Attribute) -> str:
     if attribute.lower is not None or attribute.upper is not None:
-        return "the range is an assumption of the proofs: give values inside it, or declare another"
+        return "proofs assume this range: give values inside it, or declare another range"
     if attribute.positive:
-        return "positivity is an assumption of the proofs; declare positive=False to drop it"
+        return "proofs assume positive values; declare positive=False to drop the assumption"
     return ""
 
 
@@ -141,5 +141,7 @@ def _numbers(values: Any, what: str) -> NDArray[np.float64]:
         return np.array(values, np.float64)
     except (TypeError, ValueError, OverflowError):
         raise HierarchyIndexError(
-            f"{what} holds values that are no numbers", required="numbers that a float64 holds", found=shown(values)
+            f"{what} has values that are not numbers",
+            required="real numbers, which convert to float64",
+            found=shown(values),
         ) from None

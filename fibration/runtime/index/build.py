@@ -1,4 +1,4 @@
-"""Masks, offsets and labels → an index: every problem with them is named with its row, label or element."""
+"""Masks, offsets and labels → an index. Errors name the row, label or element."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def build_index(
 
 
 def finished(index: Index) -> Index:
-    """What a hierarchy assumes of its batches, checked, and its projection."""
+    """The index after its assumptions are checked, with its projection."""
     check(index)
     hierarchy, index = index.hierarchy, replace(index, refuses_rewards=alone_with_rewards(index))
-    if hierarchy.orthogonalise and hierarchy.shape.crossed():  # too low a rank is refused here, not by a gate
+    if hierarchy.orthogonalise and hierarchy.shape.crossed():  # refuses a singular system now, not in the first call
         return replace(index, projection=Projection(index))
     return index
 
 
 class Builder:
-    """`spread`: of a batch of which this is one rank's part, which may be nothing."""
+    """Builds the index of one process. `spread`: the batch is over ranks, and this rank's part may be empty."""
 
     def __init__(
         self, hierarchy: Hierarchy, mask: Any, offsets: Any, device: torch.device | str | None, spread: bool = False
@@ -87,8 +87,8 @@ class Builder:
             if keep is not None and keep.shape != self.shape:
                 raise HierarchyIndexError(
                     f"the mask has shape {list(keep.shape)}",
-                    required=f"{list(self.shape)}, as the offsets say",
-                    remedy="leave offsets out where tensors are padded, [B, T]" if keep.ndim == 2 else "",
+                    required=f"{list(self.shape)}, the length in the offsets",
+                    remedy="leave offsets out for padded tensors, [B, T]" if keep.ndim == 2 else "",
                 )
         self.keep = None if keep is None else keep.reshape(-1)
         runs = every_place(self.shape[0]) if self.keep is None else Runs.of(self.keep)
@@ -143,7 +143,9 @@ class Builder:
         )
 
     def places(self, is_of: Mapping[str, NDArray[np.bool_]]) -> Places:
-        """`is_of`: per leaf, which unmasked tokens are its elements; nothing where there is one leaf."""
+        """The places of all tokens. `is_of`: per leaf, which unmasked tokens are its elements; empty for a single
+        leaf.
+        """
         spans = {leaf: self._spans(mine) for leaf, mine in is_of.items()} or {self.leaves[0]: self.every}
         return Places(self.h, self.shape, self.n_rows, self.row_numbers, self.every, spans, is_of)
 
@@ -155,10 +157,10 @@ class Builder:
         positions: Codes | None,
         named: bool,
     ) -> Index:
-        """What was read, or taken of another index, as an index."""
+        """The index from encoded labels and attribute values."""
         places, size = encoded.places, self._sizes(encoded)
         edges = [(f.source.name, f.target.name) for f in self.h.fibrations if f.target.name != BATCH]
-        for leaf in self.h.leaves:  # the objective sums over rows
+        for leaf in self.h.leaves:  # because the objective sums over rows
             if self.h.rows not in (leaf, *self.h.coarser(leaf)):
                 edges.append((leaf.name, self.rows))
         edges += [(self.rows, group.name) for group in self.h.groups]
@@ -190,7 +192,7 @@ class Builder:
         )
 
     def _wanted(self, labels: Mapping[str, Any]) -> list[str]:
-        """The strata that take labels; refuses those that lack."""
+        """The strata that take labels. Raises HierarchyIndexError for missing labels."""
         strata, groups = [s.name for s in self.h.order], [s.name for s in self.h.groups]
         wanted = takes_labels(self.h)
         for name in wanted:
@@ -204,9 +206,9 @@ class Builder:
                 per_row = name in groups or self.rows in strata
                 fine = (
                     name not in groups and self.rows in strata and Stratum(name) not in self.h.coarser(self.h.rows)
-                )  # or beside the rows
+                )  # or it lies beside the rows
                 per = f"one label per token, shape {list(self.shape)}" if fine else "one label per row"
-                if not per_row:  # nothing says which of both it is
+                if not per_row:  # labels per row and per token both make sense
                     per += ", or one per token"
                 raise HierarchyIndexError(
                     f"no labels for '{name}'",
@@ -217,20 +219,20 @@ class Builder:
         return wanted
 
     def _is_of(self, labels: Mapping[str, Any]) -> dict[str, NDArray[np.bool_]]:
-        """Per leaf, which unmasked tokens are its elements: [tokens]; nothing where there is one leaf."""
+        """Per leaf, which unmasked tokens are its elements: [tokens]; empty for a single leaf."""
         if len(self.leaves) == 1:
             return {}
         lacking = [leaf for leaf in self.leaves if labels.get(leaf) is None]
         if self.rows in self.leaves:
             raise HierarchyIndexError(
                 f"the rows are '{self.rows}', a sampled stratum",
-                required="rows that the sampled strata lie over",
+                required="rows coarser than the sampled strata",
                 remedy="declare Hierarchy(rows=...) with another stratum",
             )
         if len(lacking) > 1:
             raise HierarchyIndexError(
                 f"no masks for {' and '.join(map(repr, lacking))}",
-                required=f"which tokens are which: masks for all of {', '.join(self.leaves)} but one",
+                required=f"masks for all of {', '.join(self.leaves)} except one",
                 remedy=f"pass {lacking[0]}=... of the shape {list(self.shape)}, True on its tokens",
             )
         found: dict[str, NDArray[np.bool_]] = {}
@@ -252,21 +254,21 @@ class Builder:
                 raise HierarchyIndexError(
                     f"{self._token(token)} is in two leaves: '{first}' and '{leaf}'",
                     required="every unmasked token is an element of exactly one leaf",
-                    remedy=f"leave one of the masks out: '{leaf}' then gets the tokens that no other has",
+                    remedy=f"leave one of the masks out: '{leaf}' then has the tokens that no other leaf has",
                 )
             taken |= found[leaf]
         if lacking:
             found[lacking[0]] = ~taken
         elif not taken.all():
             raise HierarchyIndexError(
-                f"{self._token(int(np.argmin(taken)))} is a token without a leaf",
+                f"{self._token(int(np.argmin(taken)))} belongs to no leaf",
                 required=f"every unmasked token is an element of one of {', '.join(self.leaves)}",
-                remedy="mask it, or leave one of the leaves' masks out: that leaf gets the tokens that no other has",
+                remedy="mask it, or leave one of the leaves' masks out: that leaf has the tokens that no other has",
             )
         return {leaf: found[leaf] for leaf in self.leaves}
 
     def _spans(self, mine: NDArray[np.bool_]) -> Spans:
-        """Where the tokens of one leaf lie, of those that are unmasked."""
+        """The places of the unmasked tokens of one leaf."""
         numbers = Runs.of(mine)
         runs = numbers
         if self.keep is not None:

@@ -1,4 +1,4 @@
-"""Labels in the containers that users have them in: tensors, arrays, lists, columns of tables."""
+"""Labels from tensors, arrays, lists, and columns of tables."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from fibration.runtime.batch import Codes
 
 
 def plain(label: Any) -> Any:
-    """A label that equals its equals: a tensor hashes by identity, so a 0-d one is read and any other is no label."""
+    """A label that can be compared: a 0-d tensor as a number, because tensors hash by identity; others as lists."""
     if isinstance(label, (Tensor, np.ndarray)):
         return label.item() if label.ndim == 0 else label.tolist()
     return label
 
 
 def listed(value: Any, shape: tuple[int, ...]) -> Any:
-    """As lists, but integers and booleans per row or per token as the array that they are in.
-
-    A column of a table becomes a list too.
-    """
+    """The labels as a list. Integers and booleans per row or per token stay an array."""
     column = next((way for way in ("tolist", "to_list", "to_pylist") if hasattr(value, way)), None)
     if column and not isinstance(value, (Tensor, np.ndarray)):
         return getattr(value, column)()
@@ -37,7 +34,7 @@ def is_nested(given: Any) -> bool:
 
 
 def chosen(given: Any, places: Codes) -> Any:
-    """Those at these places, which ascend."""
+    """The labels at these ascending places."""
     if len(places) == len(given):
         return given
     return given[places] if isinstance(given, np.ndarray) else [given[i] for i in places.tolist()]

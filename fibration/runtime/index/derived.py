@@ -1,4 +1,4 @@
-"""What is worked out of an index: once and kept, numbers added up over strata, and parents of every element."""
+"""Values computed from an index: cached results, sums over strata, and parents of elements."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch import Tensor
 from fibration.runtime.batch import Codes
 from fibration.runtime.sums import Sums, Vector
 
-Edge = tuple[str, str]  # names of the strata that a fibration leads from and to
+Edge = tuple[str, str]  # names of a fibration's source and target
 P = ParamSpec("P")
 T = TypeVar("T")
 Holder = TypeVar("Holder", bound="Holding")
 
 
 class Holding(Protocol):
-    """What keeps answers as long as it lives."""
+    """An object with a cache."""
 
     @property
     def _cache(self) -> dict[Any, Any]: ...
 
 
 class Fibred(Protocol):
-    """What is asked of an index here: see there."""
+    """The part of `Index` that this module uses."""
 
     @property
     def edges(self) -> Mapping[Edge, Tensor]: ...
@@ -38,7 +38,7 @@ class Fibred(Protocol):
 
 
 def once(method: Callable[Concatenate[Holder, P], T]) -> Callable[Concatenate[Holder, P], T]:
-    """What a method of an index answers is worked out once per arguments, and lives as long as the index."""
+    """Cache a method's result per arguments, for the lifetime of the index."""
 
     @wraps(method)
     def answer(self: Holder, *arguments: P.args, **named: P.kwargs) -> T:
@@ -52,7 +52,7 @@ def once(method: Callable[Concatenate[Holder, P], T]) -> Callable[Concatenate[Ho
 
 @dataclass(frozen=True)
 class Summed:
-    """A number per element of one stratum, which is added up once over each coarser one."""
+    """One number per element of a stratum, and its sums over coarser strata, which are cached."""
 
     index: Fibred
     source: str
@@ -65,13 +65,13 @@ class Summed:
             parent = self.index.parent(between or self.source, stratum).cpu().numpy()
             if between is None:
                 self.known[stratum] = self.index.added(self.source, parent, self.values, size)
-            else:  # far fewer of them, and exact
+            else:  # far fewer elements, and exact
                 self.known[stratum] = self.over(between).over(parent, size)
         return self.known[stratum]
 
 
 class Parents(Mapping[Edge, Tensor]):
-    """The fibrations of an index, for every element of their sources, those of tokens too."""
+    """The fibrations of an index, as the parent of every element of the source."""
 
     def __init__(self, index: Fibred) -> None:
         self.index = index

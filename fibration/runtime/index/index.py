@@ -1,11 +1,11 @@
-"""Who lies over whom in one batch: masks, offsets and labels become fibrations with consecutive element numbers.
+"""The index of one batch: masks, offsets and labels become fibrations between numbered elements.
 
-Rows are the sampled sequences of a batch: the rows of a padded `[B, T]` tensor, or the segments of a packed `[N]` one.
-The elements of a stratum are numbered in the order in which their labels first appear, those of a leaf in the order of
-the tokens. Masked tokens, and rows without an unmasked token, are no elements of anything.
+Rows are the sampled sequences: the rows of a padded `[B, T]` tensor, or the segments of a packed `[N]` one. The
+elements of a stratum are numbered in order of the first appearance of their labels, those of a leaf in order of
+tokens. Masked tokens, and rows without an unmasked token, belong to no element.
 
-An index holds numbers per row, per run of unmasked tokens, and per element of coarser strata. Those per token are made
-where someone asks for them, unless labels were given per token.
+An index stores numbers per row, per interval of unmasked tokens, and per coarser element. Numbers per token are made
+on demand, unless labels were given per token.
 """
 
 from __future__ import annotations
@@ -39,56 +39,56 @@ T = TypeVar("T")
 
 
 class Fit(Protocol):
-    """What an index asks of its projection: see `projection.py`."""
+    """The part of `Projection` that an index uses."""
 
     @property
     def strata(self) -> tuple[str, ...]: ...
     def block(self, into: str, of: str) -> NDArray[np.float64]: ...
 
 
-@dataclass(eq=False)  # frozen, torch.compile would read all of its fields
+@dataclass(eq=False)  # torch.compile would read all fields of a frozen one
 class Index:
-    """The concrete hierarchy of one batch. Made by `operator.index(...)`; belongs to that hierarchy and device."""
+    """The hierarchy's elements in one batch. Made by `operator.index(...)`, for one hierarchy and one device."""
 
     hierarchy: Hierarchy
     leaves: tuple[str, ...]  # every unmasked token is an element of one of them
     shape: tuple[int, ...]  # of every per-token tensor: [B, T] or [N]
     n_rows: int  # rows of the batch, empty ones included
-    row_numbers: Codes  # [rows with tokens]: which row of the batch each is
+    row_numbers: Codes  # [rows with tokens]: the batch's row of each
     every: Spans  # all unmasked tokens
     spans: Mapping[str, Spans]  # per leaf, its tokens
-    numbers: Mapping[str, Runs]  # per leaf, where there are several: which of the unmasked tokens they are
+    numbers: Mapping[str, Runs]  # with several leaves, per leaf: its tokens' numbers among the unmasked tokens
     edges: Mapping[Edge, Tensor]  # int64 per fibration: [source], or [rows in the leaf's span] if it is in `by_row`
-    by_row: frozenset[Edge]  # of leaves, what was labelled by row
+    by_row: frozenset[Edge]  # fibrations of leaves whose target was labelled per row
     size: Mapping[str, int]
     labels: Mapping[str, tuple[Hashable, ...]]  # per labelled stratum, by element number
     values: Mapping[str, Tensor]  # float64 attributes, per element of their stratum
     device: torch.device
-    bounds: Codes  # [rows of the batch + 1]: the places in the flattened shape where each begins, and their number
-    has_row_names: bool  # whether the caller has said what rows are called
-    given_positions: Codes | None = None  # [tokens]: what they are ordered by where their places do not say it
-    projection: Fit | None = None  # of crossed strata, where the hierarchy orthogonalises by projection
-    ranks: Ranks | None = None  # that the batch is spread over
-    refuses_rewards: HierarchyIndexError | None = None  # where advantages need others, and an element is alone
+    bounds: Codes  # [rows of the batch + 1]: where each row begins in the flattened shape, and the end
+    has_row_names: bool  # whether the caller named the rows
+    given_positions: Codes | None = None  # [tokens]: the caller's positions, which order tokens
+    projection: Fit | None = None  # of crossed strata, if the hierarchy orthogonalises by projection
+    ranks: Ranks | None = None  # the ranks that share the batch
+    refuses_rewards: HierarchyIndexError | None = None  # raised by rewards if an element has no others
     coupling: Coupling = UNCOUPLED  # of the operator that made this index
     _cache: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.handle: Tensor = INDEXES.tensor(self)  # by which operators of torch know it
+        self.handle: Tensor = INDEXES.tensor(self)  # stands for the index in custom torch operators
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is made again where it is asked for stays behind: some of it is known by objects of this process."""
+        """The fields without the cache and the handle, which belong to this process."""
         return {name: value for name, value in self.__dict__.items() if name != "handle"} | {"_cache": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)  # another object, perhaps in another process
+        self.__dict__.update(state)  # in a new process the handle differs
         self.__post_init__()
 
-    # What `index.micro(rows)` returns; given by `micro.py`, which builds indexes.
+    # What `index.micro(rows)` returns; set by `micro.py`, which imports this module.
     _micro: ClassVar[Callable[[Index, Any], Index]]
 
     def __len__(self) -> int:
-        """The rows of the batch."""
+        """The number of rows of the batch."""
         return self.n_rows
 
     def micro(self, rows: Any) -> Index:
@@ -108,9 +108,9 @@ class Index:
         return self._micro(rows)
 
     def to(self, device: torch.device | str) -> Index:
-        """The same index on another device; itself where it lies there. What was worked out is worked out again.
+        """The index on another device, or itself if it is there already. Cached values are computed again.
 
-        Raises HierarchyIndexError for a device that cannot be used, and for an index over ranks.
+        Raises HierarchyIndexError for a device that cannot be used, and for a distributed index.
         """
         target = usable(device)
         if target == self.device:
@@ -118,7 +118,7 @@ class Index:
         if self.ranks is not None:
             raise HierarchyIndexError(
                 f"the index of rank {self.ranks.group.rank} cannot move to {target}",
-                required="one device, from the start on",
+                required="the device on which it was built",
                 remedy=f"build it there: op.index(..., device='{target}')",
             )
         edges = {edge: parent.to(target) for edge, parent in self.edges.items()}
@@ -127,13 +127,14 @@ class Index:
 
     @property
     def group(self) -> Ranked | None:
-        """The ranks that the batch is spread over, for what they have to do together."""
+        """The ranks that share the batch; None for one process."""
         return None
 
     @property
     def gradient_scale(self) -> int:
-        """What a rank's gradient is multiplied by where gradients are averaged over the ranks of the batch: so many
-        they are, 1 without a group."""
+        """The factor of a rank's gradient where gradients are averaged over ranks: the number of ranks, 1 without a
+        group.
+        """
         return self.group.size if self.group else 1
 
     @property
@@ -148,38 +149,39 @@ class Index:
 
     @property
     def positions(self) -> Tensor:
-        """Where the unmasked tokens lie in the flattened shape: int64 [tokens]."""
+        """The places of the unmasked tokens in the flattened shape: int64 [tokens]."""
         return self._places_of(None)
 
     @property
     def row_of_token(self) -> Tensor:
-        """The number of the non-empty row that every unmasked token lies in: int64 [tokens]."""
+        """The non-empty row of every unmasked token, by number: int64 [tokens]."""
         return self._rows_of(None)
 
     @property
     def parents(self) -> Mapping[Edge, Tensor]:
-        """Per fibration, the target under every element of its source: int64 [source]."""
+        """Per fibration, the target of every source element: int64 [source]."""
         return Parents(self)
 
     def tokens_of(self, leaf: str) -> Tensor | None:
-        """Which of the unmasked tokens are elements of `leaf`, ascending: int64 [elements]; None if there is one leaf.
+        """The numbers of a leaf's tokens among the unmasked tokens, ascending: int64 [elements]; None for a single
+        leaf.
 
-        Raises HierarchyIndexError where `leaf` is none.
+        Raises HierarchyIndexError if `leaf` is not a leaf.
         """
         return self._numbers_of(leaf) if self._kind(leaf) else None
 
     def positions_of(self, leaf: str) -> Tensor:
-        """Where the tokens of `leaf` lie in the flattened shape: int64 [elements]."""
+        """The places of a leaf's tokens in the flattened shape: int64 [elements]."""
         return self._places_of(self._kind(leaf))
 
     def rows_of_tokens(self, leaf: str) -> Tensor:
-        """The number of the non-empty row that every token of `leaf` lies in: int64 [elements]."""
+        """The non-empty row of every token of a leaf, by number: int64 [elements]."""
         return self._rows_of(self._kind(leaf))
 
     def _kind(self, leaf: str) -> str | None:
-        """`leaf`, or None if it has all tokens."""
+        """`leaf`, or None if it is the only leaf."""
         if leaf not in self.leaves:
-            raise HierarchyIndexError(f"'{leaf}' is no leaf of '{self.hierarchy.name}'", required=self._leaf_words)
+            raise HierarchyIndexError(f"'{leaf}' is not a leaf of '{self.hierarchy.name}'", required=self._leaf_words)
         return leaf if len(self.leaves) > 1 else None
 
     @once
@@ -198,7 +200,7 @@ class Index:
         return torch.from_numpy(array).to(self.device)
 
     def leaves_over(self, stratum: str) -> tuple[str, ...]:
-        """The leaves whose elements lie over `stratum`, itself if it is one; over rows and batch all of them."""
+        """The leaves over `stratum`, itself if it is a leaf; all leaves for rows and the batch."""
         return tuple(s for s in self.leaves if stratum == BATCH or self._reaches(s, stratum))
 
     @property
@@ -206,9 +208,10 @@ class Index:
         return f"one of {', '.join(self.leaves)}"
 
     def parent(self, source: str, target: str) -> Tensor:
-        """The `target` element under every `source` element: int64 [source].
+        """The `target` element of every `source` element: int64 [source].
 
-        `source` lies over `target`, or `target` is the batch, or the rows and no element of `source` straddles them.
+        `source` lies over `target`; or `target` is the batch; or it is the rows, and no element of `source` has tokens
+        in several rows.
         """
         if (source, target) in self.edges and (source, target) not in self.by_row:
             return self.edges[source, target]
@@ -218,7 +221,7 @@ class Index:
 
     @once
     def _compose(self, source: str, target: str) -> Tensor:
-        """Along the shortest path; every other gives the same (`assumed.py`)."""
+        """The parents along the shortest path; all paths agree (`assumed.py`)."""
         if source == target:
             return torch.arange(self.size[source], device=self.device)
         of_rows = self.of_rows(source, target) if source in self.leaves else None
@@ -242,9 +245,9 @@ class Index:
 
     @once
     def of_rows(self, leaf: str, target: str) -> Tensor | None:
-        """The `target` element under the tokens of `leaf` in each row of its span: int64 [those rows].
+        """The `target` element of a leaf's tokens in each row that has some: int64 [those rows].
 
-        None where labels were given per token.
+        None if labels were given per token.
         """
         if target == BATCH:
             return torch.zeros(len(self.spans[leaf].rows), dtype=torch.int64, device=self.device)
@@ -254,7 +257,7 @@ class Index:
         return None if between is None else self.parent(between, target)[self.edges[leaf, between]]
 
     def between(self, source: str, over: str) -> str | None:
-        """What `source` lies directly over on some way to `over`, unless that is `over`."""
+        """A stratum directly under `source` on a path to `over`; None if `over` itself is directly under it."""
         below = (t for s, t in self.edges if s == source and t != over)
         return next((t for t in below if over == BATCH or self._reaches(t, over)), None)
 
@@ -263,11 +266,11 @@ class Index:
 
     @once
     def count(self, of: str, over: str) -> Tensor:
-        """How many `of` elements lie over each `over` element: float64 [over]."""
+        """The number of `of` elements over each `over` element: float64 [over]."""
         if over == BATCH:
             return torch.tensor([self.size[of]], device=self.device).double()
         between = self.between(of, over)
-        if between is not None:  # counts of what lies between, added up: far fewer of them, and exact
+        if between is not None:  # adds up the counts of the stratum between: far fewer numbers, and exact
             parent, counts = self.parent(between, over), self.count(of, between)
         elif (of, over) in self.by_row:
             parent, counts = self.edges[of, over], torch.from_numpy(self.spans[of].sizes).to(self.device).double()
@@ -284,31 +287,30 @@ class Index:
 
     @once
     def summed(self, attribute: Attribute) -> Summed:
-        """An attribute, added up over what its stratum lies over."""
+        """An attribute, and its sums over coarser strata."""
         return Summed(self, attribute.on.name, self.values[attribute.name].cpu().numpy())
 
     def added(self, source: str, at: Codes, values: Vector, size: int) -> Sums:
-        """The sums of a number per element of `source` over `size` cells, where the `i`th is in cell `at[i]`.
+        """The sums of one number per element of `source` over `size` cells; element `i` is in cell `at[i]`.
 
-        Of leaves it is those of the whole batch: of one that is spread, every rank calls it.
+        Sums over a leaf are the whole batch's, so every rank of a distributed index must call it.
         """
         return Sums.of(values, at, size)
 
     def occurring(self, keys: Codes) -> Codes:
-        """The numbers that `keys`, one per token of some leaves, hold in the whole batch, ascending; likewise."""
+        """The distinct `keys` (one per token) in the whole batch, ascending. Every rank of a distributed index must
+        call it.
+        """
         return np.unique(keys)
 
     @once
     def fibre(self, source: str, target: str, make: Any) -> Any:
-        """The fibration in a backend's own form."""
+        """The fibration in a backend's form, made by `make`."""
         return make(self.parent(source, target), self.size[target])
 
     @once
     def layout(self, segments: str, leaf: str | None = None) -> Layout:
-        """Where the tokens of `leaf` lie that are over every element of `segments`, in their order.
-
-        `leaf` None means the only one.
-        """
+        """Where the tokens of `leaf` over every element of `segments` lie, in order. `leaf` None: the only leaf."""
         if leaf is None:
             if len(self.leaves) > 1:
                 raise HierarchyIndexError(
@@ -325,9 +327,9 @@ class Index:
 
     @once
     def pieces(self, segments: str, leaf: str) -> tuple[Tensor, Tensor]:
-        """Tokens of `leaf` that lie next to each other, over one element of `segments`, together.
+        """Maximal intervals of a leaf's neighbouring tokens over one element of `segments`.
 
-        That element: int64 [pieces]; and where each begins and ends in the flattened shape: int64 [2·pieces].
+        The element of each interval: int64 [pieces]; and its bounds in the flattened shape: int64 [2·pieces].
         """
         segment, starts, before = self._pieces(segments, leaf)
         return self._move(segment), self._move(np.stack([starts, starts + np.diff(before)], axis=1).reshape(-1))
@@ -346,14 +348,14 @@ class Index:
     def matrix(self, into: str, of: str) -> Tensor:
         """A block of the projection: float64 [into, of], `ρ_into = Σ_of matrix(into, of)·s_of` (see `projection.py`).
 
-        Raises HierarchyIndexError for strata that it does not involve.
+        Raises HierarchyIndexError for strata outside the projection.
         """
         strata = self.projection.strata if self.projection else ()
         for stratum in (into, of):
             if stratum not in strata:
                 raise HierarchyIndexError(
                     f"the projection of '{self.hierarchy.name}' does not involve '{stratum}'",
-                    required=f"one of {', '.join(strata) or 'none: nothing is projected'}",
+                    required=f"one of {', '.join(strata) or 'none: the hierarchy has no projection'}",
                 )
         assert self.projection is not None
         return torch.from_numpy(self.projection.block(into, of)).to(self.device)
@@ -369,43 +371,43 @@ class Index:
 
     @once
     def sequence(self, target: str, *sources: str) -> Ordering:
-        """The elements of `sources`, leaves or one coarser stratum, over every `target` element, in their order."""
+        """The elements of `sources` (leaves, or one coarser stratum) over every `target` element, in order."""
         return sequence.ordering(self, target, sources)
 
     @once
     def places(self, stratum: str) -> Tensor:
-        """What elements are ordered by: of tokens their places or given positions, of others those of their first.
+        """The sort key of elements: of tokens their place or given position, of others that of their first token.
 
-        int64 [elements], which mean nothing but an order.
+        int64 [elements]; only their order has a meaning.
         """
         of_tokens = stratum in self.leaves
         return self._move(sequence.keys_of(self, stratum) if of_tokens else sequence.first_tokens(self, stratum))
 
     @once
     def order(self, of: tuple[str, ...], make: Any) -> Any:
-        """The order of a target's elements in a backend's own form."""
+        """The order of a target's elements in a backend's form, made by `make`."""
         found = self.sequence(*of)
         return make(found.order, found.offsets, found.longest)
 
     @once
     def row_tensor(self) -> Tensor:
-        """Which row of the batch each row element is: int64 [rows that are elements]."""
+        """The batch's row of each row element: int64 [row elements]."""
         return torch.from_numpy(self.row_numbers).to(self.device)
 
     def rows_are_tokens(self) -> bool:
-        """Whether every row is one packed token, so that numbers per row and per token are the same."""
+        """Whether every row is one packed token, so that numbers per row and per token coincide."""
         return self.shape == (self.n_rows,) and len(self.row_numbers) == self.n_rows
 
     @once
     def rows_of(self, segments: str) -> Tensor | None:
-        """The row of the batch that each element lies in: int64 [elements]; None if one of them straddles rows."""
+        """The batch's row of each element: int64 [elements]; None if an element has tokens in several rows."""
         if segments == self.hierarchy.rows.name:
             return self.row_tensor()
         row = self._row_under(segments)
         return None if row is None else self.row_tensor()[row]
 
     def _row_under(self, segments: str) -> Tensor | None:
-        """The number of the non-empty row that each element lies in, unless one of them straddles rows."""
+        """The non-empty row of each element, by number; None if an element has tokens in several rows."""
         row = torch.empty(self.size[segments], dtype=torch.int64, device=self.device)
         under = self.over_rows(segments)
         for parent, rows in under:
@@ -414,7 +416,7 @@ class Index:
 
     @once
     def over_rows(self, segments: str) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Elements of `segments`, and the non-empty row in which each has tokens: a pair of int64 tensors per leaf."""
+        """Per leaf, elements of `segments` and a non-empty row in which each has tokens: two int64 tensors."""
         under = []
         for leaf in self.leaves_over(segments):
             of_rows = self.of_rows(leaf, segments)
@@ -425,13 +427,13 @@ class Index:
         return tuple(under)
 
     def kept(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What was made once under this key, and lives as long as this index."""
+        """The cached value of a key; `make` makes it on first use."""
         if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]  # type: ignore[no-any-return]
 
     def keep(self, key: str, value: object) -> None:
-        """Let `value` live as long as this index."""
+        """Keep `value` alive as long as this index."""
         self._cache["keep", key] = value
 
     def told(self, key: str) -> Any:
@@ -439,21 +441,21 @@ class Index:
         return self._cache.get(("keep", key))
 
     def sizes(self, edges: Iterable[tuple[str, str]]) -> Sizes:
-        """The same fibrations for the interpreter."""
+        """The fibrations for the interpreter."""
         places = {s: self.places(s).cpu().numpy() for s in dict.fromkeys(s for s, _ in edges)}
         return Sizes({e: self.parent(*e).cpu().numpy() for e in edges}, dict(self.size), places)
 
     @cached_property
     def element_numbers(self) -> Mapping[str, Mapping[Hashable, int]]:
-        """Number of every labelled element, by stratum and label."""
+        """The number of every labelled element, by stratum and label."""
         return {s: {label: i for i, label in enumerate(names)} for s, names in self.labels.items()}
 
     def describe_token(self, token: int) -> str:
-        """A person's words for an unmasked token: its place, and its row."""
+        """An unmasked token in words: its place, and its row."""
         return self._describe(self.every, token)
 
     def describe_row(self, token: int) -> str:
-        """And for its row."""
+        """The row of an unmasked token, in words."""
         return self._describe_row(self.every.row_of(token))
 
     def _describe(self, spans: Spans, token: int) -> str:
@@ -461,7 +463,7 @@ class Index:
         return f"token {place_of(place, self.shape)} of {self._describe_row(spans.row_of(token))}"
 
     def _describe_row(self, number: int) -> str:
-        """A non-empty row by its place in this process's tensors, and by its label where that is another."""
+        """A non-empty row by its place in this process's tensors, and by its label if it has another."""
         rows, row = self.hierarchy.rows.name, int(self.row_numbers[number])
         label: Hashable = row
         if rows in self.labels:
@@ -470,7 +472,7 @@ class Index:
         return f"{rows} {row}" if label == row else f"row {row} ({rows} {label!r})"
 
     def describe_element(self, stratum: str, element: int) -> str:
-        """`domain 'math'`, by its label; a token by its place."""
+        """An element by its label, `domain 'math'`; a token by its place."""
         if stratum in self.leaves:
             return self._describe(self.spans[stratum], element)
         return f"{stratum} {self.labels[stratum][element]!r}" if stratum in self.labels else f"the {stratum}"

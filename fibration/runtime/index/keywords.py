@@ -1,4 +1,4 @@
-"""The keywords of `op.index(...)`: which strata take one, and what those of other libraries are called here."""
+"""The keywords of `op.index(...)`: the strata that take one, and the keywords of other libraries."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fibration.runtime.ranks.group import is_group
 
 WAYS = "mask=[B, T] for padded tokens, or offsets=[n+1] for packed ones"
 RESPONSE = "pass it as mask=..., True on response tokens"
-LENGTHS = "pass offsets=..., their sums with a 0 before them: [0, *itertools.accumulate(lengths)]"
-RANKS = "the ranks that a batch is spread over are group="
+LENGTHS = "pass offsets=..., the cumulative lengths from 0: [0, *itertools.accumulate(lengths)]"
+RANKS = "the ranks that share the batch are group="
 OF_CALLS = "op.loss(...) takes it, with the index"
 MEANT = {
     **dict.fromkeys((*keywords.MASKS, "masks"), RESPONSE),
-    **dict.fromkeys(keywords.WHOLE_MASKS, f"{RESPONSE} alone: an attention mask is True on prompts too"),
+    **dict.fromkeys(keywords.WHOLE_MASKS, f"{RESPONSE} only: an attention mask is True on prompts too"),
     **dict.fromkeys(keywords.OFFSETS, "pass it as offsets=..."),
     **dict.fromkeys(keywords.LENGTHS, LENGTHS),
-    "position_ids": "pass it as positions=..., where rows are pieces of something longer",
+    "position_ids": "pass it as positions=..., if rows are pieces of longer sequences",
     **dict.fromkeys(("groups", "process_group"), RANKS),
     **dict.fromkeys(("log_probs", "old_log_probs", "advantages", "rewards", "policies", "parameters"), OF_CALLS),
 }
@@ -45,7 +45,7 @@ def refuse_positional(h: Hierarchy, given: tuple[Any, ...]) -> None:
 
 
 def refuse_others(h: Hierarchy, labels: Mapping[str, Any]) -> None:
-    """Refuse labels for what takes none."""
+    """Refuse keywords that are not strata with labels."""
     wanted, leaves = takes_labels(h), [s.name for s in h.leaves]
     accepted = [*wanted, *([h.rows.name] if h.rows not in h.leaves else []), *(leaves if len(leaves) > 1 else [])]
     for name in labels:
@@ -55,7 +55,7 @@ def refuse_others(h: Hierarchy, labels: Mapping[str, Any]) -> None:
             raise HierarchyIndexError(f"labels for '{BATCH}', which has one element", remedy=f"leave {BATCH}= out")
         remedy = RANKS if is_group(labels[name]) else suggest(name.lower(), [*accepted, "mask", "offsets", "positions"])
         if name == "labels":
-            remedy = "every stratum has a keyword of its own" + "".join(f", {s}=..." for s in wanted[:2])
+            remedy = "every stratum has its own keyword" + "".join(f", {s}=..." for s in wanted[:2])
         if name in leaves:
             remedy = f"leave it out: every unmasked token is {an(name)}"
         fibrations = ", ".join(f.name for f in h.fibrations)

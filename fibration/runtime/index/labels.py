@@ -1,4 +1,4 @@
-"""Labels of rows, of tokens, or of other labels → element numbers, and who lies over whom."""
+"""Labels of rows, of tokens, or of other labels → element numbers and their parents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fibration.runtime.index.spans import Spans, place_of
 
 @dataclass(frozen=True)
 class Places:
-    """Where the unmasked tokens of a batch are, which rows they are in, and which leaves they are elements of."""
+    """The places of a batch's unmasked tokens, their rows and their leaves."""
 
     hierarchy: Hierarchy
     shape: tuple[int, ...]
@@ -30,18 +30,18 @@ class Places:
     row_numbers: Codes  # [rows that are elements]
     every: Spans  # all unmasked tokens
     spans: Mapping[str, Spans]  # of each leaf
-    is_of: Mapping[str, NDArray[np.bool_]]  # [tokens] per leaf: which are its elements; none where there is one leaf
+    is_of: Mapping[str, NDArray[np.bool_]]  # [tokens] per leaf: which are its elements; empty for a single leaf
 
     def _leaves_over(self, stratum: str) -> list[str]:
         h = self.hierarchy
         return [
             leaf.name
             for leaf in h.leaves
-            if Stratum(stratum) not in h.strata or leaf in h.shape.leaves_over(Stratum(stratum))  # else it is the rows
+            if Stratum(stratum) not in h.strata or leaf in h.shape.leaves_over(Stratum(stratum))  # else the rows
         ]
 
     def lies_over(self, stratum: str) -> NDArray[np.bool_]:
-        """Whether every unmasked token lies over an element of `stratum`."""
+        """Whether each unmasked token lies over an element of `stratum`: bool [tokens]."""
         if not self.is_of:
             return np.ones(len(self.every), np.bool_)
         return np.logical_or.reduce([self.is_of[leaf] for leaf in self._leaves_over(stratum)])
@@ -50,7 +50,7 @@ class Places:
         return np.flatnonzero(self.lies_over(stratum))
 
     def rows_over(self, stratum: str) -> NDArray[np.bool_]:
-        """Whether a token of every non-empty row does."""
+        """Whether each non-empty row has a token over an element of `stratum`: bool [rows with tokens]."""
         result = np.zeros(len(self.row_numbers), np.bool_)
         for leaf in self._leaves_over(stratum):
             result[self.spans[leaf].rows] = True
@@ -67,13 +67,13 @@ class Places:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Element numbers of every stratum with labels: per row, or per token. -1 where an element of it is not needed."""
+    """Element numbers of every labelled stratum, per row or per token; -1 where no element is needed."""
 
     places: Places
     per_row: Mapping[str, Codes]
     per_token: Mapping[str, Codes]
     names: Mapping[str, Names]
-    kinds: Mapping[str, str]  # "row" or "token": what labels were given per, where it makes a difference
+    kinds: Mapping[str, str]  # "row" or "token": whether labels were given per row or per token, if it matters
 
     def of_tokens(self, stratum: str) -> Codes:
         if stratum in self.per_token:
@@ -81,14 +81,14 @@ class Encoded:
         return np.repeat(self.per_row[stratum], self.places.every.sizes)
 
     def of_leaf(self, leaf: str, target: str) -> Codes:
-        """The `target` element under each token of `leaf`, or under those in each row of its span if it is by row."""
+        """The `target` element of each token of `leaf`; per row of its span if `target` is labelled per row."""
         if target in self.per_row:
             return self.per_row[target][self.places.spans[leaf].rows]
         below = self.per_token[target]
         return below[self.places.is_of[leaf]] if self.places.is_of else below
 
     def parent(self, source: str, target: str, size: int) -> Codes:
-        """The `target` element under each of the `size` elements of `source`, which is no leaf."""
+        """The `target` element of each of the `size` elements of `source`, which is not a leaf."""
         if source in self.per_row and target in self.per_row:
             above, below = self.per_row[source], self.per_row[target]
             keep = (above >= 0) & (below >= 0)
@@ -97,22 +97,22 @@ class Encoded:
             keep = self.places.lies_over(source)
         if not keep.all():
             above, below = above[keep], below[keep]
-        parent = np.full(size, -1)  # of a row of which another rank has the tokens that lie over it
+        parent = np.full(size, -1)  # -1 stays for a row whose tokens over it are on another rank
         parent[above] = below
         wrong = np.flatnonzero(parent[above] != below)
         if len(wrong):
             element, rows = above[wrong[0]], self.places.hierarchy.rows.name
             two = [parent[element], below[wrong[0]]]
             found = [repr(self.names[target][b]) for b in two]
-            if source == rows:  # labels per token, of which a row has but one
+            if source == rows:  # the labels are per token, and a row allows only one
                 tokens = np.flatnonzero(keep)
                 first = sorted((int(np.argmax((above == element) & (below == b))), b) for b in two)
                 found = [f"{self.names[target][b]!r} at {self.places.token(tokens[i])}" for i, b in first]
-                remedy = f"give one {target} per {source}: labels of one row are the same on all of its tokens"
+                remedy = f"give one {target} per {source}: all tokens of a row need the same label"
             elif target == rows:
-                remedy = f"labels hold for the whole batch: make them unique, for example row * 1000 + {source}"
+                remedy = f"labels are unique in the whole batch: make them so, for example row * 1000 + {source}"
             else:
-                remedy = f"make the label unique, for example the pair ({target}, {source})"
+                remedy = f"labels are unique in the whole batch: use for example the pair ({target}, {source})"
             raise HierarchyIndexError(
                 f"{source} {self.names[source][element]!r} lies over two elements of {target}",
                 required=f"every {source} lies over exactly one {target}",
@@ -123,9 +123,9 @@ class Encoded:
 
 
 class Encoder:
-    """Numbers the elements of every labelled stratum in the order in which their labels first appear.
+    """Numbers the elements of every labelled stratum in order of first appearance.
 
-    `spread`: other ranks have more of the batch, and of its rows. Rows of one name are then pieces of one.
+    `spread`: the batch is over ranks. Rows of one name are then pieces of one row.
     """
 
     def __init__(self, places: Places, spread: bool = False) -> None:
@@ -135,7 +135,7 @@ class Encoder:
         self.shape = whole_batch(self.h)
 
     def encode(self, labels: Mapping[str, Any], row_labels: Any) -> Encoded:
-        """`labels`: of every stratum between leaves, rows and batch; `row_labels`: names for the rows, or None."""
+        """`labels`: of every stratum between leaves, rows and batch; `row_labels`: names of the rows, or None."""
         per_row: dict[str, Codes] = {self.rows: np.arange(len(self.places.row_numbers))}
         per_token: dict[str, Codes] = {}
         names: dict[str, Names] = dict.fromkeys([*labels, self.rows], ())
@@ -147,7 +147,7 @@ class Encoder:
         per_row[self.rows], names[self.rows] = self._row_names(row_labels)
         if self.h.rows in self.h.strata and not self.spread:
             self._check_rows()
-        for stratum in (*reversed(self.h.order), *self.h.groups):  # what a mapping starts from is finer
+        for stratum in (*reversed(self.h.order), *self.h.groups):  # finer strata first: mappings start from them
             if isinstance(labels.get(stratum.name), Mapping):
                 codes, names[stratum.name], by_row = self._translate(stratum, labels[stratum.name], found)
                 (per_row if by_row else per_token)[stratum.name] = codes
@@ -156,7 +156,7 @@ class Encoder:
     # ------------------------------------------------------------ labels of rows or tokens
 
     def _read(self, name: str, given: Any) -> tuple[Codes, Names, bool]:
-        """Per row, or per token where the labels have the tokens' shape."""
+        """Numbers per row, or per token if the labels have the tokens' shape."""
         given = listed(given, self.places.shape)
         if not isinstance(given, (Sequence, np.ndarray)) or isinstance(given, (str, bytes)):
             raise HierarchyIndexError(
@@ -166,7 +166,7 @@ class Encoder:
             )
         shape, n_rows = self.places.shape, self.places.n_rows
         nested = len(shape) == 2 and len(given) == n_rows > 0 and is_nested(given)
-        # As many tokens as rows: what is coarser than rows is labelled by row, what is between by token.
+        # With as many tokens as rows, strata coarser than rows are labelled per row, strata between per token.
         between = self.h.rows in self.h.coarser(Stratum(name))
         per_token = nested or (len(shape) == 1 and len(given) == shape[0] and (shape[0] != n_rows or between))
         either = shape == (n_rows,) == (len(given),)
@@ -174,8 +174,9 @@ class Encoder:
         if either and self._is_either(Stratum(name)):
             if differs:
                 raise HierarchyIndexError(
-                    f"{len(given)} labels for '{name}' may be per token or per row: there are as many of each",
-                    required="a shape that tells which",
+                    f"{len(given)} labels for '{name}' may be per token or per row: the batch has as many tokens "
+                    "as rows",
+                    required="a shape that is either per token or per row",
                     found=differs,
                     remedy="leave the rows without tokens out of the offsets",
                 )
@@ -197,7 +198,7 @@ class Encoder:
                 remedy=self._length_of(given),
             )
         all_places = self.places.every.runs.places() if per_token else self.places.row_numbers
-        # only tokens and rows that lie over it need a label
+        # only tokens and rows over the stratum need a label
         needed = np.flatnonzero((self.places.lies_over if per_token else self.places.rows_over)(name))
         if name == self.rows:
             needed = np.arange(len(all_places))
@@ -229,30 +230,30 @@ class Encoder:
             if per_token and isinstance(label, (int, np.integer)) and label < 0:
                 raise HierarchyIndexError(
                     f"{self.places.token(int(i))} has the label {label!r} for '{name}'",
-                    required="a label of its own for every token: negative numbers mean none in most data",
+                    required="a label for every token: negative numbers mean none in most data",
                     remedy="leave the token out of the response mask, or label it by a string or a number from 0",
                 )
             if missing:
                 place = f"{'token' if per_token else 'row'} {all_places[i]}"
-                if per_token and not self.h.shape.is_chain:  # there a label may lack for some tokens: say which
+                if per_token and not self.h.shape.is_chain:  # other tokens may need no label
                     place = self.places.token(int(i))
                 raise HierarchyIndexError(
                     f"{place} has no label for '{name}': {label!r}",
                     required=f"every unmasked element lies over exactly one {name}",
-                    remedy=f"mask it, or give it {an(name)} of its own, such as 'none'",
+                    remedy="mask it, or give it a label of its own, such as 'none'",
                 )
         return codes, tuple(numbers), not per_token
 
     def _length_of(self, given: Any) -> str:
-        """What so many labels may be of."""
+        """The remedy for a wrong number of labels."""
         shape, places = self.places.shape, self.places
         if len(shape) == 2 and len(given) == shape[0] * shape[1] != shape[1]:
-            return f"one per token of padded rows has their shape: .reshape({shape[0]}, {shape[1]})"
+            return f"labels per token of padded rows need their shape: .reshape({shape[0]}, {shape[1]})"
         if len(shape) == 2 and len(given) == shape[1] and np.ndim(given[0]) == 1 and len(given[0]) == shape[0]:
             return "transpose them"
         if len(given) == len(places.row_numbers):
-            return "rows without tokens have a place too, with any label or None"
-        return "masked tokens have a place too, with any label or None" if len(given) == len(places.every) else ""
+            return "rows without tokens take a label too, any label or None"
+        return "masked tokens take a label too, any label or None" if len(given) == len(places.every) else ""
 
     def _of_several(self, name: str, token: int, label: list[Any]) -> HierarchyIndexError:
         return HierarchyIndexError(
@@ -260,12 +261,12 @@ class Encoder:
             required=f"one {name} for each token, shape {list(self.places.shape)}",
             remedy=".squeeze(-1)"
             if len(label) == 1
-            else "of the top k give the first, x[..., 0], or all of them as one label, tuple(sorted(...)); of one-hot "
+            else "of the top k take the first, x[..., 0], or all of them as one label, tuple(sorted(...)); for one-hot "
             "rows x.argmax(-1)",
         )
 
     def _is_either(self, stratum: Stratum) -> bool:
-        """Whether labels per token and per row both make sense, so that only their shape tells which they are."""
+        """Whether labels per token and per row both make sense, so that only their shape tells."""
         if stratum in self.h.groups:
             return False
         if self.h.rows not in self.h.strata:
@@ -273,7 +274,7 @@ class Encoder:
         return stratum not in (self.h.rows, *self.h.coarser(self.h.rows)) and self.h.rows not in self.h.coarser(stratum)
 
     def _differs(self, name: str, given: Any) -> str | None:
-        """Where labels of as many tokens as rows mean another thing per token than per row, if anywhere."""
+        """A token whose label differs between the readings per token and per row, in words; None if none does."""
         given = to_list(given)
         positions, rows = self.places.every.runs.places(), self.places.every.row_of_token()
         for token in self.places.tokens_over(name):
@@ -293,12 +294,12 @@ class Encoder:
             raise HierarchyIndexError(
                 f"two rows are called {twice!r}",
                 required=f"one name per {self.rows}, as every row is one",
-                remedy=f"if they are pieces of one {self.rows}, say with positions= which comes first",
+                remedy=f"if they are pieces of one {self.rows}, order their tokens: pass positions=",
             )
         return codes, names
 
     def _check_rows(self) -> None:
-        """Every row is an element of a stratum of the hierarchy, so something must lie over each."""
+        """Every row must have a token over it, because the rows are a stratum of the hierarchy."""
         over = self.places.rows_over(self.rows)
         if not over.all():
             raise nothing_over(self.h, int(self.places.row_numbers[np.argmin(over)]))
@@ -306,7 +307,7 @@ class Encoder:
     # ------------------------------------------------------------ labels of labels
 
     def _translate(self, stratum: Stratum, given: Mapping[Any, Any], found: Encoded) -> tuple[Codes, Names, bool]:
-        """Per row or per token, from mappings of the labels of what lies directly over `stratum`."""
+        """Numbers per row or per token, from mappings of the labels directly over `stratum`."""
         name = stratum.name
         maps = self._maps(stratum, given)
         leaves = {self.shape.leaves_over(Stratum(source)) for source in maps}
@@ -327,8 +328,8 @@ class Encoder:
                 two = f"{labels[mine[wrong[0]]]!r} by way of {self._word(source, token, found)}"
                 raise HierarchyIndexError(
                     f"{self._parting(token, other, source, found)} lies over {one}, and over {two}",
-                    required="all paths agree: two ways down to one stratum lead to the same element",
-                    remedy=f"mend one of the mappings for '{name}'",
+                    required="all paths agree: every path to a stratum leads to the same element",
+                    remedy=f"correct one of the mappings for '{name}'",
                 )
             codes[here], origin[here] = mine, number
         found_codes, order = renumbered(codes)
@@ -336,14 +337,14 @@ class Encoder:
         return found_codes, tuple(labels[i] for i in order), by_row
 
     def _maps(self, stratum: Stratum, given: Mapping[Any, Any]) -> dict[str, Mapping[Any, Any]]:
-        """A mapping for every fibration into `stratum`."""
+        """One mapping for every fibration into `stratum`."""
         name, above = stratum.name, self.shape.above(stratum)
         sources = [f.source.name for f in above]
         leaves = [f.source.name for f in above if f.source in self.h.leaves]
         if leaves:
             raise HierarchyIndexError(
                 f"the labels for '{name}' are a mapping, and {leaves[0]} lies directly over it",
-                required="mappings from labels, which tokens have not",
+                required="mappings from labels, which tokens do not have",
                 remedy=f"pass {name}=... with one label per token or per row",
             )
         nested = bool(given) and all(isinstance(m, Mapping) for m in given.values())
@@ -393,6 +394,6 @@ def nothing_over(h: Hierarchy, row: Hashable) -> HierarchyIndexError:
     return HierarchyIndexError(
         f"nothing lies over {h.rows.name} {row!r}",
         required=f"every row has a token that is an element of {' or '.join(leaves)}",
-        found="tokens of other leaves alone",
+        found="only tokens of other leaves",
         remedy=f"let every leaf lie over {h.rows.name}, or mask that row",
     )

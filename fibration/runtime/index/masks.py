@@ -1,4 +1,4 @@
-"""Masks and offsets as users have them → booleans and whole numbers, or an error that says what they are instead."""
+"""Masks and offsets from the user → booleans and whole numbers. Errors name the likely mistake."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fibration.runtime.batch import Codes
 from fibration.runtime.index.attributes import to_numpy
 from fibration.runtime.index.spans import Runs
 
-IGNORED = -100  # what losses of token ids leave out
+IGNORED = -100  # the label that losses of token ids ignore
 
 
 def as_mask(mask: Any, what: str) -> NDArray[np.bool_]:
@@ -24,7 +24,7 @@ def as_mask(mask: Any, what: str) -> NDArray[np.bool_]:
         wrong = np.vectorize(lambda v: not isinstance(v, (bool, int)) or v not in (0, 1), otypes=[bool])(array)
     if wrong.any() or array.dtype.kind not in "iuf":
         raise HierarchyIndexError(
-            f"{what} holds values other than 0 and 1",
+            f"{what} has values other than 0 and 1",
             required="booleans, or 0 and 1",
             found=f"dtype {array.dtype}{_first(array, wrong)}",
             remedy=_meant(array) if array.dtype.kind in "if" else "",
@@ -34,10 +34,10 @@ def as_mask(mask: Any, what: str) -> NDArray[np.bool_]:
 
 def _meant(array: NDArray[Any]) -> str:
     if (array == IGNORED).any():
-        return f"of labels with {IGNORED} where none is, pass labels != {IGNORED}"
+        return f"from labels with {IGNORED}, pass labels != {IGNORED}"
     if ((array == 0) | (array < -1e4)).all():
-        return "of a mask that is added to attention scores, pass it == 0, and the prompt masked too"
-    return "of token ids, pass those that are compared: ids != pad_token_id" if (array > 1).any() else ""
+        return "from an additive attention mask, pass mask == 0, and mask the prompt too"
+    return "from token ids, pass ids != pad_token_id" if (array > 1).any() else ""
 
 
 def _first(array: NDArray[Any], wrong: NDArray[np.bool_]) -> str:
@@ -48,7 +48,7 @@ def _first(array: NDArray[Any], wrong: NDArray[np.bool_]) -> str:
 
 
 def as_offsets(offsets: Any, least: int) -> Codes:
-    """`least`: so many rows there are."""
+    """The offsets as int64 [n + 1], for at least `least` rows."""
     array = to_numpy(offsets, "the offsets")
     rule = "cu_seqlens: whole numbers [n + 1], starting at 0, never decreasing"
     if array.ndim != 1 or len(array) < 1 + least or array.dtype.kind not in "iu":
@@ -67,8 +67,8 @@ def as_offsets(offsets: Any, least: int) -> Codes:
             if array[0]
             else f"offsets[{int(np.argmax(falls)) + 1}] is smaller than the one before"
         )
-        ways = [f"of lengths pass {_some([0, *np.cumsum(array).tolist()])}"] * bool(array[0] > 0 and array.min() >= 0)
-        ways += [f"of ends of rows {_some([0, *array.tolist()])}"] * bool(array[0] > 0 and not falls.any())
+        ways = [f"from lengths pass {_some([0, *np.cumsum(array).tolist()])}"] * bool(array[0] > 0 and array.min() >= 0)
+        ways += [f"from row ends pass {_some([0, *array.tolist()])}"] * bool(array[0] > 0 and not falls.any())
         raise HierarchyIndexError(
             "the offsets do not delimit rows",
             required=rule,
@@ -88,7 +88,7 @@ def every_place(n: int) -> Runs:
     except (MemoryError, ValueError):
         raise HierarchyIndexError(
             f"the offsets end at {n}",
-            required="as many tokens as fit into memory",
+            required="as many tokens as memory allows",
             remedy="give cu_seqlens: their last entry is the number of tokens",
         ) from None
     return Runs.first(n)

@@ -1,4 +1,4 @@
-"""The leaf measure `m` on one batch: the numbers behind `K(a|b) = m(a)/m(b)`, in float64."""
+"""The leaf measure `m` on one batch, in float64: `K(a|b) = m(a)/m(b)`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from fibration.runtime.sums import Vector
 
 
 class Measure:
-    """`m` of every element, as the kernels say it on this batch; coarse elements have what lies over them.
+    """`m` of every element, from the kernels on this batch. A coarse element has the sum over it.
 
-    Raises SpecError where the kernels read a parameter, which has no value yet when an index is built, and
-    HierarchyIndexError where an element of a leaf has no mass that is a number and not negative. `reader` is what
-    needs the measure, for the message.
+    `reader` names what needs the measure, for errors. Raises SpecError if a kernel reads a parameter, which has no
+    value when an index is built. Raises HierarchyIndexError if the mass of a leaf element is negative or not finite.
     """
 
     def __init__(self, index: Index, reader: str) -> None:
@@ -51,7 +50,7 @@ class Measure:
         return self._added[leaf]
 
     def under(self, source: str, stratum: str) -> NDArray[np.int64]:
-        """The `stratum` element under every element of `source`: int64 [source]."""
+        """The `stratum` element of every element of `source`: int64 [source]."""
         return self.index.parent(source, stratum).cpu().numpy()  # type: ignore[no-any-return]
 
     def _leaf(self, leaf: Stratum) -> Vector:
@@ -62,7 +61,7 @@ class Measure:
             return ir.arg(len(read) - 1)
 
         body = to_scalar(desugar(self.index.hierarchy.masses[leaf]), argument)
-        with np.errstate(all="ignore"):  # both branches of a where are computed; infinities are refused below
+        with np.errstate(all="ignore"):  # both branches of a where are computed; results are checked below
             values = value_of(body, lambda i: self._atom(read[i], leaf.name))
         result = np.array(np.broadcast_to(values, (self.index.size[leaf.name],)), np.float64)
         wrong = ~(np.isfinite(result) & (result >= 0))
@@ -85,7 +84,7 @@ class Measure:
                 f"reads {'the parameter ' if parameter else ''}'{atom}'",
                 required="kernels of numbers, counts, totals and attributes: an index is built before parameters have "
                 "values",
-                remedy="make it an Attribute, or leave the assumption out" if parameter else "",
+                remedy="make it an Attribute, or drop the assumption" if parameter else "",
             )
         if isinstance(atom, Count):
             values = self.index.count(atom.of.name, place.name)

@@ -115,7 +115,7 @@ Index._micro = micro_index  # type: ignore[assignment]  # what `index.micro(rows
 
 
 def _chosen(rows: Any, n_rows: int) -> Codes:
-    """The numbers of rows, as they come."""
+    """The row numbers, in the given order."""
     if isinstance(rows, slice):
         return np.arange(n_rows)[rows]
     rule = f"a slice, or a list, an array or a tensor of row numbers below {n_rows}, or of [{n_rows}] booleans"
@@ -128,11 +128,11 @@ def _chosen(rows: Any, n_rows: int) -> Codes:
         raise HierarchyIndexError(f"rows of shape {list(found.shape)} and dtype {found.dtype}", required=rule)
     if found.dtype == np.bool_:
         if len(found) != n_rows:
-            raise HierarchyIndexError(f"{len(found)} booleans say which rows", required=rule)
+            raise HierarchyIndexError(f"{len(found)} booleans choose rows", required=rule)
         return np.flatnonzero(found)
     outside = (found < -n_rows) | (found >= n_rows)
     if outside.any():
-        raise HierarchyIndexError(f"there is no row {found[np.argmax(outside)]}", required=rule)
+        raise HierarchyIndexError(f"row {found[np.argmax(outside)]} does not exist", required=rule)
     result = found.astype(np.int64) % n_rows
     numbers, times = np.unique(result, return_counts=True)
     if (times > 1).any():
@@ -173,7 +173,7 @@ def _taken(whole: Index, places: Places, rows: Codes, tokens: Codes) -> tuple[En
 
 
 def _codes(whole: Index, stratum: str) -> tuple[Codes, bool]:
-    """The element under every non-empty row, and True, or under every token, and False; -1 where there is none."""
+    """The element under every non-empty row, and True; or under every token, and False. -1 if there is none."""
     leaves = whole.leaves_over(stratum)
     of_rows: Mapping[str, Tensor | None] = {leaf: whole.of_rows(leaf, stratum) for leaf in leaves}
     by_row = all(found is not None for found in of_rows.values())

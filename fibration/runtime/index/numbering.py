@@ -1,4 +1,4 @@
-"""Numbers for labels, in the order in which they first appear, of all labels at once."""
+"""Numbers labels in order of first appearance, all at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Names = tuple[Hashable, ...]
 
 
 def numbered(labels: Sequence[Any] | NDArray[Any], per_token: bool) -> tuple[Codes, Names] | None:
-    """The number of each label, and the labels by number; None where one of them may have to be refused.
+    """The number of each label, and the labels by number; None if a label needs a closer check.
 
     `labels`: any objects, or an array of integers or booleans.
     """
@@ -34,16 +34,16 @@ def numbered(labels: Sequence[Any] | NDArray[Any], per_token: bool) -> tuple[Cod
 
 
 def renumbered(codes: Codes) -> tuple[Codes, Codes]:
-    """Codes from 0 on in the order in which they first come, -1 being none, and which each was before."""
+    """Codes renumbered from 0 in order of first appearance (-1 stays), and the old code of each new one."""
     used, first = np.unique(codes[codes >= 0], return_index=True)
     order = used[np.argsort(first)]
-    number = np.full(codes.max(initial=-1) + 2, -1)  # the last is that of none
+    number = np.full(codes.max(initial=-1) + 2, -1)  # the last entry is for -1
     number[order] = np.arange(len(order))
     return number[codes], order
 
 
 def _is_doubtful(label: Any, per_token: bool) -> bool:
-    """Not a label, or not one of tokens: none, NaN, a tensor, or a number that may equal a negative integer."""
+    """Whether a label may be refused: None, NaN, a tensor, or of tokens a number that may equal a negative integer."""
     if label is None or isinstance(label, Tensor) or label != label:
         return True
     return per_token and isinstance(label, Number) and label != abs(label)  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def _of_integers(labels: NDArray[Any]) -> tuple[Codes, Names]:
     if high - low <= 4 * len(labels) and high <= np.iinfo(np.int64).max:
         place = labels.astype(np.int64) - low
         first = np.full(high - low + 1, -1)
-        first[place[::-1]] = np.arange(len(place) - 1, -1, -1)  # of several, the last one written stays
+        first[place[::-1]] = np.arange(len(place) - 1, -1, -1)  # the last write wins: the first appearance
         order = np.sort(first[first >= 0])
         first[place[order]] = np.arange(len(order))
         return first[place], tuple(labels[order].tolist())

@@ -1,4 +1,4 @@
-"""Positions that the caller gave of tokens: read, and needed where an element has tokens in several rows."""
+"""The caller's positions of tokens. An element with tokens in several rows needs them where an order is read."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ KEYWORD = "positions"  # of `Operator.index`
 def read_positions(
     given: Any, shape: tuple[int, ...], every: Spans, keep: NDArray[np.bool_] | None, token: Callable[[int], str]
 ) -> Codes | None:
-    """Of every unmasked token, which is one of `every`, what the caller gave for all places; `token` has its words."""
+    """The position of every unmasked token, from positions of all places. `every`: the unmasked tokens; `token`
+    describes one.
+    """
     if given is None:
         return None
     array = to_numpy(given, f"the {KEYWORD}")
@@ -41,20 +43,20 @@ def read_positions(
         raise HierarchyIndexError(f"{token(at)} has the position {mine[at]}", required=rule)
     mine = mine.astype(np.int64)
     falls = mine[1:] <= mine[:-1]
-    falls[every.before[1:-1] - 1] = False  # from one row to the next
+    falls[every.before[1:-1] - 1] = False  # between two rows
     if falls.any():
         at = int(np.argmax(falls))
         raise HierarchyIndexError(
             f"{token(at)} has the position {mine[at]}, and {token(at + 1)} behind it {mine[at + 1]}",
             required=rule,
-            found="a row whose tokens are in another order than that in which they were sampled",
-            remedy=f"give every token its place in the whole sequence; {KEYWORD} may have gaps",
+            found="a row whose tokens are not in the order in which they were sampled",
+            remedy=f"give every token its position in the whole sequence; {KEYWORD} may have gaps",
         )
     return mine
 
 
 def check_order(index: Index) -> None:
-    """Tokens over every element that an order is read over have one; what has none is named with its rows or tokens."""
+    """Refuse elements whose tokens have no order although a formula reads one. The error names rows or tokens."""
     for over, read in read_over(index.hierarchy).items():
         scattered = in_several_rows(index, over)
         if not scattered.any():
@@ -68,24 +70,24 @@ def check_order(index: Index) -> None:
 
 
 def read_over(h: Hierarchy) -> dict[str, Ordered]:
-    """What an order is read over, and something that reads it."""
+    """The strata over which an order is read, each with one formula that reads it."""
     return {str(a.over): a for a in h.ordered}
 
 
 def unordered(read: Ordered, element: str, found: str) -> HierarchyIndexError:
-    """`element` comes in pieces without positions."""
+    """The error for an element in several pieces without positions."""
     return HierarchyIndexError(
-        f"{element} comes in pieces, and nothing says which of its tokens comes first",
-        required=f"{KEYWORD}=, of the batch's shape: where each token comes in {an(str(read.over))}",
-        found=f"{found}, in an order that {read} reads",
-        remedy=f"pass {KEYWORD}=..., counted through over all pieces of {an(str(read.over))}",
+        f"{element} spans several rows or ranks, which gives its tokens no order",
+        required=f"{KEYWORD}=, of the batch's shape: the position of each token in its {read.over}",
+        found=f"{found}; {read} reads the order of tokens",
+        remedy=f"pass {KEYWORD}=..., numbered through all pieces of {an(str(read.over))}",
     )
 
 
 def runs_of(local: Index, over: str, number: Codes, several: NDArray[np.bool_]) -> Runs:
-    """What this rank says of its tokens over those elements that `several` ranks have some of.
+    """The position intervals of this rank's tokens over elements that `several` ranks share.
 
-    `number` is that of each of its elements in the whole batch.
+    `number`: the whole batch's number of each of this rank's elements.
     """
     leaves = local.leaves_over(over)
     order, parent = sorted_by(local, over, leaves)
@@ -107,5 +109,5 @@ def _refuse_repeats(index: Index, over: str) -> None:
             f"{index.describe_token(one)} and {index.describe_token(other)} both have the position "
             f"{keys[order[again[0]]]} in {element}",
             required=f"positions that differ between the tokens of {an(over)}",
-            remedy=f"count them through over all pieces of {an(over)}",
+            remedy=f"number the tokens through all pieces of {an(over)}",
         )

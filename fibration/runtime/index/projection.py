@@ -1,13 +1,13 @@
-"""Effects of crossed strata by weighted least squares: what `orthogonalise="projection"` gates instead of residuals.
+"""Effects of crossed strata by weighted least squares, which `orthogonalise="projection"` gates instead of residuals.
 
-Let `S` be all strata coarser than some stratum that lies over several. The log ratio (or whatever a channel holds) is
-fitted by a sum of functions of the elements of `S`, in the leaf measure `m`; its parts are made unique by
-`P_w ρ_u = 0` for all `w` coarser than `u`. The normal equations know the data through the means `s_u` alone:
+Let `S` be all strata coarser than a stratum that lies over several. The log ratio (or a channel's value) is fitted by
+a sum of functions of the elements of `S`, in the leaf measure `m`. The parts are unique because `P_w ρ_u = 0` for all
+`w` coarser than `u`. The normal equations depend on the data through the means `s_u` alone:
 
     Σ_w P_u ρ_w = s_u    and    P_w ρ_u = 0,    where    (P_u ρ_w)(b) = Σ_c m(b∩c)/m(b)·ρ_w(c)
 
-so `ρ_u = Σ_w B[u, w]·s_w` with matrices that depend on the batch's labels alone. In a balanced crossing these are the
-residuals of the Möbius recursion.
+So `ρ_u = Σ_w B[u, w]·s_w`, with matrices that depend on the batch's labels alone. In a balanced crossing the `ρ_u` are
+the residuals of the Möbius recursion.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fibration.runtime.index.mass_on_batch import Measure
 from fibration.runtime.sums import Vector
 
 Matrix = NDArray[np.float64]
-MAX_ELEMENTS = 2048  # of all strata of S together: time grows with the cube, memory with the square
-SINGULAR = 1e-10  # relative: below it two effects count as one
+MAX_ELEMENTS = 2048  # of all strata of S: time grows with the cube, memory with the square
+SINGULAR = 1e-10  # relative: below it, two effects count as one
 MAX_NAMED = 6  # labels in a message
 READER = 'orthogonalise="projection"'
 
@@ -38,8 +38,8 @@ READER = 'orthogonalise="projection"'
 class Projection:
     """The matrices of one batch.
 
-    Raises HierarchyIndexError where effects cannot be told apart, and SpecError where leaves lie over some of the
-    strata alone or a kernel reads a parameter.
+    Raises HierarchyIndexError if effects cannot be separated. Raises SpecError if leaves lie over only some of the
+    strata, or if a kernel reads a parameter.
     """
 
     def __init__(self, index: Index) -> None:
@@ -53,14 +53,14 @@ class Projection:
         if self.size > MAX_ELEMENTS:
             raise HierarchyIndexError(
                 f"{self.here}: {READER} solves for {self.size} elements at once",
-                required=f"at most {MAX_ELEMENTS} elements of the strata that crossed ones lie over",
+                required=f"at most {MAX_ELEMENTS} elements in the strata below crossed ones",
                 found=", ".join(f"{index.size[s]} {s}" for s in self.strata),
                 remedy="declare balanced(...), or a chain through the cells, or give up orthogonality by name",
             )
         self.measure = Measure(index, READER)
         self.root_mass = np.sqrt(self._masses())
         joint = self._joint()
-        parts = [joint]  # then, for every u and every coarser w, that the w means of u vanish
+        parts = [joint]  # then, for every u and every coarser w: the w means of u are 0
         for u, w in self._coarser():
             rows = np.zeros((index.size[w], self.size))
             rows[:, self.slices[u]] = joint[self.slices[w], self.slices[u]]
@@ -71,14 +71,14 @@ class Projection:
         return [(u, w.name) for u in self.strata for w in self.shape.coarser(Stratum(u))]
 
     def _same_leaves(self) -> None:
-        """`P_w ρ_u = 0` has no solution where tokens lie over `w` and not over `u`: their mean is no effect of any."""
+        """Refuse tokens over `w` that are not over `u`: `P_w ρ_u = 0` then has no solution."""
         for u, w in self._coarser():
             here, below = (self.shape.leaves_over(Stratum(s)) for s in (u, w))
             if here != below:
                 other = next(leaf for leaf in self.shape.leaves if leaf in below - here)
                 raise SpecError(
                     f"hierarchy '{self.index.hierarchy.name}': {READER} with {u}, over which no {other} lies",
-                    required=f"the same leaves over {u} as over {w}, for the effects of {u} to have the mean 0 there",
+                    required=f"the same leaves over {u} as over {w}, so that the effects of {u} can have mean 0 there",
                     remedy=f"let {other} lie over {u} too, with an element of its own, or leave {READER} out",
                 )
 
@@ -89,12 +89,12 @@ class Projection:
                 i = int(np.argmin(m[self.slices[s]]))
                 raise HierarchyIndexError(
                     f"{self.here}: {self.index.describe_element(s, i)} has the mass 0",
-                    required="a positive mass, for means over it to be defined",
+                    required="a positive mass, because means over it divide by it",
                 )
         return m
 
     def _joint(self) -> Matrix:
-        """`m(b∩c)/√(m(b)·m(c))` for all pairs of elements: the unknowns are `√m·ρ`, which keeps the system scaled."""
+        """`m(b∩c)/√(m(b)·m(c))` for all pairs of elements. The unknowns are `√m·ρ`, which keeps the system scaled."""
         index, joint = self.index, np.zeros((self.size, self.size))
         for u, w in combinations_with_replacement(self.strata, 2):
             both = np.zeros(index.size[u] * index.size[w])
@@ -107,7 +107,9 @@ class Projection:
         return joint / np.outer(self.root_mass, self.root_mass)  # type: ignore[no-any-return]
 
     def _over_both(self, u: str, w: str) -> tuple[str, ...]:
-        """Strata whose masses add up to those of the cells of two: one that lies over both, else the leaves."""
+        """Strata whose masses add up to the masses of two strata's cells: one that lies over both, otherwise the
+        leaves.
+        """
         index = self.index
         shared = tuple(x for x in index.leaves_over(u) if x in index.leaves_over(w))
         for v in self.shape.order:  # coarsest first: the fewest elements
@@ -120,9 +122,9 @@ class Projection:
         q, r = np.linalg.qr(system)
         try:
             inverse = np.linalg.inv(r)
-        except np.linalg.LinAlgError:  # an exact zero
+        except np.linalg.LinAlgError:  # exactly singular
             inverse = np.full_like(r, np.inf)
-        # at least the ratio of extreme singular values, and at most that times the size
+        # this is at least the ratio of the extreme singular values, and at most that ratio times the size
         if not np.linalg.norm(r) * np.linalg.norm(inverse) < 1 / SINGULAR:
             _, values, vectors = np.linalg.svd(r)
             if not values[-1] > SINGULAR * values[0]:
@@ -131,17 +133,19 @@ class Projection:
 
     @cached_property
     def matrix(self) -> Matrix:
-        """float64 [all elements of S, the same]."""
+        """float64 [elements of S, elements of S]."""
         return (self._inverse @ self._means.T) * self.root_mass / self.root_mass[:, None]  # type: ignore[no-any-return]
 
     def block(self, into: str, of: str) -> Matrix:
         """`B[into, of]`: float64 [size of into, size of of]."""
         return np.ascontiguousarray(self.matrix[self.slices[into], self.slices[of]])
 
-    # ------------------------------------------------------------ effects that cannot be told apart
+    # ------------------------------------------------------------ effects that cannot be separated
 
     def _refuse(self, null: Vector) -> NoReturn:
-        """`null`: unknowns that change no mean of any element, and so could be added to any solution."""
+        """Raise the error that names the effects. `null`: unknowns that change no mean, so that any solution may add
+        them.
+        """
         size = {s: float(np.linalg.norm(null[self.slices[s]])) for s in self.strata}
         largest = max(size, key=lambda s: size[s])
         apart = [s for s in self.strata if not self._ordered(largest, s)]
@@ -158,17 +162,17 @@ class Projection:
         elif parts:
             one, two = (self._words(s, part) for s, part in zip((first, second), parts[0], strict=True))
             alone = len(parts[0][0]) == len(parts[0][1]) == 1
-            found = f"{one} and {two} " + ("always occur together" if alone else "occur with each other alone")
+            found = f"{one} and {two} " + ("always occur together" if alone else "occur only with each other")
             remedy = (
                 f"declare their common coarsening as a stratum (one element for each set of {first} and {second} "
                 f"labels that occur together), {remedy}"
             )
         else:
             named = {s: np.flatnonzero(effects[self.slices[s]] >= effects.max() / 2) for s in self.strata}
-            found = " and ".join(self._words(s, list(n)) for s, n in named.items() if len(n)) + " cannot be told apart"
+            found = " and ".join(self._words(s, list(n)) for s, n in named.items() if len(n)) + " cannot be separated"
             remedy = f"declare a common coarsening of them as a stratum, {remedy}"
         raise HierarchyIndexError(
-            f"{self.here}: effects of crossed strata cannot be told apart, as {READER} has to",
+            f"{self.here}: effects of crossed strata cannot be separated, which {READER} requires",
             required=f"one least-squares fit in {', '.join(self.strata)}",
             found=found,
             remedy=remedy,
@@ -178,9 +182,10 @@ class Projection:
         return a == b or Stratum(a) in self.shape.coarser(Stratum(b)) or Stratum(b) in self.shape.coarser(Stratum(a))
 
     def _parts(self, first: str, elements: Codes, second: str, meets: list[str]) -> list[tuple[list[int], list[int]]]:
-        """Elements of two strata that occur with each other alone, smallest sets first; those with `elements`.
+        """Sets of elements of two strata that occur only with each other, smallest first; those that contain
+        `elements`.
 
-        Not a set of everything over the same elements of the meets: these are joined, and tell each other apart.
+        A set of all elements over the same meets is left out: its effects are separated.
         """
         cells = nx.Graph()
         size = self.index.size[second]

@@ -1,7 +1,7 @@
-"""In which order elements come: tokens as they lie in their row, or by the positions that the caller gave.
+"""The order of elements: tokens by their place in the row, or by the caller's positions.
 
-An element whose tokens lie in several rows has no order but that of positions. Elements of a coarser stratum are in the
-order of their first tokens.
+An element with tokens in several rows is ordered by positions only. Elements of a coarser stratum are in the order of
+their first tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LAST = np.iinfo(np.int64).max
 
 
 class Located(Protocol):
-    """What is asked of an index: see there."""
+    """The part of `Index` that this module uses."""
 
     @property
     def leaves(self) -> tuple[str, ...]: ...
@@ -45,7 +45,7 @@ class Located(Protocol):
 
 
 def ordering(index: Located, target: str, sources: tuple[str, ...]) -> Ordering:
-    """The elements of `sources` over each target, which are numbered through, one stratum after the other."""
+    """The elements of `sources` over each target, numbered stratum after stratum."""
     leaf = sources[0]
     of_rows = index.of_rows(leaf, target) if sources == (leaf,) and leaf in index.leaves else None
     if of_rows is not None and (index.given_positions is None or not in_several_rows(index, target).any()):
@@ -58,13 +58,13 @@ def ordering(index: Located, target: str, sources: tuple[str, ...]) -> Ordering:
 
 
 def first_tokens(index: Located, of: str) -> Codes:
-    """What the first token of each element is ordered by, of those in this process."""
+    """The sort key of each element's first token in this process."""
     first = np.full(index.size[of], LAST)
     for leaf in index.leaves_over(of):
         of_rows, keys = index.of_rows(leaf, of), keys_of(index, leaf)
         if of_rows is None:
             np.minimum.at(first, index.parent(leaf, of).cpu().numpy(), keys)
-        else:  # along a row keys ascend
+        else:  # keys ascend along a row
             np.minimum.at(first, of_rows.cpu().numpy(), keys[index.spans[leaf].before[:-1]])
     return first
 
@@ -78,25 +78,25 @@ def _ordering(index: Located, order: Codes | None, sizes: NDArray[Any]) -> Order
 
 
 def sorted_by(index: Located, target: str, sources: tuple[str, ...]) -> tuple[Codes, Codes]:
-    """The elements of all sources by target and place; and the target under each."""
+    """The elements of all sources sorted by target and place; and the target of each."""
     parent = np.concatenate([index.parent(s, target).cpu().numpy() for s in sources])
     places = np.concatenate([index.places(s).cpu().numpy() for s in sources])
     return np.lexsort((places, parent)), parent
 
 
 def keys_of(index: Located, leaf: str) -> Codes:
-    """What each token of a leaf is ordered by."""
+    """The sort key of each token of a leaf."""
     numbers = numbers_of(index, leaf)
     return numbers if index.given_positions is None else index.given_positions[numbers]
 
 
 def numbers_of(index: Located, leaf: str) -> Codes:
-    """Which of the unmasked tokens those of a leaf are."""
+    """The numbers of a leaf's tokens among the unmasked tokens."""
     return index.numbers[leaf].places() if len(index.leaves) > 1 else np.arange(len(index.every))
 
 
 def in_several_rows(index: Located, over: str) -> NDArray[np.bool_]:
-    """Whether an element has tokens in several rows of this process."""
+    """Whether each element has tokens in several rows of this process."""
     low, high = np.full(index.size[over], LAST), np.full(index.size[over], -1)
     for elements, rows in under(index, over):
         np.minimum.at(low, elements, rows)

@@ -1,4 +1,4 @@
-"""Where the tokens of a batch lie, in as few numbers as rows and masks allow: some per row or run, none per token."""
+"""The places of a batch's tokens, stored per row or interval instead of per token."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fibration.runtime.batch import Codes, Layout
 
 @dataclass(frozen=True)
 class Runs:
-    """Places in ascending order, as runs of neighbours: run `k` holds `starts[k], starts[k] + 1, ...`."""
+    """Ascending places as intervals: interval `k` has the places `starts[k], starts[k] + 1, ...`."""
 
-    starts: Codes  # [runs]
-    before: Codes  # [runs + 1]: how many places lie in the runs before each, and in all
+    starts: Codes  # [intervals]
+    before: Codes  # [intervals + 1]: the number of places before each interval, and in all
 
     @staticmethod
     def first(n: int) -> Runs:
@@ -35,17 +35,17 @@ class Runs:
         return int(self.before[-1])
 
     def places(self) -> Codes:
-        """All of them: [places]."""
+        """All places: [places]."""
         return spread_out(self.starts, np.diff(self.before))
 
     def place(self, numbers: Codes) -> Codes:
-        """Those of the given numbers, counted from 0."""
+        """The places with these numbers, from 0."""
         run = np.searchsorted(self.before, numbers, side="right") - 1
         return self.starts[run] + numbers - self.before[run]
 
     def before_places(self, places: Codes) -> Codes:
-        """How many of them lie before each of `places`."""
-        run = np.searchsorted(self.starts, places, side="left") - 1  # the last that starts before it
+        """The number of places before each of `places`."""
+        run = np.searchsorted(self.starts, places, side="left") - 1  # the last interval that starts before it
         if not len(self.starts):
             return np.zeros(len(places), np.int64)
         inside = np.minimum(places - self.starts[run], np.diff(self.before)[run])
@@ -54,15 +54,15 @@ class Runs:
 
 @dataclass(frozen=True)
 class Spans:
-    """The tokens of one leaf, or all unmasked ones, row by row."""
+    """The tokens of one leaf, or all unmasked tokens, by row."""
 
-    runs: Runs  # where they lie in the flattened shape
-    rows: Codes  # [rows with some of them]: numbers of non-empty rows, ascending
-    before: Codes  # [rows with some of them + 1]: how many of them lie in rows before each, and in all
+    runs: Runs  # their places in the flattened shape
+    rows: Codes  # [rows with such tokens]: numbers of non-empty rows, ascending
+    before: Codes  # [rows with such tokens + 1]: the number of tokens before each row, and in all
 
     @staticmethod
     def of(runs: Runs, before: Codes) -> Spans:
-        """`before`: how many of the tokens lie before each row, and in all: [rows + 1]."""
+        """`before`: the number of tokens before each row, and in all: [rows + 1]."""
         rows = np.flatnonzero(np.diff(before))
         return Spans(runs, rows, np.append(before[rows], before[-1]))
 
@@ -71,28 +71,31 @@ class Spans:
 
     @property
     def sizes(self) -> Codes:
-        """How many of them each of `rows` has."""
+        """The number of tokens in each of `rows`."""
         return np.diff(self.before)
 
     def row_of(self, token: int) -> int:
-        """The number of the non-empty row that holds one of them."""
+        """The non-empty row of one token, by number."""
         return int(self.rows[np.searchsorted(self.before, token, side="right") - 1])
 
     def row_of_token(self) -> Codes:
-        """The same of all: [tokens]."""
+        """The non-empty row of every token, by number: [tokens]."""
         return np.repeat(self.rows, self.sizes)
 
     def pieces(self, cuts: Codes) -> tuple[Codes, Codes]:
-        """Runs of neighbours, cut before the tokens of these numbers too: where each starts, the tokens before each."""
-        before = np.sort(np.concatenate([self.runs.before, cuts]), kind="stable")  # which merges what ascends
+        """The intervals, cut also before the tokens with the numbers `cuts`: where each starts, and the tokens before
+        each.
+        """
+        before = np.sort(np.concatenate([self.runs.before, cuts]), kind="stable")  # merges two ascending arrays
         before = before[np.append(True, before[1:] != before[:-1])]
         return self.runs.place(before[:-1]), before
 
 
 def lay_out(segment: Codes, segments: int, starts: Codes, before: Codes, device: torch.device) -> Layout:
-    """The layout of tokens in pieces: `segment[k]` has the tokens `before[k]:before[k + 1]`, from place `starts[k]` on.
+    """The layout of tokens in pieces: `segment[k]` has the tokens `before[k]:before[k + 1]`, from place `starts[k]`
+    on.
 
-    Pieces come in order of place, and the tokens of one segment stay so.
+    Pieces are in order of place, and so are the tokens of a segment.
     """
     sizes, first = np.diff(before), before[:-1]
     in_order = bool((segment[1:] >= segment[:-1]).all())
@@ -101,8 +104,8 @@ def lay_out(segment: Codes, segments: int, starts: Codes, before: Codes, device:
         segment, starts, sizes, first = segment[order], starts[order], sizes[order], first[order]
     ends = starts + sizes
     whole = bool(((starts[1:] == ends[:-1]) | (segment[1:] != segment[:-1])).all())
-    cuts = np.searchsorted(segment, np.arange(segments + 1))  # the first piece of each segment, or of the next
-    start = np.concatenate([[0], ends])[cuts[:-1]]  # of a segment without tokens: where the one before it ended
+    cuts = np.searchsorted(segment, np.arange(segments + 1))  # the first piece of each segment, or the next one's
+    start = np.concatenate([[0], ends])[cuts[:-1]]  # an empty segment starts where its predecessor ended
     filled = np.flatnonzero(np.diff(cuts))
     start[filled] = starts[cuts[filled]]
 
@@ -118,7 +121,7 @@ def lay_out(segment: Codes, segments: int, starts: Codes, before: Codes, device:
 
 
 def spread_out(starts: Codes, sizes: Codes) -> Codes:
-    """`starts[k], starts[k] + 1, ...`, `sizes[k]` numbers, of one `k` after the other."""
+    """`starts[k], starts[k] + 1, ...`, `sizes[k]` numbers for each `k`, concatenated."""
     result = np.arange(int(sizes.sum()))
     result += np.repeat(starts - _before(sizes)[:-1], sizes)
     return result

@@ -1,7 +1,7 @@
-"""The index of a batch that is spread over ranks: tokens are this rank's, all that is coarser the whole batch's.
+"""The index of a batch over ranks: tokens are this rank's, coarser elements are the whole batch's.
 
-Every rank builds the index of its own part, and says of it what is coarser than tokens. From what all have said each
-works out the same whole (`runtime/ranks/merge.py`), and gives its tokens the elements of that.
+Every rank builds the index of its own part, and sends everything coarser than tokens. From all parts each rank
+computes the same global layout (`runtime/ranks/merge.py`), and maps its tokens to the elements there.
 """
 
 from __future__ import annotations
@@ -36,16 +36,15 @@ from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, Part, Whole
 from fibration.runtime.ranks.pieces import Pieces
 from fibration.runtime.sums import Sums, Vector
 
-GROUP = "group"  # what the ranks are called among the keywords of `Operator.index`
+GROUP = "group"  # the keyword for ranks in `Operator.index`
 
 
 def ranks_or_labels(
     h: Hierarchy, given: Any, labels: dict[str, Any], positions: bool = False
 ) -> tuple[Ranked | None, dict[str, Any]]:
-    """What `group=` was given for: the ranks, or the labels of a stratum that is called so.
+    """The ranks and the labels; `group=` has the labels of a stratum if one has that name.
 
-    Where it was not, and rows have names and their tokens `positions`, it is this process alone: rows of one name are
-    pieces of one.
+    Without `group=`, named rows with `positions` form a group of this process alone: rows of one name are then pieces.
     """
     if given is None:
         return ALONE if positions and labels.get(h.rows.name) is not None else None, labels
@@ -55,8 +54,8 @@ def ranks_or_labels(
     if known and h.rows.name != GROUP:
         raise HierarchyIndexError(
             f"index of '{h.name}': {GROUP}= are the ranks, and the labels of the stratum '{GROUP}'",
-            required="one of them under a keyword",
-            remedy=f"call the stratum something else than '{GROUP}'",
+            required="one meaning per keyword",
+            remedy=f"rename the stratum '{GROUP}'",
         )
     return as_group(given), labels
 
@@ -71,7 +70,7 @@ def build_spread_index(
     device: torch.device | str | None = None,
     positions: Any = None,
 ) -> Index:
-    """See `Operator.index`. Every rank of the group calls it; what one of them cannot read is an error on all."""
+    """See `Operator.index`. Every rank of the group must call it; an error on one rank is raised on all."""
     here = f"index of '{hierarchy.name}'"
     with agreed(group, "op.index") as said:
         said["the hierarchy"] = f"'{hierarchy.name}' ({str(fingerprint(hierarchy))[:16]})"
@@ -98,14 +97,14 @@ def build_spread_index(
 
 @dataclass(eq=False, kw_only=True)
 class SpreadIndex(Index):
-    """The index of one rank. `size` of a leaf counts the tokens here, and everything coarser is the whole batch's."""
+    """The index of one rank. `size` counts this rank's tokens for leaves, and the whole batch's elements otherwise."""
 
     ranks: Ranks
     tokens: Mapping[str, int]  # per leaf, on all ranks
-    counts: Mapping[Edge, Tensor]  # float64 [target]: tokens over what they lie directly over, on all ranks
-    sums: Mapping[tuple[str, str], Sums]  # by attribute of a leaf and what that lies directly over
-    inside: Mapping[str, Tensor | None]  # the row that each element lies in, unless one of them straddles rows
-    first: Mapping[str, Tensor]  # of coarser strata whose order is read, what the first token on any rank is ordered by
+    counts: Mapping[Edge, Tensor]  # float64 [target]: tokens over each element directly under a leaf, on all ranks
+    sums: Mapping[tuple[str, str], Sums]  # by attribute of a leaf, and a stratum directly under that leaf
+    inside: Mapping[str, Tensor | None]  # the row of each element; None if an element has tokens in several rows
+    first: Mapping[str, Tensor]  # of coarser strata whose order is read: the sort key of the first token on any rank
 
     @property
     def group(self) -> Ranked:
@@ -125,7 +124,7 @@ class SpreadIndex(Index):
         mine = super().added(source, at, values, size)
         if source not in self.leaves:
             return mine
-        here = np.unique(at)  # others have nothing to say
+        here = np.unique(at)  # sends only the cells of this rank's tokens
         sent = here, Sums(len(here), {k: digit[here] for k, digit in mine.digits.items()})
         total = Sums(size, {})
         for cells, sums in self.group.all_gather_object(sent, f"masses of {source}"):
@@ -141,9 +140,9 @@ class SpreadIndex(Index):
 
     @once
     def rows_of(self, segments: str) -> Tensor | None:
-        """The row of this rank's tensors that each element lies in, -1 without tokens here: int64 [elements].
+        """The row of this rank's tensors of each element, -1 without tokens on this rank: int64 [elements].
 
-        None if one of them straddles rows. Of a row in pieces, it is that of one piece.
+        None if an element has tokens in several rows. Of a row in pieces, it is one piece.
         """
         if segments not in self.leaves and self._row_under(segments) is None:
             return None
@@ -163,7 +162,7 @@ class SpreadIndex(Index):
 
 
 def _part(local: Index, encoded: Encoded, keyed: bool) -> Part:
-    """What this rank says: all but its tokens."""
+    """The data that this rank sends: all except its tokens."""
     h, rows = local.hierarchy, local.hierarchy.rows.name
     direct = [edge for edge in local.edges if edge[0] in local.leaves]
     direct += [(f.source.name, BATCH) for f in h.fibrations if f.source in h.leaves and f.target.name == BATCH]
@@ -204,7 +203,7 @@ def _sums_over(local: Index, attribute: Attribute, target: str) -> Sums:
 
 
 def _inside(local: Index, stratum: str, pieces: Codes) -> Codes:
-    """The row that each element has its tokens in; `pieces[i]` is that of the `i`th non-empty one of the tensors."""
+    """The row of each element's tokens; `pieces[i]` is the row of the `i`th non-empty row of the tensors."""
     under = [(parent.numpy(), pieces[rows.numpy()]) for parent, rows in local.over_rows(stratum)]
     inside = np.full(local.size[stratum], NOWHERE)
     for parent, rows in under:
@@ -215,7 +214,7 @@ def _inside(local: Index, stratum: str, pieces: Codes) -> Codes:
 
 
 def _check(h: Hierarchy, whole: Whole) -> None:
-    """What one rank cannot know of its part."""
+    """Refuse errors that need the whole batch: rows without tokens over them, and too many tokens for exact sums."""
     if h.rows in h.strata and not whole.covered.all():
         raise nothing_over(h, whole.labels[h.rows.name][int(np.argmin(whole.covered))])
     for edge in whole.counts:
@@ -225,7 +224,7 @@ def _check(h: Hierarchy, whole: Whole) -> None:
 
 
 def _in_pieces(h: Hierarchy, whole: Whole, given: bool) -> dict[str, NDArray[np.bool_]]:
-    """Of what an order is read over, which elements several ranks have tokens of, if some are."""
+    """By stratum over which an order is read: the elements that several ranks share; only strata that have some."""
     found = {over: whole.several(over) for over in read_over(h)}
     cut = {over: several for over, several in found.items() if several.any()}
     for over in () if given else cut:
@@ -238,7 +237,7 @@ def _in_pieces(h: Hierarchy, whole: Whole, given: bool) -> dict[str, NDArray[np.
 def _joined(
     group: Ranked, local: Index, whole: Whole, pieces: Mapping[str, Pieces], device: torch.device
 ) -> SpreadIndex:
-    """This rank's tokens, over the elements of the whole batch."""
+    """The index of this rank's tokens over the elements of the whole batch."""
 
     def move(array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
@@ -280,7 +279,7 @@ def _joined(
 
 
 def _structure(whole: Whole, pieces: Mapping[str, Pieces]) -> str:
-    """Equal on all ranks of one index, and different for most others."""
+    """A digest of the structure: equal on all ranks of one index, and different for most other indexes."""
     known: dict[tuple[str, ...], Codes] = {("parent", *edge): n for edge, n in whole.parents.items()}
     known |= {("count", *edge): n for edge, n in whole.counts.items()}
     known |= {(s, str(rank)): n for s, numbers in whole.numbers.items() for rank, n in enumerate(numbers)}

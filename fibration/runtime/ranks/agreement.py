@@ -1,8 +1,7 @@
-"""Local work after which either every rank of a group goes on, or every rank raises the same error.
+"""Local work after which either every rank continues, or every rank raises the same error.
 
-A rank that raised while the others wait for it would leave them waiting. So each sends a word of fixed size first,
-whatever it is about to do: whether it failed, and a digest of what has to be equal everywhere. More is sent only where
-that differs.
+A rank that raises alone would leave the others waiting. So each rank first sends a message of fixed size: whether it
+failed, and a digest of values that must be equal on all ranks. More is sent only if messages differ.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from fibration.runtime.ranks.group import ALONE, Ranked
 
 @contextmanager
 def agreed(group: Ranked | None, what: str) -> Iterator[dict[str, str]]:
-    """Do the body, then find out whether all ranks did it: `with agreed(group, "index") as said: ...`.
+    """Run the body, then check that all ranks succeeded: `with agreed(group, "index") as said: ...`.
 
-    `said` takes what must be equal on every rank: a name, and the value in words. Whatever one rank raises, all raise:
-    an error of this library in its own class with the rank's number first; anything else as itself where it came from
-    and as RanksError elsewhere. Values that differ, and ranks that are in another call, are RanksErrors. Without a
-    group nothing is done.
+    `said` takes values that must be equal on every rank: name → value as text. An error on one rank is raised on all:
+    a FibrationError in its own class, with the rank's number first; any other error as itself on its rank, and as
+    RanksError elsewhere. Different values, and ranks in different calls, raise RanksError. Without a group, only the
+    body runs.
     """
     said: dict[str, str] = {}
     try:
         yield said
-    except RanksError:  # of a group that failed, or of what all ranks have seen: nobody waits
+    except RanksError:  # all ranks raise it, or the group failed: no rank waits
         raise
     except Exception as error:
         if group is not None:
@@ -41,7 +40,7 @@ def agreed(group: Ranked | None, what: str) -> Iterator[dict[str, str]]:
 
 
 def agree(group: Ranked, what: str, said: Mapping[str, str], error: Exception | None = None) -> None:
-    """Tell the others that this rank is at `what`, with an error or none; returns where no rank has one."""
+    """Tell the other ranks the call and this rank's error, if any; returns if no rank has one."""
     said = {"the call": what, **said}
     word = torch.tensor([error is not None, 0 if error else digest(said)], dtype=torch.int64)
     words = [tuple(w) for w in group.all_gather(word, what).tolist()]
@@ -52,13 +51,13 @@ def agree(group: Ranked, what: str, said: Mapping[str, str], error: Exception | 
 
 
 def digest(said: Mapping[str, str]) -> int:
-    """64 bits of the names and words, in any order."""
+    """A 64-bit digest of names and values, independent of their order."""
     text = repr(sorted(said.items())).encode(errors="backslashreplace")
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little", signed=True)
 
 
 def _raise_first(group: Ranked, what: str, error: Exception | None) -> None:
-    """Every rank raises the error of the first that has one; the others' are notes on it."""
+    """Raise the error of the first rank that has one; other ranks' errors become notes on it."""
     told = group.all_gather_object(None if error is None else _told(error), f"errors of {what}")
     (rank, (name, first)), *others = [(i, t) for i, t in enumerate(told) if t is not None]
     if name is None and rank == group.rank and error is not None:
@@ -76,7 +75,7 @@ def _raise_first(group: Ranked, what: str, error: Exception | None) -> None:
 
 
 def _told(error: Exception) -> tuple[str | None, dict[str, str]]:
-    """What another process can make of an error: the name of our class, if it is one, and its fields."""
+    """An error in a form that other processes can rebuild: the name of our class or None, and its fields."""
     if not isinstance(error, FibrationError):
         return None, {"what": f"{type(error).__name__}: {error}"}
     ours = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
@@ -97,12 +96,12 @@ def _refuse_different(group: Ranked, what: str, said: Mapping[str, str]) -> None
                 found="; ".join(
                     f"{value} on rank{'s' if len(where) > 1 else ''} {listed(where)}" for value, where in ranks.items()
                 ),
-                remedy="look for a call that only some ranks make, or that they make in another order"
+                remedy="look for a call that only some ranks make, or that ranks make in different order"
                 if calls
-                else "give all ranks the same: they may differ in their tokens and in what lies over these",
+                else "pass the same on all ranks: only tokens and their labels may differ",
             )
     raise RanksError(
-        f"{what}: ranks have sent digests that differ, of words that agree",
-        required="that the group hands on what was sent",
+        f"{what}: ranks sent different digests of equal values",
+        required="a group that returns what each rank sent",
         remedy="look for a group whose all_gather mixes up ranks or calls",
     )

@@ -1,7 +1,7 @@
-"""Sums in order over what several ranks have pieces of: each rank's own, and what the pieces before it carry into them.
+"""Ordered sums over elements in pieces on several ranks: each rank's own sums, plus what earlier pieces carry in.
 
-A piece is handed on as one number: what its tokens, with nothing before them, would leave to the next. With how many
-tokens every piece has, which ranks know since the index was built, each works out what comes into its own.
+A rank sends one number per piece: what the piece's tokens alone carry to the next piece. The number of tokens of every
+piece is known from the index, so each rank computes the carry into its own pieces.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from fibration.runtime.scans import Order, ordered, scan
 
 @dataclass(frozen=True)
 class Carries:
-    """One order on one rank, whose pieces of elements are segments of their own, as elements are that are its alone."""
+    """One order on one rank. Pieces are segments, and so are elements that lie on this rank alone."""
 
     inside: Order  # of this rank's tokens, by segment
     sizes: Tensor  # int64 [segments]
     segment: Tensor  # int64 [own pieces]
-    first: Tensor  # int64 [own pieces]: among this rank's tokens in order
-    last: Tensor
-    own: Tensor  # int64 [own pieces]: among all pieces
+    first: Tensor  # int64 [own pieces]: the place of the first token among this rank's tokens in order
+    last: Tensor  # int64 [own pieces]: the place of the last token
+    own: Tensor  # int64 [own pieces]: their numbers among all pieces
     among: Order  # of all pieces, by element
-    tokens: Tensor  # float64 [pieces]: how many each has
-    places: Tensor  # int64 [pieces]: where a piece's number lies among those that all ranks sent
+    tokens: Tensor  # float64 [pieces]: the number of tokens
+    places: Tensor  # int64 [pieces]: the place of a piece's number among all sent numbers
 
     @staticmethod
     def of(order: tuple[str, ...], index: Elements, pieces: Pieces | None, rank: int) -> Carries:
-        """`order`: a target, and the strata whose elements are in order over it."""
+        """`order`: a target, and the strata whose elements are ordered over it."""
         found, device = index.sequence(*order), index.device
         offsets = found.offsets.cpu().numpy()
         nothing = np.zeros(0, np.int64)
@@ -67,7 +67,7 @@ class Carries:
         )
 
     def within(self, node: Scan, x: Tensor, discount: Tensor) -> tuple[Tensor, Tensor]:
-        """The sums inside every segment; and what each own piece leaves to the next: float64 [own pieces]."""
+        """The sums inside every segment; and the carry of each own piece to the next: float64 [own pieces]."""
         sums = scan([x], [len(x)], 0, self.inside, discount, node.forward)
         end = self.last if node.forward else self.first
         if self.inside.order is not None:
@@ -75,7 +75,7 @@ class Carries:
         return sums, discount * (sums[end] + x[end])
 
     def carried(self, node: Scan, sums: Tensor, left: Tensor, discount: Tensor) -> Tensor:
-        """`sums` with what comes in from other pieces, of which `left` is what each leaves: float64 [pieces]."""
+        """`sums` plus the carries from other pieces; `left` is the carry of each piece: float64 [pieces]."""
         share = discount**self.tokens
         room = self.among.before if node.forward else self.among.after
         way = 1 if node.forward else -1

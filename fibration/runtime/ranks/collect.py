@@ -1,8 +1,8 @@
-"""Vectors over strata put together from what every rank knows of them: the same bits on each, whatever lies where.
+"""Combines vectors over strata from all ranks: the result has the same bits on each rank, wherever tokens lie.
 
-One gathering per stage. A rank sends numbers for the elements that it has tokens of, so what travels grows with rows
-and coarser elements and not with tokens; but for a quantile over elements of which several ranks have tokens it sends
-their values. Nothing is read back from a device, and no floats are added.
+There is one all-gather per stage. A rank sends numbers for the elements of which it has tokens, so the traffic grows
+with rows and coarser elements, not with tokens. Quantiles over elements in pieces are the exception: ranks send token
+values. Nothing is read back from a device, and no floats are added.
 """
 
 from __future__ import annotations
@@ -30,61 +30,61 @@ from fibration.runtime.ranks.group import Ranked
 from fibration.runtime.ranks.pieces import Pieces
 
 T = TypeVar("T")
-UNSAID = -torch.inf  # what a rank sends for an element of which it has tokens and does not know the value
-NOWHERE = -1  # instead of the element under a token that is none
-EXACT = 2.0**53  # up to so many units a float64 counts one by one
+UNSAID = -torch.inf  # sent for an element of which a rank has tokens but no value
+NOWHERE = -1  # the element of padding
+EXACT = 2.0**53  # a float64 has all whole numbers up to here
 
 
 class _FailedElsewhere(Exception):
-    """Another rank has sent NaN for all that it should have computed."""
+    """Another rank failed and sent NaN."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """Which elements of one stratum each rank has tokens of; of a batch's elements, some rank has some of each."""
+    """The elements of one stratum of which each rank has tokens. Every element has tokens on some rank."""
 
     elements: Sequence[Tensor]  # per rank: int64, ascending
-    size: int  # of the stratum
+    size: int  # number of elements of the stratum
 
     @cached_property
     def most(self) -> int:
-        """How many elements the rank with the most of them holds: so many numbers does each send."""
+        """The most elements that one rank has; every rank sends so many numbers."""
         return max(len(e) for e in self.elements)
 
     @cached_property
     def places(self) -> Tensor:
-        """Where the numbers for elements lie among the [ranks × most] that were sent: int64 [held]."""
+        """The places of elements' numbers among the [ranks × most] sent numbers: int64 [held]."""
         found = [np.arange(len(e)) + i * self.most for i, e in enumerate(self.elements)]
         return torch.from_numpy(np.concatenate(found)).to(self.elements[0].device)
 
     @cached_property
     def element(self) -> Tensor:
-        """Which element each of them is for: int64 [held]."""
+        """The element of each of these numbers: int64 [held]."""
         return torch.cat(list(self.elements))
 
     @cached_property
     def alone(self) -> bool:
-        """Whether one rank has all tokens of each element."""
+        """Whether the tokens of every element lie on one rank."""
         return len(self.element) == self.size
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks that a batch is spread over. `held` is by stratum, of all that are coarser than the leaves.
+    """The ranks that share a batch. `held`: by stratum coarser than the leaves.
 
-    `labels` are of the elements of labelled strata, for words. `structure` is a digest of what lies over what and who
-    has it: an index of the same structure gives the same numbers.
+    `labels`: of labelled strata, for errors. `structure`: a digest of the fibrations and of each rank's elements;
+    indexes with equal digests give equal results.
     """
 
     group: Ranked
     cut: bool  # whether a row has tokens on several ranks
-    tokens: int  # unmasked ones, on all ranks
+    tokens: int  # the number of unmasked tokens on all ranks
     held: Mapping[str, Held]
     labels: Mapping[str, Sequence[Hashable]]
     structure: str = ""
-    most: Mapping[str, int] = field(default_factory=dict)  # by leaf: of the tokens that a rank has, the largest number
-    pieces: Mapping[str, Pieces] = field(default_factory=dict)  # of what order is read over, and several ranks have
-    _met: list[Collective] = field(default_factory=list, repr=False, compare=False)  # since the call began
+    most: Mapping[str, int] = field(default_factory=dict)  # by leaf: the most tokens that one rank has
+    pieces: Mapping[str, Pieces] = field(default_factory=dict)  # of elements on several ranks whose order is read
+    _met: list[Collective] = field(default_factory=list, repr=False, compare=False)  # collectives of this call so far
 
     def collect(
         self,
@@ -92,12 +92,12 @@ class Ranks:
         values: Mapping[Node, Tensor],
         index: Elements | None = None,
     ) -> dict[Node, Tensor]:
-        """The values of a stage in the whole batch: float64 [elements] each, where `values` are this rank's.
+        """The values of a stage in the whole batch, float64 [elements] each, from this rank's `values`.
 
-        `index` says what this rank's tokens lie over and in which order they are, for quantiles and sums in order.
+        `index` has the elements and the order of this rank's tokens, for quantiles and ordered sums.
 
-        A sum is NaN where a rank's part of it is not finite, or more than 2^53 units. Raises RanksError on every rank
-        where ranks that have tokens of one element have different values of it; on a GPU the value is NaN instead.
+        A sum is NaN if a rank's part is not finite or exceeds 2^53 units. If ranks disagree on the value of an
+        element, every rank raises RanksError; on a GPU the value is NaN instead.
         """
         fine = values[stage.reads[0]].new_zeros(1)
         mine = [self._mine(values[node], self.held[node.stratum]) for node in (*stage.whole, *stage.parts)]
@@ -131,7 +131,7 @@ class Ranks:
             sizes = [n for v in q.values for n in [self.most[v.stratum]] * 2]
             parts = gathered[:, at : at + sum(sizes)].split(sizes, dim=1)
             at += sum(sizes)
-            result[q] = self._quantile(q, parts, values[q.level]) + gathered[:, 0].sum()  # NaN if a rank has failed
+            result[q] = self._quantile(q, parts, values[q.level]) + gathered[:, 0].sum()  # NaN if a rank failed
         for s, sums in inside.items():
             assert index is not None
             carries = self._carries(s, index)
@@ -142,13 +142,14 @@ class Ranks:
         return result
 
     def run(self, what: str, stages: Sequence[Collective], work: Callable[[], T], device: torch.device) -> T:
-        """`work()`, which meets the other ranks at each of `stages`. Where it fails on one rank all raise, as `agreed`
-        says; on a GPU, which is not asked, the others get NaN from it instead.
+        """`work()`, which runs the collectives `stages`. If it fails on one rank, all ranks raise (see `agreed`).
+
+        On a GPU, which is not read, the other ranks get NaN instead.
         """
         self._met.clear()
         try:
             return work()
-        except RanksError:  # of all ranks
+        except RanksError:  # all ranks raise it
             raise
         except _FailedElsewhere:
             agree(self.group, what, {})
@@ -164,21 +165,21 @@ class Ranks:
             raise
 
     def _exchanged(self, stage: Collective, sent: Tensor) -> Tensor:
-        """What every rank sent, 0 or NaN if it has failed before its numbers: float64 [ranks, numbers]."""
+        """The numbers of every rank, whose first is 0, or NaN if the rank failed: float64 [ranks, numbers]."""
         return self.group.all_gather(sent, f"values over {listed(dict.fromkeys(n.stratum for n in stage.values))}")
 
     def _mine(self, values: Tensor, held: Held) -> Tensor:
-        """What this rank sends of a vector: float64 [held.most]."""
+        """The numbers that this rank sends for a vector: float64 [held.most]."""
         mine = values.expand(held.size)[held.elements[self.group.rank]]
         return pad(mine, (0, held.most - len(mine)))
 
     def _tokens(self, values: Tensor, parent: Tensor, leaf: str) -> list[Tensor]:
-        """What this rank sends of its tokens: their values, and the element under each, as many as the most have."""
+        """The token values that this rank sends, and the element of each token, padded to the largest rank."""
         room = self.most[leaf] - len(parent)
         return [pad(values.expand(parent.shape), (0, room)), pad(parent.double(), (0, room), value=float(NOWHERE))]
 
     def _pieces(self, node: Scan) -> int:
-        """How many numbers every rank sends for a sum in order: the most pieces that one has."""
+        """The number of carries that every rank sends for an ordered sum: the most pieces that one rank has."""
         return self.pieces[node.target].most if node.target in self.pieces else 0
 
     def _carries(self, node: Scan, index: Elements) -> Carries:
@@ -188,14 +189,14 @@ class Ranks:
         return index.kept(("carries", *node.order), made)
 
     def _quantile(self, node: Quantile, parts: Sequence[Tensor], level: Tensor) -> Tensor:
-        """Of the tokens of all ranks, which are `parts`: for each leaf values and elements, [ranks, most]."""
+        """The quantile over the tokens of all ranks; `parts`: per leaf values and elements, [ranks, most]."""
         size = self.held[node.target].size
-        elements = [torch.where(e >= 0, e, size).reshape(-1).long() for e in parts[1::2]]  # one more, for what is none
+        elements = [torch.where(e >= 0, e, size).reshape(-1).long() for e in parts[1::2]]  # padding has its own element
         levels = pad(level.expand(size), (0, 1))
         return quantile([v.reshape(-1) for v in parts[::2]], elements, size + 1, levels)[:size]
 
     def _agreed(self, known: Tensor, held: Held, stratum: str, word: str) -> Tensor:
-        """Each element's value from those who have tokens of it and do not leave it `UNSAID`, which is one."""
+        """Each element's one value, from the ranks that have its tokens and did not send `UNSAID`."""
         if held.alone:
             return known.new_empty(held.size).index_copy_(0, held.element, known)
         says = known != UNSAID
@@ -208,7 +209,7 @@ class Ranks:
             found = [f"{float(known[i]):g} on rank {int(held.places[i]) // held.most}" for i in (there[0], other)]
             name = repr(self.labels[stratum][element]) if stratum in self.labels else f"number {element}"
             raise RanksError(
-                f"ranks have different {word} for the {stratum} {name}, which has tokens on several",
+                f"ranks have different {word} for the {stratum} {name}, which has tokens on several ranks",
                 required=f"one {word.removesuffix('s')} per {stratum}",
                 found=listed(found),
                 remedy=f"give {an(stratum)} the same {word.removesuffix('s')} on every rank",
@@ -217,7 +218,7 @@ class Ranks:
 
 
 def _joined(node: Scan, values: Mapping[Node, Tensor], index: Elements) -> Tensor:
-    """The values of all strata that are in one order, one after the other."""
+    """The values of all strata of one order, concatenated."""
     return torch.cat([values[v].expand(index.size[v.stratum]) for v in node.values])
 
 
@@ -227,7 +228,7 @@ def _extreme(known: Tensor, held: Held, reduce: str) -> Tensor:
 
 
 def _added(known: Tensor, held: Held, unit: float) -> Tensor:
-    """Whole numbers of units, added as such and rounded once."""
+    """The sum of whole numbers of units, exact in int64 and rounded once."""
     multiples = known / unit
     exact = multiples.abs() <= EXACT
     total = torch.zeros(held.size, dtype=torch.int64, device=known.device)

@@ -1,4 +1,4 @@
-"""The ranks that hold one batch together, and what they tell each other."""
+"""The ranks that share one batch, and their communication."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 class Group(Protocol):
-    """What `op.index(..., group=)` takes beside groups of torch.distributed; every rank makes the same calls in the
-    same order.
+    """The interface of `op.index(..., group=)`, beside groups of torch.distributed. All ranks make the same calls in
+    one order.
 
-    `all_gather` gives the tensors of all ranks in their order, which have one shape and dtype; as a sequence, or as one
-    tensor with one more dimension in front. Nobody writes to a tensor that was sent or received.
+    `all_gather` returns the tensors of all ranks in order; they have one shape and dtype. The result is a sequence, or
+    one tensor with an additional first dimension. Sent and received tensors are never written to.
     """
 
     @property
@@ -33,19 +33,19 @@ class Group(Protocol):
 
 @dataclass(frozen=True)
 class Ranked:
-    """A group whose failures are RanksErrors: each names what was gathered when a rank was missing."""
+    """A group whose failures are RanksErrors that name what was gathered."""
 
     group: Group
     rank: int
     size: int
 
     def all_gather(self, tensor: Tensor, what: str) -> Tensor:
-        """[size, ...]: the tensors of all ranks, on the device of this rank's."""
+        """The tensors of all ranks, [size, ...], on the device of `tensor`."""
         found = self._gathered(what, lambda: self.group.all_gather(tensor))
         parts = [found[rank].to(tensor.device) for rank in range(len(found))]
         if any(part.shape != tensor.shape or part.dtype != tensor.dtype for part in parts):
             raise RanksError(
-                f"{what}: ranks sent tensors that differ",
+                f"{what}: ranks sent different tensors",
                 required=f"{list(tensor.shape)} of {tensor.dtype} from each",
                 found=", ".join(f"{list(p.shape)} of {p.dtype} from rank {i}" for i, p in enumerate(parts)),
                 remedy="look for a rank that made other calls",
@@ -53,19 +53,18 @@ class Ranked:
         return torch.stack(parts)
 
     def all_gather_object(self, obj: Any, what: str) -> list[Any]:
-        """What every rank gave, in the order of ranks."""
+        """The objects of all ranks, in order."""
         return list(self._gathered(what, lambda: self.group.all_gather_object(obj)))
 
     def _gathered(self, what: str, gather: Callable[[], Any]) -> Any:
         try:
             found = gather()
-        except Exception as error:  # of any kind: each transport has its own
+        except Exception as error:  # every transport has its own exceptions
             raise RanksError(
                 f"{what}: rank {self.rank} could not gather from the {self.size} ranks of its group",
                 required="every rank makes the same calls in the same order, and none ends before the others",
                 found=f"{type(error).__name__}: {error}",
-                remedy="look for a rank that ended, failed elsewhere or left this call out; the group has its own "
-                "timeout",
+                remedy="look for a rank that ended, failed or skipped this call; the group sets the timeout",
             ) from error
         if len(found) != self.size:
             raise RanksError(
@@ -83,7 +82,7 @@ def as_group(given: Any) -> Ranked:
             if given.ndim != 1:
                 raise RanksError(
                     f"the group is a device mesh of {given.ndim} dimensions",
-                    required="one: the ranks among which the batch is spread",
+                    required="one dimension: the ranks that share the batch",
                     remedy=_dimensions(given.mesh_dim_names),
                 )
             given = given.get_group()
@@ -91,13 +90,13 @@ def as_group(given: Any) -> Ranked:
             given = _TorchGroup(given)
         elif isinstance(given, int) and given == dist.GroupMember.NON_GROUP_MEMBER:
             raise RanksError(
-                "this process is no member of the group", remedy="call op.index on the group's ranks alone"
+                "this process is not a member of the group", remedy="call op.index only on the group's ranks"
             )
     if not is_group(given):
         raise RanksError(
             f"the group is {an(type(given).__name__)}",
             required="a group of torch.distributed, or an object with rank, size, all_gather and all_gather_object",
-            remedy="pass dist.group.WORLD where every rank has a part of the batch, and labels by their stratum's name",
+            remedy="pass dist.group.WORLD if all ranks share the batch; labels take their stratum's name as keyword",
         )
     if isinstance(given, Ranked):
         return given
@@ -105,23 +104,23 @@ def as_group(given: Any) -> Ranked:
         raise RanksError(
             f"the group has rank {shown(given.rank)} and size {shown(given.size)}",
             required="two whole numbers, the first below the second",
-            remedy="count ranks from 0, and give as size how many there are",
+            remedy="number ranks from 0; the size is their number",
         )
     return Ranked(given, given.rank, given.size)
 
 
 def _dimensions(names: Sequence[str] | None) -> str:
-    """Which part of a mesh is the group; one dimension of several that share out tokens would lose some of them."""
+    """Which dimensions of a mesh to pass as the group. Passing one of several that share tokens would lose tokens."""
     first, several = (repr(names[0]), ", ".join(map(repr, names[:2]))) if names else ("'dp'", "'dp', 'cp'")
     named = "" if names else "name its dimensions (mesh_dim_names=), and "
     return (
-        f"{named}pass the one along which ranks have different tokens, as mesh[{first}]; if there are several, these "
-        f"together, as mesh[{several}]._flatten()"
+        f"{named}pass the dimension along which ranks have different tokens, as mesh[{first}]; if there are several, "
+        f"flatten them, as mesh[{several}]._flatten()"
     )
 
 
 def is_group(given: Any) -> bool:
-    """Whether it could be one, rather than the labels of a stratum called `group`."""
+    """Whether the value is a group, not the labels of a stratum called `group`."""
     if dist.is_available() and isinstance(given, (dist.ProcessGroup, dist.DeviceMesh)):
         return True
     return all(hasattr(given, name) for name in ("rank", "size", "all_gather", "all_gather_object"))
@@ -147,7 +146,7 @@ class _TorchGroup:
 
 
 class _Alone:
-    """A group of this process, in which rows may come in pieces."""
+    """The group of this process alone, whose rows may come in pieces."""
 
     rank, size = 0, 1
 

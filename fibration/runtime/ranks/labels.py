@@ -1,8 +1,7 @@
-"""Labels as numbers that are the same in every process: Python's `hash` of a string is not.
+"""Hashes of labels that are equal in every process, as Python's `hash` of a string is not.
 
-Labels that are equal have one canonical form in bytes, others have another: `1`, `True`, `1.0` and `np.int64(1)` are
-one label, `"1"` is another, as in a dictionary. Of a label that is equal to itself alone, in its own process, there is
-no such form.
+Equal labels have the same canonical bytes: `1`, `True`, `1.0` and `np.int64(1)` are one label, and `"1"` is another,
+as in a dictionary. Labels that are equal only to themselves, in one process, have no canonical bytes.
 """
 
 from __future__ import annotations
@@ -27,12 +26,14 @@ REQUIRED = "labels that mean the same in every process: numbers, text, bytes, da
 
 
 def digests(stratum: str, labels: Sequence[Hashable]) -> Digests:
-    """A number for each of different labels; refuses those that have none, and two that share one."""
+    """One hash per distinct label. Raises HierarchyIndexError for a label without a hash, and for two with the same
+    hash.
+    """
     try:
         found = np.frombuffer(b"".join([digest(canonical(label)) for label in labels]), ">u8").astype(np.uint64)
     except _Unknown as error:
         raise HierarchyIndexError(
-            f"the label {shown(error.args[0])} for '{stratum}' cannot be told from others on other ranks",
+            f"the label {shown(error.args[0])} for '{stratum}' has no meaning on other ranks",
             required=REQUIRED,
             found=error.args[1],
             remedy="give it a name, for example its number in the dataset or str(label)",
@@ -47,7 +48,7 @@ def digests(stratum: str, labels: Sequence[Hashable]) -> Digests:
 def collision(stratum: str, one: str, other: str) -> HierarchyIndexError:
     return HierarchyIndexError(
         f"two labels of '{stratum}' have the same 64-bit hash: {one} and {other}",
-        required="labels that ranks can tell apart by it",
+        required="labels with different hashes, because ranks compare hashes",
         remedy="rename one of them",
     )
 
@@ -57,7 +58,7 @@ def digest(data: bytes) -> bytes:
 
 
 def canonical(label: Any) -> bytes:
-    """The same bytes for labels that are equal, and for no others."""
+    """The same bytes for equal labels, and different bytes for others."""
     kind = type(label)
     if kind not in _FOUND:
         _FOUND[kind] = _writer(kind)
@@ -68,7 +69,7 @@ def canonical(label: Any) -> bytes:
 
 
 class _Unknown(Exception):
-    """A label, and what is wrong with it."""
+    """A label without canonical bytes, and the reason."""
 
 
 def _number(value: Any) -> bytes:
@@ -79,12 +80,12 @@ def _number(value: Any) -> bytes:
     except OverflowError:
         return b"n+inf" if value > 0 else b"n-inf"
     except ValueError:
-        raise _Unknown(value, "a number that is not equal to itself") from None
+        raise _Unknown(value, "a number that does not equal itself") from None
     return b"n%x" % above if below == 1 else b"n%x/%x" % (above, below)
 
 
 def _moment(value: datetime) -> bytes:
-    value = value.replace(fold=0)  # as Python's hash
+    value = value.replace(fold=0)  # as in Python's hash
     if value.utcoffset() is None:
         return b"t" + value.replace(tzinfo=None).isoformat().encode()
     return b"z%d" % ((value - EPOCH) // timedelta(microseconds=1))
@@ -113,7 +114,9 @@ _FOUND: dict[type, Callable[[Any], bytes] | None] = dict(_WRITERS)
 
 
 def _writer(kind: type) -> Callable[[Any], bytes] | None:
-    """By the type's own equality: a `StrEnum` is a string, an `Enum` is none."""
+    """The function that writes labels of a type, by the type's own equality: a `StrEnum` is a string, an `Enum` is
+    not.
+    """
     for known, write in _WRITERS.items():
         if issubclass(kind, known) and (kind.__eq__, kind.__hash__) == (known.__eq__, known.__hash__):
             return write

@@ -1,6 +1,6 @@
-"""What every rank says of its part of a batch → the whole batch, worked out by each rank for itself.
+"""The parts of all ranks → the whole batch, computed by each rank.
 
-All ranks have the same parts before them, so that what does not fit is found by all of them, in the same words.
+All ranks have the same parts, so all find the same errors, in the same words.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from fibration.runtime.ranks.labels import Digests, collision
 from fibration.runtime.sums import Sums, Vector
 
 Edge = tuple[str, str]
-NOWHERE, STRADDLES = -1, -2  # instead of an element
+NOWHERE, STRADDLES = -1, -2  # in place of an element: none, and several
 
 
 @dataclass(frozen=True)
 class Part:
     """One rank's part of a batch, without its tokens. Elements have this rank's numbers."""
 
-    rows: str  # their stratum
-    n_rows: int  # of the batch's tensors, empty ones included
-    cut: bool  # whether one row is in several of them
+    rows: str  # the stratum of the rows
+    n_rows: int  # rows of the tensors, empty ones included
+    cut: bool  # whether one row spans several tensor rows
     tokens: Mapping[str, int]  # per leaf
     labels: Mapping[str, Sequence[Hashable]]  # per labelled stratum, and of the rows
-    digests: Mapping[str, Digests]  # of all that are labelled by the caller
-    kinds: Mapping[str, str]  # "row" or "token": what labels were given per, where it makes a difference
-    parents: Mapping[Edge, Codes]  # between coarser strata; NOWHERE if no token here says
-    counts: Mapping[Edge, Codes]  # of what every leaf lies directly over, the tokens of each element
+    digests: Mapping[str, Digests]  # hashes of the caller's labels
+    kinds: Mapping[str, str]  # "row" or "token": whether labels were given per row or per token, if it matters
+    parents: Mapping[Edge, Codes]  # between coarser strata; NOWHERE if no token here tells
+    counts: Mapping[Edge, Codes]  # tokens of each element directly under a leaf
     values: Mapping[tuple[str, str], Vector]  # by attribute and stratum
-    sums: Mapping[tuple[str, str], Sums]  # by attribute of a leaf and what that lies directly over
-    inside: Mapping[str, Codes]  # the row that an element has its tokens in, or STRADDLES
-    covered: NDArray[np.bool_]  # whether a row has tokens of what lies over rows
-    first: Mapping[str, Codes]  # of coarser strata whose order is read: what an element's first token is ordered by
+    sums: Mapping[tuple[str, str], Sums]  # by attribute of a leaf, and a stratum directly under that leaf
+    inside: Mapping[str, Codes]  # the row of an element's tokens, or STRADDLES
+    covered: NDArray[np.bool_]  # whether a row has tokens that lie over rows
+    first: Mapping[str, Codes]  # of coarser strata whose order is read: the sort key of an element's first token
 
 
 class Whole:
-    """The whole batch, in one numbering of its elements.
+    """The whole batch, with one numbering of its elements.
 
-    Elements are numbered as they first appear on one rank after the other, or where rows have keys by the hash of
-    their labels, so that it does not matter which rank has what. Raises HierarchyIndexError naming two ranks where they
-    say different things.
+    Elements are numbered by first appearance, rank after rank. If rows have keys, they are numbered by the hash of
+    their labels, so that the distribution over ranks does not matter. Raises HierarchyIndexError naming two ranks that
+    disagree.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -62,7 +62,7 @@ class Whole:
                 remedy="skip the update for this batch",
             )
         self._same_kinds()
-        self.numbers: dict[str, list[Codes]] = {}  # per stratum and rank: the number here of each of its elements
+        self.numbers: dict[str, list[Codes]] = {}  # per stratum and rank: the global number of each of its elements
         self.labels: dict[str, tuple[Hashable, ...]] = {}
         for stratum in parts[0].labels:
             self.labels[stratum], number = self._labels(stratum)
@@ -102,9 +102,9 @@ class Whole:
     # ------------------------------------------------------------ labels
 
     def _labels(self, stratum: str) -> tuple[tuple[Hashable, ...], Codes]:
-        """The labels of the whole batch, and the number among them of each label of one rank after the other."""
+        """The labels of the whole batch, and the number of each label of each rank, rank after rank."""
         names = [label for p in self.parts for label in p.labels[stratum]]
-        if stratum not in self.parts[0].digests:  # rows without keys are called by their numbers
+        if stratum not in self.parts[0].digests:  # rows without keys are named by number
             before = np.cumsum([0, *(p.n_rows for p in self.parts)])
             rows = (n + int(b) for b, p in zip(before, self.parts, strict=False) for n in p.labels[stratum])  # type: ignore[operator]
             return tuple(rows), np.arange(len(names))
@@ -120,22 +120,22 @@ class Whole:
         return tuple(names[i] for i in first), number
 
     def _rank(self, stratum: str, place: int) -> int:
-        """Of which rank a label is, in the order of all."""
+        """The rank of a label, by its place among the labels of all ranks."""
         return int(np.searchsorted(np.cumsum([len(p.labels[stratum]) for p in self.parts]), place, side="right"))
 
     def _name(self, stratum: str, rank: int, element: int) -> str:
-        """As that rank knows it."""
+        """An element as its rank names it."""
         label = self.parts[rank].labels[stratum][element]
         return f"{label!r} on rank {rank}" if stratum in self.parts[0].digests else f"row {label!r} of rank {rank}"
 
-    # ------------------------------------------------------------ what has to agree
+    # ------------------------------------------------------------ values that must agree
 
     def _agreed(
         self, stratum: str, said: Sequence[NDArray], known: NDArray, refuse: Callable[[int, int, int], Exception]
     ) -> NDArray:
-        """`said[rank]`: of each of its elements of `stratum`; a negative or undefined number says nothing.
+        """Fill `known` from `said[rank]`, one number per element of each rank; NOWHERE and NaN mean no value.
 
-        `known` is filled with it. `refuse(element, rank, rank)` makes the error where two ranks say different things.
+        `refuse(element, rank, rank)` makes the error if two ranks disagree.
         """
         origin = np.full(len(known), -1)
         for rank, mine in enumerate(said):
@@ -149,7 +149,7 @@ class Whole:
         return known
 
     def _own(self, stratum: str, rank: int, element: int) -> int:
-        """The number that an element has on a rank."""
+        """The number of an element on a rank."""
         return int(np.flatnonzero(self.numbers[stratum][rank] == element)[0])
 
     def _parents(self, source: str, target: str) -> Codes:
@@ -159,9 +159,9 @@ class Whole:
                 below = self.parts[rank].parents[source, target][self._own(source, rank, element)]
                 found.append(self._name(target, rank, int(below)))
             if source == self.rows:
-                remedy = f"give all pieces of one {source} the same {target}, or {source}s that are two other keys"
+                remedy = f"give all pieces of one {source} the same {target}, or different {source}s different keys"
             else:
-                remedy = f"labels hold for the whole batch: make them unique, for example the pair ({target}, {source})"
+                remedy = f"labels are unique in the whole batch: use for example the pair ({target}, {source})"
             return HierarchyIndexError(
                 f"{source} {self.labels[source][element]!r} lies over two elements of {target}",
                 required=f"every {source} lies over exactly one {target}, on all ranks together",
@@ -191,19 +191,19 @@ class Whole:
     # ------------------------------------------------------------ order
 
     def several(self, over: str) -> NDArray[np.bool_]:
-        """Of which elements several ranks have tokens."""
+        """Whether several ranks have tokens of each element: bool [elements]."""
         holders = np.zeros(self.size(over), np.int64)
         for rank in range(len(self.parts)):
             holders[self.held(over, rank)] += 1
         return holders > 1
 
     def held(self, stratum: str, rank: int) -> Codes:
-        """The elements of which a rank has tokens: a rank without any has none of the batch either."""
+        """The elements of which a rank has tokens. A rank without tokens has no elements, not even the batch."""
         numbers = self.numbers[stratum][rank]
         return numbers if any(self.parts[rank].tokens.values()) else numbers[:0]
 
     def words(self, stratum: str) -> Callable[[int], str]:
-        """What an element is called."""
+        """A function that describes an element in words."""
         names = self.labels[stratum]
         return lambda element: "the batch" if stratum == BATCH else f"{stratum} {names[element]!r}"
 
@@ -213,7 +213,7 @@ class Whole:
             first[number] = np.minimum(first[number], p.first[of])
         return first
 
-    # ------------------------------------------------------------ what adds up
+    # ------------------------------------------------------------ sums
 
     def _counts(self, edge: Edge) -> Codes:
         total = np.zeros(self.size(edge[1]), np.int64)
@@ -229,20 +229,20 @@ class Whole:
         return total
 
     def refuse_many(self, edge: Edge) -> None:
-        """Refuse more tokens of one element on one rank than can be added up exactly."""
+        """Refuse more tokens of one element on one rank than sums add exactly."""
         for rank, p in enumerate(self.parts):
             counts = p.counts[edge]
             if counts.max(initial=0) > MOST:
                 element = int(np.argmax(counts))
                 raise HierarchyIndexError(
                     f"rank {rank} has {counts[element]} tokens of {edge[1]} {p.labels[edge[1]][element]!r}",
-                    required=f"at most {MOST} on one rank, where an element may have tokens on several: sums over them "
-                    "are exact up to there",
+                    required=f"at most {MOST} on one rank, if an element may have tokens on several ranks: larger sums "
+                    "are not exact",
                     remedy="spread them over more ranks",
                 )
 
     def _inside(self, stratum: str) -> Codes:
-        """The row that each element has its tokens in, or STRADDLES."""
+        """The row of each element's tokens, or STRADDLES."""
         inside = np.full(self.size(stratum), NOWHERE)
         for p, number, rows in zip(self.parts, self.numbers[stratum], self.numbers[self.rows], strict=True):
             mine = p.inside[stratum]

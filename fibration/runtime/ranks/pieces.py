@@ -1,6 +1,6 @@
-"""The order of tokens of elements that several ranks have tokens of, worked out by each rank from what all have said.
+"""The order of tokens in elements that several ranks share, computed by each rank from the positions of all.
 
-A rank says its tokens' positions as runs of neighbours: an element, the first position, and how many there are.
+A rank sends its tokens' positions as intervals: element, first position, number of tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from fibration.runtime.batch import Codes
 
 @dataclass(frozen=True)
 class Runs:
-    """What one rank says of the elements that others have tokens of, too: [runs] each, of the whole batch's numbers."""
+    """One rank's position intervals in elements that several ranks share: [intervals] each, with global element
+    numbers.
+    """
 
     element: Codes
     start: Codes
@@ -25,7 +27,7 @@ class Runs:
 
     @staticmethod
     def of(element: Codes, position: Codes) -> Runs:
-        """Of tokens by element and position: [tokens] each."""
+        """From tokens sorted by element and position: [tokens] each."""
         follows = (element[1:] == element[:-1]) & (position[1:] == position[:-1] + 1)
         first = np.flatnonzero(np.append(True, ~follows)[: len(element)])
         return Runs(element[first], position[first], np.diff(np.append(first, len(element))))
@@ -33,7 +35,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Tokens of one rank of which no other rank has one between: by element, and in their order: [pieces] each."""
+    """Maximal sequences of one rank's tokens within an element, by element and in order: [pieces] each."""
 
     element: Codes
     rank: Codes
@@ -41,7 +43,7 @@ class Pieces:
 
     @staticmethod
     def of(said: Sequence[Runs], over: str, describe: Callable[[int], str]) -> Pieces:
-        """From the runs of all ranks. HierarchyIndexError names a position that two ranks have in one element."""
+        """From the intervals of all ranks. HierarchyIndexError names a position that two ranks have in one element."""
         element, start, size = (
             np.concatenate([getattr(r, what) for r in said]) for what in ("element", "start", "size")
         )
@@ -56,7 +58,7 @@ class Pieces:
                 f"two tokens of {describe(int(element[i]))} have the position {start[i + 1]}",
                 required=f"positions that differ between the tokens of {an(over)}, on all ranks together",
                 found=f"one on rank {min(rank[i : i + 2])}, and one on rank {max(rank[i : i + 2])}",
-                remedy=f"count them through over all pieces of {an(over)}",
+                remedy=f"number the tokens through all pieces of {an(over)}",
             )
         first = np.flatnonzero(np.append(True, ~(same & (rank[1:] == rank[:-1])))[: len(element)])
         sizes = np.add.reduceat(size, first) if len(first) else size
@@ -64,11 +66,11 @@ class Pieces:
 
     @cached_property
     def most(self) -> int:
-        """How many the rank with the most of them has."""
+        """The most pieces that one rank has."""
         return int(np.bincount(self.rank).max(initial=0))
 
     def ends(self, rank: int, offsets: Codes) -> tuple[Codes, Codes]:
-        """Which of them are a rank's; and how many of its tokens come before each, if its elements' are `offsets`."""
+        """A rank's pieces, and the number of the rank's tokens before each; `offsets`: bounds of its elements."""
         mine = np.flatnonzero(self.rank == rank)
         element, size = self.element[mine], self.size[mine]
         before = np.cumsum(size) - size

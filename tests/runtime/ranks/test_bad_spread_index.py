@@ -123,7 +123,7 @@ def test_one_element_over_two():
         CHAIN, EMPTY, ONE, {**ONE, "domain": ["code", "math"]},
         what="index of 'h': prompt_group 'g1' lies over two elements of domain",
         required="every prompt_group lies over exactly one domain, on all ranks together",
-        found="'math' on rank 1 and 'code' on rank 2", remedy="make them unique, for example the pair (domain, prompt_group)",
+        found="'math' on rank 1 and 'code' on rank 2", remedy="use for example the pair (domain, prompt_group)",
     )  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def test_turns_that_every_rank_counts_from_0():
     index_refused(
         TURNS, turns, turns,
         what="turn 0 lies over two elements of trajectory", found="row 0 of rank 0 and row 0 of rank 1",
-        remedy="labels hold for the whole batch: make them unique, for example the pair (trajectory, turn)",
+        remedy="labels are unique in the whole batch: use for example the pair (trajectory, turn)",
     )  # fmt: skip
 
 
@@ -179,7 +179,7 @@ def test_attributes():
     unnamed = {**weighed(length={0: 3, 1: 4}), "trajectory": None}
     index_refused(
         WEIGHED, {**weighed(), "trajectory": None}, unnamed,
-        what=("rank 1", "attribute 'length' is a mapping from rows by their numbers, which no rank knows"),
+        what=("rank 1", "attribute 'length' is a mapping from row numbers, which ranks do not have"),
         required="one number per row of this rank: [2]", remedy="trajectory=keys",
     )  # fmt: skip
 
@@ -273,7 +273,7 @@ def test_balance_is_that_of_the_whole_batch():
     index_refused(
         BALANCED, cells(("m", "t", 2), ("c", "i", 7)), other,
         what="balanced(domain, modality) is assumed",
-        found="domain 'c' and modality 't' share the mass 3, where balance asks for 3.125",
+        found="domain 'c' and modality 't' share the mass 3, and balance requires 3.125",
     )  # fmt: skip
 
 
@@ -282,7 +282,7 @@ def test_effects_that_no_rank_alone_can_tell_apart():
     assert try_index(PROJECTED, one, other).errors == [None] * 2
     index_refused(
         PROJECTED, one, cells(("c", "i", 3)),
-        what="effects of crossed strata cannot be told apart", found="domain 'm' and modality 't' always occur together",
+        what="effects of crossed strata cannot be separated", found="domain 'm' and modality 't' always occur together",
     )  # fmt: skip
     experts = hierarchy(
         "token -> trajectory", "token -> expert", "trajectory -> batch", "expert -> batch",
@@ -291,7 +291,7 @@ def test_effects_that_no_rank_alone_can_tell_apart():
     apart = dict(offsets=[0, 2], expert=["e", "e"])
     index_refused(
         experts, apart, {**apart, "expert": ["f", "f"]},
-        what="effects of crossed strata cannot be told apart", found=("trajectory 0", "expert 'e'", "always occur together"),
+        what="effects of crossed strata cannot be separated", found=("trajectory 0", "expert 'e'", "always occur together"),
     )  # fmt: skip
     assert try_index(experts, apart, {**apart, "expert": ["e", "f"]}).errors == [None] * 2
 
@@ -323,7 +323,7 @@ def test_ranks_under_another_keyword():
         found,
         HierarchyIndexError,
         what="unknown label 'mesh'",
-        remedy="the ranks that a batch is spread over are group=",
+        remedy="the ranks that share the batch are group=",
     )
     with pytest.raises(HierarchyIndexError, match="unknown label 'mesh'") as labelled:
         op.index(**ONE, mesh=["a", "b"])
@@ -336,7 +336,7 @@ def test_a_stratum_called_group():
     assert op.index(offsets=[0, 1, 2], group=["a", "b"]).labels["group"] == ("a", "b")
     index_refused(
         h, dict(offsets=[0, 1]), dict(offsets=[0, 1]),
-        what="group= are the ranks, and the labels of the stratum 'group'", remedy="call the stratum something else",
+        what="group= are the ranks, and the labels of the stratum 'group'", remedy="rename the stratum 'group'",
     )  # fmt: skip
     rows = hierarchy("token -> group", "group -> batch", rows=Stratum("group"))
     assert try_index(rows, dict(offsets=[0, 1]), dict(offsets=[0, 1])).errors == [None] * 2

@@ -412,7 +412,7 @@ class TestPieces:
             check(
                 error,
                 BatchError,
-                what="adds up tokens of several ranks, and one of them has a term beyond 5.90296e+20",
+                what="sums tokens of several ranks, and one of their terms is beyond 5.90296e+20",
                 remedy="whole rows",
             )
 

@@ -34,12 +34,15 @@ def test_a_torch_group_and_a_mesh_of_one_dimension(world):
         RanksError,
         lambda: as_group(mesh),
         what="a device mesh of 3 dimensions",
-        remedy=("along which ranks have different tokens, as mesh['dp']", "together, as mesh['dp', 'cp']._flatten()"),
+        remedy=(
+            "along which ranks have different tokens, as mesh['dp']",
+            "flatten them, as mesh['dp', 'cp']._flatten()",
+        ),
     )
     assert as_group(mesh["dp"]).size == as_group(mesh["dp", "cp"]._flatten()).size == 1
     unnamed = dist.init_device_mesh("cpu", (1, 1))
     refuses(RanksError, lambda: as_group(unnamed), remedy="name its dimensions (mesh_dim_names=)")
-    refuses(RanksError, lambda: as_group(dist.GroupMember.NON_GROUP_MEMBER), what="no member of the group")
+    refuses(RanksError, lambda: as_group(dist.GroupMember.NON_GROUP_MEMBER), what="not a member of the group")
 
 
 @pytest.mark.parametrize("given", [None, 3, ["a", "b"], torch.zeros(3), {"a": "b"}], ids=repr)
@@ -119,7 +122,7 @@ def test_answers_of_another_form_are_refused():
     refuses(
         RanksError,
         lambda: as_group(Wrong()).all_gather(torch.zeros(1, dtype=torch.float64), "sums"),
-        what="sums: ranks sent tensors that differ",
+        what="sums: ranks sent different tensors",
         found="torch.float32 from rank 1",
     )
     refuses(

@@ -126,7 +126,7 @@ class Anything:
     [
         (Anything(), "Anything()", "an object of Anything"),
         (("a", (Anything(),)), "Anything()", "an object of Anything"),
-        ((1, float("nan")), "nan", "a number that is not equal to itself"),
+        ((1, float("nan")), "nan", "a number that does not equal itself"),
         (np.datetime64("2026-01-01"), "np.datetime64('2026-01-01')", "an object of datetime64"),
     ],
 )
@@ -145,5 +145,5 @@ def test_two_labels_of_one_hash_are_refused(monkeypatch):
         HierarchyIndexError,
         lambda: digests("domain", ["ab", "bb", "ac"]),
         what="two labels of 'domain' have the same 64-bit hash: 'ab' and 'ac'",
-        required="can tell apart", remedy="rename one",
+        required="different hashes", remedy="rename one",
     )  # fmt: skip

@@ -182,7 +182,7 @@ def test_pieces_in_one_process():
     assert float(found.objective) == pytest.approx(float(whole.objective), rel=1e-13)
     refuses(
         HierarchyIndexError, lambda: packed(op, replace(mine.batch, positions=None), trajectory=rows),
-        what="two rows are called", remedy="if they are pieces of one trajectory, say with positions= which comes first",
+        what="two rows are called", remedy="if they are pieces of one trajectory, order their tokens: pass positions=",
     )  # fmt: skip
     twice = replace(mine.batch, positions=np.arange(len(mine.places)) % 5)
     refuses(HierarchyIndexError, lambda: packed(op, twice, trajectory=rows), what="index of 'ordered': token [")

@@ -170,12 +170,12 @@ def test_rows_in_pieces_need_positions():
     one, other = {**KEYS, "turn": [0, 1, 2]}, dict(offsets=[0, 2], trajectory=["s"], turn=[2, 3])
     refused(
         HierarchyIndexError, one, dict(offsets=[0], trajectory=[], turn=[]), other,
-        what="trajectory 's' comes in pieces", required="positions=, of the batch's shape",
-        found="tokens on rank 0 and rank 2, in an order that after(1, over=trajectory", remedy="pass positions=...",
+        what="trajectory 's' spans several rows or ranks", required="positions=, of the batch's shape",
+        found="tokens on rank 0 and rank 2; after(1, over=trajectory", remedy="pass positions=...",
     )  # fmt: skip
     refused(
         HierarchyIndexError, dict(offsets=[0], trajectory=[], turn=[]), {**KEYS, "trajectory": ["r", "r"], "turn": [0, 1, 2]},
-        what=("rank 1: ", "trajectory 'r' comes in pieces"), found="tokens in row 0 (trajectory 'r') and row 1 (trajectory 'r')",
+        what=("rank 1: ", "trajectory 'r' spans several rows or ranks"), found="tokens in row 0 (trajectory 'r') and row 1 (trajectory 'r')",
     )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def test_positions_that_two_ranks_have():
         HierarchyIndexError, {**KEYS, "turn": [0, 1, 2], "positions": [0, 1, 4]},
         dict(offsets=[0, 2], trajectory=["s"], turn=[2, 3], positions=[3, 4]),
         what="two tokens of trajectory 's' have the position 4", required="differ between the tokens of a trajectory",
-        found="one on rank 0, and one on rank 1", remedy="count them through",
+        found="one on rank 0, and one on rank 1", remedy="number the tokens through",
     )  # fmt: skip
     refused(
         HierarchyIndexError, {**KEYS, "turn": [0, 1, 2], "positions": [0, 1, 4]},

@@ -117,7 +117,7 @@ def test_what_one_rank_is_given_wrongly_all_raise():
         op.coefficients(x, x, *([r] if rank == 2 else []), index=layout.index, rewards=r)
 
     for error in raised(both):
-        check(error, BatchError, what="rank 2: rewards and advantages are given")
+        check(error, BatchError, what="rank 2: both rewards and advantages are given")
 
     def either(rank, layout, r, given, mine):
         x = layout.tensor(mine.batch.x)
