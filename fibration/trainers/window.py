@@ -151,6 +151,40 @@ class Window:
                 raise
         return self.coef
 
+    def is_one_pass(self, log_probs_first: bool) -> bool:
+        """Whether every micro-batch has its coefficients from its own forward pass. All ranks decide the same.
+
+        `log_probs_first`: whether old log-probs are known before the first micro-batch.
+        """
+        coupling, index = self.op.coupling, self.index
+        cut = index is not None and index.ranks is not None and index.ranks.cut and bool(coupling.within)
+        reads_old = bool(coupling.frozen) or (self._rewards is not None and OLD in self.op.hierarchy.policies)
+        return coupling.is_row_local and not cut and (log_probs_first or not reads_old)
+
+    def freeze(self) -> None:
+        """Compute what micro-batches read of the whole step, before the first of them. All ranks call it."""
+        if self._rewards is not None:
+            self.advantages = self.made_of_rewards()
+        if self.index is not None and self.op.coupling.frozen:
+            assert self.old_log_probs is not None
+            self.op.freeze(self.old_log_probs, self.advantages, self.index, self.parameters, policies=self.policies)
+
+    def part(self, rows: slice | Sequence[int], log_probs: Tensor) -> Coefficients:
+        """The coefficients of a micro-batch of these rows, from its own log-probs `[b, T]`, after `freeze`.
+
+        `objective` is the micro-batch's part of `J`. Without `old_log_probs` they are these log-probs. No ranks meet.
+        """
+        now = log_probs.detach()
+        if self.index is None:
+            nothing = torch.zeros_like(now, dtype=torch.promote_types(now.dtype, torch.float32))
+            return Coefficients(nothing, nothing.new_zeros(()), Measured())
+        assert self.advantages is not None
+        old = now if self.old_log_probs is None else self.old_log_probs[rows]
+        policies = {name: given[rows] for name, given in self.policies.items()}
+        return self.op.coefficients(
+            now, old, self.advantages[rows], self.index.micro(rows), self.parameters, policies=policies, metrics=False
+        )
+
     def compare(self, log_probs: Tensor) -> dict[str, float]:
         """How pass 2's log-probs `[B, T]` differ from those that the coefficients were computed from.
 

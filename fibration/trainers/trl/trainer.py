@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from trl import GRPOTrainer
 
+from fibration.errors import FibrationError
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.operator import Operator
 from fibration.runtime.ranks.agreement import agreed
@@ -45,20 +46,36 @@ class Step:
     """One optimizer step of a rank: its window, laid out in slices, and which slice a micro-batch has."""
 
     window: Window
-    coef: Coefficients
+    coef: Coefficients | None  # of the whole window; None where each micro-batch computes its own
     first: Tensor | None  # log-probs of the window, where there are any yet
     places: list[int]  # of micro-batches, among the window's slices
     scale: float  # of coefficients
     forwards: int  # in pass 1
+    ranks: int
     second: list[Tensor] = field(default_factory=list)  # log-probs of the micro-batches so far
+    error: FibrationError | None = None  # raised at the end of the step, where all ranks are
 
     @property
     def done(self) -> bool:
         return len(self.second) == len(self.places)
 
-    def coefficients(self, rows: int) -> Tensor:
-        """Of the micro-batch that comes next, which has so many rows."""
-        return self.coef.values.split(rows)[self.places[len(self.second)]] * self.scale
+    def coefficients(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+        """The coefficients `[b, T]` of the next micro-batch, which has these log-probs, and its part of the objective.
+
+        The parts of all micro-batches add up to `J` on average over ranks.
+        """
+        place, rows = self.places[len(self.second)], len(log_probs)
+        if self.coef is not None:
+            return self.coef.values.split(rows)[place] * self.scale, self.coef.objective / len(self.places)
+        try:
+            part = self.window.part(slice(place * rows, (place + 1) * rows), log_probs)
+        except FibrationError as error:
+            if self.ranks == 1:
+                raise
+            self.error = self.error or error  # if this rank raised now, the others would wait for its gradients
+            nothing = torch.zeros_like(log_probs)
+            return nothing, nothing.sum()
+        return part.values * self.scale, part.objective * (self.scale * self.ranks)
 
     def compare(self) -> dict[str, float]:
         """Pass 2 beside pass 1; slices that this step does not train on are as in pass 1."""
@@ -109,11 +126,12 @@ class FibrationGRPOTrainer(GRPOTrainer):
     `metrics`: as in `op.loss`, what is logged: `"levels"`, `"all"` for single elements too
     (`fibration/domain/+/drift[domain=math]`), or names, `["trajectory", "ratio"]`.
 
-    **Forward passes.** Where the weights that sampled a window are those that train on it, ratios are 1 and nothing is
-    computed twice. Any other step begins with a pass over its window without a graph, in the same slices and padding as
-    the one that is trained; `fibration/extra_forwards` counts slices. `fibration/pass/...` says how far log-probs of
-    both passes are apart, in nats, and what share of elements that takes into another regime of their gate; where it is
-    more than 1 % of a stratum's, a UserWarning says so once.
+    **Forward passes.** A row-local loss (`trainer.operator.coupling`) never needs a second pass: each micro-batch has
+    its coefficients from the log-probs of its own forward pass. A loss that couples rows needs none where the weights
+    that sampled a window are those that train on it. Any other step of it begins with a pass over its window without a
+    graph, in the same slices and padding as the one that is trained; `fibration/extra_forwards` counts slices.
+    `fibration/pass/...` says how far log-probs of both passes differ, in nats, and the share of elements that are in
+    another regime of their gate. Above 1 % of a stratum's elements, a UserWarning says so once.
 
     **What stays TRL's.** The divergence from a reference model, the bonus for entropy and auxiliary losses keep their
     scale. Importance weights of vLLM are moved into the advantages: behind the gates, the gradient would be another.
@@ -164,7 +182,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
         self.window_kind, self.metrics_kind = window, metrics
         self._fibration_step: Step | None = None
         self._fibration_steps = 0  # that have begun
-        self._fibration_heard: list[Tensor] | None = None  # log-probs of what is running
+        self._fibration_hears: Callable[[Tensor], None] | None = None  # gets the log-probs of the loss that is running
         self._fibration_warned = False
         self._fibration_rewards: Tensor | None = None  # of all processes, per function
         with self._with_reference(given.get("args")):
@@ -265,15 +283,24 @@ class FibrationGRPOTrainer(GRPOTrainer):
         if not fresh and not kept:
             raise refusals.no_old_log_probs()
         passes: dict[int, Tensor] = {}
-        if not fresh or (not kept and self.operator.hierarchy.policies):
-            passes = {i: self._log_probs(model, self._buffered_inputs[i]) for i in dict.fromkeys(laid)}
-        computed = torch.cat([passes[i] for i in laid]) if passes else None
-        window = self._window(given, computed)
-        coef = window.coefficients(None if fresh else computed, metrics=self.metrics_kind)
-        first = window.old_log_probs if fresh else computed
         places = trained if self.window_kind == "generation" else list(range(length))
         scale = slices / length if self.window_kind == "generation" else 1.0
-        return Step(window, coef, first, places, scale, len(passes))
+        ranks = self.accelerator.num_processes
+        reads_now = not fresh or (not kept and self.operator.hierarchy.policies)
+        window = self._window(given)
+        # Tokens that vLLM has no log-prob of take the old one, so that one has to be known.
+        knows = kept or ROLLOUT not in self.operator.hierarchy.policies
+        if reads_now and knows and window.is_one_pass(kept):
+            window.freeze()
+            return Step(window, None, None, places, scale, 0, ranks)
+        if reads_now:
+            passes = {i: self._log_probs(model, self._buffered_inputs[i]) for i in dict.fromkeys(laid)}
+        computed = torch.cat([passes[i] for i in laid]) if passes else None
+        if computed is not None and not kept:
+            window = self._window(given, computed)
+        coef = window.coefficients(None if fresh else computed, metrics=self.metrics_kind)
+        first = window.old_log_probs if fresh else computed
+        return Step(window, coef, first, places, scale, len(passes), ranks)
 
     def _window(
         self,
@@ -334,8 +361,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        if self._fibration_heard is not None:
-            self._fibration_heard.append(found[0].detach())
+        if self._fibration_hears is not None:
+            self._fibration_hears(found[0].detach())
         return found
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
@@ -345,47 +372,56 @@ class FibrationGRPOTrainer(GRPOTrainer):
             if window.parameters:
                 window.parameters = at_ratio_one(window.parameters)
             coef = window.coefficients(None, metrics=False)
-            return self._loss(model, inputs, coef.values, coef.objective)[0]
+            return self._loss(model, inputs, lambda _: (coef.values, coef.objective))[0]
         if self._fibration_step is None or self._fibration_step.done:
             self._fibration_step = self._begin(model)
-        step, length = self._fibration_step, self.current_gradient_accumulation_steps
-        loss, log_probs = self._loss(model, inputs, step.coefficients(len(inputs[ROWS])), step.coef.objective / length)
+        step = self._fibration_step
+        loss, log_probs = self._loss(model, inputs, step.coefficients)
         step.second.append(log_probs)
         if step.done:
             self._report(step)
         return loss
 
     def _loss(
-        self, model: Any, inputs: Mapping[str, Any], coefficients: Tensor, objective: Tensor
+        self, model: Any, inputs: Mapping[str, Any], coefficients: Callable[[Tensor], tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """TRL's own loss, whose gradient is that of coefficients, and its value a share of the objective; log-probs."""
+        """TRL's own loss, and its log-probs. Its gradient is that of `coefficients(log_probs)`, its value the objective.
+
+        TRL reads the advantages after it has computed the log-probs, so they are set in between.
+        """
         ranks, training = self.accelerator.num_processes, self.model.training
         divisor = inputs["num_items_in_batch"].clamp(min=1.0)  # of the sum over tokens and ranks, as 'dapo' has it
         if training:
             divisor = divisor * self.current_gradient_accumulation_steps / self.args.steps_per_generation
-        given = {name: value for name, value in inputs.items() if name not in (ROWS, OLD)}
-        given["advantages"] = coefficients * divisor
-        if training and self._fibration_scale.windows:
-            scaler = self.accelerator.scaler  # of gradients in float16
-            factor = ranks / divisor * (1.0 if scaler is None else scaler.get_scale())
-            given["advantages"] = self._fibration_scale.expects(given["advantages"], factor, _unmasked(inputs))
+        given = {name: value for name, value in inputs.items() if name not in (ROWS, OLD, "advantages")}
+        heard: list[tuple[Tensor, Tensor, Tensor]] = []  # log-probs, coefficients, objective
+
+        def hear(log_probs: Tensor) -> None:
+            values, objective = coefficients(log_probs)
+            heard.append((log_probs, values, objective))
+            given["advantages"] = values * divisor
+            if training and self._fibration_scale.windows:
+                scaler = self.accelerator.scaler  # of gradients in float16
+                factor = ranks / divisor * (1.0 if scaler is None else scaler.get_scale())
+                given["advantages"] = self._fibration_scale.expects(given["advantages"], factor, _unmasked(inputs))
+
         if "importance_sampling_ratio" in given:  # part of the advantages already
             given["importance_sampling_ratio"] = torch.ones_like(given["importance_sampling_ratio"])
-        self._fibration_heard, beta = [], self.beta
+        self._fibration_hears, beta = hear, self.beta
         try:
             if REFERENCE in self.operator.hierarchy.policies:
                 self.beta = 0.0
             loss: Tensor = super()._compute_loss(model, given)
         finally:
-            heard, self._fibration_heard = self._fibration_heard, None
-            self.beta = beta
-        rest = coefficients.sum() * ranks - objective  # at a ratio of 1 the loss is minus the sum of coefficients
+            self._fibration_hears, self.beta = None, beta
+        ((log_probs, values, objective),) = heard
+        rest = values.sum() * ranks - objective  # at a ratio of 1 the loss is minus the sum of coefficients
         metrics = self._metrics["train" if training else "eval"]
         if self._entropy_bonus_enabled:
             metrics["policy_loss"][-1] += self.accelerator.gather(rest).mean().item()
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
             del metrics[name]
-        return loss + rest.to(loss.dtype), heard[0]
+        return loss + rest.to(loss.dtype), log_probs
 
     @property
     def _fibration_scale(self) -> Scale:
@@ -405,9 +441,19 @@ class FibrationGRPOTrainer(GRPOTrainer):
 
     def _report(self, step: Step) -> None:
         """Put the metrics of a step, and what pass 2 made of it, where TRL logs its own."""
-        compared = step.compare()
-        self._fibration_warned = warned(compared, self._fibration_warned)
-        found = {**step.coef.scalars(), "extra_forwards": float(step.forwards), **compared}
+        coef, compared = step.coef, {}
+        if coef is None:
+            window = step.window
+            if self.window_kind == "generation":  # of the rows that this step trains on
+                slices = self.args.steps_per_generation
+                window = self._window([self._buffered_inputs[place % slices] for place in step.places])
+            coef = window.coefficients(torch.cat(step.second), metrics=self.metrics_kind)
+            if step.error is not None:
+                raise step.error
+        else:
+            compared = step.compare()
+            self._fibration_warned = warned(compared, self._fibration_warned)
+        found = {**coef.scalars(), "extra_forwards": float(step.forwards), **compared}
         for name, value in named(found).items():
             self._metrics["train"][name].append(value)
 

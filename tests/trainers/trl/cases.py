@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fibration import load
+from fibration.compiler.coupling import coupling_of
+
 SOFT, THREE, REWARDS, SHAPED = (
     f"{Path(__file__).parent / 'spec.py'}:{name}" for name in ("soft", "of_three", "of_rewards", "shaped")
 )
@@ -23,6 +26,7 @@ NEAR = {
     "C_trajectory": {"+": 0.02, "-": 0.03},
     "epsilon": 0.1,
 }
+ROWS = {"epsilon_low": 0.05, "epsilon_high": 0.08}
 SMALL = {**FAR, "C_prompt_group": {"+": 0.025, "-": 0.1}}  # groups of a larger generation
 # A penalty pulls the other way: groups and domains move less.
 PULLED = {
@@ -61,6 +65,11 @@ class Case:
     unscored: bool = False  # some completions have no reward
     every_regime: bool = True
     ranks: tuple[int, ...] = (1, 2)
+
+    @property
+    def is_row_local(self) -> bool:
+        """Whether every micro-batch has its coefficients from its own forward pass."""
+        return coupling_of(load(self.hierarchy)).is_row_local
 
     @property
     def samples(self) -> dict[int, int]:
@@ -166,6 +175,37 @@ CASES = {
     "groups by a column": Case(trainer={"labels": {"domain": "domain", "prompt_group": "line"}}, fresh=(T, F, T, F)),
     "a shipped name": Case(
         hierarchy="fiberpo_domain", trainer={"backend": "torch"}, every_regime=False, fresh=(T, F, T, F)
+    ),
+    "rows alone": Case(hierarchy="gspo", budgets=ROWS, every_regime=False, fresh=(T, F, T, F)),
+    "rows alone, a slice that comes twice": Case(
+        hierarchy="gspo", budgets=ROWS, accumulation=4, iterations=4, every_regime=False, fresh=(T, F, F, T)
+    ),
+    "rows alone, window of a generation": Case(
+        hierarchy="gspo",
+        budgets=ROWS,
+        slices=6,
+        trainer={"window": "generation"},
+        steps=5,
+        every_regime=False,
+        fresh=(T, F, F, F, T),
+    ),
+    "rows alone, a rank with nothing": Case(
+        hierarchy="grpo",
+        budgets={},
+        config={"mask_truncated_completions": True},
+        endless=True,
+        ranks=(2,),
+        every_regime=False,
+        fresh=(T, F, T, F),
+    ),
+    "rows alone, weights per token": Case(
+        hierarchy="grpo", budgets={}, weights="token_truncate", every_regime=False, fresh=(T, F, T, F)
+    ),
+    "rows alone, a mask of what sampled": Case(
+        hierarchy="geometric_mask", budgets={"least": 0.8, "most": 1.3}, every_regime=False, fresh=(T, F, T, F)
+    ),
+    "rows alone, near a reference model": Case(
+        hierarchy="grpo_k2", budgets={}, iterations=1, steps=2, fresh=(T, T), every_regime=False, asks=True
     ),
     "the trainer's own loss": Case(
         hierarchy="dapo", budgets={"epsilon_high": 0.2}, exact=False, every_regime=False, fresh=(T, F, T, F)
