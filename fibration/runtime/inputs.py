@@ -155,7 +155,7 @@ def check_tokens(hierarchy: Hierarchy, index: Index | None, **tensors: Tensor) -
                 f"{name} has shape {list(tensor.shape)}",
                 required=f"{list(index.shape)}, the shape of the index",
                 remedy=fitted(name, tuple(tensor.shape), index.shape)
-                or "an index belongs to one batch: build this batch's, op.index(...), or take a micro-batch of its rows, "
+                or "an index belongs to one batch: build this batch's, op.index(...), or of a micro-batch of its rows, "
                 "index.micro(rows)",
             )
         if tensor.device != index.device:

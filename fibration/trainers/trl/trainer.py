@@ -385,7 +385,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
     def _loss(
         self, model: Any, inputs: Mapping[str, Any], coefficients: Callable[[Tensor], tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """TRL's own loss, and its log-probs. Its gradient is that of `coefficients(log_probs)`, its value the objective.
+        """TRL's own loss, and its log-probs. Its gradient is that of `coefficients(log_probs)`, its value minus `J`.
 
         TRL reads the advantages after it has computed the log-probs, so they are set in between.
         """

@@ -112,14 +112,31 @@ def stale() -> type[Window]:
 @contextmanager
 def overwritten() -> Iterator[None]:
     """What TRL gets as advantages is written where they are read from, which later iterations do again."""
-    loss = GRPOTrainer._compute_loss
 
-    def spoil(self: Any, model: Any, inputs: Any) -> Tensor:
+    def spoil(self: Any, model: Any, inputs: Any) -> None:
         if model.training:
             self._buffered_inputs[self._step % len(self._buffered_inputs)]["advantages"] = inputs["advantages"].detach()
+
+    with _once_they_are_set(spoil):
+        yield
+
+
+@contextmanager
+def _once_they_are_set(then: Callable[[Any, Any, Any], None]) -> Iterator[None]:
+    """`then(trainer, model, inputs)` between the log-probs of a micro-batch, when advantages are set, and TRL's loss."""
+    loss = GRPOTrainer._compute_loss
+
+    def spoilt(self: Any, model: Any, inputs: Any) -> Tensor:
+        own = self._fibration_hears
+
+        def hear(log_probs: Tensor) -> None:
+            own(log_probs)
+            then(self, model, inputs)
+
+        self._fibration_hears = hear
         return loss(self, model, inputs)
 
-    with patch.object(GRPOTrainer, "_compute_loss", spoil):
+    with patch.object(GRPOTrainer, "_compute_loss", spoilt):
         yield
 
 
@@ -138,12 +155,11 @@ def scaled() -> Iterator[None]:
 @contextmanager
 def unused() -> Iterator[None]:
     """TRL's loss is of something else than the advantages that it gets."""
-    loss = GRPOTrainer._compute_loss
 
-    def without(self: Any, model: Any, inputs: Any) -> Tensor:
-        return loss(self, model, {**inputs, "advantages": inputs["advantages"].detach()})
+    def without(self: Any, model: Any, inputs: Any) -> None:
+        inputs["advantages"] = inputs["advantages"].detach()
 
-    with patch.object(GRPOTrainer, "_compute_loss", without):
+    with _once_they_are_set(without):
         yield
 
 
