@@ -88,7 +88,7 @@ def _fits(coefficients: Tensor, mask: Tensor, reduction: str) -> None:
             found=f"shape {list(mask.shape)}",
             remedy="pad the rows to one width",
         )
-    if not devices.may_look(mask.device):
+    if not devices.can_sync(mask.device):
         return
     strange = mask[(mask != 0) & (mask != 1)]
     if len(strange):
@@ -114,7 +114,7 @@ def _positive(given: float | Tensor | None, like: Tensor, what: str) -> Tensor:
     if count.numel() != 1:
         raise TrainerError(f"{what}: {count.numel()} counts", required="one count", remedy="call it per micro-batch")
     count = count.reshape(())
-    if devices.may_look(like.device) and not (0 < float(count) < float("inf")):
+    if devices.can_sync(like.device) and not (0 < float(count) < float("inf")):
         raise TrainerError(
             f"{what} are {float(count):g}, and dividing by them leaves no gradient",
             required="a positive count",
@@ -134,7 +134,7 @@ def _per_row(given: float | Tensor, kept: Tensor, like: Tensor) -> Tensor:
         )
     some = kept.flatten(1).any(1)
     wrong = some & ~((length > 0) & length.isfinite())
-    if devices.may_look(like.device) and wrong.any():
+    if devices.can_sync(like.device) and wrong.any():
         row = int(wrong.nonzero()[0])
         raise TrainerError(
             f"row {row} has unmasked tokens and is divided by {float(length[row]):g}", required="a positive length"
