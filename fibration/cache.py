@@ -122,8 +122,8 @@ def _refuse(home: Path) -> None:
     doubt = doubt_of(home)
     if doubt:
         raise Unusable(
-            f"the cache folder '{home}' is not safe: what lies there is run",
-            required="a folder that you and root alone can write or put in its place",
+            f"the cache folder '{home}' is not safe, and its files are run",
+            required="a folder that only you and root can write or replace",
             found=doubt.found,
             remedy=f"{doubt.remedy}set FIBRATION_CACHE to another folder",
         )
@@ -158,10 +158,10 @@ def _is_whole(place: Path) -> bool:
         return False
     for doubt in filter(None, doubts):
         raise BackendError(
-            f"what is kept in '{place}' may be somebody else's, and would be run",
-            required="files that you and root alone can write",
+            f"other users may have written the files in '{place}', which would be run",
+            required="files that only you and root can write",
             found=doubt.found,
-            remedy=f"remove it, and it is built anew: rm -r '{place}'",
+            remedy=f"remove it to build it again: rm -r '{place}'",
         )
     try:
         contents = json.loads((place / CONTENTS).read_text())

@@ -43,7 +43,7 @@ from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import shipped
 from fibration.language.report import BUDGET
-from fibration.runtime.batch import Batch, Outputs, Run, Runs
+from fibration.runtime.batch import Batch, Executable, Outputs, Run
 from fibration.runtime.calls import Backend
 from fibration.runtime.operator import Operator
 
@@ -242,7 +242,7 @@ def export(artifact: Artifact, arch: str | None = None) -> Export:
     )
 
 
-def load(artifact: Artifact) -> Runs:
+def load(artifact: Artifact) -> Executable:
     """Returns the generated functions, ready to call."""
     return _Loaded(artifact)
 

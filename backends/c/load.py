@@ -17,7 +17,7 @@ from fibration.compiler.arguments import FLOATS, INTEGER, REAL, Argument, Signat
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 from fibration.runtime.batch import Batch, Outputs, Run
-from fibration.runtime.calling import Call, Caller
+from fibration.runtime.calling import Binding, Launch
 
 STORAGE = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
 PASSED = {INTEGER: ctypes.c_int64, REAL: ctypes.c_double}  # by value; the others are pointers
@@ -36,12 +36,12 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     """The function that runs batches through a generated file. Raises BackendError without a C compiler."""
     compiler()
     signatures = {k: signature(plan) for k, plan in plans.items()}
-    callers = {k: Caller(plan, signatures[k].arguments) for k, plan in plans.items()}
+    callers = {k: Binding(plan, signatures[k].arguments) for k, plan in plans.items()}
     moving = {k: [(i, a.name) for i, a in enumerate(c.arguments) if a in c.of_call] for k, c in callers.items()}
     floats = {k: [a.name for a in c.arguments if a.holds == FLOATS] for k, c in callers.items()}
     built: dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, Any]] = {}
 
-    def functions(function: str, call: Call) -> dict[str, Any]:
+    def functions(function: str, call: Launch) -> dict[str, Any]:
         plan, arguments = plans[function], signatures[function].arguments
         defines = variant(plan, signatures[function], {**call.bound.values, **call.values}, call)
         key = (function, tuple(defines.items()))
@@ -52,7 +52,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
             built[key] = {name: _function(library, name, arguments) for name in named}
         return built[key]
 
-    def ready(function: str, call: Call) -> _Ready:
+    def ready(function: str, call: Launch) -> _Ready:
         values = call.bound.values
         return _Ready(values, [_pass(values.get(a.name)) for a in callers[function].arguments])
 
@@ -93,7 +93,7 @@ def _open(path: Path) -> ctypes.CDLL:
         ) from error
 
 
-def variant(plan: Plan, given: Signature, values: Mapping[str, object], call: Call) -> dict[str, str]:
+def variant(plan: Plan, given: Signature, values: Mapping[str, object], call: Launch) -> dict[str, str]:
     """The macros that fit the source to a batch: the dtypes, and the layout of tokens."""
     batch = call.batch
     defines = {"RESULT": STORAGE[batch.dtype], "PER_ROW": str(int(call.bound.per_row(batch)))}

@@ -21,7 +21,7 @@ from fibration.cache import entry
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 from fibration.runtime.batch import Batch, Outputs, Run
-from fibration.runtime.calling import Caller
+from fibration.runtime.calling import Binding
 
 MODULE = "kernels.py"
 VERSION = metadata.version("fibration")
@@ -32,7 +32,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     """The function that runs batches through a generated module. Raises BackendError without the package triton."""
     on_cpu = interpreted()
     module = import_from_cache(name, source)
-    callers = {k: Caller(plan, launched(plan, kernels(k, plan))) for k, plan in plans.items()}
+    callers = {k: Binding(plan, launched(plan, kernels(k, plan))) for k, plan in plans.items()}
 
     def run(function: str, batch: Batch) -> Outputs:
         index = batch.index

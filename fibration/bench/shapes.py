@@ -213,5 +213,5 @@ def parse_count(text: str) -> int:
             number, scale = number.removesuffix(word).strip(), size
             break
     if not number.isascii() or not number.isdigit() or int(number) == 0:
-        raise BatchError(f"'{text}' is no number of tokens", required="a whole number such as 65536, 64Ki or 4Mi")
+        raise BatchError(f"'{text}' is not a number of tokens", required="a whole number such as 65536, 64Ki or 4Mi")
     return int(number) * scale

@@ -140,7 +140,7 @@ def init(folder: Path) -> str:
     lines = [f"  {name:{width}}  {meaning}" for name, (_, meaning) in files.items()]
     if configured:
         specs = '["specs/"]' if configured.endswith(".toml") else "specs/"
-        lines.append(f"{configured} configures pytest: add fibration_specs = {specs} to what it says of it")
+        lines.append(f"{configured} configures pytest: add fibration_specs = {specs} to its section for pytest")
     go = [] if folder.resolve() == Path.cwd() else [f"  cd {folder}"]
     return "\n".join([f"written to {folder}:", *lines, "next:", *go, *(f"  {line}" for line in NEXT)])
 

@@ -173,17 +173,17 @@ class Formulas:
         if atom.kind == "quantile" and over not in self.leaves:
             assert atom.level is not None
             values = tuple(self.tokens(atom.formula, leaf) for leaf in self.leaves_over(over))
-            return self.held(atom, Quantile(over, values, self.map(atom.level, over)))
+            return self.maybe_detach(atom, Quantile(over, values, self.map(atom.level, over)))
         each = self.each(atom, over)
         if atom.kind == "mean" and not self.is_exact(atom):
-            found: Node = binary("div", self.together(each, over), self.number(atom, over))
+            found: Node = binary("div", self.reduce(each, over), self.number(atom, over))
         elif atom.kind == "mean":
             found = self.exact_mean(atom, each, over)
         elif atom.kind == "deviation":
             found = self.deviation(each, over, self.exact_mean(atom, each, over), self.number(atom, over))
         else:
-            found = self.together(each, over, "max" if atom.kind in ("largest", "some") else "sum")
-        return self.held(atom, found)
+            found = self.reduce(each, over, "max" if atom.kind in ("largest", "some") else "sum")
+        return self.maybe_detach(atom, found)
 
     def is_exact(self, atom: Aggregate) -> bool:
         """Whether a mean of equal numbers is exactly that number, without a rounding."""
@@ -206,7 +206,7 @@ class Formulas:
         of = self.leaves_over(over) if atom.of is None else (str(atom.of),)
         return added([ir.count_input(source, over) for source in of if source != over] or [Const(1.0, over)])
 
-    def together(self, each: Sequence[Each], over: str, reduce: str = "sum", wide: bool = True) -> Node:
+    def reduce(self, each: Sequence[Each], over: str, reduce: str = "sum", wide: bool = True) -> Node:
         """The sum, or the largest, of `each` over every element of `over`."""
         parts = []
         for one in each:
@@ -244,9 +244,9 @@ class Formulas:
 
         The mean of the others leaves out the element that it is read at.
         """
-        largest: Node = Detach(self.together(each, over, "max"))  # its derivatives cancel
+        largest: Node = Detach(self.reduce(each, over, "max"))  # its derivatives cancel
         apart = [replace(e, values=binary("sub", e.values, self.pull(largest, e.source))) for e in each]
-        total, number = self.together(apart, over), self.number(atom, over)
+        total, number = self.reduce(apart, over), self.number(atom, over)
         if atom.others:
             (own,) = apart
             total = binary("sub", self.pull(total, own.source), own.values)
@@ -260,9 +260,9 @@ class Formulas:
         squares = [replace(e, values=binary("mul", d, d)) for e, d in zip(each, apart, strict=True)]
         alone = ir.scalar("le", ir.arg(1), ir.const(1))
         root = ir.scalar("sqrt", ir.scalar("div", ir.arg(0), ir.scalar("sub", ir.arg(1), ir.const(1))))
-        return Map(ir.scalar("select", alone, ir.const(0), root), (self.together(squares, over), number))
+        return Map(ir.scalar("select", alone, ir.const(0), root), (self.reduce(squares, over), number))
 
-    def held(self, atom: Aggregate, found: Node) -> Node:
+    def maybe_detach(self, atom: Aggregate, found: Node) -> Node:
         """The statistic that formulas read: no gradient flows through it."""
         return Detach(found)
 

@@ -208,7 +208,7 @@ class _Lowering(Terms):
     def penalised(self, objective: Node) -> Node:
         """`J` minus all penalties."""
         penalties = Penalties(self.h)
-        found = penalties.every()
+        found = penalties.lower_penalties()
         self.names.update({node: key for node, key in penalties.names.items() if node not in self.names})
         for (name, leaf), term in found.terms.items():
             self.read[ir.part(f"term_{name}", leaf, self.leaves)] = Detach(term)

@@ -31,10 +31,10 @@ class Penalised:
 
 
 class Penalties(Terms):
-    def held(self, atom: Aggregate, found: Node) -> Node:
+    def maybe_detach(self, atom: Aggregate, found: Node) -> Node:
         return found if atom.kind in ("total", "mean") else Detach(found)
 
-    def every(self) -> Penalised:
+    def lower_penalties(self) -> Penalised:
         found = Penalised()
         for name, penalty in self.h.penalties.items():
             if penalty.over is None:

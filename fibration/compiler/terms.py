@@ -53,7 +53,7 @@ class Terms(Formulas):
 
         def count(stratum: str) -> Node:
             each = [Each(leaf, tokens(leaf)) for leaf in self.leaves_over(stratum)]
-            return self.together(each, stratum, wide=False)
+            return self.reduce(each, stratum, wide=False)
 
         def has(stratum: str) -> Node:
             if stratum in self.leaves:

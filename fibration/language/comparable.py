@@ -16,7 +16,7 @@ def check_strata(first: Hierarchy, second: Hierarchy) -> None:
                 f"'{first.name}' and '{second.name}' have other {what}",
                 required=f"the same strata as {what}, by name",
                 found=f"{one}, and {other}",
-                remedy="give what is the same stratum one name in both",
+                remedy="give the same stratum one name in both",
             )
 
 
@@ -27,7 +27,7 @@ def check_rewards(first: Hierarchy, second: Hierarchy) -> None:
         raise SpecError(
             f"'{made.name}' makes its advantages of rewards, and '{taken.name}' is given advantages",
             required="two losses from rewards, or two from advantages",
-            found=f"advantages={made.advantages} in '{made.name}' alone",
+            found=f"advantages={made.advantages} only in '{made.name}'",
             remedy=f"compare what they do with advantages: replace(advantages=None) of '{made.name}'; or give "
             f"'{taken.name}' the same formula",
         )
@@ -54,6 +54,6 @@ def check_alone(
         raise SpecError(
             f"'{first.name}' and '{second.name}' have other {what}s",
             required=f"{what}s of the same names, or more of them in one of the two",
-            found=f"{', '.join(mine)} in '{first.name}' alone; {', '.join(yours)} in '{second.name}' alone",
+            found=f"{', '.join(mine)} only in '{first.name}'; {', '.join(yours)} only in '{second.name}'",
             remedy=remedy.format(mine=mine[0], yours=yours[0]),
         )

@@ -87,10 +87,10 @@ class Objective(Written):
         `normaliser="kept"`: `μ` counts the kept tokens, and the rows and other elements with a kept token, as if the
         other tokens left the response mask. "all": `μ` counts all tokens, as if the other tokens' losses were set to 0.
         """
-        value = as_expression(condition, "what is kept")
+        value = as_expression(condition, "the condition of keep(...)")
         if not value.is_condition:
             raise SpecError(
-                f"what is kept cannot be the number {value}",
+                f"the condition of keep(...) cannot be the number {value}",
                 required="a condition",
                 remedy="compare it: x <= bound",
             )
@@ -133,9 +133,9 @@ class Objective(Written):
             of, value = atom.of, atom.attribute if isinstance(atom, Total) else as_expression(1)
             if of != LEAF and of not in below:
                 raise SpecError(
-                    f"what is kept of {atom} is no statistic of tokens",
-                    required=f"counts and totals of what every token lies over, or of {LEAF}",
-                    found=f"the objective {self.written}, of whose tokens only some lie over {an(str(of))}",
+                    f"{atom} of kept elements is not a statistic of tokens",
+                    required=f"counts and totals of strata that every token lies over, or of {LEAF}",
+                    found=f"the objective {self.written}, where only some tokens lie over {an(str(of))}",
                     remedy="write normaliser='all', or a gate without pull: inward() reads it",
                 )
             of_tokens = of == LEAF or of in leaves

@@ -187,7 +187,7 @@ def _check_groups(h: Outline, here: str) -> None:
         if group in taken:
             raise SpecError(
                 f"{here} has the group {group}",
-                required="strata that rows lie over, beside those that gates are on, each once",
+                required="strata under the rows without a gate, each once",
                 found=f"{group} is {taken[group]}",
                 remedy="leave it out of groups=: formulas may name it as it is",
             )

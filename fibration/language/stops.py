@@ -89,7 +89,7 @@ def check_gradients(h: Outline, here: str) -> None:
             raise SpecError(
                 f"{here}: no gradient flows through the penalty '{name}', {short(penalty.formula)}",
                 required="a formula of token_log_ratio or log_prob(current), or of their totals, means and order",
-                found="largest, some, quantile, deviation, conditions and stop hold what they read"
+                found="largest, some, quantile, deviation, conditions and stop pass no gradient"
                 if any(carries_gradient(a) for a in read)
                 else "it reads nothing of the current policy, so no update would change by it",
                 remedy=next(

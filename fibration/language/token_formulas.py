@@ -122,9 +122,9 @@ def check_token_formulas(h: Outline, here: str) -> None:
             if _is_number_of_advantages(desugar(formula)):
                 raise SpecError(
                     f"{here}: the penalty '{name}' reads advantage as a number, in {short(formula)}",
-                    required="advantage in conditions alone: a penalty is what is not multiplied by it",
-                    found="coefficients would not be those of the advantages and those of the penalty, added up",
-                    remedy="ask for its sign, where(advantage > 0, x, 0); what A multiplies is for the objective",
+                    required="advantage only in conditions, because a penalty is not multiplied by it",
+                    found="coefficients that are not the sum of an advantage's part and a penalty's part",
+                    remedy="read its sign, where(advantage > 0, x, 0); put terms that A multiplies into the objective",
                 )
 
 
@@ -198,7 +198,7 @@ class _Reader:
         """The problem of `of=`, if any: it must name a stratum whose elements lie over those of `over`."""
         if not isinstance(of, Stratum):
             return (
-                f"'{of}' stands for the rows in advantages= and penalties= alone",
+                f"'{of}' stands for the rows only in advantages= and penalties=",
                 f"name the stratum: of={self.h.rows}",
             )
         if of not in self.shape.strata:
@@ -261,7 +261,7 @@ class _Reader:
     def sum(self, atom: Count | Total, place: Stratum | None) -> Problem | None:
         of, over, places = atom.of, atom.over, self.places(place)
         if not isinstance(of, Stratum):
-            return f"'{of}' is a stratum of kernels alone", "name a stratum"
+            return f"'{of}' is a stratum only in kernels", "name a stratum"
         if over is None and place is not None:
             over = place
         if over is None and of not in self.h.leaves:
@@ -327,8 +327,8 @@ def _at(place: Stratum | None) -> str:
     if place is None:
         return TOKENS
     return (
-        f"what every {place} has: attributes, counts and totals of it or of what it lies over, its advantage where it "
-        "has one; parameters; statistics and order of these"
+        f"values of every {place}: attributes, counts and totals of it or of coarser strata, its advantage if it "
+        "has one; parameters; statistics and order of these values"
     )
 
 

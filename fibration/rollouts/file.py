@@ -205,7 +205,7 @@ def save_rollouts(path: str | os.PathLike[str], rollouts: Rollouts) -> None:
             what,
             required="a file that can be written",
             found=unwritable(target, file=True) or f"{error.strerror or error}, {len(contents)} bytes to write",
-            remedy="name another path, or make room; what was there before is as it was",
+            remedy="name another path, or free some space; the old file is unchanged",
         ) from error
     finally:
         if unfinished.exists():

@@ -133,7 +133,7 @@ class Layout:
     def _cut(self, shape: tuple[int, ...], name: str) -> str:
         if len(shape) == len(self.shape) == 2 and shape[0] == self.shape[0] and shape[1] > self.shape[1]:
             what = "attention_mask is of prompt and completion" if "mask" in name else "it has the prompt's tokens too"
-            return f"{what}: of the completion alone, {name}[:, -{self.shape[1]}:]"
+            return f"{what}: pass the completion's part, {name}[:, -{self.shape[1]}:]"
         if len(shape) == len(self.shape) == 2 and shape == (self.shape[0], self.shape[1] - 1):
             return f"one token less: shift log_probs and {name} alike"
         if shape[:-1] == self.shape and len(shape) == len(self.shape) + 1:
@@ -275,9 +275,9 @@ class Layout:
                 f"{name}{place} is {found[k]:g}",
                 required=f"finite values of every {'unmasked token' if per_token else 'row that has a token'}",
                 found=f"{len(bad)} of {len(found)} are not finite",
-                remedy="mask the token, or look for an overflow where it was worked out"
+                remedy="mask the token, or look for an overflow where it was computed"
                 if per_token
-                else "look for a division by 0 where it was worked out",
+                else "look for a division by 0 where it was computed",
             )
         return found
 

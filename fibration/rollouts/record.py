@@ -306,7 +306,7 @@ def check_agreement(teacher_forced: Tensor, sampled: Tensor) -> None:
             "the teacher-forced pass does not reproduce the sampler's log-probs",
             required=f"a difference of at most {AGREEMENT} for every token",
             found=f"{sampled[worst]:.5f} sampled, {teacher_forced[worst]:.5f} forced, at token {worst}",
-            remedy="log ratios would not be the policy's drift alone: try another release of transformers",
+            remedy="log ratios would include more than the policy's drift: try another release of transformers",
         )
 
 

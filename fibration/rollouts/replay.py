@@ -236,7 +236,7 @@ def _rewards(h: Hierarchy, rollouts: Rollouts) -> Tensor:
     per_token = adds_up_tokens(h)
     if rollouts.rewards is None or (per_token and len(rollouts.rewards) != rollouts.n_tokens):
         raise RolloutsError(
-            f"the rollouts say nothing about the rewards{' of tokens' * per_token}, "
+            f"the rollouts have no rewards{' of tokens' * per_token}, "
             f"{'which' if per_token else 'of which'} '{h.name}' {'adds up' if per_token else 'makes advantages'}",
             required=f"rewards, one per {'token' if per_token else 'trajectory or per token'}",
             found=f"advantages={h.advantages}",
@@ -256,7 +256,7 @@ def _refuse_none(h: Hierarchy, rollouts: Rollouts) -> None:
             raise RolloutsError(
                 f"the rollouts have no advantages, and {reader} of '{h.name}' reads them",
                 required="advantages, one per trajectory or per token",
-                found="rewards alone, and the hierarchy has no formula for advantages"
+                found="only rewards, and the hierarchy has no formula for advantages"
                 if rollouts.rewards is not None
                 else "neither advantages nor rewards",
                 remedy="give them: Rollouts.from_batch(log_probs, old_log_probs, advantages, ...)",

@@ -57,7 +57,7 @@ class Ordering:
     longest: int  # the most elements that one target has
 
 
-class Ranks(Protocol):
+class Shards(Protocol):
     """The ranks that share a batch, as backends see them."""
 
     @property
@@ -85,7 +85,7 @@ class Elements(Protocol):
     """
 
     @property
-    def ranks(self) -> Ranks | None: ...
+    def ranks(self) -> Shards | None: ...
     @property
     def leaves(self) -> tuple[str, ...]: ...
     @property
@@ -204,7 +204,7 @@ class Outputs(MutableMapping[Key, Tensor]):
 Run = Callable[[str, Batch], Outputs]  # runs the named program
 
 
-class Runs(Protocol):
+class Executable(Protocol):
     """The programs of an operator: each for one rank, and for a batch over several ranks."""
 
     def __call__(self, program: str, batch: Batch, /) -> Outputs: ...

@@ -18,7 +18,7 @@ from fibration.runtime.batch import Batch, Elements, Outputs
 
 
 @dataclass(frozen=True)
-class Bound:
+class BoundPlan:
     """A plan on one index: the layout of its workspace, and the arguments that no call changes.
 
     `whole`: segments cover all tokens, so kernels fill the gaps between segments. `by_row`: every segment that reads
@@ -52,10 +52,10 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Call:
+class Launch:
     """One call: the arguments that depend on the batch, the results that it fills, and its workspace."""
 
-    bound: Bound
+    bound: BoundPlan
     batch: Batch
     values: dict[str, object]
     outputs: Outputs
@@ -77,7 +77,7 @@ class Call:
                     bound.vector_of(node, work, batch).copy_(whole)
 
 
-class Caller:
+class Binding:
     """Binds the arguments of one plan: once per index, and once per batch."""
 
     def __init__(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
@@ -88,10 +88,10 @@ class Caller:
         self.coarse = {k: n for k, n in plan.program.outputs.items() if n.stratum not in plan.program.leaves}
         self.reading = [s.segments for s in plan.sweeps if any(i.kind in GIVEN for p in s.passes for i in p.reads)]
 
-    def on(self, index: Elements) -> Bound:
+    def on(self, index: Elements) -> BoundPlan:
         return index.kept(self, lambda: self._bound(index))
 
-    def _bound(self, index: Elements) -> Bound:
+    def _bound(self, index: Elements) -> BoundPlan:
         slots: dict[Node, slice] = {}
         at = 0
         for node in self.plan.saved:
@@ -101,7 +101,7 @@ class Caller:
         layouts = [index.layout(*a.key) for a in self.arguments if a.kind == "offsets"]
         alone = len(self.plan.program.leaves) == 1
         found = {k: n for k, n in self.coarse.items() if n not in slots}
-        return Bound(
+        return BoundPlan(
             plan=self.plan,
             slots=slots,
             length=at,
@@ -117,11 +117,11 @@ class Caller:
             given={k: n for k, n in found.items() if isinstance(n, Input)},
         )
 
-    def bind(self, batch: Batch) -> Call:
+    def bind(self, batch: Batch) -> Launch:
         bound = self.on(batch.index)
         work = torch.empty(bound.length, dtype=torch.float64, device=batch.index.device)
         outputs = Outputs({k: batch.vectors[n] for k, n in bound.given.items()}, work, bound.places, bound.constant)
-        call = Call(bound, batch, {}, outputs, work)
+        call = Launch(bound, batch, {}, outputs, work)
         call.values.update({a.name: OF_CALL[a.kind](call, a) for a in self.of_call})
         for a in self.results:
             outputs[a.key[0]] = call.values[a.name]  # type: ignore[assignment]
@@ -139,7 +139,7 @@ OF_INDEX: Mapping[str, Callable[[Elements, Argument], object]] = {
     "sequence_members": lambda index, a: index.sequence(*a.key).offsets,
     "places": lambda index, a: math.prod(index.shape),
 }
-OF_CALL: Mapping[str, Callable[[Call, Argument], object]] = {
+OF_CALL: Mapping[str, Callable[[Launch, Argument], object]] = {
     "token": lambda call, a: call.batch.tokens[tensor_of(*a.key).called].contiguous(),
     "advantage": lambda call, a: _advantages(call),
     "rows": lambda call, a: call.batch.index.rows_of(a.key[0]) if call.bound.per_row(call.batch) else None,
@@ -153,14 +153,14 @@ OF_CALL: Mapping[str, Callable[[Call, Argument], object]] = {
 for_each("values of arguments", KINDS, {**OF_INDEX, **OF_CALL})
 
 
-def _result(call: Call) -> Tensor:
+def _result(call: Launch) -> Tensor:
     batch, whole = call.batch, call.bound.whole
     make = torch.empty if whole else torch.zeros
     made = make(batch.index.shape, dtype=batch.dtype, device=batch.index.device)
     return made if whole or not batch.fill else made.fill_(batch.fill)
 
 
-def _advantages(call: Call) -> Tensor | None:
+def _advantages(call: Launch) -> Tensor | None:
     batch = call.batch
     given = batch.advantage
     if given is None or not batch.per_row or call.bound.per_row(batch):

@@ -16,31 +16,31 @@ from fibration.compiler.spread import BEYOND, RANGE
 from fibration.errors import BatchError
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime import devices
-from fibration.runtime.batch import Batch, Outputs, Runs
+from fibration.runtime.batch import Batch, Executable, Outputs
 from fibration.runtime.frozen import KEY as FROZEN_SUMS
 from fibration.runtime.frozen import Frozen, frozen_sums, of_whole_step
-from fibration.runtime.given import agree_on_rows, is_per_row, of_batch_rows, said_of_rows
+from fibration.runtime.given import check_rows_agree, is_per_row, of_batch_rows, row_values
 from fibration.runtime.graphs import refuse_graphs
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.micro import MicroIndex
 from fibration.runtime.inputs import (
+    call_description,
     check_tokens,
-    in_words,
     make_batch,
     policy_tensors,
     refuse_advantages,
     refuse_both,
     refuse_given,
+    refuse_negated_log_probs,
     refuse_nonfinite,
     refuse_sums,
     refuse_terms,
-    refuse_turned_round,
 )
 from fibration.runtime.measured import Collector
 from fibration.runtime.parameters import parameter_values
 from fibration.runtime.precision import HALF, warn_of_rounding
 from fibration.runtime.ranks.agreement import agree, agreed
-from fibration.runtime.ranks.collect import Ranks
+from fibration.runtime.ranks.collect import Shards
 from fibration.runtime.tracing import refuse_traces
 
 # What each program's call is named in errors.
@@ -62,10 +62,10 @@ class Backend:
     """The functions of one backend, ready to call."""
 
     name: str
-    run: Runs
+    run: Executable
 
 
-class Calls:
+class Executor:
     """The programs of an operator, on the backend for the device of the index."""
 
     def __init__(
@@ -118,10 +118,10 @@ class Calls:
             if ranks is not None:
                 self.on(index.device).run.collectives("prologue", ranks.cut)
                 said |= {"the backend": self.on(index.device).name}
-                said |= in_words(self.hierarchy, program, index, ranks, parameters)
+                said |= call_description(self.hierarchy, program, index, ranks, parameters)
         outputs = self._evaluate("prologue", batch, ranks)
         sums = {str(key): outputs[key] for key in program.outputs}
-        if devices.may_look(index.device) and not all(bool(torch.isfinite(v).all()) for v in sums.values()):
+        if devices.can_sync(index.device) and not all(bool(torch.isfinite(v).all()) for v in sums.values()):
             with agreed(None if ranks is None else ranks.group, f"what is not finite in {CALLS['prologue']}"):
                 refuse_given(batch, index, "advantage")
             raise BatchError(
@@ -181,14 +181,14 @@ class Calls:
             rows = None
             if ranks is not None:
                 self.on(index.device).run.collectives(made, ranks.cut)
-                rows = said_of_rows(batch, index, "reward") if ranks.cut and not by_row else None
+                rows = row_values(batch, index, "reward") if ranks.cut and not by_row else None
                 said |= {"the backend": self.on(index.device).name, "what the call is for": CALLS[program]}
-                said |= in_words(self.hierarchy, read, index, ranks, parameters)
+                said |= call_description(self.hierarchy, read, index, ranks, parameters)
         if ranks is not None and rows is not None:
-            batch = agree_on_rows(batch, index, ranks, "reward", rows)
+            batch = check_rows_agree(batch, index, ranks, "reward", rows)
         outputs = self._evaluate(made, batch, ranks)
         found = outputs[Key("advantages")]
-        if devices.may_look(index.device):
+        if devices.can_sync(index.device):
             if float(outputs[Key("nonfinite")]) > 0:
                 with agreed(group, f"what is not finite in {CALLS[made]}"):
                     refuse_advantages(batch, index, outputs, by_row)
@@ -230,22 +230,22 @@ class Calls:
             batch = make_batch(
                 self.hierarchy, read, declared, index, tokens, advantages, parameters, dtype, fill, frozen
             )
-            if not self._knows_sign and "log_probs" in tokens and devices.may_look(index.device):
-                refuse_turned_round(batch, index)
+            if not self._knows_sign and "log_probs" in tokens and devices.can_sync(index.device):
+                refuse_negated_log_probs(batch, index)
                 self._knows_sign = True
             if ranks is not None:
                 self.on(index.device).run.collectives(program, ranks.cut)  # compiles them, and may fail
                 has_some = ranks.cut and batch.advantage is not None
-                rows = said_of_rows(batch, index, "advantage") if has_some else None
+                rows = row_values(batch, index, "advantage") if has_some else None
                 said |= {"the backend": self.on(index.device).name, "the dtype of results": str(dtype)}
-                said |= in_words(self.hierarchy, declared, index, ranks, parameters)
+                said |= call_description(self.hierarchy, declared, index, ranks, parameters)
                 said |= {"the metrics asked for": ", ".join(sorted(asked)) or "none"}
         if not self._knows_rounding and "log_probs" in tokens:
             self._warn_of_rounding(index, tokens["log_probs"], tokens["old_log_probs"], parameters)
         if ranks is not None and rows is not None:
-            batch = agree_on_rows(batch, index, ranks, "advantage", rows)
+            batch = check_rows_agree(batch, index, ranks, "advantage", rows)
         outputs = self._evaluate(program, batch, ranks)
-        if not devices.may_look(index.device):  # reading a value would stall the device; results are NaN instead
+        if not devices.can_sync(index.device):  # reading a value would stall the device; results are NaN instead
             return outputs, batch
         if float(outputs[Key("nonfinite")]) > 0:
             with agreed(group, f"what is not finite in {CALLS[program]}"):
@@ -275,14 +275,14 @@ class Calls:
             numbers = parameter_values(self.hierarchy, self.programs["evaluate"], index, parameters or {})
             warn_of_rounding(self.hierarchy, index, log_probs, old_log_probs, numbers)
 
-    def gate_adjoint(self, batch: Batch, ranks: Ranks | None) -> Tensor:
+    def gate_adjoint(self, batch: Batch, ranks: Shards | None) -> Tensor:
         if ranks is not None and not devices.is_recording():
             stages = self.on(batch.index.device).run.collectives("gate_adjoint", ranks.cut)
             if stages:
                 agree(ranks.group, CALLS["gate_adjoint"], {})
         return self._evaluate("gate_adjoint", batch, ranks)[Key("log_ratio_gradient")]
 
-    def _evaluate(self, program: str, batch: Batch, ranks: Ranks | None) -> Outputs:
+    def _evaluate(self, program: str, batch: Batch, ranks: Shards | None) -> Outputs:
         device = batch.index.device
         run = self.on(device).run
         if ranks is None:

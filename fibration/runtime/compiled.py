@@ -26,7 +26,7 @@ from fibration.runtime.index.micro import MicroIndex
 from fibration.runtime.inputs import no_index
 from fibration.runtime.measured import Measured, Place
 from fibration.runtime.metrics import Metric
-from fibration.runtime.tracing import apart, is_followed
+from fibration.runtime.tracing import is_followed, skip_dynamo
 
 # The arguments that all custom operators share.
 GIVEN = (
@@ -49,12 +49,12 @@ def of_coefficients(
     rewards: Any,
     policies: Any,
     metrics: Any,
-) -> tuple[Tensor, Tensor, Later]:
+) -> tuple[Tensor, Tensor, DeferredMetrics]:
     """The coefficients, the objective, and its metrics."""
     given = _given(op, index, parameters, policies, metrics, advantages, rewards, old_log_probs=old_log_probs)
-    room = op.room if metrics is not False else 0
-    values, objective, numbers = _coefficients(log_probs.detach(), old_log_probs.detach(), room, *given)
-    return values, objective, Later(numbers, index, (op.number, _asked(metrics)))
+    capacity = op.metric_capacity if metrics is not False else 0
+    values, objective, numbers = _coefficients(log_probs.detach(), old_log_probs.detach(), capacity, *given)
+    return values, objective, DeferredMetrics(numbers, index, (op.number, _asked(metrics)))
 
 
 def of_share(log_probs: Tensor, values: Tensor, objective: Tensor, index: Any) -> Tensor:
@@ -68,17 +68,17 @@ def of_gate(
     return _gate(log_ratio, *_given(op, index, parameters, policies, False, advantages, rewards))
 
 
-class Later:
+class DeferredMetrics:
     """The metrics of a call under torch.compile. Their names come from the index when they are read."""
 
     def __init__(self, numbers: Tensor, index: Any, key: tuple[int, str]) -> None:
         self.numbers, self.index, self.key = numbers, index, key
 
-    @apart
+    @skip_dynamo
     def metrics(self) -> dict[str, Metric]:
         return self._measured().metrics()
 
-    @apart
+    @skip_dynamo
     def scalars(self, prefix: str, **more: Tensor) -> dict[str, float]:
         return self._measured().scalars(prefix, **more)
 
@@ -200,12 +200,12 @@ def _call(
 
 
 def _run_coefficients(
-    log_probs: Tensor, old_log_probs: Tensor, room: int, *given: Any
+    log_probs: Tensor, old_log_probs: Tensor, capacity: int, *given: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     call = _call("evaluate", *given)
     result = call.op.coefficients(log_probs, old_log_probs, metrics=call.asked, **call.more)
     measured: Measured = result.measured
-    numbers = torch.zeros(room, dtype=torch.float64, device=log_probs.device)
+    numbers = torch.zeros(capacity, dtype=torch.float64, device=log_probs.device)
     if measured.values is not None:
         _, which = _packing(call.index, (call.op.number, _asked(call.asked)), measured)
         numbers[: len(which)] = measured.values[which]
@@ -264,11 +264,11 @@ def _operator(name: str, run: Any, schema: str, fake: Any) -> Any:
 _coefficients = _operator(
     "coefficients",
     _run_coefficients,
-    f"(Tensor log_probs, Tensor old_log_probs, int room, {GIVEN}) -> (Tensor, Tensor, Tensor)",
-    lambda log_probs, old_log_probs, room, *given: (
+    f"(Tensor log_probs, Tensor old_log_probs, int capacity, {GIVEN}) -> (Tensor, Tensor, Tensor)",
+    lambda log_probs, old_log_probs, capacity, *given: (
         log_probs.new_empty(log_probs.shape, dtype=_wide(log_probs)),
         log_probs.new_empty((), dtype=_wide(log_probs)),
-        log_probs.new_empty((room,), dtype=torch.float64),
+        log_probs.new_empty((capacity,), dtype=torch.float64),
     ),
 )
 

@@ -11,7 +11,7 @@ import torch
 from fibration.errors import HierarchyIndexError
 
 
-def may_look(device: torch.device) -> bool:
+def can_sync(device: torch.device) -> bool:
     """Whether a call may read values on this device, to raise errors that depend on them."""
     return device.type == "cpu"
 

@@ -19,8 +19,8 @@ from fibration.runtime import devices
 from fibration.runtime.batch import Batch
 from fibration.runtime.index.index import Index
 from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.collect import UNSAID, Ranks
-from fibration.runtime.ranks.group import Ranked
+from fibration.runtime.ranks.collect import UNSAID, Shards
+from fibration.runtime.ranks.group import Communicator
 from fibration.runtime.tracing import refuse_kind
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -49,7 +49,7 @@ def checked(hierarchy: Hierarchy, index: Index, kind: str, given: Tensor | None)
     per_token, per_row = tuple(flat.shape) == index.shape, tuple(flat.shape) == (index.n_rows,)
     if per_token and per_row and not index.rows_are_tokens():
         one, other = (at_tokens(index, flat, way) for way in (True, False))
-        if not devices.may_look(index.device):
+        if not devices.can_sync(index.device):
             same = torch.where(one == other, one, torch.nan).to(flat.dtype)
             flat = torch.zeros_like(flat).index_put_((index.positions,), same)
         elif not torch.equal(one, other):
@@ -98,7 +98,7 @@ def fitted(name: str, shape: tuple[int, ...], *wanted: tuple[int, ...]) -> str:
     return ""
 
 
-def is_per_row(index: Index, given: object, group: Ranked | None = None) -> bool:
+def is_per_row(index: Index, given: object, group: Communicator | None = None) -> bool:
     """Whether rewards have one number per row, on all ranks. If every row is one token, both are possible."""
     shape = tuple(given.shape) if isinstance(given, Tensor) else None
     per_token = shape == index.shape and not index.rows_are_tokens()
@@ -129,7 +129,7 @@ def at_elements(stratum: str, index: Index, kind: str, given: Tensor, per_row: b
             for part, reduce in zip(parts, ("amin", "amax"), strict=True)
         )
         result = torch.where(low == high, low, torch.nan).double()
-    if devices.may_look(index.device) and not bool(torch.isfinite(result).all()):
+    if devices.can_sync(index.device) and not bool(torch.isfinite(result).all()):
         _refuse(stratum, index, kind, given, per_row)
     return result
 
@@ -212,7 +212,7 @@ def _tokens_over(index: Index, stratum: str) -> tuple[Tensor | None, Tensor]:
     return (torch.cat(tokens), torch.cat([p for _, p in over])) if tokens else (None, over[0][1])
 
 
-def said_of_rows(batch: Batch, index: Index, kind: str) -> Tensor:
+def row_values(batch: Batch, index: Index, kind: str) -> Tensor:
     """This rank's number of every row: float64 [rows], `UNSAID` where numbers are per token.
 
     Where every row is one token, `per_row` decides.
@@ -223,7 +223,7 @@ def said_of_rows(batch: Batch, index: Index, kind: str) -> Tensor:
     return torch.full((index.size[rows],), UNSAID, dtype=torch.float64, device=index.device)
 
 
-def agree_on_rows(batch: Batch, index: Index, ranks: Ranks, kind: str, said: Tensor) -> Batch:
+def check_rows_agree(batch: Batch, index: Index, ranks: Shards, kind: str, said: Tensor) -> Batch:
     """The batch, if numbers per row are equal on all pieces of each row. On a GPU, unequal numbers become NaN.
 
     Where every row is one token, numbers per token must equal the other ranks' numbers of the row.
@@ -231,7 +231,7 @@ def agree_on_rows(batch: Batch, index: Index, ranks: Ranks, kind: str, said: Ten
     stratum, word = index.hierarchy.rows.name, GIVEN[kind]
     node = Input(kind, stratum, kind)
     others = ranks.collect(Collective((node,)), {node: said})[node]
-    looks = devices.may_look(index.device)
+    looks = devices.can_sync(index.device)
     with agreed(ranks.group if looks else None, f"{word} of rows"):
         given = batch.advantage
         if given is None or not (batch.per_row or index.rows_are_tokens()):

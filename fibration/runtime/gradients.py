@@ -24,7 +24,7 @@ class Share(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, log_probs: Tensor, coefficients: Tensor, objective: Tensor, scale: float) -> Tensor:
-        ctx.looks = devices.may_look(coefficients.device)
+        ctx.looks = devices.can_sync(coefficients.device)
         ctx.save_for_backward(coefficients.neg_() if ctx.looks else coefficients)
         ctx.source = log_probs
         return objective / -scale

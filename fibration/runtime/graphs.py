@@ -9,7 +9,7 @@ from torch import Tensor
 from fibration.errors import BatchError, FibrationError, ParameterError
 
 # The tensor that gets a gradient, by program.
-MOVING = {
+GRADIENT_INPUTS = {
     **dict.fromkeys(("evaluate", "objective", "micro"), "only log_probs get a gradient"),
     "prologue": "frozen sums are constants, and have no gradient",
     "gate": "only log_ratio gets a gradient",
@@ -47,12 +47,12 @@ def refused_graph(program: str, name: str, is_parameter: bool) -> FibrationError
     if is_parameter:
         return ParameterError(
             f"parameter '{name}' requires grad",
-            required=f"values that do not: {MOVING[program]}",
+            required=f"values that do not: {GRADIENT_INPUTS[program]}",
             remedy="pass its .detach(), or a number",
         )
     return BatchError(
         f"{name} {'require' if name.endswith('s') else 'requires'} grad",
-        required=f"a tensor that does not: {MOVING[program]}",
+        required=f"a tensor that does not: {GRADIENT_INPUTS[program]}",
         remedy=f"pass {name}.detach()",
     )
 

@@ -24,7 +24,7 @@ from fibration.runtime.batch import Batch
 from fibration.runtime.given import FLOATS, at_elements, at_tokens, checked, converted, fitted, refuse_infinite
 from fibration.runtime.index.index import Index
 from fibration.runtime.parameters import parameter_values, parameter_vectors_of
-from fibration.runtime.ranks.collect import Ranks
+from fibration.runtime.ranks.collect import Shards
 from fibration.runtime.tracing import refuse_kind
 
 FEW_TOKENS = 8  # with fewer tokens, the sign of log-probs proves nothing
@@ -205,8 +205,8 @@ def refuse_sums(hierarchy: Hierarchy, index: Index) -> None:
         )
 
 
-def in_words(
-    hierarchy: Hierarchy, declared: Program, index: Index, ranks: Ranks, parameters: Mapping[str, Any] | None
+def call_description(
+    hierarchy: Hierarchy, declared: Program, index: Index, ranks: Shards, parameters: Mapping[str, Any] | None
 ) -> dict[str, str]:
     """What has to be equal on all ranks of a call, as text: parameters, and the elements coarser than tokens."""
     sizes = ", ".join(f"{n} {s}" for s, n in index.size.items() if s not in (*index.leaves, BATCH))
@@ -234,7 +234,7 @@ def refuse_nonfinite(batch: Batch, index: Index) -> None:
         )
 
 
-def refuse_turned_round(batch: Batch, index: Index) -> None:
+def refuse_negated_log_probs(batch: Batch, index: Index) -> None:
     """Refuse negative log-likelihoods in place of log-probs: no value is below 0, and most are above.
 
     Log ratios beside zeros are accepted.

@@ -24,11 +24,11 @@ from fibration.runtime.batch import Outputs
 from fibration.runtime.index.index import Index
 from fibration.runtime.metrics import ALL, Asked, Extreme, Mean, Metric, Row, asked_for, chosen, rows
 
-EVERYTHING, NOTHING = frozenset({ALL}), frozenset[str]()
+ALL_METRICS, NO_METRICS = frozenset({ALL}), frozenset[str]()
 FEW = 32  # a coarsest stratum with more elements has no metrics per element
 
 
-def room_of(hierarchy: Hierarchy) -> int:
+def metric_capacity(hierarchy: Hierarchy) -> int:
     """The most numbers that the metrics of a call have, two per metric, whatever the batch."""
     return sum(2 * FEW if row.how == "each" else 2 for row in rows(hierarchy))
 
@@ -85,7 +85,7 @@ class Collector:
     def asked(self, metrics: object) -> Asked:
         """The metrics that `metrics=` of a call names. Raises BatchError for an unknown name."""
         if isinstance(metrics, bool):
-            return EVERYTHING if metrics else NOTHING
+            return ALL_METRICS if metrics else NO_METRICS
         key = tuple(metrics) if isinstance(metrics, list) else metrics
         if not isinstance(key, (str, tuple)):
             return asked_for(self.hierarchy, metrics)
@@ -174,10 +174,10 @@ class Table:
 
     @staticmethod
     def of(chosen: Sequence[Row], outputs: Outputs, index: Index) -> Table:
-        return _Maker(chosen, outputs, index).table()
+        return _TableBuilder(chosen, outputs, index).table()
 
 
-class _Maker:
+class _TableBuilder:
     def __init__(self, chosen: Sequence[Row], outputs: Outputs, index: Index) -> None:
         self.rows, self.outputs, self.index = chosen, outputs, index
         self.taken: dict[Key, tuple[int, int]] = {}  # start and length of each output
@@ -257,7 +257,7 @@ class _Maker:
         own: int | None = None
         for over, largest in by_name:
             if own is None and not self.named(over):
-                own = self.together(moving)
+                own = self.take_each(moving)
             every = vectors[over, largest]
             elements = len(next(iter(every))) if not over else size[over]
             self.blocks.append((self.length, len(every), elements, largest))
@@ -265,9 +265,9 @@ class _Maker:
                 for k in keys:
                     self.take(k, elements if over else 1)
             self.reduced += every
-        return self.together(moving) if own is None else own
+        return self.take_each(moving) if own is None else own
 
-    def together(self, moving: Sequence[Row]) -> int:
+    def take_each(self, moving: Sequence[Row]) -> int:
         """Place the vectors of metrics per element; returns where the numbers that are metrics by themselves end."""
         for r in moving:
             if r.how == "each":

@@ -17,8 +17,8 @@ from fibration.compiler.program import Program
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
 from fibration.runtime import compiled
-from fibration.runtime.batch import Runs, inputs_of
-from fibration.runtime.calls import Backend, Calls
+from fibration.runtime.batch import Executable, inputs_of
+from fibration.runtime.calls import Backend, Executor
 from fibration.runtime.frozen import UNMEASURED
 from fibration.runtime.gradients import Gated, Share
 from fibration.runtime.handles import OPERATORS
@@ -28,9 +28,9 @@ from fibration.runtime.index.keywords import refuse_positional
 from fibration.runtime.index.micro import MicroIndex
 from fibration.runtime.index.spread import build_spread_index, ranks_or_labels
 from fibration.runtime.inputs import make_batch, policy_tensors
-from fibration.runtime.measured import room_of
+from fibration.runtime.measured import metric_capacity
 from fibration.runtime.results import Coefficients, Levels, Loss
-from fibration.runtime.tracing import is_followed, outside
+from fibration.runtime.tracing import is_followed, refuse_transforms
 
 
 class Operator:
@@ -53,16 +53,16 @@ class Operator:
         backend: str,
         source: str,
         programs: Mapping[str, Program],
-        run: Runs,
-        again: Callable[[Hierarchy], Operator] | None = None,
+        run: Executable,
+        recompile: Callable[[Hierarchy], Operator] | None = None,
         on_cpu: Callable[[], Backend] | None = None,
     ) -> None:
         self.hierarchy, self.report, self.backend, self.source = hierarchy, report, backend, source
         self.programs = programs
-        self.calls = Calls(hierarchy, programs, Backend(backend, run), on_cpu)
-        self._again = again
+        self.calls = Executor(hierarchy, programs, Backend(backend, run), on_cpu)
+        self._recompile = recompile
         self.number = OPERATORS.number(self)  # stands for the operator in custom torch operators
-        self.room = room_of(hierarchy)
+        self.metric_capacity = metric_capacity(hierarchy)
 
     @cached_property
     def coupling(self) -> Coupling:
@@ -74,14 +74,14 @@ class Operator:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Generated functions do not pickle, so unpickling compiles the hierarchy again."""
-        if self._again is None:
+        if self._recompile is None:
             raise TypeError(f"{self!r} was made without the compiler, and cannot be pickled")
-        return self._again, (self.hierarchy,)
+        return self._recompile, (self.hierarchy,)
 
     def __repr__(self) -> str:
         return f"Operator({self.hierarchy.name!r}, backend={self.backend!r})"
 
-    @outside
+    @refuse_transforms
     def index(
         self,
         /,  # a stratum may have the name of an argument
@@ -209,7 +209,7 @@ class Operator:
                 else collector.collect(program, outputs, index, collector.asked(metrics)),
             )
 
-    @outside
+    @refuse_transforms
     @torch.no_grad()
     def freeze(
         self,
@@ -252,7 +252,7 @@ class Operator:
         result: Tensor = Gated.apply(log_ratio, self.calls, index, advantages, parameters, policies, graph)
         return result
 
-    @outside
+    @refuse_transforms
     def levels(
         self,
         log_ratio: Tensor,
@@ -286,7 +286,7 @@ class Operator:
 
         return Levels(pick("residual"), pick("gated"))
 
-    @outside
+    @refuse_transforms
     def advantages(
         self,
         rewards: Tensor,

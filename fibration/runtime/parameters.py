@@ -35,7 +35,7 @@ def parameter_values(hierarchy: Hierarchy, program: Program, index: Index, given
         return {n: v if len(v) == 1 else v[index.elements[n.over]] for n, v in whole.items()}
     values = given_values(hierarchy, program, given)
     return {
-        node: Wanted(hierarchy.parameters[node.key[0]], node.key[1], node.over, index).numbers(value)
+        node: ParameterInput(hierarchy.parameters[node.key[0]], node.key[1], node.over, index).numbers(value)
         for node, value in values.items()
     }
 
@@ -132,7 +132,7 @@ def parameter_vectors(values: Values, index: Index) -> dict[Input, Tensor]:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ParameterInput:
     """One parameter input of a program: one channel of a parameter, for the elements of one stratum."""
 
     parameter: Parameter
@@ -312,7 +312,7 @@ _READ = WeakTensorKeyDictionary()
 
 def _on_host(value: Tensor) -> Tensor:
     """A tensor on the CPU. A tensor of a GPU is copied once, and again after a change in place."""
-    if devices.may_look(value.device):
+    if devices.can_sync(value.device):
         return value
     version = None if value.is_inference() else value._version  # inference tensors have no version counter
     known, numbers = _READ.get(value, (None, None))

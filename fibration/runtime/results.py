@@ -11,7 +11,7 @@ from torch import Tensor
 from fibration.runtime.metrics import Metric
 
 
-class Read(Protocol):
+class MetricSource(Protocol):
     """A source of metrics."""
 
     def metrics(self) -> dict[str, Metric]: ...
@@ -19,7 +19,7 @@ class Read(Protocol):
 
 
 class _Result:
-    measured: Read
+    measured: MetricSource
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
@@ -39,7 +39,7 @@ class Loss(_Result):
     """
 
     loss: Tensor
-    measured: Read = field(repr=False)
+    measured: MetricSource = field(repr=False)
 
     def scalars(self, prefix: str = "") -> dict[str, float]:
         """`loss` and the metrics as floats for a logger, in one copy from the device. `prefix` precedes every name.
@@ -57,7 +57,7 @@ class Coefficients(_Result):
 
     values: Tensor
     objective: Tensor
-    measured: Read = field(repr=False)
+    measured: MetricSource = field(repr=False)
 
     def scalars(self, prefix: str = "") -> dict[str, float]:
         """`objective` and the metrics as floats, as in `Loss.scalars`."""

@@ -72,7 +72,7 @@ def refuse_kind(name: str, tensor: object) -> None:
         raise _refusal("forward-mode differentiation", *TRANSFORMS["Jvp"][1:])
 
 
-def apart(method: Callable[P, T]) -> Callable[P, T]:
+def skip_dynamo(method: Callable[P, T]) -> Callable[P, T]:
     """A method that torch.compile does not trace: it breaks the graph and calls the method."""
     uncompiled: Callable[P, T] = torch._disable_dynamo(method)
 
@@ -83,7 +83,7 @@ def apart(method: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def outside(method: Callable[P, T]) -> Callable[P, T]:
+def refuse_transforms(method: Callable[P, T]) -> Callable[P, T]:
     """A method that torch.compile does not trace, and that refuses transforms of torch.func."""
 
     @wraps(method)
@@ -92,7 +92,7 @@ def outside(method: Callable[P, T]) -> Callable[P, T]:
             raise _refusal("a transform of torch.func", "its result has no gradient", "call it outside")
         return method(*arguments, **named)
 
-    return apart(call)
+    return skip_dynamo(call)
 
 
 def _refusal(what: str, why: str, remedy: str) -> BatchError:

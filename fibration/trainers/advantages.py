@@ -1,8 +1,8 @@
 """Coefficients as the advantages of any trainer that reduces a clipped ratio over tokens, whatever it divides by.
 
-At a ratio of 1 the gradient of `-min(r A, clip(r) A)` is `-A ∇log π`, and what a trainer makes of it is linear: it sums
-over tokens, divides by counts, accumulates micro-batches, and averages over ranks. All of that is undone beforehand, so
-that what is left is `-Σ c ∇log π` over the whole optimizer step.
+At a ratio of 1 the gradient of `-min(r A, clip(r) A)` is `-A ∇log π`. The trainer then sums over tokens, divides by
+counts, accumulates micro-batches and averages over ranks, which is all linear. This module undoes those factors
+beforehand, so that the result is `-Σ c ∇log π` over the whole optimizer step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from fibration.errors import TrainerError, listed, shown
 from fibration.runtime import devices
 
-REDUCTIONS = {"sum": (), "token-mean": ("count",), "sequence-mean": ("count", "lengths")}  # and what each takes
+REDUCTIONS = {"sum": (), "token-mean": ("count",), "sequence-mean": ("count", "lengths")}  # and their arguments
 
 
 def coefficients_as_advantages(
@@ -26,28 +26,28 @@ def coefficients_as_advantages(
     accumulation: int = 1,
     ranks: int = 1,
 ) -> Tensor:
-    """The advantages with which a trainer's loss, at a ratio of 1, has the gradient `-Σ c ∇log π(i)` over all its
+    """The advantages for which a trainer's loss, at a ratio of 1, has the gradient `-Σ c ∇log π(i)` over all
     micro-batches and ranks.
 
     `coefficients`: `c` of a rank's part of an optimizer step, or of one of its micro-batches, in any shape, computed
-    from all rows of the step on all ranks. `mask`: the trainer's, of their shape, bool or 0/1. `reduction`, of
-    `l = -A r` over the unmasked tokens:
+    from all rows of the step on all ranks. `mask`: the trainer's, of their shape, bool or 0/1. `reduction` of `l = -A
+    r` over the unmasked tokens:
 
     - `"sum"`: `Σ l`
     - `"token-mean"`: `Σ l / count`
     - `"sequence-mean"`: `Σ over rows (Σ over tokens l / lengths) / count`, with rows along the first dimension
 
-    `count`: what the trainer divides by. Of the whole step on all ranks, it is one number for all; where the trainer
-    counts each micro-batch by itself (`count=mask.sum()`), call this once for each. `lengths`: what it divides a row
-    by, one number or one per row `[B]`; left out, the row's unmasked tokens.
+    `count`: the trainer's divisor. If it counts the whole step on all ranks, it is one number for all. If it counts
+    each micro-batch by itself (`count=mask.sum()`), call this function once per micro-batch. `lengths`: the divisor of
+    a row, one number or one per row `[B]`; default: the row's number of unmasked tokens.
 
-    `accumulation` and `ranks`: the divisors that are left after that, where a trainer divides each loss by the number
-    of micro-batches, or averages gradients over ranks, and makes up for it neither by a factor nor in its counts.
+    `accumulation` and `ranks`: further divisors, if the trainer divides each loss by the number of micro-batches, or
+    averages gradients over ranks, and neither a factor nor its counts make up for it.
 
-    Returns a tensor like `coefficients`, without a graph, 0 under the mask. Weights of tokens are no part of it: they
-    belong to the advantages that `c` is computed from. Raises TrainerError for what cannot be inverted: a count that is
-    not positive, as an empty micro-batch has, a length that is not where a row has tokens, coefficients where the
-    trainer's mask has no token, a mask of weights. On GPUs values are not looked at: such counts and lengths make NaN.
+    Returns a tensor like `coefficients`, without a graph, 0 under the mask. Weights of tokens belong to the advantages
+    from which `c` is computed. Raises TrainerError for a count that is not positive (an empty micro-batch), a length
+    that is not positive in a row with tokens, a coefficient at a masked token, or a mask of weights. On GPUs no values
+    are read: such counts and lengths make NaN.
     """
     if reduction not in REDUCTIONS:
         raise TrainerError(f"reduction={shown(reduction)}", required=f"one of {listed(map(repr, REDUCTIONS))}")
@@ -58,7 +58,7 @@ def coefficients_as_advantages(
                 f"reduction={reduction!r} has no {name}", required=listed((*takes, "accumulation", "ranks"))
             )
     if count is None and takes:
-        raise TrainerError(f"reduction={reduction!r} needs a count", required="count=, what the trainer divides by")
+        raise TrainerError(f"reduction={reduction!r} needs a count", required="count=, the divisor of the trainer")
     for name, times in (("accumulation", accumulation), ("ranks", ranks)):
         if isinstance(times, bool) or not isinstance(times, int) or times < 1:
             raise TrainerError(f"{name}={shown(times)}", required="how many there are: a whole number, at least 1")
@@ -88,7 +88,7 @@ def _fits(coefficients: Tensor, mask: Tensor, reduction: str) -> None:
             found=f"shape {list(mask.shape)}",
             remedy="pad the rows to one width",
         )
-    if not devices.may_look(mask.device):
+    if not devices.can_sync(mask.device):
         return
     strange = mask[(mask != 0) & (mask != 1)]
     if len(strange):
@@ -103,20 +103,20 @@ def _fits(coefficients: Tensor, mask: Tensor, reduction: str) -> None:
             f"token {lost.nonzero()[0].tolist()} is masked, and has a coefficient",
             required="the mask that the coefficients were computed with",
             found=f"{coefficients[lost][0].item():.3g}",
-            remedy="is one of them shifted by a token, or does the trainer drop rows afterwards?",
+            remedy="check whether one is shifted by a token, and whether the trainer drops rows afterwards",
         )
 
 
 def _positive(given: float | Tensor | None, like: Tensor, what: str) -> Tensor:
-    """A divisor, as a factor; on GPUs NaN where it is none."""
+    """A divisor as a factor; on GPUs NaN if it is not positive."""
     assert given is not None
     count = torch.as_tensor(given, dtype=like.dtype, device=like.device)
     if count.numel() != 1:
         raise TrainerError(f"{what}: {count.numel()} counts", required="one count", remedy="call it per micro-batch")
     count = count.reshape(())
-    if devices.may_look(like.device) and not (0 < float(count) < float("inf")):
+    if devices.can_sync(like.device) and not (0 < float(count) < float("inf")):
         raise TrainerError(
-            f"{what} are {float(count):g}, and a trainer that divides by them has no gradient to be corrected",
+            f"{what} are {float(count):g}, and dividing by them leaves no gradient",
             required="a positive count",
             remedy="leave out a micro-batch without an unmasked token",
         )
@@ -124,7 +124,7 @@ def _positive(given: float | Tensor | None, like: Tensor, what: str) -> Tensor:
 
 
 def _per_row(given: float | Tensor, kept: Tensor, like: Tensor) -> Tensor:
-    """What every row is divided by, as a factor that spreads over its tokens; 1 for rows without any."""
+    """The divisor of every row as a factor that broadcasts over its tokens; 1 for rows without tokens."""
     length = torch.as_tensor(given, dtype=like.dtype, device=like.device)
     if length.ndim == 0:
         length = length.expand(len(kept))
@@ -134,7 +134,7 @@ def _per_row(given: float | Tensor, kept: Tensor, like: Tensor) -> Tensor:
         )
     some = kept.flatten(1).any(1)
     wrong = some & ~((length > 0) & length.isfinite())
-    if devices.may_look(like.device) and wrong.any():
+    if devices.can_sync(like.device) and wrong.any():
         row = int(wrong.nonzero()[0])
         raise TrainerError(
             f"row {row} has unmasked tokens and is divided by {float(length[row]):g}", required="a positive length"

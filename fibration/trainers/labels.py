@@ -1,4 +1,4 @@
-"""Which strata of a hierarchy take labels from a trainer's data, and where they come from."""
+"""The strata that take labels from a trainer's data, and the fields that have them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from fibration.language.loading import load
 from fibration.pipeline import compile
 from fibration.runtime.operator import Operator
 
-Source = TypeVar("Source")  # whatever a trainer finds labels by: the name of a column, of a field
+Source = TypeVar("Source")  # how a trainer finds labels: the name of a column or field
 
 
 def wanted(hierarchy: Hierarchy) -> tuple[str, ...]:
-    """The strata that take a label per row, finest first, and then the groups: all but tokens, rows and the batch."""
+    """The strata that take a label per row, finest first, then the groups: all but tokens, rows and the batch."""
     rows, leaves = hierarchy.rows, hierarchy.leaves
     strata = (*reversed(hierarchy.order), *hierarchy.groups)
     return tuple(s.name for s in strata if s not in (*leaves, rows) and s.name != BATCH)
 
 
 def as_label(value: Any) -> Any:
-    """A label that a row of the data has, as Python has it; None where it is none: nothing, NaN, a list, a mapping."""
+    """A row's label as a Python value; None for None, NaN, a list or a mapping."""
     if isinstance(value, Tensor) and not value.ndim:
         value = value.item()
     try:
@@ -36,7 +36,7 @@ def as_label(value: Any) -> Any:
 
 
 def option(stratum: str) -> str:
-    """How Python says where the labels of a stratum are."""
+    """The Python argument that names the column of a stratum's labels."""
     return f"labels={{{stratum!r}: COLUMN}}"
 
 
@@ -46,12 +46,11 @@ def sources(
     known: Mapping[str, Source] | None = None,
     say: Callable[[str], str] = option,
 ) -> dict[str, Source]:
-    """Where the labels of every stratum come from: what the user says, and else what the trainer knows by itself.
+    """The source of every stratum's labels: the user's, or else the one that the trainer knows.
 
-    The rows may have a source too, of keys: rows of one key are pieces of one trajectory. What is known and not wanted
-    is left out. `say`: of a stratum, what the user writes to give it a source. Raises TrainerError for a stratum
-    without a source, for a source of what is no such stratum, and for a hierarchy that reads more of a batch than
-    labels of rows.
+    The rows may have a source too: rows of one key are pieces of one trajectory. Known sources of other strata are
+    left out. `say`: the option that gives a stratum its source, for errors. Raises TrainerError for a stratum without
+    a source, for a source of another stratum, and for a hierarchy that reads more than labels of rows.
     """
     given, known = {} if given is None else given, known or {}
     if not isinstance(given, Mapping):
@@ -65,7 +64,7 @@ def sources(
     for name in given:
         if name not in (*names, rows):
             raise TrainerError(
-                f"labels for '{name}', which is no stratum of '{hierarchy.name}' that takes any",
+                f"labels for '{name}', which is not a stratum of '{hierarchy.name}' with labels",
                 required=f"labels for {listed(names)}" if names else f"none: '{hierarchy.name}' takes no labels",
                 found=f"{name}={shown(given[name])}",
                 remedy="" if names else "leave labels out",
@@ -77,33 +76,33 @@ def sources(
                 f"no labels for '{name}' of '{hierarchy.name}'",
                 required="a source of labels for every stratum coarser than rows",
                 found=f"sources for {listed(found or ('nothing',))}",
-                remedy=f"say which field of the data has them: {say(name)}",
+                remedy=f"name the field of the data that has them: {say(name)}",
             )
     return found
 
 
 def refuse_finer(hierarchy: Hierarchy) -> None:
-    """Raise TrainerError for a hierarchy that reads what a trainer does not have of a row: more than labels."""
+    """Raise TrainerError for a hierarchy that reads data of rows that a trainer does not have: more than labels."""
     where = "call the operator in a loop of your own, as docs/ranks.md shows, with op.index(...)"
     if len(hierarchy.leaves) > 1:
         raise TrainerError(
             f"'{hierarchy.name}' has tokens of several kinds, {listed(leaf.name for leaf in hierarchy.leaves)}",
-            required="one kind of tokens: a trainer says of a token whether it is masked, and no more",
+            required="one kind of tokens: trainers only tell whether a token is masked",
             remedy=where,
         )
     for stratum in hierarchy.order:
         if stratum not in hierarchy.leaves and hierarchy.rows in hierarchy.coarser(stratum):
             raise TrainerError(
                 f"'{stratum.name}' of '{hierarchy.name}' lies over '{hierarchy.rows.name}', the rows",
-                required="strata coarser than rows: a trainer's data have one label per row, and none per token",
+                required="strata coarser than rows: a trainer's data have one label per row, none per token",
                 remedy=where,
             )
     for read in hierarchy.ordered:
         if str(read.over) != hierarchy.rows.name:
             raise TrainerError(
                 f"{read} of '{hierarchy.name}' is an order over {an(str(read.over))}",
-                required=f"orders over '{hierarchy.rows.name}', the rows: a trainer does not say where in {read.over} "
-                "a token comes",
+                required=f"orders over '{hierarchy.rows.name}', the rows: a trainer does not tell the position of a "
+                f"token in {read.over}",
                 remedy="call the operator in a loop of your own, with op.index(positions=...)",
             )
     for name, attribute in hierarchy.attributes.items():
@@ -115,16 +114,16 @@ def refuse_finer(hierarchy: Hierarchy) -> None:
 
 
 def as_operator(hierarchy: Hierarchy | Operator | str, backend: str | None = None) -> Operator:
-    """A compiled operator, from one, from a hierarchy, or from what names one (`path.py:NAME`, a JSON file, a shipped
-    name). `backend`: as in `fibration.compile`, which chooses where it is None.
+    """A compiled operator, from an operator, a hierarchy, or a name (`path.py:NAME`, a JSON file, a shipped name).
 
-    Raises TrainerError for anything else, and for an operator that was compiled for another backend.
+    `backend`: as in `fibration.compile`. Raises TrainerError for anything else, and for an operator that was compiled
+    for another backend.
     """
     if isinstance(hierarchy, Operator):
         if backend not in (None, "auto", hierarchy.backend):
             raise TrainerError(
-                f"backend={backend!r} for an operator that is compiled",
-                required=f"{hierarchy.backend!r}, which it was compiled for, or its hierarchy",
+                f"backend={backend!r} for an operator that is already compiled",
+                required=f"{hierarchy.backend!r}, its backend; or its hierarchy",
                 remedy="leave backend out",
             )
         return hierarchy
@@ -133,6 +132,6 @@ def as_operator(hierarchy: Hierarchy | Operator | str, backend: str | None = Non
     if not isinstance(hierarchy, Hierarchy):
         raise TrainerError(
             f"the hierarchy is {an(type(hierarchy).__name__)}",
-            required="a Hierarchy, what fibration.compile returned, or a name: path.py:NAME, path.json, a shipped one",
+            required="a Hierarchy, a compiled operator, or a name: path.py:NAME, path.json, a shipped one",
         )
     return compile(hierarchy, backend or "auto")

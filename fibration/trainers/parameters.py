@@ -1,4 +1,4 @@
-"""Parameters of a hierarchy: looked at before a trainer loads its model, and filled up where gates read none."""
+"""Checks a hierarchy's parameters before a trainer loads its model, and fills them up for batches at a ratio of 1."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fibration.trainers.labels import wanted
 def check_parameters(
     hierarchy: Hierarchy, parameters: Mapping[str, Any], labelled: Collection[str] | None = None
 ) -> None:
-    """Raise ParameterError for what needs no batch to be wrong: names, missing values, numbers out of bounds, channels,
-    and values by label of what has no labels.
+    """Raise ParameterError for errors that need no batch: unknown names, missing values, values out of bounds,
+    channels, and values by label of strata without labels.
 
-    `labelled`: the strata whose labels a user knows; by itself, all that take any.
+    `labelled`: the strata whose labels the user knows; default: all that take labels.
     """
     labelled = wanted(hierarchy) if labelled is None else labelled
     for node, value in given_values(hierarchy, lower(hierarchy), parameters).items():
@@ -48,16 +48,16 @@ def check_parameters(
 def check_labelled(
     hierarchy: Hierarchy, parameters: Mapping[str, Any], stratum: str, labels: Collection[Any], of: str
 ) -> None:
-    """Raise ParameterError where values by label lack one of all `labels` that the data have, of `of` in words."""
+    """Raise ParameterError if values by label lack one of all `labels` in the data; `of` names the data."""
     for node, value in given_values(hierarchy, lower(hierarchy), parameters).items():
         if node.over == stratum and _is_by_label(value):
             refuse_lacking(hierarchy.parameters[node.key[0]], stratum, value, labels, of, known=True)
 
 
 def at_ratio_one(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for the labels of any batch, where ratios are 1: an element without a value takes one of the others'.
+    """Parameters that fit the labels of any batch at a ratio of 1: an element without a value takes another's.
 
-    Gates leave a ratio of 1 as it is, whatever their parameters are.
+    Gates keep a ratio of 1, whatever their parameters.
     """
     found = dict(parameters)
     for name, value in parameters.items():

@@ -1,9 +1,8 @@
-"""The guard: what a trainer's loss makes of an advantage, measured in its own backward pass.
+"""Measures by what factor a trainer's loss scales an advantage, in the trainer's own backward pass.
 
-A loss that adds up `-A·r` over tokens, times whatever the trainer divides by and scales with, has minus that factor as
-its gradient towards an advantage where `r` is 1, however much KL or entropy it adds. So advantages are handed over as a
-tensor that asks for its gradient: a release of a trainer that divides by one thing more is an error then, and no silent
-factor of the learning rate.
+A loss that sums `-A·r` over tokens times a factor has minus that factor as its gradient in an advantage at `r` = 1,
+whatever KL or entropy it adds. So advantages are passed as a tensor that requires grad. A trainer release with one
+more divisor then raises an error, and does not silently scale the learning rate.
 """
 
 from __future__ import annotations
@@ -21,14 +20,15 @@ from fibration.errors import TrainerError, listed
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
 
-OPERATIONS = 8  # rounded ones between an advantage and the loss
-SIMPLE = 64  # the largest denominator of a ratio that is said as one
+OPERATIONS = 8  # rounded operations between an advantage and the loss
+SIMPLE = 64  # the largest denominator of a ratio that errors print as a fraction
 
 
 class Scale:
-    """Of a loss called `what` in errors; off after so many `windows`, when `expects` returns what it is given.
+    """The scale of a loss, which errors call `what`. It is checked in the first `windows` windows.
 
-    `counts`: what the trainer may have divided or multiplied by, `{"accumulation steps": 4, "ranks": 2}`, for errors.
+    `counts`: factors by which the trainer may have divided or multiplied, `{"accumulation steps": 4, "ranks": 2}`, for
+    errors.
     """
 
     def __init__(self, what: str, *, windows: int = 2, counts: Mapping[str, float] | None = None) -> None:
@@ -36,24 +36,26 @@ class Scale:
         self._handed: list[_Handed] = []
 
     def begin(self) -> None:
-        """Another window begins: forget what was handed over for one that was broken off before it was checked."""
+        """Begin a window: forget the advantages of a window that ended before its check."""
         self._handed = []
 
     def expects(
         self, advantages: Tensor, expected: float | Tensor, mask: Tensor, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """The tensor to hand to the trainer in the place of `advantages`, for one micro-batch.
+        """The tensor to pass to the trainer in place of `advantages`, for one micro-batch; `advantages` itself after
+        the first windows.
 
-        `advantages`: `[B, T]`, or `[B]` or `[B, 1]` for all tokens of a row. `expected`: the factor of `-A·r` in what
-        the trainer calls backward on, of every token `[B, T]` or one; a gradient scaler's scale is part of it. `mask`:
-        the tokens that count, `[B, T]`. `dtype`: the coarsest that the trainer computes its loss in.
+        `advantages`: `[B, T]`, or `[B]` or `[B, 1]` for all tokens of a row. `expected`: the factor of `-A·r` in the
+        loss on which the trainer calls backward, one number or one per token `[B, T]`, including a gradient scaler's
+        scale. `mask`: the tokens that count, `[B, T]`. `dtype`: the coarsest dtype in which the trainer computes its
+        loss.
         """
         if self.windows <= 0:
             return advantages
         factor = torch.as_tensor(expected, dtype=torch.float64, device=mask.device) * mask
         if advantages.shape != mask.shape:
             factor = factor.sum(1).reshape(advantages.shape)
-        # rounding to nearest, at most one half eps each; the tokens of a row are added up too
+        # rounding to nearest: at most half an eps per operation; advantages per row also sum the row's tokens
         operations = OPERATIONS + (mask.shape[1] if advantages.shape != mask.shape else 0)
         bound = operations * max(torch.finfo(t).eps for t in (dtype, torch.float32)) / 2
         handed = _Handed(factor, bound)
@@ -63,12 +65,12 @@ class Scale:
         return watched
 
     def checked(self, group: Any = None) -> None:
-        """Raise TrainerError on every rank of `group` where one's loss had another scale; call it between the backward
-        of a window's last micro-batch and the optimizer's step.
+        """Raise TrainerError on every rank of `group` if a loss on one rank has another scale.
 
-        Each micro-batch's ratio of what was found and expected has to be 1 on every unmasked token, within the rounding
-        of `OPERATIONS` operations: 4.8e-7 in float32, 3 % in bfloat16, and half an eps more for each token where
-        advantages are per row. Reads back from a device once.
+        Call it after the backward pass of a window's last micro-batch, before the optimizer's step. The ratio of the
+        found to the expected factor must be 1 on every unmasked token, within the rounding of `OPERATIONS` operations:
+        4.8e-7 in float32, 3 % in bfloat16, plus half an eps per token if advantages are per row. Reads from the device
+        once.
         """
         if self.windows <= 0:
             return
@@ -85,8 +87,8 @@ class Scale:
         unused = [one for one, *_ in found if one.gradient is None]
         if unused:
             raise TrainerError(
-                f"{self.what}: no gradient came to the advantages of {len(unused)} of {len(found)} micro-batches",
-                required="a loss that multiplies the advantages that it was given, in a backward pass before this",
+                f"{self.what}: the advantages of {len(unused)} of {len(found)} micro-batches got no gradient",
+                required="a loss that multiplies the given advantages, and its backward pass before this check",
                 remedy="look for where the trainer detaches, copies or replaces them",
             )
         for one, low, high in found:
@@ -103,7 +105,7 @@ class Scale:
             if same and count != 1 and abs(low / factor - 1) <= 4 * bound
         ]
         return TrainerError(
-            f"{self.what} scales advantages by another factor than is known of it",
+            f"{self.what} scales advantages by another factor than expected",
             required="a sum of -A·r over unmasked tokens, times that factor: gradients would be too small or too large",
             found=f"{found[0]} of it on every token" if same else f"between {found[0]} and {found[1]} of it",
             remedy=f"they are {listed(causes)}"
@@ -114,18 +116,20 @@ class Scale:
 
 @dataclass(eq=False)
 class _Handed:
-    """The advantages of one micro-batch: what their gradient is without a sign, and what it was."""
+    """The advantages of one micro-batch: the expected factor of their gradient, and the gradient."""
 
     factor: Tensor
     bound: float
     gradient: Tensor | None = None
 
     def see(self, gradient: Tensor) -> None:
-        """Of one backward pass, of which more would add up."""
+        """Add the gradient of one backward pass."""
         self.gradient = gradient if self.gradient is None else self.gradient + gradient
 
     def range(self) -> Tensor:
-        """The least and the greatest ratio of both where a token counts: float64 [2]; infinite where none does."""
+        """The smallest and the largest ratio of found to expected factor, over counted tokens: float64 [2]; inf, -inf
+        if none counts.
+        """
         ratio = torch.zeros_like(self.factor) if self.gradient is None else -self.gradient.double() / self.factor
         counts = self.factor != 0
         least, greatest = (torch.where(counts, ratio, worst).reshape(-1) for worst in (torch.inf, -torch.inf))
@@ -133,7 +137,7 @@ class _Handed:
 
 
 def in_words(ratio: float, bound: float) -> str:
-    """A ratio as a fraction, if it is a simple one: `1/3`, `2`, `3/4`."""
+    """A ratio as text, as a fraction if it is a simple one: `1/3`, `2`, `3/4`."""
     for denominator in range(1, SIMPLE + 1):
         numerator = round(ratio * denominator) if math.isfinite(ratio) else 0
         if numerator and abs(numerator / denominator / ratio - 1) <= bound:

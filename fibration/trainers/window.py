@@ -1,9 +1,8 @@
-"""One optimizer step: its rows of one rank, the coefficients of the whole batch, and what a second forward pass makes
-of them.
+"""One optimizer step: its rows on one rank, the coefficients of the whole batch, and the check by the second pass.
 
-Pass 1 computes log-probs of all rows without a graph, and from these the coefficients. Pass 2 is the trainer's own,
-with a graph, one micro-batch after the other. Where kernels, padding or dropout make its log-probs others, coefficients
-are those of pass 1 still: `Window.compare` says how far both are apart, and how many elements are in another regime.
+Pass 1 computes log-probs of all rows without a graph, and from them the coefficients. Pass 2 is the trainer's own,
+with a graph, one micro-batch after another. Kernels, padding or dropout may change its log-probs, and coefficients
+stay those of pass 1. `Window.compare` reports how far both passes differ, and how many elements change their regime.
 """
 
 from __future__ import annotations
@@ -29,25 +28,25 @@ from fibration.runtime.ranks.group import as_group
 from fibration.runtime.results import Coefficients
 from fibration.trainers.policies import ROLLOUT, corrected_twice, passed
 
-WARN_ABOVE = 0.01  # share of a stratum's elements that are in another regime in pass 2
+WARN_ABOVE = 0.01  # share of a stratum's elements whose regime changes in pass 2
 CHANGED = "pass/changed"
 
 
 class Window:
-    """One optimizer step's part of a rank: the rows of its micro-batches, one after the other, padded to one width.
+    """One rank's part of an optimizer step: the rows of its micro-batches, concatenated, padded to one width.
 
-    `mask`: bool or 0/1 `[B, T]`. `old_log_probs`: `[B, T]`, or None where the weights that sampled all rows are the
-    weights now and nobody kept any. `advantages`: `[B]`, `[B, 1]` or `[B, T]`; or None and `rewards` in their place, of
-    which the hierarchy's formula makes them, over all rows of the step. `labels`, `attributes`, `positions`: as
-    `op.index` takes them, per row or per token of this part; of the rows' own stratum keys, which are equal for the
-    rows of one trajectory. `weights`: importance weights of what sampled against `old_log_probs`, `[B]`, `[B, 1]` or
-    `[B, T]`; they become part of the advantages, since behind the gates the gradient would be another. `policies`:
-    log-probs `[B, T]` of the further policies that the hierarchy reads, `{"rollout": log_probs, "reference": ...}`;
-    where it reads `rollout`, there are no `weights`.
+    `mask`: bool or 0/1 `[B, T]`. `old_log_probs`: `[B, T]`, or None if the current weights sampled all rows and no
+    log-probs were kept. `advantages`: `[B]`, `[B, 1]` or `[B, T]`; or None with `rewards`, from which the hierarchy's
+    formula makes them over all rows of the step. `labels`, `attributes`, `positions`: as in `op.index`, per row or per
+    token of this part. Labels of the rows' own stratum are keys, equal for the rows of one trajectory. `weights`:
+    importance weights of the rollout policy against `old_log_probs`, `[B]`, `[B, 1]` or `[B, T]`. They become part of
+    the advantages, because after the gates they would change the gradient. `policies`: log-probs `[B, T]` of the
+    further policies that the hierarchy reads, `{"rollout": log_probs, "reference": ...}`; with `rollout` there must be
+    no `weights`.
 
-    What is under the mask is never read: NaN there is harmless. Rows, ranks and whole steps may be without an unmasked
-    token; their coefficients are 0. `group`: the ranks among which the step's rows are spread, as `op.index` takes it;
-    all of them make every call, and all raise what one does.
+    Values under the mask are never read, so NaN there is harmless. Rows, ranks and whole steps may have no unmasked
+    token; their coefficients are 0. `group`: the ranks that share the step's rows, as in `op.index`; all of them must
+    make every call, and an error on one is raised on all.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Window:
     ) -> None:
         self.ranks = None if group is None else as_group(group)
         if self.ranks is None and labels.get(op.hierarchy.rows.name) is not None:
-            self.ranks = as_group(_Alone())  # without a group, a key that comes twice is refused
+            self.ranks = as_group(_Alone())  # without a group, repeated keys are an error
         with agreed(self.ranks, "a window") as said:
             said["old log-probs"] = "none" if old_log_probs is None else "given"
             if not isinstance(mask, Tensor) or mask.ndim != 2:
@@ -76,8 +75,8 @@ class Window:
                 raise TrainerError("the mask of a window", required="a tensor [B, T], bool or 0/1", found=str(found))
             if self.ranks is not None and GROUP in labels:
                 raise TrainerError(
-                    f"a stratum of '{op.hierarchy.name}' is called '{GROUP}', as are the ranks of a step",
-                    remedy="call the stratum something else",
+                    f"the stratum '{GROUP}' of '{op.hierarchy.name}' has the name of the ranks' argument",
+                    remedy="rename the stratum",
                 )
             if weights is not None and ROLLOUT in passed(op.hierarchy):
                 raise corrected_twice(op.hierarchy, "weights are given too", "leave weights out")
@@ -86,24 +85,25 @@ class Window:
             self._rewards = _rewards_of(op.hierarchy, self.mask, advantages, rewards)
             said["advantages"] = "given" if self._rewards is None else "made of rewards"
             weighted = _weighted(self.mask, advantages if self._rewards is None else self._rewards, weights)
-        self.advantages = weighted if self._rewards is None else None  # then `coefficients` makes them
+        self.advantages = weighted if self._rewards is None else None  # otherwise `coefficients` makes them
         self.op, self.parameters, self.weights = op, parameters, weights
         self._dtype = torch.promote_types(weighted.dtype, torch.float32)
         self._weighs_tokens = weights is not None and weighted.ndim == 2
         self.old_log_probs = None if old_log_probs is None else old_log_probs.detach()
         tokens = self._gathered(self.mask.sum().reshape(1).double(), "tokens of a window")
-        self.tokens = int(tokens.sum())  # unmasked, on all ranks
+        self.tokens = int(tokens.sum())  # unmasked tokens on all ranks
         spread: dict[str, Any] = {} if self.ranks is None else {GROUP: self.ranks}
         self.index = (
             op.index(mask=mask, attributes=attributes, positions=positions, **labels, **spread) if self.tokens else None
         )
-        self.coef: Coefficients | None = None  # the last that were computed
-        self._first: Tensor | None = None  # what they were computed from
+        self.coef: Coefficients | None = None  # the last computed ones
+        self._first: Tensor | None = None  # the log-probs that they were computed from
 
     def made_of_rewards(self, old_log_probs: Tensor | None = None) -> Tensor:
-        """What the hierarchy makes of the rewards of the whole step, times the weights: `[B]`, or `[B, T]`; float64.
+        """The hierarchy's advantages from the rewards of the whole step, times the weights: `[B]` or `[B, T]`,
+        float64.
 
-        `old_log_probs`: `[B, T]`, where the window has none and the formula reads them.
+        `old_log_probs`: `[B, T]`, if the window has none and the formula reads them.
         """
         assert self._rewards is not None
         if self.index is None:
@@ -114,19 +114,19 @@ class Window:
         return _weighted(self.mask, made, self.weights)
 
     def coefficients(self, log_probs: Tensor | None, *, metrics: bool | str | Sequence[str] = True) -> Coefficients:
-        """`c_i = ∂J/∂log π(i)` of the whole step, for this rank's tokens `[B, T]`; kept as `coef`.
+        """`c_i = ∂J/∂log π(i)` of the whole step, for this rank's tokens `[B, T]`; stored as `coef`.
 
-        `log_probs`: pass 1's, `[B, T]`. None: the weights that sampled all rows are the weights now, so that the ratio
-        is 1 and no pass is needed; `objective` of a score estimator, which reads log-probs by themselves, is then that
-        of `old_log_probs`, or of zeros. A hierarchy that compares policies needs either of both. `metrics` as in
-        `op.coefficients`.
+        `log_probs`: pass 1's, `[B, T]`. None: the current weights sampled all rows, so that the ratio is 1 and no pass
+        is needed. The `objective` of a score estimator, which reads log-probs themselves, is then that of
+        `old_log_probs`, or of zeros. A hierarchy that compares policies needs `log_probs` or `old_log_probs`.
+        `metrics`: as in `op.coefficients`.
         """
         if log_probs is None and self.old_log_probs is None and self.op.hierarchy.policies:
             raise TrainerError(
                 f"'{self.op.hierarchy.name}' reads log-probs of {listed(self.op.hierarchy.policies)}, and a fresh step "
                 "has none",
                 required="old_log_probs, or log-probs of a pass",
-                remedy="compute them once: the weights that sampled are those of now",
+                remedy="compute them once: the current weights sampled these rows",
             )
         first = self.old_log_probs if log_probs is None else log_probs.detach()
         self._first = first
@@ -145,8 +145,8 @@ class Window:
             except BatchError as error:
                 if self._weighs_tokens:
                     error.add_note(
-                        "the importance weights are part of the advantages: where a gate above the tokens reads these, "
-                        "give one weight per row"
+                        "the importance weights are part of the advantages: give one weight per row if a gate above "
+                        "the tokens reads advantages"
                     )
                 raise
         return self.coef
@@ -188,12 +188,12 @@ class Window:
     def compare(self, log_probs: Tensor) -> dict[str, float]:
         """How pass 2's log-probs `[B, T]` differ from those that the coefficients were computed from.
 
-        `pass/log_prob_difference` and `pass/log_prob_difference_max` are the mean and the maximum of `abs(Δ log π)`
-        over the tokens of the whole step, in nats; `pass/changed` the share of elements, of every stratum and channel,
-        that are in another regime of their gate with pass 2's, and `pass/changed/{stratum}` that of one stratum. Empty
-        where there is nothing to compare with: no coefficients were computed, or from no log-probs.
+        `pass/log_prob_difference` and `pass/log_prob_difference_max`: the mean and the maximum of `abs(Δ log π)` over
+        the tokens of the whole step, in nats. `pass/changed`: the share of elements, over all strata and channels,
+        whose gate is in another regime with pass 2's; `pass/changed/{stratum}`: the share within one stratum. Empty if
+        no coefficients were computed, or if they were computed without log-probs.
 
-        The ranks send two numbers each, and two more per leaf and what `op.levels` sends if a log-prob differs.
+        Each rank sends two numbers; if a log-prob differs, also two per leaf and the data of `op.levels`.
         """
         with agreed(self.ranks, "Window.compare") as said:
             said["log-probs of pass 1"] = "none" if self._first is None else "given"
@@ -223,7 +223,7 @@ class Window:
         return tuple(s.name for s in self.op.hierarchy.order)
 
     def _changed(self, first: Tensor, second: Tensor) -> dict[str, tuple[float, float]]:
-        """Per stratum, elements in another regime and all of them, in every channel, of the whole step."""
+        """Per stratum, the number of elements in another regime and of all elements, over channels and ranks."""
         assert self.index is not None
         old = first if self.old_log_probs is None else self.old_log_probs.double()
         passes = [self._regimes(self.index, now - old, old) for now in (first, second)]
@@ -233,28 +233,28 @@ class Window:
             of_stratum[0] += (one != passes[1][stratum, channel]).sum()
             of_stratum[1] += len(one)
         leaves = [self._strata.index(leaf) for leaf in self.index.leaves]
-        counts[leaves] = self._gathered(counts[leaves], "regimes of tokens").sum(0)  # all others are everybody's
+        counts[leaves] = self._gathered(counts[leaves], "regimes of tokens").sum(0)  # coarser elements are global
         return {stratum: (n, size) for stratum, (n, size) in zip(self._strata, counts.tolist(), strict=True)}
 
     def _regimes(self, index: Index, log_ratio: Tensor, old: Tensor) -> dict[tuple[str, str], Tensor]:
-        """Of every element: 0 where its gate returned what it read, 1 where it returned 0, 2 otherwise."""
+        """The regime of every element: 0 if its gate kept its input, 1 if it returned 0, 2 otherwise."""
         policies = {**self.policies, **({OLD: old} if OLD in self.op.hierarchy.policies else {})}
         levels = self.op.levels(log_ratio, index, self.parameters, advantages=self.advantages, policies=policies)
         pairs = ((key, levels.residual[key], gave) for key, gave in levels.gated.items())
         return {key: torch.where(gave == read, 0, torch.where(gave == 0, 1, 2)).byte() for key, read, gave in pairs}
 
     def _gathered(self, values: Tensor, what: str) -> Tensor:
-        """What every rank has: [ranks, ...]."""
+        """The values of every rank: [ranks, ...]."""
         return values[None] if self.ranks is None else self.ranks.all_gather(values, what)
 
 
 def named(found: Mapping[str, float]) -> dict[str, float]:
-    """Numbers under the names that a trainer logs, `fibration/trajectory/+/rolled_back`, where they have a value."""
+    """The finite numbers, under the names that a trainer logs: `fibration/trajectory/+/rolled_back`."""
     return {f"fibration/{name}": number for name, number in found.items() if math.isfinite(number)}
 
 
 def check_metrics(hierarchy: Hierarchy, metrics: object, option: str = "metrics") -> None:
-    """Refuse metrics that the hierarchy has not, as a trainer's option names them."""
+    """Refuse metrics that the hierarchy does not have; `option` is the trainer's name for them."""
     try:
         asked_for(hierarchy, metrics)
     except BatchError as error:
@@ -262,9 +262,9 @@ def check_metrics(hierarchy: Hierarchy, metrics: object, option: str = "metrics"
 
 
 def warned(found: Mapping[str, float], before: bool = False) -> bool:
-    """Whether the user knows that pass 2 takes elements into other regimes: by a UserWarning, here or `before`.
+    """Whether the user was warned that pass 2 changes the regime of elements: by a UserWarning, now or `before`.
 
-    `found`: of `Window.compare`. It warns where more than `WARN_ABOVE` of a stratum's elements do.
+    `found`: from `Window.compare`. It warns if more than `WARN_ABOVE` of a stratum's elements change.
     """
     shares = {name: share for name, share in found.items() if name.startswith(f"{CHANGED}/") and share > WARN_ABOVE}
     if before or not shares:
@@ -273,7 +273,7 @@ def warned(found: Mapping[str, float], before: bool = False) -> bool:
     mean, most = (found[f"pass/log_prob_difference{word}"] for word in ("", "_max"))
     warnings.warn(
         f"{shares[worst]:.1%} of the elements of {worst.removeprefix(f'{CHANGED}/')} are in another regime of their "
-        "gate in the pass that is trained with than in the one that coefficients were computed from: log-probs differ "
+        "gate in the trained pass than in the pass that gave the coefficients: log-probs differ "
         f"by {mean:.1e} nats on average, by {most:.1e} at most. "
         "Give both passes the same padding and micro-batches, compute log-probs in float32, and switch dropout off",
         UserWarning,
@@ -314,8 +314,8 @@ def _rewards_of(h: Hierarchy, mask: Tensor, advantages: Tensor | None, rewards: 
         return None
     if advantages is not None:
         raise TrainerError(
-            "advantages and rewards are both given",
-            required="one of both",
+            "both advantages and rewards are given",
+            required="one of them",
             found=f"'{h.name}' makes {'none' if h.advantages is None else h.advantages} of rewards",
             remedy="leave one out",
         )

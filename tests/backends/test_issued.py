@@ -34,7 +34,7 @@ def patch():
 
 def once_here(op, index, shape, patch):
     """Every call, on the CPU as if it were another device: nothing is looked at."""
-    patch.setattr(devices, "may_look", lambda device: False)
+    patch.setattr(devices, "can_sync", lambda device: False)
     for call in called(op, index, shape).values():
         call()
     patch.undo()
@@ -96,7 +96,7 @@ def test_a_second_call_with_rewards_waits_for_nothing(backend, name, patch):
             yield lambda: op.coefficients(x, x, index=index, rewards=r, policies=others)
             yield lambda: op.advantages(x, index, policies=given)
 
-        patch.setattr(devices, "may_look", lambda device: False)
+        patch.setattr(devices, "can_sync", lambda device: False)
         for call in calls(layout.index):
             call()
         patch.undo()
@@ -181,7 +181,7 @@ def test_looking_at_a_value_is_noticed(name, patch):
     layout = padded(op, spread_batch(per_row=True))
     once_here(op, layout.index, layout.shape, patch)
     calls = called(op, elsewhere(layout.index), layout.shape)
-    patch.setattr(devices, "may_look", lambda device: True)
+    patch.setattr(devices, "can_sync", lambda device: True)
     for call in calls.values():
         with pytest.raises((RuntimeError, NotImplementedError), match=r"meta|Meta"):
             call()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import spec
 
-from fibration.runtime.index.spans import Runs, Spans
+from fibration.runtime.index.spans import Intervals, Spans
 
 MASKS = {
     "gaps between": [[0, 0, 1, 1, 1, 0], [0, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1], [0, 0, 0, 1, 1, 0]],
@@ -55,7 +55,7 @@ def test_a_part_without_tokens(operator):
     """Segments are the whole batch's, and none of them is here."""
     op = operator(spec("fiberpo"))
     whole = op.index(mask=torch.tensor(MASKS["gaps between"]))
-    runs = Runs.of(np.zeros(6, bool))
+    runs = Intervals.of(np.zeros(6, bool))
     spans = Spans.of(runs, np.zeros(2, int))
     nothing = torch.zeros(0, dtype=torch.int64)
     index = replace(

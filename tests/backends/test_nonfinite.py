@@ -56,7 +56,7 @@ BAD = [(tensor, value) for tensor in ("now", "old", "advantages") for value in (
 
 @pytest.fixture
 def unseen(monkeypatch):
-    monkeypatch.setattr(devices, "may_look", lambda device: False)
+    monkeypatch.setattr(devices, "can_sync", lambda device: False)
 
 
 class Case:

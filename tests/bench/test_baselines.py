@@ -224,5 +224,5 @@ def test_counts_are_read_and_written() -> None:
     assert [count(n) for n in (1000, 64 * KI, 4 * MI, 1025)] == ["1000", "64 Ki", "4 Mi", "1025"]
     assert str(Shape(64 * KI, 8, "giant", "padded")) == "64 Ki tokens, padded, length 8 (short but one)"
     for text in ("0", "-1", "1.5", "many", "4MiB", ""):
-        with pytest.raises(BatchError, match="is no number of tokens"):
+        with pytest.raises(BatchError, match="is not a number of tokens"):
             parse_count(text)

@@ -250,8 +250,8 @@ def test_a_picture_of_one_size_has_no_lines_of_a_point() -> None:
     [
         (["there_is_none"], "cannot load 'there_is_none'"),
         (["ppo", "--backend", "fortran"], "no backend 'fortran'"),
-        (["ppo", "--tokens", "few"], "'few' is no number of tokens"),
-        (["ppo", "--length", "0"], "'0' is no number of tokens"),
+        (["ppo", "--tokens", "few"], "'few' is not a number of tokens"),
+        (["ppo", "--length", "0"], "'0' is not a number of tokens"),
         (["ppo", "--device", "abacus"], "no device 'abacus'"),
         (["ppo", "--dtype", "int8"], "no dtype 'int8'"),
         (["ppo", "--repeats", "0"], "--repeats"),

@@ -313,7 +313,7 @@ WRONG = {
     "mean of a condition": (lambda: mean(advantage > 0), "mean takes a number, not advantage > 0", "", "where(condition, 1, 0)"),
     "some of a number": (lambda: some(advantage), "some takes a condition, not advantage", "", "a condition"),
     "a condition as a weight": (lambda: token_mean().weigh(RHO > 1), "a weight cannot be the condition", "", ".keep(...)"),
-    "a number that is kept": (lambda: token_mean().keep(RHO), "what is kept cannot be the number", "", "compare it"),
+    "a number that is kept": (lambda: token_mean().keep(RHO), "the condition of keep(...) cannot be the number", "", "compare it"),
     "another normaliser": (lambda: token_mean().keep(RHO > 1, normaliser="some"), "normaliser='some'", "", "'all' or 'kept'"),
     "statistics without end": (lambda: deep(200), "is too large", "", "at most 100 levels"),
 }  # fmt: skip
@@ -480,8 +480,8 @@ def test_what_pulls_counts_kept_tokens_or_is_refused():
     with pytest.raises(SpecError) as caught:
         made(alone, identity_gate())
     assert caught.value.what == (
-        "hierarchy 'leaves': the gate on prompt_group reads pull: what is kept of count(text_token, over=trajectory) is "
-        "no statistic of tokens"
+        "hierarchy 'leaves': the gate on prompt_group reads pull: count(text_token, over=trajectory) of kept "
+        "elements is not a statistic of tokens"
     )
     assert caught.value.found.startswith("the objective Objective(1/(")
 

@@ -30,7 +30,7 @@ from fibration.compiler.scalars import MEANING
 from fibration.language.report import Report
 from fibration.pipeline import BACKENDS
 from fibration.runtime.batch import Outputs
-from fibration.runtime.measured import EVERYTHING, Collector
+from fibration.runtime.measured import ALL_METRICS, Collector
 from fibration.runtime.metrics import Mean
 from fibration.runtime.operator import Operator
 
@@ -481,7 +481,7 @@ def holds_training(backend: Backend, c: Case, kind: str, metrics: bool = True) -
         called = raw_programs(c.hierarchy)["evaluate"].called
         outputs = Outputs({k: torch.tensor(getattr(expected[name], what)) for k, name in called.items()})
         index = layout.index if backend.device == "cpu" else c.layout(TORCH, kind).index
-        found = Collector(c.hierarchy, {}).collect("evaluate", outputs, index, EVERYTHING).metrics()
+        found = Collector(c.hierarchy, {}).collect("evaluate", outputs, index, ALL_METRICS).metrics()
         return {k: float(v) for k, v in found.items()}
 
     values, errors = (gathered("value"), gathered("error")) if metrics else ({}, {})

@@ -28,7 +28,7 @@ def test_rewards_that_are_added_up_over_tokens_are_those_of_tokens():
     h = support.spec("rloo")
     op = support.operator(h.replace(name="to_go", advantages=reward + after(reward, over=h.rows), groups=[]))
     r = load_rollouts()
-    with pytest.raises(RolloutsError, match="nothing about the rewards of tokens, which 'to_go' adds up"):
+    with pytest.raises(RolloutsError, match="no rewards of tokens, which 'to_go' adds up"):
         gate(op, build_index(op, r), r, {})
     rewards = np.random.default_rng(0).normal(size=r.n_tokens)
     found = gate(op, build_index(op, r), replace(r, rewards=rewards), {})

@@ -209,7 +209,7 @@ def test_rewards_that_a_condition_would_swallow(monkeypatch):
     by_token, by_row = poked((0, 1), NAN), torch.tensor([1.0, NAN, 1.0, 1.0])
     for given, whose in (by_token, "token [0, 1] of trajectory 0"), (by_row, "trajectory 1"):
         refuses(BatchError, lambda given=given: op.advantages(given, index), what=f"the reward of {whose} is nan")
-    monkeypatch.setattr(devices, "may_look", lambda device: False)
+    monkeypatch.setattr(devices, "can_sync", lambda device: False)
     assert op.advantages(by_token, index).isnan().nonzero().tolist() == [[0, 1]]
     assert op.advantages(by_row, index).isnan().tolist() == [False, True, False, False]
     assert op.loss(ZEROS, ZEROS, index=index, rewards=by_row).loss.isnan()

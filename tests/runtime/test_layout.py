@@ -7,14 +7,14 @@ from hierarchies.edges import hierarchy, index
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fibration.runtime.index.spans import Runs, Spans, lay_out
+from fibration.runtime.index.spans import Intervals, Spans, lay_out
 
 MASKS = st.lists(st.booleans(), max_size=24).map(lambda bits: np.array(bits, bool))
 
 
 @given(MASKS, st.lists(st.integers(0, 24), max_size=6))
 def test_runs_of_a_mask(keep, bounds):
-    runs, places = Runs.of(keep), np.flatnonzero(keep)
+    runs, places = Intervals.of(keep), np.flatnonzero(keep)
     assert len(runs) == len(places)
     assert runs.places().tolist() == runs.place(np.arange(len(places))).tolist() == places.tolist()
     assert len(runs.starts) == len(np.flatnonzero(np.diff(places) > 1)) + bool(len(places))
@@ -29,8 +29,8 @@ def test_runs_of_a_mask(keep, bounds):
 
 @pytest.mark.parametrize("n", [0, 1, 5])
 def test_runs_without_a_mask(n):
-    assert Runs.first(n).places().tolist() == list(range(n))
-    assert Runs.first(n).before.tolist() == Runs.of(np.ones(n, bool)).before.tolist()
+    assert Intervals.first(n).places().tolist() == list(range(n))
+    assert Intervals.first(n).before.tolist() == Intervals.of(np.ones(n, bool)).before.tolist()
 
 
 @st.composite

@@ -344,7 +344,7 @@ def test_equal_numbers_of_other_shapes_are_not_mixed_up():
 
 
 def test_a_tensor_on_a_device_is_read_back_once_until_it_changes(monkeypatch):
-    monkeypatch.setattr(devices, "may_look", lambda device: False)
+    monkeypatch.setattr(devices, "can_sync", lambda device: False)
     reads = []
     to = torch.Tensor.to
     monkeypatch.setattr(torch.Tensor, "to", lambda t, *a, **k: (reads.append(k), to(t, *a, **k))[1])

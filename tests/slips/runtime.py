@@ -141,7 +141,7 @@ SLIPS = (
     ),
     slip(
         "a device is asked whether rows and tokens agree", "test_issued",
-        "if not devices.may_look(index.device):\n            same", "if devices.may_look(index.device):\n            same",
+        "if not devices.can_sync(index.device):\n            same", "if devices.can_sync(index.device):\n            same",
     ),
     slip(
         "a gradient that another pass needs is handed out", "test_backward",
@@ -186,7 +186,7 @@ SLIPS = (
     ),
     slip(
         "parameters may differ between ranks", "test_calls",
-        "                said |= in_words(self.hierarchy, declared, index, ranks, parameters)\n", "",
+        "                said |= call_description(self.hierarchy, declared, index, ranks, parameters)\n", "",
     ),
     slip(
         "the rank whose value is not finite raises alone", "test_calls",
@@ -203,7 +203,7 @@ SLIPS = (
     ),
     slip(
         "pieces of a row may have different advantages", "test_calls",
-        '            batch = agree_on_rows(batch, index, ranks, "advantage", rows)\n', "            pass\n",
+        '            batch = check_rows_agree(batch, index, ranks, "advantage", rows)\n', "            pass\n",
     ),
     slip(
         "advantages of this rank's rows are taken for those of all rows", "test_calls",

@@ -82,7 +82,7 @@ SLIPS = (
     ),
     slip(
         "what a failed rank sends is taken for numbers", "test_collect",
-        "if devices.may_look(gathered.device) and bool", "if not devices.may_look(gathered.device) and bool",
+        "if devices.can_sync(gathered.device) and bool", "if not devices.can_sync(gathered.device) and bool",
     ),
     slip(
         "what one rank has of a row is one piece, whatever comes between", "ranks/test_positions",

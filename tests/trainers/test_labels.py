@@ -46,7 +46,7 @@ def test_a_stratum_without_a_source():
     ("spec", "name"), [("grpo", "domain"), ("fiberpo_domain", "token"), ("fiberpo_domain", "dmain")]
 )
 def test_a_source_of_what_takes_no_labels(spec, name):
-    with pytest.raises(TrainerError, match=f"labels for '{name}', which is no stratum"):
+    with pytest.raises(TrainerError, match=f"labels for '{name}', which is not a stratum"):
         sources(support.spec(spec), {name: "column"}, KNOWN)
 
 
@@ -120,7 +120,7 @@ def test_what_names_a_hierarchy():
     assert (op.hierarchy, op.backend) == (support.spec("grpo"), "torch")
     assert as_operator(op) is as_operator(op, "auto") is as_operator(op, "torch") is op
     assert as_operator(support.spec("grpo"), "torch").hierarchy.name == "grpo"
-    with pytest.raises(TrainerError, match="backend='c' for an operator that is compiled"):
+    with pytest.raises(TrainerError, match="backend='c' for an operator that is already compiled"):
         as_operator(op, "c")
     with pytest.raises(TrainerError, match="the hierarchy is a dict"):
         as_operator({"hierarchy": "grpo"})

@@ -513,8 +513,8 @@ def test_weights_per_token_under_a_gate_that_reads_the_advantage_of_a_row():
     with pytest.raises(BatchError, match="the advantages vary within a trajectory") as caught:
         window.coefficients(s["new"])
     assert caught.value.__notes__ == [
-        "the importance weights are part of the advantages: where a gate above the tokens reads these, give one "
-        "weight per row"
+        "the importance weights are part of the advantages: give one weight per row if a gate above the tokens reads "
+        "advantages"
     ]
     alike = s["weights"][:, :1].nan_to_num(1).expand(B, T)  # per token, and the same in a row
     window = Window(operator("gspo"), s["mask"], s["old"], s["advantages"], {}, weights=alike)
@@ -538,7 +538,7 @@ def test_a_stratum_called_group():
     s, op, labels = step(), support.operator(h), {"group": LABELS["domain"]}
     found = Window(op, s["mask"], s["old"], s["advantages"], labels).coefficients(s["new"]).values
     assert torch.equal(found, gradient(op, s, s["advantages"], **labels))
-    with pytest.raises(TrainerError, match="a stratum of 'named' is called 'group'"):
+    with pytest.raises(TrainerError, match="the stratum 'group' of 'named' has the name of the ranks' argument"):
         on_ranks(1, lambda group: Window(op, s["mask"], s["old"], s["advantages"], labels, group=group))
 
 
@@ -662,7 +662,7 @@ def test_rewards_that_no_formula_takes_are_refused():
     s = step()
     with pytest.raises(TrainerError, match="rewards for 'fiberpo_domain', which has no formula of advantages"):
         Window(operator(), s["mask"], s["old"], None, LABELS, rewards=s["advantages"])
-    with pytest.raises(TrainerError, match="advantages and rewards are both given"):
+    with pytest.raises(TrainerError, match="both advantages and rewards are given"):
         Window(of_rewards(), s["mask"], s["old"], s["advantages"], LABELS, rewards=s["advantages"])
     nothing = torch.zeros_like(s["mask"])
     window = Window(of_rewards(), nothing, s["old"], None, LABELS, rewards=s["advantages"])

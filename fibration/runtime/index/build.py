@@ -25,7 +25,7 @@ from fibration.runtime.index.labels import Encoded, Encoder, Places
 from fibration.runtime.index.masks import as_mask, as_offsets, every_place
 from fibration.runtime.index.positions import check_order, read_positions
 from fibration.runtime.index.projection import Projection
-from fibration.runtime.index.spans import Runs, Spans, place_of
+from fibration.runtime.index.spans import Intervals, Spans, place_of
 
 
 def build_index(
@@ -91,7 +91,7 @@ class Builder:
                     remedy="leave offsets out for padded tensors, [B, T]" if keep.ndim == 2 else "",
                 )
         self.keep = None if keep is None else keep.reshape(-1)
-        runs = every_place(self.shape[0]) if self.keep is None else Runs.of(self.keep)
+        runs = every_place(self.shape[0]) if self.keep is None else Intervals.of(self.keep)
         if not len(runs) and not spread:
             raise HierarchyIndexError(
                 "the batch is empty",
@@ -179,7 +179,7 @@ class Builder:
             row_numbers=self.row_numbers,
             every=self.every,
             spans=places.spans,
-            numbers={leaf: Runs.of(mine) for leaf, mine in places.is_of.items()},
+            numbers={leaf: Intervals.of(mine) for leaf, mine in places.is_of.items()},
             edges={edge: move(parent) for edge, parent in parents.items()},
             by_row=frozenset(edge for edge in edges if edge[0] in self.leaves and edge[1] in encoded.per_row),
             size=size,
@@ -269,12 +269,12 @@ class Builder:
 
     def _spans(self, mine: NDArray[np.bool_]) -> Spans:
         """The places of the unmasked tokens of one leaf."""
-        numbers = Runs.of(mine)
+        numbers = Intervals.of(mine)
         runs = numbers
         if self.keep is not None:
             keep = np.zeros(len(self.keep), np.bool_)
             keep[self.keep] = mine
-            runs = Runs.of(keep)
+            runs = Intervals.of(keep)
         return Spans.of(runs, numbers.before_places(self.every.before))
 
     def _token(self, token: int) -> str:

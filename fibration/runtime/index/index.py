@@ -30,9 +30,9 @@ from fibration.runtime.devices import usable
 from fibration.runtime.handles import INDEXES
 from fibration.runtime.index import sequence
 from fibration.runtime.index.derived import Edge, Parents, Summed, once
-from fibration.runtime.index.spans import Runs, Spans, lay_out, place_of
-from fibration.runtime.ranks.collect import Ranks
-from fibration.runtime.ranks.group import Ranked
+from fibration.runtime.index.spans import Intervals, Spans, lay_out, place_of
+from fibration.runtime.ranks.collect import Shards
+from fibration.runtime.ranks.group import Communicator
 from fibration.runtime.sums import Sums, Vector
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Index:
     row_numbers: Codes  # [rows with tokens]: the batch's row of each
     every: Spans  # all unmasked tokens
     spans: Mapping[str, Spans]  # per leaf, its tokens
-    numbers: Mapping[str, Runs]  # with several leaves, per leaf: its tokens' numbers among the unmasked tokens
+    numbers: Mapping[str, Intervals]  # with several leaves, per leaf: its tokens' numbers among the unmasked tokens
     edges: Mapping[Edge, Tensor]  # int64 per fibration: [source], or [rows in the leaf's span] if it is in `by_row`
     by_row: frozenset[Edge]  # fibrations of leaves whose target was labelled per row
     size: Mapping[str, int]
@@ -68,7 +68,7 @@ class Index:
     has_row_names: bool  # whether the caller named the rows
     given_positions: Codes | None = None  # [tokens]: the caller's positions, which order tokens
     projection: Fit | None = None  # of crossed strata, if the hierarchy orthogonalises by projection
-    ranks: Ranks | None = None  # the ranks that share the batch
+    ranks: Shards | None = None  # the ranks that share the batch
     refuses_rewards: HierarchyIndexError | None = None  # raised by rewards if an element has no others
     coupling: Coupling = UNCOUPLED  # of the operator that made this index
     _cache: dict[Any, Any] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class Index:
         return replace(self, edges=edges, values=values, device=target, _cache={})
 
     @property
-    def group(self) -> Ranked | None:
+    def group(self) -> Communicator | None:
         """The ranks that share the batch; None for one process."""
         return None
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fibration.errors import HierarchyIndexError, shown
 from fibration.runtime.batch import Codes
 from fibration.runtime.index.attributes import to_numpy
-from fibration.runtime.index.spans import Runs
+from fibration.runtime.index.spans import Intervals
 
 IGNORED = -100  # the label that losses of token ids ignore
 
@@ -82,7 +82,7 @@ def _some(numbers: list[int]) -> str:
     return f"[{', '.join(map(str, numbers[:4]))}{', ...' * (len(numbers) > 4)}]"
 
 
-def every_place(n: int) -> Runs:
+def every_place(n: int) -> Intervals:
     try:
         np.empty(n, np.bool_)
     except (MemoryError, ValueError):
@@ -91,4 +91,4 @@ def every_place(n: int) -> Runs:
             required="as many tokens as memory allows",
             remedy="give cu_seqlens: their last entry is the number of tokens",
         ) from None
-    return Runs.first(n)
+    return Intervals.first(n)

@@ -17,7 +17,7 @@ from fibration.runtime.index.attributes import to_numpy
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.sequence import LAST, in_several_rows, keys_of, numbers_of, sorted_by, under
 from fibration.runtime.index.spans import Spans
-from fibration.runtime.ranks.pieces import Runs
+from fibration.runtime.ranks.pieces import PositionRanges
 
 KEYWORD = "positions"  # of `Operator.index`
 
@@ -84,7 +84,7 @@ def unordered(read: Ordered, element: str, found: str) -> HierarchyIndexError:
     )
 
 
-def runs_of(local: Index, over: str, number: Codes, several: NDArray[np.bool_]) -> Runs:
+def runs_of(local: Index, over: str, number: Codes, several: NDArray[np.bool_]) -> PositionRanges:
     """The position intervals of this rank's tokens over elements that `several` ranks share.
 
     `number`: the whole batch's number of each of this rank's elements.
@@ -93,7 +93,7 @@ def runs_of(local: Index, over: str, number: Codes, several: NDArray[np.bool_]) 
     order, parent = sorted_by(local, over, leaves)
     order = order[several[number[parent[order]]]]
     keys = np.concatenate([keys_of(local, leaf) for leaf in leaves])
-    return Runs.of(number[parent[order]], keys[order])
+    return PositionRanges.of(number[parent[order]], keys[order])
 
 
 def _refuse_repeats(index: Index, over: str) -> None:

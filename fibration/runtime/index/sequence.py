@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fibration.runtime.batch import Codes, Ordering
-from fibration.runtime.index.spans import Runs, Spans
+from fibration.runtime.index.spans import Intervals, Spans
 
 LAST = np.iinfo(np.int64).max
 
@@ -30,7 +30,7 @@ class Located(Protocol):
     @property
     def spans(self) -> Mapping[str, Spans]: ...
     @property
-    def numbers(self) -> Mapping[str, Runs]: ...
+    def numbers(self) -> Mapping[str, Intervals]: ...
     @property
     def size(self) -> Mapping[str, int]: ...
     @property

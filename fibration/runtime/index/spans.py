@@ -13,23 +13,23 @@ from fibration.runtime.batch import Codes, Layout
 
 
 @dataclass(frozen=True)
-class Runs:
+class Intervals:
     """Ascending places as intervals: interval `k` has the places `starts[k], starts[k] + 1, ...`."""
 
     starts: Codes  # [intervals]
     before: Codes  # [intervals + 1]: the number of places before each interval, and in all
 
     @staticmethod
-    def first(n: int) -> Runs:
+    def first(n: int) -> Intervals:
         """The places from 0 to n - 1."""
-        return Runs(np.zeros(min(n, 1), np.int64), np.unique([0, n]))
+        return Intervals(np.zeros(min(n, 1), np.int64), np.unique([0, n]))
 
     @staticmethod
-    def of(keep: NDArray[np.bool_]) -> Runs:
+    def of(keep: NDArray[np.bool_]) -> Intervals:
         """The places where `keep`, a flat array, is True."""
         edges = np.flatnonzero(np.diff(keep, prepend=False, append=False))
         starts, ends = edges[::2], edges[1::2]
-        return Runs(starts, _before(ends - starts))
+        return Intervals(starts, _before(ends - starts))
 
     def __len__(self) -> int:
         return int(self.before[-1])
@@ -56,12 +56,12 @@ class Runs:
 class Spans:
     """The tokens of one leaf, or all unmasked tokens, by row."""
 
-    runs: Runs  # their places in the flattened shape
+    runs: Intervals  # their places in the flattened shape
     rows: Codes  # [rows with such tokens]: numbers of non-empty rows, ascending
     before: Codes  # [rows with such tokens + 1]: the number of tokens before each row, and in all
 
     @staticmethod
-    def of(runs: Runs, before: Codes) -> Spans:
+    def of(runs: Intervals, before: Codes) -> Spans:
         """`before`: the number of tokens before each row, and in all: [rows + 1]."""
         rows = np.flatnonzero(np.diff(before))
         return Spans(runs, rows, np.append(before[rows], before[-1]))

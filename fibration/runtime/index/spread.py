@@ -29,10 +29,10 @@ from fibration.runtime.index.labels import Encoded, nothing_over
 from fibration.runtime.index.positions import KEYWORD as POSITIONS
 from fibration.runtime.index.positions import check_order, read_over, runs_of, unordered
 from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.collect import Held, Ranks
-from fibration.runtime.ranks.group import ALONE, Ranked, as_group, is_group
+from fibration.runtime.ranks.collect import RankElements, Shards
+from fibration.runtime.ranks.group import ALONE, Communicator, as_group, is_group
 from fibration.runtime.ranks.labels import digests
-from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, Part, Whole
+from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, GlobalLayout, LocalLayout
 from fibration.runtime.ranks.pieces import Pieces
 from fibration.runtime.sums import Sums, Vector
 
@@ -41,7 +41,7 @@ GROUP = "group"  # the keyword for ranks in `Operator.index`
 
 def ranks_or_labels(
     h: Hierarchy, given: Any, labels: dict[str, Any], positions: bool = False
-) -> tuple[Ranked | None, dict[str, Any]]:
+) -> tuple[Communicator | None, dict[str, Any]]:
     """The ranks and the labels; `group=` has the labels of a stratum if one has that name.
 
     Without `group=`, named rows with `positions` form a group of this process alone: rows of one name are then pieces.
@@ -62,7 +62,7 @@ def ranks_or_labels(
 
 def build_spread_index(
     hierarchy: Hierarchy,
-    group: Ranked,
+    group: Communicator,
     labels: Mapping[str, Any],
     mask: Any = None,
     offsets: Any = None,
@@ -85,7 +85,7 @@ def build_spread_index(
             part = _part(local, builder.encoded, keyed)
     parts = group.all_gather_object(part, "op.index")
     with located(here):
-        whole = Whole(parts)
+        whole = GlobalLayout(parts)
         _check(hierarchy, whole)
         cut = _in_pieces(hierarchy, whole, positions is not None)
     said_of = {over: runs_of(local, over, whole.numbers[over][group.rank], several) for over, several in cut.items()}
@@ -99,7 +99,7 @@ def build_spread_index(
 class SpreadIndex(Index):
     """The index of one rank. `size` counts this rank's tokens for leaves, and the whole batch's elements otherwise."""
 
-    ranks: Ranks
+    ranks: Shards
     tokens: Mapping[str, int]  # per leaf, on all ranks
     counts: Mapping[Edge, Tensor]  # float64 [target]: tokens over each element directly under a leaf, on all ranks
     sums: Mapping[tuple[str, str], Sums]  # by attribute of a leaf, and a stratum directly under that leaf
@@ -107,7 +107,7 @@ class SpreadIndex(Index):
     first: Mapping[str, Tensor]  # of coarser strata whose order is read: the sort key of the first token on any rank
 
     @property
-    def group(self) -> Ranked:
+    def group(self) -> Communicator:
         return self.ranks.group
 
     @once
@@ -161,7 +161,7 @@ class SpreadIndex(Index):
         return f"Index({self.hierarchy.name!r}: {', '.join(sizes)}; {rank}; {self.device})"
 
 
-def _part(local: Index, encoded: Encoded, keyed: bool) -> Part:
+def _part(local: Index, encoded: Encoded, keyed: bool) -> LocalLayout:
     """The data that this rank sends: all except its tokens."""
     h, rows = local.hierarchy, local.hierarchy.rows.name
     direct = [edge for edge in local.edges if edge[0] in local.leaves]
@@ -172,7 +172,7 @@ def _part(local: Index, encoded: Encoded, keyed: bool) -> Part:
     covered = np.zeros(local.size[rows], np.bool_)
     pieces = encoded.per_row[rows]
     covered[pieces[encoded.places.rows_over(rows)]] = True
-    return Part(
+    return LocalLayout(
         rows=rows,
         n_rows=local.n_rows,
         cut=len(np.unique(pieces)) < len(pieces),
@@ -213,7 +213,7 @@ def _inside(local: Index, stratum: str, pieces: Codes) -> Codes:
     return inside
 
 
-def _check(h: Hierarchy, whole: Whole) -> None:
+def _check(h: Hierarchy, whole: GlobalLayout) -> None:
     """Refuse errors that need the whole batch: rows without tokens over them, and too many tokens for exact sums."""
     if h.rows in h.strata and not whole.covered.all():
         raise nothing_over(h, whole.labels[h.rows.name][int(np.argmin(whole.covered))])
@@ -223,19 +223,19 @@ def _check(h: Hierarchy, whole: Whole) -> None:
             whole.refuse_many(edge)
 
 
-def _in_pieces(h: Hierarchy, whole: Whole, given: bool) -> dict[str, NDArray[np.bool_]]:
+def _in_pieces(h: Hierarchy, whole: GlobalLayout, given: bool) -> dict[str, NDArray[np.bool_]]:
     """By stratum over which an order is read: the elements that several ranks share; only strata that have some."""
     found = {over: whole.several(over) for over in read_over(h)}
     cut = {over: several for over, several in found.items() if several.any()}
     for over in () if given else cut:
         element = int(np.argmax(cut[over]))
-        ranks = [f"rank {rank}" for rank in range(len(whole.parts)) if element in whole.held(over, rank)]
+        ranks = [f"rank {rank}" for rank in range(len(whole.parts)) if element in whole.elements_on(over, rank)]
         raise unordered(read_over(h)[over], whole.words(over)(element), f"tokens on {listed(ranks)}")
     return cut
 
 
 def _joined(
-    group: Ranked, local: Index, whole: Whole, pieces: Mapping[str, Pieces], device: torch.device
+    group: Communicator, local: Index, whole: GlobalLayout, pieces: Mapping[str, Pieces], device: torch.device
 ) -> SpreadIndex:
     """The index of this rank's tokens over the elements of the whole batch."""
 
@@ -248,7 +248,7 @@ def _joined(
         edges[edge] = move(below[mine.numpy()] if edge[0] in local.leaves else whole.parents[edge])
     labels = {s: whole.labels[s] for s in local.labels}
     most = {leaf: max(p.tokens[leaf] for p in whole.parts) for leaf in whole.tokens}
-    ranks = Ranks(
+    ranks = Shards(
         group,
         whole.cut,
         sum(whole.tokens.values()),
@@ -278,7 +278,7 @@ def _joined(
     )
 
 
-def _structure(whole: Whole, pieces: Mapping[str, Pieces]) -> str:
+def _structure(whole: GlobalLayout, pieces: Mapping[str, Pieces]) -> str:
     """A digest of the structure: equal on all ranks of one index, and different for most other indexes."""
     known: dict[tuple[str, ...], Codes] = {("parent", *edge): n for edge, n in whole.parents.items()}
     known |= {("count", *edge): n for edge, n in whole.counts.items()}
@@ -290,10 +290,10 @@ def _structure(whole: Whole, pieces: Mapping[str, Pieces]) -> str:
     return found.hexdigest()
 
 
-def _held(whole: Whole, move: Callable[[Codes], Tensor]) -> dict[str, Held]:
+def _held(whole: GlobalLayout, move: Callable[[Codes], Tensor]) -> dict[str, RankElements]:
     result = {}
     for stratum, numbers in whole.numbers.items():
-        here = [np.sort(whole.held(stratum, rank)) for rank in range(len(numbers))]
+        here = [np.sort(whole.elements_on(stratum, rank)) for rank in range(len(numbers))]
         elements = move(np.concatenate(here)).split([len(n) for n in here])
-        result[stratum] = Held(elements, whole.size(stratum))
+        result[stratum] = RankElements(elements, whole.size(stratum))
     return result

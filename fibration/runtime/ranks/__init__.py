@@ -1,9 +1,9 @@
 """A batch over ranks: their group, checks that must agree on all ranks, and collectives.
 
-A `Ranked` (group.py) wraps the user's group, with errors that name what was gathered. A `Held` lists, per coarser
-stratum, the elements of which each rank has tokens. `Ranks` (collect.py) has the group and these lists, and runs a
-plan's collectives. Each rank sends a `Part` of the batch, and computes the same `Whole` from all parts (merge.py). A
-`SpreadIndex` (index/spread.py) has one rank's tokens and the `Ranks`.
+A `Communicator` (group.py) wraps the user's group, with errors that name what was gathered. `RankElements` lists, per
+coarser stratum, the elements of which each rank has tokens. `Shards` (collect.py) has the group and these lists, and
+runs a plan's collectives. Each rank sends its `LocalLayout`, and computes the same `GlobalLayout` from all of them
+(merge.py). A `SpreadIndex` (index/spread.py) has one rank's tokens and the `Shards`.
 
 Ranks communicate in a fixed order: first 16 bytes (agreement.py), after which all continue or all raise; then an
 object, for an index or an error; then one tensor per collective of the plan. `Spread` (compiler/plan.py) says at

@@ -26,7 +26,7 @@ from fibration.runtime.batch import Elements
 from fibration.runtime.quantiles import quantile
 from fibration.runtime.ranks.agreement import agree
 from fibration.runtime.ranks.carries import Carries
-from fibration.runtime.ranks.group import Ranked
+from fibration.runtime.ranks.group import Communicator
 from fibration.runtime.ranks.pieces import Pieces
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class _FailedElsewhere(Exception):
 
 
 @dataclass(frozen=True)
-class Held:
+class RankElements:
     """The elements of one stratum of which each rank has tokens. Every element has tokens on some rank."""
 
     elements: Sequence[Tensor]  # per rank: int64, ascending
@@ -53,13 +53,13 @@ class Held:
 
     @cached_property
     def places(self) -> Tensor:
-        """The places of elements' numbers among the [ranks × most] sent numbers: int64 [held]."""
+        """The places of elements' numbers among the [ranks × most] sent numbers: int64 [sent numbers]."""
         found = [np.arange(len(e)) + i * self.most for i, e in enumerate(self.elements)]
         return torch.from_numpy(np.concatenate(found)).to(self.elements[0].device)
 
     @cached_property
     def element(self) -> Tensor:
-        """The element of each of these numbers: int64 [held]."""
+        """The element of each of these numbers: int64 [sent numbers]."""
         return torch.cat(list(self.elements))
 
     @cached_property
@@ -69,17 +69,17 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """The ranks that share a batch. `held`: by stratum coarser than the leaves.
+class Shards:
+    """The ranks that share a batch. `rank_elements`: by stratum coarser than the leaves.
 
     `labels`: of labelled strata, for errors. `structure`: a digest of the fibrations and of each rank's elements;
     indexes with equal digests give equal results.
     """
 
-    group: Ranked
+    group: Communicator
     cut: bool  # whether a row has tokens on several ranks
     tokens: int  # the number of unmasked tokens on all ranks
-    held: Mapping[str, Held]
+    rank_elements: Mapping[str, RankElements]
     labels: Mapping[str, Sequence[Hashable]]
     structure: str = ""
     most: Mapping[str, int] = field(default_factory=dict)  # by leaf: the most tokens that one rank has
@@ -100,7 +100,7 @@ class Ranks:
         element, every rank raises RanksError; on a GPU the value is NaN instead.
         """
         fine = values[stage.reads[0]].new_zeros(1)
-        mine = [self._mine(values[node], self.held[node.stratum]) for node in (*stage.whole, *stage.parts)]
+        mine = [self._mine(values[node], self.rank_elements[node.stratum]) for node in (*stage.whole, *stage.parts)]
         for q in stage.quantiles:
             for v in q.values:
                 assert index is not None
@@ -112,21 +112,21 @@ class Ranks:
             mine.append(pad(left, (0, self._pieces(s) - len(left))))
         gathered = self._exchanged(stage, torch.cat([fine, *mine]))
         self._met.append(stage)
-        if devices.may_look(gathered.device) and bool(gathered[:, 0].isnan().any()):
+        if devices.can_sync(gathered.device) and bool(gathered[:, 0].isnan().any()):
             raise _FailedElsewhere
         result: dict[Node, Tensor] = {}
         at = 1
         for node in (*stage.whole, *stage.parts):
-            held = self.held[node.stratum]
-            known = gathered[:, at : at + held.most].reshape(-1)[held.places]
-            at += held.most
+            rank_elements = self.rank_elements[node.stratum]
+            known = gathered[:, at : at + rank_elements.most].reshape(-1)[rank_elements.places]
+            at += rank_elements.most
             if node in stage.units:
-                result[node] = _added(known, held, stage.units[node])  # type: ignore[index]
+                result[node] = _added(known, rank_elements, stage.units[node])  # type: ignore[index]
             elif node in stage.parts:
-                result[node] = _extreme(known, held, "amax")
+                result[node] = _extreme(known, rank_elements, "amax")
             else:
                 word = GIVEN.get(node.kind, "values") if isinstance(node, Input) else "values"
-                result[node] = self._agreed(known, held, node.stratum, word)
+                result[node] = self._agreed(known, rank_elements, node.stratum, word)
         for q in stage.quantiles:
             sizes = [n for v in q.values for n in [self.most[v.stratum]] * 2]
             parts = gathered[:, at : at + sum(sizes)].split(sizes, dim=1)
@@ -156,11 +156,11 @@ class Ranks:
             raise
         except Exception as error:
             for stage in stages[len(self._met) :]:
-                numbers = 1 + sum(self.held[node.stratum].most for node in (*stage.whole, *stage.parts))
+                numbers = 1 + sum(self.rank_elements[node.stratum].most for node in (*stage.whole, *stage.parts))
                 numbers += sum(2 * self.most[leaf] for q in stage.quantiles for leaf in q.sources)
                 numbers += sum(map(self._pieces, stage.scans))
                 self._exchanged(stage, torch.full((numbers,), torch.nan, dtype=torch.float64, device=device))
-                if devices.may_look(device):
+                if devices.can_sync(device):
                     agree(self.group, what, {}, error)
             raise
 
@@ -168,10 +168,10 @@ class Ranks:
         """The numbers of every rank, whose first is 0, or NaN if the rank failed: float64 [ranks, numbers]."""
         return self.group.all_gather(sent, f"values over {listed(dict.fromkeys(n.stratum for n in stage.values))}")
 
-    def _mine(self, values: Tensor, held: Held) -> Tensor:
-        """The numbers that this rank sends for a vector: float64 [held.most]."""
-        mine = values.expand(held.size)[held.elements[self.group.rank]]
-        return pad(mine, (0, held.most - len(mine)))
+    def _mine(self, values: Tensor, rank_elements: RankElements) -> Tensor:
+        """The numbers that this rank sends for a vector: float64 [rank_elements.most]."""
+        mine = values.expand(rank_elements.size)[rank_elements.elements[self.group.rank]]
+        return pad(mine, (0, rank_elements.most - len(mine)))
 
     def _tokens(self, values: Tensor, parent: Tensor, leaf: str) -> list[Tensor]:
         """The token values that this rank sends, and the element of each token, padded to the largest rank."""
@@ -190,23 +190,29 @@ class Ranks:
 
     def _quantile(self, node: Quantile, parts: Sequence[Tensor], level: Tensor) -> Tensor:
         """The quantile over the tokens of all ranks; `parts`: per leaf values and elements, [ranks, most]."""
-        size = self.held[node.target].size
+        size = self.rank_elements[node.target].size
         elements = [torch.where(e >= 0, e, size).reshape(-1).long() for e in parts[1::2]]  # padding has its own element
         levels = pad(level.expand(size), (0, 1))
         return quantile([v.reshape(-1) for v in parts[::2]], elements, size + 1, levels)[:size]
 
-    def _agreed(self, known: Tensor, held: Held, stratum: str, word: str) -> Tensor:
+    def _agreed(self, known: Tensor, rank_elements: RankElements, stratum: str, word: str) -> Tensor:
         """Each element's one value, from the ranks that have its tokens and did not send `UNSAID`."""
-        if held.alone:
-            return known.new_empty(held.size).index_copy_(0, held.element, known)
+        if rank_elements.alone:
+            return known.new_empty(rank_elements.size).index_copy_(0, rank_elements.element, known)
         says = known != UNSAID
-        high, low = _extreme(known, held, "amax"), _extreme(torch.where(says, known, torch.inf), held, "amin")
+        high, low = (
+            _extreme(known, rank_elements, "amax"),
+            _extreme(torch.where(says, known, torch.inf), rank_elements, "amin"),
+        )
         differs = (high != low) & (high != UNSAID)
-        if devices.may_look(known.device) and bool((differs & ~high.isnan()).any()):
+        if devices.can_sync(known.device) and bool((differs & ~high.isnan()).any()):
             element = int((differs & ~high.isnan()).nonzero()[0])
-            there = ((held.element == element) & says).nonzero()[:, 0]
+            there = ((rank_elements.element == element) & says).nonzero()[:, 0]
             other = there[known[there] != known[there[0]]][0]
-            found = [f"{float(known[i]):g} on rank {int(held.places[i]) // held.most}" for i in (there[0], other)]
+            found = [
+                f"{float(known[i]):g} on rank {int(rank_elements.places[i]) // rank_elements.most}"
+                for i in (there[0], other)
+            ]
             name = repr(self.labels[stratum][element]) if stratum in self.labels else f"number {element}"
             raise RanksError(
                 f"ranks have different {word} for the {stratum} {name}, which has tokens on several ranks",
@@ -222,16 +228,16 @@ def _joined(node: Scan, values: Mapping[Node, Tensor], index: Elements) -> Tenso
     return torch.cat([values[v].expand(index.size[v.stratum]) for v in node.values])
 
 
-def _extreme(known: Tensor, held: Held, reduce: str) -> Tensor:
+def _extreme(known: Tensor, rank_elements: RankElements, reduce: str) -> Tensor:
     worst = -torch.inf if reduce == "amax" else torch.inf
-    return known.new_full((held.size,), worst).scatter_reduce_(0, held.element, known, reduce)
+    return known.new_full((rank_elements.size,), worst).scatter_reduce_(0, rank_elements.element, known, reduce)
 
 
-def _added(known: Tensor, held: Held, unit: float) -> Tensor:
+def _added(known: Tensor, rank_elements: RankElements, unit: float) -> Tensor:
     """The sum of whole numbers of units, exact in int64 and rounded once."""
     multiples = known / unit
     exact = multiples.abs() <= EXACT
-    total = torch.zeros(held.size, dtype=torch.int64, device=known.device)
-    lost = torch.zeros_like(total).index_add_(0, held.element, (~exact).long())
-    total.index_add_(0, held.element, torch.where(exact, multiples, 0.0).long())
+    total = torch.zeros(rank_elements.size, dtype=torch.int64, device=known.device)
+    lost = torch.zeros_like(total).index_add_(0, rank_elements.element, (~exact).long())
+    total.index_add_(0, rank_elements.element, torch.where(exact, multiples, 0.0).long())
     return torch.where(lost > 0, torch.nan, total.double() * unit)

@@ -32,7 +32,7 @@ class Group(Protocol):
 
 
 @dataclass(frozen=True)
-class Ranked:
+class Communicator:
     """A group whose failures are RanksErrors that name what was gathered."""
 
     group: Group
@@ -75,7 +75,7 @@ class Ranked:
         return found
 
 
-def as_group(given: Any) -> Ranked:
+def as_group(given: Any) -> Communicator:
     """A group of torch.distributed, a device mesh of one dimension, or any object with the members of `Group`."""
     if dist.is_available():
         if isinstance(given, dist.DeviceMesh):
@@ -98,7 +98,7 @@ def as_group(given: Any) -> Ranked:
             required="a group of torch.distributed, or an object with rank, size, all_gather and all_gather_object",
             remedy="pass dist.group.WORLD if all ranks share the batch; labels take their stratum's name as keyword",
         )
-    if isinstance(given, Ranked):
+    if isinstance(given, Communicator):
         return given
     if not (isinstance(given.rank, int) and isinstance(given.size, int) and 0 <= given.rank < given.size):
         raise RanksError(
@@ -106,7 +106,7 @@ def as_group(given: Any) -> Ranked:
             required="two whole numbers, the first below the second",
             remedy="number ranks from 0; the size is their number",
         )
-    return Ranked(given, given.rank, given.size)
+    return Communicator(given, given.rank, given.size)
 
 
 def _dimensions(names: Sequence[str] | None) -> str:
@@ -157,4 +157,4 @@ class _Alone:
         return [obj]
 
 
-ALONE = Ranked(_Alone(), 0, 1)
+ALONE = Communicator(_Alone(), 0, 1)

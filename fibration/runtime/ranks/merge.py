@@ -23,7 +23,7 @@ NOWHERE, STRADDLES = -1, -2  # in place of an element: none, and several
 
 
 @dataclass(frozen=True)
-class Part:
+class LocalLayout:
     """One rank's part of a batch, without its tokens. Elements have this rank's numbers."""
 
     rows: str  # the stratum of the rows
@@ -42,7 +42,7 @@ class Part:
     first: Mapping[str, Codes]  # of coarser strata whose order is read: the sort key of an element's first token
 
 
-class Whole:
+class GlobalLayout:
     """The whole batch, with one numbering of its elements.
 
     Elements are numbered by first appearance, rank after rank. If rows have keys, they are numbered by the hash of
@@ -50,7 +50,7 @@ class Whole:
     disagree.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[LocalLayout]) -> None:
         self.parts = parts
         self.rows = parts[0].rows
         self.keyed = self.rows in parts[0].digests
@@ -194,10 +194,10 @@ class Whole:
         """Whether several ranks have tokens of each element: bool [elements]."""
         holders = np.zeros(self.size(over), np.int64)
         for rank in range(len(self.parts)):
-            holders[self.held(over, rank)] += 1
+            holders[self.elements_on(over, rank)] += 1
         return holders > 1
 
-    def held(self, stratum: str, rank: int) -> Codes:
+    def elements_on(self, stratum: str, rank: int) -> Codes:
         """The elements of which a rank has tokens. A rank without tokens has no elements, not even the batch."""
         numbers = self.numbers[stratum][rank]
         return numbers if any(self.parts[rank].tokens.values()) else numbers[:0]

@@ -16,7 +16,7 @@ from fibration.runtime.batch import Codes
 
 
 @dataclass(frozen=True)
-class Runs:
+class PositionRanges:
     """One rank's position intervals in elements that several ranks share: [intervals] each, with global element
     numbers.
     """
@@ -26,11 +26,11 @@ class Runs:
     size: Codes
 
     @staticmethod
-    def of(element: Codes, position: Codes) -> Runs:
+    def of(element: Codes, position: Codes) -> PositionRanges:
         """From tokens sorted by element and position: [tokens] each."""
         follows = (element[1:] == element[:-1]) & (position[1:] == position[:-1] + 1)
         first = np.flatnonzero(np.append(True, ~follows)[: len(element)])
-        return Runs(element[first], position[first], np.diff(np.append(first, len(element))))
+        return PositionRanges(element[first], position[first], np.diff(np.append(first, len(element))))
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Pieces:
     size: Codes
 
     @staticmethod
-    def of(said: Sequence[Runs], over: str, describe: Callable[[int], str]) -> Pieces:
+    def of(said: Sequence[PositionRanges], over: str, describe: Callable[[int], str]) -> Pieces:
         """From the intervals of all ranks. HierarchyIndexError names a position that two ranks have in one element."""
         element, start, size = (
             np.concatenate([getattr(r, what) for r in said]) for what in ("element", "start", "size")

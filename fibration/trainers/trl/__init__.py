@@ -1,6 +1,6 @@
-"""Inside TRL: `FibrationGRPOTrainer`, which is `trl.GRPOTrainer` with a hierarchy for its loss (`trainer.py`).
+"""`FibrationGRPOTrainer`: `trl.GRPOTrainer` with a hierarchy as its loss (`trainer.py`).
 
-Options and data under which its gradients would be others are refused (`refusals.py`).
+Options and data that would change its gradients are refused (`refusals.py`).
 """
 
 from importlib.util import find_spec
@@ -9,7 +9,7 @@ from fibration.errors import MissingDependency
 
 if find_spec("trl") is None:
     raise MissingDependency(
-        "there is no trainer of TRL to build on",
+        "fibration.trainers.trl requires TRL",
         required="the package trl",
         found="it is not installed",
         remedy="install fibration with its extra: pip install '.[trl]' in its checkout",

@@ -1,4 +1,4 @@
-"""What TRL would go on with, under which gradients would not be those of the hierarchy: refused, each in words."""
+"""Refuses TRL options and data under which gradients would differ from the hierarchy's."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ WINDOWS = ("step", "generation")
 
 
 class Labels(Enum):
-    """Labels that are in no column."""
+    """Sources of labels that are not columns."""
 
     BY_PROMPT = "the completions of one sampled prompt"
 
 
-#: In the place of a column: the completions of one sampled prompt are one element.
+#: In place of a column: the completions of one sampled prompt are one element.
 BY_PROMPT = Labels.BY_PROMPT
 
-# Options that make another loss of the sum over tokens that coefficients are given to: what each must be, and why.
+# Options that change the sum over tokens that coefficients need: the required value of each, and the reason.
 OPTIONS: dict[str, tuple[Any, str]] = {
-    "loss_type": ("dapo", "the hierarchy is the loss, and this the sum over tokens that its coefficients are given to"),
-    "importance_sampling_level": ("token", "what lies above the tokens are strata of the hierarchy, as in 'gspo'"),
-    "delta": (None, "bounds of ratios are gates of the hierarchy, which parameters={...} are for"),
-    "top_entropy_quantile": (1.0, "tokens would be masked behind the gates, where that removes no element"),
-    "off_policy_mask_threshold": (None, "rows would be masked behind the gates, where that removes no element"),
+    "loss_type": ("dapo", "the hierarchy is the loss, and this is the sum over tokens of its coefficients"),
+    "importance_sampling_level": ("token", "levels above the tokens are strata of the hierarchy, as in 'gspo'"),
+    "delta": (None, "bounds of ratios are gates of the hierarchy; set them in parameters={...}"),
+    "top_entropy_quantile": (1.0, "it masks tokens after the gates, which does not remove their elements"),
+    "off_policy_mask_threshold": (None, "it masks rows after the gates, which does not remove their elements"),
 }
 # Options of TRL's losses that would have no effect.
 BOUNDS = (
     "epsilon", "epsilon_high", "sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos",
     "vespo_k_neg", "vespo_lambda_neg",
 )  # fmt: skip
-# What makes advantages of rewards, where the hierarchy does not.
+# Options that make advantages from rewards, which the hierarchy may do instead.
 ADVANTAGES = ("scale_rewards", "multi_objective_aggregation")
 
 
@@ -53,7 +53,7 @@ def check_window(window: str) -> None:
 
 
 def label_option(stratum: str) -> str:
-    """How a user says where the labels of a stratum are; of one that may be the prompts, what else there is to say."""
+    """The argument that names the column of a stratum's labels, and the alternative for strata of prompts."""
     if "prompt" not in stratum:
         return option(stratum)
     return (
@@ -69,20 +69,20 @@ def check(
     hierarchy: Hierarchy,
     parameters: Mapping[str, Any],
 ) -> None:
-    """What can be known before a model is loaded, from the arguments that TRL's trainer is `given`.
+    """Refuse errors that show before a model is loaded, in the arguments `given` to TRL's trainer.
 
-    `columns`: where labels are.
+    `columns`: the sources of labels.
     """
     rows = hierarchy.rows.name
     if getattr(trainer, "loss_is_scaled_for_ga", None) is not True:
         raise TrainerError(
-            "this release of TRL leaves it to transformers to divide its loss by the accumulation steps",
+            "this release of TRL lets transformers divide its loss by the accumulation steps",
             required="a GRPOTrainer that divides by tokens itself (loss_is_scaled_for_ga), as that of trl 1.16",
             remedy="install fibration with its extra: pip install '.[trl]' in its checkout",
         )
     if rows in columns:
         raise TrainerError(
-            f"labels for '{rows}', of which every completion is one",
+            f"labels for '{rows}', although every completion is one {rows}",
             required="labels for coarser strata",
             found=f"{rows}={shown(columns[rows])}: all completions of a line of the dataset would be one {rows}",
             remedy=f"leave {rows} out",
@@ -91,16 +91,16 @@ def check(
     check_sampler(config, given.get("rollout_func"), hierarchy)
     check_rewards(hierarchy)
     check_reference(config, hierarchy)
-    if config is not None:  # all defaults will do
+    if config is not None:  # the defaults are all accepted
         check_options(config, hierarchy)
         check_liger(trainer, config)
         check_steps(config, given.get("train_dataset"))
-    if given.get("rollout_func") is None:  # which may add fields to the rows
+    if given.get("rollout_func") is None:  # a rollout function may add fields to the rows
         for name in ("train_dataset", "eval_dataset"):
             for where, dataset in _datasets(name, given.get(name)):
                 check_columns(where, dataset, columns)
                 for stratum, labels in _labels(where, dataset, columns):
-                    if name == "train_dataset":  # in evaluation gates read no parameters
+                    if name == "train_dataset":  # evaluation runs at a ratio of 1, where gates read no parameters
                         check_labelled(hierarchy, parameters, stratum, labels, where)
 
 
@@ -120,8 +120,8 @@ def check_options(config: Any, hierarchy: Hierarchy) -> None:
         if (value := getattr(config, name, None)) != defaults.get(name):
             raise TrainerError(
                 f"{name}={shown(value)} has no effect",
-                required=f"{name}={defaults[name]!r}, its default: the hierarchy has bounds of its own",
-                remedy="give those as parameters={...}",
+                required=f"{name}={defaults[name]!r}, its default: the hierarchy has its own bounds",
+                remedy="set those in parameters={...}",
             )
     for name in ADVANTAGES if hierarchy.advantages is not None else ():
         if (value := getattr(config, name, None)) != defaults.get(name):
@@ -136,14 +136,14 @@ def check_options(config: Any, hierarchy: Hierarchy) -> None:
         raise TrainerError(
             f"beta={config.beta:g} with use_bias_correction_kl=True{default}",
             required="use_bias_correction_kl=False",
-            found="a divergence from the reference model that is multiplied by the ratio, which is 1 where TRL gets "
-            "coefficients for its advantages",
+            found="a divergence from the reference model times the ratio, and the ratio is 1 if advantages are "
+            "coefficients",
             remedy=f"GRPOConfig(beta={config.beta:g}, use_bias_correction_kl=False), or leave beta at 0",
         )
 
 
 def check_sampler(config: Any, rollout_func: Any, hierarchy: Hierarchy) -> None:
-    """Whether there are log-probs of what samples, where the hierarchy reads them, and no second correction by them."""
+    """Refuse a hierarchy whose rollout log-probs TRL lacks, and a second correction by them."""
     known = {ROLLOUT: "what vLLM or a rollout function sampled with", REFERENCE: "its reference model"}
     check_policies(hierarchy, known)
     if ROLLOUT not in hierarchy.policies:
@@ -169,7 +169,7 @@ def check_rewards(hierarchy: Hierarchy) -> None:
 
 
 def check_reference(config: Any, hierarchy: Hierarchy) -> None:
-    """Whether TRL can be asked for a reference model, and adds no divergence from it of its own."""
+    """Refuse a hierarchy that reads the reference model if TRL cannot make one, or adds its own divergence from it."""
     if REFERENCE not in hierarchy.policies:
         return
     if config is None:
@@ -192,20 +192,20 @@ def check_liger(trainer: Any, config: Any) -> None:
     ):
         raise TrainerError(
             "Liger's loss computes log-probs and the loss in one kernel",
-            required="TRL's own loss, which coefficients are given to",
+            required="TRL's own loss, which takes coefficients as advantages",
             remedy="leave use_liger_loss and use_liger_kernel out",
         )
 
 
 def check_steps(config: Any, dataset: Any) -> None:
-    """Whether a generation can begin between two micro-batches of one optimizer step."""
+    """Refuse a generation that begins between two micro-batches of one optimizer step."""
     length = config.gradient_accumulation_steps
     whole = config.steps_per_generation * config.num_iterations
     rows = "steps_per_generation" if config.num_iterations == 1 else "steps_per_generation * num_iterations"
     if length > whole:
         raise TrainerError(
             f"gradient_accumulation_steps={length}, and completions are sampled anew every {whole} micro-batches",
-            required=f"no more than {rows}, so that the rows of an optimizer step are there when it begins",
+            required=f"at most {rows}, so that an optimizer step has all its rows when it begins",
             remedy=f"steps_per_generation={length}, or a multiple of it",
         )
     each = config.generation_batch_size // config.num_generations  # prompts
@@ -213,14 +213,14 @@ def check_steps(config: Any, dataset: Any) -> None:
     if whole % length and generations > 1 and not 0 < config.max_steps <= whole // length:
         raise TrainerError(
             f"completions are sampled anew after {whole} micro-batches, within optimizer step {whole // length + 1}",
-            required=f"a multiple of gradient_accumulation_steps={length} for {rows}, so that the rows of an optimizer "
-            "step are there when it begins",
+            required=f"a multiple of gradient_accumulation_steps={length} for {rows}, so that an optimizer step has "
+            "all its rows when it begins",
             remedy=f"steps_per_generation={length}, or a multiple of it",
         )
 
 
 def _datasets(name: str, given: Any) -> Iterator[tuple[str, Any]]:
-    """Each, and what a user calls it."""
+    """Each dataset with its name in the trainer's arguments."""
     if isinstance(given, Mapping):
         yield from ((f"{name}[{key!r}]", dataset) for key, dataset in given.items())
     elif given is not None:
@@ -228,7 +228,7 @@ def _datasets(name: str, given: Any) -> Iterator[tuple[str, Any]]:
 
 
 def check_columns(name: str, dataset: Any, columns: Mapping[str, str | Labels]) -> None:
-    known = getattr(dataset, "column_names", None)  # None of streams that nobody has looked into
+    known = getattr(dataset, "column_names", None)  # None for streams that were not read yet
     if known is not None:
         for stratum, column in columns.items():
             if column is not BY_PROMPT and column not in known:
@@ -236,12 +236,12 @@ def check_columns(name: str, dataset: Any, columns: Mapping[str, str | Labels]) 
 
 
 def _labels(where: str, dataset: Any, columns: Mapping[str, str | Labels]) -> Iterator[tuple[str, Collection[Any]]]:
-    """Of every stratum whose labels are in a table, all that there are; raises TrainerError where one is none."""
+    """Per stratum with a column in a table, all labels. Raises TrainerError if one is not a label."""
     if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom" or not len(dataset):
         return
     for stratum, column in columns.items():
         if not isinstance(column, Labels):
-            first = dataset[0][column]  # a table has one type per column, and of lists there is no `unique`
+            first = dataset[0][column]  # a column has one type, and `unique` does not support lists
             labels = [first] if as_label(first) is None else dataset.unique(column)
             for label in labels:
                 if as_label(label) is None:
@@ -250,36 +250,36 @@ def _labels(where: str, dataset: Any, columns: Mapping[str, str | Labels]) -> It
 
 
 def check_model(trainer: Any) -> None:
-    """What is known once the model is there."""
+    """Refuse errors that show only once the model is loaded."""
     parallel = {name: getattr(trainer, f"get_{name}_size")() for name in ("tp", "cp", "sp")}
     if max(parallel.values()) > 1:
         raise TrainerError(
             "tensor, context or sequence parallel: several ranks have the same rows, or parts of them",
-            required="data parallel ranks alone, each with rows of its own (DDP, FSDP, ZeRO)",
+            required="data parallelism only, each rank with its own rows (DDP, FSDP, ZeRO)",
             found=", ".join(f"{name}_size={size}" for name, size in parallel.items()),
         )
     config = trainer.args
     if config.gradient_accumulation_steps == config.steps_per_generation * config.num_iterations:
-        return  # the weights that sampled are those that train, and coefficients come from no forward pass
+        return  # the sampling weights are the trained ones, so coefficients need no forward pass
     found = [(f"'{name}'", word, value) for name, word, value in noise(trainer.model)]
     if config.neftune_noise_alpha:
         found.append(("the embeddings", "neftune_noise_alpha", config.neftune_noise_alpha))
     for where, word, value in found:
         raise TrainerError(
-            f"noise in {where} ({word}={value}): coefficients would come from a forward pass in which it is another "
-            "than in the one that is trained",
-            required="a model that computes the same twice, or gradient_accumulation_steps as many as "
-            "steps_per_generation * num_iterations, which needs no second pass",
-            remedy="disable_dropout=True in GRPOConfig, and no dropout or jitter in the model's config and in peft's",
+            f"noise in {where} ({word}={value}): coefficients would come from a forward pass with other noise than the "
+            "trained one",
+            required="a model without noise, or gradient_accumulation_steps = steps_per_generation * num_iterations, "
+            "which needs no second pass",
+            remedy="disable_dropout=True in GRPOConfig, and no dropout or jitter in the configs of the model and peft",
         )
 
 
-# ------------------------------------------------------------ while it trains
+# ------------------------------------------------------------ during training
 
 
 def no_column(stratum: str, column: object, known: Iterable[str], where: str = "a row of the dataset") -> TrainerError:
     return TrainerError(
-        f"{where} has no column {column!r}, which labels of '{stratum}' are in",
+        f"{where} has no column {column!r}, the source of labels for '{stratum}'",
         required="a column with the label of every row",
         found=f"columns {listed(known)}",
         remedy=f"labels={{{stratum!r}: ...}}",
@@ -288,23 +288,23 @@ def no_column(stratum: str, column: object, known: Iterable[str], where: str = "
 
 def no_label(stratum: str, column: str, value: Any, where: str = "the dataset") -> TrainerError:
     return TrainerError(
-        f"{where} has {shown(value)} in the column {column!r}, which labels of '{stratum}' are in",
-        required="a label for every row: a string, a number or a tuple, and no list, None or NaN",
-        remedy="dataset.filter leaves such rows out, and dataset.map gives them a label",
+        f"{where} has {shown(value)} in the column {column!r}, the source of labels for '{stratum}'",
+        required="a label for every row: a string, a number or a tuple; no list, None or NaN",
+        remedy="drop such rows by dataset.filter, or label them by dataset.map",
     )
 
 
 def generation_inside(length: int, left: int) -> TrainerError:
     return TrainerError(
-        f"an optimizer step of {length} micro-batches begins where completions are sampled anew after {left}",
-        required="steps whose rows are all there when they begin",
-        remedy="training was broken off within a step: make another trainer, and resume from a checkpoint",
+        f"an optimizer step of {length} micro-batches begins {left} micro-batches before completions are sampled anew",
+        required="steps that have all their rows when they begin",
+        remedy="training was interrupted within a step: make a new trainer, and resume from a checkpoint",
     )
 
 
 def no_sampling_log_probs(hierarchy: Hierarchy) -> TrainerError:
     return TrainerError(
-        f"'{hierarchy.name}' reads log_prob({ROLLOUT}), and TRL has no log-probs of what sampled",
+        f"'{hierarchy.name}' reads log_prob({ROLLOUT}), and TRL has no log-probs of the sampling policy",
         required="use_vllm=True, or a rollout_func whose result has 'logprobs': TRL's own generation gives none",
         remedy="GRPOConfig(use_vllm=True, vllm_importance_sampling_correction=False), or a hierarchy of two policies",
     )
@@ -312,7 +312,7 @@ def no_sampling_log_probs(hierarchy: Hierarchy) -> TrainerError:
 
 def no_old_log_probs() -> TrainerError:
     return TrainerError(
-        "weights have changed since these rows were sampled, and TRL kept no log-probs of what sampled them",
+        "weights have changed since these rows were sampled, and TRL kept no log-probs from sampling",
         required="old_per_token_logps of every row",
-        remedy="make another trainer, and resume from a checkpoint",
+        remedy="make a new trainer, and resume from a checkpoint",
     )

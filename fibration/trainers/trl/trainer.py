@@ -1,4 +1,4 @@
-"""`FibrationGRPOTrainer`: TRL's trainer, whose loss gets the coefficients of an optimizer step for its advantages."""
+"""`FibrationGRPOTrainer`: TRL's trainer, whose loss gets the coefficients of an optimizer step as advantages."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from fibration.trainers.trl import refusals
 from fibration.trainers.trl.refusals import BY_PROMPT, Labels
 from fibration.trainers.window import Window, check_metrics, named, warned
 
-OLD, REFERRED = "old_per_token_logps", "ref_per_token_logps"  # in TRL
-SAMPLED = "sampling_per_token_logps"  # of what vLLM or a rollout function sampled with
-ROWS = "fibration_rows"  # what is kept of every row, in the dictionaries that TRL shuffles and splits
-# What of a slice is an input of the model, beside its tokens.
+OLD, REFERRED = "old_per_token_logps", "ref_per_token_logps"  # TRL's names
+SAMPLED = "sampling_per_token_logps"  # from vLLM or a rollout function
+ROWS = "fibration_rows"  # our data of every row, in the dictionaries that TRL shuffles and splits
+# Keys of a slice that are inputs of the model, beside its tokens.
 FORWARD = set(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
 
 
 class Row(NamedTuple):
-    """What is kept of a row: how many steps had begun when it was sampled, and its label of every stratum."""
+    """Data of a row: the number of steps begun when it was sampled, and its label of every stratum."""
 
     steps: int
     labels: dict[str, Any]
@@ -43,16 +43,16 @@ class Row(NamedTuple):
 
 @dataclass
 class Step:
-    """One optimizer step of a rank: its window, laid out in slices, and which slice a micro-batch has."""
+    """One optimizer step of a rank: its window in slices, and the slice of each micro-batch."""
 
     window: Window
     coef: Coefficients | None  # of the whole window; None where each micro-batch computes its own
-    first: Tensor | None  # log-probs of the window, where there are any yet
-    places: list[int]  # of micro-batches, among the window's slices
+    first: Tensor | None  # pass 1's log-probs of the window, if computed
+    places: list[int]  # the slice of each micro-batch
     scale: float  # of coefficients
-    forwards: int  # in pass 1
+    forwards: int  # forward passes in pass 1
     ranks: int
-    second: list[Tensor] = field(default_factory=list)  # log-probs of the micro-batches so far
+    second: list[Tensor] = field(default_factory=list)  # log-probs of the trained pass, by micro-batch
     error: FibrationError | None = None  # raised at the end of the step, where all ranks are
 
     @property
@@ -78,7 +78,7 @@ class Step:
         return part.values * self.scale, part.objective * (self.scale * self.ranks)
 
     def compare(self) -> dict[str, float]:
-        """Pass 2 beside pass 1; slices that this step does not train on are as in pass 1."""
+        """The differences of pass 2 from pass 1; slices that this step does not train on count as equal."""
         whole = self.window.mask * 0.0 if self.first is None else self.first.clone()
         for place, log_probs in zip(self.places, self.second, strict=True):
             whole.split(len(log_probs))[place].copy_(log_probs)
@@ -86,8 +86,8 @@ class Step:
 
 
 class FibrationGRPOTrainer(GRPOTrainer):
-    """`trl.GRPOTrainer` with a hierarchy for its loss: the gradient of every optimizer step is that of `op.loss` on all
-    of the step's rows, those of all micro-batches and ranks.
+    """`trl.GRPOTrainer` with a hierarchy as its loss: every optimizer step has the gradient of `op.loss` on all of the
+    step's rows, over all micro-batches and ranks.
 
     ```python
     from trl import GRPOConfig
@@ -104,55 +104,55 @@ class FibrationGRPOTrainer(GRPOTrainer):
     trainer.train()
     ```
 
-    All arguments by position, and all that are not named here, are those of `trl.GRPOTrainer`.
+    Positional arguments, and keywords not named here, are those of `trl.GRPOTrainer`.
 
-    `hierarchy`: a Hierarchy, what `fibration.compile` returned, or what names one: `"grpo"`, `"mine.json"`,
-    `"specs.py:mine"`. `backend`: as in `fibration.compile`.
+    `hierarchy`: a Hierarchy, a compiled operator, or a name: `"grpo"`, `"mine.json"`, `"specs.py:mine"`. `backend`: as
+    in `fibration.compile`.
 
-    `labels`: for every stratum coarser than trajectories, the column of the dataset that has its labels, any hashable
-    values. `prompt_group` needs none: the completions of one sampled prompt are a group. A stratum of another name that
-    is made so has `BY_PROMPT` for its column.
+    `labels`: for every stratum coarser than trajectories, the dataset's column with its labels, any hashable values.
+    `prompt_group` needs none: the completions of one sampled prompt are a group. A stratum of another name for these
+    groups has `BY_PROMPT` as its column.
 
-    `parameters`: values of the hierarchy's parameters, where they are not its defaults, in the units of its gates, as
-    `op.loss` takes them. They are kept as `hierarchy_parameters`, which a callback may change between steps, on every
-    rank alike.
+    `parameters`: values of the hierarchy's parameters that differ from its defaults, as in `op.loss`, in the units of
+    its gates. The attribute `hierarchy_parameters` has them; a callback may change it between steps, equally on all
+    ranks.
 
-    `window`: which rows make up the batch of the hierarchy. `"step"`: those of an optimizer step. TRL shuffles the rows
-    of a generation, so if it has more slices (`steps_per_generation`) than a step takes
-    (`gradient_accumulation_steps`), a step has parts of prompt groups. `"generation"`: all rows of the
-    generation, so that groups are whole. An optimizer step trains on its own rows' part of that batch's gradient, times
-    the number of steps that go through a generation once: the mean of these is the whole's gradient.
+    `window`: the rows that make up the hierarchy's batch. `"step"`: those of an optimizer step. TRL shuffles the rows
+    of a generation. So if a generation has more slices (`steps_per_generation`) than a step
+    (`gradient_accumulation_steps`), a step has parts of prompt groups. `"generation"`: all rows of the generation, so
+    that groups are whole. An optimizer step then trains on its own rows' part of that batch's gradient, times the
+    number of steps per generation: the mean over these steps is the gradient of the whole.
 
-    `metrics`: as in `op.loss`, what is logged: `"levels"`, `"all"` for single elements too
+    `metrics`: the metrics to log, as in `op.loss`: `"levels"`, `"all"` to include single elements
     (`fibration/domain/+/drift[domain=math]`), or names, `["trajectory", "ratio"]`.
 
-    **Forward passes.** A row-local loss (`trainer.operator.coupling`) never needs a second pass: each micro-batch has
-    its coefficients from the log-probs of its own forward pass. A loss that couples rows needs none where the weights
-    that sampled a window are those that train on it. Any other step of it begins with a pass over its window without a
-    graph, in the same slices and padding as the one that is trained; `fibration/extra_forwards` counts slices.
-    `fibration/pass/...` says how far log-probs of both passes differ, in nats, and the share of elements that are in
-    another regime of their gate. Above 1 % of a stratum's elements, a UserWarning says so once.
+    **Forward passes.** A row-local loss (`trainer.operator.coupling`) needs no extra pass: each micro-batch has its
+    coefficients from the log-probs of its own forward pass. A loss that couples rows needs none if the weights that
+    sampled a window still train on it, because ratios are 1. Any other step of it begins with a pass over its window
+    without a graph, in the slices and padding of the trained pass; `fibration/extra_forwards` counts slices.
+    `fibration/pass/...` reports how far the log-probs of both passes differ, in nats, and the share of elements that
+    this moves into another regime of their gate. If it exceeds 1 % of a stratum's elements, a UserWarning says so once.
 
-    **What stays TRL's.** The divergence from a reference model, the bonus for entropy and auxiliary losses keep their
-    scale. Importance weights of vLLM are moved into the advantages: behind the gates, the gradient would be another.
+    **What stays TRL's.** The divergence from a reference model, the entropy bonus and auxiliary losses keep their
+    scale. vLLM's importance weights move into the advantages, because after the gates they would change the gradient.
 
-    **What sampled.** A hierarchy that reads `log_prob(rollout)` gets vLLM's log-probs there, or a rollout function's,
-    and corrects for the mismatch by itself: TRL's `vllm_importance_sampling_correction` is off then.
+    **Rollout policy.** A hierarchy that reads `log_prob(rollout)` gets the log-probs of vLLM or of a rollout function,
+    and corrects the mismatch itself; TRL's `vllm_importance_sampling_correction` must be off.
 
-    **Rewards.** A hierarchy with a formula of advantages gets TRL's rewards, of all functions by their weights. It
-    makes its advantages of all rows that were sampled together, when they are, with the parameters of then. A
-    completion that no function scores, or that is masked as a whole, is not compared with; its advantage is 0.
+    **Rewards.** A hierarchy with a formula of advantages gets TRL's rewards, the weighted sum of all functions. It
+    makes advantages once, when rows are sampled, from all rows that were sampled together, with the parameters of that
+    time. A completion that no function scores, or that is fully masked, is excluded from comparisons; its advantage is
+    0.
 
-    **Reference.** A hierarchy that reads `log_prob(reference)` gets that of TRL's reference model, which TRL makes and
-    keeps as with `beta`; `beta` is 0 then, and TRL adds no divergence of its own.
+    **Reference.** A hierarchy that reads `log_prob(reference)` gets that of TRL's reference model, which TRL makes as
+    it does for `beta`; `beta` must be 0, and TRL adds no divergence.
 
-    **Logs.** The loss is `-J`, and what TRL adds to it. Metrics of the hierarchy are logged as `fibration/...`, instead
-    of `clip_ratio/...`, which would be 0. In evaluation, ratios are 1 and the loss is `-J` of each batch; its
-    labels need no values of parameters, which gates do not read there.
+    **Logs.** The loss is `-J` plus TRL's additional terms. Metrics of the hierarchy are logged as `fibration/...`,
+    instead of `clip_ratio/...`, which would be 0. In evaluation, ratios are 1 and the loss is `-J` of each batch; its
+    labels need no parameter values, because gates read none there.
 
-    Raises TrainerError when it is made, for options, models and data with which gradients would be others, and while it
-    trains, where that shows only then: in the first two steps of every length, what TRL's loss makes of an advantage is
-    measured too.
+    Raises TrainerError at construction for options, models and data that would change gradients, and during training
+    for those that show only then. In the first two steps of every length, the scale of TRL's loss is measured too.
     """
 
     beta: float
@@ -181,18 +181,18 @@ class FibrationGRPOTrainer(GRPOTrainer):
         self.hierarchy_parameters = parameters
         self.window_kind, self.metrics_kind = window, metrics
         self._fibration_step: Step | None = None
-        self._fibration_steps = 0  # that have begun
-        self._fibration_hears: Callable[[Tensor], None] | None = None  # gets the log-probs of the loss that is running
+        self._fibration_steps = 0  # the number of steps begun
+        self._fibration_hears: Callable[[Tensor], None] | None = None  # called with the running loss's log-probs
         self._fibration_warned = False
         self._fibration_rewards: Tensor | None = None  # of all processes, per function
         with self._with_reference(given.get("args")):
             super().__init__(*args, **kwargs)
         refusals.check_model(self)
-        self._fibration_scales: dict[int, Scale] = {}  # by the micro-batches of a step
+        self._fibration_scales: dict[int, Scale] = {}  # by the number of micro-batches in a step
 
     @contextmanager
     def _with_reference(self, config: Any) -> Iterator[None]:
-        """TRL has a reference model, and log-probs of it, where its `beta` is not 0; in its loss it is (`_loss`)."""
+        """Let TRL make a reference model, which it does if `beta` is not 0; `_loss` sets `beta` to 0."""
         asks = REFERENCE in self.operator.hierarchy.policies
         if asks:
             config.beta = 1.0
@@ -227,18 +227,18 @@ class FibrationGRPOTrainer(GRPOTrainer):
         return self._fibration_rewards
 
     def _advantages(self, output: dict[str, Any]) -> Tensor:
-        """What the hierarchy makes of the rewards of all rows that were sampled together, in the place of TRL's."""
+        """The hierarchy's advantages from the rewards of all rows that were sampled together."""
         assert self._fibration_rewards is not None
         by_function, rows = self._fibration_rewards, len(output[ROWS])
         mine = by_function[self.accelerator.process_index * rows :][:rows]
         rewards = (mine * self.reward_weights.to(mine)).nansum(1)
         scored = ~mine.isnan().all(1)
-        if "old" in self.operator.hierarchy.policies and output.get(OLD) is None:  # what sampled are the weights of now
+        if "old" in self.operator.hierarchy.policies and output.get(OLD) is None:  # the current weights sampled
             output[OLD] = self._log_probs(self.model, output, self.args.per_device_train_batch_size)
         made = self._window([output], rewards=rewards, scored=scored).made_of_rewards()
         shown = made if made.ndim == 1 else made.sum(1) / _unmasked(output).sum(1).clamp(min=1)
         logged = self._logs["advantages"]
-        for _ in range(min(len(by_function), len(logged))):  # TRL's own, of these rows
+        for _ in range(min(len(by_function), len(logged))):  # removes TRL's advantages of these rows
             logged.pop()
         logged.extend(self.accelerator.gather(shown).tolist())
         return made
@@ -263,13 +263,13 @@ class FibrationGRPOTrainer(GRPOTrainer):
         return dist.group.WORLD if self.accelerator.num_processes > 1 else None
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        self._fibration_step = None  # another optimizer step begins, if the last one was broken off too
+        self._fibration_step = None  # a new optimizer step begins, even if the last one was interrupted
         for scale in self._fibration_scales.values():
             scale.begin()
         return super().get_batch_samples(*args, **kwargs)
 
     def _begin(self, model: Any) -> Step:
-        """The window that begins with this micro-batch, and its coefficients."""
+        """The step whose window begins with this micro-batch, with its coefficients."""
         slices, whole = self.args.steps_per_generation, self.args.steps_per_generation * self.num_iterations
         length, done = self.current_gradient_accumulation_steps, self._step % whole
         if done + length > whole:
@@ -309,8 +309,9 @@ class FibrationGRPOTrainer(GRPOTrainer):
         rewards: Tensor | None = None,
         scored: Tensor | None = None,
     ) -> Window:
-        """`computed`: log-probs of now, which are the old ones where TRL kept none. `rewards`: in the place of
-        advantages, of those rows that are `scored`."""
+        """`computed`: current log-probs, used as old ones if TRL kept none. `rewards`: in place of advantages, for the
+        rows that are `scored`.
+        """
 
         def joined(name: str) -> Any:
             return torch.cat([piece[name] for piece in given]) if given[0].get(name) is not None else None
@@ -322,7 +323,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
         if ROLLOUT in self.operator.hierarchy.policies:
             if sampled is None:
                 raise refusals.no_sampling_log_probs(self.operator.hierarchy)
-            # Of a token whose log-prob vLLM does not know, TRL corrects nothing.
+            # Where vLLM's log-prob of a token is missing, TRL corrects nothing.
             policies[ROLLOUT] = sampled if old is None else torch.where(sampled.isnan(), old, sampled)
         if REFERENCE in self.operator.hierarchy.policies:
             policies[REFERENCE] = joined(REFERRED)
@@ -344,7 +345,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
 
     @torch.no_grad()
     def _log_probs(self, model: Any, inputs: Mapping[str, Any], at_once: int | None = None) -> Tensor:
-        """As TRL's own loss computes them, of the same tokens in the same padding; all rows, or so many, at once."""
+        """Log-probs as TRL's loss computes them, with the same tokens and padding; `at_once`: rows per forward pass."""
         ids, mask = (
             torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], dim=1) for name in ("ids", "mask")
         )
@@ -390,7 +391,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
         TRL reads the advantages after it has computed the log-probs, so they are set in between.
         """
         ranks, training = self.accelerator.num_processes, self.model.training
-        divisor = inputs["num_items_in_batch"].clamp(min=1.0)  # of the sum over tokens and ranks, as 'dapo' has it
+        divisor = inputs["num_items_in_batch"].clamp(min=1.0)  # 'dapo' divides the sum over tokens and ranks by it
         if training:
             divisor = divisor * self.current_gradient_accumulation_steps / self.args.steps_per_generation
         given = {name: value for name, value in inputs.items() if name not in (ROWS, OLD, "advantages")}
@@ -405,7 +406,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
                 factor = ranks / divisor * (1.0 if scaler is None else scaler.get_scale())
                 given["advantages"] = self._fibration_scale.expects(given["advantages"], factor, _unmasked(inputs))
 
-        if "importance_sampling_ratio" in given:  # part of the advantages already
+        if "importance_sampling_ratio" in given:  # already in the advantages
             given["importance_sampling_ratio"] = torch.ones_like(given["importance_sampling_ratio"])
         self._fibration_hears, beta = hear, self.beta
         try:
@@ -425,11 +426,11 @@ class FibrationGRPOTrainer(GRPOTrainer):
 
     @property
     def _fibration_scale(self) -> Scale:
-        """That of steps as long as this one: the last of an epoch may be shorter, and is divided otherwise."""
+        """The scale for steps of this length; the last step of an epoch may be shorter, with another divisor."""
         length = self.current_gradient_accumulation_steps
         if length not in self._fibration_scales:
             counts = {"accumulation steps": length, "ranks": self.accelerator.num_processes}
-            hidden = self.is_deepspeed_enabled and self.accelerator.mixed_precision == "fp16"  # the scaler's factor
+            hidden = self.is_deepspeed_enabled and self.accelerator.mixed_precision == "fp16"  # its scale is not known
             self._fibration_scales[length] = Scale("TRL's loss", windows=0 if hidden else 2, counts=counts)
         return self._fibration_scales[length]
 
@@ -459,6 +460,6 @@ class FibrationGRPOTrainer(GRPOTrainer):
 
 
 def _unmasked(inputs: Mapping[str, Any]) -> Tensor:
-    """The tokens of a slice that TRL trains on: neither padding, nor cut off, nor a tool's."""
+    """The tokens of a slice on which TRL trains: no padding, no cut-off completions, no tool output."""
     mask: Tensor = inputs["completion_mask"]
     return mask if inputs.get("tool_mask") is None else mask * inputs["tool_mask"]

@@ -1,4 +1,4 @@
-"""verl 0.9 with a hierarchy as its policy loss: exact coefficients of every mini-batch, nothing forked.
+"""verl 0.9 with a hierarchy as its policy loss: exact coefficients of every mini-batch, without a fork of verl.
 
 ```yaml
 actor_rollout_ref:
@@ -9,10 +9,10 @@ actor_rollout_ref:
       hierarchy: fiberpo_domain_inward
 ```
 
-verl builds the config in every process that has an actor, and building it puts our worker in the place of verl's
-(`config.py`). A mini-batch is one optimizer step: the worker takes log-probs of all its rows, computes the coefficients
-over all ranks, and gives them to verl as advantages (`worker.py`), of which the policy loss is a plain sum (`loss.py`).
-verl loads `plugin.py` by itself, which registers that loss by its name.
+verl builds the config in every process with an actor; building it replaces verl's worker by ours (`config.py`). A
+mini-batch is one optimizer step. The worker computes log-probs of all its rows, then coefficients over all ranks, and
+passes them to verl as advantages (`worker.py`). The policy loss sums them (`loss.py`). verl imports `plugin.py`, which
+registers that loss by name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["FibrationPolicyLossConfig", "FibrationTrainingWorker"]
 
 
 def __getattr__(name: str) -> object:
-    """verl loads the plugin while it is imported itself, so nothing here may import verl at once."""
+    """Import lazily: verl imports the plugin during its own import, so this module must not import verl."""
     if name in _LAZY:
         return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

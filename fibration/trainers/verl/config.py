@@ -1,4 +1,4 @@
-"""What a YAML says of the hierarchy, and verl's worker replaced by ours where it is said."""
+"""The policy loss's config with the hierarchy's options; building it replaces verl's worker by ours."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ from fibration.trainers.policies import REFERENCE, ROLLOUT, check_policies
 from fibration.trainers.verl.loss import HERE, NAME
 from fibration.trainers.window import check_metrics
 
-KNOWN = {"prompt_group": "uid", "domain": "data_source"}  # the fields in which verl has labels by itself
+KNOWN = {"prompt_group": "uid", "domain": "data_source"}  # verl's own fields of labels
 
 
 @dataclass
 class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
     """`actor_rollout_ref.actor.policy_loss`, with `_target_: fibration.trainers.verl.FibrationPolicyLossConfig`.
 
-    On a command line, what verl's own YAML lacks takes a `+`: `+actor_rollout_ref.actor.policy_loss.hierarchy=grpo`.
+    On a command line, options that verl's YAML lacks take a `+`:
+    `+actor_rollout_ref.actor.policy_loss.hierarchy=grpo`.
 
     - `loss_mode`: `fibration`.
-    - `hierarchy`: a shipped name (`grpo`), `/path/to/file.py:NAME` or `/path/to/file.json`; the path is one
-      that every node has, best absolute.
+    - `hierarchy`: a shipped name (`grpo`), `/path/to/file.py:NAME` or `/path/to/file.json`. The path must exist on
+      every node; best use an absolute one.
     - `parameters`: values of the hierarchy's parameters, as in `op.coefficients(parameters=)`: `{epsilon: 0.05,
-      C_domain: {math: {+: 0.3, -: 0.2}, code: 0.1}}`. verl's `clip_ratio` and the like are refused.
-    - `labels`: `{stratum: field}`, the field of verl's data with a label per row; by itself `prompt_group: uid` and
-      `domain: data_source`. Several fields, `[a, b]`, make pairs.
-    - `trajectory`: the fields that name a trajectory, where several rows are one: `[uid, session_id]` for agent loops
-      that give several outputs; `[]`: every row is a trajectory of its own, whatever its fields.
-    - `reuse_old_log_probs`: where this worker computed a mini-batch's old log-probs with the weights that it has still,
-      as for the first of each batch, take them for those of pass 1, and leave that pass out. verl computes them in
-      other micro-batches and in evaluation mode; `actor/fibration/pass/...` says by how much they differ from pass 2's.
-    - `backend`: as in `fibration.compile`. `metrics`: as in `op.loss`: `levels`, `all` for those of
-      single domains too, or names, `[trajectory, ratio]`.
+      C_domain: {math: {+: 0.3, -: 0.2}, code: 0.1}}`. verl's `clip_ratio` and similar options are refused.
+    - `labels`: `{stratum: field}`, the field of verl's data with one label per row. Defaults: `prompt_group: uid` and
+      `domain: data_source`. Several fields, `[a, b]`, make tuples.
+    - `trajectory`: the fields that name a trajectory of several rows: `[uid, session_id]` for agent loops with several
+      outputs; `[]`: every row is its own trajectory, whatever its fields.
+    - `reuse_old_log_probs`: use old log-probs as pass 1's, and skip that pass, if this worker computed them with its
+      current weights, as for the first mini-batch of each batch. verl computes them in other micro-batches and in
+      evaluation mode; `actor/fibration/pass/...` reports how far they differ from pass 2's.
+    - `backend`: as in `fibration.compile`. `metrics`: as in `op.loss`: `levels`, `all` to include single domains, or
+      names, `[trajectory, ratio]`.
 
-    Building it raises what is wrong with the hierarchy and its parameters, before a model is loaded, and makes our
-    worker the actor of this process.
+    Building it checks the hierarchy and its parameters before a model is loaded, and makes our worker this process's
+    actor.
     """
 
     loss_mode: str = NAME
@@ -58,14 +59,14 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
     def __post_init__(self) -> None:
         if self.loss_mode != NAME:
             bypass = (
-                "bypass_mode puts its own loss in the place of this one; algorithm.rollout_correction.bypass_mode=true "
-                f"beside loss_mode={NAME} gates ratios to what the rollout engine sampled with, without its rollout_is "
-                "and rollout_rs, which are that loss's"
+                "bypass_mode replaces this loss by its own; algorithm.rollout_correction.bypass_mode=true with "
+                f"loss_mode={NAME} gates ratios to the rollout engine's policy, without rollout_is and rollout_rs, "
+                "which belong to verl's loss"
             )
             raise TrainerError(
                 f"{HERE}.loss_mode={self.loss_mode} with the config of '{NAME}'",
                 required=f"loss_mode={NAME}",
-                remedy=bypass if self.loss_mode == "bypass_mode" else "or leave _target_ as verl has it",
+                remedy=bypass if self.loss_mode == "bypass_mode" else "or leave _target_ at verl's value",
             )
         if not self.hierarchy:
             raise TrainerError(
@@ -76,9 +77,9 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
         if self.rollout_correction != RolloutCorrectionConfig():
             raise TrainerError(
                 f"{HERE}.rollout_correction={shown(self.rollout_correction)} with loss_mode={NAME}",
-                required="verl's default: what stands here is read by its loss bypass_mode alone",
-                remedy=f"leave it out; algorithm.rollout_correction.rollout_is and rollout_rs act beside {NAME}, "
-                "with bypass_mode=false",
+                required="verl's default: only verl's loss bypass_mode reads it",
+                remedy=f"leave it out; algorithm.rollout_correction.rollout_is and rollout_rs work with {NAME}, "
+                "if bypass_mode=false",
             )
         for option in ("parameters", "labels"):
             if not isinstance(self[option], Mapping):
@@ -93,7 +94,7 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
             if hierarchy.rows.name in self.labels:
                 raise TrainerError(
                     f"labels for '{hierarchy.rows.name}', the rows",
-                    required="their keys as trajectory",
+                    required="their keys under trajectory",
                     remedy=f"+{HERE}.trajectory={self.labels[hierarchy.rows.name]}",
                 )
             found = sources(hierarchy, self.fields, KNOWN, lambda stratum: f"+{HERE}.labels.{stratum}=FIELD")
@@ -102,7 +103,7 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
             check_policies(
                 hierarchy,
                 {
-                    ROLLOUT: "what the engine sampled with (rollout_log_probs)",
+                    ROLLOUT: "the rollout engine's policy (rollout_log_probs)",
                     REFERENCE: "its reference model (ref_log_prob)",
                 },
             )
@@ -110,29 +111,29 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
                 raise TrainerError(
                     f"{HERE}.trajectory=[{','.join(self.trajectory)}] with '{hierarchy.name}', which reads "
                     f"{hierarchy.ordered[0]}",
-                    required="trajectories of one row: verl does not say which of several comes first",
-                    remedy=f"+{HERE}.trajectory=[] where every row is a {hierarchy.rows.name} of its own",
+                    required="trajectories of one row: verl does not order the rows of a trajectory",
+                    remedy=f"+{HERE}.trajectory=[] if every row is its own {hierarchy.rows.name}",
                 )
         install()
 
     @property
     def operator(self) -> Operator:
-        """The compiled hierarchy, compiled once in a process."""
+        """The compiled hierarchy, compiled once per process."""
         return _compiled(self.hierarchy, self.backend)
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Per stratum, what the user says of where its labels are; the rows' too, if they have keys."""
+        """Per stratum, the user's fields of labels; for the rows their keys, if any."""
         keys = {self.operator.hierarchy.rows.name: self.trajectory} if self.trajectory else {}
         return {**self.labels, **keys}
 
     def sources(self) -> dict[str, Any]:
-        """Per stratum, the field or the fields that have its labels."""
+        """Per stratum, the fields that have its labels."""
         return sources(self.operator.hierarchy, self.fields, KNOWN)
 
 
 def _names(stratum: str, source: Any) -> frozenset[str]:
-    """The fields of a source of labels, or of keys."""
+    """The fields of labels or keys."""
     names = [source] if isinstance(source, str) else source
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
         raise TrainerError(
@@ -143,7 +144,7 @@ def _names(stratum: str, source: Any) -> frozenset[str]:
 
 
 def _refuse_coarse_rows(found: Mapping[str, Any], rows: str) -> None:
-    """Rows of one key are one trajectory: keys that a coarser stratum's label holds make each of its elements one."""
+    """Refuse keys of rows that a coarser stratum's label includes: each of its elements would be one trajectory."""
     strata = {stratum: _names(stratum, source) for stratum, source in found.items()}
     keys = strata.pop(rows, None)
     for stratum, names in [*strata.items(), *((stratum, frozenset([name])) for stratum, name in KNOWN.items())]:
@@ -152,7 +153,7 @@ def _refuse_coarse_rows(found: Mapping[str, Any], rows: str) -> None:
                 f"{HERE}.trajectory=[{','.join(sorted(keys))}], which names a {stratum}: all its samples would be one "
                 f"{rows}",
                 required="fields that name one sample",
-                remedy=f"+{HERE}.trajectory=[uid,session_id], or =[] where every row is a {rows} of its own",
+                remedy=f"+{HERE}.trajectory=[uid,session_id], or =[] if every row is its own {rows}",
             )
 
 
@@ -162,7 +163,7 @@ def _compiled(hierarchy: str, backend: str | None) -> Operator:
 
 
 def install() -> None:
-    """Make our worker the actor of this process, and the policy loss known, whether or not verl loads plugins."""
+    """Make our worker the actor of this process, and register the policy loss, even if verl loads no plugins."""
     from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
     from fibration.trainers.verl.plugin import register
@@ -174,7 +175,7 @@ def install() -> None:
         return
     if found is not TrainingWorker:
         raise TrainerError(
-            f"the actor's worker is {found.__module__}.{found.__qualname__} already",
+            f"the actor's worker is already {found.__module__}.{found.__qualname__}",
             required="verl's TrainingWorker, or a class derived from fibration.trainers.verl.FibrationTrainingWorker",
             remedy="derive that class from ours",
         )

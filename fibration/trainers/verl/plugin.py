@@ -1,7 +1,7 @@
-"""The entry point `verl.plugins`: verl imports this wherever it is imported itself, and registers our policy loss.
+"""The entry point `verl.plugins`: verl imports this module, which registers our policy loss.
 
-verl logs a plugin that fails at DEBUG, which nobody reads. So nothing fails here: what went wrong is said at ERROR, and
-said again, as an error, by a policy loss of the same name.
+verl logs a failed plugin only at DEBUG. So this module does not fail: it logs the error at ERROR, and registers a
+policy loss of the same name that raises it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 
 def register() -> None:
-    """Make `policy_loss.loss_mode=fibration` known to verl, or known to be broken."""
+    """Register `policy_loss.loss_mode=fibration` with verl; if it cannot be loaded, register a loss that raises."""
     from verl.trainer.ppo.core_algos import register_policy_loss
 
     try:

@@ -1,4 +1,4 @@
-"""What the worker reads of the policy loss's config, and where it finds it in what verl hands it."""
+"""The options that the worker reads from the policy loss's config, and where verl passes that config."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fibration.runtime.operator import Operator
 from fibration.trainers.policies import REFERENCE, kept_near_twice
 from fibration.trainers.verl.loss import HERE, NAME, TARGET
 
-# Options of verl's other losses, which a hierarchy does not read.
+# Options of verl's other losses, which have no effect with a hierarchy.
 UNREAD = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg")
 UNREAD_LOSS = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta")
 UNREAD_TERMS = ("loss_agg_mode", "loss_scale_factor")
 
 
 class Settings(Protocol):
-    """`FibrationPolicyLossConfig`, which puts the worker in place, and so is not imported by it."""
+    """The interface of `FibrationPolicyLossConfig`, which imports the worker, so that the worker cannot import it."""
 
     parameters: Mapping[str, Any]
     trajectory: list[str] | None
@@ -34,7 +34,7 @@ class Settings(Protocol):
 
 
 def settings_of(loss_fn: Any) -> Settings | None:
-    """Our config, in what verl makes of it, or None for another loss. Raises TrainerError where both do not fit."""
+    """Our config in verl's loss function, or None for another loss. Raises TrainerError if they do not fit."""
     config: Any = getattr(loss_fn, "keywords", {}).get("config")
     given = getattr(config, "policy_loss", None)
     if given is None or given.get("loss_mode") != NAME:
@@ -48,7 +48,7 @@ def settings_of(loss_fn: Any) -> Settings | None:
     if loss_fn.func is not ppo_loss:
         raise TrainerError(
             f"{HERE}.loss_mode={NAME} inside of {loss_fn.func.__name__}",
-            required="verl's ppo_loss alone",
+            required="verl's ppo_loss itself",
             remedy="leave distillation out: its own policy gradient would have no coefficients",
         )
     hierarchy = given.operator.hierarchy
@@ -56,7 +56,7 @@ def settings_of(loss_fn: Any) -> Settings | None:
         raise kept_near_twice(
             hierarchy,
             f"actor.use_kl_loss=true with kl_loss_coef={config.kl_loss_coef} adds verl's own divergence from it",
-            "actor.kl_loss_coef=0, with which verl computes ref_log_prob still",
+            "actor.kl_loss_coef=0; verl still computes ref_log_prob",
         )
     where: str
     options: Any
@@ -73,7 +73,7 @@ def settings_of(loss_fn: Any) -> Settings | None:
             if option.name in UNREAD_TERMS and config[option.name] != option.default:
                 raise TrainerError(
                     f"actor.{option.name}={config[option.name]} with loss_mode={NAME}, without KL and entropy losses",
-                    required=f"verl's default, {option.default}: it is theirs alone, and the hierarchy adds up tokens",
+                    required=f"verl's default, {option.default}: only KL and entropy losses read it",
                     remedy="leave it out",
                 )
     found: Settings = given

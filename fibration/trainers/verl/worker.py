@@ -1,9 +1,8 @@
-"""verl's training worker, with coefficients of the whole mini-batch in the place of advantages.
+"""verl's training worker, with coefficients of the whole mini-batch in place of advantages.
 
-A mini-batch is one optimizer step: all data-parallel ranks are in `train_batch` at once, each with its rows. Before
-verl trains on them, a forward pass takes their log-probs, in the micro-batches that verl will make of them, and from
-these, over the data-parallel group, come the coefficients. Ranks of one sequence-parallel group hold the same rows, and
-compute the same.
+A mini-batch is one optimizer step: all data-parallel ranks call `train_batch` at once, each with its rows. First a
+forward pass computes log-probs in verl's micro-batches. From these come the coefficients, over the data-parallel
+group. Ranks of one sequence-parallel group have the same rows and compute the same.
 """
 
 from __future__ import annotations
@@ -35,29 +34,29 @@ from fibration.trainers.verl.loss import HERE, NAME, Step, opened
 from fibration.trainers.verl.settings import Settings, settings_of
 from fibration.trainers.window import Window, named, warned
 
-SAMPLED = "rollout_log_probs"  # verl's field of what the engine sampled with
-REFERRED = "ref_log_prob"  # and of what its reference model gives
-REWARDS, SCORES = "token_level_rewards", ("token_level_scores", "rm_scores")  # less verl's divergence, and without
-ROWS = "fibration_rows"  # a field of ours: where a micro-batch's rows lie in the mini-batch
+SAMPLED = "rollout_log_probs"  # verl's field of the rollout engine's log-probs
+REFERRED = "ref_log_prob"  # verl's field of the reference model's log-probs
+REWARDS, SCORES = "token_level_rewards", ("token_level_scores", "rm_scores")  # with and without verl's KL penalty
+ROWS = "fibration_rows"  # our field: the places of a micro-batch's rows in the mini-batch
 STRATEGIES = ("fsdp", "fsdp2")
 
 
 def _as(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Registers a method with verl's controller as verl's own is: how it is dispatched, how its results come back."""
+    """Register a method with verl's controller as verl's own method is: same dispatch, same collection of results."""
     decorate: Callable[..., Any] = register(**getattr(method, MAGIC_ATTR))
     return decorate
 
 
 class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
-    """The actor's worker of a config with `loss_mode=fibration`; with any other loss it is verl's own."""
+    """The actor's worker for a config with `loss_mode=fibration`; with any other loss it is verl's own."""
 
     loss_fn: Any
     settings: Settings | None = None
     _scale: Scale
     _known: Known
-    _warned = False  # whether the user knows that the passes differ
-    _told = False  # and that what sampled is the old policy
-    _made = False  # whether advantages are the hierarchy's, of all mini-batches
+    _warned = False  # whether the user was warned that the passes differ
+    _told = False  # whether the user was warned that the rollout policy is the old policy
+    _made = False  # whether advantages are already the hierarchy's, of all mini-batches
 
     @_as(TrainingWorker.set_loss_fn)
     def set_loss_fn(self, loss_fn: Any) -> None:
@@ -72,7 +71,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         if self.settings is not None and self.settings.reuse_old_log_probs and self._sequence_parallel > 1:
             raise TrainerError(
                 f"{HERE}.reuse_old_log_probs with ulysses_sequence_parallel_size={self._sequence_parallel}",
-                required="ranks that have what they computed: verl keeps log-probs on one of those that share rows",
+                required="log-probs on the ranks that computed them: verl keeps them on one rank per set of rows",
                 remedy=f"{HERE}.reuse_old_log_probs=false, which takes one more forward pass",
             )
         if self.settings is not None:
@@ -84,8 +83,8 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
 
     @_as(TrainingWorker.infer_batch)
     def infer_batch(self, data: TensorDict) -> TensorDict:
-        """verl's own; what old log-probs it gave is remembered where they may be used again."""
-        own = not tu.get(data, key="no_lora_adapter", default=False)  # else it is the reference model
+        """verl's own; remembers the old log-probs, if they may be reused."""
+        own = not tu.get(data, key="no_lora_adapter", default=False)  # without the adapter it is the reference model
         output = super().infer_batch(data)
         if self.settings is not None and self.settings.reuse_old_log_probs and own and "log_probs" in output:
             log_probs = no_padding_2_padding(output["log_probs"], data)
@@ -94,7 +93,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
 
     @_as(TrainingWorker.train_mini_batch)
     def train_mini_batch(self, data: TensorDict) -> TensorDict:
-        """verl's own; advantages that a hierarchy makes of rewards are those of all mini-batches, in whole groups."""
+        """verl's own; the hierarchy's advantages come from the rewards of all mini-batches, in whole groups."""
         if self.settings is None or self.settings.operator.hierarchy.advantages is None:
             return super().train_mini_batch(data)
         data, self._made = self._with_advantages(data), True
@@ -105,16 +104,16 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
 
     @_as(TrainingWorker.train_batch)
     def train_batch(self, data: TensorDict) -> TensorDict:
-        """verl's own, on coefficients; metrics of the hierarchy are beside verl's, under `fibration/`."""
+        """verl's own, on coefficients; adds the hierarchy's metrics under `fibration/`."""
         if self.settings is None:
             return super().train_batch(data)
         self._scale.begin()
-        data = data.copy()  # whoever gave it keeps the advantages
+        data = data.copy()  # the caller keeps its advantages
         if self.settings.operator.hierarchy.advantages is not None and not self._made:
             data = self._with_advantages(data)
         self._complete(data)
         with self.engine.train_mode(disable_auto_offload=tu.get(data, key="disable_auto_offload", default=False)):
-            tu.assign_non_tensor(data, disable_auto_offload=True)  # it is loaded
+            tu.assign_non_tensor(data, disable_auto_offload=True)  # the model is loaded
             window = self._window(data)
             log_probs, forwards = (None, 0) if self._is_known(window, data) else self._log_probs(data)
             coef = window.coefficients(log_probs, metrics=self.settings.metrics)
@@ -136,7 +135,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         return output
 
     def _complete(self, data: TensorDict) -> None:
-        """What verl's `train_batch` adds to the data, before pass 1: it decides how rows are packed."""
+        """Add the data that verl's `train_batch` adds, before pass 1, because they decide how rows are packed."""
         known = {
             "use_remove_padding": self.model_config.get("use_remove_padding", False),
             "use_dynamic_bsz": self.engine_config.use_dynamic_bsz,
@@ -147,7 +146,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         tu.assign_non_tensor(data, **{key: value for key, value in known.items() if key not in data})
 
     def _is_known(self, window: Window, data: TensorDict) -> bool:
-        """Whether the weights gave the old log-probs of the whole mini-batch; ranks decide it together."""
+        """Whether the current weights gave the old log-probs of the whole mini-batch, on all ranks."""
         assert self.settings is not None and window.ranks is not None and window.old_log_probs is not None
         if not self.settings.reuse_old_log_probs:
             return False
@@ -155,10 +154,11 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         return bool(window.ranks.all_gather(torch.tensor([int(known)]), "whether old log-probs are known").all())
 
     def _log_probs(self, data: TensorDict) -> tuple[Tensor, int]:
-        """Pass 1: log π of the responses `[B, T]`, of the same module in the same mode and micro-batches as pass 2.
+        """Pass 1: log π of the responses `[B, T]`, in the module, mode and micro-batches of pass 2; and the number of
+        passes.
 
-        And how many forward passes it took. Where activations are offloaded it is in evaluation mode, since verl's
-        hooks count layers forth and back in training, and here there is no way back.
+        With activation offloading it runs in evaluation mode, because verl's hooks count layers forwards and backwards
+        in training, and this pass has no backward.
         """
         if self.model_config.get("enable_activation_offload", False):
             self.engine.module.eval()
@@ -168,7 +168,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         return _wide(no_padding_2_padding(output["model_output"]["log_probs"], data)), len(output["loss"])
 
     def _with_advantages(self, data: TensorDict) -> TensorDict:
-        """The data with what the hierarchy makes of its rewards in the place of verl's advantages."""
+        """The data with the hierarchy's advantages, made from rewards."""
         window, data = self._window(data, rewarded=True), data.copy()
         made = window.made_of_rewards()
         made = torch.where(window.mask, made if made.ndim == 2 else made[:, None], 0)
@@ -176,7 +176,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         return data
 
     def _rewards(self, data: TensorDict, mask: Tensor) -> Tensor:
-        """Of rows, [B]: all that a row's tokens have; of tokens, [B, T], where the hierarchy adds these up."""
+        """Rewards per row [B], summed over its tokens; per token [B, T] if the hierarchy adds up tokens."""
         assert self.settings is not None
         hierarchy, found = self.settings.operator.hierarchy, [name for name in (REWARDS, *SCORES) if name in data]
         if not found:
@@ -193,13 +193,13 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         if lost.any():
             raise TrainerError(
                 f"token {lost.nonzero()[0].tolist()} has a reward, and is masked",
-                required=f"rewards of tokens that are trained on: '{hierarchy.name}' adds those up",
-                remedy="give the reward to the last token of the model's own",
+                required=f"rewards at trained tokens: '{hierarchy.name}' adds them up",
+                remedy="give the reward to the last token that the model sampled",
             )
         return rewards
 
     def _window(self, data: TensorDict, rewarded: bool = False) -> Window:
-        """`rewarded`: with rewards in the place of advantages."""
+        """The window of this rank's rows. `rewarded`: with rewards in place of advantages."""
         assert self.settings is not None
         old = _wide(_padded(data, "old_log_probs").to(self.device_name))
         mask = _padded(data, "response_mask").to(self.device_name).bool()
@@ -231,8 +231,8 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         )
 
     def _policies(self, data: TensorDict) -> dict[str, Tensor]:
-        """Log-probs of what sampled and of the reference model, where the hierarchy reads them. verl's old policy may
-        be a proximal one that was computed anew.
+        """Log-probs of the rollout and reference policies that the hierarchy reads. verl's old policy may be a
+        recomputed proximal one.
         """
         assert self.settings is not None
         hierarchy, found = self.settings.operator.hierarchy, {}
@@ -249,18 +249,18 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         if SAMPLED not in data:
             raise TrainerError(
                 f"'{hierarchy.name}' reads log_prob({ROLLOUT}), and the mini-batch has no field '{SAMPLED}'",
-                required="log-probs of what sampled, of every token",
+                required="rollout log-probs of every token",
                 remedy="actor_rollout_ref.rollout.calculate_log_probs=true, and "
-                "algorithm.rollout_correction.bypass_mode=false, under which they are the old ones",
+                "algorithm.rollout_correction.bypass_mode=false; with bypass_mode they replace the old ones",
             )
         sampled, old = (_padded(data, key) for key in (SAMPLED, "old_log_probs"))
         mask = _padded(data, "response_mask").bool()
         if not self._told and mask.any() and torch.equal(sampled[mask], old[mask]):
             self._told = True
             warnings.warn(
-                f"'{hierarchy.name}' reads log_prob({ROLLOUT}), and on every token '{SAMPLED}' are the old log-probs, "
-                "as under algorithm.rollout_correction.bypass_mode=true: between the two there is nothing to correct, "
-                "and budgets are spent by what sampled",
+                f"'{hierarchy.name}' reads log_prob({ROLLOUT}), but on every token '{SAMPLED}' equals old_log_probs, "
+                "as with algorithm.rollout_correction.bypass_mode=true: there is no mismatch to correct, "
+                "and drift from the rollout policy counts against the budgets",
                 UserWarning,
                 stacklevel=2,
             )
@@ -277,14 +277,14 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         if REWARDS in data and scores is not None and not torch.equal(_padded(data, REWARDS), _padded(data, scores)):
             raise kept_near_twice(
                 hierarchy,
-                f"'{REWARDS}' are not '{scores}': verl takes its divergence off them",
+                f"'{REWARDS}' differ from '{scores}': verl subtracts its divergence from the reference model",
                 "algorithm.use_kl_in_reward=false",
             )
         return _wide(_padded(data, REFERRED).to(self.device_name))
 
     def _step(self, window: Window, objective: Tensor) -> Step:
         ranks, scaler = as_group(self.engine.get_data_parallel_group()).size, getattr(self.engine, "scaler", None)
-        expected = ranks if scaler is None else ranks * scaler.get_scale()  # gradients are averaged, and unscaled
+        expected = ranks if scaler is None else ranks * scaler.get_scale()  # gradients are averaged, then unscaled
         self._scale.counts = {"ranks": ranks}
 
         def watched(coefficients: Tensor, mask: Tensor) -> Tensor:
@@ -298,10 +298,10 @@ def _refuse_noise(module: torch.nn.Module) -> None:
     for name, word, value in noise(module):
         raise TrainerError(
             f"the model has dropout or jitter: {name}.{word}={value:g}",
-            required="none: coefficients would come from a forward pass in which it is another than in the one that is "
-            "trained, and old log-probs from one without any",
-            remedy=f"set it to 0: +actor_rollout_ref.model.override_config.{word.removeprefix('config.')}=0, or as the "
-            "model's config calls it",
+            required="none: coefficients would come from a forward pass with other noise than the trained one, and old "
+            "log-probs from one without noise",
+            remedy=f"set it to 0: +actor_rollout_ref.model.override_config.{word.removeprefix('config.')}=0, or by the "
+            "name in the model's config",
         )
 
 
@@ -309,7 +309,7 @@ def _refuse_left_out(step: Step) -> None:
     if len(step.seen) < len(step.log_probs):
         raise TrainerError(
             f"verl trained on {len(step.seen)} of the {len(step.log_probs)} rows of a mini-batch",
-            required="all of them: the coefficients are those of the whole",
+            required="all of them: the coefficients belong to the whole mini-batch",
             remedy="leave the worker's loss function and the engine as verl has them",
         )
 
@@ -320,21 +320,21 @@ def _seen(step: Step, own: Callable[..., Any], model_output: Any, data: TensorDi
 
 
 def _trained_on(data: TensorDict, coefficients: Tensor) -> TensorDict:
-    """The mini-batch as verl trains on it: coefficients for advantages, and weights that are in them left out."""
+    """The mini-batch for verl's training: coefficients as advantages, without the weights that they include."""
     _replace_advantages(data, coefficients)
     data[ROWS] = torch.arange(len(data))
     return data.exclude("rollout_is_weights")
 
 
 def _replace_advantages(data: TensorDict, values: Tensor) -> None:
-    """By values `[B, T]`, in the layout of those that are there."""
+    """Replace the advantages by values `[B, T]`, in the same layout."""
     given = data["advantages"]
     values = values.to(given.device)
     data["advantages"] = response_to_nested(values, given) if given.is_nested else values
 
 
 def _padded(data: TensorDict, key: str) -> Tensor:
-    """A field `[B, T]`, padded with 0: nested in verl's v1 trainers, padded already in v0."""
+    """A field `[B, T]`, padded with 0: verl's v1 trainers nest it, v0 pads it."""
     if key not in data:
         raise TrainerError(
             f"the mini-batch has no field '{key}'",
@@ -357,13 +357,13 @@ def _wide(log_probs: Tensor) -> Tensor:
 def _column(
     data: TensorDict, source: str | Sequence[str], stratum: str, keys: bool, used: Sequence[int]
 ) -> Sequence[Any]:
-    """A label per row, or a key of the rows' own; the rows that are used have one indeed."""
+    """A label or key per row; every row in `used` must have one."""
     if not isinstance(source, str):
         return list(zip(*(_column(data, one, stratum, keys, used) for one in source), strict=True))
     option = f"+{HERE}.trajectory=[FIELD]" if keys else f"+{HERE}.labels.{stratum}=FIELD"
     if source not in data:
         raise TrainerError(
-            f"the labels of '{stratum}' are the field '{source}', which the mini-batch lacks",
+            f"the field '{source}' for labels of '{stratum}' is missing in the mini-batch",
             required="a field with one label per row",
             found=f"fields of labels: {listed(sorted(k for k, field in data.items() if _has_labels(field))) or 'none'}",
             remedy=f"give the data set a column '{source}', or name another: {option}",
@@ -372,17 +372,17 @@ def _column(
     if isinstance(found, Tensor):
         if found.is_nested or found.reshape(len(data), -1).shape[1] != 1:
             raise TrainerError(
-                f"the labels of '{stratum}' are the field '{source}', which has several numbers per row",
+                f"the field '{source}' for labels of '{stratum}' has several numbers per row",
                 required="one label per row",
                 remedy=option,
             )
         found = found.reshape(-1).tolist()
     elif not isinstance(data.get(source), NonTensorStack):
-        found = [found] * len(data)  # verl keeps what is equal in all rows once
+        found = [found] * len(data)  # verl stores values that are equal in all rows once
     for row in used:
         if as_label(found[row]) is None:
             raise TrainerError(
-                f"row {row} has {shown(found[row])} in the field '{source}', of which the labels of '{stratum}' are",
+                f"row {row} has {shown(found[row])} in the field '{source}' for labels of '{stratum}'",
                 required="one text or number per row, and no NaN",
                 remedy=f"give such rows a label in the data set, or drop them; or name another field: {option}",
             )
@@ -390,12 +390,12 @@ def _column(
 
 
 def _has_labels(field: Any) -> bool:
-    """Whether it has a label or a number for every row."""
+    """Whether a field has one label or number per row."""
     return isinstance(field, NonTensorStack) or (isinstance(field, Tensor) and not field.is_nested and field.ndim == 1)
 
 
 def _refuse_several(sessions: Sequence[Mapping[int, Any]]) -> None:
-    """Several rows of one session, on one rank or several, are one element or several: only the user knows."""
+    """Refuse several rows of one session without `trajectory`: only the user knows whether they are one trajectory."""
     met: dict[Any, tuple[int, int]] = {}
     for rank, keys in enumerate(sessions):
         for row, key in keys.items():
@@ -404,7 +404,7 @@ def _refuse_several(sessions: Sequence[Mapping[int, Any]]) -> None:
                 where = [f"row {n} of rank {of}" for of, n in (first, other)]
                 raise TrainerError(
                     f"{f'rows {first[1]} and {row}' if first[0] == rank else listed(where)} are outputs of one session",
-                    required="to know whether several outputs of an agent loop are one trajectory, or each its own",
+                    required="trajectory=: several outputs of an agent loop are one trajectory, or one each",
                     found=f"uid and session_id {key} on rank {rank}",
-                    remedy=f"+{HERE}.trajectory=[uid,session_id] makes them one, and =[] leaves each its own",
+                    remedy=f"+{HERE}.trajectory=[uid,session_id] makes them one, =[] makes each its own",
                 )

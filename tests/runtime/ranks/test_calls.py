@@ -310,14 +310,14 @@ class TestErrors:
         import fibration.runtime.ranks.collect as module
 
         error, calls = MemoryError("64 GiB"), []
-        mine = module.Ranks._mine
+        mine = module.Shards._mine
 
         def fails(ranks, values, held):
             if ranks.group.rank == 2 and calls.append(1) is None and len(calls) == 8:
                 raise error
             return mine(ranks, values, held)
 
-        monkeypatch.setattr(module.Ranks, "_mine", fails)
+        monkeypatch.setattr(module.Shards, "_mine", fails)
         ran = each(lambda rank, mine: coefficients(FIBERPO, mine))
         assert len(calls) == 8
         assert ran.errors[2] is error
@@ -369,7 +369,7 @@ class TestPieces:
     @pytest.mark.parametrize(("first", "last", "per_token"), [(1, 1, False), (1, 2, False), (1, 2, True)])
     def test_pieces_of_one_token(self, monkeypatch, first, last, per_token, looks):
         """There, advantages per row look like those per token; those are what they are, whatever others say."""
-        monkeypatch.setattr(devices, "may_look", lambda device: looks)
+        monkeypatch.setattr(devices, "can_sync", lambda device: looks)
         fiberpo = operator(spec("fiberpo"))
 
         def call(group):

@@ -12,7 +12,7 @@ from thread_ranks import on_ranks, try_on_ranks
 from fibration import BatchError, RanksError
 from fibration.compiler.ir import Input, Push
 from fibration.compiler.plan import Collective
-from fibration.runtime.ranks.collect import Held, Ranks
+from fibration.runtime.ranks.collect import RankElements, Shards
 from fibration.runtime.ranks.group import as_group
 
 UNIT = 2.0**-20
@@ -27,58 +27,60 @@ def spread(size, of, among, seed=0, cut=False):
     """Elements of one stratum dealt to ranks: each to one, or to several; some ranks get none."""
     rng = np.random.default_rng(seed)
     ranks = rng.integers(0, among, of)
-    held = [np.flatnonzero((ranks == r) | (cut & (rng.random(of) < 0.5))) if r < among else [] for r in range(size)]
-    return Held([torch.tensor(h, dtype=torch.int64) for h in held], of)
+    rank_elements = [
+        np.flatnonzero((ranks == r) | (cut & (rng.random(of) < 0.5))) if r < among else [] for r in range(size)
+    ]
+    return RankElements([torch.tensor(h, dtype=torch.int64) for h in rank_elements], of)
 
 
-def collected(stage, held, values, labels=None):
+def collected(stage, rank_elements, values, labels=None):
     """What every rank gets, where `values(rank)` is what it has, with garbage for what it does not hold; and the run."""
 
     def work(given):
-        ranks = Ranks(as_group(given), False, 0, held, labels or {})
+        ranks = Shards(as_group(given), False, 0, rank_elements, labels or {})
         return ranks.collect(stage, values(given.rank))
 
-    return try_on_ranks(len(next(iter(held.values())).elements), work)
+    return try_on_ranks(len(next(iter(rank_elements.values())).elements), work)
 
 
-def only(held, rank, values):
+def only(rank_elements, rank, values):
     """A vector of which a rank knows what it holds."""
-    known = torch.full((held.size,), NAN, dtype=torch.float64)
-    known[held.elements[rank]] = values[held.elements[rank]]
+    known = torch.full((rank_elements.size,), NAN, dtype=torch.float64)
+    known[rank_elements.elements[rank]] = values[rank_elements.elements[rank]]
     return known
 
 
 @pytest.mark.parametrize(("size", "among"), [(1, 1), (3, 3), (4, 2)])
 def test_whole_values_are_their_owners(size, among):
-    held = {"trajectory": spread(size, 7, among), "prompt_group": spread(size, 3, among, seed=1)}
+    rank_elements = {"trajectory": spread(size, 7, among), "prompt_group": spread(size, 3, among, seed=1)}
     truth = {
         VALUE: torch.randn(7, dtype=torch.float64),
         OTHER: torch.tensor([0.0, -0.0, NAN, INF, -INF, 1e300, 5e-324], dtype=torch.float64),
         OVER_GROUP: torch.randn(3, dtype=torch.float64),
     }
     stage = Collective(tuple(truth))
-    ran = collected(stage, held, lambda r: {n: only(held[n.stratum], r, v) for n, v in truth.items()})
+    ran = collected(stage, rank_elements, lambda r: {n: only(rank_elements[n.stratum], r, v) for n, v in truth.items()})
     for result in ran.results:
         for node, value in truth.items():
             assert result[node].numpy().tobytes() == value.numpy().tobytes()
-    numbers = 2 * held["trajectory"].most + held["prompt_group"].most
+    numbers = 2 * rank_elements["trajectory"].most + rank_elements["prompt_group"].most
     assert (ran.traffic.tensors, ran.traffic.objects) == ([8 * (1 + numbers)], 0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_sums_and_maxima_of_parts(size):
-    held = spread(size, 6, size, cut=True)
+    rank_elements = spread(size, 6, size, cut=True)
     rng = np.random.default_rng(size)
     whole = rng.integers(-(2**53), 2**53, (size, 6))  # added up, more than a float64 holds
     stage = Collective((), (SUM, MOST), {SUM: UNIT})
 
     def values(rank):
-        v = only(held, rank, torch.from_numpy(whole[rank].astype(float) * UNIT))
+        v = only(rank_elements, rank, torch.from_numpy(whole[rank].astype(float) * UNIT))
         return {SUM: v, MOST: v}
 
-    ran = collected(stage, {"expert": held}, values)
+    ran = collected(stage, {"expert": rank_elements}, values)
     for e in range(6):
-        mine = [int(whole[r, e]) for r in range(size) if e in held.elements[r].tolist()]
+        mine = [int(whole[r, e]) for r in range(size) if e in rank_elements.elements[r].tolist()]
         for result in ran.results:
             assert float(result[SUM][e]) == float(Fraction(sum(mine)) * Fraction(UNIT))
             assert float(result[MOST][e]) == max(mine) * UNIT
@@ -87,14 +89,14 @@ def test_sums_and_maxima_of_parts(size):
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF, 2.0**54 * UNIT, 1e300])
 def test_what_is_not_finite_or_too_much_is_nan_and_never_a_number(bad):
-    held = {"expert": Held([torch.arange(3)] * 2, 3)}
+    rank_elements = {"expert": RankElements([torch.arange(3)] * 2, 3)}
     stage = Collective((), (SUM, MOST), {SUM: UNIT})
 
     def values(rank):
         v = torch.tensor([1.0, bad if rank else 2.0, 3.0], dtype=torch.float64)
         return {SUM: v, MOST: v}
 
-    for result in collected(stage, held, values).results:
+    for result in collected(stage, rank_elements, values).results:
         np.testing.assert_array_equal(result[SUM], [2, NAN, 6])
         np.testing.assert_array_equal(result[MOST], [1, bad if bad != -INF else 2, 3])
 
@@ -107,28 +109,32 @@ def test_the_parts_of_a_sum_may_be_dealt_in_any_way():
         for seed in range(3):
             home = np.random.default_rng(seed).integers(0, ranks, len(tokens))
             parts = [torch.tensor([tokens[home == r].sum()]) for r in range(ranks)]
-            held = {"expert": Held([torch.arange(1)] * ranks, 1)}
-            ran = collected(Collective((), (SUM,), {SUM: UNIT}), held, lambda r, parts=parts: {SUM: parts[r]})
+            rank_elements = {"expert": RankElements([torch.arange(1)] * ranks, 1)}
+            ran = collected(Collective((), (SUM,), {SUM: UNIT}), rank_elements, lambda r, parts=parts: {SUM: parts[r]})
             found |= {float(result[SUM]) for result in ran.results}
     assert found == {float(sum(map(Fraction, tokens)))}
 
 
 def test_holders_that_agree_have_one_value():
-    held = {"trajectory": Held([torch.tensor([0, 1]), torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)], 3)}
+    rank_elements = {
+        "trajectory": RankElements([torch.tensor([0, 1]), torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)], 3)
+    }
     truth = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
-    ran = collected(Collective((VALUE,)), held, lambda r: {VALUE: only(held["trajectory"], r, truth)})
+    ran = collected(Collective((VALUE,)), rank_elements, lambda r: {VALUE: only(rank_elements["trajectory"], r, truth)})
     assert [r[VALUE].tolist() for r in ran.results] == [[1, -2, 3]] * 3
 
 
 def test_holders_that_do_not_agree_are_named_on_every_rank():
-    held = {"prompt_group": Held([torch.tensor([0]), torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([1])], 2)}
+    rank_elements = {
+        "prompt_group": RankElements([torch.tensor([0]), torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([1])], 2)
+    }
     labels = {"prompt_group": ("g0", "g1")}
     given = [[5.0, NAN], [5.0, 1.0], [NAN, 1.0], [NAN, -1.0]]
 
     def values(rank):
         return {OVER_GROUP: torch.tensor(given[rank], dtype=torch.float64)}
 
-    for error in collected(Collective((OVER_GROUP,)), held, values, labels).errors:
+    for error in collected(Collective((OVER_GROUP,)), rank_elements, values, labels).errors:
         check(
             error, RanksError, what="different advantages for the prompt_group 'g1'",
             required="one advantage per prompt_group", found="1 on rank 1 and -1 on rank 3", remedy="every rank",
@@ -136,26 +142,28 @@ def test_holders_that_do_not_agree_are_named_on_every_rank():
 
 
 def test_holders_that_have_nan_are_left_to_those_who_count_it():
-    held = {"trajectory": Held([torch.arange(2)] * 2, 2)}
-    ran = collected(Collective((VALUE,)), held, lambda r: {VALUE: torch.tensor([r or NAN, 4.0], dtype=torch.float64)})
+    rank_elements = {"trajectory": RankElements([torch.arange(2)] * 2, 2)}
+    ran = collected(
+        Collective((VALUE,)), rank_elements, lambda r: {VALUE: torch.tensor([r or NAN, 4.0], dtype=torch.float64)}
+    )
     for result in ran.results:
         np.testing.assert_array_equal(result[VALUE], [NAN, 4])
 
 
 def test_a_rank_with_nothing_joins():
-    held = {"trajectory": Held([torch.tensor([], dtype=torch.int64), torch.arange(2)], 2)}
-    ran = collected(Collective((VALUE,)), held, lambda r: {VALUE: torch.tensor([1.0, 2.0]).double() * r})
+    rank_elements = {"trajectory": RankElements([torch.tensor([], dtype=torch.int64), torch.arange(2)], 2)}
+    ran = collected(Collective((VALUE,)), rank_elements, lambda r: {VALUE: torch.tensor([1.0, 2.0]).double() * r})
     assert [r[VALUE].tolist() for r in ran.results] == [[1, 2]] * 2
 
 
 def test_what_is_given_is_not_written_to():
-    held = {"expert": Held([torch.arange(2)] * 2, 2)}
+    rank_elements = {"expert": RankElements([torch.arange(2)] * 2, 2)}
     given = [torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, 4.0]).double()]
     stage = Collective((), (SUM, MOST), {SUM: 1.0})
 
     def work(group):
         mine = given[group.rank]
-        result = Ranks(as_group(group), True, 2, held, {}).collect(stage, {SUM: mine, MOST: mine})
+        result = Shards(as_group(group), True, 2, rank_elements, {}).collect(stage, {SUM: mine, MOST: mine})
         result[SUM].zero_()
         result[MOST].zero_()
 
@@ -167,7 +175,7 @@ class TestFailures:
     """A rank that fails on its way to a collective takes the others along, wherever they wait."""
 
     HELD: ClassVar = {
-        "trajectory": Held([torch.tensor([0, 1]), torch.tensor([], dtype=torch.int64), torch.tensor([2])], 3)
+        "trajectory": RankElements([torch.tensor([0, 1]), torch.tensor([], dtype=torch.int64), torch.tensor([2])], 3)
     }
     STAGES = (Collective((VALUE,)), Collective((VALUE, OTHER)))
 
@@ -175,7 +183,7 @@ class TestFailures:
         """Every rank meets twice, unless `fails[rank]` is raised instead of a meeting, whose number it comes with."""
 
         def work(given):
-            ranks = Ranks(as_group(given), False, 3, self.HELD, {})
+            ranks = Shards(as_group(given), False, 3, self.HELD, {})
             values = dict.fromkeys((VALUE, OTHER), torch.arange(3).double())
 
             def call(fails):
@@ -213,8 +221,8 @@ class TestFailures:
 
     def test_a_refusal_that_all_have_seen_is_not_told_again(self):
         def work(given):
-            held = {"trajectory": Held([torch.arange(1)] * 2, 1)}
-            ranks = Ranks(as_group(given), False, 3, held, {})
+            rank_elements = {"trajectory": RankElements([torch.arange(1)] * 2, 1)}
+            ranks = Shards(as_group(given), False, 3, rank_elements, {})
             values = {VALUE: torch.tensor([float(given.rank)], dtype=torch.float64)}
             ranks.run("op.gate", self.STAGES, lambda: ranks.collect(self.STAGES[0], values), torch.device("cpu"))
 

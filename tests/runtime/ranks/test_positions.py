@@ -17,7 +17,7 @@ from fibration.compiler.plan import Collective
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.report import Report
 from fibration.runtime.operator import Operator
-from fibration.runtime.ranks.pieces import Pieces, Runs
+from fibration.runtime.ranks.pieces import Pieces, PositionRanges
 
 EDGES = ("token -> turn", "turn -> trajectory", "trajectory -> batch")
 turn, trajectory, batch = map(Stratum, ("turn", "trajectory", BATCH))
@@ -202,7 +202,7 @@ def test_positions_that_two_ranks_have():
 
 def test_a_run_inside_another():
     one, other = (
-        Runs(np.array([0]), np.array([5]), np.array([9])),
-        Runs(np.array([0, 0]), np.array([3, 8]), np.array([1, 1])),
+        PositionRanges(np.array([0]), np.array([5]), np.array([9])),
+        PositionRanges(np.array([0, 0]), np.array([3, 8]), np.array([1, 1])),
     )
     refuses(HierarchyIndexError, lambda: Pieces.of([one, other], "trajectory", str), what="the position 8")

@@ -156,7 +156,7 @@ def test_pieces_with_different_rewards_beside_what_is_a_tokens_own(monkeypatch):
 
     for error in try_on_ranks(3, on_each(op, CUT, apart)).errors:
         check(error, BatchError, what="pieces of one trajectory have different rewards", remedy="rewards per token")
-    monkeypatch.setattr(devices, "may_look", lambda device: False)
+    monkeypatch.setattr(devices, "can_sync", lambda device: False)
     assert all(bool(a.isnan().any()) for a in on_ranks(3, on_each(op, CUT, apart)))
 
 

@@ -138,12 +138,12 @@ def differing(one, other):
 
 def check_tokens(found, places):
     """What a rank has of its own."""
-    assert found.group.size == found.gradient_scale == len(found.ranks.held[BATCH].elements)
+    assert found.group.size == found.gradient_scale == len(found.ranks.rank_elements[BATCH].elements)
     for leaf in found.leaves:
         assert found.size[leaf] == len(found.positions_of(leaf)) == len(found.rows_of_tokens(leaf))
     for s in [*found.labels, BATCH]:
         here = np.unique(np.concatenate([found.parent(leaf, s).numpy() for leaf in found.leaves_over(s)]))
-        held = found.ranks.held[s]
+        held = found.ranks.rank_elements[s]
         assert held.elements[found.group.rank].tolist() == here.tolist()
         assert held.size == found.size[s]
         rows = found.rows_of(s)

@@ -120,7 +120,7 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
     "unknown metrics": (configured(metrics="some"), ("'some'", "'levels', 'all'")),
     "another backend": (configured(backend="cobol"), ("cobol", "torch")),
     "another loss mode": (configured(loss_mode="gspo"), ("loss_mode=gspo", "loss_mode=fibration")),
-    "bypass_mode": (configured(loss_mode="bypass_mode"), ("bypass_mode puts its own loss in the place of this one",)),
+    "bypass_mode": (configured(loss_mode="bypass_mode"), ("bypass_mode replaces this loss by its own",)),
     "verl's own config": (
         configured(
             _target_=f"{PolicyLossConfig.__module__}.PolicyLossConfig", hierarchy=None, backend=None, parameters=None
@@ -207,23 +207,23 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
         lambda data: trained(
             data, {LOSS + "hierarchy": rollouts.TO_GO}, token_level_rewards=torch.ones(20, rollouts.LONGEST)
         ),
-        ("has a reward, and is masked", "'to_go' adds those up"),
+        ("has a reward, and is masked", "'to_go' adds them up"),
     ),
     "an order over several rows": (
         configured(hierarchy=rollouts.TO_GO, trajectory=["uid", "session_id"]),
-        ("trajectory=[uid,session_id] with 'to_go', which reads after(reward", "which of several comes first"),
+        ("trajectory=[uid,session_id] with 'to_go', which reads after(reward", "verl does not order the rows"),
     ),
     "no old log-probs": (lambda data: trained(data, {}, old_log_probs=None), ("no field 'old_log_probs'",)),
     "several rows of a session": (
         of_pieces,
         ("rows 0 and 1 are outputs of one session", "trajectory=[uid,session_id]"),
     ),
-    "another worker's advantages": (elsewhere, ("advantages that are no coefficients", "_target_")),
-    "beside another worker": (beside_another_worker, ("Other already", "FibrationTrainingWorker")),
+    "another worker's advantages": (elsewhere, ("advantages that are not coefficients", "_target_")),
+    "beside another worker": (beside_another_worker, ("is already", "Other", "FibrationTrainingWorker")),
     "another engine": (another_engine, ("actor.strategy=veomni", "fsdp")),
-    "distillation": (distilled, ("distillation_ppo_loss", "ppo_loss alone")),
+    "distillation": (distilled, ("distillation_ppo_loss", "ppo_loss itself")),
     "rows that are not trained on": (lost_rows, ("18 of the 20 rows",)),
-    "another loss in its place": (replaced_loss, ("no gradient came to the advantages of 4 of 4 micro-batches",)),
+    "another loss in its place": (replaced_loss, ("the advantages of 4 of 4 micro-batches got no gradient",)),
 }
 
 

@@ -132,7 +132,7 @@ def test_mini_batches_and_epochs_have_coefficients_of_their_own(found, ranks):
 
 # Mistakes that the plugin finds itself; gradients show the others.
 SAID = {
-    "ranks of another number": "gradients are averaged over 1 ranks, and the mini-batch is spread over 2",
+    "ranks of another number": "gradients are averaged over 1 ranks, and the mini-batch is on 2",
     "divided by micro-batches": "1/4 of it on every token",
     "not times the ranks": "1/2 of it on every token",
 }
@@ -199,7 +199,7 @@ def test_verls_trainer_logs_the_mean_of_mini_batches(found):
 
 def test_what_sampled_being_the_old_policy_is_said_once(found):
     said = found(1)[0]["beside"]["bypassed"]
-    assert len(said["bypassed"]) == 1 and "nothing to correct" in said["bypassed"][0]
+    assert len(said["bypassed"]) == 1 and "no mismatch to correct" in said["bypassed"][0]
     assert said["one row differs"] == []
 
 
