@@ -71,6 +71,25 @@ def test_the_readmes_refusal_is_what_a_user_sees():
     assert str(refused.value) in README
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "fact", "value"),
+    [
+        ("log_prob(old) - log_prob(rollout)", "log_prob(rollout) - log_prob(old)", "second_moment", "under old"),
+        (
+            "pessimistic_clip_gate(low, high)", "pessimistic_clip_gate(1 - low, 1 + high)", "radius",
+            "min(log(2 + epsilon_high), -log(epsilon_low))",
+        ),
+        ("ratio_deviation()", "fibration.log_ratio()", "radius", "min(epsilon_high, epsilon_low)"),
+    ],
+)  # fmt: skip
+def test_facts_show_the_slips_of_the_readme_that_no_law_finds(right, wrong, fact, value):
+    report = first_hierarchy(lambda text: "import fibration\n" + text.replace(right, wrong)).verify()
+    (said,) = (f.value for f in report.facts if f.name == fact)
+    assert report.ok and value in said
+    assert wrong.removeprefix("fibration.") in README
+    assert value in (ROOT / "docs" / "facts.md").read_text()
+
+
 def test_the_quiver_of_the_language_page_verifies_and_needs_what_it_assumes():
     scope = {}
     page = (ROOT / "docs" / "language.md").read_text()
@@ -94,22 +113,12 @@ def test_a_spec_says_where_it_is_from_and_which_laws_it_gives_up(name):
 def test_the_readmes_trainer_snippet_runs():
     import torch
 
-    log_probs = torch.full((2, 3), -1.0, requires_grad=True)
-    scope = {
-        "fibration": fibration,
-        "my_loss": first_hierarchy(),
-        "response_mask": torch.tensor([[True, True, False], [True, True, True]]),
-        "log_probs": log_probs,
-        "old_log_probs": torch.full((2, 3), -1.0),
-        "rollout_log_probs": torch.full((2, 3), -2.0),
-        "reference_log_probs": torch.full((2, 3), -1.5),
-        "advantages": torch.tensor([1.0, -2.0]),
-    }
+    scope = {"my_loss": first_hierarchy()}
     exec(next(b for b in BLOCKS if "op.loss" in b), scope)
     scope["loss"].backward()
     # the weight exp(1) is truncated at 2, and the penalty's slope is 0.04·0.5
     expected = torch.tensor([[2 - 0.02, 2 - 0.02, 0], [-4 - 0.02, -4 - 0.02, -4 - 0.02]]) / 5
-    torch.testing.assert_close(log_probs.grad, -expected)
+    torch.testing.assert_close(scope["log_probs"].grad, -expected)
     torch.testing.assert_close(scope["coef"], expected)
 
 
@@ -287,6 +296,24 @@ def test_the_tutorial_says_what_its_blocks_print(capsys, monkeypatch):
         {name: float(m) for name, m in found.items()} for found in (scope["gated"], scope["result"].metrics)
     )
     assert shown == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::fibration.PrecisionWarning")
+@pytest.mark.parametrize(
+    "page", ["batches", "facts", "how-laws-are-decided", "laws", "metrics", "operator", "precision", "torch-compile"]
+)
+def test_the_blocks_of_a_page_run_and_print_their_comments(page, capsys):
+    """`laws` and `how-laws-are-decided` print whole reports too."""
+    import torch
+
+    old = torch.full((2, 3), -1.0)
+    # the loop of `operator`, in which the policy and the pieces are the reader's
+    scope = {"policy": lambda piece: piece.clone().requires_grad_(), "pieces": old.split(1), "sizes": 1}
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(block, scope)
+        printed = iter(capsys.readouterr().out.splitlines())
+        assert all(said in printed for said in re.findall(r"^# (.*)$", block, re.MULTILINE)), block
 
 
 def test_the_page_of_an_own_loss_says_what_its_blocks_print(capsys):

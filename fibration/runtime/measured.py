@@ -112,7 +112,7 @@ class Collector:
         return [r for r in rows(self.hierarchy) if chosen(r, asked) and all(k in outputs for k in r.keys)]
 
     def collect(self, program: str, outputs: Outputs, index: Index, asked: Asked) -> Measured:
-        """Those metrics of a program's outputs that are asked for; docs/operator.md says what each is.
+        """Those metrics of a program's outputs that are asked for; docs/metrics.md says what each is.
 
         Elements of coarsest strata come one by one where these are few and not the rows. Of an element with nothing
         over it, means are NaN and maxima -inf.

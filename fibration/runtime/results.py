@@ -23,7 +23,7 @@ class _Result:
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
-        """By name, as docs/operator.md lists them: a `Mean` or an `Extreme` each, tensors that wait for nothing."""
+        """By name, as docs/metrics.md lists them: a `Mean` or an `Extreme` each, tensors that wait for nothing."""
         return self.measured.metrics()
 
 

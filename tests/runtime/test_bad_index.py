@@ -186,7 +186,7 @@ INDEXES = {
     "token ids": ({"mask": torch.tensor([[7, 0]])}, dict(what="the mask holds values other than 0 and 1", remedy="ids != pad_token_id")),
     "a nested tensor": ({"mask": NESTED}, dict(what="the mask: a nested tensor", remedy="x.to_padded_tensor(0)")),
     "a sparse tensor": ({"mask": MASK.to_sparse()}, dict(what="the mask: a tensor of the layout torch.sparse_coo", remedy="x.to_dense()")),
-    "unknown label": ({"mask": MASK, "domain": ["m"] * 3}, dict(what="unknown label 'domain'", required="labels for nothing", found="token → trajectory")),
+    "unknown label": ({"mask": MASK, "domain": ["m"] * 3}, dict(what="index of 'fiberpo': no stratum 'domain'", required="no labels: its only strata are trajectory, token", remedy="leave domain= out")),
     "ranks by another name": ({"mask": MASK, "process_group": None}, dict(what="unknown keyword 'process_group'", remedy="the ranks that a batch is spread over are group=")),
     "unknown attribute": ({"mask": MASK, "attributes": {"weight": 1}}, dict(what="unknown attribute 'weight'", required="one of none")),
 }  # fmt: skip
@@ -329,4 +329,4 @@ def test_errors_read_as_one_block():
     with pytest.raises(HierarchyIndexError) as caught:
         labelled(prompt_group=["p", "p", "q"])()
     lines = str(caught.value).splitlines()
-    assert [line[:12] for line in lines] == ["index of 'fi", "  required: ", "  found:    ", "  make the l"]
+    assert [line[:12] for line in lines] == ["index of 'fi", "  required: ", "  found:    ", "  fix:      "]

@@ -145,14 +145,14 @@ def test_positions_twice_in_an_element():
 def test_an_element_in_several_rows_needs_them():
     refuses(
         HierarchyIndexError, lambda: CHAIN.index(**PAIR),
-        what="episode 'e' comes in pieces", required="positions=, of the batch's shape",
+        what="episode 'e' spans several rows", required="positions=, of the batch's shape",
         found="tokens in trajectory 0 and trajectory 1, in an order that after(1, over=episode) reads",
         remedy="pass positions=..., counted through over all pieces of an episode",
     )  # fmt: skip
     CHAIN.index(offsets=[0, 3, 5], episode=["d", "e"])
     refuses(
         HierarchyIndexError, lambda: TOOLS.index(offsets=[0, 3, 5], tool=["a", "b", "a", "c", "b"]),
-        what="tool 'b' comes in pieces", found="trajectory 0 and trajectory 1",
+        what="tool 'b' spans several rows", found="trajectory 0 and trajectory 1",
     )  # fmt: skip
     TOOLS.index(offsets=[0, 3, 5], tool=["a", "b", "a", "c", "c"])
 

@@ -75,7 +75,7 @@ def read_over(h: Hierarchy) -> dict[str, Ordered]:
 def unordered(read: Ordered, element: str, found: str) -> HierarchyIndexError:
     """`element` comes in pieces without positions."""
     return HierarchyIndexError(
-        f"{element} comes in pieces, and nothing says which of its tokens comes first",
+        f"{element} spans several rows, and the order of its tokens is not given",
         required=f"{KEYWORD}=, of the batch's shape: where each token comes in {an(str(read.over))}",
         found=f"{found}, in an order that {read} reads",
         remedy=f"pass {KEYWORD}=..., counted through over all pieces of {an(str(read.over))}",

@@ -170,12 +170,12 @@ def test_rows_in_pieces_need_positions():
     one, other = {**KEYS, "turn": [0, 1, 2]}, dict(offsets=[0, 2], trajectory=["s"], turn=[2, 3])
     refused(
         HierarchyIndexError, one, dict(offsets=[0], trajectory=[], turn=[]), other,
-        what="trajectory 's' comes in pieces", required="positions=, of the batch's shape",
+        what="trajectory 's' spans several rows", required="positions=, of the batch's shape",
         found="tokens on rank 0 and rank 2, in an order that after(1, over=trajectory", remedy="pass positions=...",
     )  # fmt: skip
     refused(
         HierarchyIndexError, dict(offsets=[0], trajectory=[], turn=[]), {**KEYS, "trajectory": ["r", "r"], "turn": [0, 1, 2]},
-        what=("rank 1: ", "trajectory 'r' comes in pieces"), found="tokens in row 0 (trajectory 'r') and row 1 (trajectory 'r')",
+        what=("rank 1: ", "trajectory 'r' spans several rows"), found="tokens in row 0 (trajectory 'r') and row 1 (trajectory 'r')",
     )  # fmt: skip
 
 
