@@ -161,7 +161,7 @@ def test_formulas_of_the_language_page_may_be_declared():
     gamma, lam = (fibration.Parameter(name, default=0.9, upper=1) for name in ("gamma", "lam"))
     value = fibration.Attribute("value", on=token, positive=False)
     scope = {n: getattr(fibration, n) for n in fibration.__all__} | {k: v for k, v in locals().items() if k != "n"}
-    order, advantages, penalties, _quiver = re.findall(
+    _plain, order, advantages, penalties, _quiver = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs" / "language.md").read_text(), re.DOTALL
     )
     found = []
@@ -300,7 +300,18 @@ def test_the_tutorial_says_what_its_blocks_print(capsys, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::fibration.PrecisionWarning")
 @pytest.mark.parametrize(
-    "page", ["batches", "facts", "how-laws-are-decided", "laws", "metrics", "operator", "precision", "torch-compile"]
+    "page",
+    [
+        "backends",
+        "batches",
+        "facts",
+        "how-laws-are-decided",
+        "laws",
+        "metrics",
+        "operator",
+        "precision",
+        "torch-compile",
+    ],
 )
 def test_the_blocks_of_a_page_run_and_print_their_comments(page, capsys):
     """`laws` and `how-laws-are-decided` print whole reports too."""
