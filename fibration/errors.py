@@ -1,6 +1,6 @@
 """The exceptions of the library, one class per kind of failure, and helpers for their messages.
 
-Every message names the user's object, the rule, a concrete witness and the next step, in that order.
+Every message names the user's object, what is required, what was found and the fix, in that order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FibrationError(Exception):
         if found:
             lines.append(f"  found:    {found}")
         if remedy:
-            lines.append(f"  {remedy}")
+            lines.append(f"  fix:      {remedy}")
         super().__init__("\n".join(lines))
 
 

@@ -58,8 +58,8 @@ def fail(error: object, code: int) -> NoReturn:
 
 app = typer.Typer(
     cls=Commands,
-    help="Declare hierarchies of importance-ratio gates, prove their laws, compile them, run them.\n\n"
-    "SPEC is path.py, path.py:NAME, a JSON file, or the name of a shipped hierarchy.",
+    help="Check, compare, compile and measure losses for RL of language models.\n\n"
+    "SPEC is path.py, path.py:NAME, a JSON file, or the name of a shipped loss.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -113,7 +113,7 @@ def doctor(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Say what works on this machine, and which backend runs.
+    """Report what works on this machine, and which backend runs.
 
     Versions, processor, threads, GPU, C compiler, the cache folder; every backend that should work is built, run and
     compared. Exit code 0: usable. 1: something is broken, or SPEC breaks a law.
@@ -141,8 +141,8 @@ def verify(
 ) -> None:
     """Decide every law of every hierarchy, for all sizes at once.
 
-    Exit code 0: all proved, or given up as declared. 1: a law is refuted, or undecided, also for want of time. 2: some
-    input is unusable, as is one that declares no hierarchy (without --if-any).
+    Exit code 0: all proved, or given up as declared. 1: a law is refuted or undecided, for example out of time. 2: an
+    input is unusable, or declares no hierarchy (without --if-any).
     """
     from fibration.printing import reports
     from fibration.printing.progress import working
@@ -253,7 +253,7 @@ def compile(
     ] = None,
     timeout: Timeout = BUDGET,
 ) -> None:
-    """Verify a hierarchy and print its generated module.
+    """Verify a loss, and print its source or write standalone files.
 
     With -o, the module and a certificate of what was proved are written instead.
     """

@@ -9,7 +9,7 @@ from fibration.files import unwritable, write_file
 
 SPEC = '''"""A loss of your own: PPO's clip of every token, and a capped weight for the engine that samples.
 
-Change it, and ask what became of it: fibration show specs/my_loss.py, fibration verify specs/
+Change it, then run: fibration show specs/my_loss.py, fibration verify specs/
 """
 
 from fibration import (
@@ -147,7 +147,7 @@ def init(folder: Path) -> str:
 
 NEXT = (
     "fibration verify specs/             which laws hold, on batches of every size",
-    "python -m pytest                    the same as tests, and yours",
+    "python -m pytest                    the laws as pytest tests, and your own tests",
     "fibration run specs/my_loss.py      what it does to recorded rollouts, with pictures in out/",
     "in CI, set the variable FIBRATION   to what pip installs: git+URL@COMMIT of its repository, or the URL of a wheel",
 )

@@ -9,11 +9,14 @@ from fibration.language.hierarchy import Hierarchy
 
 
 def check_strata(first: Hierarchy, second: Hierarchy) -> None:
-    for what, strata in (("tokens", [h.leaves for h in (first, second)]), ("rows", [(first.rows,), (second.rows,)])):
+    for what, stratum, strata in (
+        ("tokens", "token", [h.leaves for h in (first, second)]),
+        ("rows", "row", [(first.rows,), (second.rows,)]),
+    ):
         one, other = (", ".join(sorted(s.name for s in names)) for names in strata)
         if one != other:
             raise SpecError(
-                f"'{first.name}' and '{second.name}' have other {what}",
+                f"'{first.name}' and '{second.name}' use different {stratum} strata",
                 required=f"the same strata as {what}, by name",
                 found=f"{one}, and {other}",
                 remedy="give the same stratum one name in both",
@@ -52,8 +55,32 @@ def check_alone(
     mine, yours = ([n for n in names if n not in set(others)] for names, others in ((one, other), (other, one)))
     if mine and yours:
         raise SpecError(
-            f"'{first.name}' and '{second.name}' have other {what}s",
+            f"'{first.name}' and '{second.name}' use different {what}s",
             required=f"{what}s of the same names, or more of them in one of the two",
             found=f"{', '.join(mine)} only in '{first.name}'; {', '.join(yours)} only in '{second.name}'",
             remedy=remedy.format(mine=mine[0], yours=yours[0]),
         )
+
+
+def declared_differences(first: Hierarchy, second: Hierarchy) -> str:
+    """Returns how the declarations of two losses differ, or ""."""
+
+    def parts(h: Hierarchy) -> dict[str, str]:
+        kept = " and ".join(str(k.condition) for k in h.objective.kept)
+        return {
+            "the normaliser": f"μ = {h.objective.spelled_out(h.leaves, h.rows)}",
+            "the estimator": h.objective.estimator,
+            "weights": " and ".join(map(str, h.objective.weighed)) or "none",
+            "conditions": kept or "none",
+            "strata": ", ".join(s.name for s in h.order),
+            **{f"the gate on {s}": str(g) for s, g in h.gates.items()},
+            "the decomposition": str(h.decomposition),
+            "advantages": str(h.advantages),
+            "penalties": ", ".join(str(p) for p in h.penalties.values()) or "none",
+        }
+
+    one, other = parts(first), parts(second)
+    differ = [
+        f"{part}: {one[part]} against {other[part]}" for part in one if part in other and one[part] != other[part]
+    ]
+    return f"the declarations differ in {'; '.join(differ)}" if differ else ""

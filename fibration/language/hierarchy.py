@@ -71,6 +71,14 @@ class Hierarchy(Outline):
       (`Penalty`).
     """
 
+    def __new__(cls, *_: object, **given: object) -> Hierarchy:
+        """Raises SpecError for an unknown argument; Python's own error would not suggest a known one."""
+        for argument in (name for name in given if name not in cls.model_fields):
+            likely = suggest(argument, cls.model_fields).replace("'gates'", "gates={token: ...}")
+            known = ", ".join(cls.model_fields)
+            raise SpecError(f"Hierarchy has no argument '{argument}'", required=f"some of {known}", remedy=likely)
+        return super().__new__(cls)
+
     def __init__(
         self,
         *,

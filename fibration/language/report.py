@@ -208,7 +208,7 @@ class Report:
             sign = "–" if v.given_up else mark[v.status]
             why = f"given up: {v.given_up}" if v.given_up else v.argument or v.found
             lines.append(f"  {sign} {v.law:<16} {v.subject}{f': {why}' if why else ''}")
-            said = {"counterexample": v.counterexample, "what to do": v.remedy, "so too": self.so_too(v)}
+            said = {"counterexample": v.counterexample, "fix": v.remedy, "so too": self.so_too(v)}
             lines += [f"{'':<21}{title}: {text}" for title, text in said.items() if text and not v.accepted]
         lines += [f"  · {f.name:<16} {f.subject}: {f.value}" for f in self.facts]
         return "\n".join(lines)

@@ -47,7 +47,7 @@ def _why(r: Report, v: Verdict) -> str:
         "required": v.required,
         "found": v.found or v.argument,
         "counterexample": str(v.counterexample or ""),
-        "what to do": v.remedy,
+        "fix": v.remedy,
         "so too": r.so_too(v),
     }
     return "\n".join(f"{title}: {text}" for title, text in said.items() if text)

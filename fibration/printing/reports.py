@@ -140,7 +140,7 @@ def _explained(report: Report, verdict: Verdict) -> Text:
         ("required", verdict.required),
         ("found", verdict.found or verdict.argument),
         ("counterexample", str(verdict.counterexample or "")),
-        ("what to do", verdict.remedy),
+        ("fix", verdict.remedy),
         ("so too", report.so_too(verdict)),
     ):
         if value:

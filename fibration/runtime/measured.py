@@ -112,7 +112,7 @@ class Collector:
         return [r for r in rows(self.hierarchy) if chosen(r, asked) and all(k in outputs for k in r.keys)]
 
     def collect(self, program: str, outputs: Outputs, index: Index, asked: Asked) -> Measured:
-        """The requested metrics of a program's outputs; docs/operator.md defines each.
+        """The requested metrics of a program's outputs; docs/metrics.md defines each.
 
         A coarsest stratum with few elements has metrics per element, unless it is the rows. An element without tokens
         has NaN means and maxima of -inf.

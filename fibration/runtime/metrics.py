@@ -12,7 +12,7 @@ from torch import Tensor
 from fibration.compiler.diagnostics import REGIMES, levels, report_of
 from fibration.compiler.ir import part
 from fibration.compiler.keys import Key
-from fibration.errors import BatchError, an, shown
+from fibration.errors import BatchError, an, shown, suggest
 from fibration.language.atoms import BATCH
 from fibration.language.hierarchy import Hierarchy
 
@@ -145,7 +145,14 @@ def asked_for(hierarchy: Hierarchy, metrics: object) -> Asked:
         raise BatchError(f"metrics={shown(metrics)}", required=required, found=an(type(metrics).__name__))
     for word in words:
         if word not in (*known, WHOLE, ALL):
-            raise BatchError(f"'{hierarchy.name}' has no metrics called {word!r}", required=required)
+            group = next((row.group for row in rows(hierarchy) if row.name == word), "")
+            what = (
+                f"{word!r} is one metric, and metrics= takes sets"
+                if group
+                else f"'{hierarchy.name}' has no metrics called {word!r}"
+            )
+            remedy = f"'{word}' belongs to the set '{group}': pass metrics='{group}'" if group else suggest(word, known)
+            raise BatchError(what, required=required, remedy=remedy)
     return frozenset(words)
 
 

@@ -23,7 +23,7 @@ class _Result:
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
-        """Metrics by name, as docs/operator.md lists them: `Mean` or `Extreme`, whose tensors do not wait for the
+        """Metrics by name, as docs/metrics.md lists them: `Mean` or `Extreme`, whose tensors do not wait for the
         device.
         """
         return self.measured.metrics()

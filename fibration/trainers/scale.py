@@ -108,7 +108,7 @@ class Scale:
             f"{self.what} scales advantages by another factor than expected",
             required="a sum of -A·r over unmasked tokens, times that factor: gradients would be too small or too large",
             found=f"{found[0]} of it on every token" if same else f"between {found[0]} and {found[1]} of it",
-            remedy=f"they are {listed(causes)}"
+            remedy=f"advantages are {listed(causes)}: undo that"
             if causes
             else "look for what it divides by or leaves out: accumulation steps, ranks, tokens, rows, a mask",
         )

@@ -3,10 +3,9 @@
 `log 𝒢 = Σ± ±(g(m±) + clip(x± - m±, -ε, ε))`: `x+` and `x-` are `|log r|` by its sign, `m±` their means over the
 trajectory, and `g` passes up to the budget `C±`, rolls back with slope `-T`, then zeroes (eq:gagg_main).
 
-All laws hold but `inward`: `g` looks at the drift alone. Where the advantage pulls outward it pulls back. Where a ratio
-above 1 meets `A < 0`, or one below 1 `A > 0`, the gradient would bring it back by itself: in the strip beyond the
-budget `g` turns that round and pushes further out, `T` times as hard, and beyond the strip it stops it.
-`fiberpo_inward` does neither. In a study it collapsed under large steps, and was nowhere better than `grpo`
+All laws hold but `inward`: `g` reads the drift alone. An outward pull is pulled back. An inward pull (a ratio above 1
+with `A < 0`, or below 1 with `A > 0`) is reversed in the strip beyond the budget, `T` times as hard, and stopped beyond
+the strip. `fiberpo_inward` does neither. In a study it collapsed under large steps, and was never better than `grpo`
 (docs/which-loss-when.md).
 """
 
@@ -36,5 +35,5 @@ fiberpo = Hierarchy(
     },
     decomposition=signed_log_ratio(scale=1 / count(token, over=trajectory)),
     objective=trajectory_mean(),
-    gives_up={"inward": "roll-backs look at drift alone, and turn round what would come back by itself"},
+    gives_up={"inward": "roll-backs read drift alone, and reverse inward pulls"},
 )

@@ -1,11 +1,11 @@
 """FiberPO over a quiver: a trajectory has a domain and a modality, each with a budget for its own drift.
 
 Ours, a quiver as in rem:heterogeneous_fibration. With FiberPO's `g` and means `m`, on both sign channels:
-`log 𝒢 = Σ± ±(g(m) + g(e_domain) + g(e_modality) + g(ρ) + clip(x - m_trajectory, -ε, ε))`, where
-`ρ = m_trajectory - m - e_domain - e_modality`. What domain and modality have in common is the batch's `m`, so that
-nothing is gated twice. They rarely cross in equal proportions; least squares tells their effects `e` apart
-(`orthogonalise="projection"`), and an index in which they cannot be separated is refused.
-All laws hold but `inward`: where the advantage is against the drift, roll-backs push further out, as in `fiberpo`.
+`log 𝒢 = Σ± ±(g(m) + g(e_domain) + g(e_modality) + g(ρ) + clip(x - m_trajectory, -ε, ε))`, where `ρ = m_trajectory - m -
+e_domain - e_modality`. Domain and modality share the batch's `m`, so nothing is gated twice. They rarely cross in equal
+proportions, so least squares separates their effects `e` (`orthogonalise="projection"`). An index that does not
+separate them is refused. All laws hold but `inward`: if the advantage is against the drift, roll-backs push further
+out, as in `fiberpo`.
 """
 
 from fibration import (
@@ -51,5 +51,5 @@ fiberpo_crossed = Hierarchy(
     decomposition=signed_log_ratio(scale=mass),
     objective=trajectory_mean(),
     orthogonalise="projection",
-    gives_up={"inward": "roll-backs look at drift alone, and turn round what would come back by itself"},
+    gives_up={"inward": "roll-backs read drift alone, and reverse inward pulls"},
 )

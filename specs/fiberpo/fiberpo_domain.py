@@ -3,10 +3,10 @@
 Tokens deviate from their trajectory, trajectories from their prompt group, groups from their domain; each deviation is
 gated on its own, so that one domain's drift does not spend another's budget. With FiberPO's `g`, and `m` the means over
 a trajectory's tokens and a group's or a domain's trajectories, on both sign channels:
-`log 𝒢 = Σ± ±(g(m_domain) + g(m_group - m_domain) + g(m_trajectory - m_group) + clip(x - m_trajectory, -ε, ε))`.
-All laws hold but `inward`: where `A` is against the drift, a level turns round what would come back by itself, `T`
-times as hard, as in `fiberpo`; `fiberpo_domain_inward` does not. In a study it collapsed under large steps, and was
-nowhere better than `grpo` (docs/which-loss-when.md).
+`log 𝒢 = Σ± ±(g(m_domain) + g(m_group - m_domain) + g(m_trajectory - m_group) + clip(x - m_trajectory, -ε, ε))`. All
+laws hold but `inward`: if `A` is against the drift, a level reverses the inward pull, `T` times as hard, as in
+`fiberpo`. `fiberpo_domain_inward` does not. In a study it collapsed under large steps, and was never better than `grpo`
+(docs/which-loss-when.md).
 """
 
 from fibration import (
@@ -47,5 +47,5 @@ fiberpo_domain = Hierarchy(
     },
     decomposition=signed_log_ratio(scale=1 / count(token, over=trajectory)),
     objective=trajectory_mean(),
-    gives_up={"inward": "roll-backs look at drift alone, and turn round what would come back by itself"},
+    gives_up={"inward": "roll-backs read drift alone, and reverse inward pulls"},
 )

@@ -1,12 +1,12 @@
-"""FiberPO-Domain whose gates know which way they are pulled: each acts only where that is further from 0.
+"""FiberPO-Domain whose gates act only if the pull leads further from 0.
 
 Ours, def:domain_fiberpo with `gate.inward()` and roll-backs of slope 1:
 `log 𝒢 = Σ± ±(h(m_domain) + h(m_group - m_domain) + h(m_trajectory - m_group) + k(x - m_trajectory))`, where `h` and `k`
 are FiberPO's `g` and clip wherever the pull has the sign of what they gate, and pass it unchanged elsewhere. On tokens
 and trajectories the pull is `±A`; on prompt groups and domains it is `±Σ μ·A·r` over their tokens, detached, since
-advantages whose mean is 0 say nothing by it. So no level turns round or stops what comes back to its residual 0 by
-itself, which for a trajectory is its group's mean (docs/laws.md). All laws hold. `log 𝒢` has no bound: what comes back
-is not cut. In a study real domains did no better than shuffled ones (docs/which-loss-when.md).
+advantages with mean 0 have no pull of their own there. So no level reverses or stops a pull towards residual 0. For a
+trajectory residual 0 is its group's mean (docs/how-laws-are-decided.md). All laws hold. `log 𝒢` has no bound, because
+inward pulls are never cut. In a study real domains scored no better than shuffled ones (docs/which-loss-when.md).
 """
 
 from fibration import (

@@ -1,9 +1,9 @@
-"""FiberPO-Domain with clips instead of roll-backs, each of them only where its element is pulled further from 0.
+"""FiberPO-Domain with clips instead of roll-backs, each acts only if its element is pulled further from 0.
 
 Ours, def:domain_fiberpo with `gate.inward()` and a clip at every budget:
 `log 𝒢 = Σ± ±(h(m_domain) + h(m_group - m_domain) + h(m_trajectory - m_group) + k(x - m_trajectory))`, where `h` and `k`
 clip wherever the pull has the sign of what they clip (as in `fiberpo_domain_inward`), and pass it unchanged elsewhere.
-No level has a falling slope. All laws hold. `log 𝒢` has no bound: what comes back is not cut.
+No level has a falling slope. All laws hold. `log 𝒢` has no bound, because inward pulls are never cut.
 """
 
 from fibration import (

@@ -1,12 +1,12 @@
 """FiberPO for mixtures of experts: a token has a trajectory and an expert, which cross each other.
 
 Ours, a quiver as in rem:heterogeneous_fibration. With FiberPO's `g` and means `m` over tokens, on both sign channels:
-`log 𝒢 = Σ± ±(g(m) + g(m_expert - m) + g(m_trajectory - m) + clip(x - m_expert - m_trajectory + m, -ε, ε))`.
-Experts serve trajectories as the router decides, never in equal proportions, and there are too many trajectories for
-least squares. All laws hold but `orthogonality` and `inward`: what a token adds beyond both is not quite orthogonal to
-either, and where the advantage is against the drift, roll-backs push further out, as in `fiberpo`.
+`log 𝒢 = Σ± ±(g(m) + g(m_expert - m) + g(m_trajectory - m) + clip(x - m_expert - m_trajectory + m, -ε, ε))`. Experts
+serve trajectories as the router decides, never in equal proportions, and there are too many trajectories for least
+squares. All laws hold but `orthogonality` and `inward`: a token's residual is not quite orthogonal to either stratum,
+and if the advantage is against the drift, roll-backs push further out, as in `fiberpo`.
 
-`op.index(mask=..., expert=ids)` takes one id per token, from 0. A negative one, which in most data means none, is
+`op.index(mask=..., expert=ids)` takes one id per token, from 0. A negative id, which in most data means none, is
 refused unless the token is masked.
 """
 
@@ -52,6 +52,6 @@ fiberpo_experts = Hierarchy(
     objective=token_mean(),
     gives_up={
         "orthogonality": "experts and trajectories cross as the router decides",
-        "inward": "roll-backs look at drift alone, and turn round what would come back by itself",
+        "inward": "roll-backs read drift alone, and reverse inward pulls",
     },
 )

@@ -1,10 +1,10 @@
-"""FiberPO whose gates know which way the advantage pulls: each acts only where it pulls a residual further from 0.
+"""FiberPO whose gates act only if the advantage pulls a residual further from 0.
 
 Ours, def:fiberpo_main with `gate.inward()`, and the roll-back's slope 1 instead of `T`:
 `log 𝒢 = Σ± ±(h(m±) + k(x± - m±))`, where `h` and `k` are FiberPO's `g` and clip wherever `±A` has the sign of what they
-gate, and pass it unchanged elsewhere. So a ratio above 1 comes down by itself where `A < 0`, as in PPO; `fiberpo` turns
-that round in the strip beyond the budget, and stops it beyond the strip. All laws hold. `log 𝒢` has no bound: what
-comes back is not cut.
+gate, and pass it unchanged elsewhere. So a ratio above 1 comes down if `A < 0`, as in PPO. `fiberpo` reverses this in
+the strip beyond the budget, and stops it beyond the strip. All laws hold. `log 𝒢` has no bound, because inward pulls
+are never cut.
 """
 
 from fibration import (

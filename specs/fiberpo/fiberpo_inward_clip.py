@@ -1,8 +1,9 @@
-"""FiberPO with clips instead of roll-backs, each of them only where the advantage pulls a residual further from 0.
+"""FiberPO with clips instead of roll-backs, each acts only if the advantage pulls a residual further from 0.
 
-Ours, after def:fiberpo_main: `log 𝒢 = Σ± ±(h(m±) + k(x± - m±))`, with FiberPO's means, where `h` clips at the budget
-`C±` and `k` at `ε` wherever `±A` has the sign of what they clip, and pass it unchanged elsewhere: what PPO's `min` does
-to a token, per trajectory and per token. All laws hold. `log 𝒢` has no bound: what comes back is not cut.
+Ours, after def:fiberpo_main:
+`log 𝒢 = Σ± ±(h(m±) + k(x± - m±))`, with FiberPO's means, where `h` clips at the budget `C±` and `k` at `ε` wherever
+`±A` has the sign of what they clip, and pass it unchanged elsewhere: PPO's `min`, per trajectory and per token. All
+laws hold. `log 𝒢` has no bound, because inward pulls are never cut.
 """
 
 from fibration import (

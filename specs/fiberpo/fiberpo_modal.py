@@ -2,11 +2,11 @@
 
 Ours, a tree as in rem:heterogeneous_fibration. With FiberPO's `g` and means `m`, on both sign channels:
 `log 𝒢 = Σ± ±(g(m_group) + g(m_trajectory - m_group) + clip(x - m_trajectory, -ε, ε))`, where `ε` is that of the token's
-kind. Both branches reflect together: every token of a trajectory weighs the same, whatever its kind.
+kind. Both branches reflect together: every token of a trajectory has the same weight, of either kind.
 
-All laws hold but `inward`: where the advantage is against the drift, roll-backs push further out, as in `fiberpo`.
+All laws hold but `inward`: if the advantage is against the drift, roll-backs push further out, as in `fiberpo`.
 
-`op.index(mask=..., image_token=image_mask, prompt_group=...)`: what is no image token is text.
+`op.index(mask=..., image_token=image_mask, prompt_group=...)`: every other token is text.
 """
 
 from fibration import (
@@ -50,5 +50,5 @@ fiberpo_modal = Hierarchy(
     },
     decomposition=signed_log_ratio(scale=mass),
     objective=trajectory_mean(),
-    gives_up={"inward": "roll-backs look at drift alone, and turn round what would come back by itself"},
+    gives_up={"inward": "roll-backs read drift alone, and reverse inward pulls"},
 )

@@ -1,9 +1,9 @@
 """FiberPO for agents: tokens deviate from turns, turns from trajectories, trajectories from their prompt groups.
 
 Ours, a chain as in def:fgh (rem:base_extensibility). With FiberPO's `g` and means `m`, on both sign channels:
-`log 𝒢 = Σ± ±(g(m_group) + g(m_trajectory - m_group) + g(m_turn - m_trajectory) + clip(x - m_turn, -ε, ε))`.
-Turns are weighed by their tokens, so that a trajectory's drift is the mean over its tokens, as in FiberPO. All laws
-hold but `inward`: where the advantage is against the drift, roll-backs push further out, as in `fiberpo`.
+`log 𝒢 = Σ± ±(g(m_group) + g(m_trajectory - m_group) + g(m_turn - m_trajectory) + clip(x - m_turn, -ε, ε))`. Turns are
+weighed by their tokens, so that a trajectory's drift is the mean over its tokens, as in FiberPO. All laws hold but
+`inward`: if the advantage is against the drift, roll-backs push further out, as in `fiberpo`.
 
 `op.index(mask=..., turn=ids, prompt_group=...)` takes one turn per token, numbered through the batch.
 """
@@ -47,5 +47,5 @@ fiberpo_turns = Hierarchy(
     },
     decomposition=signed_log_ratio(scale=mass),
     objective=trajectory_mean(),
-    gives_up={"inward": "roll-backs look at drift alone, and turn round what would come back by itself"},
+    gives_up={"inward": "roll-backs read drift alone, and reverse inward pulls"},
 )

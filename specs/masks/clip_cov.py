@@ -1,9 +1,9 @@
 """Clip-Cov (Cui et al. 2025, 2505.22617): PPO, without tokens whose log-prob and advantage are both far up.
 
-`J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)` but over tokens with `least < cov < most`, `cov = (A - mean A)·(log π -
-mean log π)` of the batch, except where the clip has closed already; `μ = 1/tokens` of all tokens. verl's `clip_cov`
-draws some of these at random, `clip_cov_ratio` of all tokens at most: here all of them are dropped, as there at 1. All
-laws hold but `mask_open`, since tokens are dropped on policy too, and `causal`: means are of the whole batch.
+`J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)` over all tokens but those with `least < cov < most`, `cov = (A - mean
+A)·(log π - mean log π)` of the batch, which the clip has not stopped already; `μ = 1/tokens` of all tokens. verl's
+`clip_cov` drops a random part of these tokens, at most `clip_cov_ratio` of all tokens. Here all are dropped, as in verl
+at 1. All laws hold but `mask_open`, since tokens are dropped on policy too, and `causal`: means are of the whole batch.
 """
 
 from fibration import (

@@ -1,9 +1,9 @@
 """DPPO by divergence (2026, 2602.04879): tokens are masked where "this token or another" has changed too much.
 
-`J = Σ μ·stop(min(r, ceiling))·A·log π` over tokens with `KL <= epsilon` or on the side that the advantage leads away
-from, `KL = q·log(q/p) + (1-q)·log((1-q)/(1-p))`, `p = π`, `q = π_old` of the token, `μ = 1/tokens` of all tokens. As
+`J = Σ μ·stop(min(r, ceiling))·A·log π` over tokens with `KL <= epsilon` or on the side away from which the advantage
+pulls, `KL = q·log(q/p) + (1-q)·log((1-q)/(1-p))`, `p = π`, `q = π_old` of the token, `μ = 1/tokens` of all tokens. As
 verl's `dppo_kl`, with 1e-8 beside `1 - p` and `1 - q`, as in SkyRL's `dppo` of type `binary_kl`. All laws hold but
-`first_order`: a score estimator, whose value is no objective's.
+`first_order`: it is a score estimator, whose value is not the objective.
 """
 
 from fibration import (
@@ -38,5 +38,5 @@ dppo_kl = Hierarchy(
     objective=token_mean()
     .score()
     .keep(((advantage > 0) & ((kl <= high) | (p <= q))) | ((advantage <= 0) & ((kl <= low) | (p >= q)))),
-    gives_up={"first_order": "a score estimator: its value is no objective's"},
+    gives_up={"first_order": "a score estimator: its value is not the objective"},
 )

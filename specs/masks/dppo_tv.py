@@ -3,7 +3,7 @@
 `J = Σ μ·stop(min(r, ceiling))·A·log π` over tokens with `p - q <= high` where `A > 0` and `p - q >= -low` elsewhere, `p
 = π`, `q = π_old` of the token, `μ = 1/tokens` of all tokens. verl ships it as `dppo_tv`, with `clip_ratio` for both
 bounds, SkyRL as `dppo` without a ceiling, prime-rl with a squared log ratio beside it; these two take `old` from the
-engine. All laws hold but `first_order`: a score estimator, whose value is no objective's.
+engine. All laws hold but `first_order`: it is a score estimator, whose value is not the objective.
 """
 
 from fibration import (
@@ -33,5 +33,5 @@ dppo_tv = Hierarchy(
     gates={token: Gate(minimum(residual, ceiling - 1))},
     decomposition=ratio_deviation(),
     objective=token_mean().score().keep(((advantage > 0) & (moved <= high)) | ((advantage <= 0) & (moved >= -low))),
-    gives_up={"first_order": "a score estimator: its value is no objective's"},
+    gives_up={"first_order": "a score estimator: its value is not the objective"},
 )

@@ -1,8 +1,8 @@
-"""Off-policy sequence masks (DeepSeek-V3.2 2025, 2512.02556): GRPO without bad answers that have been left behind.
+"""Off-policy sequence masks (DeepSeek-V3.2 2025, 2512.02556): GRPO without bad answers that the policy has left behind.
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)` over tokens with `A >= 0` or `mean log(π_old/π) <= delta` over their
 trajectory, `μ = 1/(trajectories·T)` of all tokens. TRL's `off_policy_mask_threshold` and slime's `--use-opsm`; in the
-paper, and in TRL with vLLM, `old` is the engine. All laws hold but `causal`: a trajectory is dropped whole.
+paper, and in TRL with vLLM, `old` is the engine. All laws hold but `causal`: whole trajectories are dropped.
 """
 
 from fibration import (

@@ -2,8 +2,8 @@
 
 `J = Σ μ·w·min(r·A, clip(r, 1-low, 1+high)·A)`, capped at `ceiling` where `A < 0`; `w = clip(exp(F), 1, 1+range)`, `F_t
 = Σ_{s>=t} γ^(s-t)·log r_s` without tokens of `r > ceiling`, `γ = 2^(-1/32)`; `w = 1` where `A < 0` and `r > safety`; `μ
-= 1/tokens`. ms-swift's `fipo`, in whose sources the weight was read. All laws hold but `causal`: a weight that looks at
-what comes after.
+= 1/tokens`. ms-swift's `fipo`, in whose sources the weight was read. All laws hold but `causal`: a weight reads later
+tokens.
 """
 
 from fibration import (
@@ -39,5 +39,5 @@ fipo = Hierarchy(
     gates={token: dual_clip_gate(low, high, ceiling)},
     decomposition=ratio_deviation(),
     objective=token_mean().weigh(where((advantage < 0) & (token_log_ratio > log(safety)), 1, weight)),
-    gives_up={"causal": "a weight that looks at what comes after"},
+    gives_up={"causal": "a weight reads later tokens"},
 )

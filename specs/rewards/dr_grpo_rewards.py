@@ -1,8 +1,8 @@
-"""Dr. GRPO from rewards (Liu et al. 2025, 2503.20783): the group's mean is taken off, and nothing is divided by.
+"""Dr. GRPO from rewards (Liu et al. 2025, 2503.20783): the group's mean is subtracted, without a division.
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `A = R - mean` of the prompt group, `μ = 1/(trajectories·length)`. verl's
 `norm_adv_by_std_in_grpo=False`, TRL's `scale_rewards="none"`. All laws hold: an answer is part of the mean that it is
-compared with, so that its gradient is `(G-1)/G` of the true one, which `rloo` has whole.
+compared with, so its gradient is `(G-1)/G` of the true one. `rloo` has the whole one.
 """
 
 from fibration import (

@@ -1,10 +1,10 @@
 """GRPO from rewards (Shao et al. 2024, 2402.03300): standardised in the prompt group, then PPO's gate as in `grpo`.
 
-`J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `A = (R - mean)/(std + epsilon)` of the prompt group, each answer once,
-with `n - 1`; `μ = 1/(trajectories·T)`. verl's estimator `grpo` with `epsilon = 1e-6`, and TRL's `scale_rewards="group"`
-with `1e-4`. A group of one gets 0 here; in verl its reward, undivided. Equal rewards get exactly 0; in verl's
-`grpo_vectorized`, whose means are in float32, as much as 0.01. All laws hold but `baseline`: groups whose rewards
-differ less count for more.
+`J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `A = (R - mean)/(std + epsilon)` of the prompt group, over answers, with
+`n - 1`; `μ = 1/(trajectories·T)`. verl's estimator `grpo` with `epsilon = 1e-6`, and TRL's `scale_rewards="group"` with
+`1e-4`. A group of one gets 0 here, and its undivided reward in verl. Equal rewards get exactly 0, and up to 0.01 in
+verl's `grpo_vectorized`, whose means are in float32. All laws hold but `baseline`: groups whose rewards differ less
+count for more.
 """
 
 from fibration import (

@@ -1,9 +1,9 @@
 """OPO (Hao et al. 2025, 2505.23585): the baseline of least variance, a mean in which long answers count for more.
 
-`J = Σ μ·A·log π`, `A = R - Σ T·R/Σ T` over the prompt group, `T` the tokens of an answer, `μ = 1/trajectories`: exactly
+`J = Σ μ·A·log π`, `A = R - Σ T·R/Σ T` over the prompt group, `T` the tokens of an answer, `μ = 1/trajectories`: exact
 on policy, as the paper trains. The estimator `opo` of verl, which gives a group of one its reward. All laws hold but
-`identity` and `first_order`, since no ratio is in it, and `baseline`: an answer's own length and reward are in what it
-is compared with, which is no factor of counts.
+`identity` and `first_order`, since it has no ratio, and `baseline`: the baseline contains the answer's own length and
+reward.
 """
 
 from fibration import Hierarchy, constant_normaliser, mean, ratio_deviation, reward, strata, zero_gate

@@ -1,4 +1,4 @@
-"""Pass@k training (Chen et al. 2025, 2508.10751): what an answer adds to the chance that one of `k = 4` is right.
+"""Pass@k training (Chen et al. 2025, 2508.10751): how much an answer raises the chance that one of `k = 4` is right.
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)` with the closed form over all sets of `k` answers to a prompt, `N` of which
 `M` are wrong: `P = 1 - C(M,k)/C(N,k)`, `σ = sqrt(P·(1-P))`; right ones have `A = (1-P)/(σ + epsilon)`, wrong ones `(1 -

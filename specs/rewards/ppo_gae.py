@@ -1,9 +1,9 @@
 """PPO with generalised advantages (Schulman et al. 2016, 1506.02438; 2017, 1707.06347) of the values of a critic.
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `A_t = Σ_{s>=t} (γ·λ)^(s-t)·(R_s + γ·V_{s+1} - V_s)` with `V = 0` past the
-end, `μ = 1/tokens`. Rewards are per token; where a trajectory was truncated, give `γ` times the value of where it
-stopped with the last one. The estimator `gae` of verl whitens this over all tokens. All laws hold but `baseline`:
-later rewards count for less, which trades bias for variance.
+end, `μ = 1/tokens`. Rewards are per token; for a truncated trajectory, add `γ` times the value at its end to the last
+reward. The estimator `gae` of verl whitens this over all tokens. All laws hold but `baseline`: later rewards count
+less, which trades bias for variance.
 
 `op.index(mask=..., attributes={"value": values})` takes a number per token. Bounds are strict: for a `γ` or a `λ` of 1
 give `math.nextafter(1, 0)`.

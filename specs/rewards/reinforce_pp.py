@@ -3,7 +3,7 @@
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `A = (G - mean)/sqrt(std² + epsilon)` over the tokens of the batch, `G_t =
 R - beta·Σ_{s>=t} log(π_old/π_reference)`, `μ = 1/(trajectories·T)`. The estimator `reinforce_plus_plus` of verl is this
 `A`; OpenRLHF's has the variance with `n`. Rewards are per row. All laws hold but `baseline`: advantages are divided by
-a deviation, and their mean has the row's own.
+a deviation, and the row is part of their mean.
 """
 
 from fibration import (

@@ -1,8 +1,8 @@
 """ReMax (Li et al. 2023, 2310.10505): REINFORCE, where an answer is compared with the greedy one to its prompt.
 
 `J = Σ μ·A·log π`, `A = R - b`, `b` the greedy answer's reward, an attribute of the row; `μ = 1/trajectories`. The
-estimator `remax` of verl, where `R` is the rewards from the token on: give them so. All laws hold but `identity` and
-`first_order`: no ratio is in it.
+estimator `remax` of verl, where `R` is the sum of rewards from the token on: pass these. All laws hold but `identity`
+and `first_order`: it has no ratio.
 
 `op.index(mask=..., attributes={"greedy_reward": rewards})` takes one number per row.
 """

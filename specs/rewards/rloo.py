@@ -1,8 +1,8 @@
-"""RLOO (Ahmadian et al. 2024, 2402.14740): REINFORCE, where an answer is compared with the others to its prompt.
+"""RLOO (Ahmadian et al. 2024, 2402.14740): REINFORCE, where an answer is compared with the others of its prompt.
 
 `J = Σ μ·A·log π`, `A = R - mean` of the others in the prompt group, `μ = 1/trajectories`. The estimator `rloo` of verl,
 which gives a group of one its reward; here that is an error. TRL's `RLOOTrainer` has PPO's clip of the whole
-trajectory's ratio. All laws hold but `identity` and `first_order`: no ratio is in it.
+trajectory's ratio. All laws hold but `identity` and `first_order`: it has no ratio.
 """
 
 from fibration import Hierarchy, centred, constant_normaliser, ratio_deviation, reward, strata, zero_gate

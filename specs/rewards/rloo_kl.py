@@ -1,8 +1,8 @@
-"""RLOO with its KL in the reward (Ahmadian et al. 2024, 2402.14740): what a trajectory is worth, less what it drifted.
+"""RLOO with its KL in the reward (Ahmadian et al. 2024, 2402.14740): a trajectory's reward, minus its drift.
 
 `J = Σ μ·A·log π`, `A = S - mean` of the others in the prompt group, `S = R - beta·Σ log(π_old/π_reference)` over the
-trajectory, `μ = 1/trajectories`. TRL's `RLOOTrainer` takes the same off its rewards. All laws hold but `identity` and
-`first_order`, as with `rloo`: in the reward k1 is right, being no loss.
+trajectory, `μ = 1/trajectories`. TRL's `RLOOTrainer` subtracts the same from its rewards. All laws hold but `identity`
+and `first_order`, as with `rloo`. In a reward k1 is right, because no gradient flows through it.
 """
 
 from fibration import (

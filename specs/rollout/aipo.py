@@ -1,9 +1,9 @@
 """AIPO (LlamaRL, Wu et al. 2025, 2505.24034): REINFORCE with a capped ratio to the engine, some updates behind.
 
-`J = Σ μ·stop(min(π/π_rollout, ceiling))·A·log π`, `μ = 1/tokens`: one cap above, none below, and no policy between the
-two. SkyRL's `rollout_is` drops what is out of a band, by its comment without another gradient, which is not so.
-`cispo_absolute` is the same where the engine is `old`. All laws hold but `identity` and `first_order`: a score
-estimator, whose value is no objective's.
+`J = Σ μ·stop(min(π/π_rollout, ceiling))·A·log π`, `μ = 1/tokens`: the weight has a cap and no lower bound, and there is
+no third policy. SkyRL's `rollout_is` drops tokens outside a band. Its comment says that the gradient stays the same; it
+changes. With the engine as `old` it is `cispo_absolute`. All laws hold but `identity` and `first_order`: it is a score
+estimator, whose value is not the objective.
 """
 
 from fibration import (
@@ -28,5 +28,5 @@ aipo = Hierarchy(
     gates={token: zero_gate()},
     decomposition=ratio_deviation(),
     objective=token_mean().score().weigh(minimum(exp(log_prob(current) - log_prob(rollout)), ceiling)),
-    gives_up={"first_order": "a score estimator: its value is no objective's"},
+    gives_up={"first_order": "a score estimator: its value is not the objective"},
 )

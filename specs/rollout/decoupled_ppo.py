@@ -1,8 +1,8 @@
 """Decoupled PPO (Hilton et al. 2021, 2110.00641; AReaL 2025, 2505.24298): near one policy, sampled by another.
 
 `J = Σ μ·ρ·min(r·A, clip(r, 1-low, 1+high)·A)`, `ρ = π_old/π_rollout` of the token: `old` is the proximal policy,
-`rollout` the behaviour policy, which may be many updates behind; `μ = 1/tokens`. AReaL drops or caps `ρ` where it is
-told to, then this is `icepop` or `tis`. All laws hold.
+`rollout` the behaviour policy, which may be many updates behind; `μ = 1/tokens`. If AReaL drops or caps `ρ`, the loss
+is `icepop` or `tis`. All laws hold.
 """
 
 from fibration import (

@@ -1,7 +1,7 @@
 """FiberPO (def:fiberpo_main) under engine mismatch: tokens weighed as in `tis`.
 
-`J = Σ μ·min(ρ, ceiling)·𝒢(r)·A`, `ρ = π_old/π_rollout` of the token: the budgets are of the drift since `old`, and the
-weight makes up for what the engine that sampled did otherwise. All laws hold but `inward`.
+`J = Σ μ·min(ρ, ceiling)·𝒢(r)·A`, `ρ = π_old/π_rollout` of the token: budgets limit the drift since `old`, and the
+weight corrects for the rollout engine. All laws hold but `inward`.
 """
 
 from fibration import Parameter, exp, load, log_prob, minimum, policies

@@ -1,9 +1,9 @@
 """Geometric masks (Liu et al. 2025): PPO, without trajectories whose mean ratio to the engine leaves a band.
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)` over trajectories with `least <= exp(mean log ρ) <= most`, `ρ =
-π_old/π_rollout`, `μ = 1/tokens` of those kept. SkyRL's `sequence_mask_metric=geometric`; verl's
-`rollout_rs=seq_mean_k1`, which bounds `1/ρ` and so keeps `[1/most, 1/least]`, where its pages say `[least, most]`. All
-laws hold but `causal`: a trajectory is dropped whole.
+π_old/π_rollout`, `μ = 1/tokens` of those kept. SkyRL's `sequence_mask_metric=geometric`. verl's
+`rollout_rs=seq_mean_k1` bounds `1/ρ`: it keeps `[1/most, 1/least]`, and its pages say `[least, most]`. All laws hold
+but `causal`: whole trajectories are dropped.
 """
 
 from fibration import (

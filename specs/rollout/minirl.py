@@ -1,9 +1,9 @@
 """MiniRL (Zheng et al. 2025, 2512.01374): REINFORCE with a capped ratio to the engine, within PPO's clip.
 
-`J = Σ μ·stop(min(π/π_rollout, ceiling))·A·log π` over tokens that PPO's clip lets through, `r <= 1 + high` where `A >
-0` and `r >= 1 - low` elsewhere, with `r = π/π_old`; `μ = 1/trajectories`, since the paper divides by no length. The
-formula is read from excerpts of the paper. All laws hold but `identity` and `first_order`: a score estimator, whose
-value is no objective's.
+`J = Σ μ·stop(min(π/π_rollout, ceiling))·A·log π` over tokens that PPO's clip passes, `r <= 1 + high` where `A > 0` and
+`r >= 1 - low` elsewhere, with `r = π/π_old`; `μ = 1/trajectories`, since the paper divides by no length. The formula is
+from excerpts of the paper. All laws hold but `identity` and `first_order`: it is a score estimator, whose value is not
+the objective.
 """
 
 from fibration import (
@@ -36,5 +36,5 @@ minirl = Hierarchy(
     .score()
     .weigh(minimum(exp(log_prob(current) - log_prob(rollout)), ceiling))
     .keep(((advantage > 0) & (r <= 1 + high)) | ((advantage <= 0) & (r >= 1 - low))),
-    gives_up={"first_order": "a score estimator: its value is no objective's"},
+    gives_up={"first_order": "a score estimator: its value is not the objective"},
 )

@@ -1,8 +1,8 @@
-"""MIS (Liu et al. 2025, "When Speed Kills Stability"): as `sequence_tis`, but what is above is dropped, not capped.
+"""MIS (Liu et al. 2025, "When Speed Kills Stability"): as `sequence_tis`, but trajectories above the cap are dropped.
 
 `J = Σ μ·ρ·min(r·A, clip(r, 1-low, 1+high)·A)` over trajectories with `ρ <= ceiling`, `ρ = Π π_old/π_rollout` over the
-trajectory, `μ = 1/tokens` of all tokens. TRL's `sequence_mask`, the default of its vLLM correction, at 3. All laws
-hold but `causal`: a trajectory is weighed, or dropped, whole.
+trajectory, `μ = 1/tokens` of all tokens. TRL's `sequence_mask`, the default of its vLLM correction, at 3. All laws hold
+but `causal`: whole trajectories are weighed or dropped.
 """
 
 from fibration import (

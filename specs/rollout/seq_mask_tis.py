@@ -1,8 +1,8 @@
 """Masked by trajectory, weighed by token (Liu et al. 2025): `geometric_mask` with the ratios of tokens to the engine.
 
 `J = Σ μ·ρ·min(r·A, clip(r, 1-low, 1+high)·A)` over trajectories with `least <= exp(mean log ρ) <= most`, `ρ =
-π_old/π_rollout` of the token, `μ = 1/tokens` of all tokens. NeMo-RL's and OpenRLHF's `seq-mask-tis`, of which the name
-says that ratios are truncated, and they are not. All laws hold but `causal`: a trajectory is dropped whole.
+π_old/π_rollout` of the token, `μ = 1/tokens` of all tokens. NeMo-RL's and OpenRLHF's `seq-mask-tis`, whose name says
+that ratios are truncated. They are not. All laws hold but `causal`: whole trajectories are dropped.
 """
 
 from fibration import (

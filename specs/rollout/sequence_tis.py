@@ -2,7 +2,7 @@
 
 `J = Σ μ·min(ρ, ceiling)·min(r·A, clip(r, 1-low, 1+high)·A)`, `ρ = Π π_old/π_rollout` over the trajectory, `μ =
 1/tokens`. verl's `rollout_is=sequence`, TRL's `sequence_truncate`, SkyRL's `tis_ratio_type=sequence`; verl and SkyRL
-cut `log ρ` at ±20 first. All laws hold but `causal`: a trajectory is weighed whole.
+cut `log ρ` at ±20 first. All laws hold but `causal`: whole trajectories are weighed.
 """
 
 from fibration import (

@@ -2,7 +2,7 @@
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)` over trajectories in which `least <= ρ <= most` for every token, `ρ =
 π_old/π_rollout`, `μ = 1/tokens` of those kept. SkyRL's `outlier_token_is_threshold_low` and `_high`; verl's
-`seq_max_k2` and `seq_max_k3` bound functions of `ρ`. All laws hold but `causal`: a trajectory is dropped whole.
+`seq_max_k2` and `seq_max_k3` bound functions of `ρ`. All laws hold but `causal`: whole trajectories are dropped.
 """
 
 from fibration import (

@@ -2,8 +2,8 @@
 
 `J = Σ μ·min(s·A, exp(clip(S, ±band·sqrt(T)))·A)` over trajectories, `S = Σ log r`, `s = exp(S)`, `μ = 1/trajectories`.
 Its first version moves the band by a drift. Spread over tokens, each with `1 + (s-1)/T`, its value is `Σ
-(T-1)·A/trajectories` more, which no gradient sees. The formula is read from excerpts of the paper. All laws hold but
-`identity` and `first_order`: a product of all ratios stands for each.
+(T-1)·A/trajectories` more, which no gradient sees. The formula is from excerpts of the paper. All laws hold but
+`identity` and `first_order`: each token has the product of all ratios.
 """
 
 from fibration import (

@@ -2,7 +2,7 @@
 
 `J = Σ μ·A·exp(mean min(±x, ±clip(x, -low, high)))`, with the sign of `A`: bounds are on `x = log r`, and the advantage
 is one per trajectory. verl ships it as `geo_mean`, averaged over trajectories. All laws hold but `recovery`, `identity`
-and `first_order`: a clipped token cannot be had back, and all tokens of a trajectory share one ratio.
+and `first_order`: a clipped token is not recovered, and all tokens of a trajectory share one ratio.
 """
 
 from fibration import (

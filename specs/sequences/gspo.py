@@ -2,8 +2,8 @@
 
 `J = Σ μ·min(s·A, clip(s, 1-low, 1+high)·A)` with `s = exp(mean log r)` of the trajectory. TRL's
 `importance_sampling_level="sequence"`, OpenRLHF's and AReaL's too; verl and SkyRL ship `gspo_token` by this name. All
-laws hold but `identity` and `first_order`: what a token does beyond its trajectory's mean is removed, so token by token
-the gradient is not that of the policy; for advantages that are constant on trajectories, as GRPO's are, it is.
+laws hold but `identity` and `first_order`: a token's deviation from its trajectory's mean is removed, so token by token
+the gradient is not the policy gradient. For advantages that are constant on trajectories, such as GRPO's, it is.
 """
 
 from fibration import (

@@ -1,7 +1,7 @@
-"""GSPO by residuals (after Zheng et al. 2025): the trajectory's ratio is clipped, tokens keep what they add to it.
+"""GSPO by residuals (after Zheng et al. 2025): the trajectory's ratio is clipped, tokens keep their deviation from it.
 
 `𝒢(r) = clip(s, 1-low, 1+high)·r/s` with `s = exp(mean log r)` of the trajectory. The advantage may vary by token, so
-the clip looks at no sign of it. All laws hold; `log 𝒢` has no bound, since nothing limits what a token adds.
+the clip does not read its sign. All laws hold; `log 𝒢` has no bound, since nothing limits a token's deviation.
 
 The published loss is `min(s'·A, clip(s', 1-low, 1+high)·A)` with `s' = stop(s)·π/stop(π)`: a token's own part has a
 gradient and no value. The two agree to first order at `r = 1`, and only there. Within the clip `𝒢(r) = r` is plain

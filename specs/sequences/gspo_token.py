@@ -1,10 +1,10 @@
 """GSPO-token (Zheng et al. 2025, 2507.18071): the trajectory's ratio in value, each token's own in gradient.
 
 `J = Σ μ·min(s'·A, clip(s', 1-low, 1+high)·A)` with `s' = stop(s)·π/stop(π)`, `s = exp(mean log r)` of the trajectory,
-and an advantage that may vary by token. verl ships it as `gspo`, reduced as it is told to, SkyRL and Tinker too, with
-the ratio cut at `exp(10)`; TRL's `importance_sampling_level="sequence"` is `gspo`. Where advantages are constant on
-trajectories the two have the same gradient. All laws hold but `identity` and `first_order`: in value a token has its
-trajectory's ratio, and none of its own.
+and an advantage that may vary by token. verl ships it as `gspo`, with its own reduction; so do SkyRL and Tinker, with
+the ratio cut at `exp(10)`. TRL's `importance_sampling_level="sequence"` is `gspo`. Where advantages are constant on
+trajectories the two have the same gradient. All laws hold but `identity` and `first_order`: the value of a token is its
+trajectory's ratio.
 """
 
 from fibration import (

@@ -2,8 +2,8 @@
 
 `J = Σ μ·stop(φ(W))·A·log π` with `W = Π r` of the trajectory and `φ(W) = W^k·exp(λ·(1 - W))`, `k` and `λ` by the sign
 of the advantage. TRL ships it as `vespo`: a mean over tokens, `log W` cut at ±20, and an engine's ratio multiplied into
-`W`. All laws hold but `identity` and `first_order`, since a score estimator's value is no objective's, and `causal`: a
-trajectory is weighed whole.
+`W`. All laws hold but `identity` and `first_order`, since the value of a score estimator is not the objective, and
+`causal`: whole trajectories are weighed.
 """
 
 from fibration import (
@@ -32,7 +32,7 @@ vespo = Hierarchy(
     decomposition=ratio_deviation(),
     objective=token_mean().score().weigh(exp(k * log_w - rate * expm1(log_w))),
     gives_up={
-        "first_order": "a score estimator: its value is no objective's",
+        "first_order": "a score estimator: its value is not the objective",
         "causal": "a trajectory is weighed whole",
     },
 )

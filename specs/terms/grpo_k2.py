@@ -2,7 +2,8 @@
 
 `J = Σ μ·(min(r·A, clip(r, 1-low, 1+high)·A) - beta·x²/2)`, `x = log(π/π_reference)`, `A` as in `grpo_rewards`, `μ =
 1/(trajectories·T)`. verl's `kl_loss_type=mse`; its `k1+` and `k3+` have this gradient and another value. All laws hold
-but `baseline`: on policy its gradient is right in expectation, off policy it is not weighed, as `grpo_rk3` is.
+but `baseline`: the penalty's gradient is right in expectation on policy. Off policy it lacks the weight that `grpo_rk3`
+has.
 """
 
 from fibration import (

@@ -1,9 +1,9 @@
 """GRPO as published (Shao et al. 2024, 2402.03300): rewards standardised in the group, and k3 to a reference as a loss.
 
 `J = Σ μ·(min(r·A, clip(r, 1-low, 1+high)·A) - beta·k3)`, `k3 = exp(-x) + x - 1`, `x = log(π/π_reference)`, `A` as in
-`grpo_rewards`, `μ = 1/(trajectories·T)`. TRL with `beta`, verl with `kl_loss_type=low_var_kl`, and ms-swift; where
-tokens are weighed by their ratio to the engine, TRL adds it after, ms-swift before. All laws hold but `baseline`, and
-`kl_gradient`: its gradient is `1 - exp(-x)`, in expectation that of the other divergence, the forward one.
+`grpo_rewards`, `μ = 1/(trajectories·T)`. TRL with `beta`, verl with `kl_loss_type=low_var_kl`, and ms-swift; with
+weights for the engine, TRL adds the term after the weight, ms-swift before. All laws hold but `baseline`, and
+`kl_gradient`: its gradient `1 - exp(-x)` is, in expectation, that of the other divergence, the forward one.
 """
 
 from fibration import (

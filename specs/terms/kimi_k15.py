@@ -1,8 +1,8 @@
 """Kimi K1.5 (Kimi Team 2025, 2501.12599): REINFORCE from centred rewards, and the square of a trajectory's log ratio.
 
 `J = Σ μ·A·log π - mean τ/2·(Σ log r)²`, `A = R - mean` of the prompt group, `Σ log r` and the mean over trajectories,
-`μ = 1/trajectories`: the gradient that the paper takes of a policy mirror descent's squared loss, as pages quote it.
-All laws hold but `identity` and `first_order`: a score estimator.
+`μ = 1/trajectories`: the gradient that the paper takes of a policy mirror descent's squared loss, as web pages quote
+it. All laws hold but `identity` and `first_order`: a score estimator.
 """
 
 from fibration import (
@@ -30,5 +30,5 @@ kimi_k15 = Hierarchy(
     groups=[prompt_group],
     advantages=centred(reward, over=prompt_group),
     penalties={"square": Penalty(tau / 2 * total(token_log_ratio, over=trajectory) ** 2, over=trajectory)},
-    gives_up={"first_order": "a score estimator: its value is no objective's"},
+    gives_up={"first_order": "a score estimator: its value is not the objective"},
 )

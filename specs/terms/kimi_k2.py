@@ -1,8 +1,8 @@
 """Kimi K2 (Kimi Team 2025, 2507.20534): a regression of centred rewards on `τ` times a trajectory's log ratio.
 
 `J = Σ μ·A·log π - mean τ²·(Σ log r)²`, `A = R - mean` of the prompt group, `μ = 2·τ/trajectories`: up to terms that the
-policy does not change, the paper's `-mean (A - τ·Σ log r)²`, as pages quote it. `2·τ` times `kimi_k15`. All laws hold
-but `identity` and `first_order`: a score estimator.
+policy does not change, the paper's `-mean (A - τ·Σ log r)²`, as web pages quote it. `2·τ` times `kimi_k15`. All laws
+hold but `identity` and `first_order`: a score estimator.
 """
 
 from fibration import (
@@ -30,5 +30,5 @@ kimi_k2 = Hierarchy(
     groups=[prompt_group],
     advantages=centred(reward, over=prompt_group),
     penalties={"square": Penalty((tau * total(token_log_ratio, over=trajectory)) ** 2, over=trajectory)},
-    gives_up={"first_order": "a score estimator: its value is no objective's"},
+    gives_up={"first_order": "a score estimator: its value is not the objective"},
 )

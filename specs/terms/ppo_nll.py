@@ -1,9 +1,9 @@
-"""PPO with the likelihood of good answers (VAPO: Yue et al. 2025, 2504.05118): what is right is also imitated.
+"""PPO with the likelihood of good answers (VAPO: Yue et al. 2025, 2504.05118): right answers are also imitated.
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A) + share·Σ ν·log π`, `ν = 1/tokens` of those with `A > 0` and 0 elsewhere, `μ
 = 1/tokens`. In VAPO these are the tokens of right answers, which are the same where advantages are centred rewards;
-with a critic give an attribute of the rows instead. Its advantages are `ppo_gae`'s. Read on pages that quote the paper.
-All laws hold.
+with a critic give an attribute of the rows instead. Its advantages are `ppo_gae`'s. The formula is from web pages that
+quote the paper. All laws hold.
 """
 
 from fibration import (

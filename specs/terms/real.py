@@ -2,8 +2,8 @@
 
 `J = -mean(log(1 + Σ_right exp(-s/τ)) + log(1 + Σ_wrong exp(s/τ)))` over prompt groups, `s = mean log r` of a
 trajectory. Rewards above 1/2 are right. ms-swift's `real`, from whose page the formula is; the mean over groups is
-ours. All laws hold but `agreement`, `gradient`, `identity` and `first_order`: all of it is in the penalty, and nothing
-is multiplied by an advantage.
+ours. All laws hold but `agreement`, `gradient`, `identity` and `first_order`: the whole loss is a penalty, without an
+advantage.
 """
 
 from fibration import (

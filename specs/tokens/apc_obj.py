@@ -1,9 +1,9 @@
 """APC-Obj (def:apc_obj, eq:apc_obj_gating): a total-variation budget per state, spent by all its tokens together.
 
-A token's deviation is clipped to what the others at its state leave of the budget `T_s·δ`:
-`clip(Δ, ±(T_s·δ - Σ_{others} |r - 1|)^+)`. The token's gate reads the density of its state, in both sign channels; the
-state's own gate adds nothing. All laws hold but `identity`: gate by gate they are none, all of them together are one,
-while no state overspends its budget.
+A token's deviation is clipped to the part of the budget `T_s·δ` that the other tokens at its state leave: `clip(Δ,
+±(T_s·δ - Σ_{others} |r - 1|)^+)`. The token's gate reads the density of its state, in both sign channels; the state's
+own gate adds nothing. All laws hold but `identity`: single gates are not the identity; together they are, while no
+state exceeds its budget.
 
 `op.index(mask=..., state=ids)` takes one id per token, equal where the prefix is equal.
 """

@@ -1,10 +1,9 @@
 """ASPO (Wang et al. 2025, 2510.06062): where the advantage is positive the ratio is turned over.
 
-`J = Σ μ·stop(w)·A·log π` over tokens that PPO's clip lets through, `w = min(1/r, ceiling)` where `A >= 0` and `min(r,
-ceiling)` elsewhere: a soft dual clip, which caps a weight and loses no gradient. The authors' code (Archer 2.0) has
-wider bounds on tokens of high entropy, and has the value of a ratio on some tokens and of a score on others; the
-gradients are these. All laws hold but `identity` and `first_order`: the weights are held, so that the value is no
-objective's.
+`J = Σ μ·stop(w)·A·log π` over tokens that PPO's clip passes, `w = min(1/r, ceiling)` where `A >= 0` and `min(r,
+ceiling)` elsewhere: a soft dual clip, which caps a weight and keeps the gradient. The authors' code (Archer 2.0) has
+wider bounds on tokens of high entropy. Some of its tokens have the value of a ratio, others of a score; the gradients
+are the same. All laws hold but `identity` and `first_order`: the weights are held, so the value is not the objective.
 """
 
 from fibration import (
@@ -35,5 +34,5 @@ aspo = Hierarchy(
     .score()
     .weigh(minimum(where(advantage >= 0, 1 / r, r), ceiling))
     .keep(((advantage >= 0) & (r <= 1 + high)) | ((advantage < 0) & (r >= 1 - low))),
-    gives_up={"first_order": "a score estimator: its value is no objective's"},
+    gives_up={"first_order": "a score estimator: its value is not the objective"},
 )

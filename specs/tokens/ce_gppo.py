@@ -1,8 +1,8 @@
 """CE-GPPO (Su et al. 2025, 2509.20712; GPPO 2508.07629 at `beta = 1`): past its clip a token keeps a bounded gradient.
 
-`𝒢(r) = beta·bound·r/stop(r)` where PPO's clip would close, at its `bound` `1 - low` or `1 + high`, and `𝒢(r) = r`
-elsewhere: beyond the bound the value and the gradient are `beta·bound`. The authors' code adds the dual clip of PPO at
-3, and so do trainers that took it over. All laws hold.
+`𝒢(r) = beta·bound·r/stop(r)` beyond PPO's clip, at its `bound` `1 - low` or `1 + high`, and `𝒢(r) = r` elsewhere:
+beyond the bound the value and the gradient are `beta·bound`. The authors' code, and trainers that copied it, add PPO's
+dual clip at 3. All laws hold.
 """
 
 from fibration import (

@@ -2,7 +2,7 @@
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `μ = 1/tokens`; for negative advantages the ratio counts as at most
 `ceiling`. verl's `vanilla`, SkyRL's `dual_clip`, OpenRLHF's `dual_clip`, TRL's `delta`, slime's `eps_clip_c`; TRL has
-no ceiling unless told so. All laws hold.
+no ceiling by default. All laws hold.
 """
 
 from fibration import Hierarchy, Parameter, dual_clip_gate, ratio_deviation, strata, token_mean

@@ -1,8 +1,7 @@
 """REINFORCE (Williams 1992): every token keeps its score, whatever its ratio.
 
 `J = Σ μ·A·log π`, a score estimator: `∇J = Σ μ·A·∇log π`. verl has it as `gpg`, and as `reinforce` in its bypass mode.
-All laws hold but `identity` and `first_order`: no ratio is in it, so that off policy it is the gradient of no
-objective.
+All laws hold but `identity` and `first_order`: it has no ratio, so off policy it is not the gradient of an objective.
 """
 
 from fibration import Hierarchy, ratio_deviation, strata, token_mean, zero_gate

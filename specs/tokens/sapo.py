@@ -1,8 +1,8 @@
 """SAPO (Gao et al. 2025, 2511.20347): a soft gate, `𝒢(r) = 4/τ·σ(τ·(r-1))`, with a temperature for each sign of `A`.
 
 TRL's, verl's and SkyRL's `sapo`; TRL has the temperatures in float32. All laws hold but `identity` and `first_order`,
-which fail in the value alone: the slope at `r = 1` is 1, so that the gradient there is that of the policy; the value
-there is `2/τ` instead of 1.
+which fail in the value alone: at `r = 1` the slope is 1, so the gradient is the policy gradient, and the value is `2/τ`
+instead of 1.
 """
 
 from fibration import (

@@ -1,8 +1,8 @@
-"""Truly PPO's rollback (Wang et al. 2019, PPO-RB): past its bound the ratio counts for less, not for the same.
+"""Truly PPO's rollback (Wang et al. 2019, PPO-RB): past its bound the ratio counts less the further it is.
 
 `min(r·A, F(r)·A)`, where `F` follows the ratio inside `[1-ε, 1+ε]` and runs back with slope `-α` outside: PPO-RB, the
-simpler variant of a paper whose own Truly PPO rolls back where the KL divergence is too large. All laws hold but
-`positivity`: far beyond the bound the gated ratio is negative, which is what pushes back.
+simpler variant. The paper's own Truly PPO rolls back if the KL divergence is too large. All laws hold but `positivity`:
+far beyond the bound the gated ratio is negative, which pushes the token back.
 """
 
 from fibration import Gate, Hierarchy, Parameter, advantage, ratio_deviation, residual, strata, token_mean, where

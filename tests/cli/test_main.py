@@ -98,7 +98,7 @@ def test_a_refusal_says_what_was_required_found_and_what_to_do(specs: Path) -> N
     assert f"required: {failing.required}" in words
     assert f"found: {failing.found}" in words
     assert f"counterexample: {failing.counterexample}" in words
-    assert f"what to do: {failing.remedy}" in words
+    assert f"fix: {failing.remedy}" in words
     assert "so too: orthogonality of residual on token" in words
     assert words.count("orthogonality") == 1
     assert "wrong refused 16 proved, 2 refuted, 1 that follows" in words

@@ -369,7 +369,7 @@ def test_what_no_longer_moves_is_no_longer_stopped():
 DOCUMENT = json.loads(WRITTEN["kept"].model_dump_json())
 BROKEN = {
     "a policy that nothing reads": ({"policies": ["rollout", "engine"]}, "declares the policy 'engine', which nothing uses"),
-    "a policy that is not declared": ({"policies": []}, "objective: no policy 'rollout'\n  required: one of current, old\n  name it where policies are declared: \"policies\": [\"rollout\"]"),
+    "a policy that is not declared": ({"policies": []}, "objective: no policy 'rollout'\n  required: one of current, old\n  fix:      name it where policies are declared: \"policies\": [\"rollout\"]"),
     "a policy twice": ({"policies": ["rollout", "rollout"]}, "declares 'rollout' twice"),
     "a policy like a stratum": ({"policies": ["rollout", "token"]}, "declares 'token' twice"),
     "a policy that every call has": ({"policies": ["rollout", "old"]}, "a policy that a call is given cannot be called 'old'"),

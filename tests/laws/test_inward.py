@@ -321,12 +321,12 @@ def test_a_gate_with_its_sides_swapped_is_told_to_swap_them():
         found = verdict(plain.replace(gates={token: gate}), "token")
         assert found.remedy.startswith("leave pull= out of inward()")
         assert found.counterexample.values["what"] == LOST, "which the sentence is of, too"
-        assert found.found.endswith("which stops what comes back, and nothing that goes out")
+        assert found.found.endswith("which stops inward pulls, and no outward pull")
 
 
 def test_a_gate_per_channel_is_mended_per_channel():
     found = verdict(two(outer={"+": STRIP, "-": aggregate_gate(epsilon, rollback=1)}), "trajectory")
-    mended = f'let that pass: {{"+": {STRIP}.inward(), "-": {aggregate_gate(epsilon, rollback=1)}.inward()}};'
+    mended = f'pass inward pulls: {{"+": {STRIP}.inward(), "-": {aggregate_gate(epsilon, rollback=1)}.inward()}};'
     assert found.remedy.startswith(mended)
 
 

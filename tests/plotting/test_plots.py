@@ -211,7 +211,7 @@ def test_nothing_is_run_when_a_spec_is_refused(file: Path, tmp_path: Path) -> No
     )
     assert code == 1
     assert "✗ refuted" in output
-    assert "what to do: " in output
+    assert "fix: " in output
     assert "gate  every token" not in output
     assert invoke(wrong, "--rollouts", file)[0] == 1
     code, output = invoke("ppo", "--verify", tmp_path / "nothing.py", "--rollouts", file)

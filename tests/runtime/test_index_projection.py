@@ -287,7 +287,7 @@ def test_elements_without_mass():
 
 
 def test_the_documented_example_is_an_index():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "operator.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "batches.md").read_text()
     block = next(b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "orthogonalise" in b)
     standin = SimpleNamespace(compile=lambda h: SimpleNamespace(index=lambda **k: index(h, **k)))
     scope = {"fibration": standin, "torch": torch}

@@ -75,10 +75,10 @@ def test_factors_may_differ_from_token_to_token():
 @pytest.mark.parametrize(
     ("off", "says"),
     [
-        (1 / K, "1/3 of it on every token\n  they are divided by the accumulation steps, 3"),
-        (K, "3 of it on every token\n  they are multiplied by the accumulation steps, 3"),
-        (0.5, "1/2 of it on every token\n  they are divided by the ranks, 2"),
-        (-1, "-1 of it on every token\n  look for"),
+        (1 / K, "1/3 of it on every token\n  fix:      advantages are divided by the accumulation steps, 3: undo that"),
+        (K, "3 of it on every token\n  fix:      advantages are multiplied by the accumulation steps, 3: undo that"),
+        (0.5, "1/2 of it on every token\n  fix:      advantages are divided by the ranks, 2: undo that"),
+        (-1, "-1 of it on every token\n  fix:      look for"),
         (3 / 4, "3/4 of it"),
         (37 / 36.9, "1.00271"),
         (1 + 1e-6, "1.000001 of it"),

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from fibration.errors import LawError, SpecError, listed
 from fibration.language.atoms import advantage
+from fibration.language.comparable import declared_differences
 from fibration.language.conditions import Equal
 from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
 from fibration.language.pairs import Given, Pair, pair
@@ -87,6 +88,8 @@ def equivalent(
         late = f"{OUT_OF_TIME} after {budget.seconds:g} s"
         more = f"give it more: timeout={10 * budget.seconds:g}, or --timeout {10 * budget.seconds:g}"
         found = [Comparison("equivalent", _subject(both), "undecided", "", STATEMENT, late, more, out_of_time=True)]
+    if found[0].status == "refuted":
+        found = [replace(found[0], found=declared_differences(first, second))]
     notes = [note for note in (_one_advantage(both), _defaults(first, second, parameters or {})) if note]
     if found[0].status == "proved":
         found = [replace(found[0], argument=". ".join([found[0].argument, *notes]))]

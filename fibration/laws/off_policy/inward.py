@@ -106,12 +106,16 @@ def _refused(subject: Subject, stratum: Stratum, found: list[Fault], witness: Wi
     what = {str(witness.values["what"])} if witness else {f.what for f in found}
     fault, why, remedy = "", "whose slopes were not decided", "bound what decides them"
     if TURNED in what:
-        fault, why = TURNED, "which turns round what would come back by itself"
-        remedy = f"let that pass: {gate.inward()}"
+        fault, why = TURNED, "which reverses an inward pull"
+        remedy = f"pass inward pulls: {gate.inward()}"
     elif OPENED in what:
-        fault, why, remedy = OPENED, "which opens again beyond where it stops what goes out", "stop it for good"
+        fault, why, remedy = (
+            OPENED,
+            "which passes outward pulls again beyond the point where it stops them",
+            "stop it for good",
+        )
     elif what:
-        fault, why = LOST, "which stops what comes back, and nothing that goes out"
+        fault, why = LOST, "which stops inward pulls, and no outward pull"
         remedy = f"swap what bounds its two sides, as {ORDER} has them; inward() alone would leave no bound"
     if "pull=" in str(gate) and {TURNED, LOST} & what:
         remedy = "leave pull= out of inward(): it then is what the law asks of"

@@ -60,9 +60,16 @@ def refuse_others(h: Hierarchy, labels: Mapping[str, Any]) -> None:
             remedy = f"leave it out: every unmasked token is {an(name)}"
         fibrations = ", ".join(f.name for f in h.fibrations)
         shape = " → ".join(s.name for s in reversed(h.order)) if h.shape.is_chain else f"{{{fibrations}}}"
+        if not wanted and len(leaves) == 1 and not remedy and name not in MEANT:
+            only = ", ".join(s.name for s in h.order)
+            raise HierarchyIndexError(
+                f"no stratum '{name}'",
+                required=f"no labels: its only {'stratum is' if len(h.order) == 1 else 'strata are'} {only}",
+                remedy=f"leave {name}= out",
+            )
         raise HierarchyIndexError(
             f"unknown {'keyword' if name in MEANT else 'label'} '{name}'",
-            required=f"labels for {', '.join(wanted) or 'nothing'}"
+            required=f"labels for {', '.join(wanted) or 'no stratum'}"
             + (f", and masks for {', '.join(leaves)}" if len(leaves) > 1 else ""),
             found=f"the hierarchy is {shape}"
             + (f", with groups by {', '.join(s.name for s in h.groups)}" if h.groups else ""),
