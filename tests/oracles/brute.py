@@ -556,6 +556,10 @@ def _uphold_inward(h: Hierarchy, verdict: Verdict, world: World, rng: random.Ran
                 **dict.fromkeys(pulls, a),
                 **{d: F(rng.randint(0 if split else -3, 3)) for d in read},
             }
+            if not split and "expm1" in str(h.decomposition.densities[0][1]):  # ratios, and their means, are above 0
+                for d in read:
+                    least = world.value(h.masses[d.stratum], d.stratum, world.below(stratum, element, d.stratum))
+                    bound[d] = max(bound[d], -least * F(99, 100))
             stopped = 0
             for drift in DRIFTS:
                 if side * drift <= -1 and not split and h.decomposition.channels == ("",):
