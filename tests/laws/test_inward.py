@@ -135,9 +135,6 @@ REFUTED = {
     "steeper where the mean ratio is above 2/3": (
         two(inner=Gate(residual * (1 + 3 * density(trajectory))), split=ratio_deviation(scale=1 / T)), "token", TURNED,
     ),
-    "steeper where the sum of deviations is above -1": (
-        two(inner=Gate(residual * (1 + density(trajectory))), split=ratio_deviation()), "token", TURNED,
-    ),
     "a score below 0": (one(2 * residual).replace(objective=token_mean().score()), "hierarchy", TURNED),
 }  # fmt: skip
 
@@ -193,6 +190,9 @@ NOT_PROVED = {
     "between a bound and its square": (logs(reopens(abs(residual) <= budget, residual**2 <= other)), OPENED),
     "at one residual": (logs(where(residual < budget, residual, where(residual <= budget, budget, residual))), None),
     "turned at one residual": (logs(where((residual <= budget) & (residual >= budget), back, residual)), None),
+    "a sum of deviations, which may be below -1": (
+        (two(inner=Gate(residual * (1 + above)), split=ratio_deviation()), "token"), None,
+    ),
     "a density that opens": (reads(where(abs(above) > budget, residual, 0)), OPENED),
     "a density that opens again": (reads(reopens(abs(residual) <= budget, abs(residual) < budget + abs(above))), None),
     "a density on the wrong side": (
