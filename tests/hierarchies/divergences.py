@@ -95,6 +95,9 @@ RIGHT: dict[str, Term] = {
     ),
     "k2 of the first tokens": Term(own(d**2 / 2, keep=position(over=trajectory) < 3), lambda t: (t.l - t.q) ** 2 / 2),
     "k2 of certain states": Term(where(entropy < 2, d**2 / 2, d**2), lambda t: (t.l - t.q) ** 2 / 2),
+    "k2 from the second token on": Term(
+        where(position(over=trajectory) > 0, d**2 / 2, 0), lambda t: (t.l - t.q) ** 2 / 2
+    ),
     "k2 by the length": Term(d**2 / count(token, over=trajectory), lambda t: (t.l - t.q) ** 2, kappa=2),
     "k2 after its prefix": Term(
         d**2 / 2 * exp(before(log_prob(old) - log_prob(reference), over=trajectory)), lambda t: (t.l - t.q) ** 2 / 2
@@ -119,6 +122,17 @@ WRONG: dict[str, Term] = {
     "k2 as a bonus": Term(-beta * d**2 / 2, lambda t: -0.1 * (t.l - t.q) ** 2 / 2),
     "to old for the reference, held": Term(stop(d) + beta * 0 * x, lambda t: t.l_ - t.q),
     "absolute": Term(absolute(d), lambda t: abs(t.l - t.q)),
+    "k2, cut where most tokens are": Term(clip(d, -1, 1) ** 2 / 2, lambda t: min(max(t.l - t.q, -1), 1) ** 2 / 2),
+    "k2, cut at 5": Term(clip(d, -5, 5) ** 2 / 2, lambda t: min(max(t.l - t.q, -5), 5) ** 2 / 2),
+    "k2, cut at 20": Term(clip(d, -20, 20) ** 2 / 2, lambda t: min(max(t.l - t.q, -20), 20) ** 2 / 2),
+    "k3 from the second token on": Term(where(position(over=trajectory) > 0, k3, 0), _k3),
+    "k3 from the third token on": Term(own(k3, keep=position(over=trajectory) >= 2), _k3),
+    "k2 as a bonus from the second token on": Term(
+        where(position(over=trajectory) > 0, -(d**2) / 2, 0), lambda t: -((t.l - t.q) ** 2) / 2
+    ),
+    "k1 beside the largest": Term(
+        d * largest(d, over=trajectory) * position(over=trajectory), lambda t: (t.l - t.q) * max(t.l_ - t.q, 0)
+    ),
     "k2, cut": Term(clip(d, -10, 10) ** 2 / 2, lambda t: min(max(t.l - t.q, -10), 10) ** 2 / 2),
     "ratio times k3, cut": Term(r * minimum(k3, 10), lambda t: math.exp(t.l - t.o) * min(_k3(t), 10)),
     "of what is likely alone": Term(own(d**2 / 2, keep=d > 0), lambda t: (t.l - t.q) ** 2 / 2 if t.l_ > t.q else 0.0),
@@ -142,7 +156,6 @@ WRONG: dict[str, Term] = {
 UNDECIDED = {
     "by a later entropy": d**2 / 2 * total(entropy, over=trajectory),
     "a mean of k2": mean(d**2 / 2, over=trajectory),
-    "k1 beside the largest": d * largest(d, over=trajectory) * position(over=trajectory),
 }
 
 

@@ -115,6 +115,9 @@ SAME = {
     ),
     "a condition that always holds": Pair(with_objective(TM.keep(rho > 0, normaliser="kept")), dapo),
     "a mean is a total over the number": weighed(mean(rho, over=trajectory), total(rho, over=trajectory) / T),
+    "the inverse of a mean": weighed(1 / mean(rho, over=trajectory), T / total(rho, over=trajectory)),
+    "normalised by a mean, or by a total": weighed(rho / mean(rho, over=batch), rho * count(token, over=batch) / total(rho, over=batch)),
+    "a mean of ratios is above 0": weighed(where(mean(rho, over=trajectory) > 0, rho, C), rho),
     "a mean of a truncation": weighed(1 + mean(bound, over=trajectory) ** 2, 1 + (total(where(rho >= C, C, rho), over=trajectory) / T) ** 2),
     "a mean with a factor": weighed(mean(C * rho + 1, over=trajectory), 1 + C * mean(rho, over=trajectory)),
     "a mean of a difference": weighed(
@@ -176,6 +179,11 @@ DIFFERENT = {
     "kept between 1/u and 1/l, and between l and u": kept((1 / u <= rho) & (rho <= 1 / low), (low <= rho) & (rho <= u)),
     "a policy of another name": weighed(rho, exp(log_prob(old) - log_prob(current))),
     "a bound on a probability": kept(exp(log_prob(old)) < low, exp(log_prob(old)) <= low),
+    "the inverse of a mean, and of one with a token more": weighed(
+        1 / mean(rho, over=trajectory), (T + 1) / total(rho, over=trajectory)
+    ),
+    "a mean of what may be 0 everywhere": weighed(where(mean(where(rho > C, 1, 0), over=trajectory) > 0, rho, C), rho),
+    "a mean of what may be 0 or less": weighed(where(mean(rho - 1, over=trajectory) > 0, rho, C), rho),
     "a mean, and what is largest": weighed(mean(rho, over=trajectory), largest(rho, over=trajectory)),
     "a mean over the batch": weighed(mean(rho, over=trajectory), mean(rho, over=batch)),
     "a median, and another quantile": weighed(quantile(rho, 0.5, over=batch), quantile(rho, 0.75, over=batch)),

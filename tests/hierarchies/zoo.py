@@ -252,6 +252,13 @@ def wrong_gates() -> dict[str, Wrong]:
         "singularity that sympy removes": token_gate(residual * expm1(residual) / expm1(residual)),
         "no value below 0": token_gate(residual + residual * sqrt(residual)),
         "scaled by a parameter that may be 0": token_gate(clip_gate(epsilon).per(loose)),
+        "slope 2 at 0 alone": token_gate(where((residual <= 0) & (residual >= 0), 2 * residual, residual)),
+        "slope 0 at 0 alone": token_gate(where(residual >= 0, where(residual <= 0, 0, residual), residual)),
+        "no slope at 0: sign(0) is 0": token_gate(sign(residual) * log1p(absolute(residual))),
+        "a signed root, which has no slope at 0": token_gate(sqrt(residual * residual) * sign(residual)),
+        "a root that has no slope at 0": token_gate(
+            where(residual >= 0, sqrt(residual) * sqrt(residual), -sqrt(-residual) * sqrt(-residual))
+        ),
         "slope of an attribute": token_gate(residual * (1 + count_attribute)),
         "advantage in the value": token_gate(residual + 0.1 * advantage),
         "one sign of the advantage": token_gate(where(advantage >= 0, residual, 0.5 * residual)),
@@ -573,9 +580,6 @@ def undecidable() -> dict[str, Wrong]:
             two((1 + log(2 + 0 * T) + log(3 + 0 * T) - log(6 + 0 * T)) / T), "reflecting", KERNEL
         ),
         "right, but not to this procedure: a fourth order": Wrong(one(never, log_ratio()), "identity", "gate on token"),
-        "a signed root, which has no slope at 0": Wrong(
-            one(sqrt(residual * residual) * sign(residual), log_ratio()), "identity", "gate on token"
-        ),
         "right, but not to this procedure: beside a far density": Wrong(
             two(inner=Gate(where(density(trajectory) > 0.05, residual / 2, never))),
             "identity",
@@ -583,11 +587,6 @@ def undecidable() -> dict[str, Wrong]:
         ),
         "wrong for an advantage that is no fraction": Wrong(
             one(where((advantage**2 >= 2) & (advantage**2 <= 2), 2 * residual, residual), log_ratio()), "identity", "gate on token"
-        ),
-        "a root that has no slope at 0": Wrong(
-            one(where(residual >= 0, sqrt(residual) * sqrt(residual), -sqrt(-residual) * sqrt(-residual)), log_ratio()),
-            "identity",
-            "gate on token",
         ),
         "a root of the base that has no slope at 0": Wrong(
             two(inner=Gate(residual * (1 + sqrt(density(trajectory))))), "identity", "gate on token"
@@ -608,15 +607,6 @@ def undecidable() -> dict[str, Wrong]:
         ),
         "slope 2 below 0, where the root of a channel never is": Wrong(
             two(outer=Gate(where(residual < 0, 2 * residual, residual))), "identity", "gate on trajectory"
-        ),
-        "slope 2 at 0 alone": Wrong(
-            one(where((residual <= 0) & (residual >= 0), 2 * residual, residual), log_ratio()), "identity", "gate on token"
-        ),
-        "slope 0 at 0 alone": Wrong(
-            one(where(residual >= 0, where(residual <= 0, 0, residual), residual), log_ratio()), "identity", "gate on token"
-        ),
-        "no slope at 0: sign(0) is 0": Wrong(
-            one(sign(residual) * log1p(absolute(residual)), log_ratio()), "identity", "gate on token"
         ),
         "right, but not to this procedure: equal branches by the weight": Wrong(
             two(where(weight > 1, 1 / T, 1 / T)), "reflecting", KERNEL

@@ -6,11 +6,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hierarchies import weighed
-from hierarchies.weighed import RIGHT, C, batch, entropy, k, mu, old, one, rho, token, trajectory, x
+from hierarchies.weighed import RIGHT, C, batch, current, entropy, k, mu, old, one, rho, token, trajectory, x
 from oracles.weighed import Batch, numbers, read
 
 from fibration import (
     Attribute,
+    Fibration,
+    Hierarchy,
     Stratum,
     absolute,
     advantage,
@@ -18,15 +20,18 @@ from fibration import (
     before,
     count,
     exp,
+    identity_gate,
     largest,
     load,
     log_prob,
+    log_ratio,
     mean,
     minimum,
     position,
     some,
     token_mean,
     total,
+    uniform,
     where,
 )
 
@@ -63,6 +68,10 @@ AHEAD = {
     ),
     "a veto": (mu.keep(~some(absolute(k) > C, over=trajectory)), lambda b: b.per_row(abs(b.k) <= b.p["C"], np.all)),
     "a bound far off": (mu.keep(largest(k, over=trajectory) < 7), lambda b: b.per_row(b.k, np.max) < 7),
+    "the largest ratio": (mu.weigh(exp(largest(x, over=trajectory))), lambda b: np.exp(b.per_row(b.x, np.max))),
+    "a likely token": (
+        mu.keep(largest(log_prob(current), over=trajectory) < -0.1), lambda b: b.per_row(b.lp["old"] + b.x, np.max) < -0.1
+    ),
     "bad answers": (
         mu.keep((advantage > 0) | (mean(x, over=trajectory) > -C)), lambda b: (b.a > 0) | (b.per_row(b.x, np.mean) > -b.p["C"])
     ),
@@ -127,21 +136,49 @@ def test_what_reads_a_prefix_is_proved(name):
     assert found and all(v.status == "proved" for v in found), found
 
 
-def test_of_a_prefix_of_turns_it_is_said_what_is_taken_for_granted():
-    from fibration import Fibration, Hierarchy, identity_gate, log_ratio, strata, uniform
+turn = Stratum("turn")
+TURNS = count(turn, over=trajectory)
 
-    token, turn = strata("token turn")
-    weight = exp(before(mean(k, over=turn), over=trajectory, of=turn))
+
+def of_turns(objective):
     h = Hierarchy(
         name="turns", fibrations=[Fibration(token, turn, uniform()), Fibration(turn, trajectory, uniform())],
-        gates={s: identity_gate() for s in (token, turn, trajectory)}, decomposition=log_ratio(), objective=mu.weigh(weight),
+        gates={s: identity_gate() for s in (token, turn, trajectory)}, decomposition=log_ratio(), objective=objective,
     )  # fmt: skip
     (verdict,) = [v for v in h.verify().verdicts if v.law == "causal"]
+    return verdict
+
+
+def test_of_a_prefix_of_turns_it_is_said_what_is_taken_for_granted():
+    verdict = of_turns(mu.weigh(exp(before(mean(k, over=turn), over=trajectory, of=turn))))
     assert verdict.status == "proved" and "ends before it begins" in verdict.argument
-    (later,) = [
-        v for v in h.replace(objective=mu.weigh(exp(mean(k, over=turn)))).verify().verdicts if v.law == "causal"
-    ]
-    assert later.status == "refuted"
+    assert of_turns(mu.weigh(1 / (1 + position(over=trajectory, of=turn)))).status == "proved"
+    assert of_turns(mu.weigh(exp(mean(k, over=turn)))).status == "refuted"
+
+
+# What reads how many turns there are, and the same for a turn of a row of `n` turns.
+BY_TURNS = {
+    "a share per turn": (mu.weigh(1 / TURNS), lambda turn, n: 1 / n),
+    "how far along in turns": (
+        mu.weigh((1 + position(over=trajectory, of=turn)) / TURNS),
+        lambda turn, n: (1 + turn) / n,
+    ),
+    "all turns but the last": (mu.keep(position(over=trajectory, of=turn) < TURNS - 1), lambda turn, n: turn < n - 1),
+    "where a turn follows": (mu.keep(after(1, over=trajectory, of=turn) > 0), lambda turn, n: turn < n - 1),
+}
+
+
+@pytest.mark.parametrize("name", BY_TURNS)
+def test_how_many_turns_there_are_is_known_at_the_end(name):
+    """The witness has one turn less without its last token."""
+    objective, of = BY_TURNS[name]
+    found = of_turns(objective).counterexample
+    maps, values = found.concrete.maps, found.values
+    turns, (row,) = maps[token, turn], set(maps[turn, trajectory])
+    assert row == 0 and values["later"] == len(turns) - 1 and turns.count(turns[-1]) == 1
+    now, was = (of(turns[values["element"]], n) for n in (len(set(turns)), len(set(turns)) - 1))
+    assert (float(values["before"]), float(values["after"])) == (pytest.approx(float(was)), pytest.approx(float(now)))
+    assert "which comes later" in str(found)
 
 
 def test_masks_and_weights_without_either_are_not_asked():

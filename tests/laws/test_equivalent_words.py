@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from hierarchies.pairs import of_tokens
+from hierarchies.pairs import EACH, image, modal, of_tokens, text
 from hierarchies.spoken import (
     DIFFERENT,
     SAME,
@@ -26,6 +26,7 @@ from thorough import some
 
 from fibration import (
     Gate,
+    count,
     equivalent,
     load,
     log_prob,
@@ -35,6 +36,7 @@ from fibration import (
     residual,
     same,
     token_log_ratio,
+    total,
     where,
 )
 from fibration.language.pairs import pair
@@ -79,6 +81,19 @@ def test_nothing_is_proved_of_losses_that_differ(name):
 
 
 @pytest.mark.thorough
+def test_a_mean_on_a_tree_is_a_total_over_the_number_of_all_kinds():
+    n, share = count(text, over=trajectory) + count(image, over=trajectory), total(rho, over=trajectory)
+
+    def by(weight):
+        return modal(EACH).replace(objective=TM.weigh(weight))
+
+    found = [
+        equivalent(by(1 / mean(rho, over=trajectory)), by(other / share)).verdicts[0].status
+        for other in (n, count(text, over=trajectory), n + 1)
+    ]
+    assert found == ["proved", "refuted", "refuted"]
+
+
 def test_a_batch_meets_conditions_on_policies():
     """Kept below 2 and below 3 is one where ratios stay below 2, and where they are 1; log-probs are never above 0."""
     first, second = (with_objective(TM.keep(rho < n)) for n in (2, 3))

@@ -1,8 +1,10 @@
 """Gates let small residuals pass: what is said where one cannot be decided, or divides by what may not be there."""
 
+import math
 import random
 
 import pytest
+import torch
 from hierarchies import quivers, zoo
 from hierarchies.quivers import (
     batch,
@@ -14,6 +16,7 @@ from hierarchies.quivers import (
 )
 from hierarchies.zoo import budget, epsilon, one, token
 from oracles import verdicts
+from oracles.backends_here import BACKENDS_HERE
 from thorough import ALL
 
 from fibration import (
@@ -34,7 +37,9 @@ from fibration import (
     mean,
     policies,
     residual,
+    sign,
     signed_log_ratio,
+    sqrt,
     tanh,
     where,
     zero_gate,
@@ -51,7 +56,10 @@ def test_what_was_not_decided_is_asked():
         name: next(
             v for v in UNDECIDABLE[name].hierarchy.verify().verdicts if v.law == "identity" and v.status == "undecided"
         )
-        for name in ("wrong for an advantage that is no fraction", "slope 2 at 0 alone")
+        for name in (
+            "wrong for an advantage that is no fraction",
+            "slope 2 below 0, where the root of a channel never is",
+        )
     }
     asked, silent = found.values()
     assert asked.found.endswith("were not decided: it is not known whether -2 + advantage**2 is 0")
@@ -65,6 +73,32 @@ def test_a_clip_whose_lower_bound_is_written_as_a_distance():
     verdict = next(v for v in one(Gate(clip(residual, low, high))).verify().verdicts if v.law == "identity")
     assert verdict.status == "refuted"
     assert verdict.remedy.endswith("clip(residual, -low, high)")
+
+
+@pytest.mark.parametrize(
+    ("gate", "coefficient"),
+    [
+        (sign(residual) * sqrt(residual * residual), None),
+        (residual + residual * sqrt(residual * residual), None),
+        (sign(residual) * absolute(residual), 0),
+        (where(residual > 0, residual, 2 * residual) - where(residual < 0, residual, 0), 2),
+    ],
+)
+def test_a_gate_that_is_the_identity_beside_0_alone_is_refuted_as_operators_compute_it(gate, coefficient):
+    """Beside 0 each gate is the residual to first order; at 0 the operator differentiates the branch that holds there."""
+    h = one(gate, log_ratio())
+    found = {v.law: v for v in h.verify().verdicts if v.law in ("identity", "gradient")}
+    assert {v.status for v in found.values()} == {"refuted"}
+    said = "not a number" if coefficient is None else f"g'(0) = {coefficient}, not 1"
+    assert said in str(found["identity"].counterexample)
+    assert found["gradient"].counterexample.values["coefficients"] == (None if coefficient is None else (coefficient,))
+    refused = {v.law: "on purpose" for v in h.verify().verdicts if v.status != "proved"}
+    for backend in BACKENDS_HERE:
+        op = backend.operator(h.replace(gives_up=refused))
+        rest = torch.zeros(1, 1, dtype=torch.float64, device=backend.device)
+        index = op.index(mask=rest >= 0)
+        value = op.coefficients(rest - 1, rest - 1, rest + 1, index).values.item()
+        assert math.isnan(value) if coefficient is None else value == coefficient
 
 
 def gated_tree(law, **gates):

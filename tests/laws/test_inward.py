@@ -1,7 +1,7 @@
 """Levels that push elements further out than their budget are refused, on a batch that shows it; all others are not."""
 
 import pytest
-from hierarchies.zoo import T, budget, chain, epsilon, one, prompt_group, token, trajectory, two
+from hierarchies.zoo import T, W, budget, chain, epsilon, one, prompt_group, token, trajectory, two, weight
 from oracles import brute, verdicts
 from oracles.written import from_json
 
@@ -89,6 +89,16 @@ PROVED = {
     "a budget that moves with a density": two(
         inner=Gate(clip(residual, -epsilon - abs(density(trajectory)), epsilon + abs(density(trajectory)))), split=LOG
     ),
+    "steeper where the mean ratio is above 0, as it is": two(
+        inner=Gate(residual * (1 + density(trajectory))), split=ratio_deviation(scale=1 / T)
+    ),
+    "the same in sums of ratios": two(inner=Gate(residual * (1 + density(trajectory) / T)), split=ratio_deviation()),
+    "the same of a weighted mean": two(
+        weight / W, inner=Gate(residual * (1 + density(trajectory))), split=ratio_deviation(scale=weight / W)
+    ),
+    "a bound by the mean ratio": two(
+        inner=Gate(clip(residual, -epsilon * (1 + density(trajectory)) / T, 1)), split=ratio_deviation(scale=1 / T)
+    ),
     "rolled back against the advantage alone": two(
         outer=Gate(where(advantage > 0, minimum(residual, 2 * budget - residual), residual)), split=LOG
     ),
@@ -118,6 +128,12 @@ REFUTED = {
     "back smoothly, inwards alone": (
         one(where(advantage * residual < 0, residual * exp(-((residual / budget) ** 2) / 2), residual), log_ratio()),
         "token", TURNED,
+    ),
+    "steeper where the mean log ratio is above -1": (
+        two(inner=Gate(residual * (1 + density(trajectory))), split=LOG), "token", TURNED,
+    ),
+    "steeper where the mean ratio is above 2/3": (
+        two(inner=Gate(residual * (1 + 3 * density(trajectory))), split=ratio_deviation(scale=1 / T)), "token", TURNED,
     ),
     "a score below 0": (one(2 * residual).replace(objective=token_mean().score()), "hierarchy", TURNED),
 }  # fmt: skip
@@ -174,6 +190,9 @@ NOT_PROVED = {
     "between a bound and its square": (logs(reopens(abs(residual) <= budget, residual**2 <= other)), OPENED),
     "at one residual": (logs(where(residual < budget, residual, where(residual <= budget, budget, residual))), None),
     "turned at one residual": (logs(where((residual <= budget) & (residual >= budget), back, residual)), None),
+    "a sum of deviations, which may be below -1": (
+        (two(inner=Gate(residual * (1 + above)), split=ratio_deviation()), "token"), None,
+    ),
     "a density that opens": (reads(where(abs(above) > budget, residual, 0)), OPENED),
     "a density that opens again": (reads(reopens(abs(residual) <= budget, abs(residual) < budget + abs(above))), None),
     "a density on the wrong side": (

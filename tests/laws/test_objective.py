@@ -3,6 +3,9 @@
 Chains are in `zoo.wrong_objectives`.
 """
 
+import functools
+import operator
+
 import pytest
 from hierarchies.quivers import BOTH, batch, image, make, text, token, trajectory, turn
 from hierarchies.zoo import T
@@ -14,6 +17,7 @@ from fibration import (
     Parameter,
     Penalty,
     absolute,
+    clip,
     count,
     exp,
     identity_gate,
@@ -48,8 +52,11 @@ def decided(hierarchy):
 
 def of_all(objective):
     """The verdicts on μ and on further weights, of one stratum of tokens."""
-    one = Hierarchy(name="one", gates={token: identity_gate()}, decomposition=log_ratio(), objective=objective)
-    return list(LAWS["objective"].decide(Subject(one, [])))
+    return list(LAWS["objective"].decide(Subject(of_tokens(objective), [])))
+
+
+def of_tokens(objective):
+    return Hierarchy(name="one", gates={token: identity_gate()}, decomposition=log_ratio(), objective=objective)
 
 
 BRANCH = Objective(1 / count(text, over=trajectory))
@@ -70,6 +77,24 @@ def test_weights_that_are_cut_off_by_division_are_not_negative(is_inverse):
         found = of_all(token_mean().weigh(weight))
         assert [v.status for v in found] == ["proved", "proved"], found
     assert of_all(token_mean().weigh(1 / minimum(bound, d)))[1].status == "refuted"
+
+
+def test_a_product_of_many_clipped_ratios_is_decided_factor_by_factor():
+    """Eight ratios of three branches each: their product has 6561, which is more than are split."""
+    old, *others = policies("old " + " ".join(f"p{i}" for i in range(8)))
+    bound, d = Parameter("bound", default=2, lower=1), log_prob(old) - log_prob(others[0])
+    ratios = [clip(exp(log_prob(old) - log_prob(p)), 1 / bound, bound) for p in others]
+    right = functools.reduce(operator.mul, ratios)
+    for made in (token_mean().weigh(right), token_mean().weigh(right).keep(d < 1)):
+        h = of_tokens(made)
+        found = {v.law: v.status for v in h.verify().verdicts if v.subject == f"weight {right}"}
+        assert found == dict.fromkeys(("objective", "agreement", "causal"), "proved")
+    for factor, law in ((d, "objective"), (1 / d, "objective"), (ratios[0] + 1, "agreement")):
+        wrong = functools.reduce(operator.mul, [*ratios[:2], factor])
+        found = of_tokens(token_mean().weigh(wrong)).verify().verdicts
+        assert next(v.status for v in found if (v.law, v.subject) == (law, f"weight {wrong}")) == "refuted"
+    both = of_all(token_mean().weigh(d * d))  # no factor is known to be at least 0, and their product is
+    assert [v.status for v in both] == ["proved", "proved"]
 
 
 def test_a_branch_that_may_be_empty():

@@ -233,7 +233,20 @@ def _confirm_identity(h: Hierarchy, verdict: Verdict, _: list[Verdict]) -> None:
             for beside, at in ((g(sign * step), sign * step) for sign in (1, -1)):
                 off = (1 + abs(ratio)) * 10**6 * step  # of a smooth gate with no large second derivative
                 found |= beside is None or abs(beside / at - 1) > off
+        found |= _is_kinked(world, gate, stratum, values)
     assert found, f"{verdict.counterexample}"
+
+
+def _is_kinked(world: World, gate: Expression, stratum: Stratum, values: Any) -> bool:
+    """Whether the declared derivative at residual 0 and density 0 is not 1."""
+    at = {b: F(0) for b in atoms(gate) if b == residual or isinstance(b, Density)} | {advantage: values["advantage"]}
+    try:
+        at |= {b: world.atom(b, stratum, values["element"]) for b in atoms(gate) if b not in at}
+        return abs(slope(gate, residual, at) - 1) > TINY
+    except NO_VALUE:
+        return True
+    except KeyError:  # as above
+        return False
 
 
 def _confirm_first_order(h: Hierarchy, verdict: Verdict, others: list[Verdict]) -> None:
@@ -543,6 +556,10 @@ def _uphold_inward(h: Hierarchy, verdict: Verdict, world: World, rng: random.Ran
                 **dict.fromkeys(pulls, a),
                 **{d: F(rng.randint(0 if split else -3, 3)) for d in read},
             }
+            if not split and "expm1" in str(h.decomposition.densities[0][1]):  # ratios, and their means, are above 0
+                for d in read:
+                    least = world.value(h.masses[d.stratum], d.stratum, world.below(stratum, element, d.stratum))
+                    bound[d] = max(bound[d], -least * F(99, 100))
             stopped = 0
             for drift in DRIFTS:
                 if side * drift <= -1 and not split and h.decomposition.channels == ("",):

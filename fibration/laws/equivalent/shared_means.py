@@ -31,7 +31,7 @@ from fibration.language.atoms import (
 )
 from fibration.language.conditions import WHOLE, Equal, One
 from fibration.language.expressions import Expression, as_expression
-from fibration.language.operators import ANY, Signs, stop
+from fibration.language.operators import ANY, POSITIVE, Signs, stop
 from fibration.language.pairs import Pair
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy
@@ -251,11 +251,23 @@ class Variables:
         return all(s != X and self.is_constant_on(stratum, ATOM_OF[s]) for s in factor.free_symbols)
 
     def _signs_of(self, mean: Mean) -> Signs:
-        """The signs of a mean. Weights are never negative, so it has the signs of its functions, or is 0."""
+        """The signs of a mean. Weights are never negative, so it has the signs of its functions, or is 0.
+
+        It is not 0 if its functions have one sign, its weights are above 0 and it is over all tokens of its element:
+        an element has a token. Tokens on one side of `x = 0`, or of one leaf, may be none.
+        """
         if mean.side == 0 and all(not isinstance(f, Expression) and f.subs(X, 0) == 0 for _, _, f in mean.parts):
             return frozenset({0})
-        found = frozenset({0}).union(*(self.signs_of(f, leaf, mean.side) for leaf, _, f in mean.parts))
-        return ANY if mean.side == 0 else found
+        found = frozenset[int]().union(*(self.signs_of(f, leaf, mean.side) for leaf, _, f in mean.parts))
+        if mean.side is None and len(found) == 1 and self._is_of_all(mean):
+            return found
+        return ANY if mean.side == 0 else found | {0}
+
+    def _is_of_all(self, mean: Mean) -> bool:
+        """Whether all tokens of an element count in a mean, each with a weight above 0."""
+        reach = self.pair.shape.leaves_over(mean.place) if isinstance(mean.place, Stratum) else mean.place
+        weights = {leaf: self.at(leaf, None).signs(weight) for leaf, weight, _ in mean.parts}
+        return reach == set(weights) and all(signs == POSITIVE for signs in weights.values())
 
     def signs_of(self, function: Any, leaf: Stratum, side: int | None) -> Signs:
         """The signs of a function at the tokens of a leaf."""

@@ -17,6 +17,7 @@ from fibration.laws.batches.concrete import Witness, in_brief, rounded, rounding
 from fibration.laws.batches.first_update import CLOSE, NO_VALUE
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.objectives import coinciding_search
+from fibration.laws.signs.claim import factors
 from fibration.laws.signs.coinciding import everywhere
 from fibration.laws.subject import Subject
 
@@ -38,6 +39,10 @@ def decide_agreement(subject: Subject) -> Iterator[Decision]:
 
 
 def _tends_to_one(subject: Subject, weight: Expression) -> bool:
+    """Whether a weight tends to 1. It does if all of its factors do, which have fewer branches than their product."""
+    parts = factors(weight)
+    if len(parts) > 1 and all(_tends_to_one(subject, part) for part in parts):
+        return True
     found = [here.limits(weight) for here in everywhere(subject.hierarchy)]
     return all(ends and all(vanishes(e - 1) for e in ends) for ends in found)
 

@@ -25,6 +25,7 @@ from fibration.laws.values.probes import between, crossings, turning
 
 MOST_TRIED, MOST_TOKENS, FEW = 201, 4, 6  # FEW batches are also searched around changes of branch
 MOVES = tuple(Fraction(v) for v in ("-2", "-1/2", "-30", "-1/100"))
+RISE = Fraction(1, 2)  # of a log ratio: a log-prob of -1 may rise by it
 SIGNS = ((1, 1), (-1, -1), (3, -3))  # advantages of every other row
 RATIO = "log ratio"
 
@@ -99,7 +100,7 @@ def _pairs(h: Hierarchy, formula: Expression) -> Iterator[tuple[Row, Row, int]]:
         for row in (_row(h, concrete, s) for s in signs):
             pairs = list(_in_order(row))
             for k, j in pairs:
-                yield from ((row, _put(row, w, j, v), k) for w in moving for v in MOVES)
+                yield from ((row, _put(row, w, j, v), k) for w in moving for v in (*MOVES, *[RISE] * (w == RATIO)))
                 yield from (
                     (row, _put(row, a, j, v), k) for a in own if a.on == row.places[j][0] for v in _other(a, row, j)
                 )
@@ -158,22 +159,33 @@ def _changes(row: Row, formula: Expression, what: str | Attribute, k: int, j: in
 
     read = [e for e in (at(e, leaf) for e in within(formula)) if is_read_at(row.concrete.shape, e, leaf)]
     found = {c for e in turning(read) for c in crossings(along(e), near=-4, far=2)}
-    most = Fraction(0) if isinstance(what, str) else None
+    most = -row.start if what == RATIO else Fraction(0)  # log-probs are at most 0
     low, high = what.ends if isinstance(what, Attribute) else (None, most)
     return [v for v in between(sorted(found)) if (low is None or v > low) and (high is None or v <= high)]
 
 
 def _without(row: Row, j: int) -> Row | None:
-    """The batch without a token; None unless it is the last of its leaf and no element has this token alone."""
-    c, (leaf, i) = row.concrete, row.places[j]
-    if i != c.size[leaf] - 1:
+    """The batch without a token, and without the elements of its row, such as turns, that have this token alone.
+
+    None unless the token and these elements are the last of their strata, and no other element has this token alone.
+    """
+    c, (leaf, _) = row.concrete, row.places[j]
+    finer = (s for s in c.shape.coarser(leaf) if row.h.rows in c.shape.coarser(s))
+    last = {s: c.below(*row.places[j], s) for s in (leaf, *finer)}
+    alone = {s for s, e in last.items() if s == leaf or [c.below(*p, s) for p in _over(row, s)].count(e) == 1}
+    if any(last[s] != c.size[s] - 1 for s in alone):
         return None
-    maps = {(s, t): m[:-1] if s == leaf else m for (s, t), m in c.maps.items()}
-    if any(set(m) != set(c.maps[e]) for e, m in maps.items()):
+    maps = {(s, t): m[:-1] if s in alone else m for (s, t), m in c.maps.items()}
+    if any(set(m) != {e for e in c.maps[s, t] if t not in alone or e != last[t]} for (s, t), m in maps.items()):
         return None
     left = (a for k, a in enumerate(row.advantages) if k != j)
-    attributes = {a: v[:-1] if a.on == leaf else v for a, v in c.attributes.items()}
+    attributes = {a: v[:-1] if a.on in alone else v for a, v in c.attributes.items()}
     return replace(row, concrete=Concrete(c.shape, maps, attributes, c.parameters), advantages=tuple(left))
+
+
+def _over(row: Row, stratum: Stratum) -> list[tuple[Stratum, int]]:
+    """The tokens that lie over the elements of a stratum."""
+    return [(leaf, i) for leaf, i in row.places if leaf in row.concrete.shape.leaves_over(stratum)]
 
 
 def _witness(after: Row, k: int, what: str, one: Any, other: Any, exact: Fraction) -> Witness:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from fibration.language.atoms import Component, Parameter
-from fibration.language.exact import transcendental
+from fibration.language.atoms import Component, Count, Parameter
+from fibration.language.exact import NoValue, transcendental
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import within
@@ -31,7 +32,8 @@ from fibration.laws.values.duals import TooClose, differentiate, log_of, slopes_
 
 Probabilities = tuple[Fraction, ...]
 MOST_TRIED = 61
-STEPS = (1, 12)  # powers of two from one token to the next
+STEPS = (1, 12, 2, 4, 6, 24)  # powers of two from one token to the next: a cut of log ratios up to 32 lies between two
+MOST_EARLIER = 2  # tokens before the state, if the formula reads how many there are
 NEAR = (Fraction(1, 10**6), Fraction(1, 10**9))
 SMALL, TINY = Fraction(1, 1000), Fraction(1, 10**30)
 log = transcendental("log")
@@ -49,7 +51,10 @@ def _even(tokens: int) -> Probabilities:
 
 @dataclass(frozen=True)
 class State:
-    """A state, and the probabilities of its tokens under every policy; each token is the only one of its row."""
+    """A state, and the probabilities of its tokens under every policy; each token is the last one of its row.
+
+    Earlier tokens of the row have the probability 1/2 under every policy.
+    """
 
     h: Hierarchy
     concrete: Concrete
@@ -69,19 +74,22 @@ class State:
             return None
 
     def _derivative(self, k: int) -> Fraction:
-        ratio = log_of(self.current[k] / self.of(OLD)[k], {0: Fraction(1)})
-        log_probs = {p: [log_of(self.of(p)[k], {})] for p in (OLD, *self.h.policies) if p != CURRENT}
+        one, places = Fraction(1), DirectOperator(self.h, self.concrete).tokens
+        ratio = log_of(self.current[k] / self.of(OLD)[k], {0: one})
+        held = {p: log_of(self.of(p)[k], {}) for p in (OLD, *self.h.policies) if p != CURRENT}
+        log_probs = {p: [*[log_of(one / 2, {})] * self.earlier, own] for p, own in held.items()}
         read = functools.partial(differentiate, strict=True)
-        here = Tokens(
-            self.concrete,
-            DirectOperator(self.h, self.concrete).tokens,
-            [ratio],
-            [Fraction(1)],
-            read,
-            log_probs,
-            flows=True,
-        )
-        return slopes_of(here.value(self.formula, 0)).get(0, Fraction(0))
+        ratios = [*[log_of(one, {})] * self.earlier, ratio]
+        here = Tokens(self.concrete, places, ratios, [one] * len(places), read, log_probs, flows=True)
+        *others, own = (slopes_of(here.value(self.formula, i)).get(0, Fraction(0)) for i in range(len(places)))
+        if any(others):
+            raise NoValue("an earlier token's penalty reads the last token")
+        return own
+
+    @property
+    def earlier(self) -> int:
+        """How many tokens of the row come before."""
+        return sum(self.concrete.size[leaf] for leaf in self.h.leaves) - 1
 
     def update(self, sampled: Probabilities, c: Sequence[Fraction]) -> list[Fraction]:
         """The expected update of every logit, for tokens sampled with the probabilities `sampled`."""
@@ -105,7 +113,7 @@ def no_divergence(h: Hierarchy, formula: Expression, passed: Sequence[str], may_
     for q in targets:
         # beside the old policy there may be a gradient where there is none on policy
         may_be = looks_beyond(formula) if q == OLD else may_be_0
-        ruled_out = next(_ruled_out(h, formula, q, may_be), None)
+        ruled_out = next(_ruled_out(h, formula, q, passed, may_be), None)
         if ruled_out is None:
             return None
         found.append(ruled_out)
@@ -114,13 +122,15 @@ def no_divergence(h: Hierarchy, formula: Expression, passed: Sequence[str], may_
     return found[0] if passed or named else found[-1]
 
 
-def _ruled_out(h: Hierarchy, formula: Expression, q: str, may_be_0: bool) -> Iterator[Witness]:
-    for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
-        if sum(concrete.size[leaf] for leaf in h.leaves) != 1:
-            continue
+def _ruled_out(h: Hierarchy, formula: Expression, q: str, passed: Sequence[str], may_be_0: bool) -> Iterator[Witness]:
+    for concrete in _rows(h, formula):
         if q == OLD:
             yield from _near_old(h, concrete, formula, may_be_0)
             continue
+        for other in () if q else passed:  # where all tokens have one probability, the entropy has no gradient
+            state = State(h, concrete, formula, _even(3), {other: _rising(1)})
+            if (c := state.derivatives) and any(_above(b - a) for a, b in itertools.pairwise(c)):
+                yield _bent(state, q, c)
         two = State(h, concrete, formula, *((_even(2), {q: _sides()}) if q else (_sides(), {})))
         c = two.derivatives
         if not may_be_0 and c and not any(map(_above, two.update(two.current, c))):
@@ -138,6 +148,16 @@ def _ruled_out(h: Hierarchy, formula: Expression, q: str, may_be_0: bool) -> Ite
                     yield _away(state, q, c)
 
 
+def _rows(h: Hierarchy, formula: Expression) -> Iterator[Concrete]:
+    """Yields batches of one row. It has several tokens only if the formula reads their order or number."""
+    counts = any(isinstance(a, (Count, Ordered)) for e in within(formula) for a in atoms(e))
+    most = 1 + MOST_EARLIER * counts
+    for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
+        n = sum(concrete.size[leaf] for leaf in h.leaves)
+        if n <= most and concrete.size[h.rows] == 1 and (n == 1 or concrete.size[h.leaves[0]] == n):
+            yield concrete
+
+
 def leads_nowhere(
     h: Hierarchy, formula: Expression, passed: Sequence[str], named: bool, is_flat: bool
 ) -> Witness | None:
@@ -149,9 +169,7 @@ def leads_nowhere(
     if len(passed) > 1:
         return None
     q = passed[0] if passed else "" if named else OLD
-    for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
-        if sum(concrete.size[leaf] for leaf in h.leaves) != 1:
-            continue
+    for concrete in _rows(h, formula):
         if q == OLD:
             if (found := next(_near_old(h, concrete, formula, not is_flat, turned=True), None)) is not None:
                 return found
@@ -252,7 +270,8 @@ def _name(q: str) -> str:
 
 def _told(state: State, q: str) -> str:
     number = {2: "two", 3: "three"}[len(state.current)]
-    text = f"in a state with {number} tokens of probabilities {_listed(state.current)}"
+    place = f"the state after {state.earlier} token{'s' * (state.earlier > 1)}," if state.earlier else "a state"
+    text = f"in {place} with {number} tokens of probabilities {_listed(state.current)}"
     return f"{text}, and {_listed(state.of(q))} under {q}" if q else text
 
 

@@ -88,7 +88,9 @@ def lines_out(
     if not read:
         return Lines(tuple(paths), (), certain, inside)
     ray = Path({s: s / SHARE for s in (RHO, *read)}, {SHARE: POSITIVE})
-    return Lines((*paths, *_own_path(h, stratum, channel, side, assume, end)), (ray,), certain, inside)
+    bounded = side == -1 and any(e.has(*read) for e, _ in known)  # densities do not fall without end
+    own_paths = _own_path(h, stratum, channel, side, assume, None if bounded else end)
+    return Lines((*paths, *own_paths), (ray,), certain, inside)
 
 
 def _own_path(h: Hierarchy, stratum: Stratum, channel: str, side: int, assume: Assumptions, end: Any) -> Iterator[Path]:

@@ -217,17 +217,21 @@ def _sizes(
     spans: Sequence[Span],
     of: str,
 ) -> list[Fraction]:
-    """How far tokens drift so that residuals lie in the spans; `SIZES` if an end is not a number yet."""
-    if not spans or any(map(_reads_tokens, (e for span in spans for e in span if e is not None))):
-        return list(SIZES)
+    """How far tokens drift so that residuals lie in the spans; `SIZES` if an end is not a number yet.
+
+    Nothing if every residual is 0, so that such batches do not use up the points that the search tries.
+    """
+    known = spans and not any(map(_reads_tokens, (e for span in spans for e in span if e is not None)))
     one = Fraction(1, 2)
     point = _point(h, concrete, way, one, (Fraction(1),) * len(way), of)
     means = None if point is None else _attempt(lambda: point.dense.densities_of(point.moving, point.advantages))
     if point is None or means is None:
-        return []
+        return [] if known else list(SIZES)
     found: set[Fraction] = set()
     for element, m in enumerate(point.dense.mass[stratum]):
         unit = 0 if m is None else value_of(point.dense.residual(means[channel], stratum, element)) / one
+        if unit and not known:
+            return list(SIZES)
         if unit:
             for low, high in spans:
                 ends = [None if e is None else concrete.attempt(e, stratum, element) for e in (low, high)]

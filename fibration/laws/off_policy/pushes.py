@@ -18,7 +18,7 @@ from sympy import oo
 from fibration.language.atoms import Density, Stratum, gated
 from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression
-from fibration.language.operators import Signs, Stopped
+from fibration.language.operators import POSITIVE, Signs, Stopped
 from fibration.language.sympy_bridge import OLD_LOG_PROB, symbol, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws.gates.coordinates import X, coordinate, intensive, normal_recovery
@@ -90,6 +90,21 @@ class Pushed:
         return any(isinstance(a, Density) for a in atoms(self.gate))
 
     @cached_property
+    def ratios(self) -> list[Any]:
+        """The sums of weighted ratios that are above 0: each density of deviations that the gate reads, plus its mass.
+
+        The density is `Σ m·(r - 1)` over the tokens of its element, and the mass `Σ m`, so that their sum is `Σ m·r`.
+        Every ratio is above 0, no weight `m` is below 0, and the mass shows that one is above 0.
+        """
+        subject, h = self.subject, self.subject.hierarchy
+        if not (self.reads_densities and h.shape.is_tree and coordinate(h, subject) == "deviation"):
+            return []
+        if not (subject.proved("markov") and subject.proved("reflecting")):  # a gate reads densities below its stratum
+            return []
+        read = ((symbol(a), to_sympy(h.masses[a.stratum])) for a in atoms(self.gate) if isinstance(a, Density))
+        return [s + mass for s, mass in read if subject.at(self.stratum).signs(mass) == POSITIVE]
+
+    @cached_property
     def base(self) -> Any:
         return symbol(self.subject.hierarchy.pulled_by(self.stratum))
 
@@ -106,7 +121,8 @@ class Pushed:
     def held(self) -> dict[int, Assumptions] | None:
         """The assumptions for a pull of either sign; None if the gate reads the pull and its direction is unknown."""
         is_alone = self.least == -1 and len(self.subject.hierarchy.order) == 1
-        assume = self.subject.at(self.stratum).with_signs({1 + RHO: frozenset({1})} if is_alone else {})
+        ratios = dict.fromkeys(self.ratios, POSITIVE)
+        assume = self.subject.at(self.stratum).with_signs({1 + RHO: POSITIVE} if is_alone else ratios)
         base = self.base
         if base not in map(symbol, atoms(self.gate)):
             return dict.fromkeys(WAYS, assume)

@@ -214,7 +214,15 @@ class _Gate:
                     return f"g({shown(step)}) {NO_VALUE}"
                 if line is None or _is_seen(value, step, *line):
                     return f"g({shown(step)}) = {in_brief(value)}, a slope of {_slope(value / step)}, not 1"
-        return ""
+        # without residuals below 0, tokens at 0 may be those of the other channel
+        return self.kink_off() if not density and len(sides) == 2 else ""
+
+    def kink_off(self) -> str:
+        """In words, that the slope at 0 itself, of the branch that holds there, is not 1 or has no value; else ''."""
+        slope = self.slope(Fraction(0), Fraction(0))
+        if slope is None:
+            return "g'(0) is not a number: a root of 0 has no slope"
+        return f"g'(0) = {in_brief(slope)}, not 1: the branch at 0 is differentiated" if abs(slope - 1) > CLOSE else ""
 
     def stopped_off(self, density: Fraction, sides: tuple[int, ...]) -> str:
         """In words, that a gate with a `stop` has another slope than 1 at 0, or near 0 at every step; else ''."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import sympy
 
 from fibration.language.atoms import Count, Stratum, Total, at
-from fibration.language.expressions import Expression
+from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.operators import ANY, ZERO, Signs, where
+from fibration.language.operators import ANY, NOT_NEGATIVE, ZERO, Signs, where
 from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.statistics import Aggregate, within
@@ -32,6 +32,16 @@ class Claim:
 
     @property
     def is_shown(self) -> bool:
+        """Whether the claim is proved: of each factor, if a product must not be below 0, or else of the formula.
+
+        The branches of `n` factors with `k` branches each are `n·k`, and those of their product `k**n`.
+        """
+        parts = factors(self.formula)
+        if len(parts) > 1 and self.signs in (ANY, NOT_NEGATIVE):
+            return all(Claim(part, self.assume, self.signs).is_shown for part in parts) or self._is_shown_whole()
+        return self._is_shown_whole()
+
+    def _is_shown_whole(self) -> bool:
         try:
             branches = cases(self.formula, self.assume)
         except TooManyCases:
@@ -70,6 +80,21 @@ class Claim:
         offers = [f"assume=[{', '.join(known)}]"] if len(known) == len(pairs) else []
         offers.append("use a sum of counts that cannot all be 0")
         return f"{' and '.join(map(str, empty))} {verb} 0 where that branch is empty: {', or '.join(offers)}"
+
+
+def factors(formula: Expression) -> list[Expression]:
+    """The formulas whose product has the value of a formula, and a value where all of them have one.
+
+    `where(c, a*b, 1)` is the product of `where(c, a, 1)` and `where(c, b, 1)`.
+    """
+    if not isinstance(formula, Apply):
+        return [formula]
+    if formula.operator == "*":
+        return [f for part in formula.arguments for f in factors(part)]
+    if formula.operator == "where" and formula.arguments[2] == as_expression(1):
+        condition, value, otherwise = formula.arguments
+        return [where(condition, f, otherwise) for f in factors(value)]
+    return [formula]
 
 
 def divided(formula: Expression) -> Expression:

@@ -20,8 +20,11 @@ from fibration.language.traversal import evaluate
 
 @dataclass(frozen=True)
 class Dual:
-    """A value and its derivatives, by the number of the variable; derivatives of 0 are left out.
+    """A value and its derivatives, by the number of the variable.
 
+    A variable without a derivative moves nothing. A derivative of 0 is that of a value that does move, as `x*x` at 0:
+    a root of such a value has no slope where it is 0, as the operator's `0/0` has none. A sum whose slopes cancel
+    counts as one that nothing moves.
     `exact`: no function was rounded to fifty digits on the way to the value.
     """
 
@@ -32,7 +35,7 @@ class Dual:
     def __add__(self, other: Real) -> Dual:
         if not isinstance(other, Dual):
             return Dual(self.value + other, self.slopes, self.exact)
-        slopes = _summed([(Fraction(1), self), (Fraction(1), other)])
+        slopes = _moving(_summed([(Fraction(1), self), (Fraction(1), other)]))
         return Dual(self.value + other.value, slopes, self.exact and other.exact)
 
     __radd__ = __add__
@@ -145,8 +148,10 @@ def differentiate(expression: Expression, values: Callable[[Expression], Real], 
     if operator == "where":
         condition, value, otherwise = expression.arguments
         return differentiate(value if differentiate(condition, values, strict) else otherwise, values, strict)
-    arguments = [differentiate(a, values, strict) for a in expression.arguments]
     row = OPERATORS[operator]
+    if row.is_condition or operator == "stop" or (operator == "*" and ZERO in expression.arguments):
+        atoms, values = values, lambda a: held(atoms(a))  # no gradient flows
+    arguments = [differentiate(a, values, strict) for a in expression.arguments]
     given = dict(zip(ARGUMENTS, arguments, strict=False))
     if operator == "stop":
         return held(arguments[0])
@@ -172,7 +177,8 @@ def differentiate(expression: Expression, values: Callable[[Expression], Real], 
         return differentiate(row.lowered(*shown), given.__getitem__, strict)
     slopes = _slopes(operator)
     point = dict(zip((*ARGUMENTS[: len(known)], RESULT), (*known, y), strict=True))
-    return Dual(y, _summed([(evaluate(slopes[k], point), a) for k, a in moving.items()]), exact)
+    found = _summed([(evaluate(slopes[k], point), a) for k, a in moving.items()])
+    return Dual(y, _moving(found) if operator in ("+", "-") else found, exact)
 
 
 def _of_logarithms(operator: str, arguments: list[Real]) -> Any:
@@ -219,9 +225,14 @@ def _summed(parts: list[tuple[Fraction, Dual]]) -> Mapping[int, Fraction]:
     for factor, dual in parts:
         for k, slope in dual.slopes.items():
             found[k] = found.get(k, Fraction(0)) + factor * slope
-    return {k: slope for k, slope in found.items() if slope}
+    return found
 
 
+def _moving(slopes: Mapping[int, Fraction]) -> Mapping[int, Fraction]:
+    return {k: slope for k, slope in slopes.items() if slope}
+
+
+ZERO = Number(Fraction(0))
 # The symbols of an operator's arguments and value in its row.
 ARGUMENTS: tuple[Expression, ...] = tuple(Reading(f"argument {k}") for k in range(3))
 RESULT: Expression = Reading("its value")

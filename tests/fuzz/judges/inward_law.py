@@ -83,6 +83,7 @@ class Gates:
             found += [minimum(*f.rng.sample([*PARAMETERS[:3]], 2)), absolute(f.pick(*attributes(f.setting)[:2]))]
             if self.above:
                 found += [f.pick(*PARAMETERS[:3]) + absolute(density(f.pick(*self.above)))]
+                found += [f.pick(*PARAMETERS[:3]) * (1 + density(f.pick(*self.above)))]
             if self.has_advantage:
                 found += [f.pick(*PARAMETERS[:3]) * absolute(advantage)]
             if self.leaf:
@@ -199,6 +200,18 @@ class Followed:
         """Whether a slope of 0 is one: that of `tanh(residual / beta)` is rounded to 0 far out."""
         return abs(rho) * Fraction(self.mass) < Fraction(1, 32) or not any(w in str(self.formula) for w in SMOOTH)
 
+    def is_of_ratios(self, share: Any) -> bool:
+        """Whether densities of deviations, times `share`, are still above minus their mass, as ratios are above 0."""
+        w, split = self.world, self.world.h.decomposition
+        if "expm1" not in str(split.densities[0][1]) or split.channels != ("",):
+            return True
+        strata = {a: a.stratum for a in self.densities if isinstance(a, Density)}
+        at = {a: (s.name, w.below(self.stratum.name, self.element, s.name)) for a, s in strata.items()}
+        return all(
+            float(share) * float(self.densities[a]) > -float(value_of(w.value(w.h.masses[s], *at[a])))
+            for a, s in strata.items()
+        )
+
     def value(self, rho: Any, way: int, share: Any = 1) -> Any:
         bound: dict[Expression, Any] = {a: share * v for a, v in self.densities.items()}
         if self.base != advantage:
@@ -285,6 +298,7 @@ def _contradiction(inward: Slopes, outward: Slopes, f: Followed, out: Followed, 
             (t * rho, out.slope(t * rho, side * up, float(t)))
             for rho, _ in outward[len(outward) // 2 :][:1]
             for t in SIZES
+            if out.is_of_ratios(t)
         )
         rays = [(rho, s) for rho, s in found if s is not None]
     stop_at = next((rho for rho, s in rays if s <= 0 and f.is_told(rho)), None)
