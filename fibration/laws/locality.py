@@ -30,8 +30,9 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import Concrete, Witness, plural
+from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.shapes import regular_maps
+from fibration.laws.batches.words import Witness, plural
 from fibration.laws.law import Decision, Law, proved, refuted
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.claim import Claim, divided, required_number

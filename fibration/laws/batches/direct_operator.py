@@ -13,7 +13,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from fibration.errors import an
 from fibration.language.atoms import (
     Density,
     Stratum,
@@ -31,9 +30,10 @@ from fibration.language.order import Ordered
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, evaluate
-from fibration.laws.batches.concrete import Concrete, Witness, rounded, rounding, shown
+from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import concretes
 from fibration.laws.batches.tokens import Tokens
+from fibration.laws.batches.words import Witness, rounded, shown
 from fibration.laws.values.duals import Real, differentiate, quotient, value_of
 
 STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))
@@ -289,11 +289,12 @@ def _differs(dense: DirectOperator, direction: Sequence[int], step: Fraction, a:
 
 def _witness(dense: DirectOperator, xs: list[Fraction], a: Fraction) -> Witness:
     h, concrete, found = dense.h, dense.concrete, dense.attempt(xs, a)
-    root = h.roots[0]
-    place = f"on {an(root)}" if root in h.leaves else f"on {concrete.describe(root)}"
     settings = f", advantage {a}" if any(advantage in set(atoms(h.gate(s))) for s in h.order) else ""
     got = "no value" if found is None else ", ".join(shown(g - 1) for g in found)
-    text = f"{place}{settings}{concrete.chosen}: log ratios {', '.join(map(shown, xs))} have 𝒢(r) - 1 = {got}"
+    text = (
+        f"on {concrete.describe(h.roots[0])}{settings}{concrete.chosen}: log ratios {', '.join(map(shown, xs))} have "
+        f"𝒢(r) - 1 = {got}"
+    )
     exact = None if found is None else tuple(rounded(g, rounding(*formulas(h))) for g in found)
     values = {"advantage": a, "log_ratios": tuple(xs), "gated": exact}
     return Witness(text, concrete, values)

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, TypeVar
 
 from fibration.errors import an
-from fibration.language.atoms import BATCH, Stratum, advantage, token_log_ratio
+from fibration.language.atoms import Stratum, advantage, token_log_ratio
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -17,9 +17,10 @@ from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.traversal import atoms
 from fibration.laws.batches.coefficients import Point
-from fibration.laws.batches.concrete import Concrete, Witness, in_brief, plural, rounded, rounding, settings
+from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.direct_operator import STEPS, directions, formulas
 from fibration.laws.batches.search import concretes
+from fibration.laws.batches.words import Witness, in_batch, in_brief, plural, rounded
 from fibration.laws.values.duals import Dual, differentiate, slopes_of, value_of
 
 MOST_TRIED, MOST_TOKENS = 81, 16
@@ -62,7 +63,7 @@ def start_not_recovered(h: Hierarchy, leaf: Stratum, whole: Expression) -> Witne
                 values: dict[str, Any] = {"leaf": leaf.name, "log_ratio": side * STEPS[0]}
                 values |= {"recovered": value, "slope": slope}
                 values |= {"advantage": a} if len(signs) > 1 else {}
-                return Witness(text + settings(concrete), concrete, values)
+                return Witness.on(concrete, text, values)
     return None
 
 
@@ -112,22 +113,18 @@ def _tried(h: Hierarchy, read: list[Expression]) -> Iterator[tuple[Concrete, tup
     few: list[Concrete] = []
     exact = rounding(*read)
     for concrete in concretes(h, read, whole_batch(h), most=MOST_TRIED):
-        n = _tokens(h, concrete)
+        n = concrete.tokens
         if n > MOST_TOKENS:
             break
         if _has_weights(h, concrete):
             yield concrete, (0,) * n, exact
             few += [concrete] if n <= FEW_TOKENS and len(few) < FEW else []
-    yield from ((concrete, way, CLOSE) for concrete in few for way in directions(_tokens(h, concrete)))
-
-
-def _tokens(h: Hierarchy, concrete: Concrete) -> int:
-    return sum(concrete.size[leaf] for leaf in h.leaves)
+    yield from ((concrete, way, CLOSE) for concrete in few for way in directions(concrete.tokens))
 
 
 def _has_weights(h: Hierarchy, concrete: Concrete) -> bool:
     """Whether every token has a weight in the objective, and every element a mass: if not, another law fails."""
-    n = _tokens(h, concrete)
+    n = concrete.tokens
     point = Point(h, concrete, (Fraction(0),) * n, (Fraction(1),) * n)
     masses = attempt(lambda: [m for found in point.dense.mass.values() for m in found if m is not None])
     return masses is not None and min(masses) > 0 and attempt(lambda: point.weights) is not None
@@ -177,23 +174,18 @@ def _true(point: Point) -> list[Fraction]:
 def _witness(point: Point) -> Witness:
     h, concrete = point.h, point.concrete
     rows = concrete.size[h.rows]
-    place = concrete.describe(h.rows) if rows == 1 else concrete.describe(Stratum(BATCH))
     of_row = sorted(dict(zip(_rows(h, concrete), point.advantages, strict=True)).items())
     given = ", ".join(in_brief(a) for _, a in of_row)
     given = f"advantage {given}" if rows == 1 else f"{plural(h.rows.name)} of advantages {given}"
-    where = f"at log ratios {_listed(point.log_ratios)}" if any(point.log_ratios) else "on policy"
+    where = f"at log ratios {in_brief(*point.log_ratios)}" if any(point.log_ratios) else "on policy"
     found = attempt(lambda: point.coefficients)
-    got = NO_VALUE if found is None else _listed(found)
+    got = NO_VALUE if found is None else in_brief(*found)
     what = "coefficient ∂J/∂log π is" if len(point.advantages) == 1 else "coefficients ∂J/∂log π are"
-    text = f"in {place} with {given}, {where}, the {what} {got} instead of μ·A = {_listed(_true(point))}"
+    text = f"{in_batch(h, concrete)} with {given}, {where}, the {what} {got} instead of μ·A = {in_brief(*_true(point))}"
     exact = rounding(*formulas(h), h.objective.spelled_out(h.leaves, h.rows))
     values = {
         "advantages": point.advantages, "log_ratios": point.log_ratios,
         "coefficients": None if found is None else tuple(rounded(c, exact) for c in found),
         "true": tuple(rounded(c, exact) for c in _true(point)),
     }  # fmt: skip
-    return Witness(text + settings(concrete), concrete, values)
-
-
-def _listed(values: Sequence[Fraction]) -> str:
-    return ", ".join(map(in_brief, values))
+    return Witness.on(concrete, text, values)

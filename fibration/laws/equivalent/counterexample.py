@@ -9,7 +9,8 @@ from fibration.language.atoms import Stratum
 from fibration.language.conditions import WHOLE
 from fibration.language.pairs import Pair
 from fibration.laws.batches.coefficients import Point
-from fibration.laws.batches.concrete import Concrete, Witness, rounded, shown
+from fibration.laws.batches.concrete import Concrete
+from fibration.laws.batches.words import Witness, rounded, shown
 from fibration.laws.values.duals import LogOf, value_of
 
 Token = tuple[Stratum, int]

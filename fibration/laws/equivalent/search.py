@@ -36,9 +36,10 @@ from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, desugar, evaluate
 from fibration.laws.batches.coefficients import Point
-from fibration.laws.batches.concrete import Concrete, Witness, is_balanced, rounding
+from fibration.laws.batches.concrete import Concrete, is_balanced, rounding
 from fibration.laws.batches.search import OTHER_PATTERNS, POSITIVE_PATTERNS, parameter_values
 from fibration.laws.batches.shapes import regular, small
+from fibration.laws.batches.words import Witness
 from fibration.laws.equivalent.counterexample import Token, witness
 from fibration.laws.equivalent.log_prob_samples import Breaks, breaks, read_by, reads_policies, said
 from fibration.laws.values.duals import TooClose, value_of

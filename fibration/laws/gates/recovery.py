@@ -15,9 +15,10 @@ from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.sympy_bridge import show, vanishes
 from fibration.language.traversal import atoms, evaluate
-from fibration.laws.batches.concrete import Witness, rounded, rounding, shown
+from fibration.laws.batches.concrete import rounding
 from fibration.laws.batches.search import concretes
 from fibration.laws.batches.tokens import Tokens
+from fibration.laws.batches.words import Witness, rounded, shown
 from fibration.laws.gates.coordinates import X, composed, log_of
 from fibration.laws.gates.exponentials import is_the_ratio
 from fibration.laws.law import Decision, Law, proved, refuted, undecided

@@ -14,8 +14,9 @@ from fibration.language.kernels import Fibration
 from fibration.language.operators import ZERO
 from fibration.language.report import Verdict
 from fibration.language.strata import Shape
-from fibration.laws.batches.concrete import Concrete, Witness, in_full, lies, rounded, rounding, settings
+from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import concretes
+from fibration.laws.batches.words import Witness, in_full, lies, rounded
 from fibration.laws.kernels.coherent_blame import agreed, blame
 from fibration.laws.kernels.reflecting import speaks_of
 from fibration.laws.law import Decision, Law, following, proved, unproved
@@ -56,10 +57,10 @@ def element_of_two_masses(h: Hierarchy) -> Witness | None:
             (value, one), (other_value, other) = ((rounded(m, rounding(*weights)), by) for m, by in ways)
             text = (
                 f"{stratum} {element + 1} gets {in_full(value)} by way of {one} and {in_full(other_value)} by way of "
-                f"{other}{_layout(concrete)}{settings(concrete)}"
+                f"{other}{_layout(concrete)}"
             )
             values = {"stratum": stratum.name, "element": element, "masses": [value, other_value]}
-            return Witness(text, concrete, values)
+            return Witness.on(concrete, text, values)
     return None
 
 

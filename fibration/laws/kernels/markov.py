@@ -8,7 +8,8 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.operators import POSITIVE
 from fibration.language.report import Verdict
-from fibration.laws.batches.concrete import Witness, in_full, rounded, rounding, settings
+from fibration.laws.batches.concrete import rounding
+from fibration.laws.batches.words import Witness, in_full, rounded
 from fibration.laws.kernels.kernel_search import Fibre, weights
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.signs.claim import Claim
@@ -39,7 +40,7 @@ def negative_weight(h: Hierarchy, f: Fibration) -> Witness | None:
                 exact = None if weight is None else rounded(weight, rounding(f.weight))
                 value = "no value" if exact is None else in_full(exact)
                 text = f"{concrete.describe(f.target, b)} gives the {_ordinal(fibre, a)} {f.source} {value}"
-                return Witness(text + settings(concrete), concrete, {"element": b, "source": a, "weight": exact})
+                return Witness.on(concrete, text, {"element": b, "source": a, "weight": exact})
     return None
 
 

@@ -10,18 +10,9 @@ from fibration.language.exact import NoValue, TooLarge
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import Ordered
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import (
-    Concrete,
-    Witness,
-    in_full,
-    lies,
-    plural,
-    rounded,
-    rounding,
-    settings,
-    token_masses,
-)
+from fibration.laws.batches.concrete import Concrete, rounding, token_masses
 from fibration.laws.batches.search import concretes
+from fibration.laws.batches.words import Witness, in_full, lies, plural, rounded
 
 MOST_TRIED, MOST_ELEMENTS = 1001, 60
 
@@ -54,13 +45,13 @@ def residuals_that_do_not_sum_to_0(h: Hierarchy, v: Stratum) -> Witness | None:
                         value = rounded(sums[bad] * size, tolerance)
                         text = (
                             f"{_layout(concrete, members[0])}with {unit} at one {leaf}, the residuals on {of} over "
-                            f"{u} {bad + 1} sum to {in_full(value)}{settings(concrete)}"
+                            f"{u} {bad + 1} sum to {in_full(value)}"
                         )
                         values = {
                             "leaf": leaf.name, "token": i, "density": size, "stratum": [s.name for s in members],
                             "over": u.name, "element": bad, "sum": value,
                         }  # fmt: skip
-                        return Witness(text, concrete, values)
+                        return Witness.on(concrete, text, values)
     return None
 
 

@@ -28,7 +28,8 @@ from fibration.language.expressions import Apply, Expression, Number, as_express
 from fibration.language.kernels import Fibration, MarkovKernel
 from fibration.language.operators import ZERO, Signs
 from fibration.language.sympy_bridge import show, symbol, vanishes
-from fibration.laws.batches.concrete import Witness, in_full, rounded, rounding, settings
+from fibration.laws.batches.concrete import rounding
+from fibration.laws.batches.words import Witness, in_full, rounded
 from fibration.laws.kernels.fibre_sums import Sums, fibre_sum, kernel_sums, varies
 from fibration.laws.kernels.kernel_search import Cover, Fibre, weights
 from fibration.laws.kernels.markov import without_a_value
@@ -78,8 +79,8 @@ def _other_sum(cover: Cover, subject: Subject) -> Decision | None:
         if lacking or abs(summed - 1) > tolerance:
             exact = None if lacking else rounded(summed, tolerance)
             value = "no sum, since a weight has no value" if exact is None else in_full(exact)
-            text = f"{concrete.describe(target, b)} gives {value}{settings(concrete)}"
-            witness = Witness(text, concrete, {"element": b, "sum": exact})
+            text = f"{concrete.describe(target, b)} gives {value}"
+            witness = Witness.on(concrete, text, {"element": b, "sum": exact})
             required = f"the weights over each {target}{of} sum to 1"
             remedy = _fractions(cover, subject) or _remedy(cover, fibre)
             decision = refuted(subject_of(cover), _written(cover), remedy, witness, required)

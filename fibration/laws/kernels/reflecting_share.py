@@ -23,7 +23,8 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, MarkovKernel
 from fibration.language.report import Cause
 from fibration.language.sympy_bridge import show, symbol, vanishes
-from fibration.laws.batches.concrete import Witness, in_full, number, rounded, rounding, settings
+from fibration.laws.batches.concrete import rounding
+from fibration.laws.batches.words import Witness, in_full, number, rounded
 from fibration.laws.kernels.fibre_sums import fibre_sum, kernel_sums
 from fibration.laws.kernels.kernel_search import Cover, Fibre, weights
 from fibration.laws.kernels.markov import without_a_value
@@ -108,9 +109,9 @@ def _other_share(f: Fibration, ways: Sequence[Way], subject: Subject) -> Decisio
         tokens = listed(number(len(concrete.over(leaf, f.target, b)), leaf) for leaf in over)
         text = (
             f"{concrete.describe(f.target, b)}, with {tokens}, gives {value}, and the share of {_leaves(ways[0])} is "
-            f"{in_full(shares[0])}{settings(concrete)}"
+            f"{in_full(shares[0])}"
         )
-        witness = Witness(text, concrete, {"element": b, "sum": own, "share": shares[0]})
+        witness = Witness.on(concrete, text, {"element": b, "sum": own, "share": shares[0]})
         decision = refuted(_named(f), str(f.weight), _remedy(f, ways[0], subject), witness, _required(f, ways[0]))
         return following(decision, without_a_value(subject, f) if own is None else None)
     return None

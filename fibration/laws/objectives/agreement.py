@@ -13,8 +13,9 @@ from typing import Any
 from fibration.language.expressions import Expression
 from fibration.language.sympy_bridge import vanishes
 from fibration.language.traversal import desugar
-from fibration.laws.batches.concrete import Witness, in_brief, rounded, rounding
+from fibration.laws.batches.concrete import rounding
 from fibration.laws.batches.first_update import CLOSE, NO_VALUE
+from fibration.laws.batches.words import Witness, in_brief, rounded
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.objectives import coinciding_search
 from fibration.laws.signs.coinciding import everywhere

@@ -17,10 +17,11 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms, desugar
-from fibration.laws.batches.concrete import Concrete, Witness, in_brief, number, rounded, rounding, settings
+from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.direct_operator import DirectOperator
 from fibration.laws.batches.first_update import attempt
 from fibration.laws.batches.search import concretes
+from fibration.laws.batches.words import Witness, in_brief, number, rounded
 from fibration.laws.values.duals import value_of
 
 MOST_TRIED, MOST_TOKENS, MOST_OF_A_SIZE = 3000, 4, 60
@@ -117,7 +118,7 @@ def raised(h: Hierarchy, formula: Expression) -> Iterator[tuple[Fraction, Witnes
     for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
         plain = Sample(h, concrete, ())
         alike = all(len(set(values)) == 1 for values in concrete.attributes.values()) and not concrete.alike
-        n = sum(concrete.size[leaf] for leaf in h.leaves)
+        n = concrete.tokens
         if n > MOST_RAISED or tried[n] == MOST_OF_A_SIZE or not alike or not _is_compared(h, concrete):
             continue
         tried[n] += 1
@@ -230,9 +231,9 @@ def _witness(base: Sample, sample: Sample, told: list[tuple[str, Fraction]], exa
     )
     place = f"a batch of {number(c.size[base.h.rows], base.h.rows)} of {each}"
     steps = [words.format(in_brief(rounded(v, exact))) for words, v in told]
-    rewards = ", ".join(map(in_brief, base.rewards))
+    rewards = in_brief(*base.rewards)
     text = f"in {place} with rewards {rewards}, the advantage of token {base.token + 1} rises {', and '.join(steps)}"
     values: dict[str, Any] = {"rewards": base.rewards, "row": tuple(base.rows), "steps": tuple(v for _, v in told)}
     values |= {"after_row": tuple(sample.rows), "after_rewards": sample.rewards, "policy": sample.policy}
     values["token"] = base.token
-    return Witness(text + settings(c), c, values)
+    return Witness.on(c, text, values)

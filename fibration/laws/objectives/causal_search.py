@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from fibration.language.atoms import BATCH, Attribute, Stratum, advantage, at, token_log_ratio
+from fibration.language.atoms import Attribute, Stratum, advantage, at, token_log_ratio
 from fibration.language.exact import TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -16,10 +16,11 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms, desugar
-from fibration.laws.batches.concrete import Concrete, Witness, in_brief, plural, rounded, rounding, settings
+from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.direct_operator import DirectOperator
 from fibration.laws.batches.first_update import attempt
 from fibration.laws.batches.search import concretes, is_of_one_token, is_read_at
+from fibration.laws.batches.words import Witness, in_batch, in_brief, plural, rounded
 from fibration.laws.values.duals import value_of
 from fibration.laws.values.probes import between, crossings, turning
 
@@ -92,7 +93,7 @@ def _pairs(h: Hierarchy, formula: Expression) -> Iterator[tuple[Row, Row, int]]:
     own = [a for a in read if isinstance(a, Attribute) and a.on in h.leaves]
     few: list[tuple[Row, int, int]] = []
     for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
-        if sum(concrete.size[leaf] for leaf in h.leaves) > MOST_TOKENS:
+        if concrete.tokens > MOST_TOKENS:
             if is_of_one_token(formula):
                 yield from _longer_by_one(_row(h, concrete, signs[0]))
             continue
@@ -179,7 +180,6 @@ def _without(row: Row, j: int) -> Row | None:
 def _witness(after: Row, k: int, what: str, one: Any, other: Any, exact: Fraction) -> Witness:
     h, concrete = after.h, after.concrete
     rows = concrete.size[h.rows]
-    place = concrete.describe(h.rows) if rows == 1 else concrete.describe(Stratum(BATCH))
     of_row = sorted(
         {concrete.below(*p, h.rows): a for p, a in zip(after.places, after.advantages, strict=True)}.items()
     )
@@ -198,9 +198,9 @@ def _witness(after: Row, k: int, what: str, one: Any, other: Any, exact: Fractio
         plain = after.changed == RATIO or isinstance(after.changed, Attribute)
         word = after.changed if plain else f"log_prob({after.changed})"
         how = f"where {later}, which comes later, has {word} {in_brief(after.to)} instead of {in_brief(after.was)}"
-    text = f"in {place}{given}, {named} is {was}, and {now} {how}"
+    text = f"{in_batch(h, concrete)}{given}, {named} is {was}, and {now} {how}"
     values = {"element": k, "before": one, "after": other, "later": j}
     values |= {} if after.changed is None else {"changed": str(after.changed), "from": after.was}
     values |= {"log_ratios": after.given(RATIO), "advantages": after.advantages}
     values |= {f"log_probs of {p}": after.given(p) for p in (OLD, *h.policies) if p != CURRENT}
-    return Witness(text + settings(concrete), concrete, values)
+    return Witness.on(concrete, text, values)

@@ -9,17 +9,18 @@ from fractions import Fraction
 from typing import Any
 
 from fibration.errors import an
-from fibration.language.atoms import BATCH, Stratum, advantage
+from fibration.language.atoms import advantage
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import Concrete, Witness, in_brief, settings
+from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.direct_operator import STEPS, DirectOperator, directions
 from fibration.laws.batches.first_update import attempt
 from fibration.laws.batches.search import concretes, is_of_one_token
+from fibration.laws.batches.words import Witness, in_batch, in_brief
 from fibration.laws.values.duals import value_of
 
 MOST_TRIED, MOST_TOKENS = 201, 6
@@ -105,7 +106,7 @@ def _moved(near: NearBatch, policy: str, change: Sequence[Fraction]) -> NearBatc
 def _coinciding(h: Hierarchy, formula: Expression) -> Iterator[NearBatch]:
     read = {a for e in within(formula) for a in atoms(e)}
     for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
-        n = sum(concrete.size[leaf] for leaf in h.leaves)
+        n = concrete.tokens
         if n > MOST_TOKENS and not is_of_one_token(formula):
             continue
         for base in dict.fromkeys(tuple(b(k) for k in range(n)) for b in (BASES if n <= MOST_TOKENS else BASES[:1])):
@@ -124,8 +125,6 @@ def _advantages(h: Hierarchy, concrete: Concrete, n: int) -> Iterator[tuple[Frac
 def witness(near: NearBatch, k: int, what: str, found: str, **values: Any) -> Witness:
     """A witness such as `in a trajectory of 1 token, where all policies coincide, the weight is 2 instead of 1`."""
     h, concrete = near.h, near.concrete
-    rows = concrete.size[h.rows]
-    place = concrete.describe(h.rows) if rows == 1 else concrete.describe(Stratum(BATCH))
     given = "" if len(set(near.advantages)) == 1 and near.advantages[0] == 1 else _listed("advantage", near.advantages)
     if len(set(near.base)) > 1:
         given += _listed("log-prob", near.base)
@@ -133,8 +132,8 @@ def witness(near: NearBatch, k: int, what: str, found: str, **values: Any) -> Wi
     if any(near.change):
         where += f" but {near.policy}, which is off by {', '.join(map(in_brief, near.change))}"
     which = "" if len(near.base) == 1 else f" of token {k + 1}"
-    text = f"in {place}{given}, {where}, {what}{which} {found}"
-    return Witness(text + settings(concrete), concrete, {"element": k, **near.values, **values})
+    text = f"{in_batch(h, concrete)}{given}, {where}, {what}{which} {found}"
+    return Witness.on(concrete, text, {"element": k, **near.values, **values})
 
 
 def _listed(word: str, values: Sequence[Fraction]) -> str:

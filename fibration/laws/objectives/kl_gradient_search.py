@@ -22,11 +22,12 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import Concrete, Witness, in_brief, rounded, settings, shown
+from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.direct_operator import DirectOperator
 from fibration.laws.batches.first_update import attempt
 from fibration.laws.batches.search import concretes
 from fibration.laws.batches.tokens import Tokens
+from fibration.laws.batches.words import Witness, in_brief, rounded, shown
 from fibration.laws.values.duals import TooClose, differentiate, log_of, slopes_of
 
 Probabilities = tuple[Fraction, ...]
@@ -116,7 +117,7 @@ def no_divergence(h: Hierarchy, formula: Expression, passed: Sequence[str], may_
 
 def _ruled_out(h: Hierarchy, formula: Expression, q: str, may_be_0: bool) -> Iterator[Witness]:
     for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
-        if sum(concrete.size[leaf] for leaf in h.leaves) != 1:
+        if concrete.tokens != 1:
             continue
         if q == OLD:
             yield from _near_old(h, concrete, formula, may_be_0)
@@ -150,7 +151,7 @@ def leads_nowhere(
         return None
     q = passed[0] if passed else "" if named else OLD
     for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
-        if sum(concrete.size[leaf] for leaf in h.leaves) != 1:
+        if concrete.tokens != 1:
             continue
         if q == OLD:
             if (found := next(_near_old(h, concrete, formula, not is_flat, turned=True), None)) is not None:
@@ -207,7 +208,7 @@ def _nothing_left(state: State, q: str) -> Witness:
     goal = ", ".join(shown(v) for v in state.update(state.current, state.away_from(q)))
     c = state.derivatives or []
     text = (
-        f"{_told(state, q)}, ∂P/∂log π is {_listed(c)}, so that the expected update of the logits is 0, 0, where "
+        f"{_told(state, q)}, ∂P/∂log π is {in_brief(*c)}, so that the expected update of the logits is 0, 0, where "
         f"that of {_name(q)} is {goal}"
     )
     return _witness(state, text, q, c)
@@ -218,21 +219,21 @@ def _bent(state: State, q: str, c: Sequence[Fraction]) -> Witness:
     steps = [rounded(b - a, TINY) for a, b in itertools.pairwise(c)]
     over = f"log(π/{q})" if q else "log π"
     text = (
-        f"{_told(state, q)}, ∂P/∂log π is {_listed(values)}, which goes from token to token by {_listed(steps)}, where "
-        f"{over} goes by equal steps: the expected update is none of {_name(q)}"
+        f"{_told(state, q)}, ∂P/∂log π is {in_brief(*values)}, which goes from token to token by {in_brief(*steps)}, "
+        f"where {over} goes by equal steps: the expected update is none of {_name(q)}"
     )
     return _witness(state, text, q, c)
 
 
 def _away(state: State, q: str, c: Sequence[Fraction]) -> Witness:
-    got = _listed([rounded(v, TINY) for v in c])
+    got = in_brief(*[rounded(v, TINY) for v in c])
     text = f"{_told(state, q)}, ∂P/∂log π is {got}, which falls where log(π/{q}) rises: the update leads away from {q}"
     return _witness(state, text, q, c)
 
 
 def _on_policy(state: State) -> Witness:
     c = state.derivatives or []
-    text = f"{_told(state, '')}, ∂P/∂log π is {_listed(c)}: the expected update is not 0, as that of {_name(OLD)} is"
+    text = f"{_told(state, '')}, ∂P/∂log π is {in_brief(*c)}: the expected update is not 0, as that of {_name(OLD)} is"
     return _witness(state, text, OLD, c)
 
 
@@ -252,18 +253,14 @@ def _name(q: str) -> str:
 
 def _told(state: State, q: str) -> str:
     number = {2: "two", 3: "three"}[len(state.current)]
-    text = f"in a state with {number} tokens of probabilities {_listed(state.current)}"
-    return f"{text}, and {_listed(state.of(q))} under {q}" if q else text
-
-
-def _listed(values: Sequence[Fraction]) -> str:
-    return ", ".join(map(in_brief, values))
+    text = f"in a state with {number} tokens of probabilities {in_brief(*state.current)}"
+    return f"{text}, and {in_brief(*state.of(q))} under {q}" if q else text
 
 
 def _witness(state: State, text: str, q: str, c: Sequence[Fraction]) -> Witness:
     values: dict[str, Any] = {CURRENT: state.current, "derivatives": tuple(c), "target": q or "entropy"}
     values |= {p: state.of(p) for p in (OLD, *state.h.policies) if p != CURRENT}
-    return Witness(text + settings(state.concrete), state.concrete, values)
+    return Witness.on(state.concrete, text, values)
 
 
 def looks_beyond(formula: Expression) -> bool:

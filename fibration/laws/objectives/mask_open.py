@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from fibration.language.objectives import Keep
 from fibration.language.operators import where
-from fibration.laws.batches.concrete import Witness
 from fibration.laws.batches.first_update import NO_VALUE
+from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.objectives import coinciding_search
 from fibration.laws.signs.coinciding import everywhere

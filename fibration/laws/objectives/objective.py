@@ -22,8 +22,9 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import Concrete, Witness, number, settings
+from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.search import concretes
+from fibration.laws.batches.words import Witness, number
 from fibration.laws.law import Decision, Law, proved, unproved
 from fibration.laws.objectives import objective_search
 from fibration.laws.signs.assumptions import Assumptions
@@ -121,8 +122,8 @@ def token_without_weight(h: Hierarchy, shape: Shape, weight: Expression) -> Witn
                 if not known[key]:
                     inside = _batch(concrete) if place.name == BATCH else ""
                     inside = inside or concrete.describe(place, concrete.below(leaf, i, place))
-                    text = f"{an(leaf)} has no weight in {inside}{settings(concrete)}"
-                    return Witness(text, concrete, {"stratum": leaf.name, "element": i})
+                    text = f"{an(leaf)} has no weight in {inside}"
+                    return Witness.on(concrete, text, {"stratum": leaf.name, "element": i})
     return None
 
 

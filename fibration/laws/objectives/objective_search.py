@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from fibration.language.atoms import BATCH, Stratum, advantage, at, reward, token_log_ratio
+from fibration.language.atoms import Stratum, advantage, at, reward, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import ANY, Signs
@@ -16,10 +16,11 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import Concrete, Witness, in_brief, rounded, rounding, settings
+from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.direct_operator import DirectOperator
 from fibration.laws.batches.first_update import attempt
 from fibration.laws.batches.search import concretes, is_read_at
+from fibration.laws.batches.words import Witness, in_batch, in_brief, rounded
 from fibration.laws.values.duals import value_of
 from fibration.laws.values.probes import between, crossings, turning
 
@@ -39,7 +40,7 @@ class Batch:
 
     @property
     def size(self) -> int:
-        return sum(self.concrete.size[leaf] for leaf in self.h.leaves)
+        return self.concrete.tokens
 
     def given(self, what: str) -> tuple[Fraction, ...]:
         """One number per token."""
@@ -93,7 +94,7 @@ def _batches(h: Hierarchy, formula: Expression) -> Iterator[Batch]:
     signs = [Fraction(a) for a in (1, -1, 0)] if given else [Fraction(1)]
     few: list[Batch] = []
     for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
-        if sum(concrete.size[leaf] for leaf in h.leaves) <= MOST_TOKENS:
+        if concrete.tokens <= MOST_TOKENS:
             yield from (found := [Batch(h, concrete, a) for a in signs])
             few += found if len(few) < FEW * len(signs) else []
     policies = [a.policy.name for a in read if isinstance(a, LogProb)]
@@ -118,8 +119,6 @@ def _changes(batch: Batch, formula: Expression, changed: str) -> list[Fraction]:
 
 def _witness(batch: Batch, k: int, what: str, value: Fraction | None) -> Witness:
     h, concrete = batch.h, batch.concrete
-    rows = concrete.size[h.rows]
-    place = concrete.describe(h.rows) if rows == 1 else concrete.describe(Stratum(BATCH))
     word = "reward" if what == "advantage" else "advantage"
     parts = [f"{word} {batch.given('advantage')[k]}"] if batch.changed == "advantage" or batch.advantage != 1 else []
     if batch.changed == CURRENT_CHANGE:
@@ -129,8 +128,8 @@ def _witness(batch: Batch, k: int, what: str, value: Fraction | None) -> Witness
     given = f" with {' and '.join(parts)}" if parts else ""
     of = "the first token" if k == 0 and batch.size > 1 else f"token {k + 1}" if k else "the token"
     got = "has no value" if value is None else f"is {in_brief(value)}"
-    text = f"in {place}{given}, the {what} of {of} {got}"
+    text = f"{in_batch(h, concrete)}{given}, the {what} of {of} {got}"
     values: dict[str, Any] = {"element": k, "value": value, "advantages": batch.given("advantage")}
     values |= {"log_ratios": batch.given(CURRENT_CHANGE)}
     values |= {f"log_probs of {p}": batch.given(p) for p in (OLD, *h.policies) if p != CURRENT}
-    return Witness(text + settings(concrete), concrete, values)
+    return Witness.on(concrete, text, values)

@@ -21,7 +21,7 @@ from fibration.language.atoms import Attribute, Component, Count, Parameter, Str
 from fibration.language.expressions import Expression
 from fibration.language.sympy_bridge import from_sympy
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import Witness
+from fibration.laws.batches.words import Witness
 from fibration.laws.gates.coordinates import coordinate
 from fibration.laws.kernels.markov import without_a_value
 from fibration.laws.law import Decision, Law, following, proved, unproved

@@ -15,7 +15,6 @@ from typing import Any
 
 from fibration.language.assumptions import balanced
 from fibration.language.atoms import (
-    BATCH,
     Attribute,
     Component,
     Count,
@@ -40,9 +39,10 @@ from fibration.language.statistics import Aggregate
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
 from fibration.laws.batches.coefficients import Point
-from fibration.laws.batches.concrete import Concrete, Witness, in_brief, rounded, rounding, settings
+from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.direct_operator import directions, formulas
 from fibration.laws.batches.search import concretes, leaves_one_alone, smallest
+from fibration.laws.batches.words import Witness, in_batch, in_brief, rounded
 from fibration.laws.values.duals import Dual, slopes_of, value_of
 from fibration.laws.values.enclosures import branching
 from fibration.laws.values.probes import between
@@ -183,7 +183,7 @@ def _tried(h: Hierarchy) -> Iterator[tuple[Concrete, tuple[int, ...]]]:
     usual = (c for n in range(1, MOST_TOKENS + 1) for c in itertools.islice(smallest(h, shape, n), MOST_SHAPES))
     read = [*formulas(h), h.objective.spelled_out(h.leaves, h.rows)]
     for concrete in itertools.chain(usual, _others(h, read, shape)):
-        n = sum(concrete.size[leaf] for leaf in h.leaves)
+        n = concrete.tokens
         if n <= MOST_TOKENS and not leaves_one_alone(h, concrete):
             yield from ((concrete, way) for way in directions(n))
 
@@ -314,19 +314,18 @@ def _witness(
     drift = point.ratios if of == "deviation" else point.log_ratios
     assert drift is not None
     many = len(drift) > 1
-    place = concrete.describe(h.rows) if concrete.size[h.rows] == 1 else concrete.describe(Stratum(BATCH))
     who = "it" if stratum in h.leaves and not many else f"{stratum} {level.element + 1}"
     side = f' on channel "{channel}"' if channel else ""
-    beside = f" instead of μ·A·r = {_listed(ungated)}"
+    beside = f" instead of μ·A·r = {in_brief(*ungated)}"
     if what != TURNED:  # the coefficient has the right sign, and should be nearer to 0
-        beside = f", of μ·A·r = {_listed(ungated)}"
+        beside = f", of μ·A·r = {in_brief(*ungated)}"
         if all(abs(c - u) <= max(exact, far) for c, u in zip(coefficients, ungated, strict=True)):
             beside = ", all of μ·A·r"
     text = (
-        f"in {place} with {_said(point.advantages)} and {kind if many else kind[:-1]} "
-        f"{_listed(drift)}, "
+        f"{in_batch(h, concrete)} with {_said(point.advantages)} and {kind if many else kind[:-1]} "
+        f"{in_brief(*drift)}, "
         f"{who}{side} has the residual {in_brief(level.residual)} and {why}: the "
-        f"{'coefficients ∂J/∂log π are' if many else 'coefficient ∂J/∂log π is'} {_listed(coefficients)}{beside}"
+        f"{'coefficients ∂J/∂log π are' if many else 'coefficient ∂J/∂log π is'} {in_brief(*coefficients)}{beside}"
     )
     values = {
         "what": what, "stratum": stratum.name, "channel": channel, "element": level.element,
@@ -336,15 +335,11 @@ def _witness(
     }  # fmt: skip
     if other is not None:
         values["beside"] = other.advantages if what == LOST else other.ratios or other.log_ratios
-    return Witness(text + settings(concrete), concrete, values)
+    return Witness.on(concrete, text, values)
 
 
 def _said(advantages: Sequence[Fraction]) -> str:
-    return f"advantage {advantages[0]}" if len(set(advantages)) == 1 else f"advantages {_listed(advantages)}"
-
-
-def _listed(values: Sequence[Fraction]) -> str:
-    return ", ".join(map(in_brief, values))
+    return f"advantage {advantages[0]}" if len(set(advantages)) == 1 else f"advantages {in_brief(*advantages)}"
 
 
 def negative_ratio(h: Hierarchy) -> Witness | None:
@@ -360,13 +355,13 @@ def negative_ratio(h: Hierarchy) -> Witness | None:
                 coefficients = tuple(rounded(c, exact) for c in point.coefficients)
                 many, verb = ("s", "are") if len(way) > 1 else ("", "is")
                 text = (
-                    f"with advantage {sign} and log ratio{many} {_listed(point.log_ratios)}, token {k + 1} has the "
+                    f"with advantage {sign} and log ratio{many} {in_brief(*point.log_ratios)}, token {k + 1} has the "
                     f"gated ratio {in_brief(rounded(g, exact))}: the coefficient{many} ∂J/∂log π {verb} "
-                    f"{_listed(coefficients)}"
+                    f"{in_brief(*coefficients)}"
                 )
                 values = {
                         "what": TURNED, "advantages": point.advantages, "log_ratios": point.log_ratios, "token": k,
                         "gated": rounded(g, exact), "coefficients": coefficients,
                     }  # fmt: skip
-                return Witness(text + settings(concrete), concrete, values)
+                return Witness.on(concrete, text, values)
     return None

@@ -18,8 +18,9 @@ from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, evaluate, substitute
-from fibration.laws.batches.concrete import Witness, in_full, rounded, rounding
+from fibration.laws.batches.concrete import rounding
 from fibration.laws.batches.search import concretes
+from fibration.laws.batches.words import Witness, in_full, rounded
 from fibration.laws.gates.coordinates import coordinate, intensive, is_logarithmic, normal_recovery
 from fibration.laws.gates.pieces import Piece, pieces
 from fibration.laws.gates.reach import domain

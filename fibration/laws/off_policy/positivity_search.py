@@ -8,15 +8,14 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from fibration.errors import an
 from fibration.language.atoms import Stratum, advantage
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import Witness, in_full, rounded
 from fibration.laws.batches.direct_operator import DirectOperator, directions, formulas
 from fibration.laws.batches.search import concretes
+from fibration.laws.batches.words import Witness, in_full, rounded
 from fibration.laws.values.enclosures import Enclosed, Unsure, enclose, enclosed
 
 MOST_TRIED = 401
@@ -94,12 +93,10 @@ def _witness(
     dense: DirectOperator, xs: tuple[Fraction, ...], a: Fraction, token: int | None, ratio: Fraction | None
 ) -> Witness:
     h, concrete = dense.h, dense.concrete
-    root = h.roots[0]
-    place = f"on {an(root)}" if root in h.leaves else f"on {concrete.describe(root)}"
     extra = f", advantage {a}" if any(advantage in atoms(h.gate(s)) for s in h.order) else ""
     xs_shown = f"all log ratios {xs[0]}" if len(set(xs)) == 1 < len(xs) else f"log ratios {', '.join(map(str, xs[:8]))}"
     more = ", …" if len(set(xs)) > 1 and len(xs) > 8 else ""
     got = "no value" if ratio is None else f"the gated ratio {in_full(ratio)}"
     who = f"token {token + 1} gets {got}" if token is not None and len(xs) > 1 else f"the token gets {got}"
-    text = f"{place}{extra}{concrete.chosen}, with {xs_shown}{more}: {who}"
+    text = f"on {concrete.describe(h.roots[0])}{extra}{concrete.chosen}, with {xs_shown}{more}: {who}"
     return Witness(text, concrete, {"advantage": a, "log_ratios": xs, "token": token, "gated": ratio})

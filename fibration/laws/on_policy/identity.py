@@ -17,7 +17,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from fibration.errors import an
 from fibration.language.atoms import (
     Attribute,
     Component,
@@ -36,11 +35,12 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import Concrete, Witness, in_brief, rounding, shown
+from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.direct_operator import STEPS, has_residual
 from fibration.laws.batches.first_update import CLOSE, attempt
 from fibration.laws.batches.search import concretes
 from fibration.laws.batches.tokens import read_on_policy
+from fibration.laws.batches.words import Witness, in_brief, shown
 from fibration.laws.law import Decision, Law, proved, undecided, unproved
 from fibration.laws.on_policy.at_ratio_one import reference_is_zero
 from fibration.laws.signs.claim import Claim
@@ -135,7 +135,6 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression, channel:
                 if not off:
                     continue
                 p, part, text = off
-                where = f"on {concrete.describe(stratum, element)}" if stratum not in h.leaves else f"on {an(stratum)}"
                 extra = f' on channel "{channel}"' if channel else ""
                 extra += f" with advantage {a}" if advantage in reads else ""
                 extra += f" and log-probs of {base}" if len(bases) > 1 else ""
@@ -147,7 +146,7 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression, channel:
                     values += "".join(f", {c} = 0" for c in counts if not concrete.atom(c, stratum, element))
                 found = {"stratum": stratum.name, "element": element, "advantage": a, "gate": gate}
                 found |= {"densities": p, "part": part}
-                return Witness(f"{where}{extra}{values}: {text}", concrete, found)
+                return Witness(f"on {concrete.describe(stratum, element)}{extra}{values}: {text}", concrete, found)
     return None
 
 
