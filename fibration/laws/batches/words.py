@@ -113,11 +113,15 @@ def settings(concrete: Concrete) -> str:
 
 @dataclass(frozen=True)
 class Witness:
-    """A counterexample: a sentence, and everything needed to check it without this library."""
+    """A counterexample: a sentence, and everything needed to check it without this library.
+
+    `has_no_value`: a formula has no value there, where others have a wrong one.
+    """
 
     text: str
     concrete: Concrete | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
+    has_no_value: bool = False
 
     @classmethod
     def on(cls, concrete: Concrete, text: str, values: Mapping[str, Any]) -> Witness:

@@ -37,8 +37,9 @@ from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, desugar, evaluate
 from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete, is_balanced, rounding
-from fibration.laws.batches.search import OTHER_PATTERNS, POSITIVE_PATTERNS, parameter_values
+from fibration.laws.batches.search import find
 from fibration.laws.batches.shapes import regular, small
+from fibration.laws.batches.values_tried import OTHER_PATTERNS, POSITIVE_PATTERNS, parameter_values
 from fibration.laws.batches.words import Witness
 from fibration.laws.equivalent.counterexample import Token, witness
 from fibration.laws.equivalent.log_prob_samples import Breaks, breaks, read_by, reads_policies, said
@@ -71,16 +72,19 @@ def difference(pair: Pair, most: Tries) -> Witness | None:
 
 
 def _first(pair: Pair, n: int, number: int, off: Fraction) -> Witness | None:
-    for point, other, rewards in itertools.islice(points(pair, n), number):
+    def fails(tried: Points) -> Witness | None:
+        point, other, rewards = tried
         try:
             mine, yours = map(_coefficients, (point, other))
         except (NoValue, TooLarge, TooClose):
-            continue
+            return None
         for token, c in mine.items():
             d = yours[token]
             if abs(c - d) > off * max(ONE, abs(c), abs(d)):
                 return witness(pair, (point, other), rewards, token, mine, yours, off)
-    return None
+        return None
+
+    return find(itertools.islice(points(pair, n), number), fails)
 
 
 def _coefficients(point: Point) -> dict[Token, Fraction]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from fractions import Fraction
 
 from fibration.language.atoms import Stratum, advantage, token_log_ratio
@@ -15,8 +16,9 @@ from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.sympy_bridge import show, vanishes
 from fibration.language.traversal import atoms, evaluate
-from fibration.laws.batches.concrete import rounding
-from fibration.laws.batches.search import concretes
+from fibration.laws.batches import caps
+from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.tokens import Tokens
 from fibration.laws.batches.words import Witness, rounded, shown
 from fibration.laws.gates.coordinates import X, composed, log_of
@@ -25,12 +27,10 @@ from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.subject import Subject
-from fibration.laws.values.duals import differentiate, value_of
 from fibration.laws.values.enclosures import Unsure, enclose, of_its_sign
 from fibration.laws.values.probes import between, crossings, turning
 
 STATEMENT = "R(F(r)) = r for every r > 0"
-MOST_TRIED, MOST_TOKENS = 201, 3  # batches, and tokens of a batch on which ordered sums are read
 
 
 def decide_recovery(subject: Subject) -> Iterator[Decision]:
@@ -85,8 +85,9 @@ def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
     if any(isinstance(a, Ordered) for a in atoms(whole)):
         return _not_recovered_in_order(h, leaf, whole)
     read, deciding, seen = [a for a in atoms(whole) if a != token_log_ratio], turning([whole]), set()
-    for concrete in concretes(h, [whole], most=MOST_TRIED):
-        signs = (Fraction(1), Fraction(-1)) if advantage in read else (Fraction(1),)
+    signs = (Fraction(1), Fraction(-1)) if advantage in read else (Fraction(1),)
+
+    def fails(concrete: Concrete) -> Witness | None:
         for i, own in itertools.product(range(concrete.size[leaf]), signs):
             point = tuple(own if a == advantage else concrete.atom(a, leaf, i) for a in read)
             if point in seen:
@@ -101,33 +102,35 @@ def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
                     text = f"{place}a {leaf} with {given} comes back as {got} instead of {truth}"
                     values = {"log_ratio": x, "recovered": recovered, "element": i}
                     return Witness(text, concrete, values | ({"advantage": own} if advantage in read else {}))
-    return None
+        return None
+
+    return find(concretes(h, [whole], caps.RECOVERY), fails)
 
 
 def _not_recovered_in_order(h: Hierarchy, leaf: Stratum, whole: Expression) -> Witness | None:
     """As `ratio_not_recovered`, for formulas with ordered sums: log ratios of a batch, one of them not recovered."""
-    for concrete in concretes(h, [whole], whole_batch(h), most=MOST_TRIED):
-        places = [(s, i) for s in h.leaves for i in range(concrete.size[s])]
-        if len(places) > MOST_TOKENS:
-            continue
+    exact = rounding(whole)
+
+    def fails(concrete: Concrete) -> Witness | None:
+        n = concrete.tokens
         for x, own in itertools.product((Fraction(1, 2), Fraction(-1, 2)), (Fraction(1), Fraction(-1))):
-            here = Tokens(concrete, places, [x] * len(places), [own] * len(places), differentiate)
+            log_probs = (-1 - max(x, Fraction(0)),) * n  # those of the current policy are below 0 too
+            here = replace(Tokens.alike(h, concrete, (own,) * n, log_probs), log_ratios=(x,) * n)
             truth = evaluate(exp(token_log_ratio), {token_log_ratio: x})
-            for k, (s, i) in enumerate(places):
-                try:
-                    value: Fraction | None = value_of(here.value(whole, k)) if s == leaf else truth
-                except NoValue:
-                    value = None
-                if value is None or abs(value - truth) > rounding(whole):
+            for k, (s, i) in enumerate(here.places):
+                value = here.attempt(whole, k) if s == leaf else truth
+                if value is None or abs(value - truth) > exact:
                     got = "no value" if value is None else shown(value)
                     given = f" and advantages {own}" if advantage in set(atoms(whole)) else ""
                     text = (
-                        f"in {concrete.describe(h.rows)} with log ratios {', '.join([str(x)] * len(places))}{given}, "
+                        f"in {concrete.describe(h.rows)} with log ratios {', '.join([str(x)] * n)}{given}, "
                         f"token {k + 1} comes back as {got} instead of {shown(truth)}"
                     )
-                    back = None if value is None else rounded(value, rounding(whole))
+                    back = None if value is None else rounded(value, exact)
                     return Witness(text, concrete, {"log_ratio": x, "recovered": back, "element": i, "advantage": own})
-    return None
+        return None
+
+    return find(concretes(h, [whole], caps.RECOVERY_IN_ORDER, whole_batch(h)), fails)
 
 
 def _changes(deciding: list[Expression], here: Mapping[Expression, Fraction]) -> list[Fraction]:

@@ -14,8 +14,9 @@ from fibration.language.kernels import Fibration
 from fibration.language.operators import ZERO
 from fibration.language.report import Verdict
 from fibration.language.strata import Shape
+from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, rounding
-from fibration.laws.batches.search import concretes
+from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.words import Witness, in_full, lies, rounded
 from fibration.laws.kernels.coherent_blame import agreed, blame
 from fibration.laws.kernels.reflecting import speaks_of
@@ -24,7 +25,6 @@ from fibration.laws.signs.claim import Claim
 from fibration.laws.subject import Subject
 
 STATEMENT = "the kernels along all paths spread one leaf measure: K(a|b) = m(a)/m(b)"
-MOST_TRIED = 1001
 Element = tuple[Stratum, int]
 
 
@@ -51,17 +51,22 @@ def _broken(subject: Subject) -> Verdict | None:
 def element_of_two_masses(h: Hierarchy) -> Witness | None:
     """A witness: an element that gets different masses along different ways. None if none is found."""
     weights = [f.weight for f in h.fibrations]
-    for concrete in concretes(h, weights, most=MOST_TRIED):
-        if found := _contradiction(h.shape, concrete, rounding(*weights)):
-            (stratum, element), *ways = found
-            (value, one), (other_value, other) = ((rounded(m, rounding(*weights)), by) for m, by in ways)
-            text = (
-                f"{stratum} {element + 1} gets {in_full(value)} by way of {one} and {in_full(other_value)} by way of "
-                f"{other}{_layout(concrete)}"
-            )
-            values = {"stratum": stratum.name, "element": element, "masses": [value, other_value]}
-            return Witness.on(concrete, text, values)
-    return None
+    tolerance = rounding(*weights)
+
+    def fails(concrete: Concrete) -> Witness | None:
+        found = _contradiction(h.shape, concrete, tolerance)
+        if found is None:
+            return None
+        (stratum, element), *ways = found
+        (value, one), (other_value, other) = ((rounded(m, tolerance), by) for m, by in ways)
+        text = (
+            f"{stratum} {element + 1} gets {in_full(value)} by way of {one} and {in_full(other_value)} by way of "
+            f"{other}{_layout(concrete)}"
+        )
+        values = {"stratum": stratum.name, "element": element, "masses": [value, other_value]}
+        return Witness.on(concrete, text, values)
+
+    return find(concretes(h, weights, caps.COHERENT), fails)
 
 
 Way = tuple[Fraction, str]

@@ -8,7 +8,8 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.operators import POSITIVE
 from fibration.language.report import Verdict
-from fibration.laws.batches.concrete import rounding
+from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.search import find
 from fibration.laws.batches.words import Witness, in_full, rounded
 from fibration.laws.kernels.kernel_search import Fibre, weights
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
@@ -34,14 +35,19 @@ def decide_markov(subject: Subject) -> Iterator[Decision]:
 
 def negative_weight(h: Hierarchy, f: Fibration) -> Witness | None:
     """A witness of a weight that is below 0 or has no value; None if none is found."""
-    for concrete, b, fibre in weights(h, (f,)):
+    tolerance = rounding(f.weight)
+
+    def fails(tried: tuple[Concrete, int, Fibre]) -> Witness | None:
+        concrete, b, fibre = tried
         for _, a, weight in fibre:
-            if weight is None or weight < -rounding(f.weight):
-                exact = None if weight is None else rounded(weight, rounding(f.weight))
+            if weight is None or weight < -tolerance:
+                exact = None if weight is None else rounded(weight, tolerance)
                 value = "no value" if exact is None else in_full(exact)
                 text = f"{concrete.describe(f.target, b)} gives the {_ordinal(fibre, a)} {f.source} {value}"
                 return Witness.on(concrete, text, {"element": b, "source": a, "weight": exact})
-    return None
+        return None
+
+    return find(weights(h, (f,)), fails)
 
 
 def without_a_value(subject: Subject, *fibrations: Fibration) -> Verdict | None:

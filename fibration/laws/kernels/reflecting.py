@@ -28,7 +28,8 @@ from fibration.language.expressions import Apply, Expression, Number, as_express
 from fibration.language.kernels import Fibration, MarkovKernel
 from fibration.language.operators import ZERO, Signs
 from fibration.language.sympy_bridge import show, symbol, vanishes
-from fibration.laws.batches.concrete import rounding
+from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.search import find
 from fibration.laws.batches.words import Witness, in_full, rounded
 from fibration.laws.kernels.fibre_sums import Sums, fibre_sum, kernel_sums, varies
 from fibration.laws.kernels.kernel_search import Cover, Fibre, weights
@@ -73,19 +74,22 @@ def _other_sum(cover: Cover, subject: Subject) -> Decision | None:
     """Refutes with the first fibre found whose weights do not sum to 1; None if none is found."""
     target, of = cover[0].target, f" of {_sources(cover)}" if len(cover) > 1 else ""
     tolerance = rounding(*(f.weight for f in cover))
-    for concrete, b, fibre in weights(subject.hierarchy, cover):
+
+    def fails(tried: tuple[Concrete, int, Fibre]) -> Decision | None:
+        concrete, b, fibre = tried
         lacking = [f for f, _, w in fibre if w is None]
         summed = sum((w for *_, w in fibre if w is not None), Fraction(0))
-        if lacking or abs(summed - 1) > tolerance:
-            exact = None if lacking else rounded(summed, tolerance)
-            value = "no sum, since a weight has no value" if exact is None else in_full(exact)
-            text = f"{concrete.describe(target, b)} gives {value}"
-            witness = Witness.on(concrete, text, {"element": b, "sum": exact})
-            required = f"the weights over each {target}{of} sum to 1"
-            remedy = _fractions(cover, subject) or _remedy(cover, fibre)
-            decision = refuted(subject_of(cover), _written(cover), remedy, witness, required)
-            return following(decision, without_a_value(subject, *lacking))
-    return None
+        if not lacking and abs(summed - 1) <= tolerance:
+            return None
+        exact = None if lacking else rounded(summed, tolerance)
+        value = "no sum, since a weight has no value" if exact is None else in_full(exact)
+        witness = Witness.on(concrete, f"{concrete.describe(target, b)} gives {value}", {"element": b, "sum": exact})
+        required = f"the weights over each {target}{of} sum to 1"
+        remedy = _fractions(cover, subject) or _remedy(cover, fibre)
+        decision = refuted(subject_of(cover), _written(cover), remedy, witness, required)
+        return following(decision, without_a_value(subject, *lacking))
+
+    return find(weights(subject.hierarchy, cover), fails)
 
 
 def _open_sum(cover: Cover, subject: Subject) -> Decision:

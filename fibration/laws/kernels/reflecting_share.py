@@ -23,7 +23,8 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, MarkovKernel
 from fibration.language.report import Cause
 from fibration.language.sympy_bridge import show, symbol, vanishes
-from fibration.laws.batches.concrete import rounding
+from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.search import find
 from fibration.laws.batches.words import Witness, in_full, number, rounded
 from fibration.laws.kernels.fibre_sums import fibre_sum, kernel_sums
 from fibration.laws.kernels.kernel_search import Cover, Fibre, weights
@@ -95,15 +96,17 @@ def _other_share(f: Fibration, ways: Sequence[Way], subject: Subject) -> Decisio
     h = subject.hierarchy
     kernels = tuple(dict.fromkeys((f, *(k for way in ways for k in way.kernels))))
     tolerance = rounding(*(k.weight for k in kernels))
-    for concrete, b, fibre in weights(h, kernels):
 
-        def total(kernels: Sequence[Fibration], fibre: Fibre = fibre) -> Fraction | None:
+    def fails(tried: tuple[Concrete, int, Fibre]) -> Decision | None:
+        concrete, b, fibre = tried
+
+        def total(kernels: Sequence[Fibration]) -> Fraction | None:
             read = [w for k, _, w in fibre if k in kernels]
             return None if None in read else rounded(sum((w for w in read if w is not None), Fraction(0)), tolerance)
 
         own, shares = total([f]), [s for way in ways if (s := total(way.kernels)) is not None]
         if not shares or (own is not None and any(abs(own - share) <= tolerance for share in shares)):
-            continue
+            return None
         value = "no sum, since a weight has no value" if own is None else in_full(own)
         over = [leaf for leaf in h.leaves if f.target in h.coarser(leaf)]
         tokens = listed(number(len(concrete.over(leaf, f.target, b)), leaf) for leaf in over)
@@ -114,7 +117,8 @@ def _other_share(f: Fibration, ways: Sequence[Way], subject: Subject) -> Decisio
         witness = Witness.on(concrete, text, {"element": b, "sum": own, "share": shares[0]})
         decision = refuted(_named(f), str(f.weight), _remedy(f, ways[0], subject), witness, _required(f, ways[0]))
         return following(decision, without_a_value(subject, f) if own is None else None)
-    return None
+
+    return find(weights(h, kernels), fails)
 
 
 def _open_share(f: Fibration, way: Way, subject: Subject) -> Decision:

@@ -62,7 +62,7 @@ def weight_off_one(subject: Subject, weight: Expression) -> Witness | None:
     if (seen := coinciding_search.find_violation(subject.hierarchy, weight, within(exact), within(CLOSE))) is None:
         return None
     near, k = seen
-    value: Any = near.value(weight, k)
+    value: Any = near.tokens.attempt(weight, k)
     got = f"has {NO_VALUE}" if value is None else f"is {in_brief(rounded(value, exact))} instead of 1"
     return coinciding_search.witness(
         near, k, "the weight", got, weight=None if value is None else rounded(value, exact)

@@ -22,16 +22,14 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms
+from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete
-from fibration.laws.batches.direct_operator import DirectOperator
-from fibration.laws.batches.first_update import attempt
-from fibration.laws.batches.search import concretes
-from fibration.laws.batches.tokens import Tokens
+from fibration.laws.batches.search import concretes, find
+from fibration.laws.batches.tokens import Tokens, attempt, places_of
 from fibration.laws.batches.words import Witness, in_brief, rounded, shown
 from fibration.laws.values.duals import TooClose, differentiate, log_of, slopes_of
 
 Probabilities = tuple[Fraction, ...]
-MOST_TRIED = 61
 STEPS = (1, 12)  # powers of two from one token to the next
 NEAR = (Fraction(1, 10**6), Fraction(1, 10**9))
 SMALL, TINY = Fraction(1, 1000), Fraction(1, 10**30)
@@ -75,7 +73,7 @@ class State:
         read = functools.partial(differentiate, strict=True)
         here = Tokens(
             self.concrete,
-            DirectOperator(self.h, self.concrete).tokens,
+            places_of(self.h, self.concrete),
             [ratio],
             [Fraction(1)],
             read,
@@ -116,9 +114,7 @@ def no_divergence(h: Hierarchy, formula: Expression, passed: Sequence[str], may_
 
 
 def _ruled_out(h: Hierarchy, formula: Expression, q: str, may_be_0: bool) -> Iterator[Witness]:
-    for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
-        if concrete.tokens != 1:
-            continue
+    for concrete in concretes(h, [formula], caps.STATES, whole_batch(h)):
         if q == OLD:
             yield from _near_old(h, concrete, formula, may_be_0)
             continue
@@ -150,13 +146,10 @@ def leads_nowhere(
     if len(passed) > 1:
         return None
     q = passed[0] if passed else "" if named else OLD
-    for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
-        if concrete.tokens != 1:
-            continue
+
+    def fails(concrete: Concrete) -> Witness | None:
         if q == OLD:
-            if (found := next(_near_old(h, concrete, formula, not is_flat, turned=True), None)) is not None:
-                return found
-            continue
+            return next(_near_old(h, concrete, formula, not is_flat, turned=True), None)
         for near in (_sides(), _sides()[::-1], (Fraction(1, 1000), Fraction(999, 1000))):
             state = State(h, concrete, formula, *((_even(2), {q: near}) if q else (near, {})))
             if (c := state.derivatives) is None:
@@ -165,7 +158,9 @@ def leads_nowhere(
                 return _away(state, q, c)
             if is_flat and not any(map(_above, state.update(state.current, c))):
                 return _nothing_left(state, q)
-    return None
+        return None
+
+    return find(concretes(h, [formula], caps.STATES, whole_batch(h)), fails)
 
 
 def _sides() -> Probabilities:
@@ -208,7 +203,7 @@ def _nothing_left(state: State, q: str) -> Witness:
     goal = ", ".join(shown(v) for v in state.update(state.current, state.away_from(q)))
     c = state.derivatives or []
     text = (
-        f"{_told(state, q)}, ∂P/∂log π is {in_brief(*c)}, so that the expected update of the logits is 0, 0, where "
+        f"{_in_state(state, q)}, ∂P/∂log π is {in_brief(*c)}, so that the expected update of the logits is 0, 0, where "
         f"that of {_name(q)} is {goal}"
     )
     return _witness(state, text, q, c)
@@ -219,21 +214,25 @@ def _bent(state: State, q: str, c: Sequence[Fraction]) -> Witness:
     steps = [rounded(b - a, TINY) for a, b in itertools.pairwise(c)]
     over = f"log(π/{q})" if q else "log π"
     text = (
-        f"{_told(state, q)}, ∂P/∂log π is {in_brief(*values)}, which goes from token to token by {in_brief(*steps)}, "
-        f"where {over} goes by equal steps: the expected update is none of {_name(q)}"
+        f"{_in_state(state, q)}, ∂P/∂log π is {in_brief(*values)}, which goes from token to token by "
+        f"{in_brief(*steps)}, where {over} goes by equal steps: the expected update is none of {_name(q)}"
     )
     return _witness(state, text, q, c)
 
 
 def _away(state: State, q: str, c: Sequence[Fraction]) -> Witness:
     got = in_brief(*[rounded(v, TINY) for v in c])
-    text = f"{_told(state, q)}, ∂P/∂log π is {got}, which falls where log(π/{q}) rises: the update leads away from {q}"
+    text = (
+        f"{_in_state(state, q)}, ∂P/∂log π is {got}, which falls where log(π/{q}) rises: the update leads away from {q}"
+    )
     return _witness(state, text, q, c)
 
 
 def _on_policy(state: State) -> Witness:
     c = state.derivatives or []
-    text = f"{_told(state, '')}, ∂P/∂log π is {in_brief(*c)}: the expected update is not 0, as that of {_name(OLD)} is"
+    text = (
+        f"{_in_state(state, '')}, ∂P/∂log π is {in_brief(*c)}: the expected update is not 0, as that of {_name(OLD)} is"
+    )
     return _witness(state, text, OLD, c)
 
 
@@ -241,7 +240,7 @@ def _beside(state: State, who: str) -> Witness:
     c = state.derivatives or []
     rate = state.update(state.of(who), c)[0] / state.update(state.current, state.away_from(OLD))[0]
     text = (
-        f"{_told(state, OLD)}, ∂P/∂log π is {', '.join(map(shown, c))}: of tokens of {who}, the expected update is "
+        f"{_in_state(state, OLD)}, ∂P/∂log π is {', '.join(map(shown, c))}: of tokens of {who}, the expected update is "
         f"{shown(rate) if abs(rate) > SMALL else 0} times that of {_name(OLD)}"
     )
     return _witness(state, text, OLD, c)
@@ -251,7 +250,7 @@ def _name(q: str) -> str:
     return f"KL(current‖{q})" if q else "the entropy"
 
 
-def _told(state: State, q: str) -> str:
+def _in_state(state: State, q: str) -> str:
     number = {2: "two", 3: "three"}[len(state.current)]
     text = f"in a state with {number} tokens of probabilities {in_brief(*state.current)}"
     return f"{text}, and {in_brief(*state.of(q))} under {q}" if q else text

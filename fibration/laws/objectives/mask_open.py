@@ -44,7 +44,7 @@ def token_dropped(subject: Subject, keep: Keep) -> Witness | None:
     if seen is None:
         return None
     near, k = seen
-    holds = near.value(keep.condition, k)
+    holds = near.tokens.attempt(keep.condition, k)
     got = "is dropped" if holds is False else f"has {NO_VALUE}"
     what = "the token" if len(near.base) == 1 else "the condition"
     return coinciding_search.witness(near, k, what, got if what == "the token" else got.replace("is dropped", "fails"))

@@ -22,8 +22,10 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
+from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete
-from fibration.laws.batches.search import concretes
+from fibration.laws.batches.search import concretes, find
+from fibration.laws.batches.tokens import places_of
 from fibration.laws.batches.words import Witness, number
 from fibration.laws.law import Decision, Law, proved, unproved
 from fibration.laws.objectives import objective_search
@@ -109,22 +111,25 @@ def _of_mu(subject: Subject, objective: Objective, whose: str) -> Decision:
 
 
 def token_without_weight(h: Hierarchy, shape: Shape, weight: Expression) -> Witness | None:
+    """A batch in which `μ` has no value at a token."""
     read = list(atoms(weight))
     over = [a.over for a in read if isinstance(a, (Count, Total))]
     place = next((s for s in shape.order if s in over), h.rows)
     known: dict[tuple[Stratum, tuple[Fraction, ...]], bool] = {}
-    for concrete in concretes(h, [weight], shape):
-        for leaf in h.leaves:
-            for i in range(concrete.size[leaf]):
-                key = leaf, tuple(concrete.atom(a, leaf, i) for a in read)
-                if key not in known:
-                    known[key] = concrete.attempt(weight, leaf, i) is not None
-                if not known[key]:
-                    inside = _batch(concrete) if place.name == BATCH else ""
-                    inside = inside or concrete.describe(place, concrete.below(leaf, i, place))
-                    text = f"{an(leaf)} has no weight in {inside}"
-                    return Witness.on(concrete, text, {"stratum": leaf.name, "element": i})
-    return None
+
+    def fails(concrete: Concrete) -> Witness | None:
+        for leaf, i in places_of(h, concrete):
+            key = leaf, tuple(concrete.atom(a, leaf, i) for a in read)
+            if key not in known:
+                known[key] = concrete.attempt(weight, leaf, i) is not None
+            if not known[key]:
+                inside = _batch(concrete) if place.name == BATCH else ""
+                inside = inside or concrete.describe(place, concrete.below(leaf, i, place))
+                values = {"stratum": leaf.name, "element": i}
+                return Witness.on(concrete, f"{an(leaf)} has no weight in {inside}", values)
+        return None
+
+    return find(concretes(h, [weight], caps.ALL, shape), fails)
 
 
 def _batch(concrete: Concrete) -> str:

@@ -36,18 +36,20 @@ from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
-from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
+from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete, rounding
-from fibration.laws.batches.direct_operator import directions, formulas
-from fibration.laws.batches.search import concretes, leaves_one_alone, smallest
+from fibration.laws.batches.direct_operator import formulas
+from fibration.laws.batches.first_update import directions
+from fibration.laws.batches.search import concretes, find, leaves_one_alone, smallest
 from fibration.laws.batches.words import Witness, in_batch, in_brief, rounded
 from fibration.laws.values.duals import Dual, slopes_of, value_of
 from fibration.laws.values.enclosures import branching
 from fibration.laws.values.probes import between
 
-MOST_TRIED, MOST_TOKENS, MOST_SHAPES, MOST_POINTS = 41, 4, 60, 500
+MOST_TOKENS, MOST_SHAPES = 4, 60  # of batches with usual values
+MOST_POINTS = 500  # drifts of all batches together
 SIZES = tuple(Fraction(n, 100) * Fraction(5, 4) ** k for n in (1, 100) for k in range(20))  # how far tokens drift
 MOST_DOUBLED = 8
 PLACES = (Fraction(1, 2), Fraction(1, 10))  # within an interval
@@ -182,14 +184,9 @@ def _tried(h: Hierarchy) -> Iterator[tuple[Concrete, tuple[int, ...]]]:
     shape = whole_batch(h)
     usual = (c for n in range(1, MOST_TOKENS + 1) for c in itertools.islice(smallest(h, shape, n), MOST_SHAPES))
     read = [*formulas(h), h.objective.spelled_out(h.leaves, h.rows)]
-    for concrete in itertools.chain(usual, _others(h, read, shape)):
-        n = concrete.tokens
-        if n <= MOST_TOKENS and not leaves_one_alone(h, concrete):
-            yield from ((concrete, way) for way in directions(n))
-
-
-def _others(h: Hierarchy, read: list[Expression], shape: Shape) -> Iterator[Concrete]:
-    yield from concretes(h, read, shape, most=MOST_TRIED)  # lazy: the search for values starts only when needed
+    for concrete in itertools.chain(usual, concretes(h, read, caps.INWARD, shape)):
+        if not leaves_one_alone(h, concrete):
+            yield from ((concrete, way) for way in directions(concrete.tokens))
 
 
 def _attempt(evaluate: Callable[[], Any]) -> Any:
@@ -345,13 +342,13 @@ def _said(advantages: Sequence[Fraction]) -> str:
 def negative_ratio(h: Hierarchy) -> Witness | None:
     """A batch of a score estimator with a gated ratio below 0, on a token whose advantage opposes its drift."""
     h = _by_recursion(h)
-    tried = ((c, way, t, sign) for c, way in _tried(h) for t in SIZES[::3] for sign in (1, -1))
-    for concrete, way, t, sign in itertools.islice(tried, MOST_POINTS):
+    exact = rounding(*formulas(h), h.objective.spelled_out(h.leaves, h.rows))
+
+    def fails(tried: tuple[Concrete, tuple[int, ...], Fraction, int]) -> Witness | None:
+        concrete, way, t, sign = tried
         point = Point(h, concrete, tuple(t * d for d in way), (Fraction(sign),) * len(way))
-        gated_ratios = _attempt(lambda point=point: point.gated) or ()  # type: ignore[misc]
-        for k, g in enumerate(gated_ratios):
+        for k, g in enumerate(_attempt(lambda: point.gated) or ()):
             if g < 0 and sign * way[k] < 0:
-                exact = rounding(*formulas(h), h.objective.spelled_out(h.leaves, h.rows))
                 coefficients = tuple(rounded(c, exact) for c in point.coefficients)
                 many, verb = ("s", "are") if len(way) > 1 else ("", "is")
                 text = (
@@ -364,4 +361,7 @@ def negative_ratio(h: Hierarchy) -> Witness | None:
                         "gated": rounded(g, exact), "coefficients": coefficients,
                     }  # fmt: skip
                 return Witness.on(concrete, text, values)
-    return None
+        return None
+
+    tried = ((c, way, t, sign) for c, way in _tried(h) for t in SIZES[::3] for sign in (1, -1))
+    return find(itertools.islice(tried, MOST_POINTS), fails)

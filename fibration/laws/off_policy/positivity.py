@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
@@ -18,8 +19,9 @@ from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, evaluate, substitute
-from fibration.laws.batches.concrete import rounding
-from fibration.laws.batches.search import concretes
+from fibration.laws.batches import caps
+from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.words import Witness, in_full, rounded
 from fibration.laws.gates.coordinates import coordinate, intensive, is_logarithmic, normal_recovery
 from fibration.laws.gates.pieces import Piece, pieces
@@ -36,7 +38,6 @@ from fibration.laws.signs.neighbourhood import RHO
 from fibration.laws.subject import Subject
 
 STATEMENT = "gated ratios are positive: 𝒢(r) > 0"
-MOST_TRIED = 201
 RATIOS = tuple(Fraction(n, 1000) for n in (1, 125, 250, 500, 750, 875, 1000, 1250, 1500, 5000, 10**5, 10**9))
 
 
@@ -170,20 +171,23 @@ def ratio_not_positive(h: Hierarchy, known: str) -> Witness | None:
     if known not in ("log", "deviation") or reads_tokens:
         return None
     drifts = [r - 1 if known == "deviation" else evaluate(log(as_expression(r)), {}) for r in RATIOS]
-    for concrete in concretes(h, [gate, recovery, scale], most=MOST_TRIED):
+    exact = rounding(gate, recovery)
+
+    def fails(concrete: Concrete) -> Witness | None:
         unit = concrete.attempt(scale, leaf, 0)
         if unit is None:
-            continue
-        for a in (Fraction(1), Fraction(-1)):
-            for r, drift in zip(RATIOS, drifts, strict=True):
-                g = concrete.attempt(gate, leaf, 0, {residual: unit * drift, advantage: a})
-                value = None if g is None else concrete.attempt(recovery, leaf, 0, {gated(""): g})
-                if value is None or value <= -rounding(gate, recovery) or (value == 0 and not rounding(gate, recovery)):
-                    value = value and rounded(value, rounding(gate, recovery))
-                    got = "no value" if value is None else f"the gated ratio {in_full(value)}"
-                    text = f"a token with ratio {r} and advantage {a}{concrete.chosen} gets {got}"
-                    return Witness(text, concrete, {"ratio": r, "advantage": a, "gated": value})
-    return None
+            return None
+        for a, (r, drift) in itertools.product((Fraction(1), Fraction(-1)), zip(RATIOS, drifts, strict=True)):
+            g = concrete.attempt(gate, leaf, 0, {residual: unit * drift, advantage: a})
+            value = None if g is None else concrete.attempt(recovery, leaf, 0, {gated(""): g})
+            if value is None or value <= -exact or (value == 0 and not exact):
+                value = value and rounded(value, exact)
+                got = "no value" if value is None else f"the gated ratio {in_full(value)}"
+                text = f"a token with ratio {r} and advantage {a}{concrete.chosen} gets {got}"
+                return Witness(text, concrete, {"ratio": r, "advantage": a, "gated": value})
+        return None
+
+    return find(concretes(h, [gate, recovery, scale], caps.POSITIVITY_OF_ONE_TOKEN), fails)
 
 
 LAW = Law("positivity", STATEMENT, decide_positivity)

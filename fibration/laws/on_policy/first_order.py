@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from fibration.errors import an
 from fibration.language.hierarchy import gates
 from fibration.language.report import Verdict
-from fibration.laws.batches import direct_operator
+from fibration.laws.batches import first_update
 from fibration.laws.batches.words import Witness
 from fibration.laws.kernels.markov import without_a_value
 from fibration.laws.law import Decision, Law, following, proved, refuted, unproved
@@ -97,14 +97,14 @@ def _felt(subject: Subject, failure: Verdict | None) -> Witness | None:
     """A witness against the operator, or None. A gate's own may not be enough: gates may compensate each other."""
     own = failure.counterexample if failure else None
     if reads_order(subject.hierarchy):
-        return direct_operator.off_policy(subject.hierarchy)
+        return first_update.off_policy(subject.hierarchy)
     if failure and (failure.law != "identity" or not isinstance(own, Witness)):
         return None
     if not (recovers(subject) and (subject.proved("reflecting") or not subject.hierarchy.fibrations)):
         return None
     if isinstance(own, Witness) and subject.hierarchy.shape.is_chain and _is_felt(subject, own):
         return own
-    return direct_operator.off_policy(subject.hierarchy) if levels_together.usable(subject) else None
+    return first_update.off_policy(subject.hierarchy) if levels_together.usable(subject) else None
 
 
 def _is_felt(subject: Subject, own: Witness) -> bool:
