@@ -63,7 +63,7 @@ def _value(batch: Tokens, formula: Expression, k: int) -> Any:
 
 
 def _compared(h: Hierarchy, formula: Expression) -> Iterator[Compared]:
-    read = {a for e in within(formula) for a in atoms(e)}
+    read = dict.fromkeys(a for e in within(formula) for a in atoms(e))
     signs = SIGNS if advantage in read else SIGNS[:1]
     policies = [p for p in (OLD, *h.policies) if p != CURRENT and any(_is_of(a, p) for a in read)]
     varied = [LOG_RATIO] * any(a == token_log_ratio or _is_of(a, CURRENT) for a in read) + policies

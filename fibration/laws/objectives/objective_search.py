@@ -52,8 +52,8 @@ def without_its_sign(
 
 
 def _batches(h: Hierarchy, formula: Expression) -> Iterator[Batch]:
-    read = {a for e in within(formula) for a in atoms(e)}
-    given = bool({advantage, reward} & read)  # rewards get the same numbers as advantages
+    read = dict.fromkeys(a for e in within(formula) for a in atoms(e))
+    given = advantage in read or reward in read  # rewards get the same numbers as advantages
     signs = [Fraction(a) for a in (1, -1, 0)] if given else [Fraction(1)]
     few: list[Batch] = []
     for concrete in concretes(h, [formula], caps.TOKEN_FORMULAS, whole_batch(h)):
