@@ -100,6 +100,14 @@ class Subject:
         found = [v for v in self.verdicts if v.law == law and subject in (None, v.subject)]
         return bool(found) and all(v.status == "proved" for v in found)
 
+    def verdict(self, law: str, topic: str) -> Verdict | None:
+        """The verdict of a law on one subject; None if it has none."""
+        return next((v for v in self.verdicts if (v.law, v.subject) == (law, topic)), None)
+
+    def failure(self, law: str, topic: str) -> Verdict | None:
+        """The verdict of a law on one subject, if it is not proved; else None."""
+        return next((v for v in self.verdicts if (v.law, v.subject) == (law, topic) and v.status != "proved"), None)
+
     def first_failure(self, *laws: str) -> Verdict | None:
         return next((v for law in laws for v in self.verdicts if v.law == law and v.status != "proved"), None)
 

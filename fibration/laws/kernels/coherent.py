@@ -14,12 +14,12 @@ from fibration.language.kernels import Fibration
 from fibration.language.operators import ZERO
 from fibration.language.report import Verdict
 from fibration.language.strata import Shape
+from fibration.laws import topic
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.words import Witness, in_full, lies, rounded
 from fibration.laws.kernels.coherent_blame import agreed, blame
-from fibration.laws.kernels.reflecting import speaks_of
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.signs.claim import Claim
 from fibration.laws.subject import Subject
@@ -44,7 +44,7 @@ def decide_coherent(subject: Subject) -> Iterator[Decision]:
 def _broken(subject: Subject) -> Verdict | None:
     """The first verdict on kernels that fail by themselves, if all other kernels agree."""
     failed = [v for v in subject.verdicts if v.law in ("markov", "reflecting") and v.status != "proved"]
-    right = [f for f in subject.hierarchy.fibrations if not any(speaks_of(v.subject, f) for v in failed)]
+    right = [f for f in subject.hierarchy.fibrations if not any(topic.is_about(v.subject, f) for v in failed)]
     return failed[0] if failed and agreed(subject, right) else None
 
 

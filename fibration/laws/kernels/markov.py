@@ -8,6 +8,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.operators import POSITIVE
 from fibration.language.report import Verdict
+from fibration.laws import topic
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import find
 from fibration.laws.batches.words import Witness, in_full, rounded
@@ -21,7 +22,7 @@ STATEMENT = "every weight K(a|b) is defined and at least 0"
 
 def decide_markov(subject: Subject) -> Iterator[Decision]:
     for f in subject.hierarchy.fibrations:
-        kernel = f"kernel {f.name}"
+        kernel = topic.kernel(f)
         # the law allows 0, but the normal form divides by the measure
         if Claim(f.weight, subject.at(f.source), POSITIVE).is_shown:
             yield proved(kernel, f"{f.weight} ≥ 0, since counts and positive attributes are above 0")
@@ -52,9 +53,8 @@ def negative_weight(h: Hierarchy, f: Fibration) -> Witness | None:
 
 def without_a_value(subject: Subject, *fibrations: Fibration) -> Verdict | None:
     """The verdict on the first of these kernels whose weights may have no value; None if there is none."""
-    lacking = (f"kernel {f.name}" for f in fibrations if not Claim(f.weight, subject.at(f.source)).is_shown)
-    named = next(lacking, None)
-    return next((v for v in subject.verdicts if v.law == LAW.name and v.subject == named), None)
+    f = next((f for f in fibrations if not Claim(f.weight, subject.at(f.source)).is_shown), None)
+    return None if f is None else subject.verdict(LAW.name, topic.kernel(f))
 
 
 def _ordinal(fibre: Fibre, element: int) -> str:

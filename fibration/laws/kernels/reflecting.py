@@ -28,6 +28,7 @@ from fibration.language.expressions import Apply, Expression, Number, as_express
 from fibration.language.kernels import Fibration, MarkovKernel
 from fibration.language.operators import ZERO, Signs
 from fibration.language.sympy_bridge import show, symbol, vanishes
+from fibration.laws import topic
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import find
 from fibration.laws.batches.words import Witness, in_full, rounded
@@ -45,25 +46,12 @@ MOST_PARTS = 1000  # the largest denominator of a fraction that a decimal is tak
 MANY = 8  # branches that may be empty; each set of them is a case
 
 
-def subject_of(cover: Cover) -> str:
-    """The subject of the verdict on kernels that reflect together."""
-    if len(cover) == 1:
-        return f"kernel {cover[0].name}"
-    return f"kernels {', '.join(f.source.name for f in cover)} → {cover[0].target}"
-
-
-def speaks_of(subject: str, f: Fibration) -> bool:
-    """Whether a verdict on this subject is about a kernel, alone or together with others."""
-    sources, _, target = subject.partition(" ")[2].partition(" → ")
-    return f.target.name == target and f.source.name in sources.split(", ")
-
-
 def decide_reflecting(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
     wrong: dict[Cover, Decision] = {}
     for cover in dict.fromkeys(c for f in h.fibrations for c in h.shape.covers(f.target) if f in c):
         if argument := sums_to_1(cover, subject):
-            yield proved(subject_of(cover), argument)
+            yield proved(topic.kernel(*cover), argument)
         else:
             wrong[cover] = _other_sum(cover, subject) or _open_sum(cover, subject)
             yield wrong[cover]
@@ -86,7 +74,7 @@ def _other_sum(cover: Cover, subject: Subject) -> Decision | None:
         witness = Witness.on(concrete, f"{concrete.describe(target, b)} gives {value}", {"element": b, "sum": exact})
         required = f"the weights over each {target}{of} sum to 1"
         remedy = _fractions(cover, subject) or _remedy(cover, fibre)
-        decision = refuted(subject_of(cover), _written(cover), remedy, witness, required)
+        decision = refuted(topic.kernel(*cover), _written(cover), remedy, witness, required)
         return following(decision, without_a_value(subject, *lacking))
 
     return find(weights(subject.hierarchy, cover), fails)
@@ -99,7 +87,7 @@ def _open_sum(cover: Cover, subject: Subject) -> Decision:
         why = f"with more than {MANY} branches that may be empty, in more ways than are looked at"
         remedy = f"{remedy}; or assume=[populated(...)] for branches that are never empty"
     found = f"{_written(cover)}, {why}; no small hierarchy contradicts it"
-    return following(undecided(subject_of(cover), found, remedy), without_a_value(subject, *cover))
+    return following(undecided(topic.kernel(*cover), found, remedy), without_a_value(subject, *cover))
 
 
 def _fractions(cover: Cover, subject: Subject) -> str:

@@ -23,6 +23,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, MarkovKernel
 from fibration.language.report import Cause
 from fibration.language.sympy_bridge import show, symbol, vanishes
+from fibration.laws import topic
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import find
 from fibration.laws.batches.words import Witness, in_full, number, rounded
@@ -58,7 +59,7 @@ def decide_share(f: Fibration, wrong: Mapping[Cover, Decision], subject: Subject
     ways = list(itertools.islice(_ways(subject.hierarchy, f), MOST_WAYS))
     for way in ways:
         if argument := _sums_to_share(f, way, subject):
-            return proved(_named(f), argument)
+            return proved(topic.kernel(f), argument)
     decision = _other_share(f, ways, subject) or _open_share(f, ways[0], subject)
     failed = next((d for c, d in wrong.items() if any(way.steps & set(c) for way in ways)), None)
     if failed is not None and decision.cause is None and (failed.status == "refuted" or decision.status == "undecided"):
@@ -115,7 +116,7 @@ def _other_share(f: Fibration, ways: Sequence[Way], subject: Subject) -> Decisio
             f"{in_full(shares[0])}"
         )
         witness = Witness.on(concrete, text, {"element": b, "sum": own, "share": shares[0]})
-        decision = refuted(_named(f), str(f.weight), _remedy(f, ways[0], subject), witness, _required(f, ways[0]))
+        decision = refuted(topic.kernel(f), str(f.weight), _remedy(f, ways[0], subject), witness, _required(f, ways[0]))
         return following(decision, without_a_value(subject, f) if own is None else None)
 
     return find(weights(h, kernels), fails)
@@ -123,16 +124,12 @@ def _other_share(f: Fibration, ways: Sequence[Way], subject: Subject) -> Decisio
 
 def _open_share(f: Fibration, way: Way, subject: Subject) -> Decision:
     found = f"{f.weight}, whose sum could not be compared with that share; no small hierarchy contradicts it"
-    decision = undecided(_named(f), found, _remedy(f, way, subject), _required(f, way))
+    decision = undecided(topic.kernel(f), found, _remedy(f, way, subject), _required(f, way))
     return following(decision, without_a_value(subject, f))
 
 
 def _required(f: Fibration, way: Way) -> str:
     return f"the weights over each {f.target} sum to the share of {_leaves(way)} in it, by way of {way.through}"
-
-
-def _named(f: Fibration) -> str:
-    return f"kernel {f.name}"
 
 
 def _remedy(f: Fibration, way: Way, subject: Subject) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from fibration.language.expressions import Expression
 from fibration.language.sympy_bridge import vanishes
 from fibration.language.traversal import desugar
+from fibration.laws import topic
 from fibration.laws.batches.concrete import rounding
 from fibration.laws.batches.first_update import CLOSE, NO_VALUE
 from fibration.laws.batches.words import Witness, in_brief, rounded
@@ -31,7 +32,7 @@ REMEDY = (
 
 def decide_agreement(subject: Subject) -> Iterator[Decision]:
     for weight in subject.hierarchy.objective.weighed:
-        name = f"weight {weight}"
+        name = topic.weight(weight)
         if _tends_to_one(subject, weight):
             yield proved(name, f"{weight} tends to 1 where all log-probs tend to those of old")
         else:
@@ -48,8 +49,7 @@ def _refused(subject: Subject, weight: Expression, name: str) -> Decision:
     asked = (here.question(weight, 1) for here in everywhere(subject.hierarchy))
     where = next((f", not 1 where {words}" for words in asked if words), "")
     found = f"w = {weight}{where}" + ("" if witness else ", which was not shown to tend to 1")
-    said = (v for v in subject.verdicts if (v.law, v.subject) == ("objective", name) and v.status != "proved")
-    return following(unproved(name, found, REMEDY, witness), next(said, None))
+    return following(unproved(name, found, REMEDY, witness), subject.failure("objective", name))
 
 
 def weight_off_one(subject: Subject, weight: Expression) -> Witness | None:

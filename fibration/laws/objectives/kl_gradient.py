@@ -16,6 +16,7 @@ from fibration.language.penalties import Penalty
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms, desugar
+from fibration.laws import topic
 from fibration.laws.law import Decision, Law, proved, unproved
 from fibration.laws.objectives.divergences import (
     divergence,
@@ -50,7 +51,7 @@ def asked(h: Hierarchy) -> list[tuple[str, Penalty]]:
 
 def decide_kl_gradient(subject: Subject) -> Iterator[Decision]:
     for name, penalty in asked(subject.hierarchy):
-        yield _of_penalty(subject, f"penalty '{name}'", penalty)
+        yield _of_penalty(subject, topic.penalty(name), penalty)
 
 
 def _of_penalty(subject: Subject, name: str, penalty: Penalty) -> Decision:
@@ -85,14 +86,14 @@ def remainder(subject: Subject) -> Iterator[Decision]:
     for name, penalty in asked(h):
         rising = [rises(h, leaf, penalty) for leaf in h.leaves]
         if all(rising):
-            yield proved(f"penalty '{name}'", WEAKER)
+            yield proved(topic.penalty(name), WEAKER)
             continue
         formula = desugar(at(weighed(h, penalty), h.leaves[0]))
         read = {a for e in within(penalty.formula) for a in atoms(e) if isinstance(a, LogProb)}
         passed = sorted(a.policy.name for a in read if a.policy.name not in (CURRENT, OLD))
         named = bool(read) and OLD not in {a.policy.name for a in read}
         witness = leads_nowhere(h, formula, passed, named, False in rising)
-        left = unproved(f"penalty '{name}'", f"P = {penalty.formula}", REMEDY_OF_WEAKER, witness, required=WEAKER)
+        left = unproved(topic.penalty(name), f"P = {penalty.formula}", REMEDY_OF_WEAKER, witness, required=WEAKER)
         yield replace(left, fault=NOTHING if all(found is False for found in rising) else "")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from fibration.language.objectives import Keep
 from fibration.language.operators import where
+from fibration.laws import topic
 from fibration.laws.batches.first_update import NO_VALUE
 from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, following, proved, unproved
@@ -26,7 +27,7 @@ REMEDY = (
 
 def decide_mask_open(subject: Subject) -> Iterator[Decision]:
     for keep in subject.hierarchy.objective.kept:
-        name = f"condition {keep.condition}"
+        name = topic.condition(keep.condition)
         if all(here.outcomes(keep.condition) == {True} for here in everywhere(subject.hierarchy)):
             yield proved(name, f"{keep.condition} holds where all log-probs are near those of old")
         else:
@@ -34,8 +35,7 @@ def decide_mask_open(subject: Subject) -> Iterator[Decision]:
             asked = (here.question(where(keep.condition, 1, 0), 1) for here in everywhere(subject.hierarchy))
             said = next((f", which fails where {words}" for words in asked if words), "")
             found = f"keep({keep.condition}){said}" + ("" if witness else ", which was not shown to hold there")
-            lacks = (v for v in subject.verdicts if (v.law, v.subject) == ("objective", name) and v.status != "proved")
-            yield following(unproved(name, found, REMEDY, witness), next(lacks, None))
+            yield following(unproved(name, found, REMEDY, witness), subject.failure("objective", name))
 
 
 def token_dropped(subject: Subject, keep: Keep) -> Witness | None:

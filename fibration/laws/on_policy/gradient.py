@@ -36,8 +36,7 @@ def decide_gradient(subject: Subject) -> Iterator[Decision]:
     if subject.proved("first_order"):
         yield proved("hierarchy", "by first_order, 𝒢(r) = r to first order, so that ∂J/∂log π_i = μ_i·A_i")
     elif start := wrong_start(subject, held=True):
-        said = (v for v in subject.verdicts if v.law == "first_order" and v.subject == "decomposition")
-        yield following(start, subject.first_failure("recovery") or next(said, None))
+        yield following(start, subject.first_failure("recovery") or subject.verdict("first_order", "decomposition"))
     else:
         yield _of_score(subject) or _of_slopes(subject) or _refused(subject)
 

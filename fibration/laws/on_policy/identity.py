@@ -35,6 +35,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
 from fibration.language.traversal import atoms
+from fibration.laws import topic
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.direct_operator import has_residual
@@ -80,7 +81,7 @@ def decide_identity(subject: Subject) -> Iterator[Decision]:
                 break
         else:
             why = "the identity near 0" if germ.passes else "value 0 and slope 1 at 0, from both sides"
-            yield proved(f"gate on {stratum}", f"{h.gates[stratum]} is {why}")
+            yield proved(topic.gate(stratum), f"{h.gates[stratum]} is {why}")
 
 
 def _not_identity(subject: Subject, stratum: Stratum, channel: str, germ: Germ) -> Decision:
@@ -95,13 +96,14 @@ def _not_identity(subject: Subject, stratum: Stratum, channel: str, germ: Germ) 
     # a count that may be 0 matters only if a value is missing, or may be
     lacks = witness is None or witness.has_no_value
     remedy = (Claim(gate, assume).remedy(h) if lacks else "") or _below_0(gate) or (BOUNDS if question else REMEDY)
-    return unproved(f"gate on {stratum}", f"{h.gates[stratum]}, {why}", remedy, witness)
+    return unproved(topic.gate(stratum), f"{h.gates[stratum]}, {why}", remedy, witness)
 
 
 def gate_without_a_value(subject: Subject, stratum: Stratum) -> Verdict | None:
     """The verdict on the gate of a stratum if it was refused because it has no value at a residual near 0."""
-    mine = (v for v in subject.verdicts if v.law == LAW.name and v.subject == f"gate on {stratum}")
-    return next((v for v in mine if isinstance(w := v.counterexample, Witness) and w.has_no_value), None)
+    found = subject.failure(LAW.name, topic.gate(stratum))
+    witness = found and found.counterexample
+    return found if isinstance(witness, Witness) and witness.has_no_value else None
 
 
 def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression, channel: str = "") -> Witness | None:
