@@ -136,7 +136,7 @@ SLIPS = (
     ),
     slip(
         "a kernel that would not reflect is blamed for paths that disagree", "laws/test_coherent",
-        "return weight if all(sums_to_1(c, changed) for c in covers) else None", "return weight",
+        "return weight if all(isinstance(sums_to_1(c, changed), Proved) for c in covers) else None", "return weight",
     ),
     slip(
         "every disagreement follows from a kernel that fails", "laws/test_coherent",
@@ -148,7 +148,7 @@ SLIPS = (
     ),
     slip(
         "a sum is blamed on a kernel that has values", "laws/test_markov laws/test_reflecting laws/test_verify",
-        'f = next((f for f in fibrations if not Claim(f.weight, subject.at(f.source)).is_shown), None)',
+        'f = next((f for f in fibrations if not Claim(f.weight, self.at(f.source)).is_shown), None)',
         'f = next(iter(fibrations), None)',
     ),
     slip("causes are lost where verdicts are kept", "laws/test_kept", "cause=c and Cause(*c))", "cause=None)"),

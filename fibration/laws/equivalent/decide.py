@@ -19,7 +19,7 @@ from fibration.laws import LAWS
 from fibration.laws.budget import Budget
 from fibration.laws.equivalent.same_loss import NoBatchError, same_loss
 from fibration.laws.equivalent.search import FEW, MANY, difference
-from fibration.laws.law import FILE_AN_ISSUE, internal_error
+from fibration.laws.law import FILE_AN_ISSUE, Proved, internal_error
 from fibration.laws.subject import Subject
 from fibration.laws.verify import OUT_OF_TIME
 
@@ -154,16 +154,13 @@ def _broken(both: Pair, found: str) -> Comparison:
 
 def _compare(both: Pair) -> Comparison:
     subject = _subject(both)
-    witness, found = difference(both, FEW), None
-    if witness is None:
-        found = same_loss(both)
-        if found.proved:
-            return Comparison("equivalent", subject, "proved", found.why)
-        witness = difference(both, MANY)
-    if witness is not None:
-        return Comparison("equivalent", subject, "refuted", "", STATEMENT, "", REMEDY, witness)
-    assert found is not None
-    return Comparison("equivalent", subject, "undecided", "", STATEMENT, found.why, REMEDY)
+    if (witness := difference(both, FEW)) is None:
+        proof = same_loss(both)
+        if isinstance(proof, Proved):
+            return Comparison("equivalent", subject, "proved", proof.argument)
+        if (witness := difference(both, MANY)) is None:
+            return Comparison("equivalent", subject, "undecided", "", STATEMENT, proof.reason, REMEDY)
+    return Comparison("equivalent", subject, "refuted", "", STATEMENT, "", REMEDY, witness)
 
 
 @functools.lru_cache(maxsize=256)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -32,30 +31,23 @@ from fibration.laws.equivalent.shared_means import Mean, Variables
 from fibration.laws.equivalent.side_by_side import Form
 from fibration.laws.equivalent.token_formulas import ONE, TokenFormulas, Unsuited
 from fibration.laws.gates.coordinates import X
+from fibration.laws.law import Proved, Unknown
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.neighbourhood import SIDES, is_kinked
 
 
-@dataclass(frozen=True)
-class Found:
-    """Whether the losses were proved to be the same, and the argument or the obstacle."""
-
-    proved: bool
-    why: str
-
-
-def same_loss(pair: Pair) -> Found:
+def same_loss(pair: Pair) -> Proved | Unknown:
     """Tries both arguments. Raises NoBatchError if no batch meets the conditions of the pair."""
     if is_the_same(pair):
-        return Found(True, "both say the same: every kernel, gate, density and weight is the same formula")
+        return Proved("both say the same: every kernel, gate, density and weight is the same formula")
     if any(h.orthogonalise is not None for h in pair):
-        return Found(False, "residuals of a projection are no means: only equal formulas are compared there")
+        return Unknown("residuals of a projection are no means: only equal formulas are compared there")
     try:
         return _Comparison(pair).decide()
     except TooManyCases:
-        return Found(False, f"the branches of both meet in more than {MOST} ways")
+        return Unknown(f"the branches of both meet in more than {MOST} ways")
     except Unsuited as error:
-        return Found(False, str(error))
+        return Unknown(str(error))
 
 
 def is_the_same(pair: Pair) -> bool:
@@ -97,7 +89,7 @@ class _Comparison:
         self.sides = (0,) if self.variables.on_policy else SIDES
         self.places = [(leaf, side) for leaf in pair.first.leaves for side in self.sides]
 
-    def decide(self) -> Found:
+    def decide(self) -> Proved | Unknown:
         if not any(self.variables.asked(*place) for place in self.places):
             raise NoBatchError(
                 f"no batch meets the conditions {listed(map(repr, self.pair.when))}",
@@ -106,26 +98,23 @@ class _Comparison:
             )
         for agree, what in ((self._advantages_agree, "advantages"), (self._penalties_agree, "penalties")):
             if not agree():
-                return Found(False, f"{what}, {self._listed(what)}, could not be shown to be the same")
+                return Unknown(f"{what}, {self._listed(what)}, could not be shown to be the same")
         estimators = {h.objective.estimator for h in self.pair}
         weights = all(self._weights_agree(*place) for place in self.places)
         ratios = not self.variables.on_policy and all(self._ratios_agree(*place) for place in self.places)
         if ratios and weights and len(estimators) == 1:
-            return Found(
-                True,
+            return Proved(
                 f"every level adds the same function of {self._means}; R, F and {self._weight} are the same",
             )
         if any(self._all_coefficients_agree(alone) for alone in ((True, False) if weights else (False,))):
-            return Found(
-                True,
+            return Proved(
                 "what a token's own log ratio and each mean that it moves add to c is the same in every pair of "
                 f"branches that hold together ({self.compared} compared); both read {self._means}",
             )
         if ratios and not weights:
             first, second = map(_written, self.pair)
-            return Found(False, f"the gated ratios 𝒢(r) are the same, but {first} could not be shown to be {second}")
-        return Found(
-            False,
+            return Unknown(f"the gated ratios 𝒢(r) are the same, but {first} could not be shown to be {second}")
+        return Unknown(
             "the two have other branches, or other formulas on them, and no batch was found that tells them apart",
         )
 

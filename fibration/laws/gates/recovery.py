@@ -36,28 +36,29 @@ STATEMENT = "R(F(r)) = r for every r > 0"
 def decide_recovery(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
     arguments = {leaf: recovers_case_by_case(composed(h, leaf), subject.at(leaf)) for leaf in h.leaves}
-    if all(arguments.values()):
-        yield proved("decomposition", "; ".join(dict.fromkeys(arguments.values())))
+    shown_on = [argument for argument in arguments.values() if argument is not None]
+    if len(shown_on) == len(h.leaves):
+        yield proved("decomposition", "; ".join(dict.fromkeys(shown_on)))
         return
     lost = next(((leaf, w) for leaf in h.leaves if (w := ratio_not_recovered(h, leaf))), None)
     if lost:
         remedy = "divide by the scale in R that F multiplies by: signed_log_ratio(scale), log_ratio(scale)"
         yield refuted("decomposition", f"R(F(r)) = {composed(h, lost[0])}", remedy, lost[1])
     else:
-        leaf = next(leaf for leaf, argument in arguments.items() if not argument)
+        leaf = next(leaf for leaf, argument in arguments.items() if argument is None)
         remedy = "use signed_log_ratio(scale), log_ratio(scale) or ratio_deviation(scale)"
         yield undecided("decomposition", f"R(F(r)) = {composed(h, leaf)}", remedy)
 
 
-def recovers_case_by_case(whole: Expression, known: Assumptions) -> str:
-    """The proof that `log R(F(r))` is `x`, for each sign of the log ratio `x`; '' if it fails."""
+def recovers_case_by_case(whole: Expression, known: Assumptions) -> str | None:
+    """The proof that `log R(F(r))` is `x`, for each sign of the log ratio `x`; None if it fails."""
     lines = []
     try:
         for sign, word in ((1, "x > 0"), (0, "x = 0"), (-1, "x < 0")):
             assume = known.with_signs({X: frozenset({sign})})
             for case in cases(whole, assume):
                 if not case.defined(assume):
-                    return ""
+                    return None
                 log_ratio = log_of(case.sympy())
                 difference = log_ratio - X
                 if sign == 0:
@@ -67,10 +68,10 @@ def recovers_case_by_case(whole: Expression, known: Assumptions) -> str:
                 elif is_the_ratio(case.sympy()):
                     lines.append(f"{word}: R(F(r)) = exp(x)")
                 else:
-                    return ""
+                    return None
     except TooManyCases:
-        return ""
-    return "; ".join(dict.fromkeys(lines)).replace("token_log_ratio", "x")
+        return None
+    return "; ".join(dict.fromkeys(lines)).replace("token_log_ratio", "x") or None
 
 
 NEAR, FAR = -12, 2  # powers of ten between which log ratios at branch changes are searched

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.operators import POSITIVE
-from fibration.language.report import Verdict
 from fibration.laws import topic
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import find
@@ -49,12 +48,6 @@ def negative_weight(h: Hierarchy, f: Fibration) -> Witness | None:
         return None
 
     return find(weights(h, (f,)), fails)
-
-
-def without_a_value(subject: Subject, *fibrations: Fibration) -> Verdict | None:
-    """The verdict on the first of these kernels whose weights may have no value; None if there is none."""
-    f = next((f for f in fibrations if not Claim(f.weight, subject.at(f.source)).is_shown), None)
-    return None if f is None else subject.verdict(LAW.name, topic.kernel(f))
 
 
 def _ordinal(fibre: Fibre, element: int) -> str:

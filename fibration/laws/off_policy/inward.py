@@ -24,7 +24,6 @@ from fibration.language.traversal import atoms
 from fibration.laws import topic
 from fibration.laws.batches.words import Witness
 from fibration.laws.gates.coordinates import coordinate
-from fibration.laws.kernels.markov import without_a_value
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.off_policy.inward_search import Span, negative_ratio, pushed_further_out
 from fibration.laws.off_policy.pushes import LOST, OPENED, TURNED, Fault, Pushed
@@ -118,7 +117,7 @@ def _refused(subject: Subject, stratum: Stratum, found: list[Fault], witness: Wi
         remedy = "leave pull= out of inward(): it then is what the law asks of"
     decision = unproved(topic.gate(stratum), f"{gate}, {why}", f"{remedy}; {GIVE_UP}", witness)
     decision = replace(decision, fault=fault)
-    lacking = without_a_value(subject, *subject.hierarchy.fibrations) or gate_without_a_value(subject, stratum)
+    lacking = subject.kernel_without_a_value(*subject.hierarchy.fibrations) or gate_without_a_value(subject, stratum)
     cause = lacking or subject.first_failure("reflecting", "coherent", "recovery")
     return decision if witness else following(decision, cause)
 

@@ -26,7 +26,6 @@ from fibration.laws.batches.words import Witness, in_full, rounded
 from fibration.laws.gates.coordinates import coordinate, intensive, is_logarithmic, normal_recovery
 from fibration.laws.gates.pieces import Piece, pieces
 from fibration.laws.gates.reach import domain
-from fibration.laws.kernels.markov import without_a_value
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.off_policy import positivity_search
 from fibration.laws.off_policy.deviations import stay_above_minus_1
@@ -65,8 +64,8 @@ def decide_positivity(subject: Subject) -> Iterator[Decision]:
     yield following(unproved("hierarchy", found, remedy, witness), cause)
 
 
-def why_positive(subject: Subject, known: str, recovery: str) -> str:
-    """The argument that gated ratios are positive if everything has a value; '' if there is none."""
+def why_positive(subject: Subject, known: str, recovery: str) -> str | None:
+    """The argument that gated ratios are positive if everything has a value; None if there is none."""
     if is_logarithmic(subject.hierarchy):
         return f"𝒢(r) = {recovery} > 0 for every real argument"
     if _stays_above_minus_1(subject, known):
@@ -78,20 +77,20 @@ def why_positive(subject: Subject, known: str, recovery: str) -> str:
     return why_positive_everywhere(subject) or why_positive_alone(subject)
 
 
-def why_positive_everywhere(subject: Subject) -> str:
-    """The argument that `R` is above 0 whatever the gates give; '' if there is none."""
+def why_positive_everywhere(subject: Subject) -> str | None:
+    """The argument that `R` is above 0 whatever the gates give; None if there is none."""
     h = subject.hierarchy
     recoveries = {leaf: h.with_mass(h.decomposition.recovery, leaf) for leaf in h.leaves}
     if all(Claim(recovery, subject.at(leaf), POSITIVE).is_shown for leaf, recovery in recoveries.items()):
         return f"𝒢(r) = {h.decomposition.recovery} > 0 on every branch, for every real argument"
-    return ""
+    return None
 
 
-def why_positive_alone(subject: Subject) -> str:
-    """The argument that `R(g(F(r)))` is above 0 on a single stratum, though `R` alone may have no value; else ''."""
+def why_positive_alone(subject: Subject) -> str | None:
+    """The argument that `R(g(F(r)))` is above 0 on a single stratum, though `R` alone may have no value; else None."""
     h = subject.hierarchy
     if len(h.order) > 1:
-        return ""
+        return None
     [leaf] = h.order
     densities = {c: h.with_mass(e, leaf) for c, e in h.decomposition.densities}
     passed: dict[Expression, Expression] = {
@@ -99,7 +98,7 @@ def why_positive_alone(subject: Subject) -> str:
     }
     whole = h.with_mass(substitute(h.decomposition.recovery, passed), leaf)
     claims = (Claim(whole, subject.at(leaf), POSITIVE), *inside(h, whole))
-    return "R(g(F(r))) > 0 on every branch" if all(claim.is_shown for claim in claims) else ""
+    return "R(g(F(r))) > 0 on every branch" if all(claim.is_shown for claim in claims) else None
 
 
 class _Part(NamedTuple):
@@ -114,7 +113,7 @@ def _must_have_values(subject: Subject, known: str) -> Iterator[_Part]:
     """Yields the kernels, the gates, the densities and the recovery."""
     h = subject.hierarchy
     for f in h.fibrations:
-        claim, cause = Claim(f.weight, subject.at(f.source)), without_a_value(subject, f)
+        claim, cause = Claim(f.weight, subject.at(f.source)), subject.kernel_without_a_value(f)
         yield _Part(f"the kernel {f.name} has the weight {f.weight}", claim, cause)
     for stratum, _, gate in gates(h):
         assume = subject.at(stratum)

@@ -168,18 +168,18 @@ def stacks(subject: Subject) -> Iterator[Stack]:
         yield Stack(subject, leaf, channel)
 
 
-def agrees(subject: Subject) -> str:
-    """`exact` if near on-policy the gates add up to every leaf's own density, `soft` to first order, '' if unknown."""
+def agrees(subject: Subject) -> str | None:
+    """Whether near 1 the gates add up to every leaf's density: `exact`, `soft` to first order, None if unknown."""
     kind = "exact"
     for stack in stacks(subject):
         meetings = stack.meetings()
         if not meetings:
-            return ""
+            return None
         for meeting in meetings:
             if vanishes(meeting.difference):
                 continue
             if not (vanishes(stack.at_reference(meeting)) and stack.is_flat(meeting) and stack.is_still(meeting)):
-                return ""
+                return None
             kind = "soft"
     return kind
 
