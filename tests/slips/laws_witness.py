@@ -166,6 +166,6 @@ SLIPS = (
     ),
     slip(
         "nobody is alone where laws look for others", "laws/test_words_of_order",
-        "        if any(min(map(len, (plain.over(*s, b) for b in range(plain.size[s[1]])))) < 2 for s in self.compared):\n            return\n", "",
+        "        if any(min(map(len, (plain.over(*s, b) for b in range(plain.size[s[1]])))) < 2 for s in self.with_others):\n            return\n", "",
     ),
 )  # fmt: skip

@@ -192,8 +192,8 @@ class _Search:
         for difference in self.deciding:
             met = _met(difference)
             sized = [a for a in met if isinstance(a, (Count, Total))]
-            told = [{a: v for a, v in values.items() if a in met} for values in self.settings[:MOST_VALUES]]
-            distinct = [values for i, values in enumerate(told) if values not in told[:i]]
+            chosen = [{a: v for a, v in values.items() if a in met} for values in self.settings[:MOST_VALUES]]
+            distinct = [values for i, values in enumerate(chosen) if values not in chosen[:i]]
             read = [a for a in atoms(difference) if isinstance(a, (Count, Total))]
             for values, s, others in itertools.product(distinct, free if read else (), (1, 2)):
                 if not any(s in self.counted(a) for a in read):
@@ -301,7 +301,7 @@ class _Search:
     def valued(self, maps: Maps) -> Iterator[Concrete]:
         """A shape with several choices of attribute and parameter values, on which the assumptions hold."""
         plain = Concrete(self.shape, maps)
-        if any(min(map(len, (plain.over(*s, b) for b in range(plain.size[s[1]])))) < 2 for s in self.compared):
+        if any(min(map(len, (plain.over(*s, b) for b in range(plain.size[s[1]])))) < 2 for s in self.with_others):
             return
         size = plain.size
         legal: dict[tuple[object, ...], bool] = {}  # by the values that the masses read, often not all
@@ -316,7 +316,7 @@ class _Search:
                     yield concrete
 
     @cached_property
-    def compared(self) -> list[tuple[Stratum, Stratum]]:
+    def with_others(self) -> list[tuple[Stratum, Stratum]]:
         """The strata `of` and `over` of statistics of others: an index refuses an element without others."""
         read = (a for a in self.used if isinstance(a, Aggregate) and a.others)
         return list(dict.fromkeys((a.of, a.over) for a in read))  # type: ignore[misc]

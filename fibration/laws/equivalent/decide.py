@@ -95,12 +95,12 @@ def equivalent(
 
 def _one_advantage(both: Pair) -> str:
     """A sentence on the batches that a coarser gate needs: one advantage on each of its elements."""
-    asked = {c.on for c in both.when if isinstance(c, Equal) and c.value == advantage}
+    equal_over = {c.on for c in both.when if isinstance(c, Equal) and c.value == advantage}
     readers = {
         s.name: h.name
         for h in both
         for s in h.order
-        if s not in h.leaves and s not in asked and advantage in set(atoms(h.gate(s)))
+        if s not in h.leaves and s not in equal_over and advantage in set(atoms(h.gate(s)))
     }
     said = (f"one advantage per {s}, because a gate of '{name}' reads it" for s, name in readers.items())
     return f"The batches compared have {listed(said)}" if readers else ""

@@ -90,7 +90,7 @@ class _Comparison:
         self.places = [(leaf, side) for leaf in pair.first.leaves for side in self.sides]
 
     def decide(self) -> Proved | Unknown:
-        if not any(self.variables.asked(*place) for place in self.places):
+        if not any(self.variables.conditions_at(*place) for place in self.places):
             raise NoBatchError(
                 f"no batch meets the conditions {listed(map(repr, self.pair.when))}",
                 required="conditions that some token can meet, since all losses are the same on no batch",
@@ -213,7 +213,7 @@ class _Comparison:
         if len({self.variables.partial_in(*both) for both in parts}) > 1:
             return False
         split = [cases(e, assume) for both in parts for e in both]
-        for (r, u, q, v), known in together(split, assume, self.variables.asked(leaf, side)):
+        for (r, u, q, v), known in together(split, assume, self.variables.conditions_at(leaf, side)):
             self.compared += 1
             mine, yours = (
                 {k: at_ties(flowing(e), known) for k, e in t.parts(ratio.held(), weight.sympy()).items()}

@@ -190,7 +190,7 @@ def _when(subject: Subject, stratum: Stratum, channel: str, line: Line, piece: P
     """On which batches a piece of a gate holds, in words: by the pull, if the gate reads it, or by the advantage."""
     h, said = subject.hierarchy, []
     known = {*subject.at(stratum).extra, 1 + RHO}
-    told = {symbol(advantage), *(symbol(a) for a in atoms(h.pull(stratum)) if isinstance(a, Aggregate))}
+    mentioned = {symbol(advantage), *(symbol(a) for a in atoms(h.pull(stratum)) if isinstance(a, Aggregate))}
     turned = set[int]()
     if pull in set(atoms(h.gates[stratum].expression)):
         side = 1 if line.assume.signs(piece.high) == {1} or piece.high == oo else -1
@@ -199,6 +199,6 @@ def _when(subject: Subject, stratum: Stratum, channel: str, line: Line, piece: P
         said.append(f"the pull is {'outward' if turned == {1} else 'inward'}")
     elif (signs := line.assume.extra.get(symbol(advantage))) in WORDS:
         said.append(f"the advantage is {WORDS[signs]}")
-    others = ((d, s) for d, s in line.assume.extra.items() if d not in known and d not in told and s in WORDS)
+    others = ((d, s) for d, s in line.assume.extra.items() if d not in known and d not in mentioned and s in WORDS)
     said += [f"{text(d)} is {WORDS[s]}" for d, s in others]
     return f" where {' and '.join(said)}" if said else ""

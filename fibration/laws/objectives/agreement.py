@@ -46,8 +46,8 @@ def _tends_to_one(subject: Subject, weight: Expression) -> bool:
 
 def _refused(subject: Subject, weight: Expression, name: str) -> Decision:
     witness = weight_off_one(subject, weight)
-    asked = (here.question(weight, 1) for here in everywhere(subject.hierarchy))
-    where = next((f", not 1 where {words}" for words in asked if words), "")
+    questions = (here.question(weight, 1) for here in everywhere(subject.hierarchy))
+    where = next((f", not 1 where {words}" for words in questions if words), "")
     found = f"w = {weight}{where}" + ("" if witness else ", which was not shown to tend to 1")
     return following(unproved(name, found, REMEDY, witness), subject.failure("objective", name))
 

@@ -21,7 +21,7 @@ from fibration.laws.law import Decision, Law, proved, unproved
 from fibration.laws.objectives.divergences import (
     divergence,
     has_slope,
-    is_asked,
+    is_covered,
     is_flat_near,
     never_flows,
     rises,
@@ -44,13 +44,13 @@ REMEDY_OF_WEAKER = "turn its sign: a penalty is subtracted from the objective"
 NOTHING = "nothing left in expectation"
 
 
-def asked(h: Hierarchy) -> list[tuple[str, Penalty]]:
+def covered(h: Hierarchy) -> list[tuple[str, Penalty]]:
     """The penalties that the law covers, with their names."""
-    return [(name, p) for name, p in h.penalties.items() if is_asked(h, p)]
+    return [(name, p) for name, p in h.penalties.items() if is_covered(h, p)]
 
 
 def decide_kl_gradient(subject: Subject) -> Iterator[Decision]:
-    for name, penalty in asked(subject.hierarchy):
+    for name, penalty in covered(subject.hierarchy):
         yield _of_penalty(subject, topic.penalty(name), penalty)
 
 
@@ -83,7 +83,7 @@ WEAKER = (
 def remainder(subject: Subject) -> Iterator[Decision]:
     """Decides what is left of the law if it is given up: no penalty leads away from its policy or lacks a gradient."""
     h = subject.hierarchy
-    for name, penalty in asked(h):
+    for name, penalty in covered(h):
         rising = [rises(h, leaf, penalty) for leaf in h.leaves]
         if all(rising):
             yield proved(topic.penalty(name), WEAKER)

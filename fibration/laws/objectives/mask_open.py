@@ -32,9 +32,9 @@ def decide_mask_open(subject: Subject) -> Iterator[Decision]:
             yield proved(name, f"{keep.condition} holds where all log-probs are near those of old")
         else:
             witness = token_dropped(subject, keep)
-            asked = (here.question(where(keep.condition, 1, 0), 1) for here in everywhere(subject.hierarchy))
-            said = next((f", which fails where {words}" for words in asked if words), "")
-            found = f"keep({keep.condition}){said}" + ("" if witness else ", which was not shown to hold there")
+            questions = (here.question(where(keep.condition, 1, 0), 1) for here in everywhere(subject.hierarchy))
+            failing = next((f", which fails where {words}" for words in questions if words), "")
+            found = f"keep({keep.condition}){failing}" + ("" if witness else ", which was not shown to hold there")
             yield following(unproved(name, found, REMEDY, witness), subject.failure("objective", name))
 
 

@@ -70,13 +70,13 @@ def _of_gate(subject: Subject, stratum: Stratum) -> Decision:
         )
     for pushed in undecided:
         found = pushed.faults()
-        witness = _seen(pushed, found, frozenset(ANYWHERE))
+        witness = _witness(pushed, found, frozenset(ANYWHERE))
         if found or witness:
             return _refused(subject, stratum, found, witness)
     return _refused(subject, stratum, [], None)
 
 
-def _seen(pushed: Pushed, found: list[Fault], anywhere: frozenset[str]) -> Witness | None:
+def _witness(pushed: Pushed, found: list[Fault], anywhere: frozenset[str]) -> Witness | None:
     """A batch that shows a fault that the pieces suggest, or any of `anywhere` if they do not suggest where."""
     h, stratum, channel = pushed.subject.hierarchy, pushed.stratum, pushed.channel
     known = coordinate(h, pushed.subject)
@@ -140,7 +140,7 @@ def _rest_of_gate(subject: Subject, stratum: Stratum, fault: str) -> Decision:
     witness = None
     for pushed in undecided:
         others = pushed.faults(but=fault)
-        witness = _seen(pushed, others, frozenset(ANYWHERE) - {fault})
+        witness = _witness(pushed, others, frozenset(ANYWHERE) - {fault})
         if others or witness:
             break
     rest = _refused(subject, stratum, others, witness)

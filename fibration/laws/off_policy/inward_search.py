@@ -121,7 +121,7 @@ def pushed_further_out(
     h, tried = _by_recursion(h), 0
     gate = in_channel(h.gate(stratum), channel)
     mixed = any(isinstance(a, (Aggregate, Ordered)) for a in atoms(gate))
-    for concrete, way in _tried(h):
+    for concrete, way in _batches(h):
         spread = _sizes(h, concrete, stratum, channel, way, spans, of)
         others = _others_than_signs(gate, concrete, stratum) if advantage in set(atoms(gate)) else []
         other: Witness | None = None
@@ -135,7 +135,7 @@ def pushed_further_out(
                 if point is not None and (here := _levels(point, stratum, channel)):
                     found.append((point, here))
             # another element of the batch may have no value; the coefficients then have none either
-            if witness := _attempt(partial(_seen, found, stratum, channel, what, of)):
+            if witness := _attempt(partial(_fault, found, stratum, channel, what, of)):
                 if witness.values["what"] != OPENED:
                     return witness
                 other = other or witness
@@ -179,7 +179,7 @@ def _by_recursion(h: Hierarchy) -> Hierarchy:
     return h.replace(orthogonalise=None, assume=(*h.assume, *even))
 
 
-def _tried(h: Hierarchy) -> Iterator[tuple[Concrete, tuple[int, ...]]]:
+def _batches(h: Hierarchy) -> Iterator[tuple[Concrete, tuple[int, ...]]]:
     """Yields batches with the direction in which each token drifts; batches of usual values come first."""
     shape = whole_batch(h)
     usual = (c for n in range(1, MOST_TOKENS + 1) for c in itertools.islice(smallest(h, shape, n), MOST_SHAPES))
@@ -250,7 +250,7 @@ def _within(low: Fraction | None, high: Fraction | None) -> list[Fraction]:
 # ---------------------------------------------------------------- what is seen
 
 
-def _seen(
+def _fault(
     found: Sequence[tuple[Point, list[Level]]], stratum: Stratum, channel: str, what: set[str], of: str
 ) -> Witness | None:
     for point, here in found if TURNED in what else ():
@@ -319,7 +319,7 @@ def _witness(
         if all(abs(c - u) <= max(exact, far) for c, u in zip(coefficients, ungated, strict=True)):
             beside = ", all of μ·A·r"
     text = (
-        f"{in_batch(h, concrete)} with {_said(point.advantages)} and {kind if many else kind[:-1]} "
+        f"{in_batch(h, concrete)} with {_advantages_in_words(point.advantages)} and {kind if many else kind[:-1]} "
         f"{in_brief(*drift)}, "
         f"{who}{side} has the residual {in_brief(level.residual)} and {why}: the "
         f"{'coefficients ∂J/∂log π are' if many else 'coefficient ∂J/∂log π is'} {in_brief(*coefficients)}{beside}"
@@ -335,7 +335,7 @@ def _witness(
     return Witness.on(concrete, text, values)
 
 
-def _said(advantages: Sequence[Fraction]) -> str:
+def _advantages_in_words(advantages: Sequence[Fraction]) -> str:
     return f"advantage {advantages[0]}" if len(set(advantages)) == 1 else f"advantages {in_brief(*advantages)}"
 
 
@@ -363,5 +363,5 @@ def negative_ratio(h: Hierarchy) -> Witness | None:
                 return Witness.on(concrete, text, values)
         return None
 
-    tried = ((c, way, t, sign) for c, way in _tried(h) for t in SIZES[::3] for sign in (1, -1))
+    tried = ((c, way, t, sign) for c, way in _batches(h) for t in SIZES[::3] for sign in (1, -1))
     return find(itertools.islice(tried, MOST_POINTS), fails)

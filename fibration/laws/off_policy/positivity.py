@@ -101,20 +101,20 @@ def why_positive_alone(subject: Subject) -> str | None:
     return "R(g(F(r))) > 0 on every branch" if all(claim.is_shown for claim in claims) else None
 
 
-class _Part(NamedTuple):
-    """A part that must have a value for every argument: in words, as a claim, and another law's verdict against it."""
+class _Required(NamedTuple):
+    """A formula that must have a value for every argument: in words, as a claim, and a verdict against it."""
 
     words: str
     claim: Claim
     cause: Verdict | None
 
 
-def _must_have_values(subject: Subject, known: str) -> Iterator[_Part]:
+def _must_have_values(subject: Subject, known: str) -> Iterator[_Required]:
     """Yields the kernels, the gates, the densities and the recovery."""
     h = subject.hierarchy
     for f in h.fibrations:
         claim, cause = Claim(f.weight, subject.at(f.source)), subject.kernel_without_a_value(f)
-        yield _Part(f"the kernel {f.name} has the weight {f.weight}", claim, cause)
+        yield _Required(f"the kernel {f.name} has the weight {f.weight}", claim, cause)
     for stratum, _, gate in gates(h):
         assume = subject.at(stratum)
         if known == "split" and domain(h, stratum, known) == (0, oo):
@@ -122,16 +122,16 @@ def _must_have_values(subject: Subject, known: str) -> Iterator[_Part]:
         if len(h.order) == 1 and known == "deviation":
             assume = assume.with_signs({1 + RHO: POSITIVE})
         said, cause = f"the gate on {stratum} is {h.gates[stratum]}", gate_without_a_value(subject, stratum)
-        yield _Part(said, Claim(divided(gate), assume), cause)
+        yield _Required(said, Claim(divided(gate), assume), cause)
         for claim in inside(h, gate):
-            yield _Part(f"the gate on {stratum} gathers a formula", claim, None)
+            yield _Required(f"the gate on {stratum} gathers a formula", claim, None)
     cause = subject.first_failure("recovery")
     for leaf in h.leaves:
         for _, density in h.decomposition.densities:
             claim = Claim(h.with_mass(density, leaf), known_at(h, leaf))
-            yield _Part(f"a token's density is {density}", claim, cause)
+            yield _Required(f"a token's density is {density}", claim, cause)
         recovery = h.with_mass(h.decomposition.recovery, leaf)
-        yield _Part(f"R = {h.decomposition.recovery}", Claim(recovery, subject.at(leaf)), cause)
+        yield _Required(f"R = {h.decomposition.recovery}", Claim(recovery, subject.at(leaf)), cause)
 
 
 def _stays_above_minus_1(subject: Subject, known: str) -> bool:
