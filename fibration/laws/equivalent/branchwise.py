@@ -12,13 +12,11 @@ from fibration.language.atoms import Gated, Reading
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.operators import ZERO, Signs, where
 from fibration.language.sympy_bridge import ATOM_OF, vanishes
-from fibration.laws.on_policy.levels_together import merged
 from fibration.laws.signs.assumptions import Assumptions
-from fibration.laws.signs.branches import Case, TooManyCases, cases
+from fibration.laws.signs.branches import Case, Conditions, TooManyCases, cases, merged
 from fibration.laws.signs.feasible import feasible, normal
 
 MOST = 600  # combinations of branches
-Conditions = dict[Any, Signs]
 
 
 def same(

@@ -11,6 +11,8 @@ to `c` is compared separately. Then two arguments are tried:
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -18,18 +20,20 @@ from typing import Any
 import sympy
 
 from fibration.errors import SpecError, listed
-from fibration.language.atoms import Count, Stratum, advantage, gated
+from fibration.language.atoms import Count, Stratum, advantage, at, gated
 from fibration.language.conditions import WHOLE
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import stop
 from fibration.language.pairs import Pair
+from fibration.language.penalties import Penalty
+from fibration.language.stops import SUMS
 from fibration.language.sympy_bridge import flowing, symbol, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws.equivalent.branchwise import MOST, alike, at_ties, can_hold, identical, together
-from fibration.laws.equivalent.same_penalties import has_same_penalties, penalties
 from fibration.laws.equivalent.shared_means import Mean, Variables
 from fibration.laws.equivalent.side_by_side import Form
-from fibration.laws.equivalent.token_formulas import ONE, TokenFormulas, Unsuited
+from fibration.laws.equivalent.token_formulas import NOTHING, ONE, TokenFormulas, Unsuited
 from fibration.laws.gates.coordinates import X
 from fibration.laws.law import Proved, Unknown
 from fibration.laws.signs.branches import TooManyCases, cases
@@ -289,3 +293,38 @@ def _of_loss(form: Form, others: Sequence[Form]) -> _Coefficient:
     same_ratio = all(other.ratio == form.ratio for other in others)
     is_score = form.h.objective.estimator == "score"
     return _Coefficient(form.formulas, form.side, form.ratio, form.weight, advantage, same_ratio, is_score)
+
+
+# ---------------------------------------------------------------- penalties
+
+
+def penalties(formulas: TokenFormulas, h: Hierarchy, leaf: Stratum) -> Expression:
+    """`Σ_k μ·P_k` at a token, whose derivatives are what the penalties add to `c`.
+
+    The weights of tokens carry no gradient. A penalty over coarser elements becomes one over tokens: the tokens of an
+    element have equal shares, which add up to the element's penalty.
+    """
+    found = h.penalties.values()
+    terms = (_weight_of_penalty(formulas, h, leaf, p) * _formula_of_penalty(formulas, leaf, p) for p in found)
+    return functools.reduce(operator.add, terms, NOTHING)
+
+
+def has_same_penalties(pair: Pair) -> bool:
+    """Whether both hierarchies have equal penalties with equal weights; names do not matter."""
+    first, second = (Counter(h.penalties.values()) for h in pair)
+    if first != second:
+        return False
+    own = {(h.objective.of_penalties, h.rows) for h in pair}
+    return len(own) == 1 or all(p.objective or p.over for p in first)
+
+
+def _weight_of_penalty(formulas: TokenFormulas, h: Hierarchy, leaf: Stratum, p: Penalty) -> Expression:
+    if p.over is None:
+        return stop(formulas.weight(h, leaf, p.objective or h.objective.of_penalties))
+    counted = formulas.variables.counted
+    tokens = functools.reduce(operator.add, [counted(Count(s, p.over)) for s in h.leaves])
+    return 1 / (counted(Count(p.over, WHOLE)) * tokens)
+
+
+def _formula_of_penalty(formulas: TokenFormulas, leaf: Stratum, p: Penalty) -> Expression:
+    return formulas.read(at(p.formula, p.over or leaf), leaf, SUMS)

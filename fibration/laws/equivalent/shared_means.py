@@ -36,11 +36,10 @@ from fibration.language.pairs import Pair
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy
 from fibration.language.traversal import atoms, transform
-from fibration.laws.equivalent.branchwise import Conditions, may_move, normal_form, outcomes, same
+from fibration.laws.equivalent.branchwise import may_move, normal_form, outcomes, same
 from fibration.laws.gates.coordinates import X
-from fibration.laws.on_policy.levels_together import merged
 from fibration.laws.signs.assumptions import Assumptions
-from fibration.laws.signs.branches import Case, cases
+from fibration.laws.signs.branches import Case, Conditions, cases, merged
 from fibration.laws.signs.feasible import feasible
 
 NOT_POSITIVE: Signs = frozenset({-1, 0})

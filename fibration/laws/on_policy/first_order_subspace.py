@@ -16,8 +16,8 @@ from fibration.language.sympy_bridge import from_sympy, symbol, to_sympy, vanish
 from fibration.laws import topic
 from fibration.laws.kernels.orthogonality import LAW as ORTHOGONALITY
 from fibration.laws.on_policy.at_ratio_one import starts
-from fibration.laws.on_policy.levels_together import merged, usable
-from fibration.laws.signs.branches import TooManyCases, cases
+from fibration.laws.on_policy.levels_together import usable
+from fibration.laws.signs.branches import TooManyCases, cases, merged
 from fibration.laws.signs.neighbourhood import is_kinked
 from fibration.laws.subject import Subject
 

@@ -22,16 +22,15 @@ from fibration.language.atoms import Density, Reading, Stratum, in_channel, resi
 from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import gates
-from fibration.language.operators import ANY, NOT_NEGATIVE, Signs
+from fibration.language.operators import NOT_NEGATIVE, Signs
 from fibration.language.sympy_bridge import flowing, show, symbol, vanishes
 from fibration.language.traversal import substitute
-from fibration.laws.signs.branches import Case, TooManyCases, cases
+from fibration.laws.signs.branches import Case, Conditions, TooManyCases, cases, merged
 from fibration.laws.signs.claim import divided, inside
 from fibration.laws.signs.neighbourhood import Neighbourhood, is_kinked
 from fibration.laws.subject import Subject
 
 MOST_MEETINGS = 512  # of one branch per level
-Conditions = dict[Any, Signs]
 
 
 @dataclass(frozen=True)
@@ -151,16 +150,6 @@ class Stack:
             value = branches[0].sympy().subs(symbol(Density(s, self.channel)), density.sympy()) * mass.sympy()
             parts.append(f"{show(sympy.cancel(value))} on {s}")
         return " and ".join(parts)
-
-
-def merged(conditions: Conditions, more: Conditions) -> Conditions | None:
-    """Both sets of conditions, or None if they exclude each other."""
-    result = dict(conditions)
-    for d, signs in more.items():
-        result[d] = result.get(d, ANY) & signs
-        if not result[d]:
-            return None
-    return result
 
 
 def stacks(subject: Subject) -> Iterator[Stack]:
