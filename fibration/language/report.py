@@ -21,7 +21,7 @@ class Named(Protocol):
 
 
 class Evidence(Protocol):
-    """A counterexample: a sentence, and the numbers behind it (see `fibration.laws.batches.concrete.Witness`)."""
+    """A counterexample: a sentence, and the numbers behind it (see `fibration.laws.batches.words.Witness`)."""
 
     def __str__(self) -> str: ...
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from fibration.errors import listed, suggest
 from fibration.language.reasons import LEFT, example, key_of, names, parts
 from fibration.language.report import Verdict
-from fibration.laws import LAWS
+from fibration.laws import LAWS, topic
 from fibration.laws.law import Decision, Law, refuted
 from fibration.laws.subject import Subject
 
@@ -70,7 +70,7 @@ def _is_one_fault(v: Verdict, unnamed: Sequence[Verdict]) -> bool:
     if len(subjects) == 1:
         return True
     if v.law in OF_FORMULAS:  # a weight and a condition that read one statistic
-        kinds = {s.partition(" ")[0] for s in subjects}
+        kinds = set(map(topic.kind, subjects))
         return len(kinds) == len(subjects) and len({(o.status, o.fault) for o in unnamed}) == 1 and bool(v.fault)
     known = {_way(o) for o in unnamed if _way(o) or o.status == "refuted"}
     return known == {_way(v)} and (bool(_way(v)) or v.status == "refuted")

@@ -26,6 +26,20 @@ def internal_error(where: str, error: Exception) -> str:
 
 
 @dataclass(frozen=True)
+class Proved:
+    """The result of a proof that succeeded."""
+
+    argument: str
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """The result of a proof that failed. It refutes nothing. A proof that reports no reason returns None instead."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Decision:
     """The decision on one subject. `required` is what the subject lacks, if that is not the law's whole statement.
 

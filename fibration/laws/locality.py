@@ -30,8 +30,10 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import Concrete, Witness, plural
+from fibration.laws import topic
+from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.shapes import regular_maps
+from fibration.laws.batches.words import Witness, plural
 from fibration.laws.law import Decision, Law, proved, refuted
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.claim import Claim, divided, required_number
@@ -51,8 +53,8 @@ Problem = tuple[str, str, str]  # what is read, why it may not be read there, a 
 def decide_locality(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
     readers: list[tuple[str, Reader, Expression]]
-    readers = [(f"kernel {f.name}", Weight(h, f.source), f.weight) for f in h.fibrations]
-    readers += [(f"gate on {s}", Reader(h, s), h.gate(s)) for s in h.gates]
+    readers = [(topic.kernel(f), Weight(h, f.source), f.weight) for f in h.fibrations]
+    readers += [(topic.gate(s), Reader(h, s), h.gate(s)) for s in h.gates]
     for what, reader, expression in readers:
         problem = next(filter(None, (reader.problem(a) for a in atoms(expression))), None)
         problem = problem or (_of_none(h, reader.stratum) if type(reader) is Reader else None)

@@ -16,7 +16,7 @@ from fibration.language.assumptions import Balanced
 from fibration.language.atoms import BATCH, Component, Parameter, Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import Witness
+from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, refuted
 from fibration.laws.subject import Subject
 

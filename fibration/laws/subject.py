@@ -11,6 +11,7 @@ import sympy
 from fibration.language.atoms import Density, Reading, Stratum, in_channel, residual, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.kernels import Fibration
 from fibration.language.operators import POSITIVE, Signs
 from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
@@ -20,8 +21,10 @@ from fibration.language.statistics import Aggregate
 from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import OLD_LOG_PROB, symbol, to_sympy
 from fibration.language.traversal import atoms
+from fibration.laws import topic
 from fibration.laws.signs.assumptions import NOT_POSITIVE, Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
+from fibration.laws.signs.claim import Claim
 from fibration.laws.signs.coinciding import Coinciding
 from fibration.laws.signs.neighbourhood import Germ, germ
 
@@ -99,6 +102,19 @@ class Subject:
         """Whether a law has verdicts and all are proved, for one subject or for all."""
         found = [v for v in self.verdicts if v.law == law and subject in (None, v.subject)]
         return bool(found) and all(v.status == "proved" for v in found)
+
+    def verdict(self, law: str, topic: str) -> Verdict | None:
+        """The verdict of a law on one subject; None if it has none."""
+        return next((v for v in self.verdicts if (v.law, v.subject) == (law, topic)), None)
+
+    def failure(self, law: str, topic: str) -> Verdict | None:
+        """The verdict of a law on one subject, if it is not proved; else None."""
+        return next((v for v in self.verdicts if (v.law, v.subject) == (law, topic) and v.status != "proved"), None)
+
+    def kernel_without_a_value(self, *fibrations: Fibration) -> Verdict | None:
+        """The verdict on the first of these kernels whose weights may have no value; None if there is none."""
+        f = next((f for f in fibrations if not Claim(f.weight, self.at(f.source)).is_shown), None)
+        return None if f is None else self.verdict("markov", topic.kernel(f))
 
     def first_failure(self, *laws: str) -> Verdict | None:
         return next((v for law in laws for v in self.verdicts if v.law == law and v.status != "proved"), None)

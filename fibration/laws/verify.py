@@ -52,11 +52,11 @@ def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
     """The verdicts, decided without the cache. Raises `Incomplete` if a law ran out of time or raised an exception."""
     budget = budget or Budget(None)
     subject = Subject(hierarchy, [])
-    asked: list[tuple[Law, float]] = []  # each law, and when it began
+    begun: list[tuple[Law, float]] = []  # each law, and when it began
 
     def ask() -> None:
         for law in LAWS.values():
-            asked.append((law, monotonic()))
+            begun.append((law, monotonic()))
             before = len(subject.verdicts)
             for verdict in law.decide(subject):
                 subject.verdicts.append(verdict)
@@ -69,7 +69,7 @@ def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
     in_time = budget.allows(ask)
     found = list(subject.verdicts)
     if not in_time:
-        found += _not_decided(asked, budget)
+        found += _not_decided(begun, budget)
     found = with_reasons(hierarchy.gives_up, found)
     subject.verdicts = found
     verdicts = (*found, *given_up.LAW.decide(subject))
@@ -79,10 +79,10 @@ def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
     return verdicts
 
 
-def _not_decided(asked: list[tuple[Law, float]], budget: Budget) -> Iterator[Verdict]:
+def _not_decided(begun: list[tuple[Law, float]], budget: Budget) -> Iterator[Verdict]:
     """Verdicts on the law that the timeout interrupted, and on the laws after it."""
-    law, *later = list(LAWS.values())[max(len(asked) - 1, 0) :]
-    spent = monotonic() - asked[-1][1] if asked else 0
+    law, *later = list(LAWS.values())[max(len(begun) - 1, 0) :]
+    spent = monotonic() - begun[-1][1] if begun else 0
     found = f"{OUT_OF_TIME} after {budget.seconds:g} s, of which {spent:.3g} s went into this law"
     more = 10 * budget.seconds
     remedy = f"give it more: verify(timeout={more:g}), or --timeout {more:g}; or write shorter formulas"
@@ -183,13 +183,13 @@ class StoredCounterexample:
 
 def _write(verdicts: Verdicts) -> list[dict[str, Any]]:
     seen = [v.counterexample for v in verdicts]
-    told = [None if w is None else {"text": str(w), "numbers": w.to_dict()} for w in seen]
-    return [{**vars(v), "counterexample": t} for v, t in zip(verdicts, told, strict=True)]
+    stored = [None if w is None else {"text": str(w), "numbers": w.to_dict()} for w in seen]
+    return [{**vars(v), "counterexample": t} for v, t in zip(verdicts, stored, strict=True)]
 
 
 def _read(data: list[dict[str, Any]], hierarchy: Hierarchy) -> Verdicts:
-    told, causes = ([v.pop(key) for v in data] for key in ("counterexample", "cause"))
-    seen = [t and StoredCounterexample(**t, hierarchy=hierarchy, place=i) for i, t in enumerate(told)]
+    stored, causes = ([v.pop(key) for v in data] for key in ("counterexample", "cause"))
+    seen = [t and StoredCounterexample(**t, hierarchy=hierarchy, place=i) for i, t in enumerate(stored)]
     return tuple(
         Verdict(**v, counterexample=w, cause=c and Cause(*c)) for v, w, c in zip(data, seen, causes, strict=True)
     )

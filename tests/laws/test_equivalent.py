@@ -68,6 +68,7 @@ from fibration.language.sympy_bridge import symbol
 from fibration.language.traversal import desugar
 from fibration.laws.equivalent.same_loss import is_the_same, same_loss
 from fibration.laws.equivalent.search import difference
+from fibration.laws.law import Proved, Unknown
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.feasible import feasible, normal
 
@@ -160,7 +161,7 @@ PROJECTED = load("fiberpo_crossed")
 
 def test_projections_are_compared_as_they_are_written():
     clipped = PROJECTED.replace(gates={**PROJECTED.gates, token: clip_gate(PROJECTED.parameters["epsilon"])})
-    assert not same_loss(pair(PROJECTED, clipped)).proved
+    assert isinstance(same_loss(pair(PROJECTED, clipped)), Unknown)
     assert difference(pair(PROJECTED, clipped), {1: 1}) is None
 
 
@@ -357,16 +358,15 @@ def test_a_condition_keeps_its_sign_without_its_factors():
 def test_nothing_is_proved_of_losses_that_differ(name):
     """Also where no batch had been found before."""
     p = DIFFERENT[name]
-    assert not same_loss(pair(p.first, p.second, p.when, p.parameters)).proved
+    assert isinstance(same_loss(pair(p.first, p.second, p.when, p.parameters)), Unknown)
 
 
 def test_what_a_mean_adds_counts():
     """On policy a token's own log ratio adds the same in both, and its trajectory's mean in one of them alone."""
     twice = gspo.replace(name="twice", gates={trajectory: Gate(2 * residual), token: identity_gate()})
-    assert not same_loss(pair(twice, plain, "on_policy")).proved
-    assert same_loss(
-        pair(geometric.replace(gates={**twice.gates, trajectory: identity_gate()}), plain, "on_policy")
-    ).proved
+    assert isinstance(same_loss(pair(twice, plain, "on_policy")), Unknown)
+    once = geometric.replace(gates={**twice.gates, trajectory: identity_gate()})
+    assert isinstance(same_loss(pair(once, plain, "on_policy")), Proved)
 
 
 def test_what_differs_in_penalties_or_advantages_is_not_called_the_same() -> None:

@@ -42,6 +42,7 @@ from fibration import (
 from fibration.language.pairs import pair
 from fibration.laws.equivalent.same_loss import same_loss
 from fibration.laws.equivalent.search import difference
+from fibration.laws.law import Unknown
 
 
 @functools.cache
@@ -77,7 +78,7 @@ def test_losses_that_are_not(name):
 def test_nothing_is_proved_of_losses_that_differ(name):
     """Also where no batch had been found before."""
     p = DIFFERENT[name]
-    assert not same_loss(pair(p.first, p.second, p.when, p.parameters)).proved
+    assert isinstance(same_loss(pair(p.first, p.second, p.when, p.parameters)), Unknown)
 
 
 @pytest.mark.thorough
@@ -128,14 +129,14 @@ def tokens(gate):
 )
 def test_what_is_the_same_in_value_alone_has_another_slope(first, second, when):
     """What is stopped, a statistic, and the log-prob of a frozen policy have none."""
-    assert not same_loss(pair(first, second, when)).proved
+    assert isinstance(same_loss(pair(first, second, when)), Unknown)
     assert difference(pair(first, second, when), {1: 20, 2: 40}) is not None
 
 
 @pytest.mark.parametrize("name", ["a mean, and what is largest", "a median, and another quantile"])
 def test_statistics_of_two_kinds_are_two_variables(name):
     p = DIFFERENT[name]
-    assert not same_loss(pair(p.first, p.second)).proved
+    assert isinstance(same_loss(pair(p.first, p.second)), Unknown)
 
 
 def test_gates_that_compare_residuals_with_log_probs_are_compared():

@@ -44,7 +44,7 @@ from fibration.language.registry import CONSTRUCTORS, constructor
 from fibration.language.report import Report
 from fibration.laws import LAWS, kept
 from fibration.laws import verify as module
-from fibration.laws.batches.concrete import Witness
+from fibration.laws.batches.words import Witness
 
 SOURCES = kept.sources()
 WRONG = zoo.wrong()

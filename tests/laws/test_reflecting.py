@@ -31,7 +31,7 @@ from fibration import (
 from fibration.language.expressions import as_expression
 from fibration.laws import LAWS
 from fibration.laws.kernels import reflecting as kernels
-from fibration.laws.law import Decision
+from fibration.laws.law import Decision, Proved
 from fibration.laws.subject import Subject
 
 
@@ -107,7 +107,7 @@ def everywhere():
 
 def test_every_kernel_is_asked(monkeypatch):
     """Every fibration of every hierarchy is in some verdict, those in no cover too."""
-    monkeypatch.setattr(kernels, "sums_to_1", lambda *_: "as if")
+    monkeypatch.setattr(kernels, "sums_to_1", lambda *_: Proved("as if"))
     monkeypatch.setattr(kernels, "decide_share", lambda f, *_: Decision(f"kernel {f.name}", "proved"))
     alone = 0
     for h in everywhere():

@@ -18,7 +18,7 @@ from fibration.language.expressions import apply
 from fibration.language.hierarchy import gates
 from fibration.language.operators import OPERATORS, Valued
 from fibration.language.places import whole_batch
-from fibration.laws.batches import direct_operator, first_update
+from fibration.laws.batches import first_update
 from fibration.laws.batches.search import concretes
 from fibration.laws.gates import recovery
 from fibration.laws.gates.coordinates import coordinate
@@ -57,7 +57,7 @@ def searches(h):
             yield positivity.ratio_not_positive(h, coordinate(h, Subject(h, [])))
     if not {"first_order", "identity"} & set(h.gives_up):
         yield from (identity.gate_off_identity(h, s, g) for s, _, g in gates(h))
-        yield direct_operator.off_policy(h)
+        yield first_update.off_policy(h)
     if "gradient" not in h.gives_up:
         yield first_update.wrong_coefficients(h)
 

@@ -9,6 +9,7 @@ from hierarchies.quivers import CROSS, DM, SHORT, TREE, batch, domain, image, ma
 
 from fibration import Attribute, Gate, residual, uniform
 from fibration.language.assumptions import populated
+from fibration.laws.batches.caps import Caps
 from fibration.laws.batches.concrete import Concrete, is_balanced
 from fibration.laws.batches.search import concretes
 from fibration.laws.batches.shapes import regular_maps, small
@@ -131,7 +132,7 @@ def test_values_of_attributes_lie_in_their_ranges():
     level = Attribute("level", on=trajectory, positive=False, lower=-0.5, upper=0.25)
     price = Attribute("price", on=trajectory, lower=40)
     h = make((token, trajectory, uniform()), gates={token: Gate(residual * share * level * price)})
-    tried = list(concretes(h, [h.gate(token)], most=200))
+    tried = list(concretes(h, [h.gate(token)], Caps(200)))
     for attribute in (share, level, price):
         found = {v for c in tried for v in c.attributes[attribute]}
         assert len(found) > 1

@@ -37,7 +37,8 @@ from fibration import (
 from fibration.language.exact import transcendental
 from fibration.language.operators import OPERATORS, Valued
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import in_full, rounded, rounding, shown, written
+from fibration.laws.batches.concrete import rounding
+from fibration.laws.batches.words import in_full, rounded, shown, written
 from fibration.laws.verify import Incomplete, decide
 
 token, trajectory = strata("token trajectory")

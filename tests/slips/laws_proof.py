@@ -170,7 +170,7 @@ SLIPS = (
     ),
     slip(
         "conditions that no batch meets prove everything", "laws*equivalent",
-        "if not any(self.variables.asked(*place) for place in self.places):", "if not self.places:",
+        "if not any(self.variables.conditions_at(*place) for place in self.places):", "if not self.places:",
     ),
     slip(
         "the weights of two objectives are not compared", "laws*equivalent",

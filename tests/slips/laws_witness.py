@@ -18,7 +18,7 @@ SLIPS = (
     ),
     slip(
         "values of parameters at which a condition changes are not tried", "laws*reflecting laws*identity",
-        "choices[a] = list(dict.fromkeys([*choices[a], *self.changes(a, first, *_range(p))]))", "choices[a] = choices[a]",
+        "choices[a] = list(dict.fromkeys([*choices[a], *self.changes(a, first, *ends(p))]))", "choices[a] = choices[a]",
     ),
     slip(
         "what is 0 to fifty digits is 0", "laws*search laws*recovery",
@@ -140,12 +140,12 @@ SLIPS = (
     ),
     slip(
         "advantages are looked at from the first token alone", "laws/test_samples",
-        "for k in self.own if self.places[k][0] == self.places[0][0])", "for k in self.own[:1])",
+        "for k in self.own if places[k][0] == places[0][0])", "for k in self.own[:1])",
     ),
     slip(
         "batches of causal laws change an earlier token too", "laws/test_causal",
-        "yield from ((k, j) for k in range(j) if below[k] == below[j])",
-        "yield from ((k, j) for k in range(len(below)) if k != j and below[k] == below[j])",
+        "yield from ((k, j) for k in range(j) if rows[k] == rows[j])",
+        "yield from ((k, j) for k in range(len(rows)) if k != j and rows[k] == rows[j])",
     ),
     slip(
         "steps that bend are even", "laws/test_kl_gradient",
@@ -166,6 +166,6 @@ SLIPS = (
     ),
     slip(
         "nobody is alone where laws look for others", "laws/test_words_of_order",
-        "        if any(min(map(len, (plain.over(*s, b) for b in range(plain.size[s[1]])))) < 2 for s in self.compared):\n            return\n", "",
+        "        if any(min(map(len, (plain.over(*s, b) for b in range(plain.size[s[1]])))) < 2 for s in self.with_others):\n            return\n", "",
     ),
 )  # fmt: skip

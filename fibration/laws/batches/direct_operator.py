@@ -7,13 +7,12 @@ Nothing here uses sympy.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from fibration.errors import an
 from fibration.language.atoms import (
     Density,
     Stratum,
@@ -21,24 +20,19 @@ from fibration.language.atoms import (
     gated,
     in_channel,
     residual,
-    token_log_ratio,
 )
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.operators import exp
 from fibration.language.order import Ordered
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
-from fibration.language.traversal import atoms, evaluate
-from fibration.laws.batches.concrete import Concrete, Witness, rounded, rounding, shown
-from fibration.laws.batches.search import concretes
-from fibration.laws.batches.tokens import Tokens
+from fibration.language.traversal import atoms
+from fibration.laws.batches.concrete import Concrete
+from fibration.laws.batches.tokens import Tokens, places_of
 from fibration.laws.values.duals import Real, differentiate, quotient, value_of
 
-STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))
-MOST_TRIED = 81
-MOST_TOKENS, MANY_TOKENS = 6, 40
+MANY_TOKENS = 40
 Values = dict[Stratum, list[Real | None]]  # None where no token lies over the element
 
 
@@ -56,7 +50,7 @@ class DirectOperator:
     @cached_property
     def tokens(self) -> tuple[tuple[Stratum, int], ...]:
         """Every token: its leaf, and which element of it."""
-        return tuple((leaf, i) for leaf in self.h.leaves for i in range(self.concrete.size[leaf]))
+        return places_of(self.h, self.concrete)
 
     def over(self, stratum: Stratum, element: int) -> list[int]:
         """Which tokens lie over an element."""
@@ -248,52 +242,3 @@ def formulas(h: Hierarchy) -> list[Expression]:
         found += [h.with_mass(e, leaf) for _, e in h.decomposition.densities]
         found.append(h.with_mass(h.decomposition.recovery, leaf))
     return [*found, *h.masses.values()]
-
-
-def candidates(h: Hierarchy) -> Iterator[tuple[DirectOperator, Fraction]]:
-    """Small concrete hierarchies with an advantage, smallest first; none if residuals are those of a projection."""
-    if h.orthogonalise is not None:
-        return
-    read = formulas(h)
-    signs = (Fraction(1), Fraction(-1)) if any(advantage in set(atoms(e)) for e in read) else (Fraction(1),)
-    for concrete in concretes(h, read, most=MOST_TRIED):
-        dense = DirectOperator(h, concrete)
-        if len(dense.tokens) <= MOST_TOKENS:
-            yield from ((dense, a) for a in signs)
-
-
-def off_policy(h: Hierarchy) -> Witness | None:
-    """Log ratios near 0 whose gated and true ratios differ in proportion to them, however small the log ratios are."""
-    for dense, a in candidates(h):
-        for direction in directions(len(dense.tokens)):
-            if all(_differs(dense, direction, step, a) for step in STEPS):
-                return _witness(dense, [STEPS[0] * d for d in direction], a)
-    return None
-
-
-def directions(n: int) -> Iterator[tuple[int, ...]]:
-    """One token alone, all of them, one against the others."""
-    for sign in (1, -1):
-        yield (sign,) * n
-        for k in range(n if n > 1 else 0):
-            yield tuple(sign * (i == k) for i in range(n))
-            yield tuple(sign if i == k else -sign for i in range(n))
-
-
-def _differs(dense: DirectOperator, direction: Sequence[int], step: Fraction, a: Fraction) -> bool:
-    xs = [step * d for d in direction]
-    found = dense.attempt(xs, a)
-    truth = (evaluate(exp(token_log_ratio), {token_log_ratio: x}) for x in xs)
-    return found is None or any(abs(g - r) > step / 10**6 for g, r in zip(found, truth, strict=True))
-
-
-def _witness(dense: DirectOperator, xs: list[Fraction], a: Fraction) -> Witness:
-    h, concrete, found = dense.h, dense.concrete, dense.attempt(xs, a)
-    root = h.roots[0]
-    place = f"on {an(root)}" if root in h.leaves else f"on {concrete.describe(root)}"
-    settings = f", advantage {a}" if any(advantage in set(atoms(h.gate(s))) for s in h.order) else ""
-    got = "no value" if found is None else ", ".join(shown(g - 1) for g in found)
-    text = f"{place}{settings}{concrete.chosen}: log ratios {', '.join(map(shown, xs))} have 𝒢(r) - 1 = {got}"
-    exact = None if found is None else tuple(rounded(g, rounding(*formulas(h))) for g in found)
-    values = {"advantage": a, "log_ratios": tuple(xs), "gated": exact}
-    return Witness(text, concrete, values)

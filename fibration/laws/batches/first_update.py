@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any
 
 from fibration.errors import an
-from fibration.language.atoms import BATCH, Stratum, advantage, token_log_ratio
-from fibration.language.exact import NoValue
+from fibration.language.atoms import Stratum, advantage, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.objectives import Objective
+from fibration.language.operators import exp
 from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
-from fibration.language.traversal import atoms
+from fibration.language.traversal import atoms, evaluate
+from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point
-from fibration.laws.batches.concrete import Concrete, Witness, in_brief, plural, rounded, rounding, settings
-from fibration.laws.batches.direct_operator import STEPS, directions, formulas
-from fibration.laws.batches.search import concretes
+from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.direct_operator import DirectOperator, formulas
+from fibration.laws.batches.search import concretes, find
+from fibration.laws.batches.tokens import attempt, rows_of
+from fibration.laws.batches.words import Witness, in_batch, in_brief, plural, rounded, shown
 from fibration.laws.values.duals import Dual, differentiate, slopes_of, value_of
 
-MOST_TRIED, MOST_TOKENS = 81, 16
-FEW, FEW_TOKENS = 12, 3  # batches that are tried beside r = 1, in many directions, and the tokens of one batch
+STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))  # of log ratios near 0
+MOST_TOKENS = 16  # a larger batch ends the search
+FEW_TOKENS = 3  # of a batch that is tried beside r = 1, in many directions
 CLOSE = Fraction(1, 10**6)  # tolerance beside r = 1, where a smooth operator differs a little
 NO_VALUE = "no value"
-T = TypeVar("T")
-
-
-def attempt(evaluate: Callable[[], T]) -> T | None:
-    """The result of `evaluate`; None if it has no value or no slope."""
-    try:
-        return evaluate()
-    except NoValue:
-        return None
 
 
 # ---------------------------------------------------------------- one token
@@ -42,28 +37,33 @@ def attempt(evaluate: Callable[[], T]) -> T | None:
 
 def start_not_recovered(h: Hierarchy, leaf: Stratum, whole: Expression) -> Witness | None:
     """A token whose ratio near 1 is not recovered to first order. `whole` is `R∘F` on its leaf."""
-    exact = rounding(whole)
     if any(isinstance(a, Ordered) for a in atoms(whole)):
         return None  # the coefficients of a batch say more than its own slope
-    for concrete in concretes(h, [whole], most=MOST_TRIED):
-        if not concrete.size[leaf]:
-            continue
-        signs = (Fraction(1), Fraction(-1)) if advantage in atoms(whole) else (Fraction(1),)
-        for side, a in itertools.product((0, 1, -1), signs):
-            close = exact if side == 0 else CLOSE
-            found = [_start(concrete, leaf, whole, side * step, a) for step in (STEPS if side else STEPS[:1])]
-            if all(f is None or any(abs(v - 1) > close for v in f) for f in found):
-                value, slope = (None, None) if found[0] is None else (rounded(v, exact) for v in found[0])
-                got = [NO_VALUE if v is None else in_brief(v) for v in (value, slope)]
-                place = "" if leaf in h.roots else f"in {concrete.describe(h.shape.below(leaf)[0].target)}, "
-                x = in_brief(side * STEPS[0])
-                given = f"log ratio {x}" + (f" and advantage {a}" if len(signs) > 1 else "")
-                text = f"{place}{an(leaf)} with {given} comes back as {got[0]} with the slope {got[1]}"
-                values: dict[str, Any] = {"leaf": leaf.name, "log_ratio": side * STEPS[0]}
-                values |= {"recovered": value, "slope": slope}
-                values |= {"advantage": a} if len(signs) > 1 else {}
-                return Witness(text + settings(concrete), concrete, values)
+    batches = (c for c in concretes(h, [whole], caps.FIRST_UPDATE) if c.size[leaf])
+    return find(batches, lambda concrete: _wrong_start(h, concrete, leaf, whole))
+
+
+def _wrong_start(h: Hierarchy, concrete: Concrete, leaf: Stratum, whole: Expression) -> Witness | None:
+    exact, signs = rounding(whole), _signs([whole])
+    for side, a in itertools.product((0, 1, -1), signs):
+        close = exact if side == 0 else CLOSE
+        found = [_start(concrete, leaf, whole, side * step, a) for step in (STEPS if side else STEPS[:1])]
+        if all(f is None or any(abs(v - 1) > close for v in f) for f in found):
+            value, slope = (None, None) if found[0] is None else (rounded(v, exact) for v in found[0])
+            got = [NO_VALUE if v is None else in_brief(v) for v in (value, slope)]
+            place = "" if leaf in h.roots else f"in {concrete.describe(h.shape.below(leaf)[0].target)}, "
+            given = f"log ratio {in_brief(side * STEPS[0])}" + (f" and advantage {a}" if len(signs) > 1 else "")
+            text = f"{place}{an(leaf)} with {given} comes back as {got[0]} with the slope {got[1]}"
+            values: dict[str, Any] = {"leaf": leaf.name, "log_ratio": side * STEPS[0]}
+            values |= {"recovered": value, "slope": slope}
+            values |= {"advantage": a} if len(signs) > 1 else {}
+            return Witness.on(concrete, text, values)
     return None
+
+
+def _signs(formulas: Sequence[Expression]) -> tuple[Fraction, ...]:
+    """The advantages that are tried: 1, and -1 if a formula reads the advantage."""
+    return (Fraction(1), Fraction(-1)) if any(advantage in set(atoms(e)) for e in formulas) else (Fraction(1),)
 
 
 def _start(
@@ -91,13 +91,18 @@ def wrong_coefficients(h: Hierarchy) -> Witness | None:
         return None
     h = gates_alone(h)
     read = [*formulas(h), h.objective.spelled_out(h.leaves, h.rows)]
-    signed = any(advantage in set(atoms(e)) for e in read)
-    for concrete, way, close in _tried(h, read):
-        ends = [tuple(step * d for d in way) for step in (STEPS if any(way) else STEPS[:1])]
-        for advantages in _advantages(h, concrete, signed):
-            if _are_off(h, concrete, ends, advantages, close):
-                alone = (a for a in _alone(h, concrete) if _are_off(h, concrete, ends, a, close))
-                return _witness(Point(h, concrete, ends[0], next(alone, advantages)))
+    is_signed = len(_signs(read)) > 1
+    return find(_tried(h, read), lambda tried: _wrong_coefficients(h, *tried, is_signed))
+
+
+def _wrong_coefficients(
+    h: Hierarchy, concrete: Concrete, way: Sequence[int], close: Fraction, is_signed: bool
+) -> Witness | None:
+    ends = [tuple(step * d for d in way) for step in (STEPS if any(way) else STEPS[:1])]
+    for advantages in _advantages(h, concrete, is_signed):
+        if _are_off(h, concrete, ends, advantages, close):
+            alone = (a for a in _alone(h, concrete) if _are_off(h, concrete, ends, a, close))
+            return _witness(Point(h, concrete, ends[0], next(alone, advantages)))
     return None
 
 
@@ -111,23 +116,17 @@ def _tried(h: Hierarchy, read: list[Expression]) -> Iterator[tuple[Concrete, tup
     """Batches, directions from `r = 1`, and the tolerance of a coefficient."""
     few: list[Concrete] = []
     exact = rounding(*read)
-    for concrete in concretes(h, read, whole_batch(h), most=MOST_TRIED):
-        n = _tokens(h, concrete)
-        if n > MOST_TOKENS:
-            break
+    found = concretes(h, read, caps.FIRST_UPDATE, whole_batch(h))
+    for concrete in itertools.takewhile(lambda c: c.tokens <= MOST_TOKENS, found):
         if _has_weights(h, concrete):
-            yield concrete, (0,) * n, exact
-            few += [concrete] if n <= FEW_TOKENS and len(few) < FEW else []
-    yield from ((concrete, way, CLOSE) for concrete in few for way in directions(_tokens(h, concrete)))
-
-
-def _tokens(h: Hierarchy, concrete: Concrete) -> int:
-    return sum(concrete.size[leaf] for leaf in h.leaves)
+            yield concrete, (0,) * concrete.tokens, exact
+            few += [concrete] if concrete.tokens <= FEW_TOKENS and len(few) < caps.FIRST_UPDATE.few else []
+    yield from ((concrete, way, CLOSE) for concrete in few for way in directions(concrete.tokens))
 
 
 def _has_weights(h: Hierarchy, concrete: Concrete) -> bool:
     """Whether every token has a weight in the objective, and every element a mass: if not, another law fails."""
-    n = _tokens(h, concrete)
+    n = concrete.tokens
     point = Point(h, concrete, (Fraction(0),) * n, (Fraction(1),) * n)
     masses = attempt(lambda: [m for found in point.dense.mass.values() for m in found if m is not None])
     return masses is not None and min(masses) > 0 and attempt(lambda: point.weights) is not None
@@ -135,20 +134,15 @@ def _has_weights(h: Hierarchy, concrete: Concrete) -> bool:
 
 def _advantages(h: Hierarchy, concrete: Concrete, signed: bool) -> Iterator[tuple[Fraction, ...]]:
     """Advantages of all tokens: an unrelated number per row, with all signs if `signed`."""
-    rows = _rows(h, concrete)
+    rows = rows_of(h, concrete)
     for signs in ((1, 1), (-1, -1), (1, -1), (-1, 1)) if signed else ((1, 1),):
         if len(set(signs)) <= len(set(rows)):
             yield tuple(signs[row % 2] * Fraction(7 + 4 * row, 7 + 3 * row) for row in rows)
 
 
-def _rows(h: Hierarchy, concrete: Concrete) -> list[int]:
-    """The row of every token."""
-    return [concrete.below(leaf, i, h.rows) for leaf in h.leaves for i in range(concrete.size[leaf])]
-
-
 def _alone(h: Hierarchy, concrete: Concrete) -> Iterator[tuple[Fraction, ...]]:
     """An advantage of 1 or -1 on one row, and of 0 on the others: the easiest to check by hand."""
-    rows = _rows(h, concrete)
+    rows = rows_of(h, concrete)
     for row, a in itertools.product(sorted(set(rows)), (1, -1)):
         yield tuple(Fraction(a * (r == row)) for r in rows)
 
@@ -177,23 +171,72 @@ def _true(point: Point) -> list[Fraction]:
 def _witness(point: Point) -> Witness:
     h, concrete = point.h, point.concrete
     rows = concrete.size[h.rows]
-    place = concrete.describe(h.rows) if rows == 1 else concrete.describe(Stratum(BATCH))
-    of_row = sorted(dict(zip(_rows(h, concrete), point.advantages, strict=True)).items())
+    of_row = sorted(dict(zip(rows_of(h, concrete), point.advantages, strict=True)).items())
     given = ", ".join(in_brief(a) for _, a in of_row)
     given = f"advantage {given}" if rows == 1 else f"{plural(h.rows.name)} of advantages {given}"
-    where = f"at log ratios {_listed(point.log_ratios)}" if any(point.log_ratios) else "on policy"
+    where = f"at log ratios {in_brief(*point.log_ratios)}" if any(point.log_ratios) else "on policy"
     found = attempt(lambda: point.coefficients)
-    got = NO_VALUE if found is None else _listed(found)
+    got = NO_VALUE if found is None else in_brief(*found)
     what = "coefficient ∂J/∂log π is" if len(point.advantages) == 1 else "coefficients ∂J/∂log π are"
-    text = f"in {place} with {given}, {where}, the {what} {got} instead of μ·A = {_listed(_true(point))}"
+    text = f"{in_batch(h, concrete)} with {given}, {where}, the {what} {got} instead of μ·A = {in_brief(*_true(point))}"
     exact = rounding(*formulas(h), h.objective.spelled_out(h.leaves, h.rows))
     values = {
         "advantages": point.advantages, "log_ratios": point.log_ratios,
         "coefficients": None if found is None else tuple(rounded(c, exact) for c in found),
         "true": tuple(rounded(c, exact) for c in _true(point)),
     }  # fmt: skip
-    return Witness(text + settings(concrete), concrete, values)
+    return Witness.on(concrete, text, values)
 
 
-def _listed(values: Sequence[Fraction]) -> str:
-    return ", ".join(map(in_brief, values))
+# ---------------------------------------------------------------- beside ratio 1
+
+
+def candidates(h: Hierarchy) -> Iterator[tuple[DirectOperator, Fraction]]:
+    """Small concrete hierarchies with an advantage, smallest first; none if residuals are those of a projection."""
+    if h.orthogonalise is not None:
+        return
+    read = formulas(h)
+    for concrete in concretes(h, read, caps.FIRST_ORDER):
+        yield from ((DirectOperator(h, concrete), a) for a in _signs(read))
+
+
+def off_policy(h: Hierarchy) -> Witness | None:
+    """Log ratios near 0 whose gated and true ratios differ in proportion to them, however small the log ratios are."""
+
+    def fails(tried: tuple[DirectOperator, Fraction]) -> Witness | None:
+        dense, a = tried
+        for direction in directions(len(dense.tokens)):
+            if all(_differs(dense, direction, step, a) for step in STEPS):
+                return _of_ratios(dense, [STEPS[0] * d for d in direction], a)
+        return None
+
+    return find(candidates(h), fails)
+
+
+def directions(n: int) -> Iterator[tuple[int, ...]]:
+    """One token alone, all of them, one against the others."""
+    for sign in (1, -1):
+        yield (sign,) * n
+        for k in range(n if n > 1 else 0):
+            yield tuple(sign * (i == k) for i in range(n))
+            yield tuple(sign if i == k else -sign for i in range(n))
+
+
+def _differs(dense: DirectOperator, direction: Sequence[int], step: Fraction, a: Fraction) -> bool:
+    xs = [step * d for d in direction]
+    found = dense.attempt(xs, a)
+    truth = (evaluate(exp(token_log_ratio), {token_log_ratio: x}) for x in xs)
+    return found is None or any(abs(g - r) > step / 10**6 for g, r in zip(found, truth, strict=True))
+
+
+def _of_ratios(dense: DirectOperator, xs: list[Fraction], a: Fraction) -> Witness:
+    h, concrete, found = dense.h, dense.concrete, dense.attempt(xs, a)
+    given = f", advantage {a}" if any(advantage in set(atoms(h.gate(s))) for s in h.order) else ""
+    got = "no value" if found is None else ", ".join(shown(g - 1) for g in found)
+    text = (
+        f"on {concrete.describe(h.roots[0])}{given}{concrete.chosen}: log ratios {', '.join(map(shown, xs))} have "
+        f"𝒢(r) - 1 = {got}"
+    )
+    exact = None if found is None else tuple(rounded(g, rounding(*formulas(h))) for g in found)
+    values = {"advantage": a, "log_ratios": tuple(xs), "gated": exact}
+    return Witness(text, concrete, values)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from fibration.language.assumptions import Balanced
 from fibration.language.atoms import (
@@ -39,11 +39,23 @@ from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate, within
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
+from fibration.laws.batches.caps import ALL, Caps
 from fibration.laws.batches.concrete import Concrete, is_balanced, rounding
 from fibration.laws.batches.shapes import Candidate, Maps, regular, regular_one, small, uneven
+from fibration.laws.batches.values_tried import (
+    OTHER_PATTERNS,
+    POSITIVE_PATTERNS,
+    SHARES,
+    ends,
+    first_alone,
+    parameter_values,
+    same,
+)
 from fibration.laws.values.enclosures import enclose, of_its_sign
 from fibration.laws.values.probes import between, crossings, turning, whole_crossings
 
+Batch = TypeVar("Batch")  # a batch, alone or with what is tried on it
+Found = TypeVar("Found")
 MAX_LEAVES = 5  # every chain or tree up to this many leaf elements is tried before larger ones
 MAX_CROSSED = 4  # the same for quivers
 MAX_SMALL = 3000  # shapes per number of leaf elements, except for chains
@@ -53,25 +65,33 @@ FAR, FAR_ROUNDED = 12, 2  # powers of ten up to which values are searched; the s
 MOST_VALUES = 8  # of one parameter or attribute, around the places where conditions change
 
 
+def find(batches: Iterable[Batch], fails: Callable[[Batch], Found | None]) -> Found | None:
+    """What `fails` returns for the first batch on which it returns something; None if there is no such batch."""
+    return next((found for batch in batches if (found := fails(batch)) is not None), None)
+
+
 def concretes(
-    hierarchy: Hierarchy, expressions: list[Expression], shape: Shape | None = None, most: int | None = None
+    hierarchy: Hierarchy, expressions: list[Expression], caps: Caps = ALL, shape: Shape | None = None
 ) -> Iterator[Concrete]:
     """Candidates for a counterexample to a claim about the expressions.
 
     The hierarchy's assumptions hold on each candidate, so that no counterexample is a batch that an index refuses.
     `shape` has the strata of the hierarchy, and may have more. By default it is the whole batch if the expressions read
-    statistics, or anything over rows, groups or the batch. Yields at most `most`, at most half of them of small shapes.
+    statistics, or anything over rows, groups or the batch. Tries at most `caps.batches`, at most half of them of small
+    shapes, and passes over those of more than `caps.tokens` tokens.
     """
     if shape is None:
         inside = all(_is_inside(hierarchy, a) for e in expressions for a in atoms(e))
         shape = hierarchy.shape if inside else whole_batch(hierarchy)
     place = next(iter(shape.leaves), None)
     found = _Search(hierarchy, tuple(at(inner, place) for e in expressions for inner in within(e)), shape)
-    tried = 0
+    tried, most = 0, caps.batches
     for concrete in itertools.islice(found.small(), None if most is None else (most + 1) // 2):
         tried += 1
-        yield concrete
-    yield from itertools.islice(found.large(), None if most is None else most - tried)
+        if caps.allow(concrete.tokens):
+            yield concrete
+    large = itertools.islice(found.large(), None if most is None else most - tried)
+    yield from (concrete for concrete in large if caps.allow(concrete.tokens))
 
 
 def _is_inside(hierarchy: Hierarchy, atom: Expression) -> bool:
@@ -172,8 +192,8 @@ class _Search:
         for difference in self.deciding:
             met = _met(difference)
             sized = [a for a in met if isinstance(a, (Count, Total))]
-            told = [{a: v for a, v in values.items() if a in met} for values in self.settings[:MOST_VALUES]]
-            distinct = [values for i, values in enumerate(told) if values not in told[:i]]
+            chosen = [{a: v for a, v in values.items() if a in met} for values in self.settings[:MOST_VALUES]]
+            distinct = [values for i, values in enumerate(chosen) if values not in chosen[:i]]
             read = [a for a in atoms(difference) if isinstance(a, (Count, Total))]
             for values, s, others in itertools.product(distinct, free if read else (), (1, 2)):
                 if not any(s in self.counted(a) for a in read):
@@ -230,7 +250,7 @@ class _Search:
         choices = {a: parameter_values(p) for a, p in declared.items()}
         first = {a: values[0] for a, values in choices.items()}
         for a, p in declared.items():
-            choices[a] = list(dict.fromkeys([*choices[a], *self.changes(a, first, *_range(p))]))
+            choices[a] = list(dict.fromkeys([*choices[a], *self.changes(a, first, *ends(p))]))
         longest = max((len(c) for c in choices.values()), default=1)
         turns = (0, 1) if len(choices) > 1 else (0,)
         return [
@@ -273,15 +293,15 @@ class _Search:
         for a in self.attributes:
             low, high = a.ends
             within = [] if low is None or high is None else [low + (high - low) * t for t in SHARES]
-            ends = [Fraction(str(b)) for b in (a.lower, a.upper) if b is not None]
-            for value in dict.fromkeys([*ends, *within, *self.changes(a, self.settings[0], low, high)]):
-                found += [{**found[0], a: pattern} for pattern in (_all(value), _first(value))]
+            bounds = [Fraction(str(b)) for b in (a.lower, a.upper) if b is not None]
+            for value in dict.fromkeys([*bounds, *within, *self.changes(a, self.settings[0], low, high)]):
+                found += [{**found[0], a: pattern} for pattern in (same(value), first_alone(value))]
         return found if self.attributes else [{}]
 
     def valued(self, maps: Maps) -> Iterator[Concrete]:
         """A shape with several choices of attribute and parameter values, on which the assumptions hold."""
         plain = Concrete(self.shape, maps)
-        if any(min(map(len, (plain.over(*s, b) for b in range(plain.size[s[1]])))) < 2 for s in self.compared):
+        if any(min(map(len, (plain.over(*s, b) for b in range(plain.size[s[1]])))) < 2 for s in self.with_others):
             return
         size = plain.size
         legal: dict[tuple[object, ...], bool] = {}  # by the values that the masses read, often not all
@@ -296,7 +316,7 @@ class _Search:
                     yield concrete
 
     @cached_property
-    def compared(self) -> list[tuple[Stratum, Stratum]]:
+    def with_others(self) -> list[tuple[Stratum, Stratum]]:
         """The strata `of` and `over` of statistics of others: an index refuses an element without others."""
         read = (a for a in self.used if isinstance(a, Aggregate) and a.others)
         return list(dict.fromkeys((a.of, a.over) for a in read))  # type: ignore[misc]
@@ -365,50 +385,3 @@ def _constants(e: Expression) -> Iterator[int]:
     elif isinstance(e, Apply):
         for a in e.arguments:
             yield from _constants(a)
-
-
-# Values of an attribute by the position of the element; in a range, the nearest allowed value.
-POSITIVE_PATTERNS: tuple[Callable[[int], Fraction], ...] = (
-    lambda i: Fraction(1),
-    lambda i: Fraction(i + 1),
-    lambda i: Fraction(2),
-    lambda i: Fraction(1, i + 2),
-    lambda i: Fraction(1 if i else 1000),
-)
-OTHER_PATTERNS: tuple[Callable[[int], Fraction], ...] = (
-    lambda i: Fraction(-1),
-    lambda i: Fraction(0),
-    lambda i: Fraction(i) * (-1) ** i,
-)
-SHARES = (Fraction(1, 2), Fraction(1, 100))  # of a range that has two ends
-
-
-def _all(value: Fraction) -> Callable[[int], Fraction]:
-    return lambda i: value
-
-
-def _first(value: Fraction) -> Callable[[int], Fraction]:
-    return lambda i: Fraction(1) if i else value
-
-
-def _range(parameter: Parameter) -> tuple[Fraction | None, Fraction | None]:
-    low = None if parameter.lower in (None, -math.inf) else Fraction(str(parameter.lower))
-    high = None if parameter.upper in (None, math.inf) else Fraction(str(parameter.upper))
-    return low, high
-
-
-def parameter_values(parameter: Parameter) -> list[Fraction]:
-    """Values to try: the defaults, then some spread over the allowed interval."""
-    low, high = _range(parameter)
-    defaults = [Fraction(str(v)) for _, v in parameter.default_items()]
-    if low is not None and high is not None:
-        spread = [low + (high - low) * t for t in (Fraction(1, 2), Fraction(1, 100), Fraction(99, 100))]
-    elif low is not None:
-        spread = [low + t for t in (Fraction(1), Fraction(1, 100), Fraction(10), Fraction(3, 4))]
-    elif high is not None:
-        spread = [high - t for t in (Fraction(1), Fraction(1, 100), Fraction(10))]
-    else:
-        spread = [Fraction(1), Fraction(-1), Fraction(1, 100)]
-    if (low is None or low < 0) and (high is None or high > 0):
-        spread.append(Fraction(0))
-    return list(dict.fromkeys([*defaults, *spread]))

@@ -10,14 +10,15 @@ import bisect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
-from fibration.language.atoms import Reading, Stratum, advantage, at, reward, token_log_ratio
+from fibration.language.atoms import Attribute, Reading, Stratum, advantage, at, reward, token_log_ratio
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import sqrt
 from fibration.language.order import Ordered
 from fibration.language.policies import CURRENT, OLD, LogProb
@@ -29,6 +30,26 @@ from fibration.laws.values.enclosures import Enclosed, enclosed
 
 Read = Callable[[Expression, Callable[[Expression], Any]], Any]  # evaluates formulas, exactly or between bounds
 Place = tuple[Stratum, int]  # a token: its leaf, and which element of it
+LOG_RATIO, ADVANTAGE = "log ratio", "advantage"
+T = TypeVar("T")
+
+
+def attempt(evaluate: Callable[[], T]) -> T | None:
+    """The result of `evaluate`; None if it has no value or no slope."""
+    try:
+        return evaluate()
+    except NoValue:
+        return None
+
+
+def places_of(h: Hierarchy, concrete: Concrete) -> tuple[Place, ...]:
+    """Every token of a batch, leaf after leaf."""
+    return tuple((leaf, i) for leaf in h.leaves for i in range(concrete.size[leaf]))
+
+
+def rows_of(h: Hierarchy, concrete: Concrete) -> list[int]:
+    """The row of every token."""
+    return [concrete.below(*place, h.rows) for place in places_of(h, concrete)]
 
 
 @dataclass(frozen=True)
@@ -43,10 +64,56 @@ class Tokens:
     places: Sequence[Place]
     log_ratios: Sequence[Real]
     advantages: Sequence[Fraction]
-    read: Read
+    read: Read = differentiate
     log_probs: Mapping[str, Sequence[Real]] = field(default_factory=dict)
     rewards: Sequence[Fraction] = ()
     flows: bool = False
+
+    @classmethod
+    def alike(
+        cls, h: Hierarchy, concrete: Concrete, advantages: Sequence[Fraction], log_probs: Sequence[Fraction] = ()
+    ) -> Tokens:
+        """A batch in which all policies have these log-probs; default -1. Rewards are equal to advantages."""
+        places = places_of(h, concrete)
+        given = tuple(log_probs) or (Fraction(-1),) * len(places)
+        frozen = {p: given for p in (OLD, *h.policies) if p != CURRENT}
+        still = (Fraction(0),) * len(places)
+        return cls(concrete, places, still, advantages, log_probs=frozen, rewards=advantages)
+
+    def changed(self, what: str | Attribute, k: int, to: Fraction) -> Tokens:
+        """The batch with another number at a token: its log ratio, its advantage, an attribute, or a policy's log-prob.
+
+        Under a log ratio above 0, all log-probs are lower, so that those of the current policy stay below 0.
+        """
+
+        def replaced(values: Sequence[Any], k: int = k) -> tuple[Any, ...]:
+            return (*values[:k], to, *values[k + 1 :])
+
+        if isinstance(what, Attribute):
+            attributes = self.concrete.attributes
+            own = replaced(attributes[what], self.places[k][1])
+            return replace(self, concrete=replace(self.concrete, attributes={**attributes, what: own}))
+        if what == ADVANTAGE:
+            return replace(self, advantages=replaced(self.advantages), rewards=replaced(self.advantages))
+        if what != LOG_RATIO:
+            return replace(self, log_probs={**self.log_probs, what: replaced(self.log_probs[what])})
+        lower = {p: tuple(v - max(to, Fraction(0)) for v in values) for p, values in self.log_probs.items()}
+        return replace(self, log_ratios=replaced(self.log_ratios), log_probs=lower)
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The log ratios, advantages and log-probs that a call takes, by name."""
+        given: dict[str, Any] = {"log_ratios": tuple(self.log_ratios), "advantages": tuple(self.advantages)}
+        return given | {f"log_probs of {p}": tuple(values) for p, values in self.log_probs.items()}
+
+    def attempt(self, expression: Expression, k: int, place: Stratum | None = None) -> Any:
+        """A formula at a token, or at the element of `place` that the token lies over; None where it has no value."""
+        if place is None:
+            found = attempt(lambda: self.value(expression, k))
+        else:
+            element = self.concrete.below(*self.places[k], place)
+            found = attempt(lambda: self.value_at(expression, place, element))
+        return found if found is None or isinstance(found, bool) else value_of(found)
 
     def value(self, expression: Expression, k: int) -> Any:
         """The value of a formula at a token; for a condition, whether it holds."""

@@ -2,5 +2,6 @@
 
 `decide.py` has the public function. `same_loss.py` proves: it writes both losses in the same variables
 (`shared_means.py`, `side_by_side.py`, `token_formulas.py`) and compares them branch by branch (`branchwise.py`).
-`search.py` looks for a batch on which they differ.
+`search.py` looks for a batch on which they differ (`log_prob_samples.py` draws its log-probs), and `counterexample.py`
+describes it.
 """

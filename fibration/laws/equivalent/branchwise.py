@@ -12,22 +12,20 @@ from fibration.language.atoms import Gated, Reading
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.operators import ZERO, Signs, where
 from fibration.language.sympy_bridge import ATOM_OF, vanishes
-from fibration.laws.on_policy.levels_together import merged
 from fibration.laws.signs.assumptions import Assumptions
-from fibration.laws.signs.branches import Case, TooManyCases, cases
+from fibration.laws.signs.branches import Case, Conditions, TooManyCases, cases, merged
 from fibration.laws.signs.feasible import feasible, normal
 
 MOST = 600  # combinations of branches
-Conditions = dict[Any, Signs]
 
 
 def same(
-    one: Expression, other: Expression, assume: Assumptions, asked: Sequence[Conditions], by_value: bool = False
+    one: Expression, other: Expression, assume: Assumptions, under: Sequence[Conditions], by_value: bool = False
 ) -> bool:
     """Whether two formulas have the same values and derivatives, branch for branch; `by_value`: values alone."""
     if one == other:
         return True
-    for (a, b), known in together([cases(one, assume), cases(other, assume)], assume, asked):
+    for (a, b), known in together([cases(one, assume), cases(other, assume)], assume, under):
         mine, yours = (at_ties(e.sympy(), known) if by_value else e.held() for e in (a, b))
         if not (identical(mine, yours) and alike(a, b, known, assume, by_value)) and can_hold(known, assume):
             return False
@@ -48,9 +46,9 @@ def at_ties(value: Any, known: Conditions) -> Any:
 
 
 def together(
-    many: Sequence[list[Case]], assume: Assumptions, asked: Sequence[Conditions]
+    many: Sequence[list[Case]], assume: Assumptions, under: Sequence[Conditions]
 ) -> Iterator[tuple[tuple[Case, ...], Conditions]]:
-    """Yields every combination of branches that can hold under one of `asked`, with its conditions."""
+    """Yields every combination of branches that can hold under one of `under`, with its conditions."""
     if math.prod(map(len, many)) > MOST:
         raise TooManyCases(f"more than {MOST} combinations")
     conditions = {id(case): normal_form(case, assume) for found in many for case in found}
@@ -65,7 +63,7 @@ def together(
             if both is not None and (both == known or feasible(both, assume)):
                 yield from (((case, *rest), where) for rest, where in extend(both, k + 1))
 
-    for some in asked:
+    for some in under:
         yield from extend(some, 0)
 
 

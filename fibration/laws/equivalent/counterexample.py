@@ -9,7 +9,8 @@ from fibration.language.atoms import Stratum
 from fibration.language.conditions import WHOLE
 from fibration.language.pairs import Pair
 from fibration.laws.batches.coefficients import Point
-from fibration.laws.batches.concrete import Concrete, Witness, rounded, shown
+from fibration.laws.batches.concrete import Concrete
+from fibration.laws.batches.words import Witness, rounded, shown
 from fibration.laws.values.duals import LogOf, value_of
 
 Token = tuple[Stratum, int]
@@ -31,8 +32,8 @@ def witness(
     if first == second:
         first, second = "the first", "the second"
     what, given = ("log ratios", point.log_ratios) if point.ratios is None else ("ratios", point.ratios)
-    what_said, spoken = _said(point)
-    of_policies = "".join(f", {what_said} {_listed(v)} under {p}" for p, v in spoken.items())
+    named, of_policy = _probabilities(point)
+    of_policies = "".join(f", {named} {_listed(v)} under {p}" for p, v in of_policy.items())
     attributes = "".join(f", {a.name} {_listed(v)}" for a, v in concrete.attributes.items())
     advantages = f"advantages {_listed(point.advantages)}"
     theirs = tuple(dict(zip(other.dense.tokens, other.advantages, strict=True))[t] for t in mine)
@@ -53,15 +54,15 @@ def witness(
     }  # fmt: skip
     if rewards:
         values |= {"rewards": tuple(rewards), "other_advantages": theirs}
-    values |= {f"{what_said.replace('-', '_')} of {p}": v for p, v in spoken.items()}
+    values |= {f"{named.replace('-', '_')} of {p}": v for p, v in of_policy.items()}
     return Witness(text, concrete, values)
 
 
-def _said(point: Point) -> tuple[str, dict[str, tuple[Fraction, ...]]]:
+def _probabilities(point: Point) -> tuple[str, dict[str, tuple[Fraction, ...]]]:
     """The tokens' probabilities under each policy if all are rational, else their log-probs; and which it is."""
     if all(isinstance(v, LogOf) for values in point.log_probs.values() for v in values):
-        said = {p: tuple(v.ratio for v in values if isinstance(v, LogOf)) for p, values in point.log_probs.items()}
-        return "probabilities", said
+        found = {p: tuple(v.ratio for v in values if isinstance(v, LogOf)) for p, values in point.log_probs.items()}
+        return "probabilities", found
     return "log-probs", {p: tuple(map(value_of, values)) for p, values in point.log_probs.items()}
 
 

@@ -20,7 +20,7 @@ from fibration.laws import LAWS
 from fibration.laws.budget import Budget
 from fibration.laws.equivalent.same_loss import NoBatchError, same_loss
 from fibration.laws.equivalent.search import FEW, MANY, difference
-from fibration.laws.law import FILE_AN_ISSUE, internal_error
+from fibration.laws.law import FILE_AN_ISSUE, Proved, internal_error
 from fibration.laws.subject import Subject
 from fibration.laws.verify import OUT_OF_TIME
 
@@ -98,12 +98,12 @@ def equivalent(
 
 def _one_advantage(both: Pair) -> str:
     """A sentence on the batches that a coarser gate needs: one advantage on each of its elements."""
-    asked = {c.on for c in both.when if isinstance(c, Equal) and c.value == advantage}
+    equal_over = {c.on for c in both.when if isinstance(c, Equal) and c.value == advantage}
     readers = {
         s.name: h.name
         for h in both
         for s in h.order
-        if s not in h.leaves and s not in asked and advantage in set(atoms(h.gate(s)))
+        if s not in h.leaves and s not in equal_over and advantage in set(atoms(h.gate(s)))
     }
     said = (f"one advantage per {s}, because a gate of '{name}' reads it" for s, name in readers.items())
     return f"The batches compared have {listed(said)}" if readers else ""
@@ -157,16 +157,13 @@ def _broken(both: Pair, found: str) -> Comparison:
 
 def _compare(both: Pair) -> Comparison:
     subject = _subject(both)
-    witness, found = difference(both, FEW), None
-    if witness is None:
-        found = same_loss(both)
-        if found.proved:
-            return Comparison("equivalent", subject, "proved", found.why)
-        witness = difference(both, MANY)
-    if witness is not None:
-        return Comparison("equivalent", subject, "refuted", "", STATEMENT, "", REMEDY, witness)
-    assert found is not None
-    return Comparison("equivalent", subject, "undecided", "", STATEMENT, found.why, REMEDY)
+    if (witness := difference(both, FEW)) is None:
+        proof = same_loss(both)
+        if isinstance(proof, Proved):
+            return Comparison("equivalent", subject, "proved", proof.argument)
+        if (witness := difference(both, MANY)) is None:
+            return Comparison("equivalent", subject, "undecided", "", STATEMENT, proof.reason, REMEDY)
+    return Comparison("equivalent", subject, "refuted", "", STATEMENT, "", REMEDY, witness)
 
 
 @functools.lru_cache(maxsize=256)

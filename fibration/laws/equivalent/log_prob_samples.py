@@ -63,8 +63,8 @@ def terms(h: Hierarchy) -> Iterator[Expression]:
 
 def reads_policies(pair: Pair) -> bool:
     """Whether a formula or condition reads a log-prob itself, and not only the log ratio."""
-    asked = (e for c in pair.conditions if isinstance(c, Expression) for e in within(c))
-    return any(isinstance(a, LogProb) for e in (*(e for h in pair for e in read_by(h)), *asked) for a in atoms(e))
+    conditions = (e for c in pair.conditions if isinstance(c, Expression) for e in within(c))
+    return any(isinstance(a, LogProb) for e in (*(e for h in pair for e in read_by(h)), *conditions) for a in atoms(e))
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ def breaks(pair: Pair, concrete: Concrete) -> Breaks:
     for comparison, leaf in _comparisons(pair):
         if not concrete.size[leaf]:
             continue
-        said = _policies_of(comparison)
-        for a in (ONE, -ONE) if said and _reads_advantage(comparison) else (ONE,):
-            for moved in (n for n in (CURRENT, OLD, *names) if n in said):
+        policies = _policies_of(comparison)
+        for a in (ONE, -ONE) if policies and _reads_advantage(comparison) else (ONE,):
+            for moved in (n for n in (CURRENT, OLD, *names) if n in policies):
                 for is_log, root in _roots(comparison, concrete, leaf, moved, a):
                     if moved == OLD:
                         found["levels"] |= {root: None} if not is_log and 0 < root <= 1 else {}
@@ -100,14 +100,14 @@ def breaks(pair: Pair, concrete: Concrete) -> Breaks:
 
 @functools.lru_cache(maxsize=64)
 def _comparisons(pair: Pair) -> tuple[tuple[Apply, Stratum], ...]:
-    asked = [c for c in pair.conditions if isinstance(c, Expression)]
+    conditions = [c for c in pair.conditions if isinstance(c, Expression)]
     found: dict[tuple[Apply, Stratum], None] = {}
     for h in pair:
         for leaf in h.leaves:
             below = [s for s in h.order if s == leaf or s in h.coarser(leaf)]
             gates = (in_channel(h.gate(s), c) for s in below for c in h.decomposition.channels)
             split = (h.with_mass(e, leaf) for _, e in h.decomposition.densities)
-            for e in (*h.objective.formulas, *terms(h), *gates, *split, *asked):
+            for e in (*h.objective.formulas, *terms(h), *gates, *split, *conditions):
                 for inner in within(e):
                     found |= {(c, leaf): None for c in _compared(at(desugar(inner), leaf))}
     return tuple(found)
@@ -197,7 +197,7 @@ def _value(e: Expression, concrete: Concrete, leaf: Stratum, moved: str, by: Fra
 
 
 @dataclass(frozen=True)
-class Said:
+class PolicyLogProbs:
     """Log-probs of frozen policies, or their exponentials, token by token."""
 
     policies: dict[str, tuple[Fraction, ...]]
@@ -211,7 +211,9 @@ class Said:
         }
 
 
-def said(pair: Pair, found: Breaks, xs: Sequence[Fraction], as_ratios: bool, rng: random.Random) -> Said:
+def draw_log_probs(
+    pair: Pair, found: Breaks, xs: Sequence[Fraction], as_ratios: bool, rng: random.Random
+) -> PolicyLogProbs:
     """Draws log-probs for tokens with the log ratios `xs`; with `as_ratios`, `xs` are deviations of ratios from 1.
 
     Policies that the conditions equate get equal values. Values are ratios or logarithms, as the breakpoints of the
@@ -257,7 +259,7 @@ def said(pair: Pair, found: Breaks, xs: Sequence[Fraction], as_ratios: bool, rng
         made[OLD].append(old)
         for name, d in away.items():
             made[name].append(old / d[k] if in_ratios else old - d[k])
-    return Said({name: tuple(v) for name, v in made.items()}, in_ratios)
+    return PolicyLogProbs({name: tuple(v) for name, v in made.items()}, in_ratios)
 
 
 def _moved(x: Fraction, as_ratios: bool, in_ratios: bool) -> Fraction:

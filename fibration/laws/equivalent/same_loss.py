@@ -11,51 +11,47 @@ to `c` is compared separately. Then two arguments are tried:
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
 
 from fibration.errors import SpecError, listed
-from fibration.language.atoms import Count, Stratum, advantage, gated
+from fibration.language.atoms import Count, Stratum, advantage, at, gated
 from fibration.language.conditions import WHOLE
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import stop
 from fibration.language.pairs import Pair
+from fibration.language.penalties import Penalty
+from fibration.language.stops import SUMS
 from fibration.language.sympy_bridge import flowing, symbol, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws.equivalent.branchwise import MOST, alike, at_ties, can_hold, identical, together
-from fibration.laws.equivalent.same_penalties import has_same_penalties, penalties
 from fibration.laws.equivalent.shared_means import Mean, Variables
 from fibration.laws.equivalent.side_by_side import Form
-from fibration.laws.equivalent.token_formulas import ONE, TokenFormulas, Unsuited
+from fibration.laws.equivalent.token_formulas import NOTHING, ONE, TokenFormulas, Unsuited
 from fibration.laws.gates.coordinates import X
+from fibration.laws.law import Proved, Unknown
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.neighbourhood import SIDES, is_kinked
 
 
-@dataclass(frozen=True)
-class Found:
-    """Whether the losses were proved to be the same, and the argument or the obstacle."""
-
-    proved: bool
-    why: str
-
-
-def same_loss(pair: Pair) -> Found:
+def same_loss(pair: Pair) -> Proved | Unknown:
     """Tries both arguments. Raises NoBatchError if no batch meets the conditions of the pair."""
     if is_the_same(pair):
-        return Found(True, "both say the same: every kernel, gate, density and weight is the same formula")
+        return Proved("both say the same: every kernel, gate, density and weight is the same formula")
     if any(h.orthogonalise is not None for h in pair):
-        return Found(False, "residuals of a projection are no means: only equal formulas are compared there")
+        return Unknown("residuals of a projection are no means: only equal formulas are compared there")
     try:
         return _Comparison(pair).decide()
     except TooManyCases:
-        return Found(False, f"the branches of both meet in more than {MOST} ways")
+        return Unknown(f"the branches of both meet in more than {MOST} ways")
     except Unsuited as error:
-        return Found(False, str(error))
+        return Unknown(str(error))
 
 
 def is_the_same(pair: Pair) -> bool:
@@ -97,8 +93,8 @@ class _Comparison:
         self.sides = (0,) if self.variables.on_policy else SIDES
         self.places = [(leaf, side) for leaf in pair.first.leaves for side in self.sides]
 
-    def decide(self) -> Found:
-        if not any(self.variables.asked(*place) for place in self.places):
+    def decide(self) -> Proved | Unknown:
+        if not any(self.variables.conditions_at(*place) for place in self.places):
             raise NoBatchError(
                 f"no batch meets the conditions {listed(map(repr, self.pair.when))}",
                 required="conditions that some token can meet, since all losses are the same on no batch",
@@ -106,26 +102,23 @@ class _Comparison:
             )
         for agree, what in ((self._advantages_agree, "advantages"), (self._penalties_agree, "penalties")):
             if not agree():
-                return Found(False, f"{what}, {self._listed(what)}, could not be shown to be the same")
+                return Unknown(f"{what}, {self._listed(what)}, could not be shown to be the same")
         estimators = {h.objective.estimator for h in self.pair}
         weights = all(self._weights_agree(*place) for place in self.places)
         ratios = not self.variables.on_policy and all(self._ratios_agree(*place) for place in self.places)
         if ratios and weights and len(estimators) == 1:
-            return Found(
-                True,
+            return Proved(
                 f"every level adds the same function of {self._means}; R, F and {self._weight} are the same",
             )
         if any(self._all_coefficients_agree(alone) for alone in ((True, False) if weights else (False,))):
-            return Found(
-                True,
+            return Proved(
                 "what a token's own log ratio and each mean that it moves add to c is the same in every pair of "
                 f"branches that hold together ({self.compared} compared); both read {self._means}",
             )
         if ratios and not weights:
             first, second = map(_written, self.pair)
-            return Found(False, f"the gated ratios 𝒢(r) are the same, but {first} could not be shown to be {second}")
-        return Found(
-            False,
+            return Unknown(f"the gated ratios 𝒢(r) are the same, but {first} could not be shown to be {second}")
+        return Unknown(
             "the two have other branches, or other formulas on them, and no batch was found that tells them apart",
         )
 
@@ -224,7 +217,7 @@ class _Comparison:
         if len({self.variables.partial_in(*both) for both in parts}) > 1:
             return False
         split = [cases(e, assume) for both in parts for e in both]
-        for (r, u, q, v), known in together(split, assume, self.variables.asked(leaf, side)):
+        for (r, u, q, v), known in together(split, assume, self.variables.conditions_at(leaf, side)):
             self.compared += 1
             mine, yours = (
                 {k: at_ties(flowing(e), known) for k, e in t.parts(ratio.held(), weight.sympy()).items()}
@@ -300,3 +293,38 @@ def _of_loss(form: Form, others: Sequence[Form]) -> _Coefficient:
     same_ratio = all(other.ratio == form.ratio for other in others)
     is_score = form.h.objective.estimator == "score"
     return _Coefficient(form.formulas, form.side, form.ratio, form.weight, advantage, same_ratio, is_score)
+
+
+# ---------------------------------------------------------------- penalties
+
+
+def penalties(formulas: TokenFormulas, h: Hierarchy, leaf: Stratum) -> Expression:
+    """`Σ_k μ·P_k` at a token, whose derivatives are what the penalties add to `c`.
+
+    The weights of tokens carry no gradient. A penalty over coarser elements becomes one over tokens: the tokens of an
+    element have equal shares, which add up to the element's penalty.
+    """
+    found = h.penalties.values()
+    terms = (_weight_of_penalty(formulas, h, leaf, p) * _formula_of_penalty(formulas, leaf, p) for p in found)
+    return functools.reduce(operator.add, terms, NOTHING)
+
+
+def has_same_penalties(pair: Pair) -> bool:
+    """Whether both hierarchies have equal penalties with equal weights; names do not matter."""
+    first, second = (Counter(h.penalties.values()) for h in pair)
+    if first != second:
+        return False
+    own = {(h.objective.of_penalties, h.rows) for h in pair}
+    return len(own) == 1 or all(p.objective or p.over for p in first)
+
+
+def _weight_of_penalty(formulas: TokenFormulas, h: Hierarchy, leaf: Stratum, p: Penalty) -> Expression:
+    if p.over is None:
+        return stop(formulas.weight(h, leaf, p.objective or h.objective.of_penalties))
+    counted = formulas.variables.counted
+    tokens = functools.reduce(operator.add, [counted(Count(s, p.over)) for s in h.leaves])
+    return 1 / (counted(Count(p.over, WHOLE)) * tokens)
+
+
+def _formula_of_penalty(formulas: TokenFormulas, leaf: Stratum, p: Penalty) -> Expression:
+    return formulas.read(at(p.formula, p.over or leaf), leaf, SUMS)

@@ -36,11 +36,13 @@ from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, desugar, evaluate
 from fibration.laws.batches.coefficients import Point
-from fibration.laws.batches.concrete import Concrete, Witness, is_balanced, rounding
-from fibration.laws.batches.search import OTHER_PATTERNS, POSITIVE_PATTERNS, parameter_values
+from fibration.laws.batches.concrete import Concrete, is_balanced, rounding
+from fibration.laws.batches.search import find
 from fibration.laws.batches.shapes import regular, small
+from fibration.laws.batches.values_tried import OTHER_PATTERNS, POSITIVE_PATTERNS, parameter_values
+from fibration.laws.batches.words import Witness
 from fibration.laws.equivalent.counterexample import Token, witness
-from fibration.laws.equivalent.log_prob_samples import Breaks, breaks, read_by, reads_policies, said
+from fibration.laws.equivalent.log_prob_samples import Breaks, breaks, draw_log_probs, read_by, reads_policies
 from fibration.laws.values.duals import TooClose, value_of
 
 MOST_TOKENS = 4
@@ -70,16 +72,19 @@ def difference(pair: Pair, most: Tries) -> Witness | None:
 
 
 def _first(pair: Pair, n: int, number: int, off: Fraction) -> Witness | None:
-    for point, other, rewards in itertools.islice(points(pair, n), number):
+    def fails(tried: Points) -> Witness | None:
+        point, other, rewards = tried
         try:
             mine, yours = map(_coefficients, (point, other))
         except (NoValue, TooLarge, TooClose):
-            continue
+            return None
         for token, c in mine.items():
             d = yours[token]
             if abs(c - d) > off * max(ONE, abs(c), abs(d)):
                 return witness(pair, (point, other), rewards, token, mine, yours, off)
-    return None
+        return None
+
+    return find(itertools.islice(points(pair, n), number), fails)
 
 
 def _coefficients(point: Point) -> dict[Token, Fraction]:
@@ -187,20 +192,20 @@ def _at(pair: Pair, concrete: Concrete, rng: random.Random) -> Iterator[Points]:
     of_tokens = [c for c in pair.conditions if isinstance(c, Expression) and reads_tokens(c)]
     for drifts, as_ratios in _drifts(pair, concrete, found, len(tokens), rng) if steps else ():
         for a in (next(turns), next(turns)) if len(steps) > 1 else steps:
-            spoken = said(pair, found, drifts, as_ratios, rng) if reads_policies(pair) else None
+            drawn = draw_log_probs(pair, found, drifts, as_ratios, rng) if reads_policies(pair) else None
             made = []
             for h in pair:
                 order = [tokens.index((leaf, i)) for leaf in h.leaves for i in range(concrete.size[leaf])]
                 xs, mine = tuple(drifts[k] for k in order), tuple(a[k] for k in order)
                 ratios = tuple(1 + x for x in xs) if as_ratios else None
-                log_probs = spoken.log_probs(order) if spoken else {}
+                log_probs = drawn.log_probs(order) if drawn else {}
                 made.append(Point(h, concrete, xs, mine, ratios, strict=True, log_probs=log_probs))
             if pair.takes_rewards:
                 try:
                     made = [_of_rewards(p) for p in made]
                 except (NoValue, TooLarge, TooClose):
                     continue
-                if not all(_is_asked(pair, p) for p in made):
+                if not all(_advantages_meet_conditions(pair, p) for p in made):
                     continue
             if all(_holds_at(c, made[0]) for c in of_tokens):
                 yield made[0], made[1], a if pair.takes_rewards else ()
@@ -214,7 +219,7 @@ def _of_rewards(point: Point) -> Point:
     return replace(point, advantages=tuple(found))
 
 
-def _is_asked(pair: Pair, point: Point) -> bool:
+def _advantages_meet_conditions(pair: Pair, point: Point) -> bool:
     """Whether advantages computed from rewards meet the conditions."""
     given = dict(zip(point.dense.tokens, point.advantages, strict=True))
     for c in pair.conditions:
@@ -223,8 +228,8 @@ def _is_asked(pair: Pair, point: Point) -> bool:
             over = {t: a for t, a in given.items() if _lies_over(point.concrete, t[0], c.on)}
             if any(seen.setdefault(point.concrete.below(*t, c.on), a) != a for t, a in over.items()):
                 return False
-    asked = [c for c in pair.conditions if isinstance(c, Expression) and not reads_tokens(c)]
-    return all(_holds(c, point.concrete, t, a) for c in asked for t, a in given.items())
+    of_advantages = [c for c in pair.conditions if isinstance(c, Expression) and not reads_tokens(c)]
+    return all(_holds(c, point.concrete, t, a) for c in of_advantages for t, a in given.items())
 
 
 def _advantages(
@@ -238,11 +243,11 @@ def _advantages(
     patterns: list[tuple[Fraction, ...]] = [(ONE,) * n, (-ONE,) * n]
     patterns += [tuple(ONE if i == k else -ONE for i in range(n)) for k in range(min(n, 2)) if n > 1]
     patterns += [tuple(Fraction(rng.choice((-3, -2, -1, 0, 1, 2, 3)), 2) for _ in range(n)) for _ in range(3)]
-    asked = [c for c in pair.conditions if isinstance(c, Expression) and not reads_tokens(c)]
-    asked = [c for c in asked if not (pair.takes_rewards and advantage in set(atoms(c)))]
+    of_advantages = [c for c in pair.conditions if isinstance(c, Expression) and not reads_tokens(c)]
+    of_advantages = [c for c in of_advantages if not (pair.takes_rewards and advantage in set(atoms(c)))]
     for pattern in dict.fromkeys(patterns):
         a = tuple(pattern[part[k]] for k in range(len(tokens)))
-        if any(a) and all(_holds(c, concrete, token, a[k]) for c in asked for k, token in enumerate(tokens)):
+        if any(a) and all(_holds(c, concrete, token, a[k]) for c in of_advantages for k, token in enumerate(tokens)):
             yield a
 
 

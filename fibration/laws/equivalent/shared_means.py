@@ -36,11 +36,10 @@ from fibration.language.pairs import Pair
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy
 from fibration.language.traversal import atoms, transform
-from fibration.laws.equivalent.branchwise import Conditions, may_move, normal_form, outcomes, same
+from fibration.laws.equivalent.branchwise import may_move, normal_form, outcomes, same
 from fibration.laws.gates.coordinates import X
-from fibration.laws.on_policy.levels_together import merged
 from fibration.laws.signs.assumptions import Assumptions
-from fibration.laws.signs.branches import Case, cases
+from fibration.laws.signs.branches import Case, Conditions, cases, merged
 from fibration.laws.signs.feasible import feasible
 
 NOT_POSITIVE: Signs = frozenset({-1, 0})
@@ -74,7 +73,7 @@ class Variables:
     places: dict[Reading, object] = field(default_factory=dict)  # of the variables
     partial: set[Expression] = field(default_factory=set)  # the variables that have no value on some batches
     _at: dict[Any, Assumptions] = field(default_factory=dict)
-    _asked: dict[Any, list[Conditions]] = field(default_factory=dict)
+    _conditions_at: dict[Any, list[Conditions]] = field(default_factory=dict)
     _functions: dict[Any, list[Expression]] = field(default_factory=dict)
 
     @property
@@ -85,9 +84,9 @@ class Variables:
     def single(self) -> frozenset[Stratum]:
         """The strata with one element: the batch, those in `one(...)`, and coarser strata with the same leaves."""
         shape = self.pair.shape
-        asked = {c.stratum for c in self.pair.conditions if isinstance(c, One)}
-        wide = {u for s in asked for u in shape.coarser(s) if shape.leaves_over(u) == shape.leaves_over(s)}
-        return frozenset({WHOLE, *asked, *wide} & set(shape.strata))
+        alone = {c.stratum for c in self.pair.conditions if isinstance(c, One)}
+        wide = {u for s in alone for u in shape.coarser(s) if shape.leaves_over(u) == shape.leaves_over(s)}
+        return frozenset({WHOLE, *alone, *wide} & set(shape.strata))
 
     def counted(self, e: Expression) -> Expression:
         """A formula with its counts and log-probs as the conditions equate them."""
@@ -146,24 +145,24 @@ class Variables:
     def _log_probs(self) -> list[Any]:
         return [symbol(LogProb(p)) for p in (Policy(OLD), *self.pair.policies)]
 
-    def asked(self, leaf: Stratum, side: int | None) -> list[Conditions]:
+    def conditions_at(self, leaf: Stratum, side: int | None) -> list[Conditions]:
         """The conditions that every token meets, one entry per case."""
         key, assume = (leaf, side, len(self.signs)), self.at(leaf, side)
-        if key not in self._asked:
+        if key not in self._conditions_at:
             found: list[Conditions] = [{}]
             for c in self.pair.conditions:
                 if isinstance(c, Expression):
                     holds = [normal_form(case, assume) for case in outcomes(self.counted(c), assume)]
                     both = [merged(a, b) for a in found for b in holds if b is not None]
                     found = [b for b in both if b is not None and feasible(b, assume)]
-            self._asked[key] = found
-        return self._asked[key]
+            self._conditions_at[key] = found
+        return self._conditions_at[key]
 
     def same(self, one: Expression, other: Expression, leaf: Stratum, side: int | None, by_value: bool = False) -> bool:
         """Whether two formulas are the same function there, with the same derivatives unless `by_value`."""
         if one != other and self.partial_in(one) != self.partial_in(other):
             return False
-        return same(one, other, self.at(leaf, side), self.asked(leaf, side), by_value)
+        return same(one, other, self.at(leaf, side), self.conditions_at(leaf, side), by_value)
 
     def function(self, e: Expression, leaf: Stratum, side: int | None, by_value: bool = False) -> Any:
         """One object for all formulas that are the same there: a sympy value if there is one branch, else a formula."""

@@ -11,7 +11,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import log1p
 from fibration.language.report import Fact
 from fibration.language.sympy_bridge import from_sympy
-from fibration.laws.batches.concrete import shown
+from fibration.laws.batches.words import shown
 from fibration.laws.facts.amplification_bounds import Amplified, Bound
 from fibration.laws.facts.amplification_search import Span, strongest
 from fibration.laws.facts.weights import supremum

@@ -69,7 +69,7 @@ def strongest(
 def _log_ratios(
     h: Hierarchy, concrete: Concrete, spans: Sequence[Span], apart: bool, tokens: int
 ) -> Iterator[tuple[Fraction, ...]]:
-    others = sum(concrete.size[leaf] for leaf in h.leaves) - 1
+    others = concrete.tokens - 1
     for span in spans:
         ends = [None if e is None else concrete.attempt(e, h.roots[0], 0) for e in span]
         low, high = (o if v is None and o is not None else v for v, o in (ends, ends[::-1]))

@@ -18,6 +18,7 @@ from fibration.language.report import Fact
 from fibration.language.statistics import Aggregate, within
 from fibration.language.sympy_bridge import to_sympy, vanishes
 from fibration.language.traversal import atoms
+from fibration.laws import topic
 from fibration.laws.facts.weights import sampled_from, supremum
 from fibration.laws.gates.coordinates import intensive
 from fibration.laws.gates.pieces import text
@@ -32,7 +33,7 @@ def second_moment(subject: Subject) -> Iterator[Fact]:
     """Yields a bound of every weight, and of its `E[w²]` under the policy that tokens are sampled from."""
     h = subject.hierarchy
     for weight in h.objective.weighed:
-        most, name = supremum(h, weight), f"weight {weight}"
+        most, name = supremum(h, weight), topic.weight(weight)
         if most == oo:
             yield Fact("second_moment", name, "w has no bound that is known", WHY_NOT)
             continue

@@ -14,6 +14,7 @@ from fibration.language.report import Fact
 from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
+from fibration.laws import topic
 from fibration.laws.facts.amplification import amplification
 from fibration.laws.facts.batch_facts import blocks, normaliser, second_moment
 from fibration.laws.gates.contributions import Lines, contribution, reads_batch
@@ -145,19 +146,19 @@ def _continuity(subject: Subject, table: Lines, acts_on: str) -> Iterator[Fact]:
         found = [table[stratum, c] for c in h.decomposition.channels]
         known = [line for per_channel in found for line in per_channel or ()]
         if None in found:
-            yield Fact("continuity", f"gate on {stratum}", "not decided", "its breakpoints could not be put in order")
+            yield Fact("continuity", topic.gate(stratum), "not decided", "its breakpoints could not be put in order")
             continue
         read = [str(a) for a in atoms(h.gate(stratum)) if isinstance(a, Density) or moves_along(a)]
         held = f" in its residual, with {' and '.join(read)} held" if read else ""  # it may jump across a density
         how = f"continuous{held}" if all(line.continuous() for line in known) else "has a jump"
-        yield Fact("continuity", f"gate on {stratum}", how)
+        yield Fact("continuity", topic.gate(stratum), how)
         least = domain(h, stratum, acts_on)[0]
         regions = dict.fromkeys(
             r for c in h.decomposition.channels for r in _regions(subject, stratum, c, table, least)
         )
         if regions:
             why = "there the gradient opposes further drift"
-            yield Fact("restorative", f"gate on {stratum}", "; ".join(regions), why)
+            yield Fact("restorative", topic.gate(stratum), "; ".join(regions), why)
 
 
 def _regions(subject: Subject, stratum: Stratum, channel: str, table: Lines, least: Any) -> Iterator[str]:
@@ -189,7 +190,7 @@ def _when(subject: Subject, stratum: Stratum, channel: str, line: Line, piece: P
     """On which batches a piece of a gate holds, in words: by the pull, if the gate reads it, or by the advantage."""
     h, said = subject.hierarchy, []
     known = {*subject.at(stratum).extra, 1 + RHO}
-    told = {symbol(advantage), *(symbol(a) for a in atoms(h.pull(stratum)) if isinstance(a, Aggregate))}
+    mentioned = {symbol(advantage), *(symbol(a) for a in atoms(h.pull(stratum)) if isinstance(a, Aggregate))}
     turned = set[int]()
     if pull in set(atoms(h.gates[stratum].expression)):
         side = 1 if line.assume.signs(piece.high) == {1} or piece.high == oo else -1
@@ -198,6 +199,6 @@ def _when(subject: Subject, stratum: Stratum, channel: str, line: Line, piece: P
         said.append(f"the pull is {'outward' if turned == {1} else 'inward'}")
     elif (signs := line.assume.extra.get(symbol(advantage))) in WORDS:
         said.append(f"the advantage is {WORDS[signs]}")
-    others = ((d, s) for d, s in line.assume.extra.items() if d not in known and d not in told and s in WORDS)
+    others = ((d, s) for d, s in line.assume.extra.items() if d not in known and d not in mentioned and s in WORDS)
     said += [f"{text(d)} is {WORDS[s]}" for d, s in others]
     return f" where {' and '.join(said)}" if said else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from fractions import Fraction
 
 from fibration.language.atoms import Stratum, advantage, token_log_ratio
@@ -15,48 +16,49 @@ from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.sympy_bridge import show, vanishes
 from fibration.language.traversal import atoms, evaluate
-from fibration.laws.batches.concrete import Witness, rounded, rounding, shown
-from fibration.laws.batches.search import concretes
+from fibration.laws.batches import caps
+from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.tokens import Tokens
+from fibration.laws.batches.words import Witness, rounded, shown
 from fibration.laws.gates.coordinates import X, composed, log_of
 from fibration.laws.gates.exponentials import is_the_ratio
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.subject import Subject
-from fibration.laws.values.duals import differentiate, value_of
 from fibration.laws.values.enclosures import Unsure, enclose, of_its_sign
 from fibration.laws.values.probes import between, crossings, turning
 
 STATEMENT = "R(F(r)) = r for every r > 0"
-MOST_TRIED, MOST_TOKENS = 201, 3  # batches, and tokens of a batch on which ordered sums are read
 
 
 def decide_recovery(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
     arguments = {leaf: recovers_case_by_case(composed(h, leaf), subject.at(leaf)) for leaf in h.leaves}
-    if all(arguments.values()):
-        yield proved("decomposition", "; ".join(dict.fromkeys(arguments.values())))
+    shown_on = [argument for argument in arguments.values() if argument is not None]
+    if len(shown_on) == len(h.leaves):
+        yield proved("decomposition", "; ".join(dict.fromkeys(shown_on)))
         return
     lost = next(((leaf, w) for leaf in h.leaves if (w := ratio_not_recovered(h, leaf))), None)
     if lost:
         remedy = "divide by the scale in R that F multiplies by: signed_log_ratio(scale), log_ratio(scale)"
         yield refuted("decomposition", f"R(F(r)) = {composed(h, lost[0])}", remedy, lost[1])
     else:
-        leaf = next(leaf for leaf, argument in arguments.items() if not argument)
+        leaf = next(leaf for leaf, argument in arguments.items() if argument is None)
         remedy = "use signed_log_ratio(scale), log_ratio(scale) or ratio_deviation(scale)"
         yield undecided("decomposition", f"R(F(r)) = {composed(h, leaf)}", remedy)
 
 
-def recovers_case_by_case(whole: Expression, known: Assumptions) -> str:
-    """The proof that `log R(F(r))` is `x`, for each sign of the log ratio `x`; '' if it fails."""
+def recovers_case_by_case(whole: Expression, known: Assumptions) -> str | None:
+    """The proof that `log R(F(r))` is `x`, for each sign of the log ratio `x`; None if it fails."""
     lines = []
     try:
         for sign, word in ((1, "x > 0"), (0, "x = 0"), (-1, "x < 0")):
             assume = known.with_signs({X: frozenset({sign})})
             for case in cases(whole, assume):
                 if not case.defined(assume):
-                    return ""
+                    return None
                 log_ratio = log_of(case.sympy())
                 difference = log_ratio - X
                 if sign == 0:
@@ -66,10 +68,10 @@ def recovers_case_by_case(whole: Expression, known: Assumptions) -> str:
                 elif is_the_ratio(case.sympy()):
                     lines.append(f"{word}: R(F(r)) = exp(x)")
                 else:
-                    return ""
+                    return None
     except TooManyCases:
-        return ""
-    return "; ".join(dict.fromkeys(lines)).replace("token_log_ratio", "x")
+        return None
+    return "; ".join(dict.fromkeys(lines)).replace("token_log_ratio", "x") or None
 
 
 NEAR, FAR = -12, 2  # powers of ten between which log ratios at branch changes are searched
@@ -84,8 +86,9 @@ def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
     if any(isinstance(a, Ordered) for a in atoms(whole)):
         return _not_recovered_in_order(h, leaf, whole)
     read, deciding, seen = [a for a in atoms(whole) if a != token_log_ratio], turning([whole]), set()
-    for concrete in concretes(h, [whole], most=MOST_TRIED):
-        signs = (Fraction(1), Fraction(-1)) if advantage in read else (Fraction(1),)
+    signs = (Fraction(1), Fraction(-1)) if advantage in read else (Fraction(1),)
+
+    def fails(concrete: Concrete) -> Witness | None:
         for i, own in itertools.product(range(concrete.size[leaf]), signs):
             point = tuple(own if a == advantage else concrete.atom(a, leaf, i) for a in read)
             if point in seen:
@@ -100,33 +103,35 @@ def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
                     text = f"{place}a {leaf} with {given} comes back as {got} instead of {truth}"
                     values = {"log_ratio": x, "recovered": recovered, "element": i}
                     return Witness(text, concrete, values | ({"advantage": own} if advantage in read else {}))
-    return None
+        return None
+
+    return find(concretes(h, [whole], caps.RECOVERY), fails)
 
 
 def _not_recovered_in_order(h: Hierarchy, leaf: Stratum, whole: Expression) -> Witness | None:
     """As `ratio_not_recovered`, for formulas with ordered sums: log ratios of a batch, one of them not recovered."""
-    for concrete in concretes(h, [whole], whole_batch(h), most=MOST_TRIED):
-        places = [(s, i) for s in h.leaves for i in range(concrete.size[s])]
-        if len(places) > MOST_TOKENS:
-            continue
+    exact = rounding(whole)
+
+    def fails(concrete: Concrete) -> Witness | None:
+        n = concrete.tokens
         for x, own in itertools.product((Fraction(1, 2), Fraction(-1, 2)), (Fraction(1), Fraction(-1))):
-            here = Tokens(concrete, places, [x] * len(places), [own] * len(places), differentiate)
+            log_probs = (-1 - max(x, Fraction(0)),) * n  # those of the current policy are below 0 too
+            here = replace(Tokens.alike(h, concrete, (own,) * n, log_probs), log_ratios=(x,) * n)
             truth = evaluate(exp(token_log_ratio), {token_log_ratio: x})
-            for k, (s, i) in enumerate(places):
-                try:
-                    value: Fraction | None = value_of(here.value(whole, k)) if s == leaf else truth
-                except NoValue:
-                    value = None
-                if value is None or abs(value - truth) > rounding(whole):
+            for k, (s, i) in enumerate(here.places):
+                value = here.attempt(whole, k) if s == leaf else truth
+                if value is None or abs(value - truth) > exact:
                     got = "no value" if value is None else shown(value)
                     given = f" and advantages {own}" if advantage in set(atoms(whole)) else ""
                     text = (
-                        f"in {concrete.describe(h.rows)} with log ratios {', '.join([str(x)] * len(places))}{given}, "
+                        f"in {concrete.describe(h.rows)} with log ratios {', '.join([str(x)] * n)}{given}, "
                         f"token {k + 1} comes back as {got} instead of {shown(truth)}"
                     )
-                    back = None if value is None else rounded(value, rounding(whole))
+                    back = None if value is None else rounded(value, exact)
                     return Witness(text, concrete, {"log_ratio": x, "recovered": back, "element": i, "advantage": own})
-    return None
+        return None
+
+    return find(concretes(h, [whole], caps.RECOVERY_IN_ORDER, whole_batch(h)), fails)
 
 
 def _changes(deciding: list[Expression], here: Mapping[Expression, Fraction]) -> list[Fraction]:

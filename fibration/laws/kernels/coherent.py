@@ -14,16 +14,17 @@ from fibration.language.kernels import Fibration
 from fibration.language.operators import ZERO
 from fibration.language.report import Verdict
 from fibration.language.strata import Shape
-from fibration.laws.batches.concrete import Concrete, Witness, in_full, lies, rounded, rounding, settings
-from fibration.laws.batches.search import concretes
+from fibration.laws import topic
+from fibration.laws.batches import caps
+from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.search import concretes, find
+from fibration.laws.batches.words import Witness, in_full, lies, rounded
 from fibration.laws.kernels.coherent_blame import agreed, blame
-from fibration.laws.kernels.reflecting import speaks_of
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.signs.claim import Claim
 from fibration.laws.subject import Subject
 
 STATEMENT = "the kernels along all paths spread one leaf measure: K(a|b) = m(a)/m(b)"
-MOST_TRIED = 1001
 Element = tuple[Stratum, int]
 
 
@@ -43,24 +44,29 @@ def decide_coherent(subject: Subject) -> Iterator[Decision]:
 def _broken(subject: Subject) -> Verdict | None:
     """The first verdict on kernels that fail by themselves, if all other kernels agree."""
     failed = [v for v in subject.verdicts if v.law in ("markov", "reflecting") and v.status != "proved"]
-    right = [f for f in subject.hierarchy.fibrations if not any(speaks_of(v.subject, f) for v in failed)]
+    right = [f for f in subject.hierarchy.fibrations if not any(topic.is_about(v.subject, f) for v in failed)]
     return failed[0] if failed and agreed(subject, right) else None
 
 
 def element_of_two_masses(h: Hierarchy) -> Witness | None:
     """A witness: an element that gets different masses along different ways. None if none is found."""
     weights = [f.weight for f in h.fibrations]
-    for concrete in concretes(h, weights, most=MOST_TRIED):
-        if found := _contradiction(h.shape, concrete, rounding(*weights)):
-            (stratum, element), *ways = found
-            (value, one), (other_value, other) = ((rounded(m, rounding(*weights)), by) for m, by in ways)
-            text = (
-                f"{stratum} {element + 1} gets {in_full(value)} by way of {one} and {in_full(other_value)} by way of "
-                f"{other}{_layout(concrete)}{settings(concrete)}"
-            )
-            values = {"stratum": stratum.name, "element": element, "masses": [value, other_value]}
-            return Witness(text, concrete, values)
-    return None
+    tolerance = rounding(*weights)
+
+    def fails(concrete: Concrete) -> Witness | None:
+        found = _contradiction(h.shape, concrete, tolerance)
+        if found is None:
+            return None
+        (stratum, element), *ways = found
+        (value, one), (other_value, other) = ((rounded(m, tolerance), by) for m, by in ways)
+        text = (
+            f"{stratum} {element + 1} gets {in_full(value)} by way of {one} and {in_full(other_value)} by way of "
+            f"{other}{_layout(concrete)}"
+        )
+        values = {"stratum": stratum.name, "element": element, "masses": [value, other_value]}
+        return Witness.on(concrete, text, values)
+
+    return find(concretes(h, weights, caps.COHERENT), fails)
 
 
 Way = tuple[Fraction, str]

@@ -21,6 +21,7 @@ from fibration.language.leaf_measure import gauge, own
 from fibration.language.operators import ZERO
 from fibration.language.traversal import atoms, transform
 from fibration.laws.kernels.reflecting import sums_to_1
+from fibration.laws.law import Proved
 from fibration.laws.locality import Weight
 from fibration.laws.signs.claim import Claim
 from fibration.laws.subject import Subject
@@ -55,7 +56,7 @@ def mended(subject: Subject, f: Fibration) -> Expression | None:
     right = Fibration(f.source, f.target, MarkovKernel(weight))
     changed = Subject(h.replace(fibrations=[right if g == f else g for g in h.fibrations]), [])
     covers = [c for c in changed.hierarchy.shape.covers(f.target) if right in c]
-    return weight if all(sums_to_1(c, changed) for c in covers) else None
+    return weight if all(isinstance(sums_to_1(c, changed), Proved) for c in covers) else None
 
 
 def agreed(subject: Subject, fibrations: Collection[Fibration]) -> dict[Stratum, Expression] | None:

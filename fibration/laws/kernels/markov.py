@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration
 from fibration.language.operators import POSITIVE
-from fibration.language.report import Verdict
-from fibration.laws.batches.concrete import Witness, in_full, rounded, rounding, settings
+from fibration.laws import topic
+from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.search import find
+from fibration.laws.batches.words import Witness, in_full, rounded
 from fibration.laws.kernels.kernel_search import Fibre, weights
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.signs.claim import Claim
@@ -19,7 +21,7 @@ STATEMENT = "every weight K(a|b) is defined and at least 0"
 
 def decide_markov(subject: Subject) -> Iterator[Decision]:
     for f in subject.hierarchy.fibrations:
-        kernel = f"kernel {f.name}"
+        kernel = topic.kernel(f)
         # the law allows 0, but the normal form divides by the measure
         if Claim(f.weight, subject.at(f.source), POSITIVE).is_shown:
             yield proved(kernel, f"{f.weight} ≥ 0, since counts and positive attributes are above 0")
@@ -33,21 +35,19 @@ def decide_markov(subject: Subject) -> Iterator[Decision]:
 
 def negative_weight(h: Hierarchy, f: Fibration) -> Witness | None:
     """A witness of a weight that is below 0 or has no value; None if none is found."""
-    for concrete, b, fibre in weights(h, (f,)):
+    tolerance = rounding(f.weight)
+
+    def fails(tried: tuple[Concrete, int, Fibre]) -> Witness | None:
+        concrete, b, fibre = tried
         for _, a, weight in fibre:
-            if weight is None or weight < -rounding(f.weight):
-                exact = None if weight is None else rounded(weight, rounding(f.weight))
+            if weight is None or weight < -tolerance:
+                exact = None if weight is None else rounded(weight, tolerance)
                 value = "no value" if exact is None else in_full(exact)
                 text = f"{concrete.describe(f.target, b)} gives the {_ordinal(fibre, a)} {f.source} {value}"
-                return Witness(text + settings(concrete), concrete, {"element": b, "source": a, "weight": exact})
-    return None
+                return Witness.on(concrete, text, {"element": b, "source": a, "weight": exact})
+        return None
 
-
-def without_a_value(subject: Subject, *fibrations: Fibration) -> Verdict | None:
-    """The verdict on the first of these kernels whose weights may have no value; None if there is none."""
-    lacking = (f"kernel {f.name}" for f in fibrations if not Claim(f.weight, subject.at(f.source)).is_shown)
-    named = next(lacking, None)
-    return next((v for v in subject.verdicts if v.law == LAW.name and v.subject == named), None)
+    return find(weights(h, (f,)), fails)
 
 
 def _ordinal(fibre: Fibre, element: int) -> str:

@@ -16,11 +16,11 @@ from fibration.errors import an
 from fibration.language.assumptions import Balanced
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.laws.batches.concrete import Witness
+from fibration.laws import topic
+from fibration.laws.batches.words import Witness
 from fibration.laws.kernels.kernel_search import Cover
 from fibration.laws.kernels.orthogonality_search import residuals_that_do_not_sum_to_0
 from fibration.laws.kernels.projections import Projections
-from fibration.laws.kernels.reflecting import subject_of
 from fibration.laws.law import Decision, Law, following, proved, refuted, undecided, unproved
 from fibration.laws.structure import common_coarsening
 from fibration.laws.subject import Subject
@@ -47,7 +47,7 @@ def decide_orthogonality(subject: Subject) -> Iterator[Decision]:
             return
         proofs = [_by_projection(h, s) for s in strata]
     for s, proof in zip(strata, proofs, strict=True):
-        what = f"residual on {s}"
+        what = topic.residual(s)
         if broken:
             found = f"{broken.subject} fails '{broken.law}'"
             yield following(undecided(what, found, broken.remedy, CROSSED), broken)
@@ -63,8 +63,9 @@ def _on_tree(subject: Subject, s: Stratum) -> Decision:
     shape = subject.hierarchy.shape
     (f,) = shape.below(s)
     cover = next(c for c in shape.covers(f.target) if f in c)
-    kernel = next(v for v in subject.verdicts if v.law == "reflecting" and v.subject == subject_of(cover))
-    what = f"residual on {s}"
+    kernel = subject.verdict("reflecting", topic.kernel(*cover))
+    assert kernel is not None
+    what = topic.residual(s)
     if kernel.status == "proved":
         return proved(what, TELESCOPES + _jointly(cover))
     found = "π_*(σ - K π_*σ) = (1 - ΣK)·π_*σ, which is not 0" + _jointly(cover)

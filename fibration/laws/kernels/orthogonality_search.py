@@ -10,20 +10,13 @@ from fibration.language.exact import NoValue, TooLarge
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import Ordered
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import (
-    Concrete,
-    Witness,
-    in_full,
-    lies,
-    plural,
-    rounded,
-    rounding,
-    settings,
-    token_masses,
-)
-from fibration.laws.batches.search import concretes
+from fibration.laws.batches import caps
+from fibration.laws.batches.concrete import Concrete, rounding, token_masses
+from fibration.laws.batches.search import concretes, find
+from fibration.laws.batches.tokens import places_of
+from fibration.laws.batches.words import Witness, in_full, lies, plural, rounded
 
-MOST_TRIED, MOST_ELEMENTS = 1001, 60
+MOST_ELEMENTS = 60  # of all strata together: sums are taken for each token and each coarser element
 
 
 def residuals_that_do_not_sum_to_0(h: Hierarchy, v: Stratum) -> Witness | None:
@@ -34,34 +27,35 @@ def residuals_that_do_not_sum_to_0(h: Hierarchy, v: Stratum) -> Witness | None:
     weights = [f.weight for f in h.fibrations]
     densities = [h.with_mass(e, leaf) for _, e in h.decomposition.densities[:1] for leaf in h.leaves]
     tolerance = rounding(*weights)
-    for concrete in concretes(h, [*weights, *densities], most=MOST_TRIED):
-        if sum(concrete.size.values()) > MOST_ELEMENTS:
-            continue
+
+    def fails(concrete: Concrete) -> Witness | None:
         try:
             m = token_masses(h, concrete)
         except (NoValue, TooLarge):
-            continue
+            return None
         if any(x <= 0 for values in m.values() for x in values):
-            continue
-        for leaf in h.leaves:
-            for i in range(concrete.size[leaf]):
-                unit, size = _unit(h, concrete, leaf, i)
-                for u, members in groups:
-                    sums = summed(h, concrete, m, leaf, i, u, members)
-                    bad = next((b for b, total in enumerate(sums) if abs(total) > tolerance), None)
-                    if bad is not None:
-                        of = " and ".join(s.name for s in members)
-                        value = rounded(sums[bad] * size, tolerance)
-                        text = (
-                            f"{_layout(concrete, members[0])}with {unit} at one {leaf}, the residuals on {of} over "
-                            f"{u} {bad + 1} sum to {in_full(value)}{settings(concrete)}"
-                        )
-                        values = {
-                            "leaf": leaf.name, "token": i, "density": size, "stratum": [s.name for s in members],
-                            "over": u.name, "element": bad, "sum": value,
-                        }  # fmt: skip
-                        return Witness(text, concrete, values)
-    return None
+            return None
+        for leaf, i in places_of(h, concrete):
+            for u, members in groups:
+                sums = summed(h, concrete, m, leaf, i, u, members)
+                bad = next((b for b, total in enumerate(sums) if abs(total) > tolerance), None)
+                if bad is not None:
+                    unit, size = _unit(h, concrete, leaf, i)
+                    of = " and ".join(s.name for s in members)
+                    value = rounded(sums[bad] * size, tolerance)
+                    text = (
+                        f"{_layout(concrete, members[0])}with {unit} at one {leaf}, the residuals on {of} over "
+                        f"{u} {bad + 1} sum to {in_full(value)}"
+                    )
+                    values = {
+                        "leaf": leaf.name, "token": i, "density": size, "stratum": [s.name for s in members],
+                        "over": u.name, "element": bad, "sum": value,
+                    }  # fmt: skip
+                    return Witness.on(concrete, text, values)
+        return None
+
+    batches = concretes(h, [*weights, *densities], caps.ORTHOGONALITY)
+    return find((c for c in batches if sum(c.size.values()) <= MOST_ELEMENTS), fails)
 
 
 def _groups(h: Hierarchy, v: Stratum) -> Iterator[tuple[Stratum, tuple[Stratum, ...]]]:

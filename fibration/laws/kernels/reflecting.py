@@ -10,14 +10,19 @@ has every token over the target once (`Shape.covers`). A branch may be empty: a 
 form gives 0 too, one identity covers all cases; else each set of empty branches is a separate case.
 
 A fibration may be in no cover. Example: images lie over a trajectory together with the text, and also over an expert,
-and experts lie over the batch. The weights of experts over the batch sum to the share that other ways down give.
+and experts lie over the batch. The kernels of a cover spread the whole batch, and so determine the share of the images.
+The weights of experts over the batch must sum to this share. (The law `coherent` checks that each weight is its own
+share, `m(a)/m(b)`.)
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import reduce
+from operator import mul
 from typing import Any
 
 import sympy
@@ -25,15 +30,18 @@ import sympy
 from fibration.errors import an, listed
 from fibration.language.atoms import Count
 from fibration.language.expressions import Apply, Expression, Number, as_expression
+from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, MarkovKernel
 from fibration.language.operators import ZERO, Signs
+from fibration.language.report import Cause
 from fibration.language.sympy_bridge import show, symbol, vanishes
-from fibration.laws.batches.concrete import Witness, in_full, rounded, rounding, settings
+from fibration.laws import topic
+from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.search import find
+from fibration.laws.batches.words import Witness, in_full, number, rounded
 from fibration.laws.kernels.fibre_sums import Sums, fibre_sum, kernel_sums, varies
 from fibration.laws.kernels.kernel_search import Cover, Fibre, weights
-from fibration.laws.kernels.markov import without_a_value
-from fibration.laws.kernels.reflecting_share import decide_share
-from fibration.laws.law import Decision, Law, following, proved, refuted, undecided
+from fibration.laws.law import Decision, Law, Proved, Unknown, following, proved, refuted, undecided
 from fibration.laws.signs.branches import Case, TooManyCases, cases
 from fibration.laws.signs.populations import Populations
 from fibration.laws.subject import Subject
@@ -41,29 +49,18 @@ from fibration.laws.subject import Subject
 STATEMENT = "the weights over each element sum to 1: π_* K = id"
 MOST_PARTS = 1000  # the largest denominator of a fraction that a decimal is taken for
 MANY = 8  # branches that may be empty; each set of them is a case
-
-
-def subject_of(cover: Cover) -> str:
-    """The subject of the verdict on kernels that reflect together."""
-    if len(cover) == 1:
-        return f"kernel {cover[0].name}"
-    return f"kernels {', '.join(f.source.name for f in cover)} → {cover[0].target}"
-
-
-def speaks_of(subject: str, f: Fibration) -> bool:
-    """Whether a verdict on this subject is about a kernel, alone or together with others."""
-    sources, _, target = subject.partition(" ")[2].partition(" → ")
-    return f.target.name == target and f.source.name in sources.split(", ")
+MOST_WAYS = 8  # if the paths agree, any one of them is enough
 
 
 def decide_reflecting(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
     wrong: dict[Cover, Decision] = {}
     for cover in dict.fromkeys(c for f in h.fibrations for c in h.shape.covers(f.target) if f in c):
-        if argument := sums_to_1(cover, subject):
-            yield proved(subject_of(cover), argument)
+        proof = sums_to_1(cover, subject)
+        if isinstance(proof, Proved):
+            yield proved(topic.kernel(*cover), proof.argument)
         else:
-            wrong[cover] = _other_sum(cover, subject) or _open_sum(cover, subject)
+            wrong[cover] = _other_sum(cover, subject) or _open_sum(cover, subject, proof)
             yield wrong[cover]
     yield from (decide_share(f, wrong, subject) for f in h.shape.uncovered())
 
@@ -72,29 +69,31 @@ def _other_sum(cover: Cover, subject: Subject) -> Decision | None:
     """Refutes with the first fibre found whose weights do not sum to 1; None if none is found."""
     target, of = cover[0].target, f" of {_sources(cover)}" if len(cover) > 1 else ""
     tolerance = rounding(*(f.weight for f in cover))
-    for concrete, b, fibre in weights(subject.hierarchy, cover):
+
+    def fails(tried: tuple[Concrete, int, Fibre]) -> Decision | None:
+        concrete, b, fibre = tried
         lacking = [f for f, _, w in fibre if w is None]
         summed = sum((w for *_, w in fibre if w is not None), Fraction(0))
-        if lacking or abs(summed - 1) > tolerance:
-            exact = None if lacking else rounded(summed, tolerance)
-            value = "no sum, since a weight has no value" if exact is None else in_full(exact)
-            text = f"{concrete.describe(target, b)} gives {value}{settings(concrete)}"
-            witness = Witness(text, concrete, {"element": b, "sum": exact})
-            required = f"the weights over each {target}{of} sum to 1"
-            remedy = _fractions(cover, subject) or _remedy(cover, fibre)
-            decision = refuted(subject_of(cover), _written(cover), remedy, witness, required)
-            return following(decision, without_a_value(subject, *lacking))
-    return None
+        if not lacking and abs(summed - 1) <= tolerance:
+            return None
+        exact = None if lacking else rounded(summed, tolerance)
+        value = "no sum, since a weight has no value" if exact is None else in_full(exact)
+        witness = Witness.on(concrete, f"{concrete.describe(target, b)} gives {value}", {"element": b, "sum": exact})
+        required = f"the weights over each {target}{of} sum to 1"
+        remedy = _fractions(cover, subject) or _remedy(cover, fibre)
+        decision = refuted(topic.kernel(*cover), _written(cover), remedy, witness, required)
+        return following(decision, subject.kernel_without_a_value(*lacking))
+
+    return find(weights(subject.hierarchy, cover), fails)
 
 
-def _open_sum(cover: Cover, subject: Subject) -> Decision:
-    why = f"not linear in the measures of {an(cover[0].source) if len(cover) == 1 else _sources(cover)}"
+def _open_sum(cover: Cover, subject: Subject, proof: Unknown) -> Decision:
     remedy = "write the weight as m(a)/m(b) with a count or the total of an attribute: proportional(m)"
     if len(_unsure(cover, subject)) > MANY:
-        why = f"with more than {MANY} branches that may be empty, in more ways than are looked at"
         remedy = f"{remedy}; or assume=[populated(...)] for branches that are never empty"
-    found = f"{_written(cover)}, {why}; no small hierarchy contradicts it"
-    return following(undecided(subject_of(cover), found, remedy), without_a_value(subject, *cover))
+    found = f"{_written(cover)}, {proof.reason}; no small hierarchy contradicts it"
+    decision = undecided(topic.kernel(*cover), found, remedy)
+    return following(decision, subject.kernel_without_a_value(*cover))
 
 
 def _fractions(cover: Cover, subject: Subject) -> str:
@@ -113,7 +112,7 @@ def _fractions(cover: Cover, subject: Subject) -> str:
         return as_expression(near)
 
     kernels = [Fibration(f.source, f.target, MarkovKernel(exact(f.weight))) for f in cover]
-    if not meant or not sums_to_1(tuple(kernels), subject):
+    if not meant or isinstance(sums_to_1(tuple(kernels), subject), Unknown):
         return ""
     said = [f"Fraction({q.numerator}, {q.denominator}) for {float(value)!r}" for value, q in meant.items()]
     return f"write {listed(said)}, which is a decimal of sixteen digits; or one weight of all counts together"
@@ -138,22 +137,23 @@ def _remedy(cover: Cover, fibre: Fibre) -> str:
     return f"{shares}{f' and assume=[{assume}]' if empty else ''}, or the weight 1/({counts}) for all"
 
 
-def sums_to_1(cover: Cover, subject: Subject) -> str:
-    """The sum over a fibre in one line, if it is shown to be 1 in every case; '' if not."""
+def sums_to_1(cover: Cover, subject: Subject) -> Proved | Unknown:
+    """The sum over a fibre in one line, if it is shown to be 1 in every case."""
     unsure = _unsure(cover, subject)
-    lines = _sum_at_once(cover, unsure, subject) if unsure else []
-    if lines:
-        return "; ".join(dict.fromkeys(lines))
+    lines = _sum_at_once(cover, unsure, subject) if unsure else None
+    if lines is not None:
+        return Proved("; ".join(dict.fromkeys(lines)))
     if len(unsure) > MANY:
-        return ""
-    for n in range(len(unsure) + 1):
-        for empty in itertools.combinations(unsure, n):
-            if len(empty) < len(cover):
-                line = _sum(cover, empty, unsure, subject)
-                if not line:
-                    return ""
-                lines += line
-    return "; ".join(dict.fromkeys(lines))
+        return Unknown(f"with more than {MANY} branches that may be empty, in more ways than are looked at")
+    found: list[str] = []
+    some = (empty for n in range(len(unsure) + 1) for empty in itertools.combinations(unsure, n))
+    for empty in (e for e in some if len(e) < len(cover)):
+        case = _sum(cover, empty, unsure, subject)
+        if case is None:
+            of = an(cover[0].source) if len(cover) == 1 else _sources(cover)
+            return Unknown(f"not linear in the measures of {of}")
+        found += case
+    return Proved("; ".join(dict.fromkeys(found)))
 
 
 def _unsure(cover: Cover, subject: Subject) -> list[Fibration]:
@@ -162,8 +162,8 @@ def _unsure(cover: Cover, subject: Subject) -> list[Fibration]:
     return [f for f in cover if not subject.at(target).presence.present(f.source, target)]
 
 
-def _sum_at_once(cover: Cover, unsure: Sequence[Fibration], subject: Subject) -> list[str]:
-    """The sum over a fibre whose branches `unsure` have any number of elements or none; [] if that needs cases.
+def _sum_at_once(cover: Cover, unsure: Sequence[Fibration], subject: Subject) -> list[str] | None:
+    """The sum over a fibre whose branches `unsure` have any number of elements or none; None if that needs cases.
 
     An identity of rational functions holds wherever all terms are defined. An empty branch sums to 0. So if the term of
     every branch is defined and 0 where the branch is empty, the identity for filled branches holds for all.
@@ -173,19 +173,20 @@ def _sum_at_once(cover: Cover, unsure: Sequence[Fibration], subject: Subject) ->
         try:
             (case,) = cases(f.weight, subject.at(f.source))
         except (TooManyCases, ValueError):
-            return []
+            return None
         term = None if case.signs else fibre_sum(case.sympy(), f.source, target, subject.assume.populations)
         without = subject.at(target).with_signs({symbol(Count(f.source, target)): ZERO})
         if term is None:
-            return []
+            return None
         top, bottom = sympy.fraction(sympy.together(term))
         if without.signs(top) != {0} or 0 in without.signs(bottom):
-            return []
-    return [f"{line}, also where a branch is empty: its term is 0" for line in _sum(cover, (), (), subject)]
+            return None
+    lines = _sum(cover, (), (), subject)
+    return lines and [f"{line}, also where a branch is empty: its term is 0" for line in lines]
 
 
-def _sum(cover: Cover, empty: Cover, unsure: Sequence[Fibration], subject: Subject) -> list[str]:
-    """The sum over a fibre, case by case; [] if it is not shown to be 1.
+def _sum(cover: Cover, empty: Cover, unsure: Sequence[Fibration], subject: Subject) -> list[str] | None:
+    """The sum over a fibre, case by case; None if it is not shown to be 1.
 
     Of the branches `unsure`, those in `empty` have no element and the others have some.
     """
@@ -195,9 +196,9 @@ def _sum(cover: Cover, empty: Cover, unsure: Sequence[Fibration], subject: Subje
     lines = []
     for found in kernel_sums(filled, signs, subject):
         if found is None or not vanishes(found.total - 1):
-            return []
+            return None
         lines.append(_line(filled, found, empty, populations))
-    return lines
+    return lines or None
 
 
 def _line(filled: list[Fibration], sums: Sums, empty: Cover, known: Populations) -> str:
@@ -220,6 +221,126 @@ def _product_form(case: Case, f: Fibration, known: Populations) -> str:
     if summed is None or any(varies(s, f.target, known) for s in bottom.free_symbols):
         return f"Σ over {f.target} in steps" if summed is None else show(weight)
     return f"({show(summed)})/({show(bottom)})"
+
+
+# ---------------------------------------------------------------- the share of a fibration in no cover
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way along covers from the leaves over a fibration's source to its target, as one kernel from each leaf."""
+
+    kernels: tuple[Fibration, ...]
+    steps: frozenset[Fibration]
+
+    @property
+    def through(self) -> str:
+        """The strata on the way, except for leaves."""
+        leaves = {k.source for k in self.kernels}
+        return listed(sorted({f.source.name for f in self.steps if f.source not in leaves}))
+
+
+def decide_share(f: Fibration, wrong: Mapping[Cover, Decision], subject: Subject) -> Decision:
+    """Whether the weights of a fibration in no cover sum to the share of the leaves over its source.
+
+    `wrong` holds the covers whose kernels do not reflect: they determine no share.
+    """
+    ways = list(itertools.islice(_ways(subject.hierarchy, f), MOST_WAYS))
+    for way in ways:
+        argument = _sums_to_share(f, way, subject)
+        if argument is not None:
+            return proved(topic.kernel(f), argument)
+    decision = _other_share(f, ways, subject) or _open_share(f, ways[0], subject)
+    failed = next((d for c, d in wrong.items() if any(way.steps & set(c) for way in ways)), None)
+    if failed is not None and decision.cause is None and (failed.status == "refuted" or decision.status == "undecided"):
+        return replace(decision, cause=Cause("reflecting", failed.subject))
+    return decision
+
+
+def _ways(h: Hierarchy, f: Fibration) -> Iterator[Way]:
+    leaves = [s for s in h.leaves if s in h.shape.leaves_over(f.source)]
+    for chosen in itertools.product(*(h.shape.covered_ways(leaf, f.target) for leaf in leaves)):
+        products = (MarkovKernel(reduce(mul, (step.weight for step in way))) for way in chosen)
+        kernels = (Fibration(leaf, f.target, k) for leaf, k in zip(leaves, products, strict=True))
+        yield Way(tuple(kernels), frozenset(itertools.chain(*chosen)))
+
+
+def _sums_to_share(f: Fibration, way: Way, subject: Subject) -> str | None:
+    """The sum in one line, if it is shown to be the share in every case; None if not."""
+    unsure = [k for k in way.kernels if not subject.at(f.target).presence.present(k.source, f.target)]
+    lines = []
+    for n in range(min(len(unsure), len(way.kernels) - 1) + 1):
+        for empty in itertools.combinations(unsure, n):
+            filled = [k for k in way.kernels if k not in empty]
+            signs = {symbol(Count(k.source, f.target)): frozenset({0 if k in empty else 1}) for k in unsure}
+            without = f"without {listed(k.source for k in empty)}: " if empty else ""
+            for found in kernel_sums([f, *filled], signs, subject, [1, *(-1 for _ in filled)]):
+                if found is None or not vanishes(found.total):
+                    return None
+                summed = f"Σ over {f.source} of {found.cases[0].value} = {show(sympy.cancel(found.terms[0]))}"
+                lines.append(f"{without}{summed}, the share of {_leaves(way)} by way of {way.through}")
+    return "; ".join(dict.fromkeys(lines)) or None
+
+
+def _other_share(f: Fibration, ways: Sequence[Way], subject: Subject) -> Decision | None:
+    """Refutes with the first fibre found whose weights sum to another share than every way gives; None if none is."""
+    h = subject.hierarchy
+    kernels = tuple(dict.fromkeys((f, *(k for way in ways for k in way.kernels))))
+    tolerance = rounding(*(k.weight for k in kernels))
+
+    def fails(tried: tuple[Concrete, int, Fibre]) -> Decision | None:
+        concrete, b, fibre = tried
+
+        def total(kernels: Sequence[Fibration]) -> Fraction | None:
+            read = [w for k, _, w in fibre if k in kernels]
+            return None if None in read else rounded(sum((w for w in read if w is not None), Fraction(0)), tolerance)
+
+        own, shares = total([f]), [s for way in ways if (s := total(way.kernels)) is not None]
+        if not shares or (own is not None and any(abs(own - share) <= tolerance for share in shares)):
+            return None
+        value = "no sum, since a weight has no value" if own is None else in_full(own)
+        over = [leaf for leaf in h.leaves if f.target in h.coarser(leaf)]
+        tokens = listed(number(len(concrete.over(leaf, f.target, b)), leaf) for leaf in over)
+        text = (
+            f"{concrete.describe(f.target, b)}, with {tokens}, gives {value}, and the share of {_leaves(ways[0])} is "
+            f"{in_full(shares[0])}"
+        )
+        witness = Witness.on(concrete, text, {"element": b, "sum": own, "share": shares[0]})
+        remedy, required = _share_remedy(f, ways[0], subject), _share_required(f, ways[0])
+        decision = refuted(topic.kernel(f), str(f.weight), remedy, witness, required)
+        return following(decision, subject.kernel_without_a_value(f) if own is None else None)
+
+    return find(weights(h, kernels), fails)
+
+
+def _open_share(f: Fibration, way: Way, subject: Subject) -> Decision:
+    found = f"{f.weight}, whose sum could not be compared with that share; no small hierarchy contradicts it"
+    decision = undecided(topic.kernel(f), found, _share_remedy(f, way, subject), _share_required(f, way))
+    return following(decision, subject.kernel_without_a_value(f))
+
+
+def _share_required(f: Fibration, way: Way) -> str:
+    return f"the weights over each {f.target} sum to the share of {_leaves(way)} in it, by way of {way.through}"
+
+
+def _share_remedy(f: Fibration, way: Way, subject: Subject) -> str:
+    """The remedy: the share of an element, written out if possible."""
+    terms: list[Any] = []
+    for k in way.kernels:
+        try:
+            (case,) = cases(k.weight, subject.at(k.source))
+        except (TooManyCases, ValueError):
+            break
+        known = subject.assume.populations
+        terms.append(case.sympy() if k.source == f.source else fibre_sum(case.sympy(), k.source, f.source, known))
+    else:
+        if None not in terms:
+            return f"let it be m(a)/m(b) of the measure that the other kernels spread: {show(sympy.cancel(sum(terms)))}"
+    return "let it be m(a)/m(b) of the measure m that the other kernels spread"
+
+
+def _leaves(way: Way) -> str:
+    return listed(k.source for k in way.kernels)
 
 
 LAW = Law("reflecting", STATEMENT, decide_reflecting, may_be_given_up=False)

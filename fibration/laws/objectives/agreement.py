@@ -13,8 +13,10 @@ from typing import Any
 from fibration.language.expressions import Expression
 from fibration.language.sympy_bridge import vanishes
 from fibration.language.traversal import desugar
-from fibration.laws.batches.concrete import Witness, in_brief, rounded, rounding
+from fibration.laws import topic
+from fibration.laws.batches.concrete import rounding
 from fibration.laws.batches.first_update import CLOSE, NO_VALUE
+from fibration.laws.batches.words import Witness, in_brief, rounded
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.objectives import coinciding_search
 from fibration.laws.signs.claim import factors
@@ -31,7 +33,7 @@ REMEDY = (
 
 def decide_agreement(subject: Subject) -> Iterator[Decision]:
     for weight in subject.hierarchy.objective.weighed:
-        name = f"weight {weight}"
+        name = topic.weight(weight)
         if _tends_to_one(subject, weight):
             yield proved(name, f"{weight} tends to 1 where all log-probs tend to those of old")
         else:
@@ -49,11 +51,10 @@ def _tends_to_one(subject: Subject, weight: Expression) -> bool:
 
 def _refused(subject: Subject, weight: Expression, name: str) -> Decision:
     witness = weight_off_one(subject, weight)
-    asked = (here.question(weight, 1) for here in everywhere(subject.hierarchy))
-    where = next((f", not 1 where {words}" for words in asked if words), "")
+    questions = (here.question(weight, 1) for here in everywhere(subject.hierarchy))
+    where = next((f", not 1 where {words}" for words in questions if words), "")
     found = f"w = {weight}{where}" + ("" if witness else ", which was not shown to tend to 1")
-    said = (v for v in subject.verdicts if (v.law, v.subject) == ("objective", name) and v.status != "proved")
-    return following(unproved(name, found, REMEDY, witness), next(said, None))
+    return following(unproved(name, found, REMEDY, witness), subject.failure("objective", name))
 
 
 def weight_off_one(subject: Subject, weight: Expression) -> Witness | None:
@@ -66,7 +67,7 @@ def weight_off_one(subject: Subject, weight: Expression) -> Witness | None:
     if (seen := coinciding_search.find_violation(subject.hierarchy, weight, within(exact), within(CLOSE))) is None:
         return None
     near, k = seen
-    value: Any = near.value(weight, k)
+    value: Any = near.tokens.attempt(weight, k)
     got = f"has {NO_VALUE}" if value is None else f"is {in_brief(rounded(value, exact))} instead of 1"
     return coinciding_search.witness(
         near, k, "the weight", got, weight=None if value is None else rounded(value, exact)

@@ -54,8 +54,8 @@ def _decided(subject: Subject, h: Hierarchy) -> Decision:
         return proved("advantages", f"{share}, R {of}, and b is of nothing that was sampled there{granted}")
     witness = not_its_own(h, desugar(formula), of_tokens(h, formula))
     unknown = "" if witness else ", which was not shown to be a reward less a baseline"
-    said = (v for v in subject.verdicts if (v.law, v.subject) == ("objective", "advantages") and v.status != "proved")
-    return following(unproved("advantages", f"A = {h.advantages}{unknown}", REMEDY, witness), next(said, None))
+    decision = unproved("advantages", f"A = {h.advantages}{unknown}", REMEDY, witness)
+    return following(decision, subject.failure("objective", "advantages"))
 
 
 def remainder(subject: Subject) -> Iterator[Decision]:

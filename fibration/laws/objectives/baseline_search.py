@@ -10,21 +10,19 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from fibration.language.atoms import Attribute, Stratum
+from fibration.language.atoms import Attribute
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
-from fibration.language.policies import CURRENT, OLD, LogProb
+from fibration.language.policies import CURRENT, LogProb
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms, desugar
-from fibration.laws.batches.concrete import Concrete, Witness, in_brief, number, rounded, rounding, settings
-from fibration.laws.batches.direct_operator import DirectOperator
-from fibration.laws.batches.first_update import attempt
-from fibration.laws.batches.search import concretes
-from fibration.laws.values.duals import value_of
+from fibration.laws.batches import caps
+from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.search import concretes, find
+from fibration.laws.batches.tokens import Tokens, rows_of
+from fibration.laws.batches.words import Witness, in_brief, number, rounded
 
-MOST_TRIED, MOST_TOKENS, MOST_OF_A_SIZE = 3000, 4, 60
-MOST_RAISED = 5
 ZERO, ONE = Fraction(0), Fraction(1)
 
 
@@ -36,18 +34,13 @@ class Sample:
     """
 
     h: Hierarchy
-    concrete: Concrete
-    rewards: tuple[Fraction, ...]
+    tokens: Tokens
     policy: str = ""  # the policy under which that token's log-prob differs from all others
     token: int = 0
 
     @cached_property
-    def places(self) -> tuple[tuple[Stratum, int], ...]:
-        return DirectOperator(self.h, self.concrete).tokens
-
-    @cached_property
     def rows(self) -> list[int]:
-        return [self.concrete.below(*p, self.h.rows) for p in self.places]
+        return rows_of(self.h, self.tokens.concrete)
 
     @property
     def own(self) -> list[int]:
@@ -57,78 +50,73 @@ class Sample:
     @property
     def onward(self) -> Iterator[Sample]:
         """Yields the sample with each token of the first row in turn, as far as they belong to the first leaf."""
-        yield from (replace(self, token=k) for k in self.own if self.places[k][0] == self.places[0][0])
+        places = self.tokens.places
+        yield from (replace(self, token=k) for k in self.own if places[k][0] == places[0][0])
+
+    def under(self, policy: str) -> Sample:
+        """The sample with a lower log-prob of the token under one policy."""
+        return replace(self, tokens=self.tokens.changed(policy, self.token, Fraction(-2)), policy=policy)
 
     def value(self, formula: Expression) -> Fraction | None:
         """The advantage of the token."""
-        n = len(self.places)
-        log_probs = {
-            p: [Fraction(-2 if p == self.policy and k == self.token else -1) for k in range(n)]
-            for p in (OLD, *self.h.policies)
-            if p != CURRENT
-        }
-        here = replace(
-            DirectOperator(self.h, self.concrete).at_tokens([ZERO] * n, [ONE] * n, log_probs), rewards=self.rewards
-        )
-        found = attempt(lambda: here.value(formula, self.token))
-        return None if found is None else value_of(found)
+        found: Fraction | None = self.tokens.attempt(formula, self.token)
+        return found
 
     def given(self, tokens: Sequence[int], value: Fraction) -> Sample:
         """The sample with another reward for some tokens."""
-        return replace(self, rewards=tuple(value if k in tokens else r for k, r in enumerate(self.rewards)))
+        rewards = tuple(value if k in tokens else r for k, r in enumerate(self.tokens.rewards))
+        return replace(self, tokens=replace(self.tokens, rewards=rewards))
 
     @property
     def longer(self) -> Sample:
         """The sample with one more token in the first row."""
-        c, (leaf, i) = self.concrete, self.places[0]
+        c, places, given = self.tokens.concrete, self.tokens.places, self.tokens.rewards
+        leaf, i = places[0]
         maps = {(s, t): (*m, m[i]) if s == leaf else m for (s, t), m in c.maps.items()}
         attributes: dict[Attribute, tuple[Fraction, ...]] = {
             a: (*v, v[i]) if a.on == leaf else v for a, v in c.attributes.items()
         }
-        last = max(k for k, p in enumerate(self.places) if p[0] == leaf) + 1
-        rewards = (*self.rewards[:last], self.rewards[0], *self.rewards[last:])
-        return replace(self, concrete=Concrete(c.shape, maps, attributes, c.parameters), rewards=rewards)
+        last = max(k for k, p in enumerate(places) if p[0] == leaf) + 1
+        longer = Tokens.alike(self.h, Concrete(c.shape, maps, attributes, c.parameters), (ONE,) * (len(places) + 1))
+        return replace(self, tokens=replace(longer, rewards=(*given[:last], given[0], *given[last:])))
 
 
 def not_its_own(h: Hierarchy, formula: Expression, by_token: bool) -> Witness | None:
     """A batch on which an advantage does not rise evenly with its own rewards, whatever else is sampled."""
     exact = rounding(desugar(formula))
-    policies = [a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb)]
-    tried: Counter[int] = Counter()
-    for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
-        plain = Sample(h, concrete, ())
-        n = len(plain.places)
-        if n > MOST_TOKENS or tried[n] == MOST_OF_A_SIZE or not _is_compared(h, concrete) or concrete.alike:
-            continue
-        tried[n] += 1
-        resting = replace(plain, rewards=(ZERO,) * len(plain.places))
-        for sample in (s for at in resting.onward for s in _samples(at, list(dict.fromkeys(policies)))):
-            if (found := _uneven(sample, formula, by_token, exact)) is not None:
-                return found
-        if (found := _along(resting, formula, by_token, exact)) is not None:
-            return found
-    return None
+    read = (a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb))
+    policies = [p for p in dict.fromkeys(read) if p != CURRENT]
+
+    def fails(resting: Sample) -> Witness | None:
+        varied = (v for at in resting.onward for v in _samples(at, policies))
+        return find(varied, lambda v: _uneven(v, formula, by_token, exact)) or _along(resting, formula, by_token, exact)
+
+    return find(_resting(h, concretes(h, [formula], caps.BASELINE, whole_batch(h))), fails)
 
 
 def raised(h: Hierarchy, formula: Expression) -> Iterator[tuple[Fraction, Witness]]:
     """Yields how an advantage rises with its own rewards from the token on, where everything else is alike."""
     exact = rounding(desugar(formula))
+    found = concretes(h, [formula], caps.RISING, whole_batch(h))
+    alike = (c for c in found if all(len(set(values)) == 1 for values in c.attributes.values()))
+    for sample in (s for resting in _resting(h, alike) for s in resting.onward):
+        onward = [k for k in sample.own if k >= sample.token]
+        values = [sample.given(onward, Fraction(r)).value(formula) for r in (-1, 0, 1)]
+        for (low, high), step in zip(itertools.pairwise(values), ("from -1 to 0", "from 0 to 1"), strict=True):
+            if low is None or high is None or 0 < abs(high - low) <= _tolerance(exact, low, high):
+                continue
+            words = f"by {{}} as its own rewards go {step}"
+            yield high - low, _witness(sample, sample, [(words, high - low)], exact)
+
+
+def _resting(h: Hierarchy, found: Iterator[Concrete]) -> Iterator[Sample]:
+    """Yields batches in which every row is compared with others and all rewards are 0, a number of each size."""
     tried: Counter[int] = Counter()
-    for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
-        plain = Sample(h, concrete, ())
-        alike = all(len(set(values)) == 1 for values in concrete.attributes.values()) and not concrete.alike
-        n = sum(concrete.size[leaf] for leaf in h.leaves)
-        if n > MOST_RAISED or tried[n] == MOST_OF_A_SIZE or not alike or not _is_compared(h, concrete):
-            continue
-        tried[n] += 1
-        for sample in replace(plain, rewards=(ZERO,) * len(plain.places)).onward:
-            onward = [k for k in sample.own if k >= sample.token]
-            values = [sample.given(onward, Fraction(r)).value(formula) for r in (-1, 0, 1)]
-            for (low, high), said in zip(itertools.pairwise(values), ("from -1 to 0", "from 0 to 1"), strict=True):
-                if low is None or high is None or 0 < abs(high - low) <= _tolerance(exact, low, high):
-                    continue
-                words = f"by {{}} as its own rewards go {said}"
-                yield high - low, _witness(sample, sample, [(words, high - low)], exact)
+    for concrete in found:
+        n = concrete.tokens
+        if tried[n] < caps.BASELINE.few and _is_compared(h, concrete):
+            tried[n] += 1
+            yield Sample(h, replace(Tokens.alike(h, concrete, (ONE,) * n), rewards=(ZERO,) * n))
 
 
 def _is_compared(h: Hierarchy, concrete: Concrete) -> bool:
@@ -152,9 +140,8 @@ def _samples(sample: Sample, policies: list[str]) -> Iterator[list[Varied]]:
         far = far.given([k], Fraction(n + 1))
     yield [("", apart), ("the others have rewards 1, 2, ...", far), (longer[0], apart.longer)]
     for p in policies:
-        if p != CURRENT:
-            yield [("", sample), (f"its log_prob({p}) is -2 instead of -1", replace(sample, policy=p))]
-            yield [("", apart), (f"its log_prob({p}) is -2 instead of -1", replace(apart, policy=p))]
+        yield [("", sample), (f"its log_prob({p}) is -2 instead of -1", sample.under(p))]
+        yield [("", apart), (f"its log_prob({p}) is -2 instead of -1", apart.under(p))]
 
 
 def _along(sample: Sample, formula: Expression, by_token: bool, exact: Fraction) -> Witness | None:
@@ -168,8 +155,8 @@ def _along(sample: Sample, formula: Expression, by_token: bool, exact: Fraction)
             return None
         words = f"by {{}} as {which} goes from 0 to 1"
         if first is not None and abs(high - low - first[1]) > _tolerance(exact, low, high):
-            told = [first, (f"that of token {at.token + 1} {words}", high - low)]
-            return _witness(sample, at, told, exact)
+            steps = [first, (f"that of token {at.token + 1} {words}", high - low)]
+            return _witness(sample, at, steps, exact)
         first = first or (words, high - low)
     return None
 
@@ -220,8 +207,8 @@ def _crossed(varied: list[Varied], formula: Expression, exact: Fraction) -> Witn
     return None
 
 
-def _witness(base: Sample, sample: Sample, told: list[tuple[str, Fraction]], exact: Fraction) -> Witness:
-    c = base.concrete
+def _witness(base: Sample, sample: Sample, steps: list[tuple[str, Fraction]], exact: Fraction) -> Witness:
+    c, rewards = base.tokens.concrete, base.tokens.rewards
     sizes = [base.rows.count(row) for row in dict.fromkeys(base.rows)]
     each = (
         f"{sizes[0]} token{'s' * (sizes[0] > 1)} each"
@@ -229,10 +216,9 @@ def _witness(base: Sample, sample: Sample, told: list[tuple[str, Fraction]], exa
         else f"{' and '.join(map(str, sizes))} tokens"
     )
     place = f"a batch of {number(c.size[base.h.rows], base.h.rows)} of {each}"
-    steps = [words.format(in_brief(rounded(v, exact))) for words, v in told]
-    rewards = ", ".join(map(in_brief, base.rewards))
-    text = f"in {place} with rewards {rewards}, the advantage of token {base.token + 1} rises {', and '.join(steps)}"
-    values: dict[str, Any] = {"rewards": base.rewards, "row": tuple(base.rows), "steps": tuple(v for _, v in told)}
-    values |= {"after_row": tuple(sample.rows), "after_rewards": sample.rewards, "policy": sample.policy}
+    rises = ", and ".join(words.format(in_brief(rounded(v, exact))) for words, v in steps)
+    text = f"in {place} with rewards {in_brief(*rewards)}, the advantage of token {base.token + 1} rises {rises}"
+    values: dict[str, Any] = {"rewards": rewards, "row": tuple(base.rows), "steps": tuple(v for _, v in steps)}
+    values |= {"after_row": tuple(sample.rows), "after_rewards": sample.tokens.rewards, "policy": sample.policy}
     values["token"] = base.token
-    return Witness(text + settings(c), c, values)
+    return Witness.on(c, text, values)

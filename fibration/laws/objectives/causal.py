@@ -15,6 +15,7 @@ from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.sympy_bridge import from_sympy, to_sympy
 from fibration.language.traversal import atoms
+from fibration.laws import topic
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.objectives.causal_search import changed_by_later
 from fibration.laws.objectives.samples import HERE, Samples
@@ -30,21 +31,20 @@ REMEDY = (
 def decide_causal(subject: Subject) -> Iterator[Decision]:
     objective = subject.hierarchy.objective
     for weight in objective.weighed:
-        yield _decided(subject, "weight", weight)
+        yield _decided(subject, topic.weight(weight), weight)
     for keep in objective.kept:
-        yield _decided(subject, "condition", keep.condition)
+        yield _decided(subject, topic.condition(keep.condition), keep.condition)
 
 
-def _decided(subject: Subject, word: str, formula: Expression) -> Decision:
-    h, name = subject.hierarchy, f"{word} {formula}"
+def _decided(subject: Subject, name: topic.Topic, formula: Expression) -> Decision:
+    h = subject.hierarchy
     ahead = reads_ahead(h, formula)
     if not ahead:
         return proved(name, f"{formula} reads a token and its prefix alone{Samples(h).granted(formula)}")
-    witness = changed_by_later(h, formula, word)
+    witness = changed_by_later(h, formula, name.kind)
     found = f"{formula}, which reads {ahead[0]}" + ("" if witness else ", and was not shown to be free of what follows")
-    said = (v for v in subject.verdicts if (v.law, v.subject) == ("objective", name) and v.status != "proved")
     decision = replace(unproved(name, found, REMEDY, witness), fault=f"reads {listed(sorted(map(str, ahead)))}")
-    return following(decision, next(said, None))
+    return following(decision, subject.failure("objective", name))
 
 
 def reads_ahead(h: Hierarchy, formula: Expression) -> list[Expression]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from fibration.language.atoms import BATCH, Attribute, Stratum, advantage, at, token_log_ratio
+from fibration.language.atoms import Attribute, Stratum, advantage, at, token_log_ratio
 from fibration.language.exact import TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -16,203 +16,190 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms, desugar
-from fibration.laws.batches.concrete import Concrete, Witness, in_brief, plural, rounded, rounding, settings
-from fibration.laws.batches.direct_operator import DirectOperator
-from fibration.laws.batches.first_update import attempt
-from fibration.laws.batches.search import concretes, is_of_one_token, is_read_at
+from fibration.laws.batches import caps
+from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.search import concretes, find, is_of_one_token, is_read_at
+from fibration.laws.batches.tokens import LOG_RATIO, Tokens, rows_of
+from fibration.laws.batches.words import Witness, in_batch, in_brief, plural, rounded
 from fibration.laws.values.duals import value_of
 from fibration.laws.values.probes import between, crossings, turning
 
-MOST_TRIED, MOST_TOKENS, FEW = 201, 4, 6  # FEW batches are also searched around changes of branch
 MOVES = tuple(Fraction(v) for v in ("-2", "-1/2", "-30", "-1/100"))
 RISE = Fraction(1, 2)  # of a log ratio: a log-prob of -1 may rise by it
 SIGNS = ((1, 1), (-1, -1), (3, -3))  # advantages of every other row
-RATIO = "log ratio"
 
 
-@dataclass(frozen=True)
-class Row:
-    """A batch whose tokens are alike, except that one has another log-prob, log ratio or attribute."""
+class Compared(NamedTuple):
+    """Two batches whose tokens are alike, except for what comes after the token `k` in its row.
 
-    h: Hierarchy
-    concrete: Concrete
-    advantages: tuple[Fraction, ...]
-    start: Fraction = Fraction(-1)  # the log-prob of every token
-    changed: str | Attribute | None = None
-    token: int = 0
+    The token `later` has the number `what`, which is `was` before and `to` after. If `what` is None, `before` lacks the
+    token.
+    """
+
+    before: Tokens
+    after: Tokens
+    k: int
+    later: int
+    what: str | Attribute | None = None
+    was: Fraction = Fraction(0)
     to: Fraction = Fraction(0)
-
-    @cached_property
-    def places(self) -> tuple[tuple[Stratum, int], ...]:
-        return DirectOperator(self.h, self.concrete).tokens
-
-    def value(self, formula: Expression, k: int) -> Any:
-        """A formula at a token; None where it has no value, or one with too many digits to compare."""
-        c = self.concrete
-        if isinstance(self.changed, Attribute):
-            values = list(c.attributes[self.changed])
-            values[self.places[self.token][1]] = self.to
-            c = replace(c, attributes={**c.attributes, self.changed: tuple(values)})
-        log_probs = {p: self.given(p) for p in (OLD, *self.h.policies) if p != CURRENT}
-        here = DirectOperator(self.h, c).at_tokens(self.given(RATIO), self.advantages, log_probs)
-        try:
-            found = attempt(lambda: here.value(formula, k))
-        except TooLarge:
-            return None
-        return found if found is None or isinstance(found, bool) else value_of(found)
-
-    def given(self, what: str) -> tuple[Fraction, ...]:
-        """One number per token."""
-        usual = Fraction(0) if what == RATIO else self.start
-        return tuple(self.to if what == self.changed and k == self.token else usual for k in range(len(self.places)))
-
-    @property
-    def was(self) -> Fraction:
-        """The value of the changed token before the change."""
-        if isinstance(self.changed, Attribute):
-            return self.concrete.attributes[self.changed][self.places[self.token][1]]
-        return Fraction(0) if self.changed == RATIO else self.start
 
 
 def changed_by_later(h: Hierarchy, formula: Expression, what: str) -> Witness | None:
     """A row in which a later token changes the value of a formula at an earlier one."""
     exact = rounding(desugar(formula))
-    for before, after, k in _pairs(h, formula):
-        one, other = before.value(formula, k), after.value(formula, k)
-        if None not in (one, other) and (abs(one - other) > exact):
-            return _witness(after, k, what, one, other, exact)
-    return None
+
+    def fails(found: Compared) -> Witness | None:
+        one, other = _value(found.before, formula, found.k), _value(found.after, formula, found.k)
+        if None not in (one, other) and abs(one - other) > exact:
+            return _witness(h, found, what, one, other, exact)
+        return None
+
+    return find(_compared(h, formula), fails)
 
 
-def _pairs(h: Hierarchy, formula: Expression) -> Iterator[tuple[Row, Row, int]]:
-    """Yields two batches that differ in what comes after a token, and the number of that token."""
-    read = {a for e in within(formula) for a in atoms(e)}
+def _value(batch: Tokens, formula: Expression, k: int) -> Any:
+    """A formula at a token; None where it has no value, or one with too many digits to compare."""
+    try:
+        return batch.attempt(formula, k)
+    except TooLarge:
+        return None
+
+
+def _compared(h: Hierarchy, formula: Expression) -> Iterator[Compared]:
+    read = dict.fromkeys(a for e in within(formula) for a in atoms(e))
     signs = SIGNS if advantage in read else SIGNS[:1]
     policies = [p for p in (OLD, *h.policies) if p != CURRENT and any(_is_of(a, p) for a in read)]
-    moving = [RATIO] * any(a == token_log_ratio or _is_of(a, CURRENT) for a in read) + policies
-    own = [a for a in read if isinstance(a, Attribute) and a.on in h.leaves]
-    few: list[tuple[Row, int, int]] = []
-    for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
-        if sum(concrete.size[leaf] for leaf in h.leaves) > MOST_TOKENS:
+    varied = [LOG_RATIO] * any(a == token_log_ratio or _is_of(a, CURRENT) for a in read) + policies
+    attributes = [a for a in read if isinstance(a, Attribute) and a.on in h.leaves]
+    few: list[tuple[Tokens, int, int]] = []
+    for concrete in concretes(h, [formula], caps.CAUSAL.of_any_size, whole_batch(h)):
+        if not caps.CAUSAL.allow(concrete.tokens):
             if is_of_one_token(formula):
-                yield from _longer_by_one(_row(h, concrete, signs[0]))
+                yield from _longer_by_one(h, _batch(h, concrete, signs[0]))
             continue
-        for row in (_row(h, concrete, s) for s in signs):
-            pairs = list(_in_order(row))
+        for batch in (_batch(h, concrete, s) for s in signs):
+            pairs = list(_in_order(h, batch))
             for k, j in pairs:
-                yield from ((row, _put(row, w, j, v), k) for w in moving for v in (*MOVES, *[RISE] * (w == RATIO)))
-                yield from (
-                    (row, _put(row, a, j, v), k) for a in own if a.on == row.places[j][0] for v in _other(a, row, j)
-                )
-                shorter = _without(row, j)
-                yield from [(shorter, row, k)] if shorter is not None else []
-            few += [(row, k, j) for k, j in pairs] if len(few) < FEW * len(signs) else []
-    for row, k, j in few:
-        whats: list[str | Attribute] = [*moving, *(a for a in own if a.on == row.places[j][0])]
+                rises = [(LOG_RATIO, RISE)] * (LOG_RATIO in varied)
+                yield from (_changed(batch, k, j, w, v) for w, v in [*itertools.product(varied, MOVES), *rises])
+                own = (a for a in attributes if a.on == batch.places[j][0])
+                yield from (_changed(batch, k, j, a, v) for a in own for v in _other(a, batch, j))
+                shorter = _without(h, batch, j)
+                yield from [Compared(shorter, batch, k, j)] if shorter is not None else []
+            few += [(batch, k, j) for k, j in pairs] if len(few) < caps.CAUSAL.few * len(signs) else []
+    for batch, k, j in few:
+        whats: list[str | Attribute] = [*varied, *(a for a in attributes if a.on == batch.places[j][0])]
         for w in whats:
-            yield from ((row, _put(row, w, j, v), k) for v in _changes(row, formula, w, k, j))
+            yield from (_changed(batch, k, j, w, v) for v in _changes(batch, formula, w, k, j))
 
 
-def _longer_by_one(row: Row) -> Iterator[tuple[Row, Row, int]]:
+def _changed(batch: Tokens, k: int, j: int, what: str | Attribute, to: Fraction) -> Compared:
+    return Compared(batch, _moved(batch, what, j, to), k, j, what, _number(batch, what, j), to)
+
+
+def _moved(batch: Tokens, what: str | Attribute, j: int, to: Fraction) -> Tokens:
+    """The batch with another number at a token. A log ratio leaves all frozen log-probs as they are."""
+    if what != LOG_RATIO:
+        return batch.changed(what, j, to)
+    return replace(batch, log_ratios=(*batch.log_ratios[:j], to, *batch.log_ratios[j + 1 :]))
+
+
+def _number(batch: Tokens, what: str | Attribute, j: int) -> Any:
+    """The log ratio, the attribute or the log-prob of a token."""
+    if isinstance(what, Attribute):
+        return batch.concrete.attributes[what][batch.places[j][1]]
+    return (batch.log_ratios if what == LOG_RATIO else batch.log_probs[what])[j]
+
+
+def _longer_by_one(h: Hierarchy, batch: Tokens) -> Iterator[Compared]:
     """Yields a batch without and with its last token, and the first token of that row."""
-    last = len(row.places) - 1
-    below = [row.concrete.below(*p, row.h.rows) for p in row.places]
-    if (first := below.index(below[last])) < last and (shorter := _without(row, last)) is not None:
-        yield shorter, row, first
+    rows = rows_of(h, batch.concrete)
+    last = len(rows) - 1
+    if (first := rows.index(rows[last])) < last and (shorter := _without(h, batch, last)) is not None:
+        yield Compared(shorter, batch, first, last)
 
 
-def _row(h: Hierarchy, concrete: Concrete, of_rows: tuple[int, int]) -> Row:
+def _batch(h: Hierarchy, concrete: Concrete, of_rows: tuple[int, int]) -> Tokens:
     """A batch whose rows have these two advantages alternately."""
-    below = [concrete.below(leaf, i, h.rows) for leaf in h.leaves for i in range(concrete.size[leaf])]
-    return Row(h, concrete, tuple(Fraction(of_rows[b % 2]) for b in below))
+    return Tokens.alike(h, concrete, tuple(Fraction(of_rows[row % 2]) for row in rows_of(h, concrete)))
 
 
 def _is_of(a: Expression, policy: str) -> bool:
     return isinstance(a, LogProb) and a.policy.name == policy
 
 
-def _put(row: Row, what: str | Attribute, j: int, value: Fraction) -> Row:
-    return replace(row, changed=what, token=j, to=value)
-
-
-def _in_order(row: Row) -> Iterator[tuple[int, int]]:
+def _in_order(h: Hierarchy, batch: Tokens) -> Iterator[tuple[int, int]]:
     """Yields pairs of tokens of one row, the earlier first."""
-    below = [row.concrete.below(*p, row.h.rows) for p in row.places]
-    for j in range(len(below)):
-        yield from ((k, j) for k in range(j) if below[k] == below[j])
+    rows = rows_of(h, batch.concrete)
+    for j in range(len(rows)):
+        yield from ((k, j) for k in range(j) if rows[k] == rows[j])
 
 
-def _other(a: Attribute, row: Row, j: int) -> Iterator[Fraction]:
+def _other(a: Attribute, batch: Tokens, j: int) -> Iterator[Fraction]:
     """Other values of a token's attribute."""
-    now = row.concrete.attributes[a][row.places[j][1]]
+    now = _number(batch, a, j)
     yield from (
         v for v in dict.fromkeys(a.nearest(now + d) for d in (1, -1, 30)) if v != now and (v > 0 or not a.positive)
     )
 
 
-def _changes(row: Row, formula: Expression, what: str | Attribute, k: int, j: int) -> list[Fraction]:
+def _changes(batch: Tokens, formula: Expression, what: str | Attribute, k: int, j: int) -> list[Fraction]:
     """Values for one number of the later token `j` around which a branch changes at the earlier token `k`."""
-    leaf = row.places[k][0]
+    leaf = batch.places[k][0]
 
     def along(e: Expression) -> Callable[[Fraction], Fraction | None]:
-        return lambda v: _put(row, what, j, v).value(e, k)
+        return lambda v: _value(_moved(batch, what, j, v), e, k)
 
-    read = [e for e in (at(e, leaf) for e in within(formula)) if is_read_at(row.concrete.shape, e, leaf)]
+    read = [e for e in (at(e, leaf) for e in within(formula)) if is_read_at(batch.concrete.shape, e, leaf)]
     found = {c for e in turning(read) for c in crossings(along(e), near=-4, far=2)}
-    most = -row.start if what == RATIO else Fraction(0)  # log-probs are at most 0
+    most = -value_of(batch.log_probs[OLD][j]) if what == LOG_RATIO else Fraction(0)  # log-probs are at most 0
     low, high = what.ends if isinstance(what, Attribute) else (None, most)
     return [v for v in between(sorted(found)) if (low is None or v > low) and (high is None or v <= high)]
 
 
-def _without(row: Row, j: int) -> Row | None:
+def _without(h: Hierarchy, batch: Tokens, j: int) -> Tokens | None:
     """The batch without a token, and without the elements of its row, such as turns, that have this token alone.
 
     None unless the token and these elements are the last of their strata, and no other element has this token alone.
     """
-    c, (leaf, _) = row.concrete, row.places[j]
-    finer = (s for s in c.shape.coarser(leaf) if row.h.rows in c.shape.coarser(s))
-    last = {s: c.below(*row.places[j], s) for s in (leaf, *finer)}
-    alone = {s for s, e in last.items() if s == leaf or [c.below(*p, s) for p in _over(row, s)].count(e) == 1}
+    c, (leaf, _) = batch.concrete, batch.places[j]
+    finer = (s for s in c.shape.coarser(leaf) if h.rows in c.shape.coarser(s))
+    last = {s: c.below(*batch.places[j], s) for s in (leaf, *finer)}
+    alone = {s for s, e in last.items() if s == leaf or [c.below(*p, s) for p in _over(batch, s)].count(e) == 1}
     if any(last[s] != c.size[s] - 1 for s in alone):
         return None
     maps = {(s, t): m[:-1] if s in alone else m for (s, t), m in c.maps.items()}
     if any(set(m) != {e for e in c.maps[s, t] if t not in alone or e != last[t]} for (s, t), m in maps.items()):
         return None
-    left = (a for k, a in enumerate(row.advantages) if k != j)
+    left = tuple(a for k, a in enumerate(batch.advantages) if k != j)
     attributes = {a: v[:-1] if a.on in alone else v for a, v in c.attributes.items()}
-    return replace(row, concrete=Concrete(c.shape, maps, attributes, c.parameters), advantages=tuple(left))
+    return Tokens.alike(h, Concrete(c.shape, maps, attributes, c.parameters), left)
 
 
-def _over(row: Row, stratum: Stratum) -> list[tuple[Stratum, int]]:
+def _over(batch: Tokens, stratum: Stratum) -> list[tuple[Stratum, int]]:
     """The tokens that lie over the elements of a stratum."""
-    return [(leaf, i) for leaf, i in row.places if leaf in row.concrete.shape.leaves_over(stratum)]
+    return [(leaf, i) for leaf, i in batch.places if leaf in batch.concrete.shape.leaves_over(stratum)]
 
 
-def _witness(after: Row, k: int, what: str, one: Any, other: Any, exact: Fraction) -> Witness:
-    h, concrete = after.h, after.concrete
-    rows = concrete.size[h.rows]
-    place = concrete.describe(h.rows) if rows == 1 else concrete.describe(Stratum(BATCH))
-    of_row = sorted(
-        {concrete.below(*p, h.rows): a for p, a in zip(after.places, after.advantages, strict=True)}.items()
-    )
-    several = f"{plural(h.rows.name)} of advantages" if rows > 1 else "advantage"
-    given = f" with {several} {', '.join(str(a) for _, a in of_row)}" if set(after.advantages) != {1} else ""
+def _witness(h: Hierarchy, found: Compared, what: str, one: Any, other: Any, exact: Fraction) -> Witness:
+    before, after, k, j, changed, _, _ = found
+    concrete = after.concrete if changed is None else before.concrete
+    of_row = dict(zip(rows_of(h, concrete), after.advantages, strict=True))
+    several = f"{plural(h.rows.name)} of advantages" if len(of_row) > 1 else "advantage"
+    given = f" with {several} {in_brief(*(of_row[r] for r in sorted(of_row)))}" if set(after.advantages) != {1} else ""
     named = f"token {k + 1}" if isinstance(one, bool) else f"the {what} of token {k + 1}"
     was, now = (
         ("kept" if v else "dropped") if isinstance(v, bool) else in_brief(rounded(v, exact)) for v in (one, other)
     )
-    j = len(after.places) - 1 if after.changed is None else after.token
     later = f"token {j + 1}"
     how = f"without {later}, which comes later"
-    if after.changed is None:
+    if changed is None:
         was, now = now, was
     else:
-        plain = after.changed == RATIO or isinstance(after.changed, Attribute)
-        word = after.changed if plain else f"log_prob({after.changed})"
-        how = f"where {later}, which comes later, has {word} {in_brief(after.to)} instead of {in_brief(after.was)}"
-    text = f"in {place}{given}, {named} is {was}, and {now} {how}"
+        word = str(changed) if changed == LOG_RATIO or isinstance(changed, Attribute) else f"log_prob({changed})"
+        how = f"where {later}, which comes later, has {word} {in_brief(found.to)} instead of {in_brief(found.was)}"
+    text = f"{in_batch(h, concrete)}{given}, {named} is {was}, and {now} {how}"
     values = {"element": k, "before": one, "after": other, "later": j}
-    values |= {} if after.changed is None else {"changed": str(after.changed), "from": after.was}
-    values |= {"log_ratios": after.given(RATIO), "advantages": after.advantages}
-    values |= {f"log_probs of {p}": after.given(p) for p in (OLD, *h.policies) if p != CURRENT}
-    return Witness(text + settings(concrete), concrete, values)
+    values |= {} if changed is None else {"changed": str(changed), "from": found.was}
+    return Witness.on(concrete, text, values | after.numbers)

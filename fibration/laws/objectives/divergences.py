@@ -68,7 +68,7 @@ class Divergence:
         return f"on policy ∂P/∂log π = {c} + const: the gradient of {what}, {near}{where}"
 
 
-def is_asked(h: Hierarchy, penalty: Penalty) -> bool:
+def is_covered(h: Hierarchy, penalty: Penalty) -> bool:
     """Whether the law covers a penalty: it is one of tokens, reads no advantage, and moves with the current policy."""
     own = (penalty.objective or h.objective.of_penalties).formulas
     read = {a for formula in (penalty.formula, *own) for e in within(formula) for a in atoms(e)}

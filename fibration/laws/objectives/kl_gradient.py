@@ -16,11 +16,12 @@ from fibration.language.penalties import Penalty
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms, desugar
+from fibration.laws import topic
 from fibration.laws.law import Decision, Law, proved, unproved
 from fibration.laws.objectives.divergences import (
     divergence,
     has_slope,
-    is_asked,
+    is_covered,
     is_flat_near,
     never_flows,
     rises,
@@ -43,14 +44,14 @@ REMEDY_OF_WEAKER = "turn its sign: a penalty is subtracted from the objective"
 NOTHING = "nothing left in expectation"
 
 
-def asked(h: Hierarchy) -> list[tuple[str, Penalty]]:
+def covered(h: Hierarchy) -> list[tuple[str, Penalty]]:
     """The penalties that the law covers, with their names."""
-    return [(name, p) for name, p in h.penalties.items() if is_asked(h, p)]
+    return [(name, p) for name, p in h.penalties.items() if is_covered(h, p)]
 
 
 def decide_kl_gradient(subject: Subject) -> Iterator[Decision]:
-    for name, penalty in asked(subject.hierarchy):
-        yield _of_penalty(subject, f"penalty '{name}'", penalty)
+    for name, penalty in covered(subject.hierarchy):
+        yield _of_penalty(subject, topic.penalty(name), penalty)
 
 
 def _of_penalty(subject: Subject, name: str, penalty: Penalty) -> Decision:
@@ -82,17 +83,17 @@ WEAKER = (
 def remainder(subject: Subject) -> Iterator[Decision]:
     """Decides what is left of the law if it is given up: no penalty leads away from its policy or lacks a gradient."""
     h = subject.hierarchy
-    for name, penalty in asked(h):
+    for name, penalty in covered(h):
         rising = [rises(h, leaf, penalty) for leaf in h.leaves]
         if all(rising):
-            yield proved(f"penalty '{name}'", WEAKER)
+            yield proved(topic.penalty(name), WEAKER)
             continue
         formula = desugar(at(weighed(h, penalty), h.leaves[0]))
         read = {a for e in within(penalty.formula) for a in atoms(e) if isinstance(a, LogProb)}
         passed = sorted(a.policy.name for a in read if a.policy.name not in (CURRENT, OLD))
         named = bool(read) and OLD not in {a.policy.name for a in read}
         witness = leads_nowhere(h, formula, passed, named, False in rising)
-        left = unproved(f"penalty '{name}'", f"P = {penalty.formula}", REMEDY_OF_WEAKER, witness, required=WEAKER)
+        left = unproved(topic.penalty(name), f"P = {penalty.formula}", REMEDY_OF_WEAKER, witness, required=WEAKER)
         yield replace(left, fault=NOTHING if all(found is False for found in rising) else "")
 
 

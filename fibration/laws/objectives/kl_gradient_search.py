@@ -23,15 +23,14 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import within
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import Concrete, Witness, in_brief, rounded, settings, shown
-from fibration.laws.batches.direct_operator import DirectOperator
-from fibration.laws.batches.first_update import attempt
-from fibration.laws.batches.search import concretes
-from fibration.laws.batches.tokens import Tokens
+from fibration.laws.batches import caps
+from fibration.laws.batches.concrete import Concrete
+from fibration.laws.batches.search import concretes, find
+from fibration.laws.batches.tokens import Tokens, attempt, places_of
+from fibration.laws.batches.words import Witness, in_brief, rounded, shown
 from fibration.laws.values.duals import TooClose, differentiate, log_of, slopes_of
 
 Probabilities = tuple[Fraction, ...]
-MOST_TRIED = 61
 STEPS = (1, 12, 2, 4, 6, 24)  # powers of two from one token to the next: a cut of log ratios up to 32 lies between two
 MOST_EARLIER = 2  # tokens before the state, if the formula reads how many there are
 NEAR = (Fraction(1, 10**6), Fraction(1, 10**9))
@@ -74,7 +73,7 @@ class State:
             return None
 
     def _derivative(self, k: int) -> Fraction:
-        one, places = Fraction(1), DirectOperator(self.h, self.concrete).tokens
+        one, places = Fraction(1), places_of(self.h, self.concrete)
         ratio = log_of(self.current[k] / self.of(OLD)[k], {0: one})
         held = {p: log_of(self.of(p)[k], {}) for p in (OLD, *self.h.policies) if p != CURRENT}
         log_probs = {p: [*[log_of(one / 2, {})] * self.earlier, own] for p, own in held.items()}
@@ -152,7 +151,7 @@ def _rows(h: Hierarchy, formula: Expression) -> Iterator[Concrete]:
     """Yields batches of one row. It has several tokens only if the formula reads their order or number."""
     counts = any(isinstance(a, (Count, Ordered)) for e in within(formula) for a in atoms(e))
     most = 1 + MOST_EARLIER * counts
-    for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
+    for concrete in concretes(h, [formula], caps.STATES, whole_batch(h)):
         n = sum(concrete.size[leaf] for leaf in h.leaves)
         if n <= most and concrete.size[h.rows] == 1 and (n == 1 or concrete.size[h.leaves[0]] == n):
             yield concrete
@@ -169,11 +168,10 @@ def leads_nowhere(
     if len(passed) > 1:
         return None
     q = passed[0] if passed else "" if named else OLD
-    for concrete in _rows(h, formula):
+
+    def fails(concrete: Concrete) -> Witness | None:
         if q == OLD:
-            if (found := next(_near_old(h, concrete, formula, not is_flat, turned=True), None)) is not None:
-                return found
-            continue
+            return next(_near_old(h, concrete, formula, not is_flat, turned=True), None)
         for near in (_sides(), _sides()[::-1], (Fraction(1, 1000), Fraction(999, 1000))):
             state = State(h, concrete, formula, *((_even(2), {q: near}) if q else (near, {})))
             if (c := state.derivatives) is None:
@@ -182,7 +180,9 @@ def leads_nowhere(
                 return _away(state, q, c)
             if is_flat and not any(map(_above, state.update(state.current, c))):
                 return _nothing_left(state, q)
-    return None
+        return None
+
+    return find(_rows(h, formula), fails)
 
 
 def _sides() -> Probabilities:
@@ -225,7 +225,7 @@ def _nothing_left(state: State, q: str) -> Witness:
     goal = ", ".join(shown(v) for v in state.update(state.current, state.away_from(q)))
     c = state.derivatives or []
     text = (
-        f"{_told(state, q)}, ∂P/∂log π is {_listed(c)}, so that the expected update of the logits is 0, 0, where "
+        f"{_in_state(state, q)}, ∂P/∂log π is {in_brief(*c)}, so that the expected update of the logits is 0, 0, where "
         f"that of {_name(q)} is {goal}"
     )
     return _witness(state, text, q, c)
@@ -236,21 +236,25 @@ def _bent(state: State, q: str, c: Sequence[Fraction]) -> Witness:
     steps = [rounded(b - a, TINY) for a, b in itertools.pairwise(c)]
     over = f"log(π/{q})" if q else "log π"
     text = (
-        f"{_told(state, q)}, ∂P/∂log π is {_listed(values)}, which goes from token to token by {_listed(steps)}, where "
-        f"{over} goes by equal steps: the expected update is none of {_name(q)}"
+        f"{_in_state(state, q)}, ∂P/∂log π is {in_brief(*values)}, which goes from token to token by "
+        f"{in_brief(*steps)}, where {over} goes by equal steps: the expected update is none of {_name(q)}"
     )
     return _witness(state, text, q, c)
 
 
 def _away(state: State, q: str, c: Sequence[Fraction]) -> Witness:
-    got = _listed([rounded(v, TINY) for v in c])
-    text = f"{_told(state, q)}, ∂P/∂log π is {got}, which falls where log(π/{q}) rises: the update leads away from {q}"
+    got = in_brief(*[rounded(v, TINY) for v in c])
+    text = (
+        f"{_in_state(state, q)}, ∂P/∂log π is {got}, which falls where log(π/{q}) rises: the update leads away from {q}"
+    )
     return _witness(state, text, q, c)
 
 
 def _on_policy(state: State) -> Witness:
     c = state.derivatives or []
-    text = f"{_told(state, '')}, ∂P/∂log π is {_listed(c)}: the expected update is not 0, as that of {_name(OLD)} is"
+    text = (
+        f"{_in_state(state, '')}, ∂P/∂log π is {in_brief(*c)}: the expected update is not 0, as that of {_name(OLD)} is"
+    )
     return _witness(state, text, OLD, c)
 
 
@@ -258,7 +262,7 @@ def _beside(state: State, who: str) -> Witness:
     c = state.derivatives or []
     rate = state.update(state.of(who), c)[0] / state.update(state.current, state.away_from(OLD))[0]
     text = (
-        f"{_told(state, OLD)}, ∂P/∂log π is {', '.join(map(shown, c))}: of tokens of {who}, the expected update is "
+        f"{_in_state(state, OLD)}, ∂P/∂log π is {', '.join(map(shown, c))}: of tokens of {who}, the expected update is "
         f"{shown(rate) if abs(rate) > SMALL else 0} times that of {_name(OLD)}"
     )
     return _witness(state, text, OLD, c)
@@ -268,21 +272,17 @@ def _name(q: str) -> str:
     return f"KL(current‖{q})" if q else "the entropy"
 
 
-def _told(state: State, q: str) -> str:
+def _in_state(state: State, q: str) -> str:
     number = {2: "two", 3: "three"}[len(state.current)]
     place = f"the state after {state.earlier} token{'s' * (state.earlier > 1)}," if state.earlier else "a state"
-    text = f"in {place} with {number} tokens of probabilities {_listed(state.current)}"
-    return f"{text}, and {_listed(state.of(q))} under {q}" if q else text
-
-
-def _listed(values: Sequence[Fraction]) -> str:
-    return ", ".join(map(in_brief, values))
+    text = f"in {place} with {number} tokens of probabilities {in_brief(*state.current)}"
+    return f"{text}, and {in_brief(*state.of(q))} under {q}" if q else text
 
 
 def _witness(state: State, text: str, q: str, c: Sequence[Fraction]) -> Witness:
     values: dict[str, Any] = {CURRENT: state.current, "derivatives": tuple(c), "target": q or "entropy"}
     values |= {p: state.of(p) for p in (OLD, *state.h.policies) if p != CURRENT}
-    return Witness(text + settings(state.concrete), state.concrete, values)
+    return Witness.on(state.concrete, text, values)
 
 
 def looks_beyond(formula: Expression) -> bool:

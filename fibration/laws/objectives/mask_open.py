@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 from fibration.language.objectives import Keep
 from fibration.language.operators import where
-from fibration.laws.batches.concrete import Witness
+from fibration.laws import topic
 from fibration.laws.batches.first_update import NO_VALUE
+from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.objectives import coinciding_search
 from fibration.laws.signs.coinciding import everywhere
@@ -26,16 +27,15 @@ REMEDY = (
 
 def decide_mask_open(subject: Subject) -> Iterator[Decision]:
     for keep in subject.hierarchy.objective.kept:
-        name = f"condition {keep.condition}"
+        name = topic.condition(keep.condition)
         if all(here.outcomes(keep.condition) == {True} for here in everywhere(subject.hierarchy)):
             yield proved(name, f"{keep.condition} holds where all log-probs are near those of old")
         else:
             witness = token_dropped(subject, keep)
-            asked = (here.question(where(keep.condition, 1, 0), 1) for here in everywhere(subject.hierarchy))
-            said = next((f", which fails where {words}" for words in asked if words), "")
-            found = f"keep({keep.condition}){said}" + ("" if witness else ", which was not shown to hold there")
-            lacks = (v for v in subject.verdicts if (v.law, v.subject) == ("objective", name) and v.status != "proved")
-            yield following(unproved(name, found, REMEDY, witness), next(lacks, None))
+            questions = (here.question(where(keep.condition, 1, 0), 1) for here in everywhere(subject.hierarchy))
+            failing = next((f", which fails where {words}" for words in questions if words), "")
+            found = f"keep({keep.condition}){failing}" + ("" if witness else ", which was not shown to hold there")
+            yield following(unproved(name, found, REMEDY, witness), subject.failure("objective", name))
 
 
 def token_dropped(subject: Subject, keep: Keep) -> Witness | None:
@@ -44,7 +44,7 @@ def token_dropped(subject: Subject, keep: Keep) -> Witness | None:
     if seen is None:
         return None
     near, k = seen
-    holds = near.value(keep.condition, k)
+    holds = near.tokens.attempt(keep.condition, k)
     got = "is dropped" if holds is False else f"has {NO_VALUE}"
     what = "the token" if len(near.base) == 1 else "the condition"
     return coinciding_search.witness(near, k, what, got if what == "the token" else got.replace("is dropped", "fails"))

@@ -22,8 +22,12 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import Concrete, Witness, number, settings
-from fibration.laws.batches.search import concretes
+from fibration.laws import topic
+from fibration.laws.batches import caps
+from fibration.laws.batches.concrete import Concrete
+from fibration.laws.batches.search import concretes, find
+from fibration.laws.batches.tokens import places_of
+from fibration.laws.batches.words import Witness, number
 from fibration.laws.law import Decision, Law, proved, unproved
 from fibration.laws.objectives import objective_search
 from fibration.laws.signs.assumptions import Assumptions
@@ -40,37 +44,43 @@ def decide_objective(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
     yield from _of_objective(subject, h.objective)
     if h.advantages is not None:
-        yield _of_tokens(subject, "advantages", h.advantages, ANY, "advantage")
+        yield _of_tokens(subject, "advantages", h.advantages, h.advantages, ANY, "advantage")
     for name, penalty in h.penalties.items():
-        own, read = f"penalty '{name}'", penalty.formula
+        own, read = topic.penalty(name), penalty.formula
         if penalty.objective is not None:
             yield from _of_objective(subject, penalty.objective, f" of the {own}")
             kept = [k.condition for k in penalty.objective.kept]
             read = where(functools.reduce(operator.and_, kept), read, 0) if kept else read
-        yield _of_tokens(subject, own, read, ANY, "penalty", penalty.over)
+        yield _of_tokens(subject, own, read, read, ANY, "penalty", penalty.over)
 
 
 def _of_objective(subject: Subject, objective: Objective, whose: str = "") -> Iterator[Decision]:
     yield _of_mu(subject, objective, whose)
     conditions = [k.condition for k in objective.kept]
     for condition in conditions:
-        yield _of_tokens(subject, f"condition {condition}{whose}", where(condition, 1, 0), ANY, "condition")
+        name, written = topic.condition(condition, whose), f"{condition}{whose}"
+        yield _of_tokens(subject, name, written, where(condition, 1, 0), ANY, "condition")
     kept = functools.reduce(operator.and_, conditions) if conditions else None
     for weight in objective.weighed:
         read = weight if kept is None else where(kept, weight, 1)
-        yield _of_tokens(subject, f"weight {weight}{whose}", read, NOT_NEGATIVE, "weight")
+        name, written = topic.weight(weight, whose), f"{weight}{whose}"
+        yield _of_tokens(subject, name, written, read, NOT_NEGATIVE, "weight")
 
 
 def _of_tokens(
-    subject: Subject, name: str, formula: Expression, signs: Signs, word: str, place: Stratum | None = None
+    subject: Subject,
+    name: str,
+    written: object,
+    formula: Expression,
+    signs: Signs,
+    word: str,
+    place: Stratum | None = None,
 ) -> Decision:
     """Decides whether a weight, or a condition as 1 or 0, has a value of one of these signs at every token.
 
-    `place`: at every element of this stratum instead.
+    `written`: the formula as it was declared. `place`: at every element of this stratum instead.
     """
     h = subject.hierarchy
-    _, _, written = name.partition(" ")
-    written = {"advantage": str(h.advantages), "penalty": str(formula)}.get(word, written)
     read_at = h.leaves if place is None else (place,)
     claims = [Claim(divided(at(formula, s)), known_at(h, s), signs) for s in read_at]
     loose = next((claim for claim in (*claims, *inside(h, formula)) if not claim.is_shown), None)
@@ -79,7 +89,7 @@ def _of_tokens(
         of = "token" if place is None else place.name
         return proved(name, f"{written} has a value at every {of}{' that is kept' * (word == 'weight')}{negative}")
     witness = objective_search.without_its_sign(h, formula, signs, word, place)
-    found = written + (
+    found = str(written) + (
         "" if witness else ", which could not be shown to have a value" + " of at least 0" * (signs != ANY)
     )
     remedy = "divide by what is positive, take logarithms of what is, and maximum(w, 0) of what may be negative"
@@ -108,22 +118,25 @@ def _of_mu(subject: Subject, objective: Objective, whose: str) -> Decision:
 
 
 def token_without_weight(h: Hierarchy, shape: Shape, weight: Expression) -> Witness | None:
+    """A batch in which `μ` has no value at a token."""
     read = list(atoms(weight))
     over = [a.over for a in read if isinstance(a, (Count, Total))]
     place = next((s for s in shape.order if s in over), h.rows)
     known: dict[tuple[Stratum, tuple[Fraction, ...]], bool] = {}
-    for concrete in concretes(h, [weight], shape):
-        for leaf in h.leaves:
-            for i in range(concrete.size[leaf]):
-                key = leaf, tuple(concrete.atom(a, leaf, i) for a in read)
-                if key not in known:
-                    known[key] = concrete.attempt(weight, leaf, i) is not None
-                if not known[key]:
-                    inside = _batch(concrete) if place.name == BATCH else ""
-                    inside = inside or concrete.describe(place, concrete.below(leaf, i, place))
-                    text = f"{an(leaf)} has no weight in {inside}{settings(concrete)}"
-                    return Witness(text, concrete, {"stratum": leaf.name, "element": i})
-    return None
+
+    def fails(concrete: Concrete) -> Witness | None:
+        for leaf, i in places_of(h, concrete):
+            key = leaf, tuple(concrete.atom(a, leaf, i) for a in read)
+            if key not in known:
+                known[key] = concrete.attempt(weight, leaf, i) is not None
+            if not known[key]:
+                inside = _batch(concrete) if place.name == BATCH else ""
+                inside = inside or concrete.describe(place, concrete.below(leaf, i, place))
+                values = {"stratum": leaf.name, "element": i}
+                return Witness.on(concrete, f"{an(leaf)} has no weight in {inside}", values)
+        return None
+
+    return find(concretes(h, [weight], caps.ALL, shape), fails)
 
 
 def _batch(concrete: Concrete) -> str:

@@ -33,13 +33,13 @@ MOST_LEVELS = 3  # whose branches are examined together
 MOST_LOWEST = 64  # sums of one lowest value per level
 
 
-def stay_above_minus_1(subject: Subject) -> str:
-    """The argument that the gates of all levels add up to more than -1 on every leaf; '' if there is none."""
+def stay_above_minus_1(subject: Subject) -> str | None:
+    """The argument that the gates of all levels add up to more than -1 on every leaf; None if there is none."""
     h = subject.hierarchy
     if h.orthogonalise is not None or not (usable(subject) and subject.proved("recovery")):
-        return ""
+        return None
     if h.fibrations and not (subject.proved("markov") and subject.proved("reflecting")):
-        return ""  # means of ratios are above 0 if weights are not negative and sum to 1
+        return None  # means of ratios are above 0 if weights are not negative and sum to 1
     paths = {leaf: [s for s in h.order if s == leaf or s in h.coarser(leaf)] for leaf in h.leaves}
     table = lines(h, subject)
     lowest = {s: _lowest(subject, s, table[s, ""]) for s in h.order}
@@ -47,7 +47,7 @@ def stay_above_minus_1(subject: Subject) -> str:
         return "what the gates of all levels take away at most is less than 1: 𝒢(r) ≥ 1 - Σ bounds > 0"
     if all(_branches_above_minus_1(subject, leaf, path) for leaf, path in paths.items()):
         return "1 + Σ g(ρ) > 0 on every branch of the gates, since every mean of ratios is above 0"
-    return ""
+    return None
 
 
 def _lowest(subject: Subject, stratum: Stratum, outcomes: list[Line] | None) -> list[Any]:

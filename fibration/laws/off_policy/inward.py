@@ -21,9 +21,9 @@ from fibration.language.atoms import Attribute, Component, Count, Parameter, Str
 from fibration.language.expressions import Expression
 from fibration.language.sympy_bridge import from_sympy
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import Witness
+from fibration.laws import topic
+from fibration.laws.batches.words import Witness
 from fibration.laws.gates.coordinates import coordinate
-from fibration.laws.kernels.markov import without_a_value
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.off_policy.inward_search import Span, negative_ratio, pushed_further_out
 from fibration.laws.off_policy.pushes import LOST, OPENED, TURNED, Fault, Pushed
@@ -65,18 +65,18 @@ def _of_gate(subject: Subject, stratum: Stratum) -> Decision:
     undecided = [pushed for pushed in channels if not pushed.is_kept()]
     if not undecided:
         return proved(
-            f"gate on {stratum}",
+            topic.gate(stratum),
             f"{gate}: a pull towards residual 0 keeps its sign; an outward pull, once stopped, stays stopped",
         )
     for pushed in undecided:
         found = pushed.faults()
-        witness = _seen(pushed, found, frozenset(ANYWHERE))
+        witness = _witness(pushed, found, frozenset(ANYWHERE))
         if found or witness:
             return _refused(subject, stratum, found, witness)
     return _refused(subject, stratum, [], None)
 
 
-def _seen(pushed: Pushed, found: list[Fault], anywhere: frozenset[str]) -> Witness | None:
+def _witness(pushed: Pushed, found: list[Fault], anywhere: frozenset[str]) -> Witness | None:
     """A batch that shows a fault that the pieces suggest, or any of `anywhere` if they do not suggest where."""
     h, stratum, channel = pushed.subject.hierarchy, pushed.stratum, pushed.channel
     known = coordinate(h, pushed.subject)
@@ -119,9 +119,9 @@ def _refused(subject: Subject, stratum: Stratum, found: list[Fault], witness: Wi
         remedy = f"swap what bounds its two sides, as {ORDER} has them; inward() alone would leave no bound"
     if "pull=" in str(gate) and {TURNED, LOST} & what:
         remedy = "leave pull= out of inward(): it then is what the law asks of"
-    decision = unproved(f"gate on {stratum}", f"{gate}, {why}", f"{remedy}; {GIVE_UP}", witness)
+    decision = unproved(topic.gate(stratum), f"{gate}, {why}", f"{remedy}; {GIVE_UP}", witness)
     decision = replace(decision, fault=fault)
-    lacking = without_a_value(subject, *subject.hierarchy.fibrations) or gate_without_a_value(subject, stratum)
+    lacking = subject.kernel_without_a_value(*subject.hierarchy.fibrations) or gate_without_a_value(subject, stratum)
     cause = lacking or subject.first_failure("reflecting", "coherent", "recovery")
     return decision if witness else following(decision, cause)
 
@@ -130,12 +130,12 @@ def remainder(subject: Subject) -> Iterator[Decision]:
     """Decides what is left of the law if it is given up for a gate: the gate fails in no other way."""
     given_up = {v.subject: v.fault for v in subject.verdicts if v.law == LAW.name and v.fault}
     for stratum in subject.hierarchy.order:
-        if fault := given_up.get(f"gate on {stratum}"):
+        if fault := given_up.get(topic.gate(stratum)):
             yield _rest_of_gate(subject, stratum, fault)
 
 
 def _rest_of_gate(subject: Subject, stratum: Stratum, fault: str) -> Decision:
-    h, name = subject.hierarchy, f"gate on {stratum}"
+    h, name = subject.hierarchy, topic.gate(stratum)
     channels = [Pushed(subject, stratum, channel) for channel in h.decomposition.channels]
     undecided = [pushed for pushed in channels if not pushed.is_kept(but=fault)]
     if not undecided:
@@ -144,7 +144,7 @@ def _rest_of_gate(subject: Subject, stratum: Stratum, fault: str) -> Decision:
     witness = None
     for pushed in undecided:
         others = pushed.faults(but=fault)
-        witness = _seen(pushed, others, frozenset(ANYWHERE) - {fault})
+        witness = _witness(pushed, others, frozenset(ANYWHERE) - {fault})
         if others or witness:
             break
     rest = _refused(subject, stratum, others, witness)

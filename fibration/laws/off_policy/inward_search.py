@@ -15,7 +15,6 @@ from typing import Any
 
 from fibration.language.assumptions import balanced
 from fibration.language.atoms import (
-    BATCH,
     Attribute,
     Component,
     Count,
@@ -37,17 +36,20 @@ from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
-from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
+from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point
-from fibration.laws.batches.concrete import Concrete, Witness, in_brief, rounded, rounding, settings
-from fibration.laws.batches.direct_operator import directions, formulas
-from fibration.laws.batches.search import concretes, leaves_one_alone, smallest
+from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.direct_operator import formulas
+from fibration.laws.batches.first_update import directions
+from fibration.laws.batches.search import concretes, find, leaves_one_alone, smallest
+from fibration.laws.batches.words import Witness, in_batch, in_brief, rounded
 from fibration.laws.values.duals import Dual, slopes_of, value_of
 from fibration.laws.values.enclosures import branching
 from fibration.laws.values.probes import between
 
-MOST_TRIED, MOST_TOKENS, MOST_SHAPES, MOST_POINTS = 41, 4, 60, 500
+MOST_TOKENS, MOST_SHAPES = 4, 60  # of batches with usual values
+MOST_POINTS = 500  # drifts of all batches together
 SIZES = tuple(Fraction(n, 100) * Fraction(5, 4) ** k for n in (1, 100) for k in range(20))  # how far tokens drift
 MOST_DOUBLED = 8
 PLACES = (Fraction(1, 2), Fraction(1, 10))  # within an interval
@@ -119,7 +121,7 @@ def pushed_further_out(
     h, tried = _by_recursion(h), 0
     gate = in_channel(h.gate(stratum), channel)
     mixed = any(isinstance(a, (Aggregate, Ordered)) for a in atoms(gate))
-    for concrete, way in _tried(h):
+    for concrete, way in _batches(h):
         spread = _sizes(h, concrete, stratum, channel, way, spans, of)
         others = _others_than_signs(gate, concrete, stratum) if advantage in set(atoms(gate)) else []
         other: Witness | None = None
@@ -133,7 +135,7 @@ def pushed_further_out(
                 if point is not None and (here := _levels(point, stratum, channel)):
                     found.append((point, here))
             # another element of the batch may have no value; the coefficients then have none either
-            if witness := _attempt(partial(_seen, found, stratum, channel, what, of)):
+            if witness := _attempt(partial(_fault, found, stratum, channel, what, of)):
                 if witness.values["what"] != OPENED:
                     return witness
                 other = other or witness
@@ -177,19 +179,14 @@ def _by_recursion(h: Hierarchy) -> Hierarchy:
     return h.replace(orthogonalise=None, assume=(*h.assume, *even))
 
 
-def _tried(h: Hierarchy) -> Iterator[tuple[Concrete, tuple[int, ...]]]:
+def _batches(h: Hierarchy) -> Iterator[tuple[Concrete, tuple[int, ...]]]:
     """Yields batches with the direction in which each token drifts; batches of usual values come first."""
     shape = whole_batch(h)
     usual = (c for n in range(1, MOST_TOKENS + 1) for c in itertools.islice(smallest(h, shape, n), MOST_SHAPES))
     read = [*formulas(h), h.objective.spelled_out(h.leaves, h.rows)]
-    for concrete in itertools.chain(usual, _others(h, read, shape)):
-        n = sum(concrete.size[leaf] for leaf in h.leaves)
-        if n <= MOST_TOKENS and not leaves_one_alone(h, concrete):
-            yield from ((concrete, way) for way in directions(n))
-
-
-def _others(h: Hierarchy, read: list[Expression], shape: Shape) -> Iterator[Concrete]:
-    yield from concretes(h, read, shape, most=MOST_TRIED)  # lazy: the search for values starts only when needed
+    for concrete in itertools.chain(usual, concretes(h, read, caps.INWARD, shape)):
+        if not leaves_one_alone(h, concrete):
+            yield from ((concrete, way) for way in directions(concrete.tokens))
 
 
 def _attempt(evaluate: Callable[[], Any]) -> Any:
@@ -257,7 +254,7 @@ def _within(low: Fraction | None, high: Fraction | None) -> list[Fraction]:
 # ---------------------------------------------------------------- what is seen
 
 
-def _seen(
+def _fault(
     found: Sequence[tuple[Point, list[Level]]], stratum: Stratum, channel: str, what: set[str], of: str
 ) -> Witness | None:
     for point, here in found if TURNED in what else ():
@@ -318,19 +315,18 @@ def _witness(
     drift = point.ratios if of == "deviation" else point.log_ratios
     assert drift is not None
     many = len(drift) > 1
-    place = concrete.describe(h.rows) if concrete.size[h.rows] == 1 else concrete.describe(Stratum(BATCH))
     who = "it" if stratum in h.leaves and not many else f"{stratum} {level.element + 1}"
     side = f' on channel "{channel}"' if channel else ""
-    beside = f" instead of μ·A·r = {_listed(ungated)}"
+    beside = f" instead of μ·A·r = {in_brief(*ungated)}"
     if what != TURNED:  # the coefficient has the right sign, and should be nearer to 0
-        beside = f", of μ·A·r = {_listed(ungated)}"
+        beside = f", of μ·A·r = {in_brief(*ungated)}"
         if all(abs(c - u) <= max(exact, far) for c, u in zip(coefficients, ungated, strict=True)):
             beside = ", all of μ·A·r"
     text = (
-        f"in {place} with {_said(point.advantages)} and {kind if many else kind[:-1]} "
-        f"{_listed(drift)}, "
+        f"{in_batch(h, concrete)} with {_advantages_in_words(point.advantages)} and {kind if many else kind[:-1]} "
+        f"{in_brief(*drift)}, "
         f"{who}{side} has the residual {in_brief(level.residual)} and {why}: the "
-        f"{'coefficients ∂J/∂log π are' if many else 'coefficient ∂J/∂log π is'} {_listed(coefficients)}{beside}"
+        f"{'coefficients ∂J/∂log π are' if many else 'coefficient ∂J/∂log π is'} {in_brief(*coefficients)}{beside}"
     )
     values = {
         "what": what, "stratum": stratum.name, "channel": channel, "element": level.element,
@@ -340,37 +336,36 @@ def _witness(
     }  # fmt: skip
     if other is not None:
         values["beside"] = other.advantages if what == LOST else other.ratios or other.log_ratios
-    return Witness(text + settings(concrete), concrete, values)
+    return Witness.on(concrete, text, values)
 
 
-def _said(advantages: Sequence[Fraction]) -> str:
-    return f"advantage {advantages[0]}" if len(set(advantages)) == 1 else f"advantages {_listed(advantages)}"
-
-
-def _listed(values: Sequence[Fraction]) -> str:
-    return ", ".join(map(in_brief, values))
+def _advantages_in_words(advantages: Sequence[Fraction]) -> str:
+    return f"advantage {advantages[0]}" if len(set(advantages)) == 1 else f"advantages {in_brief(*advantages)}"
 
 
 def negative_ratio(h: Hierarchy) -> Witness | None:
     """A batch of a score estimator with a gated ratio below 0, on a token whose advantage opposes its drift."""
     h = _by_recursion(h)
-    tried = ((c, way, t, sign) for c, way in _tried(h) for t in SIZES[::3] for sign in (1, -1))
-    for concrete, way, t, sign in itertools.islice(tried, MOST_POINTS):
+    exact = rounding(*formulas(h), h.objective.spelled_out(h.leaves, h.rows))
+
+    def fails(tried: tuple[Concrete, tuple[int, ...], Fraction, int]) -> Witness | None:
+        concrete, way, t, sign = tried
         point = Point(h, concrete, tuple(t * d for d in way), (Fraction(sign),) * len(way))
-        gated_ratios = _attempt(lambda point=point: point.gated) or ()  # type: ignore[misc]
-        for k, g in enumerate(gated_ratios):
+        for k, g in enumerate(_attempt(lambda: point.gated) or ()):
             if g < 0 and sign * way[k] < 0:
-                exact = rounding(*formulas(h), h.objective.spelled_out(h.leaves, h.rows))
                 coefficients = tuple(rounded(c, exact) for c in point.coefficients)
                 many, verb = ("s", "are") if len(way) > 1 else ("", "is")
                 text = (
-                    f"with advantage {sign} and log ratio{many} {_listed(point.log_ratios)}, token {k + 1} has the "
+                    f"with advantage {sign} and log ratio{many} {in_brief(*point.log_ratios)}, token {k + 1} has the "
                     f"gated ratio {in_brief(rounded(g, exact))}: the coefficient{many} ∂J/∂log π {verb} "
-                    f"{_listed(coefficients)}"
+                    f"{in_brief(*coefficients)}"
                 )
                 values = {
                         "what": TURNED, "advantages": point.advantages, "log_ratios": point.log_ratios, "token": k,
                         "gated": rounded(g, exact), "coefficients": coefficients,
                     }  # fmt: skip
-                return Witness(text + settings(concrete), concrete, values)
-    return None
+                return Witness.on(concrete, text, values)
+        return None
+
+    tried = ((c, way, t, sign) for c, way in _batches(h) for t in SIZES[::3] for sign in (1, -1))
+    return find(itertools.islice(tried, MOST_POINTS), fails)

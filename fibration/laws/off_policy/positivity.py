@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import NamedTuple
@@ -18,12 +19,13 @@ from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, evaluate, substitute
-from fibration.laws.batches.concrete import Witness, in_full, rounded, rounding
-from fibration.laws.batches.search import concretes
+from fibration.laws.batches import caps
+from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.search import concretes, find
+from fibration.laws.batches.words import Witness, in_full, rounded
 from fibration.laws.gates.coordinates import coordinate, intensive, is_logarithmic, normal_recovery
 from fibration.laws.gates.pieces import Piece, pieces
 from fibration.laws.gates.reach import domain
-from fibration.laws.kernels.markov import without_a_value
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.off_policy import positivity_search
 from fibration.laws.off_policy.deviations import stay_above_minus_1
@@ -35,7 +37,6 @@ from fibration.laws.signs.neighbourhood import RHO
 from fibration.laws.subject import Subject
 
 STATEMENT = "gated ratios are positive: 𝒢(r) > 0"
-MOST_TRIED = 201
 RATIOS = tuple(Fraction(n, 1000) for n in (1, 125, 250, 500, 750, 875, 1000, 1250, 1500, 5000, 10**5, 10**9))
 
 
@@ -63,8 +64,8 @@ def decide_positivity(subject: Subject) -> Iterator[Decision]:
     yield following(unproved("hierarchy", found, remedy, witness), cause)
 
 
-def why_positive(subject: Subject, known: str, recovery: str) -> str:
-    """The argument that gated ratios are positive if everything has a value; '' if there is none."""
+def why_positive(subject: Subject, known: str, recovery: str) -> str | None:
+    """The argument that gated ratios are positive if everything has a value; None if there is none."""
     if is_logarithmic(subject.hierarchy):
         return f"𝒢(r) = {recovery} > 0 for every real argument"
     if _stays_above_minus_1(subject, known):
@@ -76,20 +77,20 @@ def why_positive(subject: Subject, known: str, recovery: str) -> str:
     return why_positive_everywhere(subject) or why_positive_alone(subject)
 
 
-def why_positive_everywhere(subject: Subject) -> str:
-    """The argument that `R` is above 0 whatever the gates give; '' if there is none."""
+def why_positive_everywhere(subject: Subject) -> str | None:
+    """The argument that `R` is above 0 whatever the gates give; None if there is none."""
     h = subject.hierarchy
     recoveries = {leaf: h.with_mass(h.decomposition.recovery, leaf) for leaf in h.leaves}
     if all(Claim(recovery, subject.at(leaf), POSITIVE).is_shown for leaf, recovery in recoveries.items()):
         return f"𝒢(r) = {h.decomposition.recovery} > 0 on every branch, for every real argument"
-    return ""
+    return None
 
 
-def why_positive_alone(subject: Subject) -> str:
-    """The argument that `R(g(F(r)))` is above 0 on a single stratum, though `R` alone may have no value; else ''."""
+def why_positive_alone(subject: Subject) -> str | None:
+    """The argument that `R(g(F(r)))` is above 0 on a single stratum, though `R` alone may have no value; else None."""
     h = subject.hierarchy
     if len(h.order) > 1:
-        return ""
+        return None
     [leaf] = h.order
     densities = {c: h.with_mass(e, leaf) for c, e in h.decomposition.densities}
     passed: dict[Expression, Expression] = {
@@ -97,23 +98,23 @@ def why_positive_alone(subject: Subject) -> str:
     }
     whole = h.with_mass(substitute(h.decomposition.recovery, passed), leaf)
     claims = (Claim(whole, subject.at(leaf), POSITIVE), *inside(h, whole))
-    return "R(g(F(r))) > 0 on every branch" if all(claim.is_shown for claim in claims) else ""
+    return "R(g(F(r))) > 0 on every branch" if all(claim.is_shown for claim in claims) else None
 
 
-class _Part(NamedTuple):
-    """A part that must have a value for every argument: in words, as a claim, and another law's verdict against it."""
+class _Required(NamedTuple):
+    """A formula that must have a value for every argument: in words, as a claim, and a verdict against it."""
 
     words: str
     claim: Claim
     cause: Verdict | None
 
 
-def _must_have_values(subject: Subject, known: str) -> Iterator[_Part]:
+def _must_have_values(subject: Subject, known: str) -> Iterator[_Required]:
     """Yields the kernels, the gates, the densities and the recovery."""
     h = subject.hierarchy
     for f in h.fibrations:
-        claim, cause = Claim(f.weight, subject.at(f.source)), without_a_value(subject, f)
-        yield _Part(f"the kernel {f.name} has the weight {f.weight}", claim, cause)
+        claim, cause = Claim(f.weight, subject.at(f.source)), subject.kernel_without_a_value(f)
+        yield _Required(f"the kernel {f.name} has the weight {f.weight}", claim, cause)
     for stratum, _, gate in gates(h):
         assume = subject.at(stratum)
         if known == "split" and domain(h, stratum, known) == (0, oo):
@@ -121,16 +122,16 @@ def _must_have_values(subject: Subject, known: str) -> Iterator[_Part]:
         if len(h.order) == 1 and known == "deviation":
             assume = assume.with_signs({1 + RHO: POSITIVE})
         said, cause = f"the gate on {stratum} is {h.gates[stratum]}", gate_without_a_value(subject, stratum)
-        yield _Part(said, Claim(divided(gate), assume), cause)
+        yield _Required(said, Claim(divided(gate), assume), cause)
         for claim in inside(h, gate):
-            yield _Part(f"the gate on {stratum} gathers a formula", claim, None)
+            yield _Required(f"the gate on {stratum} gathers a formula", claim, None)
     cause = subject.first_failure("recovery")
     for leaf in h.leaves:
         for _, density in h.decomposition.densities:
             claim = Claim(h.with_mass(density, leaf), known_at(h, leaf))
-            yield _Part(f"a token's density is {density}", claim, cause)
+            yield _Required(f"a token's density is {density}", claim, cause)
         recovery = h.with_mass(h.decomposition.recovery, leaf)
-        yield _Part(f"R = {h.decomposition.recovery}", Claim(recovery, subject.at(leaf)), cause)
+        yield _Required(f"R = {h.decomposition.recovery}", Claim(recovery, subject.at(leaf)), cause)
 
 
 def _stays_above_minus_1(subject: Subject, known: str) -> bool:
@@ -169,20 +170,23 @@ def ratio_not_positive(h: Hierarchy, known: str) -> Witness | None:
     if known not in ("log", "deviation") or reads_tokens:
         return None
     drifts = [r - 1 if known == "deviation" else evaluate(log(as_expression(r)), {}) for r in RATIOS]
-    for concrete in concretes(h, [gate, recovery, scale], most=MOST_TRIED):
+    exact = rounding(gate, recovery)
+
+    def fails(concrete: Concrete) -> Witness | None:
         unit = concrete.attempt(scale, leaf, 0)
         if unit is None:
-            continue
-        for a in (Fraction(1), Fraction(-1)):
-            for r, drift in zip(RATIOS, drifts, strict=True):
-                g = concrete.attempt(gate, leaf, 0, {residual: unit * drift, advantage: a})
-                value = None if g is None else concrete.attempt(recovery, leaf, 0, {gated(""): g})
-                if value is None or value <= -rounding(gate, recovery) or (value == 0 and not rounding(gate, recovery)):
-                    value = value and rounded(value, rounding(gate, recovery))
-                    got = "no value" if value is None else f"the gated ratio {in_full(value)}"
-                    text = f"a token with ratio {r} and advantage {a}{concrete.chosen} gets {got}"
-                    return Witness(text, concrete, {"ratio": r, "advantage": a, "gated": value})
-    return None
+            return None
+        for a, (r, drift) in itertools.product((Fraction(1), Fraction(-1)), zip(RATIOS, drifts, strict=True)):
+            g = concrete.attempt(gate, leaf, 0, {residual: unit * drift, advantage: a})
+            value = None if g is None else concrete.attempt(recovery, leaf, 0, {gated(""): g})
+            if value is None or value <= -exact or (value == 0 and not exact):
+                value = value and rounded(value, exact)
+                got = "no value" if value is None else f"the gated ratio {in_full(value)}"
+                text = f"a token with ratio {r} and advantage {a}{concrete.chosen} gets {got}"
+                return Witness(text, concrete, {"ratio": r, "advantage": a, "gated": value})
+        return None
+
+    return find(concretes(h, [gate, recovery, scale], caps.POSITIVITY_OF_ONE_TOKEN), fails)
 
 
 LAW = Law("positivity", STATEMENT, decide_positivity)

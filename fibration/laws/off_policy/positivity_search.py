@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from fibration.errors import an
 from fibration.language.atoms import Stratum, advantage
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import Witness, in_full, rounded
-from fibration.laws.batches.direct_operator import DirectOperator, directions, formulas
-from fibration.laws.batches.search import concretes
+from fibration.laws.batches import caps
+from fibration.laws.batches.direct_operator import DirectOperator, formulas
+from fibration.laws.batches.first_update import directions
+from fibration.laws.batches.search import concretes, find
+from fibration.laws.batches.words import Witness, in_full, rounded
 from fibration.laws.values.enclosures import Enclosed, Unsure, enclose, enclosed
 
-MOST_TRIED = 401
 FEW, OFTEN = 6, 2  # batches of more than FEW tokens: at most OFTEN values of parameters and attributes
 SIZES = tuple(Fraction(n) for n in ("1/8", "1", "7", "30"))  # of log ratios
 BUDGETS = (2000, 500)  # how many tokens each round evaluates in all
@@ -45,14 +45,17 @@ def ratio_not_positive(h: Hierarchy) -> Witness | None:
         return None
     read = formulas(h)
     signs = (Fraction(1), Fraction(-1)) if any(advantage in atoms(e) for e in read) else (Fraction(1),)
-    tried = list(_in_moderation(Certain(h, c) for c in concretes(h, read, most=MOST_TRIED)))
+    tried = list(_in_moderation(Certain(h, c) for c in concretes(h, read, caps.POSITIVITY)))
+    return find(_points(list(itertools.product(tried, signs))), lambda point: _refused(*point))
+
+
+def _points(tried: list[tuple[Certain, Fraction]]) -> Iterator[tuple[Certain, Fraction, tuple[Fraction, ...]]]:
     for log_ratios, left in zip((_extreme, _of_all_sizes), BUDGETS, strict=True):
-        for dense, a in itertools.product(tried, signs):
+        for dense, a in tried:
             for xs in log_ratios(len(dense.tokens)):
                 left -= len(xs)
-                if left >= 0 and (found := _refused(dense, xs, a)):
-                    return _witness(dense, xs, a, *found)
-    return None
+                if left >= 0:
+                    yield dense, a, xs
 
 
 def _in_moderation(found: Iterator[Certain]) -> Iterator[Certain]:
@@ -75,18 +78,18 @@ def _of_all_sizes(n: int) -> Iterator[tuple[Fraction, ...]]:
         yield from (tuple(size * d for d in direction) for size in SIZES)
 
 
-def _refused(dense: Certain, xs: Sequence[Fraction], a: Fraction) -> tuple[int | None, Fraction | None] | None:
-    """The token whose gated ratio is certainly not positive, with the ratio; (None, None) if `𝒢` has no value."""
+def _refused(dense: Certain, a: Fraction, xs: tuple[Fraction, ...]) -> Witness | None:
+    """A witness that a gated ratio is certainly not positive, or that `𝒢` has no value."""
     try:
         found = dense.ratios(xs, [a] * len(xs))
     except NoValue:
-        return None, None
+        return _witness(dense, xs, a, None, None)
     except Unsure:
         return None
     for k, ratio in enumerate(found):
         value = enclosed(ratio)  # type: ignore[arg-type]
         if value.high <= 0:
-            return k, rounded(value.middle, value.high - value.low)
+            return _witness(dense, xs, a, k, rounded(value.middle, value.high - value.low))
     return None
 
 
@@ -94,12 +97,10 @@ def _witness(
     dense: DirectOperator, xs: tuple[Fraction, ...], a: Fraction, token: int | None, ratio: Fraction | None
 ) -> Witness:
     h, concrete = dense.h, dense.concrete
-    root = h.roots[0]
-    place = f"on {an(root)}" if root in h.leaves else f"on {concrete.describe(root)}"
     extra = f", advantage {a}" if any(advantage in atoms(h.gate(s)) for s in h.order) else ""
     xs_shown = f"all log ratios {xs[0]}" if len(set(xs)) == 1 < len(xs) else f"log ratios {', '.join(map(str, xs[:8]))}"
     more = ", …" if len(set(xs)) > 1 and len(xs) > 8 else ""
     got = "no value" if ratio is None else f"the gated ratio {in_full(ratio)}"
     who = f"token {token + 1} gets {got}" if token is not None and len(xs) > 1 else f"the token gets {got}"
-    text = f"{place}{extra}{concrete.chosen}, with {xs_shown}{more}: {who}"
+    text = f"on {concrete.describe(h.roots[0])}{extra}{concrete.chosen}, with {xs_shown}{more}: {who}"
     return Witness(text, concrete, {"advantage": a, "log_ratios": xs, "token": token, "gated": ratio})

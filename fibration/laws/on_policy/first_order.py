@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from fibration.errors import an
 from fibration.language.hierarchy import gates
 from fibration.language.report import Verdict
-from fibration.laws.batches import direct_operator
-from fibration.laws.batches.concrete import Witness
-from fibration.laws.kernels.markov import without_a_value
+from fibration.laws.batches import first_update
+from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, following, proved, refuted, unproved
 from fibration.laws.on_policy import levels_together
 from fibration.laws.on_policy.at_ratio_one import can_add, has_slope_one, is_one, is_smooth, reads_order, recovers
@@ -57,17 +56,17 @@ def _failure(subject: Subject) -> Verdict | None:
     """The first failed law that agreement rests on; recovery counts only if it fails beside `r = 1`."""
     recovery = None if recovers(subject) else subject.first_failure("recovery")
     # residuals add up to densities whatever the weights of kernels are, as long as they have values
-    kernel = without_a_value(subject, *subject.hierarchy.fibrations)
+    kernel = subject.kernel_without_a_value(*subject.hierarchy.fibrations)
     return recovery or subject.first_failure("identity") or kernel
 
 
 # ---------------------------------------------------------------- proofs
 
 
-def _gate_by_gate(subject: Subject) -> str:
+def _gate_by_gate(subject: Subject) -> str | None:
     exact = all(subject.germ(g, s).passes for s, _, g in gates(subject.hierarchy))
     if not exact and not is_smooth(subject):
-        return ""
+        return None
     near = "is the identity near 0" if exact else "has value 0 and slope 1 at 0"
     if len(subject.hierarchy.order) == 1:
         return f"the gate {near}, and {_back(subject)}"
@@ -78,16 +77,16 @@ def _back(subject: Subject) -> str:
     return "R(F(r)) = r" if subject.proved("recovery") else "R(F(r)) has value 1 and slope 1 at r = 1"
 
 
-def _together(subject: Subject, failure: Verdict) -> str:
-    """The argument that the gates of all levels add up, although one is not the identity; '' if there is none."""
+def _together(subject: Subject, failure: Verdict) -> str | None:
+    """The argument that the gates of all levels add up, although one is not the identity; None if there is none."""
     if failure.law != "identity" or not can_add(subject):
-        return ""
+        return None
     kind = levels_together.agrees(subject)
     if kind == "exact" or (kind and is_smooth(subject)):
         return f"{levels_together.argument(subject, kind)}, and {_back(subject)}"
     if is_one(subject) and has_slope_one(subject, still=True):
         return "𝒢(1) = 1 and 𝒢'(1) = 1: what the gates add at r = 1 cancels in R"
-    return ""
+    return None
 
 
 # ---------------------------------------------------------------- refutations
@@ -97,14 +96,14 @@ def _felt(subject: Subject, failure: Verdict | None) -> Witness | None:
     """A witness against the operator, or None. A gate's own may not be enough: gates may compensate each other."""
     own = failure.counterexample if failure else None
     if reads_order(subject.hierarchy):
-        return direct_operator.off_policy(subject.hierarchy)
+        return first_update.off_policy(subject.hierarchy)
     if failure and (failure.law != "identity" or not isinstance(own, Witness)):
         return None
     if not (recovers(subject) and (subject.proved("reflecting") or not subject.hierarchy.fibrations)):
         return None
     if isinstance(own, Witness) and subject.hierarchy.shape.is_chain and _is_felt(subject, own):
         return own
-    return direct_operator.off_policy(subject.hierarchy) if levels_together.usable(subject) else None
+    return first_update.off_policy(subject.hierarchy) if levels_together.usable(subject) else None
 
 
 def _is_felt(subject: Subject, own: Witness) -> bool:

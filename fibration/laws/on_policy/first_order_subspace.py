@@ -13,10 +13,11 @@ from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.operators import Signs
 from fibration.language.places import home
 from fibration.language.sympy_bridge import from_sympy, symbol, to_sympy, vanishes
+from fibration.laws import topic
 from fibration.laws.kernels.orthogonality import LAW as ORTHOGONALITY
 from fibration.laws.on_policy.at_ratio_one import starts
-from fibration.laws.on_policy.levels_together import merged, usable
-from fibration.laws.signs.branches import TooManyCases, cases
+from fibration.laws.on_policy.levels_together import usable
+from fibration.laws.signs.branches import TooManyCases, cases, merged
 from fibration.laws.signs.neighbourhood import is_kinked
 from fibration.laws.subject import Subject
 
@@ -103,7 +104,7 @@ def _residuals_vanish(subject: Subject, coarse: Stratum) -> bool:
     """Whether the residuals of finer strata sum to 0 over each element. On a tree this is the law of reflection."""
     h = subject.hierarchy
     found = {v.subject: v.status for v in ORTHOGONALITY.decide(subject)}
-    return all(found.get(f"residual on {s}") == "proved" for s in h.shape.finer(coarse))
+    return all(found.get(topic.residual(s)) == "proved" for s in h.shape.finer(coarse))
 
 
 def _shares(subject: Subject) -> list[list[Any]]:

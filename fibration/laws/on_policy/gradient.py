@@ -21,7 +21,6 @@ from fibration.language.places import home, whole_batch
 from fibration.language.traversal import atoms, desugar
 from fibration.laws.batches.first_update import start_not_recovered, wrong_coefficients
 from fibration.laws.gates.coordinates import composed
-from fibration.laws.kernels.markov import without_a_value
 from fibration.laws.law import Decision, Law, following, proved, undecided, unproved
 from fibration.laws.objectives.own_reward import of_tokens
 from fibration.laws.on_policy.at_ratio_one import has_slope_one, is_one, is_smooth, reads_order, starts
@@ -36,8 +35,7 @@ def decide_gradient(subject: Subject) -> Iterator[Decision]:
     if subject.proved("first_order"):
         yield proved("hierarchy", "by first_order, 𝒢(r) = r to first order, so that ∂J/∂log π_i = μ_i·A_i")
     elif start := wrong_start(subject, held=True):
-        said = (v for v in subject.verdicts if v.law == "first_order" and v.subject == "decomposition")
-        yield following(start, subject.first_failure("recovery") or next(said, None))
+        yield following(start, subject.first_failure("recovery") or subject.verdict("first_order", "decomposition"))
     else:
         yield _of_score(subject) or _of_slopes(subject) or _refused(subject)
 
@@ -105,7 +103,7 @@ def _refused(subject: Subject) -> Decision:
     remedy = "scale the gates so that on policy nothing is gated" if score else "let small residuals pass, with slope 1"
     remedy += "; or gives_up={'gradient': 'why'}, if the loss means it"
     # a law that no loss may give up comes first: once it holds, what the loss gives up may be harmless
-    lacking = without_a_value(subject, *subject.hierarchy.fibrations)
+    lacking = subject.kernel_without_a_value(*subject.hierarchy.fibrations)
     cause = lacking or subject.first_failure("reflecting", "coherent", "identity")
     return following(unproved("hierarchy", found, remedy, witness), cause)
 

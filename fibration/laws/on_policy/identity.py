@@ -15,9 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
-from fibration.errors import an
 from fibration.language.atoms import (
     Attribute,
     Component,
@@ -36,11 +35,14 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
 from fibration.language.traversal import atoms
-from fibration.laws.batches.concrete import Concrete, Witness, in_brief, rounding, shown
-from fibration.laws.batches.direct_operator import STEPS, has_residual
-from fibration.laws.batches.first_update import CLOSE, attempt
-from fibration.laws.batches.search import concretes
-from fibration.laws.batches.tokens import read_on_policy
+from fibration.laws import topic
+from fibration.laws.batches import caps
+from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.direct_operator import has_residual
+from fibration.laws.batches.first_update import CLOSE, STEPS
+from fibration.laws.batches.search import concretes, find
+from fibration.laws.batches.tokens import attempt, read_on_policy
+from fibration.laws.batches.words import Witness, in_brief, shown
 from fibration.laws.law import Decision, Law, proved, undecided, unproved
 from fibration.laws.on_policy.at_ratio_one import reference_is_zero
 from fibration.laws.signs.claim import Claim
@@ -58,8 +60,7 @@ BOUNDS = (
     "bound what decides it, Parameter(..., lower=..., upper=...); or, if the loss means it, gives_up={'first_order': "
     "'why'}, which covers 'identity'"
 )
-NO_VALUE = "has no value"  # how a witness ends where a gate cannot be evaluated
-MOST_TRIED = 401
+NO_VALUE = "has no value"
 # DEEP: residuals for the slope; FAR: densities for the value; NEAR: densities for the slope, in units of the residual
 DEEP = (*STEPS, Fraction(1, 10**40), Fraction(1, 10**80), Fraction(1, 10**160))
 FAR, NEAR = (Fraction(1, 10), Fraction(1), Fraction(10)), (Fraction(1000),)
@@ -80,7 +81,7 @@ def decide_identity(subject: Subject) -> Iterator[Decision]:
                 break
         else:
             why = "the identity near 0" if germ.passes else "value 0 and slope 1 at 0, from both sides"
-            yield proved(f"gate on {stratum}", f"{h.gates[stratum]} is {why}")
+            yield proved(topic.gate(stratum), f"{h.gates[stratum]} is {why}")
 
 
 def _not_identity(subject: Subject, stratum: Stratum, channel: str, germ: Germ) -> Decision:
@@ -93,15 +94,16 @@ def _not_identity(subject: Subject, stratum: Stratum, channel: str, germ: Germ) 
     why = f"whose {part} at 0 is not the identity's" if witness else "whose branches near 0 were not decided"
     why += f": it is not known whether {question}" if question else ""
     # a count that may be 0 matters only if a value is missing, or may be
-    lacks = not witness or str(witness).endswith(NO_VALUE)
+    lacks = witness is None or witness.has_no_value
     remedy = (Claim(gate, assume).remedy(h) if lacks else "") or _below_0(gate) or (BOUNDS if question else REMEDY)
-    return unproved(f"gate on {stratum}", f"{h.gates[stratum]}, {why}", remedy, witness)
+    return unproved(topic.gate(stratum), f"{h.gates[stratum]}, {why}", remedy, witness)
 
 
 def gate_without_a_value(subject: Subject, stratum: Stratum) -> Verdict | None:
     """The verdict on the gate of a stratum if it was refused because it has no value at a residual near 0."""
-    mine = (v for v in subject.verdicts if v.law == LAW.name and v.subject == f"gate on {stratum}")
-    return next((v for v in mine if str(v.counterexample).endswith(NO_VALUE)), None)
+    found = subject.failure(LAW.name, topic.gate(stratum))
+    witness = found and found.counterexample
+    return found if isinstance(witness, Witness) and witness.has_no_value else None
 
 
 def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression, channel: str = "") -> Witness | None:
@@ -119,7 +121,8 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression, channel:
     bases = (Fraction(-1), Fraction(0)) if any(isinstance(a, LogProb) for a in reads) else (Fraction(-1),)
     measured = [a for a in reads if isinstance(a, (Attribute, Component, Count, Parameter, Total))]
     seen = set()
-    for concrete in concretes(h, [gate], most=MOST_TRIED):
+
+    def fails(concrete: Concrete) -> Witness | None:
         for element in range(min(concrete.size[stratum], 2)):
             still = not has_residual(h, concrete, stratum, element)
             here: dict[Expression, Fraction] = {a: concrete.atom(a, stratum, element) for a in measured}
@@ -129,26 +132,31 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression, channel:
             given = _advantages(gate, here) if advantage in reads else [Fraction(1)]
             for a, base in itertools.product(given, bases):
                 at = _Gate(gate, concrete, stratum, element, a, base)
-                off = next(((p, "value", text) for p in far if (text := at.value_off(p))), None)
-                if not (off or still or base == 0):  # a log-prob of 0 can only move down
-                    off = next(((p, "slope", text) for p in near if (text := at.slope_off(p, sides))), None)
-                if not off:
-                    continue
-                p, part, text = off
-                where = f"on {concrete.describe(stratum, element)}" if stratum not in h.leaves else f"on {an(stratum)}"
-                extra = f' on channel "{channel}"' if channel else ""
-                extra += f" with advantage {a}" if advantage in reads else ""
-                extra += f" and log-probs of {base}" if len(bases) > 1 else ""
-                if p:
-                    extra += f" over densities {in_brief(p)}" + (" times as large" if part == "slope" else "")
-                values = concrete.chosen
-                if text.endswith(NO_VALUE):  # the gate may have divided by a count that is 0
-                    counts = (c for c in atoms(gate) if isinstance(c, Count))
-                    values += "".join(f", {c} = 0" for c in counts if not concrete.atom(c, stratum, element))
-                found = {"stratum": stratum.name, "element": element, "advantage": a, "gate": gate}
-                found |= {"densities": p, "part": part}
-                return Witness(f"{where}{extra}{values}: {text}", concrete, found)
-    return None
+                found = next((off for p in far if (off := at.value_off(p))), None)
+                if not (found or still or base == 0):  # a log-prob of 0 can only move down
+                    found = next((off for p in near if (off := at.slope_off(p, sides))), None)
+                if found:
+                    extra = f' on channel "{channel}"' if channel else ""
+                    extra += f" with advantage {a}" if advantage in reads else ""
+                    extra += f" and log-probs of {base}" if len(bases) > 1 else ""
+                    return _witness(at, found, extra)
+        return None
+
+    return find(concretes(h, [gate], caps.IDENTITY), fails)
+
+
+def _witness(at: _Gate, off: _Off, extra: str) -> Witness:
+    concrete, element, p = at.concrete, at.element, off.density
+    if p:
+        extra += f" over densities {in_brief(p)}" + (" times as large" if off.part == "slope" else "")
+    values = concrete.chosen
+    if off.has_no_value:  # the gate may have divided by a count that is 0
+        counts = (c for c in atoms(at.gate) if isinstance(c, Count))
+        values += "".join(f", {c} = 0" for c in counts if not concrete.atom(c, at.stratum, element))
+    found = {"stratum": at.stratum.name, "element": element, "advantage": at.advantage, "gate": at.gate}
+    found |= {"densities": p, "part": off.part}
+    text = f"on {concrete.describe(at.stratum, element)}{extra}{values}: {off.words}"
+    return Witness(text, concrete, found, has_no_value=off.has_no_value)
 
 
 def _advantages(gate: Expression, here: Mapping[Expression, Fraction]) -> list[Fraction]:
@@ -166,6 +174,15 @@ def _below_0(gate: Expression) -> str:
             form = f"clip(residual, -{low}, {high[0]})" if high else f"maximum(residual, -{low})"
             return f"small residuals pass if the lower bound is below 0: {form}"
     return next((found for part in gate.arguments if (found := _below_0(part))), "")
+
+
+class _Off(NamedTuple):
+    """How a gate is not the identity: in its value or its slope, over a density, in words."""
+
+    words: str
+    part: str
+    density: Fraction
+    has_no_value: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,20 +207,21 @@ class _Gate:
         bound |= {advantage: self.advantage, residual: rho}
         return self.concrete.attempt(self.gate, self.stratum, self.element, bound)
 
-    def value_off(self, density: Fraction) -> str:
-        """In words, that the value at residual 0 is not 0; '' if it is 0."""
+    def value_off(self, density: Fraction) -> _Off | None:
+        """How the value at residual 0 is not 0; None if it is 0."""
         at_zero = self.value(Fraction(0), density)
         if at_zero is None:
-            return f"g(0) {NO_VALUE}"
-        return f"g(0) = {in_brief(at_zero)}, not 0" if abs(at_zero) > rounding(self.gate) else ""
+            return _Off(f"g(0) {NO_VALUE}", "value", density, has_no_value=True)
+        is_off = abs(at_zero) > rounding(self.gate)
+        return _Off(f"g(0) = {in_brief(at_zero)}, not 0", "value", density) if is_off else None
 
-    def slope_off(self, density: Fraction, sides: tuple[int, ...]) -> str:
-        """In words, that `g(ρ) - ρ` is not small compared with small residuals and densities; '' if it is.
+    def slope_off(self, density: Fraction, sides: tuple[int, ...]) -> _Off | None:
+        """How `g(ρ) - ρ` is not small compared with small residuals and densities; None if it is.
 
         `density`: in units of the residual.
         """
-        if text := self.stopped_off(density, sides):
-            return text
+        if off := self.stopped_off(density, sides):
+            return off
         for sign in sides:
             line = self.line(density, sign)
             if line == (0, 1) or (line is None and not self.stays_off(density, sign)):
@@ -211,29 +229,33 @@ class _Gate:
             for step in (sign * s for s in DEEP):
                 value = self.value(step, abs(step) * density)
                 if value is None:
-                    return f"g({shown(step)}) {NO_VALUE}"
+                    return _Off(f"g({shown(step)}) {NO_VALUE}", "slope", density, has_no_value=True)
                 if line is None or _is_seen(value, step, *line):
-                    return f"g({shown(step)}) = {in_brief(value)}, a slope of {_slope(value / step)}, not 1"
+                    words = f"g({shown(step)}) = {in_brief(value)}, a slope of {_slope(value / step)}, not 1"
+                    return _Off(words, "slope", density)
         # without residuals below 0, tokens at 0 may be those of the other channel
-        return self.kink_off() if not density and len(sides) == 2 else ""
+        return self.kink_off() if not density and len(sides) == 2 else None
 
-    def kink_off(self) -> str:
-        """In words, that the slope at 0 itself, of the branch that holds there, is not 1 or has no value; else ''."""
+    def kink_off(self) -> _Off | None:
+        """How the slope at 0 itself, of the branch that holds there, is not 1 or has no value; None if it is 1."""
         slope = self.slope(Fraction(0), Fraction(0))
         if slope is None:
-            return "g'(0) is not a number: a root of 0 has no slope"
-        return f"g'(0) = {in_brief(slope)}, not 1: the branch at 0 is differentiated" if abs(slope - 1) > CLOSE else ""
+            return _Off("g'(0) is not a number: a root of 0 has no slope", "slope", Fraction(0), has_no_value=True)
+        if abs(slope - 1) <= CLOSE:
+            return None
+        return _Off(f"g'(0) = {in_brief(slope)}, not 1: the branch at 0 is differentiated", "slope", Fraction(0))
 
-    def stopped_off(self, density: Fraction, sides: tuple[int, ...]) -> str:
-        """In words, that a gate with a `stop` has another slope than 1 at 0, or near 0 at every step; else ''."""
+    def stopped_off(self, density: Fraction, sides: tuple[int, ...]) -> _Off | None:
+        """How a gate with a `stop` has another slope than 1 at 0, or near 0 at every step; None if it has not."""
         if not stops(self.gate):
-            return ""
+            return None
         for steps in ([Fraction(0)], *([sign * s for s in STEPS] for sign in sides)):
             found = [self.slope(step, abs(step) * density) for step in steps]
             if all(s is not None and abs(s - 1) > CLOSE for s in found):
                 assert found[0] is not None
-                return f"g'({shown(steps[0])}) = {in_brief(found[0])}, not 1: what is stopped has no slope"
-        return ""
+                words = f"g'({shown(steps[0])}) = {in_brief(found[0])}, not 1: what is stopped has no slope"
+                return _Off(words, "slope", density)
+        return None
 
     def slope(self, rho: Fraction, density: Fraction) -> Fraction | None:
         """The derivative towards the residual, without the stopped parts."""

@@ -22,16 +22,15 @@ from fibration.language.atoms import Density, Reading, Stratum, in_channel, resi
 from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import gates
-from fibration.language.operators import ANY, NOT_NEGATIVE, Signs
+from fibration.language.operators import NOT_NEGATIVE, Signs
 from fibration.language.sympy_bridge import flowing, show, symbol, vanishes
 from fibration.language.traversal import substitute
-from fibration.laws.signs.branches import Case, TooManyCases, cases
+from fibration.laws.signs.branches import Case, Conditions, TooManyCases, cases, merged
 from fibration.laws.signs.claim import divided, inside
 from fibration.laws.signs.neighbourhood import Neighbourhood, is_kinked
 from fibration.laws.subject import Subject
 
 MOST_MEETINGS = 512  # of one branch per level
-Conditions = dict[Any, Signs]
 
 
 @dataclass(frozen=True)
@@ -153,33 +152,23 @@ class Stack:
         return " and ".join(parts)
 
 
-def merged(conditions: Conditions, more: Conditions) -> Conditions | None:
-    """Both sets of conditions, or None if they exclude each other."""
-    result = dict(conditions)
-    for d, signs in more.items():
-        result[d] = result.get(d, ANY) & signs
-        if not result[d]:
-            return None
-    return result
-
-
 def stacks(subject: Subject) -> Iterator[Stack]:
     for leaf, channel in itertools.product(subject.hierarchy.leaves, subject.hierarchy.decomposition.channels):
         yield Stack(subject, leaf, channel)
 
 
-def agrees(subject: Subject) -> str:
-    """`exact` if near on-policy the gates add up to every leaf's own density, `soft` to first order, '' if unknown."""
+def agrees(subject: Subject) -> str | None:
+    """Whether near 1 the gates add up to every leaf's density: `exact`, `soft` to first order, None if unknown."""
     kind = "exact"
     for stack in stacks(subject):
         meetings = stack.meetings()
         if not meetings:
-            return ""
+            return None
         for meeting in meetings:
             if vanishes(meeting.difference):
                 continue
             if not (vanishes(stack.at_reference(meeting)) and stack.is_flat(meeting) and stack.is_still(meeting)):
-                return ""
+                return None
             kind = "soft"
     return kind
 

@@ -10,7 +10,7 @@ from typing import Any
 import sympy
 
 from fibration.language.expressions import Apply, Expression, ExpressionTooLarge, apply
-from fibration.language.operators import OPERATORS, ZERO, Signs, Valued
+from fibration.language.operators import ANY, OPERATORS, ZERO, Signs, Valued
 from fibration.language.sympy_bridge import flowing, to_sympy
 from fibration.language.traversal import desugar
 from fibration.laws.signs import smooth_signs
@@ -23,6 +23,7 @@ _TRUE_SIGNS: dict[str, Signs] = {
 
 
 Needs = tuple[tuple[Any, Signs], ...]
+Conditions = dict[Any, Signs]  # the signs that differences have
 
 
 @dataclass(frozen=True)
@@ -163,3 +164,13 @@ def _compare(operator: str, difference: Any, path: Path, assume: Assumptions) ->
         elif signs:
             outcomes.append((Path({**path.signs, difference: signs}, path.known, path.needs), truth))
     return outcomes
+
+
+def merged(conditions: Conditions, more: Conditions) -> Conditions | None:
+    """Both sets of conditions, or None if they exclude each other."""
+    result = dict(conditions)
+    for d, signs in more.items():
+        result[d] = result.get(d, ANY) & signs
+        if not result[d]:
+            return None
+    return result

@@ -12,7 +12,7 @@ from fibration import Fibration, Hierarchy, log_ratio, mass, ratio_deviation, si
 from fibration.errors import FibrationError
 from fibration.language.atoms import Gated
 from fibration.language.report import Verdict
-from fibration.laws.kernels.reflecting import speaks_of
+from fibration.laws import topic
 from fuzz.anything import QUIVERS, TREES, Anything, whole
 from fuzz.generate import SETTINGS, Setting
 from fuzz.judges.judge import (
@@ -60,17 +60,22 @@ def of_formulas(world: World, v: Verdict) -> str:
 
 
 def of_weights(world: World, v: Verdict) -> str:
-    for f in world.h.fibrations:
-        if speaks_of(v.subject, f):
-            for e in world.elements(f.source.name):
-                value, why = attempt(lambda e=e, f=f: value_of(world.value(f.weight, f.source.name, e)))
-                if why == "no value" or (not why and value < 0):
-                    return f"{why or value} at {f.source} {e}"
+    for f in kernels_of(world.h, v.subject):
+        for e in world.elements(f.source.name):
+            value, why = attempt(lambda e=e, f=f: value_of(world.value(f.weight, f.source.name, e)))
+            if why == "no value" or (not why and value < 0):
+                return f"{why or value} at {f.source} {e}"
     return ""
 
 
+def kernels_of(h: Hierarchy, subject: str) -> tuple[Fibration, ...]:
+    """The kernels that a verdict is about."""
+    covers = [(f,) for f in h.fibrations] + [c for f in h.fibrations for c in h.shape.covers(f.target)]
+    return next((c for c in covers if topic.kernel(*c) == subject), ())
+
+
 def of_sums(world: World, v: Verdict) -> str:
-    cover = [f for f in world.h.fibrations if speaks_of(v.subject, f)]
+    cover = kernels_of(world.h, v.subject)
     sums: dict[Any, float] = {}
     for f in cover:
         for e in world.elements(f.source.name):

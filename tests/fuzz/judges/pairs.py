@@ -36,8 +36,9 @@ from fibration.errors import FibrationError
 from fibration.language.expressions import Expression
 from fibration.language.pairs import pair
 from fibration.laws.budget import Budget
-from fibration.laws.equivalent.same_loss import Found, same_loss
+from fibration.laws.equivalent.same_loss import same_loss
 from fibration.laws.equivalent.search import difference
+from fibration.laws.law import Proved, Unknown
 from fuzz.batches import Batches, constants
 from fuzz.generate import (
     PARAMETERS,
@@ -341,17 +342,18 @@ class Pairs:
 
     def judge(self, case: OfPair, rng: random.Random) -> tuple[list[str], str]:
         both = pair(case.first, case.second, case.when)
-        found, searched = list[Found](), list[Any]()
+        found, searched = list[Proved | Unknown](), list[Any]()
         Budget(self.timeout).allows(lambda: found.append(same_loss(both)))
-        status = "proved" if found and found[0].proved else "undecided"
+        proof = next((p for p in found if isinstance(p, Proved)), None)
+        status = "proved" if proof else "undecided"
         if case.kind == SAME and rng.random() < 0.3:
             Budget(self.timeout).allows(lambda: searched.append(difference(both, {1: 8, 2: 8, 3: 4})))
             if searched and searched[0] is not None:
                 return ["refuted"], f"wrong refutation: {searched[0].text}"
-        if status == "proved" and case.kind != SAME:
+        if proof and case.kind != SAME:
             apart = case.told_apart(random.Random(0), 6) if case.kind == RARE else case.told_apart(rng, TRIES)
             if apart:
-                return [status], f"wrong proof: {found[0].why}: {apart}"
+                return [status], f"wrong proof: {proof.argument}: {apart}"
         return [status], ""
 
 
