@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from fibration.compiler.lower import lower
+from fibration.errors import ParameterError, shown
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.parameters import (
-    floats,
     given_values,
     in_channel,
     is_channels,
@@ -29,12 +29,11 @@ def check_parameters(
     `labelled`: the strata whose labels the user knows; default: all that take labels.
     """
     labelled = wanted(hierarchy) if labelled is None else labelled
-    for node, value in given_values(hierarchy, lower(hierarchy), parameters).items():
+    values = given_values(hierarchy, lower(hierarchy), parameters)
+    refuse_order(hierarchy, parameters)
+    for node, value in values.items():
         parameter, channel = hierarchy.parameters[node.key[0]], node.key[1]
-        if is_several(value):
-            for one in value if isinstance(value, (list, tuple)) else floats(parameter, value, "a value").flatten():
-                in_channel(parameter, channel, one, "a value")
-        elif _is_by_label(value):
+        if _is_by_label(value):
             if {"+", "-"} & set(value):
                 raise mixed(parameter, value)
             if node.over not in labelled:
@@ -43,6 +42,21 @@ def check_parameters(
                 in_channel(parameter, channel, one, f"the value of {node.over} {label!r}")
         else:
             in_channel(parameter, channel, value, "the value")
+
+
+def refuse_order(hierarchy: Hierarchy, parameters: Mapping[str, Any] | None) -> None:
+    """Raise ParameterError for values in the order of elements. Trainers shuffle rows, so this order changes with every
+    step, and with it which element has which value.
+    """
+    for name, value in (parameters or {}).items():
+        each = value.values() if isinstance(value, Mapping) and is_channels(value) else [value]
+        if name in hierarchy.parameters and any(map(is_several, each)):
+            raise ParameterError(
+                f"parameter '{name}' of '{hierarchy.name}' is given in the order of elements: {shown(value)}",
+                required="a number, or values by label",
+                found="rows that a trainer shuffles: the first label of one step is another one's in the next",
+                remedy=f"parameters={{'{name}': {{'math': ..., 'code': ..., None: ...}}}}, with the labels of the data",
+            )
 
 
 def check_labelled(

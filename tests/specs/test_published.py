@@ -32,7 +32,6 @@ def test_every_shipped_loss_is_ours_or_has_its_formula():
     assert not OURS & {*SOURCES, *WEIGHED}
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_loss_is_what_was_published(name):
     assert agreement(name, "torch", SEEDS if ALL else SEEDS[:2]) < BOUND

@@ -99,7 +99,7 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
                 )
             found = sources(hierarchy, self.fields, KNOWN, lambda stratum: f"+{HERE}.labels.{stratum}=FIELD")
             _refuse_coarse_rows(found, hierarchy.rows.name)
-            check_parameters(hierarchy, self.parameters)
+            check_parameters(hierarchy, self.parameters or {})
             check_policies(
                 hierarchy,
                 {
