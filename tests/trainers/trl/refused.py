@@ -92,7 +92,7 @@ REFUSED = {
         trainer={"hierarchy": f"{HERE.parents[2] / 'three_policies.py'}:of_teacher"},
     ),
     "a divergence of its own beside the hierarchy's": Refused(
-        ("log_prob(reference)", "beta=0.1", "twice", "leave beta out"),
+        ("log_prob(reference)", "beta=0.1", "two penalties", "leave beta out"),
         {"beta": 0.1, "use_bias_correction_kl": False},
         trainer={"hierarchy": f"{HERE}:of_rewards"},
     ),
