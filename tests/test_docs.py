@@ -318,8 +318,12 @@ def test_the_blocks_of_a_page_run_and_print_their_comments(page, capsys):
     import torch
 
     old = torch.full((2, 3), -1.0)
-    # the loop of `operator`, in which the policy and the pieces are the reader's
-    scope = {"policy": lambda piece: piece.clone().requires_grad_(), "pieces": old.split(1), "sizes": 1}
+
+    def policy(piece):
+        return (old[piece] if isinstance(piece, slice) else piece).clone().requires_grad_()
+
+    # of the loops of `operator`, the policy and the pieces are the reader's
+    scope = {"policy": policy, "pieces": old.split(1), "sizes": 1, "micro_batches": [slice(0, 1), slice(1, 2)]}
     text = (ROOT / "docs" / f"{page}.md").read_text()
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(block, scope)

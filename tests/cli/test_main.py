@@ -481,7 +481,7 @@ LENGTHS = "equal(count(token, over=trajectory))"
         (["grpo", "dapo", "--when", LENGTHS], 0, f"'grpo' is the same loss as 'dapo' when {LENGTHS}"),
         (["grpo", "dapo"], 1, "'grpo' is not the same loss as 'dapo'"),
         (["ppo", "dapo", "--param", "ceiling=inf"], 0, "'ppo' is the same loss as 'dapo' with ceiling = inf"),
-        (["grpo", "truly_ppo", "--param", "epsilon_low=epsilon"], 2, "alpha in 'truly_ppo' alone"),
+        (["grpo", "truly_ppo", "--param", "epsilon_low=epsilon"], 2, "alpha only in 'truly_ppo'"),
         (["grpo", "dapo", "--when", LENGTHS, "--param", "epsilon_low=0.1 + epsilon_low"], 1, "is not the same loss"),
         (["grpo", "gone.py"], 2, "there is no such file"),
         (["grpo", "dapo", "--when", "advantage="], 2, "cannot be read"),

@@ -431,7 +431,7 @@ def batch_for(h: Hierarchy, seed: int, small: bool = False, balanced: bool = Fal
         try:
             packed(Operator(h, Report(h, ()), "none", "", {}, _refuse), batch)
         except HierarchyIndexError as error:
-            if "told apart" not in str(error):
+            if "cannot be separated" not in str(error):
                 raise
             continue
         return batch

@@ -252,7 +252,7 @@ def test_a_formula_that_a_parameter_cannot_be_is_compared_where_it_can():
 @pytest.mark.parametrize(
     ("first", "second", "given", "said"),
     [
-        (truly_ppo, ppo, {}, "epsilon, alpha in 'truly_ppo' alone; epsilon_high, epsilon_low, ceiling in 'ppo' alone"),
+        (truly_ppo, ppo, {}, "epsilon, alpha only in 'truly_ppo'; epsilon_high, epsilon_low, ceiling only in 'ppo'"),
         (load("fiberpo_modal"), ppo, {}, "image_token, text_token, and token"),
         (gspo, geometric.replace(rows=prompt_group), {}, "use different row strata"),
         (grpo, dapo, {"when": "advantage=domain"}, "no stratum 'domain'"),

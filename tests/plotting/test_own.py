@@ -134,7 +134,7 @@ def test_gates_that_read_advantages_need_them(name: str) -> None:
 def test_advantages_of_rewards_need_rewards() -> None:
     h = fibration.load("rloo")
     groups = [i // 4 for i in range(ROWS)]
-    with pytest.raises(RolloutsError, match="the rewards, of which 'rloo' makes advantages"):
+    with pytest.raises(RolloutsError, match="no rewards, of which 'rloo' makes advantages"):
         gated(h, batch(prompt_group=groups))
     found = gated(h, batch(None, rewards=ADVANTAGES, prompt_group=groups))
     mean_of_others = (ADVANTAGES.reshape(-1, 4).sum(1).repeat(4) - ADVANTAGES) / 3

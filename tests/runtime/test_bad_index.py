@@ -329,4 +329,4 @@ def test_errors_read_as_one_block():
     with pytest.raises(HierarchyIndexError) as caught:
         labelled(prompt_group=["p", "p", "q"])()
     lines = str(caught.value).splitlines()
-    assert [line[:12] for line in lines] == ["index of 'fi", "  required: ", "  found:    ", "  labels are"]
+    assert [line[:12] for line in lines] == ["index of 'fi", "  required: ", "  found:    ", "  fix:      "]
