@@ -52,12 +52,6 @@ def divide(a: Fraction, b: Fraction) -> Fraction:
     return a / b
 
 
-def power(a: Fraction, b: Fraction) -> Fraction:
-    if a == 0 > b:
-        raise NoValue("a division by 0")
-    return a ** int(b)
-
-
 def transcendental(name: str) -> Callable[[Fraction], Fraction]:
     """Returns a function whose value is a Fraction of fifty correct digits: enough for every comparison in a test."""
 

@@ -22,7 +22,7 @@ import numpy as np
 import sympy
 
 from fibration.language import exact
-from fibration.language.expressions import SYNTAX, Apply, Expression, Number, Operand, Syntax, apply
+from fibration.language.expressions import SYNTAX, Apply, Expression, Number, Operand, Syntax, apply, as_expression
 
 Signs = frozenset[int]
 ANY: Signs = frozenset({-1, 0, 1})
@@ -31,6 +31,20 @@ POSITIVE: Signs = frozenset({1})
 NOT_NEGATIVE: Signs = frozenset({0, 1})
 NOT_ZERO: Signs = frozenset({-1, 1})
 Needs = tuple[tuple[Expression, Signs], ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Argument(Expression):
+    """An argument of an operator, by its position, in the formulas of the operator's row. The value stands last."""
+
+    position: int
+
+    def text(self) -> str:
+        return f"argument {self.position}"
+
+
+ARGUMENTS = (Argument(0), Argument(1), Argument(2))
+RESULT = Argument(-1)
 
 
 def everywhere(*arguments: Expression) -> Needs:
@@ -58,21 +72,34 @@ class Sugar(Operator):
 
     expand: Callable[..., Expression]
 
+    @functools.cached_property
+    def expansion(self) -> Expression:
+        """The formula, of `ARGUMENTS`."""
+        return self.expand(*ARGUMENTS[: self.arity])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Valued(Operator):
     """An operator with a value of its own."""
 
-    exact: Callable[..., Any]  # on Fractions
-    rounded: bool  # whether the exact value is rounded to fifty digits
     domain: Callable[..., Needs]  # the signs that formulas of its arguments must have for it to have a value
+
+    @functools.cached_property
+    def needs(self) -> Needs:
+        """The domain, in formulas of `ARGUMENTS`."""
+        return self.domain(*ARGUMENTS[: self.arity])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Composed(Valued):
-    """An operator that the IR expresses with other operators."""
+    """An operator that numbers and the IR express with primitives."""
 
     lowered: Callable[..., Expression]
+
+    @functools.cached_property
+    def lowering(self) -> Callable[[Expression], Expression]:
+        """Returns the operator in primitives, of its first argument and a second one: an exponent is a number."""
+        return functools.lru_cache(64)(lambda second: self.lowered(ARGUMENTS[0], second))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +107,19 @@ class Primitive(Valued):
     """An operator that the IR has too."""
 
     ir: str
+    exact: Callable[..., Any]  # on Fractions
+    rounded: bool  # whether the exact value is rounded to fifty digits
     numeric: Callable[..., Any]  # in float64, on numbers and numpy arrays; an overflow gives infinity or NaN
     # The partial derivatives, from the arguments and the value. None for a condition, which has no derivative, and for
     # `where`, whose derivative is that of the branch taken.
     slopes: Callable[..., tuple[Operand, ...]] | None
     cost: int = 1  # vector instructions, roughly
+
+    @functools.cached_property
+    def derivatives(self) -> tuple[Expression, ...]:
+        """The partial derivatives, of `ARGUMENTS` and `RESULT`."""
+        assert self.slopes is not None
+        return tuple(as_expression(s) for s in self.slopes(*ARGUMENTS[: self.arity], RESULT))
 
 
 def _whole(exponent: Expression) -> int:
@@ -114,9 +149,7 @@ def _joined(ir: str, **row: Any) -> Primitive:
 
 
 def _swapped(of: Callable[[Any, Any], Expression], **row: Any) -> Composed:
-    return Composed(
-        arity=2, is_condition=True, binding=4, rounded=False, domain=everywhere, lowered=lambda a, b: of(b, a), **row
-    )
+    return Composed(arity=2, is_condition=True, binding=4, domain=everywhere, lowered=lambda a, b: of(b, a), **row)
 
 
 class Stopped(sympy.Function):  # type: ignore[misc]
@@ -149,8 +182,7 @@ OPERATORS: dict[str, Sugar | Composed | Primitive] = {
     ),
     "**": Composed(
         arity=2, sign="**", binding=8, latex="%s^{%s}", sympy=operator.pow,
-        exact=exact.power, rounded=False, domain=everywhere,
-        lowered=lambda a, n: functools.reduce(operator.mul, [a] * _whole(n)),
+        domain=everywhere, lowered=lambda a, n: functools.reduce(operator.mul, [a] * _whole(n)),
     ),
     "neg": Primitive(
         arity=1, sign="-", binding=7, latex="-%s", sympy=operator.neg, ir="neg",
@@ -160,10 +192,8 @@ OPERATORS: dict[str, Sugar | Composed | Primitive] = {
                    exact=operator.lt, numeric=np.less),
     "<=": _compared("le", sign="<=", latex=r"%s \le %s", sympy=sympy.Le, heads=(sympy.LessThan,),
                     exact=operator.le, numeric=np.less_equal),
-    ">": _swapped(operator.lt, sign=">", latex="%s > %s", sympy=sympy.Gt, heads=(sympy.StrictGreaterThan,),
-                  exact=operator.gt),
-    ">=": _swapped(operator.le, sign=">=", latex=r"%s \ge %s", sympy=sympy.Ge, heads=(sympy.GreaterThan,),
-                   exact=operator.ge),
+    ">": _swapped(operator.lt, sign=">", latex="%s > %s", sympy=sympy.Gt, heads=(sympy.StrictGreaterThan,)),
+    ">=": _swapped(operator.le, sign=">=", latex=r"%s \ge %s", sympy=sympy.Ge, heads=(sympy.GreaterThan,)),
     "and": _joined("and", sign="&", binding=2, latex=r"%s \land %s", sympy=sympy.And, heads=(sympy.And,),
                    exact=lambda a, b: a and b, numeric=np.logical_and),
     "or": _joined("or", sign="|", binding=1, latex=r"%s \lor %s", sympy=sympy.Or, heads=(sympy.Or,),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from fibration.language.exact import bounded
 from fibration.language.expressions import Apply, Expression, Number
-from fibration.language.operators import OPERATORS, Sugar
+from fibration.language.operators import ARGUMENTS, OPERATORS, Primitive, Sugar
 
 KEPT = 1 << 12  # cached formulas: every law reads the same formulas on every batch that it tries
 
@@ -56,21 +56,58 @@ def desugar(expression: Expression) -> Expression:
     return Apply(expression.operator, arguments)
 
 
+class Domain(Protocol):
+    """A kind of numbers in which `fold` evaluates expressions."""
+
+    def constant(self, value: Fraction) -> Any:
+        """Returns the number of this kind for an exact constant."""
+
+    def apply(self, row: Primitive, arguments: list[Any]) -> Any:
+        """Returns the value of an operator, which is a truth value if the operator is a condition."""
+
+
+def fold(expression: Expression, domain: Domain, values: Callable[[Any], Any]) -> Any:
+    """Returns the value of an expression in a domain, where its atoms have `values`.
+
+    `where` evaluates only the branch that it takes. The domain applies primitive operators; all others are formulas of
+    these.
+    """
+    if isinstance(expression, Number):
+        return domain.constant(expression.value)
+    if not isinstance(expression, Apply):
+        return values(expression)
+    if expression.operator == "where":
+        condition, value, otherwise = expression.arguments
+        return fold(value if fold(condition, domain, values) else otherwise, domain, values)
+    arguments = [fold(a, domain, values) for a in expression.arguments]
+    row = OPERATORS[expression.operator]
+    if isinstance(row, Primitive):
+        return domain.apply(row, arguments)
+    if isinstance(row, Sugar):
+        formula = row.expansion
+    else:
+        second = expression.arguments[1]
+        formula = row.lowering(second if isinstance(second, Number) else ARGUMENTS[1])
+    return fold(formula, domain, lambda a: arguments[a.position])
+
+
+class _Exact:
+    """Fractions; transcendental functions to fifty digits."""
+
+    def constant(self, value: Fraction) -> Fraction:
+        return value
+
+    def apply(self, row: Primitive, arguments: list[Any]) -> Any:
+        return bounded(row.exact(*arguments))
+
+
+EXACT = _Exact()
+
+
 def evaluate(expression: Expression, values: Callable[[Expression], Fraction] | Mapping[Expression, Fraction]) -> Any:
     """Returns the exact value over Fractions (transcendental functions to fifty digits).
 
-    It uses neither sympy nor the IR, so proofs and counterexamples are checked against it. `where` evaluates only the
-    branch it takes. Raises `NoValue` if the expression has no value, and `TooLarge` if a value has too many digits.
+    It uses neither sympy nor the IR, so proofs and counterexamples are checked against it. Raises `NoValue` if the
+    expression has no value, and `TooLarge` if a value has too many digits.
     """
-    if isinstance(expression, Number):
-        return expression.value
-    if not isinstance(expression, Apply):
-        return values(expression) if callable(values) else values[expression]
-    if expression.operator == "where":
-        condition, value, otherwise = expression.arguments
-        return evaluate(value if evaluate(condition, values) else otherwise, values)
-    arguments = [evaluate(a, values) for a in expression.arguments]
-    row = OPERATORS[expression.operator]
-    if isinstance(row, Sugar):
-        return evaluate(row.expand(*(Number(a) for a in arguments)), {})
-    return bounded(row.exact(*arguments))
+    return fold(expression, EXACT, values if callable(values) else values.__getitem__)

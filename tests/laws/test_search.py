@@ -16,7 +16,7 @@ from fibration.language.atoms import Reading
 from fibration.language.exact import NoValue
 from fibration.language.expressions import apply
 from fibration.language.hierarchy import gates
-from fibration.language.operators import OPERATORS, Valued
+from fibration.language.operators import OPERATORS, Primitive
 from fibration.language.places import whole_batch
 from fibration.laws.batches import direct_operator, first_update
 from fibration.laws.batches.search import concretes
@@ -128,7 +128,7 @@ def test_siblings_differ_in_size():
 # ---------------------------------------------------------------- certain values
 
 
-@pytest.mark.parametrize("name", [n for n, row in OPERATORS.items() if isinstance(row, Valued) and row.rounded])
+@pytest.mark.parametrize("name", [n for n, row in OPERATORS.items() if isinstance(row, Primitive) and row.rounded])
 def test_every_rounded_operator_is_enclosed(name):
     """Enclosures take for granted that it increases."""
     exactly = {"sigmoid": lambda v: 1 / (1 + mpmath.exp(-v)), "softplus": lambda v: mpmath.log(1 + mpmath.exp(v))}

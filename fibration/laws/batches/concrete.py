@@ -22,7 +22,7 @@ from fibration.language.atoms import Attribute, Count, Stratum, Total
 from fibration.language.exact import FIFTY_DIGITS, NoValue
 from fibration.language.expressions import LARGEST, SMALLEST, Apply, Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.operators import OPERATORS, Valued
+from fibration.language.operators import OPERATORS, Primitive
 from fibration.language.order import Ordered
 from fibration.language.statistics import Aggregate
 from fibration.language.strata import Shape
@@ -32,7 +32,7 @@ from fibration.laws.batches.shapes import Maps
 Exact = TypeVar("Exact", int, Fraction)
 MOST_DIGITS = 10**20  # the largest numerator or denominator that a rounded result may have and count as exact
 MOST_WRITTEN = 2**12  # bits: Python refuses to write more than 4300 digits
-ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, Valued) and row.rounded)
+ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, Primitive) and row.rounded)
 
 
 @dataclass(frozen=True)

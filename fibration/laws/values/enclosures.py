@@ -6,7 +6,6 @@ no counterexample. Here every rounded value has bounds on its error.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,10 +14,9 @@ from typing import Any
 
 from fibration.language.atoms import advantage
 from fibration.language.exact import NoValue, TooLarge, bounded
-from fibration.language.expressions import Apply, Expression, Number
-from fibration.language.operators import OPERATORS, Composed, Needs, Signs, Sugar, Valued
-from fibration.language.traversal import atoms
-from fibration.laws.values.duals import ARGUMENTS, expanded
+from fibration.language.expressions import Expression
+from fibration.language.operators import Primitive, Signs
+from fibration.language.traversal import atoms, fold
 from fibration.laws.values.probes import crossings, turning
 
 OFF = Fraction(1, 10**45)  # relative error: at fifty digits, more than rounding an argument and a value loses
@@ -93,35 +91,59 @@ def enclosed(value: Enclosed | Fraction) -> Enclosed:
     return value if isinstance(value, Enclosed) else Enclosed(value, value)
 
 
+class Bounds:
+    """Numbers with certain signs, as a domain of `fold`. Raises `NoValue` outside a domain, `Unsure` at its edge."""
+
+    def constant(self, value: Fraction) -> Any:
+        raise NotImplementedError
+
+    def increasing(self, row: Primitive, x: Any) -> Any:
+        """The value of an operator that rounds. All of these operators have one argument, and increase."""
+        raise NotImplementedError
+
+    def apply(self, row: Primitive, arguments: list[Any]) -> Any:
+        for needed, allowed in row.needs:
+            signs = fold(needed, self, lambda a: arguments[a.position]).signs
+            if not signs & allowed:
+                raise NoValue(row.ir)
+            if not signs <= allowed:
+                raise Unsure
+        return self.increasing(row, *arguments) if row.rounded else EXACTLY[row.ir](*arguments)
+
+
+class _Intervals(Bounds):
+    def constant(self, value: Fraction) -> Enclosed:
+        return enclosed(value)
+
+    def apply(self, row: Primitive, arguments: list[Any]) -> Any:
+        found = super().apply(row, arguments)
+        if isinstance(found, Enclosed) and not row.rounded:
+            bounded(found.low), bounded(found.high)
+        return found
+
+    def increasing(self, row: Primitive, x: Enclosed) -> Enclosed:
+        if row.ir in GROWS and max(abs(x.low), abs(x.high)) > LARGE:
+            raise Unsure
+        try:
+            if x.low == x.high and row.ir == "sqrt" and (root := row.exact(x.low)) ** 2 == x.low:
+                return enclosed(root)
+            low, high = row.exact(x.low - abs(x.low) * OFF), row.exact(x.high + abs(x.high) * OFF)
+        except (NoValue, TooLarge):  # at the edge of its domain, or with too many digits
+            raise Unsure from None
+        return Enclosed(low - abs(low) * OFF, high + abs(high) * OFF)
+
+
+INTERVALS = _Intervals()
+
+
 def enclose(expression: Expression, values: Callable[[Expression], Enclosed | Fraction]) -> Any:
     """As `traversal.evaluate`, between bounds. Raises `NoValue` if it certainly has none, `Unsure` or `TooLarge`."""
-    if isinstance(expression, Number):
-        return enclosed(expression.value)
-    if not isinstance(expression, Apply):
-        found = values(expression)
-        return found if expression.is_condition else enclosed(found)
-    if expression.operator == "where":
-        condition, value, otherwise = expression.arguments
-        return enclose(value if enclose(condition, values) else otherwise, values)
-    arguments = [enclose(a, values) for a in expression.arguments]
-    row = OPERATORS[expression.operator]
-    given = dict(zip(ARGUMENTS, arguments, strict=False))
-    if isinstance(row, Sugar):
-        return enclose(expanded(expression.operator), given.__getitem__)
-    for needed, allowed in domain(expression.operator):
-        signs = enclose(needed, given.__getitem__).signs
-        if not signs & allowed:
-            raise NoValue(expression.operator)
-        if not signs <= allowed:
-            raise Unsure
-    if row.rounded:
-        return _rounded(expression.operator, row, *arguments)
-    if isinstance(row, Composed) and isinstance(expression.arguments[1], Number) and not row.is_condition:
-        return enclose(row.lowered(ARGUMENTS[0], expression.arguments[1]), given.__getitem__)
-    found = EXACTLY[expression.operator](*arguments)
-    if isinstance(found, Enclosed):
-        bounded(found.low), bounded(found.high)
-    return found
+
+    def value(atom: Expression) -> Any:
+        found = values(atom)
+        return found if atom.is_condition else enclosed(found)
+
+    return fold(expression, INTERVALS, value)
 
 
 def of_its_sign(expression: Expression, values: Callable[[Expression], Enclosed | Fraction]) -> Fraction | None:
@@ -134,40 +156,18 @@ def of_its_sign(expression: Expression, values: Callable[[Expression], Enclosed 
 
 
 EXACTLY: dict[str, Callable[..., Any]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
     "neg": lambda a: -a,
     "stop": lambda a: a,
-    "<": lambda a, b: a.is_below(b),
-    "<=": lambda a, b: not b.is_below(a),
-    ">": lambda a, b: b.is_below(a),
-    ">=": lambda a, b: not a.is_below(b),
+    "lt": lambda a, b: a.is_below(b),
+    "le": lambda a, b: not b.is_below(a),
     "and": lambda a, b: a and b,
     "or": lambda a, b: a or b,
     "not": lambda a: not a,
 }
-
-
-def _rounded(name: str, row: Valued, x: Enclosed) -> Enclosed:
-    """The bounds of an operator that rounds. All of these operators are increasing."""
-    if name in GROWS and max(abs(x.low), abs(x.high)) > LARGE:
-        raise Unsure
-    try:
-        if x.low == x.high and name == "sqrt" and (root := row.exact(x.low)) ** 2 == x.low:
-            return enclosed(root)
-        low, high = row.exact(x.low - abs(x.low) * OFF), row.exact(x.high + abs(x.high) * OFF)
-    except (NoValue, TooLarge):  # at the edge of its domain, or with too many digits
-        raise Unsure from None
-    return Enclosed(low - abs(low) * OFF, high + abs(high) * OFF)
-
-
-@functools.cache
-def domain(operator: str) -> Needs:
-    row = OPERATORS[operator]
-    assert isinstance(row, Valued)
-    return row.domain(*ARGUMENTS[: row.arity])
 
 
 def branching(gate: Expression, here: Mapping[Expression, Fraction]) -> set[Fraction]:

@@ -6,7 +6,6 @@ than the steps. Here the first term that is not 0 decides each comparison, as it
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ from fractions import Fraction
 from typing import Any
 
 from fibration.language.exact import NoValue
-from fibration.language.expressions import Apply, Expression, Number, as_expression
-from fibration.language.operators import OPERATORS, Composed, Sugar
-from fibration.laws.values.duals import ARGUMENTS, RESULT, expanded
-from fibration.laws.values.enclosures import EXACTLY, Enclosed, Unsure, domain, enclose, enclosed
+from fibration.language.expressions import Expression
+from fibration.language.operators import Primitive
+from fibration.language.traversal import fold
+from fibration.laws.values.enclosures import INTERVALS, Bounds, Enclosed, Unsure, enclosed
 
 ORDER = 4  # terms that are kept
 NOTHING = enclosed(Fraction(0))
@@ -103,43 +102,26 @@ class Series:
         return (self - other).signs == {-1}
 
 
+class _AllSeries(Bounds):
+    def constant(self, value: Fraction) -> Series:
+        return Series.of(value)
+
+    def increasing(self, row: Primitive, x: Series) -> Series:
+        """To first order. Raises `Unsure` if the operator has a value at the point but no slope."""
+        start = x.term(0)
+        try:
+            value = INTERVALS.apply(row, [start])
+            read = [start, value]
+            slope = fold(row.derivatives[0], INTERVALS, lambda a: read[a.position])
+        except NoValue:
+            raise Unsure from None
+        constant = x.known is None and len(x.terms) <= 1
+        return Series.of(value) if constant else Series.of(value, slope * x.term(1), rest=True)
+
+
+_SERIES = _AllSeries()
+
+
 def beside(expression: Expression, values: Callable[[Expression], Series]) -> Any:
     """As `traversal.evaluate`, for all small enough steps. Raises `NoValue` if it has no value there, or `Unsure`."""
-    if isinstance(expression, Number):
-        return Series.of(expression.value)
-    if not isinstance(expression, Apply):
-        return values(expression)
-    if expression.operator == "where":
-        condition, value, otherwise = expression.arguments
-        return beside(value if beside(condition, values) else otherwise, values)
-    arguments = [beside(a, values) for a in expression.arguments]
-    row = OPERATORS[expression.operator]
-    given = dict(zip(ARGUMENTS, arguments, strict=False))
-    if isinstance(row, Sugar):
-        return beside(expanded(expression.operator), given.__getitem__)
-    for needed, allowed in domain(expression.operator):
-        if not beside(needed, given.__getitem__).signs & allowed:
-            raise NoValue(expression.operator)
-    if row.rounded:
-        return _smooth(expression.operator, *arguments)
-    if isinstance(row, Composed) and isinstance(expression.arguments[1], Number) and not row.is_condition:
-        return beside(row.lowered(ARGUMENTS[0], expression.arguments[1]), given.__getitem__)
-    return EXACTLY[expression.operator](*arguments)
-
-
-def _smooth(operator: str, x: Series) -> Series:
-    """An operator that rounds, to first order. Raises `Unsure` if it has a value at the point but no slope."""
-    at: dict[Expression, Enclosed] = {ARGUMENTS[0]: x.term(0)}
-    try:
-        at[RESULT] = enclose(Apply(operator, (ARGUMENTS[0],)), at.__getitem__)
-        slope = enclose(_slope(operator), at.__getitem__)
-    except NoValue:
-        raise Unsure from None
-    constant = x.known is None and len(x.terms) <= 1
-    return Series.of(at[RESULT]) if constant else Series.of(at[RESULT], slope * x.term(1), rest=True)
-
-
-@functools.cache
-def _slope(operator: str) -> Expression:
-    row: Any = OPERATORS[operator]
-    return as_expression(row.slopes(ARGUMENTS[0], RESULT)[0])
+    return fold(expression, _SERIES, values)
