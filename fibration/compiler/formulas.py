@@ -26,6 +26,7 @@ from fibration.language.atoms import (
     Parameter,
     Reading,
     Stratum,
+    Summary,
     Total,
     at,
     token_log_ratio,
@@ -104,7 +105,7 @@ class Formulas:
         read = list(atoms(expression))
         place = self.finest([BATCH if a in known else self.place(a, leaf) for a in read])
         coarse = place not in (None, leaf) and not any(a in known for a in read)
-        if place is None or not coarse or not any(isinstance(a, (Aggregate, Ordered)) for a in read):
+        if place is None or not coarse or not any(isinstance(a, Summary) for a in read):
             return Apply(expression.operator, tuple(self.lifted(a, leaf, known) for a in expression.arguments))
         found = Coarse(expression)
         known[found] = self.map(where(expression, 1, 0) if expression.is_condition else expression, place)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, overload
 
 from fibration.language.exact import bounded
 from fibration.language.expressions import Apply, Expression, Number
@@ -14,9 +14,17 @@ from fibration.language.operators import ARGUMENTS, OPERATORS, Primitive, Sugar
 KEPT = 1 << 12  # cached formulas: every law reads the same formulas on every batch that it tries
 
 
-def atoms(expression: Expression) -> Iterator[Expression]:
-    """Yields every atom of an expression, each once, in the order of first appearance."""
-    return iter(_atoms(expression))
+A = TypeVar("A", bound=Expression)
+
+
+@overload
+def atoms(expression: Expression) -> tuple[Expression, ...]: ...
+@overload
+def atoms(expression: Expression, kind: type[A], /, *more: type[A]) -> tuple[A, ...]: ...
+def atoms(expression: Expression, *kinds: type[Expression]) -> tuple[Expression, ...]:
+    """Returns the atoms of an expression, or those of some kinds, each once, in the order of first appearance."""
+    found = _atoms(expression)
+    return tuple(a for a in found if isinstance(a, kinds)) if kinds else found
 
 
 @lru_cache(KEPT)

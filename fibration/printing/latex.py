@@ -22,6 +22,7 @@ from fibration.language.atoms import (
     Place,
     Reading,
     Stratum,
+    Summary,
     Total,
     at,
     mass,
@@ -82,7 +83,7 @@ def _lines(h: Hierarchy) -> str:
         for channel, gate in _channels(h.gates[s]):
             body, *where = _gate(at(gate.expression, s))
             rows += [rf"g_{{{_name(s)}}}{channel}(\rho) &= {body}", *(rf"&\qquad\text{{with }} {w}" for w in where)]
-        if pull in set(atoms(h.gates[s].expression)):
+        if pull in atoms(h.gates[s].expression):
             rows.append(rf"&\qquad\text{{with }} {_atom(pull)} = {tex(h.pull(s))}")
     rows.append(rf"R(\hat\sigma) &= {tex(cancel(h.decomposition.recovery))}")
     rows += _objective(h)
@@ -191,7 +192,7 @@ def _gate(expression: Expression) -> tuple[str, ...]:
         scale, inner = expression.arguments
         s = Reading("s")
         scaled = _replace(inner, residual / scale, s)
-        if scaled != inner and residual not in set(atoms(scaled)):
+        if scaled != inner and residual not in atoms(scaled):
             text, strength = _tex(scale)
             factor = text if strength > 1 else rf"\left({text}\right)"
             return rf"{factor} \cdot {tex(scaled)}", f"s = {tex(cancel(residual / scale))}"
@@ -278,7 +279,7 @@ def _atom(atom: Expression) -> str:
     return _READINGS.get(getattr(atom, "name", ""), "s")
 
 
-def _gathered(atom: Aggregate | Ordered) -> str:
+def _gathered(atom: Summary) -> str:
     """Returns the subscript of a statistic or an order: its elements, and the stratum that they lie over."""
     return (rf"{_name(atom.of)} \to " if atom.of is not None else "") + _name(atom.over)
 

@@ -60,8 +60,8 @@ SLIPS = (
     ),
     slip(
         "gradients flow through the order that a gate reads", "test_order",
-        "{a: Detach(self.atom(a, stratum.name)) for a in atoms(formula)",
-        "{a: self.atom(a, stratum.name) for a in atoms(formula)",
+        "{a: Detach(self.atom(a, stratum.name)) for a in atoms(formula, Ordered)",
+        "{a: self.atom(a, stratum.name) for a in atoms(formula, Ordered)",
     ),
     slip(
         "a sweep takes sums along others than its segments", "test_order",

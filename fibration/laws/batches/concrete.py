@@ -18,13 +18,11 @@ from typing import Any, TypeVar
 import mpmath
 
 from fibration.errors import an
-from fibration.language.atoms import Attribute, Count, Stratum, Total
+from fibration.language.atoms import Attribute, Count, Stratum, Summary, Total
 from fibration.language.exact import FIFTY_DIGITS, NoValue
 from fibration.language.expressions import LARGEST, SMALLEST, Apply, Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import OPERATORS, Primitive
-from fibration.language.order import Ordered
-from fibration.language.statistics import Aggregate
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.batches.shapes import Maps
@@ -282,8 +280,8 @@ def rounding(*expressions: Expression) -> Fraction:
 
 
 def _rounds(e: Expression) -> bool:
-    if isinstance(e, (Aggregate, Ordered)):
-        return getattr(e, "kind", "") == "deviation" or _rounds(e.formula)
+    if isinstance(e, Summary):
+        return e.word == "deviation" or _rounds(e.formula)
     return isinstance(e, Apply) and (e.operator in ROUNDED or any(_rounds(a) for a in e.arguments))
 
 

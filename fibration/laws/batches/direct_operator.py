@@ -17,6 +17,7 @@ from fibration.errors import an
 from fibration.language.atoms import (
     Density,
     Stratum,
+    Summary,
     advantage,
     gated,
     in_channel,
@@ -27,9 +28,7 @@ from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import exp
-from fibration.language.order import Ordered
 from fibration.language.policies import LogProb
-from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.batches.concrete import Concrete, Witness, rounded, rounding, shown
 from fibration.laws.batches.search import concretes
@@ -208,7 +207,7 @@ class DirectOperator:
         first = self.fibres[stratum][element][0]
         bound: dict[Expression, Real] = {advantage: at_tokens.advantages[first]}
         for d in atoms(gate):
-            if isinstance(d, (Aggregate, Ordered)):
+            if isinstance(d, Summary):
                 bound[d] = at_tokens.value_at(d, stratum, element)
             elif isinstance(d, LogProb):
                 bound[d] = at_tokens.atom(d, first)
@@ -255,7 +254,7 @@ def candidates(h: Hierarchy) -> Iterator[tuple[DirectOperator, Fraction]]:
     if h.orthogonalise is not None:
         return
     read = formulas(h)
-    signs = (Fraction(1), Fraction(-1)) if any(advantage in set(atoms(e)) for e in read) else (Fraction(1),)
+    signs = (Fraction(1), Fraction(-1)) if any(advantage in atoms(e) for e in read) else (Fraction(1),)
     for concrete in concretes(h, read, most=MOST_TRIED):
         dense = DirectOperator(h, concrete)
         if len(dense.tokens) <= MOST_TOKENS:
@@ -291,7 +290,7 @@ def _witness(dense: DirectOperator, xs: list[Fraction], a: Fraction) -> Witness:
     h, concrete, found = dense.h, dense.concrete, dense.attempt(xs, a)
     root = h.roots[0]
     place = f"on {an(root)}" if root in h.leaves else f"on {concrete.describe(root)}"
-    settings = f", advantage {a}" if any(advantage in set(atoms(h.gate(s))) for s in h.order) else ""
+    settings = f", advantage {a}" if any(advantage in atoms(h.gate(s)) for s in h.order) else ""
     got = "no value" if found is None else ", ".join(shown(g - 1) for g in found)
     text = f"{place}{settings}{concrete.chosen}: log ratios {', '.join(map(shown, xs))} have 𝒢(r) - 1 = {got}"
     exact = None if found is None else tuple(rounded(g, rounding(*formulas(h))) for g in found)

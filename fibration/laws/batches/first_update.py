@@ -43,7 +43,7 @@ def attempt(evaluate: Callable[[], T]) -> T | None:
 def start_not_recovered(h: Hierarchy, leaf: Stratum, whole: Expression) -> Witness | None:
     """A token whose ratio near 1 is not recovered to first order. `whole` is `R∘F` on its leaf."""
     exact = rounding(whole)
-    if any(isinstance(a, Ordered) for a in atoms(whole)):
+    if atoms(whole, Ordered):
         return None  # the coefficients of a batch say more than its own slope
     for concrete in concretes(h, [whole], most=MOST_TRIED):
         if not concrete.size[leaf]:
@@ -91,7 +91,7 @@ def wrong_coefficients(h: Hierarchy) -> Witness | None:
         return None
     h = gates_alone(h)
     read = [*formulas(h), h.objective.spelled_out(h.leaves, h.rows)]
-    signed = any(advantage in set(atoms(e)) for e in read)
+    signed = any(advantage in atoms(e) for e in read)
     for concrete, way, close in _tried(h, read):
         ends = [tuple(step * d for d in way) for step in (STEPS if any(way) else STEPS[:1])]
         for advantages in _advantages(h, concrete, signed):

@@ -25,6 +25,7 @@ from fibration.language.atoms import (
     Gated,
     Parameter,
     Stratum,
+    Summary,
     Total,
     at,
     read_at,
@@ -33,10 +34,9 @@ from fibration.language.atoms import (
 )
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
-from fibration.language.statistics import Aggregate, within
+from fibration.language.statistics import Aggregate, atoms_within, within
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
 from fibration.laws.batches.concrete import Concrete, is_balanced, rounding
@@ -76,7 +76,7 @@ def concretes(
 
 def _is_inside(hierarchy: Hierarchy, atom: Expression) -> bool:
     """Whether the strata of a hierarchy, without rows, groups and the batch, give an atom its value."""
-    if isinstance(atom, (Aggregate, Ordered)):
+    if isinstance(atom, Summary):
         return False
     places: tuple[object, ...] = (atom.of, atom.over) if isinstance(atom, (Count, Total)) else ()
     places = (atom.on,) if isinstance(atom, Attribute) else places
@@ -85,14 +85,14 @@ def _is_inside(hierarchy: Hierarchy, atom: Expression) -> bool:
 
 def is_of_one_token(formula: Expression) -> bool:
     """Whether a formula reads no other tokens but by counts and totals, so that it is cheap on large batches."""
-    return not any(isinstance(a, (Aggregate, Ordered)) for a in atoms(formula))
+    return not atoms(formula, Summary)
 
 
 def is_read_at(shape: Shape, expression: Expression, stratum: Stratum) -> bool:
     """Whether all atoms of an expression have values at the elements of a stratum."""
     there = (stratum, *shape.coarser(stratum))
     places = [read_at(a) for a in atoms(expression) if not isinstance(a, (Component, Parameter))]
-    places += [a.of for a in atoms(expression) if isinstance(a, Aggregate) and a.others]
+    places += [a.of for a in atoms(expression, Aggregate) if a.others]
     return all(s in there for s in places if isinstance(s, Stratum))
 
 
@@ -109,8 +109,8 @@ def smallest(hierarchy: Hierarchy, shape: Shape, leaves: int) -> Iterator[Concre
 
 def leaves_one_alone(hierarchy: Hierarchy, concrete: Concrete) -> bool:
     """Whether a formula of tokens compares an element with others, and it has none: an index refuses that batch."""
-    read = (a for e in hierarchy.objective.formulas for inner in within(e) for a in atoms(inner))
-    compared = {(a.of, a.over) for a in read if isinstance(a, Aggregate) and a.others}
+    read = (a for e in hierarchy.objective.formulas for a in atoms_within(e, Aggregate))
+    compared = {(a.of, a.over) for a in read if a.others}
     return any(min(len(concrete.over(*s, b)) for b in range(concrete.size[s[1]])) < 2 for s in compared)  # type: ignore[arg-type, index]
 
 
@@ -321,7 +321,7 @@ def _counted(shape: Shape, a: Count | Total) -> frozenset[Stratum]:
 
 def _met(e: Expression) -> list[Expression]:
     """The atoms of an expression, also inside statistics and orders, with the attributes of totals."""
-    found = dict.fromkeys(a for inner in within(e) for a in atoms(inner))
+    found = dict.fromkeys(atoms_within(e))
     return list(found | dict.fromkeys(a.attribute for a in found if isinstance(a, Total)))
 
 
@@ -338,8 +338,8 @@ def _on_regular(
             return values.get(a.attribute, Fraction(1)) * sizes[a] if isinstance(a, Total) else Fraction(sizes[a])
         if isinstance(a, LogProb):
             return Fraction(-1)
-        if isinstance(a, (Aggregate, Ordered)):  # its formula is the same at all tokens
-            return Fraction(0) if getattr(a, "kind", "") == "deviation" else enclose(a.formula, atom)
+        if isinstance(a, Summary):  # its formula is the same at all tokens
+            return Fraction(0) if a.word == "deviation" else enclose(a.formula, atom)
         return values.get(a, Fraction(a not in (residual, token_log_ratio) and not isinstance(a, (Density, Gated))))
 
     return of_its_sign(e, atom)

@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from fibration.language.atoms import Reading, Stratum, advantage, at, reward, token_log_ratio
+from fibration.language.atoms import Reading, Stratum, Summary, advantage, at, reward, token_log_ratio
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.operators import sqrt
@@ -180,7 +180,7 @@ def read_on_policy(
 
     All advantages are `a`, and all log-probs `base`.
     """
-    read = [e for e in atoms(expression) if isinstance(e, (LogProb, Aggregate, Ordered))]
+    read = list(atoms(expression, LogProb, Summary))
     if not read:
         return {}
     places = [(leaf, i) for leaf in concrete.shape.leaves for i in range(concrete.size[leaf])]

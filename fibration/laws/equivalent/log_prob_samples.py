@@ -32,7 +32,7 @@ from fibration.language.operators import OPERATORS
 from fibration.language.order import Ordered
 from fibration.language.pairs import Pair
 from fibration.language.policies import CURRENT, OLD, LogProb
-from fibration.language.statistics import Aggregate, within
+from fibration.language.statistics import Aggregate, atoms_within, within
 from fibration.language.strata import NotOver
 from fibration.language.traversal import atoms, desugar, evaluate
 from fibration.laws.batches.concrete import Concrete
@@ -124,13 +124,13 @@ def _compared(e: Expression) -> Iterator[Apply]:
 @functools.lru_cache(maxsize=1024)
 def _policies_of(comparison: Expression) -> frozenset[str]:
     """The policies whose log-probs a comparison depends on."""
-    read = {a for inner in within(comparison) for a in atoms(inner)}
-    found = {a.policy.name for a in read if isinstance(a, LogProb)}
-    return frozenset(found | ({CURRENT} if token_log_ratio in read else set()) | ({OLD} if found else set()))
+    found = {a.policy.name for a in atoms_within(comparison, LogProb)}
+    moves = token_log_ratio in atoms_within(comparison)
+    return frozenset(found | ({CURRENT} if moves else set()) | ({OLD} if found else set()))
 
 
 def _reads_advantage(e: Expression) -> bool:
-    return any(advantage in set(atoms(inner)) for inner in within(e))
+    return advantage in atoms_within(e)
 
 
 def _roots(

@@ -20,6 +20,7 @@ from fibration.language.atoms import (
     Density,
     Parameter,
     Stratum,
+    Summary,
     Total,
     advantage,
     in_channel,
@@ -30,10 +31,8 @@ from fibration.language.conditions import Equal, One, reads_tokens
 from fibration.language.exact import NoValue, TooLarge, transcendental
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.order import Ordered
 from fibration.language.pairs import Pair
 from fibration.language.policies import LogProb
-from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, desugar, evaluate
 from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete, Witness, is_balanced, rounding
@@ -239,7 +238,7 @@ def _advantages(
     patterns += [tuple(ONE if i == k else -ONE for i in range(n)) for k in range(min(n, 2)) if n > 1]
     patterns += [tuple(Fraction(rng.choice((-3, -2, -1, 0, 1, 2, 3)), 2) for _ in range(n)) for _ in range(3)]
     asked = [c for c in pair.conditions if isinstance(c, Expression) and not reads_tokens(c)]
-    asked = [c for c in asked if not (pair.takes_rewards and advantage in set(atoms(c)))]
+    asked = [c for c in asked if not (pair.takes_rewards and advantage in atoms(c))]
     for pattern in dict.fromkeys(patterns):
         a = tuple(pattern[part[k]] for k in range(len(tokens)))
         if any(a) and all(_holds(c, concrete, token, a[k]) for c in asked for k, token in enumerate(tokens)):
@@ -348,7 +347,7 @@ def breakpoints(pair: Pair, concrete: Concrete) -> list[Fraction]:
                 continue
             size = concrete.attempt(m, s, 0)
             read = [a for a in atoms(comparison) if a not in (residual, advantage) and not isinstance(a, Density)]
-            if any(isinstance(a, (Aggregate, Ordered)) for a in read):
+            if any(isinstance(a, Summary) for a in read):
                 continue
             known = tuple((a, HALF if isinstance(a, LogProb) else concrete.atom(a, s, 0)) for a in read)
             for a in (ONE, -ONE) if size else ():
@@ -370,7 +369,7 @@ def comparisons(h: Hierarchy) -> tuple[tuple[Stratum, Expression, Apply], ...]:
 
 def _compared(e: Expression) -> Iterator[Apply]:
     if isinstance(e, Apply):
-        if e.operator in COMPARED and residual in set(atoms(e)):
+        if e.operator in COMPARED and residual in atoms(e):
             yield e
         for a in e.arguments:
             yield from _compared(a)
@@ -382,7 +381,7 @@ def _root(
 ) -> Fraction | None:
     """The residual, in units of `m`, at which both sides are equal; None if their difference is not affine in it."""
     difference = comparison.arguments[0] - comparison.arguments[1]
-    at = dict.fromkeys((d for d in atoms(difference) if isinstance(d, Density)), Fraction(0)) | dict(known)
+    at = dict.fromkeys((d for d in atoms(difference, Density)), Fraction(0)) | dict(known)
     try:
         y = [evaluate(difference, {**at, residual: m * t, advantage: a}) for t in (0, 1, 2)]
     except (NoValue, TooLarge):

@@ -19,7 +19,7 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import Count, Parameter, Reading, Stratum, Total, Where, at, token_log_ratio
+from fibration.language.atoms import Count, Parameter, Reading, Stratum, Summary, Total, Where, at, token_log_ratio
 from fibration.language.conditions import WHOLE
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
@@ -69,7 +69,7 @@ class TokenFormulas:
         """
         key = e, leaf, through
         if key not in self._known:
-            new = any(isinstance(a, (Aggregate, Ordered)) for a in atoms(e))
+            new = bool(atoms(e, Summary))
             atom = functools.partial(self._atom, leaf=leaf, through=through)
             self._known[key] = transform(_by_some(desugar(e)), atom) if new else self.variables.counted(e)
         return self._known[key]
@@ -82,7 +82,7 @@ class TokenFormulas:
     def _atom(self, atom: Expression, leaf: Stratum, through: frozenset[str]) -> Expression:
         if not isinstance(atom, (Aggregate, Ordered)):
             return self.variables.counted(atom)
-        flows = (atom.kind if isinstance(atom, Aggregate) else atom.direction) in through
+        flows = atom.word in through
         several = len(self.variables.pair.first.leaves) > 1
         if several and (isinstance(atom, Ordered) or atom.of is not None):
             raise Unsuited(f"{atom}, of tokens of several kinds, is compared in equal formulas alone")
@@ -197,7 +197,7 @@ class TokenFormulas:
         place = over if over not in v.single else WHOLE
         if all(e == first for e in others) and all(v.is_constant_on(place, a) for a in atoms(first)):
             return number * first if kind == "total" else none if kind == "deviation" else first
-        split = any(token_log_ratio in set(atoms(e)) for e in formulas.values())
+        split = any(token_log_ratio in atoms(e) for e in formulas.values())
         sides: Sequence[int | None] = ((0,) if v.on_policy else SIDES) if split else (None,)
         there: object = frozenset(formulas) if over in v.single else over
         if kind not in ("total", "mean"):

@@ -81,7 +81,7 @@ PROBES = tuple(
 def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
     """A witness: a log ratio that is not recovered. None if none is found."""
     whole, root = composed(h, leaf), h.roots[0]
-    if any(isinstance(a, Ordered) for a in atoms(whole)):
+    if atoms(whole, Ordered):
         return _not_recovered_in_order(h, leaf, whole)
     read, deciding, seen = [a for a in atoms(whole) if a != token_log_ratio], turning([whole]), set()
     for concrete in concretes(h, [whole], most=MOST_TRIED):
@@ -119,7 +119,7 @@ def _not_recovered_in_order(h: Hierarchy, leaf: Stratum, whole: Expression) -> W
                     value = None
                 if value is None or abs(value - truth) > rounding(whole):
                     got = "no value" if value is None else shown(value)
-                    given = f" and advantages {own}" if advantage in set(atoms(whole)) else ""
+                    given = f" and advantages {own}" if advantage in atoms(whole) else ""
                     text = (
                         f"in {concrete.describe(h.rows)} with log ratios {', '.join([str(x)] * len(places))}{given}, "
                         f"token {k + 1} comes back as {got} instead of {shown(truth)}"

@@ -15,8 +15,8 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb
-from fibration.language.statistics import within
-from fibration.language.traversal import atoms, desugar
+from fibration.language.statistics import atoms_within
+from fibration.language.traversal import desugar
 from fibration.laws.batches.concrete import Concrete, Witness, in_brief, number, rounded, rounding, settings
 from fibration.laws.batches.direct_operator import DirectOperator
 from fibration.laws.batches.first_update import attempt
@@ -93,7 +93,7 @@ class Sample:
 def not_its_own(h: Hierarchy, formula: Expression, by_token: bool) -> Witness | None:
     """A batch on which an advantage does not rise evenly with its own rewards, whatever else is sampled."""
     exact = rounding(desugar(formula))
-    policies = [a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb)]
+    policies = [a.policy.name for a in atoms_within(formula, LogProb)]
     tried: Counter[int] = Counter()
     for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
         plain = Sample(h, concrete, ())

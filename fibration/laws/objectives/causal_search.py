@@ -14,8 +14,8 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb
-from fibration.language.statistics import within
-from fibration.language.traversal import atoms, desugar
+from fibration.language.statistics import atoms_within, within
+from fibration.language.traversal import desugar
 from fibration.laws.batches.concrete import Concrete, Witness, in_brief, plural, rounded, rounding, settings
 from fibration.laws.batches.direct_operator import DirectOperator
 from fibration.laws.batches.first_update import attempt
@@ -85,7 +85,7 @@ def changed_by_later(h: Hierarchy, formula: Expression, what: str) -> Witness | 
 
 def _pairs(h: Hierarchy, formula: Expression) -> Iterator[tuple[Row, Row, int]]:
     """Yields two batches that differ in what comes after a token, and the number of that token."""
-    read = {a for e in within(formula) for a in atoms(e)}
+    read = atoms_within(formula)
     signs = SIGNS if advantage in read else SIGNS[:1]
     policies = [p for p in (OLD, *h.policies) if p != CURRENT and any(_is_of(a, p) for a in read)]
     moving = [RATIO] * any(a == token_log_ratio or _is_of(a, CURRENT) for a in read) + policies

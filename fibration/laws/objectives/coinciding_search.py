@@ -14,8 +14,7 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD
-from fibration.language.statistics import within
-from fibration.language.traversal import atoms
+from fibration.language.statistics import atoms_within
 from fibration.laws.batches.concrete import Concrete, Witness, in_brief, settings
 from fibration.laws.batches.direct_operator import STEPS, DirectOperator, directions
 from fibration.laws.batches.first_update import attempt
@@ -103,7 +102,7 @@ def _moved(near: NearBatch, policy: str, change: Sequence[Fraction]) -> NearBatc
 
 
 def _coinciding(h: Hierarchy, formula: Expression) -> Iterator[NearBatch]:
-    read = {a for e in within(formula) for a in atoms(e)}
+    read = set(atoms_within(formula))
     for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
         n = sum(concrete.size[leaf] for leaf in h.leaves)
         if n > MOST_TOKENS and not is_of_one_token(formula):

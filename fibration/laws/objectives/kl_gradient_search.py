@@ -20,8 +20,7 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb
-from fibration.language.statistics import within
-from fibration.language.traversal import atoms
+from fibration.language.statistics import atoms_within
 from fibration.laws.batches.concrete import Concrete, Witness, in_brief, rounded, settings, shown
 from fibration.laws.batches.direct_operator import DirectOperator
 from fibration.laws.batches.first_update import attempt
@@ -109,7 +108,7 @@ def no_divergence(h: Hierarchy, formula: Expression, passed: Sequence[str], may_
         if ruled_out is None:
             return None
         found.append(ruled_out)
-    reads = {a for e in within(formula) for a in atoms(e)}
+    reads = set(atoms_within(formula))
     named = any(isinstance(a, LogProb) for a in reads)
     return found[0] if passed or named else found[-1]
 
@@ -269,5 +268,5 @@ def _witness(state: State, text: str, q: str, c: Sequence[Fraction]) -> Witness:
 def looks_beyond(formula: Expression) -> bool:
     """Whether a formula reads more of a state than probabilities and parameters."""
     plain = (LogProb, Parameter, Component)
-    read = {a for e in within(formula) for a in atoms(e)}
+    read = atoms_within(formula)
     return any(not isinstance(a, plain) and str(a) != "token_log_ratio" for a in read)

@@ -14,8 +14,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import ANY, Signs
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb
-from fibration.language.statistics import within
-from fibration.language.traversal import atoms
+from fibration.language.statistics import atoms_within, within
 from fibration.laws.batches.concrete import Concrete, Witness, in_brief, rounded, rounding, settings
 from fibration.laws.batches.direct_operator import DirectOperator
 from fibration.laws.batches.first_update import attempt
@@ -88,15 +87,15 @@ def without_its_sign(
 
 
 def _batches(h: Hierarchy, formula: Expression) -> Iterator[Batch]:
-    read = {a for e in within(formula) for a in atoms(e)}
-    given = bool({advantage, reward} & read)  # rewards get the same numbers as advantages
+    read = atoms_within(formula)
+    given = bool({advantage, reward}.intersection(read))  # rewards get the same numbers as advantages
     signs = [Fraction(a) for a in (1, -1, 0)] if given else [Fraction(1)]
     few: list[Batch] = []
     for concrete in concretes(h, [formula], whole_batch(h), most=MOST_TRIED):
         if sum(concrete.size[leaf] for leaf in h.leaves) <= MOST_TOKENS:
             yield from (found := [Batch(h, concrete, a) for a in signs])
             few += found if len(few) < FEW * len(signs) else []
-    policies = [a.policy.name for a in read if isinstance(a, LogProb)]
+    policies = [a.policy.name for a in atoms_within(formula, LogProb)]
     moving = [CURRENT_CHANGE] * (token_log_ratio in read or CURRENT in policies) + [p for p in policies if p != CURRENT]
     for batch, changed in itertools.product(few, [*dict.fromkeys(moving), *["advantage"] * given]):
         made = (replace(batch, changed=changed, by=v) for v in _changes(batch, formula, changed))

@@ -14,7 +14,7 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import Stopped
 from fibration.language.order import Ordered
-from fibration.language.statistics import within
+from fibration.language.statistics import atoms_within
 from fibration.language.sympy_bridge import flowing, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
 from fibration.laws.gates.coordinates import X, composed
@@ -81,7 +81,7 @@ def starts(subject: Subject) -> Iterator[Start]:
 
 def in_order(h: Hierarchy) -> dict[Any, int]:
     """The sums of log ratios before or after a token that `F` reads, each with its value 0 at `r = 1`."""
-    return {symbol(o): 0 for o in _order(h) if any(token_log_ratio in set(atoms(e)) for e in within(o.formula))}
+    return {symbol(o): 0 for o in _order(h) if token_log_ratio in atoms_within(o.formula)}
 
 
 def reads_order(h: Hierarchy) -> bool:
@@ -90,7 +90,7 @@ def reads_order(h: Hierarchy) -> bool:
 
 
 def _order(h: Hierarchy) -> Iterator[Ordered]:
-    return (a for _, e in h.decomposition.densities for a in atoms(e) if isinstance(a, Ordered))
+    return (a for _, e in h.decomposition.densities for a in atoms(e, Ordered))
 
 
 def recovers(subject: Subject) -> bool:

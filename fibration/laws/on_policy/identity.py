@@ -143,7 +143,7 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression, channel:
                     extra += f" over densities {in_brief(p)}" + (" times as large" if part == "slope" else "")
                 values = concrete.chosen
                 if text.endswith(NO_VALUE):  # the gate may have divided by a count that is 0
-                    counts = (c for c in atoms(gate) if isinstance(c, Count))
+                    counts = (c for c in atoms(gate, Count))
                     values += "".join(f", {c} = 0" for c in counts if not concrete.atom(c, stratum, element))
                 found = {"stratum": stratum.name, "element": element, "advantage": a, "gate": gate}
                 found |= {"densities": p, "part": part}
@@ -186,7 +186,7 @@ class _Gate:
 
     def value(self, rho: Fraction, density: Fraction) -> Fraction | None:
         bound: dict[Expression, Fraction] = {**self.beside_it}
-        bound |= {a: density for a in atoms(self.gate) if isinstance(a, Density)}
+        bound |= {a: density for a in atoms(self.gate, Density)}
         bound |= {advantage: self.advantage, residual: rho}
         return self.concrete.attempt(self.gate, self.stratum, self.element, bound)
 
@@ -230,7 +230,7 @@ class _Gate:
     def slope(self, rho: Fraction, density: Fraction) -> Fraction | None:
         """The derivative towards the residual, without the stopped parts."""
         bound: dict[Expression, Real] = {**self.beside_it}
-        bound |= {a: density for a in atoms(self.gate) if isinstance(a, Density)}
+        bound |= {a: density for a in atoms(self.gate, Density)}
         bound |= {advantage: self.advantage, residual: Dual(rho, {0: Fraction(1)})}
 
         def atom(a: Expression) -> Real:
@@ -241,9 +241,7 @@ class _Gate:
 
     def line(self, density: Fraction, sign: int) -> tuple[Fraction, Fraction] | None:
         """Value and slope as the residual leaves 0 on one side; (0, 1) if that is possible, None if unknown."""
-        moving: dict[Expression, Series] = {
-            a: Series.of(Fraction(0), density) for a in atoms(self.gate) if isinstance(a, Density)
-        }
+        moving: dict[Expression, Series] = {a: Series.of(Fraction(0), density) for a in atoms(self.gate, Density)}
         moving |= {residual: Series.of(Fraction(0), Fraction(sign)), advantage: Series.of(self.advantage)}
 
         moving |= {a: Series.of(value) for a, value in self.beside_it.items() if not a.is_condition}

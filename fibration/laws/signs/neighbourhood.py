@@ -159,7 +159,7 @@ def _neighbourhoods(
 
     Symbols in `held` are small in all of them: ratios between policies are 1 only where the policies coincide.
     """
-    on_policy = {symbol(a): 0 for a in atoms(gate) if isinstance(a, Density)} | dict(held or {})
+    on_policy = {symbol(a): 0 for a in atoms(gate, Density)} | dict(held or {})
     return [beside(assume, 0, held), *(beside(assume, side, on_policy) for side in SIDES)]
 
 
