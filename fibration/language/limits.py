@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from fibration.errors import SpecError
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total, mass
 from fibration.language.expressions import Apply, Expression, Number, apply, as_expression
-from fibration.language.operators import OPERATORS, Sugar
+from fibration.language.operators import COMPARISONS, OPERATORS, Sugar
 from fibration.language.order import Ordered
 from fibration.language.statistics import Aggregate
 from fibration.language.stops import NOTHING, STOP, carries_gradient
@@ -28,7 +28,6 @@ class Unbounded(SpecError):
     """A formula is infinite, or has no limit."""
 
 
-COMPARED = ("<", "<=", ">", ">=")
 # `+1` and `-1` stand for the infinities, True and False for decided conditions.
 Limit = Expression | int | bool
 _VALUES: dict[str, dict[int, Any]] = {
@@ -122,7 +121,7 @@ def _limit(e: Expression, infinite: Mapping[Expression, int], known: _Known) -> 
         return _joined(e.operator, parts, known)
     if e.operator == STOP and not (isinstance(parts[0], Expression) and known.moves(parts[0])):
         return parts[0]  # nothing is left to stop
-    if e.operator in COMPARED and all(isinstance(a, Expression) for a in parts):
+    if e.operator in COMPARISONS and all(isinstance(a, Expression) for a in parts):
         return _of_limits(e.operator, parts, known)  # type: ignore[arg-type]
     if all(isinstance(a, Expression) for a in parts):
         for value, signs in OPERATORS[e.operator].domain(*parts):  # type: ignore[union-attr,arg-type]
@@ -175,7 +174,7 @@ def _one_infinite(operator: str, parts: list[Limit], known: _Known) -> Limit:
         right, operator = right.negated(), "+"
     if operator == "+":
         return left.plus(right)
-    if operator in COMPARED:
+    if operator in COMPARISONS:
         total = left.plus(right.negated())
         return total == (1 if operator in (">", ">=") else -1)
     if operator == "*" or (operator == "/" and right.infinite == 0):

@@ -68,7 +68,7 @@ class Operator(Syntax):
 
 @dataclass(frozen=True, kw_only=True)
 class Sugar(Operator):
-    """An operator that stands for a formula in other operators."""
+    """An operator that stands for a formula in operators that are no sugar."""
 
     expand: Callable[..., Expression]
 
@@ -289,6 +289,7 @@ OPERATORS: dict[str, Sugar | Composed | Primitive] = {
 }  # fmt: skip
 SYNTAX.update(OPERATORS)
 PRIMITIVES: dict[str, Primitive] = {row.ir: row for row in OPERATORS.values() if isinstance(row, Primitive)}
+COMPARISONS = tuple(name for name, row in OPERATORS.items() if row.is_condition and not row.conditions)
 CALLED = tuple(name for name, row in OPERATORS.items() if not row.sign)  # words of the grammar
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar, overload
@@ -29,23 +29,36 @@ def atoms(expression: Expression, *kinds: type[Expression]) -> tuple[Expression,
 
 @lru_cache(KEPT)
 def _atoms(expression: Expression) -> tuple[Expression, ...]:
-    found: dict[Expression, None] = {}
+    return tuple(dict.fromkeys(e for e in subexpressions(expression) if not isinstance(e, (Apply, Number))))
+
+
+def applications(expression: Expression, *operators: str) -> tuple[Apply, ...]:
+    """Returns the parts of an expression that apply one of these operators, an operator before its arguments."""
+    return tuple(e for e in subexpressions(expression) if isinstance(e, Apply) and e.operator in operators)
+
+
+def subexpressions(expression: Expression) -> Iterator[Expression]:
+    """Yields an expression and all its parts down to numbers and atoms, an operator before its arguments."""
     stack = [expression]
     while stack:
         e = stack.pop()
+        yield e
         if isinstance(e, Apply):
             stack.extend(reversed(e.arguments))
-        elif not isinstance(e, Number):
-            found[e] = None
-    return tuple(found)
+
+
+def rewrite(expression: Expression, change: Callable[[Expression], Expression]) -> Expression:
+    """Returns the expression with every part `e` replaced by `change(e)`, the innermost first."""
+    if isinstance(expression, Apply):
+        arguments = tuple(rewrite(a, change) for a in expression.arguments)
+        if arguments != expression.arguments:
+            expression = Apply(expression.operator, arguments)
+    return change(expression)
 
 
 def transform(expression: Expression, atom: Callable[[Expression], Expression]) -> Expression:
     """Returns the expression with every atom `a` replaced by `atom(a)`."""
-    if isinstance(expression, Apply):
-        arguments = tuple(transform(a, atom) for a in expression.arguments)
-        return expression if arguments == expression.arguments else Apply(expression.operator, arguments)
-    return expression if isinstance(expression, Number) else atom(expression)
+    return rewrite(expression, lambda e: e if isinstance(e, (Apply, Number)) else atom(e))
 
 
 def substitute(expression: Expression, values: Mapping[Expression, Expression]) -> Expression:
@@ -55,13 +68,13 @@ def substitute(expression: Expression, values: Mapping[Expression, Expression]) 
 
 def desugar(expression: Expression) -> Expression:
     """Returns the expression with every sugar operator expanded into `where` and arithmetic."""
-    if not isinstance(expression, Apply):
-        return expression
-    arguments = tuple(desugar(a) for a in expression.arguments)
-    row = OPERATORS[expression.operator]
-    if isinstance(row, Sugar):
-        return desugar(row.expand(*arguments))
-    return Apply(expression.operator, arguments)
+    return rewrite(expression, _expanded)
+
+
+def _expanded(e: Expression) -> Expression:
+    if isinstance(e, Apply) and isinstance(row := OPERATORS[e.operator], Sugar):
+        return row.expand(*e.arguments)
+    return e
 
 
 class Domain(Protocol):

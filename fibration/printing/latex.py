@@ -40,7 +40,7 @@ from fibration.language.order import ONE, Ordered
 from fibration.language.penalties import Penalty
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
-from fibration.language.traversal import atoms
+from fibration.language.traversal import atoms, rewrite
 from fibration.printing.text import graph, has_crossings, joint, layers, moebius
 
 _READINGS = {
@@ -191,18 +191,13 @@ def _gate(expression: Expression) -> tuple[str, ...]:
     if isinstance(expression, Apply) and expression.operator == "*":
         scale, inner = expression.arguments
         s = Reading("s")
-        scaled = _replace(inner, residual / scale, s)
+        ratio = residual / scale
+        scaled = rewrite(inner, lambda e: s if e == ratio else e)
         if scaled != inner and residual not in atoms(scaled):
             text, strength = _tex(scale)
             factor = text if strength > 1 else rf"\left({text}\right)"
             return rf"{factor} \cdot {tex(scaled)}", f"s = {tex(cancel(residual / scale))}"
     return (tex(expression),)
-
-
-def _replace(e: Expression, old: Expression, new: Expression) -> Expression:
-    if e == old:
-        return new
-    return Apply(e.operator, tuple(_replace(a, old, new) for a in e.arguments)) if isinstance(e, Apply) else e
 
 
 def tex(expression: Expression) -> str:

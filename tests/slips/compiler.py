@@ -181,7 +181,7 @@ SLIPS = (
     ),
     slip(
         "the log ratio of a formula is the other way round", "test_token_words",
-        "return -token_log_ratio", "return token_log_ratio",
+        "BEFORE - NOW: -token_log_ratio", "BEFORE - NOW: token_log_ratio",
     ),
     slip(
         "results at tokens that are not finite are what a gate makes of them", "test_nonfinite",

@@ -20,11 +20,11 @@ import mpmath
 from fibration.errors import an
 from fibration.language.atoms import Attribute, Count, Stratum, Summary, Total
 from fibration.language.exact import FIFTY_DIGITS, NoValue
-from fibration.language.expressions import LARGEST, SMALLEST, Apply, Expression
+from fibration.language.expressions import LARGEST, SMALLEST, Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import OPERATORS, Primitive
 from fibration.language.strata import Shape
-from fibration.language.traversal import atoms, evaluate
+from fibration.language.traversal import applications, atoms, evaluate
 from fibration.laws.batches.shapes import Maps
 
 Exact = TypeVar("Exact", int, Fraction)
@@ -280,9 +280,8 @@ def rounding(*expressions: Expression) -> Fraction:
 
 
 def _rounds(e: Expression) -> bool:
-    if isinstance(e, Summary):
-        return e.word == "deviation" or _rounds(e.formula)
-    return isinstance(e, Apply) and (e.operator in ROUNDED or any(_rounds(a) for a in e.arguments))
+    statistics = atoms(e, Summary)
+    return bool(applications(e, *ROUNDED)) or any(s.word == "deviation" or _rounds(s.formula) for s in statistics)
 
 
 def token_masses(h: Hierarchy, concrete: Concrete) -> dict[Stratum, list[Fraction]]:

@@ -32,13 +32,13 @@ from fibration.language.atoms import (
     residual,
     token_log_ratio,
 )
-from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.expressions import Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate, atoms_within, within
 from fibration.language.strata import Shape
-from fibration.language.traversal import atoms
+from fibration.language.traversal import atoms, subexpressions
 from fibration.laws.batches.concrete import Concrete, is_balanced, rounding
 from fibration.laws.batches.shapes import Candidate, Maps, regular, regular_one, small, uneven
 from fibration.laws.values.enclosures import enclose, of_its_sign
@@ -359,12 +359,10 @@ def _changes(
     return tuple(crossings(lambda v: _on_regular(e, counts, {**given, atom: v}), low, high, far=far))
 
 
-def _constants(e: Expression) -> Iterator[int]:
-    if isinstance(e, Number):
-        yield from {abs(int(e.value)), abs(int(e.value)) + 1} if abs(e.value) < MAX_ELEMENTS else ()
-    elif isinstance(e, Apply):
-        for a in e.arguments:
-            yield from _constants(a)
+def _constants(expression: Expression) -> Iterator[int]:
+    for e in subexpressions(expression):
+        if isinstance(e, Number) and abs(e.value) < MAX_ELEMENTS:
+            yield from (abs(int(e.value)), abs(int(e.value)) + 1)
 
 
 # Values of an attribute by the position of the element; in a range, the nearest allowed value.

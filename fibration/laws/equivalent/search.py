@@ -31,9 +31,10 @@ from fibration.language.conditions import Equal, One, reads_tokens
 from fibration.language.exact import NoValue, TooLarge, transcendental
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import COMPARISONS
 from fibration.language.pairs import Pair
 from fibration.language.policies import LogProb
-from fibration.language.traversal import atoms, desugar, evaluate
+from fibration.language.traversal import applications, atoms, desugar, evaluate
 from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete, Witness, is_balanced, rounding
 from fibration.laws.batches.search import OTHER_PATTERNS, POSITIVE_PATTERNS, parameter_values
@@ -52,7 +53,6 @@ MOST_WIDE = 40  # tokens of a regular batch
 ONE = Fraction(1)
 exact_exp, exact_log = transcendental("exp"), transcendental("log")
 HALF = exact_log(Fraction(1, 2))  # the log-prob used where a gate compares its residual with a function of one
-COMPARED = ("<", "<=", ">", ">=")
 
 
 def difference(pair: Pair, most: Tries) -> Witness | None:
@@ -331,11 +331,7 @@ def _deviation(t: Fraction) -> Fraction | None:
 
 def _acts_on_ratios(h: Hierarchy) -> bool:
     """Whether densities contain an exponential, so that gates have their breakpoints in the ratio."""
-    return any(_uses_exponential(e) for _, e in h.decomposition.densities)
-
-
-def _uses_exponential(e: Expression) -> bool:
-    return isinstance(e, Apply) and (e.operator in ("exp", "expm1") or any(map(_uses_exponential, e.arguments)))
+    return any(applications(e, "exp", "expm1") for _, e in h.decomposition.densities)
 
 
 def breakpoints(pair: Pair, concrete: Concrete) -> list[Fraction]:
@@ -363,16 +359,9 @@ def comparisons(h: Hierarchy) -> tuple[tuple[Stratum, Expression, Apply], ...]:
     found: dict[tuple[Stratum, Expression, Apply], None] = {}
     for s in h.order:
         for channel in h.decomposition.channels:
-            found |= {(s, h.masses[s], c): None for c in _compared(desugar(in_channel(h.gate(s), channel)))}
+            compared = applications(desugar(in_channel(h.gate(s), channel)), *COMPARISONS)
+            found |= {(s, h.masses[s], c): None for c in compared if residual in atoms(c)}
     return tuple(found)
-
-
-def _compared(e: Expression) -> Iterator[Apply]:
-    if isinstance(e, Apply):
-        if e.operator in COMPARED and residual in atoms(e):
-            yield e
-        for a in e.arguments:
-            yield from _compared(a)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -30,7 +30,7 @@ from fibration.language.statistics import Aggregate
 from fibration.language.stops import NOTHING as NONE
 from fibration.language.stops import ORDER
 from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy
-from fibration.language.traversal import atoms, desugar, substitute, transform
+from fibration.language.traversal import atoms, desugar, rewrite, substitute, transform
 from fibration.laws.equivalent.shared_means import Variables
 from fibration.laws.signs.branches import cases
 from fibration.laws.signs.neighbourhood import SIDES
@@ -71,7 +71,7 @@ class TokenFormulas:
         if key not in self._known:
             new = bool(atoms(e, Summary))
             atom = functools.partial(self._atom, leaf=leaf, through=through)
-            self._known[key] = transform(_by_some(desugar(e)), atom) if new else self.variables.counted(e)
+            self._known[key] = transform(rewrite(desugar(e), _by_some), atom) if new else self.variables.counted(e)
         return self._known[key]
 
     def value(self, e: Expression, leaf: Stratum) -> Expression:
@@ -302,10 +302,8 @@ _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def _by_some(e: Expression) -> Expression:
-    """Rewrites comparisons of `largest(f)` with a number as `some(f > number)`."""
-    if not isinstance(e, Apply):
-        return e
-    if e.operator in _TURNED:
+    """Returns a comparison of `largest(f)` with a number as `some(f > number)`, and any other formula unchanged."""
+    if isinstance(e, Apply) and e.operator in _TURNED:
         left, right = e.arguments
         for a, b, op in ((left, right, e.operator), (right, left, _TURNED[e.operator])):
             if isinstance(a, Apply) and a.operator == "neg":
@@ -315,15 +313,9 @@ def _by_some(e: Expression) -> Expression:
                 more = a.formula > b if op in (">", "<=") else a.formula >= b
                 above = Aggregate("some", more, a.over, None, a.of)
                 return above if op in (">", ">=") else ~above
-    arguments = tuple(map(_by_some, e.arguments))
-    return e if arguments == e.arguments else Apply(e.operator, arguments)
+    return e
 
 
 def _unstopped(e: Expression) -> Expression:
     """A formula without `stop`, for use where no derivatives are taken."""
-    if not isinstance(e, Apply):
-        return e
-    arguments = tuple(map(_unstopped, e.arguments))
-    if e.operator == "stop":
-        return arguments[0]
-    return e if arguments == e.arguments else Apply(e.operator, arguments)
+    return rewrite(e, lambda part: part.arguments[0] if isinstance(part, Apply) and part.operator == "stop" else part)

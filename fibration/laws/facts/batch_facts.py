@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import sympy
 from sympy import oo
@@ -17,7 +16,7 @@ from fibration.language.places import whole_batch
 from fibration.language.report import Fact
 from fibration.language.statistics import atoms_within, within
 from fibration.language.sympy_bridge import to_sympy, vanishes
-from fibration.language.traversal import atoms
+from fibration.language.traversal import applications, atoms, desugar
 from fibration.laws.facts.weights import sampled_from, supremum
 from fibration.laws.gates.coordinates import intensive
 from fibration.laws.gates.pieces import text
@@ -132,15 +131,9 @@ def read_by_gates(h: Hierarchy) -> set[Stratum]:
     """
     needed: set[Stratum] = set()
     for stratum, _, gate in gates(h):
-        if _has_branches(gate) or not vanishes(to_sympy(gate) - RHO):
+        if applications(desugar(gate), "where") or not vanishes(to_sympy(gate) - RHO):
             needed |= {stratum, *h.shape.moebius(stratum)}
             needed |= {a.stratum for a in atoms(gate, Density)}
             if is_effect(h, stratum):  # a least-squares fit joins all strata that cross
                 needed.update(h.shape.crossed())
     return needed
-
-
-def _has_branches(e: Any) -> bool:
-    return getattr(e, "operator", "") in ("where", "clip", "minimum", "maximum", "abs", "sign") or any(
-        _has_branches(a) for a in getattr(e, "arguments", ())
-    )

@@ -31,11 +31,11 @@ from fibration.language.atoms import (
     residual,
 )
 from fibration.language.exact import NoValue
-from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.expressions import Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
-from fibration.language.traversal import atoms
+from fibration.language.traversal import applications, atoms
 from fibration.laws.batches.concrete import Concrete, Witness, in_brief, rounding, shown
 from fibration.laws.batches.direct_operator import STEPS, has_residual
 from fibration.laws.batches.first_update import CLOSE, attempt
@@ -46,7 +46,7 @@ from fibration.laws.on_policy.at_ratio_one import reference_is_zero
 from fibration.laws.signs.claim import Claim
 from fibration.laws.signs.neighbourhood import Germ, open_question
 from fibration.laws.subject import Subject
-from fibration.laws.values.duals import Dual, Real, differentiate, slopes_of, stops
+from fibration.laws.values.duals import Dual, Real, differentiate, slopes_of
 from fibration.laws.values.enclosures import Unsure, branching
 from fibration.laws.values.germs import Series
 from fibration.laws.values.germs import beside as just_beside
@@ -158,14 +158,12 @@ def _advantages(gate: Expression, here: Mapping[Expression, Fraction]) -> list[F
 
 def _below_0(gate: Expression) -> str:
     """The remedy for a clip of the residual whose lower bound was written as a distance; '' if there is none."""
-    if not isinstance(gate, Apply):
-        return ""
-    if gate.operator in ("clip", "maximum") and gate.arguments[0] == residual:
-        _, low, *high = gate.arguments
-        if isinstance(low, Parameter) or (isinstance(low, Number) and low.value > 0):
+    for clip in applications(gate, "clip", "maximum"):
+        value, low, *high = clip.arguments
+        if value == residual and (isinstance(low, Parameter) or (isinstance(low, Number) and low.value > 0)):
             form = f"clip(residual, -{low}, {high[0]})" if high else f"maximum(residual, -{low})"
             return f"small residuals pass if the lower bound is below 0: {form}"
-    return next((found for part in gate.arguments if (found := _below_0(part))), "")
+    return ""
 
 
 @dataclass(frozen=True)
@@ -218,7 +216,7 @@ class _Gate:
 
     def stopped_off(self, density: Fraction, sides: tuple[int, ...]) -> str:
         """In words, that a gate with a `stop` has another slope than 1 at 0, or near 0 at every step; else ''."""
-        if not stops(self.gate):
+        if not applications(self.gate, "stop"):
             return ""
         for steps in ([Fraction(0)], *([sign * s for s in STEPS] for sign in sides)):
             found = [self.slope(step, abs(step) * density) for step in steps]

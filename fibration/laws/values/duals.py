@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from fibration.language.exact import bounded, divide, transcendental
-from fibration.language.expressions import Apply, Expression
+from fibration.language.expressions import Expression
 from fibration.language.operators import Primitive
 from fibration.language.traversal import EXACT, fold
 
@@ -117,13 +117,6 @@ def held(x: Real) -> Real:
     if isinstance(x, LogOf):
         return LogOf(x.value, {}, x.exact, x.ratio)
     return Dual(x.value, {}, x.exact) if isinstance(x, Dual) else x
-
-
-def stops(expression: Expression) -> bool:
-    """Whether a formula contains a `stop`."""
-    return isinstance(expression, Apply) and (
-        expression.operator == "stop" or any(stops(a) for a in expression.arguments)
-    )
 
 
 def quotient(a: Real, b: Fraction) -> Real:
