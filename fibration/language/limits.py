@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -30,11 +31,6 @@ class Unbounded(SpecError):
 
 # `+1` and `-1` stand for the infinities, True and False for decided conditions.
 Limit = Expression | int | bool
-_VALUES: dict[str, dict[int, Any]] = {
-    "exp": {1: 1, -1: as_expression(0)}, "expm1": {1: 1, -1: as_expression(-1)}, "log": {1: 1}, "log1p": {1: 1},
-    "sqrt": {1: 1}, "tanh": {1: as_expression(1), -1: as_expression(-1)},
-    "sigmoid": {1: as_expression(1), -1: as_expression(0)}, "softplus": {1: 1, -1: as_expression(0)},
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -164,11 +160,11 @@ def _one_infinite(operator: str, parts: list[Limit], known: _Known) -> Limit:
     """Returns the limit of an operator with an infinite argument."""
     known.dropped(*parts)
     if len(parts) == 1:
-        (size,) = parts
-        found = -size if operator == "neg" else _VALUES.get(operator, {}).get(size)  # type: ignore[operator,arg-type]
-        if found is None:
+        row: Any = OPERATORS[operator]
+        limit = row.limits[parts[0] == 1]
+        if limit is None:
             raise Unbounded(f"{operator} of what is infinite")
-        return found  # type: ignore[no-any-return]
+        return as_expression(limit) if math.isfinite(limit) else 1 if limit > 0 else -1
     left, right = (_Size(a, known.positive) for a in parts)
     if operator == "-":
         right, operator = right.negated(), "+"
@@ -241,9 +237,7 @@ def is_positive(e: Expression, here: Here) -> bool:
             terms = list(_terms(e))
             some = any(is_positive(a, here) for a in terms) or here.has(a.of for a in terms if isinstance(a, Count))
             return some and all(_is_never_negative(a, here) for a in terms)
-        if e.operator in ("*", "/", "**", "minimum", "maximum", "sqrt", "log1p", "expm1", "tanh", "atan"):
-            return all(is_positive(a, here) for a in e.arguments)
-        return e.operator in ("exp", "sigmoid", "softplus")
+        return OPERATORS[e.operator].positive(is_positive(a, here) for a in e.arguments)
     return False
 
 

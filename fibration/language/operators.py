@@ -13,8 +13,9 @@ meaning. It also fixes the derivative at a breakpoint: the branch that holds *at
 from __future__ import annotations
 
 import functools
+import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ import sympy
 from fibration.language import exact
 from fibration.language.expressions import SYNTAX, Apply, Expression, Number, Operand, Syntax, apply, as_expression
 
+INFINITY = math.inf
 Signs = frozenset[int]
 ANY: Signs = frozenset({-1, 0, 1})
 ZERO: Signs = frozenset({0})
@@ -47,6 +49,11 @@ ARGUMENTS = (Argument(0), Argument(1), Argument(2))
 RESULT = Argument(-1)
 
 
+def always(arguments: Iterable[bool]) -> bool:
+    """For an operator whose value is above 0 for all arguments."""
+    return True
+
+
 def everywhere(*arguments: Expression) -> Needs:
     """The domain of an operator that has a value for all arguments."""
     return ()
@@ -63,6 +70,8 @@ class Operator(Syntax):
     # value, and the argument; and a bound on its absolute value.
     signs: Callable[[Callable[[Any], Signs], Any], Signs] = lambda signs, x: ANY
     bound: Any = None
+    # Whether its value is certainly above 0, from whether each argument is.
+    positive: Callable[[Iterable[bool]], bool] = lambda arguments: False
     latex: str | Callable[..., Expression]  # with a `%s` for every argument, or a function for the formula to print
 
 
@@ -114,12 +123,21 @@ class Primitive(Valued):
     # `where`, whose derivative is that of the branch taken.
     slopes: Callable[..., tuple[Operand, ...]] | None
     cost: int = 1  # vector instructions, roughly
+    # Of one argument: its limits at minus and plus infinity (None: it has none), where a rounded value is exact after
+    # all, and whether it computes an exponential, which has too many digits far from 0.
+    limits: tuple[float | None, float | None] = (None, None)
+    rational_at: Callable[[Any], bool] = lambda x: False
+    is_exponential: bool = False
 
     @functools.cached_property
     def derivatives(self) -> tuple[Expression, ...]:
         """The partial derivatives, of `ARGUMENTS` and `RESULT`."""
         assert self.slopes is not None
         return tuple(as_expression(s) for s in self.slopes(*ARGUMENTS[: self.arity], RESULT))
+
+
+def _is(number: int) -> Callable[[Any], bool]:
+    return lambda x: x == number
 
 
 def _whole(exponent: Expression) -> int:
@@ -174,19 +192,21 @@ OPERATORS: dict[str, Sugar | Composed | Primitive] = {
     "*": Primitive(
         arity=2, sign="*", binding=6, latex=r"%s\, %s", sympy=operator.mul, heads=(sympy.Mul,), ir="mul",
         exact=operator.mul, rounded=False, numeric=np.multiply, domain=everywhere, slopes=lambda a, b, y: (b, a),
+        positive=all,
     ),
     "/": Primitive(
         arity=2, sign="/", binding=6, latex=r"\frac{%s}{%s}", sympy=operator.truediv, ir="div", cost=5,
         exact=exact.divide, rounded=False, numeric=np.divide, domain=lambda a, b: ((b, NOT_ZERO),),
-        slopes=lambda a, b, y: (1 / b, -(y / b)),
+        slopes=lambda a, b, y: (1 / b, -(y / b)), positive=all,
     ),
     "**": Composed(
         arity=2, sign="**", binding=8, latex="%s^{%s}", sympy=operator.pow,
-        domain=everywhere, lowered=lambda a, n: functools.reduce(operator.mul, [a] * _whole(n)),
+        domain=everywhere, lowered=lambda a, n: functools.reduce(operator.mul, [a] * _whole(n)), positive=all,
     ),
     "neg": Primitive(
         arity=1, sign="-", binding=7, latex="-%s", sympy=operator.neg, ir="neg",
         exact=operator.neg, rounded=False, numeric=np.negative, domain=everywhere, slopes=lambda a, y: (-1,),
+        limits=(INFINITY, -INFINITY),
     ),
     "<": _compared("lt", sign="<", latex="%s < %s", sympy=sympy.Lt, heads=(sympy.StrictLessThan,),
                    exact=operator.lt, numeric=np.less),
@@ -215,11 +235,11 @@ OPERATORS: dict[str, Sugar | Composed | Primitive] = {
     ),
     "minimum": Sugar(
         arity=2, latex=r"\min\left(%s, %s\right)", sympy=sympy.Min, heads=(sympy.Min,),
-        expand=lambda a, b: where(a <= b, a, b),
+        expand=lambda a, b: where(a <= b, a, b), positive=all,
     ),
     "maximum": Sugar(
         arity=2, latex=r"\max\left(%s, %s\right)", sympy=sympy.Max, heads=(sympy.Max,),
-        expand=lambda a, b: where(a >= b, a, b),
+        expand=lambda a, b: where(a >= b, a, b), positive=all,
     ),
     "clip": Sugar(
         arity=3, latex=r"\operatorname{clip}\left(%s, %s, %s\right)",
@@ -239,52 +259,55 @@ OPERATORS: dict[str, Sugar | Composed | Primitive] = {
         arity=1, latex=r"\exp\left(%s\right)", ir="exp", cost=16,
         sympy=sympy.exp, heads=(sympy.exp,), constants={sympy.E: lambda: exp(1)}, signs=lambda signs, x: POSITIVE,
         exact=exact.transcendental("exp"), rounded=True, numeric=np.exp, domain=everywhere, slopes=lambda x, y: (y,),
+        positive=always, limits=(0, INFINITY), rational_at=_is(0), is_exponential=True,
     ),
     "expm1": Primitive(
         arity=1, latex=lambda x: exp(x) - 1, sympy=lambda x: sympy.exp(x) - 1, ir="expm1", cost=20,
         exact=exact.transcendental("expm1"), rounded=True, numeric=np.expm1, domain=everywhere,
-        slopes=lambda x, y: (exp(x),),
+        slopes=lambda x, y: (exp(x),), positive=all, limits=(-1, INFINITY), rational_at=_is(0), is_exponential=True,
     ),
     "log": Primitive(
         arity=1, latex=r"\log\left(%s\right)", ir="log", cost=30, sympy=sympy.log, heads=(sympy.log,),
         signs=lambda signs, x: signs(x - 1) if signs(x) == POSITIVE else ANY,
         exact=exact.transcendental("log"), rounded=True, numeric=np.log, domain=lambda x: ((x, POSITIVE),),
-        slopes=lambda x, y: (1 / x,),
+        slopes=lambda x, y: (1 / x,), limits=(None, INFINITY), rational_at=_is(1),
     ),
     "log1p": Primitive(
         arity=1, latex=lambda x: log(_one_plus(x)), sympy=lambda x: sympy.log(1 + x), ir="log1p", cost=35,
         exact=exact.transcendental("log1p"), rounded=True, numeric=np.log1p, domain=lambda x: ((1 + x, POSITIVE),),
-        slopes=lambda x, y: (1 / (1 + x),),
+        slopes=lambda x, y: (1 / (1 + x),), positive=all, limits=(None, INFINITY), rational_at=_is(0),
     ),
     "tanh": Primitive(
         arity=1, latex=r"\tanh\left(%s\right)", ir="tanh", cost=25,
         sympy=sympy.tanh, heads=(sympy.tanh,), signs=lambda signs, x: signs(x), bound=sympy.Integer(1),
         exact=exact.transcendental("tanh"), rounded=True, numeric=np.tanh, domain=everywhere,
-        slopes=lambda x, y: (1 - y * y,),
+        slopes=lambda x, y: (1 - y * y,), positive=all, limits=(-1, 1), rational_at=_is(0),
     ),
     "sigmoid": Primitive(
         arity=1, latex=r"\operatorname{sigmoid}\left(%s\right)", ir="sigmoid", cost=20,
         sympy=lambda x: 1 / (1 + sympy.exp(-x)),
         exact=exact.sigmoid, rounded=True, numeric=_sigmoid, domain=everywhere,
-        slopes=lambda x, y: (y * (1 - y),),
+        slopes=lambda x, y: (y * (1 - y),), positive=always, limits=(0, 1), rational_at=_is(0), is_exponential=True,
     ),
     "sqrt": Primitive(
         arity=1, latex=r"\sqrt{%s}", sympy=sympy.sqrt, ir="sqrt", cost=8,
         exact=exact.sqrt, rounded=True, numeric=np.sqrt, domain=lambda x: ((x, NOT_NEGATIVE),),
         slopes=lambda x, y: (1 / (2 * y),),
+        positive=all, limits=(None, INFINITY), rational_at=lambda x: exact.root(x) is not None,
     ),
     "softplus": Primitive(
         arity=1, latex=r"\operatorname{softplus}\left(%s\right)", ir="softplus", cost=55,
         sympy=lambda x: sympy.log(1 + sympy.exp(x)),
         exact=lambda x: exact.transcendental("log1p")(exact.transcendental("exp")(x)), rounded=True,
         numeric=lambda x: np.logaddexp(0.0, x), domain=everywhere, slopes=lambda x, y: (sigmoid(x),),
+        positive=always, limits=(0, INFINITY), is_exponential=True,
     ),
     "atan": Primitive(
         arity=1, latex=r"\arctan\left(%s\right)", ir="atan", cost=25,
         sympy=sympy.atan, heads=(sympy.atan,), constants={sympy.pi: lambda: 4 * atan(1)},
         signs=lambda signs, x: signs(x), bound=sympy.pi / 2,
         exact=exact.transcendental("atan"), rounded=True, numeric=np.arctan, domain=everywhere,
-        slopes=lambda x, y: (1 / (1 + x * x),),
+        slopes=lambda x, y: (1 / (1 + x * x),), positive=all, rational_at=_is(0),
     ),
 }  # fmt: skip
 SYNTAX.update(OPERATORS)

@@ -116,6 +116,25 @@ def test_exact_values_are_sympy_s_and_rounded_just_where_that_is_said(name: str)
     assert getattr(row(name), "rounded", False) == (max(errors) > mpmath.mpf(10) ** -100)
 
 
+@pytest.mark.parametrize("name", [n for n in NUMERIC if OPERATORS[n].arity == 1 and n != "stop"])
+def test_limits_and_the_places_of_rational_values_are_sympy_s(name: str) -> None:
+    primitive, x = row(name), sympy.Symbol("x", real=True)
+    assert isinstance(primitive, Primitive)
+    for far, limit in zip((-sympy.oo, sympy.oo), primitive.limits, strict=True):
+        assert limit is None or sympy.limit(primitive.sympy(x), x, far) == limit
+    for at in POINTS:
+        if value(name, (at,)) is not None:
+            y = sympy.simplify(primitive.sympy(sympy.Rational(at.numerator, at.denominator)))
+            assert (not primitive.rounded or primitive.rational_at(at)) == bool(y.is_Rational), at
+
+
+@pytest.mark.parametrize("name", NUMERIC)
+def test_an_operator_is_above_0_where_its_row_says(name: str) -> None:
+    for at in points(name):
+        if OPERATORS[name].positive(a > 0 for a in at):
+            assert (y := value(name, at)) is not None and y > 0, at
+
+
 @pytest.mark.parametrize("name", [n for n in NUMERIC if isinstance(OPERATORS[n], Primitive)])
 def test_float64_is_near_the_exact_value(name: str) -> None:
     primitive = OPERATORS[name]

@@ -146,7 +146,7 @@ class _Duals:
                 raise TooClose(f"{known[0]} and {known[1]}")
             return row.exact(*known)
         y = bounded(row.exact(*known))
-        exact = exact and (not row.rounded or _is_rational(row.ir, known[0], y))
+        exact = exact and (not row.rounded or row.rational_at(known[0]))
         moving = [k for k, a in enumerate(arguments) if isinstance(a, Dual) and a.slopes]
         if not moving:
             return y if exact or not self.strict else Dual(y, {}, False)
@@ -196,13 +196,6 @@ def _of_logarithms(row: Primitive, arguments: list[Real]) -> Any:
 
 
 _TOLD_APART = Fraction(1, 10**40)
-
-
-def _is_rational(operator: str, x: Fraction, y: Fraction) -> bool:
-    """Whether `y` is exactly a rounded function of `x`: a root whose square is `x`, log at 1, most at 0."""
-    if operator == "sqrt":
-        return y * y == x
-    return x == (1 if operator == "log" else 0) and operator != "softplus"
 
 
 def _summed(parts: list[tuple[Fraction, Dual]]) -> Mapping[int, Fraction]:

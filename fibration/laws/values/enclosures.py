@@ -25,7 +25,6 @@ SIGNS = {
     mays: frozenset(s for s, may in zip((-1, 0, 1), mays, strict=True) if may)
     for mays in itertools.product((False, True), repeat=3)
 }
-GROWS = frozenset({"exp", "expm1", "sigmoid", "softplus"})
 
 
 class Unsure(Exception):
@@ -122,11 +121,11 @@ class _Intervals(Bounds):
         return found
 
     def increasing(self, row: Primitive, x: Enclosed) -> Enclosed:
-        if row.ir in GROWS and max(abs(x.low), abs(x.high)) > LARGE:
+        if row.is_exponential and max(abs(x.low), abs(x.high)) > LARGE:
             raise Unsure
         try:
-            if x.low == x.high and row.ir == "sqrt" and (root := row.exact(x.low)) ** 2 == x.low:
-                return enclosed(root)
+            if x.low == x.high and row.rational_at(x.low):
+                return enclosed(row.exact(x.low))
             low, high = row.exact(x.low - abs(x.low) * OFF), row.exact(x.high + abs(x.high) * OFF)
         except (NoValue, TooLarge):  # at the edge of its domain, or with too many digits
             raise Unsure from None
