@@ -20,7 +20,7 @@ from fibration.language.expressions import Apply, Expression, Number, apply, as_
 from fibration.language.operators import COMPARISONS, OPERATORS, Sugar
 from fibration.language.order import Ordered
 from fibration.language.statistics import Aggregate
-from fibration.language.stops import NOTHING, STOP, carries_gradient
+from fibration.language.stops import NO_KINDS, STOP, carries_gradient
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, desugar
 
@@ -61,7 +61,7 @@ class Here:
 
 
 def at_infinity(
-    expression: Expression, infinite: Mapping[Expression, int], here: Here, through: frozenset[str] = NOTHING
+    expression: Expression, infinite: Mapping[Expression, int], here: Here, through: frozenset[str] = NO_KINDS
 ) -> Expression:
     """Returns the formula in the limit of `infinite` parameters; raises `Unbounded` if the limit is no formula.
 

@@ -33,7 +33,7 @@ from fibration.language.penalties import Penalty
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, Policy
 from fibration.language.statistics import Aggregate, atoms_within, rewritten_within
-from fibration.language.stops import NOTHING, ORDER, SUMS
+from fibration.language.stops import NO_KINDS, ORDER, SUMS
 from fibration.language.strata import Shape
 from fibration.language.token_formulas import roots
 from fibration.language.traversal import atoms, substitute
@@ -322,7 +322,7 @@ def _with(
 
     shape, leaves = whole_batch(h), h.leaves
 
-    def put(e: Expression, *strata: Stratum, through: frozenset[str] = NOTHING) -> Expression:
+    def put(e: Expression, *strata: Stratum, through: frozenset[str] = NO_KINDS) -> Expression:
         inside, here = Here(shape), Here(shape, strata or leaves, h.masses)
         gathered = rewritten_within(e, lambda inner: _put(inner, renamed, fixed, inside, through))
         return _put(gathered, renamed, fixed, here, through)
@@ -351,7 +351,7 @@ def _put(
     renamed: Mapping[Expression, Expression],
     fixed: Mapping[Parameter, float | Fraction],
     here: Here,
-    through: frozenset[str] = NOTHING,
+    through: frozenset[str] = NO_KINDS,
 ) -> Expression:
     """Returns a formula with parameters replaced, some by numbers. `through`: see `carries_gradient`."""
     numbers: dict[Expression, Expression] = {p: as_expression(v) for p, v in fixed.items() if _is_finite(p, v)}

@@ -20,13 +20,13 @@ from fibration.language.traversal import desugar
 
 STOP = "stop"
 # Kinds of statistics and order that carry gradients: none; in densities; in penalties.
-NOTHING: frozenset[str] = frozenset()
+NO_KINDS: frozenset[str] = frozenset()
 ORDER = frozenset({BEFORE, AFTER})
 SUMS = ORDER | {"total", "mean"}
 HELD = "no gradient flows through weights, conditions, advantages and statistics, but for sums and means in penalties"
 
 
-def carries_gradient(formula: Expression, through: frozenset[str] = NOTHING) -> bool:
+def carries_gradient(formula: Expression, through: frozenset[str] = NO_KINDS) -> bool:
     """Whether a gradient of the current policy flows through a formula without sugar.
 
     `through`: the kinds of statistics and order that carry gradients.
@@ -44,7 +44,7 @@ def carries_gradient(formula: Expression, through: frozenset[str] = NOTHING) -> 
 def check_stops(h: Outline, here: str) -> None:
     """Raises SpecError for a `stop` of a formula without a gradient, and for a `stop` where no gradient flows."""
     for root in roots(h):
-        through = {"penalty": SUMS, "density": ORDER}.get(root.role, NOTHING)
+        through = {"penalty": SUMS, "density": ORDER}.get(root.role, NO_KINDS)
         for what, stopped, flows in _stops(root.what, root.formula, through, root.role not in ("token", "advantages")):
             if flows and carries_gradient(desugar(stopped), through):
                 continue

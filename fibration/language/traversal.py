@@ -112,7 +112,7 @@ def fold(expression: Expression, domain: Domain, values: Callable[[Any], Any]) -
     return fold(formula, domain, lambda a: arguments[a.position])
 
 
-class _Exact:
+class _ExactDomain:
     """Fractions; transcendental functions to fifty digits."""
 
     def constant(self, value: Fraction) -> Fraction:
@@ -122,7 +122,7 @@ class _Exact:
         return bounded(row.exact(*arguments))
 
 
-EXACT = _Exact()
+EXACT = _ExactDomain()
 
 
 def evaluate(expression: Expression, values: Callable[[Expression], Fraction] | Mapping[Expression, Fraction]) -> Any:

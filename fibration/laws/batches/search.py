@@ -41,7 +41,7 @@ from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, subexpressions
 from fibration.laws.batches.concrete import Concrete, is_balanced, rounding
 from fibration.laws.batches.shapes import Candidate, Maps, regular, regular_one, small, uneven
-from fibration.laws.values.enclosures import enclose, of_its_sign
+from fibration.laws.values.intervals import enclose, of_its_sign
 from fibration.laws.values.probes import between, crossings, turning, whole_crossings
 
 MAX_LEAVES = 5  # every chain or tree up to this many leaf elements is tried before larger ones

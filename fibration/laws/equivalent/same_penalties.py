@@ -18,13 +18,13 @@ from fibration.language.operators import stop
 from fibration.language.pairs import Pair
 from fibration.language.penalties import Penalty
 from fibration.language.stops import SUMS
-from fibration.laws.equivalent.token_formulas import NOTHING, TokenFormulas
+from fibration.laws.equivalent.token_formulas import ZERO, TokenFormulas
 
 
 def penalties(formulas: TokenFormulas, h: Hierarchy, leaf: Stratum) -> Expression:
     """`Σ_k μ·P_k` at a token."""
     terms = [_weight(formulas, h, leaf, p) * _formula(formulas, leaf, p) for p in h.penalties.values()]
-    return functools.reduce(operator.add, terms, NOTHING)
+    return functools.reduce(operator.add, terms, ZERO)
 
 
 def has_same_penalties(pair: Pair) -> bool:

@@ -25,7 +25,7 @@ from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.subject import Subject
 from fibration.laws.values.duals import differentiate, value_of
-from fibration.laws.values.enclosures import Unsure, enclose, of_its_sign
+from fibration.laws.values.intervals import Unsure, enclose, of_its_sign
 from fibration.laws.values.probes import between, crossings, turning
 
 STATEMENT = "R(F(r)) = r for every r > 0"

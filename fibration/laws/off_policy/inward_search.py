@@ -44,7 +44,7 @@ from fibration.laws.batches.concrete import Concrete, Witness, in_brief, rounded
 from fibration.laws.batches.direct_operator import directions, formulas
 from fibration.laws.batches.search import concretes, leaves_one_alone, smallest
 from fibration.laws.values.duals import Dual, slopes_of, value_of
-from fibration.laws.values.enclosures import branching
+from fibration.laws.values.intervals import branching
 from fibration.laws.values.probes import between
 
 MOST_TRIED, MOST_TOKENS, MOST_SHAPES, MOST_POINTS = 41, 4, 60, 500

@@ -17,7 +17,7 @@ from fibration.language.traversal import atoms
 from fibration.laws.batches.concrete import Witness, in_full, rounded
 from fibration.laws.batches.direct_operator import DirectOperator, directions, formulas
 from fibration.laws.batches.search import concretes
-from fibration.laws.values.enclosures import Enclosed, Unsure, enclose, enclosed
+from fibration.laws.values.intervals import Interval, Unsure, enclose, interval
 
 MOST_TRIED = 401
 FEW, OFTEN = 6, 2  # batches of more than FEW tokens: at most OFTEN values of parameters and attributes
@@ -30,7 +30,7 @@ class Certain(DirectOperator):
 
     @cached_property
     def mass(self) -> Any:
-        def inside(a: Stratum, e: int) -> Enclosed:
+        def inside(a: Stratum, e: int) -> Interval:
             return enclose(self.h.masses[a], lambda atom: self.concrete.atom(atom, a, e))  # type: ignore[no-any-return]
 
         return {s: [inside(s, e) if ks else None for e, ks in enumerate(found)] for s, found in self.fibres.items()}
@@ -84,7 +84,7 @@ def _refused(dense: Certain, xs: Sequence[Fraction], a: Fraction) -> tuple[int |
     except Unsure:
         return None
     for k, ratio in enumerate(found):
-        value = enclosed(ratio)  # type: ignore[arg-type]
+        value = interval(ratio)  # type: ignore[arg-type]
         if value.high <= 0:
             return k, rounded(value.middle, value.high - value.low)
     return None

@@ -21,7 +21,7 @@ from fibration.laws.gates.coordinates import X, composed
 from fibration.laws.on_policy import levels_together
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.claim import Claim
-from fibration.laws.signs.neighbourhood import SIDES, Neighbourhood, beside, is_kinked
+from fibration.laws.signs.neighbourhood import SIDES, Neighbourhood, is_kinked, one_side
 from fibration.laws.subject import Subject
 
 # ---------------------------------------------------------------- recovery
@@ -61,7 +61,7 @@ def starts(subject: Subject) -> Iterator[Start]:
     h, order = subject.hierarchy, in_order(subject.hierarchy)
     stopped = any(to_sympy(composed(h, leaf)).has(Stopped) for leaf in h.leaves)
     for leaf, side in itertools.product(h.leaves, (0,) if subject.proved("recovery") and not stopped else SIDES):
-        near = beside(subject.at(leaf), side, variable=X)
+        near = one_side(subject.at(leaf), side, variable=X)
         try:
             found = near.branches(composed(h, leaf))
         except TooManyCases:
@@ -130,7 +130,7 @@ def reference_is_zero(subject: Subject) -> bool:
             near.is_smooth(case) and vanishes(case.sympy().subs({X: 0, **in_order(h)}))
             for leaf in h.leaves
             for _, e in h.decomposition.densities
-            for near in (beside(subject.at(leaf), side, variable=X) for side in SIDES)
+            for near in (one_side(subject.at(leaf), side, variable=X) for side in SIDES)
             for case in near.branches(h.with_mass(e, leaf))
         )
     except TooManyCases:

@@ -47,10 +47,9 @@ from fibration.laws.signs.claim import Claim
 from fibration.laws.signs.neighbourhood import Germ, open_question
 from fibration.laws.subject import Subject
 from fibration.laws.values.duals import Dual, Real, differentiate, slopes_of
-from fibration.laws.values.enclosures import Unsure, branching
-from fibration.laws.values.germs import Series
-from fibration.laws.values.germs import beside as just_beside
+from fibration.laws.values.intervals import Unsure, branching
 from fibration.laws.values.probes import between
+from fibration.laws.values.series import Series, evaluate_series
 
 STATEMENT = "g(0) = 0 and g'(0) = 1 at the on-policy residual 0, from both sides"
 REMEDY = "let small residuals pass; if the loss breaks this on purpose, gives_up={'first_order': 'why'}"
@@ -250,7 +249,7 @@ class _Gate:
             return Series.of(self.concrete.atom(a, self.stratum, self.element))
 
         try:
-            found = just_beside(self.gate, atom)
+            found = evaluate_series(self.gate, atom)
             value, slope = found.term(0), found.term(1) * Fraction(sign)
         except (Unsure, NoValue):
             return None

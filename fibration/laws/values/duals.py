@@ -112,7 +112,7 @@ def is_exact(x: Real) -> bool:
     return x.exact if isinstance(x, Dual) else True
 
 
-def held(x: Real) -> Real:
+def without_slopes(x: Real) -> Real:
     """The value without slopes, as `stop` gives it. The logarithm of a rational stays a `LogOf`."""
     if isinstance(x, LogOf):
         return LogOf(x.value, {}, x.exact, x.ratio)
@@ -123,7 +123,7 @@ def quotient(a: Real, b: Fraction) -> Real:
     return a / b if isinstance(a, Dual) else divide(a, b)
 
 
-class _Duals:
+class _DualDomain:
     """Values with derivatives, as a domain of `fold`. `strict` raises `TooClose`."""
 
     def __init__(self, strict: bool) -> None:
@@ -134,7 +134,7 @@ class _Duals:
 
     def apply(self, row: Primitive, arguments: list[Any]) -> Any:
         if row.ir == "stop":
-            return held(arguments[0])
+            return without_slopes(arguments[0])
         logarithms = _of_logarithms(row, arguments) if self.strict else None
         if logarithms is not None:
             return logarithms
@@ -142,7 +142,7 @@ class _Duals:
         exact = all(is_exact(a) for a in arguments)
         if row.is_condition:
             size = max(Fraction(1), *(abs(k) for k in known)) if self.strict and not exact else None
-            if size is not None and abs(known[0] - known[1]) < _TOLD_APART * size:
+            if size is not None and abs(known[0] - known[1]) < CLOSEST * size:
                 raise TooClose(f"{known[0]} and {known[1]}")
             return row.exact(*known)
         y = bounded(row.exact(*known))
@@ -155,7 +155,7 @@ class _Duals:
         return Dual(y, _summed(list(slopes)), exact)
 
 
-_DUALS, _STRICT = _Duals(strict=False), _Duals(strict=True)
+_DUALS, _STRICT = _DualDomain(strict=False), _DualDomain(strict=True)
 
 
 def differentiate(expression: Expression, values: Callable[[Expression], Real], strict: bool = False) -> Any:
@@ -195,7 +195,7 @@ def _of_logarithms(row: Primitive, arguments: list[Real]) -> Any:
     return None
 
 
-_TOLD_APART = Fraction(1, 10**40)
+CLOSEST = Fraction(1, 10**40)
 
 
 def _summed(parts: list[tuple[Fraction, Dual]]) -> Mapping[int, Fraction]:

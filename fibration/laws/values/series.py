@@ -1,4 +1,4 @@
-"""A formula just beside a point: its first terms in an arbitrarily small step, between bounds.
+"""Formulas near a point: their first terms in an arbitrarily small step, between bounds.
 
 Quotients at a few steps cannot tell a slope of `1 + 1e-9` from a slope that tends to 1, and miss a dead zone narrower
 than the steps. Here the first term that is not 0 decides each comparison, as it does for all small enough steps.
@@ -16,36 +16,36 @@ from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.operators import Primitive
 from fibration.language.traversal import fold
-from fibration.laws.values.enclosures import INTERVALS, Bounds, Enclosed, Unsure, enclosed
+from fibration.laws.values.intervals import INTERVALS, BoundedDomain, Interval, Unsure, interval
 
 ORDER = 4  # terms that are kept
-NOTHING = enclosed(Fraction(0))
+ZERO = interval(Fraction(0))
 
 
 @dataclass(frozen=True)
 class Series:
     """Terms by the power of the step. Further terms are 0, or unknown if there is a `rest`."""
 
-    terms: tuple[Enclosed, ...]
+    terms: tuple[Interval, ...]
     rest: bool = False
 
     @classmethod
-    def of(cls, *terms: Enclosed | Fraction, rest: bool = False) -> Series:
-        return cls(tuple(enclosed(t) for t in terms[:ORDER]), rest or len(terms) > ORDER)
+    def of(cls, *terms: Interval | Fraction, rest: bool = False) -> Series:
+        return cls(tuple(interval(t) for t in terms[:ORDER]), rest or len(terms) > ORDER)
 
-    def term(self, k: int) -> Enclosed:
+    def term(self, k: int) -> Interval:
         if k < len(self.terms):
             return self.terms[k]
         if self.rest:
             raise Unsure
-        return NOTHING
+        return ZERO
 
     @property
     def known(self) -> int | None:
         """How many terms are known; None for all of them."""
         return len(self.terms) if self.rest else None
 
-    def _with(self, other: Series, term: Callable[[int], Enclosed], most: int) -> Series:
+    def _with(self, other: Series, term: Callable[[int], Interval], most: int) -> Series:
         known = [k for k in (self.known, other.known) if k is not None]
         return Series.of(*(term(k) for k in range(min([most, *known]))), rest=bool(known))
 
@@ -59,8 +59,8 @@ class Series:
         return self + -other
 
     def __mul__(self, other: Series) -> Series:
-        def term(k: int) -> Enclosed:
-            return sum((self.term(i) * other.term(k - i) for i in range(k + 1)), NOTHING)
+        def term(k: int) -> Interval:
+            return sum((self.term(i) * other.term(k - i) for i in range(k + 1)), ZERO)
 
         return self._with(other, term, len(self.terms) + len(other.terms))
 
@@ -68,12 +68,12 @@ class Series:
         low = divisor.order
         if low is None:
             raise NoValue("a division by 0")
-        if any(self.term(k) != NOTHING for k in range(low)):
+        if any(self.term(k) != ZERO for k in range(low)):
             raise Unsure  # the quotient may have no bound
-        lead, found = divisor.term(low), list[Enclosed]()
+        lead, found = divisor.term(low), list[Interval]()
         for k in range(ORDER):
             try:
-                taken = sum((found[i] * divisor.term(low + k - i) for i in range(k)), NOTHING)
+                taken = sum((found[i] * divisor.term(low + k - i) for i in range(k)), ZERO)
                 found.append((self.term(low + k) - taken) / lead)
             except Unsure:
                 break
@@ -86,14 +86,14 @@ class Series:
         for k in itertools.count():
             if self.known is None and k >= len(self.terms):
                 return None
-            if self.term(k) != NOTHING:
+            if self.term(k) != ZERO:
                 return k
         return None
 
     @property
     def signs(self) -> frozenset[int]:
         """The sign for all small enough steps."""
-        found = NOTHING.signs if self.order is None else self.term(self.order).signs
+        found = ZERO.signs if self.order is None else self.term(self.order).signs
         if len(found) > 1:
             raise Unsure
         return found
@@ -102,7 +102,7 @@ class Series:
         return (self - other).signs == {-1}
 
 
-class _AllSeries(Bounds):
+class _SeriesDomain(BoundedDomain):
     def constant(self, value: Fraction) -> Series:
         return Series.of(value)
 
@@ -119,9 +119,9 @@ class _AllSeries(Bounds):
         return Series.of(value) if constant else Series.of(value, slope * x.term(1), rest=True)
 
 
-_SERIES = _AllSeries()
+_SERIES = _SeriesDomain()
 
 
-def beside(expression: Expression, values: Callable[[Expression], Series]) -> Any:
+def evaluate_series(expression: Expression, values: Callable[[Expression], Series]) -> Any:
     """As `traversal.evaluate`, for all small enough steps. Raises `NoValue` if it has no value there, or `Unsure`."""
     return fold(expression, _SERIES, values)

@@ -19,8 +19,8 @@ from fibration.language.operators import Primitive, Signs
 from fibration.language.traversal import atoms, fold
 from fibration.laws.values.probes import crossings, turning
 
-OFF = Fraction(1, 10**45)  # relative error: at fifty digits, more than rounding an argument and a value loses
-LARGE = 10_000  # exponentials of larger numbers have too many digits
+ERROR = Fraction(1, 10**45)  # relative error: at fifty digits, more than rounding an argument and a value loses
+LARGEST_EXPONENT = 10_000  # exponentials of larger numbers have too many digits
 SIGNS = {
     mays: frozenset(s for s, may in zip((-1, 0, 1), mays, strict=True) if may)
     for mays in itertools.product((False, True), repeat=3)
@@ -32,39 +32,39 @@ class Unsure(Exception):
 
 
 @dataclass(frozen=True)
-class Enclosed:
+class Interval:
     """A number that lies between two bounds."""
 
     low: Fraction
     high: Fraction
 
-    def __add__(self, other: Enclosed | Fraction) -> Enclosed:
-        o = enclosed(other)
+    def __add__(self, other: Interval | Fraction) -> Interval:
+        o = interval(other)
         low = self.low + o.low
-        return Enclosed(low, low if self.is_exact and o.is_exact else self.high + o.high)
+        return Interval(low, low if self.is_exact and o.is_exact else self.high + o.high)
 
     __radd__ = __add__
 
-    def __neg__(self) -> Enclosed:
-        return enclosed(-self.low) if self.is_exact else Enclosed(-self.high, -self.low)
+    def __neg__(self) -> Interval:
+        return interval(-self.low) if self.is_exact else Interval(-self.high, -self.low)
 
-    def __sub__(self, other: Enclosed | Fraction) -> Enclosed:
-        return self + -enclosed(other)
+    def __sub__(self, other: Interval | Fraction) -> Interval:
+        return self + -interval(other)
 
-    def __mul__(self, other: Enclosed | Fraction) -> Enclosed:
-        o = enclosed(other)
+    def __mul__(self, other: Interval | Fraction) -> Interval:
+        o = interval(other)
         if self.is_exact and o.is_exact:
-            return enclosed(self.low * o.low)
+            return interval(self.low * o.low)
         corners = [a * b for a in (self.low, self.high) for b in (o.low, o.high)]
-        return Enclosed(min(corners), max(corners))
+        return Interval(min(corners), max(corners))
 
     __rmul__ = __mul__
 
-    def __truediv__(self, divisor: Enclosed | Fraction) -> Enclosed:
-        d = enclosed(divisor)
+    def __truediv__(self, divisor: Interval | Fraction) -> Interval:
+        d = interval(divisor)
         if 0 in d.signs:
             raise NoValue("a division by 0") if d.low == d.high else Unsure
-        return self * (enclosed(1 / d.low) if d.is_exact else Enclosed(1 / d.high, 1 / d.low))
+        return self * (interval(1 / d.low) if d.is_exact else Interval(1 / d.high, 1 / d.low))
 
     @property
     def is_exact(self) -> bool:
@@ -79,18 +79,18 @@ class Enclosed:
         low, high = self.low.numerator, self.high.numerator  # comparing fractions takes several times as long
         return SIGNS[low < 0, low <= 0 <= high, high > 0]
 
-    def is_below(self, other: Enclosed) -> bool:
+    def is_below(self, other: Interval) -> bool:
         """Whether it is certainly less, or certainly not; raises `Unsure` otherwise."""
         if self.high < other.low or self.low >= other.high:
             return self.high < other.low
         raise Unsure
 
 
-def enclosed(value: Enclosed | Fraction) -> Enclosed:
-    return value if isinstance(value, Enclosed) else Enclosed(value, value)
+def interval(value: Interval | Fraction) -> Interval:
+    return value if isinstance(value, Interval) else Interval(value, value)
 
 
-class Bounds:
+class BoundedDomain:
     """Numbers with certain signs, as a domain of `fold`. Raises `NoValue` outside a domain, `Unsure` at its edge."""
 
     def constant(self, value: Fraction) -> Any:
@@ -110,42 +110,42 @@ class Bounds:
         return self.increasing(row, *arguments) if row.rounded else EXACTLY[row.ir](*arguments)
 
 
-class _Intervals(Bounds):
-    def constant(self, value: Fraction) -> Enclosed:
-        return enclosed(value)
+class _IntervalDomain(BoundedDomain):
+    def constant(self, value: Fraction) -> Interval:
+        return interval(value)
 
     def apply(self, row: Primitive, arguments: list[Any]) -> Any:
         found = super().apply(row, arguments)
-        if isinstance(found, Enclosed) and not row.rounded:
+        if isinstance(found, Interval) and not row.rounded:
             bounded(found.low), bounded(found.high)
         return found
 
-    def increasing(self, row: Primitive, x: Enclosed) -> Enclosed:
-        if row.is_exponential and max(abs(x.low), abs(x.high)) > LARGE:
+    def increasing(self, row: Primitive, x: Interval) -> Interval:
+        if row.is_exponential and max(abs(x.low), abs(x.high)) > LARGEST_EXPONENT:
             raise Unsure
         try:
             if x.low == x.high and row.rational_at(x.low):
-                return enclosed(row.exact(x.low))
-            low, high = row.exact(x.low - abs(x.low) * OFF), row.exact(x.high + abs(x.high) * OFF)
+                return interval(row.exact(x.low))
+            low, high = row.exact(x.low - abs(x.low) * ERROR), row.exact(x.high + abs(x.high) * ERROR)
         except (NoValue, TooLarge):  # at the edge of its domain, or with too many digits
             raise Unsure from None
-        return Enclosed(low - abs(low) * OFF, high + abs(high) * OFF)
+        return Interval(low - abs(low) * ERROR, high + abs(high) * ERROR)
 
 
-INTERVALS = _Intervals()
+INTERVALS = _IntervalDomain()
 
 
-def enclose(expression: Expression, values: Callable[[Expression], Enclosed | Fraction]) -> Any:
+def enclose(expression: Expression, values: Callable[[Expression], Interval | Fraction]) -> Any:
     """As `traversal.evaluate`, between bounds. Raises `NoValue` if it certainly has none, `Unsure` or `TooLarge`."""
 
     def value(atom: Expression) -> Any:
         found = values(atom)
-        return found if atom.is_condition else enclosed(found)
+        return found if atom.is_condition else interval(found)
 
     return fold(expression, INTERVALS, value)
 
 
-def of_its_sign(expression: Expression, values: Callable[[Expression], Enclosed | Fraction]) -> Fraction | None:
+def of_its_sign(expression: Expression, values: Callable[[Expression], Interval | Fraction]) -> Fraction | None:
     """A number with the sign of an expression; 0 if the expression may be 0; None if it may have no value."""
     try:
         found = enclose(expression, values)
