@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache, reduce
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
 
 from fibration.compiler.ir import CONDITIONS, Scalar, const, scalar
 from fibration.compiler.scalars import to_scalar
-from fibration.language.atoms import Reading
-from fibration.language.expressions import Apply, Expression, Number, as_expression
+from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.operators import PRIMITIVES
-from fibration.language.traversal import desugar
 
 ONE, ZERO = const(1.0), const(0.0)
 
@@ -49,18 +48,7 @@ def _over(a: Scalar, b: Scalar) -> Scalar:
     return scalar("div", a, b)
 
 
-# The variables of the slopes in `PRIMITIVES`: the operator's arguments, and its value.
-_ARGUMENTS, _VALUE = (Reading("a"), Reading("b")), Reading("y")
-
-
-@cache
-def _slopes(op: str) -> tuple[Expression, ...]:
-    row = PRIMITIVES[op]
-    assert row.slopes is not None
-    return tuple(desugar(as_expression(s)) for s in row.slopes(*_ARGUMENTS[: row.arity], _VALUE))
-
-
-def _chain(flowing: Scalar, slope: Expression, known: Mapping[Expression, Scalar]) -> Scalar:
+def _chain(flowing: Scalar, slope: Expression, known: Callable[[Any], Scalar]) -> Scalar:
     """`flowing · slope`. A divisor of the slope divides the product, because a reciprocal would add a rounding."""
     if isinstance(slope, Number):
         return times(const(float(slope.value)), flowing)
@@ -68,8 +56,8 @@ def _chain(flowing: Scalar, slope: Expression, known: Mapping[Expression, Scalar
         return times(const(-1.0), _chain(flowing, slope.arguments[0], known))
     if isinstance(slope, Apply) and slope.operator == "/":
         top, bottom = slope.arguments
-        return _over(_chain(flowing, top, known), to_scalar(bottom, known.__getitem__))
-    return times(flowing, to_scalar(slope, known.__getitem__))
+        return _over(_chain(flowing, top, known), to_scalar(bottom, known))
+    return times(flowing, to_scalar(slope, known))
 
 
 def derivative(body: Scalar, position: int) -> Scalar:
@@ -90,7 +78,8 @@ def derivative(body: Scalar, position: int) -> Scalar:
         return known[s]
 
     def flowing(s: Scalar) -> Scalar:
-        read: dict[Expression, Scalar] = {**dict(zip(_ARGUMENTS, s.args, strict=False)), _VALUE: s}
-        return reduce(plus, (_chain(of(a), slope, read) for a, slope in zip(s.args, _slopes(s.op), strict=True)))
+        read, slopes = (*s.args, s), PRIMITIVES[s.op].derivatives
+        parts = (_chain(of(a), slope, lambda e: read[e.position]) for a, slope in zip(s.args, slopes, strict=True))
+        return reduce(plus, parts)
 
     return of(body)

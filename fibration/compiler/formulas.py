@@ -26,6 +26,7 @@ from fibration.language.atoms import (
     Parameter,
     Reading,
     Stratum,
+    Summary,
     Total,
     at,
     token_log_ratio,
@@ -38,7 +39,7 @@ from fibration.language.order import Ordered
 from fibration.language.places import home, way, whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.statistics import Aggregate
-from fibration.language.traversal import atoms, desugar, evaluate
+from fibration.language.traversal import atoms, desugar, evaluate, rewrite
 
 NOW, BEFORE = LogProb(Policy(CURRENT)), LogProb(Policy(OLD))
 
@@ -104,7 +105,7 @@ class Formulas:
         read = list(atoms(expression))
         place = self.finest([BATCH if a in known else self.place(a, leaf) for a in read])
         coarse = place not in (None, leaf) and not any(a in known for a in read)
-        if place is None or not coarse or not any(isinstance(a, (Aggregate, Ordered)) for a in read):
+        if place is None or not coarse or not any(isinstance(a, Summary) for a in read):
             return Apply(expression.operator, tuple(self.lifted(a, leaf, known) for a in expression.arguments))
         found = Coarse(expression)
         known[found] = self.map(where(expression, 1, 0) if expression.is_condition else expression, place)
@@ -316,13 +317,8 @@ class Coarse(Expression):
 
 def log_ratios(formula: Expression) -> Expression:
     """`formula` with `log_prob(current) - log_prob(old)` replaced by the log ratio, which every program has."""
-    if not isinstance(formula, Apply):
-        return formula
-    if formula.operator == "-" and formula.arguments == (NOW, BEFORE):
-        return token_log_ratio
-    if formula.operator == "-" and formula.arguments == (BEFORE, NOW):
-        return -token_log_ratio
-    return Apply(formula.operator, tuple(log_ratios(a) for a in formula.arguments))
+    known = {NOW - BEFORE: token_log_ratio, BEFORE - NOW: -token_log_ratio}
+    return rewrite(formula, lambda e: known.get(e, e))
 
 
 def binary(op: str, a: Node, b: Node) -> Map:

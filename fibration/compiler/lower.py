@@ -174,10 +174,10 @@ class _Lowering(Terms):
         m = self.mass[stratum.name]
         g = in_channel(self.h.gate(stratum), channel)
         values: dict[Expression, Expression] = {residual: m * residual}
-        values |= {a: self.mass[a.stratum.name] * a for a in atoms(g) if isinstance(a, Density)}
+        values |= {a: self.mass[a.stratum.name] * a for a in atoms(g, Density)}
         formula = cancel(substitute(g, values) / m)
         read: dict[Expression, Node] = {residual: s}
-        read |= {a: Detach(self.atom(a, stratum.name)) for a in atoms(formula) if isinstance(a, Ordered)}
+        read |= {a: Detach(self.atom(a, stratum.name)) for a in atoms(formula, Ordered)}
         return self.map(formula, stratum.name, read)
 
     def recover(self, leaf: str, down: dict[str, Node]) -> Node:

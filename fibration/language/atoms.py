@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, PlainSerializer
 
 from fibration.errors import ParameterError, SpecError, declare, shown
 from fibration.language.declared import Declared, FrozenMap, Name, check_name, several
-from fibration.language.expressions import Expression, as_expression
+from fibration.language.expressions import Expression, Nested, as_expression
 from fibration.language.traversal import KEPT, transform
 
 BATCH = "batch"
@@ -92,6 +92,19 @@ class Gathered(Expression):
 
     __slots__ = ()
     over: Where
+
+
+class Summary(Nested):
+    """One number of a formula's values at several elements of `of`: a statistic, or a sum in order."""
+
+    formula: Expression
+    over: Where
+    of: Where
+
+    @property
+    def word(self) -> str:
+        """Returns the word of the language for it: a kind of statistic, or a direction."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, repr=False)

@@ -172,7 +172,7 @@ def policies_of(given: Condition) -> Iterator[Policy]:
     if isinstance(given, Same):
         yield from (given.first, given.second)
     elif isinstance(given, Expression):
-        yield from (a.policy for a in atoms(given) if isinstance(a, LogProb))
+        yield from (a.policy for a in atoms(given, LogProb))
 
 
 def strata_of(given: Condition) -> Iterator[Stratum]:

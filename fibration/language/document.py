@@ -25,8 +25,7 @@ from fibration.language.objectives import Objective
 from fibration.language.penalties import Penalty
 from fibration.language.policies import Policy
 from fibration.language.registry import construct
-from fibration.language.statistics import within
-from fibration.language.traversal import atoms
+from fibration.language.statistics import atoms_within
 
 NameText = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]{0,62}$", max_length=63)]
 
@@ -237,7 +236,7 @@ class HierarchyDocument(_Document):
 
 def named(expressions: Iterable[Expression]) -> Iterator[object]:
     """Yields all that formulas name: strata, places, parameters, attributes, policies; in order, with repeats."""
-    for atom in (a for read in expressions for e in within(read) for a in atoms(e)):
+    for atom in (a for read in expressions for a in atoms_within(read)):
         value = atom.attribute if isinstance(atom, Total) else atom
         yield value
         yield from (getattr(v, word, None) for v in (atom, value) for word in ("of", "over", "on", "stratum", "policy"))

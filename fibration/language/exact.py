@@ -52,12 +52,6 @@ def divide(a: Fraction, b: Fraction) -> Fraction:
     return a / b
 
 
-def power(a: Fraction, b: Fraction) -> Fraction:
-    if a == 0 > b:
-        raise NoValue("a division by 0")
-    return a ** int(b)
-
-
 def transcendental(name: str) -> Callable[[Fraction], Fraction]:
     """Returns a function whose value is a Fraction of fifty correct digits: enough for every comparison in a test."""
 
@@ -77,13 +71,16 @@ def transcendental(name: str) -> Callable[[Fraction], Fraction]:
     return compute
 
 
+def root(x: Fraction) -> Fraction | None:
+    """Returns the root of a square, and None for any other number."""
+    found = Fraction(math.isqrt(x.numerator), math.isqrt(x.denominator)) if x >= 0 else None
+    return found if found is not None and found * found == x else None
+
+
 def sqrt(x: Fraction) -> Fraction:
     """Returns the root, exact for squares, so that `sqrt(x*x) <= x` is decided correctly."""
-    if x >= 0:
-        root = Fraction(math.isqrt(x.numerator), math.isqrt(x.denominator))
-        if root * root == x:
-            return root
-    return transcendental("sqrt")(x)
+    found = root(x)
+    return transcendental("sqrt")(x) if found is None else found
 
 
 def sigmoid(x: Fraction) -> Fraction:

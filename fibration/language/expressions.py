@@ -180,44 +180,53 @@ class Number(Expression):
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Apply(Expression):
-    """An operator applied to arguments. Compared by structure, hashed once."""
+class Nested(Expression):
+    """An expression that contains others. Compared by structure, hashed once."""
+
+    depth: int = field(init=False)
+    size: int = field(init=False)
+    _parts: tuple[Any, ...] = field(init=False)
+    _hash: int = field(init=False)
+
+    def _nest(self, depth: int, size: int, *parts: object) -> None:
+        """Sets the size and the parts, in the order of the constructor. Raises `ExpressionTooLarge`."""
+        object.__setattr__(self, "depth", depth)
+        object.__setattr__(self, "size", size)
+        check_size(self)
+        object.__setattr__(self, "_parts", parts)
+        object.__setattr__(self, "_hash", hash(parts))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # hashes of text differ in every process
+        return type(self), self._parts
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            type(other) is type(self)
+            and self._hash == other._hash  # type: ignore[attr-defined]
+            and self._parts == other._parts  # type: ignore[attr-defined]
+        )
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Apply(Nested):
+    """An operator applied to arguments."""
 
     operator: str
     arguments: tuple[Expression, ...]
-    depth: int = field(init=False)
-    size: int = field(init=False)
-    _hash: int = field(init=False)
 
     def __post_init__(self) -> None:
         depth = 1 + max(a.depth for a in self.arguments)
         size = 1 + sum(a.size for a in self.arguments)
         if self.operator == "**" and isinstance(self.arguments[1], Number):  # counts as the product that it stands for
             size = 1 + self.arguments[0].size * int(self.arguments[1].value)
-        object.__setattr__(self, "depth", depth)
-        object.__setattr__(self, "size", size)
-        check_size(self)
-        object.__setattr__(self, "_hash", hash((self.operator, self.arguments)))
+        self._nest(depth, size, self.operator, self.arguments)
 
     @property
     def is_condition(self) -> bool:  # type: ignore[override]
         return SYNTAX[self.operator].is_condition
-
-    def __reduce__(self) -> tuple[Any, ...]:  # hashes of text differ in every process
-        return Apply, (self.operator, self.arguments)
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return (
-            isinstance(other, Apply)
-            and self._hash == other._hash
-            and self.operator == other.operator
-            and self.arguments == other.arguments
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ def masses(shape: Shape, decomposition: Decomposition) -> dict[Stratum, Expressi
         else:
             found[stratum] = ONE if len(roots) == 1 else gauge(shape, stratum)
     scale = decomposition.scale
-    if len(roots) == 1 and mass not in set(atoms(scale)):
+    if len(roots) == 1 and mass not in atoms(scale):
         factors = {cancel(scale / found[leaf]) for leaf in shape.leaves}
         factor = factors.pop()
         over_root = all(isinstance(a, (Count, Total)) and a.over == roots[0] for a in atoms(factor))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,10 +17,10 @@ from typing import Any, NamedTuple
 from fibration.errors import SpecError
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total, mass
 from fibration.language.expressions import Apply, Expression, Number, apply, as_expression
-from fibration.language.operators import OPERATORS, Sugar
+from fibration.language.operators import COMPARISONS, OPERATORS, Sugar
 from fibration.language.order import Ordered
 from fibration.language.statistics import Aggregate
-from fibration.language.stops import NOTHING, STOP, carries_gradient
+from fibration.language.stops import NO_KINDS, STOP, carries_gradient
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, desugar
 
@@ -28,14 +29,8 @@ class Unbounded(SpecError):
     """A formula is infinite, or has no limit."""
 
 
-COMPARED = ("<", "<=", ">", ">=")
 # `+1` and `-1` stand for the infinities, True and False for decided conditions.
 Limit = Expression | int | bool
-_VALUES: dict[str, dict[int, Any]] = {
-    "exp": {1: 1, -1: as_expression(0)}, "expm1": {1: 1, -1: as_expression(-1)}, "log": {1: 1}, "log1p": {1: 1},
-    "sqrt": {1: 1}, "tanh": {1: as_expression(1), -1: as_expression(-1)},
-    "sigmoid": {1: as_expression(1), -1: as_expression(0)}, "softplus": {1: 1, -1: as_expression(0)},
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -66,7 +61,7 @@ class Here:
 
 
 def at_infinity(
-    expression: Expression, infinite: Mapping[Expression, int], here: Here, through: frozenset[str] = NOTHING
+    expression: Expression, infinite: Mapping[Expression, int], here: Here, through: frozenset[str] = NO_KINDS
 ) -> Expression:
     """Returns the formula in the limit of `infinite` parameters; raises `Unbounded` if the limit is no formula.
 
@@ -122,7 +117,7 @@ def _limit(e: Expression, infinite: Mapping[Expression, int], known: _Known) -> 
         return _joined(e.operator, parts, known)
     if e.operator == STOP and not (isinstance(parts[0], Expression) and known.moves(parts[0])):
         return parts[0]  # nothing is left to stop
-    if e.operator in COMPARED and all(isinstance(a, Expression) for a in parts):
+    if e.operator in COMPARISONS and all(isinstance(a, Expression) for a in parts):
         return _of_limits(e.operator, parts, known)  # type: ignore[arg-type]
     if all(isinstance(a, Expression) for a in parts):
         for value, signs in OPERATORS[e.operator].domain(*parts):  # type: ignore[union-attr,arg-type]
@@ -165,17 +160,17 @@ def _one_infinite(operator: str, parts: list[Limit], known: _Known) -> Limit:
     """Returns the limit of an operator with an infinite argument."""
     known.dropped(*parts)
     if len(parts) == 1:
-        (size,) = parts
-        found = -size if operator == "neg" else _VALUES.get(operator, {}).get(size)  # type: ignore[operator,arg-type]
-        if found is None:
+        row: Any = OPERATORS[operator]
+        limit = row.limits[parts[0] == 1]
+        if limit is None:
             raise Unbounded(f"{operator} of what is infinite")
-        return found  # type: ignore[no-any-return]
+        return as_expression(limit) if math.isfinite(limit) else 1 if limit > 0 else -1
     left, right = (_Size(a, known.positive) for a in parts)
     if operator == "-":
         right, operator = right.negated(), "+"
     if operator == "+":
         return left.plus(right)
-    if operator in COMPARED:
+    if operator in COMPARISONS:
         total = left.plus(right.negated())
         return total == (1 if operator in (">", ">=") else -1)
     if operator == "*" or (operator == "/" and right.infinite == 0):
@@ -242,9 +237,7 @@ def is_positive(e: Expression, here: Here) -> bool:
             terms = list(_terms(e))
             some = any(is_positive(a, here) for a in terms) or here.has(a.of for a in terms if isinstance(a, Count))
             return some and all(_is_never_negative(a, here) for a in terms)
-        if e.operator in ("*", "/", "**", "minimum", "maximum", "sqrt", "log1p", "expm1", "tanh", "atan"):
-            return all(is_positive(a, here) for a in e.arguments)
-        return e.operator in ("exp", "sigmoid", "softplus")
+        return OPERATORS[e.operator].positive(is_positive(a, here) for a in e.arguments)
     return False
 
 

@@ -13,8 +13,9 @@ meaning. It also fixes the derivative at a breakpoint: the branch that holds *at
 from __future__ import annotations
 
 import functools
+import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +23,9 @@ import numpy as np
 import sympy
 
 from fibration.language import exact
-from fibration.language.expressions import SYNTAX, Apply, Expression, Number, Operand, Syntax, apply
+from fibration.language.expressions import SYNTAX, Apply, Expression, Number, Operand, Syntax, apply, as_expression
 
+INFINITY = math.inf
 Signs = frozenset[int]
 ANY: Signs = frozenset({-1, 0, 1})
 ZERO: Signs = frozenset({0})
@@ -31,6 +33,25 @@ POSITIVE: Signs = frozenset({1})
 NOT_NEGATIVE: Signs = frozenset({0, 1})
 NOT_ZERO: Signs = frozenset({-1, 1})
 Needs = tuple[tuple[Expression, Signs], ...]
+
+
+@dataclass(frozen=True, repr=False)
+class Argument(Expression):
+    """An argument of an operator, by its position, in the formulas of the operator's row. The value stands last."""
+
+    position: int
+
+    def text(self) -> str:
+        return f"argument {self.position}"
+
+
+ARGUMENTS = (Argument(0), Argument(1), Argument(2))
+RESULT = Argument(-1)
+
+
+def always(arguments: Iterable[bool]) -> bool:
+    """For an operator whose value is above 0 for all arguments."""
+    return True
 
 
 def everywhere(*arguments: Expression) -> Needs:
@@ -49,30 +70,45 @@ class Operator(Syntax):
     # value, and the argument; and a bound on its absolute value.
     signs: Callable[[Callable[[Any], Signs], Any], Signs] = lambda signs, x: ANY
     bound: Any = None
+    # Whether its value is certainly above 0, from whether each argument is.
+    positive: Callable[[Iterable[bool]], bool] = lambda arguments: False
     latex: str | Callable[..., Expression]  # with a `%s` for every argument, or a function for the formula to print
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sugar(Operator):
-    """An operator that stands for a formula in other operators."""
+    """An operator that stands for a formula in operators that are no sugar."""
 
     expand: Callable[..., Expression]
+
+    @functools.cached_property
+    def expansion(self) -> Expression:
+        """The formula, of `ARGUMENTS`."""
+        return self.expand(*ARGUMENTS[: self.arity])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Valued(Operator):
     """An operator with a value of its own."""
 
-    exact: Callable[..., Any]  # on Fractions
-    rounded: bool  # whether the exact value is rounded to fifty digits
     domain: Callable[..., Needs]  # the signs that formulas of its arguments must have for it to have a value
+
+    @functools.cached_property
+    def needs(self) -> Needs:
+        """The domain, in formulas of `ARGUMENTS`."""
+        return self.domain(*ARGUMENTS[: self.arity])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Composed(Valued):
-    """An operator that the IR expresses with other operators."""
+    """An operator that numbers and the IR express with primitives."""
 
     lowered: Callable[..., Expression]
+
+    @functools.cached_property
+    def lowering(self) -> Callable[[Expression], Expression]:
+        """Returns the operator in primitives, of its first argument and a second one: an exponent is a number."""
+        return functools.lru_cache(64)(lambda second: self.lowered(ARGUMENTS[0], second))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +116,28 @@ class Primitive(Valued):
     """An operator that the IR has too."""
 
     ir: str
+    exact: Callable[..., Any]  # on Fractions
+    rounded: bool  # whether the exact value is rounded to fifty digits
     numeric: Callable[..., Any]  # in float64, on numbers and numpy arrays; an overflow gives infinity or NaN
     # The partial derivatives, from the arguments and the value. None for a condition, which has no derivative, and for
     # `where`, whose derivative is that of the branch taken.
     slopes: Callable[..., tuple[Operand, ...]] | None
     cost: int = 1  # vector instructions, roughly
+    # Of one argument: its limits at minus and plus infinity (None: it has none), where a rounded value is exact after
+    # all, and whether it computes an exponential, which has too many digits far from 0.
+    limits: tuple[float | None, float | None] = (None, None)
+    rational_at: Callable[[Any], bool] = lambda x: False
+    is_exponential: bool = False
+
+    @functools.cached_property
+    def derivatives(self) -> tuple[Expression, ...]:
+        """The partial derivatives, of `ARGUMENTS` and `RESULT`."""
+        assert self.slopes is not None
+        return tuple(as_expression(s) for s in self.slopes(*ARGUMENTS[: self.arity], RESULT))
+
+
+def _is(number: int) -> Callable[[Any], bool]:
+    return lambda x: x == number
 
 
 def _whole(exponent: Expression) -> int:
@@ -114,9 +167,7 @@ def _joined(ir: str, **row: Any) -> Primitive:
 
 
 def _swapped(of: Callable[[Any, Any], Expression], **row: Any) -> Composed:
-    return Composed(
-        arity=2, is_condition=True, binding=4, rounded=False, domain=everywhere, lowered=lambda a, b: of(b, a), **row
-    )
+    return Composed(arity=2, is_condition=True, binding=4, domain=everywhere, lowered=lambda a, b: of(b, a), **row)
 
 
 class Stopped(sympy.Function):  # type: ignore[misc]
@@ -141,29 +192,28 @@ OPERATORS: dict[str, Sugar | Composed | Primitive] = {
     "*": Primitive(
         arity=2, sign="*", binding=6, latex=r"%s\, %s", sympy=operator.mul, heads=(sympy.Mul,), ir="mul",
         exact=operator.mul, rounded=False, numeric=np.multiply, domain=everywhere, slopes=lambda a, b, y: (b, a),
+        positive=all,
     ),
     "/": Primitive(
         arity=2, sign="/", binding=6, latex=r"\frac{%s}{%s}", sympy=operator.truediv, ir="div", cost=5,
         exact=exact.divide, rounded=False, numeric=np.divide, domain=lambda a, b: ((b, NOT_ZERO),),
-        slopes=lambda a, b, y: (1 / b, -(y / b)),
+        slopes=lambda a, b, y: (1 / b, -(y / b)), positive=all,
     ),
     "**": Composed(
         arity=2, sign="**", binding=8, latex="%s^{%s}", sympy=operator.pow,
-        exact=exact.power, rounded=False, domain=everywhere,
-        lowered=lambda a, n: functools.reduce(operator.mul, [a] * _whole(n)),
+        domain=everywhere, lowered=lambda a, n: functools.reduce(operator.mul, [a] * _whole(n)), positive=all,
     ),
     "neg": Primitive(
         arity=1, sign="-", binding=7, latex="-%s", sympy=operator.neg, ir="neg",
         exact=operator.neg, rounded=False, numeric=np.negative, domain=everywhere, slopes=lambda a, y: (-1,),
+        limits=(INFINITY, -INFINITY),
     ),
     "<": _compared("lt", sign="<", latex="%s < %s", sympy=sympy.Lt, heads=(sympy.StrictLessThan,),
                    exact=operator.lt, numeric=np.less),
     "<=": _compared("le", sign="<=", latex=r"%s \le %s", sympy=sympy.Le, heads=(sympy.LessThan,),
                     exact=operator.le, numeric=np.less_equal),
-    ">": _swapped(operator.lt, sign=">", latex="%s > %s", sympy=sympy.Gt, heads=(sympy.StrictGreaterThan,),
-                  exact=operator.gt),
-    ">=": _swapped(operator.le, sign=">=", latex=r"%s \ge %s", sympy=sympy.Ge, heads=(sympy.GreaterThan,),
-                   exact=operator.ge),
+    ">": _swapped(operator.lt, sign=">", latex="%s > %s", sympy=sympy.Gt, heads=(sympy.StrictGreaterThan,)),
+    ">=": _swapped(operator.le, sign=">=", latex=r"%s \ge %s", sympy=sympy.Ge, heads=(sympy.GreaterThan,)),
     "and": _joined("and", sign="&", binding=2, latex=r"%s \land %s", sympy=sympy.And, heads=(sympy.And,),
                    exact=lambda a, b: a and b, numeric=np.logical_and),
     "or": _joined("or", sign="|", binding=1, latex=r"%s \lor %s", sympy=sympy.Or, heads=(sympy.Or,),
@@ -185,11 +235,11 @@ OPERATORS: dict[str, Sugar | Composed | Primitive] = {
     ),
     "minimum": Sugar(
         arity=2, latex=r"\min\left(%s, %s\right)", sympy=sympy.Min, heads=(sympy.Min,),
-        expand=lambda a, b: where(a <= b, a, b),
+        expand=lambda a, b: where(a <= b, a, b), positive=all,
     ),
     "maximum": Sugar(
         arity=2, latex=r"\max\left(%s, %s\right)", sympy=sympy.Max, heads=(sympy.Max,),
-        expand=lambda a, b: where(a >= b, a, b),
+        expand=lambda a, b: where(a >= b, a, b), positive=all,
     ),
     "clip": Sugar(
         arity=3, latex=r"\operatorname{clip}\left(%s, %s, %s\right)",
@@ -209,56 +259,60 @@ OPERATORS: dict[str, Sugar | Composed | Primitive] = {
         arity=1, latex=r"\exp\left(%s\right)", ir="exp", cost=16,
         sympy=sympy.exp, heads=(sympy.exp,), constants={sympy.E: lambda: exp(1)}, signs=lambda signs, x: POSITIVE,
         exact=exact.transcendental("exp"), rounded=True, numeric=np.exp, domain=everywhere, slopes=lambda x, y: (y,),
+        positive=always, limits=(0, INFINITY), rational_at=_is(0), is_exponential=True,
     ),
     "expm1": Primitive(
         arity=1, latex=lambda x: exp(x) - 1, sympy=lambda x: sympy.exp(x) - 1, ir="expm1", cost=20,
         exact=exact.transcendental("expm1"), rounded=True, numeric=np.expm1, domain=everywhere,
-        slopes=lambda x, y: (exp(x),),
+        slopes=lambda x, y: (exp(x),), positive=all, limits=(-1, INFINITY), rational_at=_is(0), is_exponential=True,
     ),
     "log": Primitive(
         arity=1, latex=r"\log\left(%s\right)", ir="log", cost=30, sympy=sympy.log, heads=(sympy.log,),
         signs=lambda signs, x: signs(x - 1) if signs(x) == POSITIVE else ANY,
         exact=exact.transcendental("log"), rounded=True, numeric=np.log, domain=lambda x: ((x, POSITIVE),),
-        slopes=lambda x, y: (1 / x,),
+        slopes=lambda x, y: (1 / x,), limits=(None, INFINITY), rational_at=_is(1),
     ),
     "log1p": Primitive(
         arity=1, latex=lambda x: log(_one_plus(x)), sympy=lambda x: sympy.log(1 + x), ir="log1p", cost=35,
         exact=exact.transcendental("log1p"), rounded=True, numeric=np.log1p, domain=lambda x: ((1 + x, POSITIVE),),
-        slopes=lambda x, y: (1 / (1 + x),),
+        slopes=lambda x, y: (1 / (1 + x),), positive=all, limits=(None, INFINITY), rational_at=_is(0),
     ),
     "tanh": Primitive(
         arity=1, latex=r"\tanh\left(%s\right)", ir="tanh", cost=25,
         sympy=sympy.tanh, heads=(sympy.tanh,), signs=lambda signs, x: signs(x), bound=sympy.Integer(1),
         exact=exact.transcendental("tanh"), rounded=True, numeric=np.tanh, domain=everywhere,
-        slopes=lambda x, y: (1 - y * y,),
+        slopes=lambda x, y: (1 - y * y,), positive=all, limits=(-1, 1), rational_at=_is(0),
     ),
     "sigmoid": Primitive(
         arity=1, latex=r"\operatorname{sigmoid}\left(%s\right)", ir="sigmoid", cost=20,
         sympy=lambda x: 1 / (1 + sympy.exp(-x)),
         exact=exact.sigmoid, rounded=True, numeric=_sigmoid, domain=everywhere,
-        slopes=lambda x, y: (y * (1 - y),),
+        slopes=lambda x, y: (y * (1 - y),), positive=always, limits=(0, 1), rational_at=_is(0), is_exponential=True,
     ),
     "sqrt": Primitive(
         arity=1, latex=r"\sqrt{%s}", sympy=sympy.sqrt, ir="sqrt", cost=8,
         exact=exact.sqrt, rounded=True, numeric=np.sqrt, domain=lambda x: ((x, NOT_NEGATIVE),),
         slopes=lambda x, y: (1 / (2 * y),),
+        positive=all, limits=(None, INFINITY), rational_at=lambda x: exact.root(x) is not None,
     ),
     "softplus": Primitive(
         arity=1, latex=r"\operatorname{softplus}\left(%s\right)", ir="softplus", cost=55,
         sympy=lambda x: sympy.log(1 + sympy.exp(x)),
         exact=lambda x: exact.transcendental("log1p")(exact.transcendental("exp")(x)), rounded=True,
         numeric=lambda x: np.logaddexp(0.0, x), domain=everywhere, slopes=lambda x, y: (sigmoid(x),),
+        positive=always, limits=(0, INFINITY), is_exponential=True,
     ),
     "atan": Primitive(
         arity=1, latex=r"\arctan\left(%s\right)", ir="atan", cost=25,
         sympy=sympy.atan, heads=(sympy.atan,), constants={sympy.pi: lambda: 4 * atan(1)},
         signs=lambda signs, x: signs(x), bound=sympy.pi / 2,
         exact=exact.transcendental("atan"), rounded=True, numeric=np.arctan, domain=everywhere,
-        slopes=lambda x, y: (1 / (1 + x * x),),
+        slopes=lambda x, y: (1 / (1 + x * x),), positive=all, rational_at=_is(0),
     ),
 }  # fmt: skip
 SYNTAX.update(OPERATORS)
 PRIMITIVES: dict[str, Primitive] = {row.ir: row for row in OPERATORS.values() if isinstance(row, Primitive)}
+COMPARISONS = tuple(name for name, row in OPERATORS.items() if row.is_condition and not row.conditions)
 CALLED = tuple(name for name, row in OPERATORS.items() if not row.sign)  # words of the grammar
 
 

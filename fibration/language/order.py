@@ -6,12 +6,11 @@ the positions that the index was given.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from fibration.errors import SpecError
-from fibration.language.atoms import Parameter, Where, of_strata, over_text
-from fibration.language.expressions import Apply, Expression, Number, Operand, as_expression, check_size
+from fibration.language.atoms import Parameter, Summary, Where, of_strata, over_text
+from fibration.language.expressions import Apply, Expression, Number, Operand, as_expression
 from fibration.language.traversal import atoms
 
 BEFORE, AFTER = "before", "after"
@@ -19,7 +18,7 @@ ONE = as_expression(1)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Ordered(Expression):
+class Ordered(Summary):
     """A discounted sum of a formula over all elements before an element, or after it, without the element itself.
 
     `formula` and the sum are read at the elements of `of` (None: at tokens). `before` is `Σ_{s<t} discount^(t-s) f_s`
@@ -31,35 +30,20 @@ class Ordered(Expression):
     over: Where
     discount: Expression = ONE
     of: Where = None
-    depth: int = field(init=False)
-    size: int = field(init=False)
-    _hash: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "depth", 1 + max(self.formula.depth, self.discount.depth))
-        object.__setattr__(self, "size", 1 + self.formula.size + self.discount.size)
-        check_size(self)
-        object.__setattr__(self, "_hash", hash(self._fields))
+        depth = 1 + max(self.formula.depth, self.discount.depth)
+        size = 1 + self.formula.size + self.discount.size
+        self._nest(depth, size, self.direction, self.formula, self.over, self.discount, self.of)
 
     @property
-    def _fields(self) -> tuple[Any, ...]:
-        return self.direction, self.formula, self.over, self.discount, self.of
+    def word(self) -> str:
+        return self.direction
 
     @property
     def is_forward(self) -> bool:
         """Whether the sum runs over the elements before, not after."""
         return self.direction == BEFORE
-
-    def __reduce__(self) -> tuple[Any, ...]:  # as Apply's
-        return Ordered, self._fields
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (
-            isinstance(other, Ordered) and self._hash == other._hash and self._fields == other._fields
-        )
 
     @property
     def is_position(self) -> bool:
@@ -105,8 +89,7 @@ def _ordered(direction: str, formula: object, over: object, discount: object, of
     if not _is_share(share):
         ranges = [
             f"{a.name} in {a.range}" + f", one per {a.on}" * (a.on is not None) + ", one per channel" * a.per_channel
-            for a in atoms(share)
-            if isinstance(a, Parameter)
+            for a in atoms(share, Parameter)
         ]
         raise SpecError(
             f"the discount of {direction} is {share}",

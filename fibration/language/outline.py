@@ -37,7 +37,7 @@ from fibration.language.operators import exp, where
 from fibration.language.order import Ordered
 from fibration.language.penalties import Penalty
 from fibration.language.policies import Policy
-from fibration.language.statistics import Aggregate, total, within
+from fibration.language.statistics import Aggregate, atoms_within, total
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, substitute
 
@@ -95,7 +95,7 @@ class Outline(Declared):
         """Returns the gate's formula: every count and total names its stratum, and mass and pull are written out."""
         if stratum not in self._read:
             g = self.with_mass(at(self.gates[stratum].expression, stratum), stratum)
-            self._read[stratum] = substitute(g, {pull: self.pull(stratum)}) if pull in set(atoms(g)) else g
+            self._read[stratum] = substitute(g, {pull: self.pull(stratum)}) if pull in atoms(g) else g
         return self._read[stratum]
 
     @cached_property
@@ -125,14 +125,14 @@ class Outline(Declared):
         Returns `pull` itself if `μ` counts something that is no statistic of tokens. No gate can read `pull` then.
         """
         try:
-            read = atoms(self.pull(stratum))
+            read = atoms(self.pull(stratum), Aggregate)
         except SpecError:
             return pull
-        return next((a for a in read if isinstance(a, Aggregate)), advantage)
+        return next(iter(read), advantage)
 
     def with_mass(self, expression: Expression, stratum: Stratum) -> Expression:
         """Returns an expression that is read at a stratum, with the mass written out."""
-        return substitute(expression, {mass: self.masses[stratum]}) if mass in set(atoms(expression)) else expression
+        return substitute(expression, {mass: self.masses[stratum]}) if mass in atoms(expression) else expression
 
     @cached_property
     def masses(self) -> Mapping[Stratum, Expression]:
@@ -199,8 +199,7 @@ class Outline(Declared):
 
 
 def _others(expressions: Iterable[Expression]) -> tuple[tuple[str, str], ...]:
-    read = (a for e in expressions for inner in within(e) for a in atoms(inner))
-    means = (a for a in read if isinstance(a, Aggregate) and a.others and a.over is not None)
+    means = (a for e in expressions for a in atoms_within(e, Aggregate) if a.others and a.over is not None)
     return tuple(dict.fromkeys((str(a.of), str(a.over)) for a in means))
 
 

@@ -17,7 +17,7 @@ import networkx as nx
 
 from fibration.errors import ParameterError, SpecError, located
 from fibration.language.assumptions import Assumption
-from fibration.language.atoms import Count, Parameter, Stratum, advantage, reward
+from fibration.language.atoms import Count, Parameter, Stratum, Summary, advantage, reward
 from fibration.language.comparable import check_alone, check_attributes, check_rewards, check_strata
 from fibration.language.conditions import Condition, Equal, OnPolicy, Same, condition, policies_of, strata_of
 from fibration.language.declared import NAME, FrozenMap
@@ -29,12 +29,11 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, MarkovKernel, uniform
 from fibration.language.limits import Here, at_infinity
 from fibration.language.objectives import Objective
-from fibration.language.order import Ordered
 from fibration.language.penalties import Penalty
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, Policy
-from fibration.language.statistics import Aggregate, rewritten_within, within
-from fibration.language.stops import NOTHING, ORDER, SUMS
+from fibration.language.statistics import Aggregate, atoms_within, rewritten_within
+from fibration.language.stops import NO_KINDS, ORDER, SUMS
 from fibration.language.strata import Shape
 from fibration.language.token_formulas import roots
 from fibration.language.traversal import atoms, substitute
@@ -87,20 +86,20 @@ class Pair:
         - a mean of others has at least one other element.
         """
         leaves = self.first.leaves
-        below = [s for h in self for s in h.order if advantage in set(atoms(h.gate(s)))]
-        below += [p.over for h in self for p in h.penalties.values() if p.over and advantage in set(atoms(p.formula))]
+        below = [s for h in self for s in h.order if advantage in atoms(h.gate(s))]
+        below += [p.over for h in self for p in h.penalties.values() if p.over and advantage in atoms(p.formula)]
         of = [a for a in self._gathered if isinstance(a.of, Stratum)]
-        below += [a.of for a in of if advantage in set(atoms(a.formula))]  # type: ignore[misc]
+        below += [a.of for a in of if advantage in atoms(a.formula)]  # type: ignore[misc]
         same = [Equal(value=advantage, on=s) for s in below if s not in leaves]
         others = [a for a in of if isinstance(a, Aggregate) and a.others]
         several = [Count(a.of, a.over) > 1 for a in others if a.of and a.over]
         return tuple(dict.fromkeys((*self.when, *self.ranges, *same, *several)))
 
     @cached_property
-    def _gathered(self) -> tuple[Aggregate | Ordered, ...]:
+    def _gathered(self) -> tuple[Summary, ...]:
         """Every statistic and order in the formulas of both hierarchies, at any depth."""
-        read = (a for h in self for root in roots(h) for e in within(root.formula) for a in atoms(e))
-        return tuple(dict.fromkeys(a for a in read if isinstance(a, (Aggregate, Ordered))))
+        read = (a for h in self for root in roots(h) for a in atoms_within(root.formula, Summary))
+        return tuple(dict.fromkeys(read))
 
     @property
     def takes_rewards(self) -> bool:
@@ -110,7 +109,7 @@ class Pair:
     @cached_property
     def has_rewards_of_rows(self) -> bool:
         """Whether rewards are read at rows, so that all tokens of a row have one reward."""
-        of = (a for a in self._gathered if reward in set(atoms(a.formula)) and a.of is not None)
+        of = (a for a in self._gathered if reward in atoms(a.formula) and a.of is not None)
         return any(a.of not in self.first.leaves for a in of)
 
     @cached_property
@@ -323,7 +322,7 @@ def _with(
 
     shape, leaves = whole_batch(h), h.leaves
 
-    def put(e: Expression, *strata: Stratum, through: frozenset[str] = NOTHING) -> Expression:
+    def put(e: Expression, *strata: Stratum, through: frozenset[str] = NO_KINDS) -> Expression:
         inside, here = Here(shape), Here(shape, strata or leaves, h.masses)
         gathered = rewritten_within(e, lambda inner: _put(inner, renamed, fixed, inside, through))
         return _put(gathered, renamed, fixed, here, through)
@@ -352,7 +351,7 @@ def _put(
     renamed: Mapping[Expression, Expression],
     fixed: Mapping[Parameter, float | Fraction],
     here: Here,
-    through: frozenset[str] = NOTHING,
+    through: frozenset[str] = NO_KINDS,
 ) -> Expression:
     """Returns a formula with parameters replaced, some by numbers. `through`: see `carries_gradient`."""
     numbers: dict[Expression, Expression] = {p: as_expression(v) for p, v in fixed.items() if _is_finite(p, v)}

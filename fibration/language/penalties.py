@@ -7,9 +7,10 @@ from typing import Any
 from fibration.errors import SpecError
 from fibration.language.atoms import Stratum
 from fibration.language.declared import Declared
-from fibration.language.expressions import Apply, Expression, as_expression
+from fibration.language.expressions import Expression, as_expression
 from fibration.language.objectives import Objective
 from fibration.language.statistics import within
+from fibration.language.traversal import applications
 
 
 class Penalty(Declared):
@@ -55,16 +56,12 @@ class Penalty(Declared):
     @property
     def has_root(self) -> bool:
         """Whether the formula has a square root, which has a value and no slope at 0."""
-        return any(map(_has_root, within(self.formula)))
+        return any(applications(e, "sqrt") for e in within(self.formula))
 
     def __repr__(self) -> str:
         said = {"objective": self.objective, "over": self.over}
         rest = "".join(f", {k}={v!r}" for k, v in said.items() if v is not None)
         return f"Penalty({self.formula}{rest})" if rest else str(self.formula)
-
-
-def _has_root(formula: Expression) -> bool:
-    return isinstance(formula, Apply) and (formula.operator == "sqrt" or any(map(_has_root, formula.arguments)))
 
 
 def as_penalty(value: object) -> Penalty:

@@ -34,7 +34,7 @@ def home(hierarchy: Outline, atom: Expression) -> str | None:
     readers = []
     for s in (s for s in hierarchy.order if s not in hierarchy.leaves):
         read = [hierarchy.gate(s), *(f.weight for f in shape.above(s))]
-        if any(parameter in set(atoms(e)) for e in read):
+        if any(parameter in atoms(e) for e in read):
             readers.append(s)
     # a parameter that crossing strata read has one value for the batch
     one = readers and all(s == readers[0] or readers[0] in shape.coarser(s) for s in readers)

@@ -145,7 +145,7 @@ def _check_gates(h: Outline, here: str) -> None:
 def _check_pulls(h: Outline, here: str) -> None:
     """Checks that the pull is a formula of tokens if a gate reads it. The laws refuse cycles, so they are skipped."""
     for stratum, gate in h.gates.items() if h.leaves else ():
-        if pull in set(atoms(gate.expression)):
+        if pull in atoms(gate.expression):
             with located(f"{here}: the gate on {stratum} reads pull"):
                 h.pull(stratum)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from fibration.language.atoms import reward
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import Ordered
-from fibration.language.statistics import Aggregate, within
-from fibration.language.traversal import atoms
+from fibration.language.statistics import Aggregate, atoms_within
 
 
 def adds_up_tokens(hierarchy: Hierarchy) -> bool:
@@ -18,8 +17,7 @@ def adds_up_tokens(hierarchy: Hierarchy) -> bool:
     if hierarchy.advantages is None:
         return False
     return any(
-        atom.of is None and reward in {inner for e in within(atom.formula) for inner in atoms(e)}
-        for expression in within(hierarchy.advantages)
-        for atom in atoms(expression)
+        atom.of is None and reward in atoms_within(atom.formula)
+        for atom in atoms_within(hierarchy.advantages)
         if isinstance(atom, Ordered) or (isinstance(atom, Aggregate) and atom.kind == "total")
     )

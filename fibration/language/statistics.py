@@ -7,18 +7,29 @@ A gradient flows through totals and means in penalties only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import overload
 
 from fibration.errors import SpecError
-from fibration.language.atoms import ROWS, Attribute, Gathered, Parameter, Stratum, Total, Where, of_strata, over_text
-from fibration.language.expressions import Expression, Number, Operand, as_expression, check_size
+from fibration.language.atoms import (
+    ROWS,
+    Attribute,
+    Gathered,
+    Parameter,
+    Stratum,
+    Summary,
+    Total,
+    Where,
+    of_strata,
+    over_text,
+)
+from fibration.language.expressions import Expression, Number, Operand, as_expression
 from fibration.language.order import Ordered
-from fibration.language.traversal import atoms, transform
+from fibration.language.traversal import A, atoms, transform
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Aggregate(Gathered):
+class Aggregate(Summary, Gathered):
     """A statistic of a formula over all elements of `of` (None: over tokens) that lie over an element of `over`.
 
     `formula` is read at the elements of `of`, the statistic at the elements of `over` (None: at the current element).
@@ -31,34 +42,18 @@ class Aggregate(Gathered):
     level: Expression | None = None
     of: Where = None
     others: bool = False
-    depth: int = field(init=False)
-    size: int = field(init=False)
-    _hash: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "depth", 1 + self.formula.depth)
-        object.__setattr__(self, "size", 1 + self.formula.size)
-        check_size(self)
-        object.__setattr__(self, "_hash", hash(self._fields))
-
-    @property
-    def _fields(self) -> tuple[Any, ...]:
-        return self.kind, self.formula, self.over, self.level, self.of, self.others
+        parts = self.kind, self.formula, self.over, self.level, self.of, self.others
+        self._nest(1 + self.formula.depth, 1 + self.formula.size, *parts)
 
     @property
     def is_condition(self) -> bool:  # type: ignore[override]
         return self.kind == "some"
 
-    def __reduce__(self) -> tuple[Any, ...]:  # as Apply's
-        return Aggregate, self._fields
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (
-            isinstance(other, Aggregate) and self._hash == other._hash and self._fields == other._fields
-        )
+    @property
+    def word(self) -> str:
+        return self.kind
 
     def text(self) -> str:
         level = "" if self.level is None else f", {self.level}"
@@ -146,12 +141,21 @@ def within(expression: Expression) -> Iterator[Expression]:
     """Yields the expression, and the formulas in its statistics and order, at any depth. They are read elsewhere."""
     yield expression
     for atom in atoms(expression):
-        if isinstance(atom, (Aggregate, Ordered)):
+        if isinstance(atom, Summary):
             yield from within(atom.formula)
         if isinstance(atom, Aggregate) and atom.level is not None:
             yield atom.level
         if isinstance(atom, Ordered):
             yield atom.discount
+
+
+@overload
+def atoms_within(expression: Expression) -> tuple[Expression, ...]: ...
+@overload
+def atoms_within(expression: Expression, kind: type[A], /, *more: type[A]) -> tuple[A, ...]: ...
+def atoms_within(expression: Expression, *kinds: type[Expression]) -> tuple[Expression, ...]:
+    """As `atoms`, of the expression and of the formulas in its statistics and order."""
+    return tuple(dict.fromkeys(a for e in within(expression) for a in atoms(e, *kinds)))
 
 
 def of_rows(expression: Expression, rows: Stratum) -> Expression:

@@ -8,25 +8,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fibration.errors import SpecError, suggest
-from fibration.language.atoms import Density, Gated, residual, token_log_ratio
+from fibration.language.atoms import Density, Gated, Summary, residual, token_log_ratio
 from fibration.language.expressions import Apply, Expression
 from fibration.language.operators import stop
-from fibration.language.order import AFTER, BEFORE, Ordered
+from fibration.language.order import AFTER, BEFORE
 from fibration.language.outline import Outline
 from fibration.language.policies import CURRENT, LogProb
-from fibration.language.statistics import Aggregate, within
+from fibration.language.statistics import atoms_within
 from fibration.language.token_formulas import called, roots, short
-from fibration.language.traversal import atoms, desugar
+from fibration.language.traversal import desugar
 
 STOP = "stop"
 # Kinds of statistics and order that carry gradients: none; in densities; in penalties.
-NOTHING: frozenset[str] = frozenset()
+NO_KINDS: frozenset[str] = frozenset()
 ORDER = frozenset({BEFORE, AFTER})
 SUMS = ORDER | {"total", "mean"}
 HELD = "no gradient flows through weights, conditions, advantages and statistics, but for sums and means in penalties"
 
 
-def carries_gradient(formula: Expression, through: frozenset[str] = NOTHING) -> bool:
+def carries_gradient(formula: Expression, through: frozenset[str] = NO_KINDS) -> bool:
     """Whether a gradient of the current policy flows through a formula without sugar.
 
     `through`: the kinds of statistics and order that carry gradients.
@@ -35,20 +35,16 @@ def carries_gradient(formula: Expression, through: frozenset[str] = NOTHING) -> 
         if formula.operator == STOP or formula.is_condition:
             return False
         return any(carries_gradient(a, through) for a in formula.arguments)
-    if isinstance(formula, (Aggregate, Ordered)):
-        return _word(formula) in through and carries_gradient(desugar(formula.formula), through)
+    if isinstance(formula, Summary):
+        return formula.word in through and carries_gradient(desugar(formula.formula), through)
     current = isinstance(formula, LogProb) and not formula.policy.is_frozen
     return current or isinstance(formula, (Density, Gated)) or formula in (residual, token_log_ratio)
-
-
-def _word(gathered: Aggregate | Ordered) -> str:
-    return gathered.kind if isinstance(gathered, Aggregate) else gathered.direction
 
 
 def check_stops(h: Outline, here: str) -> None:
     """Raises SpecError for a `stop` of a formula without a gradient, and for a `stop` where no gradient flows."""
     for root in roots(h):
-        through = {"penalty": SUMS, "density": ORDER}.get(root.role, NOTHING)
+        through = {"penalty": SUMS, "density": ORDER}.get(root.role, NO_KINDS)
         for what, stopped, flows in _stops(root.what, root.formula, through, root.role not in ("token", "advantages")):
             if flows and carries_gradient(desugar(stopped), through):
                 continue
@@ -74,15 +70,15 @@ def _stops(
             yield what, formula.arguments[0], flows
         for argument in formula.arguments:
             yield from _stops(what, argument, through, flows and not formula.is_condition)
-    elif isinstance(formula, (Aggregate, Ordered)):
-        yield from _stops(called(formula), formula.formula, through, flows and _word(formula) in through)
+    elif isinstance(formula, Summary):
+        yield from _stops(called(formula), formula.formula, through, flows and formula.word in through)
 
 
 def check_gradients(h: Outline, here: str) -> None:
     """Raises SpecError for a penalty without a gradient."""
     for name, penalty in h.penalties.items():
         if not carries_gradient(desugar(penalty.formula), SUMS):
-            read = {a for e in within(penalty.formula) for a in atoms(e)}
+            read = set(atoms_within(penalty.formula))
             misspelt = (
                 suggest(p.name, [CURRENT]) for a in read if isinstance(a, LogProb) and (p := a.policy).is_passed
             )

@@ -13,13 +13,13 @@ from fibration.errors import SpecError
 from fibration.language import polynomials
 from fibration.language.atoms import Attribute, Count, Total, token_log_ratio
 from fibration.language.expressions import Apply, Expression, Number, apply, as_expression, write
-from fibration.language.operators import OPERATORS, Stopped, sqrt, where
+from fibration.language.operators import COMPARISONS, OPERATORS, Stopped, sqrt, where
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.polynomials import Polynomial, Quotient, TooLarge
 
 # sqrt(-1), log(0) and 0/0 have no value, and sympy cannot compare I, zoo and nan: a symbol stands for each.
 NO_VALUES = {c: Dummy(f"value of {c}", real=True) for c in (sympy.I, sympy.nan, sympy.zoo)}
-COMPARING = ("<", "<=", ">", ">=", "minimum", "maximum", "clip")
+COMPARING = (*COMPARISONS, "minimum", "maximum", "clip")
 MOST_FACTORED = 6  # sympy factors no expression with more symbols
 ATOM_OF: dict[Dummy, Expression] = {}  # the atom of every symbol
 OPERATOR_OF: dict[Any, str] = {head: name for name, row in OPERATORS.items() for head in row.heads}

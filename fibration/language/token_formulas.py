@@ -18,6 +18,7 @@ from fibration.language.atoms import (
     Parameter,
     Reading,
     Stratum,
+    Summary,
     Total,
     Where,
     advantage,
@@ -63,7 +64,7 @@ def short(formula: Expression) -> str:
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."
 
 
-def called(gathered: Aggregate | Ordered) -> str:
+def called(gathered: Summary) -> str:
     """Returns the description of a statistic or an order in messages."""
     return f"the {'statistic' if isinstance(gathered, Aggregate) else 'order'} {short(gathered)}"
 
@@ -132,7 +133,7 @@ def _is_number_of_advantages(formula: Expression) -> bool:
     """Whether the value of a formula without sugar depends on the advantage, not only its conditions."""
     if isinstance(formula, Apply):
         return not formula.is_condition and any(map(_is_number_of_advantages, formula.arguments))
-    if isinstance(formula, (Aggregate, Ordered)):
+    if isinstance(formula, Summary):
         return not formula.is_condition and _is_number_of_advantages(desugar(formula.formula))
     return formula == advantage
 
@@ -161,7 +162,7 @@ class _Reader:
                 if problem is not None:
                     why, remedy = problem
                     raise SpecError(f"{self.here}: {what} reads {atom}", required=required, found=why, remedy=remedy)
-            if isinstance(atom, (Aggregate, Ordered)):
+            if isinstance(atom, Summary):
                 of = atom.of if isinstance(atom.of, Stratum) else None
                 self.check(called(atom), atom.formula, role, of)
 
@@ -188,13 +189,13 @@ class _Reader:
 
     def gathered(self, atom: Expression) -> Problem | None:
         """The problem of a statistic or an order, wherever it is read, if any."""
-        if not self.h.leaves or not isinstance(atom, (Aggregate, Ordered)):
+        if not self.h.leaves or not isinstance(atom, Summary):
             return None
         if atom.of is not None and (problem := self.elements(atom, atom.of)):
             return problem
-        return None if isinstance(atom, Ordered) else self.level(atom)
+        return self.level(atom) if isinstance(atom, Aggregate) else None
 
-    def elements(self, atom: Aggregate | Ordered, of: Where) -> Problem | None:
+    def elements(self, atom: Summary, of: Where) -> Problem | None:
         """The problem of `of=`, if any: it must name a stratum whose elements lie over those of `over`."""
         if not isinstance(of, Stratum):
             return (

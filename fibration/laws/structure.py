@@ -147,7 +147,7 @@ def _unweighed(h: Hierarchy) -> Fault | None:
     readers += ["orthogonalise='projection'"] if h.orthogonalise is not None else []
     if not readers:
         return None
-    read = (a for leaf in h.leaves for a in atoms(h.masses[leaf]) if isinstance(a, (Parameter, Component)))
+    read = (a for leaf in h.leaves for a in atoms(h.masses[leaf], Parameter, Component))
     parameter = next(read, None)
     if parameter is None:
         return None

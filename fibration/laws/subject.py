@@ -78,7 +78,7 @@ class Subject:
     def _probabilities(self) -> dict[Any, Signs]:
         """`π_old·r <= 1`, if there is one gate, it reads `π_old`, and its residual determines `r`."""
         h, x, rho = self.hierarchy, symbol(token_log_ratio), symbol(residual)
-        if len(h.order) > 1 or OLD_LOG_PROB not in set(atoms(h.gate(h.order[0]))):
+        if len(h.order) > 1 or OLD_LOG_PROB not in atoms(h.gate(h.order[0])):
             return {}
         old, densities = symbol(OLD_LOG_PROB), [to_sympy(e) for _, e in h.decomposition.densities]
         if densities == [x]:

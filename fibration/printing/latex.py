@@ -22,6 +22,7 @@ from fibration.language.atoms import (
     Place,
     Reading,
     Stratum,
+    Summary,
     Total,
     at,
     mass,
@@ -39,7 +40,7 @@ from fibration.language.order import ONE, Ordered
 from fibration.language.penalties import Penalty
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
-from fibration.language.traversal import atoms
+from fibration.language.traversal import atoms, rewrite
 from fibration.printing.text import graph, has_crossings, joint, layers, moebius
 
 _READINGS = {
@@ -82,7 +83,7 @@ def _lines(h: Hierarchy) -> str:
         for channel, gate in _channels(h.gates[s]):
             body, *where = _gate(at(gate.expression, s))
             rows += [rf"g_{{{_name(s)}}}{channel}(\rho) &= {body}", *(rf"&\qquad\text{{with }} {w}" for w in where)]
-        if pull in set(atoms(h.gates[s].expression)):
+        if pull in atoms(h.gates[s].expression):
             rows.append(rf"&\qquad\text{{with }} {_atom(pull)} = {tex(h.pull(s))}")
     rows.append(rf"R(\hat\sigma) &= {tex(cancel(h.decomposition.recovery))}")
     rows += _objective(h)
@@ -190,18 +191,13 @@ def _gate(expression: Expression) -> tuple[str, ...]:
     if isinstance(expression, Apply) and expression.operator == "*":
         scale, inner = expression.arguments
         s = Reading("s")
-        scaled = _replace(inner, residual / scale, s)
-        if scaled != inner and residual not in set(atoms(scaled)):
+        ratio = residual / scale
+        scaled = rewrite(inner, lambda e: s if e == ratio else e)
+        if scaled != inner and residual not in atoms(scaled):
             text, strength = _tex(scale)
             factor = text if strength > 1 else rf"\left({text}\right)"
             return rf"{factor} \cdot {tex(scaled)}", f"s = {tex(cancel(residual / scale))}"
     return (tex(expression),)
-
-
-def _replace(e: Expression, old: Expression, new: Expression) -> Expression:
-    if e == old:
-        return new
-    return Apply(e.operator, tuple(_replace(a, old, new) for a in e.arguments)) if isinstance(e, Apply) else e
 
 
 def tex(expression: Expression) -> str:
@@ -278,7 +274,7 @@ def _atom(atom: Expression) -> str:
     return _READINGS.get(getattr(atom, "name", ""), "s")
 
 
-def _gathered(atom: Aggregate | Ordered) -> str:
+def _gathered(atom: Summary) -> str:
     """Returns the subscript of a statistic or an order: its elements, and the stratum that they lie over."""
     return (rf"{_name(atom.of)} \to " if atom.of is not None else "") + _name(atom.over)
 

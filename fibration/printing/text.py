@@ -48,7 +48,7 @@ def text(hierarchy: Hierarchy) -> str:
         "groups": [f"{s}: {s}=labels, one of every {h.rows}, in every index" for s in h.groups],
         "assumes of every batch": [_assumed(a) for a in h.assume],
         "residuals": _residuals(h),
-        "pulls": [f"on {s}: {h.pull(s)}" for s, g in h.gates.items() if pull in set(atoms(g.expression))],
+        "pulls": [f"on {s}: {h.pull(s)}" for s, g in h.gates.items() if pull in atoms(g.expression)],
         "gated ratio": [*_gated_ratio(h)],
         "parameters": [p.declaration() for p in h.parameters.values()],
         "attributes": [a.declaration() for a in h.attributes.values()],

@@ -20,8 +20,7 @@ from fibration.language.atoms import BATCH, Attribute, advantage, pull
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import OLD
 from fibration.language.rewards import adds_up_tokens
-from fibration.language.statistics import within
-from fibration.language.traversal import atoms
+from fibration.language.statistics import atoms_within
 from fibration.rollouts.file import Rollouts
 from fibration.rollouts.labels import NONE
 from fibration.runtime.index.index import Index
@@ -252,7 +251,7 @@ def _refuse_none(h: Hierarchy, rollouts: Rollouts) -> None:
     weighed = (h.objective, *(p.objective for p in h.penalties.values() if p.objective is not None))
     read += [("a weight or a condition of the objective", list(o.formulas)) for o in weighed]
     for reader, formulas in read:
-        if any(a in (advantage, pull) for f in formulas for e in within(f) for a in atoms(e)):
+        if any(a in (advantage, pull) for f in formulas for a in atoms_within(f)):
             raise RolloutsError(
                 f"the rollouts have no advantages, and {reader} of '{h.name}' reads them",
                 required="advantages, one per trajectory or per token",

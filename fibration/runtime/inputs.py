@@ -18,8 +18,7 @@ from fibration.errors import BatchError, an
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.rewards import adds_up_tokens
-from fibration.language.statistics import within
-from fibration.language.traversal import atoms
+from fibration.language.statistics import atoms_within
 from fibration.runtime.batch import Batch
 from fibration.runtime.given import FLOATS, at_elements, at_tokens, checked, converted, fitted, refuse_infinite
 from fibration.runtime.index.index import Index
@@ -128,7 +127,7 @@ def _reader(hierarchy: Hierarchy, policy: str) -> str:
         read += [(f"the penalty '{name}'", e) for e in (penalty.formula, *weighed)]
     read += [] if hierarchy.advantages is None else [("the formula of advantages", hierarchy.advantages)]
     named = LogProb(Policy(policy))
-    return next((text for text, e in read if any(named in set(atoms(inner)) for inner in within(e))), "the hierarchy")
+    return next((text for text, e in read if named in atoms_within(e)), "the hierarchy")
 
 
 def check_tokens(hierarchy: Hierarchy, index: Index | None, **tensors: Tensor) -> Index:

@@ -83,7 +83,7 @@ def narrowest(hierarchy: Hierarchy, stratum: Stratum, numbers: Mapping[Any, Any]
     found: dict[str, float] = {}
     for channel in hierarchy.decomposition.channels:
         formula = in_channel(hierarchy.gate(stratum), channel)
-        drifts = {a: a.stratum.name for a in atoms(formula) if isinstance(a, Density)}
+        drifts = {a: a.stratum.name for a in atoms(formula, Density)}
         for moved, name in ({residual: stratum.name} | drifts).items():
             for side in (1, -1):
                 for pulled in (1, -1):

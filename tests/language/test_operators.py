@@ -56,7 +56,7 @@ def row(name: str) -> Valued:
 
 def value(name: str, at: tuple[Fraction, ...]) -> Fraction | None:
     try:
-        return row(name).exact(*at)  # type: ignore[no-any-return]
+        return evaluate(apply(name, *at), {})  # type: ignore[no-any-return]
     except NoValue:
         return None
 
@@ -81,8 +81,8 @@ def test_a_row_that_lacks_a_field_is_refused_at_once(kind: type) -> None:
     given = {f.name: getattr(whole, f.name) for f in fields(whole)}
     assert kind(**given) == whole
     required = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
-    unsafe = {Sugar: {"expand"}, Composed: {"exact", "rounded", "domain"}}
-    unsafe[Primitive] = unsafe[Composed] | {"numeric", "slopes", "ir"}
+    unsafe = {Sugar: {"expand"}, Composed: {"lowered", "domain"}}
+    unsafe[Primitive] = {"exact", "rounded", "domain", "numeric", "slopes", "ir"}
     assert required >= unsafe[kind] | {"sympy", "latex", "arity"}
     for name in required:
         with pytest.raises(TypeError, match=name):
@@ -113,7 +113,26 @@ def test_exact_values_are_sympy_s_and_rounded_just_where_that_is_said(name: str)
             right = sympy.lambdify(symbols, row(name).sympy(*symbols), [{"Stopped": lambda a: a}, "mpmath"])(*place)
             errors.append(abs(mpmath.mpf(y.numerator) / y.denominator - right))
             assert errors[-1] <= abs(right) * mpmath.mpf(10) ** -45, at
-    assert row(name).rounded == (max(errors) > mpmath.mpf(10) ** -100)
+    assert getattr(row(name), "rounded", False) == (max(errors) > mpmath.mpf(10) ** -100)
+
+
+@pytest.mark.parametrize("name", [n for n in NUMERIC if OPERATORS[n].arity == 1 and n != "stop"])
+def test_limits_and_the_places_of_rational_values_are_sympy_s(name: str) -> None:
+    primitive, x = row(name), sympy.Symbol("x", real=True)
+    assert isinstance(primitive, Primitive)
+    for far, limit in zip((-sympy.oo, sympy.oo), primitive.limits, strict=True):
+        assert limit is None or sympy.limit(primitive.sympy(x), x, far) == limit
+    for at in POINTS:
+        if value(name, (at,)) is not None:
+            y = sympy.simplify(primitive.sympy(sympy.Rational(at.numerator, at.denominator)))
+            assert (not primitive.rounded or primitive.rational_at(at)) == bool(y.is_Rational), at
+
+
+@pytest.mark.parametrize("name", NUMERIC)
+def test_an_operator_is_above_0_where_its_row_says(name: str) -> None:
+    for at in points(name):
+        if OPERATORS[name].positive(a > 0 for a in at):
+            assert (y := value(name, at)) is not None and y > 0, at
 
 
 @pytest.mark.parametrize("name", [n for n in NUMERIC if isinstance(OPERATORS[n], Primitive)])

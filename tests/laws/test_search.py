@@ -16,7 +16,7 @@ from fibration.language.atoms import Reading
 from fibration.language.exact import NoValue
 from fibration.language.expressions import apply
 from fibration.language.hierarchy import gates
-from fibration.language.operators import OPERATORS, Valued
+from fibration.language.operators import OPERATORS, Primitive
 from fibration.language.places import whole_batch
 from fibration.laws.batches import first_update
 from fibration.laws.batches.search import concretes
@@ -27,9 +27,9 @@ from fibration.laws.objectives import objective
 from fibration.laws.off_policy import positivity, positivity_search
 from fibration.laws.on_policy import identity
 from fibration.laws.subject import Subject
-from fibration.laws.values.enclosures import Enclosed, Unsure, enclose
-from fibration.laws.values.germs import Series, beside
+from fibration.laws.values.intervals import Interval, Unsure, enclose
 from fibration.laws.values.probes import between, crossings, simplest, turning, whole_crossings
+from fibration.laws.values.series import Series, evaluate_series
 
 F = Fraction
 a = Reading("a")
@@ -128,7 +128,7 @@ def test_siblings_differ_in_size():
 # ---------------------------------------------------------------- certain values
 
 
-@pytest.mark.parametrize("name", [n for n, row in OPERATORS.items() if isinstance(row, Valued) and row.rounded])
+@pytest.mark.parametrize("name", [n for n, row in OPERATORS.items() if isinstance(row, Primitive) and row.rounded])
 def test_every_rounded_operator_is_enclosed(name):
     """Enclosures take for granted that it increases."""
     exactly = {"sigmoid": lambda v: 1 / (1 + mpmath.exp(-v)), "softplus": lambda v: mpmath.log(1 + mpmath.exp(v))}
@@ -154,20 +154,20 @@ def test_what_cancels_is_not_sure():
     for never in (1 / (a - a), log(-exp(a)), sqrt(-1 - tanh(a)), maximum(1 / (a - 200), 1)):
         with pytest.raises(NoValue):
             enclose(never, at)
-    around = Enclosed(F(-1), F(1))
+    around = Interval(F(-1), F(1))
     with pytest.raises(Unsure):
-        Enclosed(F(1), F(1)) / around
+        Interval(F(1), F(1)) / around
     with pytest.raises(Unsure):
-        around.is_below(Enclosed(F(0), F(0)))
-    assert enclose(sqrt(a * a / 4), at) == Enclosed(F(100), F(100))
-    assert enclose(where((a > 100) & ~(a >= 201), -(a**2) / 3, exp(a)), at) == Enclosed(F(-40000, 3), F(-40000, 3))
+        around.is_below(Interval(F(0), F(0)))
+    assert enclose(sqrt(a * a / 4), at) == Interval(F(100), F(100))
+    assert enclose(where((a > 100) & ~(a >= 201), -(a**2) / 3, exp(a)), at) == Interval(F(-40000, 3), F(-40000, 3))
 
 
 # ---------------------------------------------------------------- beside a point
 
 
 def terms(e, order=3, sign=1):
-    found = beside(e, {a: Series.of(F(0), F(sign))}.__getitem__)
+    found = evaluate_series(e, {a: Series.of(F(0), F(sign))}.__getitem__)
     return [found.term(k).middle for k in range(order)]
 
 
@@ -188,12 +188,12 @@ def test_what_is_not_known_beside_a_point():
     one = {a: Series.of(F(0), F(1))}.__getitem__
     for unsure in (sqrt(a), 1 / a, exp(a) - exp(a) + where(exp(a) <= exp(a), 1, 2), where(tanh(a) - a < 0, 1, 2)):
         with pytest.raises(Unsure):
-            beside(unsure, one)
+            evaluate_series(unsure, one)
     for never in (log(-a), 1 / (a - a), sqrt(-a - 1)):
         with pytest.raises(NoValue):
-            beside(never, one)
+            evaluate_series(never, one)
     with pytest.raises(Unsure):
-        beside(exp(a), one).term(2)
+        evaluate_series(exp(a), one).term(2)
 
 
 def test_a_slope_that_is_reached_slowly_is_not_refuted():
@@ -207,4 +207,4 @@ def test_signs_of_what_lies_between_bounds():
     ends = [Fraction(n, 3) for n in (-2, -1, 0, 1, 2)]
     for low, high in itertools.combinations_with_replacement(ends, 2):
         inside = [x for x in ends if low <= x <= high]
-        assert Enclosed(low, high).signs == {(x > 0) - (x < 0) for x in inside}
+        assert Interval(low, high).signs == {(x > 0) - (x < 0) for x in inside}

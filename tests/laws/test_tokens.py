@@ -39,7 +39,7 @@ from fibration import (
 from fibration.language.places import whole_batch
 from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete
-from fibration.laws.values.duals import LogOf, held, log_of, value_of
+from fibration.laws.values.duals import LogOf, log_of, value_of, without_slopes
 
 token, trajectory, batch = strata("token trajectory batch")
 current, old, rollout = policies("current old rollout")
@@ -192,7 +192,11 @@ def test_what_is_stopped_has_a_value_and_no_slope():
     np.testing.assert_allclose(list(map(float, here.gated)), 1 + np.expm1(x) / 2, rtol=1e-12)
     np.testing.assert_allclose([float(here.jacobian[i][i]) for i in range(N)], np.exp(x), rtol=1e-12)
     ratio = log_of(F(3, 2), {0: F(1)})
-    assert isinstance(held(ratio), LogOf) and held(ratio).ratio == F(3, 2) and not held(ratio).slopes
+    assert (
+        isinstance(without_slopes(ratio), LogOf)
+        and without_slopes(ratio).ratio == F(3, 2)
+        and not without_slopes(ratio).slopes
+    )
 
 
 def test_log_probs_that_are_not_given_are_those_of_old_and_below_0():

@@ -35,7 +35,7 @@ from fibration import (
     uniform,
 )  # fmt: skip
 from fibration.language.exact import transcendental
-from fibration.language.operators import OPERATORS, Valued
+from fibration.language.operators import OPERATORS, Primitive
 from fibration.language.traversal import atoms
 from fibration.laws.batches.concrete import rounding
 from fibration.laws.batches.words import in_full, rounded, shown, written
@@ -96,7 +96,7 @@ def test_a_defect_of_an_operator_is_an_error_and_no_counterexample(law, error, m
         raise error("planted")
 
     for name, row in OPERATORS.items():
-        if isinstance(row, Valued):
+        if isinstance(row, Primitive):
             monkeypatch.setitem(OPERATORS, name, dataclasses.replace(row, exact=broken))
     with pytest.raises(Incomplete) as raised:  # what is found with a defect is not kept
         decide(SEARCHED[law])

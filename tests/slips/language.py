@@ -134,16 +134,6 @@ SLIPS = (
         "def __reduce__(self) -> tuple[Any, ...]:  # hashes of text", "def reduced(self) -> tuple[Any, ...]:  # hashes of text",
     ),
     slip(
-        "statistics remember the hashes of another process", "test_immutable",
-        "def __reduce__(self) -> tuple[Any, ...]:  # as Apply's\n        return Aggregate",
-        "def reduced(self) -> tuple[Any, ...]:  # as Apply's\n        return Aggregate",
-    ),
-    slip(
-        "order remembers the hashes of another process", "test_immutable",
-        "def __reduce__(self) -> tuple[Any, ...]:  # as Apply's\n        return Ordered",
-        "def reduced(self) -> tuple[Any, ...]:  # as Apply's\n        return Ordered",
-    ),
-    slip(
         "a penalty may be a statistic of advantages", "language/test_terms",
         "return not formula.is_condition and _is_number_of_advantages(desugar(formula.formula))", "return False",
     ),

@@ -26,7 +26,7 @@ SLIPS = (
     ),
     slip(
         "what may lie outside a domain lies outside", "laws*search laws*recovery",
-        "if not signs <= allowed:\n            raise Unsure", "if not signs <= allowed:\n            raise NoValue",
+        "if not signs <= allowed:\n                raise Unsure", "if not signs <= allowed:\n                raise NoValue",
     ),
     slip(
         "a double root between two numbers is passed over", "laws*search",
@@ -107,11 +107,11 @@ SLIPS = (
     ),
     slip(
         "what is stopped keeps its slope in witnesses", "laws/test_tokens laws/test_agreement",
-        'if operator == "stop":\n        return held(arguments[0])', 'if operator == "stop":\n        return arguments[0]',
+        'if row.ir == "stop":\n            return without_slopes(arguments[0])', 'if row.ir == "stop":\n            return arguments[0]',
     ),
     slip(
         "a statistic has a slope", "laws/test_tokens",
-        "list(self.log_ratios) if self.flows else [held(x) for x in self.log_ratios]", "list(self.log_ratios)",
+        "list(self.log_ratios) if self.flows else [without_slopes(x) for x in self.log_ratios]", "list(self.log_ratios)",
     ),
     slip(
         "a log-prob of the current policy is that of the old", "laws/test_tokens laws/test_agreement",

@@ -15,20 +15,18 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from fibration.errors import an
-from fibration.language.atoms import Attribute, Count, Stratum, Total
+from fibration.language.atoms import Attribute, Count, Stratum, Summary, Total
 from fibration.language.exact import NoValue
-from fibration.language.expressions import Apply, Expression
+from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.operators import OPERATORS, Valued
-from fibration.language.order import Ordered
-from fibration.language.statistics import Aggregate
+from fibration.language.operators import OPERATORS, Primitive
 from fibration.language.strata import Shape
-from fibration.language.traversal import atoms, evaluate
+from fibration.language.traversal import applications, atoms, evaluate
 from fibration.laws.batches.shapes import Maps
 from fibration.laws.batches.words import number, plural, written
 
 Exact = TypeVar("Exact", int, Fraction)
-ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, Valued) and row.rounded)
+ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, Primitive) and row.rounded)
 
 
 @dataclass(frozen=True)
@@ -183,9 +181,8 @@ def rounding(*expressions: Expression) -> Fraction:
 
 
 def _rounds(e: Expression) -> bool:
-    if isinstance(e, (Aggregate, Ordered)):
-        return getattr(e, "kind", "") == "deviation" or _rounds(e.formula)
-    return isinstance(e, Apply) and (e.operator in ROUNDED or any(_rounds(a) for a in e.arguments))
+    statistics = atoms(e, Summary)
+    return bool(applications(e, *ROUNDED)) or any(s.word == "deviation" or _rounds(s.formula) for s in statistics)
 
 
 def token_masses(h: Hierarchy, concrete: Concrete) -> dict[Stratum, list[Fraction]]:

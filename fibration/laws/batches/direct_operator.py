@@ -16,6 +16,7 @@ from typing import Any
 from fibration.language.atoms import (
     Density,
     Stratum,
+    Summary,
     advantage,
     gated,
     in_channel,
@@ -24,9 +25,7 @@ from fibration.language.atoms import (
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.order import Ordered
 from fibration.language.policies import LogProb
-from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.tokens import Tokens, places_of
@@ -202,7 +201,7 @@ class DirectOperator:
         first = self.fibres[stratum][element][0]
         bound: dict[Expression, Real] = {advantage: at_tokens.advantages[first]}
         for d in atoms(gate):
-            if isinstance(d, (Aggregate, Ordered)):
+            if isinstance(d, Summary):
                 bound[d] = at_tokens.value_at(d, stratum, element)
             elif isinstance(d, LogProb):
                 bound[d] = at_tokens.atom(d, first)

@@ -37,7 +37,7 @@ NO_VALUE = "no value"
 
 def start_not_recovered(h: Hierarchy, leaf: Stratum, whole: Expression) -> Witness | None:
     """A token whose ratio near 1 is not recovered to first order. `whole` is `R∘F` on its leaf."""
-    if any(isinstance(a, Ordered) for a in atoms(whole)):
+    if atoms(whole, Ordered):
         return None  # the coefficients of a batch say more than its own slope
     batches = (c for c in concretes(h, [whole], caps.FIRST_UPDATE) if c.size[leaf])
     return find(batches, lambda concrete: _wrong_start(h, concrete, leaf, whole))
@@ -63,7 +63,7 @@ def _wrong_start(h: Hierarchy, concrete: Concrete, leaf: Stratum, whole: Express
 
 def _signs(formulas: Sequence[Expression]) -> tuple[Fraction, ...]:
     """The advantages that are tried: 1, and -1 if a formula reads the advantage."""
-    return (Fraction(1), Fraction(-1)) if any(advantage in set(atoms(e)) for e in formulas) else (Fraction(1),)
+    return (Fraction(1), Fraction(-1)) if any(advantage in atoms(e) for e in formulas) else (Fraction(1),)
 
 
 def _start(
@@ -231,7 +231,7 @@ def _differs(dense: DirectOperator, direction: Sequence[int], step: Fraction, a:
 
 def _of_ratios(dense: DirectOperator, xs: list[Fraction], a: Fraction) -> Witness:
     h, concrete, found = dense.h, dense.concrete, dense.attempt(xs, a)
-    given = f", advantage {a}" if any(advantage in set(atoms(h.gate(s))) for s in h.order) else ""
+    given = f", advantage {a}" if any(advantage in atoms(h.gate(s)) for s in h.order) else ""
     got = "no value" if found is None else ", ".join(shown(g - 1) for g in found)
     text = (
         f"on {concrete.describe(h.roots[0])}{given}{concrete.chosen}: log ratios {', '.join(map(shown, xs))} have "

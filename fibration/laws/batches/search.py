@@ -25,20 +25,20 @@ from fibration.language.atoms import (
     Gated,
     Parameter,
     Stratum,
+    Summary,
     Total,
     at,
     read_at,
     residual,
     token_log_ratio,
 )
-from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.expressions import Expression, Number
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
-from fibration.language.statistics import Aggregate, within
+from fibration.language.statistics import Aggregate, atoms_within, within
 from fibration.language.strata import Shape
-from fibration.language.traversal import atoms
+from fibration.language.traversal import atoms, subexpressions
 from fibration.laws.batches.caps import ALL, Caps
 from fibration.laws.batches.concrete import Concrete, is_balanced, rounding
 from fibration.laws.batches.shapes import Candidate, Maps, regular, regular_one, small, uneven
@@ -51,7 +51,7 @@ from fibration.laws.batches.values_tried import (
     parameter_values,
     same,
 )
-from fibration.laws.values.enclosures import enclose, of_its_sign
+from fibration.laws.values.intervals import enclose, of_its_sign
 from fibration.laws.values.probes import between, crossings, turning, whole_crossings
 
 Batch = TypeVar("Batch")  # a batch, alone or with what is tried on it
@@ -96,7 +96,7 @@ def concretes(
 
 def _is_inside(hierarchy: Hierarchy, atom: Expression) -> bool:
     """Whether the strata of a hierarchy, without rows, groups and the batch, give an atom its value."""
-    if isinstance(atom, (Aggregate, Ordered)):
+    if isinstance(atom, Summary):
         return False
     places: tuple[object, ...] = (atom.of, atom.over) if isinstance(atom, (Count, Total)) else ()
     places = (atom.on,) if isinstance(atom, Attribute) else places
@@ -105,14 +105,14 @@ def _is_inside(hierarchy: Hierarchy, atom: Expression) -> bool:
 
 def is_of_one_token(formula: Expression) -> bool:
     """Whether a formula reads no other tokens but by counts and totals, so that it is cheap on large batches."""
-    return not any(isinstance(a, (Aggregate, Ordered)) for a in atoms(formula))
+    return not atoms(formula, Summary)
 
 
 def is_read_at(shape: Shape, expression: Expression, stratum: Stratum) -> bool:
     """Whether all atoms of an expression have values at the elements of a stratum."""
     there = (stratum, *shape.coarser(stratum))
     places = [read_at(a) for a in atoms(expression) if not isinstance(a, (Component, Parameter))]
-    places += [a.of for a in atoms(expression) if isinstance(a, Aggregate) and a.others]
+    places += [a.of for a in atoms(expression, Aggregate) if a.others]
     return all(s in there for s in places if isinstance(s, Stratum))
 
 
@@ -129,8 +129,8 @@ def smallest(hierarchy: Hierarchy, shape: Shape, leaves: int) -> Iterator[Concre
 
 def leaves_one_alone(hierarchy: Hierarchy, concrete: Concrete) -> bool:
     """Whether a formula of tokens compares an element with others, and it has none: an index refuses that batch."""
-    read = (a for e in hierarchy.objective.formulas for inner in within(e) for a in atoms(inner))
-    compared = {(a.of, a.over) for a in read if isinstance(a, Aggregate) and a.others}
+    read = (a for e in hierarchy.objective.formulas for a in atoms_within(e, Aggregate))
+    compared = {(a.of, a.over) for a in read if a.others}
     return any(min(len(concrete.over(*s, b)) for b in range(concrete.size[s[1]])) < 2 for s in compared)  # type: ignore[arg-type, index]
 
 
@@ -341,7 +341,7 @@ def _counted(shape: Shape, a: Count | Total) -> frozenset[Stratum]:
 
 def _met(e: Expression) -> list[Expression]:
     """The atoms of an expression, also inside statistics and orders, with the attributes of totals."""
-    found = dict.fromkeys(a for inner in within(e) for a in atoms(inner))
+    found = dict.fromkeys(atoms_within(e))
     return list(found | dict.fromkeys(a.attribute for a in found if isinstance(a, Total)))
 
 
@@ -358,8 +358,8 @@ def _on_regular(
             return values.get(a.attribute, Fraction(1)) * sizes[a] if isinstance(a, Total) else Fraction(sizes[a])
         if isinstance(a, LogProb):
             return Fraction(-1)
-        if isinstance(a, (Aggregate, Ordered)):  # its formula is the same at all tokens
-            return Fraction(0) if getattr(a, "kind", "") == "deviation" else enclose(a.formula, atom)
+        if isinstance(a, Summary):  # its formula is the same at all tokens
+            return Fraction(0) if a.word == "deviation" else enclose(a.formula, atom)
         return values.get(a, Fraction(a not in (residual, token_log_ratio) and not isinstance(a, (Density, Gated))))
 
     return of_its_sign(e, atom)
@@ -379,9 +379,7 @@ def _changes(
     return tuple(crossings(lambda v: _on_regular(e, counts, {**given, atom: v}), low, high, far=far))
 
 
-def _constants(e: Expression) -> Iterator[int]:
-    if isinstance(e, Number):
-        yield from {abs(int(e.value)), abs(int(e.value)) + 1} if abs(e.value) < MAX_ELEMENTS else ()
-    elif isinstance(e, Apply):
-        for a in e.arguments:
-            yield from _constants(a)
+def _constants(expression: Expression) -> Iterator[int]:
+    for e in subexpressions(expression):
+        if isinstance(e, Number) and abs(e.value) < MAX_ELEMENTS:
+            yield from (abs(int(e.value)), abs(int(e.value)) + 1)

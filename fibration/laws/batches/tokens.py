@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, TypeVar
 
-from fibration.language.atoms import Attribute, Reading, Stratum, advantage, at, reward, token_log_ratio
+from fibration.language.atoms import Attribute, Reading, Stratum, Summary, advantage, at, reward, token_log_ratio
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -25,8 +25,8 @@ from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.batches.concrete import Concrete
-from fibration.laws.values.duals import Real, differentiate, held, value_of
-from fibration.laws.values.enclosures import Enclosed, enclosed
+from fibration.laws.values.duals import Real, differentiate, value_of, without_slopes
+from fibration.laws.values.intervals import Interval, interval
 
 Read = Callable[[Expression, Callable[[Expression], Any]], Any]  # evaluates formulas, exactly or between bounds
 Place = tuple[Stratum, int]  # a token: its leaf, and which element of it
@@ -144,7 +144,7 @@ class Tokens:
 
     def log_prob(self, policy: str, k: int) -> Any:
         if policy in self.log_probs:
-            return held(self.log_probs[policy][k])
+            return without_slopes(self.log_probs[policy][k])
         if policy == CURRENT:
             return self.log_prob(OLD, k) + self._moving[k]
         return -1 - max(value_of(self._moving[k]), Fraction(0)) if policy == OLD else self.log_prob(OLD, k)
@@ -173,7 +173,7 @@ class Tokens:
         if kind == "deviation":
             return self._deviation(values, numbers)
         found = _statistic(kind, values, numbers, level)
-        return found if kind in ("some", "total", "mean") or isinstance(found, Enclosed) else held(found)
+        return found if kind in ("some", "total", "mean") or isinstance(found, Interval) else without_slopes(found)
 
     def _deviation(self, values: list[Any], numbers: list[int]) -> Any:
         """The sample standard deviation; exactly 0 if all values are equal."""
@@ -183,7 +183,7 @@ class Tokens:
         words = [Reading(f"value {i + 1}") for i in range(len(values))]
         mean = sum((Fraction(m) * w for m, w in zip(numbers[1:], words[1:], strict=True)), numbers[0] * words[0]) / n
         squares = [Fraction(m) * (w - mean) ** 2 for m, w in zip(numbers, words, strict=True)]
-        known = dict(zip(words, (v if isinstance(v, Enclosed) else held(v) for v in values), strict=True))
+        known = dict(zip(words, (v if isinstance(v, Interval) else without_slopes(v) for v in values), strict=True))
         found = sqrt(sum(squares[1:], squares[0]) / (n - 1))
         return self.read(found, known.__getitem__)  # type: ignore[arg-type]
 
@@ -233,7 +233,7 @@ class Tokens:
 
     @cached_property
     def _moving(self) -> list[Any]:
-        return list(self.log_ratios) if self.flows else [held(x) for x in self.log_ratios]
+        return list(self.log_ratios) if self.flows else [without_slopes(x) for x in self.log_ratios]
 
     @cached_property
     def _known(self) -> dict[Any, Any]:
@@ -247,7 +247,7 @@ def read_on_policy(
 
     All advantages are `a`, and all log-probs `base`.
     """
-    read = [e for e in atoms(expression) if isinstance(e, (LogProb, Aggregate, Ordered))]
+    read = list(atoms(expression, LogProb, Summary))
     if not read:
         return {}
     places = [(leaf, i) for leaf in concrete.shape.leaves for i in range(concrete.size[leaf])]
@@ -266,10 +266,10 @@ def _statistic(kind: str, values: list[Any], numbers: list[int], level: Fraction
         total = sum((Fraction(n) * v for n, v in zip(numbers, values, strict=True)), Fraction(0))
         return total if kind == "total" else total * Fraction(1, sum(numbers))
     position = (sum(numbers) - 1) * level
-    if not any(isinstance(v, Enclosed) for v in values):
+    if not any(isinstance(v, Interval) for v in values):
         return _ordered(values, numbers, position)
-    known = [enclosed(v) for v in values]
-    return Enclosed(*(_ordered([getattr(v, end) for v in known], numbers, position) for end in ("low", "high")))
+    known = [interval(v) for v in values]
+    return Interval(*(_ordered([getattr(v, end) for v in known], numbers, position) for end in ("low", "high")))
 
 
 def _ordered(values: list[Any], numbers: list[int], position: Fraction) -> Any:

@@ -103,7 +103,7 @@ def _one_advantage(both: Pair) -> str:
         s.name: h.name
         for h in both
         for s in h.order
-        if s not in h.leaves and s not in equal_over and advantage in set(atoms(h.gate(s)))
+        if s not in h.leaves and s not in equal_over and advantage in atoms(h.gate(s))
     }
     said = (f"one advantage per {s}, because a gate of '{name}' reads it" for s, name in readers.items())
     return f"The batches compared have {listed(said)}" if readers else ""

@@ -28,13 +28,13 @@ from fibration.language.atoms import (
 from fibration.language.exact import NoValue, TooLarge, transcendental
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.operators import OPERATORS
+from fibration.language.operators import COMPARISONS
 from fibration.language.order import Ordered
 from fibration.language.pairs import Pair
 from fibration.language.policies import CURRENT, OLD, LogProb
-from fibration.language.statistics import Aggregate, within
+from fibration.language.statistics import Aggregate, atoms_within, within
 from fibration.language.strata import NotOver
-from fibration.language.traversal import atoms, desugar, evaluate
+from fibration.language.traversal import applications, atoms, desugar, evaluate
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.direct_operator import formulas
 from fibration.laws.values.duals import Real, log_of
@@ -109,28 +109,20 @@ def _comparisons(pair: Pair) -> tuple[tuple[Apply, Stratum], ...]:
             split = (h.with_mass(e, leaf) for _, e in h.decomposition.densities)
             for e in (*h.objective.formulas, *terms(h), *gates, *split, *conditions):
                 for inner in within(e):
-                    found |= {(c, leaf): None for c in _compared(at(desugar(inner), leaf))}
+                    found |= {(c, leaf): None for c in applications(at(desugar(inner), leaf), *COMPARISONS)}
     return tuple(found)
-
-
-def _compared(e: Expression) -> Iterator[Apply]:
-    if isinstance(e, Apply):
-        if OPERATORS[e.operator].is_condition and e.operator not in ("and", "or", "not"):
-            yield e
-        for a in e.arguments:
-            yield from _compared(a)
 
 
 @functools.lru_cache(maxsize=1024)
 def _policies_of(comparison: Expression) -> frozenset[str]:
     """The policies whose log-probs a comparison depends on."""
-    read = {a for inner in within(comparison) for a in atoms(inner)}
-    found = {a.policy.name for a in read if isinstance(a, LogProb)}
-    return frozenset(found | ({CURRENT} if token_log_ratio in read else set()) | ({OLD} if found else set()))
+    found = {a.policy.name for a in atoms_within(comparison, LogProb)}
+    moves = token_log_ratio in atoms_within(comparison)
+    return frozenset(found | ({CURRENT} if moves else set()) | ({OLD} if found else set()))
 
 
 def _reads_advantage(e: Expression) -> bool:
-    return any(advantage in set(atoms(inner)) for inner in within(e))
+    return advantage in atoms_within(e)
 
 
 def _roots(

@@ -33,7 +33,7 @@ from fibration.language.traversal import atoms
 from fibration.laws.equivalent.branchwise import MOST, alike, at_ties, can_hold, identical, together
 from fibration.laws.equivalent.shared_means import Mean, Variables
 from fibration.laws.equivalent.side_by_side import Form
-from fibration.laws.equivalent.token_formulas import NOTHING, ONE, TokenFormulas, Unsuited
+from fibration.laws.equivalent.token_formulas import ONE, ZERO, TokenFormulas, Unsuited
 from fibration.laws.gates.coordinates import X
 from fibration.laws.law import Proved, Unknown
 from fibration.laws.signs.branches import TooManyCases, cases
@@ -306,7 +306,7 @@ def penalties(formulas: TokenFormulas, h: Hierarchy, leaf: Stratum) -> Expressio
     """
     found = h.penalties.values()
     terms = (_weight_of_penalty(formulas, h, leaf, p) * _formula_of_penalty(formulas, leaf, p) for p in found)
-    return functools.reduce(operator.add, terms, NOTHING)
+    return functools.reduce(operator.add, terms, ZERO)
 
 
 def has_same_penalties(pair: Pair) -> bool:

@@ -20,6 +20,7 @@ from fibration.language.atoms import (
     Density,
     Parameter,
     Stratum,
+    Summary,
     Total,
     advantage,
     in_channel,
@@ -30,11 +31,10 @@ from fibration.language.conditions import Equal, One, reads_tokens
 from fibration.language.exact import NoValue, TooLarge, transcendental
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.order import Ordered
+from fibration.language.operators import COMPARISONS
 from fibration.language.pairs import Pair
 from fibration.language.policies import LogProb
-from fibration.language.statistics import Aggregate
-from fibration.language.traversal import atoms, desugar, evaluate
+from fibration.language.traversal import applications, atoms, desugar, evaluate
 from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete, is_balanced, rounding
 from fibration.laws.batches.search import find
@@ -55,7 +55,6 @@ MOST_WIDE = 40  # tokens of a regular batch
 ONE = Fraction(1)
 exact_exp, exact_log = transcendental("exp"), transcendental("log")
 HALF = exact_log(Fraction(1, 2))  # the log-prob used where a gate compares its residual with a function of one
-COMPARED = ("<", "<=", ">", ">=")
 
 
 def difference(pair: Pair, most: Tries) -> Witness | None:
@@ -244,7 +243,7 @@ def _advantages(
     patterns += [tuple(ONE if i == k else -ONE for i in range(n)) for k in range(min(n, 2)) if n > 1]
     patterns += [tuple(Fraction(rng.choice((-3, -2, -1, 0, 1, 2, 3)), 2) for _ in range(n)) for _ in range(3)]
     of_advantages = [c for c in pair.conditions if isinstance(c, Expression) and not reads_tokens(c)]
-    of_advantages = [c for c in of_advantages if not (pair.takes_rewards and advantage in set(atoms(c)))]
+    of_advantages = [c for c in of_advantages if not (pair.takes_rewards and advantage in atoms(c))]
     for pattern in dict.fromkeys(patterns):
         a = tuple(pattern[part[k]] for k in range(len(tokens)))
         if any(a) and all(_holds(c, concrete, token, a[k]) for c in of_advantages for k, token in enumerate(tokens)):
@@ -337,11 +336,7 @@ def _deviation(t: Fraction) -> Fraction | None:
 
 def _acts_on_ratios(h: Hierarchy) -> bool:
     """Whether densities contain an exponential, so that gates have their breakpoints in the ratio."""
-    return any(_uses_exponential(e) for _, e in h.decomposition.densities)
-
-
-def _uses_exponential(e: Expression) -> bool:
-    return isinstance(e, Apply) and (e.operator in ("exp", "expm1") or any(map(_uses_exponential, e.arguments)))
+    return any(applications(e, "exp", "expm1") for _, e in h.decomposition.densities)
 
 
 def breakpoints(pair: Pair, concrete: Concrete) -> list[Fraction]:
@@ -353,7 +348,7 @@ def breakpoints(pair: Pair, concrete: Concrete) -> list[Fraction]:
                 continue
             size = concrete.attempt(m, s, 0)
             read = [a for a in atoms(comparison) if a not in (residual, advantage) and not isinstance(a, Density)]
-            if any(isinstance(a, (Aggregate, Ordered)) for a in read):
+            if any(isinstance(a, Summary) for a in read):
                 continue
             known = tuple((a, HALF if isinstance(a, LogProb) else concrete.atom(a, s, 0)) for a in read)
             for a in (ONE, -ONE) if size else ():
@@ -369,16 +364,9 @@ def comparisons(h: Hierarchy) -> tuple[tuple[Stratum, Expression, Apply], ...]:
     found: dict[tuple[Stratum, Expression, Apply], None] = {}
     for s in h.order:
         for channel in h.decomposition.channels:
-            found |= {(s, h.masses[s], c): None for c in _compared(desugar(in_channel(h.gate(s), channel)))}
+            compared = applications(desugar(in_channel(h.gate(s), channel)), *COMPARISONS)
+            found |= {(s, h.masses[s], c): None for c in compared if residual in atoms(c)}
     return tuple(found)
-
-
-def _compared(e: Expression) -> Iterator[Apply]:
-    if isinstance(e, Apply):
-        if e.operator in COMPARED and residual in set(atoms(e)):
-            yield e
-        for a in e.arguments:
-            yield from _compared(a)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -387,7 +375,7 @@ def _root(
 ) -> Fraction | None:
     """The residual, in units of `m`, at which both sides are equal; None if their difference is not affine in it."""
     difference = comparison.arguments[0] - comparison.arguments[1]
-    at = dict.fromkeys((d for d in atoms(difference) if isinstance(d, Density)), Fraction(0)) | dict(known)
+    at = dict.fromkeys((d for d in atoms(difference, Density)), Fraction(0)) | dict(known)
     try:
         y = [evaluate(difference, {**at, residual: m * t, advantage: a}) for t in (0, 1, 2)]
     except (NoValue, TooLarge):

@@ -19,7 +19,7 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import Count, Parameter, Reading, Stratum, Total, Where, at, token_log_ratio
+from fibration.language.atoms import Count, Parameter, Reading, Stratum, Summary, Total, Where, at, token_log_ratio
 from fibration.language.conditions import WHOLE
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
@@ -27,15 +27,14 @@ from fibration.language.objectives import Objective
 from fibration.language.operators import ANY, Signs, stop, where
 from fibration.language.order import Ordered
 from fibration.language.statistics import Aggregate
-from fibration.language.stops import NOTHING as NONE
-from fibration.language.stops import ORDER
+from fibration.language.stops import NO_KINDS, ORDER
 from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy
-from fibration.language.traversal import atoms, desugar, substitute, transform
+from fibration.language.traversal import atoms, desugar, rewrite, substitute, transform
 from fibration.laws.equivalent.shared_means import Variables
 from fibration.laws.signs.branches import cases
 from fibration.laws.signs.neighbourhood import SIDES
 
-ONE, NOTHING = as_expression(1), as_expression(0)
+ONE, ZERO = as_expression(1), as_expression(0)
 PerLeaf = dict[Stratum, Expression]
 
 
@@ -62,27 +61,27 @@ class TokenFormulas:
     gathered_as: dict[Gathered, Reading] = field(default_factory=dict)
     _known: dict[tuple[Expression, Stratum, frozenset[str]], Expression] = field(default_factory=dict)
 
-    def read(self, e: Expression, leaf: Stratum, through: frozenset[str] = NONE) -> Expression:
+    def read(self, e: Expression, leaf: Stratum, through: frozenset[str] = NO_KINDS) -> Expression:
         """A formula at a token, or at an element that it lies over, with counts, log-probs and statistics replaced.
 
         `through`: the kinds of statistics and order that pass gradients.
         """
         key = e, leaf, through
         if key not in self._known:
-            new = any(isinstance(a, (Aggregate, Ordered)) for a in atoms(e))
+            new = bool(atoms(e, Summary))
             atom = functools.partial(self._atom, leaf=leaf, through=through)
-            self._known[key] = transform(_by_some(desugar(e)), atom) if new else self.variables.counted(e)
+            self._known[key] = transform(rewrite(desugar(e), _by_some), atom) if new else self.variables.counted(e)
         return self._known[key]
 
     def value(self, e: Expression, leaf: Stratum) -> Expression:
         """A formula at a token, for use where no gradient flows: without `stop`, and with log ratio 0 on policy."""
         found = _unstopped(self.read(at(e, leaf), leaf))
-        return substitute(found, {token_log_ratio: NOTHING}) if self.variables.on_policy else found
+        return substitute(found, {token_log_ratio: ZERO}) if self.variables.on_policy else found
 
     def _atom(self, atom: Expression, leaf: Stratum, through: frozenset[str]) -> Expression:
         if not isinstance(atom, (Aggregate, Ordered)):
             return self.variables.counted(atom)
-        flows = (atom.kind if isinstance(atom, Aggregate) else atom.direction) in through
+        flows = atom.word in through
         several = len(self.variables.pair.first.leaves) > 1
         if several and (isinstance(atom, Ordered) or atom.of is not None):
             raise Unsuited(f"{atom}, of tokens of several kinds, is compared in equal formulas alone")
@@ -117,7 +116,7 @@ class TokenFormulas:
         n, share = v.counted(Count(atom.of, atom.over)), v.counted(Count(leaf, atom.of))
         fixed, rest = self._parted(formula, leaf, atom.over)
         found = n * fixed
-        if rest != NOTHING:
+        if rest != ZERO:
             found = found + self.gathered("total", {leaf: rest / share}, atom.over, by_value=by_value)
         if atom.kind == "total":
             return found
@@ -128,17 +127,17 @@ class TokenFormulas:
         v = self.variables
         place = over if over not in v.single else WHOLE
         if all(v.is_constant_on(place, a) for a in atoms(e)):
-            return e, NOTHING
+            return e, ZERO
         simple, assume = self._simple(e, leaf), v.at(leaf, None)
         branches = cases(simple, assume)
         if len(branches) > 1 or not branches[0].defined(assume):
-            return NOTHING, e
+            return ZERO, e
         parts = sympy.Add.make_args(sympy.expand(to_sympy(simple)))
         if not v.partial_in(e) <= {ATOM_OF[z] for p in parts for z in p.free_symbols}:
-            return NOTHING, e
+            return ZERO, e
         fixed = [p for p in parts if all(v.is_constant_on(place, ATOM_OF[s]) for s in p.free_symbols)]
         if not fixed:
-            return NOTHING, e
+            return ZERO, e
         rest = sympy.Add(*(p for p in parts if p not in fixed))
         return from_sympy(sympy.Add(*fixed)), from_sympy(rest)
 
@@ -148,14 +147,14 @@ class TokenFormulas:
         assert isinstance(o.over, Stratum)
         place = o.over if o.over not in v.single else WHOLE
         discount = from_sympy(sympy.expand(to_sympy(self.value(o.discount, leaf))))
-        if discount == NOTHING:
-            return NOTHING * formula
+        if discount == ZERO:
+            return ZERO * formula
         side = 0 if v.on_policy else None
         function = v.function(formula, leaf, side, by_value=not flows)
         terms = [] if isinstance(function, Expression) else sympy.Add.make_args(function)
         if not terms:
             return self._variable(Gathered(o.direction, place, discount, ((leaf, side, function),), of))
-        found = NOTHING
+        found = ZERO
         for term in terms:
             fixed = [f for f in sympy.Mul.make_args(term) if v.is_fixed(place, f)]
             factor = sympy.Mul(*fixed)
@@ -187,7 +186,7 @@ class TokenFormulas:
         v = self.variables
         formulas = {leaf: self._simple(e, leaf) for leaf, e in formulas.items()}
         first, *others = formulas.values()
-        none = NOTHING * first  # 0, with no value where the formula has none
+        none = ZERO * first  # 0, with no value where the formula has none
         if kind == "deviation" and len(formulas) == 1:
             formulas = {leaf: self._parted(e, leaf, over)[1] for leaf, e in formulas.items()}
             first, *others = formulas.values()
@@ -197,7 +196,7 @@ class TokenFormulas:
         place = over if over not in v.single else WHOLE
         if all(e == first for e in others) and all(v.is_constant_on(place, a) for a in atoms(first)):
             return number * first if kind == "total" else none if kind == "deviation" else first
-        split = any(token_log_ratio in set(atoms(e)) for e in formulas.values())
+        split = any(token_log_ratio in atoms(e) for e in formulas.values())
         sides: Sequence[int | None] = ((0,) if v.on_policy else SIDES) if split else (None,)
         there: object = frozenset(formulas) if over in v.single else over
         if kind not in ("total", "mean"):
@@ -294,7 +293,7 @@ class TokenFormulas:
             return where(there > 0, each(ONE), 0)
         share = where(there > 0, each(ONE / there), 0)
         return self.gathered(
-            "total", {s: self.value(where(kept, share, 0), s) if s in own else NOTHING for s in leaves}, over
+            "total", {s: self.value(where(kept, share, 0), s) if s in own else ZERO for s in leaves}, over
         )
 
 
@@ -302,10 +301,8 @@ _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def _by_some(e: Expression) -> Expression:
-    """Rewrites comparisons of `largest(f)` with a number as `some(f > number)`."""
-    if not isinstance(e, Apply):
-        return e
-    if e.operator in _TURNED:
+    """Returns a comparison of `largest(f)` with a number as `some(f > number)`, and any other formula unchanged."""
+    if isinstance(e, Apply) and e.operator in _TURNED:
         left, right = e.arguments
         for a, b, op in ((left, right, e.operator), (right, left, _TURNED[e.operator])):
             if isinstance(a, Apply) and a.operator == "neg":
@@ -315,15 +312,9 @@ def _by_some(e: Expression) -> Expression:
                 more = a.formula > b if op in (">", "<=") else a.formula >= b
                 above = Aggregate("some", more, a.over, None, a.of)
                 return above if op in (">", ">=") else ~above
-    arguments = tuple(map(_by_some, e.arguments))
-    return e if arguments == e.arguments else Apply(e.operator, arguments)
+    return e
 
 
 def _unstopped(e: Expression) -> Expression:
     """A formula without `stop`, for use where no derivatives are taken."""
-    if not isinstance(e, Apply):
-        return e
-    arguments = tuple(map(_unstopped, e.arguments))
-    if e.operator == "stop":
-        return arguments[0]
-    return e if arguments == e.arguments else Apply(e.operator, arguments)
+    return rewrite(e, lambda part: part.arguments[0] if isinstance(part, Apply) and part.operator == "stop" else part)

@@ -88,7 +88,7 @@ class Amplified:
         self.subject, self.known, self.table, self.h = subject, known, table, subject.hierarchy
         self.assume, self.shape = subject.assume, subject.hierarchy.shape
         self.channels = self.h.decomposition.channels
-        self.read = {s for s, _, gate in gates(self.h) if advantage in set(atoms(gate))}
+        self.read = {s for s, _, gate in gates(self.h) if advantage in atoms(gate)}
 
     def bounds(self) -> dict[int, Bound]:
         """The bounds by sign of the advantage; 0 for any sign."""

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import sympy
 from sympy import oo
 
-from fibration.language.atoms import BATCH, Count, Density, Stratum, Total, at
+from fibration.language.atoms import BATCH, Count, Density, Stratum, Summary, Total, at
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.order import Ordered
 from fibration.language.penalties import Penalty
 from fibration.language.places import whole_batch
 from fibration.language.report import Fact
-from fibration.language.statistics import Aggregate, within
+from fibration.language.statistics import atoms_within, within
 from fibration.language.sympy_bridge import to_sympy, vanishes
-from fibration.language.traversal import atoms
+from fibration.language.traversal import applications, atoms, desugar
 from fibration.laws import topic
 from fibration.laws.facts.weights import sampled_from, supremum
 from fibration.laws.gates.coordinates import intensive
@@ -57,7 +56,7 @@ def normaliser(h: Hierarchy) -> Fact:
 
 def _needed(h: Hierarchy) -> Iterator[str]:
     mu = h.objective.spelled_out(h.leaves, h.rows)
-    counts = [a for a in atoms(mu) if isinstance(a, (Count, Total)) and _is_beyond_rows(h, a.over)]
+    counts = [a for a in atoms(mu, Count, Total) if _is_beyond_rows(h, a.over)]
     kept = any(k.normaliser == "kept" for k in h.objective.kept)
     yield from (f"{a} of what is kept" if kept else str(a) for a in counts)
     levels = [intensive(h, s, c) for s in h.order for c in h.decomposition.channels]
@@ -66,14 +65,13 @@ def _needed(h: Hierarchy) -> Iterator[str]:
     given = [] if h.advantages is None else [h.advantages]
     given += [e for p in h.penalties.values() for e in (p.formula, *_formulas_of(p))]
     inner = [e for formula in (*read, *levels, *given) for e in within(formula)]
-    measures = (a for e in inner for a in atoms(e) if isinstance(a, (Count, Total)))
+    measures = (a for e in inner for a in atoms(e, Count, Total))
     yield from (str(a) for a in measures if _is_beyond_rows(h, a.over))
     joined = read_by_gates(h)
     yield from (str(Density(s)) for s in h.order if s in joined and _is_beyond_rows(h, s))
     joined_by = [*read, *(gate for _, _, gate in gates(h)), *given, *(e for _, e in h.decomposition.densities)]
-    gathered = [a for formula in joined_by for e in within(formula) for a in atoms(e)]
-    gathered = [a for a in gathered if isinstance(a, (Aggregate, Ordered)) and _is_beyond_rows(h, a.over)]
-    yield from map(str, gathered)
+    gathered = (a for formula in joined_by for a in atoms_within(formula, Summary))
+    yield from (str(a) for a in gathered if _is_beyond_rows(h, a.over))
     for name, p in h.penalties.items():
         if p.objective is not None:
             own = atoms(p.objective.spelled_out(h.leaves, h.rows))
@@ -102,7 +100,7 @@ def _is_beyond_rows(h: Hierarchy, place: object) -> bool:
 def blocks(h: Hierarchy) -> Fact:
     """The stratum over which the Jacobian of `𝒢` is block-diagonal (prop:traj_independence)."""
     needed = read_by_gates(h)
-    joined = {o.over for _, e in h.decomposition.densities for o in atoms(e) if isinstance(o, Ordered)}
+    joined = {o.over for _, e in h.decomposition.densities for o in atoms(e, Ordered)}
     if joined:
         rows = [s for s in joined if isinstance(s, Stratum)]
         widest = next((s for s in rows if all(s == o or s in whole_batch(h).coarser(o) for o in rows)), None)
@@ -119,7 +117,7 @@ def blocks(h: Hierarchy) -> Fact:
     if not needed and len(h.leaves) > 1:
         return Fact("blocks", "Jacobian of 𝒢", "diagonal", "every gate is the identity")
     why = "no gate reads beyond the element of this stratum that it lies over"
-    over = {a.over for _, _, gate in gates(h) for a in atoms(gate) if isinstance(a, (Aggregate, Ordered))}
+    over = {a.over for _, _, gate in gates(h) for a in atoms(gate, Summary)}
     if any(o != s and s not in h.shape.coarser(o) for o in over for s in finest if isinstance(o, Stratum)):
         why += ", but for statistics, which are held"
     value = " and over ".join(s.name for s in finest)
@@ -134,15 +132,9 @@ def read_by_gates(h: Hierarchy) -> set[Stratum]:
     """
     needed: set[Stratum] = set()
     for stratum, _, gate in gates(h):
-        if _has_branches(gate) or not vanishes(to_sympy(gate) - RHO):
+        if applications(desugar(gate), "where") or not vanishes(to_sympy(gate) - RHO):
             needed |= {stratum, *h.shape.moebius(stratum)}
-            needed |= {a.stratum for a in atoms(gate) if isinstance(a, Density)}
+            needed |= {a.stratum for a in atoms(gate, Density)}
             if is_effect(h, stratum):  # a least-squares fit joins all strata that cross
                 needed.update(h.shape.crossed())
     return needed
-
-
-def _has_branches(e: Any) -> bool:
-    return getattr(e, "operator", "") in ("where", "clip", "minimum", "maximum", "abs", "sign") or any(
-        _has_branches(a) for a in getattr(e, "arguments", ())
-    )

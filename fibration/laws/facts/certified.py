@@ -190,9 +190,9 @@ def _when(subject: Subject, stratum: Stratum, channel: str, line: Line, piece: P
     """On which batches a piece of a gate holds, in words: by the pull, if the gate reads it, or by the advantage."""
     h, said = subject.hierarchy, []
     known = {*subject.at(stratum).extra, 1 + RHO}
-    mentioned = {symbol(advantage), *(symbol(a) for a in atoms(h.pull(stratum)) if isinstance(a, Aggregate))}
+    mentioned = {symbol(advantage), *(symbol(a) for a in atoms(h.pull(stratum), Aggregate))}
     turned = set[int]()
-    if pull in set(atoms(h.gates[stratum].expression)):
+    if pull in atoms(h.gates[stratum].expression):
         side = 1 if line.assume.signs(piece.high) == {1} or piece.high == oo else -1
         turned = {side * s for s in line.assume.signs(to_sympy(in_channel(h.pull(stratum), channel)))}
     if turned in ({1}, {-1}):

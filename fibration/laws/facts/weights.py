@@ -21,7 +21,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import NOT_NEGATIVE, OPERATORS, exp, where
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
-from fibration.language.statistics import Aggregate, total, within
+from fibration.language.statistics import Aggregate, atoms_within, total
 from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import ATOM_OF, OPERATOR_OF, from_sympy, to_sympy
 from fibration.language.traversal import atoms, desugar
@@ -96,7 +96,7 @@ def _implied(condition: Expression, leaf: Stratum, shape: Shape) -> Iterator[Exp
         (inner,) = condition.arguments
         if isinstance(inner, Aggregate) and inner.kind == "some":
             for place, read in formulas(inner, shape):
-                if place == leaf or (place in shape.coarser(leaf) and advantage not in set(atoms(read))):
+                if place == leaf or (place in shape.coarser(leaf) and advantage not in atoms(read)):
                     yield ~read
 
 
@@ -163,7 +163,7 @@ def sampled_from(h: Hierarchy, weight: Expression) -> str:
     The mean of that ratio under the returned policy is 1, for a token or a sampled sequence. So the weight's mean is at
     most 1.
     """
-    read = (a.policy.name for e in within(weight) for a in atoms(e) if isinstance(a, LogProb))
+    read = (a.policy.name for a in atoms_within(weight, LogProb))
     named = list(dict.fromkeys((*read, OLD, CURRENT)))
     for below, other in itertools.product((p for p in named if p != CURRENT), named):
         log_ratio = LogProb(Policy(other)) - LogProb(Policy(below))

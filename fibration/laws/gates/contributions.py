@@ -9,10 +9,8 @@ from typing import Any
 import sympy
 from sympy import oo
 
-from fibration.language.atoms import Density, Reading, Stratum
-from fibration.language.order import Ordered
+from fibration.language.atoms import Density, Reading, Stratum, Summary
 from fibration.language.policies import LogProb
-from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import from_sympy
 from fibration.laws.gates.pieces import Line, extremes
 from fibration.laws.gates.reach import domain, stays_below
@@ -26,7 +24,7 @@ Ends = tuple[list[Any], list[Any]]  # candidates for an infimum, and for a supre
 def reads_batch(value: Any) -> bool:
     """Whether the value of a gate depends on more of the batch than its residual, such as a density or an advantage."""
     return any(
-        isinstance(from_sympy(s), (Density, Reading, LogProb, Aggregate, Ordered))
+        isinstance(from_sympy(s), (Density, Reading, LogProb, Summary))
         for s in sympy.sympify(value).free_symbols - {RHO}
     )
 

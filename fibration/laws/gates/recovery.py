@@ -27,7 +27,7 @@ from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.subject import Subject
-from fibration.laws.values.enclosures import Unsure, enclose, of_its_sign
+from fibration.laws.values.intervals import Unsure, enclose, of_its_sign
 from fibration.laws.values.probes import between, crossings, turning
 
 STATEMENT = "R(F(r)) = r for every r > 0"
@@ -83,7 +83,7 @@ PROBES = tuple(
 def ratio_not_recovered(h: Hierarchy, leaf: Stratum) -> Witness | None:
     """A witness: a log ratio that is not recovered. None if none is found."""
     whole, root = composed(h, leaf), h.roots[0]
-    if any(isinstance(a, Ordered) for a in atoms(whole)):
+    if atoms(whole, Ordered):
         return _not_recovered_in_order(h, leaf, whole)
     read, deciding, seen = [a for a in atoms(whole) if a != token_log_ratio], turning([whole]), set()
     signs = (Fraction(1), Fraction(-1)) if advantage in read else (Fraction(1),)
@@ -122,7 +122,7 @@ def _not_recovered_in_order(h: Hierarchy, leaf: Stratum, whole: Expression) -> W
                 value = here.attempt(whole, k) if s == leaf else truth
                 if value is None or abs(value - truth) > exact:
                     got = "no value" if value is None else shown(value)
-                    given = f" and advantages {own}" if advantage in set(atoms(whole)) else ""
+                    given = f" and advantages {own}" if advantage in atoms(whole) else ""
                     text = (
                         f"in {concrete.describe(h.rows)} with log ratios {', '.join([str(x)] * n)}{given}, "
                         f"token {k + 1} comes back as {got} instead of {shown(truth)}"

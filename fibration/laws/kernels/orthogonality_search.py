@@ -97,7 +97,7 @@ def summed(
 def _unit(h: Hierarchy, concrete: Concrete, leaf: Stratum, i: int) -> tuple[str, Fraction]:
     """The density of a token with log ratio 1, if it is rational and reads only that token; else a density of 1."""
     density = h.with_mass(h.decomposition.densities[0][1], leaf)
-    if not rounding(density) and not any(isinstance(a, Ordered) for a in atoms(density)):
+    if not rounding(density) and not atoms(density, Ordered):
         value = concrete.attempt(density, leaf, i, {token_log_ratio: Fraction(1), advantage: Fraction(1)})
         if value is not None:
             return "log ratio 1", value

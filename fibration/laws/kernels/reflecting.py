@@ -29,12 +29,13 @@ import sympy
 
 from fibration.errors import an, listed
 from fibration.language.atoms import Count
-from fibration.language.expressions import Apply, Expression, Number, as_expression
+from fibration.language.expressions import Expression, Number, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, MarkovKernel
 from fibration.language.operators import ZERO, Signs
 from fibration.language.report import Cause
 from fibration.language.sympy_bridge import show, symbol, vanishes
+from fibration.language.traversal import rewrite
 from fibration.laws import topic
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import find
@@ -101,8 +102,6 @@ def _fractions(cover: Cover, subject: Subject) -> str:
     meant: dict[Fraction, Fraction] = {}
 
     def exact(e: Expression) -> Expression:
-        if isinstance(e, Apply):
-            return Apply(e.operator, tuple(map(exact, e.arguments)))
         if not isinstance(e, Number):
             return e
         near = e.value.limit_denominator(MOST_PARTS)
@@ -111,7 +110,7 @@ def _fractions(cover: Cover, subject: Subject) -> str:
         meant[e.value] = near
         return as_expression(near)
 
-    kernels = [Fibration(f.source, f.target, MarkovKernel(exact(f.weight))) for f in cover]
+    kernels = [Fibration(f.source, f.target, MarkovKernel(rewrite(f.weight, exact))) for f in cover]
     if not meant or isinstance(sums_to_1(tuple(kernels), subject), Unknown):
         return ""
     said = [f"Fraction({q.numerator}, {q.denominator}) for {float(value)!r}" for value, q in meant.items()]

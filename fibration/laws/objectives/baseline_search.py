@@ -15,8 +15,8 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, LogProb
-from fibration.language.statistics import within
-from fibration.language.traversal import atoms, desugar
+from fibration.language.statistics import atoms_within
+from fibration.language.traversal import desugar
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import concretes, find
@@ -84,7 +84,7 @@ class Sample:
 def not_its_own(h: Hierarchy, formula: Expression, by_token: bool) -> Witness | None:
     """A batch on which an advantage does not rise evenly with its own rewards, whatever else is sampled."""
     exact = rounding(desugar(formula))
-    read = (a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb))
+    read = (a.policy.name for a in atoms_within(formula, LogProb))
     policies = [p for p in dict.fromkeys(read) if p != CURRENT]
 
     def fails(resting: Sample) -> Witness | None:

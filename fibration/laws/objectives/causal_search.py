@@ -14,8 +14,8 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb
-from fibration.language.statistics import within
-from fibration.language.traversal import atoms, desugar
+from fibration.language.statistics import atoms_within, within
+from fibration.language.traversal import desugar
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import concretes, find, is_of_one_token, is_read_at
@@ -67,7 +67,7 @@ def _value(batch: Tokens, formula: Expression, k: int) -> Any:
 
 
 def _compared(h: Hierarchy, formula: Expression) -> Iterator[Compared]:
-    read = dict.fromkeys(a for e in within(formula) for a in atoms(e))
+    read = atoms_within(formula)
     signs = SIGNS if advantage in read else SIGNS[:1]
     policies = [p for p in (OLD, *h.policies) if p != CURRENT and any(_is_of(a, p) for a in read)]
     varied = [LOG_RATIO] * any(a == token_log_ratio or _is_of(a, CURRENT) for a in read) + policies

@@ -14,8 +14,7 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD
-from fibration.language.statistics import within
-from fibration.language.traversal import atoms
+from fibration.language.statistics import atoms_within
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.first_update import STEPS, directions
@@ -91,7 +90,7 @@ def find_violation(h: Hierarchy, formula: Expression, is_right: Is, close: Is) -
 
 
 def _coinciding(h: Hierarchy, formula: Expression) -> Iterator[NearBatch]:
-    read = {a for e in within(formula) for a in atoms(e)}
+    read = set(atoms_within(formula))
     most = caps.COINCIDING.of_any_size if is_of_one_token(formula) else caps.COINCIDING
     for concrete in concretes(h, [formula], most, whole_batch(h)):
         n = concrete.tokens

@@ -18,15 +18,14 @@ from typing import Any
 import sympy
 
 from fibration.errors import SpecError
-from fibration.language.atoms import Attribute, Parameter, Stratum, advantage, at, token_log_ratio
+from fibration.language.atoms import Attribute, Parameter, Stratum, Summary, advantage, at, token_log_ratio
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import POSITIVE, ZERO, Signs, stop, where
-from fibration.language.order import Ordered
 from fibration.language.penalties import Penalty
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
-from fibration.language.statistics import Aggregate, rewritten, within
+from fibration.language.statistics import Aggregate, atoms_within, rewritten, within
 from fibration.language.sympy_bridge import (
     ATOM_OF,
     CURRENT_LOG_PROB,
@@ -71,8 +70,8 @@ class Divergence:
 def is_covered(h: Hierarchy, penalty: Penalty) -> bool:
     """Whether the law covers a penalty: it is one of tokens, reads no advantage, and moves with the current policy."""
     own = (penalty.objective or h.objective.of_penalties).formulas
-    read = {a for formula in (penalty.formula, *own) for e in within(formula) for a in atoms(e)}
-    moved = {a for e in within(penalty.formula) for a in atoms(e)} & {token_log_ratio, CURRENT_LOG_PROB}
+    read = {a for formula in (penalty.formula, *own) for a in atoms_within(formula)}
+    moved = set(atoms_within(penalty.formula)) & {token_log_ratio, CURRENT_LOG_PROB}
     return penalty.over is None and advantage not in read and bool(moved)
 
 
@@ -125,7 +124,7 @@ def has_slope(h: Hierarchy, leaf: Stratum, penalty: Penalty) -> bool:
 
 def _policies(formula: Expression) -> list[str]:
     """The policies whose log-probs a formula reads, inside statistics too."""
-    read = (a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb))
+    read = (a.policy.name for a in atoms_within(formula, LogProb))
     return list(dict.fromkeys(read))
 
 
@@ -395,7 +394,7 @@ class _Sampled:
         resting = _as_old if near else _resting
 
         def gathered(atom: Expression) -> Expression:
-            if not isinstance(atom, (Aggregate, Ordered)):
+            if not isinstance(atom, Summary):
                 return _as_old(atom, targets)
             inner = rewritten(desugar(atom.formula), lambda e: transform(e, lambda a: resting(a, targets)))
             if atom.is_condition:
@@ -423,8 +422,8 @@ def _joins(e: Expression, held: bool = False) -> bool:
         return any(_joins(a, held or e.operator == "stop" or e.is_condition) for a in e.arguments)
     if isinstance(e, Aggregate) and e.kind not in FLOWS:
         return False
-    if isinstance(e, (Aggregate, Ordered)) and not held:
-        return any(a in (token_log_ratio, CURRENT_LOG_PROB) for inner in within(e.formula) for a in atoms(inner))
+    if isinstance(e, Summary) and not held:
+        return any(a in (token_log_ratio, CURRENT_LOG_PROB) for a in atoms_within(e.formula))
     return False
 
 

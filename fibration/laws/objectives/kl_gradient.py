@@ -14,8 +14,8 @@ from fibration.language.atoms import at
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.penalties import Penalty
 from fibration.language.policies import CURRENT, OLD, LogProb
-from fibration.language.statistics import within
-from fibration.language.traversal import atoms, desugar
+from fibration.language.statistics import atoms_within
+from fibration.language.traversal import desugar
 from fibration.laws import topic
 from fibration.laws.law import Decision, Law, proved, unproved
 from fibration.laws.objectives.divergences import (
@@ -61,7 +61,7 @@ def _of_penalty(subject: Subject, name: str, penalty: Penalty) -> Decision:
         granted = Samples(h).granted(weighed(h, penalty))
         return proved(name, "; ".join(dict.fromkeys(f.words for f in found if f is not None)) + granted)
     formula = desugar(at(weighed(h, penalty), h.leaves[0]))
-    read = (a.policy.name for e in within(formula) for a in atoms(e) if isinstance(a, LogProb))
+    read = (a.policy.name for a in atoms_within(formula, LogProb))
     passed = [p for p in dict.fromkeys(read) if p not in (CURRENT, OLD)]
     is_flat = all(never_flows(h, leaf, penalty) for leaf in h.leaves)
     witness = no_divergence(h, formula, passed, looks_beyond(formula) and not is_flat)
@@ -89,9 +89,9 @@ def remainder(subject: Subject) -> Iterator[Decision]:
             yield proved(topic.penalty(name), WEAKER)
             continue
         formula = desugar(at(weighed(h, penalty), h.leaves[0]))
-        read = {a for e in within(penalty.formula) for a in atoms(e) if isinstance(a, LogProb)}
-        passed = sorted(a.policy.name for a in read if a.policy.name not in (CURRENT, OLD))
-        named = bool(read) and OLD not in {a.policy.name for a in read}
+        read = [a.policy.name for a in atoms_within(penalty.formula, LogProb)]
+        passed = sorted(name for name in read if name not in (CURRENT, OLD))
+        named = bool(read) and OLD not in read
         witness = leads_nowhere(h, formula, passed, named, False in rising)
         left = unproved(topic.penalty(name), f"P = {penalty.formula}", REMEDY_OF_WEAKER, witness, required=WEAKER)
         yield replace(left, fault=NOTHING if all(found is False for found in rising) else "")

@@ -21,8 +21,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb
-from fibration.language.statistics import within
-from fibration.language.traversal import atoms
+from fibration.language.statistics import atoms_within
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.search import concretes, find
@@ -116,7 +115,7 @@ def no_divergence(h: Hierarchy, formula: Expression, passed: Sequence[str], may_
         if ruled_out is None:
             return None
         found.append(ruled_out)
-    reads = {a for e in within(formula) for a in atoms(e)}
+    reads = set(atoms_within(formula))
     named = any(isinstance(a, LogProb) for a in reads)
     return found[0] if passed or named else found[-1]
 
@@ -149,7 +148,7 @@ def _ruled_out(h: Hierarchy, formula: Expression, q: str, passed: Sequence[str],
 
 def _rows(h: Hierarchy, formula: Expression) -> Iterator[Concrete]:
     """Yields batches of one row. It has several tokens only if the formula reads their order or number."""
-    counts = any(isinstance(a, (Count, Ordered)) for e in within(formula) for a in atoms(e))
+    counts = bool(atoms_within(formula, Count, Ordered))
     most = 1 + MOST_EARLIER * counts
     for concrete in concretes(h, [formula], caps.STATES, whole_batch(h)):
         n = sum(concrete.size[leaf] for leaf in h.leaves)
@@ -288,5 +287,5 @@ def _witness(state: State, text: str, q: str, c: Sequence[Fraction]) -> Witness:
 def looks_beyond(formula: Expression) -> bool:
     """Whether a formula reads more of a state than probabilities and parameters."""
     plain = (LogProb, Parameter, Component)
-    read = {a for e in within(formula) for a in atoms(e)}
+    read = atoms_within(formula)
     return any(not isinstance(a, plain) and str(a) != "token_log_ratio" for a in read)

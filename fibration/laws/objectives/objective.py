@@ -93,7 +93,7 @@ def _of_tokens(
         "" if witness else ", which could not be shown to have a value" + " of at least 0" * (signs != ANY)
     )
     remedy = "divide by what is positive, take logarithms of what is, and maximum(w, 0) of what may be negative"
-    if word == "weight" and any(isinstance(a, LogProb) for a in atoms(formula)):
+    if word == "weight" and atoms(formula, LogProb):
         remedy = f"log_prob(old) - log_prob(rollout) is a log ratio, and exp(...) of it a weight; {remedy}"
     return unproved(name, found, loose.remedy(h) or remedy, witness)
 
@@ -119,14 +119,13 @@ def _of_mu(subject: Subject, objective: Objective, whose: str) -> Decision:
 
 def token_without_weight(h: Hierarchy, shape: Shape, weight: Expression) -> Witness | None:
     """A batch in which `μ` has no value at a token."""
-    read = list(atoms(weight))
-    over = [a.over for a in read if isinstance(a, (Count, Total))]
+    over = [a.over for a in atoms(weight, Count, Total)]
     place = next((s for s in shape.order if s in over), h.rows)
     known: dict[tuple[Stratum, tuple[Fraction, ...]], bool] = {}
 
     def fails(concrete: Concrete) -> Witness | None:
         for leaf, i in places_of(h, concrete):
-            key = leaf, tuple(concrete.atom(a, leaf, i) for a in read)
+            key = leaf, tuple(concrete.atom(a, leaf, i) for a in atoms(weight))
             if key not in known:
                 known[key] = concrete.attempt(weight, leaf, i) is not None
             if not known[key]:

@@ -13,8 +13,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import ANY, Signs
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, LogProb
-from fibration.language.statistics import within
-from fibration.language.traversal import atoms
+from fibration.language.statistics import atoms_within, within
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import rounding
 from fibration.laws.batches.search import concretes, find, is_read_at
@@ -52,14 +51,14 @@ def without_its_sign(
 
 
 def _batches(h: Hierarchy, formula: Expression) -> Iterator[Batch]:
-    read = dict.fromkeys(a for e in within(formula) for a in atoms(e))
+    read = atoms_within(formula)
     given = advantage in read or reward in read  # rewards get the same numbers as advantages
     signs = [Fraction(a) for a in (1, -1, 0)] if given else [Fraction(1)]
     few: list[Batch] = []
     for concrete in concretes(h, [formula], caps.TOKEN_FORMULAS, whole_batch(h)):
         yield from (found := [Batch(Tokens.alike(h, concrete, (a,) * concrete.tokens), a) for a in signs])
         few += found if len(few) < caps.TOKEN_FORMULAS.few * len(signs) else []
-    policies = [a.policy.name for a in read if isinstance(a, LogProb)]
+    policies = [a.policy.name for a in atoms_within(formula, LogProb)]
     varied = [LOG_RATIO] * (token_log_ratio in read or CURRENT in policies) + [p for p in policies if p != CURRENT]
     for batch, what in itertools.product(few, [*dict.fromkeys(varied), *[ADVANTAGE] * given]):
         for v in _changes(batch.tokens, formula, what):

@@ -23,9 +23,9 @@ from fibration.language.operators import ANY, NOT_NEGATIVE, POSITIVE, Signs, max
 from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
-from fibration.language.statistics import Aggregate, within
+from fibration.language.statistics import Aggregate, atoms_within
 from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
-from fibration.language.traversal import atoms, desugar
+from fibration.language.traversal import desugar
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import Case, TooManyCases, cases
 
@@ -57,7 +57,7 @@ class Alike:
     def below(self) -> list[Stratum]:
         """The strata that rows lie over and the formula reads, the finest first."""
         shape = whole_batch(self.h)
-        read = {place for e in within(self.formula) for a in atoms(e) for place in (read_at(a), getattr(a, "of", None))}
+        read = {place for a in atoms_within(self.formula) for place in (read_at(a), getattr(a, "of", None))}
         known = (s for s in shape.coarser(self.h.rows) if s in read)
         found = sorted(known, key=lambda s: -len(shape.coarser(s)))
         if any(t not in shape.coarser(s) for s, t in itertools.pairwise(found)):

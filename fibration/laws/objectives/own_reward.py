@@ -20,7 +20,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import NOT_NEGATIVE, POSITIVE
 from fibration.language.order import ONE, Ordered
 from fibration.language.places import whole_batch
-from fibration.language.statistics import Aggregate, within
+from fibration.language.statistics import Aggregate, atoms_within
 from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms, desugar
 from fibration.laws.objectives.samples import AHEAD, EVERYWHERE, HERE, OTHERS, ROW, Place, Reads, Samples
@@ -60,11 +60,10 @@ def of_tokens(h: Hierarchy, formula: Expression) -> bool:
     """Whether rewards belong to tokens: some sum over tokens of a row, all or some of them, reads rewards."""
     sums = (
         a
-        for e in within(formula)
-        for a in atoms(e)
+        for a in atoms_within(formula)
         if isinstance(a, Ordered) or (isinstance(a, Aggregate) and a.kind == "total" and _is_in_row(h, a.over))
     )
-    return any(reward in set(atoms(a.formula)) for a in sums if a.of is None)
+    return any(reward in atoms(a.formula) for a in sums if a.of is None)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
-from fibration.language.statistics import Aggregate, within
+from fibration.language.statistics import Aggregate, atoms_within
 from fibration.language.traversal import atoms
 
 When = Literal["earlier", "now", "later", "others"]  # tokens of the row, relative to the token; tokens of other rows
@@ -121,7 +121,7 @@ class Samples:
 
     def granted(self, formula: Expression) -> str:
         """The assumption, in words, on elements within a row that a formula orders; empty if there are none."""
-        ordered = (a.of for e in within(formula) for a in atoms(e) if isinstance(a, Ordered) and a.of is not None)
+        ordered = (a.of for a in atoms_within(formula, Ordered) if a.of is not None)
         turns = any(not self.is_coarse(of) and self._is_in_row(of) for of in ordered)
         return ", where what comes before an element ends before it begins" if turns else ""
 

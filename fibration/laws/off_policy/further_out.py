@@ -22,7 +22,7 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import NOT_NEGATIVE, POSITIVE, Signs
 from fibration.language.policies import LogProb
-from fibration.language.statistics import within
+from fibration.language.statistics import atoms_within
 from fibration.language.sympy_bridge import symbol, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws.gates.pieces import affine_root
@@ -84,7 +84,7 @@ def lines_out(
     if own is not None:
         certain, inside = (*known, (own, NOT_NEGATIVE)), (*known, (own, POSITIVE))
     paths = [Path({RHO: RHO + side * STEP}, {STEP: POSITIVE}, end)]
-    read = [symbol(a) for a in atoms(gate) if isinstance(a, Density)]
+    read = [symbol(a) for a in atoms(gate, Density)]
     if not read:
         return Lines(tuple(paths), (), certain, inside)
     ray = Path({s: s / SHARE for s in (RHO, *read)}, {SHARE: POSITIVE})
@@ -148,15 +148,11 @@ def keeps(gate: Expression, held: Mapping[int, Assumptions], side: int, base: An
 
 def moves_along(atom: Expression) -> bool:
     """Whether an atom may change with the residual, other than as a density does."""
-    return any(
-        a == token_log_ratio or (isinstance(a, LogProb) and not a.policy.is_frozen)
-        for e in within(atom)
-        for a in atoms(e)
-    )
+    return any(a == token_log_ratio or (isinstance(a, LogProb) and not a.policy.is_frozen) for a in atoms_within(atom))
 
 
 def is_of_advantages(atom: Expression) -> bool:
-    return any(a == advantage for e in within(atom) for a in atoms(e))
+    return advantage in atoms_within(atom)
 
 
 # ---------------------------------------------------------------- one branch

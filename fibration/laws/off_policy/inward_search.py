@@ -22,6 +22,7 @@ from fibration.language.atoms import (
     Parameter,
     Reading,
     Stratum,
+    Summary,
     Total,
     advantage,
     gated,
@@ -32,7 +33,6 @@ from fibration.language.atoms import (
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
@@ -45,7 +45,7 @@ from fibration.laws.batches.first_update import directions
 from fibration.laws.batches.search import concretes, find, leaves_one_alone, smallest
 from fibration.laws.batches.words import Witness, in_batch, in_brief, rounded
 from fibration.laws.values.duals import Dual, slopes_of, value_of
-from fibration.laws.values.enclosures import branching
+from fibration.laws.values.intervals import branching
 from fibration.laws.values.probes import between
 
 MOST_TOKENS, MOST_SHAPES = 4, 60  # of batches with usual values
@@ -120,10 +120,10 @@ def pushed_further_out(
     """
     h, tried = _by_recursion(h), 0
     gate = in_channel(h.gate(stratum), channel)
-    mixed = any(isinstance(a, (Aggregate, Ordered)) for a in atoms(gate))
+    mixed = bool(atoms(gate, Summary))
     for concrete, way in _batches(h):
         spread = _sizes(h, concrete, stratum, channel, way, spans, of)
-        others = _others_than_signs(gate, concrete, stratum) if advantage in set(atoms(gate)) else []
+        others = _others_than_signs(gate, concrete, stratum) if advantage in atoms(gate) else []
         other: Witness | None = None
         for advantages in (*_advantages(h, concrete, way, mixed), *((a,) * len(way) for a in others)):
             found: list[tuple[Point, list[Level]]] = []
@@ -160,7 +160,7 @@ def _advantages(h: Hierarchy, concrete: Concrete, way: Sequence[int], mixed: boo
 
 def _others_than_signs(gate: Expression, concrete: Concrete, stratum: Stratum) -> list[Fraction]:
     """Advantages between and beyond those, other than 0, at which the gate's branch changes; and their negatives."""
-    measured = [a for a in set(atoms(gate)) if isinstance(a, (Attribute, Component, Count, Parameter, Total))]
+    measured = [a for a in atoms(gate) if isinstance(a, (Attribute, Component, Count, Parameter, Total))]
     found: set[Fraction] = set()
     for element in range(concrete.size[stratum]):
         here: dict[Expression, Fraction] = {a: concrete.atom(a, stratum, element) for a in measured}
@@ -238,7 +238,7 @@ def _sizes(
 
 def _reads_tokens(end: Expression) -> bool:
     """Whether an end of a span depends on the advantages, log-probs or densities of a batch."""
-    return any(isinstance(a, (Reading, Density, LogProb, Aggregate, Ordered)) for a in atoms(end))
+    return bool(atoms(end, Reading, Density, LogProb, Summary))
 
 
 def _within(low: Fraction | None, high: Fraction | None) -> list[Fraction]:

@@ -10,14 +10,12 @@ from typing import NamedTuple
 import sympy
 from sympy import oo
 
-from fibration.language.atoms import advantage, gated, in_channel, residual
+from fibration.language.atoms import Summary, advantage, gated, in_channel, residual
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.operators import NOT_NEGATIVE, POSITIVE, log
-from fibration.language.order import Ordered
 from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
-from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, evaluate, substitute
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, rounding
@@ -166,7 +164,7 @@ def ratio_not_positive(h: Hierarchy, known: str) -> Witness | None:
     [leaf] = h.order
     gate, scale = in_channel(h.gate(leaf), ""), h.with_mass(h.decomposition.scale, leaf)
     recovery = h.with_mass(h.decomposition.recovery, leaf)
-    reads_tokens = any(isinstance(a, (LogProb, Aggregate, Ordered)) for a in atoms(gate))
+    reads_tokens = bool(atoms(gate, LogProb, Summary))
     if known not in ("log", "deviation") or reads_tokens:
         return None
     drifts = [r - 1 if known == "deviation" else evaluate(log(as_expression(r)), {}) for r in RATIOS]

@@ -18,7 +18,7 @@ from fibration.laws.batches.direct_operator import DirectOperator, formulas
 from fibration.laws.batches.first_update import directions
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.words import Witness, in_full, rounded
-from fibration.laws.values.enclosures import Enclosed, Unsure, enclose, enclosed
+from fibration.laws.values.intervals import Interval, Unsure, enclose, interval
 
 FEW, OFTEN = 6, 2  # batches of more than FEW tokens: at most OFTEN values of parameters and attributes
 SIZES = tuple(Fraction(n) for n in ("1/8", "1", "7", "30"))  # of log ratios
@@ -30,7 +30,7 @@ class Certain(DirectOperator):
 
     @cached_property
     def mass(self) -> Any:
-        def inside(a: Stratum, e: int) -> Enclosed:
+        def inside(a: Stratum, e: int) -> Interval:
             return enclose(self.h.masses[a], lambda atom: self.concrete.atom(atom, a, e))  # type: ignore[no-any-return]
 
         return {s: [inside(s, e) if ks else None for e, ks in enumerate(found)] for s, found in self.fibres.items()}
@@ -87,7 +87,7 @@ def _refused(dense: Certain, a: Fraction, xs: tuple[Fraction, ...]) -> Witness |
     except Unsure:
         return None
     for k, ratio in enumerate(found):
-        value = enclosed(ratio)  # type: ignore[arg-type]
+        value = interval(ratio)  # type: ignore[arg-type]
         if value.high <= 0:
             return _witness(dense, xs, a, k, rounded(value.middle, value.high - value.low))
     return None

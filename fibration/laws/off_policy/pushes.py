@@ -87,7 +87,7 @@ class Pushed:
 
     @cached_property
     def reads_densities(self) -> bool:
-        return any(isinstance(a, Density) for a in atoms(self.gate))
+        return bool(atoms(self.gate, Density))
 
     @cached_property
     def ratios(self) -> list[Any]:

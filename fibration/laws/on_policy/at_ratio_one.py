@@ -14,14 +14,14 @@ from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import Stopped
 from fibration.language.order import Ordered
-from fibration.language.statistics import within
+from fibration.language.statistics import atoms_within
 from fibration.language.sympy_bridge import flowing, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
 from fibration.laws.gates.coordinates import X, composed
 from fibration.laws.on_policy import levels_together
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.claim import Claim
-from fibration.laws.signs.neighbourhood import SIDES, Neighbourhood, beside, is_kinked
+from fibration.laws.signs.neighbourhood import SIDES, Neighbourhood, is_kinked, one_side
 from fibration.laws.subject import Subject
 
 # ---------------------------------------------------------------- recovery
@@ -61,7 +61,7 @@ def starts(subject: Subject) -> Iterator[Start]:
     h, order = subject.hierarchy, in_order(subject.hierarchy)
     stopped = any(to_sympy(composed(h, leaf)).has(Stopped) for leaf in h.leaves)
     for leaf, side in itertools.product(h.leaves, (0,) if subject.proved("recovery") and not stopped else SIDES):
-        near = beside(subject.at(leaf), side, variable=X)
+        near = one_side(subject.at(leaf), side, variable=X)
         try:
             found = near.branches(composed(h, leaf))
         except TooManyCases:
@@ -81,7 +81,7 @@ def starts(subject: Subject) -> Iterator[Start]:
 
 def in_order(h: Hierarchy) -> dict[Any, int]:
     """The sums of log ratios before or after a token that `F` reads, each with its value 0 at `r = 1`."""
-    return {symbol(o): 0 for o in _order(h) if any(token_log_ratio in set(atoms(e)) for e in within(o.formula))}
+    return {symbol(o): 0 for o in _order(h) if token_log_ratio in atoms_within(o.formula)}
 
 
 def reads_order(h: Hierarchy) -> bool:
@@ -90,7 +90,7 @@ def reads_order(h: Hierarchy) -> bool:
 
 
 def _order(h: Hierarchy) -> Iterator[Ordered]:
-    return (a for _, e in h.decomposition.densities for a in atoms(e) if isinstance(a, Ordered))
+    return (a for _, e in h.decomposition.densities for a in atoms(e, Ordered))
 
 
 def recovers(subject: Subject) -> bool:
@@ -130,7 +130,7 @@ def reference_is_zero(subject: Subject) -> bool:
             near.is_smooth(case) and vanishes(case.sympy().subs({X: 0, **in_order(h)}))
             for leaf in h.leaves
             for _, e in h.decomposition.densities
-            for near in (beside(subject.at(leaf), side, variable=X) for side in SIDES)
+            for near in (one_side(subject.at(leaf), side, variable=X) for side in SIDES)
             for case in near.branches(h.with_mass(e, leaf))
         )
     except TooManyCases:

@@ -30,11 +30,11 @@ from fibration.language.atoms import (
     residual,
 )
 from fibration.language.exact import NoValue
-from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.expressions import Expression, Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
-from fibration.language.traversal import atoms
+from fibration.language.traversal import applications, atoms
 from fibration.laws import topic
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, rounding
@@ -48,11 +48,10 @@ from fibration.laws.on_policy.at_ratio_one import reference_is_zero
 from fibration.laws.signs.claim import Claim
 from fibration.laws.signs.neighbourhood import Germ, open_question
 from fibration.laws.subject import Subject
-from fibration.laws.values.duals import Dual, Real, differentiate, slopes_of, stops
-from fibration.laws.values.enclosures import Unsure, branching
-from fibration.laws.values.germs import Series
-from fibration.laws.values.germs import beside as just_beside
+from fibration.laws.values.duals import Dual, Real, differentiate, slopes_of
+from fibration.laws.values.intervals import Unsure, branching
 from fibration.laws.values.probes import between
+from fibration.laws.values.series import Series, evaluate_series
 
 STATEMENT = "g(0) = 0 and g'(0) = 1 at the on-policy residual 0, from both sides"
 REMEDY = "let small residuals pass; if the loss breaks this on purpose, gives_up={'first_order': 'why'}"
@@ -151,7 +150,7 @@ def _witness(at: _Gate, off: _Off, extra: str) -> Witness:
         extra += f" over densities {in_brief(p)}" + (" times as large" if off.part == "slope" else "")
     values = concrete.chosen
     if off.has_no_value:  # the gate may have divided by a count that is 0
-        counts = (c for c in atoms(at.gate) if isinstance(c, Count))
+        counts = (c for c in atoms(at.gate, Count))
         values += "".join(f", {c} = 0" for c in counts if not concrete.atom(c, at.stratum, element))
     found = {"stratum": at.stratum.name, "element": element, "advantage": at.advantage, "gate": at.gate}
     found |= {"densities": p, "part": off.part}
@@ -166,14 +165,12 @@ def _advantages(gate: Expression, here: Mapping[Expression, Fraction]) -> list[F
 
 def _below_0(gate: Expression) -> str:
     """The remedy for a clip of the residual whose lower bound was written as a distance; '' if there is none."""
-    if not isinstance(gate, Apply):
-        return ""
-    if gate.operator in ("clip", "maximum") and gate.arguments[0] == residual:
-        _, low, *high = gate.arguments
-        if isinstance(low, Parameter) or (isinstance(low, Number) and low.value > 0):
+    for clip in applications(gate, "clip", "maximum"):
+        value, low, *high = clip.arguments
+        if value == residual and (isinstance(low, Parameter) or (isinstance(low, Number) and low.value > 0)):
             form = f"clip(residual, -{low}, {high[0]})" if high else f"maximum(residual, -{low})"
             return f"small residuals pass if the lower bound is below 0: {form}"
-    return next((found for part in gate.arguments if (found := _below_0(part))), "")
+    return ""
 
 
 class _Off(NamedTuple):
@@ -203,7 +200,7 @@ class _Gate:
 
     def value(self, rho: Fraction, density: Fraction) -> Fraction | None:
         bound: dict[Expression, Fraction] = {**self.beside_it}
-        bound |= {a: density for a in atoms(self.gate) if isinstance(a, Density)}
+        bound |= {a: density for a in atoms(self.gate, Density)}
         bound |= {advantage: self.advantage, residual: rho}
         return self.concrete.attempt(self.gate, self.stratum, self.element, bound)
 
@@ -247,7 +244,7 @@ class _Gate:
 
     def stopped_off(self, density: Fraction, sides: tuple[int, ...]) -> _Off | None:
         """How a gate with a `stop` has another slope than 1 at 0, or near 0 at every step; None if it has not."""
-        if not stops(self.gate):
+        if not applications(self.gate, "stop"):
             return None
         for steps in ([Fraction(0)], *([sign * s for s in STEPS] for sign in sides)):
             found = [self.slope(step, abs(step) * density) for step in steps]
@@ -260,7 +257,7 @@ class _Gate:
     def slope(self, rho: Fraction, density: Fraction) -> Fraction | None:
         """The derivative towards the residual, without the stopped parts."""
         bound: dict[Expression, Real] = {**self.beside_it}
-        bound |= {a: density for a in atoms(self.gate) if isinstance(a, Density)}
+        bound |= {a: density for a in atoms(self.gate, Density)}
         bound |= {advantage: self.advantage, residual: Dual(rho, {0: Fraction(1)})}
 
         def atom(a: Expression) -> Real:
@@ -271,9 +268,7 @@ class _Gate:
 
     def line(self, density: Fraction, sign: int) -> tuple[Fraction, Fraction] | None:
         """Value and slope as the residual leaves 0 on one side; (0, 1) if that is possible, None if unknown."""
-        moving: dict[Expression, Series] = {
-            a: Series.of(Fraction(0), density) for a in atoms(self.gate) if isinstance(a, Density)
-        }
+        moving: dict[Expression, Series] = {a: Series.of(Fraction(0), density) for a in atoms(self.gate, Density)}
         moving |= {residual: Series.of(Fraction(0), Fraction(sign)), advantage: Series.of(self.advantage)}
 
         moving |= {a: Series.of(value) for a, value in self.beside_it.items() if not a.is_condition}
@@ -284,7 +279,7 @@ class _Gate:
             return Series.of(self.concrete.atom(a, self.stratum, self.element))
 
         try:
-            found = just_beside(self.gate, atom)
+            found = evaluate_series(self.gate, atom)
             value, slope = found.term(0), found.term(1) * Fraction(sign)
         except (Unsure, NoValue):
             return None

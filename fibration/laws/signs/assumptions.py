@@ -16,7 +16,7 @@ from typing import Any
 import sympy
 
 from fibration.language.assumptions import Assumption, Populated
-from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Summary, Total
 from fibration.language.expressions import Expression
 from fibration.language.operators import ANY, NOT_NEGATIVE, NOT_ZERO, OPERATORS, POSITIVE, ZERO, Signs
 from fibration.language.order import Ordered
@@ -234,7 +234,7 @@ class Assumptions:
         found = self._of_formula(atom)
         return found | ZERO if of_none or found >= NOT_ZERO else found
 
-    def _of_formula(self, atom: Aggregate | Ordered) -> Signs:
+    def _of_formula(self, atom: Summary) -> Signs:
         """The signs that the formula takes at the elements at which it is read."""
         read = formulas(atom, self.populations.shape)
         return union(self.elsewhere(place).signs(to_sympy(formula)) for place, formula in read)

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 
 import sympy
 
-from fibration.language.atoms import Count, Stratum, Total, at
+from fibration.language.atoms import Count, Stratum, Summary, Total, at
 from fibration.language.expressions import Apply, Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import ANY, NOT_NEGATIVE, ZERO, Signs, where
-from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
-from fibration.language.statistics import Aggregate, within
+from fibration.language.statistics import atoms_within
 from fibration.language.sympy_bridge import CURRENT_LOG_PROB, from_sympy, to_sympy, vanishes
-from fibration.language.traversal import atoms, transform
+from fibration.language.traversal import transform
 from fibration.laws.signs import smooth_signs
 from fibration.laws.signs.assumptions import NOT_POSITIVE, Assumptions
 from fibration.laws.signs.branches import Case, TooManyCases, cases
@@ -115,8 +114,7 @@ def known_at(h: Hierarchy, stratum: Stratum) -> Assumptions:
 
 def inside(h: Hierarchy, formula: Expression) -> Iterator[Claim]:
     """Claims that the formulas in statistics and orders of a formula, at any depth, have values where they are read."""
-    found = dict.fromkeys(a for e in within(formula) for a in atoms(e) if isinstance(a, (Aggregate, Ordered)))
-    for a in found:
+    for a in atoms_within(formula, Summary):
         number = where(a.formula, 1, 0) if a.formula.is_condition else a.formula
         for place in (a.of,) if isinstance(a.of, Stratum) else h.leaves:
             yield Claim(divided(at(number, place)), known_at(h, place))

@@ -15,7 +15,18 @@ from functools import cached_property
 from typing import Any
 
 from fibration.errors import SpecError
-from fibration.language.atoms import BATCH, Attribute, Count, Parameter, Reading, Stratum, Total, at, token_log_ratio
+from fibration.language.atoms import (
+    BATCH,
+    Attribute,
+    Count,
+    Parameter,
+    Reading,
+    Stratum,
+    Summary,
+    Total,
+    at,
+    token_log_ratio,
+)
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import NOT_NEGATIVE, NOT_ZERO, ZERO, Signs, where
@@ -144,7 +155,7 @@ class Coinciding:
             limit = limit * functools.reduce(operator.add, counts)
         return limit + change
 
-    def _side(self, statistic: Aggregate | Ordered, limit: Any) -> Signs:
+    def _side(self, statistic: Summary, limit: Any) -> Signs:
         """The signs of a statistic's formula minus its limit: those of squares are not negative, nor is their mean."""
         found: Signs = frozenset()
         for each in self._read_at(statistic):
@@ -153,10 +164,10 @@ class Coinciding:
                 found |= near.assume.with_signs(dict(case.signs)).signs(case.sympy() - limit)
         return found | ZERO if found >= NOT_ZERO else found
 
-    def _read_at(self, statistic: Aggregate | Ordered) -> tuple[Stratum, ...]:
+    def _read_at(self, statistic: Summary) -> tuple[Stratum, ...]:
         return places(statistic, self.shape)
 
-    def _common(self, statistic: Aggregate | Ordered) -> Expression | None:
+    def _common(self, statistic: Summary) -> Expression | None:
         """The one limit of a statistic's formula at all tokens of its element; None if unknown."""
         ends: list[Any] = []
         for each in self._read_at(statistic):

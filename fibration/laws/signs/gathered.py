@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fibration.language.atoms import Count, Stratum, at
+from fibration.language.atoms import Count, Stratum, Summary, at
 from fibration.language.expressions import Expression
-from fibration.language.order import Ordered
 from fibration.language.statistics import Aggregate
 from fibration.language.strata import Shape
 
 HAVE_A_VALUE_OF_NONE = ("total", "some")  # without elements: 0, and false
 
 
-def places(atom: Aggregate | Ordered, shape: Shape) -> tuple[Stratum, ...]:
+def places(atom: Summary, shape: Shape) -> tuple[Stratum, ...]:
     """The strata at whose elements the formula is read: those of `of`, or the leaves over the `over` element.
 
     If the shape lacks `over` (rows, groups, the batch), that is every leaf.
@@ -29,7 +28,7 @@ def places(atom: Aggregate | Ordered, shape: Shape) -> tuple[Stratum, ...]:
     return tuple(leaf for leaf in shape.leaves if leaf in over)
 
 
-def formulas(atom: Aggregate | Ordered, shape: Shape) -> Iterator[tuple[Stratum, Expression]]:
+def formulas(atom: Summary, shape: Shape) -> Iterator[tuple[Stratum, Expression]]:
     """Every stratum at whose elements the formula is read, and the formula as it is read there."""
     for place in places(atom, shape):
         yield place, at(atom.formula, place)

@@ -96,7 +96,9 @@ class Neighbourhood:
         return ZERO if vanishes(difference) else ANY
 
 
-def beside(assume: Assumptions, side: int, held: Mapping[Any, int] | None = None, variable: Any = RHO) -> Neighbourhood:
+def one_side(
+    assume: Assumptions, side: int, held: Mapping[Any, int] | None = None, variable: Any = RHO
+) -> Neighbourhood:
     """The neighbourhood of 0 on one side of one variable; with `side` 0, the point 0."""
     return Neighbourhood(assume, {variable: 0}, side == 0, held or {}, side)
 
@@ -159,8 +161,8 @@ def _neighbourhoods(
 
     Symbols in `held` are small in all of them: ratios between policies are 1 only where the policies coincide.
     """
-    on_policy = {symbol(a): 0 for a in atoms(gate) if isinstance(a, Density)} | dict(held or {})
-    return [beside(assume, 0, held), *(beside(assume, side, on_policy) for side in SIDES)]
+    on_policy = {symbol(a): 0 for a in atoms(gate, Density)} | dict(held or {})
+    return [one_side(assume, 0, held), *(one_side(assume, side, on_policy) for side in SIDES)]
 
 
 WORDS = {

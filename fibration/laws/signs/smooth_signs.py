@@ -21,7 +21,7 @@ from fibration.language.operators import ANY, POSITIVE, ZERO, Signs
 from fibration.language.polynomials import TooLarge as TooManyTerms
 from fibration.language.sympy_bridge import from_quotient, from_sympy, quotient, symbol
 from fibration.laws.signs.assumptions import Assumptions
-from fibration.laws.values.enclosures import Enclosed, Unsure, enclose, of_its_sign
+from fibration.laws.values.intervals import Interval, Unsure, enclose, of_its_sign
 
 Course = tuple[int, ...]  # the signs of a function in order, with a 0 for each root
 
@@ -172,7 +172,7 @@ def _turn(f: Any) -> int | None:
         if (up := rises(middle)) is None:
             break
         low, high = (middle, high) if up else (low, middle)
-    return _certain(value, Enclosed(low, high))
+    return _certain(value, Interval(low, high))
 
 
 def _written(f: Any) -> Expression | None:
@@ -182,7 +182,7 @@ def _written(f: Any) -> Expression | None:
         return None
 
 
-def _certain(value: Expression, place: Enclosed) -> int | None:
+def _certain(value: Expression, place: Interval) -> int | None:
     try:
         found: Signs = enclose(value, lambda _: place).signs
     except (NoValue, TooLarge, Unsure):

@@ -1,4 +1,4 @@
-"""Exact values of formulas: with derivatives, between bounds, and just beside a point. Nothing here uses sympy.
+"""Exact values of formulas: with derivatives, between bounds, and near a point. Nothing here uses sympy.
 
 Proofs and searches both read these modules. They import neither.
 """

@@ -5,17 +5,16 @@ Of a `where`, the branch that holds *at* the point is differentiated. A slope th
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
-from fibration.language.atoms import Reading
 from fibration.language.exact import bounded, divide, transcendental
-from fibration.language.expressions import Apply, Expression, Number, as_expression
-from fibration.language.operators import OPERATORS, Composed, Sugar
-from fibration.language.traversal import evaluate
+from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.operators import OPERATORS, Primitive
+from fibration.language.traversal import EXACT, KEPT, fold, rewrite, transform
 
 
 @dataclass(frozen=True)
@@ -117,22 +116,51 @@ def is_exact(x: Real) -> bool:
     return x.exact if isinstance(x, Dual) else True
 
 
-def held(x: Real) -> Real:
+def without_slopes(x: Real) -> Real:
     """The value without slopes, as `stop` gives it. The logarithm of a rational stays a `LogOf`."""
     if isinstance(x, LogOf):
         return LogOf(x.value, {}, x.exact, x.ratio)
     return Dual(x.value, {}, x.exact) if isinstance(x, Dual) else x
 
 
-def stops(expression: Expression) -> bool:
-    """Whether a formula contains a `stop`."""
-    return isinstance(expression, Apply) and (
-        expression.operator == "stop" or any(stops(a) for a in expression.arguments)
-    )
-
-
 def quotient(a: Real, b: Fraction) -> Real:
     return a / b if isinstance(a, Dual) else divide(a, b)
+
+
+class _DualDomain:
+    """Values with derivatives, as a domain of `fold`. `strict` raises `TooClose`."""
+
+    def __init__(self, strict: bool) -> None:
+        self.strict = strict
+
+    def constant(self, value: Fraction) -> Fraction:
+        return value
+
+    def apply(self, row: Primitive, arguments: list[Any]) -> Any:
+        if row.ir == "stop":
+            return without_slopes(arguments[0])
+        logarithms = _of_logarithms(row, arguments) if self.strict else None
+        if logarithms is not None:
+            return logarithms
+        known = [value_of(a) for a in arguments]
+        exact = all(is_exact(a) for a in arguments)
+        if row.is_condition:
+            size = max(Fraction(1), *(abs(k) for k in known)) if self.strict and not exact else None
+            if size is not None and abs(known[0] - known[1]) < CLOSEST * size:
+                raise TooClose(f"{known[0]} and {known[1]}")
+            return row.exact(*known)
+        y = bounded(row.exact(*known))
+        exact = exact and (not row.rounded or row.rational_at(known[0]))
+        moving = [k for k, a in enumerate(arguments) if isinstance(a, Dual) and a.slopes]
+        if not moving:
+            return y if exact or not self.strict else Dual(y, {}, False)
+        read = [*known, y]
+        slopes = ((fold(row.derivatives[k], EXACT, lambda a: read[a.position]), arguments[k]) for k in moving)
+        found = _summed(list(slopes))
+        return Dual(y, _moving(found) if row.ir in ("add", "sub") else found, exact)
+
+
+_DUALS, _STRICT = _DualDomain(strict=False), _DualDomain(strict=True)
 
 
 def differentiate(expression: Expression, values: Callable[[Expression], Real], strict: bool = False) -> Any:
@@ -140,50 +168,25 @@ def differentiate(expression: Expression, values: Callable[[Expression], Real], 
 
     `strict` also raises `TooClose` where a comparison rests on the last of fifty digits.
     """
-    if isinstance(expression, Number):
-        return expression.value
-    if not isinstance(expression, Apply):
-        return values(expression)
-    operator = expression.operator
-    if operator == "where":
-        condition, value, otherwise = expression.arguments
-        return differentiate(value if differentiate(condition, values, strict) else otherwise, values, strict)
-    row = OPERATORS[operator]
-    if row.is_condition or operator == "stop" or (operator == "*" and ZERO in expression.arguments):
-        atoms, values = values, lambda a: held(atoms(a))  # no gradient flows
-    arguments = [differentiate(a, values, strict) for a in expression.arguments]
-    given = dict(zip(ARGUMENTS, arguments, strict=False))
-    if operator == "stop":
-        return held(arguments[0])
-    if isinstance(row, Sugar):
-        return differentiate(expanded(operator), given.__getitem__, strict)
-    logarithms = _of_logarithms(operator, arguments) if strict else None
-    if logarithms is not None:
-        return logarithms
-    known = [value_of(a) for a in arguments]
-    exact = all(is_exact(a) for a in arguments)
-    if row.is_condition:
-        size = max(Fraction(1), *(abs(k) for k in known)) if strict and not exact else None
-        if size is not None and abs(known[0] - known[1]) < _TOLD_APART * size:
-            raise TooClose(f"{known[0]} and {known[1]}")
-        return row.exact(*known)
-    y = bounded(row.exact(*known))
-    exact = exact and (not row.rounded or _is_rational(operator, known[0], y))
-    moving = {k: a for k, a in enumerate(arguments) if isinstance(a, Dual) and a.slopes}
-    if not moving:
-        return y if exact or not strict else Dual(y, {}, False)
-    if isinstance(row, Composed):  # a power, whose exponent is a number
-        shown = [e if isinstance(e, Number) else a for e, a in zip(expression.arguments, ARGUMENTS, strict=False)]
-        return differentiate(row.lowered(*shown), given.__getitem__, strict)
-    slopes = _slopes(operator)
-    point = dict(zip((*ARGUMENTS[: len(known)], RESULT), (*known, y), strict=True))
-    found = _summed([(evaluate(slopes[k], point), a) for k, a in moving.items()])
-    return Dual(y, _moving(found) if operator in ("+", "-") else found, exact)
+    return fold(_without_lost_slopes(expression), _STRICT if strict else _DUALS, values)
 
 
-def _of_logarithms(operator: str, arguments: list[Real]) -> Any:
+@lru_cache(KEPT)
+def _without_lost_slopes(expression: Expression) -> Expression:
+    """The expression with its atoms stopped wherever no gradient flows, so that their slopes are not computed."""
+
+    def stopped(e: Expression) -> Expression:
+        is_lost = isinstance(e, Apply) and (
+            OPERATORS[e.operator].is_condition or e.operator == "stop" or (e.operator == "*" and ZERO in e.arguments)
+        )
+        return transform(e, lambda a: Apply("stop", (a,))) if is_lost else e
+
+    return rewrite(expression, stopped)
+
+
+def _of_logarithms(row: Primitive, arguments: list[Real]) -> Any:
     """The exact result, if an argument or the result is the logarithm of a rational; else None."""
-    x = arguments[0]
+    operator, x = row.ir, arguments[0]
     if operator in ("log", "log1p") and is_exact(x) and not slopes_of(x):
         ratio = value_of(x) + (operator == "log1p")
         return log_of(ratio, {}) if ratio > 0 else None
@@ -196,28 +199,22 @@ def _of_logarithms(operator: str, arguments: list[Real]) -> Any:
     if len(arguments) == 1:
         return None
     y = arguments[1]
-    if operator == "+":
+    if operator == "add":
         return x + y
-    if operator == "-":
+    if operator == "sub":
         return x - y
-    if OPERATORS[operator].is_condition:
+    if row.is_condition:
         ratios = [a.ratio if isinstance(a, LogOf) else None if value_of(a) or not is_exact(a) else 1 for a in (x, y)]
-        return None if None in ratios else OPERATORS[operator].exact(*ratios)  # type: ignore[union-attr]
-    if operator in ("*", "/") and is_exact(y) and not slopes_of(y):
-        return x * value_of(y) if operator == "*" else quotient(x, value_of(y))
-    if operator == "*" and is_exact(x) and not slopes_of(x):
+        return None if None in ratios else row.exact(*ratios)
+    if operator in ("mul", "div") and is_exact(y) and not slopes_of(y):
+        return x * value_of(y) if operator == "mul" else quotient(x, value_of(y))
+    if operator == "mul" and is_exact(x) and not slopes_of(x):
         return y * value_of(x)
     return None
 
 
-_TOLD_APART = Fraction(1, 10**40)
-
-
-def _is_rational(operator: str, x: Fraction, y: Fraction) -> bool:
-    """Whether `y` is exactly a rounded function of `x`: a root whose square is `x`, log at 1, most at 0."""
-    if operator == "sqrt":
-        return y * y == x
-    return x == (1 if operator == "log" else 0) and operator != "softplus"
+CLOSEST = Fraction(1, 10**40)
+ZERO = Number(Fraction(0))
 
 
 def _summed(parts: list[tuple[Fraction, Dual]]) -> Mapping[int, Fraction]:
@@ -230,22 +227,3 @@ def _summed(parts: list[tuple[Fraction, Dual]]) -> Mapping[int, Fraction]:
 
 def _moving(slopes: Mapping[int, Fraction]) -> Mapping[int, Fraction]:
     return {k: slope for k, slope in slopes.items() if slope}
-
-
-ZERO = Number(Fraction(0))
-# The symbols of an operator's arguments and value in its row.
-ARGUMENTS: tuple[Expression, ...] = tuple(Reading(f"argument {k}") for k in range(3))
-RESULT: Expression = Reading("its value")
-
-
-@functools.cache
-def expanded(operator: str) -> Expression:
-    row = OPERATORS[operator]
-    assert isinstance(row, Sugar)
-    return row.expand(*ARGUMENTS[: row.arity])
-
-
-@functools.cache
-def _slopes(operator: str) -> tuple[Expression, ...]:
-    row: Any = OPERATORS[operator]
-    return tuple(as_expression(s) for s in row.slopes(*ARGUMENTS[: row.arity], RESULT))

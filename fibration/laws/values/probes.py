@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 
 from fibration.language.expressions import Apply, Expression
-from fibration.language.operators import OPERATORS, Valued
-from fibration.language.traversal import desugar
+from fibration.language.operators import COMPARISONS, OPERATORS, Valued
+from fibration.language.traversal import desugar, subexpressions
 
-COMPARISONS = ("<", "<=", ">", ">=")
 HALVINGS = 60  # of an interval between two numbers of the grid
 Function = Callable[[Fraction], Fraction | None]  # None where it has no value
 
@@ -24,14 +23,10 @@ Function = Callable[[Fraction], Fraction | None]  # None where it has no value
 def turning(expressions: Iterable[Expression]) -> list[Expression]:
     """Formulas whose signs decide which branch of the expressions holds and whether they have a value."""
     found: dict[Expression, None] = {}
-    seen: set[Expression] = set()
-    stack = [desugar(e) for e in expressions]
-    while stack:
-        e = stack.pop()
-        if not isinstance(e, Apply) or e in seen:
+    parts = dict.fromkeys(part for e in reversed(list(expressions)) for part in subexpressions(desugar(e)))
+    for e in parts:
+        if not isinstance(e, Apply):
             continue
-        seen.add(e)
-        stack.extend(reversed(e.arguments))
         row = OPERATORS[e.operator]
         if e.operator in COMPARISONS:
             found[e.arguments[0] - e.arguments[1]] = None
