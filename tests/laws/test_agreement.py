@@ -49,7 +49,6 @@ def failing(hierarchy):
 # ---------------------------------------------------------------- slips
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", WRONG)
 def test_a_slip_is_refuted_by_the_law_it_breaks(name):
     slip = WRONG[name]
@@ -92,7 +91,6 @@ def test_enough_slips():
 # ---------------------------------------------------------------- right ones
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_weights_and_masks_prove_and_hold(name):
     """What was proved: near where policies coincide weights tend to 1, and nothing is dropped."""
@@ -106,7 +104,6 @@ def test_right_weights_and_masks_prove_and_hold(name):
         assert np.isfinite(np.asarray(loss.of(drawn(seed, 1.5, DEFAULTS)), float)).all()
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*RIGHT, *WRONG])
 def test_the_exact_evaluation_is_numpys(name):
     """Off policy, where every branch is taken, at every token."""
@@ -139,7 +136,6 @@ NOT_INWARD = {
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*STOPS_RIGHT, *GATES_RIGHT])
 def test_what_is_stopped_in_the_right_place_and_what_gates_may_read_besides(name):
     h = {**STOPS_RIGHT, **GATES_RIGHT}[name]

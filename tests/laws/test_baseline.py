@@ -168,7 +168,6 @@ def two_steps(of):
     return found
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*ONWARD_RIGHT, *ONWARD_WRONG])
 def test_advantages_of_tokens_are_the_rewards_from_there_on_or_are_refuted(name):
     right = name in ONWARD_RIGHT
@@ -227,7 +226,6 @@ FACTORS = {  # what stands in the place of κ, or is taken off
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", FACTORS)
 def test_a_factor_is_above_0_and_the_same_along_a_row(name):
     formula, status = FACTORS[name]

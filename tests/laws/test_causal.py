@@ -91,7 +91,6 @@ FINE = {
 }
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", AHEAD)
 def test_what_looks_ahead_is_refuted_by_a_row_that_shows_it(name):
     objective, of = AHEAD[name]
@@ -129,7 +128,6 @@ def before_it(b: Batch, values) -> Batch:
     return Batch(b.row, put(b.x) if what == "log ratio" else b.x, b.a, lp, given, b.p)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", FINE)
 def test_what_reads_a_prefix_is_proved(name):
     found = verdicts(FINE[name], groups=[prompt_group])

@@ -12,7 +12,6 @@ from fibration.laws.equivalent.same_loss import same_loss
 from fibration.laws.law import Proved, Unknown
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", SAME)
 def test_losses_that_are_the_same(name):
     p = SAME[name]
@@ -22,7 +21,6 @@ def test_losses_that_are_the_same(name):
     assert not terms.differ(*(terms.Loss(h, batch).coefficients() for h in (p.first, p.second)))
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_losses_that_are_not(name):
     """On three tokens at most, with coefficients that differences of J have too; and none of them is proved."""

@@ -91,14 +91,12 @@ MOMENTS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", MOMENTS)
 def test_bounds_of_weights(name):
     objective, expected = MOMENTS[name]
     assert moment(objective) == expected
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     "objective",
     [
@@ -115,7 +113,6 @@ def test_what_has_no_bound_says_so(objective):
     assert fact.value == "w has no bound that is known"
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", [n for n, w in {**RIGHT, **WRONG}.items() if w.hierarchy.objective.weighed])
 def test_no_weight_is_above_its_bound(name):
     """Policies far apart; conditions of the objective hold on what is weighed."""

@@ -133,7 +133,6 @@ FALLS_SHORT = {  # and the verdicts that no reason covers
 }  # fmt: skip
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_a_reason_covers_its_fault(name):
     found = ACCEPTED[name].verify()
@@ -141,7 +140,6 @@ def test_a_reason_covers_its_fault(name):
     assert Hierarchy.model_validate_json(ACCEPTED[name].model_dump_json()).verify().to_dict() == found.to_dict()
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", FALLS_SHORT)
 def test_a_reason_covers_no_other_fault(name):
     h, keys = FALLS_SHORT[name]
@@ -188,7 +186,6 @@ NOTHING = {  # a key, of what hierarchy, and what is said of it
 }  # fmt: skip
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", NOTHING)
 def test_a_key_that_covers_nothing_is_refused(name):
     h, key, how = NOTHING[name]
@@ -279,7 +276,6 @@ LEFT = {  # what is given up, and whether what is left of the law is right
 }  # fmt: skip
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", LEFT)
 def test_what_is_left_of_a_law_is_asked(name):
     h, right = LEFT[name]

@@ -49,7 +49,6 @@ def states(rng: random.Random):
         yield {p: v / v.sum() for p, v in made.items()}
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_has_a_divergences_gradient_is_proved_and_has_it(name):
     term = RIGHT[name]
@@ -73,7 +72,6 @@ def test_what_has_a_divergences_gradient_is_proved_and_has_it(name):
         assert close is term.exact
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", WRONG)
 def test_a_slip_is_refuted_by_a_state_that_shows_it(name):
     term = WRONG[name]

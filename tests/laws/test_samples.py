@@ -170,7 +170,6 @@ DIVERGENCE = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*NO_DIVERGENCE, *DIVERGENCE])
 def test_penalties_are_what_they_read_inside_of_others(name):
     formula, said = DIVERGENCE.get(name, (None, None))
