@@ -298,6 +298,9 @@ def _confirm_gradient(h: Hierarchy, verdict: Verdict, others: list[Verdict]) -> 
         return
     expected = [world.mu(i) * a for i, a in enumerate(advantages)]
     assert values["true"] == tuple(expected)
+    if values["coefficients"] is None:  # a root of 0 has the slope 0·inf: NaN in the operator, 0 in a dual number
+        assert "sqrt" in repr(h)
+        return
     assert all(abs(c - w) <= TINY for c, w in zip(found, values["coefficients"], strict=True))
     close = F(1, 10**6) if any(values["log_ratios"]) else TINY
     assert any(abs(c - t) > close for c, t in zip(found, expected, strict=True))

@@ -153,7 +153,7 @@ INDEXES = {
     "no value": ({"mask": [[True, None]]}, dict(what="the mask has values other than 0 and 1", found="dtype object, None at [0, 1]")),
     "an object": ({"mask": {}}, dict(what="the mask has values other than 0 and 1", found="dtype object, {}")),
     "complex": ({"mask": torch.ones(1, 2, dtype=torch.complex64)}, dict(what="the mask has values other than 0 and 1", found="dtype complex64, (1+0j) at [0, 0]")),
-    "more tokens than memory": ({"offsets": [0, 2**62]}, dict(what="the offsets end at 4611686018427387904", required="fit into memory")),
+    "more tokens than memory": ({"offsets": [0, 2**62]}, dict(what="the offsets end at 4611686018427387904", required="memory allows")),
     "offsets beyond integers": ({"offsets": np.array([0, 2**63], np.uint64)}, dict(what="the offsets reach 9223372036854775808")),
     "attributes that are a number": ({"mask": MASK, "attributes": 5}, dict(what="attributes=5", required="a mapping", found="none")),
     "attributes that are a list": ({"mask": MASK, "attributes": [1, 2]}, dict(what="attributes=[1, 2]", required="a mapping")),
@@ -186,7 +186,7 @@ INDEXES = {
     "token ids": ({"mask": torch.tensor([[7, 0]])}, dict(what="the mask has values other than 0 and 1", remedy="ids != pad_token_id")),
     "a nested tensor": ({"mask": NESTED}, dict(what="the mask: a nested tensor", remedy="x.to_padded_tensor(0)")),
     "a sparse tensor": ({"mask": MASK.to_sparse()}, dict(what="the mask: a tensor of the layout torch.sparse_coo", remedy="x.to_dense()")),
-    "unknown label": ({"mask": MASK, "domain": ["m"] * 3}, dict(what="unknown label 'domain'", required="labels for nothing", found="token → trajectory")),
+    "unknown label": ({"mask": MASK, "domain": ["m"] * 3}, dict(what="no stratum 'domain'", required="no labels", remedy="leave domain= out")),
     "ranks by another name": ({"mask": MASK, "process_group": None}, dict(what="unknown keyword 'process_group'", remedy="the ranks that share the batch are group=")),
     "unknown attribute": ({"mask": MASK, "attributes": {"weight": 1}}, dict(what="unknown attribute 'weight'", required="one of none")),
 }  # fmt: skip

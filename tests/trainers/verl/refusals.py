@@ -193,11 +193,11 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
     ),
     "two divergences": (
         optioned(OF_REWARDS | {"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.1}),
-        ("log_prob(reference)", "kl_loss_coef=0.1", "twice", "actor.kl_loss_coef=0"),
+        ("log_prob(reference)", "kl_loss_coef=0.1", "two penalties", "actor.kl_loss_coef=0"),
     ),
     "a divergence off the rewards": (
         lambda data: trained(data, OF_REWARDS, token_level_scores=torch.zeros(20, rollouts.LONGEST)),
-        ("log_prob(reference)", "'token_level_rewards' are not 'token_level_scores'", "use_kl_in_reward=false"),
+        ("log_prob(reference)", "'token_level_rewards' differ from 'token_level_scores'", "use_kl_in_reward=false"),
     ),
     "no rewards": (
         lambda data: trained(data, OF_REWARDS, token_level_rewards=None, token_level_scores=None),
