@@ -1,5 +1,6 @@
 """Kernels sum to 1 over a fibre, whichever of its branches are empty; and the smallest fibre that refutes it."""
 
+import re
 from fractions import Fraction
 
 import pytest
@@ -182,3 +183,10 @@ def test_a_decimal_that_stands_for_a_fraction_is_named():
     assert each(Fraction(1, 3)).ok
     for other in (0.3, 1 / 6):  # such fractions would not sum to 1 either
         assert "Fraction" not in each(other).causes[0].remedy
+
+
+def test_an_argument_in_steps_does_not_pass_the_weight_off_as_its_sum():
+    h = quivers.right()["shortcut, uniform in steps"].hierarchy
+    found = [v.argument for v in h.verify().verdicts if v.law == "reflecting"]
+    assert any(re.fullmatch(r"Σ over token of 1/\(.*\) = 1", text) for text in found), found
+    assert not [text for text in found if re.search(r"of (.*) = \1 = 1$", text)]

@@ -203,14 +203,15 @@ def _sum(cover: Cover, empty: Cover, unsure: Sequence[Fibration], subject: Subje
 def _line(filled: list[Fibration], sums: Sums, empty: Cover, known: Populations) -> str:
     if len(filled) == 1 and not empty:
         f, case = filled[0], sums.cases[0]
-        return f"Σ over {f.source} of {case.value} = {_product_form(case, f, known)} = 1"
+        form = _product_form(case, f, known)
+        return f"Σ over {f.source} of {case.value} = {f'{form} = ' * bool(form)}1"
     parts = [f"Σ over {f.source} of {case.value}" for f, case in zip(filled, sums.cases, strict=True)]
     where = f"without {' and '.join(f.source.name for f in empty)}: " if empty else ""
     return f"{where}{' + '.join(parts)} = {' + '.join(show(sympy.cancel(t)) for t in sums.terms)} = 1"
 
 
 def _product_form(case: Case, f: Fibration, known: Populations) -> str:
-    """How the sum comes about, before it is cancelled: `count(token) · 1/count(token)`."""
+    """How the sum comes about, before it is cancelled: `count(token) · 1/count(token)`; '' if it takes steps."""
     weight = sympy.cancel(sympy.together(case.sympy()))
     varying = [s for s in weight.free_symbols if varies(s, f.target, known)]
     if not varying:
@@ -218,7 +219,7 @@ def _product_form(case: Case, f: Fibration, known: Populations) -> str:
     top, bottom = sympy.fraction(weight)
     summed = fibre_sum(top, f.source, f.target, known)
     if summed is None or any(varies(s, f.target, known) for s in bottom.free_symbols):
-        return f"Σ over {f.target} in steps" if summed is None else show(weight)
+        return ""
     return f"({show(summed)})/({show(bottom)})"
 
 
