@@ -24,8 +24,9 @@ from fibration.compiler.keys import Key
 from fibration.compiler.lower import from_log_probs, lower
 from fibration.compiler.optimise import optimise
 from fibration.compiler.program import Program
+from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.places import whole_batch
+from fibration.language.places import is_beyond_rows, whole_batch
 
 CURRENT = ("log_prob", "log_ratio")  # the kinds of inputs that are the current policy's
 FROZEN = "frozen"  # the kind of an input that the prologue computes
@@ -88,14 +89,11 @@ def micro_batch(program: Program, hierarchy: Hierarchy) -> dict[str, Program]:
 
 class _Analysis:
     def __init__(self, program: Program, hierarchy: Hierarchy) -> None:
-        self.program, self.h = program, hierarchy
-        shape, rows = whole_batch(hierarchy), hierarchy.rows
+        self.program, shape = program, whole_batch(hierarchy)
         self.order = [BATCH, *(s.name for s in shape.order if s.name != BATCH)]
-        self.under = {s.name: {BATCH, s.name, *(t.name for t in shape.coarser(s))} for s in shape.strata} | {
-            BATCH: {BATCH}
-        }
-        narrow = {s.name for s in shape.strata if s == rows or rows in shape.coarser(s)}
-        self.wide = {s for s in self.order if s not in narrow}
+        self.under = {s.name: {BATCH, s.name, *map(str, shape.coarser(s))} for s in shape.strata}
+        self.under[BATCH] = {BATCH}
+        self.wide = {s for s in self.order if is_beyond_rows(hierarchy, Stratum(s))}
         self.nodes = list(program.nodes())
         self.moving: set[Node] = set()
         for n in self.nodes:

@@ -93,3 +93,11 @@ def whole_batch(h: Outline) -> Shape:
     added = tuple(Fibration(s, t, uniform()) for s, t in (*rows, *groups, *((s, batch) for s in roots)))
     strata = dict.fromkeys((*h.strata, *(f.target for f in added)))
     return Shape(tuple(strata), (*h.fibrations, *added))
+
+
+def is_beyond_rows(h: Outline, place: object) -> bool:
+    """Returns whether an element of a stratum may have tokens of several rows; False for what is no stratum."""
+    shape = whole_batch(h)
+    if not isinstance(place, Stratum) or place not in shape.strata:
+        return place == Stratum(BATCH)
+    return place != h.rows and h.rows not in shape.coarser(place)

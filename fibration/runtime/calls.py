@@ -18,7 +18,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.runtime import devices
 from fibration.runtime.batch import Batch, Executable, Outputs
 from fibration.runtime.frozen import KEY as FROZEN_SUMS
-from fibration.runtime.frozen import Frozen, frozen_sums, of_whole_step
+from fibration.runtime.frozen import Frozen, frozen_sums, no_metrics, no_rewards, of_whole_step
 from fibration.runtime.given import check_rows_agree, is_per_row, of_batch_rows, row_values
 from fibration.runtime.graphs import refuse_graphs
 from fibration.runtime.index.index import Index
@@ -98,6 +98,7 @@ class Executor:
         index: Index | None,
         parameters: Mapping[str, Any] | None,
         policies: Mapping[str, Tensor] | None,
+        graph: bool,
     ) -> None:
         """See `Operator.freeze`."""
         program = self.programs.get("prologue")
@@ -108,9 +109,11 @@ class Executor:
         tokens = {"old_log_probs": old_log_probs}
         with agreed(None if ranks is None else ranks.group, CALLS["prologue"]) as said:
             refuse_traces()
+            if graph:
+                refuse_graphs("prologue", parameters, policies, advantages=advantages, **tokens)
             index = check_tokens(self.hierarchy, index)
             if isinstance(index, MicroIndex):
-                raise of_whole_step(CALLS["prologue"])
+                raise of_whole_step(self.hierarchy, CALLS["prologue"])
             read = {**tokens, **policy_tensors(self.hierarchy, program, tokens, policies)}
             check_tokens(self.hierarchy, index, **read)
             dtype = torch.float64
@@ -132,11 +135,11 @@ class Executor:
         index.keep(FROZEN_SUMS, Frozen.of(sums, self.hierarchy, program, index, parameters))
 
     def of_micro(self, metrics: object, rewards: object) -> str:
-        """The program of a micro-batch. Refuses what is of a whole step alone."""
+        """The program of a micro-batch. Metrics by name and rewards need a whole step: BatchError."""
         if not isinstance(metrics, bool):
-            raise of_whole_step("metrics", "op.coefficients(...) of the log-probs of all rows, at the end of the step")
+            raise no_metrics(self.hierarchy)
         if rewards is not None:
-            raise of_whole_step("rewards", "advantages = op.advantages(rewards, index), then advantages[rows]")
+            raise no_rewards(self.hierarchy)
         return "micro" if "micro" in self.programs else "objective"
 
     @torch.no_grad()
@@ -161,7 +164,7 @@ class Executor:
             refuse_both(self.hierarchy, advantages)
             index = check_tokens(self.hierarchy, index)
             if isinstance(index, MicroIndex):
-                raise of_whole_step("rewards", "advantages = op.advantages(rewards, index), then advantages[rows]")
+                raise no_rewards(self.hierarchy)
             if index.refuses_rewards is not None:
                 raise index.refuses_rewards.with_traceback(None)
         if program != "advantages" and not any(i.kind == "advantage" for i in self.programs[program].inputs):
@@ -224,7 +227,7 @@ class Executor:
             frozen: Mapping[str, Tensor] = {}
             if isinstance(index, MicroIndex):
                 if program not in ("micro", "objective"):
-                    raise of_whole_step(CALLS[program])
+                    raise of_whole_step(self.hierarchy, CALLS[program])
                 if program == "micro":
                     frozen = frozen_sums(self.hierarchy, self.programs["prologue"], index, parameters)
             batch = make_batch(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fibration.errors import ParameterError, an, shown
-from fibration.runtime.frozen import UNMEASURED
+from fibration.runtime.frozen import Unmeasured
 from fibration.runtime.graphs import differentiated_again, has_graph, refused_graph
 from fibration.runtime.handles import INDEXES, OPERATORS
 from fibration.runtime.index.index import Index
@@ -84,7 +84,7 @@ class DeferredMetrics:
 
     def _measured(self) -> Measured:
         if isinstance(self.index, MicroIndex):
-            return UNMEASURED
+            return Unmeasured(hierarchy=self.index.hierarchy)
         places, _ = _packing(self.index, self.key, Measured())
         return Measured(self.numbers, places) if places else Measured()
 

@@ -34,7 +34,10 @@ class Frozen:
 
 
 def frozen_sums(h: Hierarchy, prologue: Program, index: MicroIndex, given: Any) -> Mapping[str, Tensor]:
-    """What `op.freeze` kept for the step of a micro-batch. Raises BatchError without it, and if parameters differ."""
+    """What `op.freeze` kept for the step, at the elements of a micro-batch: float64 [elements].
+
+    Raises BatchError without it, and if parameters differ.
+    """
     frozen: Frozen | None = index.whole.told(KEY)
     over = listed(list(index.coupling.frozen))
     if frozen is None:
@@ -52,21 +55,34 @@ def frozen_sums(h: Hierarchy, prologue: Program, index: MicroIndex, given: Any) 
                 required="the same parameters in a whole step",
                 remedy="pass the same parameters= to both",
             )
-    return frozen.sums
+    over_of = {str(key): node.stratum for key, node in prologue.outputs.items()}
+    return {name: index.taken(total, over_of[name]) for name, total in frozen.sums.items()}
 
 
-def of_whole_step(what: str, instead: str = "the index of the whole step") -> BatchError:
-    return BatchError(f"{what} of a micro-batch", required="the whole step: its elements are whole", remedy=instead)
+def of_whole_step(h: Hierarchy, what: str, instead: str = "call it with the index of the whole step") -> BatchError:
+    return BatchError(
+        f"{what} of a micro-batch of '{h.name}'",
+        required="the whole step: an element may have tokens in several micro-batches",
+        remedy=instead,
+    )
 
 
+def no_metrics(h: Hierarchy) -> BatchError:
+    instead = "at the end of the step, op.coefficients(...) with the log-probs of all rows and the step's index"
+    return of_whole_step(h, "metrics", instead)
+
+
+def no_rewards(h: Hierarchy) -> BatchError:
+    instead = "advantages = op.advantages(rewards, index) of the whole step, then advantages[rows]"
+    return of_whole_step(h, "rewards", instead)
+
+
+@dataclass(frozen=True)
 class Unmeasured(Measured):
-    """Stands for the metrics of a micro-batch, which are those of no whole element."""
+    """Stands for the metrics of a micro-batch."""
+
+    hierarchy: Hierarchy | None = None
 
     def metrics(self) -> dict[str, Metric]:
-        raise of_whole_step("metrics", "op.coefficients(...) of the log-probs of all rows, at the end of the step")
-
-    def scalars(self, prefix: str, **more: Tensor) -> dict[str, float]:
-        return {prefix + name: float(value) for name, value in more.items()}
-
-
-UNMEASURED = Unmeasured()
+        assert self.hierarchy is not None
+        raise no_metrics(self.hierarchy)

@@ -42,7 +42,7 @@ def make_batch(
     frozen: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Batch:
     """The data that `program` reads. All parameters of the program `declared` are checked, even those that `program`
-    ignores. `frozen`: the frozen sums of the step that a micro-batch belongs to.
+    ignores. `frozen`: a micro-batch's frozen sums.
 
     In a program that makes advantages, `advantages` are the rewards.
     """
@@ -58,7 +58,7 @@ def make_batch(
             if node.over not in program.leaves:
                 vectors[node] = at_elements(node.over, index, node.kind, given, per_row)
         elif node.kind == FROZEN:
-            vectors[node] = index.taken(frozen[node.key[0]], node.over)  # type: ignore[attr-defined]
+            vectors[node] = frozen[node.key[0]]
     return Batch(index, tokens, given, per_row, vectors, dtype, fill)
 
 

@@ -19,7 +19,7 @@ from fibration.language.report import Report
 from fibration.runtime import compiled
 from fibration.runtime.batch import Executable, inputs_of
 from fibration.runtime.calls import Backend, Executor
-from fibration.runtime.frozen import UNMEASURED
+from fibration.runtime.frozen import Unmeasured
 from fibration.runtime.gradients import Gated, Share
 from fibration.runtime.handles import OPERATORS
 from fibration.runtime.index.build import build_index
@@ -67,10 +67,8 @@ class Operator:
     @cached_property
     def coupling(self) -> Coupling:
         """Which rows decide a coefficient together, and so what a micro-batch has to contain."""
-        known = self.programs.get("objective")
-        return (
-            UNCOUPLED if known is None else coupling(known, self.hierarchy)
-        )  # without programs it makes indexes alone
+        known = self.programs.get("objective")  # without programs an operator makes indexes alone
+        return UNCOUPLED if known is None else coupling(known, self.hierarchy)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Generated functions do not pickle, so unpickling compiles the hierarchy again."""
@@ -204,13 +202,12 @@ class Operator:
             return Coefficients(
                 values=outputs[Key("coefficients")],
                 objective=outputs[Key("objective")].reshape(()).to(dtype),
-                measured=UNMEASURED
+                measured=Unmeasured(hierarchy=self.hierarchy)
                 if isinstance(index, MicroIndex)
                 else collector.collect(program, outputs, index, collector.asked(metrics)),
             )
 
     @refuse_transforms
-    @torch.no_grad()
     def freeze(
         self,
         old_log_probs: Tensor,
@@ -226,7 +223,9 @@ class Operator:
         and the parameters of the micro-batches; over ranks all of them call it. It does nothing for a loss without
         `op.coupling.frozen`.
         """
-        self.calls.freeze(old_log_probs, advantages, index, parameters, policies)
+        graph = torch.is_grad_enabled()
+        with torch.no_grad():
+            self.calls.freeze(old_log_probs, advantages, index, parameters, policies, graph)
 
     def gate(
         self,

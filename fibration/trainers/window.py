@@ -1,8 +1,10 @@
 """One optimizer step: its rows on one rank, the coefficients of the whole batch, and the check by the second pass.
 
-Pass 1 computes log-probs of all rows without a graph, and from them the coefficients. Pass 2 is the trainer's own,
-with a graph, one micro-batch after another. Kernels, padding or dropout may change its log-probs, and coefficients
-stay those of pass 1. `Window.compare` reports how far both passes differ, and how many elements change their regime.
+A row-local loss takes one pass: `Window.part` returns a micro-batch's coefficients from its own log-probs. Any other
+loss takes two, unless the step is fresh. Pass 1 computes log-probs of all rows without a graph, and from them the
+coefficients. Pass 2 is the trainer's own, with a graph, one micro-batch after another. Kernels, padding or dropout may
+change its log-probs, and coefficients stay those of pass 1. `Window.compare` reports how far both passes differ, and
+how many elements change their regime.
 """
 
 from __future__ import annotations
@@ -30,6 +32,14 @@ from fibration.trainers.policies import ROLLOUT, corrected_twice, passed
 
 WARN_ABOVE = 0.01  # share of a stratum's elements whose regime changes in pass 2
 CHANGED = "pass/changed"
+
+
+def is_one_pass(op: Operator, knows_old: bool) -> bool:
+    """Whether every micro-batch of a step has its coefficients from its own forward pass.
+
+    `knows_old`: whether old log-probs are known before the first micro-batch.
+    """
+    return op.coupling.is_row_local and (knows_old or not op.coupling.frozen)
 
 
 class Window:
@@ -138,28 +148,23 @@ class Window:
             nothing = torch.zeros_like(now, dtype=now.dtype if now.dtype == torch.float64 else torch.float32)
             self.coef = Coefficients(nothing, nothing.new_zeros(()), Measured())
         else:
-            try:
-                self.coef = self.op.coefficients(
-                    now, old, self.advantages, self.index, self.parameters, policies=self.policies, metrics=metrics
-                )
-            except BatchError as error:
-                if self._weighs_tokens:
-                    error.add_note(
-                        "the importance weights are part of the advantages: give one weight per row if a gate above "
-                        "the tokens reads advantages"
-                    )
-                raise
+            self.coef = self._called(now, old, self.advantages, self.index, self.policies, metrics)
         return self.coef
 
-    def is_one_pass(self, log_probs_first: bool) -> bool:
-        """Whether every micro-batch has its coefficients from its own forward pass. All ranks decide the same.
-
-        `log_probs_first`: whether old log-probs are known before the first micro-batch.
-        """
-        coupling, index = self.op.coupling, self.index
-        cut = index is not None and index.ranks is not None and index.ranks.cut and bool(coupling.within)
-        reads_old = bool(coupling.frozen) or (self._rewards is not None and OLD in self.op.hierarchy.policies)
-        return coupling.is_row_local and not cut and (log_probs_first or not reads_old)
+    def _called(
+        self, now: Tensor, old: Tensor, advantages: Any, index: Index, policies: Mapping[str, Tensor], metrics: Any
+    ) -> Coefficients:
+        try:
+            return self.op.coefficients(
+                now, old, advantages, index, self.parameters, policies=policies, metrics=metrics
+            )
+        except BatchError as error:
+            if self._weighs_tokens:
+                error.add_note(
+                    "the importance weights are part of the advantages: give one weight per row if a gate above "
+                    "the tokens reads advantages"
+                )
+            raise
 
     def freeze(self) -> None:
         """Compute what micro-batches read of the whole step, before the first of them. All ranks call it."""
@@ -181,9 +186,7 @@ class Window:
         assert self.advantages is not None
         old = now if self.old_log_probs is None else self.old_log_probs[rows]
         policies = {name: given[rows] for name, given in self.policies.items()}
-        return self.op.coefficients(
-            now, old, self.advantages[rows], self.index.micro(rows), self.parameters, policies=policies, metrics=False
-        )
+        return self._called(now, old, self.advantages[rows], self.index.micro(rows), policies, False)
 
     def compare(self, log_probs: Tensor) -> dict[str, float]:
         """How pass 2's log-probs `[B, T]` differ from those that the coefficients were computed from.

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import random
 
+from support import prompt_group, token, trajectory
+
 from fibration import (
     Decomposition,
+    Fibration,
     Hierarchy,
     Parameter,
     absolute,
     after,
     before,
     clip,
+    clip_gate,
     count,
     exp,
     largest,
     log_prob,
+    log_ratio,
     mean,
     policies,
     position,
     quantile,
     token_log_ratio,
+    trajectory_mean,
+    uniform,
     where,
 )
 from fibration.language.atoms import Stratum
@@ -86,3 +93,14 @@ class InOrder:
 
 def with_order(h: Hierarchy, seed: int) -> Hierarchy:
     return InOrder(h, seed).hierarchy()
+
+
+def interleaved() -> Hierarchy:
+    """Weights by the position in a group, whose rows only the caller's `positions=` puts in order."""
+    return Hierarchy(
+        name="interleaved",
+        fibrations=[Fibration(token, trajectory, uniform()), Fibration(trajectory, prompt_group, uniform())],
+        gates={s: clip_gate(0.3) for s in (token, trajectory, prompt_group)},
+        decomposition=log_ratio(),
+        objective=trajectory_mean().weigh(exp(-0.1 * position(over=prompt_group))),
+    )

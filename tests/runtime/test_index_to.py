@@ -6,6 +6,7 @@ import functools
 import numpy as np
 import pytest
 import torch
+from hierarchies.in_order import interleaved
 from support import domain, operator, prompt_group, refuses, spec, token, trajectory, turn
 
 from fibration import (
@@ -92,15 +93,11 @@ def tree():
 @functools.cache
 def ordered():
     """Groups whose rows are interleaved by positions, and rows with names."""
-    h = Hierarchy(
-        name="ordered",
-        fibrations=[Fibration(token, trajectory, uniform()), Fibration(trajectory, prompt_group, uniform())],
-        gates={s: clip_gate(0.3) for s in (token, trajectory, prompt_group)},
-        decomposition=log_ratio(),
-        objective=trajectory_mean().weigh(exp(-0.1 * position(over=prompt_group))),
-    )
     per_row = {"prompt_group": OF_GROUPS["prompt_group"]}
-    return operator(h), {"per_row": per_row, "per_token": {"positions": np.ascontiguousarray(PLACES.reshape(T, B).T)}}
+    return operator(interleaved()), {
+        "per_row": per_row,
+        "per_token": {"positions": np.ascontiguousarray(PLACES.reshape(T, B).T)},
+    }
 
 
 @functools.cache

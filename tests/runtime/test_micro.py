@@ -10,22 +10,14 @@ import numpy as np
 import pytest
 import torch
 from hierarchies import chains, random_quivers
-from hierarchies.in_order import with_order
+from hierarchies.in_order import interleaved, with_order
 from hierarchies.penalised import with_penalties
-from support import operator, packed, padded, prompt_group, refuses, spec, token, trajectory
+from support import operator, packed, padded, refuses, spec
 from thread_ranks import try_on_ranks
 
 from fibration import (
     BatchError,
-    Fibration,
-    Hierarchy,
     HierarchyIndexError,
-    clip_gate,
-    exp,
-    log_ratio,
-    position,
-    trajectory_mean,
-    uniform,
 )
 from fibration.language.loading import shipped
 from fibration.runtime.operator import Operator
@@ -298,14 +290,7 @@ def test_parameters_in_the_order_of_elements_are_those_of_the_whole_step():
 
 
 def test_positions_say_in_which_order_the_tokens_of_a_micro_batch_come():
-    h = Hierarchy(
-        name="ordered",
-        fibrations=[Fibration(token, trajectory, uniform()), Fibration(trajectory, prompt_group, uniform())],
-        gates={s: clip_gate(0.3) for s in (token, trajectory, prompt_group)},
-        decomposition=log_ratio(),
-        objective=trajectory_mean().weigh(exp(-0.1 * position(over=prompt_group))),
-    )
-    op = operator(h)
+    op = operator(interleaved())
     assert op.coupling.strata == ("prompt_group",)
     index = op.index(offsets=OFFSETS, prompt_group=GROUPS, positions=PLACES)
     wanted = op.coefficients(NEW, OLD, A, index).values
@@ -406,6 +391,8 @@ def test_what_a_micro_batch_has_not():
     refuses(BatchError, lambda: op.loss(*given, policies=policies(op, [0]), metrics="ratio"), what="metrics of a micro")
     refuses(BatchError, lambda: op.gate(of_rows(NEW, [0]), part), what="op.gate of a micro-batch")
     refuses(BatchError, lambda: op.freeze(OLD, A, part, policies=policies(op)), what="op.freeze of a micro-batch")
+    moving = OLD.clone().requires_grad_()
+    refuses(BatchError, lambda: op.freeze(moving, A, index, policies=policies(op)), what="old_log_probs require grad")
     refuses(HierarchyIndexError, lambda: part.micro([0]), what="rows are taken of a micro-batch")
     rewarded = operator(spec("grpo_rewards"))
     index = rewarded.index(offsets=OFFSETS, **labels(rewarded))

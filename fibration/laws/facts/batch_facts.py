@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import sympy
 from sympy import oo
 
-from fibration.language.atoms import BATCH, Count, Density, Stratum, Summary, Total, at
+from fibration.language.atoms import Count, Density, Stratum, Summary, Total, at
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.order import Ordered
 from fibration.language.penalties import Penalty
-from fibration.language.places import whole_batch
+from fibration.language.places import is_beyond_rows, whole_batch
 from fibration.language.report import Fact
 from fibration.language.statistics import atoms_within, within
 from fibration.language.sympy_bridge import to_sympy, vanishes
@@ -56,26 +56,26 @@ def normaliser(h: Hierarchy) -> Fact:
 
 def _needed(h: Hierarchy) -> Iterator[str]:
     mu = h.objective.spelled_out(h.leaves, h.rows)
-    counts = [a for a in atoms(mu, Count, Total) if _is_beyond_rows(h, a.over)]
+    counts = [a for a in atoms(mu, Count, Total) if is_beyond_rows(h, a.over)]
     kept = any(k.normaliser == "kept" for k in h.objective.kept)
     yield from (f"{a} of what is kept" if kept else str(a) for a in counts)
     levels = [intensive(h, s, c) for s in h.order for c in h.decomposition.channels]
-    levels += [f.weight for f in h.fibrations if not _is_beyond_rows(h, f.target)]
+    levels += [f.weight for f in h.fibrations if not is_beyond_rows(h, f.target)]
     read = [at(e, leaf) for e in h.objective.formulas for leaf in h.leaves]
     given = [] if h.advantages is None else [h.advantages]
     given += [e for p in h.penalties.values() for e in (p.formula, *_formulas_of(p))]
     inner = [e for formula in (*read, *levels, *given) for e in within(formula)]
     measures = (a for e in inner for a in atoms(e, Count, Total))
-    yield from (str(a) for a in measures if _is_beyond_rows(h, a.over))
+    yield from (str(a) for a in measures if is_beyond_rows(h, a.over))
     joined = read_by_gates(h)
-    yield from (str(Density(s)) for s in h.order if s in joined and _is_beyond_rows(h, s))
+    yield from (str(Density(s)) for s in h.order if s in joined and is_beyond_rows(h, s))
     joined_by = [*read, *(gate for _, _, gate in gates(h)), *given, *(e for _, e in h.decomposition.densities)]
     gathered = (a for formula in joined_by for a in atoms_within(formula, Summary))
-    yield from (str(a) for a in gathered if _is_beyond_rows(h, a.over))
+    yield from (str(a) for a in gathered if is_beyond_rows(h, a.over))
     for name, p in h.penalties.items():
         if p.objective is not None:
             own = atoms(p.objective.spelled_out(h.leaves, h.rows))
-            counted = (str(a) for a in own if isinstance(a, (Count, Total)) and _is_beyond_rows(h, a.over))
+            counted = (str(a) for a in own if isinstance(a, (Count, Total)) and is_beyond_rows(h, a.over))
             kept = any(k.normaliser == "kept" for k in p.objective.kept)
             yield from (f"{a} of what the penalty '{name}' keeps" if kept else a for a in counted)
         elif p.over is not None:
@@ -84,14 +84,6 @@ def _needed(h: Hierarchy) -> Iterator[str]:
 
 def _formulas_of(p: Penalty) -> tuple[Expression, ...]:
     return () if p.objective is None else p.objective.formulas
-
-
-def _is_beyond_rows(h: Hierarchy, place: object) -> bool:
-    """Whether an element at a place may have tokens of several rows."""
-    shape = whole_batch(h)
-    if not isinstance(place, Stratum) or place not in shape.strata:
-        return place == Stratum(BATCH)
-    return place != h.rows and h.rows not in shape.coarser(place)
 
 
 # ---------------------------------------------------------------- blocks

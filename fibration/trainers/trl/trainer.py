@@ -25,7 +25,7 @@ from fibration.trainers.policies import REFERENCE, ROLLOUT
 from fibration.trainers.scale import Scale
 from fibration.trainers.trl import refusals
 from fibration.trainers.trl.refusals import BY_PROMPT, Labels
-from fibration.trainers.window import Window, check_metrics, named, warned
+from fibration.trainers.window import Window, check_metrics, is_one_pass, named, warned
 
 OLD, REFERRED = "old_per_token_logps", "ref_per_token_logps"  # TRL's names
 SAMPLED = "sampling_per_token_logps"  # from vLLM or a rollout function
@@ -288,17 +288,16 @@ class FibrationGRPOTrainer(GRPOTrainer):
         scale = slices / length if self.window_kind == "generation" else 1.0
         ranks = self.accelerator.num_processes
         reads_now = not fresh or (not kept and self.operator.hierarchy.policies)
-        window = self._window(given)
-        # Tokens that vLLM has no log-prob of take the old one, so that one has to be known.
+        # tokens that vLLM has no log-prob of take the old one, so that one has to be known
         knows = kept or ROLLOUT not in self.operator.hierarchy.policies
-        if reads_now and knows and window.is_one_pass(kept):
-            window.freeze()
-            return Step(window, None, None, places, scale, 0, ranks)
-        if reads_now:
+        one_pass = knows and is_one_pass(self.operator, kept)
+        if reads_now and not one_pass:
             passes = {i: self._log_probs(model, self._buffered_inputs[i]) for i in dict.fromkeys(laid)}
         computed = torch.cat([passes[i] for i in laid]) if passes else None
-        if computed is not None and not kept:
-            window = self._window(given, computed)
+        window = self._window(given, computed)
+        if reads_now and one_pass:
+            window.freeze()
+            return Step(window, None, None, places, scale, 0, ranks)
         coef = window.coefficients(None if fresh else computed, metrics=self.metrics_kind)
         first = window.old_log_probs if fresh else computed
         return Step(window, coef, first, places, scale, len(passes), ranks)
