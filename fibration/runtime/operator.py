@@ -34,16 +34,16 @@ from fibration.runtime.tracing import is_followed, refuse_transforms
 
 
 class Operator:
-    """A verified hierarchy, compiled. Call `index` once per batch, then `loss`, `coefficients` or `gate`.
+    """A compiled loss. Call `index` once per batch, then `loss`, `coefficients` or `gate`.
 
-    Per-token tensors have the shape of the index: padded `[B, T]` or packed `[N]`. Values under the mask are never
-    read, so NaN there is harmless. Inputs are float32, bfloat16, float16 or float64.
-
-    Gradients flow into `log_probs` or `log_ratio` only. Where gradients are recorded, any other input that requires
-    grad is an error; under `torch.no_grad()` it is data.
-
-    On a GPU a call does not wait for the device. A CUDA graph can record it after one call of the same kind. Inputs
-    that are not finite are then no error: the objective is NaN, and so is the gradient of every token that causes it.
+    - **Shapes.** Tensors per token have the shape of the index: padded `[B, T]` or packed `[N]`. Values under the mask
+      are never read, so NaN there is harmless.
+    - **Dtypes.** Inputs are float32, bfloat16, float16 or float64.
+    - **Gradients** flow into `log_probs` or `log_ratio` only. Any other input that requires grad is an error. Under
+      `torch.no_grad()` it is allowed.
+    - **GPUs.** A call does not wait for the device. A CUDA graph can record a call after one call of the same kind.
+      Inputs that are not finite raise no error on a GPU. The objective is NaN, and so is the gradient of every token
+      that causes it.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Operator:
 
     @cached_property
     def coupling(self) -> Coupling:
-        """Which rows decide a coefficient together, and so what a micro-batch has to contain."""
+        """Which rows decide a coefficient together. A micro-batch must contain all of them."""
         known = self.programs.get("objective")  # without programs an operator makes indexes alone
         return UNCOUPLED if known is None else coupling(known, self.hierarchy)
 
@@ -92,36 +92,38 @@ class Operator:
         group: Any = None,
         **labels: Any,
     ) -> Index:
-        """Build the index of a batch: for every token and element, its element of each coarser stratum.
+        """Returns the index of a batch: the element of each stratum that every token belongs to.
 
-        `mask`: bool (or 0/1) `[B, T]`, True on response tokens. For packed tokens `offsets`: cu_seqlens, int `[n +
-        1]`, optionally with a `mask` `[N]`. Every stratum coarser than rows has a keyword: one label per row, any
-        hashable values. A stratum below or beside the rows takes one label per token. Tokens and rows without an
-        element of a stratum need no label for it. Instead of labels, a stratum accepts a mapping from the labels of
-        the stratum directly over it: `family={"math": "stem"}`. If several strata lie directly over it, it takes one
-        mapping for each: `family={"domain": {"math": "stem"}, "modality": {"text": "stem"}}`.
+        Masked tokens, and rows without an unmasked token, belong to no element. Calls never read their values.
 
-        With several leaves, every leaf has a keyword: a boolean (or 0/1) mask of its tokens, in their shape. One leaf
-        may be left out; it has the remaining unmasked tokens. `attributes`: `{name: values}` for declared attributes.
+        - `mask`: `[B, T]`, bool or 0/1. True marks response tokens. Pass it for a padded batch.
+        - `offsets`: int `[n + 1]`, the cumulative row lengths (cu_seqlens) of a packed batch. It may come with a
+          `mask` `[N]`.
+        - `labels`: one keyword per stratum above the leaves, such as `prompt_group=uids`. Labels may have any hashable
+          type. A stratum coarser than the rows takes one label per row. A stratum between tokens and rows takes one per
+          token. A stratum beside the rows takes either. Rows and tokens outside a stratum need no label.
+        - A mapping may replace labels: `family={"math": "stem"}` maps each label of the stratum directly below to a
+          label of `family`. With several strata directly below, pass a mapping for each:
+          `family={"domain": {"math": "stem"}, "modality": {"text": "stem"}}`.
+        - Several leaves: each leaf takes a mask of its tokens, such as `image=mask`. One leaf may be left out. It gets
+          the remaining unmasked tokens.
+        - `attributes`: `{name: values}`, one number per element, for the attributes that the hierarchy declares.
+        - `positions`: integers from 0 in the batch's shape, the position of each token in its sequence. They ascend
+          along a row and may have gaps. Default: the order of the tokens in their row. Formulas with `before`, `after`
+          or `position` require them if an element has tokens in several rows or on several ranks.
+        - `device`: the device of the index. Default: the device of `mask` or `offsets`.
+        - `group`: the ranks that share the batch. Pass a group of torch.distributed, or an object with `rank`, `size`,
+          `all_gather(tensor)` and `all_gather_object(obj)`. Each rank passes its own tokens, or none. All ranks call
+          `index`, and then every function that takes the index. Labels of one element must be equal on all ranks.
 
-        `positions`: whole numbers from 0 in the batch's shape, gaps allowed: the position of each token in its
-        sequence. They must ascend along a row. Formulas that read an order need them if an element has tokens in
-        several rows or on several ranks. With them, rows of one name (`trajectory=keys`) are pieces of one trajectory.
-        Without them, tokens are in the order of their row. Elements coarser than tokens are ordered by their first
-        token.
+        `trajectory=keys` names the rows. With `positions` or `group`, rows of one name are pieces of one trajectory.
+        Over ranks, named rows also number all elements by label, independently of the rank that has a row. Pass
+        parameters per element by label then, not in the order of elements.
 
-        `group`: the ranks that share the batch; the part of a rank may be empty. It is a group of torch.distributed,
-        or an object with `rank`, `size`, `all_gather(tensor)` and `all_gather_object(obj)`. All ranks must make this
-        call, and every call that uses the index. Tokens are then this rank's tokens. Coarser elements are the whole
-        batch's and equal on all ranks, so labels of one element must be equal on all ranks. Names for the rows
-        (`trajectory=keys`) tell which rows are pieces of one. They also number elements by label, independently of
-        which rank has which rows. Parameters per element are then given by label, not in the order of elements.
-
-        Raises HierarchyIndexError naming the row, token, label or element that does not fit. Examples: missing labels;
-        negative integer labels of tokens, which in most data mean none; an element over two elements; paths that
-        disagree; a batch that breaks an assumption of the hierarchy; crossed effects that no projection separates.
-        With a group, an error on one rank is raised on all ranks. Ranks in different calls, and a lost rank, raise
-        RanksError.
+        Raises HierarchyIndexError with the row, token, label or element that does not fit. Examples: a missing label, a
+        negative integer as the label of a token, an element that lies over two elements, a batch that breaks an
+        assumption of the hierarchy. An error on one rank is raised on all ranks. Raises RanksError if ranks make
+        different calls, or if a rank is lost.
         """
         refuse_positional(self.hierarchy, positional)
         ranks, labels = ranks_or_labels(self.hierarchy, group, labels, positions is not None)
@@ -144,15 +146,22 @@ class Operator:
         policies: Mapping[str, Tensor] | None = None,
         metrics: bool | str | Sequence[str] = True,
     ) -> Loss:
-        """`-J` (eq:fgh_objective) over the whole batch, with the gradient `-c_i` for every log-prob. Penalties are
-        subtracted from `J`.
+        """Returns the loss `-J` of the batch (eq:fgh_objective), and metrics. Call `.loss.backward()` on the result.
 
-        `log_probs`, `old_log_probs`: log π of the sampled tokens, now and at sampling, in nats. `advantages`: per
-        token, or per row `[B]`. `rewards=` may replace them: the hierarchy's formula then makes the advantages.
-        `index` is always required. `policies`: log-probs of the further policies that formulas name, `{"rollout":
-        log_probs}`. `metrics`: True for all, False for none, or names of strata and of `"ratio"`, `"divergences"`,
-        `"weights"`, `"penalties"`; `"levels"` means all except metrics per element. For batches that do not fit in
-        memory, use `coefficients`.
+        `J` is the objective minus the penalties. The gradient of `.loss` for the log-prob of token i is `-c_i`, the
+        negated coefficient.
+
+        - `log_probs`, `old_log_probs`: log π of the sampled tokens in nats, under the current and the old policy, in
+          the batch's shape.
+        - `advantages`: per token, or per row `[B]`.
+        - `index`: what `op.index(...)` returned for this batch, or `index.micro(rows)` for a micro-batch. Required.
+        - `parameters`: `{name: value}`. Default: the declared defaults.
+        - `rewards`: per token, or per row `[B]`, instead of advantages. The hierarchy's formula makes the advantages.
+        - `policies`: log-probs of the further policies that formulas name, such as `{"rollout": log_probs}`.
+        - `metrics`: True for all, False for none, or names of sets: strata, `"ratio"`, `"divergences"`, `"weights"`,
+          `"penalties"`. `"levels"` selects all except metrics per element.
+
+        Raises BatchError with the input or the token that does not fit, and ParameterError with the parameter.
         """
         if is_followed():
             given = log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
@@ -177,9 +186,10 @@ class Operator:
         policies: Mapping[str, Tensor] | None = None,
         metrics: bool | str | Sequence[str] = True,
     ) -> Coefficients:
-        """`c_i = ∂J/∂log π_θ(i)` for the whole batch, without a graph: `∇J = Σ c_i ∇log π_θ(i)` (eq:grad_decomp).
+        """Returns `c_i = ∂J/∂log π(i)` of every token i, without a graph. It takes the arguments of `loss`.
 
-        Back-propagate `-(coefficients.values * log_probs).sum()`, in any number of micro-batches.
+        For any model `∇J = Σ c_i ∇log π(i)` (eq:grad_decomp). So back-propagate `-(c * log_probs).sum()`, with `c` the
+        `.values` of the result, in any number of pieces. Values are float64 for float64 log-probs, else float32.
         """
         if is_followed():
             given = log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
@@ -217,11 +227,11 @@ class Operator:
         *,
         policies: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Compute the sums over several rows that the current policy does not move, and keep them on `index`.
+        """Stores the frozen sums of a step on `index`: sums over several rows that read no current log-prob.
 
-        Micro-batches of the index, `index.micro(rows)`, read them. Call it once per step, with the tensors of all rows
-        and the parameters of the micro-batches; over ranks all of them call it. It does nothing for a loss without
-        `op.coupling.frozen`.
+        Micro-batches, `index.micro(rows)`, read them. Call it once per step, with the tensors of all rows and with the
+        parameters of the micro-batches. Over ranks, every rank calls it. For a loss without `op.coupling.frozen` it
+        does nothing.
         """
         graph = torch.is_grad_enabled()
         with torch.no_grad():
@@ -237,10 +247,11 @@ class Operator:
         rewards: Tensor | None = None,
         policies: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """The gated ratios `𝒢(r)`: differentiable in `log_ratio`, in its shape, 1 under the mask.
+        """Returns the gated ratios `𝒢(r)`, in the shape of `log_ratio` and differentiable in it. Masked tokens have 1.
 
-        `log_ratio`: log r = log π_θ - log π_old per token. `advantages` (or `rewards`) and `policies` are required
-        only if a gate reads them; `old` is then one of the policies.
+        - `log_ratio`: `log r = log π - log π_old` of every token, in nats.
+        - `advantages` or `rewards`, as in `loss`: required only if a gate reads the advantage.
+        - `policies`: log-probs of the policies that gates name, `old` included.
         """
         if is_followed():
             return compiled.of_gate(self, log_ratio, index, parameters, advantages, rewards, policies)
@@ -262,8 +273,10 @@ class Operator:
         rewards: Tensor | None = None,
         policies: Mapping[str, Tensor] | None = None,
     ) -> Levels:
-        """The residual and the gated residual of every element of every stratum, in intensive units. Not
-        differentiable.
+        """Returns the residual of every element before and after its gate, as float64 without a gradient.
+
+        The arguments are those of `gate`. Each value is a density divided by the element's mass. With a decomposition
+        of log ratios it is a mean log ratio, in nats.
         """
         tokens, graph = {"log_ratio": log_ratio}, torch.is_grad_enabled()
         if rewards is not None:
@@ -294,12 +307,15 @@ class Operator:
         *,
         policies: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """The advantages that the hierarchy's formula makes from rewards: float64, the same as in calls with
-        `rewards=`.
+        """Returns the advantages that the hierarchy's formula makes from rewards, in float64.
 
-        `rewards`: per token, or per row `[B]`. For rewards per row, advantages are `[B]` if no part of the formula
-        varies within a row. Otherwise they have the batch's shape. They are 0 under the mask and at rows without
-        tokens. `policies`: log-probs of the policies that the formula names, including `old`.
+        Calls with `rewards=` use the same advantages.
+
+        - `rewards`: per token, or per row `[B]`.
+        - `policies`: log-probs of the policies that the formula names, `old` included.
+
+        The result is `[B]` if rewards are per row and the formula has one value per row, else in the batch's shape.
+        It is 0 under the mask and at rows without tokens.
         """
         made = self.calls.advantages(
             "advantages", rewards, index, {}, None, parameters, policies, torch.is_grad_enabled()
@@ -317,9 +333,9 @@ class Operator:
         log_probs: tuple[Tensor, Tensor] | None = None,
         policies: Mapping[str, Tensor] | None = None,
     ) -> dict[Input | Matrix, Tensor]:
-        """The inputs of one program as float64 vectors, for the interpreter.
+        """Returns the inputs of one program as float64 vectors, for the interpreter.
 
-        `log_ratio`, or `log_probs` now and at sampling, and `policies`: float64 [tokens].
+        `log_ratio`, the two `log_probs` (current and old) and `policies`: float64 [tokens].
         """
 
         def whole(values: Tensor) -> Tensor:
@@ -338,5 +354,5 @@ class Operator:
 
 
 def _wide(given: Tensor) -> torch.dtype:
-    """float64 for float64 inputs, otherwise float32, because half precision would lose small coefficients."""
+    """Returns float64 for float64 inputs, else float32, because half precision loses small coefficients."""
     return torch.float64 if isinstance(given, Tensor) and given.dtype == torch.float64 else torch.float32
