@@ -1,4 +1,4 @@
-"""fibration: declare hierarchies of importance-ratio gates, prove their laws, compile them, train with them.
+"""fibration: declare the loss of a language model for RL, prove its laws, compile it, and train with it.
 
 Declarations and laws load at once. The names in `_LAZY`, most of which need torch, load on first use.
 """

@@ -74,11 +74,13 @@ class Artifact:
 
 
 def compile(hierarchy: Hierarchy, backend: str = "auto", timeout: float | None = BUDGET) -> Operator:
-    """Compile a hierarchy to an operator; raises LawError if it does not verify.
+    """Returns the operator of a hierarchy, after verifying it.
 
-    `backend="auto"` chooses the fastest backend for the machine, and names it in the log and in `operator.backend`. If
-    that is a GPU backend, batches on the CPU run with C, or with torch if there is no C compiler. `timeout`: as in
-    `hierarchy.verify`.
+    - `backend`: "torch", "c", "triton", or "auto" for the fastest on this machine. The log and `operator.backend` name
+      it. With "auto" on a machine with a GPU, batches on the CPU run with C, or with torch if there is no C compiler.
+    - `timeout`: seconds for the proofs, as in `hierarchy.verify`.
+
+    Raises LawError if a law is refuted or undecided, and BackendError if the backend does not work here.
     """
     if not isinstance(hierarchy, Hierarchy):
         raise SpecError(

@@ -1,4 +1,4 @@
-"""Advantages as residuals of the reward density: a reward minus the mean of the rewards that it is compared with.
+"""Formulas of advantages: a reward minus the mean of its group, and optionally divided by their deviation.
 
 Advantages are detached expressions of `reward`: `Hierarchy(advantages=centred(reward, over=prompt_group))`.
 """
@@ -12,10 +12,11 @@ from fibration.language.statistics import deviation, mean
 
 
 def centred(formula: Operand, over: Where = None, leave_one_out: bool = False, of: Where = ROWS) -> Expression:
-    """A formula minus its mean over an element of `over`, in which every element of `of` counts once.
+    """Returns a formula minus its mean over an element of `over`, in which every element of `of` counts once.
 
-    `of`: the rows of the batch by default; `of=token` for tokens. `leave_one_out=True` subtracts the mean of the other
-    elements (RLOO). An element without others is then refused.
+    - `over`: a stratum such as `prompt_group`.
+    - `of`: a stratum. Default: the rows of the batch.
+    - `leave_one_out=True`: subtracts the mean of the other elements (RLOO). An element without others is then an error.
     """
     return as_expression(formula) - mean(formula, over=over, of=of, others=_said("centred", leave_one_out))
 
@@ -23,9 +24,9 @@ def centred(formula: Operand, over: Where = None, leave_one_out: bool = False, o
 def standardised(
     formula: Operand, over: Where = None, leave_one_out: bool = False, of: Where = ROWS, epsilon: Operand = 1e-6
 ) -> Expression:
-    """`centred`, divided by the standard deviation plus `epsilon` (GRPO); 0 where all values are equal.
+    """Returns `centred(...)` divided by the standard deviation plus `epsilon` (GRPO); 0 if all values are equal.
 
-    The deviation is that of a sample, with `n - 1`, as in torch.std and the trainers.
+    The deviation divides by `n - 1`, as in torch.std and the trainers.
     """
     spread = deviation(formula, over=over, of=of) + as_expression(epsilon, "the epsilon of standardised")
     return centred(formula, over, _said("standardised", leave_one_out), of) / spread

@@ -31,17 +31,20 @@ Assumption = Balanced | Populated
 
 
 def balanced(first: Stratum, second: Stratum) -> Balanced:
-    """Assume that two strata cross in proportional frequencies. Equal counts in all cells are an example.
+    """Returns the assumption that two strata cross in proportional frequencies, as with equal counts in all cells.
 
-    The residuals of strata over both are then orthogonal to each of the two (theory of crossed designs). An index that
-    violates the assumption is refused, and the error names the worst cell.
+    Residuals of finer strata are then orthogonal to both strata (theory of crossed designs). `op.index` raises
+    HierarchyIndexError for a batch that breaks the assumption, and names the worst cell.
     """
     _check("balanced", first, second)
     return Balanced(first=first, second=second)
 
 
 def populated(stratum: Stratum, *, over: Stratum) -> Populated:
-    """Assume that every `over` element has at least one `stratum` element over it."""
+    """Returns the assumption that every element of `over` has at least one element of `stratum`.
+
+    `op.index` raises HierarchyIndexError for a batch that breaks it.
+    """
     _check("populated", stratum, over)
     return Populated(stratum=stratum, over=over)
 

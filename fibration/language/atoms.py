@@ -26,7 +26,7 @@ INDEX_WORDS = frozenset({"mask", "offsets", "attributes", "positions", "device"}
 
 
 class Stratum(Declared):
-    """A finite set of one kind of element: tokens, trajectories, domains (`B_k`, def:uniform_fibration)."""
+    """One kind of element of a batch: tokens, trajectories, domains (`B_k`, def:uniform_fibration)."""
 
     name: Name
 
@@ -47,7 +47,7 @@ class Stratum(Declared):
 
 
 def strata(names: str) -> tuple[Stratum, ...]:
-    """Declare several strata: `token, trajectory = strata("token trajectory")`."""
+    """Returns one stratum per name: `token, trajectory = strata("token trajectory")`."""
     return tuple(Stratum(n) for n in several(names, "strata", "token trajectory"))
 
 
@@ -119,7 +119,11 @@ class Count(Gathered):
 
 
 def count(of: Stratum | Place, over: Where = None) -> Count:
-    """Number of `of` elements over the `over` element at or below the current one (None: the current one itself)."""
+    """Returns the number of elements of `of` in one element of `over`, as a formula.
+
+    That element of `over` is the current element, or the element that the current one belongs to. `over=None`: the
+    current element. `count(token, over=trajectory)` is the length of the token's trajectory.
+    """
     return Count(of_strata(of, "count"), None if over is None else of_strata(over, "count(..., over=)"))
 
 
@@ -137,8 +141,8 @@ class _Named(Declared, Expression):
 class Attribute(_Named):
     """A number that the user gives for every element of a stratum, when the index is built.
 
-    Proofs assume `positive=True` and `lower <= value <= upper`, and data are checked against both. The bounds belong to
-    the range: with `upper=1`, a probability may be exactly 1. `None` means unbounded.
+    `op.index` checks every value against `positive=True` and `lower <= value <= upper`, which proofs assume. The bounds
+    belong to the range: with `upper=1`, a probability may be exactly 1. `None` means unbounded.
     """
 
     on: Stratum
@@ -250,10 +254,14 @@ Default = Annotated[Any, BeforeValidator(_as_default), PlainSerializer(lambda v:
 class Parameter(_Named):
     """A number that is chosen when the operator is called: a budget, a clip range, a temperature.
 
-    `lower` and `upper` are strict bounds, `lower < value < upper`; `None` means unbounded. Proofs assume them: a budget
-    of exactly 0 would let nothing pass, and first-order agreement would be false. Every value is checked against them.
-    `per_channel=True` gives each sign channel its own value. A value may also be given per element of the stratum whose
-    gate reads it, or of the coarser stratum `on`.
+    - `default`: a number, or `{"+": number, "-": number}`. None: every call must pass a value.
+    - `lower`, `upper`: strict bounds, `lower < value < upper`. None means unbounded. Proofs assume them, and every
+      value is checked. A budget of exactly 0, for instance, would let nothing pass.
+    - `per_channel=True`: each sign channel has a value of its own.
+    - `on`: a coarser stratum whose elements may have different values. Default: the stratum of the gate that reads
+      the parameter.
+
+    A value outside the bounds raises ParameterError.
     """
 
     default: Default = None
@@ -354,19 +362,19 @@ class Reading(Expression):
         return self.name
 
 
-#: The density at the element, minus its share of the densities that it lies over. A gate is a formula of it.
+#: The element's density minus its share of the density of the coarser element. Gates are formulas of it.
 residual = Reading("residual")
 #: The advantage of the token. In a gate: the one advantage that all tokens of the element have.
 advantage = Reading("advantage")
 #: `x = log r` of the token: its log-prob under the current policy minus its log-prob under the old one.
 token_log_ratio = Reading("token_log_ratio")
-#: `m` at the element, the leaf measure that the kernels spread: `K(a|b) = m(a)/m(b)`. A density is a mean times `m`.
+#: The weight `m` of the element among all others: `K(a|b) = m(a)/m(b)`. A density divided by `m` is a mean.
 mass = Reading("mass")
-#: -1 on the channel "-", else 1: the direction in which a channel of a decomposition split by sign moves the ratio.
+#: -1 on channel "-", else 1: whether a larger density on this channel lowers or raises the ratio.
 channel_sign = Reading("channel_sign")
-#: Above 0 where the objective pulls the density of the element up. Detached; only its sign counts (`Hierarchy.pull`).
+#: Above 0 where the objective raises the element's density. No gradient. Only its sign counts (`Hierarchy.pull`).
 pull = Reading("pull")
-#: The reward that a call takes instead of advantages. The advantages are then a formula of it.
+#: The reward, in `Hierarchy(advantages=...)`. Calls then take `rewards=` instead of advantages.
 reward = Reading("reward")
 
 
@@ -383,7 +391,10 @@ class Density(Expression):
 
 
 def density(stratum: Stratum, channel: str | None = None) -> Density:
-    """Density at the `stratum` element that the current element lies over."""
+    """Returns the density of the `stratum` element that the current element belongs to, as a formula.
+
+    `channel`: "+" or "-". Default: the channel of the gate.
+    """
     if not isinstance(stratum, Stratum):
         raise SpecError(f"density takes a stratum, not {stratum!r}")
     return Density(stratum, None if channel is None else _channel(channel, "density"))
@@ -400,7 +411,7 @@ class Gated(Expression):
 
 
 def gated(channel: str = "") -> Gated:
-    """The gated density of `channel`, for a recovery. The channel is "" in a decomposition of one channel."""
+    """Returns the gated density of a channel, as a formula for a recovery: "+", "-", or "" if there is one channel."""
     return Gated(_channel(channel, "gated"))
 
 

@@ -77,7 +77,10 @@ on_policy = OnPolicy()
 
 
 def equal(value: Expression, *, on: Stratum = WHOLE) -> Equal:
-    """The condition that `advantage`, a count or a total has one value on each element of `on`, or on the batch."""
+    """Returns the condition that a value is the same all over each element of `on`, by default all over the batch.
+
+    The value is `advantage`, a count or a total: `equal(advantage, on=trajectory)`.
+    """
     counted = isinstance(value, (Count, Total)) and isinstance(value.over, Stratum)
     if not (counted or value == advantage):
         raise SpecError(
@@ -89,13 +92,13 @@ def equal(value: Expression, *, on: Stratum = WHOLE) -> Equal:
 
 
 def one(stratum: Stratum) -> One:
-    """The condition that a batch has one element of a stratum."""
+    """Returns the condition that a batch has one element of a stratum: `one(domain)`."""
     _check("one", stratum)
     return One(stratum=stratum)
 
 
 def same(first: Policy, second: Policy) -> Same:
-    """The condition that two policies give every token the same log-prob: `same(old, rollout)`."""
+    """Returns the condition that two policies give every token the same log-prob: `same(old, rollout)`."""
     for given in (first, second):
         if not isinstance(given, Policy):
             raise SpecError(f"same takes two policies, not {given!r}", remedy="same(old, rollout)")

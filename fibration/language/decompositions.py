@@ -16,9 +16,9 @@ CHANNEL_ARGUMENT = {"": "density", "+": "plus", "-": "minus"}
 class Decomposition(Written):
     """`F`: one density per channel, as formulas of `token_log_ratio`; `R`: the ratio, as a formula of `gated(channel)`.
 
-    The channels are `("",)` or `("+", "-")`. `scale` is the leaf measure in which densities are spread, and does not
-    change the formulas. If the kernels spread the same measure, it cancels, and residuals are reported in units of the
-    coordinate (nats).
+    The channels are `("",)` or `("+", "-")`. `scale` is the factor of the densities: a formula of counts, such as
+    `1/count(token, over=trajectory)`. If the kernels spread the same measure, `scale` cancels. Residuals are then
+    reported without it: for log ratios in nats.
     """
 
     densities: tuple[tuple[str, Expression], ...]
@@ -56,7 +56,10 @@ def decomposition(
     minus: Expression | None = None,
     scale: Expression | None = None,
 ) -> Decomposition:
-    """A decomposition from explicit formulas: `density=` for one channel, or `plus=` and `minus=`."""
+    """Returns a decomposition from formulas: `density=` for one channel, or `plus=` and `minus=` for two.
+
+    `recovery` is the inverse, a formula of `gated("")`, or of `gated("+")` and `gated("-")`.
+    """
     if (density is None) == (plus is None) or (plus is None) != (minus is None):
         raise SpecError("a decomposition needs density=, or both plus= and minus=")
     densities = {"": density} if plus is None else {"+": plus, "-": minus}
@@ -65,7 +68,7 @@ def decomposition(
 
 @constructor(Decomposition, examples=("signed_log_ratio()", "signed_log_ratio(scale=1/count(token, over=trajectory))"))
 def signed_log_ratio(scale: Expression | None = None) -> Decomposition:
-    """The log ratio split by sign: `F_± = scale·max(±x, 0)`, `R = exp((σ_+ - σ_-)/scale)`.
+    """Splits the log ratio by sign: `F_± = scale·max(±x, 0)`, `R = exp((σ_+ - σ_-)/scale)`.
 
     A token with `x = 0` belongs to `+` alone, so the slope there is 1: the first update after a rollout learns.
     """
@@ -80,14 +83,14 @@ def signed_log_ratio(scale: Expression | None = None) -> Decomposition:
 
 @constructor(Decomposition, examples=("log_ratio()", "log_ratio(scale=1/count(token, over=trajectory))"))
 def log_ratio(scale: Expression | None = None) -> Decomposition:
-    """The log ratio on one channel: `F = scale·x`, `R = exp(σ/scale)`."""
+    """Takes the log ratio, on one channel: `F = scale·x`, `R = exp(σ/scale)`."""
     s = as_expression(1) if scale is None else scale
     return Decomposition({"": s * token_log_ratio}, exp(gated("") / s), s)
 
 
 @constructor(Decomposition, examples=("ratio_deviation()",))
 def ratio_deviation(scale: Expression | None = None) -> Decomposition:
-    """The deviation of the ratio from 1: `F = scale·(r - 1)`, `R = 1 + σ/scale`. As in PPO."""
+    """Takes the deviation of the ratio from 1, as in PPO: `F = scale·(r - 1)`, `R = 1 + σ/scale`."""
     s = as_expression(1) if scale is None else scale
     return Decomposition({"": s * expm1(token_log_ratio)}, 1 + gated("") / s, s)
 

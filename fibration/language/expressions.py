@@ -23,7 +23,7 @@ SMALLEST, LARGEST = Fraction(1, 10**300), Fraction(10**300)
 
 
 class Expression:
-    """Base class of numbers, atoms and applications; defines arithmetic, comparisons, `&`, `|` and `~`."""
+    """A formula. It has arithmetic, comparisons, and `&`, `|`, `~` for conditions, and prints as it was written."""
 
     __slots__ = ()
     is_condition = False
@@ -314,7 +314,10 @@ def terminates(value: Fraction) -> bool:
 
 
 def apply(operator: str, *arguments: object) -> Expression:
-    """Builds an application. SpecError for too few or many arguments, and for a condition where a number belongs."""
+    """Returns an operator applied to arguments.
+
+    Raises SpecError for a wrong number of arguments, and for a condition where a number is required.
+    """
     row = SYNTAX[operator]
     args = tuple(as_expression(a, f"an argument of '{operator}'") for a in arguments)
     if len(args) != row.arity:

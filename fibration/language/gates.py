@@ -20,11 +20,11 @@ PULL = pull
 
 
 class Gate(Written):
-    """A scalar formula of `residual`, and of whatever else the law of locality allows at the element.
+    """A formula of an element's `residual` that returns the gated residual.
 
-    A gate may read parameters, counts, the element's own attributes, `advantage`, `density(stratum, channel)` of
-    coarser strata, statistics of tokens, and on tokens log-probs of frozen policies. Its derivative at a breakpoint is
-    that of the branch that holds there.
+    It may also read parameters, counts, the element's attributes, `advantage`, `density(stratum, channel)` of coarser
+    strata and statistics of tokens. On tokens it may read log-probs of frozen policies. The law of locality refuses
+    everything else. At a breakpoint the derivative is that of the branch that holds there.
     """
 
     METHODS: ClassVar = ("per", "inward")
@@ -39,22 +39,23 @@ class Gate(Written):
         super().__init__(expression=value, **{"written": f"Gate({value})", **data})  # type: ignore[call-arg]
 
     def per(self, scale: object) -> Gate:
-        """`scale · g(residual / scale)`: the same gate for a density that is `scale` times as large."""
+        """Returns the gate `scale · g(residual / scale)`, for densities that are `scale` times as large."""
         factor = as_expression(scale, "the scale of gate.per")
         inner = substitute(self.expression, {residual: residual / factor})
         return Gate(factor * inner, written=f"{self.written}.per({factor})")
 
     def inward(self, ceiling: Operand | None = None, pull: Operand = pull) -> Gate:
-        """The same gate where the pull moves the residual further from 0; elsewhere the residual passes.
+        """Returns this gate, acting only where the pull moves the residual further from 0. Other residuals pass.
 
-        Past a budget, the gradient may bring a residual back by itself: where the advantage is negative and the ratio
-        above 1, for instance. A roll-back reverses that gradient, a zero loses it. PPO's `min` and `inward` keep it.
+        Beyond a budget, the gradient may bring a residual back by itself, such as at a negative advantage and a ratio
+        above 1. A gate that rolls back reverses that gradient, and a zero drops it. `inward` keeps it, as PPO's `min`
+        does.
 
         - `ceiling` bounds the residuals that pass.
         - `pull` is a formula whose sign is the direction of the pull (see `Hierarchy.pull`).
 
-        Under a coarser level, a residual is the distance from that level's mean, not from the old policy. A move away
-        from the mean may bring a token back to the old policy; the gate acts on it nonetheless.
+        Under a coarser level, a residual is the distance from that level's mean, not from the old policy. The gate also
+        acts on a token that moves away from the mean but back to the old policy.
         """
         by = as_expression(pull, "what pulls an element")
         outward = ((by > 0) & (residual > 0)) | ((by < 0) & (residual < 0))
@@ -100,11 +101,12 @@ def as_gate(value: object, what: str) -> object:
 
 @constructor(Gate, examples=("aggregate_gate(C, rollback=k)",))
 def aggregate_gate(budget: Expression, rollback: Expression) -> Gate:
-    """`g_agg` (eq:gagg_main): pass up to the budget, roll back with slope `-rollback`, then zero.
+    """Passes residuals up to the budget, rolls back with slope `-rollback` beyond it, then returns 0 (eq:gagg_main).
 
-    `budget` is the trust-region radius of the drift (in nats for log-ratio coordinates), `rollback` the slope, usually
-    a number of tokens. The formula is a distance from the budget, because `(k + 1)·C - k·s` loses every digit in
-    float32 when `k` is a million.
+    - `budget`: the trust-region radius of the residual, in nats for log ratios.
+    - `rollback`: the slope `k`, usually a number of tokens.
+
+    The code writes `C - k·(s - C)`, because `(k + 1)·C - k·s` loses every digit in float32 for large `k`.
     """
     drift = absolute(residual)
     beyond = budget - rollback * (drift - budget)
@@ -129,21 +131,24 @@ TWO_BOUNDS = "of two bounds are pessimistic_clip_gate(low, high), which is PPO's
 
 @constructor(Gate, examples=("clip_gate(bound)",), remedy=TWO_BOUNDS)
 def clip_gate(bound: Expression) -> Gate:
-    """Limit the residual to `[-bound, bound]` (eq:logclip in log-ratio coordinates)."""
+    """Limits the residual to `[-bound, bound]` (eq:logclip for log ratios)."""
     _distances("clip_gate", bound=bound)
     return Gate(clip(residual, -bound, bound))
 
 
 @constructor(Gate, examples=("pessimistic_clip_gate(low, high)",))
 def pessimistic_clip_gate(low: Expression, high: Expression) -> Gate:
-    """PPO's `min(r·A, clip(r, 1-low, 1+high)·A)`: only the bound that the advantage pushes against is active."""
+    """Clips as PPO does, `min(r·A, clip(r, 1-low, 1+high)·A)`: above for A > 0, below for A < 0.
+
+    For `ratio_deviation()`.
+    """
     _distances("pessimistic_clip_gate", low=low, high=high)
     return Gate(where(advantage >= 0, minimum(residual, high), maximum(residual, -low)))
 
 
 @constructor(Gate, examples=("dual_clip_gate(low, high, ceiling)",))
 def dual_clip_gate(low: Expression, high: Expression, ceiling: Expression) -> Gate:
-    """`pessimistic_clip_gate` with a second bound: for negative advantages the ratio stays below `ceiling`."""
+    """Clips as `pessimistic_clip_gate`, and limits the ratio to `ceiling` for negative advantages (dual-clip PPO)."""
     _distances("dual_clip_gate", low=low, high=high)
     lower = minimum(maximum(residual, -low), ceiling - 1)
     return Gate(where(advantage >= 0, minimum(residual, high), lower))
@@ -151,18 +156,18 @@ def dual_clip_gate(low: Expression, high: Expression, ceiling: Expression) -> Ga
 
 @constructor(Gate, examples=("log_clip_gate(low, high)",))
 def log_clip_gate(low: Expression, high: Expression) -> Gate:
-    """`pessimistic_clip_gate` for a log ratio, with the bounds `1-low` and `1+high` for its exponential."""
+    """Clips as `pessimistic_clip_gate`, for `log_ratio()`: the ratio has the bounds `1-low` and `1+high`."""
     _distances("log_clip_gate", low=low, high=high)
     return Gate(where(advantage >= 0, minimum(residual, log1p(high)), maximum(residual, log1p(-low))))
 
 
 @constructor(Gate, examples=("identity_gate()",))
 def identity_gate() -> Gate:
-    """Let the residual pass unchanged."""
+    """Returns the residual unchanged."""
     return Gate(residual)
 
 
 @constructor(Gate, examples=("zero_gate()",))
 def zero_gate() -> Gate:
-    """Remove the level. First-order agreement fails at that level, and `verify` reports it."""
+    """Returns 0, which removes the level. The law `first_order` then fails at this level."""
     return Gate(as_expression(0))

@@ -51,24 +51,28 @@ OF_LEVELS = ("identity", "orthogonality", "inward")
 
 
 class Hierarchy(Outline):
-    """A fibration gating hierarchy (def:fgh): strata, fibrations, a gate on every stratum, `F` and `R`, an objective.
+    """The declaration of a loss (def:fgh): strata, fibrations, gates, a decomposition and an objective.
 
-    The strata are those that the fibrations join, or the single gated one. They form a chain, a tree (several strata
-    over one), or a quiver (one over several). Every token is an element of exactly one leaf.
+    The strata are those of `fibrations`, or the single stratum with a gate. They form a chain, a tree (several strata
+    directly over one), or a quiver (one stratum directly over several). Every token is an element of exactly one leaf.
 
-    - `gates`: a gate per stratum; if the decomposition is split by sign, a gate or a mapping `{"+": gate, "-": gate}`.
+    - `gates`: a mapping from each stratum to its gate. If the decomposition splits by sign, a stratum may have a
+      mapping `{"+": gate, "-": gate}` instead.
     - `rows`: the stratum whose elements are the rows of a batch, one sampled sequence each. It need not be part of the
       hierarchy.
-    - `gives_up`: a mapping from laws, or laws of a subject (`"inward of trajectory"`), to the reason why this loss
-      breaks them on purpose.
+    - `gives_up`: a mapping from laws that this loss breaks on purpose to the reasons. A key is a law, or a law of one
+      subject, such as `"inward of trajectory"`.
     - `assume`: assumptions about every batch, `balanced(a, b)` or `populated(a, over=b)`. Proofs use them, and every
       index is checked against them.
-    - `orthogonalise="projection"`: residuals of crossed strata by least squares instead of the Möbius recursion.
-    - `groups`: further strata that rows lie over, without gates. An index takes a label for each row, and formulas
-      gather over them.
+    - `orthogonalise="projection"`: computes residuals of crossed strata by least squares. Default: the Möbius
+      recursion.
+    - `groups`: further strata that rows belong to, without gates. `op.index` takes a label for each row, and
+      statistics may run over them.
     - `advantages`: a formula of `reward`. Calls then take rewards.
-    - `penalties`: a mapping from names to formulas. They are subtracted from the objective, without an advantage
-      (`Penalty`).
+    - `penalties`: a mapping from names to formulas, or to `Penalty` objects. They are subtracted from the objective,
+      without an advantage.
+
+    Raises SpecError for a declaration that cannot be read. `verify` decides the laws.
     """
 
     def __new__(cls, *_: object, **given: object) -> Hierarchy:

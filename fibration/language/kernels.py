@@ -16,7 +16,7 @@ from fibration.language.registry import Written, constructor
 
 
 class MarkovKernel(Written):
-    """The weight `K(a|b)` of a source element `a` over a target element `b`, as an expression read at `a`."""
+    """The weight `K(a|b)` of an element `a` in the coarser element `b`, as a formula read at `a`."""
 
     weight: Expression
 
@@ -29,17 +29,16 @@ class MarkovKernel(Written):
 
 @constructor(MarkovKernel, examples=("uniform()",))
 def uniform(share: Expression | None = None) -> MarkovKernel:
-    """The same weight for every element of the fibre: `1 / count(source, over=target)`.
+    """Gives every element of a fibre the same weight, `1 / count(source, over=target)`.
 
-    If several strata lie over the target, their kernels sum to 1 together. `share` is the part of this kernel, and all
-    shares sum to 1.
+    `share`: if several strata lie directly over the target, the part of this kernel. All shares sum to 1.
     """
     return MarkovKernel((1 if share is None else share) / count(SOURCE, over=TARGET))
 
 
 @constructor(MarkovKernel, examples=("proportional(measure)",))
 def proportional(measure: Expression, share: Expression | None = None) -> MarkovKernel:
-    """Weights proportional to an additive measure, a count or the total of an attribute: `m(a)/m(b)`.
+    """Gives weights proportional to a measure, `m(a)/m(b)`: a count, or the total of an attribute.
 
     `share`: as in `uniform`.
     """
@@ -48,7 +47,7 @@ def proportional(measure: Expression, share: Expression | None = None) -> Markov
 
 
 class Fibration(Declared):
-    """`π: source → target` and its reflecting kernel: every source element lies over exactly one target element."""
+    """A map that sends every element of `source` to the element of `target` that it belongs to, with a kernel."""
 
     source: Stratum
     target: Stratum

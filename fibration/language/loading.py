@@ -45,10 +45,10 @@ def shipped_file(name: str) -> Path:
 
 
 def load(spec: str | Path) -> Hierarchy:
-    """The hierarchy that `spec` names: `path.py`, `path.py:NAME`, a JSON file or a shipped name.
+    """Returns the hierarchy that `spec` names: `path.py`, `path.py:NAME`, a JSON file or a shipped name.
 
-    A Python file is imported, so it runs. A JSON file is only read. Raises SpecError if `spec` holds no hierarchy, or
-    several and no NAME says which.
+    A Python file is imported, so its code runs. A JSON file is only read. Raises SpecError if `spec` has no hierarchy,
+    or several and no NAME.
     """
     text = str(spec)
     if text in shipped():

@@ -38,12 +38,13 @@ class Keep(Declared):
 
 
 class Objective(Written):
-    """The objective of a hierarchy: `weight` is `μ`, a formula of counts over a trajectory and over the batch.
+    """The weighted mean of a loss: `J = Σ μ·w·𝒢(r)·A` over the kept tokens.
 
-    `weighed` are further weights of single tokens. `kept` are the conditions that a token must meet. No gradient flows
-    through weights or conditions.
+    - `weight`: `μ`, a formula of counts over a trajectory and over the batch.
+    - `weighed`: further weights `w` of single tokens, from `weigh(...)`.
+    - `kept`: conditions on tokens, from `keep(...)`.
 
-    `estimator` is how the gated ratio enters:
+    No gradient flows through weights or conditions. `estimator` says how the gated ratio enters:
     - "ratio": `J = Σ μ·𝒢(r)·A`;
     - "score": `J = Σ μ·stop(𝒢(r))·A·log π`. Its gradient is `Σ μ·𝒢(r)·A·∇log π`; its value is not the true objective.
     """
@@ -71,10 +72,10 @@ class Objective(Written):
         return self.model_copy(update={"estimator": "score", "written": f"{self.written}.score()"})
 
     def weigh(self, formula: object) -> Objective:
-        """Returns the objective with every token's term times a weight: `J = Σ μ·w·𝒢·A`.
+        """Returns the objective with every token's term times a weight `w`: `J = Σ μ·w·𝒢·A`.
 
-        `w` is read at the token: log-probs of any policies, the advantage, counts, attributes, parameters, statistics
-        of tokens. No gradient flows through `w`, and it is never negative.
+        `w` is a formula read at the token: of log-probs, the advantage, counts, attributes, parameters, statistics. No
+        gradient flows through `w`. A weight that can be negative is refused.
         """
         value = as_expression(formula, "a weight")
         if value.is_condition:
@@ -82,10 +83,11 @@ class Objective(Written):
         return self.model_copy(update={"weighed": (*self.weighed, value), "written": f"{self.written}.weigh({value})"})
 
     def keep(self, condition: object, normaliser: Normaliser = "all") -> Objective:
-        """Returns the objective over the tokens on which a condition holds. The condition reads what `weigh` reads.
+        """Returns the objective over the tokens that meet a condition. The condition reads what `weigh` reads.
 
-        `normaliser="kept"`: `μ` counts the kept tokens, and the rows and other elements with a kept token, as if the
-        other tokens left the response mask. "all": `μ` counts all tokens, as if the other tokens' losses were set to 0.
+        - `normaliser="kept"`: `μ` counts the kept tokens, and the elements with a kept token. It is as if the mask
+          removed the other tokens.
+        - `normaliser="all"`: `μ` counts all tokens. It is as if the losses of the other tokens were set to 0.
         """
         value = as_expression(condition, "the condition of keep(...)")
         if not value.is_condition:
@@ -172,19 +174,19 @@ class Objective(Written):
 
 @constructor(Objective, examples=("trajectory_mean()",))
 def trajectory_mean() -> Objective:
-    """Mean over trajectories of the mean over tokens: `μ_i = 1/(trajectories · T_τ)` (eq:fiberpo_main)."""
+    """Takes the mean over trajectories of the mean over tokens: `μ_i = 1/(trajectories · T_τ)` (eq:fiberpo_main)."""
     return Objective(weight=1 / (count(ROWS, over=WHOLE) * count(LEAF, over=ROWS)))
 
 
 @constructor(Objective, examples=("token_mean()",))
 def token_mean() -> Objective:
-    """Mean over all tokens of the batch: `μ_i = 1/tokens` (DAPO)."""
+    """Takes the mean over all tokens of the batch: `μ_i = 1/tokens` (DAPO)."""
     return Objective(weight=1 / count(LEAF, over=WHOLE))
 
 
 @constructor(Objective, examples=("constant_normaliser(1024)",))
 def constant_normaliser(length: Expression) -> Objective:
-    """Sum over tokens divided by a constant, mean over trajectories: `μ_i = 1/(trajectories · length)` (Dr. GRPO).
+    """Divides sums over tokens by a constant, and averages rows: `μ_i = 1/(trajectories · length)` (Dr. GRPO).
 
     `length` is a number of tokens, usually the longest allowed response, or a Parameter.
     """

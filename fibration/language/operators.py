@@ -317,80 +317,80 @@ CALLED = tuple(name for name, row in OPERATORS.items() if not row.sign)  # words
 
 
 def where(condition: Expression, value: Operand, otherwise: Operand) -> Expression:
-    """`value` where `condition` holds, `otherwise` elsewhere."""
+    """Returns `value` where `condition` holds, `otherwise` elsewhere."""
     return apply("where", condition, value, otherwise)
 
 
 def minimum(a: Operand, b: Operand) -> Expression:
-    """The smaller; at a tie `a` is differentiated."""
+    """Returns the smaller of two. At a tie the derivative is that of `a`."""
     return apply("minimum", a, b)
 
 
 def maximum(a: Operand, b: Operand) -> Expression:
-    """The larger; at a tie `a` is differentiated."""
+    """Returns the larger of two. At a tie the derivative is that of `a`."""
     return apply("maximum", a, b)
 
 
 def clip(a: Operand, low: Operand, high: Operand) -> Expression:
-    """`a` limited to `[low, high]`; its slope is 1 on the closed interval."""
+    """Returns `a` limited to `[low, high]`. The derivative is 1 on the closed interval, 0 outside."""
     return apply("clip", a, low, high)
 
 
 def absolute(a: Operand) -> Expression:
-    """`|a|`, with slope +1 at 0."""
+    """Returns `|a|`. The derivative at 0 is +1."""
     return apply("abs", a)
 
 
 def stop(a: Operand) -> Expression:
-    """`a`, through which no gradient flows."""
+    """Returns `a`, without a gradient."""
     return apply("stop", a)
 
 
 def sign(a: Operand) -> Expression:
-    """-1, 0 or 1."""
+    """Returns the sign of `a`: -1, 0 or 1. The derivative is 0."""
     return apply("sign", a)
 
 
 def exp(a: Operand) -> Expression:
-    """`e` to the power of `a`."""
+    """Returns `e` to the power of `a`."""
     return apply("exp", a)
 
 
 def expm1(a: Operand) -> Expression:
-    """`exp(a) - 1`, exact where `a` is small."""
+    """Returns `exp(a) - 1`, accurate for small `a`."""
     return apply("expm1", a)
 
 
 def log(a: Operand) -> Expression:
-    """The natural logarithm."""
+    """Returns the natural logarithm."""
     return apply("log", a)
 
 
 def log1p(a: Operand) -> Expression:
-    """`log(1 + a)`, exact where `a` is small."""
+    """Returns `log(1 + a)`, accurate for small `a`."""
     return apply("log1p", a)
 
 
 def tanh(a: Operand) -> Expression:
-    """The hyperbolic tangent, between -1 and 1."""
+    """Returns the hyperbolic tangent, between -1 and 1."""
     return apply("tanh", a)
 
 
 def sigmoid(a: Operand) -> Expression:
-    """`1/(1 + exp(-a))`, between 0 and 1."""
+    """Returns `1/(1 + exp(-a))`, between 0 and 1."""
     return apply("sigmoid", a)
 
 
 def sqrt(a: Operand) -> Expression:
-    """The square root."""
+    """Returns the square root."""
     return apply("sqrt", a)
 
 
 def softplus(a: Operand) -> Expression:
-    """`log(1 + exp(a))`, also where `exp(a)` overflows."""
+    """Returns `log(1 + exp(a))`, also where `exp(a)` overflows."""
     return apply("softplus", a)
 
 
 def atan(a: Operand) -> Expression:
-    """The angle between -π/2 and π/2 whose tangent is `a`."""
+    """Returns the angle between -π/2 and π/2 whose tangent is `a`."""
     return apply("atan", a)

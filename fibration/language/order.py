@@ -58,25 +58,28 @@ class Ordered(Summary):
 
 
 def before(formula: Operand, over: Where = None, discount: Operand = 1, of: Where = None) -> Ordered:
-    """`Σ_{s<t} discount^(t-s) f_s` over the tokens before this one that lie over the same element of `over`.
+    """Returns the discounted sum of a formula over the tokens before this one: `Σ_{s<t} discount^(t-s) f_s`.
 
-    It is 0 at the first token. `of`: sum over the elements of this stratum instead, such as the turns of an episode.
-    `discount` is a number from 0 to 1, a Parameter with bounds in that range, or a product of both kinds. Masked tokens
-    are not counted.
+    - `over`: the sum stays within this token's element of `over`. It is 0 at the element's first token.
+    - `discount`: a number from 0 to 1, a Parameter with bounds in that range, or a product of them.
+    - `of`: sums over the elements of this stratum instead of tokens, such as the turns of an episode.
+
+    Masked tokens are not counted.
     """
     return _ordered(BEFORE, formula, over, discount, of)
 
 
 def after(formula: Operand, over: Where = None, discount: Operand = 1, of: Where = None) -> Ordered:
-    """`Σ_{s>t} discount^(s-t) f_s` over the tokens after this one, with the arguments of `before`; 0 at the last token.
+    """Returns the discounted sum of a formula over the tokens after this one: `Σ_{s>t} discount^(s-t) f_s`.
 
-    The generalised advantage estimate is `delta + after(delta, over=trajectory, discount=gamma*lam)`.
+    The arguments are those of `before`; the sum is 0 at the last token. The generalised advantage estimate is
+    `delta + after(delta, over=trajectory, discount=gamma*lam)`.
     """
     return _ordered(AFTER, formula, over, discount, of)
 
 
 def position(over: Where = None, of: Where = None) -> Ordered:
-    """The number of tokens before this one in the same `over` element; 0 at the first. It is `before(1, over=...)`."""
+    """Returns the number of tokens before this one in its element of `over`, from 0: `before(1, over=...)`."""
     return _ordered(BEFORE, 1, over, 1, of)
 
 

@@ -73,7 +73,7 @@ class Outline(Declared):
 
     @property
     def leaves(self) -> tuple[Stratum, ...]:
-        """The sampled strata: no other stratum lies over a leaf. Every token is an element of one leaf."""
+        """The strata of tokens. No other stratum lies over a leaf, and every token is an element of one leaf."""
         return self.shape.leaves
 
     @property
@@ -81,7 +81,7 @@ class Outline(Declared):
         return self.shape.roots
 
     def coarser(self, stratum: Stratum) -> tuple[Stratum, ...]:
-        """Every stratum that `stratum` lies over, nearest first."""
+        """Returns every stratum that `stratum` lies over, nearest first."""
         return self.shape.coarser(stratum)
 
     @property
@@ -103,10 +103,10 @@ class Outline(Declared):
         return {}
 
     def pull(self, stratum: Stratum) -> Expression:
-        """Returns what pulls an element's density up: `Σ μ·w·A·r` over its tokens, in the direction of its channel.
+        """Returns the pull on an element, as a formula: `Σ μ·w·A·r` over its tokens, times its channel sign.
 
-        A token, a row and an element over a row have one advantage. Its sign decides, so the advantage is returned
-        instead of the sum. At other strata the pull is the sum, because a mean advantage of 0 gives no direction.
+        Only its sign counts. Where all tokens of an element have one advantage, as at tokens and rows, the result is
+        the advantage instead of the sum.
         """
         if stratum in self.leaves or self.rows in (stratum, *self.coarser(stratum)):
             return channel_sign * advantage
@@ -136,7 +136,7 @@ class Outline(Declared):
 
     @cached_property
     def masses(self) -> Mapping[Stratum, Expression]:
-        """The leaf measure that the kernels spread, at every stratum. It is defined if the law of structure holds."""
+        """The mass of every stratum, as a formula. It is defined if the law `structure` holds."""
         return masses(self.shape, self.decomposition)
 
     def _expressions(self) -> Iterator[Expression]:

@@ -16,12 +16,12 @@ from fibration.language.traversal import applications
 class Penalty(Declared):
     """A term that is subtracted from the objective: `J - Σ_i μ_i·formula_i`. Gradients flow through it.
 
-    `formula` is read at every token: log-probs of any policies, log ratios, counts, attributes, parameters, statistics.
-    Advantages may appear in its conditions only, never in its value.
-    `objective` weighs its tokens. Default: the hierarchy's `μ` with each `keep(..., normaliser="kept")`, without its
-    `weigh` and other `keep`.
-    `over`: the formula is read at the elements of this stratum instead, and the term is its mean over them. Gradients
-    flow through sums, means and order of tokens in it, as in `log(1 + total(exp(x), over=prompt_group))`.
+    - `formula`: read at every token. It may have log-probs of any policies, log ratios, counts, attributes, parameters
+      and statistics. Advantages may appear in conditions only.
+    - `objective`: the weights of the tokens. Default: the hierarchy's `μ` with each `keep(..., normaliser="kept")`,
+      without its `weigh` and every other `keep`.
+    - `over`: the formula is read at the elements of this stratum instead, and the term is its mean over them. Gradients
+      flow through sums, means and order of tokens, as in `log(1 + total(exp(x), over=prompt_group))`.
     """
 
     formula: Expression

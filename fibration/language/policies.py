@@ -36,9 +36,10 @@ class Policy(Declared):
 
 
 def policies(names: str) -> tuple[Policy, ...]:
-    """Declare policies: `current, old, rollout = policies("current old rollout")`.
+    """Returns one policy per name: `current, old, rollout = policies("current old rollout")`.
 
-    `current` is π_θ. `old` is the denominator of ratios. Others are the user's: the rollout engine, a reference.
+    `current` is the policy that is trained. `old` is the denominator of ratios. Every other name is yours, such as
+    `rollout` for the rollout engine, or `reference`.
     """
     return tuple(Policy(n) for n in several(names, "policies", "current old rollout"))
 
@@ -54,7 +55,10 @@ class LogProb(Expression):
 
 
 def log_prob(policy: Policy) -> LogProb:
-    """log π of the token under a policy. `exp(log_prob(old) - log_prob(rollout))` is a ratio of two policies."""
+    """Returns log π of the token under a policy, in nats.
+
+    `exp(log_prob(old) - log_prob(rollout))` is a ratio of two policies.
+    """
     if not isinstance(policy, Policy):
         raise SpecError(f"log_prob takes a policy, not {policy!r}", remedy=declare("policies", policy, "reference"))
     return LogProb(policy)

@@ -39,12 +39,15 @@ class Cause(NamedTuple):
 class Verdict:
     """The verdict of one law on one subject (a kernel, a gate, the whole hierarchy).
 
-    `argument` is the reason, in a line a person can follow. A refuted law carries what was `required`, what was
-    `found`, the smallest `counterexample`, and a `remedy`. `given_up` is the declared reason for breaking the law.
-    `cause` is the verdict whose failure makes this one fail or keeps it from being checked; None if it has no cause.
-    `out_of_time`: undecided only because the time ran out. `internal_error`: undecided because the law raised an
-    exception, a defect of this library. A `given_up` reason covers neither. `fault` is the way of failing, if a law has
-    several.
+    - `argument`: the reason, in one line.
+    - `required`, `found`, `counterexample`, `remedy`: of a refuted law. The counterexample is the smallest one found.
+    - `given_up`: the declared reason for breaking the law.
+    - `cause`: the verdict that this one follows from, or None.
+    - `out_of_time`: undecided because the time ran out.
+    - `internal_error`: undecided because the law raised an exception, which is a defect of this library.
+    - `fault`: the way in which the law fails, if it has several.
+
+    A `given_up` reason does not cover `out_of_time` or `internal_error`.
     """
 
     law: str
@@ -68,7 +71,7 @@ class Verdict:
 
     @property
     def accepted(self) -> bool:
-        """Proved, or broken as declared."""
+        """Whether the law is proved, or broken as declared."""
         return self.status == "proved" or bool(self.given_up)
 
     def error(self, name: str, so_too: str = "") -> LawError:
@@ -98,7 +101,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Fact:
-    """A certified property that is no law: `name` of `subject` is `value`, because of `argument`."""
+    """A proved property that is no law: `name` of `subject` is `value`, because of `argument`."""
 
     name: str
     subject: str
@@ -141,7 +144,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Every law is proved, or broken exactly as declared."""
+        """Whether every law is proved, or broken exactly as declared."""
         return all(v.accepted for v in self.verdicts)
 
     @property
@@ -165,7 +168,7 @@ class Report:
 
     @property
     def causes(self) -> tuple[Verdict, ...]:
-        """The failures without a failing cause. Once they are fixed, the others are fixed too, or can be checked."""
+        """The failures that follow from no other failure. Fix them first."""
         return tuple(v for v in self.failures if self.head(v) is v)
 
     def so_too(self, cause: Verdict) -> str:
@@ -183,7 +186,7 @@ class Report:
         return error
 
     def raise_for_status(self) -> None:
-        """Raises LawError for the first refuted cause, else the first undecided one. Its `report` is this report."""
+        """Raises LawError for the first refuted law, else for the first undecided one. Its `report` is this report."""
         if not self.ok:
             raise self.error(min(self.causes, key=lambda v: v.status == "undecided"))
 

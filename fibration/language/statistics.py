@@ -81,35 +81,36 @@ def _aggregate(
 
 
 def mean(formula: Operand, over: Where = None, of: Where = None, others: bool = False) -> Aggregate:
-    """The mean of a formula over the tokens that lie over the `over` element at or below the current element.
+    """Returns the mean of a formula over the tokens of one element of `over`.
 
-    `of`: over the elements of this stratum instead; each element counts once, whatever its number of tokens.
-    `others=True`: over all elements of `of` but the current one.
+    - `over`: the stratum of the element: the current element, or the coarser element that the current one belongs to.
+      Default: the current element.
+    - `of`: takes the mean over the elements of this stratum instead of tokens. Each element counts once.
+    - `others=True`: leaves out the current element of `of`.
     """
     return _aggregate("mean", formula, over, of, others=others)
 
 
 def deviation(formula: Operand, over: Where = None, of: Where = None) -> Aggregate:
-    """The standard deviation of the sample that `mean` reads: `sqrt(Σ(f - mean)²/(n - 1))`; 0 for one element."""
+    """Returns the standard deviation, `sqrt(Σ(f - mean)²/(n - 1))`, or 0 for one element. Arguments as in `mean`."""
     return _aggregate("deviation", formula, over, of)
 
 
 def largest(formula: Operand, over: Where = None, of: Where = None) -> Aggregate:
-    """The largest value of a formula over the same elements as `mean`. The smallest value is `-largest(-formula)`."""
+    """Returns the largest value of a formula. Arguments as in `mean`. The smallest value is `-largest(-formula)`."""
     return _aggregate("largest", formula, over, of)
 
 
 def some(condition: Expression, over: Where = None, of: Where = None) -> Aggregate:
-    """Whether a condition holds on at least one of the elements that `mean` reads. On all: `~some(~condition)`."""
+    """Returns whether a condition holds on some element. Arguments as in `mean`. On all: `~some(~condition)`."""
     return _aggregate("some", condition, over, of)
 
 
 def quantile(formula: Operand, level: Operand, over: Where = None) -> Aggregate:
-    """The detached quantile of a formula over the same tokens as `mean`.
+    """Returns the quantile of a formula over the tokens of one element of `over`, without a gradient.
 
-    It interpolates linearly between the two values next to `level·(n - 1)`, the default of `numpy.quantile` and
-    `torch.quantile`, so equal values need no order. `level` is a number from 0 to 1, or a Parameter with bounds in that
-    range.
+    `level` is a number from 0 to 1, or a Parameter with bounds in that range. Between two values the quantile is
+    interpolated linearly, as `torch.quantile` does by default.
     """
     made = _aggregate("quantile", formula, over, None, level)
     given = made.level
@@ -126,9 +127,9 @@ def quantile(formula: Operand, level: Operand, over: Where = None) -> Aggregate:
 
 
 def total(summed: Attribute | Expression, over: Where = None, of: Where = None) -> Total | Aggregate:
-    """The sum over the `over` element at or below the current one.
+    """Returns the sum of an attribute or a formula over one element of `over`. Arguments as in `mean`.
 
-    The total of an attribute is an additive measure, like `count`. With `of`, or of another formula, it is a statistic.
+    The total of an attribute, without `of`, may be the measure of a kernel, as `count` may.
     """
     if not isinstance(summed, Expression):
         raise SpecError(f"total takes an Attribute or a formula, not {summed!r}", remedy="tokens are counted by count")

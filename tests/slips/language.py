@@ -25,11 +25,9 @@ SLIPS = (
     ),
     slip(
         "PPO clips the ratio before the minimum with the advantage", "vectors gradients",
-        '''"""PPO's `min(r·A, clip(r, 1-low, 1+high)·A)`: only the bound that the advantage pushes against is active."""
-    _distances("pessimistic_clip_gate", low=low, high=high)
+        '''_distances("pessimistic_clip_gate", low=low, high=high)
     return Gate(where(advantage >= 0, minimum(residual, high), maximum(residual, -low)))''',
-        '''"""PPO's `min(r·A, clip(r, 1-low, 1+high)·A)`: only the bound that the advantage pushes against is active."""
-    _distances("pessimistic_clip_gate", low=low, high=high)
+        '''_distances("pessimistic_clip_gate", low=low, high=high)
     return Gate(clip(residual, -low, high))''',
     ),
     slip(
