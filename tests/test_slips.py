@@ -3,11 +3,19 @@
 import pytest
 from mutations import HERE, Copy
 from slips import SLIPS
+from telling import TELLING
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     return Copy(HERE, tmp_path_factory.mktemp("copy"))
+
+
+@pytest.mark.parametrize("case", TELLING)
+def test_a_case_that_tells_is_there(case: str) -> None:
+    file, _, function = case.partition("[")[0].partition("::")
+    assert f"\ndef {function}(" in (HERE / "tests" / file).read_text()
+    assert set(TELLING[case]) <= {slip.name for slip in SLIPS}
 
 
 def test_names_are_told_apart() -> None:

@@ -2,7 +2,7 @@
 
 | | command | parametrised tests | random cases, backends, dtypes |
 |---|---|---|---|
-| few | `make test` | all cases but of functions marked `sampled`, `FEW` of each; none that is marked `thorough` | a slice |
+| few | `make test` | all of most functions; `FEW` of one marked `sampled`, none of one marked `thorough`; those of `telling.py` | a slice |
 | most | `make test-all`, which CI runs | all cases | a slice |
 | all | `FIBRATION_TESTS=all make test` | all cases | everything: hours, for changes deep in the laws or the compiler |
 """
@@ -14,6 +14,7 @@ from collections import defaultdict
 
 import pytest
 from hypothesis import HealthCheck, settings
+from telling import TELLING
 
 LEVEL = os.environ.get("FIBRATION_TESTS", "few")
 assert LEVEL in ("few", "most", "all"), f"FIBRATION_TESTS is few, most or all, and not {LEVEL!r}"
@@ -38,7 +39,7 @@ def examples(n):
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     """The tests that the level `few` leaves out: those marked `thorough`, and of `sampled` ones all but `FEW` cases.
 
-    The kept cases are evenly spaced.
+    The kept cases are evenly spaced; those of `telling.py` are kept beside them.
     """
     if LEVEL != "few":
         return []
@@ -51,4 +52,4 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
         n = len(cases)
         kept = {k * (n - 1) // (FEW - 1) for k in range(FEW)} if n > FEW else set(range(n))
         out += [case for k, case in enumerate(cases) if k not in kept]
-    return out
+    return [item for item in out if item.nodeid.removeprefix("tests/") not in TELLING]

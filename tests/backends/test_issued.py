@@ -57,7 +57,7 @@ for name, of in (("sums in order", spec("fiberpo_modal")), ("prefixes", spec("pp
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", dict.fromkeys([*some(CASES, 3), "sums in order"]))
+@pytest.mark.parametrize("name", dict.fromkeys([*some(CASES, 3), "sums in order", "totals of attributes"]))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_second_call_waits_for_nothing(backend, name, patch):
     """The device has no numbers: whatever is read back raises, and so do tensors of two devices in one operation."""
@@ -161,14 +161,16 @@ def test_as_many_tokens_as_rows_are_not_looked_at(name, patch):
 
 
 def test_the_first_call_with_other_parameters_copies_once(patch):
-    """However many they are; and the count sees copies."""
+    """However many they are, for every index; and the count sees copies."""
     op, _ = counting_operator(spec("fiberpo_domain"), "torch", patch)
-    layout = padded(op, spread_batch())
-    once_here(op, layout.index, layout.shape, patch)
-    there = elsewhere(layout.index)
+    layouts = [padded(op, spread_batch()) for _ in range(2)]
+    for layout in layouts:
+        once_here(op, layout.index, layout.shape, patch)
+    first, second = (elsewhere(layout.index) for layout in layouts)
     for value in (0.0625, {"math": {"+": 0.5, "-": 0.25}, "code": 0.125}):
-        call = called(op, there, layout.shape, {"C_domain": value, "epsilon": 0.0625})["loss"]
-        for copies in (["_to_copy"], []):
+        given = {"C_domain": value, "epsilon": 0.0625}
+        for index, copies in ((first, ["_to_copy"]), (first, []), (second, [])):
+            call = called(op, index, layouts[0].shape, given)["loss"]
             with counted(patch) as issued:
                 call()
             assert issued.copies == copies

@@ -50,7 +50,7 @@ SLIPS = (
     ),
     slip(
         "a copy of an index has the number of the other", "test_compiled",
-        'if name != "handle"}', "if name}",
+        "self.__post_init__()  # every copy has its own handle", "pass",
     ),
     slip(
         "rows without tokens are elements", "hard_inputs test_operator runtime/test_index.py",

@@ -77,12 +77,12 @@ class Index:
         self.handle: Tensor = INDEXES.tensor(self)  # stands for the index in custom torch operators
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields without the cache and the handle, which belong to this process."""
-        return {name: value for name, value in self.__dict__.items() if name != "handle"} | {"_cache": {}}
+        """The fields without the cache, which belongs to this process."""
+        return self.__dict__ | {"_cache": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)  # in a new process the handle differs
-        self.__post_init__()
+        self.__dict__.update(state)
+        self.__post_init__()  # every copy has its own handle
 
     # What `index.micro(rows)` returns; set by `micro.py`, which imports this module.
     _micro: ClassVar[Callable[[Index, Any], Index]]

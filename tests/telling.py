@@ -1,0 +1,141 @@
+"""Cases of `sampled` and `thorough` tests that notice a slip which no other case of `make test` notices.
+
+The level `few` runs them too. A case: its name, and the slips of `slips/` that it notices. When a slip survives
+`python tests/mutations.py --only NAME`, run it once more with `FIBRATION_TESTS=most`, and add the case that fails.
+"""
+
+TELLING = {
+    "backends/test_chains.py::test_random_chains_match_the_interpreter[33-triton]": (
+        "Triton asks for what a sweep has yet to save",
+    ),
+    "backends/test_gradients.py::test_aggregate_gate_at_its_breakpoints[torch-log-0.3125-0.0-0]": (
+        "the end of the rollback still has its slope",
+    ),
+    "backends/test_hard_inputs.py::test_every_masked_place_of_a_result_is_filled[c-prompts before, padding after]": (
+        "C leaves a masked place before the first row as it was",
+    ),
+    "backends/test_hard_inputs.py::test_sizes_from_tiny_to_huge[torch-1000.0-ppo]": (
+        "behind a closed gate 0·inf is NaN",
+    ),
+    "backends/test_layouts.py::test_segments_of_any_number[c-gaps between-padded]": (
+        "C fills gaps between segments that are out of order",
+    ),
+    "backends/test_order.py::test_losses_that_read_order[a gate that reads its prefix-torch]": (
+        "gradients flow through the order that a gate reads",
+    ),
+    "backends/test_order.py::test_losses_that_read_order[weight of what follows, and of places-c]": (
+        "a token is among those that come after it",
+    ),
+    "backends/test_order.py::test_random_sums_match_the_interpreter[1-c]": (
+        "a quantile of sums is taken before they are set aside",
+    ),
+    "backends/test_order.py::test_random_sums_match_the_interpreter[42-c]": (
+        "a sweep takes sums along others than its segments",
+    ),
+    "backends/test_order.py::test_rows_that_alternate_are_in_the_order_of_their_positions[prompt_group-c]": (
+        "segments list their tokens as they lie, whatever their positions",
+    ),
+    "backends/test_order.py::test_sums_along_ragged_rows[packed-torch.float64-c]": (
+        "a vector of sums hands on what is not discounted",
+    ),
+    "backends/test_ptx.py::test_a_product_is_finite_where_products_and_sums_are_one_operation": (
+        "on a GPU a product that is subtracted from itself is its rounding",
+    ),
+    "backends/test_ptx.py::test_programs_as_they_run_on_a_gpu[fiberpo_domain-objective-packed-torch.float32]": (
+        "Triton's blocks arrive without a release",
+        "Triton's groups of a coarse stage wait for nothing",
+    ),
+    "backends/test_ptx.py::test_programs_as_they_run_on_a_gpu[fiberpo_modal-objective-packed-torch.float64]": (
+        "Triton reads before a row that has no token left",
+    ),
+    "backends/test_quantiles.py::test_many_tokens_and_one_that_is_no_number[c]": (
+        "C finds a quantile among what is no number",
+    ),
+    "backends/test_quantiles.py::test_quantiles_over_every_stratum[padded-torch.float32-exp(mul(1.7, $0))-c]": (
+        "what reads a quantile is computed in the tokens' precision",
+    ),
+    "backends/test_quantiles.py::test_several_leaves_and_crossed_strata[fiberpo_modal-padded-c]": (
+        "of several leaves the values set aside last are left",
+    ),
+    "backends/test_rewards.py::test_the_fields_advantages[torch-opo]": ("a row counts once in a mean of tokens",),
+    "backends/test_shipped.py::test_shipped_hierarchies_match_dense_matrices[fiberpo-packed-torch.bfloat16-c]": (
+        "C reads bfloat16 as whole numbers",
+    ),
+    "backends/test_token_words.py::test_rows_of_no_token_of_one_and_of_a_hundred_thousand[c]": (
+        "a statistic is compared in the tokens' precision",
+    ),
+    "backends/test_vectors.py::test_losses_and_gradients_of_a_trainer[c-padded-vanilla-seq-mean-token-mean-0]": (
+        "C takes the number of a token for its place",
+    ),
+    "backends/test_vectors.py::test_losses_and_gradients_of_a_trainer[torch-padded-vanilla-token-mean-0]": (
+        "token_mean counts the tokens of the row",
+    ),
+    "cli/test_main.py::test_who_names_nothing_is_told_what_may_be_meant[GSPO-did you mean 'gspo'?]": (
+        "a name in capitals is near to none",
+    ),
+    "cli/test_outcome.py::test_specs_that_end_the_process_are_errors_of_collection": (
+        "a spec that is imported ends the process",
+        "what a spec forks does not end",
+    ),
+    "compiler/test_rules.py::test_a_rule_keeps_every_value_where_it_claims_to[add(neg(exp($0)), 1.0)]": (
+        "the slope of a divergence is nothing where policies are near",
+    ),
+    "compiler/test_rules.py::test_a_rule_keeps_every_value_where_it_claims_to[lt(select($3, $6, $7), $5)]": (
+        "a compared choice has one condition for both branches",
+    ),
+    "compiler/test_spread.py::test_every_rank_has_what_one_process_has[fiberpo_inward-cut]": (
+        "an advantage is read of rows that other ranks have",
+    ),
+    "laws/test_facts_amplification.py::test_what_is_not_certified_says_why[h3-reads more of the batch]": (
+        "a gate that reads densities is taken to stand still",
+    ),
+    "laws/test_first_order.py::test_a_recovery_that_bends_where_no_ratio_is_agrees_only_with_gates_that_are_the_identity": (
+        "the slope of a recovery is not asked where gates agree to first order alone",
+    ),
+    "laws/test_gradient.py::test_what_is_said_is_so[intermediate residuals dropped]": (
+        "agreement for advantages that are constant on any stratum is that of the gradient",
+    ),
+    "laws/test_identity.py::test_wrong_specs_are_refused[one advantage alone]": (
+        "one advantage of each sign is enough",
+    ),
+    "laws/test_inward.py::test_slopes_are_what_flows_and_breakpoints_without_an_order_prove_nothing[a density that opens]": (
+        "a gate that reads a density is followed with that density held alone",
+    ),
+    "laws/test_locality.py::test_wrong_specs_are_refused[a token's log-prob below it]": (
+        "a level reads log-probs of single tokens",
+    ),
+    "laws/test_markov.py::test_wrong_specs_are_refused[negative by a denominator]": (
+        "the sign of a denominator is forgotten",
+    ),
+    "laws/test_positivity.py::test_wrong_specs_are_refused[clip of a trajectory's ratio with its bounds swapped]": (
+        "giving up first_order covers positivity",
+        "ratios on several levels are tried for one advantage",
+    ),
+    "laws/test_recovery.py::test_wrong_specs_are_refused[a window of F]": (
+        "log ratios are tried at round numbers alone",
+    ),
+    "laws/test_reflecting.py::test_wrong_specs_are_refused[right up to 1000]": (
+        "the batch of a counterexample is left out of JSON where it is large",
+    ),
+    "laws/test_reflecting.py::test_wrong_specs_are_refused[square over the total]": (
+        "a sum of squares is summed like one of measures",
+    ),
+    "laws/test_too_many_cases.py::test_what_is_wrong_is_not_proved[undefined condition]": (
+        "too many cases count as proved",
+    ),
+    "plotting/test_own.py::test_without_advantages_all_else_is_shown": (
+        "without advantages coefficients are compared, and are 0",
+    ),
+    "rollouts/test_file.py::test_what_is_wrong_is_named[infinity]": ("log-probs of a recorded policy may be infinite",),
+    "runtime/ranks/test_spread_index.py::test_whole_rows_in_order[experts alone, projected (62)]": (
+        "masses of other ranks' tokens are left out",
+    ),
+    "runtime/test_bad_input.py::test_tensors[advantages per column]": ("a column of advantages is taken for a row",),
+    "runtime/test_parameters.py::test_parameters[number by label]": ("numbers by label are not checked",),
+    "runtime/test_precision.py::test_who_is_warned[fewer bits, long rows]": (
+        "half precision is warned of whatever the gate",
+    ),
+    "runtime/test_requires_grad.py::test_what_would_get_no_gradient[a policy]": (
+        "of policies that require grad the gradient is dropped",
+    ),
+}
