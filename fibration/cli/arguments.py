@@ -16,11 +16,10 @@ from fibration.language.read_document import GivenTwice, once
 VerifyFormat = StrEnum("VerifyFormat", "text json junit github markdown")
 ShowFormat = StrEnum("ShowFormat", "text mermaid latex json schema")
 Spec = Annotated[
-    str, typer.Argument(metavar="SPEC", help="path.py, path.py:NAME, a JSON file or a shipped name", show_default=False)
+    str,
+    typer.Argument(metavar="SPEC", help="path.py, path.py:NAME, a JSON file, or a shipped loss.", show_default=False),
 ]
-Timeout = Annotated[
-    float, typer.Option(metavar="S", help="Seconds for the laws and facts of a hierarchy; inf for no limit.")
-]
+Timeout = Annotated[float, typer.Option(metavar="S", help="Seconds for the proofs of a hierarchy. inf: no limit.")]
 Parameters = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=VALUE", help="A parameter's value: a number, or JSON. May be repeated."),

@@ -69,7 +69,7 @@ app = typer.Typer(
 
 
 def console() -> Console:
-    """A console for the present stdout, made per command. It neither colours numbers nor reads brackets as markup."""
+    """Returns a console for the present stdout. It does not colour numbers, and reads no brackets as markup."""
     return Console(highlight=False, markup=False, emoji=False)
 
 
@@ -94,12 +94,12 @@ def root(
 @app.command()
 def init(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="this folder, if left out", show_default=False)
+        Path, typer.Argument(metavar="[DIR]", help="A folder. Default: this folder.", show_default=False)
     ] = Path("."),
 ) -> None:
-    """Begin a project: a loss of your own, a test of it, and CI.
+    """Start a project: a loss of your own, a test of it, and CI.
 
-    All of them pass as they are. Nothing that is there is overwritten.
+    All files pass their checks unchanged. Existing files are not overwritten.
     """
     from fibration.cli.project import init as begin
 
@@ -109,14 +109,14 @@ def init(
 @app.command()
 def doctor(
     spec: Annotated[
-        str | None, typer.Argument(metavar="[SPEC]", help="what to try backends on; fiberpo, if left out")
+        str | None, typer.Argument(metavar="[SPEC]", help="The loss on which backends are tried. Default: fiberpo.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Report what works on this machine, and which backend runs.
 
-    Versions, processor, threads, GPU, C compiler, the cache folder; every backend that should work is built, run and
-    compared. Exit code 0: usable. 1: something is broken, or SPEC breaks a law.
+    It checks versions, processor, threads, GPU, C compiler and the cache folder. It builds, runs and compares every
+    backend that this machine supports. Exit code 0: usable. 1: something is broken, or SPEC breaks a law.
     """
     from fibration.cli.doctor import doctor as examine
 
@@ -126,23 +126,22 @@ def doctor(
 @app.command()
 def verify(
     specs: Annotated[
-        list[str], typer.Argument(metavar="SPEC|DIR...", help="specs, or folders of them", show_default=False)
+        list[str], typer.Argument(metavar="SPEC|DIR...", help="Specs, or folders with specs.", show_default=False)
     ],
     format: Annotated[
-        VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="How to report.")
+        VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="The format of the report.")
     ] = VerifyFormat.text,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there, and a summary here.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the report to a file, and print a summary."),
     ] = None,
-    if_any: Annotated[
-        bool, typer.Option("--if-any", help="Files and folders that declare no hierarchy are fine.")
-    ] = False,
+    if_any: Annotated[bool, typer.Option("--if-any", help="Skip files and folders that declare no hierarchy.")] = False,
     timeout: Timeout = BUDGET,
 ) -> None:
-    """Decide every law of every hierarchy, for all sizes at once.
+    """Prove or refute every law, for batches of all sizes.
 
-    Exit code 0: all proved, or given up as declared. 1: a law is refuted or undecided, for example out of time. 2: an
-    input is unusable, or declares no hierarchy (without --if-any).
+    Exit code 0: every law is proved, or given up as declared. 1: a law is refuted or undecided, for example because
+    the time ran out. 2: an input is unusable, or declares no hierarchy (without --if-any).
     """
     from fibration.printing import reports
     from fibration.printing.progress import working
@@ -157,33 +156,35 @@ def verify(
 @app.command()
 def compare(
     first: Spec,
-    second: Annotated[str, typer.Argument(metavar="SPEC", help="what it should be the same as", show_default=False)],
+    second: Annotated[str, typer.Argument(metavar="SPEC", help="The loss to compare it with.", show_default=False)],
     when: Annotated[
         list[str] | None,
-        typer.Option(metavar="CONDITION", help="Only on such batches: advantage=trajectory. May be repeated."),
+        typer.Option(metavar="CONDITION", help="Compare only on batches that meet this. May be repeated."),
     ] = None,
     param: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=NAME|FORMULA|NUMBER", help="Match two parameters, or fix one (inf: it never binds)."
-        ),
+        typer.Option(metavar="NAME=NAME|FORMULA|NUMBER", help="Match two parameters, or fix one. inf: it never binds."),
     ] = None,
     format: Annotated[
-        VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="How to report.")
+        VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="The format of the report.")
     ] = VerifyFormat.text,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there, and a summary here.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the report to a file, and print a summary."),
     ] = None,
     timeout: Timeout = BUDGET,
 ) -> None:
     """Decide whether two losses are the same.
 
-    They are if they have the same coefficients on every batch of every size.
+    Two losses are the same if every token has the same coefficient on every batch of every size.
 
     CONDITION is a comparison that holds at every token ('advantage >= 0'), 'equal(count(token, over=trajectory))',
     'equal(advantage, on=trajectory)' or short 'advantage=trajectory', 'one(domain)', 'same(old, rollout)', on_policy.
-    FORMULA is one in parameters of the other: 'bound=1 + epsilon'. Exit code 0: proved. 1: refuted, by the smallest
-    batch found, or undecided. 2: the two cannot be compared, or some input is unusable.
+
+    FORMULA writes a parameter of one loss in parameters of the other: 'bound=1 + epsilon'.
+
+    Exit code 0: proved. 1: refuted by a batch, the smallest found, or undecided. 2: the losses cannot be compared, or
+    an input is unusable.
     """
     from fibration.cli.compare import compare as compare_specs
     from fibration.cli.compare import matches
@@ -197,7 +198,7 @@ def compare(
 
 
 def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None) -> int:
-    """Print reports, or write them to a file. Returns the exit code."""
+    """Prints reports, or writes them to a file. Returns the exit code."""
     from fibration.printing import reports
 
     for outcome in outcomes:
@@ -217,12 +218,12 @@ def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None) -> i
 def show(
     spec: Spec,
     format: Annotated[
-        ShowFormat, typer.Option("--format", "-f", case_sensitive=False, help="How to show it.")
+        ShowFormat, typer.Option("--format", "-f", case_sensitive=False, help="The format.")
     ] = ShowFormat.text,
 ) -> None:
     """Print a hierarchy as text, mermaid, LaTeX or JSON.
 
-    `schema` is the JSON Schema of all hierarchies. Nothing is proved here.
+    `schema` is the JSON Schema of all hierarchies. The command proves nothing.
     """
     from fibration.compiler.coupling import coupling_of
     from fibration.printing.latex import latex
@@ -243,19 +244,19 @@ def show(
 @app.command()
 def compile(
     spec: Spec,
-    backend: Annotated[str, typer.Option("--backend", "-b", help="Backend, or auto.")] = "auto",
+    backend: Annotated[str, typer.Option("--backend", "-b", help="torch, c, triton or auto.")] = "auto",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Write NAME_BACKEND.py and NAME_certificate.json there."),
+        typer.Option("--output", "-o", metavar="DIR", help="Write NAME_BACKEND.py and NAME_certificate.json here."),
     ] = None,
     arch: Annotated[
-        str | None, typer.Option(metavar="sm_90", help="Triton: also write machine code for this chip; needs -o.")
+        str | None, typer.Option(metavar="sm_90", help="Triton: also write machine code for this chip. Needs -o.")
     ] = None,
     timeout: Timeout = BUDGET,
 ) -> None:
     """Verify a loss, and print its source or write standalone files.
 
-    With -o, the module and a certificate of what was proved are written instead.
+    Without -o it prints the source. With -o it writes the module, and a certificate of what was proved.
     """
     from fibration.cli.certificate import certificate, kernel_table
     from fibration.pipeline import choose, export, generate
@@ -291,24 +292,27 @@ def compile(
 def run(
     spec: Spec,
     rollouts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Recorded rollouts; the shipped batch if left out.")
+        Path | None, typer.Option(metavar="FILE", help="Recorded rollouts. Default: the batch that is shipped.")
     ] = None,
     verify: Annotated[
-        list[str] | None, typer.Option(metavar="SPEC|DIR", help="Verify these first. May be repeated.")
+        list[str] | None, typer.Option(metavar="SPEC|DIR", help="Verify this spec or folder first. May be repeated.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="DIR", help="Where the pictures go.")] = Path(
-        "out"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "--output", "-o", metavar="DIR", help="The folder for pictures.")
+    ] = Path("out"),
     by: Annotated[
         str | None,
-        typer.Option(metavar="STRATUM", help="Whose labels are told apart; domain, or the coarsest, if left out."),
+        typer.Option(
+            metavar="STRATUM", help="Split tables and pictures by its labels. Default: domain, or the coarsest."
+        ),
     ] = None,
     param: Parameters = None,
     timeout: Timeout = BUDGET,
 ) -> None:
-    """Gate a recorded batch and show what every level did.
+    """Gate a recorded batch, and show what every level did.
 
-    Verifies, compiles, gates, compares with the float64 interpreter, prints tables and draws pictures.
+    It verifies and compiles SPEC, gates the batch, and compares the result with the float64 interpreter. Then it
+    prints tables and draws pictures.
     """
     from fibration.cli.run import command
 
@@ -319,16 +323,18 @@ def run(
 def plot(
     spec: Spec,
     figure: Annotated[
-        list[str] | None, typer.Option(metavar="gates|regimes|objective|all", help="May be repeated; all if left out.")
+        list[str] | None, typer.Option(metavar="gates|regimes|objective|all", help="Default: all. May be repeated.")
     ] = None,
     param: Parameters = None,
-    paper: Annotated[bool, typer.Option("--paper", help="Parameters as in the captions of the paper.")] = False,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where the figures go.")] = Path("out"),
-    format: Annotated[str, typer.Option("--format", "-f", metavar="png,svg", help="One, or both.")] = "png",
+    paper: Annotated[bool, typer.Option("--paper", help="Use the parameters in the paper's captions.")] = False,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder for figures.")] = Path(
+        "out"
+    ),
+    format: Annotated[str, typer.Option("--format", "-f", metavar="png,svg", help="One format, or both.")] = "png",
 ) -> None:
     """Draw the paper's figures of a hierarchy.
 
-    Its gates, its regimes on the simplex, and its objective under drift.
+    They show its gates, its regimes for three tokens, and its objective under drift.
     """
     from fibration.plotting import figures
     from fibration.printing.reports import load_quietly
@@ -343,18 +349,18 @@ def plot(
 @app.command()
 def record(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The safetensors file to write.", show_default=False)],
-    prompts_per_domain: Annotated[int, typer.Option(min=1)] = 8,
+    prompts_per_domain: Annotated[int, typer.Option(min=1, help="Prompts of each domain.")] = 8,
     samples: Annotated[int, typer.Option(min=1, help="Trajectories per prompt.")] = 8,
     updates: Annotated[int, typer.Option(min=0, help="Optimiser steps on the batch.")] = 4,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of questions and samples.")] = 0,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="bfloat16|float16", help="Sample in this dtype, and keep its log-probs as 'rollout'."),
+        typer.Option(metavar="bfloat16|float16", help="Sample in this dtype, and record its log-probs as 'rollout'."),
     ] = None,
 ) -> None:
     """Record a batch of rollouts with a small model.
 
-    It answers questions, is scored, and is updated a few times on its own answers. Takes minutes.
+    The model answers questions and gets rewards. It is then updated a few times on its answers. This takes minutes.
     """
     from fibration.printing.progress import working
     from fibration.rollouts.record import record as record_batch
@@ -370,28 +376,32 @@ def record(
 @app.command()
 def bench(
     specs: Annotated[
-        list[str] | None, typer.Argument(metavar="[SPEC]...", help="specs; some shipped ones if left out")
+        list[str] | None, typer.Argument(metavar="[SPEC]...", help="Specs. Default: some shipped losses.")
     ] = None,
     backend: Annotated[
-        list[str] | None, typer.Option("--backend", "-b", help="May be repeated; all backends if left out.")
+        list[str] | None, typer.Option("--backend", "-b", help="Default: all backends. May be repeated.")
     ] = None,
     tokens: Annotated[
-        list[str] | None, typer.Option(metavar="N", help="Tokens of a batch: 65536, 64Ki, 4Mi. May be repeated.")
+        list[str] | None,
+        typer.Option(metavar="N", help="Tokens of a batch, such as 65536, 64Ki, 4Mi. May be repeated."),
     ] = None,
-    length: Annotated[str, typer.Option(metavar="N", help="Tokens of a trajectory, on average.")] = "512",
+    length: Annotated[str, typer.Option(metavar="N", help="Mean number of tokens of a trajectory.")] = "512",
     sweep: Annotated[bool, typer.Option("--sweep", help="Vary tokens, lengths, raggedness and padding.")] = False,
-    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to measure.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="Of log-probs and advantages.")] = "float32",
-    repeats: Annotated[int | None, typer.Option(metavar="R", min=1, help="Rounds: 15, or 5 where quick.")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    json: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write all samples there.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a picture there.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small batches; no memory, no cold starts.")] = False,
+    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="The device to measure on.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="The dtype of log-probs and advantages.")] = "float32",
+    repeats: Annotated[
+        int | None, typer.Option(metavar="R", min=1, help="Rounds. Default: 15, or 5 with --quick.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the inputs.")] = 0,
+    json: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write all samples to this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a picture to this file.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small batches, without memory and cold starts.")] = False,
     timeout: Timeout = BUDGET,
 ) -> None:
     """Time every backend beside hand-written losses.
 
-    Also beside torch.compile and a bare copy: on the same inputs, in turns, and with results compared.
+    It also times torch.compile and a bare copy of the inputs. All run in turns on the same inputs, and their results
+    are compared.
     """
     from fibration.bench import command
 

@@ -52,13 +52,20 @@ def run(
     parameters: Mapping[str, Any] | None = None,
     by: str | None = None,
 ) -> Gated:
-    """`fibration run` from Python: verify, compile, gate a batch, compare with the interpreter and print what every
-    level did. Draws pictures to the folder `out`, or none if it is None.
+    """Gates a recorded batch and prints what every level did, as `fibration run` does. Returns the gated batch.
 
-    `hierarchy`, `rollouts`: the object, or its name or path; `None` is the batch that comes with fibration. `by`: the
-    stratum whose labels tables and pictures tell apart; by default `domain`, or the coarsest with few labels. Returns
-    the gated batch, with its `op`, `index`, `ratio`, `levels`, and `result`. Raises what compiling and indexing raise,
-    RolloutsError if the rollouts lack what the hierarchy needs, and BackendError for results that differ.
+    It verifies and compiles the hierarchy, and compares the results with the float64 interpreter. The returned batch
+    has `op`, `index`, `ratio`, `levels` and `result`.
+
+    - `hierarchy`: a Hierarchy, a file, or the name of a shipped loss.
+    - `rollouts`: Rollouts or a file. Default: the batch that is shipped.
+    - `out`: the folder for pictures. Default: no pictures.
+    - `parameters`: values of parameters, as in `op.loss`.
+    - `by`: the stratum by whose labels tables and pictures are split. Default: `domain`, or the coarsest stratum with
+      few labels.
+
+    Raises the errors of `compile` and `op.index`. Raises RolloutsError if the rollouts lack an input of the hierarchy,
+    and BackendError if the results differ from the interpreter's.
     """
     if out is not None:
         check_writable(Path(out), "out=")

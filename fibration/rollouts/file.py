@@ -45,9 +45,10 @@ _LABEL, _PREFIXES = "label/", {"masks": "mask/", "policies": "policy/", "attribu
 
 @dataclass(frozen=True, eq=False)
 class Rollouts:
-    """A batch of `n` trajectories with `N` tokens in all. Arrays are numpy's, floats float32 or float64.
+    """A recorded batch: `n` trajectories with `N` tokens in all, one after the other.
 
-    Raises RolloutsError for columns that do not fit together. `None`: not recorded; functions that need it raise.
+    Arrays are of numpy; floats are float32 or float64. A column that was not recorded is None, and functions that need
+    it raise RolloutsError. Raises RolloutsError for columns that do not fit together.
     """
 
     log_probs: Floats  # [N] of the sampled tokens after the updates, in nats
@@ -83,22 +84,19 @@ class Rollouts:
     ) -> Rollouts:
         """Returns rollouts from a trainer's batch: torch tensors, numpy arrays or lists.
 
-        `log_probs`, `old_log_probs`: log π of the sampled tokens now and when sampled, of any float dtype, on any
-        device, with a graph or without. Three layouts:
-        - padded `[B, T]` with a `mask` of 0 and 1 (padding on any side, holes);
-        - packed `[N]` with `offsets` (cu_seqlens `[n + 1]`);
-        - a list of rows.
-        Masked values are never used. Rows without an unmasked token are left out. float64 stays, other dtypes become
-        float32.
+        - `log_probs`, `old_log_probs`: log π of the sampled tokens in nats, under the current and the old policy. Any
+          float dtype, any device, with or without a graph. Float64 stays; other dtypes become float32.
+        - Layouts: padded `[B, T]` with a `mask` of 0 and 1; packed `[N]` with `offsets` (cu_seqlens `[n + 1]`); or a
+          list of rows. Masked values are never read. Rows without an unmasked token are left out.
+        - `advantages`, `rewards`, `attributes`: numbers per row or per token.
+        - `policies`: log-probs of other policies, such as `{"rollout": log_probs}`.
+        - `masks`: the tokens of each leaf, for hierarchies with several leaves, such as `{"image_token": is_image}`.
+        - `labels`: one keyword per stratum, such as `domain=sources`. A label per row or per token, of any hashable
+          type, or `None`.
+        - `provenance`: any JSON. Default: the layout, the dtypes and the number of rows.
 
-        `advantages`, `rewards`, `attributes`: numbers per row or per token.
-        `policies`: log-probs of other policies, `{"rollout": log_probs}`.
-        `masks`: the tokens of each leaf, for hierarchies of several leaves, `{"image_token": is_image}`.
-        One keyword per stratum, `domain=sources`: a label per row or per token, any hashable value or `None`.
-        `provenance`: any JSON. Default: the layout, the dtypes and the number of rows.
-        An argument that is `None` is not recorded.
-
-        Raises RolloutsError with the argument, the rule, and the place of the wrong value in the user's arrays.
+        An argument that is `None` is not recorded. Raises RolloutsError with the argument, the rule, and the place of
+        the wrong value in your arrays.
         """
         refuse_slips(labels)
         what = Layout(log_probs, mask, offsets)
@@ -155,11 +153,11 @@ class Rollouts:
 def load_rollouts(path: str | os.PathLike[str] | None = None, *, engine: bool = False) -> Rollouts:
     """Returns recorded rollouts; `None` reads a batch that ships with this package.
 
-    With `engine`, the shipped batch is a smaller one. A copy of the model in bfloat16 sampled it, and its log-probs are
-    those of the policy `rollout`.
+    `engine=True` reads a smaller shipped batch that has log-probs of the policy `rollout`: of a copy of the model in
+    bfloat16, which sampled it.
 
-    All rules of `Rollouts` are checked. Raises `RolloutsError` with the file, the rule, and the wrong key, trajectory
-    or token.
+    Raises `RolloutsError` for a file that breaks a rule of `Rollouts`, with the file, the rule, and the wrong key,
+    trajectory or token.
     """
     if path is None:
         with as_file(files("fibration").joinpath(SHIPPED_ENGINE if engine else SHIPPED)) as shipped:

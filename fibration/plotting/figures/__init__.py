@@ -66,7 +66,7 @@ def draw(
     paper: bool = False,
     step: Callable[[str], None] = lambda name: None,
 ) -> list[tuple[Path, str]]:
-    """Write figures of a hierarchy to the folder `out` as `NAME_FIGURE.FORMAT`. Returns their paths and descriptions.
+    """Writes figures of a hierarchy to the folder `out` as `NAME_FIGURE.FORMAT`. Returns paths and descriptions.
 
     `parameters` as in `Operator.loss`. `paper=True` takes the values in the paper's captions for `epsilon`,
     `C_trajectory` and `k`, if the hierarchy has them. All figures are drawn before the first is written. Raises
@@ -92,7 +92,7 @@ def draw(
 
 
 def make(op: Operator, name: str, parameters: Mapping[str, Any], paper: bool = False) -> Figure:
-    """One figure of a compiled hierarchy."""
+    """Returns one figure of a compiled hierarchy."""
     kind = FIGURES[name]
     values = {**(caption(op.hierarchy, name) if paper else {}), **parameters}
     below = [note(op.hierarchy, values)]
