@@ -117,6 +117,7 @@ FALLS_SHORT = {  # and the verdicts that no reason covers
         weighed(mu.keep(rho < 1).keep(rho > 1), "mask_open"), [f"mask_open of condition {c}" for c in (rho < 1, rho > 1)],
     ),
     "k3 and k1": (penalised(["kl_gradient"], kl=k3, other=d), ["kl_gradient of kl", "kl_gradient of other"]),
+    "k1 twice": (penalised(["kl_gradient"], kl=d, other=2 * d), ["kl_gradient of kl", "kl_gradient of other"]),
     "k1 beside k3 by its name": (penalised(["kl_gradient of kl"], kl=k3, other=d), ["kl_gradient of other"]),
     "a roll-back and the wrong side": (
         levels(ROLLS_BACK, WRONG_SIDE, "inward"), ["inward of trajectory", "inward of token"],
