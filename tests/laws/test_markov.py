@@ -22,6 +22,14 @@ def test_wrong_quivers_are_refused(name):
     on_batches.refused(name)
 
 
+def test_a_weight_that_may_be_0_is_not_proved():
+    """It is not negative, but the measure that the other laws divide by may be 0."""
+    levels = CHAIN[:2]
+    n = count(token, over=levels[1])
+    verdict = next(v for v in over(levels, [(n - 1) / (n * n)]).verify().verdicts if v.law == "markov")
+    assert verdict.status == "undecided"
+
+
 BENT = (
     lambda n, m, w, all_w: 1 / (n + 1),
     lambda n, m, w, all_w: 1 / n + (n - 1) * (n - 2) / n,

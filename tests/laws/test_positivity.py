@@ -24,6 +24,7 @@ from fibration import (
     ratio_deviation,
     residual,
     token_log_ratio,
+    where,
 )
 from fibration.language.atoms import gated, mass
 from fibration.language.decompositions import decomposition
@@ -63,6 +64,14 @@ def test_refuted_positivity_is_seen(name):
 
 def test_what_an_inward_gate_pulls_outward_is_evaluated_where_it_stands():
     refuted(one(Gate(2 * residual).inward()))
+
+
+def test_a_gated_ratio_of_0_is_a_counterexample():
+    """A gate that drops a token by the deviation -1 is refuted in exact arithmetic, where nothing is below 0."""
+    h = one(Gate(where(residual > 2, -1, residual)), ratio_deviation())
+    refuted(h)
+    verdict = next(v for v in h.verify().verdicts if v.law == "positivity")
+    assert verdict.counterexample.values["gated"] == 0
 
 
 @pytest.mark.parametrize("density", [1 / token_log_ratio, log(token_log_ratio), token_log_ratio / token_log_ratio])

@@ -10,7 +10,7 @@ from hierarchies.right import RIGHT, SHIPPED
 from hierarchies.zoo import T, two
 from thorough import ALL
 
-from fibration import Parameter, absolute, clip, exp, load, log, log_ratio, maximum, residual, sqrt, tanh, where
+from fibration import Parameter, absolute, clip, exp, load, log, log_ratio, maximum, residual, sqrt, tanh, uniform, where
 from fibration import sign as sign_of
 from fibration.language.atoms import Reading
 from fibration.language.exact import NoValue
@@ -38,6 +38,16 @@ CORRECT = {
     **{n: case.hierarchy for n, case in quivers.right().items() if case.hierarchy.orthogonalise is None},
 }  # fmt: skip
 SAMPLE = list(CORRECT) if ALL else list(CORRECT)[::33]
+
+
+def test_every_chain_of_up_to_five_tokens_is_tried():
+    rows = [
+        list(c.maps[zoo.token, zoo.trajectory].count(r) for r in range(c.size[zoo.trajectory]))
+        for c in concretes(zoo.chain(uniform(), uniform()), [])
+    ]
+    partitions = {1: 1, 2: 2, 3: 3, 4: 5, 5: 7}
+    for n, many in partitions.items():
+        assert len({tuple(sorted(r)) for r in rows if sum(r) == n}) == many
 
 
 def searches(h):

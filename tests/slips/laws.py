@@ -116,7 +116,7 @@ SLIPS = (
         "self._may_be_told, self._has_ended = False, True", "self._has_ended = True",
     ),
     slip(
-        "a refuted law counts as proved where its weight is 0",
+        "a weight that may be 0 counts as one above 0",
         "laws*markov laws*reflecting laws*orthogonality laws/test_random",
         "Claim(f.weight, subject.at(f.source), POSITIVE)",
         "Claim(f.weight, subject.at(f.source), frozenset({0, 1}))",

@@ -165,7 +165,7 @@ SLIPS = (
         "for side in (0,) if self.variables.on_policy else SIDES:", "for side in (0,) if self.variables.on_policy else (1,):",
     ),
     slip(
-        "a condition loses the sign of its number", "laws*equivalent",
+        "a condition loses the sign of its number", "laws/test_feasible laws*equivalent",
         "sympy.Integer(1), 1 if number > 0 else -1", "sympy.Integer(1), 1",
     ),
     slip(

@@ -33,7 +33,7 @@ SLIPS = (
         "if abs(v) <= min(abs(u), abs(w)) and abs(v) < max(abs(u), abs(w)):", "if v == 0:",
     ),
     slip(
-        "counterexamples have one leaf element", "laws*reflecting laws*markov laws*orthogonality",
+        "counterexamples have one leaf element", "laws/test_search",
         "MAX_LEAVES = 5 ", "MAX_LEAVES = 1 ",
     ),
     slip(
