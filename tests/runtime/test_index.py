@@ -195,6 +195,9 @@ def test_attributes_reach_kernels_gates_and_objectives():
         offsets=[0, 2, 3], attributes={"weight": w, "bonus": {"a": 0.5, "b": -0.25}}, trajectory=["a", "b"]
     )
     assert op.gate(torch.tensor(x), by_name).tolist() == op.gate(torch.tensor(x), index).tolist()
+    of_rows = [index.total(weight, "trajectory") for _ in range(2)]
+    assert of_rows[0].tolist() == [4, 2]
+    assert of_rows[0] is of_rows[1]  # every micro-batch reads it without a copy to the device
     # one number per row of the batch, as for advantages, also for rows without tokens, which are no elements
     with_gaps = op.index(offsets=[0, 0, 2, 2, 3], attributes={"weight": w, "bonus": [9.0, 0.5, 9.0, -0.25]})
     assert op.gate(torch.tensor(x), with_gaps).tolist() == op.gate(torch.tensor(x), index).tolist()

@@ -134,7 +134,7 @@ SLIPS = (
         "values=values, device=target, _cache={})", "values=values, device=target)",
     ),
     slip(
-        "totals are read back in every call", "test_issued",
+        "totals are copied to the device for every micro-batch", "runtime/test_index.py",
         "    @once\n    def total(self, attribute: Attribute, over: str) -> Tensor:\n        \"\"\"", "    def total(self, attribute: Attribute, over: str) -> Tensor:\n        \"\"\"",
     ),
     slip(
