@@ -355,7 +355,7 @@ def record(
     seed: Annotated[int, typer.Option(help="Seed of questions and samples.")] = 0,
     engine: Annotated[
         str | None,
-        typer.Option(metavar="bfloat16|float16", help="Sample in this dtype, and record its log-probs as 'rollout'."),
+        typer.Option(metavar="bfloat16|float16", help="Sample in this dtype, as the policy 'rollout'."),
     ] = None,
 ) -> None:
     """Record a batch of rollouts with a small model.
