@@ -24,12 +24,12 @@ class Export:
 # Text of the generated module, next to FUNCTIONS. It needs only torch.
 FUNCTIONS_OF_A_BATCH = '''\
 def lay_out(function, offsets, parents, leaves=None):
-    """The arguments of a function that say who lies over whom, for packed tokens without gaps.
+    """Returns the layout arguments of a function, for packed tokens without gaps.
 
-    `offsets`: cu_seqlens, int64 [segments + 1]: of the rows of the batch where tokens lie over them, else of what they
-    lie over. `parents`: for every other fibration, as {("trajectory", "prompt_group"): which one each lies over, int64
-    [trajectory], ...}. `leaves`: where tokens are of several kinds, {"text_token": bool [tokens], ...}. Sums in order
-    take tokens as they lie.
+    `offsets`: cu_seqlens, int64 [segments + 1]. Segments are the rows of the batch if the function has them, else the
+    elements that tokens belong to. `parents`: for every other fibration the target of each element, such as
+    {("trajectory", "prompt_group"): int64 [trajectory]}. `leaves`: for several kinds of tokens, {"text_token": bool
+    [tokens], ...}. Sums in order run over tokens in their order in the batch.
     """
     about = FUNCTIONS[function]
     arguments, kinds = about["arguments"], about["leaves"]
@@ -38,7 +38,7 @@ def lay_out(function, offsets, parents, leaves=None):
     segments = about["rows"] if about["rows"] in targets or not targets else targets[0]
     lengths, n, device = offsets[1:] - offsets[:-1], len(offsets) - 1, offsets.device
     if bool((lengths <= 0).any()) or int(offsets[0]) != 0:
-        raise ValueError(f"offsets start at 0, and every {segments} has a token: leave out those without")
+        raise ValueError(f"offsets start at 0, and every {segments} has a token: leave out others")
     every = torch.arange(int(offsets[-1]), device=device)
     place = {leaf: every if leaves is None else every[leaves[leaf].to(device).bool()] for leaf in kinds}
     if sum(map(len, place.values())) != len(every):
@@ -109,7 +109,7 @@ def lay_out(function, offsets, parents, leaves=None):
 
 
 def checked(function, given):
-    """What the caller gave, as the code reads it: contiguous, vectors float64, layouts int64; or what does not fit."""
+    """Returns the caller's arguments, contiguous, vectors in float64, layouts in int64. Raises if one does not fit."""
     arguments = FUNCTIONS[function]["arguments"]
     unknown = sorted(set(given) - {name for name, _, _ in arguments})
     if unknown:
@@ -128,7 +128,7 @@ def checked(function, given):
         if kind in FLOAT64:
             value = torch.as_tensor(value).double().reshape(-1)
         elif not isinstance(value, torch.Tensor) or (kind in FLOATS and value.dtype not in floats):
-            raise TypeError(f"{name} is {getattr(value, 'dtype', type(value).__name__)}: a tensor of floats is wanted")
+            raise TypeError(f"{name} is {getattr(value, 'dtype', type(value).__name__)}: pass a tensor of floats")
         elif kind not in FLOATS:
             value = value.long()
         values[name] = value.contiguous()
@@ -148,7 +148,7 @@ def checked(function, given):
             if values[name].device != device:
                 raise ValueError(f"{name} is on {values[name].device}, and the tokens are on {device}")
         if device.type != "cpu":
-            continue  # what follows reads numbers back
+            continue  # the checks below would wait for the device
         if kind == "offsets" and name in values and places is not None and int(values[name][-1]) > places:
             raise ValueError(f"{name} end at {int(values[name][-1])}, and there are {places} tokens")
         if kind == "rows" and per_row:
@@ -159,7 +159,7 @@ def checked(function, given):
 
 
 def shape_of(function, given):
-    """The shape of tensors over tokens: that of one, or what the offsets say where all that is given is per row."""
+    """Returns the shape of tensors over tokens. If all given tensors are per row, it follows from the offsets."""
     arguments = FUNCTIONS[function]["arguments"]
     per_row = any(given[name] is not None for name, kind, _ in arguments if kind == "rows")
     for name, kind, _ in arguments:
@@ -173,17 +173,17 @@ def shape_of(function, given):
 
 
 def dtype_of_results(function, given):
-    """float64 where tokens are, and of what is made of rewards alone."""
+    """Returns float64 if a tensor over tokens is float64, or if there is none; else float32."""
     tokens = [given[name].dtype for name, kind, _ in FUNCTIONS[function]["arguments"] if kind == "token"]
     return torch.float64 if torch.float64 in tokens or not tokens else torch.float32
 
 
 def completed(function, given, dtype):
-    """Every argument by name, in order: those too that the call makes itself. And the results that it will fill."""
+    """Returns every argument by name, in order, with those that the call makes; and the results that it fills."""
     about = FUNCTIONS[function]
     like = next(given[name] for name, kind, _ in about["arguments"] if kind in (*FLOATS, "vector"))
     shape = shape_of(function, given)
-    size = {"batch": 1, **dict.fromkeys(about["leaves"], shape.numel())}  # of leaves, as many as there can be
+    size = {"batch": 1, **dict.fromkeys(about["leaves"], shape.numel())}  # of a leaf, the largest possible number
     for name, kind, of in about["arguments"]:
         if kind == "starts":
             size[of[0]] = len(given[name])
@@ -252,7 +252,7 @@ def further(plans: Mapping[str, Plan], indent: str = "") -> str:
     if not names:
         return ""
     of = ", ".join(f"`{name}` under '{policy}'" for name, policy in names.items())
-    return f"\n{indent}Beside `log_probs` and `old_log_probs` it takes, in their shape, log π of every token: {of}.\n"
+    return f"\n{indent}Besides `log_probs` and `old_log_probs`, pass log π of every token in their shape: {of}.\n"
 
 
 def written(functions: Mapping[str, dict[str, Any]]) -> str:

@@ -53,9 +53,9 @@ TITLES = {
     "objective": "J and its coefficients ∂J/∂log π.",
     "gate": "The gated ratios.",
     "gate_adjoint": "The transpose of the gate's Jacobian, applied to `cotangent`.",
-    "levels": "What every gate read, and what it gave.",
-    "micro": "J's part of a micro-batch and its coefficients, from the frozen sums of the whole step.",
-    "prologue": "The frozen sums of a step: what micro-batches read of the other rows.",
+    "levels": "The residual and the gated residual of every level.",
+    "micro": "The share of J of a micro-batch, and its coefficients, from the frozen sums of the whole step.",
+    "prologue": "The frozen sums of a step, which its micro-batches read.",
     "advantages": "Advantages from rewards, per token.",
     "advantages_of_rows": "Advantages from rewards, per row.",
 }
@@ -236,7 +236,7 @@ def digest(text: str) -> str:
 
 
 def export(artifact: Artifact, arch: str | None = None) -> Export:
-    """Returns the module with all it needs, to use elsewhere, compiled for `arch` where the backend can."""
+    """Returns the files to use without this library, compiled for `arch` if the backend can."""
     module = import_module(f"fibration.backends.{artifact.backend}.export")
     top = header(artifact.hierarchy, artifact.backend, artifact.programs)
     return module.export(  # type: ignore[no-any-return]
@@ -281,7 +281,7 @@ def _run(artifact: Artifact) -> Run:
 
 
 def spread_of(hierarchy: Hierarchy, cut: bool) -> Spread:
-    """Returns how a batch lies on ranks whose rows are whole, or cut. A whole row comes with what lies over it."""
+    """Returns how a batch is spread over ranks. With whole rows, a row's tokens and turns are on its rank."""
     if cut:
         return Spread()
     over = (s.name for s in hierarchy.order if hierarchy.rows in hierarchy.coarser(s) and s not in hierarchy.leaves)

@@ -76,7 +76,7 @@ class CoarseStages:
                 order, members = (self.called(kind, push.source, s) for kind in ("order", "members"))
                 self.line(1, f"push_{push.reduce}({out}, {x}, {order}, {members}, {size}, threads);")
             return
-        self.line(1, f"/* every {s} */")
+        self.line(1, f"/* each {s} */")
         if s != BATCH:
             self.line(1, f"#pragma omp parallel for num_threads(threads) if ({size} > LONG)")
         self.line(1, f"for (int64_t b = 0; b < {size}; b++) {{")

@@ -75,10 +75,10 @@ def _part(name: str) -> str:
 
 
 VARIANT = """\
-#ifndef WHOLE_{s} /* each {s}'s tokens lie next to each other; otherwise {s}_positions says where they are */
+#ifndef WHOLE_{s} /* 1: the tokens of each {s} are contiguous. 0: {s}_positions has their places */
 #define WHOLE_{s} 1
 #endif
-#ifndef COUNTED_{s} /* tokens are numbered {s} by {s}; otherwise {s}_tokens says their numbers */
+#ifndef COUNTED_{s} /* 1: tokens are numbered {s} by {s}. 0: {s}_tokens has their numbers */
 #define COUNTED_{s} 1
 #endif
 """
@@ -122,7 +122,7 @@ class _Function(CoarseStages):
         width = max(len(a.name) for a in self.arguments)
         for a in self.arguments:
             self.line(0, f"   {a.name:<{width}}  {a.note}")
-        self.line(0, f"   The workspace holds, each [elements of its stratum]: {self._layout()} */")
+        self.line(0, f"   Vectors in the workspace, each [elements of its stratum]:\n   {self._layout()} */")
         given = ",\n    ".join([*map(declared, self.arguments), "int threads"])
         self.line(0, f"void {self.name}(\n    {given})\n{{")
         self.line(1, "(void)threads;")
@@ -151,7 +151,7 @@ class _Function(CoarseStages):
         s = sweep.segments
         n, words = self.size(s), [self.signature.layouts[s, leaf] for leaf in sweep.leaves]
         total = " + ".join(f"{w}_offsets[{n}]" for w in words)
-        self.line(1, f"/* sweep over {s} */")
+        self.line(1, f"/* each {s} and its tokens */")
         self.powers = {scan: self.free(f"powers_of_{self.names[scan]}") for p in sweep.passes for scan in p.scans}
         for scan, powers in self.powers.items():
             self.line(1, f"double {powers}[WIDTH + 1];")
@@ -164,7 +164,7 @@ class _Function(CoarseStages):
             self.line(2, f"const int64_t start = {words[0]}_starts[b];")
             self.line(2, "(void)first, (void)start;")
         else:
-            self.line(2, "int64_t first, tokens, start; /* of one leaf after the other */")
+            self.line(2, "int64_t first, tokens, start; /* set for one leaf after another */")
         computed = {n for step in sweep.steps if isinstance(step, Scalars) for n in step.values}
         computed |= {p for one in sweep.passes for p in one.pushes}
         wanted: dict[Node, None] = {}

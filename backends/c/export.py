@@ -16,17 +16,17 @@ LOADER = '''\
 {header}
 """Calls to {file} through ctypes, without the library that wrote it: torch and a C compiler are enough.
 
-Every function takes the arguments that its comment in {file} lists, by keyword, as CPU tensors, and returns a dict of
-results. Sizes, strides, the workspace and the results are made here; `lay_out` makes all that says who lies over whom.
-What is left are the tensors over tokens and the parameters, float64, one number or one per element:
+Every function takes keywords and returns a dict of results. The comment of the function in {file} lists the arguments.
+They are CPU tensors. This module makes sizes, strides, the workspace and the results, and `lay_out` makes the layout.
+Pass the tensors over tokens, and the parameters in float64, as one number or one per element:
 
     layout = lay_out("objective", cu_seqlens.long(), {{("trajectory", "prompt_group"): groups, ...}})
     objective(log_probs=..., old_log_probs=..., advantages=..., NAME_of=torch.tensor([0.1]).double(), **layout)
 
-Where formulas name a further policy, its log-probs are an argument of its name, as `rollout_log_probs`.
-Advantages are per token; give `trajectory_rows`, int64, to say in which row of them each trajectory lies. A result
-`nonfinite` above 0 says that so many rows have an infinite or undefined log ratio or advantage: use nothing of it then.
-The objective is NaN, and so is every result at such a token.
+- If formulas name a further policy, pass its log-probs, such as `rollout_log_probs`.
+- Advantages are per token. For advantages per row, pass `trajectory_rows`, int64: the row of each trajectory.
+- A result `nonfinite` above 0 is the number of rows with an infinite or undefined log ratio or advantage. Do not use
+  the results then: the objective is NaN, and so are the results of such tokens.
 {further}"""
 
 import ctypes
@@ -45,8 +45,8 @@ FLAGS = {flags}
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 STORAGE = {{torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}}
 LACKING_MACRO = {lacking}
-# Per function: its arguments as (name, kind, what of), the vectors of the workspace as (name, stratum), and what is
-# returned besides results per token: where each lies in the workspace or among the arguments.
+# Per function: "arguments" are (name, kind, object), "work" are vectors of the workspace, (name, stratum). "returns"
+# are the results that are not per token, with their names in the workspace or among the arguments.
 FUNCTIONS = {functions}
 _loaded = {{}}
 
@@ -55,7 +55,7 @@ _loaded = {{}}
 {lay_out}
 
 def call(function, given):
-    """Build the function for these dtypes and this layout if need be, and run it."""
+    """Runs the function, after building it for these dtypes and this layout, unless it is built."""
     arguments = FUNCTIONS[function]["arguments"]
     given = checked(function, given)
     wide = dtype_of_results(function, given) == torch.float64
@@ -93,7 +93,7 @@ def _function(function, defines):
 
 
 def _build(command, key):
-    """Compile beside this file; written under another name first, so that processes may start at once."""
+    """Compiles a library next to this file. It is renamed when complete, so several processes may build it."""
     library = SOURCE.with_name(f"{{SOURCE.stem}}-{{key}}.so")
     if not library.exists():
         handle, unfinished = tempfile.mkstemp(suffix=".so", dir=SOURCE.parent)

@@ -1,4 +1,4 @@
-/* Sums and maxima over fibres, each in a fixed order whatever the number of threads. */
+/* Sums and maxima over fibres. Their order is fixed, and does not depend on the number of threads. */
 
 static double fibre_sum(const double *x, const int64_t *order, int64_t from, int64_t to)
 {

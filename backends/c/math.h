@@ -1,11 +1,11 @@
-/* Elementary functions that a compiler turns into vector code: no branches, calls or tables. A choice is between values
-   that are all computed, so those not taken may hold anything.
+/* Elementary functions without branches, calls or tables, so that compilers turn them into vector code. All values of
+   a choice are computed, and those that are not chosen may be meaningless.
    For round-to-nearest and -fno-math-errno -fno-trapping-math -ffp-contract=off, never -ffast-math.
    Coefficients are minimax fits (Remez) of the relative error, rounded. */
 #include <stdint.h>
 #include <string.h>
 
-#define MATH static inline __attribute__((always_inline)) /* a loop with a call left in it stays scalar */
+#define MATH static inline __attribute__((always_inline)) /* a loop that contains a call stays scalar */
 #if defined(__FMA__) || defined(__aarch64__)
 #define FMA_F64 __builtin_fma
 #define FMA_F32 __builtin_fmaf
@@ -14,7 +14,7 @@
 #define FMA_F32 FMA_F64
 #endif
 
-/* ln 2 in two parts; the first is short enough that its product with an exponent is exact without FMA too. */
+/* ln 2 in two parts. The first has few bits, so its product with an exponent is exact without FMA too. */
 #define LN2_HI_F64 0x1.62e42fefa38p-1
 #define LN2_LO_F64 0x1.ef35793c7673p-45
 #define LN2_HI_F32 0x1.62e4p-1f
@@ -28,10 +28,10 @@ MATH float from_bits_f32(uint32_t i) { float x; memcpy(&x, &i, 4); return x; }
 MATH double sqrt_f64(double x) { return __builtin_sqrt(x); }
 MATH float sqrt_f32(float x) { return __builtin_sqrtf(x); }
 
-/* exp, expm1: x = n ln2 + r with |r| <= ln2/2. Adding 1.5 * 2^52 (1.5 * 2^23) rounds to an integer and leaves it in the
-   low bits, from where a shift takes it to the exponent. Outside the range all of this is noise, which the last lines
-   replace. They do so at the end because compilers turn an early clamp to a constant into more work, not less. */
-MATH double reduced_f64(double x, uint64_t *exponent) { /* e^r - 1, and n in the place of an exponent */
+/* exp, expm1: x = n ln2 + r with |r| <= ln2/2. Adding 1.5 * 2^52 (1.5 * 2^23) rounds to an integer in the low bits, and
+   a shift moves it to the exponent. Outside the range the result is meaningless, and the last lines replace it. An
+   early clamp to a constant would be slower, because of the code that compilers make of it. */
+MATH double reduced_f64(double x, uint64_t *exponent) { /* e^r - 1, and n at the bits of the exponent */
   double t = FMA_F64(x, 0x1.71547652b82fep+0, 0x1.8p52), n = t - 0x1.8p52;
   double r = FMA_F64(n, -LN2_LO_F64, FMA_F64(n, -LN2_HI_F64, x));
   *exponent = bits_f64(t) << 52;
@@ -57,7 +57,7 @@ MATH double expm1_f64(double x) {
   y = x > 710 ? __builtin_inf() : y + y;
   return __builtin_fabs(x) < 0x1p-54 ? x : y; /* the sign of 0; halving would drop the last bit of a subnormal */
 }
-/* The hottest: 17 operations. Degree 5 would save a seventh of the time, but cost a whole ulp more. */
+/* The most used function: 17 operations. Degree 5 would be a seventh faster, but less exact by a whole ulp. */
 MATH float exp_f32(float x) { /* 0 where the result would be below the smallest normal number */
   float t = FMA_F32(x, 0x1.715476p+0f, 0x1.8p23f), n = t - 0x1.8p23f;
   float r = FMA_F32(n, -LN2_LO_F32, FMA_F32(n, -LN2_HI_F32, x));
@@ -80,7 +80,7 @@ MATH float expm1_f32(float x) { /* as expm1_f64 */
 }
 
 /* log, log1p: u = 2^k (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2), and log(1 + f) = 2 atanh(s) = f - s (f - g(s^2)) with
-   s = f / (2 + f). Taking the bits of sqrt(1/2) off those of u makes k the exponent of the difference. */
+   s = f / (2 + f). After subtracting the bits of sqrt(1/2) from those of u, the exponent is k. */
 MATH double log_parts_f64(double u, double *k, double *scale) { /* f, and 2^-k */
   uint64_t i = bits_f64(u) + (0x3ff0000000000000 - 0x3fe6a09e667f3bcd), e = i >> 52;
   *k = from_bits_f64(e | 0x4330000000000000) - (0x1p52 + 1023); /* AVX2 cannot convert a 64-bit integer */
@@ -93,7 +93,7 @@ MATH float log_parts_f32(float u, float *k, float *scale) {
   *scale = 0.5f * from_bits_f32((255 - e) << 23);
   return from_bits_f32((i & 0x7fffff) + 0x3f3504f3) - 1;
 }
-/* The logarithm from its parts, where u is positive and finite. */
+/* The logarithm from its parts, also for u that is 0, negative, infinite or NaN. */
 MATH double log_whole_f64(double u, double f, double k) {
   double s = f / (2 + f), z = s * s;
   double p = FMA_F64(z, FMA_F64(z, 0x1.2f06bcfe635aep-3, 0x1.39a1a3a44ba95p-3), 0x1.74663f497d16ap-3);
@@ -118,7 +118,7 @@ MATH float log_f32(float x) {
   float k, scale, f = log_parts_f32(x < 0x1p-126f ? x * 0x1p25f : x, &k, &scale);
   return log_whole_f32(x, f, x < 0x1p-126f ? k - 25 : k);
 }
-/* With u = 1 + x rounded, what was rounded off goes back into f. The sum does not keep the sign of 0. */
+/* With u = 1 + x rounded, the rounding error is added to f. The sum does not keep the sign of 0, so x = 0 returns x. */
 MATH double log1p_f64(double x) {
   double u = 1 + x, d = u - 1, lost = (1 - (u - d)) + (x - d);
   double k, scale, f = log_parts_f64(u, &k, &scale), y = log_whole_f64(u, FMA_F64(lost, scale, f), k);
@@ -141,11 +141,11 @@ MATH float tanh_f32(float x) {
 /* 0 below -709.78 (-88.72), where exp overflows. */
 MATH double sigmoid_f64(double x) { return 1 / (1 + exp_f64(-x)); }
 MATH float sigmoid_f32(float x) { return 1 / (1 + exp_f32(-x)); }
-/* The larger of x and 0, and what is above it. */
+/* The larger of x and 0, plus the rest. */
 MATH double softplus_f64(double x) { return (x > 0 ? x : 0) + log1p_f64(exp_f64(-__builtin_fabs(x))); }
 MATH float softplus_f32(float x) { return (x > 0 ? x : 0) + log1p_f32(exp_f32(-__builtin_fabsf(x))); }
 
-/* atan: |x| is turned back by no, one or two times pi/4 to some |t| <= tan(pi/8); atan(t) = t + t^3 p(t^2). */
+/* atan |x| = n pi/4 + atan(t) with n = 0, 1 or 2 and |t| <= tan(pi/8); atan(t) = t + t^3 p(t^2). */
 MATH double atan_f64(double x) {
   double a = __builtin_fabs(x), turns = a > 0x1.3504f333f9de6p+1 ? 2 : a > 0x1.a827999fcef32p-2 ? 1 : 0;
   double t = (turns > 1 ? -1 : a - turns) / (turns > 1 ? a : 1 + a * turns), z = t * t;
@@ -167,9 +167,9 @@ MATH float atan_f32(float x) {
   return __builtin_copysignf(turns * 0x1.921fb6p-1f + t, x);
 }
 
-/* 16-bit storage. Integers keep it right where the processor is set to flush subnormal numbers. */
+/* 16-bit storage. Integer arithmetic is correct even if the processor flushes subnormal numbers to 0. */
 MATH float from_bf16(uint16_t h) { return from_bits_f32((uint32_t)h << 16); }
-MATH uint16_t to_bf16(float x) { /* adding half of the last place, less one where that is even, rounds to even */
+MATH uint16_t to_bf16(float x) { /* adding half of the last place, minus one for an even number, rounds to even */
   uint32_t i = bits_f32(x), a = i & 0x7fffffff, h = (i + 0x7fff + (i >> 16 & 1)) >> 16;
   return (uint16_t)(a > 0x7f800000 ? i >> 16 | 0x40 : h);
 }

@@ -1,11 +1,11 @@
-/* Quantiles. The two values next to a place in order are closed in on between two of a sample, by counting, which is
-   vector code; so they are the same whatever the sample. One thread looks for each: what two would share takes less time
-   than they wait for each other. */
+/* Quantiles. A quantile needs the two values next to a rank. Two values of a sample bound the search, and counting,
+   which is vector code, tells how many values lie outside. The result does not depend on the sample. One thread
+   computes each quantile, because two threads would wait for each other longer than they compute. */
 
 #define FEW 32
 #define SAMPLE 256
 
-/* How many are below and above two bounds. */
+/* The numbers of values below `low` and above `high`. */
 static void count_outside(const double *x, int64_t n, double low, double high, int64_t *below, int64_t *above)
 {
     int64_t less = 0, more = 0;
@@ -14,19 +14,19 @@ static void count_outside(const double *x, int64_t n, double low, double high, i
     *below = less, *above = more;
 }
 
-/* Those between two bounds into `found`, which may be `x`: how many they are. */
+/* Copies the values from `low` to `high` into `found`, which may be `x`. Returns their number. */
 static int64_t keep_inside(const double *x, double *found, int64_t n, double low, double high)
 {
     int64_t kept = 0;
     for (int64_t k = 0; k < n; k++) {
         const double value = x[k];
-        found[kept] = value; /* to be written over, unless it is kept */
+        found[kept] = value; /* the next value overwrites it, unless it is kept */
         kept += (value >= low) & (value <= high);
     }
     return kept;
 }
 
-/* Up to SAMPLE numbers in order, NaN at the ends: each at its rank, which is counted without a branch. */
+/* Sorts up to SAMPLE numbers, NaN at the ends, by counting the rank of each without a branch. */
 static void sort(double *x, int64_t n)
 {
     int64_t key[SAMPLE], rank[SAMPLE];
@@ -39,7 +39,7 @@ static void sort(double *x, int64_t n)
     for (int64_t i = 0; i < n; i++) x[rank[i]] = copy[i];
 }
 
-/* a + t (b - a), from the nearer end; 0 for -0. */
+/* a + t (b - a), computed from the nearer end; 0 instead of -0. */
 static double between(double a, double b, double t)
 {
     if (t == 0 || a == b) return a + 0.0;
@@ -47,7 +47,7 @@ static double between(double a, double b, double t)
     return t < 0.5 ? a + (b - a) * t : b - (b - a) * (1 - t);
 }
 
-/* The same of the values at k and at k + next in order, both from `low` to `high`: bit by bit. */
+/* `between` of the sorted values at k and at k + next, both from `low` to `high`, by bisection of their bits. */
 static double halved(const double *x, int64_t n, int64_t k, int64_t next, double t, double low, double high)
 {
     int64_t above = order_f64(high), below = order_f64(low) - 1;
@@ -70,7 +70,7 @@ static double halved(const double *x, int64_t n, int64_t k, int64_t next, double
     return unorder_f64(above) + 0.0;
 }
 
-/* Of n values, at `level`; `found` has room for as many. NaN if one of them is. */
+/* The quantile of n values at `level`; NaN if a value is NaN. `found` has room for n values. */
 static double quantile(const double *x, double *found, int64_t n, double level)
 {
     if (!n) return 0;
@@ -102,7 +102,7 @@ static double quantile(const double *x, double *found, int64_t n, double level)
     return between(found[k], found[k + next], t);
 }
 
-/* Of what lies over each target: `parts` vectors, each with its own fibres. */
+/* The quantile over each target of the values in `parts` vectors, each with its own fibres. */
 static void quantiles(double *out, int parts, const double *const *x, const int64_t *const *order,
                       const int64_t *const *members, const double *level, int64_t stride, int64_t targets, int threads)
 {

@@ -1,4 +1,4 @@
-/* Memory for the time of one call. */
+/* Memory for one call. */
 static double *reserve(int64_t numbers)
 {
     double *room = __builtin_malloc((size_t)(numbers + 1) * sizeof(double));

@@ -1,7 +1,7 @@
-/* Sums in order. Each waits for the one before it, so that as many as fit into a vector are summed inside it by doubling,
-   and only what comes before a vector is waited for. */
+/* Sums in order. Each sum depends on the one before it. So the numbers of a vector are summed inside the vector by
+   doubling, and only one carry passes from vector to vector. */
 
-#ifdef __AVX512F__ /* where shuffles of so many are one instruction */
+#ifdef __AVX512F__ /* there a shuffle of 8 is one instruction */
 #define WIDTH 8
 #define BEFORE_1 8, 0, 1, 2, 3, 4, 5, 6
 #define BEFORE_2 8, 8, 0, 1, 2, 3, 4, 5
@@ -30,7 +30,7 @@ static void powers_of(double *powers, double discount)
     for (int k = 0; k < WIDTH; k++) powers[k + 1] = powers[k] * discount;
 }
 
-/* n numbers that sums in order are taken of in place, with zeros on both sides that fill the last vector. */
+/* Memory for n numbers to be summed in place, with zeros on both sides that fill the last vector. */
 static double *reserve_several(int64_t n)
 {
     double *room = reserve(n + 2 * WIDTH) + WIDTH;
@@ -38,7 +38,7 @@ static double *reserve_several(int64_t n)
     return room;
 }
 
-/* `forward` and `discounted` are constants: a product with 1 is exact, and takes as long as any. */
+/* `forward` and `discounted` are constants of each call, so that no time is lost on products with 1. */
 static inline __attribute__((always_inline)) void scan_way(
     double *x, int64_t n, const double *powers, int forward, int discounted)
 {
@@ -62,7 +62,7 @@ static inline __attribute__((always_inline)) void scan_way(
     }
 }
 
-/* In such a room: at each of n places, the discounted sum of what is before it, or after it. */
+/* Replaces each of n numbers by the discounted sum of the numbers before it, or after it, in reserved memory. */
 static void scan(double *x, int64_t n, const double *powers, int forward)
 {
     const int discounted = powers[1] != 1;
@@ -72,8 +72,8 @@ static void scan(double *x, int64_t n, const double *powers, int forward)
     else scan_way(x, n, powers, 0, 0);
 }
 
-/* Over each target, of the elements of several strata in one order; into those of one of them. They are numbered through,
-   and where a stratum has no numbers, each of its elements has the same. */
+/* Sums in order over each target, of elements of `parts` strata in one order, for the elements of stratum `into`.
+   Elements are numbered one stratum after another. A stratum without a vector x has the number `same` everywhere. */
 static void scans(double *out, int into, int parts, const double *const *x, const double *same, const int64_t *sizes,
                   const int64_t *order, const int64_t *members, double discount, int forward, int64_t targets,
                   int threads)

@@ -4,18 +4,18 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifndef REAL /* what tokens are computed in: f32, or f64 where an input is */
+#ifndef REAL /* the dtype of computations on tokens: f32, or f64 if an input is f64 */
 #define REAL f32
 #endif
-#ifndef RESULT /* what results are stored in: f32, f64, bf16 or f16; the inputs below likewise */
+#ifndef RESULT /* the dtype of results: f32, f64, bf16 or f16. The inputs below have their own dtypes */
 #define RESULT f32
 #endif
-#ifndef PER_ROW /* advantages: one number per row of the batch, or per token */
+#ifndef PER_ROW /* 1: advantages have one number per row of the batch. 0: one per token */
 #define PER_ROW 0
 #endif
 {variants}
-#define CHUNK 1024 /* tokens whose sum is kept in their own precision */
-#define LONG 16384 /* as much work as is worth a thread's start */
+#define CHUNK 1024 /* tokens that are summed in their own precision, before float64 */
+#define LONG 16384 /* tokens that are worth the start of a thread */
 #define AT(S, i) (WHOLE_##S ? start + (i) : S##_positions[first + (i)])
 #define TOKEN(S, i) (COUNTED_##S ? first + (i) : S##_tokens[first + (i)])
 #define GRAIN(segments, tokens) (1 + (segments) * LONG / (1 + (tokens)) / 2)
@@ -41,7 +41,7 @@ static inline void store_f64(double *p, double value) { *p = value; }
 static inline void store_bf16(uint16_t *p, double value) { *p = to_bf16((float)value); }
 static inline void store_f16(uint16_t *p, double value) { *p = to_f16((float)value); }
 
-/* Maxima are taken of integers in the same order: vector code has no maximum of floats that C's rules for NaN allow. */
+/* A maximum of floats is taken on integers of the same order, because C's rules for NaN prevent a vector maximum. */
 typedef int32_t ordered_f32;
 typedef int64_t ordered_f64;
 static inline int32_t order_f32(float x) { int32_t i; memcpy(&i, &x, 4); return i ^ ((i >> 31) & INT32_MAX); }

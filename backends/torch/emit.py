@@ -44,9 +44,9 @@ SKELETON = '''\
 """How to call these functions, without the library that wrote them.
 
 `inputs` maps each name of a function's docstring to a float64 vector over the stratum in brackets: one number per
-unmasked token `[token]`, per trajectory, ..., one alone for `[batch]`. `count_X_over_Y` is how many X lie over each Y.
-`over[X, Y]` is `fibre(parent, n)`, where `parent[i]` is the Y element under X element i, and `n` how many Y there are;
-over the batch, `parent` is all zeros and `n` is 1. Coefficients come back as a vector over the unmasked tokens.
+unmasked token for `[token]`, one number for `[batch]`. `count_X_over_Y` is the number of X elements of each Y element.
+`over[X, Y]` is `fibre(parent, n)`: `parent[i]` is the Y element that X element i belongs to, and `n` is the number of
+Y elements. For Y = batch, `parent` is all zeros and `n` is 1. Coefficients are a vector over the unmasked tokens.
 {orders}"""
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ from torch import Tensor
 
 
 class Fibre(NamedTuple):
-    """Who lies over whom: `parent[i]` is the target of source element `i`.
+    """The map from source elements to target elements: `parent[i]` is the target of source element `i`.
 
-    `order` sorts the sources by target (None if they are sorted); `offsets[b]:offsets[b + 1]` is the fibre of `b`.
+    `order` sorts the sources by target (None if they are sorted). `offsets[b]:offsets[b + 1]` is the fibre of `b`.
     """
 
     parent: Tensor  # int64 [source]
@@ -70,7 +70,7 @@ class Fibre(NamedTuple):
 
 
 def fibre(parent: Tensor, targets: int) -> Fibre:
-    """The fibration with this parent per source element, over `targets` elements."""
+    """Returns the fibration with this parent per source element, and `targets` target elements."""
     sizes = torch.bincount(parent, minlength=targets)
     offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     is_sorted = bool((parent[1:] >= parent[:-1]).all())
@@ -78,19 +78,19 @@ def fibre(parent: Tensor, targets: int) -> Fibre:
 
 
 def push(x: Tensor, f: Fibre, reduce: str = "sum") -> Tensor:
-    """Sum (or maximum) over every fibre: [source] -> [target]. In a fixed order, so the bits do not vary."""
+    """Sums (or takes the maximum) over every fibre, in a fixed order: [source] -> [target]."""
     x = x if f.order is None else x[f.order]
     start = 0.0 if reduce == "sum" else float("-inf")
     return torch.segment_reduce(x.contiguous(), reduce, offsets=f.offsets, initial=start, unsafe=True)
 
 
 def pull(x: Tensor, f: Fibre) -> Tensor:
-    """Every source element gets the value of its target: [target] -> [source]."""
+    """Gives every source element the value of its target: [target] -> [source]."""
     return x[f.parent]
 
 
 def spread(x: Tensor, f: Fibre) -> Tensor:
-    """The batch's single value for every source element, as a view: [1] -> [source]."""
+    """Gives every source element the value of the batch, as a view: [1] -> [source]."""
     return x.expand(f.parent.shape[0])
 
 
@@ -102,9 +102,9 @@ def where(condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
 
 {quantile}{scan}{functions}'''
 ORDERS = """\
-`orders[Y, X]` is `ordered(order, offsets, longest)`: `order[offsets[b]:offsets[b + 1]]` are the X over Y element b, one
-after the other (None if they are numbered so), and `longest` is how many lie over one at most. X elements of several
-strata are numbered through.
+`orders[Y, X]` is `ordered(order, offsets, longest)`. `order[offsets[b]:offsets[b + 1]]` are the X elements of Y element
+b in order (None if they are numbered in order), and `longest` is the largest number of them. X elements of several
+strata are numbered one stratum after another.
 """
 # The source of the functions for quantiles and sums in order. Modules that use them contain a copy.
 QUANTILE, SCAN = (Path(str(module.__file__)).read_text().split("\n\n\n", 1)[1] for module in (quantiles, sums_in_order))

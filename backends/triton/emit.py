@@ -24,23 +24,23 @@ SKELETON = '''\
 {header}
 """How to call these functions, without the library that wrote them.
 
-Each takes tensors on one CUDA or ROCm device, contiguous, by the names of its docstring. Tokens are those of the
-flattened tensors that are not masked; the layout arguments say where they are. `float64` vectors hold one number per
-element of the stratum in brackets, `[batch]` one alone; layouts and parents are int64. None stands for what may lack.
-Nothing is read back from the device, and a call may be recorded in a CUDA graph.
+Every function takes keywords, which its docstring lists: contiguous tensors on one CUDA or ROCm device. Masked places
+of the flattened tensors are not tokens; the layout arguments say where the tokens are. A vector named `..._of` is
+float64, with one number per element of the stratum in brackets; `[batch]` is one number. Layouts and parents are
+int64. Arguments with "None if" in their note may be None. No call reads from the device, so a CUDA graph can record it.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-# Whether a program may go on with what others of its launch have written. Not on ROCm: a barrier there does not wait
-# for other waves' stores.
+# Whether a program may read what other programs of its launch have written. Not on ROCm, where a barrier does not wait
+# for the stores of other waves.
 ONE_LAUNCH = torch.version.hip is None
 
 
 def shape_for(mean_length):
-    """BLOCK_R rows and BLOCK_T tokens of a tile, and the warps of a program, for rows of this many tokens."""
+    """The shape of a tile for rows of this mean length: BLOCK_R rows, BLOCK_T tokens, and the warps of a program."""
     if mean_length <= 8:
         return 16, 4, 1
     if mean_length <= 32:
@@ -62,20 +62,20 @@ def shape_for(mean_length):
 
 FIBRE_BLOCK = '''
 def fibre_block(sources, targets):
-    """How many sources over one target are summed at a time."""
+    """The number of sources over one target that are summed at a time."""
     return 16 if sources <= 64 * targets else 256
 '''
 
 CALLED = re.compile(r"(?<![\w.])(\w+)[(\[]|combine_fn=(\w+)")
 SHARE = '''
 def share(elements):
-    """How many of them a program of a coarse stage begins with."""
+    """The number of elements that each program of a coarse stage computes first."""
     return max(8, triton.cdiv(elements, 128)) if ONE_LAUNCH else elements
 '''
 
 EXTRA = {
-    "tokens": "how many tokens there are, if that is known: the launch's shape depends on it",
-    "shape": "or that shape itself: (BLOCK_R, BLOCK_T, warps)",
+    "tokens": "optional: the number of tokens, from which the shape of the launch follows",
+    "shape": "optional: that shape, (BLOCK_R, BLOCK_T, warps)",
 }
 
 
@@ -136,7 +136,7 @@ def _launcher(name: str, plan: Plan, title: str, made: list[Kernel], arguments: 
     lines += [f"    {a.name:<{width}}  {a.note}" for a in arguments]
     lines += [f"    {word:<{width}}  {note}" for word, note in EXTRA.items()]
     strata = ", ".join(f"{plan.names[n]} [{n.stratum}]" for n in plan.saved) or "nothing"
-    lines += ["", *(f"    {w}" for w in textwrap.wrap(f"The workspace holds, one after the other: {strata}.", 112))]
+    lines += ["", *(f"    {w}" for w in textwrap.wrap(f"Vectors in the workspace, in this order: {strata}.", 112))]
     lines.append('    """')
     tensors = [a.name for a in arguments if a.kind == "token"]
     if any(k.segments or "shape_for(tokens" in k.call for k in made):

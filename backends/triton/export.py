@@ -14,24 +14,26 @@ CALLER = '''
 
 # ------------------------------------------------------------ for callers without the library
 
-# Per function: its arguments as (name, kind, what of), the vectors of the workspace as (name, stratum), and what is
-# returned besides results per token: where each lies in the workspace or among the arguments.
+# Per function: "arguments" are (name, kind, object), "work" are vectors of the workspace, (name, stratum). "returns"
+# are the results that are not per token, with their names in the workspace or among the arguments.
 FUNCTIONS = {functions}
 
 
 {lay_out}
 
 def run(function, *, dtype=None, shape=None, **given):
-    """Call a function with what `lay_out` gives, the tensors over tokens, and the parameters (float64, as NAME_of: one
-    number, or one per element). Sizes, strides, results and the workspace are made here. Returns the results by name.
+    """Calls a function. Returns the results by name.
+
+    Pass the result of `lay_out`, the tensors over tokens, and each parameter as NAME_of: float64, one number or one per
+    element. This function makes sizes, strides, results and the workspace.
 
         layout = lay_out("objective", cu_seqlens.long(), {{("trajectory", "prompt_group"): groups, ...}})
         run("objective", log_probs=..., old_log_probs=..., advantages=..., epsilon_of=..., **layout)
 
-    Where formulas name a further policy, its log-probs are an argument of its name, as `rollout_log_probs`.
-    Advantages are per token; give `trajectory_rows`, int64, to say in which row of them each trajectory lies. A result
-    `nonfinite` above 0 says that so many rows have an infinite or undefined log ratio or advantage. The objective is
-    NaN then, and so is every result at such a token: nothing has to be read back to be told.
+    - If formulas name a further policy, pass its log-probs, such as `rollout_log_probs`.
+    - Advantages are per token. For advantages per row, pass `trajectory_rows`, int64: the row of each trajectory.
+    - A result `nonfinite` above 0 is the number of rows with an infinite or undefined log ratio or advantage. The
+      objective is NaN then, and so are the results of such tokens.
 {further}    """
     given = checked(function, given)
     values, results = completed(function, given, dtype or dtype_of_results(function, given))

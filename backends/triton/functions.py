@@ -51,7 +51,7 @@ def expm1(x):
 
 @triton.jit
 def log1p(x):
-    """log(1 + x): the logarithm of the rounded sum, and what rounding lost."""
+    """log(1 + x): the logarithm of the rounded sum, plus a correction for the rounding."""
     inside = (x > -1.0) & (x < float("inf"))
     c = tl.where(inside, x, 0.0)
     u = 1.0 + c
@@ -76,13 +76,13 @@ def sigmoid(x):
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp(x)): the larger of x and 0, and what is above it."""
+    """log(1 + exp(x)): the larger of x and 0, plus the rest."""
     return tl.where(x > 0.0, x, 0.0) + log1p(tl.exp(-tl.abs(x)))
 
 
 @triton.jit
 def atan(x):
-    """|x| is turned back by no, one or two times pi/4 to some |t| <= tan(pi/8); a minimax polynomial in t there."""
+    """atan |x| = n pi/4 + atan(t) with n = 0, 1 or 2 and |t| <= tan(pi/8), where atan is a minimax polynomial in t."""
     a = tl.abs(x)
     turns = tl.where(a > 2.414213562373095, 2.0, tl.where(a > 0.41421356237309503, 1.0, 0.0)).to(x.dtype)
     t = tl.where(turns > 1.0, -1.0, a - turns) / tl.where(turns > 1.0, a, 1.0 + a * turns)
@@ -110,15 +110,15 @@ def atan(x):
 
 @triton.jit
 def left(size, t, most: tl.constexpr):
-    """How many of each row's places there are from the t-th on, as far as a tile goes: int32 [BLOCK_R, 1]."""
+    """The number of a row's places from the t-th on, at most one tile: int32 [BLOCK_R, 1]."""
     return tl.maximum(tl.minimum(size - t, most), 0).to(tl.int32)[:, None]
 
 
 @triton.jit
 def tile(size, t, columns: tl.constexpr):
-    """Columns of a tile that begins at the t-th token of each row, int32; which of them are tokens; the tokens to read,
-    a row's last one beyond its end, so that one predicate serves a row that has any left. With one for each token a
-    thread runs out of predicates, and waits for some of its loads before it asks for others."""
+    """The tile that begins at the t-th token of each row: columns (int32), which are tokens, which columns to read, and
+    which rows have tokens. Columns beyond a row's end read its last token, so a load needs one predicate per row. With
+    a predicate per token a thread runs out of predicates, and its loads wait for each other."""
     i = tl.arange(0, columns)[None, :]
     n = left(size, t, columns)
     return i, i < n, tl.minimum(i, n - 1), n > 0
@@ -126,8 +126,8 @@ def tile(size, t, columns: tl.constexpr):
 
 @triton.jit
 def place(positions, first, start, t, i, m):
-    """Where the tokens from the t-th on of each row lie, as two numbers to add up: int64 [BLOCK_R, 1], and what of each
-    token [BLOCK_R, BLOCK_T]. Rows are whole where `positions` is None."""
+    """The places of a tile's tokens, as two numbers to add: per row, int64 [BLOCK_R, 1], and per token
+    [BLOCK_R, BLOCK_T]. If `positions` is None, the tokens of a row are contiguous."""
     base = (start + t)[:, None]
     if positions is not None:
         i = tl.load(positions + (first + t)[:, None] + i, mask=m, other=0)
@@ -137,7 +137,7 @@ def place(positions, first, start, t, i, m):
 
 @triton.jit
 def number(tokens, first, t, i, m):
-    """The numbers of the tokens from the t-th on of each row: int64 [BLOCK_R, BLOCK_T]."""
+    """The numbers of a tile's tokens among all tokens: int64 [BLOCK_R, BLOCK_T]."""
     k = (first + t)[:, None] + i
     if tokens is not None:
         k = tl.load(tokens + k, mask=m, other=0)
@@ -146,7 +146,7 @@ def number(tokens, first, t, i, m):
 
 @triton.jit
 def fill_before(out, end, fill: tl.constexpr):
-    """The masked places before the first row."""
+    """Fills the masked places before the first row."""
     for k in range(0, end, 1024):
         o = k + tl.arange(0, 1024)
         tl.store(out + o, tl.full([1024], fill, tl.float32), mask=o < end)
@@ -154,7 +154,7 @@ def fill_before(out, end, fill: tl.constexpr):
 
 @triton.jit
 def last_to_arrive(counter):
-    """True in the program that arrives last; it sees what the others stored, and leaves the counter at 0."""
+    """True in the program that arrives last. It can read what the others stored, and resets the counter."""
     tl.debug_barrier()
     last = tl.atomic_add(counter, 1, sem="acq_rel") == tl.num_programs(0) - 1
     if last:
@@ -164,13 +164,13 @@ def last_to_arrive(counter):
 
 @triton.jit
 def fresh(pointers, mask, other):
-    """Load what this launch may have written, past the first cache."""
+    """Loads values that this launch may have written, bypassing the first cache."""
     return tl.load(pointers, mask=mask, other=other, cache_modifier=".cg")
 
 
 @triton.jit
 def fibres(before, y, targets, rows: tl.constexpr):
-    """The y-th target and those after it: numbers, which of them there are, where their fibres start, how long."""
+    """A tile of targets from the y-th on: numbers, which exist, and the start and the length of their fibres."""
     b = y + tl.arange(0, rows)
     live = b < targets
     first = tl.load(before + b, mask=live, other=0)
@@ -180,7 +180,7 @@ def fibres(before, y, targets, rows: tl.constexpr):
 
 @triton.jit
 def members(order, first, size, f, columns: tl.constexpr):
-    """The f-th element over each target and those after it, and which of them there are: [rows, columns]."""
+    """A tile of elements over each target from the f-th on, and which exist: [rows, columns]."""
     o = f + tl.arange(0, columns)[None, :]
     m = o < size[:, None]
     a = first[:, None] + o
@@ -205,9 +205,9 @@ def product(out, matrix, x, rows, columns, row, column, block: tl.constexpr):
 def digits(
     x, order, before, counts, states, least, columns, column, pieces, targets, first, last, block: tl.constexpr
 ):  # fmt: skip
-    """Of a piece of what lies over a target, how many numbers go on with each hexadecimal digit, after those that are
-    known of the one that is looked for; a number's bits are turned into those of an integer of the same order. In the
-    17th round the least number above the one found, NaN where one is.
+    """Finds a number of given rank digit by digit, in integers that have the order of the numbers. Round r counts, in a
+    piece of a target's numbers that share the first r hexadecimal digits, how many have each next digit. The 17th round
+    finds the least number above the one found, or NaN if a number is NaN.
     """
     b = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1)
@@ -267,9 +267,9 @@ def digits(
 
 
 def quantile(out, values, orders, befores, sizes, level):
-    """Into `out` [targets]: of all that lies over each target, in `values` of several leaves. Nothing is waited for.
+    """Writes to `out` [targets] the quantile over each target, of `values` of several leaves. No wait for the device.
 
-    At `level·(n - 1)` among `n` values in order, linearly between two neighbours; NaN where a value is, 0 over nothing.
+    It interpolates linearly at `level·(n - 1)` among `n` sorted values: NaN if a value is NaN, 0 without values.
     """
     targets, pieces = out.numel(), [max(1, min(64, triton.cdiv(n, 8192 * out.numel()))) for n in sizes]
     columns = sum(pieces)
@@ -302,14 +302,14 @@ def quantile(out, values, orders, befores, sizes, level):
 
 @triton.jit
 def later(sum, share, term, other):
-    """Two sums in order, the second of what comes after the first, and the discounts over them."""
+    """Joins two neighbouring discounted sums, with the discounts across them."""
     return other * sum + term, share * other
 
 
 @triton.jit(do_not_specialize=["targets", "way"])
 def along(out, x, order, before, discount, targets, way, rows: tl.constexpr, columns: tl.constexpr):
-    """At each element the discounted sum of what comes before it over its target, or after it where `way` is -1 and not
-    1: a program has `rows` targets, and goes along them in tiles, from each of which it carries a sum into the next."""
+    """The discounted sum of all elements of the same target before each element (`way` 1) or after it (`way` -1). A
+    program computes `rows` targets tile by tile, and carries a sum from each tile to the next."""
     b = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
     first = tl.load(before + b, mask=b < targets, other=0)
     size = tl.load(before + b + 1, mask=b < targets, other=0) - first
@@ -334,12 +334,12 @@ def along(out, x, order, before, discount, targets, way, rows: tl.constexpr, col
 
 
 def scan(outs, values, sizes, order, before, discount, forward, shape):
-    """At each element the discounted sum of all that come before it over the same target, or after it. `values` are
-    vectors or single numbers of several strata, whose elements are numbered through; into `outs`, where it is not None.
+    """The discounted sum of all elements of the same target before each element, or after it. `values` are vectors or
+    numbers of several strata, whose elements are numbered one stratum after another. Results go to `outs`, unless None.
     """
     like = next(out for out in outs if out is not None)
 
-    def vector(value, n):  # filled on the device: a copy of a number would be waited for
+    def vector(value, n):  # filled on the device: a copy of a number would wait for it
         return value.expand(n) if isinstance(value, torch.Tensor) else like.new_full((n,), value)
 
     x = [vector(v, n) for v, n in zip(values, sizes, strict=True)]

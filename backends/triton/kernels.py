@@ -60,10 +60,10 @@ class _Stages(Writer):
         self.coarse = True
         blocks: dict[str, None] = {"BLOCK_C": None, "BLOCK_S": None, "BLOCK_B": None}
         strata = ", ".join(dict.fromkeys(g.stratum for g in stage.groups))
-        doc, shared = f'"""Values over {strata}, by one program."""', _shared(stage)
+        doc, shared = f'"""Values of {strata}, computed by one program."""', _shared(stage)
         rest = [g for g in stage.groups if g not in shared]
         if shared:
-            doc = f'"""Values over {strata}.\n\nAll programs begin, and the last to arrive goes on alone.\n"""'
+            doc = f'"""Values of {strata}.\n\nAll programs compute sums, and the last computes the rest.\n"""'
             self.line(1, "low = tl.program_id(0).to(tl.int64) * own")
             self.line(1, f"high = tl.minimum(low + own, {self.size(shared[0].stratum)})")
             self.groups(shared, stage, ("low", "high"), blocks)
@@ -134,7 +134,7 @@ class _Stages(Writer):
             self.name_arrays(since)
             return
         whole = b == BATCH
-        self.line(1, f"# over the {a} elements of {'the batch' if whole else f'each {b}'}")
+        self.line(1, f"# sums over the {a} elements of {'the batch' if whole else f'each {b}'}")
         since = len(self.lines)
         if whole:
             shape, axis, depth = "[BLOCK_B]", 0, 1
@@ -180,7 +180,7 @@ class _Stages(Writer):
             raise BackendError("the triton backend multiplies no matrix by a constant")
         blocks["BLOCK_S"] = None
         matrix, columns = self.called("matrix", node.matrix), self.size(node.of)
-        self.line(1, f"# {node.stratum} by {node.source}, through {matrix}{' transposed' * node.transposed}")
+        self.line(1, f"# {node.stratum} from {node.source}: a product with {matrix}{' transposed' * node.transposed}")
         since = len(self.lines)
         strides = ("1", columns) if node.transposed else (columns, "1")
         sizes = (self.size(node.stratum), self.size(node.source))
@@ -223,7 +223,7 @@ class _Stages(Writer):
             here = "live & (row >= 0)" if self.plan.spread else "live"
             self.line(2, f"row_advantage = tl.load({self.called('advantage')} + row, mask={here}, other=0.0)[:, None]")
         self.line(0)
-        self.line(1, "# what is known before: asked for together, since a program has few other things to wait for")
+        self.line(1, "# inputs, loaded together: a program then waits for memory once")
         since = len(self.lines)
         for node in _known_before(sweep):
             if isinstance(node, Pull):  # which may be saved here, and is read elsewhere
@@ -262,7 +262,8 @@ class _Stages(Writer):
         body = "\n".join(self.lines)
         if uses(body, "REAL"):
             self.lines.insert(0, "    REAL: tl.constexpr = tl.float64 if WIDE else tl.float32")
-        return self.wrapped(name, ["BLOCK_R", "BLOCK_T"], s, None, f'"""Sweep over {s}: {_passes(sweep)}."""')
+        doc = f'"""Computes each {s} and its tokens, in {_passes(sweep)}."""'
+        return self.wrapped(name, ["BLOCK_R", "BLOCK_T"], s, None, doc)
 
     def segments(self, word: str, longest: bool) -> None:
         """Writes where the tokens of a program's segments lie."""
@@ -339,7 +340,7 @@ class _Stages(Writer):
         if len(self.plan.program.leaves) > 1:  # results are filled already: no leaf's tokens are whole rows
             return
         self.line(1, f"if {word}_positions is None and {word}_tokens is None:")
-        self.line(2, "# masked places after a row's tokens are its own to fill")
+        self.line(2, "# the program of a row also fills the masked places after its tokens")
         self.line(2, f"following = tl.load({word}_starts + b + 1, mask=b + 1 < {self.size(s)}, other=places)")
         self.line(2, "reach = tl.where(live, following - start, 0)")
 

@@ -36,25 +36,25 @@ class Kind:
 
 
 KINDS: Mapping[str, Kind] = {
-    "size": Kind(INTEGER, MADE, "how many elements a stratum has"),
-    "offsets": Kind(INTEGERS, LAID_OUT, "how many tokens of a leaf lie before each segment"),
-    "starts": Kind(INTEGERS, LAID_OUT, "where the tokens of each segment start"),
-    "positions": Kind(INTEGERS, LAID_OUT, "where each of them is, unless they are in a row", may_lack=True),
-    "tokens": Kind(INTEGERS, LAID_OUT, "the number of each, unless counted in this order", may_lack=True),
+    "size": Kind(INTEGER, MADE, "the number of elements of a stratum"),
+    "offsets": Kind(INTEGERS, LAID_OUT, "the number of tokens of a leaf before each segment"),
+    "starts": Kind(INTEGERS, LAID_OUT, "the place of the first token of each segment"),
+    "positions": Kind(INTEGERS, LAID_OUT, "the place of each token; None if contiguous", may_lack=True),
+    "tokens": Kind(INTEGERS, LAID_OUT, "the number of each token; None if in this order", may_lack=True),
     "token": Kind(FLOATS, CALLER, "a tensor over the tokens, in the batch's own layout"),
-    "advantage": Kind(FLOATS, CALLER, "such a tensor, or one number per row"),
+    "advantage": Kind(FLOATS, CALLER, "a tensor over the tokens, or one number per row"),
     "rows": Kind(INTEGERS, CALLER, "the row of the batch that each segment lies in", may_lack=True),
     "vector": Kind(REALS, CALLER, "one number per element"),
-    "stride": Kind(INTEGER, MADE, "of a vector: 0 where one number serves all"),
+    "stride": Kind(INTEGER, MADE, "the stride of a vector: 0 if one number serves all elements"),
     "matrix": Kind(REALS, CALLER, "[into, of]"),
     "parent": Kind(INTEGERS, LAID_OUT, "the target under each element"),
-    "order": Kind(INTEGERS, LAID_OUT, "the elements sorted by target, unless they are", may_lack=True),
-    "members": Kind(INTEGERS, LAID_OUT, "how many elements lie before each target"),
-    "sequence": Kind(INTEGERS, LAID_OUT, "elements of several strata in order, unless they are", may_lack=True),
-    "sequence_members": Kind(INTEGERS, LAID_OUT, "how many of them lie before each target"),
+    "order": Kind(INTEGERS, LAID_OUT, "the elements sorted by target; None if sorted", may_lack=True),
+    "members": Kind(INTEGERS, LAID_OUT, "the number of elements before each target"),
+    "sequence": Kind(INTEGERS, LAID_OUT, "elements of several strata in order; None if in order", may_lack=True),
+    "sequence_members": Kind(INTEGERS, LAID_OUT, "the number of such elements before each target"),
     "result": Kind(RESULTS, MADE, "a token output"),
-    "places": Kind(INTEGER, MADE, "how many numbers a token tensor holds"),
-    "fill": Kind(REAL, MADE, "what masked ones get"),
+    "places": Kind(INTEGER, MADE, "the number of places of a token tensor"),
+    "fill": Kind(REAL, MADE, "the value of masked places"),
     "work": Kind(WORKSPACE, MADE, "the workspace"),
 }
 LAYOUT = ("offsets", "starts", "positions", "tokens")
@@ -70,8 +70,8 @@ class TokenTensor:
 
 
 TOKENS: Mapping[str, TokenTensor] = {
-    "log_prob": TokenTensor("log_probs", "log_probs", "log π of every token now"),
-    "old_log_prob": TokenTensor("old_log_probs", "old_log_probs", "and when it was sampled"),
+    "log_prob": TokenTensor("log_probs", "log_probs", "log π of every token, current policy"),
+    "old_log_prob": TokenTensor("old_log_probs", "old_log_probs", "log π of every token, old policy"),
     "log_ratio": TokenTensor("log_ratio", "log_ratios", "log π - log π_old"),
     "cotangent": TokenTensor("cotangent", "cotangents", "∂/∂ratio"),
     "policy_log_prob": TokenTensor("policies[{!r}]", "{}_log_probs", "log π under the policy {}"),
@@ -167,8 +167,8 @@ class _Arguments:
         for key in results:
             self.add(f"{self.program.called[key]}_out", "result", (key,), "result, per token")
         if results:
-            self.add("places", "places", (), "numbers in each token tensor")
-            self.add("fill", "fill", (), "what masked places of a result get")
+            self.add("places", "places", (), "the number of places of a token tensor")
+            self.add("fill", "fill", (), "the value of masked places of a result")
         self.add("work", "work", (), "float64 workspace: see below")
         return Signature(tuple(self.found.values()), self.layouts)
 
@@ -184,7 +184,7 @@ class _Arguments:
             strata |= dict.fromkeys(order)
         for s in strata:
             if s != BATCH:
-                self.add(f"n_{s}", "size", (s,), f"how many {s} elements")
+                self.add(f"n_{s}", "size", (s,), f"the number of {s} elements")
 
     def layout(self) -> None:
         several = len(self.program.leaves) > 1
@@ -193,10 +193,10 @@ class _Arguments:
             word = self.layouts[s, leaf] = self.names.free(wish, *(f"_{kind}" for kind in LAYOUT))
             size = self.found["size", s].name
             notes = (
-                f"[{size} + 1] {tokens} before each {s}",
-                f"[{size}] where its {tokens} start",
-                f"[{tokens}] where each is, unless they are in a row",
-                f"[{tokens}] number of each, unless counted in this order",
+                f"[{size} + 1] the number of {tokens} before each {s}",
+                f"[{size}] the place of its first token",
+                f"[{tokens}] the place of each token; None if contiguous",
+                f"[{tokens}] the number of each token; None if in this order",
             )
             for kind, note in zip(LAYOUT, notes, strict=True):
                 self.found[kind, s, leaf] = Argument(f"{word}_{kind}", kind, (s, leaf), note)
@@ -215,7 +215,7 @@ class _Arguments:
             self.add(GIVEN[kind], "advantage", (), "per token, or per row of the batch")
         for s, inputs in reads.items():
             if any(i.kind in GIVEN for i in inputs):
-                note = f"[{self.found['size', s].name}] the row of the batch that each lies in"
+                note = f"[{self.found['size', s].name}] the row of each {s}; None if advantages are per token"
                 self.add(f"{s}_rows", "rows", (s,), note)
 
     def vectors(self) -> None:
@@ -224,7 +224,7 @@ class _Arguments:
                 word = self.program.given[i]
                 self.add(f"{word}_of", "vector", (i,), f"[{i.stratum}]")
                 if i.kind == "parameter":
-                    self.add(f"{word}_stride", "stride", (i,), "0 where one number serves all")
+                    self.add(f"{word}_stride", "stride", (i,), "0 if one number serves all elements, else 1")
         for m in self.program.matrices:
             note = f"[{m.into}, {m.of}] of the projection: an index's matrix({m.into!r}, {m.of!r})"
             self.add(self.program.given[m], "matrix", (m,), note)
@@ -241,13 +241,14 @@ class _Arguments:
 
         for order in self.plan.orders:
             target, sources = order[0], "_and_".join(order[1:])
-            note = f"[{' + '.join(order[1:])}] numbered through, as they come along each {target}, unless they are so"
+            note = f"[{' + '.join(order[1:])}] numbers of elements in order, {target} by {target}; None if in order"
             self.add(f"{sources}_along_{target}", "sequence", order, note)
-            self.add(f"{sources}_up_to_{target}", "sequence_members", order, f"[{target} + 1] before each {target}")
+            before = f"[{target} + 1] the number of elements before each {target}"
+            self.add(f"{sources}_up_to_{target}", "sequence_members", order, before)
 
     def fibre(self, a: str, b: str) -> None:
-        self.add(f"{a}_by_{b}", "order", (a, b), f"[{a}] sorted by {b}, unless they are")
-        self.add(f"{a}_before_{b}", "members", (a, b), f"[{b} + 1] {a} elements before each {b}")
+        self.add(f"{a}_by_{b}", "order", (a, b), f"[{a}] sorted by {b}; None if sorted already")
+        self.add(f"{a}_before_{b}", "members", (a, b), f"[{b} + 1] the number of {a} elements before each {b}")
 
     def is_broadcast(self, node: Pull) -> bool:
         """Whether a token reads its own segment, which needs no gather."""

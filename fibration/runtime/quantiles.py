@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def quantile(values: list[Tensor], parents: list[Tensor], targets: int, level: Tensor) -> Tensor:
-    """The quantile of all source elements over each target: float64 [sources], int64 [sources], [targets] or [1] ->
-    [targets].
+    """Returns the quantile of the source elements of each target: float64 [targets].
 
-    Interpolates linearly at `level·(n - 1)` among `n` sorted values; NaN if a value is NaN, 0 over an empty fibre.
+    `values`: float64 [sources] per stratum; `parents`: int64 [sources]; `level`: [targets] or [1]. It interpolates
+    linearly at `level·(n - 1)` among `n` sorted values: NaN if a value is NaN, 0 over an empty fibre.
     """
     x, parent = torch.cat([v.expand(p.shape) for v, p in zip(values, parents, strict=True)]), torch.cat(parents)
     order = torch.argsort(x)  # NaN last
