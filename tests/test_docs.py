@@ -384,7 +384,7 @@ def test_the_page_of_what_goes_wrong_says_what_its_blocks_print(capsys):
 def test_the_page_of_which_loss_when_says_what_its_blocks_print(capsys):
     page = (ROOT / "docs" / "which-loss-when.md").read_text()
     ill = run_blocks(page, capsys, lambda line: re.sub(r"[\d.]+", "#", line))["ill"]
-    assert ill({"kl": 0.1, "ratio/max": 20.5}) == ["ratio/max 20.50"]
+    assert ill({"kl": 0.1, "gated_ratio/max": 20.5}) == ["gated_ratio/max 20.50"]
 
 
 def test_the_page_of_three_policies_says_what_its_blocks_print(capsys):

@@ -377,7 +377,7 @@ def _findings(g: Gated) -> Iterator[Any]:
     changed = float((g.ratio - ratio).abs().gt(1e-12 * ratio).double().mean())
     product = "w·" * bool(o.formulas) + ("stop(𝒢(r))·A·log π" if o.estimator == "score" else "𝒢(r)·A")
     less = " less penalties" * bool(h.penalties)
-    gated = f"{float(m['ratio/min']):.3f} … {float(m['ratio/max']):.3f}"
+    gated = f"{float(m['gated_ratio/min']):.3f} … {float(m['gated_ratio/max']):.3f}"
     grid = Table.grid(padding=(0, 2, 0, 0))
     a, objective = g.advantages, "·" if g.advantages is None else f"{float(g.result.objective):+.6f}"
     unknown = "the rollouts have none, so the objective is not known"

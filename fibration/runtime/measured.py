@@ -218,7 +218,7 @@ class _TableBuilder:
         start = next(number)
         places = [place for i, r in enumerate(self.rows) for place in self.places(r, counts.get(i), start)]
         nothing = torch.zeros(0, dtype=torch.float64, device=self.index.device)
-        least = next((p.at for p in places if p.name == "ratio/min" and p.at < start), None)
+        least = next((p.at for p in places if p.name == "gated_ratio/min" and p.at < start), None)
         return Table(
             places=tuple(places),
             gathered=self.gathered(),

@@ -65,7 +65,7 @@ Metric = Mean | Extreme
 
 ALL, WHOLE = "all", "levels"  # all metrics; all except metrics per element
 Asked = frozenset[str]  # of `ALL`, `WHOLE`, names of strata, and `GROUPS`
-GROUPS = ("ratio", "divergences", "weights", "penalties")  # metrics that belong to no level
+GROUPS = ("gated_ratio", "divergences", "weights", "penalties")  # metrics that belong to no level
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def _rows(h: Hierarchy) -> Iterator[Row]:
         yield from of_level(f"{key}/drift_max", "peak", stratum, channel)
     for leaf in leaves:
         yield from of_level(f"{leaf}/clipped", "clipped", leaf, "")
-    yield Row("ratio/max", "ratio", most("ratio_max"), "one")
-    yield Row("ratio/min", "ratio", most("ratio_min_negated"), "least")
+    yield Row("gated_ratio/max", "gated_ratio", most("ratio_max"), "one")
+    yield Row("gated_ratio/min", "gated_ratio", most("ratio_min_negated"), "least")
     for word in ("tv", "kl"):
         yield Row(word, "divergences", (Key(word),), "one", count=(every, BATCH))
     kept = Key("kept") if h.objective.kept else (ALL, BATCH)

@@ -158,8 +158,8 @@ class Operator:
         - `parameters`: `{name: value}`. Default: the declared defaults.
         - `rewards`: per token, or per row `[B]`, instead of advantages. The hierarchy's formula makes the advantages.
         - `policies`: log-probs of the further policies that formulas name, such as `{"rollout": log_probs}`.
-        - `metrics`: True for all, False for none, or names of sets: strata, `"ratio"`, `"divergences"`, `"weights"`,
-          `"penalties"`. `"levels"` selects all except metrics per element.
+        - `metrics`: True for all, False for none, or names of sets: strata, `"gated_ratio"`, `"divergences"`,
+          `"weights"`, `"penalties"`. `"levels"` selects all except metrics per element.
 
         Raises BatchError with the input or the token that does not fit, and ParameterError with the parameter.
         """

@@ -263,7 +263,7 @@ def test_sums_over_many_rows_have_all_their_pieces(rows):
     result = op.coefficients(x, torch.zeros_like(x), torch.ones_like(x), index)
     assert float(result.objective) == pytest.approx(1 + math.expm1(0.125) / rows, rel=1e-12)
     assert float(result.metrics["kl"]) == pytest.approx(-0.125 / rows, rel=1e-12)
-    assert float(result.metrics["ratio/max"]) == pytest.approx(math.exp(0.125), rel=1e-12)
+    assert float(result.metrics["gated_ratio/max"]) == pytest.approx(math.exp(0.125), rel=1e-12)
 
 
 def test_printing_shows_the_source(monkeypatch, capsys):

@@ -293,8 +293,8 @@ def test_metrics_add_up(seed):
                 assert sum(float(m.count) for m in means) == float(whole.count), over
                 assert sum(float(m.sum) for m in means) == pytest.approx(float(whole.sum), rel=1e-9, abs=1e-15), over
     ratio = c.dense.ratio.value.astype(float)
-    assert float(metrics["ratio/max"]) == pytest.approx(ratio.max(), rel=1e-9)
-    assert float(metrics["ratio/min"]) == pytest.approx(ratio.min(), rel=1e-9)
+    assert float(metrics["gated_ratio/max"]) == pytest.approx(ratio.max(), rel=1e-9)
+    assert float(metrics["gated_ratio/min"]) == pytest.approx(ratio.min(), rel=1e-9)
     rows = np.unique(c.batch.row)
     x = c.batch.x
     for name, of_token in (("tv", np.abs(np.expm1(x))), ("kl", -x)):

@@ -57,7 +57,7 @@ def test_an_operator_pickles_as_the_hierarchy_it_was_compiled_from(op):
         (lambda op: op.hierarchy.replace(gate={}), r"no argument 'gate'(.|\n)*did you mean gates=\{token: \.\.\.\}"),
         (lambda op: op.hierarchy.replace(loss={}), "no argument 'loss'\n  required: some of name, "),
         (lambda op: op.loss(None, None, None, None, metrics="kl"), "pass metrics='divergences'"),
-        (lambda op: op.loss(None, None, None, None, metrics="ratio/max"), "pass metrics='ratio'"),
+        (lambda op: op.loss(None, None, None, None, metrics="gated_ratio/max"), "pass metrics='gated_ratio'"),
         (lambda op: C.check("0.1", "the value"), "a number"),
         (lambda op: C.check(True, "the value"), "a number"),
     ],

@@ -146,7 +146,7 @@ def test_the_tables_are_the_metrics(batch: Gated) -> None:
     assert everything[0][1:4] == ["9", "36", str(batch.rollouts.n_tokens)]
     assert everything[-1][2:4] == [f"{float(metrics[f'token/-/{k}']):.4f}" for k in ("drift", "drift_max")]
     assert f"{float(batch.result.objective):+.6f}" in output
-    assert f"{float(metrics['ratio/min']):.3f} … {float(metrics['ratio/max']):.3f}" in output
+    assert f"{float(metrics['gated_ratio/min']):.3f} … {float(metrics['gated_ratio/max']):.3f}" in output
 
 
 @pytest.mark.parametrize("name", some(["cispo", "ppo", "gspo_residual", "gspo", "sapo", "truly_ppo"], 6))

@@ -26,13 +26,13 @@ def floats(metrics):
     return {k: float(m) for k, m in metrics.items()}
 
 
-REST = {"ratio/max", "ratio/min", "tv", "kl"}
+REST = {"gated_ratio/max", "gated_ratio/min", "tv", "kl"}
 ASKED = {
     "trajectory": lambda k: k.startswith("trajectory/") and "[" not in k,
     "token": lambda k: k.startswith("token/") and "[" not in k,
     "domain": lambda k: k.startswith("domain/"),
     ("token", "domain"): lambda k: k.startswith(("token/", "domain/")),
-    ("divergences", "ratio"): lambda k: k in REST,
+    ("divergences", "gated_ratio"): lambda k: k in REST,
     "levels": lambda k: "[" not in k,
     ("levels", "domain"): lambda k: "[" not in k or k.startswith("domain/"),
     "all": lambda k: True,
@@ -79,7 +79,7 @@ def test_what_there_is_not_is_refused_with_what_there_is(wrong):
     with pytest.raises(BatchError) as error:
         called(op, batch, wrong)
     text = str(error.value)
-    assert "'trajectory', 'token', 'ratio', 'divergences', 'levels', 'all'" in text
+    assert "'trajectory', 'token', 'gated_ratio', 'divergences', 'levels', 'all'" in text
     assert "'weights'" not in text.partition("required")[2]
 
 

@@ -153,8 +153,8 @@ def test_a_plain_recount(name, scale):
             clipped |= r != g
     assert float(metrics["token/clipped"]) == clipped.mean()
     gated = op.gate(layout.tensor(batch.x), layout.index, values).numpy()
-    assert float(metrics["ratio/max"]) == gated.max()
-    assert float(metrics["ratio/min"]) == gated.min()
+    assert float(metrics["gated_ratio/max"]) == gated.max()
+    assert float(metrics["gated_ratio/min"]) == gated.min()
 
 
 @pytest.mark.parametrize("name", ["fiberpo_domain"])
@@ -306,7 +306,7 @@ def test_on_policy_everything_passes(name):
         assert float(metrics[f"{key}/passed"]) == 1
         assert float(metrics[f"{key}/drift"]) == float(metrics[f"{key}/drift_max"]) == 0
     assert float(metrics["token/clipped"]) == 0
-    assert float(metrics["ratio/max"]) == float(metrics["ratio/min"]) == 1
+    assert float(metrics["gated_ratio/max"]) == float(metrics["gated_ratio/min"]) == 1
     assert float(metrics["tv"]) == float(metrics["kl"]) == 0
 
 

@@ -388,7 +388,11 @@ def test_what_a_micro_batch_has_not():
     result = op.loss(*given, policies=policies(op, [0]))
     assert list(result.scalars()) == ["loss"]
     refuses(BatchError, lambda: result.metrics, what="metrics of a micro-batch", remedy="at the end of the step")
-    refuses(BatchError, lambda: op.loss(*given, policies=policies(op, [0]), metrics="ratio"), what="metrics of a micro")
+    refuses(
+        BatchError,
+        lambda: op.loss(*given, policies=policies(op, [0]), metrics="gated_ratio"),
+        what="metrics of a micro",
+    )
     refuses(BatchError, lambda: op.gate(of_rows(NEW, [0]), part), what="op.gate of a micro-batch")
     refuses(BatchError, lambda: op.freeze(OLD, A, part, policies=policies(op)), what="op.freeze of a micro-batch")
     moving = OLD.clone().requires_grad_()

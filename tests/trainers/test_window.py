@@ -257,7 +257,7 @@ def test_a_fresh_step_needs_no_log_probs(kept, dtype):
     expected = torch.where(s["mask"], s["advantages"][:, None].double() / (lengths * rows), 0.0)
     assert torch.allclose(found.values.double(), expected, rtol=1e-6 if found.values.dtype == torch.float32 else 1e-14)
     assert float(found.objective) == pytest.approx(float(expected.sum()), rel=1e-5)
-    assert float(found.metrics["trajectory/+/passed"]) == float(found.metrics["ratio/max"]) == 1
+    assert float(found.metrics["trajectory/+/passed"]) == float(found.metrics["gated_ratio/max"]) == 1
 
 
 def test_without_old_log_probs_those_of_pass_one_are_they():
@@ -452,14 +452,14 @@ def test_names_of_metrics():
     s = step()
     window = Window(operator(), s["mask"], s["old"], s["advantages"], LABELS, parameters=budgets())
     levels, every, some = (
-        window.coefficients(s["new"], metrics=asked) for asked in ("levels", "all", ["trajectory", "ratio"])
+        window.coefficients(s["new"], metrics=asked) for asked in ("levels", "all", ["trajectory", "gated_ratio"])
     )
     logged = named(every.scalars())
     wanted = {f"fibration/{k}": float(m) for k, m in every.metrics.items() if math.isfinite(float(m))}
     assert logged == {**wanted, "fibration/objective": float(every.objective)}
     assert named(levels.scalars()) == {k: v for k, v in logged.items() if "[" not in k} != logged
     assert logged["fibration/trajectory/+/rolled_back"] > 0 and "fibration/trajectory/+/passed[domain=math]" in logged
-    chosen = ("trajectory/", "ratio/", "objective")
+    chosen = ("trajectory/", "gated_ratio/", "objective")
     assert some.scalars() == {k: v for k, v in levels.scalars().items() if k.startswith(chosen)} != levels.scalars()
     passes = {**window.compare(s["second"]), "extra_forwards": 3.0}
     assert named(passes) == {f"fibration/{k}": v for k, v in passes.items()}

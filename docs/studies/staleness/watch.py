@@ -154,7 +154,7 @@ def signs(found: Mapping) -> dict[str, int | None]:
         f"token/clipped > {CLIPPED}": smooth(log["token/clipped"]) > CLIPPED,
         f"zeroed > {ZEROED} of a coarser level": np.max([*zeroed, np.zeros_like(reward)], 0) > ZEROED,
         f"kl > {KL}": smooth(log["kl"]) > KL,
-        f"ratio/max > {RATIO}": smooth(log["ratio/max"]) > RATIO,
+        f"gated_ratio/max > {RATIO}": smooth(log["gated_ratio/max"]) > RATIO,
         f"reward {FALL} below its first {SMOOTH} steps'": reward <= reward[SMOOTH - 1] - FALL,
     }
     at = {name: int(when.argmax()) + 1 if when.any() else None for name, when in shown.items()}
@@ -191,7 +191,7 @@ def draw(title: str, found: Mapping) -> Figure:
     far.plot(steps, smooth(log["kl"]), color=COLOURS[0], label="kl, nats")
     far.plot(steps, smooth(log["token/clipped"]), color=COLOURS[1], label="token/clipped")
     ratios.semilogy(steps, smooth(log["amplification"]), color=COLOURS[1], lw=3, alpha=0.5, label="max |c| / (μ |A|)")
-    ratios.semilogy(steps, smooth(log["ratio/max"]), color=COLOURS[0], lw=1, label="ratio/max")
+    ratios.semilogy(steps, smooth(log["gated_ratio/max"]), color=COLOURS[0], lw=1, label="gated_ratio/max")
     inner = grid[1, :3].subgridspec(1, len(LEVELS))
     for k, (level, colour) in enumerate(zip(reversed(chain), COLOURS, strict=False)):
         drifts.semilogy(steps, smooth(of_level(log, level, "drift")), color=colour, label=level.replace("_", " "))

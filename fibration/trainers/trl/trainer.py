@@ -125,7 +125,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
     row-local loss are then those of the step's own rows.
 
     `metrics`: the metrics to log, as in `op.loss`: `"levels"`, `"all"` to include single elements
-    (`fibration/domain/+/drift[domain=math]`), or names, `["trajectory", "ratio"]`.
+    (`fibration/domain/+/drift[domain=math]`), or names, `["trajectory", "gated_ratio"]`.
 
     **Forward passes.** A row-local loss (`trainer.operator.coupling`) needs no extra pass: each micro-batch has its
     coefficients from the log-probs of its own forward pass. A loss that couples rows needs none if the weights that

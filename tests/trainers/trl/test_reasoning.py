@@ -56,7 +56,7 @@ def test_a_run_that_goes_on_is_the_one_that_was_not_broken_off(small, monkeypatc
     whole = run(monkeypatch, tmp_path / "whole", "fiberpo_domain", 4)
     assert [line["step"] for line in whole] == [1, 2, 3, 4]
     assert [line["fibration/extra_forwards"] for line in whole] == [0, 4, 0, 4]
-    assert [line["fibration/ratio/max"] > 1 for line in whole] == [False, True, False, True]
+    assert [line["fibration/gated_ratio/max"] > 1 for line in whole] == [False, True, False, True]
     run(monkeypatch, tmp_path / "parts", "fiberpo_domain", 2)
     assert run(monkeypatch, tmp_path / "parts", "fiberpo_domain", 4, "--resume") == whole
     monkeypatch.setattr(sys, "argv", ["reward_curves.py", *map(str, tmp_path.glob("*/log.jsonl"))])
