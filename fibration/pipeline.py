@@ -38,7 +38,7 @@ from fibration.compiler.lower import from_log_probs, from_log_ratios, lower
 from fibration.compiler.optimise import optimise
 from fibration.compiler.plan import Collective, Plan, Spread
 from fibration.compiler.program import Program
-from fibration.errors import BackendError, SpecError
+from fibration.errors import BackendError, SpecError, suggest
 from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import shipped
@@ -201,7 +201,11 @@ def choose(backend: str) -> str:
         log.info("fibration: backend '%s' (%s)", backend, why)
         return backend
     if backend not in BACKENDS:
-        raise BackendError(f"no backend '{backend}'", required=f"one of auto, {', '.join(BACKENDS)}")
+        raise BackendError(
+            f"no backend '{backend}'",
+            required=f"one of auto, {', '.join(BACKENDS)}",
+            remedy=suggest(str(backend), ("auto", *BACKENDS)) or "backend='auto'",
+        )
     return backend
 
 

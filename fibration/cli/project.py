@@ -133,7 +133,9 @@ def init(folder: Path) -> str:
         )
     found = next((why for name in files if (why := unwritable((folder / name).parent))), "")
     if found:
-        raise FibrationError(f"a project cannot be written to '{folder}'", required="a folder", found=found)
+        raise FibrationError(
+            f"a project cannot be written to '{folder}'", required="a folder that can be written to", found=found
+        )
     for name, (contents, _) in files.items():
         write_file(folder / name, contents)
     width = max(map(len, files))

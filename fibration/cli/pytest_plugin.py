@@ -146,7 +146,9 @@ def _timeout(config: pytest.Config) -> float:
     try:
         return Budget(float(given)).seconds
     except ValueError:
-        raise pytest.UsageError(f"fibration_timeout is {given!r}, which is no number of seconds") from None
+        raise pytest.UsageError(
+            f"fibration_timeout is {given!r}, which is no number of seconds: write fibration_timeout = 60, or inf"
+        ) from None
     except FibrationError as error:
         raise pytest.UsageError(str(error)) from None
 

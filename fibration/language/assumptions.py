@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fibration.errors import SpecError
+from fibration.errors import SpecError, declare
 from fibration.language.atoms import Stratum
 from fibration.language.declared import Declared
 
@@ -52,6 +52,13 @@ def populated(stratum: Stratum, *, over: Stratum) -> Populated:
 def _check(what: str, *strata: object) -> None:
     for s in strata:
         if not isinstance(s, Stratum):
-            raise SpecError(f"{what} takes strata, not {s!r}", remedy="balanced(domain, modality)")
+            raise SpecError(
+                f"{what} takes strata, not {s!r}", required="a Stratum", remedy=declare("strata", s, "domain")
+            )
     if strata[0] == strata[1]:
-        raise SpecError(f"{what} takes two different strata, not {strata[0]!r} twice")
+        raise SpecError(
+            f"{what} takes two different strata",
+            required="two different strata",
+            found=f"{strata[0]!r} twice",
+            remedy="balanced(domain, modality), or populated(image_token, over=trajectory)",
+        )

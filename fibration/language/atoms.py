@@ -33,7 +33,11 @@ class Stratum(Declared):
     def __init__(self, name: str) -> None:
         super().__init__(name=check_name(name, "a stratum"))  # type: ignore[call-arg]
         if name in INDEX_WORDS:
-            raise SpecError(f"a stratum cannot be called {name!r}", required="another name: op.index(...) takes it")
+            raise SpecError(
+                f"a stratum cannot be called {name!r}",
+                required=f"a name that is no argument of op.index(...): not {', '.join(sorted(INDEX_WORDS))}",
+                remedy=f"choose another name, such as '{name}_stratum'",
+            )
 
     def __repr__(self) -> str:
         return self.name
@@ -396,7 +400,8 @@ def density(stratum: Stratum, channel: str | None = None) -> Density:
     `channel`: "+" or "-". Default: the channel of the gate.
     """
     if not isinstance(stratum, Stratum):
-        raise SpecError(f"density takes a stratum, not {stratum!r}")
+        what = f"density takes a stratum, not {stratum!r}"
+        raise SpecError(what, required="a Stratum", remedy=declare("strata", stratum, "trajectory"))
     return Density(stratum, None if channel is None else _channel(channel, "density"))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from fibration.errors import SpecError, looks_like, suggest
+from fibration.errors import SpecError, declare, looks_like, suggest
 from fibration.language.atoms import (
     BATCH,
     Attribute,
@@ -109,7 +109,8 @@ def same(first: Policy, second: Policy) -> Same:
 
 def _check(what: str, stratum: object) -> None:
     if not isinstance(stratum, Stratum):
-        raise SpecError(f"{what} takes a stratum, not {stratum!r}")
+        found = f"{what} takes a stratum, not {stratum!r}"
+        raise SpecError(found, required="a Stratum", remedy=declare("strata", stratum, "trajectory"))
 
 
 def condition(given: object, names: Names) -> Condition:

@@ -61,7 +61,13 @@ def decomposition(
     `recovery` is the inverse, a formula of `gated("")`, or of `gated("+")` and `gated("-")`.
     """
     if (density is None) == (plus is None) or (plus is None) != (minus is None):
-        raise SpecError("a decomposition needs density=, or both plus= and minus=")
+        given = [name for name, e in (("density", density), ("plus", plus), ("minus", minus)) if e is not None]
+        raise SpecError(
+            "a decomposition needs density=, or both plus= and minus=",
+            required="density=, or plus= and minus=",
+            found=", ".join(f"{name}=" for name in given) or "none of them",
+            remedy='decomposition(density=token_log_ratio, recovery=exp(gated("")))',
+        )
     densities = {"": density} if plus is None else {"+": plus, "-": minus}
     return Decomposition(densities, recovery, 1 if scale is None else scale)
 

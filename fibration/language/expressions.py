@@ -321,7 +321,8 @@ def apply(operator: str, *arguments: object) -> Expression:
     row = SYNTAX[operator]
     args = tuple(as_expression(a, f"an argument of '{operator}'") for a in arguments)
     if len(args) != row.arity:
-        raise SpecError(f"'{operator}' takes {row.arity} arguments, got {len(args)}")
+        what = f"'{operator}' takes {row.arity} arguments, got {len(args)}"
+        raise SpecError(what, required=f"{row.arity} arguments", found=", ".join(map(str, args)))
     for position, argument in enumerate(args):
         wants_condition = position in row.conditions
         if argument.is_condition != wants_condition:

@@ -282,16 +282,26 @@ def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
         remedy = "the importance ratio is exp(token_log_ratio)" if tree.text in _RATIOS else suggest(tree.text, known)
         raise SpecError(f"{what}: the name '{tree.text}' {kind}", required=f"one of {', '.join(known)}", remedy=remedy)
     if isinstance(tree, Quoted):
-        raise SpecError(f"{what}: the text {tree.text!r} stands where a number belongs")
+        found = f"{what}: the text {tree.text!r} stands where a number belongs"
+        raise SpecError(found, required="a number or a formula", remedy="leave the quotation marks out")
     if isinstance(tree, Operation):
         if tree.operator == "**":
             exponent = tree.operands[1]
             if not isinstance(exponent, Fraction) or exponent.denominator != 1 or abs(exponent) > 1000:
-                raise SpecError(f"{what}: a power of another exponent", required="a whole number from 1 to 16")
+                raise SpecError(
+                    f"{what}: a power of another exponent",
+                    required="a whole number from 1 to 16",
+                    remedy="sqrt(x), exp(y*log(x)) or 1/x",
+                )
             return build(tree.operands[0], names, what) ** int(exponent)
         return apply(tree.operator, *(build(o, names, what) for o in tree.operands))
     if tree.methods:
-        raise SpecError(f"{what}: '.{tree.methods[0].name}(...)' belongs to a gate, not to a number")
+        method = tree.methods[0].name
+        raise SpecError(
+            f"{what}: '.{method}(...)' belongs to a gate, not to a number",
+            required="a formula",
+            remedy=f"leave .{method}(...) out",
+        )
     if tree.name in CALLED and not tree.named:
         return apply(tree.name, *(build(a, names, what) for a in tree.positional))
     if tree.name in _ATOM_CALLS:
@@ -334,7 +344,13 @@ def arguments(call: Invocation, names: Names, what: str) -> tuple[list[object], 
 
     keys = [k for k, _ in call.named]
     if len(set(keys)) != len(keys):
-        raise SpecError(f"{what}: an argument of '{call.name}' is given twice")
+        twice = ", ".join(f"{k}=" for k in dict.fromkeys(keys) if keys.count(k) > 1)
+        raise SpecError(
+            f"{what}: an argument of '{call.name}' is given twice",
+            required="each argument once",
+            found=f"{twice} twice",
+            remedy="leave one of them out",
+        )
     return [value(t) for t in call.positional], {k: value(t, k) for k, t in call.named}
 
 

@@ -149,7 +149,11 @@ class Hierarchy(Outline):
                 keys = [f"{law} of {n}" for n in known]
                 raise SpecError(gives_up, required=f"{law}, or one of {', '.join(keys)}", remedy=suggest(key, keys))
             if not why.strip():
-                raise SpecError(f"{gives_up} without a reason", required="a sentence that the report can show")
+                raise SpecError(
+                    f"{gives_up} without a reason",
+                    required="a sentence that the report can show",
+                    remedy=f"gives_up={{{key!r}: 'why this loss breaks it'}}",
+                )
 
     def _subjects_of(self, law: str) -> list[str]:
         """Returns the names of a law's subjects; [] for a law whose subjects are not checked here."""

@@ -23,7 +23,9 @@ class MarkovKernel(Written):
     def __init__(self, weight: object, **data: Any) -> None:
         value = as_expression(weight, "a kernel weight")
         if value.is_condition:
-            raise SpecError(f"a kernel weight cannot be the condition {value}", required="a number")
+            raise SpecError(
+                f"a kernel weight cannot be the condition {value}", required="a number", remedy=f"where({value}, 1, 0)"
+            )
         super().__init__(weight=value, **{"written": f"MarkovKernel({value})", **data})  # type: ignore[call-arg]
 
 

@@ -108,7 +108,11 @@ def spec_files(spec: str | Path) -> list[str]:
         return [str(spec)]
     files = sorted(_below(path))
     if not files:
-        raise NoHierarchy(f"the folder '{path}' holds no spec", required="at least one .py or .json file")
+        raise NoHierarchy(
+            f"the folder '{path}' holds no spec",
+            required="at least one .py or .json file",
+            remedy=f"name a file or another folder; fibration init {path} writes a first spec",
+        )
     return [str(f) for f in files]
 
 

@@ -58,7 +58,11 @@ class Objective(Written):
     def __init__(self, weight: object, **data: Any) -> None:
         value = as_expression(weight, "an objective's weight")
         if value.is_condition:
-            raise SpecError(f"an objective's weight cannot be the condition {value}", required="a number")
+            raise SpecError(
+                f"an objective's weight cannot be the condition {value}",
+                required="a number",
+                remedy=f"drop tokens with token_mean().keep({value})",
+            )
         super().__init__(weight=value, **{"written": f"Objective({value})", **data})  # type: ignore[call-arg]
 
     def score(self) -> Objective:

@@ -153,7 +153,9 @@ def pair(first: Hierarchy, second: Hierarchy, when: object = None, parameters: G
         names |= {**h.policies, **h.parameters, **h.attributes}
     given = [when] if isinstance(when, (str, *Condition.__args__)) else when or ()
     if not isinstance(given, Iterable):
-        raise SpecError(f"when={when!r}", required="a condition on batches, or several")
+        raise SpecError(
+            f"when={when!r}", required="a condition on batches, or several", remedy="when='advantage=trajectory'"
+        )
     found = Pair(first, second, tuple(condition(c, names) for c in given), FrozenMap(fixed), ranges)
     known_policies = {Policy(CURRENT), Policy(OLD), *first.policies.values(), *second.policies.values()}
     for c in found.when:

@@ -111,7 +111,9 @@ def _check_gates(h: Outline, here: str) -> None:
     - a gate per channel stands only where the decomposition has two channels.
     """
     if not h.gates:
-        raise SpecError(f"{here} has no gate", required="one gate per stratum")
+        raise SpecError(
+            f"{here} has no gate", required="one gate per stratum", remedy="gates={token: clip_gate(0.2)}, for instance"
+        )
     for stratum in h.strata:
         if stratum not in h.gates:
             raise SpecError(
@@ -132,6 +134,7 @@ def _check_gates(h: Outline, here: str) -> None:
             raise SpecError(
                 f"{here} has a gate on {stratum}, which no fibration joins",
                 required=f"one of {', '.join(s.name for s in h.strata if s in joined)}",
+                remedy=f"leave the gate out, or add Fibration({stratum}, ...) or Fibration(..., {stratum})",
             )
         if isinstance(gate, GatePerChannel) and len(h.decomposition.channels) == 1:
             raise SpecError(
@@ -214,7 +217,11 @@ def _check_names(h: Outline, here: str) -> None:
     words += [*h.parameters, *h.attributes, *h.policies, *h.penalties]
     for word in words:
         if words.count(word) > 1:
-            raise SpecError(f"{here} uses the name '{word}' for two things", required="one meaning per name")
+            raise SpecError(
+                f"{here} uses the name '{word}' for two things",
+                required="one meaning per name",
+                remedy="rename one of the strata, parameters, attributes, policies or penalties of this name",
+            )
 
 
 def _check_objective(h: Outline, here: str) -> None:

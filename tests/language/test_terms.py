@@ -206,7 +206,7 @@ WRONG = {
     "a penalty called like its weight": (lambda: made(penalties={"beta": beta * x}), "uses the name 'beta' for two things", "", "one meaning"),
     "a penalty called mean": (lambda: made(penalties={"mean": x}), "a penalty cannot be called 'mean'", "", "no word of the language"),
     "a policy called like metrics of penalties": (lambda: policies("penalty"), "a policy cannot be called 'penalty'", "", "no word of the language"),
-    "a stratum called like what an index takes": (lambda: strata("positions"), "a stratum cannot be called 'positions'", "", "op.index(...) takes it"),
+    "a stratum called like what an index takes": (lambda: strata("positions"), "a stratum cannot be called 'positions'", "", "no argument of op.index(...)"),
     "penalties without names": (lambda: made(penalties=[x]), "the collection of penalties is [", "", "penalties={'kl':"),
     "a penalty without a name": (lambda: made(penalties=x), "the collection of penalties is log_prob(current)", "", "penalties={'kl':"),
     # groups

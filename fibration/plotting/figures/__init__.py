@@ -14,7 +14,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fibration.errors import FigureError, listed
+from fibration.errors import FigureError, listed, suggest
 from fibration.files import check_writable, write_file
 from fibration.language.hierarchy import Hierarchy
 from fibration.pipeline import compile as compile_operator
@@ -77,7 +77,9 @@ def draw(
     for what, names, known in (("figure", figures, FIGURES), ("format", formats, FORMATS)):
         for name in names:
             if name not in known:
-                raise FigureError(f"no {what} '{name}'", required=f"one of {', '.join(known)}")
+                raise FigureError(
+                    f"no {what} '{name}'", required=f"one of {', '.join(known)}", remedy=suggest(name, known)
+                )
     check_writable(out, "--output")
     op = compile_operator(hierarchy, "torch")
     files: dict[Path, tuple[bytes, str]] = {}
