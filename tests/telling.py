@@ -70,7 +70,7 @@ TELLING = {
     "backends/test_vectors.py::test_losses_and_gradients_of_a_trainer[torch-padded-vanilla-token-mean-0]": (
         "token_mean counts the tokens of the row",
     ),
-    "cli/test_main.py::test_who_names_nothing_is_told_what_may_be_meant[GSPO-did you mean 'gspo'?]": (
+    "cli/test_main.py::test_an_unknown_spec_gets_a_suggestion[GSPO-did you mean 'gspo'?]": (
         "a name in capitals is near to none",
     ),
     "cli/test_outcome.py::test_specs_that_end_the_process_are_errors_of_collection": (
@@ -126,16 +126,20 @@ TELLING = {
     "plotting/test_own.py::test_without_advantages_all_else_is_shown": (
         "without advantages coefficients are compared, and are 0",
     ),
-    "rollouts/test_file.py::test_what_is_wrong_is_named[infinity]": ("log-probs of a recorded policy may be infinite",),
+    "rollouts/test_file.py::test_the_wrong_column_is_named[infinity]": (
+        "log-probs of a recorded policy may be infinite",
+    ),
     "runtime/ranks/test_spread_index.py::test_whole_rows_in_order[experts alone, projected (62)]": (
         "masses of other ranks' tokens are left out",
     ),
-    "runtime/test_bad_input.py::test_tensors[advantages per column]": ("a column of advantages is taken for a row",),
+    "runtime/test_bad_input.py::test_bad_tensors_are_named[advantages per column]": (
+        "a column of advantages is taken for a row",
+    ),
     "runtime/test_parameters.py::test_parameters[number by label]": ("numbers by label are not checked",),
-    "runtime/test_precision.py::test_who_is_warned[fewer bits, long rows]": (
+    "runtime/test_precision.py::test_coarse_rounding_warns[fewer bits, long rows]": (
         "half precision is warned of whatever the gate",
     ),
-    "runtime/test_requires_grad.py::test_what_would_get_no_gradient[a policy]": (
+    "runtime/test_requires_grad.py::test_an_input_that_would_get_no_gradient_is_refused[a policy]": (
         "of policies that require grad the gradient is dropped",
     ),
 }

@@ -78,7 +78,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_others_may_have_written_is_refused_in_words(way, home, monkeypatch):
+def test_a_cache_that_others_could_write_is_refused(way, home, monkeypatch):
     entry, (change, said) = planted(home), WAYS[way]
     change(entry, monkeypatch)
     with pytest.raises(BackendError) as error:
@@ -90,7 +90,7 @@ def test_what_others_may_have_written_is_refused_in_words(way, home, monkeypatch
     assert ("chmod go-w" in str(error.value)) == mode_is_ours
 
 
-def test_what_this_user_wrote_is_believed_as_its_digest_says(home):
+def test_an_entry_of_this_user_is_used_if_its_digest_fits(home):
     """Digests protect against accidents alone: a process of this user can write digests too."""
     planted(home)
     assert written() == "theirs"
@@ -116,7 +116,7 @@ def test_a_folder_where_only_owners_rename_may_be_on_the_way(home):
 
 
 @pytest.mark.parametrize("umask", [0o002, 0o000])
-def test_what_is_made_is_for_this_user_to_write_whatever_the_umask(umask, home):
+def test_only_this_user_may_write_whatever_the_umask(umask, home):
     before = os.umask(umask)
     try:
         written()
@@ -129,7 +129,7 @@ def test_what_is_made_is_for_this_user_to_write_whatever_the_umask(umask, home):
     assert written("anew") == "ours"
 
 
-def test_where_no_owner_is_known_nothing_is_doubted(home, monkeypatch):
+def test_without_owners_every_entry_is_used(home, monkeypatch):
     planted(home)
     home.chmod(0o777)
     monkeypatch.delattr(os, "getuid")

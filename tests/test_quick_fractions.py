@@ -19,12 +19,12 @@ def parts(x):
     return (x, 1) if isinstance(x, int) else (x.numerator, x.denominator)
 
 
-def test_they_are_in_use():
+def test_the_tests_use_quick_fractions():
     assert vars(Fraction)["__new__"].__func__ is quick_fractions.new
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "truediv"])
-def test_what_is_computed(name):
+def test_arithmetic_of_quick_fractions(name):
     for a, b in PAIRS:
         (na, da), (nb, db) = parts(a), parts(b)
         pair = {"add": (na * db + nb * da, da * db), "sub": (na * db - nb * da, da * db), "mul": (na * nb, da * db)}
@@ -39,7 +39,7 @@ def test_what_is_computed(name):
         assert parts(found) == (n // common, d // common)
 
 
-def test_what_is_compared():
+def test_comparisons_of_quick_fractions():
     for a, b in PAIRS:
         (na, da), (nb, db) = parts(a), parts(b)
         for holds in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne):
@@ -47,7 +47,7 @@ def test_what_is_compared():
         assert hash(a) == hash(b) or a != b
 
 
-def test_what_they_are_made_of():
+def test_construction_of_quick_fractions():
     for n, d in itertools.product((-6, 0, 4, 10**30), (-4, 1, 6, 10**25)):
         common = gcd(n, d) * (1 if d > 0 else -1)
         made = Fraction(n, d)

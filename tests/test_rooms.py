@@ -41,14 +41,14 @@ def test_the_drawn_rooms_are_those_of_the_imports():
 
 
 @pytest.mark.parametrize("name", ROOMS)
-def test_a_room_says_what_it_imports(name):
+def test_a_room_states_what_it_imports(name):
     said = ast.get_docstring(ast.parse((PACKAGE / name / "__init__.py").read_text()))
     may = re.findall(r"`(\w+)`", said[said.index("May import:") :])
     assert may, f"{name} says nothing"
     assert set(imports().successors(name)) <= set(may)
 
 
-def test_few_modules_lie_beside_the_rooms():
+def test_few_modules_are_outside_rooms():
     assert len(list(PACKAGE.glob("*.py"))) <= MOST
     table = (ROOT / "docs" / "README.md").read_text()
     assert [name for name in ROOMS if f"[`{name}/`]" not in table] == []

@@ -72,7 +72,7 @@ def test_links_by_the_name_of_a_file_take_its_title(extension):
     assert front.titled(text) == said
 
 
-def test_every_loss_has_a_page_and_what_it_says_to_write_runs(extension):
+def test_every_loss_has_a_page_whose_code_runs(extension):
     gallery = extension("gallery")
     found = gallery.losses(gallery.pages())
     assert list(found) == [n for folder in dict.fromkeys(f.family for f in found.values()) for n in shipped()
@@ -165,7 +165,7 @@ def test_a_flowchart_has_every_box_above_what_it_leads_to(extension):
         flowchart.svg("flowchart TD\n  a -.-> b")
 
 
-def test_commands_are_shown_as_they_say_themselves(extension, monkeypatch):
+def test_the_page_of_commands_equals_their_help(extension, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for name, said in extension("commands").helps().items():
         printed = CliRunner().invoke(app, [*name.split()[1:], "--help"], prog_name="fibration").output

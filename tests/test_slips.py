@@ -18,7 +18,7 @@ def test_a_case_that_tells_is_there(case: str) -> None:
     assert set(TELLING[case]) <= {slip.name for slip in SLIPS}
 
 
-def test_names_are_told_apart() -> None:
+def test_slips_have_different_names() -> None:
     assert len({slip.name for slip in SLIPS}) == len(SLIPS)
 
 

@@ -84,13 +84,13 @@ def test_the_interpreter_s_tolerances_are_tight():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", some(range(CHAINS), 30))
-def test_they_verify_as_first_drawn(seed):
+def test_random_chains_verify_without_changes(seed):
     """Numbers are held against the interpreter whether or not the laws are; what is held here is not beside the point."""
     assert chain(seed).gates == candidate(seed).gates
 
 
 @pytest.mark.thorough
-def test_a_hundred_chains_are_a_varied_lot():
+def test_a_hundred_chains_cover_every_shape_and_gate():
     """Or the tests above show less than they seem to: every depth, every gate, rows beside the chain, a common root."""
     chains = [candidate(seed) for seed in range(CHAINS)]
     assert {len(h.order) for h in chains} == {1, 2, 3, 4, 5, 6}

@@ -27,7 +27,7 @@ MET = some([(n, g) for n in SPECS for g in GARBAGE if ALL or n not in LIKE_PPO],
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("name", "garbage"), MET)
-def test_what_lies_under_the_mask_is_never_read(operator, name, garbage):
+def test_masked_values_are_never_read(operator, name, garbage):
     op = operator(spec(name))
     batch = spread_batch(per_row=True)
     layout = padded(op, batch)

@@ -194,7 +194,7 @@ def test_names_that_collide_when_put_together_change_nothing(name, backend):
 @pytest.mark.parametrize(
     ("backend", "name"), [c for c in CASES if c[1] != "words" and (ALL or c[0].name == "torch")], indirect=["backend"], ids=str
 )  # fmt: skip
-def test_operators_with_such_names_are_what_the_interpreter_says(name, backend):
+def test_operators_with_colliding_names_match_the_interpreter(name, backend):
     shape = SHAPES[name]
     given = built(shape, "colliding"), batch_for(shape, "colliding"), F64
     holds_training(backend, case(*given), "packed")
@@ -213,7 +213,7 @@ def printed(hierarchy):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", [n for n in SHAPES if n != "words"])
-def test_these_names_do_collide(name):
+def test_colliding_names_get_numbers(name):
     """Some are told apart by a number, which no plain name needs."""
     assert not [n for n in printed(built(SHAPES[name], "plain")) if re.search(r"\d", n)]
     assert [n for n in printed(built(SHAPES[name], "colliding")) if re.search(r"\d", n)]

@@ -185,7 +185,7 @@ def test_a_row_of_a_million(backend: Backend):
 
 
 @pytest.mark.parametrize("backend", CPU, ids=str)
-def test_nothing_is_left_of_what_is_discounted_by_0(backend: Backend):
+def test_a_discount_of_0_gives_0(backend: Backend):
     h, batch = spec("gspo"), Tokens((3, 2), np.arange(5.0), np.zeros(5))
     layout = packed(operator(h, "torch"), batch)
     assert not found(h, backend.name, (("trajectory", 0.0, True),), layout, batch.x)[WORDS[0]].any()
@@ -352,7 +352,7 @@ def test_bits_do_not_depend_on_threads(backend: Backend):
 
 
 @pytest.mark.parametrize("backend", CPU, ids=str)
-def test_what_a_prefix_is_compared_with_is_not_rounded(backend: Backend):
+def test_a_bound_of_a_prefix_is_compared_in_float64(backend: Backend):
     """In float32 too: it is below a bound that has the same float32."""
     x32 = np.array([0.1, 0.2, 0.3], np.float32).astype(float)
     bound = float(np.nextafter(x32[0] + x32[1], 1))

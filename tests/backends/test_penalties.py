@@ -270,7 +270,7 @@ def test_conditions_of_penalties_read_advantages_that_are_made_of_rewards(backen
     )
 
 
-def test_regimes_are_met():
+def test_every_condition_of_a_penalty_occurs():
     """Else a penalty that flows where it must not would not be seen."""
     given = Given()
     r, held = given.now - given.old, given.now - given.reference
@@ -309,7 +309,7 @@ def test_a_divergence_near_and_far(backend, dtype):
 
 
 @on("torch")
-def test_what_a_penalty_does_not_keep_adds_nothing(backend):
+def test_a_token_that_a_penalty_drops_adds_nothing(backend):
     """Tokens and a row at which values and slopes are infinite, beside others that are by hand."""
     m = mean(x, over=trajectory)
     own = token_mean().keep((absolute(x) < 700) & (absolute(m) < 700))
@@ -378,7 +378,7 @@ def test_a_root_at_0_is_no_silent_slope(backend):
     assert torch.isfinite(given.call(op, packed(op, given.batch())).values).all()
 
 
-def test_a_policy_that_a_penalty_alone_reads_is_asked_for_by_losses():
+def test_losses_require_a_policy_that_only_a_penalty_reads():
     op, given = operator(losing(kl=beta * (expm1(-x) + x))), Given()
     layout = packed(op, given.batch())
     now, old, advantages = (layout.tensor(v) for v in (given.now, given.old, given.advantages))

@@ -335,7 +335,7 @@ def test_the_mass_of_a_token_is_the_same_however_its_kernel_is_written():
 
 
 @pytest.mark.thorough
-def test_a_varied_lot():
+def test_random_quivers_cover_every_kind():
     """Or the tests above show less than they seem to."""
     drawn = [quiver(seed) for seed in range(COUNT)]
     assert COUNT >= 60

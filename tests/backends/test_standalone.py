@@ -259,7 +259,7 @@ MISTAKES = {
 
 
 @needs_c
-def test_the_loader_says_what_does_not_fit(tmp_path):
+def test_the_loader_names_an_argument_that_does_not_fit(tmp_path):
     import importlib.util
 
     assert write("fiberpo", "c", tmp_path).exit_code == 0

@@ -97,7 +97,7 @@ def test_the_interpreter_gives_what_is_written(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS[::4])
-def test_nothing_flows_through_what_is_read_at_tokens(seed):
+def test_no_gradient_flows_through_weights_and_conditions(seed):
     """Dense slopes are central differences with weights, conditions and statistics held where they are."""
     c = words(seed)
     x, d = c.batch.x.astype(np.longdouble), dense(c.hierarchy, c.batch, c.now, c.old)
@@ -221,7 +221,7 @@ def test_rows_of_no_token_of_one_and_of_a_hundred_thousand(backend):
 
 
 @here
-def test_where_nothing_is_kept_the_objective_is_0(backend):
+def test_without_a_kept_token_the_objective_is_0(backend):
     op, some_rows = operator(EVERY, backend), rows_of(3, 1, 0, 2)
     for make in (packed, padded):
         objective, values, found = called(op, make(op, some_rows), some_rows.x, np.full(6, 0.5), some_rows.advantages)
@@ -258,7 +258,7 @@ STEEP = Hierarchy(
 
 
 @here
-def test_what_is_dropped_adds_nothing_however_large_its_weight_and_ratio(backend):
+def test_a_dropped_token_adds_nothing_even_if_its_weight_is_infinite(backend):
     """And a weight that is infinite where the token is kept is an error that names it."""
     op, rows = operator(STEEP, backend), rows_of(3, 2)
     layout = padded(op, rows)

@@ -161,7 +161,7 @@ def test_the_copy_moves_as_many_bytes(bytes_moved: int) -> None:
 
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize(("tokens", "length"), [(1, 1), (7, 512), (600, 20), (4096, 1), (4096, 4096), (10000, 64)])
-def test_lengths(tokens: int, length: int, spread: str) -> None:
+def test_row_lengths_add_up_to_the_tokens(tokens: int, length: int, spread: str) -> None:
     lengths = row_lengths(Shape(tokens, length, spread), np.random.default_rng(0))
     assert lengths.min() >= 1
     assert tokens - max(length, len(lengths)) < lengths.sum() <= max(tokens, len(lengths))
@@ -172,7 +172,7 @@ def test_lengths(tokens: int, length: int, spread: str) -> None:
         assert len(set(lengths)) == 1
 
 
-def test_bytes_that_must_move() -> None:
+def test_bytes_moved_counts_inputs_and_results() -> None:
     packed = make_problem(spec("fiberpo"), Shape(640, 64, "equal"))
     assert packed.bytes_moved == 640 * 12 + 10 * 4 + 11 * 8
     padded = make_problem(spec("fiberpo"), Shape(640, 64, "equal", "padded"))

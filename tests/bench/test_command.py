@@ -78,7 +78,7 @@ def test_all_rows_of_a_backend_compute_the_same() -> None:
         assert candidates_module.disagreement(c, -result, expected)[0] == pytest.approx(2, rel=1e-4), c.name
 
 
-def test_a_row_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_cannot_start_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_compiler(function: Any, **options: Any) -> Any:
         raise RuntimeError("no C++ compiler")
 

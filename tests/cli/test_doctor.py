@@ -103,7 +103,7 @@ def test_a_cache_that_cannot_be_written(
 
 
 @pytest.mark.parametrize("going", ["workshop", "file"])
-def test_what_other_processes_take_from_the_cache_meanwhile_is_not_counted(
+def test_files_that_other_processes_remove_are_not_counted(
     going: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They build there: a folder may go after it was listed, and a file before it was looked at."""
@@ -177,20 +177,20 @@ def test_versions_are_held_against_what_is_required(monkeypatch: pytest.MonkeyPa
     assert "triton" not in by_name and "hypothesis" not in by_name
 
 
-def test_more_threads_than_cores_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_threads_than_cores_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "usable_cores", lambda: torch.get_num_threads() - 1)
     threads = next(f for f in doctor._hardware() if f.name == "threads")
     assert threads.state == "look" and "OMP_NUM_THREADS=" in threads.remedy
 
 
-def test_a_driver_without_a_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_without_a_device_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(doctor, "DRIVERS", {"NVIDIA": Path(__file__)})
     gpu = doctor._gpu()
     assert gpu.state == "look" and gpu.value.startswith("NVIDIA has a driver here") and gpu.remedy
 
 
-def test_a_spec_that_needs_other_rollouts_says_nothing_of_the_machine() -> None:
+def test_a_spec_that_needs_other_rollouts_is_no_fault_of_the_machine() -> None:
     code, _, by_name = found("fiberpo_crossed")
     assert code == 0
     for name in ("backend torch", "backend c"):

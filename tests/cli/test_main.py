@@ -298,7 +298,7 @@ def test_an_empty_folder(tmp_path: Path) -> None:
         ("note.txt", "it is a file, and no .py or .json"),
     ],
 )
-def test_who_names_nothing_is_told_what_may_be_meant(
+def test_an_unknown_spec_gets_a_suggestion(
     asked: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -338,7 +338,7 @@ def test_a_spec_is_no_command(word: str, tmp_path: Path, monkeypatch: pytest.Mon
         ["record", "--out"],
     ],
 )
-def test_where_nothing_can_be_written_is_told_before_the_work(
+def test_a_folder_that_is_not_writable_fails_before_the_work(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fibration.Hierarchy, "verify", None)
@@ -355,7 +355,7 @@ def test_a_format_may_be_written_in_capitals() -> None:
     assert invoke("verify", "ppo", "-f", "JSON") == invoke("verify", "ppo", "-f", "json")
 
 
-def test_rollouts_that_are_not_there_are_told_before_the_work(tmp_path: Path) -> None:
+def test_missing_rollouts_fail_before_the_work(tmp_path: Path) -> None:
     code, output = invoke("run", "ppo", "--rollouts", tmp_path / "missing.safetensors", "--out", tmp_path)
     assert code == 2
     assert output.startswith("error: ") and "holds no rollouts" in output
@@ -429,9 +429,7 @@ def test_an_unknown_backend() -> None:
     assert output.startswith("error: no backend 'metal'")
 
 
-def test_what_cannot_be_written_after_all_is_an_error_of_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fibration.files.unwritable", lambda path, file=False: "")
     (tmp_path / "report").mkdir()
     code, output = invoke("verify", "ppo", "-f", "json", "-o", tmp_path / "report")

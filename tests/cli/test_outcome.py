@@ -70,7 +70,7 @@ def test_one_that_never_comes_to_its_end_is_unusable(body: str) -> None:
     assert said.startswith("error: the process ended before there was a result") and "os._exit(0)" in said
 
 
-def test_what_is_done_at_exit_changes_no_verdict() -> None:
+def test_exit_handlers_change_no_exit_code() -> None:
     assert ended("atexit.register(posix._exit, 0); print('refused'); sys.exit(1)")[:2] == (1, "refused\n")
     assert ended("atexit.register(posix._exit, 3); print('verified')")[0] == 3
 
@@ -99,7 +99,7 @@ def test_output_that_cannot_be_written_is_no_verdict() -> None:
     assert said == "error: cannot write the output: No space left on device\n"
 
 
-def test_what_a_spec_leaves_running_holds_nothing_up(tmp_path: Path) -> None:
+def test_a_process_that_a_spec_forks_does_not_delay_the_command(tmp_path: Path) -> None:
     """The pipe stays open in what it has forked."""
     note = tmp_path / "forked"
     body = f"""

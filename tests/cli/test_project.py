@@ -31,7 +31,7 @@ def written(folder: Path) -> dict[str, str]:
     return {p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_what_is_written_passes_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_project_verifies_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "deep" / "project"
     code, output = invoke("init", folder)
     assert code == 0
@@ -60,7 +60,7 @@ OTHERS = {  # each test fails where this is written in the place of that
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("function", "written"), list(zip(TESTS, OTHERS, strict=True)))
-def test_its_test_sees_a_loss_that_is_another(function: str, written: str, tmp_path: Path) -> None:
+def test_the_project_s_test_fails_for_another_loss(function: str, written: str, tmp_path: Path) -> None:
     (tmp_path / "test.py").write_text(FILES["tests/test_my_loss.py"][0])
     spec = FILES["specs/my_loss.py"][0]
     assert written in spec
@@ -73,7 +73,7 @@ def test_its_test_sees_a_loss_that_is_another(function: str, written: str, tmp_p
 
 
 @pytest.mark.skipif(not ALL, reason="a process of its own, with torch")
-def test_what_is_written_passes_as_pytest_runs_it(tmp_path: Path) -> None:
+def test_the_project_s_tests_pass_under_pytest(tmp_path: Path) -> None:
     invoke("init", tmp_path)
     command = [sys.executable, "-m", "pytest", "-p", "_fibration_pytest", "-W", "error", "-v"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -83,14 +83,14 @@ def test_what_is_written_passes_as_pytest_runs_it(tmp_path: Path) -> None:
     assert f"{len(TESTS) + 1} passed" in run.stdout
 
 
-def test_where_one_file_cannot_be_written_none_is(tmp_path: Path) -> None:
+def test_if_one_file_cannot_be_written_none_is(tmp_path: Path) -> None:
     (tmp_path / ".github").write_text("")
     result = CliRunner().invoke(app, ["init", str(tmp_path)])
     assert result.exit_code == 2 and "is a file" in result.output
     assert [p.name for p in tmp_path.iterdir()] == [".github"]
 
 
-def test_its_configuration_names_its_specs() -> None:
+def test_pytest_ini_names_the_specs() -> None:
     configuration = ConfigParser()
     configuration.read_string(FILES["pytest.ini"][0])
     assert dict(configuration["pytest"]) == {"fibration_specs": "specs/"}
@@ -103,7 +103,7 @@ def test_the_workflow_is_that_of_the_page_and_runs_the_tests_too() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "pytest.ini"])
-def test_nothing_is_overwritten_and_then_nothing_is_written(name: str, tmp_path: Path) -> None:
+def test_an_existing_file_stops_init_before_the_first_write(name: str, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("mine")
     code, output = invoke("init", tmp_path)
@@ -135,7 +135,7 @@ def test_a_configuration_of_pytest_stays_the_only_one(
     assert (f"{name} configures pytest: add fibration_specs = {specs} " in output) == is_configured
 
 
-def test_here_needs_no_cd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_in_this_folder_prints_no_cd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code, output = invoke("init")
     assert code == 0

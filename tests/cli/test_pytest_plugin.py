@@ -138,7 +138,7 @@ def test_a_path_on_the_command_line_means_what_lies_there(project: pytest.Pytest
     assert project.runpytest(*USED, "specs/a.py::third").ret == pytest.ExitCode.USAGE_ERROR
 
 
-def test_what_is_left_out(project: pytest.Pytester) -> None:
+def test_deselected_and_ignored_specs_are_not_collected(project: pytest.Pytester) -> None:
     assert ids(project, "-k", "other") == ["specs/a.py::other"]
     assert ids(project, "-k", "not specs") == [ORDINARY]
     assert ids(project, "--deselect", "specs/wrong.py::wrong") == [*SPECS[:2], ORDINARY]
@@ -237,7 +237,7 @@ def test_an_unusable_file_is_an_error_that_says_why(project: pytest.Pytester) ->
     go_on.assert_outcomes(passed=3, failed=1, errors=2)
 
 
-def test_a_name_that_is_not_there(project: pytest.Pytester) -> None:
+def test_an_unknown_name_in_a_spec_is_an_error(project: pytest.Pytester) -> None:
     configure(project, "specs/a.py:third")
     result = project.runpytest(*USED)
     result.assert_outcomes(errors=1)
@@ -246,7 +246,7 @@ def test_a_name_that_is_not_there(project: pytest.Pytester) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("spec", ["nothing.py", "no/such/folder", "nothing.json", "nothing.py:name", "empty"])
-def test_what_is_not_there_stops_pytest(project: pytest.Pytester, spec: str) -> None:
+def test_a_missing_spec_stops_pytest(project: pytest.Pytester, spec: str) -> None:
     (project.path / "empty").mkdir()
     for arguments in ([f"--fibration={spec}"], ["-o", f"fibration_specs={spec}"]):
         result = project.runpytest(*USED, *arguments)
@@ -298,7 +298,7 @@ def test_the_time_that_laws_have(
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("given", ["0", "-1", "nan", "soon"])
-def test_what_is_no_time(project: pytest.Pytester, given: str) -> None:
+def test_a_timeout_that_is_no_number_is_a_usage_error(project: pytest.Pytester, given: str) -> None:
     for option in (f"--fibration-timeout={given}", f"--override-ini=fibration_timeout={given}"):
         result = project.runpytest(*USED, option)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -376,13 +376,13 @@ def imported(project: pytest.Pytester, *arguments: str) -> list[str]:
     return made.outlines[-1].replace("ExitCode.", "").split()
 
 
-def test_it_costs_nothing_where_it_is_not_used(installed: pytest.Pytester) -> None:
+def test_an_unused_plugin_imports_nothing(installed: pytest.Pytester) -> None:
     configure(installed)
     assert imported(installed) == ["0"]
     assert imported(installed, "--fibration", "specs/a.py")[:2] == ["0", "fibration"]
 
 
-def test_it_needs_no_torch(installed: pytest.Pytester) -> None:
+def test_the_plugin_imports_no_torch(installed: pytest.Pytester) -> None:
     assert imported(installed) == ["1", "fibration", "fibration.cli.pytest_plugin", "sympy", "rich"]
 
 

@@ -72,7 +72,7 @@ def test_push_and_pull_are_each_other_s_transpose():
     assert back == pytest.approx(np.bincount(PARENT, u), rel=1e-14)
 
 
-def test_what_is_read_in_several_ways_gets_what_comes_back_along_each():
+def test_derivatives_add_up_over_all_uses_of_a_value():
     """Also where the same comes back along two of them."""
     once, again = (Map(scalar("add", arg(0), arg(1)), (x, other)) for other in (y, Const(1.0, "fine")))
     p = program(out=Map(scalar("add", arg(0), scalar("add", arg(1), arg(2))), (once, again, x)))
@@ -86,7 +86,7 @@ def test_detach_stops_the_derivative():
     assert g == pytest.approx(np.exp(u), rel=1e-15)
 
 
-def test_what_does_not_depend_on_an_input_has_derivative_zero():
+def test_an_output_without_the_input_has_derivative_zero():
     p = program(out=Map(scalar("exp", arg(0)), (y,)), other=x)
     assert run(derived(p, "out", "x"), x=np.ones(6), y=np.ones(6))["g"].tolist() == [0] * 6
     missing = Input("missing", "coarse", "test")

@@ -135,7 +135,7 @@ def test_neutral_elements_and_decided_conditions_vanish(body, simple):
     ],
     ids=str,
 )
-def test_what_could_change_a_value_stays(body):
+def test_a_rewrite_that_could_change_a_value_is_not_done(body):
     assert simplify(body) is body
 
 

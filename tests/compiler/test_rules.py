@@ -100,7 +100,7 @@ def test_a_rule_claims_no_less_than_it_keeps(rule):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.before))
-def test_what_a_rule_makes_is_simple(rule):
+def test_the_result_of_a_rule_is_not_rewritten_again(rule):
     for before in instances(rule):
         made = rewrite(before)
         assert rewrite(made) is made

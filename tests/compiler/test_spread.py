@@ -152,7 +152,7 @@ def test_plans_are_printed_as_the_docs_show_them():
             pipeline.plan(spec("fiberpo"), *wrong)
 
 
-def test_a_plan_says_what_is_put_together():
+def test_a_plan_prints_its_collectives():
     text = str(plans(spec("fiberpo"), False)["objective"])
     assert "  collective\n    2 numbers per trajectory\n      gather " in text
     text = str(plans(spec("fiberpo"), True)["objective"])

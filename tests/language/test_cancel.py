@@ -163,6 +163,6 @@ def test_a_gate_of_many_terms_compiles():
         (total(weight, over=trajectory) / total(weight, over=prompt_group) / 2, "total(weight, over=trajectory)", "1/(2*total(weight, over=prompt_group))"),
     ],
 )  # fmt: skip
-def test_what_is_constant_on_a_fibre_leaves_the_sum(weight_, inside, outside):
+def test_factors_that_are_constant_on_a_fibre_leave_the_sum(weight_, inside, outside):
     source = "token" if inside == "1" else "trajectory"
     assert tuple(map(str, factors_over(weight_, source))) == (inside, outside)

@@ -202,7 +202,7 @@ def test_whole_numbers_of_numpy_are_numbers():
     assert gated() == gated("")
 
 
-def test_what_every_declaration_says_needs_no_keyword():
+def test_the_second_argument_needs_no_keyword():
     assert Parameter("p", 0.2) == Parameter("p", default=0.2) and Attribute("w", token) == Attribute("w", on=token)
 
 

@@ -119,7 +119,7 @@ def test_where_evaluates_only_the_branch_it_takes():
     ],
     ids=str,
 )
-def test_where_there_is_no_value_it_says_so(expression):
+def test_a_formula_without_a_value_raises(expression):
     with pytest.raises(NoValue):
         value(expression, r=Fraction(0))
 
@@ -167,7 +167,7 @@ def test_a_fraction_without_a_finite_decimal_form_stays_exact():
     assert evaluate(third, {}) == Fraction(1, 3)
 
 
-def test_nothing_is_rearranged():
+def test_a_formula_prints_as_it_was_written():
     written = C - k * (abs(residual) - C)
     assert str(written) == "C - k*(abs(residual) - C)"
     assert str((k + 1) * C - k * residual) == "(k + 1)*C - k*residual"

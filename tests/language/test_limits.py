@@ -54,7 +54,7 @@ TEXTS, IMAGES = (count(s, over=trajectory) for s in (text, image))
         log(1 / C) * residual,
     ],
 )
-def test_what_may_be_a_tie_in_the_limit_is_not_decided(formula):
+def test_a_possible_tie_in_the_limit_is_not_decided(formula):
     """At residual 0, `residual < 1/C` holds for every C, but `residual < 0` does not. A division by 0 has no value."""
     with pytest.raises(Unbounded):
         at_infinity(formula, {C: 1}, Here(chain.shape))

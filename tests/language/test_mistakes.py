@@ -89,7 +89,7 @@ def test_a_misspelt_constructor_is_suggested(text, words):
         (lambda: clip_gate(0.1, 0.2), r"pessimistic_clip_gate\(low, high\)"),
     ],
 )
-def test_wrong_bounds_of_a_gate_are_told_the_right_ones(declare, words):
+def test_wrong_bounds_of_a_gate_get_the_right_ones_as_a_fix(declare, words):
     with pytest.raises(SpecError, match=words):
         declare()
 
@@ -117,7 +117,7 @@ def test_a_misspelt_condition_is_suggested(when, words):
         (lambda: fibration.count("turn"), r"\(turn,\) = strata\('turn'\)"),
     ],
 )
-def test_what_was_not_declared_is_named(declare, words):
+def test_an_undeclared_name_is_in_the_message(declare, words):
     with pytest.raises(SpecError, match=words):
         declare()
 
@@ -134,7 +134,7 @@ def test_a_refused_kernel_leaves_no_facts_to_mislead():
     assert h.replace(fibrations=[wrong]).verify().facts == ()
 
 
-def test_what_passes_is_passed_where_a_scale_does_not_cancel():
+def test_identity_gates_pass_where_a_scale_does_not_cancel():
     h = fibration.Hierarchy(
         name="unscaled",
         fibrations=[

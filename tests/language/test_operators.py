@@ -165,7 +165,7 @@ def test_slopes_are_the_limits_of_differences(op: str) -> None:
             assert found == pytest.approx(float(expected), rel=1e-12, abs=1e-14), (at, i)
 
 
-def test_what_is_stopped_has_its_value_and_no_slope() -> None:
+def test_stop_keeps_the_value_and_has_no_slope() -> None:
     assert compute("stop", 0.7) == 0.7
     body = scalar("mul", scalar("stop", arg(0)), arg(0))
     assert _interpreted(derivative(body, 0), [0.7]) == 0.7
@@ -178,7 +178,7 @@ def _interpreted(body: Any, at: list[float]) -> float:
 
 
 @pytest.mark.parametrize("name", [n for n, r in OPERATORS.items() if r.heads and r.arity == 1 and not r.is_condition])
-def test_what_proofs_know_of_a_function_is_so(name: str) -> None:
+def test_facts_that_proofs_use_of_a_function_hold(name: str) -> None:
     known = OPERATORS[name]
     for [x] in points(name):
         try:
@@ -197,7 +197,7 @@ def test_what_proofs_know_of_a_function_is_so(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_what_is_written_reads_back(name: str) -> None:
+def test_a_written_formula_reads_back(name: str) -> None:
     epsilon, low, high = (Parameter(n) for n in ("epsilon", "low", "high"))
     formula = applied(name, (epsilon, low, high))
     if formula.is_condition:
@@ -226,7 +226,7 @@ def test_every_operator_prints_as_latex(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CALLED)
-def test_what_is_called_by_name_is_a_word_of_the_language(name: str) -> None:
+def test_operators_called_by_name_are_public_functions(name: str) -> None:
     function = getattr(fibration, {"abs": "absolute"}.get(name, name))
     assert len(inspect.signature(function).parameters) == OPERATORS[name].arity
     arguments = [a > i if i in OPERATORS[name].conditions else a for i, a in enumerate(PLACES)][: OPERATORS[name].arity]

@@ -126,7 +126,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize("which", GOOD)
-def test_what_may_be_declared(which):
+def test_valid_declarations_round_trip(which):
     h = GOOD[which]()
     assert Hierarchy.model_validate_json(h.model_dump_json()) == h
     words = {n: getattr(fibration, n) for n in fibration.__all__} | {n: globals()[n] for n in NAMES}
@@ -220,7 +220,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("which", WRONG)
-def test_what_is_wrong_is_named_with_the_rule_and_the_next_step(which):
+def test_a_wrong_declaration_gets_the_rule_and_a_fix(which):
     call, what, found, remedy = WRONG[which]
     with pytest.raises(SpecError) as caught:
         call()
@@ -264,7 +264,7 @@ BROKEN = {
 }  # fmt: skip
 
 
-def test_json_says_everything():
+def test_json_keeps_every_part_of_a_declaration():
     assert Hierarchy.model_validate(DOCUMENT) == ALL
     jsonschema.validate(DOCUMENT, Hierarchy.model_json_schema())
     assert pickle.loads(pickle.dumps(ALL)) == ALL
@@ -305,7 +305,7 @@ def test_hostile_text_is_no_term(text, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_could_not_be_read_again_is_refused():
+def test_a_declaration_too_long_to_read_back_is_refused():
     long = mean(reward, over=prompt_group, of=trajectory)
     for _ in range(8):
         long = maximum(long, long + 1)

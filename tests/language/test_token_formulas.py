@@ -137,7 +137,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_json_says_everything(name):
+def test_json_keeps_every_token_formula(name):
     h = WRITTEN[name]
     text = h.model_dump_json()
     again = Hierarchy.model_validate_json(text)
@@ -150,7 +150,7 @@ def test_json_says_everything(name):
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_is_printed_is_what_declares_it(name):
+def test_a_printed_hierarchy_declares_itself(name):
     h = WRITTEN[name]
     words = {n: getattr(fibration, n) for n in fibration.__all__} | {
         s.name: s for s in (token, trajectory, prompt_group, batch)
@@ -327,7 +327,7 @@ def deep(n):
 
 
 @pytest.mark.parametrize("which", WRONG)
-def test_what_a_token_has_not_is_refused(which):
+def test_token_formulas_refuse_what_no_token_has(which):
     call, what, found, remedy = WRONG[which]
     with pytest.raises(SpecError) as caught:
         call()
@@ -338,7 +338,7 @@ def test_what_a_token_has_not_is_refused(which):
     assert error.required or error.remedy
 
 
-def test_what_a_gradient_flows_through_may_be_stopped():
+def test_stop_is_allowed_where_a_gradient_flows():
     for g in (
         stop(residual),
         residual * stop(density(trajectory)),
@@ -351,7 +351,7 @@ def test_what_a_gradient_flows_through_may_be_stopped():
     three(decomposition=held)
 
 
-def test_what_no_longer_moves_is_no_longer_stopped():
+def test_a_limit_removes_a_stop_without_a_gradient():
     """With an infinite parameter, a `stop` disappears if its operand has no gradient left."""
     limits = {
         residual * exp(stop(residual / C)): residual * exp(0),
@@ -453,7 +453,7 @@ def test_parameters_of_weights_and_statistics_have_one_value_for_the_batch():
     assert home(weighed(per_row * RHO), per_row) == "trajectory"
 
 
-def test_what_pulls_is_written_out_where_an_element_has_several_advantages():
+def test_a_pull_over_several_advantages_is_a_statistic():
     h = gate(Gate(residual).inward(), prompt_group, objective=token_mean().weigh(RHO).keep(RHO > 1))
     (statistic,) = (a for a in atoms(h.gate(prompt_group)) if isinstance(a, Aggregate))
     assert (statistic.kind, statistic.over) == ("total", prompt_group)
@@ -463,7 +463,7 @@ def test_what_pulls_is_written_out_where_an_element_has_several_advantages():
     assert not any(isinstance(a, Aggregate) for a in atoms(low.gate(token)))
 
 
-def test_what_pulls_counts_kept_tokens_or_is_refused():
+def test_a_pull_counts_kept_tokens_or_is_refused():
     """With several leaves, the tokens of one leaf are no statistic of all tokens."""
     text, image = strata("text_token image_token")
     fibrations = [Fibration(s, trajectory, uniform()) for s in (text, image)]
@@ -487,7 +487,7 @@ def test_what_pulls_counts_kept_tokens_or_is_refused():
 
 
 @pytest.mark.parametrize("where_it_stands", ["gates", "objective", "gives_up"])
-def test_what_could_not_be_read_again_is_refused(where_it_stands):
+def test_formulas_too_long_to_read_back_are_refused(where_it_stands):
     """A short declaration may have long text, because an expression that is used twice is written twice."""
     long = RHO
     for _ in range(8):

@@ -86,7 +86,7 @@ def test_one_bad_subject_among_good_ones_shows() -> None:
     assert shown == {1: "proved", 2: "undecided", 3: "refuted", 4: "refuted"}
 
 
-def test_what_rests_on_a_law_that_fails_was_not_asked() -> None:
+def test_laws_after_a_failed_foundation_are_marked_as_not_decided() -> None:
     assert set(words("self-loop").values()) == {"refuted", MARKS["not asked"].word}
     found = words("its own density")
     assert found["structure"] == "proved"
@@ -126,7 +126,7 @@ def test_a_promise_that_is_not_kept_is_a_note_since_it_is_no_law() -> None:
     assert note in " ".join(text(report(name)).split())
 
 
-def test_what_stands_against_a_hierarchy_is_a_note_per_cause() -> None:
+def test_every_cause_of_refusal_has_a_note() -> None:
     ((mark, note),) = notes(report("padded length"))
     assert mark == MARKS["refuted"]
     assert note == (
@@ -152,7 +152,7 @@ def test_every_sign_stands_below_its_law() -> None:
 
 
 @pytest.mark.thorough
-def test_it_fits_80_columns_whatever_the_names() -> None:
+def test_the_table_fits_80_columns() -> None:
     longest = max(shipped(), key=len)
     reports = [report(name) for name in {**dict.fromkeys(some(shipped(), 5)), longest: None}] + [
         replace(report("ppo"), hierarchy=load("ppo").replace(name="n" * 63))

@@ -30,7 +30,7 @@ with progress.working("reading [b]names[/b]") as tell:
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_it_is_seen_on_a_terminal_alone_and_leaves_stdout_be(terminal: bool) -> None:
+def test_progress_shows_on_a_terminal_and_not_on_stdout(terminal: bool) -> None:
     watched, stderr = os.openpty() if terminal else os.pipe()
     environment = {**os.environ, "TERM": "xterm"}
     command = [sys.executable, "-c", ALONE, progress.__file__]
@@ -60,7 +60,7 @@ def line(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_verify_says_what_it_is_at_and_prints_the_same(form: str, line: io.StringIO) -> None:
+def test_verify_shows_progress_and_prints_the_same_report(form: str, line: io.StringIO) -> None:
     arguments = ["verify", "ppo", "gspo", "-f", form]
     with_terminal = CliRunner().invoke(app, arguments).stdout
     said = line.getvalue()

@@ -312,7 +312,7 @@ def test_objectives_count_the_tokens_of_every_leaf() -> None:
     )
 
 
-def test_estimators_are_told_apart() -> None:
+def test_latex_of_both_estimators_differs() -> None:
     assert "  J = Σ_i μ_i·stop(𝒢(r)_i)·A_i·log π_i\n" in text(load("cispo"))
     assert "  J = Σ_i μ_i·𝒢(r)_i·A_i\n" in text(load("ppo"))
     assert "stop" not in latex(load("ppo"))
@@ -534,7 +534,7 @@ def test_text_shows_every_fibration_and_every_gate(hierarchy: Hierarchy) -> None
     assert len(re.findall(r"^[ │]*gate +\S", shown, re.MULTILINE)) == len(hierarchy.strata)
 
 
-def test_what_is_assumed_and_how_residuals_are_taken() -> None:
+def test_show_prints_assumptions_and_residuals() -> None:
     shown = text(QUIVER)
     assert (
         "assumes of every batch\n  balanced(domain, modality): they cross in proportional frequencies\n"

@@ -121,7 +121,7 @@ def test_an_error_on_one_rank_is_one_on_all_and_names_it(found, ranks):
 
 
 @several
-def test_who_is_left_alone_is_told(found, ranks):
+def test_a_rank_that_is_left_alone_raises(found, ranks):
     """By a rank that does not call, after the group's own timeout; by one that has ended, at once."""
     *others, gone = found(ranks)
     assert "left_alone" not in gone
@@ -131,7 +131,7 @@ def test_who_is_left_alone_is_told(found, ranks):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_twins_stay_together(found, ranks):
+def test_training_on_ranks_matches_one_process(found, ranks):
     """Twenty updates, in one process and on all ranks, while elements of every level go from one regime to another."""
     for one in found(ranks):
         assert one["twins"]

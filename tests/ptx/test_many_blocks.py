@@ -50,7 +50,7 @@ def test_the_last_to_arrive_sees_what_others_stored(seed):
     ],
     ids=str,
 )
-def test_what_the_last_to_arrive_needs(change, words, seed):
+def test_the_last_program_needs_a_release_and_an_acquire(change, words, seed):
     """Whatever the order of the blocks: what is found is that nothing orders two accesses, not that it went wrong."""
     with pytest.raises(Fault, match=words):
         run(ARRIVE.format(**{**GOOD, **change}), blocks=3, given=COUNTER, seed=seed)

@@ -139,7 +139,7 @@ def test_vectors_are_loaded_and_stored_in_order():
     assert run(body)[:64].tolist() == [7 * (i ^ 1) for i in range(64)]
 
 
-def test_bytes():
+def test_bytes_inside_wider_registers():
     """Each between others, of registers that hold more."""
     body = """
 	add.s32 	%r3, %r1, 500;

@@ -9,7 +9,7 @@ from ptx.opcodes import OPCODES, bits, read
 from ptx.parse import Address, Constant, Group, Register, parse
 
 
-def test_what_is_parsed():
+def test_instructions_are_parsed():
     kernel = parse(KERNEL.format(body="$L_1:\n\t@!%p1 mov.b64 \t{_, %r3}, %rd5;\n\t@%p1 bra \t$L_1;", threads=96))
     assert (kernel.name, kernel.target, kernel.threads) == ("kernel", "sm_90a", 96)
     assert list(kernel.parameters.items()) == [
@@ -121,7 +121,7 @@ def test_a_reciprocal_that_code_has_to_refine():
     ["prmt.b32 %r3, %r1, %r2, 1;", "ld.global.nc.b32 %r3, [ %rd3 + 0 ];", "fence.acq_rel.gpu;", "add.f16 %rs1, %rs2, %rs3;",
      "atom.global.cta.acq_rel.add.u32 %r3, [ %rd1 + 0 ], 1;", "ld.volatile.global.b32 %r3, [ %rd3 + 0 ];"],
 )  # fmt: skip
-def test_what_is_not_known_is_named(body):
+def test_an_unknown_instruction_is_named(body):
     opcode = body.split()[0].rstrip(";")
     with pytest.raises(Fault, match=f"the opcode {opcode} is not known"):
         run(body)

@@ -201,7 +201,7 @@ def test_a_truncated_file_is_never_read(data: st.DataObject) -> None:
             load_rollouts(path)
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_a_path_without_a_readable_file_raises(tmp_path: Path) -> None:
     with pytest.raises(RolloutsError, match="nothing of this name") as error:
         load_rollouts(tmp_path / "missing")
     assert str(tmp_path / "missing") in str(error.value)
@@ -210,7 +210,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"PK\x03\x04" + bytes(100), struct.pack("<Q", 2**40) + b"{}"])
-def test_what_is_no_safetensors_file(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_safetensors_raises(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "batch").write_bytes(content)
     with pytest.raises(RolloutsError, match="a whole safetensors file"):
         load_rollouts(tmp_path / "batch")
@@ -294,7 +294,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any], dict[str, str]], object], str, 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named(tmp_path: Path, name: str) -> None:
+def test_the_wrong_column_is_named(tmp_path: Path, name: str) -> None:
     change, required, found = WRONG[name]
     path = write(tmp_path / "batch.safetensors", change)
     with pytest.raises(RolloutsError) as error:
@@ -327,13 +327,13 @@ def test_a_group_out_of_range_in_a_file_of_the_first_format(tmp_path: Path) -> N
         ({"policies": {"rollout": np.full(10, 2.0)}}, "of at most 0"),
     ],
 )
-def test_what_does_not_fit_together_is_no_batch(change: dict[str, Any], words: str) -> None:
+def test_columns_that_do_not_fit_together_raise(change: dict[str, Any], words: str) -> None:
     with pytest.raises(RolloutsError) as error:
         small(**change)
     assert words in error.value.required
 
 
-def test_what_cannot_be_saved_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each error says what was to be written, and where."""
     save_rollouts(tmp_path / "batch", small())
 

@@ -146,7 +146,7 @@ def test_labels_of_any_kind() -> None:
     assert tensors.labels["domain"].each == [4, 4, 2]
 
 
-def test_what_is_given_is_what_is_kept(tmp_path: Any) -> None:
+def test_from_batch_keeps_the_values(tmp_path: Any) -> None:
     batch = made(
         "padded",
         provenance=["any", {"JSON": 1}],
@@ -224,7 +224,7 @@ WRONG |= {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_named_as_the_user_has_it(name: str) -> None:
+def test_a_wrong_value_is_named_by_its_place_in_the_user_s_array(name: str) -> None:
     change, what, why, remedy = WRONG[name]
     given = {**P, "advantages": PER_ROW, **change}
     with pytest.raises(RolloutsError) as error:

@@ -41,7 +41,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize("backend", ["torch", "c"])
-def test_what_is_asked_for_is_what_all_of_them_say_of_it(backend):
+def test_selected_metrics_equal_those_of_all(backend):
     op, batch = operator(spec("fiberpo_domain"), backend), spread_batch(scale=0.3)
     every = floats(called(op, batch).metrics)
     assert len(every) == 4 * 2 * 7 * 3 + 3 + len(REST)
@@ -74,7 +74,7 @@ def test_penalties_alone_cost_no_metrics(monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", ["tokens", ["token", "prompt"], "weights", 1, None, ["token", 3], {"token": True}])
-def test_what_there_is_not_is_refused_with_what_there_is(wrong):
+def test_an_unknown_set_of_metrics_raises_and_lists_the_sets(wrong):
     op, batch = operator(spec("fiberpo")), spread_batch()
     with pytest.raises(BatchError) as error:
         called(op, batch, wrong)
@@ -108,7 +108,7 @@ def test_scalars_are_one_copy(monkeypatch):
     assert len(reads) == 1
 
 
-def test_what_is_over_nothing_is_not_logged():
+def test_metrics_over_no_element_are_not_logged():
     """Of a domain whose rows have no image tokens, means are NaN and maxima -inf: neither is a number to draw."""
     op = operator(spec("fiberpo_modal"))
     batch = spread_batch()

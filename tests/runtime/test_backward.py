@@ -66,7 +66,7 @@ def test_a_kept_graph_gives_memory_of_its_own_every_time():
         value.backward()
 
 
-def test_what_a_user_holds_is_never_written_to():
+def test_tensors_of_the_user_are_never_written_to():
     loss, x, values = case()
     value = loss(x)
     first = torch.autograd.grad(value, x, retain_graph=True)[0]

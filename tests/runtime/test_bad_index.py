@@ -41,7 +41,7 @@ def labelled(**changes):
     return lambda: DOMAIN.index(mask=MASK, **{k: v for k, v in labels.items() if v is not None})
 
 
-def test_the_good_labels_are_good():
+def test_the_labels_that_the_tests_change_are_valid():
     assert labelled()().size["domain"] == 2
 
 

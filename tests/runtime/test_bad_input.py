@@ -101,13 +101,13 @@ BATCHES = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("which", BATCHES)
-def test_tensors(which):
+def test_bad_tensors_are_named(which):
     changes, expected = BATCHES[which]
     for call in (FIBERPO.loss, FIBERPO.coefficients):
         refuses(BatchError, lambda call=call: call(**tensors(**changes)), **expected)
 
 
-def test_the_good_tensors_are_good():
+def test_the_tensors_that_the_tests_change_are_valid():
     FIBERPO.loss(**tensors())
 
 

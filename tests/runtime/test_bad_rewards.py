@@ -152,7 +152,7 @@ def test_equal_rewards_without_an_epsilon():
         refuses(BatchError, call, what="the advantages of the batch are divided by a deviation of 0")
 
 
-def test_what_formulas_read():
+def test_a_policy_that_a_reward_formula_reads_is_required():
     op, index = made(FIELD["kl_of_tokens"])
     refuses(
         BatchError, lambda: op.advantages(R, index), what="reads the policy 'old', whose log-probs are missing",
@@ -197,7 +197,7 @@ def test_gates_take_rewards():
     assert torch.equal(plain.gate(x, there, rewards=torch.full((4,), NAN)), plain.gate(x, there))
 
 
-def test_what_lies_under_the_mask_is_harmless():
+def test_masked_rewards_are_never_read():
     op, index = made(OPO)
     by_token = torch.where(MASK.bool(), 2.0, NAN)
     assert op.advantages(by_token, index).isfinite().all() and op.advantages(R, index)[2] == 0

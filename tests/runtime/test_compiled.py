@@ -133,7 +133,7 @@ def test_all_that_a_call_is_given():
     assert torch.equal(*(torch.autograd.grad(g, x, weights)[0] for g, x in ((first, one), (second, other))))
 
 
-def test_what_is_between_graphs():
+def test_index_and_levels_run_between_graphs():
     """An index, levels, and metrics that are read: made by Python, where one graph is not asked for."""
     op = operator(spec("fiberpo"))
     new, old, a, _ = a_batch(op, 4, 5)
@@ -275,7 +275,7 @@ REFUSED = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("which", REFUSED)
-def test_what_would_go_wrong_is_refused(which):
+def test_unsupported_calls_under_compile_are_refused(which):
     *_, new, _, _, _, loss = closure()
     call, what, remedy = REFUSED[which]
     with warnings.catch_warnings():
@@ -283,7 +283,7 @@ def test_what_would_go_wrong_is_refused(which):
         refuses(BatchError, lambda: call(loss, new), what=what, remedy=remedy)
 
 
-def test_what_has_no_gradient_is_called_outside():
+def test_calls_without_a_gradient_belong_outside_the_graph():
     op, new, old, a, index, _ = closure()
     for inner in (
         lambda x: op.levels(x - old, index).residual["trajectory", "+"].sum(),

@@ -203,7 +203,7 @@ def test_without_an_advantage_nothing_pulls():
     assert (gated(alone(STRIP.inward(), log_ratio()), X, 0.0) == 0).all()
 
 
-def test_what_passes_is_cut_at_the_ceiling_where_there_is_one():
+def test_passed_residuals_stop_at_the_ceiling():
     found = gated(alone(clip_gate(0.2).inward(ceiling=0.3), log_ratio()), X, -1.0)
     inside = np.where(X > 0, X <= 0.3, X >= -0.2)
     value = np.where(X > 0, np.minimum(X, 0.3), np.maximum(X, -0.2))
@@ -236,7 +236,7 @@ def test_a_level_that_passes_is_left_alone():
     assert found == pytest.approx(mu * batch.advantages * np.exp(batch.x), rel=1e-12)
 
 
-def test_what_pulls_a_group_is_weighed_as_the_objective_weighs():
+def test_the_pull_on_a_group_has_the_weights_of_the_objective():
     """Of ten tokens one is kept, and `μ` counts that one: the row pulls ten times as hard, and the other way wins."""
     scale = 1 / count(token, over=trajectory)
     h = Hierarchy(
@@ -266,7 +266,7 @@ def test_what_pulls_a_group_is_weighed_as_the_objective_weighs():
     1 / count(token, over=trajectory), 1 / total(length, over=trajectory), 1 / total(share, over=trajectory),
     1 / (count(turn, over=trajectory) * count(trajectory, over=whole)), 1 / (total(length, over=whole) * count(token, over=trajectory)),
 ], ids=str)  # fmt: skip
-def test_what_pulls_a_group_counts_everything_as_the_objective_does(weight):
+def test_the_pull_on_a_group_has_the_counts_of_the_objective(weight):
     """Tokens, turns, and what attributes of these add up to, of which most of one row are dropped."""
     chain = (token, turn, trajectory, group)
     h = Hierarchy(

@@ -13,7 +13,7 @@ MASKS = st.lists(st.booleans(), max_size=24).map(lambda bits: np.array(bits, boo
 
 
 @given(MASKS, st.lists(st.integers(0, 24), max_size=6))
-def test_runs_of_a_mask(keep, bounds):
+def test_intervals_of_a_mask(keep, bounds):
     runs, places = Intervals.of(keep), np.flatnonzero(keep)
     assert len(runs) == len(places)
     assert runs.places().tolist() == runs.place(np.arange(len(places))).tolist() == places.tolist()

@@ -370,7 +370,7 @@ def test_an_element_that_is_cut_is_named():
     index.micro([0, 2])
 
 
-def test_what_a_micro_batch_has_not():
+def test_calls_that_need_the_whole_step_are_refused():
     op = operator(spec("geometric_mask"))
     index = op.index(offsets=OFFSETS)
     part = index.micro([0])

@@ -158,7 +158,7 @@ def test_labels_are_only_names(case):
 
 
 @given(case=cases())
-def test_empty_rows_are_nobody(case):
+def test_empty_rows_change_no_coefficient(case):
     hierarchy, batch = case
     full = [r for r, n in enumerate(batch.lengths) if n]
     without, _ = batch.permuted(full)
@@ -395,7 +395,7 @@ def test_aggregates_run_over_the_whole_batch():
     assert gated.tolist() == pytest.approx([0.5, 0.75, 0.5, 0.75], rel=1e-14)
 
 
-def test_no_warning_anywhere():
+def test_a_step_raises_no_warning():
     """A whole ordinary step, with every warning an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")

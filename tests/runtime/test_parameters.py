@@ -105,7 +105,7 @@ def test_one_per_element_is_that_of_both_channels():
         assert (np.abs(passed(value)) == expected).all()
 
 
-def test_what_is_nothing_for_anyone_is_the_default():
+def test_an_empty_mapping_means_the_default():
     assert (passed({}) == passed({"+": 0.7, "-": 0.15})).all()
     assert (passed({None: 0.125}) == passed(0.125)).all()
 

@@ -127,7 +127,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_are_no_positions(case):
+def test_invalid_positions_are_refused(case):
     given_, what = BAD[case]
     required = "whole numbers from 0, of the batch's shape [5]"
     refuses(HierarchyIndexError, lambda: ROWS.index(**PAIR, positions=given_), what=what, required=required)

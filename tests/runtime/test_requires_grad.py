@@ -88,7 +88,7 @@ REFUSED = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("which", REFUSED)
-def test_what_would_get_no_gradient(which):
+def test_an_input_that_would_get_no_gradient_is_refused(which):
     """Not under no_grad: there it is data, with the results of data."""
     changed, of, kind, what = REFUSED[which]
     op = operator(ALL)
@@ -125,7 +125,7 @@ def _tensors(result):
     return values or [t for v in vars(result).values() for t in v.values()]
 
 
-def test_its_own_tensor_may():
+def test_log_probs_may_require_grad():
     op = operator(ALL)
     index = op.index(offsets=[0, 3, 5], attributes={"size": [1.0, 2.0]})
     for _, call in calls(op, index, True):

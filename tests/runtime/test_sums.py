@@ -50,6 +50,6 @@ def test_many_numbers_are_added_some_at_a_time(monkeypatch):
     assert Sums.of(values, at, 7).values().tobytes() == whole.tobytes()
 
 
-def test_nothing_adds_up_to_zero():
+def test_the_sum_over_no_element_is_0():
     assert Sums.of(np.zeros(0), np.zeros(0, np.int64), 2).values().tolist() == [0, 0]
     assert Sums(2, {}).over(np.array([0, 0]), 1).values().tolist() == [0]

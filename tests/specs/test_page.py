@@ -137,5 +137,5 @@ def test_the_pages_are_what_specs_say():
 
 
 @pytest.mark.skipif(not ALL, reason="what `test_published.py` asks of fewer batches")
-def test_what_the_page_says_of_agreement_holds():
+def test_agreement_with_sources_is_as_the_page_states():
     assert max(agreements().values()) < 1e-13

@@ -39,7 +39,7 @@ def test_a_loss_is_what_was_published(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some(SOURCES, 6))
-def test_so_it_is_in_c(name):
+def test_the_c_backend_agrees_with_sources_too(name):
     assert agreement(name, "c", SEEDS[:1]) < BOUND
 
 

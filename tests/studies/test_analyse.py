@@ -130,7 +130,7 @@ def test_the_page_says_what_the_results_say(tmp_path, monkeypatch):
         analyse.main(["--check", "--pages", str(tmp_path)])
 
 
-def test_what_lacks_is_named():
+def test_missing_runs_are_named():
     part = [Run("test", arm, "unequal", seed, 5e-5, 1.0, 40) for arm in ("grpo", "gspo") for seed in (10, 11, 12)]
     there = [line("grpo", seed, flat(1, 1, 1, 1)) for seed in (10, 12)] + [line("gspo", 11, flat(1, 1, 1, 1), lr=1e-4)]
     lack = choose.lacking(part, there)
@@ -155,7 +155,7 @@ def test_tuning_without_a_loss_of_one_gate_is_refused(tmp_path, text):
         analyse.main(["--check", "--results", str(tmp_path)])
 
 
-def test_what_is_lost_is_shown_where_it_was_run_and_only_at_a_larger_rate(tmp_path):
+def test_a_loss_of_accuracy_is_shown_at_larger_rates_only(tmp_path):
     def row(*there):
         """Runs of settings, by rate, budget, right answers and seeds, the first of which was chosen."""
         lines = [
@@ -175,7 +175,7 @@ def test_what_is_lost_is_shown_where_it_was_run_and_only_at_a_larger_rate(tmp_pa
     assert row((4.5e-4, 1.0, 32, 3), best) == ["·", nothing]
 
 
-def test_what_grpo_did_itself_is_the_mean_that_differences_are_from():
+def test_differences_are_from_the_mean_of_grpo():
     found = json.loads((analyse.RESULTS / "summary.json").read_text())["test"]["unequal"]
     own = found["grpo"]["mean_score"]
     for of in (of for of in found.values() if "difference" in of):

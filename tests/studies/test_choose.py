@@ -56,7 +56,7 @@ def test_results_are_read_once_each_and_cut_off_lines_not_at_all(tmp_path):
     assert store.lines("tune", tmp_path) == found
 
 
-def test_what_is_chosen_in_a_folder_is_run_in_it(tmp_path, monkeypatch):
+def test_settings_chosen_in_a_folder_are_run_in_it(tmp_path, monkeypatch):
     """Once all runs are there: of tuning the smallest scale at a middle rate is best, of the search the first of each kind."""
 
     def right(run):

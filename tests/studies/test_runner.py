@@ -72,7 +72,7 @@ def test_a_line_that_was_cut_off_is_run_again(learnt, tmp_path, cut):
     assert len(learnt) == len(PLAN) + (cut != 1)
 
 
-def test_what_was_interrupted_goes_on(learnt, tmp_path, monkeypatch):
+def test_an_interrupted_study_continues(learnt, tmp_path, monkeypatch):
     learn, calls = runner.learn, []
 
     def killed(*given):

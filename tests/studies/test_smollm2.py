@@ -53,7 +53,7 @@ def test_differences_are_of_seeds_that_both_have(seeds, within):
     assert reward[5] == "+0.290" and rows[2][6] == f"0 of {seeds} |"
 
 
-def test_what_a_loss_does_is_a_mean_over_its_whole_runs():
+def test_results_are_means_over_complete_runs():
     runs = {("grpo", seed): run(seed=seed, quarters=q) for seed, q in ((1, QUARTERS), (2, (0.2, 0.2, 0.2, 0.41)))}
     runs["grpo", 3] = report.Trained("grpo", 3, runs["grpo", 1].steps[:5])
     runs |= {(loss, 1): run(loss) for loss in report.LOSSES[1:]}
@@ -79,7 +79,7 @@ def test_workers_are_numbered_from_0(monkeypatch, capsys, given, said):
     assert said in capsys.readouterr().err
 
 
-def test_what_was_broken_off_is_in_the_results_and_goes_on_from_what_was_saved_whole(monkeypatch, tmp_path):
+def test_a_broken_run_continues_from_its_last_complete_checkpoint(monkeypatch, tmp_path):
     monkeypatch.setattr(train, "RESULTS", tmp_path)
     out, asked = tmp_path / "runs" / "1" / "grpo", []
     for step, whole in ((10, True), (20, False)):

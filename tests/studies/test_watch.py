@@ -70,7 +70,7 @@ def test_runs_to_look_at_are_of_the_folder_that_is_asked_for(tmp_path):
 @pytest.mark.parametrize(
     ("given", "said"), [("score WRONG", "invalid choice: 'WRONG'"), ("train test", "unrecognized")]
 )
-def test_what_is_not_read_is_refused(capsys, given, said):
+def test_unused_arguments_are_refused(capsys, given, said):
     with pytest.raises(SystemExit, match="2"):
         watch.main(given.split())
     assert said in capsys.readouterr().err

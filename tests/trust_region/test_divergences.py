@@ -96,7 +96,7 @@ ESTIMATORS = {
 
 @pytest.mark.parametrize("garbage", [NAN, float("inf"), 1e30])
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_what_lies_under_the_mask_is_never_read(name, garbage):
+def test_masked_values_are_never_read(name, garbage):
     mask = torch.tensor([[True, False, True], [True, True, False], [False, False, False]])
     x = torch.full((3, 3), garbage, dtype=torch.float64)
     x[mask] = tensor([0.5, -0.25, 1.0, -1.5])

@@ -95,7 +95,7 @@ DEGENERATE = {
 
 @pytest.mark.parametrize("case", DEGENERATE)
 @pytest.mark.parametrize("gamma", [0.3, 0.99, 1.0])
-def test_where_nothing_can_be_gained_nothing_moves(case, gamma):
+def test_without_gain_the_deviation_is_0(case, gamma):
     advantages, state, action = DEGENERATE[case]
     advantages, state = tensor(advantages), torch.tensor(state)
     action = None if action is None else torch.tensor(action)
@@ -229,7 +229,7 @@ def test_long_contexts_do_not_underflow():
 
 
 @pytest.mark.parametrize("garbage", [NAN, float("inf")])
-def test_what_lies_under_the_mask_is_never_read(garbage):
+def test_masked_values_are_never_read(garbage):
     mask = torch.tensor([[True, False, True], [True, True, False]])
     advantages = torch.full((2, 3), garbage, dtype=torch.float64)
     advantages[mask] = tensor([1.0, -2.0, 0.5, 0.5])

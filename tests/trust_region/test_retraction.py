@@ -79,7 +79,7 @@ def test_the_retraction_by_hand():
 
 
 @given(samples(), DELTAS)
-def test_what_is_gated_is_within_the_budget(sample: Sample, delta):
+def test_gated_deviations_are_within_the_budget(sample: Sample, delta):
     """Centred or not; so gating once more, as def:clip_proj prints it, changes nothing."""
     once = apc_gate(torch.expm1(sample.log_ratio), sample.state, delta)
     assert (spent(once, sample.state) <= delta * (1 + 1e-12)).all()

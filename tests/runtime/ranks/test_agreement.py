@@ -67,7 +67,7 @@ def test_an_error_of_a_users_own_class_is_that_of_ours_it_is_made_from():
     assert type(here) is type(there) is BatchError and there.what == "rank 0: mine"
 
 
-def test_what_differs_is_said():
+def test_ranks_name_what_differs_between_their_calls():
     def body(rank, said):
         said["the backend"] = "torch"
         said["epsilon"] = "0.3" if rank == 1 else "0.2"
@@ -80,7 +80,7 @@ def test_what_differs_is_said():
         )  # fmt: skip
 
 
-def test_what_one_rank_alone_says_is_said():
+def test_an_argument_of_one_rank_alone_is_named():
     ran = together(2, lambda rank, said: said.update({"epsilon": "0.2"} if rank else {}))
     check(ran.errors[0], RanksError, what="ranks differ in epsilon", found="nothing on rank 0; 0.2 on rank 1")
 
@@ -93,7 +93,7 @@ def test_ranks_in_different_calls_are_found():
         check(raised, RanksError, what="ranks are in different calls", found="op.loss on rank 0; op.gate on rank 1")
 
 
-def test_where_all_agree_one_word_is_sent():
+def test_agreement_sends_one_word():
     ran = together(3, lambda rank, said: said.update({"epsilon": "0.2", "a" * 1000: "b"}))
     assert ran.errors == [None] * 3
     assert (ran.traffic.tensors, ran.traffic.objects) == ([16], 0)

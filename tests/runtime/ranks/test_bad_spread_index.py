@@ -209,7 +209,7 @@ def test_hierarchies_and_names_of_rows():
     )  # fmt: skip
 
 
-def test_nothing_anywhere():
+def test_a_batch_without_tokens_on_any_rank_raises():
     masked = dict(mask=torch.zeros(2, 3), prompt_group=["a", "b"], domain=["c", "d"])
     index_refused(
         CHAIN, EMPTY, masked, dict(mask=torch.zeros(0, 3), prompt_group=[], domain=[]),

@@ -156,7 +156,7 @@ def test_a_rank_with_nothing_joins():
     assert [r[VALUE].tolist() for r in ran.results] == [[1, 2]] * 2
 
 
-def test_what_is_given_is_not_written_to():
+def test_inputs_are_not_written_to():
     rank_elements = {"expert": RankElements([torch.arange(2)] * 2, 2)}
     given = [torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, 4.0]).double()]
     stage = Collective((), (SUM, MOST), {SUM: 1.0})
@@ -200,14 +200,14 @@ class TestFailures:
 
         return try_on_ranks(3, work)
 
-    def test_all_is_well(self):
+    def test_ranks_without_an_error_go_on(self):
         ran = self.ran({})
         assert (ran.results, ran.errors) == (["done"] * 3, [None] * 3)
         assert len(ran.traffic.sent) == 4
 
     @pytest.mark.parametrize("at", [0, 1])
     @pytest.mark.parametrize("rank", [0, 1, 2])
-    def test_one_fails(self, rank, at):
+    def test_an_error_of_one_rank_reaches_all(self, rank, at):
         error = MemoryError("64 GiB")
         ran = self.ran({rank: (at, error)})
         assert ran.errors[rank] is error

@@ -147,7 +147,7 @@ def test_writing_to_what_was_received_is_noticed():
         on_ranks(2, lambda g: g.all_gather(torch.zeros(2))[0].add_(1))
 
 
-def test_what_is_sent_is_counted():
+def test_traffic_is_counted():
     ran = try_on_ranks(2, lambda g: (g.all_gather(torch.zeros(3)), g.all_gather_object(1), g.all_gather(torch.ones(1))))
     assert (ran.traffic.tensors, ran.traffic.objects) == ([12, 4], 1)
 

@@ -77,7 +77,7 @@ nested = st.recursive(flat, lambda s: st.tuples(s) | st.tuples(s, s) | st.frozen
 
 @given(st.lists(nested, max_size=8), st.data())
 @examples(100)
-def test_of_whatever_is_drawn_too(drawn, data):
+def test_random_labels_have_equal_digests_if_equal(drawn, data):
     for a, b in product(drawn, drawn):
         assert (canonical(a) == canonical(b)) == same(a, b)
     different = list(dict.fromkeys(drawn))
@@ -88,7 +88,7 @@ def test_of_whatever_is_drawn_too(drawn, data):
 
 
 @pytest.mark.thorough
-def test_they_are_the_same_in_every_process():
+def test_digests_are_the_same_in_every_process():
     """Whatever Python's hash is seeded with; and a million of them are nothing to wait for."""
     n = 10**6 if ALL else 10**4
     program = f"""
@@ -107,7 +107,7 @@ print(hash("a"), *digests("domain", labels)[-8:], digests("domain", labels).sum(
     assert said[0][0] != said[1][0] and said[0][1:] == said[1][1:] and len(said[0]) == 10
 
 
-def test_they_do_not_change():
+def test_digests_equal_the_recorded_ones():
     """Recorded: numbers of elements by keys rest on them."""
     assert digests("domain", ["math", 1, (1, "a")]).tolist() == [
         6276909625321822152,
@@ -130,7 +130,7 @@ class Anything:
         (np.datetime64("2026-01-01"), "np.datetime64('2026-01-01')", "an object of datetime64"),
     ],
 )
-def test_what_other_processes_cannot_have_is_refused(label, shown, found):
+def test_labels_without_a_meaning_in_other_processes_are_refused(label, shown, found):
     refuses(
         HierarchyIndexError,
         lambda: digests("domain", ["a", label]),

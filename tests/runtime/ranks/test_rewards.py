@@ -97,7 +97,7 @@ def test_a_loss_from_rewards_is_that_of_their_advantages():
     assert sum(on_ranks(3, on_each(op, CUT, call))) > 0
 
 
-def test_what_one_rank_is_given_wrongly_all_raise():
+def test_a_wrong_reward_on_one_rank_raises_on_all():
     op = op_of("grpo")
 
     def raised(call, pieces=WHOLE, **more):
@@ -160,7 +160,7 @@ def test_pieces_with_different_rewards_beside_what_is_a_tokens_own(monkeypatch):
     assert all(bool(a.isnan().any()) for a in on_ranks(3, on_each(op, CUT, apart)))
 
 
-def test_what_rewards_send():
+def test_traffic_of_rewards():
     """Words and one number per row; nothing more where advantages are given."""
     op = op_of("rloo")
 

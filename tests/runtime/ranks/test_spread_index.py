@@ -258,7 +258,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("keys", [False, True])
-def test_what_is_sent_does_not_grow_with_tokens(keys):
+def test_traffic_of_an_index_does_not_grow_with_tokens(keys):
     """A word, and once what is coarser than tokens; attributes of tokens and strata beside the rows too."""
     h = hierarchy(
         "token -> trajectory", "token -> expert", "trajectory -> domain", "domain -> batch", "expert -> batch",
@@ -293,7 +293,7 @@ def test_without_a_group_nothing_is_said():
     assert type(found) is Index and found.ranks is found.group is None and found.gradient_scale == 1
 
 
-def test_in_words():
+def test_repr_of_a_distributed_index():
     h, batch = case("fiberpo_domain")
     pieces = [[(0, 0, batch.lengths[0])], [(r, 0, n) for r, n in enumerate(batch.lengths) if r]]
     found, _ = on_ranks(2, lambda group: index(h, batch, pieces[group.rank], group))[1]

@@ -104,7 +104,7 @@ MISTAKES = [per_micro_batch, per_rank, without_the_gradient_scale, divided_by_th
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda f: f.__name__)
-def test_mistakes_are_told_apart(mistake):
+def test_a_wrong_gradient_scale_is_noticed(mistake):
     found = averaged(operator(), shares_of(F64, 2, 3), F64, mistake)
     assert distance(found, wanted(F64)) > 0.05
 
