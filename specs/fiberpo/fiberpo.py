@@ -3,10 +3,10 @@
 `log 𝒢 = Σ± ±(g(m±) + clip(x± - m±, -ε, ε))`: `x+` and `x-` are `|log r|` by its sign, `m±` their means over the
 trajectory, and `g` passes up to the budget `C±`, rolls back with slope `-T`, then zeroes (eq:gagg_main).
 
-All laws hold but `inward`: `g` reads the drift alone. An outward pull is pulled back. An inward pull (a ratio above 1
-with `A < 0`, or below 1 with `A > 0`) is reversed in the strip beyond the budget, `T` times as hard, and stopped beyond
-the strip. `fiberpo_inward` does neither. In a study it collapsed under large steps, and was never better than `grpo`
-(docs/which-loss-when.md).
+All laws hold but `inward`: `g` reads the drift alone. An outward pull is pulled back. An inward pull is a ratio above 1
+with `A < 0`, or below 1 with `A > 0`. In the strip beyond the budget `g` reverses it, `T` times as hard, and beyond the
+strip `g` stops it. `fiberpo_inward` lets it pass. In a study `fiberpo` collapsed under large steps, and was never
+better than `grpo` (docs/which-loss-when.md).
 """
 
 from fibration import (

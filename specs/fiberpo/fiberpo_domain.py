@@ -1,11 +1,11 @@
 """FiberPO-Domain (def:domain_fiberpo): a trust-region budget per level and sign channel, a clip on what is left.
 
-Tokens deviate from their trajectory, trajectories from their prompt group, groups from their domain; each deviation is
-gated on its own, so that one domain's drift does not spend another's budget. With FiberPO's `g`, and `m` the means over
-a trajectory's tokens and a group's or a domain's trajectories, on both sign channels:
-`log 𝒢 = Σ± ±(g(m_domain) + g(m_group - m_domain) + g(m_trajectory - m_group) + clip(x - m_trajectory, -ε, ε))`. All
-laws hold but `inward`: if `A` is against the drift, a level reverses the inward pull, `T` times as hard, as in
-`fiberpo`. `fiberpo_domain_inward` does not. In a study it collapsed under large steps, and was never better than `grpo`
+Tokens deviate from their trajectory, trajectories from their prompt group, groups from their domain. Each deviation has
+a gate of its own, so one domain's drift does not spend another's budget. With FiberPO's `g`, and `m` the means over a
+trajectory's tokens and a group's or a domain's trajectories, on both sign channels: `log 𝒢 = Σ± ±(g(m_domain) +
+g(m_group - m_domain) + g(m_trajectory - m_group) + clip(x - m_trajectory, -ε, ε))`. All laws hold but `inward`: if `A`
+is against the drift, a level reverses the inward pull, `T` times as hard, as in `fiberpo`. `fiberpo_domain_inward` does
+not. In a study `fiberpo_domain` collapsed under large steps, and was never better than `grpo`
 (docs/which-loss-when.md).
 """
 

@@ -2,8 +2,9 @@
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)` over all tokens but those with `least < cov < most`, `cov = (A - mean
 A)·(log π - mean log π)` of the batch, which the clip has not stopped already; `μ = 1/tokens` of all tokens. verl's
-`clip_cov` drops a random part of these tokens, at most `clip_cov_ratio` of all tokens. Here all are dropped, as in verl
-at 1. All laws hold but `mask_open`, since tokens are dropped on policy too, and `causal`: means are of the whole batch.
+`clip_cov` drops a random part of the tokens between the bounds, at most `clip_cov_ratio` of all tokens. This loss drops
+all of them, as verl does at 1. All laws hold but `mask_open`, since it drops tokens on policy too, and `causal`, since
+the means are of the whole batch.
 """
 
 from fibration import (

@@ -2,8 +2,8 @@
 
 `J = Σ μ·stop(min(r, ceiling))·A·log π` over tokens with `p - q <= high` where `A > 0` and `p - q >= -low` elsewhere, `p
 = π`, `q = π_old` of the token, `μ = 1/tokens` of all tokens. verl ships it as `dppo_tv`, with `clip_ratio` for both
-bounds, SkyRL as `dppo` without a ceiling, prime-rl with a squared log ratio beside it; these two take `old` from the
-engine. All laws hold but `first_order`: it is a score estimator, whose value is not the objective.
+bounds. SkyRL ships it as `dppo` without a ceiling, prime-rl with a squared log ratio in addition. SkyRL and prime-rl
+take `old` from the engine. All laws hold but `first_order`: it is a score estimator, whose value is not the objective.
 """
 
 from fibration import (

@@ -1,10 +1,10 @@
 """CTPO (Zhang et al. 2026, 2605.07331): the product of a row's ratios up to a token, in a band that widens with it.
 
 `J = Σ μ·min(p·A, clip(p, exp(-low·√t), exp(high·√t))·A)`, capped at `exp(ceiling·√t)` where `A < 0`, `p` the product of
-the ratios of the first `t` tokens, in gradient the last one's alone; `μ = 1/(trajectories·T)`. It is declared as a
-weight, the ratios of the earlier tokens, and a gate on the rest of the band. The paper's code, `cum-token-cumprod-la`,
-cuts `p` at `exp(10)` too. All laws hold but `inward`: the band belongs to the prefix, and stops a token in whichever
-direction the token has moved.
+the ratios of the first `t` tokens, in gradient the last one's alone; `μ = 1/(trajectories·T)`. The declaration has a
+weight, the product of the earlier tokens' ratios, and a gate with the rest of the band. The paper's code,
+`cum-token-cumprod-la`, cuts `p` at `exp(10)` too. All laws hold but `inward`: the band belongs to the prefix, and stops
+a token whether it has moved outward or inward.
 """
 
 from fibration import (

@@ -1,8 +1,8 @@
 """The best of a group (Walder & Karkhanis 2025, 2503.19595, as in verl): the lead of the best answer over the second.
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `A = (R - second)/(std + epsilon)` for the single best answer to a prompt,
-0 for the others, and for all if two are best; `μ = 1/tokens`. The estimator `grpo_passk` of verl, which refuses a group
-of one. All laws hold but `baseline`: an answer's own reward decides whether it is compared at all.
+0 for the others, and for all if two are best; `μ = 1/tokens`. It is verl's estimator `grpo_passk`, which refuses a
+group of one. All laws hold but `baseline`: an answer's own reward decides whether it is compared at all.
 """
 
 from fibration import (

@@ -1,8 +1,9 @@
 """DAPO from rewards (Yu et al. 2025, 2503.14476): GRPO's advantages, a wider bound above, all tokens alike.
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `A = (R - mean)/(std + epsilon)` of the prompt group, `μ = 1/tokens`.
-Groups whose rewards are all equal get exactly 0; DAPO replaces such groups, and lowers the rewards of answers that are
-too long. Both happen before the loss. All laws hold but `baseline`, as with `grpo_rewards`.
+Groups whose rewards are all equal get advantages of exactly 0. DAPO replaces groups of equal rewards, and lowers the
+rewards of answers that are too long. Both steps happen before the loss. All laws hold but `baseline`, as with
+`grpo_rewards`.
 """
 
 from fibration import (

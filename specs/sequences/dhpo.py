@@ -1,10 +1,10 @@
 """DHPO (Min et al. 2026, 2601.05607): GRPO's ratio and GSPO's, each in a trust region of its own, mixed afterwards.
 
 `𝒢(r) = share·clip(r, 1-low, 1+high) + (1-share)·clip(s, 1-low_s, 1+high_s)`, each at the bound that the advantage
-pushes against, `s = exp(mean log r)` of the trajectory: the averaged mixing, `share = 1/2`; the other variant takes a
-share per token from its entropy. No trainer and no author ships it: the sides of its clips are read from the paper. All
-laws hold but `recovery`, `identity` and `first_order`: tokens are clipped before they are mixed, and a share `1 -
-share` of each token's deviation from its trajectory's mean is dropped.
+pushes against, `s = exp(mean log r)` of the trajectory: the averaged mixing, `share = 1/2`. The paper's second variant
+takes a share per token from its entropy. No trainer and no author ships code, so the sides of its clips are read from
+the paper. All laws hold but `recovery`, `identity` and `first_order`: tokens are clipped before they are mixed, and a
+share `1 - share` of each token's deviation from its trajectory's mean is dropped.
 """
 
 from fibration import (

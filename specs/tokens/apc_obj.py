@@ -2,8 +2,8 @@
 
 A token's deviation is clipped to the part of the budget `T_s·δ` that the other tokens at its state leave: `clip(Δ,
 ±(T_s·δ - Σ_{others} |r - 1|)^+)`. The token's gate reads the density of its state, in both sign channels; the state's
-own gate adds nothing. All laws hold but `identity`: single gates are not the identity; together they are, while no
-state exceeds its budget.
+own gate adds nothing. All laws hold but `identity`: a single gate is not the identity. All gates together are, as long
+as no state exceeds its budget.
 
 `op.index(mask=..., state=ids)` takes one id per token, equal where the prefix is equal.
 """
