@@ -51,36 +51,43 @@ def _projected(deviation: Tensor, states: Elements, delta: float) -> Tensor:
 
 
 def apc_gate(deviation: Tensor, state: Tensor, delta: float | Tensor, mask: Tensor | None = None) -> Tensor:
-    """The clipping operator `𝒢(u) = clip(u, T_s(δ - D̂_TV(s,u)) + |u|)` on deviations (def:clip_proj).
+    """Returns clipped deviations: `𝒢(u) = clip(u, T_s(δ - D̂_TV(s,u)) + |u|)` (def:clip_proj).
 
-    `deviation`: floating point `r - 1`, [N] (or any one shape); `state`: integers of the same shape; `delta`: the
-    radius δ ≥ 0, one number, in the units of eq:dtv_mc (mean `|r - 1|`); `mask`: booleans or 0 and 1. Returns float64
-    of the same shape, 0 under the mask, differentiable in `deviation` (slope 1 up to and on the edge of the budget).
-    Raises `BatchError` (values, shapes), `HierarchyIndexError` (ids, a mask that keeps no token), `ParameterError`.
+    - `deviation`: floating point `r - 1`, [N] or any one shape.
+    - `state`: integers of the same shape.
+    - `delta`: the radius δ ≥ 0, one number, in the units of eq:dtv_mc (the mean of `|r - 1|`).
+    - `mask`: booleans, or 0 and 1.
+
+    The result is float64 of the same shape, 0 under the mask, and differentiable in `deviation`. Its slope is 1 within
+    the budget and on its edge. Raises `BatchError` (values, shapes), `HierarchyIndexError` (ids, a mask that keeps no
+    token) and `ParameterError`.
     """
     tokens, states = of_states("deviation", deviation, state, mask)
     return tokens.spread(_gate(tokens.numbers("deviation", deviation), states, radius(delta)), 0.0)
 
 
 def apc_gated_ratio(log_ratio: Tensor, state: Tensor, delta: float | Tensor, mask: Tensor | None = None) -> Tensor:
-    """The gated ratio `1 + clip(r - 1, T_s δ - Σ of |r - 1| over the state's other tokens)` (def:apc_obj_gating).
+    """Returns gated ratios: `1 + clip(r - 1, T_s δ - Σ of |r - 1| over the state's other tokens)` (def:apc_obj_gating).
 
     The paper's display sums over the whole sample; the code sums over the tokens of the same state, as the proofs do.
     A gated ratio lies between 1 and the ratio, so it is positive.
 
-    `log_ratio`: floating point, in nats. Returns float64 of the same shape, 1 under the mask, differentiable. Other
-    arguments and errors as `apc_gate`.
+    `log_ratio`: floating point, in nats. The result is float64 of the same shape, 1 under the mask, and differentiable.
+    Other arguments and errors as `apc_gate`.
     """
     tokens, states = of_states("log_ratio", log_ratio, state, mask)
     return tokens.spread(1 + _gate(tokens.deviations(log_ratio), states, radius(delta)), 1.0)
 
 
 def apc_regimes(log_ratio: Tensor, state: Tensor, delta: float | Tensor, mask: Tensor | None = None) -> Tensor:
-    """The clipping regime of every token (eq:zone_P, eq:zone_R, eq:zone_Z): int64 of the same shape, `Regime` values.
+    """Returns the regime of every token (eq:zone_P, eq:zone_R, eq:zone_Z): int64 `Regime` values, in the same shape.
 
-    All tokens of a state with `D̂_TV(s) ≤ δ` are `PASSED`. In any other state a token is `ROLLED_BACK` if
-    `|r - 1|/T_s > D̂_TV(s) - δ` and `ZEROED` otherwise. `MASKED` (-1) under the mask. Arguments and errors as
-    `apc_gated_ratio`.
+    - `PASSED`: all tokens of a state with `D̂_TV(s) ≤ δ`.
+    - `ROLLED_BACK`: in any other state, tokens with `|r - 1|/T_s > D̂_TV(s) - δ`.
+    - `ZEROED`: the remaining tokens.
+    - `MASKED` (-1): masked tokens.
+
+    Arguments and errors as `apc_gated_ratio`.
     """
     tokens, states = of_states("log_ratio", log_ratio, state, mask)
     deviation = tokens.deviations(log_ratio).detach()
@@ -93,12 +100,12 @@ def apc_regimes(log_ratio: Tensor, state: Tensor, delta: float | Tensor, mask: T
 def apc_objective(
     log_ratio: Tensor, advantages: Tensor, state: Tensor, delta: float | Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    """`Ĵ^(APC-Obj)`: the mean over all tokens of gated ratio times advantage (def:apc_obj, def:apc_obj_rgf).
+    """Returns `Ĵ^(APC-Obj)`: the mean over all tokens of gated ratio times advantage (def:apc_obj, def:apc_obj_rgf).
 
-    To be maximised; float64, 0-d, differentiable in `log_ratio`, with gradient `A/T` on policy. The cross-token sum in
-    the clip runs over the same state. The caller passes the radius: `apc_radius(...)` follows the equivalence proof,
-    and a positive constant is the paper's relaxation (rem:trust_region_design). `advantages`: floating point, of the
-    shape of `log_ratio`. Other arguments and errors as `apc_gated_ratio`.
+    Maximise it. It is float64, 0-d, and differentiable in `log_ratio`, with gradient `A/T` on policy. The cross-token
+    sum in the clip runs over the same state. For `delta` pass `apc_radius(...)`, which follows the equivalence proof,
+    or a positive constant, the paper's relaxation (rem:trust_region_design). `advantages`: floating point, of the shape
+    of `log_ratio`. Other arguments and errors as `apc_gated_ratio`.
     """
     tokens, states = of_states("log_ratio", log_ratio, state, mask)
     gated = _gate(tokens.deviations(log_ratio), states, radius(delta)) + 1
@@ -120,7 +127,7 @@ def apc_objective_discounted(
     gamma: float | Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """`Ĵ^(APC-Obj)` with states weighted by their discounted frequency (def:apc_obj_discounted): float64, 0-d.
+    """Returns `Ĵ^(APC-Obj)` with states weighted by discounted frequency (def:apc_obj_discounted): float64, 0-d.
 
     `(1-γ)` times this objective tends to `apc_objective` as `γ` tends to 1. The cross-token sum runs over the same
     state, though the paper's display sums over the whole sample. `step`: integers, the time step of every token
@@ -140,9 +147,9 @@ def apc_surrogate(
     gamma: float | Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """The surrogated objective `j^(APC-Obj)(Δ, δ)` (def:surrogated_apc_obj): float64, 0-d, differentiable.
+    """Returns the surrogated objective `j^(APC-Obj)(Δ, δ)` (def:surrogated_apc_obj): float64, 0-d, differentiable.
 
-    `apc_objective_discounted` less the correction `𝒞(Δ)_s·A`, with `𝒞` the mean of the clipped deviations of a state
+    It is `apc_objective_discounted` minus the correction `𝒞(Δ)_s·A`: `𝒞` is the mean clipped deviation of a state
     (eq:correction_term). It equals `apc_objective_discounted` if advantages are centred per state
     (lem:apc_obj_equiv_surrogate). The paper prints a free `δ` in the clip and δ^(APC-Obj) in the correction, and uses
     them as equal; here they are one argument.
@@ -165,7 +172,7 @@ def apc_projected_objective(
     gamma: float | Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """The surrogate in projection form, `Σ weights·[proj(𝒢(Δ))·A + A]` (eq:apc_obj_proj_form): float64, 0-d.
+    """Returns the surrogate in projection form, `Σ weights·[proj(𝒢(Δ))·A + A]` (eq:apc_obj_proj_form): float64, 0-d.
 
     Equal to `apc_surrogate` for all deviations. Over deviations that satisfy the probability constraint its maximum is
     that of TV-TRPO (thm:apc_obj_trpo_equiv); other deviations can exceed that maximum. Arguments and errors as
@@ -177,7 +184,7 @@ def apc_projected_objective(
 
 
 def retract(deviation: Tensor, state: Tensor, delta: float | Tensor, mask: Tensor | None = None) -> Tensor:
-    """`proj(𝒢(u))`: gate the deviations, then centre them per state (def:clip_proj, lem:retraction).
+    """Returns `proj(𝒢(u))`: deviations that are gated, then centred per state (def:clip_proj, lem:retraction).
 
     For deviations with mean 0 over the tokens of every state the result has `D̂_TV(s) ≤ δ`. In a state where `u`
     exceeds δ it is strictly less; in any other state the result is `u` itself, to rounding. Strictness needs `δ > 0`, a
@@ -209,7 +216,7 @@ def apc_maximiser(
     action: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """The deviation that maximises APC-Obj under the probability constraint: `δ·Δ̂*` (thm:apc_obj_trpo_equiv).
+    """Returns the deviation that maximises APC-Obj under the probability constraint: `δ·Δ̂*` (thm:apc_obj_trpo_equiv).
 
     At `δ = apc_radius(...)` it is `tv_trpo_maximiser(...).deviation`; any other radius is the paper's relaxation. Among
     several maximisers it is the smallest, as def:apc_obj_discounted requires. `1 + δ·Δ̂* ≥ 0` is not required. Returns

@@ -42,38 +42,42 @@ def _per(f: Integrand, log_ratio: Tensor, name: str, ids: Tensor, mask: Tensor |
 
 
 def tv_per_state(log_ratio: Tensor, state: Tensor, mask: Tensor | None = None) -> PerElement:
-    """`D̂_TV(s)`: the mean of `|r - 1|` over the tokens of each state (eq:dtv_mc).
+    """Returns `D̂_TV(s)`, the mean of `|r - 1|` over the tokens of each state (eq:dtv_mc).
 
-    The paper's estimator, without the ½ of eq:dtv_def: for a fixed number of independent samples it is an unbiased
-    estimate of `2·exact_tv`.
+    This is the paper's estimator, without the ½ of eq:dtv_def. For a fixed number of independent samples it is an
+    unbiased estimate of `2·exact_tv`.
 
-    `log_ratio`: floating point, [N] (or any one shape), in nats; `state`: integers of the same shape, any ids; `mask`:
-    booleans or 0 and 1. Returns float64 values per state with an unmasked token, differentiable in `log_ratio`.
-    Raises `BatchError` (values, shapes) and `HierarchyIndexError` (ids, a mask that keeps no token).
+    - `log_ratio`: floating point, [N] or any one shape, in nats.
+    - `state`: integers of the same shape, any ids.
+    - `mask`: booleans, or 0 and 1.
+
+    The result has a float64 value per state with an unmasked token, differentiable in `log_ratio`. Raises `BatchError`
+    (values, shapes) and `HierarchyIndexError` (ids, a mask that keeps no token).
     """
     return _per(_tv, log_ratio, "state", state, mask)
 
 
 def kl_per_state(log_ratio: Tensor, state: Tensor, mask: Tensor | None = None) -> PerElement:
-    """`D̂_KL(s)`: the mean of `-log r` over the tokens of each state, in nats (eq:dkl_mc).
+    """Returns `D̂_KL(s)`, the mean of `-log r` over the tokens of each state, in nats (eq:dkl_mc).
 
-    An unbiased estimate of `exact_kl` for a fixed number of independent samples; one batch may give a negative number.
+    It is an unbiased estimate of `exact_kl` for a fixed number of independent samples. One batch may give a negative
+    number.
     Arguments and errors as `tv_per_state`.
     """
     return _per(_kl, log_ratio, "state", state, mask)
 
 
 def tv_mean(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The mean of `|r - 1|` over all tokens (eq:dbar_mc, eq:dbar_from_traj), without the ½: float64, 0-d.
+    """Returns the mean of `|r - 1|` over all tokens (eq:dbar_mc, eq:dbar_from_traj), without the ½: float64, 0-d.
 
-    The average of `tv_per_state` weighted by the counts. Arguments and errors as `tv_per_state`.
+    It is the average of `tv_per_state` weighted by the counts. Arguments and errors as `tv_per_state`.
     """
     tokens = Tokens("log_ratio", log_ratio, mask)
     return _tv(tokens, log_ratio).mean()
 
 
 def kl_mean(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The mean of `-log r` over all tokens, in nats (eq:dbar_mc, eq:dbar_from_traj): float64, 0-d.
+    """Returns the mean of `-log r` over all tokens, in nats (eq:dbar_mc, eq:dbar_from_traj): float64, 0-d.
 
     Arguments and errors as `tv_per_state`.
     """
@@ -82,7 +86,7 @@ def kl_mean(log_ratio: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def tv_max(log_ratio: Tensor, state: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The largest `tv_per_state` over the sampled states (eq:dtv_max_hat), without the ½: float64, 0-d.
+    """Returns the largest `tv_per_state` over the sampled states (eq:dtv_max_hat), without the ½: float64, 0-d.
 
     Its expectation is at least the largest expectation of the per-state estimates. Arguments and errors as
     `tv_per_state`.
@@ -91,15 +95,15 @@ def tv_max(log_ratio: Tensor, state: Tensor, mask: Tensor | None = None) -> Tens
 
 
 def kl_max(log_ratio: Tensor, state: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The largest `kl_per_state` over the sampled states, in nats: float64, 0-d.
+    """Returns the largest `kl_per_state` over the sampled states, in nats: float64, 0-d.
 
-    The estimate of the maximum in def:trust_region's KL region. Arguments and errors as `tv_per_state`.
+    It estimates the maximum in the KL region of def:trust_region. Arguments and errors as `tv_per_state`.
     """
     return kl_per_state(log_ratio, state, mask).values.max()
 
 
 def tv_per_trajectory(log_ratio: Tensor, trajectory: Tensor, mask: Tensor | None = None) -> PerElement:
-    """The mean of `|r - 1|` over the tokens of each trajectory (eq:dhat_traj), without the ½.
+    """Returns the mean of `|r - 1|` over the tokens of each trajectory (eq:dhat_traj), without the ½.
 
     `trajectory`: integer ids; `trajectories(offsets)` makes them for packed tokens. A trajectory without an unmasked
     token is left out. Other arguments and errors as `tv_per_state`.
@@ -108,7 +112,7 @@ def tv_per_trajectory(log_ratio: Tensor, trajectory: Tensor, mask: Tensor | None
 
 
 def kl_per_trajectory(log_ratio: Tensor, trajectory: Tensor, mask: Tensor | None = None) -> PerElement:
-    """The mean of `-log r` over the tokens of each trajectory, in nats (eq:dhat_kl_traj): `-log s_τ` of GSPO.
+    """Returns the mean of `-log r` over each trajectory's tokens, in nats (eq:dhat_kl_traj): `-log s_τ` of GSPO.
 
     The derivation of GSPO from APC-Obj (app:apc_obj_to_gspo, step 3) omits the minus by mistake.
     Arguments and errors as `tv_per_trajectory`.
@@ -117,19 +121,20 @@ def kl_per_trajectory(log_ratio: Tensor, trajectory: Tensor, mask: Tensor | None
 
 
 def tv_trajectory_mean(log_ratio: Tensor, trajectory: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The mean of `tv_per_trajectory` (eq:dbar_tj_mc_augmented): all trajectories weigh the same. float64, 0-d.
+    """Returns the mean of `tv_per_trajectory` (eq:dbar_tj_mc_augmented), every trajectory once: float64, 0-d.
 
-    Unbiased for `2·exact_mean(exact_tv(...), ρ_tj)` if lengths do not depend on the actions. Otherwise it is unbiased
-    only for the expectation over trajectories (see the module docstring). Arguments and errors as `tv_per_trajectory`.
+    It is unbiased for `2·exact_mean(exact_tv(...), ρ_tj)` if lengths do not depend on the actions. Otherwise it is
+    unbiased only for the expectation over trajectories (see the module docstring). Arguments and errors as
+    `tv_per_trajectory`.
     """
     return tv_per_trajectory(log_ratio, trajectory, mask).values.mean()
 
 
 def kl_trajectory_mean(log_ratio: Tensor, trajectory: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The mean of `kl_per_trajectory`, in nats (eq:dbar_tj_mc_augmented). float64, 0-d.
+    """Returns the mean of `kl_per_trajectory`, in nats (eq:dbar_tj_mc_augmented): float64, 0-d.
 
-    Unbiased for `exact_mean(exact_kl(...), ρ_tj)` under the condition of `tv_trajectory_mean`. Arguments and errors as
-    `tv_per_trajectory`.
+    It is unbiased for `exact_mean(exact_kl(...), ρ_tj)` under the condition of `tv_trajectory_mean`. Arguments and
+    errors as `tv_per_trajectory`.
     """
     return kl_per_trajectory(log_ratio, trajectory, mask).values.mean()
 
@@ -138,19 +143,19 @@ def kl_trajectory_mean(log_ratio: Tensor, trajectory: Tensor, mask: Tensor | Non
 
 
 def exact_tv(old: Tensor, new: Tensor) -> Tensor:
-    """Total variation between tabulated policies, with its ½ (eq:dtv_def, eq:dtv_ratio): float64, in [0, 1].
+    """Returns the total variation of tabulated policies, with its ½ (eq:dtv_def, eq:dtv_ratio): float64 [...].
 
-    `old`, `new`: probabilities [..., A], each row summing to 1 (to 1e-6; 1e-2 for half precision). Returns [...].
-    Raises `BatchError`.
+    `old`, `new`: probabilities [..., A]. Each row sums to 1, within 1e-6 (1e-2 for half precision). The result lies in
+    [0, 1]. Raises `BatchError`.
     """
     p, q = _policies(old, new)
     return (p - q).abs().sum(-1) / 2
 
 
 def exact_kl(old: Tensor, new: Tensor) -> Tensor:
-    """KL divergence from `old` to `new`, in nats (eq:dkl_def, eq:dkl_ratio): float64, in [0, inf].
+    """Returns the KL divergence from `old` to `new`, in nats (eq:dkl_def, eq:dkl_ratio): float64, in [0, inf].
 
-    Infinite where `new` gives 0 to an action that `old` takes; actions that `old` never takes count 0. Arguments and
+    It is infinite if `new` gives 0 to an action that `old` takes. Actions that `old` never takes count 0. Arguments and
     errors as `exact_tv`.
     """
     p, q = _policies(old, new)
@@ -160,7 +165,7 @@ def exact_kl(old: Tensor, new: Tensor) -> Tensor:
 
 
 def exact_mean(divergences: Tensor, distribution: Tensor) -> Tensor:
-    """`E_{s∼ρ}[D(s)]` (eq:dbar_def, eq:dbar_tj_def): float64, 0-d.
+    """Returns `E_{s∼ρ}[D(s)]` (eq:dbar_def, eq:dbar_tj_def): float64, 0-d.
 
     `divergences`: floating point [S], from `exact_tv` or `exact_kl`; `distribution`: probabilities [S]. The normalised
     state distribution gives the average divergence, the trajectory-length-normalised distribution gives the
@@ -177,7 +182,7 @@ def exact_mean(divergences: Tensor, distribution: Tensor) -> Tensor:
 
 
 def exact_max(divergences: Tensor) -> Tensor:
-    """`max_s D(s)` (eq:dtv_max): float64, 0-d. `divergences`: floating point [S], S at least 1."""
+    """Returns `max_s D(s)` (eq:dtv_max): float64, 0-d. `divergences`: floating point [S], S at least 1."""
     if not divergences.numel():
         raise BatchError("divergences hold no state", required="at least one")
     return divergences.double().max()

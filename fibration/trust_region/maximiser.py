@@ -51,7 +51,7 @@ class TvTrpoMaximiser:
 def unit_maximiser(
     advantages: Tensor, state: Tensor, action: Tensor | None = None, mask: Tensor | None = None
 ) -> UnitMaximiser:
-    """The deviation of estimated total variation 1 that gains most at every state (eq:unit_tv_max), in closed form.
+    """Returns the deviation of estimated total variation 1 that gains most at every state (eq:unit_tv_max).
 
     Per state, `Σ n Δ = 0` and `Σ n|Δ| = T_s` hold. So the actions with the largest advantage gain `T_s/2`, those with
     the smallest lose `T_s/2`, and `M(s) = T_s (max A - min A)/2`. Ties share in proportion to `n_{s,a}`. That is the
@@ -62,10 +62,13 @@ def unit_maximiser(
     Neither the paper's problem nor this function requires `1 + Δ ≥ 0`: a large radius on many samples of a state can
     give a negative ratio. Check `deviation > -1` before you read the result as a policy.
 
-    `advantages`: floating point [N] (or any one shape); `state`, and `action` if given: integers of the same shape.
-    Tokens of one (state, action) pair share a ratio and must have one advantage; without `action` every token is its
-    own pair. `mask`: booleans or 0 and 1. Raises `BatchError` (values, shapes, two advantages of a pair) and
-    `HierarchyIndexError` (ids, a mask that keeps no token).
+    - `advantages`: floating point, [N] or any one shape.
+    - `state`, `action`: integers of the same shape. Tokens of one (state, action) pair share a ratio and must have one
+      advantage. Without `action` every token is a pair of its own.
+    - `mask`: booleans, or 0 and 1.
+
+    Raises `BatchError` (values, shapes, two advantages of a pair) and `HierarchyIndexError` (ids, a mask that keeps no
+    token).
     """
     tokens, states = of_states("advantages", advantages, state, mask)
     deviation, value = _unit(tokens, advantages, states, action)
@@ -117,7 +120,7 @@ def apc_radius(
     action: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """`δ^(APC-Obj) = (1-γ)/(8γ‖A‖_∞)·M`, with `M` the mean of `M(s)/T_s` under `Γ(s)/Γ`: float64, 0-d.
+    """Returns `δ^(APC-Obj) = (1-γ)/(8γ‖A‖_∞)·M`, with `M` the mean of `M(s)/T_s` under `Γ(s)/Γ`: float64, 0-d.
 
     The code follows def:apc_obj_discounted and the equivalence proof, where the radius equals `t*` of thm:tv_trpo_max.
     The main text and def:apc_obj print `(1-γ)²/(8γ‖A‖_∞)·M/T`. That differs by a factor `(1-γ)/T` from the proof's
@@ -140,7 +143,7 @@ def tv_trpo_maximiser(
     action: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> TvTrpoMaximiser:
-    """The maximiser of `tv_trpo_objective` under the probability constraint: `Δ* = t*·Δ̂*` (thm:tv_trpo_max).
+    """Returns the maximiser of `tv_trpo_objective` under the probability constraint: `Δ* = t*·Δ̂*` (thm:tv_trpo_max).
 
     `t* = (1-γ)/(8γ‖A‖_∞)·M`. Among several maximisers it is the one that def:sample_tv_trpo selects (see
     `unit_maximiser`), so states without gain do not move. At `γ = 1` nothing moves: the limit of the formula, and
@@ -166,7 +169,7 @@ def tv_trpo_objective(
     gamma: float | Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """The reduced objective `j(Δ)` of sample-based TV-TRPO (eq:j_delta): float64, 0-d, differentiable in `deviation`.
+    """Returns the reduced objective `j(Δ)` of sample-based TV-TRPO (eq:j_delta): float64, 0-d, differentiable.
 
     `Σ_s Γ(s)/((1-γ)Γ)·(mean of Δ·A over the tokens of s)` minus `4γ‖A‖_∞/(1-γ)²` times the square of the largest
     `D̂_TV(s)`. It is eq:sample_tv_trpo_obj up to a constant. As in that equation, the penalty uses the estimator
@@ -187,7 +190,7 @@ def tv_trpo_objective(
 
 
 def centred(values: Tensor, state: Tensor, mask: Tensor | None = None) -> Tensor:
-    """`values` minus their mean over the tokens of their state: float64, the shape of `values`, 0 under the mask.
+    """Returns `values` minus their mean over the tokens of their state: float64, of their shape, 0 under the mask.
 
     Centred deviations satisfy the probability constraint (eq:ratio_sum_identity), centred advantages satisfy
     eq:adv_centering. Both are standing assumptions of app:apc_obj_equiv_notation. Differentiable in `values`. Arguments

@@ -9,7 +9,7 @@ from fibration.trust_region.tokens import number_in
 
 
 def trpo_radius(gamma: float | Tensor) -> Tensor:
-    """`δ^TRPO = (1-γ)/(8γ)` (eq:delta_trpo): float64, the shape of `gamma`.
+    """Returns TRPO's radius `δ^TRPO = (1-γ)/(8γ)` (eq:delta_trpo): float64, in the shape of `gamma`.
 
     At `γ = 1` the radius is exactly 0: only the old policy lies in the trust region (thm:trpo_vanishing). As `γ` falls
     to 0 it grows without bound. It bounds `D̂_TV` of every sampled state (eq:dtv_mc, mean `|r - 1|`), because the
@@ -22,7 +22,7 @@ def trpo_radius(gamma: float | Tensor) -> Tensor:
 
 
 def gspo_radius(epsilon: float | Tensor, first_order: bool = True) -> Tensor:
-    """The total variation that a GSPO threshold roughly allows: `√(ε/2)` (claim:gspo_tv). float64, as `epsilon`.
+    """Returns the total variation that a GSPO threshold roughly allows: `√(ε/2)` (claim:gspo_tv), as float64.
 
     An aggregate ratio of the trajectory above `1-ε` has a KL estimate below `-log(1-ε)` (app:gspo_tv_proof). By Pinsker
     (eq:pinsker) and Jensen the trajectory-normalised total variation is then at most `√(-log(1-ε)/2)`. With
@@ -39,7 +39,7 @@ def gspo_radius(epsilon: float | Tensor, first_order: bool = True) -> Tensor:
 
 
 def gspo_threshold(delta: float | Tensor) -> Tensor:
-    """The GSPO threshold `ε = 2δ²` for a radius (app:apc_obj_to_gspo, step 4): the inverse of `gspo_radius`.
+    """Returns the GSPO threshold `ε = 2δ²` for a radius (app:apc_obj_to_gspo, step 4): the inverse of `gspo_radius`.
 
     `delta`: total variation with its ½ (eq:dtv_def), `0 ≤ δ < √½`. Step 4 of the paper inserts the estimator without
     the ½. Pinsker's inequality does not cover that: for the estimator it gives `ε = δ²/2`. float64, the shape of

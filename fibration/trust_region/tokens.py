@@ -211,17 +211,17 @@ def discount_weights(tokens: Tokens, states: Elements, step: Tensor, gamma: floa
 
 
 def trajectories(offsets: Tensor) -> Tensor:
-    """The trajectory of every packed token: int64 [N].
+    """Returns the trajectory of every packed token: int64 [N].
 
-    `offsets` is an integer tensor [B+1], the running lengths (`cu_seqlens`) that start at 0.
-    Other offsets raise `HierarchyIndexError`.
+    `offsets`: an integer tensor [B+1], the cumulative lengths (`cu_seqlens`) from 0. Other offsets raise
+    `HierarchyIndexError`.
     """
     lengths = _lengths(offsets)
     return torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
 
 
 def steps(offsets: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The time step t of every packed token within its trajectory, from 0: int64 [N].
+    """Returns the time step t of every packed token within its trajectory, from 0: int64 [N].
 
     With a mask, only unmasked tokens count, and a masked token has the number of the next unmasked token. `offsets` as
     in `trajectories`. Raises `HierarchyIndexError`.
