@@ -40,7 +40,7 @@ my_loss = Hierarchy(
 )
 '''
 
-TEST = '''"""What the loss does to a small batch. pytest.ini has the laws checked, which hold for every batch."""
+TEST = '''"""Tests of the loss on a small batch. pytest.ini adds the laws, which hold for every batch."""
 
 from pathlib import Path
 
@@ -108,10 +108,10 @@ jobs:
 
 PYTEST = "pytest.ini"
 FILES = {
-    "specs/my_loss.py": (SPEC, "a hierarchy: declare your own in its place"),
-    "tests/test_my_loss.py": (TEST, "what it does to a small batch"),
-    PYTEST: (CONFIGURATION, "makes a test of every hierarchy in specs/"),
-    ".github/workflows/laws.yml": (WORKFLOW, "all of it on every push"),
+    "specs/my_loss.py": (SPEC, "a loss: put your own in its place"),
+    "tests/test_my_loss.py": (TEST, "a test of the loss on a small batch"),
+    PYTEST: (CONFIGURATION, "pytest then tests every loss in specs/"),
+    ".github/workflows/laws.yml": (WORKFLOW, "GitHub runs the checks on every push"),
 }
 CONFIGURED = {"pytest.ini": "", "pyproject.toml": "tool.pytest", "tox.ini": "[pytest]", "setup.cfg": "tool:pytest"}
 
@@ -148,10 +148,10 @@ def init(folder: Path) -> str:
 
 
 NEXT = (
-    "fibration verify specs/             which laws hold, on batches of every size",
-    "python -m pytest                    the laws as pytest tests, and your own tests",
-    "fibration run specs/my_loss.py      what it does to recorded rollouts, with pictures in out/",
-    "in CI, set the variable FIBRATION   to what pip installs: git+URL@COMMIT of its repository, or the URL of a wheel",
+    "fibration verify specs/             proves or refutes the laws, for batches of every size",
+    "python -m pytest                    runs the laws as tests, and your own tests",
+    "fibration run specs/my_loss.py      applies the loss to recorded rollouts; pictures in out/",
+    "in CI, set the variable FIBRATION   to the argument of pip install: git+URL@COMMIT of fibration, or a wheel's URL",
 )
 
 

@@ -348,28 +348,28 @@ def _findings(g: Gated) -> Iterator[Any]:
     """The tables, each after a line that explains its columns, then the numbers of the whole batch."""
     h, m = g.op.hierarchy, g.result.metrics
     yield Text(
-        f"How far {f'each {g.parts.stratum}' if g.parts.stratum else 'the batch'} has moved since it was sampled: "
-        "r = π_new/π_old of a token, 𝒢(r) what training uses "
-        f"instead; clipped: tokens that {'the gate on ' if len(h.leaves) == 1 else 'the gates on '}"
+        f"How far {f'each {g.parts.stratum}' if g.parts.stratum else 'the batch'} has moved since it was sampled. "
+        "r: the ratio π_new/π_old of a token. 𝒢(r): the gated ratio, which training uses instead of r. "
+        f"clipped: the share of tokens that {'the gate on ' if len(h.leaves) == 1 else 'the gates on '}"
         f"{' and '.join(map(str, h.leaves))} changed.",
         "italic",
     )
     yield _moved(g)
     split = len(h.decomposition.channels) > 1
-    channels = ": + of the tokens that became likelier, − of those that became less so" if split else ""
-    meanings = "; ".join(f"{r.title}, {r.meaning}" for r in _shown(g).values())
+    channels = " Channel + has the tokens that became likelier, channel − the other tokens." if split else ""
+    meanings = "; ".join(f"{r.title}: {r.meaning}" for r in _shown(g).values())
+    coarser = "the mean of its coarser element" if h.shape.is_tree else "the part that its coarser elements explain"
     yield Text(
-        f"What every gate saw and did. Drift: the size of an element's mean {_coordinate(h)} beyond "
-        f"{'that of the element it lies over' if h.shape.is_tree else 'what it lies over explains'}{channels}. "
-        f"Shares of elements: {meanings}.",
+        f"What every gate did. Drift: the absolute residual of an element, which is its mean {_coordinate(h)} minus "
+        f"{coarser}.{channels} Shares of elements by regime. {meanings}.",
         "italic",
     )
     yield _regimes(g)
     o = h.objective
     if o.formulas:
         yield Text(
-            "What every token's term is multiplied by: kept, the tokens on which every condition holds; w, the product "
-            "of their weights; effective, the share of as many tokens that equal weights would need, (Σw)²/(n·Σw²).",
+            "The weights of tokens. kept: the share of tokens that meet every condition. w: the product of a kept "
+            "token's weights. effective: (Σw)²/(n·Σw²), the share of n kept tokens that the weighted mean is worth.",
             "italic",
         )
         yield _weights(g)
@@ -380,7 +380,7 @@ def _findings(g: Gated) -> Iterator[Any]:
     gated = f"{float(m['gated_ratio/min']):.3f} … {float(m['gated_ratio/max']):.3f}"
     grid = Table.grid(padding=(0, 2, 0, 0))
     a, objective = g.advantages, "·" if g.advantages is None else f"{float(g.result.objective):+.6f}"
-    unknown = "the rollouts have none, so the objective is not known"
+    unknown = "not recorded, so the objective is not known"
     for name, value, meaning in (
         ("objective J", objective, f"Σ μ·{product}{less}, with μ of {_mean(o)}"),
         *([("advantages", "·", unknown)] if a is None else []),
@@ -392,12 +392,16 @@ def _findings(g: Gated) -> Iterator[Any]:
         *((f"penalty {name}", f"{float(m[f'penalty/{name}']):.6f}", str(p)) for name, p in h.penalties.items()),
         *(("weight", "", str(formula)) for formula in o.weighed),
         *(("kept", "", f"{k.condition}; μ counts {k.normaliser} tokens") for k in o.kept),
-        ("ratio r", f"{float(ratio.min()):.3f} … {float(ratio.max()):.3f}", "before gating"),
+        ("ratio r", f"{float(ratio.min()):.3f} … {float(ratio.max()):.3f}", "π_new/π_old, before gates"),
         ("gated ratio 𝒢(r)", gated, f"differs from r on {changed:.0%} of the tokens"),
         ("TV estimate", f"{float(m['tv']):.5f}", "mean over trajectories of mean |r − 1|"),
         ("KL estimate", f"{float(m['kl']):.5f}", "mean over trajectories of mean −log r, in nats"),
         *(
-            (f"to {name}", f"{float(m[f'{name}/kl']):.5f}", "mean over tokens of exp(d) − 1 − d, d = log π_old/π of it")
+            (
+                f"to {name}",
+                f"{float(m[f'{name}/kl']):.5f}",
+                f"mean over tokens of exp(d) − 1 − d, d = log π_old − log π_{name}",
+            )
             for name in g.policies
         ),
     ):

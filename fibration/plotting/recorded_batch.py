@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 Vector = NDArray[np.float64]
 TITLES = {
-    "hierarchy": "the hierarchy, and the batch's drift at every level of it",
-    "regimes": "every element on its gate",
+    "hierarchy": "the hierarchy, and the drift of the batch at every level",
+    "regimes": "every gate as a curve, with the elements of the batch on it",
     "ratios": "ratios before and after gating",
-    "weights": "what every token's term is multiplied by, and what is dropped",
+    "weights": "the weights of tokens, and the dropped tokens",
 }
 
 

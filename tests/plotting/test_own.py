@@ -119,7 +119,7 @@ def test_without_advantages_all_else_is_shown(capsys: pytest.CaptureFixture[str]
     assert list(disagreement(without)) == ["ratio"] and set(disagreement(known)) > {"ratio"}
     fibration.run(own(), without.rollouts, tmp_path)
     words = " ".join(capsys.readouterr().out.split())
-    assert "objective J · " in words and "the rollouts have none, so the objective is not known" in words
+    assert "objective J · " in words and "not recorded, so the objective is not known" in words
     assert "tokens reward |log r|" in words
     assert len(list(tmp_path.iterdir())) == 3
 
