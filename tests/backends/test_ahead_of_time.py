@@ -1,4 +1,4 @@
-"""The Triton backend: machine code for chips that are not there, and what its kernels take of them."""
+"""The Triton backend: machine code for chips that this machine lacks, and the resources of its kernels."""
 
 import re
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""The C backend beyond its numbers: what it builds, what it keeps, and what it says when it cannot."""
+"""The C backend apart from its numbers: builds, caching, and messages of failures."""
 
 import ctypes
 import json

@@ -1,4 +1,4 @@
-"""Coefficients and backward passes against finite differences, exact slopes, and what is declared at breakpoints."""
+"""Coefficients and backward passes against finite differences, exact slopes, and the declared slopes at breakpoints."""
 
 import math
 from dataclasses import replace

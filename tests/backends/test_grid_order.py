@@ -1,4 +1,4 @@
-"""Triton's interpreter with the programs of every launch in a random order: any of them may be the last to arrive."""
+"""Triton's interpreter with the programs of every launch in random order, so that any program may be the last."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Segments in any order of place, and segments without tokens: what a rank of several has of the whole batch."""
+"""Segments in any order of place, and segments without tokens, as on one of several ranks."""
 
 import math
 from dataclasses import replace

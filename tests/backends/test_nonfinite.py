@@ -1,4 +1,4 @@
-"""Where values are not looked at, as on a GPU, results say by NaN that an input is not finite: what a trainer steps on too.
+"""Without a check of inputs, as on a GPU, an input that is not finite makes results NaN, also those of trainers.
 
 The devices here are the CPU, and the library is told not to look.
 """

@@ -1,4 +1,4 @@
-"""Statistics in which elements count once, those of all others, and deviations: on every backend, by hand in float64."""
+"""Statistics over elements, leave-one-out means and deviations, on every backend, by hand in float64."""
 
 from dataclasses import replace
 

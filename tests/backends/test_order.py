@@ -1,4 +1,4 @@
-"""Sums over what comes before a token or after it, on every backend, against their definition in rationals."""
+"""Sums over the tokens before or after a token, on every backend, against their definition in rationals."""
 
 from __future__ import annotations
 

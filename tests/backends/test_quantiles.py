@@ -1,4 +1,4 @@
-"""Quantiles of what tokens read, on every backend, bit for bit those of numpy; and which tokens do not exceed one."""
+"""Quantiles on every backend, bit for bit those of numpy, and conditions that compare tokens with them."""
 
 from __future__ import annotations
 

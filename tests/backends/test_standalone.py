@@ -1,4 +1,4 @@
-"""What `fibration compile -o` writes: files that work without the library, give the same bits, and say what they are."""
+"""The files of `fibration compile -o` work without the library, give the same bits, and describe themselves."""
 
 import ast
 import json

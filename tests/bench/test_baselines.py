@@ -1,4 +1,4 @@
-"""`fibration bench`: its baselines compute what the specs say, and its book-keeping is right. Nothing here is timed."""
+"""`fibration bench`: its baselines compute the specs' losses, and its counts are right. Nothing is timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts under `docs/benchmarks/scripts`: what they measure. Nothing is timed."""
+"""The scripts under `docs/benchmarks/scripts` measure the right calls. Nothing is timed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fibration doctor`: it says of each thing whether it works, and what is broken decides the exit code."""
+"""`fibration doctor` reports the state of each part, and its exit code says whether a part is broken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: exit codes, every report format, and what is said about inputs that cannot be used."""
+"""The command line: exit codes, every report format, and messages about unusable inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fibration init`: what it writes passes as it is, and nothing that was there is lost."""
+"""`fibration init`: its files pass their checks unchanged, and it overwrites nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: what it collects, what it says, and that it costs nothing where it is not used.
+"""The pytest plugin: collection, messages, and no cost for projects that do not use it.
 
 Projects are made by pytester. Plugins that are installed are not loaded in them, so that the tests do not depend on how
 this package is; `installed` makes an installation from what pyproject.toml declares.

@@ -1,4 +1,4 @@
-"""Lowering: what a program gives, how far it reaches, and that names do not collide."""
+"""Lowering: the outputs of a program, the strata that it reaches, and names that do not collide."""
 
 import dataclasses
 from fractions import Fraction

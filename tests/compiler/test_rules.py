@@ -1,4 +1,4 @@
-"""Every rewrite rule says the same on both sides, wherever it claims to; and constants are what they were built as."""
+"""Both sides of every rewrite rule have the same value on its domain, and constants keep their value."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Plans for a batch that is spread over ranks: what is put together when, and sums that do not depend on who has what."""
+"""Plans for a batch over ranks: the stages of collectives, and sums that do not depend on the cut."""
 
 import functools
 import math

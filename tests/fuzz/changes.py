@@ -1,4 +1,4 @@
-"""Changed batches: other rewards, another end of a row, another log-prob of one token."""
+"""Changes a batch: its rewards, the end of a row, or the log-prob of one token."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Hierarchies to test with: right ones, wrong ones, and ones drawn at random."""
+"""Hierarchies for tests: right, wrong and random ones."""

@@ -1,4 +1,4 @@
-"""Hierarchies that agree with `J` to first order, wholly, in part or not at all, and what is to be said of each."""
+"""Hierarchies that agree with `J` to first order wholly, in part or not at all, each with its expected verdicts."""
 
 from dataclasses import dataclass
 

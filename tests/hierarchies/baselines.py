@@ -1,4 +1,4 @@
-"""Advantages: rewards less a baseline, and slips that are none; each also in plain numbers, by which all samples are summed.
+"""Advantages: rewards minus a baseline, and slips that are no baseline. Plain numbers of each sum over all samples.
 
 `of` is the advantage of row `i` of the rows of one group, or of token `t` of one row.
 """

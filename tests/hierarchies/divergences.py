@@ -1,4 +1,4 @@
-"""Penalties of tokens: what has the gradient of a divergence or of the entropy, and slips that have not.
+"""Penalties of tokens: formulas with the gradient of a divergence or the entropy, and slips with another gradient.
 
 Each has its own formula in plain numbers, of one sampled token: `P` in its log-prob `l`, and in what is held of it (`h`),
 by which expected gradients are computed by hand.

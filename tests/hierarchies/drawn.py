@@ -1,4 +1,4 @@
-"""Levels drawn at random: gates that keep, drop, halve, bend or clip them, or take up what a coarser one holds."""
+"""Random levels: gates that pass, drop, halve, bend or clip a residual, or read a coarser density."""
 
 from fibration import Gate, clip, density, log_ratio, ratio_deviation, residual, tanh, trajectory_mean, where
 from fibration.language.atoms import mass

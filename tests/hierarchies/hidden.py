@@ -1,4 +1,4 @@
-"""Wrong specs that hold on every small hierarchy and at every simple number: a counterexample has to be worked out."""
+"""Wrong specs whose laws hold on every small batch with simple numbers. A counterexample must be computed."""
 
 from __future__ import annotations
 

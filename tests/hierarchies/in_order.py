@@ -1,4 +1,4 @@
-"""Chains, trees and quivers with sums in order drawn at random: in weights, conditions, statistics and decompositions."""
+"""Random chains, trees and quivers with sums in order in weights, conditions, statistics and decompositions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One level and two, of the gates that are given."""
+"""Hierarchies of one level and of two, with given gates."""
 
 from support import token, trajectory
 

@@ -1,4 +1,4 @@
-"""Kernels of chains that are quotients of additive measures, and linear combinations of them, drawn with hypothesis."""
+"""Hypothesis strategies: kernels of chains that are quotients of additive measures, and linear combinations of kernels."""
 
 from fractions import Fraction
 

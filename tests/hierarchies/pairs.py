@@ -1,4 +1,4 @@
-"""Losses to compare two by two: twenty and more that are the same, and as many that are not."""
+"""Pairs of losses to compare: more than twenty pairs of equal losses, and as many of different ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chains, trees and quivers with penalties drawn at random: of tokens and of coarser elements, weighed in every way."""
+"""Random chains, trees and quivers with penalties of tokens and of coarser elements, with every kind of weight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees and quivers, right and wrong, each with the law that must say so; and a plain model of a batch to check it by.
+"""Right and wrong trees and quivers, each with the law that refutes it, and a plain model of a batch.
 
 `Tokens` knows nothing of the library's procedures: a batch is a list of tokens, each with a leaf and a label per stratum,
 and an element is the set of the tokens that carry its label. Formulas are evaluated by `traversal.evaluate`.

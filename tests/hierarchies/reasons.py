@@ -1,4 +1,4 @@
-"""Hierarchies that keep every law for a reason that single terms do not show, and neighbours of theirs that break one.
+"""Hierarchies that keep every law for a reason that no single term shows, and similar ones that break a law.
 
 A neighbour differs in one number, so that the reason just fails; the law that is named must not prove it.
 """

@@ -1,4 +1,4 @@
-"""Formulas for advantages: those of the field, and others drawn at random for chains, trees and quivers."""
+"""Formulas for advantages: published ones, and random ones for chains, trees and quivers."""
 
 from __future__ import annotations
 

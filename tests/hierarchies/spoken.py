@@ -1,4 +1,4 @@
-"""Losses with policies, weights, conditions and statistics to compare two by two: some that are the same, some not."""
+"""Pairs of losses with policies, weights, conditions and statistics: some pairs are equal, some differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses with penalties, advantages from rewards and order to compare two by two: some that are the same, some not."""
+"""Pairs of losses with penalties, advantages from rewards and order: some pairs are equal, some differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chains, trees and quivers with words of single tokens drawn at random: weights, conditions, statistics, policies."""
+"""Random chains, trees and quivers with token formulas: weights, conditions, statistics, policies."""
 
 from __future__ import annotations
 

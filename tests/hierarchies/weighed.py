@@ -1,4 +1,4 @@
-"""Losses with weights, masks, statistics and what is stopped: right ones, and slips with the law that refutes each.
+"""Losses with weights, masks, statistics and `stop`: right ones, and slips with the law that refutes each.
 
 Every one has its own formula in numpy (`of`), by which counterexamples and what was proved are checked again.
 """

@@ -1,4 +1,4 @@
-"""A collection of wrong specs: each with the law that must refuse it, and what that law must name."""
+"""Wrong specs, each with the law that refutes it and the object that the law names."""
 
 from __future__ import annotations
 

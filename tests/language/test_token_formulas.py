@@ -1,4 +1,4 @@
-"""Weights, conditions and statistics of tokens: what they may read, and that JSON and printed text read back equal."""
+"""Weights, conditions and statistics of tokens: what they may read, and reading back JSON and printed text."""
 
 import json
 from fractions import Fraction

@@ -1,1 +1,1 @@
-"""What the right numbers are, worked out apart from the library."""
+"""References for tests: right numbers, computed without the library."""

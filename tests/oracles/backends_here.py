@@ -1,4 +1,4 @@
-"""Which backends run here, what the float64 interpreter gives for the same batch, and how far from it rounding may lead.
+"""The backends that run here, the float64 interpreter on the same batch, and the bound on rounding between them.
 
 The interpreter runs on the programs as lowered, before any optimisation, with inputs that are read off the index here.
 Beside every value stands a bound on what rounding can do to it, carried through the program operation by operation. It

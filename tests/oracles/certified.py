@@ -1,4 +1,4 @@
-"""What is certified of a hierarchy, and batches on which it is tried."""
+"""The certified facts of a hierarchy, and batches on which tests check them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases whose truth is the dense evaluation, with the interpreter's bounds around it."""
+"""Cases with the dense evaluation as reference, and the interpreter's rounding bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call asks of a device that is not the CPU, counted without one.
+"""Counts the operations that a call issues to a device other than the CPU, without such a device.
 
 The device is torch's `meta`: it has shapes and no numbers, so that whatever looks at a value raises there, and so does an
 operation on tensors of two devices. An index is built and used once on the CPU, and then taken there with everything that

@@ -1,4 +1,4 @@
-"""The laws of trees and quivers on batches: what is proved is upheld, and what is refuted is confirmed, in rationals.
+"""Checks verdicts on trees and quivers in rationals: proved laws hold on batches, counterexamples break refuted ones.
 
 Batches are `quivers.Tokens`, without the library's procedures. The file of each law runs `refused` on its rows of
 `quivers.wrong()`.

@@ -1,4 +1,4 @@
-"""A plan in numpy, on ranks: what a rank cannot know is NaN, and so is all that is made of it."""
+"""Runs a plan over ranks in numpy. Values that a rank does not have are NaN, and so are all results of them."""
 
 from __future__ import annotations
 

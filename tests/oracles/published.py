@@ -1,4 +1,4 @@
-"""What losses are where they were published, in float64 torch: written from papers and trainers, not from `specs`.
+"""Losses as published, in float64 torch, written from papers and trainers and not from `specs`.
 
 `PUBLISHED[name]` takes `Rows` and the parameters of the spec of that name, and gives the objective `J` with conditions of
 tokens, by which its branches are told apart. What a source holds reads `at`, the same numbers as `log_prob` without its

@@ -1,4 +1,4 @@
-"""What whole objectives are where they were published: advantages from rewards, sums of terms, and order in a row.
+"""Whole objectives as published: advantages from rewards, sums of terms, and order in a row.
 
 As `published.py`, of which this is the rest. Advantages are taken group by group, future sums token by token and chances
 set by set, as their sources say it, and not as a formula of statistics.

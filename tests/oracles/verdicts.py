@@ -1,4 +1,4 @@
-"""What the laws say of a spec is so: what is proved holds where it is tried, what is refuted fails where it says.
+"""Checks the verdicts on a spec: proved laws hold on trial batches, refuted laws fail on their counterexample.
 
 Everything is worked out again in rationals by `brute.py`, without the symbolic engine. The file of each law runs
 `refused` on its rows of `zoo.wrong()` and `hidden.wrong()`.

@@ -1,4 +1,4 @@
-"""Weights and conditions of tokens in plain numpy, on batches read back from the JSON of a counterexample, or drawn.
+"""Weights and conditions of tokens in plain numpy, on random batches and on those of counterexamples as JSON.
 
 Nothing here is the library's: a row's statistic is a loop over rows, a slope a difference of float64 numbers.
 """

@@ -1,4 +1,4 @@
-"""Counterexamples as JSON has them: read back into Fractions, without the objects that they were written from."""
+"""Reads counterexamples from JSON into Fractions, without the objects that they were written from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What notebooks show: Markdown that says what the text says, whatever is in names and reasons."""
+"""Markdown for notebooks has the content of the text form, whatever is in names and reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What long work says while it goes on is seen on a terminal, and nowhere else."""
+"""Progress of long work shows on a terminal, and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks that meet in memory: whatever their order, an access that nothing orders is a fault."""
+"""Blocks that share memory: two accesses without an order are a fault, in any schedule of the blocks."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Registers, branches and memory of one block: what a GPU would punish is a fault."""
+"""Registers, branches and memory of one block: undefined behaviour of a GPU is a fault."""
 
 import pytest
 

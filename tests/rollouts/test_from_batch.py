@@ -1,4 +1,4 @@
-"""From a trainer's tensors to rollouts: every layout is the same batch, and what is wrong is named where the user has it."""
+"""From a trainer's tensors to rollouts: every layout gives the same batch, and errors name the user's place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/rollouts.md: what it shows is what happens."""
+"""The examples of docs/rollouts.md give the results that the page shows."""
 
 from __future__ import annotations
 

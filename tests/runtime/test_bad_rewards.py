@@ -1,4 +1,4 @@
-"""Rewards that do not fit, groups that advantages cannot be made for, and what is harmless."""
+"""Rewards that do not fit are refused, and groups without advantages; harmless values are accepted."""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""torch.compile and torch.func.grad go through calls, with the results of the call itself; what cannot is refused."""
+"""torch.compile and torch.func.grad give the results of plain calls, or refuse."""
 
 from __future__ import annotations
 

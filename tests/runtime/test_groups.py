@@ -1,4 +1,4 @@
-"""Groups of rows without gates: labels per row, statistics over them, and what fits none."""
+"""Groups of rows without gates: labels per row, statistics over them, and refusals."""
 
 import numpy as np
 import pytest

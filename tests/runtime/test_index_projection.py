@@ -1,4 +1,4 @@
-"""The projection of crossed strata: least squares on the data, and where it is refused."""
+"""The projection of crossed strata is least squares on the batch, or is refused."""
 
 import re
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Indices of trees and quivers: leaves, labels of tokens, rows and labels, and what a call takes from them."""
+"""Indices of trees and quivers: leaves, labels of tokens and rows, labels of labels."""
 
 import math
 from dataclasses import replace

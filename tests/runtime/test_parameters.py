@@ -1,4 +1,4 @@
-"""Values of parameters: in which forms they come, per element, and what is refused."""
+"""Values of parameters: their forms, values per element, and refusals."""
 
 import functools
 import gc

@@ -1,4 +1,4 @@
-"""Sums are exact until they are rounded, so no order of what is added shows."""
+"""Sums are exact before one rounding, so they do not depend on the order of terms."""
 
 import math
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""The study's numbers follow from its results: what is paired, what counts, what is said at equal KL, and what is shown."""
+"""The study's numbers follow from its results: pairs, counts, comparisons at equal KL, and tables."""
 
 import json
 import re

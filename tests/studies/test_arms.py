@@ -1,4 +1,4 @@
-"""Every loss of the study is declared as its table says, passes the laws it does not give up, and placebos lack one thing."""
+"""Every loss of the study is declared as its table states, keeps its laws, and each placebo lacks one thing."""
 
 import json
 

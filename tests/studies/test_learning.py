@@ -1,4 +1,4 @@
-"""What a step trains on, by what it moves the weights, and that a run is the same whatever runs beside it."""
+"""The samples and updates of a training step, and that runs do not influence each other."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Tasks are what they say, in plain Python; measures are their definitions, written element by element."""
+"""Tasks and measures equal their definitions in plain Python."""
 
 import math
 

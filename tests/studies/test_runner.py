@@ -1,4 +1,4 @@
-"""Runs are done once each, whatever is interrupted, and however many processes share them."""
+"""Each run happens once, after interruptions too, with any number of processes."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""The report of the runs of SmolLM2: what is counted, what is paired, and when there is an interval."""
+"""The report on SmolLM2: counts, pairs, and intervals."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Intervals, exact tests and collapses of the study, against closed forms and what brute force counts."""
+"""Intervals, exact tests and collapses of the study, against closed forms and brute force."""
 
 import itertools
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""Watching a run changes nothing of it, and signs are read as the page of losses says."""
+"""Watching a run does not change it, and signs are computed as the page of losses states."""
 
 import json
 import os

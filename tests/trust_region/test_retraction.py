@@ -1,4 +1,4 @@
-"""The retraction onto the trust region: by hand, its lemma, and what it leaves alone."""
+"""The retraction onto the trust region: by hand, its lemma, and states that it leaves unchanged."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""An error on one rank is an error on all, and what differs is said in words."""
+"""An error on one rank is an error on all, and the message names the difference between ranks."""
 
 import pytest
 from support import check

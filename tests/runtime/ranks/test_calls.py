@@ -1,4 +1,4 @@
-"""Calls on a batch that is spread over ranks: what each gets, what they say to each other, and errors on all."""
+"""Calls on a batch over ranks: their results, their traffic, and errors on all ranks."""
 
 import dataclasses
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What ranks know of the coarser strata, put together: against plain sums, whatever lies where."""
+"""Sums of coarser strata over ranks equal plain sums, however the batch is cut."""
 
 from fractions import Fraction
 from typing import ClassVar

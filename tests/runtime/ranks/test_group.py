@@ -1,4 +1,4 @@
-"""What a group may be, and what is said when it fails."""
+"""Kinds of groups, and messages of a group that fails."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Losses that read what comes before a token, or after it, on ranks: as in one process, wherever pieces lie."""
+"""Losses that read the tokens before or after a token give the same on ranks as in one process, for every cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of what ranks have pieces of: which tokens of which rank come next to each other, and what is refused."""
+"""Positions on ranks: the order of tokens of elements that several ranks share, and refusals."""
 
 from fractions import Fraction
 from itertools import groupby

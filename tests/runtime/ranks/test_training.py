@@ -1,4 +1,4 @@
-"""Gradients that ranks accumulate over micro-batches are those of `op.loss` on the whole batch, off policy; those of
+"""Gradients of ranks and micro-batches equal those of `op.loss` on the whole batch, off policy; those of
 each mistake that a trainer makes there are not."""
 
 import pytest
