@@ -1,5 +1,4 @@
-"""Gradients of ranks and micro-batches equal those of `op.loss` on the whole batch, off policy; those of
-each mistake that a trainer makes there are not."""
+"""Gradients of ranks and micro-batches equal those of `op.loss` on the whole batch; a trainer's mistake changes them."""
 
 import pytest
 import torch
