@@ -45,8 +45,9 @@ class Objective(Written):
     - `kept`: conditions on tokens, from `keep(...)`.
 
     No gradient flows through weights or conditions. `estimator` says how the gated ratio enters:
-    - "ratio": `J = Σ μ·𝒢(r)·A`;
-    - "score": `J = Σ μ·stop(𝒢(r))·A·log π`. Its gradient is `Σ μ·𝒢(r)·A·∇log π`; its value is not the true objective.
+
+    - `"ratio"`: `J = Σ μ·𝒢(r)·A`.
+    - `"score"`: `J = Σ μ·stop(𝒢(r))·A·log π`. Its gradient is `Σ μ·𝒢(r)·A·∇log π`; its value is not the true objective.
     """
 
     METHODS: ClassVar = ("score", "weigh", "keep")
