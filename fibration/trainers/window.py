@@ -1,10 +1,9 @@
 """One optimizer step: its rows on one rank, the coefficients of the whole batch, and the check by the second pass.
 
-A row-local loss takes one pass: `Window.part` returns a micro-batch's coefficients from its own log-probs. Any other
-loss takes two, unless the step is fresh. Pass 1 computes log-probs of all rows without a graph, and from them the
-coefficients. Pass 2 is the trainer's own, with a graph, one micro-batch after another. Kernels, padding or dropout may
-change its log-probs, and coefficients stay those of pass 1. `Window.compare` reports how far both passes differ, and
-how many elements change their regime.
+Pass 2 is the trainer's own, with a graph, one micro-batch after another. Pass 1 computes log-probs without a graph, of
+the micro-batches whose log-probs must be known before they are trained on (`micro_batches.py`). Kernels, padding or
+dropout may change log-probs from one pass to the other. `Window.compare` reports how far both passes differ, and how
+many elements change their regime.
 """
 
 from __future__ import annotations
@@ -32,14 +31,6 @@ from fibration.trainers.policies import ROLLOUT, corrected_twice, passed
 
 WARN_ABOVE = 0.01  # share of a stratum's elements whose regime changes in pass 2
 CHANGED = "pass/changed"
-
-
-def is_one_pass(op: Operator, knows_old: bool) -> bool:
-    """Whether every micro-batch of a step has its coefficients from its own forward pass.
-
-    `knows_old`: whether old log-probs are known before the first micro-batch.
-    """
-    return op.coupling.is_row_local and (knows_old or not op.coupling.frozen)
 
 
 class Window:
@@ -99,8 +90,9 @@ class Window:
         self.op, self.parameters, self.weights = op, parameters, weights
         self._dtype = torch.promote_types(weighted.dtype, torch.float32)
         self._weighs_tokens = weights is not None and weighted.ndim == 2
+        self._rows_are_whole = labels.get(op.hierarchy.rows.name) is None
         self.old_log_probs = None if old_log_probs is None else old_log_probs.detach()
-        tokens = self._gathered(self.mask.sum().reshape(1).double(), "tokens of a window")
+        tokens = self.gathered(self.mask.sum().reshape(1).double(), "tokens of a window")
         self.tokens = int(tokens.sum())  # unmasked tokens on all ranks
         spread: dict[str, Any] = {} if self.ranks is None else {GROUP: self.ranks}
         self.index = (
@@ -166,6 +158,20 @@ class Window:
                 )
             raise
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether `part` has what it reads of the step before the first forward pass, and rows are whole trajectories
+        where it reads these.
+        """
+        coupling = self.op.coupling
+        frozen = self.old_log_probs is not None or not coupling.frozen
+        return frozen and (self._rows_are_whole or not coupling.within)
+
+    @property
+    def is_row_local(self) -> bool:
+        """Whether any rows may be a micro-batch: their coefficients need no log-probs of other rows."""
+        return self.index is None or (self.op.coupling.is_row_local and self.has_parts)
+
     def freeze(self) -> None:
         """Compute what micro-batches read of the whole step, before the first of them. All ranks call it."""
         if self._rewards is not None:
@@ -174,7 +180,7 @@ class Window:
             assert self.old_log_probs is not None
             self.op.freeze(self.old_log_probs, self.advantages, self.index, self.parameters, policies=self.policies)
 
-    def part(self, rows: slice | Sequence[int], log_probs: Tensor) -> Coefficients:
+    def part(self, rows: slice | Sequence[int] | Tensor, log_probs: Tensor) -> Coefficients:
         """The coefficients of a micro-batch of these rows, from its own log-probs `[b, T]`, after `freeze`.
 
         `objective` is the micro-batch's part of `J`. Without `old_log_probs` they are these log-probs. No ranks meet.
@@ -209,7 +215,7 @@ class Window:
         second, first = log_probs.detach().double(), self._first.double()
         differs = torch.where(self.mask, (second - first).abs(), 0.0)
         most = differs.amax() if differs.numel() else differs.new_zeros(())
-        parts = self._gathered(torch.stack([differs.sum(), most]), "log-probs of both passes")
+        parts = self.gathered(torch.stack([differs.sum(), most]), "log-probs of both passes")
         total, greatest = torch.stack([parts[:, 0].sum(), parts[:, 1].amax()]).tolist()
         changed = self._changed(first, second) if greatest else dict.fromkeys(self._strata, (0.0, 1.0))
         shares = {f"{CHANGED}/{stratum}": n / size for stratum, (n, size) in changed.items() if size}
@@ -236,7 +242,7 @@ class Window:
             of_stratum[0] += (one != passes[1][stratum, channel]).sum()
             of_stratum[1] += len(one)
         leaves = [self._strata.index(leaf) for leaf in self.index.leaves]
-        counts[leaves] = self._gathered(counts[leaves], "regimes of tokens").sum(0)  # coarser elements are global
+        counts[leaves] = self.gathered(counts[leaves], "regimes of tokens").sum(0)  # coarser elements are global
         return {stratum: (n, size) for stratum, (n, size) in zip(self._strata, counts.tolist(), strict=True)}
 
     def _regimes(self, index: Index, log_ratio: Tensor, old: Tensor) -> dict[tuple[str, str], Tensor]:
@@ -246,7 +252,7 @@ class Window:
         pairs = ((key, levels.residual[key], gave) for key, gave in levels.gated.items())
         return {key: torch.where(gave == read, 0, torch.where(gave == 0, 1, 2)).byte() for key, read, gave in pairs}
 
-    def _gathered(self, values: Tensor, what: str) -> Tensor:
+    def gathered(self, values: Tensor, what: str) -> Tensor:
         """The values of every rank: [ranks, ...]."""
         return values[None] if self.ranks is None else self.ranks.all_gather(values, what)
 

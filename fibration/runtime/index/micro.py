@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -186,6 +186,39 @@ def _codes(whole: Index, stratum: str) -> tuple[Codes, bool]:
             at = slice(None) if of is None else of.cpu().numpy()
             codes[at] = whole.parent(leaf, stratum).cpu().numpy()
     return codes, by_row
+
+
+def closed_sets(whole: Index, parts: Sequence[Any]) -> Codes | None:
+    """Per micro-batch, the first one of its set: the smallest set whose rows together are a micro-batch. int64 [parts]
+
+    `parts`: the rows of every micro-batch, as in `index.micro`. Two micro-batches are in one set if they share an
+    element over which the loss couples rows. None if such an element has tokens on another rank, or in no micro-batch.
+    """
+    of_rows = np.full(whole.n_rows, -1)
+    for number, rows in enumerate(parts):
+        of_rows[_chosen(rows, whole.n_rows)] = number
+    of_tokens = np.repeat(of_rows[whole.row_numbers], whole.every.sizes)
+    joined: list[tuple[Codes, Codes, int]] = []  # micro-batches, and an element of each; the number of elements
+    for stratum in whole.coupling.strata:
+        size, found = 1 if stratum == BATCH else whole.size[stratum], [np.empty(0, np.int64)]
+        for leaf in whole.leaves_over(stratum):
+            at, element = whole.tokens_of(leaf), whole.parent(leaf, stratum).cpu().numpy()
+            part = of_tokens if at is None else of_tokens[at.cpu().numpy()]
+            part, element = part[part >= 0], element[part >= 0]
+            here = np.bincount(element, minlength=size)
+            if ((here != whole.count(leaf, stratum).cpu().numpy()) & (here > 0)).any():
+                return None
+            found.append(np.unique(part * size + element))
+        joined.append((*np.divmod(np.concatenate(found), size), size))
+    first = np.arange(len(parts))
+    while True:
+        before = first.copy()
+        for part, element, size in joined:
+            least = np.full(size, len(parts))
+            np.minimum.at(least, element, first[part])
+            np.minimum.at(first, part, least[element])
+        if (first == before).all():
+            return first
 
 
 def _check_closed(found: Index, whole: Index, elements: Mapping[str, Codes]) -> None:

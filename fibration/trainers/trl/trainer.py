@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,19 +13,18 @@ import torch.distributed as dist
 from torch import Tensor
 from trl import GRPOTrainer
 
-from fibration.errors import FibrationError
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.operator import Operator
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
-from fibration.runtime.results import Coefficients
 from fibration.trainers.labels import as_label, as_operator, sources
+from fibration.trainers.micro_batches import MicroBatches
 from fibration.trainers.parameters import at_ratio_one, check_parameters, refuse_order
 from fibration.trainers.policies import REFERENCE, ROLLOUT
 from fibration.trainers.scale import Scale
 from fibration.trainers.trl import refusals
 from fibration.trainers.trl.refusals import BY_PROMPT, Labels
-from fibration.trainers.window import Window, check_metrics, is_one_pass, named, warned
+from fibration.trainers.window import Window, check_metrics, named, warned
 
 OLD, REFERRED = "old_per_token_logps", "ref_per_token_logps"  # TRL's names
 SAMPLED = "sampling_per_token_logps"  # from vLLM or a rollout function
@@ -43,46 +42,20 @@ class Row(NamedTuple):
 
 @dataclass
 class Step:
-    """One optimizer step of a rank: its window in slices, and the slice of each micro-batch."""
+    """One optimizer step of a rank."""
 
-    window: Window
-    coef: Coefficients | None  # of the whole window; None where each micro-batch computes its own
-    first: Tensor | None  # pass 1's log-probs of the window, if computed
-    places: list[int]  # the slice of each micro-batch
+    batches: MicroBatches
+    places: list[int]  # the slice of the window in each micro-batch
     scale: float  # of coefficients
-    forwards: int  # forward passes in pass 1
-    ranks: int
-    second: list[Tensor] = field(default_factory=list)  # log-probs of the trained pass, by micro-batch
-    error: FibrationError | None = None  # raised at the end of the step, where all ranks are
-
-    @property
-    def done(self) -> bool:
-        return len(self.second) == len(self.places)
+    forwards: int  # forward passes before the first micro-batch
 
     def coefficients(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
         """The coefficients `[b, T]` of the next micro-batch, which has these log-probs, and its part of the objective.
 
         The parts of all micro-batches add up to `J` on average over ranks.
         """
-        place, rows = self.places[len(self.second)], len(log_probs)
-        if self.coef is not None:
-            return self.coef.values.split(rows)[place] * self.scale, self.coef.objective / len(self.places)
-        try:
-            part = self.window.part(slice(place * rows, (place + 1) * rows), log_probs)
-        except FibrationError as error:
-            if self.ranks == 1:
-                raise
-            self.error = self.error or error  # if this rank raised now, the others would wait for its gradients
-            nothing = torch.zeros_like(log_probs)
-            return nothing, nothing.sum()
-        return part.values * self.scale, part.objective * (self.scale * self.ranks)
-
-    def compare(self) -> dict[str, float]:
-        """The differences of pass 2 from pass 1; slices that this step does not train on count as equal."""
-        whole = self.window.mask * 0.0 if self.first is None else self.first.clone()
-        for place, log_probs in zip(self.places, self.second, strict=True):
-            whole.split(len(log_probs))[place].copy_(log_probs)
-        return self.window.compare(whole)
+        values, objective = self.batches.coefficients(log_probs)
+        return values * self.scale, objective * (1.0 if self.batches.is_whole else self.scale)
 
 
 class FibrationGRPOTrainer(GRPOTrainer):
@@ -283,24 +256,21 @@ class FibrationGRPOTrainer(GRPOTrainer):
         kept = given[0].get(OLD) is not None
         if not fresh and not kept:
             raise refusals.no_old_log_probs()
-        passes: dict[int, Tensor] = {}
         places = trained if self.window_kind == "generation" else list(range(length))
         scale = slices / length if self.window_kind == "generation" else 1.0
-        ranks = self.accelerator.num_processes
-        reads_now = not fresh or (not kept and self.operator.hierarchy.policies)
+        lacks = fresh and not kept and bool(self.operator.hierarchy.policies)
         # tokens that vLLM has no log-prob of take the old one, so that one has to be known
-        knows = kept or ROLLOUT not in self.operator.hierarchy.policies
-        one_pass = knows and is_one_pass(self.operator, kept)
-        if reads_now and not one_pass:
-            passes = {i: self._log_probs(model, self._buffered_inputs[i]) for i in dict.fromkeys(laid)}
-        computed = torch.cat([passes[i] for i in laid]) if passes else None
-        window = self._window(given, computed)
-        if reads_now and one_pass:
-            window.freeze()
-            return Step(window, None, None, places, scale, 0, ranks)
-        coef = window.coefficients(None if fresh else computed, metrics=self.metrics_kind)
-        first = window.old_log_probs if fresh else computed
-        return Step(window, coef, first, places, scale, len(passes), ranks)
+        passes: dict[int, Tensor] = {}
+        if lacks and ROLLOUT in self.operator.hierarchy.policies:
+            passes, lacks = {i: self._log_probs(model, self._buffered_inputs[i]) for i in dict.fromkeys(laid)}, False
+        window = self._window(given, torch.cat([passes[i] for i in laid]) if passes else None)
+        rows = torch.arange(len(window.mask)).split(len(given[0][ROWS]))
+        batches = MicroBatches(window, rows, places, fresh=fresh and not lacks, metrics=self.metrics_kind)
+        for place in batches.needed:
+            if laid[place] not in passes:
+                passes[laid[place]] = self._log_probs(model, self._buffered_inputs[laid[place]])
+            batches.add(place, passes[laid[place]])
+        return Step(batches, places, scale, len(passes))
 
     def _window(
         self,
@@ -375,20 +345,19 @@ class FibrationGRPOTrainer(GRPOTrainer):
             if window.parameters:
                 window.parameters = at_ratio_one(window.parameters)
             coef = window.coefficients(None, metrics=False)
-            return self._loss(model, inputs, lambda _: (coef.values, coef.objective))[0]
-        if self._fibration_step is None or self._fibration_step.done:
+            return self._loss(model, inputs, lambda _: (coef.values, coef.objective))
+        if self._fibration_step is None or self._fibration_step.batches.done:
             self._fibration_step = self._begin(model)
         step = self._fibration_step
-        loss, log_probs = self._loss(model, inputs, step.coefficients)
-        step.second.append(log_probs)
-        if step.done:
+        loss = self._loss(model, inputs, step.coefficients)
+        if step.batches.done:
             self._report(step)
         return loss
 
     def _loss(
         self, model: Any, inputs: Mapping[str, Any], coefficients: Callable[[Tensor], tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor]:
-        """TRL's own loss, and its log-probs. Its gradient is that of `coefficients(log_probs)`, its value minus `J`.
+    ) -> Tensor:
+        """TRL's own loss. Its gradient is that of `coefficients(log_probs)`, its value minus `J`.
 
         TRL reads the advantages after it has computed the log-probs, so they are set in between.
         """
@@ -397,11 +366,11 @@ class FibrationGRPOTrainer(GRPOTrainer):
         if training:
             divisor = divisor * self.current_gradient_accumulation_steps / self.args.steps_per_generation
         given = {name: value for name, value in inputs.items() if name not in (ROWS, OLD, "advantages")}
-        heard: list[tuple[Tensor, Tensor, Tensor]] = []  # log-probs, coefficients, objective
+        heard: list[tuple[Tensor, Tensor]] = []  # coefficients, objective
 
         def hear(log_probs: Tensor) -> None:
             values, objective = coefficients(log_probs)
-            heard.append((log_probs, values, objective))
+            heard.append((values, objective))
             given["advantages"] = values * divisor
             if training and self._fibration_scale.windows:
                 scaler = self.accelerator.scaler  # of gradients in float16
@@ -417,14 +386,14 @@ class FibrationGRPOTrainer(GRPOTrainer):
             loss: Tensor = super()._compute_loss(model, given)
         finally:
             self._fibration_hears, self.beta = None, beta
-        ((log_probs, values, objective),) = heard
+        ((values, objective),) = heard
         rest = values.sum() * ranks - objective  # at a ratio of 1 the loss is minus the sum of coefficients
         metrics = self._metrics["train" if training else "eval"]
         if self._entropy_bonus_enabled:
             metrics["policy_loss"][-1] += self.accelerator.gather(rest).mean().item()
         for name in [name for name in metrics if name.startswith("clip_ratio/")]:
             del metrics[name]
-        return loss + rest.to(loss.dtype), log_probs
+        return loss + rest.to(loss.dtype)
 
     @property
     def _fibration_scale(self) -> Scale:
@@ -438,25 +407,18 @@ class FibrationGRPOTrainer(GRPOTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **kwargs)
-        if self._fibration_step is not None and self._fibration_step.done:
+        if self._fibration_step is not None and self._fibration_step.batches.done:
             self._fibration_scale.checked(self._group)
         return loss
 
     def _report(self, step: Step) -> None:
         """Put the metrics of a step, and what pass 2 made of it, where TRL logs its own."""
-        coef, compared = step.coef, {}
-        if coef is None:
-            window = step.window
-            if self.window_kind == "generation":  # of the rows that this step trains on
-                slices = self.args.steps_per_generation
-                window = self._window([self._buffered_inputs[place % slices] for place in step.places])
-            coef = window.coefficients(torch.cat(step.second), metrics=self.metrics_kind)
-            if step.error is not None:
-                raise step.error
-        else:
-            compared = step.compare()
-            self._fibration_warned = warned(compared, self._fibration_warned)
-        found = {**coef.scalars(), "extra_forwards": float(step.forwards), **compared}
+        window = None
+        if self.window_kind == "generation" and not step.batches.is_whole:  # of the rows that this step trains on
+            slices = self.args.steps_per_generation
+            window = self._window([self._buffered_inputs[place % slices] for place in step.places])
+        found = {**step.batches.measure(window), "extra_forwards": float(step.forwards)}
+        self._fibration_warned = warned(found, self._fibration_warned)
         for name, value in named(found).items():
             self._metrics["train"][name].append(value)
 

@@ -1,0 +1,252 @@
+"""Micro-batches of a step: each has its part of the whole step's gradient, after as few forward passes as it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from one_step import LABELS, NAN, B, T, budgets, in_pieces, operator, step
+from thread_ranks import on_ranks, try_on_ranks
+from torch import Tensor
+
+from fibration import TrainerError
+from fibration.runtime.index.micro import closed_sets
+from fibration.trainers.labels import wanted
+from fibration.trainers.micro_batches import MicroBatches
+from fibration.trainers.window import Window
+
+NEAR = {"rtol": 1e-12, "atol": 1e-14}
+EVERY = range(B)
+
+
+def fours(rows: Sequence[int] = EVERY) -> list[list[int]]:
+    return [list(rows[i : i + 4]) for i in range(0, len(rows), 4)]
+
+
+@dataclass
+class Case:
+    """`ranks`: of every rank, the rows of its micro-batches. `needed`: of every rank, the places that come before."""
+
+    ranks: list[list[list[int]]]
+    needed: list[tuple[int, ...]]
+    hierarchy: str = "fiberpo_domain"  # its domains are the rows 0 to 7, 8 to 15 and 16 to 23
+    policies: tuple[str, ...] = ()
+    parameters: Callable[[], Any] = field(default=lambda: None)
+
+
+SHUFFLED = [(7 * i + 3) % B for i in EVERY]
+HALVES = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15]], [[16, 17], [18, 19], [20, 21, 22, 23]]
+CASES = {
+    "row-local": Case([fours(SHUFFLED)], [()], "gspo"),
+    "row-local, frozen sums": Case([fours(SHUFFLED)], [()], "geometric_mask", ("rollout",)),
+    "row-local, two ranks": Case([fours(SHUFFLED[:16]), fours(SHUFFLED[16:])], [(), ()], "gspo"),
+    "one micro-batch": Case([[list(EVERY)]], [()], parameters=budgets),
+    "one micro-batch on each of two ranks": Case([[SHUFFLED[:12]], [SHUFFLED[12:]]], [(), ()], parameters=budgets),
+    "whole domains": Case([[list(range(i, i + 8)) for i in (8, 0, 16)]], [()], parameters=budgets),
+    "domains in halves": Case([fours()], [(1, 3, 5)], parameters=budgets),
+    "halves in another order": Case([[fours()[i] for i in (0, 2, 4, 5, 3, 1)]], [(3, 4, 5)], parameters=budgets),
+    "no domain apart": Case([fours(SHUFFLED)], [(1, 2, 3, 4, 5)], parameters=budgets),
+    "whole groups": Case([fours()], [()], "real"),
+    "domains on two ranks": Case(
+        [fours(list(EVERY)[::2]), fours(list(EVERY)[1::2])], [(1, 2), (1, 2)], parameters=budgets
+    ),
+    "domains in sets of different sizes": Case([*HALVES], [(1, 2), (1, 2)], parameters=budgets),
+    "a batch": Case([fours()], [(1, 2, 3, 4, 5)], "clip_cov"),
+}
+
+
+def part(values: Any, rows: Sequence[int]) -> Any:
+    return values[torch.as_tensor(rows)] if isinstance(values, Tensor) else [values[i] for i in rows]
+
+
+def window_of(case: Case, rows: Sequence[int], group: Any = None) -> Window:
+    op, s = operator(case.hierarchy), step()
+    return Window(
+        op,
+        part(s["mask"], rows),
+        part(s["old"], rows),
+        part(s["advantages"], rows),
+        {name: part(LABELS[name], rows) for name in wanted(op.hierarchy)},
+        policies={name: part(s[name], rows) for name in case.policies},
+        parameters=case.parameters(),
+        group=group,
+    )
+
+
+def places(micro_batches: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Of consecutive rows of a window."""
+    return list(torch.arange(sum(map(len, micro_batches))).split([len(m) for m in micro_batches]))
+
+
+def trained(batches: MicroBatches, first: Tensor, second: Tensor) -> tuple[Tensor, float]:
+    """Coefficients and the objective, where `first` are log-probs before the step, `second` of its trained passes."""
+    for place in batches.needed:
+        batches.add(place, part(first, batches.rows[place]))
+    values, objective = torch.full_like(second, NAN), 0.0
+    for rows in batches.rows:
+        assert not batches.done
+        found, share = batches.coefficients(part(second, rows))
+        values[rows] = found
+        objective += float(share)
+    assert batches.done
+    return values, objective
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parts_are_those_of_the_whole_step(name):
+    case, s = CASES[name], step()
+    whole = window_of(case, EVERY).coefficients(s["new"])
+    assert whole.values.any()
+
+    def run(group: Any) -> Any:
+        mine = case.ranks[0 if group is None else group.rank]
+        rows = [i for m in mine for i in m]
+        batches = MicroBatches(window_of(case, rows, group), places(mine))
+        new = part(s["new"], rows)
+        values, objective = trained(batches, new, new)
+        torch.testing.assert_close(values, part(whole.values, rows), **NEAR)
+        return batches.needed, objective, batches.measure()
+
+    ranks = len(case.ranks)
+    found = [run(None)] if ranks == 1 else on_ranks(ranks, run)
+    assert [needed for needed, *_ in found] == case.needed
+    assert sum(o for _, o, _ in found) / ranks == pytest.approx(float(whole.objective), rel=1e-12)
+    for needed, _, measured in found:
+        apart = {key: measured.pop(key) for key in list(measured) if key.startswith("pass/")}
+        assert bool(apart) == bool(needed) and set(apart.values()) <= {0.0}
+        assert measured == pytest.approx(whole.scalars(), rel=1e-11, abs=1e-13, nan_ok=True)
+
+
+def test_coefficients_of_a_set_stay_those_of_its_first_micro_batch():
+    """They are of the trained pass of that one, and of the passes before of the others."""
+    case, s = CASES["domains in halves"], step()
+    firsts = torch.tensor([i for i in EVERY if i % 8 < 4])
+    mixed = s["new"].clone()
+    mixed[firsts] = s["second"][firsts]
+    batches = MicroBatches(window_of(case, EVERY), places(case.ranks[0]))
+    values, objective = trained(batches, s["new"], s["second"])
+    window = window_of(case, EVERY)
+    right = window.coefficients(mixed)
+    torch.testing.assert_close(values, right.values, **NEAR)
+    assert objective == pytest.approx(float(right.objective), rel=1e-12)
+    wanted = {**right.scalars(), **window.compare(s["second"])}
+    assert batches.measure() == pytest.approx(wanted, rel=1e-11, abs=1e-13, nan_ok=True)
+    assert wanted["pass/changed"] > 0.01
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+@pytest.mark.parametrize("name", ["gspo", "grpo"])
+def test_rows_of_one_trajectory_are_trained_on_together(name, ranks):
+    """If the loss couples the tokens of a trajectory."""
+    s, op = step(), operator(name)
+    whole = op.coefficients(s["new"], s["old"], s["advantages"], op.index(mask=s["mask"])).values
+    pieces = {key: in_pieces(t) for key, t in s.items()}
+    keys, wanted = in_pieces(list(EVERY)), in_pieces(whole).where(pieces["mask"], 0)
+
+    def run(group: Any) -> None:
+        rows = list(range(2 * B) if group is None else range(group.rank, 2 * B, 2))
+        mine = {key: part(t, rows) for key, t in pieces.items()}
+        window = Window(op, mine["mask"], mine["old"], mine["advantages"], {"trajectory": part(keys, rows)}, group=group)
+        plan = list(torch.arange(len(rows)).split(3))
+        batches = MicroBatches(window, plan)
+        assert batches.needed == (tuple(range(1, len(plan))) if name == "gspo" else ())
+        values, _ = trained(batches, mine["new"], mine["new"])
+        torch.testing.assert_close(values, part(wanted, rows), **NEAR)
+
+    run(None) if ranks is None else on_ranks(ranks, run)
+
+
+def test_rows_need_no_plan_where_they_are_independent():
+    """They come in any order, as wide as their longest row, and are given with their log-probs."""
+    case, s = CASES["row-local, frozen sums"], step()
+    whole = window_of(case, EVERY).coefficients(s["new"])
+    batches = MicroBatches(window_of(case, EVERY))
+    for rows in (torch.tensor(m) for m in fours(SHUFFLED)):
+        width = int(s["mask"][rows].nonzero()[:, 1].amax()) + 1
+        with torch.autocast("cpu"):
+            found, _ = batches.coefficients(s["new"][rows, :width], rows)
+        torch.testing.assert_close(found, whole.values[rows, :width], **NEAR)
+    assert batches.done
+    assert batches.measure() == pytest.approx(whole.scalars(), rel=1e-11, abs=1e-13, nan_ok=True)
+
+
+def test_a_fresh_step_has_the_coefficients_of_ratio_one():
+    case, s = CASES["no domain apart"], step()
+    right = window_of(case, EVERY).coefficients(None)
+    batches = MicroBatches(window_of(case, EVERY), places(fours()), fresh=True)
+    assert batches.needed == ()
+    values, objective = trained(batches, s["new"], s["second"])
+    assert torch.equal(values, right.values) and objective == float(right.objective)
+    assert batches.measure()["pass/log_prob_difference"] > 0
+
+
+def test_a_part_of_a_window_is_trained_on_with_log_probs_of_all_of_it():
+    case, s = CASES["domains in halves"], step()
+    whole = window_of(case, EVERY).coefficients(s["new"])
+    batches = MicroBatches(window_of(case, EVERY), places(fours()), [4, 5, 4])
+    assert batches.needed == (0, 1, 2, 3, 5) and batches.is_whole
+    for place in batches.needed:
+        batches.add(place, s["new"][4 * place : 4 * place + 4])
+    for place in (4, 5, 4):
+        found, _ = batches.coefficients(s["new"][4 * place : 4 * place + 4])
+        torch.testing.assert_close(found, whole.values[4 * place : 4 * place + 4], **NEAR)
+    assert batches.done
+
+
+def test_an_error_of_one_rank_is_raised_on_all_of_them_at_the_end():
+    case, s = CASES["row-local, two ranks"], step()
+
+    def run(group: Any) -> None:
+        rows = [i for m in case.ranks[group.rank] for i in m]
+        batches = MicroBatches(window_of(case, rows, group), places(case.ranks[group.rank]))
+        new = part(s["new"], rows)
+        if group.rank == 1:
+            new[0] = torch.inf
+        trained(batches, new, new)  # ranks that wait for gradients get them
+        batches.measure()
+
+    for error in try_on_ranks(2, run).errors:
+        assert "rank 1: " in str(error) and "inf" in str(error)
+    alone = window_of(CASES["row-local"], EVERY)
+    with pytest.raises(Exception, match="inf"):
+        MicroBatches(alone).coefficients(torch.full((4, T), torch.inf), torch.arange(4))
+
+
+def test_other_rows_than_planned_are_refused():
+    case, s = CASES["domains in halves"], step()
+    batches = MicroBatches(window_of(case, EVERY), places(fours()))
+    with pytest.raises(TrainerError, match=r"micro-batch 1 of a step has rows \[4, 5, 6, 7\]") as error:
+        batches.coefficients(s["new"][4:8], torch.arange(4, 8))
+    assert "rows [0, 1, 2, 3], as planned" in str(error.value)
+    for place in batches.needed:
+        batches.add(place, s["new"][4 * place : 4 * place + 4])
+    for m in fours():
+        batches.coefficients(s["new"][m], torch.tensor(m))
+    with pytest.raises(TrainerError, match="6 micro-batches in a step"):
+        batches.coefficients(s["new"][:4], torch.arange(4))
+
+
+def test_a_step_without_tokens_needs_no_pass():
+    case, nothing = CASES["no domain apart"], torch.full((8, T), NAN)
+    op = operator(case.hierarchy)
+    labels = {name: given[:8] for name, given in LABELS.items()}
+    batches = MicroBatches(Window(op, nothing > 0, nothing, nothing[:, 0], labels), places(fours(range(8))))
+    values, objective = trained(batches, nothing, nothing)
+    assert batches.needed == () and not values.any() and objective == 0
+    assert batches.measure() == {"objective": 0}
+
+
+def test_sets_are_the_smallest_ones_that_an_index_takes():
+    """Joined over several elements; rows in no micro-batch must not be coupled with others."""
+    op, s = operator(), step()
+    index = op.index(mask=s["mask"], **LABELS)
+    assert closed_sets(index, fours()).tolist() == [0, 0, 2, 2, 4, 4]
+    joined = [[0, 1], [8, 2], [9, 16], list(range(3, 8)), list(range(10, 16)), [*range(17, 24)]]
+    assert closed_sets(index, joined).tolist() == [0] * 6
+    assert closed_sets(index, fours()[:2]).tolist() == [0, 0]
+    assert closed_sets(index, fours()[:3]) is None
+    empty = [[5, 22], *fours([i for i in EVERY if i not in (5, 22)])]
+    assert closed_sets(index, empty).tolist()[0] == 0 and closed_sets(index, empty)[1:].min() == 1
