@@ -23,6 +23,7 @@ from torch.nn.functional import pad
 from fibration.errors import FibrationError, TrainerError, shown
 from fibration.runtime.index.micro import closed_sets
 from fibration.runtime.ranks.agreement import agreed
+from fibration.runtime.results import Coefficients
 from fibration.trainers.window import Window
 
 
@@ -58,7 +59,8 @@ class MicroBatches:
         self.needed: tuple[int, ...] = ()
         self.seen = torch.zeros(len(window.mask), dtype=torch.bool)  # rows that were trained on
         self._count = 0  # micro-batches that were trained on
-        self._fresh, self._coef = fresh, window.coefficients(None, metrics=metrics) if fresh else None
+        self._fresh = fresh
+        self._coef: Coefficients | None = window.coefficients(None, metrics=metrics) if fresh else None
         self._first: Tensor | None = window.old_log_probs if fresh else None  # what coefficients are computed from
         self._second: Tensor | None = None  # of the trained pass
         self._sets: Sequence[int] | None = None  # per micro-batch, the first of its set; None: it is alone
@@ -157,6 +159,7 @@ class MicroBatches:
             return torch.zeros_like(now), now.new_zeros(())
         return part.values, part.objective * ranks
 
+    @torch.no_grad()
     def measure(self, window: Window | None = None) -> dict[str, float]:
         """The metrics of the step and `pass/...`, once `done`. Raises an error of a micro-batch on all ranks.
 
@@ -164,23 +167,28 @@ class MicroBatches:
         `pass/...` compares the trained pass with the log-probs that gave the coefficients (`Window.compare`). It is
         left out where these are the same: in a step that is not fresh and has no `needed`.
         """
-        coef, whole = self._coef, window is None
-        if coef is None:
-            assert self._second is not None
+        with torch.autocast(self.window.mask.device.type, enabled=False):
+            coef = self._coef or self._measured(window)
+            if window is not None or not (self._fresh or self.needed):
+                return coef.scalars()
+            second = self.window.mask * 0.0 if self._first is None else self._first.clone()
+            if self._second is not None:
+                second[self.seen] = self._second[self.seen].to(second)
+            return {**coef.scalars(), **self.window.compare(second)}
+
+    def _measured(self, window: Window | None) -> Coefficients:
+        assert self._second is not None
+        if window is None:
             first = self._second if self._first is None else self._first
-            if window is not None:
-                assert self.rows is not None and self.trained is not None
-                first = self._second[torch.cat([self.rows[place] for place in self.trained])]
-            coef = (window or self.window).coefficients(first, metrics=self.metrics)
-            with agreed(self.window.ranks, "the micro-batches of a step"):
-                if self._error is not None:
-                    raise self._error
-        if not whole or not (self._fresh or self.needed):
-            return coef.scalars()
-        second = torch.zeros_like(self.window.mask, dtype=torch.float64) if self._first is None else self._first.clone()
-        if self._second is not None:
-            second[self.seen] = self._second[self.seen].to(second)
-        return {**coef.scalars(), **self.window.compare(second)}
+            coef = self.window.coefficients(first, metrics=self.metrics)
+        else:
+            assert self.rows is not None and self.trained is not None
+            rows = torch.cat([self.rows[place] for place in self.trained])
+            coef = window.coefficients(self._second[rows], metrics=self.metrics)
+        with agreed(self.window.ranks, "the micro-batches of a step"):
+            if self._error is not None:
+                raise self._error
+        return coef
 
     def _wide(self, log_probs: Tensor) -> Tensor:
         """`[b, T]`, detached, in float32 at least."""

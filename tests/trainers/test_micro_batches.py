@@ -149,7 +149,9 @@ def test_rows_of_one_trajectory_are_trained_on_together(name, ranks):
     def run(group: Any) -> None:
         rows = list(range(2 * B) if group is None else range(group.rank, 2 * B, 2))
         mine = {key: part(t, rows) for key, t in pieces.items()}
-        window = Window(op, mine["mask"], mine["old"], mine["advantages"], {"trajectory": part(keys, rows)}, group=group)
+        window = Window(
+            op, mine["mask"], mine["old"], mine["advantages"], {"trajectory": part(keys, rows)}, group=group
+        )
         plan = list(torch.arange(len(rows)).split(3))
         batches = MicroBatches(window, plan)
         assert batches.needed == (tuple(range(1, len(plan))) if name == "gspo" else ())

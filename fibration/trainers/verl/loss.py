@@ -1,5 +1,5 @@
-"""The policy loss `fibration`: the sum of `-c·r` over the tokens of all ranks, with coefficients as advantages and r =
-1.
+"""The policy loss `fibration`: the sum of `-c·r` over the tokens of all ranks, with coefficients as advantages and
+r = 1.
 
 Its gradient is that of the whole mini-batch, `-Σ c ∇log π`. Its value, which verl logs as `pg_loss`, is `-J`. Entropy
 and KL terms are verl's, with the reduction `loss_agg_mode`.
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from fibration.errors import TrainerError
+from fibration.trainers.micro_batches import MicroBatches
 
 NAME = "fibration"
 HERE = "actor_rollout_ref.actor.policy_loss"
@@ -24,31 +25,27 @@ TARGET = "fibration.trainers.verl.FibrationPolicyLossConfig"
 
 @dataclass
 class Step:
-    """A mini-batch of one rank, between its coefficients and its backward passes.
+    """A mini-batch of one rank, while it is trained on.
 
-    `objective`: J of the whole mini-batch, shared by `ranks` ranks. `log_probs`: `[B, T]`, pass 2's so far. `watched`:
-    `Scale.expects` for the coefficients and the mask of a micro-batch.
+    `ranks`: how many share the mini-batch. `watched`: `Scale.expects` for the coefficients and the mask of a
+    micro-batch. `finish`: called once all micro-batches have their coefficients, before the last backward pass.
     """
 
-    objective: Tensor
+    batches: MicroBatches
     ranks: int
-    log_probs: Tensor
     watched: Callable[[Tensor, Tensor], Tensor]
+    finish: Callable[[], None]
     rows: Tensor | None = None  # of the current micro-batch, int64 [b]
-    seen: set[int] = field(default_factory=set)
 
-    def saw(self, log_prob: Tensor) -> float:
-        """Store a micro-batch's log-probs `[b, t]`, t ≤ T; returns its share of the rank's rows."""
+    def coefficients(self, log_prob: Tensor) -> tuple[Tensor, Tensor]:
+        """The coefficients `[b, t]` of a micro-batch with these log-probs, t ≤ T, and its part of J."""
         if self.rows is None or len(self.rows) != len(log_prob):
             raise TrainerError(
                 f"a micro-batch of {len(log_prob)} rows whose places in the mini-batch are not known",
                 required="micro-batches that the worker's own loss function sees first",
                 remedy="leave the worker's loss function as verl sets it",
             )
-        rows = self.rows.to(self.log_probs.device)
-        self.log_probs[rows, : log_prob.shape[1]] = log_prob.detach().to(self.log_probs)
-        self.seen.update(self.rows.tolist())
-        return len(rows) / len(self.log_probs)
+        return self.batches.coefficients(log_prob, self.rows)
 
 
 _step: ContextVar[Step | None] = ContextVar("the mini-batch that is trained on", default=None)
@@ -74,16 +71,16 @@ def policy_loss(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """A micro-batch's share of `-J`, with the gradient `-c` for its log-probs, for engines that average over ranks.
+    """A micro-batch's part of `-J`, with the gradient `-c` for its log-probs, for engines that average over ranks.
 
-    `log_prob`: `[b, t]`, pass 2's. `advantages`: the coefficients, `[b, t]`. `response_mask`: `[b, t]`. verl passes
-    the other arguments, which are not read. Raises TrainerError if advantages are not coefficients: in another worker,
-    in another engine, or in validation.
+    `log_prob`: `[b, t]`, with a graph. `response_mask`: `[b, t]`. verl passes the other arguments, which are not read:
+    the worker has those of the whole mini-batch. Raises TrainerError in another worker, in another engine, or in
+    validation.
     """
     step = _step.get()
     if step is None:
         raise TrainerError(
-            "the policy loss 'fibration' got advantages that are not coefficients",
+            "the policy loss 'fibration' has no mini-batch whose coefficients it could take",
             required="the worker that computes them, which the config of the policy loss installs",
             remedy=f"set {HERE}._target_={TARGET}; trainers with their own actor worker "
             "(actor_worker_cls) derive it from fibration.trainers.verl.FibrationTrainingWorker",
@@ -97,7 +94,10 @@ def policy_loss(
             required="a data-parallel group of exactly the ranks with different rows",
             remedy="actor.strategy=fsdp or fsdp2, with verl's own engine",
         )
-    share = step.saw(log_prob)
+    coefficients, objective = step.coefficients(log_prob)
+    if step.batches.done:
+        step.finish()
     ratio = 1 + log_prob - log_prob.detach()  # exp would have a NaN derivative where a masked token has -inf
-    loss: Tensor = agg_loss(-step.watched(advantages, response_mask) * ratio, response_mask, "token-sum", dp_size=ranks)
-    return loss - loss.detach() - share * step.objective.to(loss), {}
+    watched = step.watched(coefficients, response_mask)
+    loss: Tensor = agg_loss(-watched * ratio, response_mask, "token-sum", dp_size=ranks)
+    return loss - loss.detach() - objective.to(loss), {}

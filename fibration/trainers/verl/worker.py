@@ -1,8 +1,9 @@
 """verl's training worker, with coefficients of the whole mini-batch in place of advantages.
 
-A mini-batch is one optimizer step: all data-parallel ranks call `train_batch` at once, each with its rows. First a
-forward pass computes log-probs in verl's micro-batches. From these come the coefficients, over the data-parallel
-group. Ranks of one sequence-parallel group have the same rows and compute the same.
+A mini-batch is one optimizer step: all data-parallel ranks call `train_batch` at once, each with its rows. The policy
+loss (`loss.py`) takes a micro-batch's coefficients where verl has its log-probs. If the loss couples rows, the worker
+computes the log-probs of other micro-batches before. Ranks of one sequence-parallel group have the same rows and
+compute the same.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tensordict import NonTensorStack, TensorDict
 from torch import Tensor
 from verl.single_controller.base.decorator import MAGIC_ATTR, register
 from verl.utils import tensordict_utils as tu
+from verl.workers.engine.utils import prepare_micro_batches
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
 
@@ -26,6 +28,7 @@ from fibration.language.rewards import adds_up_tokens
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
 from fibration.trainers.labels import as_label
+from fibration.trainers.micro_batches import MicroBatches
 from fibration.trainers.noise import noise
 from fibration.trainers.policies import REFERENCE, ROLLOUT, corrected_twice, kept_near_twice
 from fibration.trainers.scale import Scale
@@ -114,24 +117,22 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         self._complete(data)
         with self.engine.train_mode(disable_auto_offload=tu.get(data, key="disable_auto_offload", default=False)):
             tu.assign_non_tensor(data, disable_auto_offload=True)  # the model is loaded
-            window = self._window(data)
-            log_probs, forwards = (None, 0) if self._is_known(window, data) else self._log_probs(data)
-            coef = window.coefficients(log_probs, metrics=self.settings.metrics)
-            step = self._step(window, coef.objective)
+            window, found = self._window(data), dict[str, float]()
+            batches = self._micro_batches(window, data)
+            step = self._step(batches, lambda: found.update(batches.measure()))
+            data[ROWS] = torch.arange(len(data))
             own, self.loss_fn = self.loss_fn, partial(_seen, step, self.loss_fn)
             try:
                 with opened(step):
-                    output = super().train_batch(_trained_on(data, coef.values))
+                    output = super().train_batch(data)
             finally:
                 self.loss_fn = own
                 self._known.forget()
-            _refuse_left_out(step)
+            _refuse_left_out(batches)
             self._scale.checked(window.ranks)
-            passes = window.compare(step.log_probs)
-            self._warned = warned(passes, self._warned)
+            self._warned = warned(found, self._warned)
         if output is not None:
-            found = {**coef.scalars(), "extra_forwards": float(forwards), **passes}
-            tu.get(output, key="metrics").update(named(found))
+            tu.get(output, key="metrics").update(named({**found, "extra_forwards": float(len(batches.needed))}))
         return output
 
     def _complete(self, data: TensorDict) -> None:
@@ -153,19 +154,39 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         known = self._known.has(self.engine.module, _temperature(data), window.old_log_probs, window.mask)
         return bool(window.ranks.all_gather(torch.tensor([int(known)]), "whether old log-probs are known").all())
 
-    def _log_probs(self, data: TensorDict) -> tuple[Tensor, int]:
-        """Pass 1: log π of the responses `[B, T]`, in the module, mode and micro-batches of pass 2; and the number of
-        passes.
+    def _micro_batches(self, window: Window, data: TensorDict) -> MicroBatches:
+        """The micro-batches of this rank, with the log-probs that they need beforehand."""
+        assert self.settings is not None
+        fresh = self._is_known(window, data)
+        rows = None if fresh or window.is_row_local else self._rows(data)
+        batches = MicroBatches(window, rows, fresh=fresh, metrics=self.settings.metrics)
+        for place in batches.needed:
+            assert rows is not None
+            batches.add(place, self._log_probs(data, rows[place]))
+        return batches
+
+    def _rows(self, data: TensorDict) -> list[Tensor]:
+        """The rows of each micro-batch that verl's engine will make of the mini-batch, in its order."""
+        data = data.copy()
+        data[ROWS] = torch.arange(len(data))
+        tu.assign_non_tensor(data, sp_size=self._sequence_parallel)
+        group = self.engine.get_data_parallel_group()
+        made, _ = prepare_micro_batches(data=data, dp_group=group, same_micro_num_in_dp=True)
+        return [micro_batch[ROWS].cpu() for micro_batch in made]
+
+    def _log_probs(self, data: TensorDict, rows: Tensor) -> Tensor:
+        """log π of the responses `[b, t]` of a micro-batch, without a graph, in the mode of the trained pass.
 
         With activation offloading it runs in evaluation mode, because verl's hooks count layers forwards and backwards
         in training, and this pass has no backward.
         """
         if self.model_config.get("enable_activation_offload", False):
             self.engine.module.eval()
-        data = data.copy()
+        data = tu.index_select_tensor_dict(data, rows)
         tu.assign_non_tensor(data, calculate_entropy=False, calculate_sum_pi_squared=False)
+        tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=len(rows))  # it is not cut again
         output = self.engine.infer_batch(data)
-        return _wide(no_padding_2_padding(output["model_output"]["log_probs"], data)), len(output["loss"])
+        return no_padding_2_padding(output["model_output"]["log_probs"], data)
 
     def _with_advantages(self, data: TensorDict) -> TensorDict:
         """The data with the hierarchy's advantages, made from rewards."""
@@ -282,7 +303,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
             )
         return _wide(_padded(data, REFERRED).to(self.device_name))
 
-    def _step(self, window: Window, objective: Tensor) -> Step:
+    def _step(self, batches: MicroBatches, finish: Callable[[], None]) -> Step:
         ranks, scaler = as_group(self.engine.get_data_parallel_group()).size, getattr(self.engine, "scaler", None)
         expected = ranks if scaler is None else ranks * scaler.get_scale()  # gradients are averaged, then unscaled
         self._scale.counts = {"ranks": ranks}
@@ -290,8 +311,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         def watched(coefficients: Tensor, mask: Tensor) -> Tensor:
             return self._scale.expects(coefficients, expected, mask)
 
-        log_probs = torch.zeros(window.mask.shape, dtype=torch.float64, device=window.mask.device)
-        return Step(objective, ranks, log_probs, watched)
+        return Step(batches, ranks, watched, finish)
 
 
 def _refuse_noise(module: torch.nn.Module) -> None:
@@ -305,10 +325,10 @@ def _refuse_noise(module: torch.nn.Module) -> None:
         )
 
 
-def _refuse_left_out(step: Step) -> None:
-    if len(step.seen) < len(step.log_probs):
+def _refuse_left_out(batches: MicroBatches) -> None:
+    if not batches.seen.all():
         raise TrainerError(
-            f"verl trained on {len(step.seen)} of the {len(step.log_probs)} rows of a mini-batch",
+            f"verl trained on {int(batches.seen.sum())} of the {len(batches.seen)} rows of a mini-batch",
             required="all of them: the coefficients belong to the whole mini-batch",
             remedy="leave the worker's loss function and the engine as verl has them",
         )
@@ -317,13 +337,6 @@ def _refuse_left_out(step: Step) -> None:
 def _seen(step: Step, own: Callable[..., Any], model_output: Any, data: TensorDict, dp_group: Any = None) -> Any:
     step.rows = data[ROWS]
     return own(model_output=model_output, data=data, dp_group=dp_group)
-
-
-def _trained_on(data: TensorDict, coefficients: Tensor) -> TensorDict:
-    """The mini-batch for verl's training: coefficients as advantages, without the weights that they include."""
-    _replace_advantages(data, coefficients)
-    data[ROWS] = torch.arange(len(data))
-    return data.exclude("rollout_is_weights")
 
 
 def _replace_advantages(data: TensorDict, values: Tensor) -> None:

@@ -24,6 +24,8 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 from watched import Watched, dynamic
 
+from fibration.trainers.verl import FibrationTrainingWorker
+
 PACKED = {"model.use_remove_padding": True}
 KL = {"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.3, "actor.entropy_coeff": 0.1}
 KL |= {"actor.loss_scale_factor": 512}  # theirs, and of no effect with token-mean
@@ -62,7 +64,26 @@ class Case:
     pieces: bool = False
     part: Callable[[list[Row]], list[Row]] = spread
     terms: Terms = field(default_factory=Terms)
+    budgets: dict[str, Any] | None = None  # in the place of those with which every regime is met
     said: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def couples_tokens(self) -> bool:
+        """Whether the rows of a trajectory decide coefficients together."""
+        return self.pieces and self.terms.loss != "grpo"
+
+
+GSPO: dict[str, Any] = {"terms": Terms(loss="gspo"), "budgets": {"epsilon_low": 0.05, "epsilon_high": 0.08}}
+GSPO["changes"] = {"actor.policy_loss.hierarchy": "gspo"}
+MASKED: dict[str, Any] = {"terms": Terms(loss="geometric_mask"), "budgets": {"least": 0.9, "most": 1.1}}
+MASKED["changes"] = {"actor.policy_loss.hierarchy": "geometric_mask"}
+GRPO: dict[str, Any] = {"terms": Terms(weighted=True, kl=0.3, entropy=0.1, loss="grpo"), "budgets": {}}
+GRPO["changes"] = KL | {"actor.policy_loss.hierarchy": "grpo"}
+
+
+def alone(of: dict[str, Any], changes: dict[str, Any], layout: str = "padded", **more: Any) -> Case:
+    """A row-local loss."""
+    return Case(**(of | {"changes": of["changes"] | changes, "layout": layout, **more}))
 
 
 CASES = {
@@ -103,8 +124,34 @@ CASES = {
     ),
     "KL and entropy": Case(FIVE | KL, terms=Terms(kl=0.3, entropy=0.1)),
     "a temperature": Case(FIVE | PACKED, "nested", terms=Terms(temperature=0.75)),  # verl rounds it to float32
+    "rows alone, fixed, padded": alone(GSPO, FIVE),
+    "rows alone, dynamic, nested, packed": alone(GSPO, dynamic(40) | PACKED, "nested"),
+    "rows alone, dynamic, nested, float32": alone(GSPO, dynamic(32), "nested", dtype=torch.float32),
+    "rows alone, padding rows, dynamic, nested": alone(GSPO, dynamic(32), "nested", part=filled_up),
+    "rows alone, a rank of padding": alone(GSPO, FIVE, part=on_one_rank),
+    "rows alone, mini-batches and epochs": alone(
+        GSPO, FIVE, said={"mini_batch_size": 10, "epochs": 2, "shuffle": True}
+    ),
+    "rows alone, a mask of what sampled, dynamic": alone(MASKED, dynamic(32), "nested"),
+    "rows alone, KL and entropy, weights, dynamic": alone(GRPO, dynamic(32) | PACKED, "nested"),
+    "rows alone, tokens of rows of one trajectory": alone(
+        GRPO, dynamic(32) | {"actor.policy_loss.trajectory": ["uid", "session_id"]}, "nested", pieces=True
+    ),
+    "rows of one trajectory and of none else": alone(
+        GSPO, FIVE | {"actor.policy_loss.trajectory": ["uid", "session_id"]}, pieces=True
+    ),
     "KL and entropy, weights, dynamic": Case(dynamic(32) | KL | PACKED, "nested", terms=Terms(True, 0.3, 0.1)),
 }
+
+
+def apart(layout: list[list[int]], sources: dict[int, str]) -> list[set[Any]]:
+    """The domains of micro-batches, joined where they share one; a micro-batch without tokens is apart."""
+    found: list[set[Any]] = []
+    for number, rows in enumerate(layout):
+        mine = {sources[row] for row in rows if row in sources} or {number}
+        found, joined = [one for one in found if not one & mine], [one for one in found if one & mine]
+        found.append(mine.union(*joined))
+    return found
 
 
 class Rollouts:
@@ -115,12 +162,29 @@ class Rollouts:
         self.rows = {pieces: rollouts.rows(pieces) for pieces in (False, True)}
         self.budgets = {pieces: rollouts.narrow(rows) for pieces, rows in self.rows.items()}
 
+    def parameters(self, case: Case) -> dict[str, Any]:
+        return self.budgets[case.pieces] if case.budgets is None else case.budgets
+
+    def fewest(self, case: Case, step: watched.Step) -> int:
+        """Forward passes before the step: of all micro-batches but the first of those that share domains.
+
+        That is of all but the first where domains lie on several ranks, or rows are parts of a trajectory.
+        """
+        sources = {row.number: row.source for row in self.rows[case.pieces] if any(row.mask)}
+        layouts = watched.everyone(step.layout)
+        if not sources.keys() & set(step.rows) or (case.terms.loss and not case.couples_tokens):
+            return 0
+        on = [{sources.get(number) for rows in layout for number in rows} - {None} for layout in layouts]
+        if case.pieces or len(set().union(*on)) < sum(map(len, on)):
+            return max(map(len, layouts)) - 1
+        return max(len(layout) - len(apart(layout, sources)) for layout in layouts)
+
     def watched(self, case: Case) -> Watched:
-        changes = {"actor.policy_loss.parameters": self.budgets[case.pieces]} | case.changes
+        changes = {"actor.policy_loss.parameters": self.parameters(case)} | case.changes
         return Watched(self.model, changes, case.dtype)
 
     def train(self, found: Watched, case: Case) -> dict[str, Any]:
-        rows = case.part(self.rows[case.pieces])
+        rows = case.part(self.carried(case))
         data = rollouts.carried(rows, case.layout, case.dtype, case.terms.weighted)
         said = dict(case.said)
         if case.part is on_one_rank and dist.get_world_size() == 1:
@@ -133,9 +197,16 @@ class Rollouts:
         said = self.train(found, case)
         return [self.judged(case, step, n, said) for n, step in enumerate(found.steps)]
 
+    def carried(self, case: Case) -> list[Row]:
+        rows = self.rows[case.pieces]
+        if case.terms.loss != "gspo":
+            return rows
+        of = {(row.uid, row.session): row.advantages[0] for row in rows}  # its clip reads that of a trajectory
+        return [replace(row, advantages=[of[row.uid, row.session]] * len(row.mask)) for row in rows]
+
     def given(self, case: Case) -> list[Row]:
         """The rows, with the advantages that are right for them."""
-        rows = self.rows[case.pieces]
+        rows = self.carried(case)
         return rollouts.compared(rows, case.terms.hierarchy) if case.terms.hierarchy else rows
 
     def judged(self, case: Case, step: watched.Step, number: int, said: dict[str, Any]) -> dict[str, Any]:
@@ -145,6 +216,7 @@ class Rollouts:
             "rows": len(step.rows),
             "layout": step.layout,
             "forwards": step.forwards,
+            "fewest": self.fewest(case, step),
             "kept": step.kept,
         }
         result |= {name: said[key][number] for name, key in {"loss": "loss", "pg_loss": "actor/pg_loss"}.items()}
@@ -155,13 +227,13 @@ class Rollouts:
         given = [rows[number] for number in step.rows if number in rows]
         if not given:
             return result | {"largest": max(float(g.abs().max()) for g in step.gradients.values())}
-        right = rollouts.wanted(step.weights, given, self.budgets[case.pieces], case.terms)
+        right = rollouts.wanted(step.weights, given, self.parameters(case), case.terms)
         metrics = {name: float(value) for name, value in right.metrics.items()}
         return result | {
             "distance": rollouts.distance(step.gradients, right.gradients),
             "wanted": {"pg_loss": -right.objective, "loss": right.loss},
             "metrics": {name: value for name, value in metrics.items() if value == value},
-            "missing": rollouts.missing(right.metrics),
+            "missing": [] if case.terms.loss else rollouts.missing(right.metrics),
         }
 
 
@@ -182,11 +254,17 @@ def two_passes(data: Rollouts) -> dict[str, Any]:
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         said = data.train(found, case)
-    first, second = (
-        rollouts.wanted(found.steps[0].weights, data.rows[False], data.budgets[False], Terms(temperature=t))
-        for t in (1, 0.8)
+    given = sorted((row for row in data.rows[False] if any(row.mask)), key=lambda row: (row.uid, row.session))
+    before, second = (
+        rollouts.wanted(found.steps[0].weights, given, data.budgets[False], Terms(temperature=t)) for t in (1, 0.8)
     )
+    begun = {number for layout in watched.everyone(found.steps[0].layout) for number in layout[0]}
+    theirs = torch.tensor([row.number in begun for row in given for kept in row.mask if kept])
+    log_probs = torch.where(theirs, second.log_probs, before.log_probs)  # first micro-batches need no pass before
+    old = torch.tensor([x for row in given for x, kept in zip(row.old, row.mask, strict=True) if kept]).double()
+    first = replace(before, log_probs=log_probs, levels=rollouts.levels(log_probs - old, before, data.budgets[False]))
     apart = (first.log_probs - second.log_probs).abs()
+    assert theirs.any() and (apart[~theirs] > 0).any()
     other = {
         key: rollouts.regimes(first.levels, key) != rollouts.regimes(second.levels, key) for key in first.levels.gated
     }
@@ -226,9 +304,9 @@ def sampled_now(data: Rollouts, otherwise: str = "") -> list[dict[str, Any]]:
 OTHERWISE = ("one row's of others", "weights moved since", "at another temperature")
 
 
-def sampled_otherwise(data: Rollouts) -> dict[str, list[int]]:
-    """How many passes each mini-batch took."""
-    return {how: [step["forwards"] for step in sampled_now(data, how)] for how in OTHERWISE}
+def sampled_otherwise(data: Rollouts) -> dict[str, list[tuple[int, int]]]:
+    """How many passes each mini-batch took, and takes at least."""
+    return {how: [(step["forwards"], step["fewest"]) for step in sampled_now(data, how)] for how in OTHERWISE}
 
 
 def other_losses(data: Rollouts) -> dict[str, Any]:
@@ -348,12 +426,12 @@ def in_the_worker(name: str, method: Any) -> Any:
     return planted
 
 
-def unrestored(found: Watched, data: Rollouts, terms: Terms) -> Iterator[None]:
-    """The first pass leaves its rows in the order of the micro-batches."""
-    from verl.workers.engine import utils
+def log_probs_of_others(self: Any, data: Any, rows: torch.Tensor) -> torch.Tensor:
+    """Those of the other rows of the mini-batch in the place of a micro-batch's, before it is trained on."""
+    return own_log_probs(self, data, len(data) - 1 - rows)
 
-    with patch.object(utils, "restore_dynamic_batch", lambda given, indices: given):
-        yield
+
+own_log_probs, own_rows = FibrationTrainingWorker._log_probs, FibrationTrainingWorker._rows
 
 
 def of_another_size(found: Watched, data: Rollouts, terms: Terms) -> Iterator[None]:
@@ -387,7 +465,12 @@ MISTAKES: dict[str, tuple[Any, Case, int]] = {
     "ranks of another number": (of_another_size, Case(said={"mini_batch_size": 10}), 2),
     "weights behind the loss": (in_the_window(lambda labels, more: more.update(weights=None)), WEIGHTED, 1),
     "labels of other rows": (in_the_window(other_rows), CASES["dynamic, padded"], 1),
-    "log-probs of other rows": (unrestored, CASES["dynamic, padded"], 1),
+    "log-probs of other rows": (in_the_worker("_log_probs", log_probs_of_others), CASES["fixed, padded"], 1),
+    "rows in another order": (
+        in_the_worker("_rows", lambda self, data: own_rows(self, data)[::-1]),
+        CASES["dynamic, padded"],
+        1,
+    ),
     "divided by micro-batches": (in_the_loss(lambda loss, config, found: loss / 4), CASES["fixed, padded"], 1),
     "advantages of verl's": (
         in_the_worker("_with_advantages", lambda self, data: data),

@@ -9,7 +9,8 @@ from unittest.mock import patch
 
 import rollouts
 import torch
-from cases import OF_REWARDS, OF_THREE, Case, Rollouts, spread
+import torch.distributed as dist
+from cases import CASES, OF_REWARDS, OF_THREE, Case, Rollouts, spread
 from tensordict import NonTensorData, NonTensorStack
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import PolicyLossConfig
@@ -108,6 +109,22 @@ def replaced_loss(data: Rollouts) -> Any:
 def of_pieces(data: Rollouts) -> Any:
     """Several rows of one session, and nothing said of them."""
     return data.watched(Case(pieces=True)).train(rollouts.carried(spread(data.rows[True]), "padded", torch.float64))
+
+
+def not_finite(data: Rollouts, name: str) -> Any:
+    """Log-probs of the last rank are NaN: no rank makes the optimizer step."""
+
+    def spoil(module: Any, args: Any, output: Any) -> Any:
+        output.logits = output.logits * torch.nan
+        return output
+
+    made = data.watched(CASES[name])
+    if dist.get_rank() == dist.get_world_size() - 1:
+        made.engine.module.register_forward_hook(spoil)
+    try:
+        return data.train(made, CASES[name])
+    finally:
+        assert made.steps == []
 
 
 # What is refused, and words that the error has.
@@ -218,7 +235,12 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
         of_pieces,
         ("rows 0 and 1 are outputs of one session", "trajectory=[uid,session_id]"),
     ),
-    "another worker's advantages": (elsewhere, ("advantages that are not coefficients", "_target_")),
+    "log-probs that are NaN, of a row-local loss": (
+        lambda data: not_finite(data, "rows alone, fixed, padded"),
+        ("log-prob", "nan"),
+    ),
+    "log-probs that are NaN, of a coupled loss": (lambda data: not_finite(data, "fixed, padded"), ("log-prob", "nan")),
+    "another worker's advantages": (elsewhere, ("no mini-batch whose coefficients it could take", "_target_")),
     "beside another worker": (beside_another_worker, ("is already", "Other", "FibrationTrainingWorker")),
     "another engine": (another_engine, ("actor.strategy=veomni", "fsdp")),
     "distillation": (distilled, ("distillation_ppo_loss", "ppo_loss itself")),
@@ -228,7 +250,11 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
 
 
 # What ranks refuse together, and the words of that.
-TOGETHER = {"several rows of a session": ("row 0 of rank 0 and row 0 of rank 1 are outputs of one session",)}
+TOGETHER = {
+    "several rows of a session": ("row 0 of rank 0 and row 0 of rank 1 are outputs of one session",),
+    "log-probs that are NaN, of a row-local loss": ("rank 1: ", "nan"),
+    "log-probs that are NaN, of a coupled loss": ("rank 1: ", "nan"),
+}
 
 
 def refused(data: Rollouts, name: str) -> dict[str, Any]:

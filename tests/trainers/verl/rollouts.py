@@ -216,6 +216,7 @@ class Terms:
     temperature: float = 1.0
     three: bool = False  # the hierarchy reads what sampled
     hierarchy: str = ""  # one that makes advantages of rewards
+    loss: str = ""  # another hierarchy, with verl's advantages
 
 
 @dataclass(frozen=True)
@@ -261,22 +262,19 @@ def wanted(weights: dict[str, Tensor], given: Sequence[Row], parameters: dict[st
     first = [n for n, key in enumerate(keys) if n == 0 or keys[n - 1] != key]  # of each trajectory's rows
     ends = torch.tensor([0, *(len(row.mask) for row in given)]).cumsum(0)
     offsets = torch.stack([ends[n] for n in first] + [ends[-1]])
-    op = operator(terms.hierarchy or (THREE if terms.three else "fiberpo_domain"))
+    op = operator(terms.hierarchy or terms.loss or (THREE if terms.three else "fiberpo_domain"))
     mask = torch.tensor([kept for row in given for kept in row.mask], dtype=torch.bool)
-    at = op.index(
-        offsets=offsets,
-        mask=mask,
-        prompt_group=[given[n].uid for n in first],
-        domain=[given[n].source for n in first],
-    )
+    labels = {"prompt_group": [given[n].uid for n in first], "domain": [given[n].source for n in first]}
+    strata = {stratum.name for stratum in (*op.hierarchy.order, *op.hierarchy.groups)}
+    at = op.index(offsets=offsets, mask=mask, **{name: of for name, of in labels.items() if name in strata})
 
     def tokens(name: str) -> Tensor:
         return torch.tensor([x for row in given for x in getattr(row, name)], dtype=torch.float64)
 
     now, entropy = (torch.cat(part) for part in zip(*found, strict=True))
     advantages = tokens("advantages") * (tokens("weights") if terms.weighted else 1)
-    policies = {"rollout": tokens("rollout")} if terms.three else {}
-    policies |= {"reference": tokens("ref")} if terms.hierarchy == REWARDS else {}
+    policies = {"rollout": tokens("rollout"), "reference": tokens("ref")}
+    policies = {name: of for name, of in policies.items() if name in op.hierarchy.policies}
     result = op.loss(now, tokens("old"), advantages, at, parameters, policies=policies)
     behind = tokens("ref") - now
     k3 = (behind.exp() - behind - 1)[mask].mean()
@@ -284,7 +282,7 @@ def wanted(weights: dict[str, Tensor], given: Sequence[Row], parameters: dict[st
     loss.backward()
     gradients = {name: p.grad for name, p in policy.named_parameters()}
     now = now.detach()
-    levels = op.levels(now - tokens("old"), at, parameters)
+    levels = op.levels(now - tokens("old"), at, parameters, advantages=advantages)
     return Wanted(gradients, -result.loss.item(), loss.item(), result.metrics, now[mask], levels, at)
 
 
@@ -294,6 +292,13 @@ REWARDS, TO_GO = (f"{Path(__file__).parent / 'spec.py'}:{name}" for name in ("of
 
 def operator(hierarchy: str = "fiberpo_domain") -> Operator:
     return fibration.compile(fibration.load(hierarchy), backend="torch")
+
+
+def levels(log_ratio: Tensor, of: Wanted, parameters: dict[str, Any]) -> Levels:
+    """With other log-ratios of its unmasked tokens."""
+    found = torch.zeros(of.index.shape, dtype=torch.float64)
+    found[of.index.positions] = log_ratio
+    return operator().levels(found, of.index, parameters)
 
 
 def narrow(given: Sequence[Row]) -> dict[str, dict[str, float]]:

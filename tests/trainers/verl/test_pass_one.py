@@ -1,4 +1,4 @@
-"""The pass before the one that is trained with: what it asks of verl's engine, in which mode."""
+"""The passes before a mini-batch is trained on: what they ask of verl's engine, in which mode."""
 
 from types import SimpleNamespace
 
@@ -20,16 +20,16 @@ def test_it_is_in_training_mode_unless_activations_are_offloaded(offloads):
     asked = []
 
     def infer_batch(data):
-        asked.append((worker.engine.module.training, tu.get(data, "calculate_entropy")))
-        return {"model_output": {"log_probs": jagged([-1.0, -2.0, -3.0, -9.0], [-4.0, -9.0])}, "loss": [1.0, 1.0]}
+        said = [tu.get(data, name) for name in ("calculate_entropy", "use_dynamic_bsz", "micro_batch_size_per_gpu")]
+        asked.append((worker.engine.module.training, *said))
+        return {"model_output": {"log_probs": jagged([-1.0, -2.0, -3.0, -9.0], [-4.0, -9.0])}}
 
     worker = object.__new__(FibrationTrainingWorker)
     worker.engine = SimpleNamespace(module=nn.Linear(1, 1), infer_batch=infer_batch)
     worker.model_config = {"enable_activation_offload": offloads}
-    given = tu.get_tensordict({"prompts": jagged([1, 2], [1]), "responses": jagged([1, 2], [3])})
-    tu.assign_non_tensor(given, calculate_entropy=True)
-    log_probs, forwards = worker._log_probs(given)
-    assert asked == [(not offloads, False)]
-    assert tu.get(given, "calculate_entropy") is True
+    given = tu.get_tensordict({"prompts": jagged([1], [3, 3, 3], [1, 2]), "responses": jagged([3], [4, 5], [1, 2])})
+    tu.assign_non_tensor(given, calculate_entropy=True, use_dynamic_bsz=True)
+    log_probs = worker._log_probs(given, torch.tensor([2, 0]))
+    assert asked == [(not offloads, False, False, 2)]
+    assert tu.get(given, "calculate_entropy") is True and tu.get(given, "use_dynamic_bsz") is True
     assert log_probs.tolist() == [[-2.0, -3.0], [-4.0, 0.0]]
-    assert forwards == 2

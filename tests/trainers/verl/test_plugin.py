@@ -65,7 +65,7 @@ def test_verl_finds_it_as_it_is_imported():
     assert made.returncode == 0, made.stderr
     first, said = made.stdout.split("\n", 1)
     assert first == "False"
-    assert "TrainerError the policy loss 'fibration' got advantages that are not coefficients" in said
+    assert "TrainerError the policy loss 'fibration' has no mini-batch whose coefficients it could take" in said
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ print(loss.operator, loss.get("loss_mode"), actor.loss_agg_mode)
     sources = "{'prompt_group': 'uid', 'domain': ['data_source', 'ability'], 'trajectory': ['uid', 'session_id']}"
     assert first == f"FibrationPolicyLossConfig fiberpo_domain {parameters} {sources} FibrationTrainingWorker"
     assert second.startswith("Operator('fiberpo_domain'") and second.endswith("fibration token-mean")
-    assert "advantages that are not coefficients" in third
+    assert "no mini-batch whose coefficients it could take" in third
 
 
 def test_the_yaml_that_verl_generated_takes_it():
