@@ -41,6 +41,7 @@ lint: setup
 # What finds most in a minute, for every change.
 CHECKED := $(addprefix tests/,language compiler runtime trust_region laws/test_wrong.py laws/test_right.py \
 	backends/test_golden.py backends/test_hard_inputs.py trainers/test_labels.py trainers/test_scale.py trainers/test_window.py \
+	trainers/test_micro_batches.py \
 	test_rooms.py test_slips.py) \
 	$(addsuffix ::test_wrong_specs_are_refused,$(shell grep -l test_wrong_specs_are_refused tests/laws/*.py))
 

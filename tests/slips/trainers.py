@@ -161,4 +161,36 @@ SLIPS = (
         "a fresh step of several policies has log-probs of 0", "trainers/test_window",
         "if log_probs is None and self.old_log_probs is None and self.op.hierarchy.policies:", "if False:",
     ),
+    slip(
+        "micro-batches that share an element over others are apart", "trainers/test_micro_batches",
+        "if (first == before).all():", "if True:",
+    ),
+    slip(
+        "an element that is on two ranks is whole on each", "trainers/test_micro_batches",
+        "if ((here != whole.count(leaf, stratum).cpu().numpy()) & (here > 0)).any():", "if False:",
+    ),
+    slip(
+        "each rank runs as few passes as it needs itself", "trainers/test_micro_batches",
+        "firsts[::-1][: size - len(later)]", "[]",
+    ),
+    slip(
+        "a part of J is not times the ranks", "trainers/test_micro_batches",
+        "return part.values, part.objective * ranks", "return part.values, part.objective",
+    ),
+    slip(
+        "every micro-batch has the whole J", "trainers/test_micro_batches",
+        "self._coef.objective if first else now.new_zeros(())", "self._coef.objective",
+    ),
+    slip(
+        "a rank with an error leaves the others waiting", "trainers/test_micro_batches",
+        "if ranks == 1:\n                raise", "if ranks:\n                raise",
+    ),
+    slip(
+        "coefficients of a set are those of passes before", "trainers/test_micro_batches",
+        "self._first = self._stored(self._first, rows, now)\n            members", "members",
+    ),
+    slip(
+        "pieces of a trajectory are micro-batches of their own", "trainers/test_micro_batches",
+        "return frozen and (self._rows_are_whole or not coupling.within)", "return frozen",
+    ),
 )  # fmt: skip

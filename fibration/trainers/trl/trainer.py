@@ -102,10 +102,11 @@ class FibrationGRPOTrainer(GRPOTrainer):
 
     **Forward passes.** A row-local loss (`trainer.operator.coupling`) needs no extra pass: each micro-batch has its
     coefficients from the log-probs of its own forward pass. A loss that couples rows needs none if the weights that
-    sampled a window still train on it, because ratios are 1. Any other step of it begins with a pass over its window
-    without a graph, in the slices and padding of the trained pass; `fibration/extra_forwards` counts slices.
-    `fibration/pass/...` reports how far the log-probs of both passes differ, in nats, and the share of elements that
-    this moves into another regime of their gate. If it exceeds 1 % of a stratum's elements, a UserWarning says so once.
+    sampled a window still train on it, because ratios are 1, or if each micro-batch has whole coupled elements. Any
+    other step of it begins with passes without a graph over at most all of its slices but one
+    (`fibration.trainers.micro_batches`); `fibration/extra_forwards` counts slices. `fibration/pass/...` reports how far
+    the log-probs of both passes of a row differ, in nats, and the share of elements that this moves into another regime
+    of their gate. If it exceeds 1 % of a stratum's elements, a UserWarning says so once.
 
     **What stays TRL's.** The divergence from a reference model, the entropy bonus and auxiliary losses keep their
     scale. vLLM's importance weights move into the advantages, because after the gates they would change the gradient.

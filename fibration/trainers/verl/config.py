@@ -37,9 +37,9 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
       `domain: data_source`. Several fields, `[a, b]`, make tuples.
     - `trajectory`: the fields that name a trajectory of several rows: `[uid, session_id]` for agent loops with several
       outputs; `[]`: every row is its own trajectory, whatever its fields.
-    - `reuse_old_log_probs`: use old log-probs as pass 1's, and skip that pass, if this worker computed them with its
-      current weights, as for the first mini-batch of each batch. verl computes them in other micro-batches and in
-      evaluation mode; `actor/fibration/pass/...` reports how far they differ from pass 2's.
+    - `reuse_old_log_probs`: ratios are exactly 1, and no pass is needed before the trained one, if this worker computed
+      the old log-probs with its current weights, as for the first mini-batch of each batch. verl computes them in other
+      micro-batches and in evaluation mode; `actor/fibration/pass/...` reports how far the trained pass differs.
     - `backend`: as in `fibration.compile`. `metrics`: as in `op.loss`: `levels`, `all` to include single domains, or
       names, `[trajectory, ratio]`.
 

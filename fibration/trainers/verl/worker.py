@@ -9,29 +9,29 @@ compute the same.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from tensordict import NonTensorStack, TensorDict
+from tensordict import TensorDict
 from torch import Tensor
 from verl.single_controller.base.decorator import MAGIC_ATTR, register
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.utils import prepare_micro_batches
 from verl.workers.engine_workers import TrainingWorker
-from verl.workers.utils.padding import no_padding_2_padding, response_to_nested
+from verl.workers.utils.padding import no_padding_2_padding
 
-from fibration.errors import TrainerError, listed, shown
+from fibration.errors import TrainerError, listed
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.rewards import adds_up_tokens
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
-from fibration.trainers.labels import as_label
 from fibration.trainers.micro_batches import MicroBatches
 from fibration.trainers.noise import noise
 from fibration.trainers.policies import REFERENCE, ROLLOUT, corrected_twice, kept_near_twice
 from fibration.trainers.scale import Scale
+from fibration.trainers.verl.fields import column, padded, refuse_several, replace_advantages
 from fibration.trainers.verl.known import Known
 from fibration.trainers.verl.loss import HERE, NAME, Step, opened
 from fibration.trainers.verl.settings import Settings, settings_of
@@ -193,7 +193,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         window, data = self._window(data, rewarded=True), data.copy()
         made = window.made_of_rewards()
         made = torch.where(window.mask, made if made.ndim == 2 else made[:, None], 0)
-        _replace_advantages(data, made)
+        replace_advantages(data, made)
         return data
 
     def _rewards(self, data: TensorDict, mask: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
                 found=listed(sorted(data.keys())),
                 remedy="hierarchy.replace(advantages=None), which takes verl's advantages",
             )
-        rewards = _wide(_padded(data, found[0]).to(self.device_name))
+        rewards = _wide(padded(data, found[0]).to(self.device_name))
         if not adds_up_tokens(hierarchy):
             return rewards.sum(1)
         lost = (rewards != 0) & ~mask & mask.any(1, keepdim=True)
@@ -222,27 +222,27 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
     def _window(self, data: TensorDict, rewarded: bool = False) -> Window:
         """The window of this rank's rows. `rewarded`: with rewards in place of advantages."""
         assert self.settings is not None
-        old = _wide(_padded(data, "old_log_probs").to(self.device_name))
-        mask = _padded(data, "response_mask").to(self.device_name).bool()
+        old = _wide(padded(data, "old_log_probs").to(self.device_name))
+        mask = padded(data, "response_mask").to(self.device_name).bool()
         weights = None
         if "rollout_is_weights" in data and not rewarded:
-            weights = _padded(data, "rollout_is_weights").to(self.device_name)
+            weights = padded(data, "rollout_is_weights").to(self.device_name)
         group, policies = self.engine.get_data_parallel_group(), self._policies(data)
         ranks, sessions = as_group(group), ["uid", "session_id"]
         with agreed(ranks, "the labels of a mini-batch"):
             rows, sources = self.settings.operator.hierarchy.rows.name, self.settings.sources().items()
             used = [row for row, unmasked in enumerate(mask.any(1).tolist()) if unmasked]
-            labels = {stratum: _column(data, source, stratum, stratum == rows, used) for stratum, source in sources}
+            labels = {stratum: column(data, source, stratum, stratum == rows, used) for stratum, source in sources}
             asked = self.settings.trajectory is None and all(name in data for name in sessions)
-            found = _column(data, sessions, rows, True, used) if asked else ()
+            found = column(data, sessions, rows, True, used) if asked else ()
         if self.settings.trajectory is None:
             keys = {row: found[row] for row in used} if asked else {}
-            _refuse_several(ranks.all_gather_object(keys, "sessions of a mini-batch"))
+            refuse_several(ranks.all_gather_object(keys, "sessions of a mini-batch"))
         return Window(
             self.settings.operator,
             mask,
             old,
-            None if rewarded else _padded(data, "advantages").to(self.device_name),
+            None if rewarded else padded(data, "advantages").to(self.device_name),
             labels,
             rewards=self._rewards(data, mask) if rewarded else None,
             weights=weights,
@@ -274,8 +274,8 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
                 remedy="actor_rollout_ref.rollout.calculate_log_probs=true, and "
                 "algorithm.rollout_correction.bypass_mode=false; with bypass_mode they replace the old ones",
             )
-        sampled, old = (_padded(data, key) for key in (SAMPLED, "old_log_probs"))
-        mask = _padded(data, "response_mask").bool()
+        sampled, old = (padded(data, key) for key in (SAMPLED, "old_log_probs"))
+        mask = padded(data, "response_mask").bool()
         if not self._told and mask.any() and torch.equal(sampled[mask], old[mask]):
             self._told = True
             warnings.warn(
@@ -295,13 +295,13 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
                 remedy="actor_rollout_ref.actor.use_kl_loss=true, with kl_loss_coef=0, which adds no divergence",
             )
         scores = next((name for name in SCORES if name in data), None)
-        if REWARDS in data and scores is not None and not torch.equal(_padded(data, REWARDS), _padded(data, scores)):
+        if REWARDS in data and scores is not None and not torch.equal(padded(data, REWARDS), padded(data, scores)):
             raise kept_near_twice(
                 hierarchy,
                 f"'{REWARDS}' differ from '{scores}': verl subtracts its divergence from the reference model",
                 "algorithm.use_kl_in_reward=false",
             )
-        return _wide(_padded(data, REFERRED).to(self.device_name))
+        return _wide(padded(data, REFERRED).to(self.device_name))
 
     def _step(self, batches: MicroBatches, finish: Callable[[], None]) -> Step:
         ranks, scaler = as_group(self.engine.get_data_parallel_group()).size, getattr(self.engine, "scaler", None)
@@ -339,25 +339,6 @@ def _seen(step: Step, own: Callable[..., Any], model_output: Any, data: TensorDi
     return own(model_output=model_output, data=data, dp_group=dp_group)
 
 
-def _replace_advantages(data: TensorDict, values: Tensor) -> None:
-    """Replace the advantages by values `[B, T]`, in the same layout."""
-    given = data["advantages"]
-    values = values.to(given.device)
-    data["advantages"] = response_to_nested(values, given) if given.is_nested else values
-
-
-def _padded(data: TensorDict, key: str) -> Tensor:
-    """A field `[B, T]`, padded with 0: verl's v1 trainers nest it, v0 pads it."""
-    if key not in data:
-        raise TrainerError(
-            f"the mini-batch has no field '{key}'",
-            required="what verl's ppo_loss reads",
-            found=listed(sorted(data.keys())),
-        )
-    given: Tensor = data[key]
-    return given.to_padded_tensor(0) if given.is_nested else given
-
-
 def _temperature(data: TensorDict) -> Any:
     found = tu.get(data, key="temperature")
     return tuple(found.tolist()) if isinstance(found, Tensor) else found
@@ -365,59 +346,3 @@ def _temperature(data: TensorDict) -> Any:
 
 def _wide(log_probs: Tensor) -> Tensor:
     return log_probs if log_probs.dtype == torch.float64 else log_probs.float()
-
-
-def _column(
-    data: TensorDict, source: str | Sequence[str], stratum: str, keys: bool, used: Sequence[int]
-) -> Sequence[Any]:
-    """A label or key per row; every row in `used` must have one."""
-    if not isinstance(source, str):
-        return list(zip(*(_column(data, one, stratum, keys, used) for one in source), strict=True))
-    option = f"+{HERE}.trajectory=[FIELD]" if keys else f"+{HERE}.labels.{stratum}=FIELD"
-    if source not in data:
-        raise TrainerError(
-            f"the field '{source}' for labels of '{stratum}' is missing in the mini-batch",
-            required="a field with one label per row",
-            found=f"fields of labels: {listed(sorted(k for k, field in data.items() if _has_labels(field))) or 'none'}",
-            remedy=f"give the data set a column '{source}', or name another: {option}",
-        )
-    found = tu.get(data, key=source)
-    if isinstance(found, Tensor):
-        if found.is_nested or found.reshape(len(data), -1).shape[1] != 1:
-            raise TrainerError(
-                f"the field '{source}' for labels of '{stratum}' has several numbers per row",
-                required="one label per row",
-                remedy=option,
-            )
-        found = found.reshape(-1).tolist()
-    elif not isinstance(data.get(source), NonTensorStack):
-        found = [found] * len(data)  # verl stores values that are equal in all rows once
-    for row in used:
-        if as_label(found[row]) is None:
-            raise TrainerError(
-                f"row {row} has {shown(found[row])} in the field '{source}' for labels of '{stratum}'",
-                required="one text or number per row, and no NaN",
-                remedy=f"give such rows a label in the data set, or drop them; or name another field: {option}",
-            )
-    return found
-
-
-def _has_labels(field: Any) -> bool:
-    """Whether a field has one label or number per row."""
-    return isinstance(field, NonTensorStack) or (isinstance(field, Tensor) and not field.is_nested and field.ndim == 1)
-
-
-def _refuse_several(sessions: Sequence[Mapping[int, Any]]) -> None:
-    """Refuse several rows of one session without `trajectory`: only the user knows whether they are one trajectory."""
-    met: dict[Any, tuple[int, int]] = {}
-    for rank, keys in enumerate(sessions):
-        for row, key in keys.items():
-            first, other = met.setdefault(key, (rank, row)), (rank, row)
-            if first != other:
-                where = [f"row {n} of rank {of}" for of, n in (first, other)]
-                raise TrainerError(
-                    f"{f'rows {first[1]} and {row}' if first[0] == rank else listed(where)} are outputs of one session",
-                    required="trajectory=: several outputs of an agent loop are one trajectory, or one each",
-                    found=f"uid and session_id {key} on rank {rank}",
-                    remedy=f"+{HERE}.trajectory=[uid,session_id] makes them one, =[] makes each its own",
-                )
