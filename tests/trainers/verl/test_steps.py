@@ -91,8 +91,8 @@ def test_the_loss_logged_is_minus_j_with_verls_own_terms(found, ranks, name):
         assert step["pg_loss"] == pytest.approx(wanted["pg_loss"], abs=near)
         assert step["objective"] == pytest.approx(-wanted["pg_loss"], abs=near)
         assert step["loss"] == pytest.approx(
-            wanted["loss"], rel=2e-7, abs=1e-9 if near < 1e-6 else near
-        )  # verl rounds it
+            wanted["loss"], rel=2e-7, abs=2e-8 if near < 1e-6 else near
+        )  # verl rounds the parts of micro-batches
     if "KL" in name:
         assert abs(wanted["loss"] - wanted["pg_loss"]) > 0.1
 
@@ -169,7 +169,9 @@ def test_what_a_second_pass_changes_is_measured_and_said_once(found, ranks):
         assert passes["logged"] == {name: pytest.approx(value, rel=1e-12) for name, value in passes["wanted"].items()}
         assert passes["wanted"]["changed"] > 0.1 and passes["wanted"]["log_prob_difference"] > 0.1
         assert len(passes["warnings"]) == 1, rank
-        assert "of the elements of domain are in another regime" in passes["warnings"][0]
+        shares = {name: share for name, share in passes["wanted"].items() if name.startswith("changed/")}
+        worst = max(shares, key=shares.__getitem__).removeprefix("changed/")
+        assert f"of the elements of {worst} are in another regime" in passes["warnings"][0]
 
 
 @pytest.mark.parametrize("ranks", RANKS)
