@@ -52,6 +52,15 @@ def check_window(window: str) -> None:
         raise TrainerError(f"window={shown(window)}", required=" or ".join(map(repr, WINDOWS)))
 
 
+def check_together(together: str | None, columns: Mapping[str, str | Labels]) -> None:
+    if together is not None and together not in columns:
+        raise TrainerError(
+            f"together={shown(together)}",
+            required=f"a stratum with labels: {listed(list(columns)) or 'this hierarchy has none'}",
+            remedy="leave together out, so that TRL shuffles rows",
+        )
+
+
 def label_option(stratum: str) -> str:
     """The argument that names the column of a stratum's labels, and the alternative for strata of prompts."""
     if "prompt" not in stratum:

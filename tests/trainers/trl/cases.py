@@ -64,6 +64,8 @@ class Case:
     again: int = 0  # trained on to so many steps, by the same trainer
     unscored: bool = False  # some completions have no reward
     every_regime: bool = True
+    of_prompt: int = 0  # completions per prompt, if not as below
+    before: int | None = None  # forward passes before a step that is not fresh, where groups are together
     ranks: tuple[int, ...] = (1, 2)
 
     @property
@@ -74,6 +76,8 @@ class Case:
     @property
     def samples(self) -> dict[int, int]:
         """Completions per prompt, by the number of ranks: with two of them, a group lies on both."""
+        if self.of_prompt:
+            return dict.fromkeys((1, 2), self.of_prompt)
         return {1: 3, 2: 4 if self.slices == 3 else 8}
 
     def prompts(self, ranks: int) -> int:
@@ -206,6 +210,37 @@ CASES = {
     ),
     "rows alone, near a reference model": Case(
         hierarchy="grpo_k2", budgets={}, iterations=1, steps=2, fresh=(T, T), every_regime=False, asks=True
+    ),
+    "whole groups in a slice": Case(
+        hierarchy="real",
+        budgets={},
+        trainer={"together": "prompt_group"},
+        of_prompt=5,
+        before=0,
+        every_regime=False,
+        fresh=(T, F, T, F),
+    ),
+    "whole groups in two slices": Case(
+        hierarchy="real",
+        budgets={},
+        slices=4,
+        accumulation=4,
+        trainer={"together": "prompt_group"},
+        of_prompt=20,
+        before=2,
+        every_regime=False,
+        fresh=(T, F, T, F),
+    ),
+    "whole groups, more slices than a step has": Case(
+        hierarchy="real",
+        budgets={},
+        slices=6,
+        iterations=1,
+        trainer={"together": "prompt_group"},
+        of_prompt=5,
+        before=0,
+        every_regime=False,
+        fresh=(T, F, T, F),
     ),
     "the trainer's own loss": Case(
         hierarchy="dapo", budgets={"epsilon_high": 0.2}, exact=False, every_regime=False, fresh=(T, F, T, F)

@@ -105,6 +105,9 @@ REFUSED = {
         ("'to_go' adds up the rewards of tokens", "one reward per completion", "replace(advantages=None)"),
         trainer={"hierarchy": f"{HERE}:to_go"},
     ),
+    "elements without labels together": Refused(
+        ("together='turn'", "domain, prompt_group", "leave together out"), trainer={"together": "turn"}
+    ),
     "labels for completions": Refused(
         ("trajectory", "line"), trainer={"labels": {"domain": "domain", "trajectory": "line"}}
     ),

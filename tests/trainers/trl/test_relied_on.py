@@ -5,6 +5,7 @@ import inspect
 import pytest
 from transformers import Trainer
 from trl import GRPOTrainer
+from trl.trainer import grpo_trainer
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,11 @@ from trl import GRPOTrainer
 )
 def test_methods_take_what_they_are_given(method, arguments):
     assert list(inspect.signature(getattr(GRPOTrainer, method)).parameters)[1 : len(arguments) + 1] == list(arguments)
+
+
+def test_rows_are_shuffled_by_a_function_that_can_be_another():
+    assert "= shuffle_sequence_dict(generation_batch)" in inspect.getsource(GRPOTrainer._prepare_inputs)
+    assert GRPOTrainer._prepare_inputs.__globals__ is vars(grpo_trainer)
 
 
 def test_the_trainer_underneath_leaves_accumulation_to_the_loss():
