@@ -106,7 +106,7 @@ REFUSED = {
         trainer={"hierarchy": f"{HERE}:to_go"},
     ),
     "elements without labels together": Refused(
-        ("together='turn'", "domain, prompt_group", "leave together out"), trainer={"together": "turn"}
+        ("together='turn'", "prompt_group and domain", "leave together out"), trainer={"together": "turn"}
     ),
     "labels for completions": Refused(
         ("trajectory", "line"), trainer={"labels": {"domain": "domain", "trajectory": "line"}}

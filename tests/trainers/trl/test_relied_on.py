@@ -24,7 +24,7 @@ def test_methods_take_what_they_are_given(method, arguments):
 
 def test_rows_are_shuffled_by_a_function_that_can_be_another():
     assert "= shuffle_sequence_dict(generation_batch)" in inspect.getsource(GRPOTrainer._prepare_inputs)
-    assert GRPOTrainer._prepare_inputs.__globals__ is vars(grpo_trainer)
+    assert inspect.unwrap(GRPOTrainer._prepare_inputs).__globals__ is vars(grpo_trainer)
 
 
 def test_the_trainer_underneath_leaves_accumulation_to_the_loss():
