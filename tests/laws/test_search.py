@@ -10,7 +10,21 @@ from hierarchies.right import RIGHT, SHIPPED
 from hierarchies.zoo import T, two
 from thorough import ALL
 
-from fibration import Parameter, absolute, clip, exp, load, log, log_ratio, maximum, residual, sqrt, tanh, uniform, where
+from fibration import (
+    Parameter,
+    absolute,
+    clip,
+    exp,
+    load,
+    log,
+    log_ratio,
+    maximum,
+    residual,
+    sqrt,
+    tanh,
+    uniform,
+    where,
+)
 from fibration import sign as sign_of
 from fibration.language.atoms import Reading
 from fibration.language.exact import NoValue
