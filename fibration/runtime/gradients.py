@@ -32,18 +32,16 @@ class Share(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (known,) = ctx.saved_tensors
-        dtype = ctx.source.dtype
-        with torch.no_grad():
-            if ctx.looks and float(gradient) == 1.0:
-                result = known.to(dtype, copy=_graph_is_kept())
-            else:
-                times = gradient if ctx.looks else -gradient
-                result = (
-                    known * times
-                    if known.dtype == dtype
-                    else torch.mul(known, times, out=known.new_empty(0, dtype=dtype))
-                )
-        return _once(result, ctx.source), None, None, None
+        result = scaled(known, gradient if ctx.looks else -gradient, ctx.source.dtype)
+        return once(result, ctx.source), None, None, None
+
+
+@torch.no_grad()
+def scaled(known: Tensor, times: Tensor, dtype: torch.dtype) -> Tensor:
+    """A saved gradient times the incoming one, a scalar, in `dtype`: `known` itself if it fits and is not kept."""
+    if devices.can_sync(times.device) and float(times) == 1.0:
+        return known.to(dtype, copy=_graph_is_kept())
+    return known * times if known.dtype == dtype else torch.mul(known, times, out=known.new_empty(0, dtype=dtype))
 
 
 def _graph_is_kept() -> bool:
@@ -87,10 +85,10 @@ class Gated(torch.autograd.Function):
             given = None if advantages is None else advantages.detach()
             batch = replace(ctx.batch, tokens=tokens, advantage=given)
             result = ctx.calls.gate_adjoint(batch, ctx.ranks)
-        return _once(result, log_ratio), None, None, None, None, None, None
+        return once(result, log_ratio), None, None, None, None, None, None
 
 
-def _once(gradient: Tensor, source: Tensor) -> Tensor:
+def once(gradient: Tensor, source: Tensor) -> Tensor:
     """The gradient, which depends on `source`. With `create_graph`, differentiating it again raises."""
     return _Once.apply(gradient, source) if torch.is_grad_enabled() else gradient  # type: ignore[no-any-return]
 

@@ -27,10 +27,12 @@ from fibration.runtime.index.spans import spread_out
 class MicroIndex(Index):
     """The index of a micro-batch. Its elements are those of its rows; numbers about them are those of the whole step.
 
-    `elements`: per stratum, the number in the whole step of each element: int64 [elements].
+    `rows`: the rows of the whole step, in the order of this micro-batch. `elements`: per stratum, the number in the
+    whole step of each element: int64 [elements].
     """
 
     whole: Index
+    rows: Codes
     elements: Mapping[str, Codes]
 
     @property
@@ -69,11 +71,8 @@ class MicroIndex(Index):
         return torch.from_numpy(self.elements[stratum]).to(self.device)
 
     def micro(self, rows: Any) -> Index:
-        raise HierarchyIndexError(
-            f"index of '{self.hierarchy.name}': rows are taken of a micro-batch",
-            required="rows of the whole step",
-            remedy="take them of the index that this one was taken of",
-        )
+        """Some rows of this micro-batch, as a micro-batch of the whole step."""
+        return micro_index(self.whole, self.rows[_chosen(rows, self.n_rows)])
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}; a micro-batch of {self.whole!r})"
@@ -108,7 +107,7 @@ def micro_index(whole: Index, rows: Any) -> MicroIndex:
         found = builder.assemble(encoded, values, whole.device, positions, named)
         _check_closed(found, whole, elements)
     own = {f.name: getattr(found, f.name) for f in fields(Index) if f.name != "_cache"}
-    return MicroIndex(**own | {"coupling": whole.coupling}, whole=whole, elements=elements)
+    return MicroIndex(**own | {"coupling": whole.coupling}, whole=whole, rows=chosen, elements=elements)
 
 
 Index._micro = micro_index  # type: ignore[assignment]  # what `index.micro(rows)` calls
