@@ -20,13 +20,17 @@ class Products:
         """`dtype`: the precision of the inputs. `most`: the most tokens of one product."""
         self.wide = torch.float64 if dtype == torch.float64 else torch.float32
         self.is_narrow = dtype == torch.bfloat16 and returns_float32(weight.device)
-        self.dtype = dtype if self.is_narrow else self.wide
-        self.weight = weight.to(self.dtype)
+        self.given, self.dtype = dtype, dtype if self.is_narrow else self.wide
+        self.weight = self._operand(weight)
         self._logits = None if self.is_narrow else weight.new_empty((most, len(weight)), dtype=self.wide)
+
+    def _operand(self, matrix: Tensor) -> Tensor:
+        """In the precision of the inputs, which under autocast is not that of `matrix`."""
+        return matrix.to(self.given).to(self.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[n, H]` → `[n, V]`, in memory that the next call writes over."""
-        hidden = hidden.to(self.dtype)
+        hidden = self._operand(hidden)
         if self._logits is None:
             return torch.mm(hidden, self.weight.T, out_dtype=self.wide)
         return torch.mm(hidden, self.weight.T, out=self._logits[: len(hidden)])
@@ -43,7 +47,7 @@ class Products:
 
     def add_gradient_of_weight(self, total: Tensor, gradient: Tensor, hidden: Tensor) -> None:
         """Adds to `total`, `[V, H]`."""
-        hidden = hidden.to(self.dtype)
+        hidden = self._operand(hidden)
         if self.is_narrow:
             torch.addmm(total, gradient.T, hidden, out_dtype=self.wide, out=total)
         else:

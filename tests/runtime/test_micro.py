@@ -12,6 +12,7 @@ import torch
 from hierarchies import chains, random_quivers
 from hierarchies.in_order import interleaved, with_order
 from hierarchies.penalised import with_penalties
+from steps import Step
 from support import operator, packed, padded, refuses, spec
 from thread_ranks import try_on_ranks
 
@@ -20,7 +21,6 @@ from fibration import (
     HierarchyIndexError,
 )
 from fibration.language.loading import shipped
-from fibration.runtime.operator import Operator
 
 ROUNDING = 1e-13  # of sums in another order, in float64
 SPECS = sorted(shipped())
@@ -30,75 +30,6 @@ RANDOM = {
     **{f"order {s}": lambda s=s: with_order(chains.chain(s), s) for s in range(8)},
     **{f"penalty {s}": lambda s=s: with_penalties(chains.chain(s), s) for s in range(8)},
 }
-
-
-class Step:
-    """A step of a hierarchy: random rows, labels, attributes and log-probs of all its policies, off policy."""
-
-    def __init__(self, op: Operator, seed: int, layout=packed) -> None:
-        h, self.op = op.hierarchy, op
-        drawn = chains if h.shape.is_chain and not h.groups and "state" not in map(str, h.strata) else random_quivers
-        batch = drawn.batch_for(h, seed, **({"smooth": True} if drawn is chains else {"zeros": "none"}))
-        generator = np.random.default_rng(seed)
-        self.layout = layout(op, batch)
-        self.index, self.parameters = self.layout.index, batch.parameters
-        rows, n = len(batch.lengths), batch.tokens
-        scale = generator.choice([0.3, 1.0, 3.0]) / (
-            1 + max(batch.lengths) // 20
-        )  # every branch of a gate, by some seed
-        self.old = self.layout.tensor(-generator.exponential(size=n) - 0.01)
-        self.new = self.old + self.layout.tensor(scale * batch.x / (np.abs(batch.x).max() + 1e-9))
-        frozen = [p for p in h.policies if p not in ("current", "old")]
-        self.policies = {p: self.old + self.layout.tensor(generator.normal(size=n) * 0.3) for p in frozen}
-        self.advantages = torch.from_numpy(generator.normal(size=rows))
-
-    def coefficients(self, new=None):
-        return self.op.coefficients(
-            self.new if new is None else new, self.old, self.advantages, self.index, self.parameters,
-            policies=self.policies,
-        )  # fmt: skip
-
-    def freeze(self):
-        self.op.freeze(self.old, self.advantages, self.index, self.parameters, policies=self.policies)
-
-    def places(self, rows):
-        """The places of some rows in the tensors of the step."""
-        bounds = self.index.bounds
-        return torch.from_numpy(np.concatenate([np.arange(bounds[r], bounds[r + 1]) for r in rows] or [np.arange(0)]))
-
-    def of(self, tensor, rows):
-        if tensor.ndim == 2:
-            return tensor[torch.as_tensor(rows, dtype=torch.int64)]
-        return tensor[self.places(rows)]
-
-    def loss(self, rows, new):
-        """The loss of a micro-batch of these rows, from the step's log-probs `new`."""
-        part = self.index.micro(rows)
-        policies = {name: self.of(t, rows) for name, t in self.policies.items()}
-        a = self.advantages[torch.as_tensor(rows, dtype=torch.int64)]
-        return self.op.loss(self.of(new, rows), self.of(self.old, rows), a, part, self.parameters, policies=policies)
-
-    def elements(self, stratum):
-        """The elements of a stratum that each row has tokens of: a set per row."""
-        found = [set() for _ in range(len(self.index))]
-        for leaf in self.index.leaves_over(stratum):
-            for e, place in zip(
-                self.index.parent(leaf, stratum).tolist(), self.index.positions_of(leaf).tolist(), strict=True
-            ):
-                found[int(np.searchsorted(self.index.bounds, place, side="right")) - 1].add(e)
-        return found
-
-    def closed(self):
-        """The finest cut into micro-batches: the rows that share an element of the coupling, together."""
-        left, parts = list(range(len(self.index))), []
-        shared = [self.elements(s) for s in self.op.coupling.strata]
-        while left:
-            mine = {left[0]}
-            while more := {r for r in left if any(of[r] & of[m] for of in shared for m in mine)} - mine:
-                mine |= more
-            parts.append(sorted(mine))
-            left = [r for r in left if r not in mine]
-        return parts
 
 
 def made(name):
@@ -289,6 +220,19 @@ def test_parameters_in_the_order_of_elements_are_those_of_the_whole_step():
     assert torch.equal(got, of_rows(wanted, [5, 0]))
 
 
+@pytest.mark.parametrize("name", ["grpo", "fiberpo_domain"])
+def test_rows_of_a_micro_batch_are_a_micro_batch_of_the_step(name):
+    op = operator(spec(name), "torch")
+    index = op.index(offsets=OFFSETS, **labels(op))
+    part = index.micro([5, 3, 1, 4]).micro([1, 2, 0, 3])
+    same = index.micro([3, 1, 5, 4])
+    assert part.whole is index and part.rows.tolist() == [3, 1, 5, 4]
+    given = of_rows(NEW, [3, 1, 5, 4]), of_rows(OLD, [3, 1, 5, 4]), A[[3, 1, 5, 4]]
+    assert torch.equal(op.coefficients(*given, part).values, op.coefficients(*given, same).values)
+    if name == "fiberpo_domain":
+        refuses(HierarchyIndexError, lambda: part.micro([0, 1]), what="tokens of domain 'y'")
+
+
 def test_positions_say_in_which_order_the_tokens_of_a_micro_batch_come():
     op = operator(interleaved())
     assert op.coupling.strata == ("prompt_group",)
@@ -397,7 +341,6 @@ def test_calls_that_need_the_whole_step_are_refused():
     refuses(BatchError, lambda: op.freeze(OLD, A, part, policies=policies(op)), what="op.freeze of a micro-batch")
     moving = OLD.clone().requires_grad_()
     refuses(BatchError, lambda: op.freeze(moving, A, index, policies=policies(op)), what="old_log_probs require grad")
-    refuses(HierarchyIndexError, lambda: part.micro([0]), what="rows are taken of a micro-batch")
     rewarded = operator(spec("grpo_rewards"))
     index = rewarded.index(offsets=OFFSETS, **labels(rewarded))
     call = functools.partial(rewarded.loss, of_rows(NEW, [0]), of_rows(OLD, [0]), index=index.micro([0]), rewards=A[:1])
