@@ -16,6 +16,7 @@ import fibration
 from fibration.runtime.operator import Operator
 
 VOCABULARY, WIDTH = 23, 6
+VIEWS = ("aten::t", "aten::transpose", "aten::permute", "aten::detach", "aten::alias")  # of the weight
 
 
 @dataclass
@@ -131,6 +132,6 @@ class Products(TorchDispatchMode):
         if name in ("aten::mm", "aten::addmm", "aten::addmm_"):
             a, b = args[-2:]
             self.tokens.append(a.shape[0] * a.shape[1] * b.shape[1] // self.size)
-        if isinstance(made, Tensor) and made.ndim == 2 and made.shape[1] == self.vocabulary:
+        if isinstance(made, Tensor) and made.ndim == 2 and made.shape[1] == self.vocabulary and name not in VIEWS:
             self.most = max(self.most, len(made))
         return made

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from fibration.runtime.batch import Codes
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.micro import MicroIndex
+from fibration.runtime.index.spans import spread_out
 from fibration.runtime.operator import Operator
 
 Chunk = slice  # of the numbers of unmasked tokens
@@ -17,16 +20,16 @@ Chunk = slice  # of the numbers of unmasked tokens
 
 @dataclass(frozen=True)
 class Part:
-    """Neighbouring rows of a batch. `index`: of these rows, or the batch's own if the part is all of it.
+    """Some rows of a batch, in order. `index`: of these rows, or the batch's own if the part is all of it.
 
-    `rows`, and `places` in the flattened shape, are slices of the batch's tensors. `tokens`: numbers of unmasked
-    tokens.
+    `rows`: those with tokens, int64 [rows]. `places`: of these rows in the flattened shape, int64 [places]. Both are
+    None if the part is the whole batch. `tokens`: numbers of unmasked tokens.
     """
 
     index: Index
-    rows: slice
-    places: slice
     tokens: slice
+    rows: Tensor | None = None
+    places: Tensor | None = None
 
     def chunks(self, size: int) -> list[Chunk]:
         """The tokens of this part, at most `size` at a time."""
@@ -35,13 +38,17 @@ class Part:
 
     def of(self, tensor: Tensor, per_row: bool = False) -> Tensor:
         """This part of a tensor of the batch, which has one number per token or per row."""
-        if per_row or tensor.ndim == 2:
-            return tensor[self.rows]
-        return tensor[self.places]
+        which = self.rows if per_row or tensor.ndim == 2 else self.places
+        return tensor if which is None else tensor[which]
 
-    def local(self, places: Tensor) -> Tensor:
-        """Places of the batch as places of this part's flattened tensors."""
-        return places - self.places.start if self.places.start else places
+    def local(self, tokens: slice) -> Tensor:
+        """The places of some of its tokens in this part's flattened tensors: int64."""
+        first = self.tokens.start
+        return self.index.positions[tokens.start - first : tokens.stop - first]
+
+    def __str__(self) -> str:
+        rows = [] if self.rows is None else self.rows.tolist()
+        return f"rows {rows[0]} to {rows[-1]}, as a micro-batch" if rows else "the batch"
 
 
 def is_of_tokens(op: Operator) -> bool:
@@ -59,28 +66,26 @@ def cut(op: Operator, index: Index, chunk: int) -> list[Part]:
 
 
 def _cut(op: Operator, index: Index, chunk: int) -> list[Part]:
-    counts = np.zeros(index.n_rows, np.int64)
-    counts[index.row_numbers] = index.every.sizes
-    before = np.concatenate([[0], np.cumsum(counts)])
+    # of rows with tokens alone: with empty ones, a packed part might have as many rows as tokens, and its advantages
+    # per row might be per token
+    rows, before = index.row_numbers, index.every.before
     step = index.whole if isinstance(index, MicroIndex) else index
     in_pieces = step.ranks is not None and step.ranks.cut
     separable = op.coupling.is_row_local and not (in_pieces and op.coupling.within)
     ends = [0]
-    while separable and ends[-1] < index.n_rows:
-        fitting = np.searchsorted(before, before[ends[-1]] + chunk, side="right") - 1
-        ends.append(max(int(fitting), ends[-1] + 1))
-    ends = ends if len(ends) > 1 else [0, index.n_rows]
-    # all ranks make the same calls, however many parts each has
-    alone = len(ends) == 2 and (index.ranks is None or not separable)
-    return [
-        Part(
-            index=index if alone else index.micro(slice(a, b)),
-            rows=slice(a, b),
-            places=slice(int(index.bounds[a]), int(index.bounds[b])),
-            tokens=slice(int(before[a]), int(before[b])),
-        )
-        for a, b in pairwise(ends)
-    ]
+    while separable and ends[-1] < len(rows):
+        most = max(before[ends[-1]] + chunk, before[ends[-1] + 1])
+        ends.append(int(np.searchsorted(before, most, side="right")) - 1)
+    if not separable or (len(ends) <= 2 and index.ranks is None):  # all ranks make the same calls, of one part too
+        return [Part(index, slice(0, len(index.every)))]
+    ends = ends if len(ends) > 1 else [0, 0]
+    return [_part(index, rows[a:b], slice(int(before[a]), int(before[b]))) for a, b in pairwise(ends)]
+
+
+def _part(index: Index, rows: Codes, tokens: slice) -> Part:
+    starts = index.bounds[rows]
+    places = spread_out(starts, index.bounds[rows + 1] - starts)
+    return Part(index.micro(rows), tokens, *(torch.from_numpy(a).to(index.device) for a in (rows, places)))
 
 
 def default_chunk(vocabulary: int) -> int:

@@ -122,7 +122,7 @@ class Stream:
                 self.op.freeze(given.old_log_probs, given.advantages, index, given.parameters, policies=given.policies)
             with agreed(index.group if of_step else None, CALL):
                 for part in parts:
-                    with located(f"rows {part.rows.start} to {part.rows.stop - 1}, as a micro-batch"):
+                    with located(str(part)):
                         self.measured = self._part(part, False if of_step else given.metrics)
             if of_step:
                 self.measured = self._measured_of_step()
@@ -133,7 +133,7 @@ class Stream:
     def _measured_of_step(self) -> MetricSource:
         if self.given.metrics is False:
             return Measured()
-        every = Part(self.index, slice(0, len(self.index)), slice(0, None), slice(0, len(self.places)))
+        every = Part(self.index, slice(0, len(self.places)))
         return self._coefficients(every, self.given.metrics).measured
 
     def _part(self, part: Part, metrics: Metrics, group: Communicator | None = None) -> MetricSource:
@@ -173,13 +173,13 @@ class Stream:
     def _coefficients(self, part: Part, metrics: Metrics) -> Coefficients:
         """The coefficients of a part, from the log-probs that are known so far."""
         log_probs = torch.zeros(part.index.shape, dtype=self.products.wide, device=self.index.device)
-        log_probs.view(-1)[part.local(self.places[part.tokens])] = self.found.log_probs[part.tokens]
+        log_probs.view(-1)[part.local(part.tokens)] = self.found.log_probs[part.tokens]
         positional, named = self.given.of(part)
         return self.op.coefficients(log_probs, *positional, **named, metrics=metrics)
 
     def _differentiate(self, part: Part, chunk: Chunk, result: Coefficients, z: Tensor | None) -> None:
         """Adds a chunk's gradients. `z`: what `_measure` returned; None computes the logits again."""
-        coefficients = result.values.reshape(-1)[part.local(self.places[chunk])]
+        coefficients = result.values.reshape(-1)[part.local(chunk)]
         which = None if self.head.bonus else live(coefficients)
         if which is not None and not len(which):
             return

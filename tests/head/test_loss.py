@@ -27,11 +27,11 @@ def numbers(metrics):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("chunk", [1, 4, 1000])
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
 @pytest.mark.parametrize("layout", [packed, padded])
 @pytest.mark.parametrize("name", sorted(shipped()))
 def test_every_shipped_loss_has_the_gradients_of_full_logits(name, layout, chunk):
-    for seed, shape in ((0, {}), (1, SHAPED)):
+    for seed, shape in ((7, {}), (2, SHAPED)):
         made = step(name, seed, layout, **shape)
         leaves = made.leaves()
         result = made.loss_of_head(leaves, chunk=chunk)
