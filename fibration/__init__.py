@@ -1,6 +1,7 @@
 """fibration: declare the loss of a language model for RL, prove its laws, compile it, and train with it.
 
-Declarations and laws load at once. The names in `_LAZY`, most of which need torch, load on first use.
+Declarations and laws load at once. The names in `_LAZY`, most of which need torch, load on first use, and so does
+`fibration.head`.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ from fibration.laws.equivalent.decide import equivalent
 from fibration.laws.verify import verify as _verify  # noqa: F401  (gives Hierarchy its `verify`)
 
 if TYPE_CHECKING:
-    from fibration import head
+    from fibration import head as head
     from fibration.cli.run import run
     from fibration.language.loading import load
     from fibration.pipeline import compile
@@ -97,7 +98,6 @@ _LAZY = {
     "Rollouts": "fibration.rollouts",
     "load_rollouts": "fibration.rollouts",
     "run": "fibration.cli.run",
-    "head": "",  # a room, which is a module
 }
 
 __all__ = [
@@ -107,7 +107,7 @@ __all__ = [
     "RolloutsError", "SpecError", "Stratum", "TrainerError", "absolute", "advantage", "after", "aggregate_gate",
     "atan", "balanced", "before", "centred", "channel_sign", "clip", "clip_gate", "compile", "constant_normaliser",
     "count", "decomposition", "density", "deviation", "dual_clip_gate", "equal", "equivalent", "exp", "expm1",
-    "gated", "head", "identity_gate", "largest", "load", "load_rollouts", "log", "log1p", "log_clip_gate", "log_prob",
+    "gated", "identity_gate", "largest", "load", "load_rollouts", "log", "log1p", "log_clip_gate", "log_prob",
     "log_ratio", "mass", "maximum", "mean", "minimum", "on_policy", "one", "pessimistic_clip_gate", "policies",
     "populated", "position", "proportional", "pull", "quantile", "ratio_deviation", "residual", "reward", "run",
     "same", "sigmoid", "sign", "signed_log_ratio", "softplus", "some", "sqrt", "standardised", "stop", "strata",
@@ -129,9 +129,11 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         return metadata.version("fibration")
     if name in _LAZY:
-        value = getattr(import_module(_LAZY[name]), name) if _LAZY[name] else import_module(f"fibration.{name}")
+        value = getattr(import_module(_LAZY[name]), name)
         globals()[name] = value
         return value
+    if name == "head":  # a room; importing it makes it an attribute
+        return import_module("fibration.head")
     raise AttributeError(f"module 'fibration' has no attribute {name!r}")
 
 

@@ -19,6 +19,7 @@ BUDGETS = {
     "cli": 35,
     "compiler": 10,
     "fuzz": 4,
+    "head": 25,
     "language": 15,
     "laws": 120,
     "packaging": 4,

@@ -38,7 +38,7 @@ def check_head(index: Index, hidden: Tensor, weight: Tensor, bias: Tensor | None
             raise BatchError(
                 f"{name} is a DTensor, a part of which is on this rank",
                 required="all of it on this rank: probabilities are of the whole vocabulary",
-                remedy=f"pass {name}.full_tensor(), through which gradients flow back",
+                remedy=f'pass {name}.full_tensor(grad_placements=[Partial("avg")]): gradients are averaged over ranks',
             )
         refuse_kind(name, tensor)
         if not isinstance(tensor, Tensor) or tensor.dtype not in FLOATS:

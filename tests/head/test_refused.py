@@ -59,7 +59,7 @@ REFUSED = {
     ),
     "a shard of the weight": (
         {"weight": torch.zeros(10, 4).as_subclass(Sharded)},
-        {"what": "weight is a DTensor", "required": "the whole vocabulary", "remedy": "weight.full_tensor()"},
+        {"what": "weight is a DTensor", "required": "the whole vocabulary", "remedy": 'weight.full_tensor(grad_placements=[Partial("avg")])'},
     ),
     "a target beyond the vocabulary": (
         {"targets": at(GIVEN["targets"], (1, 2), 10)},

@@ -3,6 +3,7 @@
 from slips import (
     backends,
     compiler,
+    head,
     language,
     laws,
     laws_proof,
@@ -24,6 +25,7 @@ ROOMS = (
     laws_witness,
     compiler,
     backends,
+    head,
     runtime,
     runtime_index,
     runtime_ranks,

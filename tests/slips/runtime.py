@@ -145,7 +145,7 @@ SLIPS = (
     ),
     slip(
         "a gradient that another pass needs is handed out", "test_backward",
-        "result = known.to(dtype, copy=_graph_is_kept())", "result = known.to(dtype)",
+        "return known.to(dtype, copy=_graph_is_kept())", "return known.to(dtype)",
     ),
     slip(
         "parameters of the last call serve every other", "test_parameters",
@@ -157,7 +157,7 @@ SLIPS = (
     ),
     slip(
         "an incoming gradient is taken for 1", "test_backward",
-        "if ctx.looks and float(gradient) == 1.0:", "if ctx.looks:",
+        "if devices.can_sync(times.device) and float(times) == 1.0:", "if devices.can_sync(times.device):",
     ),
     slip(
         "maxima of elements are added up", "test_metrics",
