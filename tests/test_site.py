@@ -110,7 +110,14 @@ def test_every_page_is_reached_from_the_front_page():
 
 @pytest.mark.parametrize(
     "module",
-    ["fibration", "fibration.rollouts", "fibration.head", "fibration.trust_region", "fibration.trainers.trl", "fibration.trainers.verl"],
+    [
+        "fibration",
+        "fibration.rollouts",
+        "fibration.head",
+        "fibration.trust_region",
+        "fibration.trainers.trl",
+        "fibration.trainers.verl",
+    ],
 )
 def test_every_public_name_is_in_the_reference_once(module):
     pages = "".join(p.read_text() for p in (ROOT / "docs" / "reference").glob("*.md"))

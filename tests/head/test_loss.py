@@ -44,6 +44,7 @@ def test_every_shipped_loss_has_the_gradients_of_full_logits(name, layout, chunk
         assert numbers(result.metrics) == pytest.approx(numbers(whole.metrics), rel=1e-9, abs=1e-9, nan_ok=True)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["grpo", "gspo", "fiberpo_domain"])
 def test_gradients_are_those_of_finite_differences(name):
     """Of the value alone, in the direction of single numbers. The step is off the kinks of the gates."""
@@ -63,6 +64,7 @@ def test_gradients_are_those_of_finite_differences(name):
             assert (values[0] - values[1]) / (2 * h) == pytest.approx(float(leaf.grad.reshape(-1)[i]), abs=2e-8)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["dapo", "gspo", "real"])
 @pytest.mark.parametrize("chunk", [2, 1000])
 def test_the_entropy_and_the_gradient_of_its_bonus(name, chunk):
@@ -84,6 +86,7 @@ def test_the_entropy_and_the_gradient_of_its_bonus(name, chunk):
     assert torch.equal(asked.entropy, result.entropy) or chunk == 2
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["grpo", "gspo", "fiberpo_domain"])
 def test_errors_are_not_larger_than_those_of_full_logits_in_the_same_dtype(name, dtype):
@@ -112,6 +115,7 @@ def test_errors_are_not_larger_than_those_of_full_logits_in_the_same_dtype(name,
             assert np.abs(g - w).max() <= 2 * np.abs(f - w).max() + unit
 
 
+@pytest.mark.thorough
 def test_a_scale_of_the_loss_reaches_float16_before_its_gradients_are_rounded():
     """Gradients of 1e-9 are 0 in float16; trainers scale the loss by 2**16."""
     made = step("grpo", 5, scale=0.3)
