@@ -1,13 +1,24 @@
-"""A step of any hierarchy: rows, labels, attributes, and log-probs of all its policies."""
+"""Steps of shipped and random hierarchies: rows, labels and log-probs of all policies, off policy."""
 
-from __future__ import annotations
+import functools
 
 import numpy as np
 import torch
 from hierarchies import chains, random_quivers
-from support import packed
+from hierarchies.in_order import with_order
+from hierarchies.penalised import with_penalties
+from support import operator, packed, spec
 
+from fibration.language.loading import shipped
 from fibration.runtime.operator import Operator
+
+SPECS = sorted(shipped())
+RANDOM = {
+    **{f"chain {s}": functools.partial(chains.chain, s) for s in range(24)},
+    **{f"quiver {s}": functools.partial(random_quivers.quiver, s) for s in range(24)},
+    **{f"order {s}": lambda s=s: with_order(chains.chain(s), s) for s in range(8)},
+    **{f"penalty {s}": lambda s=s: with_penalties(chains.chain(s), s) for s in range(8)},
+}
 
 
 class Step:
@@ -77,3 +88,8 @@ class Step:
             parts.append(sorted(mine))
             left = [r for r in left if r not in mine]
         return parts
+
+
+def made(name):
+    h = RANDOM[name]() if name in RANDOM else spec(name)
+    return operator(h, "torch")

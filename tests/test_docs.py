@@ -306,6 +306,7 @@ def test_the_tutorial_says_what_its_blocks_print(capsys, monkeypatch):
         "batches",
         "facts",
         "how-laws-are-decided",
+        "how-to/dead-rows",
         "how-to/head",
         "laws",
         "metrics",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fibration.compiler.arguments import TOKENS, token_tensor
+from fibration.compiler.dead import DeadIf
 from fibration.compiler.keys import Key
 from fibration.compiler.program import PER_TOKEN, Program
 from fibration.compiler.spread import BEYOND, RANGE
@@ -19,7 +20,7 @@ from fibration.runtime import devices
 from fibration.runtime.batch import Batch, Executable, Outputs
 from fibration.runtime.frozen import KEY as FROZEN_SUMS
 from fibration.runtime.frozen import Frozen, frozen_sums, no_metrics, no_rewards, of_whole_step
-from fibration.runtime.given import check_rows_agree, is_per_row, of_batch_rows, row_values
+from fibration.runtime.given import check_rows_agree, checked, is_per_row, of_batch_rows, row_values
 from fibration.runtime.graphs import refuse_graphs
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.micro import MicroIndex
@@ -36,6 +37,7 @@ from fibration.runtime.inputs import (
     refuse_sums,
     refuse_terms,
 )
+from fibration.runtime.live import live_rows
 from fibration.runtime.measured import Collector
 from fibration.runtime.parameters import parameter_values
 from fibration.runtime.precision import HALF, warn_of_rounding
@@ -133,6 +135,14 @@ class Executor:
                 remedy="compare with backend='torch', which computes in float64",
             )
         index.keep(FROZEN_SUMS, Frozen.of(sums, self.hierarchy, program, index, parameters))
+
+    def live(self, advantages: Tensor, index: Index | None, dead_if: DeadIf) -> Tensor:
+        """See `Operator.live`."""
+        shards = index.ranks if isinstance(index, Index) and not isinstance(index, MicroIndex) else None
+        with agreed(None if shards is None else shards.group, "op.live"):
+            index = check_tokens(self.hierarchy, index)
+            given, per_row = checked(self.hierarchy, index, "advantage", advantages)
+        return live_rows(self.hierarchy, dead_if, index, given, per_row)
 
     def of_micro(self, metrics: object, rewards: object) -> str:
         """The program of a micro-batch. Metrics by name and rewards need a whole step: BatchError."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fibration.compiler.coupling import UNCOUPLED, Coupling, coupling
+from fibration.compiler.dead import DeadIf, dead_if
 from fibration.compiler.diagnostics import levels
 from fibration.compiler.ir import Input, Matrix
 from fibration.compiler.keys import Key
@@ -69,6 +70,12 @@ class Operator:
         """Which rows decide a coefficient together. A micro-batch must contain all of them."""
         known = self.programs.get("objective")  # without programs an operator makes indexes alone
         return UNCOUPLED if known is None else coupling(known, self.hierarchy)
+
+    @cached_property
+    def dead_if(self) -> DeadIf:
+        """When a token has the coefficient 0 whatever the log-probs are: `live` reads it."""
+        known = self.programs.get("objective")
+        return DeadIf({}) if known is None else dead_if(known, self.hierarchy)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Generated functions do not pickle, so unpickling compiles the hierarchy again."""
@@ -236,6 +243,19 @@ class Operator:
         graph = torch.is_grad_enabled()
         with torch.no_grad():
             self.calls.freeze(old_log_probs, advantages, index, parameters, policies, graph)
+
+    @refuse_transforms
+    def live(self, advantages: Tensor, index: Index | None = None) -> Tensor:
+        """The rows that can get a gradient: bool `[B]` on the device of the index, False at rows without tokens.
+
+        A row is False only if all its coefficients are 0 whatever the log-probs are. `op.dead_if` says when: in most
+        losses where all advantages of the row are 0, never where a penalty is added.
+
+        `advantages`: per token, or per row `[B]`; for rewards `op.advantages(rewards, index)`. Over ranks all of them
+        make this call. On a micro-batch no ranks meet. Raises HierarchyIndexError for a micro-batch that has some
+        tokens of an element, if the others' advantages decide too.
+        """
+        return self.calls.live(advantages, index, self.dead_if)
 
     def gate(
         self,

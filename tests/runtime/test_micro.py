@@ -9,10 +9,8 @@ import functools
 import numpy as np
 import pytest
 import torch
-from hierarchies import chains, random_quivers
-from hierarchies.in_order import interleaved, with_order
-from hierarchies.penalised import with_penalties
-from steps import Step
+from hierarchies.in_order import interleaved
+from steps import RANDOM, SPECS, Step, made
 from support import operator, packed, padded, refuses, spec
 from thread_ranks import try_on_ranks
 
@@ -20,21 +18,8 @@ from fibration import (
     BatchError,
     HierarchyIndexError,
 )
-from fibration.language.loading import shipped
 
 ROUNDING = 1e-13  # of sums in another order, in float64
-SPECS = sorted(shipped())
-RANDOM = {
-    **{f"chain {s}": functools.partial(chains.chain, s) for s in range(24)},
-    **{f"quiver {s}": functools.partial(random_quivers.quiver, s) for s in range(24)},
-    **{f"order {s}": lambda s=s: with_order(chains.chain(s), s) for s in range(8)},
-    **{f"penalty {s}": lambda s=s: with_penalties(chains.chain(s), s) for s in range(8)},
-}
-
-
-def made(name):
-    h = RANDOM[name]() if name in RANDOM else spec(name)
-    return operator(h, "torch")
 
 
 @pytest.mark.sampled

@@ -292,4 +292,17 @@ SLIPS = (
         "a reward that is not finite may become a finite advantage", "test_bad_rewards",
         'kept = ir.scalar("select", ir.scalar("le", nothing, ZERO), ir.arg(1), ir.const(float("nan")))', "kept = ir.arg(1)",
     ),
+    slip(
+        "a sum over an element needs one advantage of 0", "runtime/test_live",
+        "return Advantages(a.leaf, target if target in self.under[a.over] else BATCH)", "return a",
+    ),
+    slip(
+        "a penalty that is not 0 leaves rows dead", "runtime/test_live",
+        "found[node.stratum] = ways if value == 0.0 else frozenset()", "found[node.stratum] = ways or ALWAYS",
+    ),
+    slip(
+        "a row lives if its last token does", "runtime/test_live",
+        "rows.index_add_(0, index.row_tensor()[index.rows_of_tokens(leaf)], alive.long())",
+        "rows[index.row_tensor()[index.rows_of_tokens(leaf)]] = alive.long()",
+    ),
 )  # fmt: skip

@@ -1,0 +1,67 @@
+"""The rows of an index that can get a gradient: `op.live`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fibration.compiler.dead import Advantages, DeadIf
+from fibration.errors import HierarchyIndexError
+from fibration.language.atoms import Stratum
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import is_beyond_rows
+from fibration.runtime.given import at_tokens
+from fibration.runtime.index.index import Index
+from fibration.runtime.index.micro import MicroIndex
+
+
+def live_rows(h: Hierarchy, dead_if: DeadIf, index: Index, given: Tensor, per_row: bool) -> Tensor:
+    """bool `[B]`: the rows with a token whose coefficient may differ from 0. `given`: checked advantages.
+
+    Over ranks, one all-gather for each stratum of `dead_if` whose elements may have tokens on several ranks.
+    """
+    nonzero = at_tokens(index, given, per_row) != 0  # NaN too: the loss refuses it
+    of_leaf: dict[str, Tensor] = {}
+    for leaf in index.leaves:
+        at = index.tokens_of(leaf)
+        of_leaf[leaf] = nonzero if at is None else nonzero[at]
+    read = sorted({a for ways in dead_if.ways.values() for way in ways for a in way})
+    found = {a: _of_elements(h, index, a, of_leaf[a.leaf]) for a in read}
+    rows = torch.zeros(index.n_rows, dtype=torch.int64, device=index.device)
+    for leaf, ways in dead_if.ways.items():
+        alive = torch.ones_like(of_leaf[leaf])
+        for way in sorted(ways, key=sorted):
+            reads = torch.zeros_like(alive)
+            for a in sorted(way):
+                reads |= found[a] if a == (leaf, leaf) else found[a][index.parent(leaf, a.over)]
+            alive &= reads
+        rows.index_add_(0, index.row_tensor()[index.rows_of_tokens(leaf)], alive.long())
+    return rows > 0
+
+
+def _of_elements(h: Hierarchy, index: Index, a: Advantages, nonzero: Tensor) -> Tensor:
+    """Per element of `a.over`, whether one of its advantages is not 0: bool [elements]."""
+    if a.over == a.leaf:
+        return nonzero
+    found = torch.zeros(index.size[a.over], dtype=torch.int64, device=index.device)
+    found.index_add_(0, index.parent(a.leaf, a.over), nonzero.long())
+    whole = index.whole if isinstance(index, MicroIndex) else index
+    if whole.ranks is not None and (whole.ranks.cut or is_beyond_rows(h, Stratum(a.over))) and whole is index:
+        found = whole.ranks.group.all_gather(found, f"which {a.over}s have an advantage").sum(0)
+    elif whole is not index:
+        _refuse_part(h, index, a)
+    return found > 0
+
+
+def _refuse_part(h: Hierarchy, index: Index, a: Advantages) -> None:
+    """Refuse a micro-batch with some of an element's tokens: advantages elsewhere decide about them."""
+    every = index.count(a.leaf, a.over)  # of the whole step
+    here = torch.zeros_like(every).index_add_(
+        0, index.parent(a.leaf, a.over), torch.ones(index.size[a.leaf], dtype=every.dtype, device=every.device)
+    )
+    for i in ((here != every) & (here > 0)).nonzero()[:1, 0].tolist():
+        raise HierarchyIndexError(
+            f"a micro-batch has {here[i]:.0f} of the {every[i]:.0f} {a.leaf}s of {index.describe_element(a.over, i)}",
+            required=f"all of them: whether a {a.leaf} of '{h.name}' has a gradient depends on their advantages",
+            remedy="call op.live(...) with the index of the whole step, and slice its rows",
+        )
