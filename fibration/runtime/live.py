@@ -59,7 +59,7 @@ def _refuse_part(h: Hierarchy, index: Index, a: Advantages) -> None:
     here = torch.zeros_like(every).index_add_(
         0, index.parent(a.leaf, a.over), torch.ones(index.size[a.leaf], dtype=every.dtype, device=every.device)
     )
-    for i in ((here != every) & (here > 0)).nonzero()[:1, 0].tolist():
+    for i in ((here > 0) & (here != every)).nonzero()[:1, 0].tolist():
         raise HierarchyIndexError(
             f"a micro-batch has {here[i]:.0f} of the {every[i]:.0f} {a.leaf}s of {index.describe_element(a.over, i)}",
             required=f"all of them: whether a {a.leaf} of '{h.name}' has a gradient depends on their advantages",
