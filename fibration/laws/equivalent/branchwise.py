@@ -101,15 +101,15 @@ def alike(one: Case, other: Case, known: Conditions, assume: Assumptions, by_val
 
 def _unmet(case: Case, known: Conditions, assume: Assumptions, by_value: bool) -> set[tuple[Any, Signs]]:
     needs = case.needs if by_value else case.needs_of_slopes(may_move)
-    if all(assume.signs(e) <= allowed for e, allowed in needs):
+    if all(assume.signs(n.value) <= n.signs for n in needs):
         return set()
     inside = assume.with_signs({**known, **dict(case.signs)})
-    return {(sympy.expand(e), allowed) for e, allowed in needs if not inside.signs(e) <= allowed}
+    return {(sympy.expand(n.value), n.signs) for n in needs if not inside.signs(n.value) <= n.signs}
 
 
-def may_move(value: Any) -> bool:
-    """Whether a gradient may flow through a value: it reads a log ratio, a gated number or a statistic."""
-    return any(isinstance(ATOM_OF[s], (Reading, Gated)) for s in value.free_symbols)
+def may_move(symbol: Any) -> bool:
+    """Whether a gradient may flow from a symbol: that of a log ratio, a gated number or a statistic."""
+    return isinstance(ATOM_OF[symbol], (Reading, Gated))
 
 
 def identical(one: Any, other: Any) -> bool:

@@ -14,10 +14,19 @@ from typing import Any
 import sympy
 from sympy import oo
 
+from fibration.language.atoms import Density
 from fibration.language.expressions import Expression
 from fibration.language.operators import Signs
 from fibration.language.polynomials import Polynomial, Quotient, TooLarge, as_quotient, constant, variable
-from fibration.language.sympy_bridge import atom_expression, atom_number, from_quotient, quotient, show, vanishes
+from fibration.language.sympy_bridge import (
+    ATOM_OF,
+    atom_expression,
+    atom_number,
+    from_quotient,
+    quotient,
+    show,
+    vanishes,
+)
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import Case, TooManyCases, cases
 from fibration.laws.signs.neighbourhood import RHO, is_kinked
@@ -146,7 +155,7 @@ def pieces(gate: Expression, assume: Assumptions) -> list[Line] | None:
         found = cases(gate, assume)
     except TooManyCases:
         return None
-    if not all(case.defined(assume) for case in found):
+    if not all(case.defined(assume, case.needs_of_slopes(has_slope)) for case in found):
         return None
     groups: dict[frozenset[tuple[Any, Signs]], list[Case]] = {}
     for case in found:
@@ -163,6 +172,11 @@ def pieces(gate: Expression, assume: Assumptions) -> list[Line] | None:
             return None
         lines.append(line)
     return [line for line in lines if line.pieces]
+
+
+def has_slope(symbol: Any) -> bool:
+    """Whether a gate passes a gradient on to a symbol: the residual, or a coarser density."""
+    return symbol == RHO or isinstance(ATOM_OF[symbol], Density)
 
 
 @dataclass(frozen=True)

@@ -308,15 +308,11 @@ class _Sampled:
         for case in cases(formula, assume):
             if near and not all(self._may_be_near(d, signs) for d, signs in case.signs):
                 continue
-            inside = assume.with_signs(dict(case.signs))
-            if any(inside.signs(a) != POSITIVE for a in map(to_sympy, _under_roots(case.value)) if self._moves(a)):
+            if not case.defined(assume, case.needs_of_slopes(self._is_drawn)):
                 return None
             state = tuple((d, signs) for d, signs in case.signs if not any(map(self._is_drawn, d.free_symbols)))
             groups.setdefault(state, []).append(case.slope(X))
         return [[c for other in groups if _agree(state, other) for c in groups[other]] for state in groups]
-
-    def _moves(self, value: Any) -> bool:
-        return any(map(self._is_drawn, value.free_symbols))
 
     def _may_be_near(self, difference: Any, signs: Signs) -> bool:
         there = self.assume.signs(difference.subs(X, 0))
@@ -425,13 +421,6 @@ def _joins(e: Expression, held: bool = False) -> bool:
     if isinstance(e, Summary) and not held:
         return any(a in (token_log_ratio, CURRENT_LOG_PROB) for a in atoms_within(e.formula))
     return False
-
-
-def _under_roots(e: Expression) -> Iterator[Expression]:
-    """Yields the arguments of roots through which a gradient may flow; a root of 0 has no slope."""
-    if isinstance(e, Apply) and e.operator != "stop":
-        yield from (a for argument in e.arguments for a in _under_roots(argument))
-        yield from e.arguments if e.operator == "sqrt" else ()
 
 
 def _as_old(a: Expression, targets: tuple[str, ...]) -> Expression:

@@ -25,7 +25,7 @@ from fibration.language.policies import LogProb
 from fibration.language.statistics import atoms_within
 from fibration.language.sympy_bridge import symbol, to_sympy
 from fibration.language.traversal import atoms
-from fibration.laws.gates.pieces import affine_root
+from fibration.laws.gates.pieces import affine_root, has_slope
 from fibration.laws.gates.reach import is_effect
 from fibration.laws.signs import smooth_signs
 from fibration.laws.signs.assumptions import Assumptions
@@ -168,7 +168,9 @@ def branches(gate: Expression, assume: Assumptions, side: int, certain: Conditio
     for case in found:
         inside = assume.with_signs(dict(case.signs))
         slope = _without_kinks(case.slope(RHO), inside)
-        if is_kinked(_without_kinks(case.sympy(), inside)) or is_kinked(slope) or not case.defined(assume):
+        if is_kinked(_without_kinks(case.sympy(), inside)) or is_kinked(slope):
+            return None
+        if not case.defined(assume, case.needs_of_slopes(has_slope)):
             return None
         made.append(Branch((*case.signs, *certain), slope, _slope_signs(case, slope, assume, side)))
     return made

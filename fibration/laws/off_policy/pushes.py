@@ -67,7 +67,7 @@ def _slope_signs(formula: Expression, variable: Any, assume: Assumptions, slope:
         return frozenset(WAYS)
     found: Signs = frozenset()
     for case in branches:
-        if is_kinked(case.sympy()):
+        if is_kinked(case.sympy()) or not case.defined(assume, case.needs_of_slopes(lambda s: s == variable)):
             return frozenset(WAYS)
         found |= assume.with_signs(dict(case.signs)).signs(slope(case, variable))
     return found

@@ -4,26 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 
-from fibration.language.expressions import Apply, Expression, ExpressionTooLarge, apply
+from fibration.language.expressions import Apply, Expression, ExpressionTooLarge, Number, apply
 from fibration.language.operators import ANY, OPERATORS, ZERO, Signs, Valued
 from fibration.language.sympy_bridge import flowing, to_sympy
-from fibration.language.traversal import desugar
+from fibration.language.traversal import desugar, rewrite
 from fibration.laws.signs import smooth_signs
 from fibration.laws.signs.assumptions import Assumptions
 
 MAX_CASES = 512
+NOTHING = Number(Fraction(0))
 _TRUE_SIGNS: dict[str, Signs] = {
     "<": frozenset({-1}), "<=": frozenset({-1, 0}), ">": frozenset({1}), ">=": frozenset({0, 1}),
 }  # fmt: skip
-
-
-Needs = tuple[tuple[Any, Signs], ...]
 Conditions = dict[Any, Signs]  # the signs that differences have
+
+
+class Need(NamedTuple):
+    """An expression, with the signs at which an operator of it has a value.
+
+    `moved_by`: the symbols from which a gradient flows into a root, as the formula is written; of other operators none.
+    `sqrt(x - x)` is 0, and its derivative by the chain rule is `0·inf`, which sympy drops with the root.
+    """
+
+    value: Any
+    signs: Signs
+    moved_by: frozenset[Any] = frozenset()
+
+    def of_slopes(self, moves: Callable[[Any], bool]) -> Need:
+        """The need for a value and slopes: a root of 0 has no slope towards symbols for which `moves` holds."""
+        return Need(self.value, self.signs - ZERO) if any(map(moves, self.moved_by)) else self
+
+
+Needs = tuple[Need, ...]
 
 
 @dataclass(frozen=True)
@@ -52,11 +70,11 @@ class Case:
     def defined(self, assume: Assumptions, needs: Needs | None = None) -> bool:
         """Whether the assumptions and the case's conditions imply its needs (or `needs`), so that it has a value."""
         inside = assume.with_signs(dict(self.signs))
-        return all(smooth_signs.signs(e, inside) <= allowed for e, allowed in (self.needs if needs is None else needs))
+        return all(smooth_signs.signs(n.value, inside) <= n.signs for n in (self.needs if needs is None else needs))
 
     def needs_of_slopes(self, moves: Callable[[Any], bool]) -> Needs:
-        """The needs for a value and slopes: where `moves(e)` holds, `sqrt(e)` has no slope at `e = 0`."""
-        return tuple((e, allowed - ZERO if moves(e) else allowed) for e, allowed in self.needs)
+        """The needs for a value and for slopes towards the symbols for which `moves` holds."""
+        return tuple(n.of_slopes(moves) for n in self.needs)
 
 
 class TooManyCases(Exception):
@@ -69,7 +87,7 @@ def cases(expression: Expression, assume: Assumptions) -> list[Case]:
         try:
             assume.branches[expression] = [
                 Case(tuple(path.signs.items()), value, tuple(dict.fromkeys((*path.needs, *needs(value)))))
-                for path, value in _split(desugar(expression), Path({}, assume), assume)
+                for path, value in _split(rewrite(desugar(expression), _stopped), Path({}, assume), assume)
             ]
         except TooManyCases as error:
             assume.branches[expression] = error
@@ -83,15 +101,33 @@ def cases(expression: Expression, assume: Assumptions) -> list[Case]:
     return found
 
 
-def needs(e: Expression) -> Iterator[tuple[Any, Signs]]:
-    """The expressions, each with its allowed signs, that a branch-free expression needs to have a value."""
+def _stopped(e: Expression) -> Expression:
+    """`0*stop(a)` for `0*a`: no gradient flows through a factor of a written 0. One flows beside the 0 of a `where`."""
+    if isinstance(e, Apply) and e.operator == "*" and NOTHING in e.arguments:
+        return Apply("*", tuple(a if a == NOTHING else Apply("stop", (a,)) for a in e.arguments))
+    return e
+
+
+def needs(e: Expression, flows: bool = True) -> Iterator[Need]:
+    """What a branch-free expression needs to have a value. `flows`: a gradient flows through it."""
     if isinstance(e, Apply):
         for a in e.arguments:
-            yield from needs(a)
+            yield from needs(a, flows and e.operator != "stop")
         row = OPERATORS[e.operator]
         assert isinstance(row, Valued)
         for value, signs in row.domain(*e.arguments):
-            yield flowing(to_sympy(value)), signs
+            found = flowing(to_sympy(value))
+            is_root = flows and 0 in signs
+            yield Need(found, signs, frozenset({*found.free_symbols, *_flowing_into(value)} if is_root else ()))
+
+
+def _flowing_into(e: Expression) -> Iterator[Any]:
+    """The symbols from which a gradient flows into a branch-free expression."""
+    if not isinstance(e, Apply):
+        yield from to_sympy(e).free_symbols
+    elif e.operator != "stop":
+        for a in e.arguments:
+            yield from _flowing_into(a)
 
 
 @dataclass(frozen=True)
@@ -142,7 +178,7 @@ def _outcomes(condition: Expression, path: Path, assume: Assumptions) -> list[tu
     left, right = condition.arguments
     for k1, a in _split(left, path, assume):
         for k2, b in _split(right, k1, assume):
-            read = replace(k2, needs=(*k2.needs, *needs(a), *needs(b)))
+            read = replace(k2, needs=(*k2.needs, *needs(a, flows=False), *needs(b, flows=False)))
             found += _compare(condition.operator, flowing(to_sympy(a) - to_sympy(b)), read, assume)
     return found
 

@@ -61,7 +61,7 @@ class Claim:
         found: dict[Count | Total, None] = {}
         for case in branches:
             inside = self.assume.with_signs(dict(case.signs))
-            for e in (e for e, allowed in case.needs if not inside.signs(e) <= allowed):
+            for e in (n.value for n in case.needs if not inside.signs(n.value) <= n.signs):
                 for atom in map(from_sympy, sorted(e.free_symbols, key=str)):
                     if isinstance(atom, (Count, Total)) and not inside.presence.present(atom.of, atom.over):
                         found[atom] = None

@@ -6,7 +6,7 @@ up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from fibration.language.operators import ANY, ZERO, Signs
 from fibration.language.sympy_bridge import show, symbol, vanishes
 from fibration.language.traversal import atoms
 from fibration.laws.signs.assumptions import Assumptions
-from fibration.laws.signs.branches import Case, TooManyCases, cases
+from fibration.laws.signs.branches import Case, Needs, TooManyCases, cases
 
 RHO = symbol(residual)
 SIDES = (-1, 0, 1)
@@ -59,15 +59,15 @@ class Neighbourhood:
 
         A root of 0 has a value and no slope. sympy takes `sqrt(x)*sqrt(x)` for `x`, but its derivative at 0 is `0·inf`.
         """
-        return self._has(case, lambda e, allowed: allowed - ZERO if e.has(*self.moving, *self.held) else allowed)
+        return self._has(case, case.needs_of_slopes(lambda s: s in self.moving or s in self.held))
 
     def is_defined(self, case: Case) -> bool:
         """Whether a branch has a value, which tends to its value at the point itself."""
-        return self._has(case, lambda e, allowed: allowed)
+        return self._has(case, case.needs)
 
-    def _has(self, case: Case, allowed: Callable[[Any, Signs], Signs]) -> bool:
+    def _has(self, case: Case, needs: Needs) -> bool:
         fixed = self._fixed(case)
-        return all(self.signs(e, fixed) <= allowed(e, signs) for e, signs in case.needs)
+        return all(self.signs(n.value, fixed) <= n.signs for n in needs)
 
     def signs(self, difference: Any, assume: Assumptions | None = None) -> Signs:
         """The signs of a difference near on-policy: those of its first term that does not vanish."""
@@ -178,7 +178,7 @@ def open_question(gate: Expression, assume: Assumptions) -> str:
             for case in near.branches(gate):
                 if vanishes(case.sympy() - RHO) and near.is_smooth(case):
                     continue
-                for d, signs in (*case.signs, *case.needs):
+                for d, signs in (*case.signs, *(n[:2] for n in case.needs)):
                     if not near.signs(d) <= signs:
                         return f"{show(d)} is {WORDS[signs]}"
     except (TooManyCases, SpecError):  # some results of sympy have no written form

@@ -21,9 +21,8 @@ from fibration.language.traversal import EXACT, KEPT, fold, rewrite, transform
 class Dual:
     """A value and its derivatives, by the number of the variable.
 
-    A variable without a derivative moves nothing. A derivative of 0 is that of a value that does move, as `x*x` at 0:
-    a root of such a value has no slope where it is 0, as the operator's `0/0` has none. A sum whose slopes cancel
-    counts as one that nothing moves.
+    A variable without a derivative moves nothing. A derivative of 0 is that of a value that does move, as `x*x` at 0 or
+    `x - x`: a root of such a value has no slope where it is 0, as the operator's `0/0` has none.
     `exact`: no function was rounded to fifty digits on the way to the value.
     """
 
@@ -34,7 +33,7 @@ class Dual:
     def __add__(self, other: Real) -> Dual:
         if not isinstance(other, Dual):
             return Dual(self.value + other, self.slopes, self.exact)
-        slopes = _moving(_summed([(Fraction(1), self), (Fraction(1), other)]))
+        slopes = _summed([(Fraction(1), self), (Fraction(1), other)])
         return Dual(self.value + other.value, slopes, self.exact and other.exact)
 
     __radd__ = __add__
@@ -156,8 +155,7 @@ class _DualDomain:
             return y if exact or not self.strict else Dual(y, {}, False)
         read = [*known, y]
         slopes = ((fold(row.derivatives[k], EXACT, lambda a: read[a.position]), arguments[k]) for k in moving)
-        found = _summed(list(slopes))
-        return Dual(y, _moving(found) if row.ir in ("add", "sub") else found, exact)
+        return Dual(y, _summed(list(slopes)), exact)
 
 
 _DUALS, _STRICT = _DualDomain(strict=False), _DualDomain(strict=True)
@@ -223,7 +221,3 @@ def _summed(parts: list[tuple[Fraction, Dual]]) -> Mapping[int, Fraction]:
         for k, slope in dual.slopes.items():
             found[k] = found.get(k, Fraction(0)) + factor * slope
     return found
-
-
-def _moving(slopes: Mapping[int, Fraction]) -> Mapping[int, Fraction]:
-    return {k: slope for k, slope in slopes.items() if slope}
