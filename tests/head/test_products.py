@@ -93,6 +93,17 @@ def test_parts_are_whole_rows_in_order_and_have_all_of_them():
     assert [p.index for p in parts.cut(coupled, index, 1)] == [index]
 
 
+def test_as_many_rows_as_tokens_in_a_part_leave_advantages_per_row():
+    """A packed part with an empty row could have `[2]` advantages and two tokens."""
+    op, generator = operator(spec("grpo")), torch.Generator().manual_seed(0)
+    index = op.index(offsets=[0, 2, 2, 4, 4, 7])
+    hidden, weight = (torch.randn(n, WIDTH, generator=generator) for n in (7, VOCABULARY))
+    advantages = torch.tensor([1.0, 9.0, -2.0, 9.0, 0.5])
+    given = (torch.zeros(7, dtype=torch.int64), torch.full((7,), -3.0), advantages, index)
+    cut, whole = (fibration.head.loss(op, hidden, weight, *given, chunk=chunk) for chunk in (2, 7))
+    assert float(cut.loss) == pytest.approx(float(whole.loss), rel=1e-6)
+
+
 def test_where_torch_returns_float32_bfloat16_is_multiplied_as_it_is(monkeypatch):
     """Torch has such products on GPUs; here they are made of float32 ones, and the rest is the same."""
     mm, seen = torch.mm, []
