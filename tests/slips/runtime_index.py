@@ -114,6 +114,14 @@ SLIPS = (
         "    @property\n    def shares(self) -> int:\n        return 1\n", "",
     ),
     slip(
+        "a row lives by its own advantages alone", "runtime/test_live",
+        "found[a][index.parent(leaf, a.over)]", "nonzero if index.tokens_of(leaf) is None else of_leaf[leaf]",
+    ),
+    slip(
+        "a rank knows its own advantages alone", "runtime/test_live",
+        "and whole is index:\n        found = ", "and whole is index:\n        _ = ",
+    ),
+    slip(
         "an element may be cut by micro-batches", "runtime/test_micro",
         "np.flatnonzero((here != every) & (here > 0))", "np.flatnonzero((here != every) & (here < 0))",
     ),
