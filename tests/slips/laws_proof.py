@@ -460,6 +460,15 @@ SLIPS = (
         'return frozenset() if self.is_coarse(of) else _each("number", tokens - {"now", "earlier"})',
     ),
     slip(
+        "a decomposition needs no slopes off policy", "laws/test_written",
+        "if self.held is None or not _have_slopes(self.subject):", "if self.held is None:",
+    ),
+    slip(
+        "a gradient flows from what sympy leaves under a root alone", "laws/test_written",
+        "frozenset({*found.free_symbols, *_flowing_into(value)} if is_root else ())",
+        "frozenset(found.free_symbols if is_root else ())",
+    ),
+    slip(
         "a root of 0 has a slope in penalties", "laws/test_kl_gradient",
         "if not case.defined(assume, case.needs_of_slopes(self._is_drawn)):", "if not case.defined(assume):",
     ),

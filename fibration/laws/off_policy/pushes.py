@@ -21,7 +21,7 @@ from fibration.language.expressions import Expression
 from fibration.language.operators import POSITIVE, Signs, Stopped
 from fibration.language.sympy_bridge import OLD_LOG_PROB, symbol, to_sympy
 from fibration.language.traversal import atoms
-from fibration.laws.gates.coordinates import X, coordinate, intensive, normal_recovery
+from fibration.laws.gates.coordinates import X, composed, coordinate, intensive, normal_recovery
 from fibration.laws.gates.pieces import Line, Piece, pieces
 from fibration.laws.gates.reach import domain
 from fibration.laws.off_policy.further_out import LOST, OPENED, TURNED, Lines, is_of_advantages, keeps, lines_out
@@ -58,6 +58,23 @@ def way_up(subject: Subject, channel: str) -> int | None:
             signs = _slope_signs(own, X, subject.at(leaf), lambda case, x: sympy.diff(case.sympy(), x)) - {0}
         found |= signs
     return next(iter(found)) if found in ({1}, {-1}) else None
+
+
+def _have_slopes(subject: Subject) -> bool:
+    """Whether no root in `R(F(r))` that moves with `r` is ever 0: every pull passes through the slopes of both."""
+    h = subject.hierarchy
+    try:
+        return all(
+            case.defined(subject.at(leaf), tuple(n.of_slopes(_is_ratio) for n in case.needs if X in n.moved_by))
+            for leaf in h.leaves
+            for case in cases(composed(h, leaf), subject.at(leaf))
+        )
+    except TooManyCases:
+        return False
+
+
+def _is_ratio(symbol: Any) -> bool:
+    return bool(symbol == X)
 
 
 def _slope_signs(formula: Expression, variable: Any, assume: Assumptions, slope: Callable[[Case, Any], Any]) -> Signs:
@@ -132,7 +149,7 @@ class Pushed:
 
     def is_kept(self, but: str = "") -> bool:
         """Whether the law is proved on both sides of 0; `but`: all of it except this fault."""
-        if self.held is None:
+        if self.held is None or not _have_slopes(self.subject):
             return False
         own = None
         if self.channel in self.subject.never_negative and self.reads_densities:
