@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fibration.errors import BatchError, shown
 from fibration.runtime import devices
-from fibration.runtime.given import FLOATS, converted
+from fibration.runtime.given import refuse_device, refuse_dtype
 from fibration.runtime.index.index import Index
 from fibration.runtime.tracing import refuse_kind
 
@@ -40,15 +40,9 @@ def check_head(index: Index, hidden: Tensor, weight: Tensor, bias: Tensor | None
                 required="all of it on this rank: probabilities are of the whole vocabulary",
                 remedy=f'pass {name}.full_tensor(grad_placements=[Partial("avg")]): gradients are averaged over ranks',
             )
-        refuse_kind(name, tensor)
-        if not isinstance(tensor, Tensor) or tensor.dtype not in FLOATS:
-            raise BatchError(
-                f"{name}: {getattr(tensor, 'dtype', type(tensor).__name__)}",
-                required="a tensor of float32, bfloat16, float16 or float64",
-                remedy=converted(name, tensor),
-            )
-        if tensor.device != index.device:
-            raise BatchError(f"{name} is on {tensor.device}", required=f"{index.device}, the device of the index")
+        refuse_dtype(name, tensor)
+        assert tensor is not None
+        refuse_device(name, tensor, index)
     _check_shapes(index, hidden, weight, bias)
     kind = index.device.type
     if torch.is_autocast_enabled(kind) and torch.float64 not in (hidden.dtype, weight.dtype):
@@ -104,8 +98,7 @@ def check_targets(index: Index, targets: Tensor, vocabulary: int) -> Tensor:
             required=f"{list(index.shape)}, the shape of the index",
             remedy="pass the sampled tokens in the shape of old_log_probs",
         )
-    if targets.device != index.device:
-        raise BatchError(f"targets are on {targets.device}", required=f"{index.device}, the device of the index")
+    refuse_device("targets", targets, index, "are")
     found = targets.detach().reshape(-1)[index.positions].long()
     outside = (found < 0) | (found >= vocabulary)
     if not devices.can_sync(index.device):

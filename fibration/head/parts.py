@@ -93,7 +93,7 @@ def default_chunk(vocabulary: int) -> int:
     return max(2**26 // vocabulary, 1)
 
 
-def live(coefficients: Tensor) -> Tensor | None:
+def with_gradient(coefficients: Tensor) -> Tensor | None:
     """The numbers of the coefficients that are not 0: int64; None if all are. Reads their number from the device."""
     found = coefficients.nonzero().squeeze(1)
     return None if len(found) == len(coefficients) else found

@@ -61,6 +61,8 @@ def returns_float32(device: torch.device) -> bool:
     try:
         once = torch.mm(a, a, out_dtype=torch.float32)
         torch.addmm(once, a.T, a, out_dtype=torch.float32, out=once)
+    except torch.OutOfMemoryError:
+        raise  # it is a RuntimeError, and says nothing of the device's products
     except (NotImplementedError, RuntimeError, TypeError):
         return False
     return torch.equal(once, 2 * torch.mm(a.float(), a.float()))

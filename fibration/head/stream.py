@@ -12,7 +12,7 @@ from torch import Tensor
 from fibration.errors import located
 from fibration.head.checks import check_finite
 from fibration.head.logits import Shape, Statistics, differentiate, measure
-from fibration.head.parts import Chunk, Part, chosen, cut, is_of_tokens, live
+from fibration.head.parts import Chunk, Part, chosen, cut, is_of_tokens, with_gradient
 from fibration.head.products import Products
 from fibration.runtime import devices
 from fibration.runtime.index.index import Index
@@ -180,7 +180,7 @@ class Stream:
     def _differentiate(self, part: Part, chunk: Chunk, result: Coefficients, z: Tensor | None) -> None:
         """Adds a chunk's gradients. `z`: what `_measure` returned; None computes the logits again."""
         coefficients = result.values.reshape(-1)[part.local(chunk)]
-        which = None if self.head.bonus else live(coefficients)
+        which = None if self.head.bonus else with_gradient(coefficients)
         if which is not None and not len(which):
             return
         tokens = chosen(torch.arange(chunk.start, chunk.stop, device=self.places.device), which)

@@ -36,15 +36,8 @@ def checked(hierarchy: Hierarchy, index: Index, kind: str, given: Tensor | None)
             required=f"{word} per token or per row",
             remedy=ways if kind == "advantage" else f"pass {word}=...",
         )
-    refuse_kind(word, given)
-    if not isinstance(given, Tensor) or given.dtype not in FLOATS:
-        raise BatchError(
-            f"{word}: {getattr(given, 'dtype', type(given).__name__)}",
-            required="a floating-point tensor",
-            remedy=converted(word, given),
-        )
-    if given.device != index.device:
-        raise BatchError(f"{word} are on {given.device}", required=f"{index.device}, the device of the index")
+    refuse_dtype(word, given)
+    refuse_device(word, given, index, "are")
     flat = given.detach()
     per_token, per_row = tuple(flat.shape) == index.shape, tuple(flat.shape) == (index.n_rows,)
     if per_token and per_row and not index.rows_are_tokens():
@@ -65,6 +58,28 @@ def checked(hierarchy: Hierarchy, index: Index, kind: str, given: Tensor | None)
             remedy=fitted(word, tuple(flat.shape), (index.n_rows,), index.shape),
         )
     return flat, not per_token
+
+
+def refuse_dtype(name: str, given: object) -> None:
+    refuse_kind(name, given)
+    dtypes = "float32, bfloat16, float16 or float64"
+    if not isinstance(given, Tensor):
+        raise BatchError(
+            f"{name}: {type(given).__name__}", required=f"a tensor of {dtypes}", remedy=converted(name, given)
+        )
+    if given.dtype not in FLOATS:
+        raise BatchError(
+            f"{name}: {given.dtype}", required=f"a floating-point tensor: {dtypes}", remedy=converted(name, given)
+        )
+
+
+def refuse_device(name: str, given: Tensor, index: Index, verb: str = "is") -> None:
+    if given.device != index.device:
+        raise BatchError(
+            f"{name} {verb} on {given.device}",
+            required=f"{index.device}, the device of the index",
+            remedy="pass device= to operator.index(...), or move the tensor",
+        )
 
 
 def converted(name: str, value: object) -> str:

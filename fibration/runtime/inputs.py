@@ -20,11 +20,18 @@ from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.rewards import adds_up_tokens
 from fibration.language.statistics import atoms_within
 from fibration.runtime.batch import Batch
-from fibration.runtime.given import FLOATS, at_elements, at_tokens, checked, converted, fitted, refuse_infinite
+from fibration.runtime.given import (
+    at_elements,
+    at_tokens,
+    checked,
+    fitted,
+    refuse_device,
+    refuse_dtype,
+    refuse_infinite,
+)
 from fibration.runtime.index.index import Index
 from fibration.runtime.parameters import parameter_values, parameter_vectors_of
 from fibration.runtime.ranks.collect import Shards
-from fibration.runtime.tracing import refuse_kind
 
 FEW_TOKENS = 8  # with fewer tokens, the sign of log-probs proves nothing
 
@@ -141,14 +148,7 @@ def check_tokens(hierarchy: Hierarchy, index: Index | None, **tensors: Tensor) -
             remedy="build it with this operator's index(...)",
         )
     for name, tensor in tensors.items():
-        refuse_kind(name, tensor)
-        if not isinstance(tensor, Tensor) or tensor.dtype not in FLOATS:
-            found = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise BatchError(
-                f"{name}: {found}",
-                required="a tensor of float32, bfloat16, float16 or float64",
-                remedy=converted(name, tensor),
-            )
+        refuse_dtype(name, tensor)
         if tuple(tensor.shape) != index.shape:
             raise BatchError(
                 f"{name} has shape {list(tensor.shape)}",
@@ -157,12 +157,7 @@ def check_tokens(hierarchy: Hierarchy, index: Index | None, **tensors: Tensor) -
                 or "an index belongs to one batch: build this batch's, op.index(...), or of a micro-batch of its rows, "
                 "index.micro(rows)",
             )
-        if tensor.device != index.device:
-            raise BatchError(
-                f"{name} is on {tensor.device}",
-                required=f"{index.device}, the device of the index",
-                remedy="pass device= to operator.index(...), or move the tensor",
-            )
+        refuse_device(name, tensor, index)
     return index
 
 
