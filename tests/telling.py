@@ -57,6 +57,10 @@ TELLING = {
     "backends/test_quantiles.py::test_several_leaves_and_crossed_strata[fiberpo_modal-padded-c]": (
         "of several leaves the values set aside last are left",
     ),
+    "backends/test_ranks.py::test_bits_are_those_of_one_process[c]": ("what is put together is not written back",),
+    "backends/test_ranks.py::test_bits_are_those_of_one_process[triton]": (
+        "the shape of a tile follows the tokens of this rank",
+    ),
     "backends/test_rewards.py::test_the_fields_advantages[torch-opo]": ("a row counts once in a mean of tokens",),
     "backends/test_shipped.py::test_shipped_hierarchies_match_dense_matrices[fiberpo-packed-torch.bfloat16-c]": (
         "C reads bfloat16 as whole numbers",
@@ -97,6 +101,9 @@ TELLING = {
     ),
     "laws/test_identity.py::test_wrong_specs_are_refused[one advantage alone]": (
         "one advantage of each sign is enough",
+    ),
+    "laws/test_inward.py::test_what_comes_back_and_what_stays_is_proved[gspo_token]": (
+        "densities of log ratios are above minus their mass too",
     ),
     "laws/test_inward.py::test_slopes_are_what_flows_and_breakpoints_without_an_order_prove_nothing[a density that opens]": (
         "a gate that reads a density is followed with that density held alone",

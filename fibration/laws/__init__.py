@@ -4,7 +4,7 @@ A law is a statement, a procedure that decides it (`NAME.py`) and a search for a
 `catalogue.py` lists the laws. `verify.py` decides them: foundations first, then kernels, decomposition, gates, and what
 follows from them together. `facts/` certifies facts that no law states. `kept.py` caches verdicts and facts.
 
-May import: `errors`, `cache`, `language`.
+May import: `errors`, `cache`, `language`, and `compiler` for the fact `coupling` alone: no verdict rests on it.
 """
 
 from fibration.laws.catalogue import LAWS

@@ -15,6 +15,7 @@ from fibration.language.report import BUDGET, Cause, Fact, Report, Verdict
 from fibration.laws import LAWS, given_up
 from fibration.laws.budget import Budget
 from fibration.laws.facts.certified import NAMES, facts
+from fibration.laws.facts.coupling import coupling
 from fibration.laws.given_up import fails, with_reasons
 from fibration.laws.kept import Kept
 from fibration.laws.law import FILE_AN_ISSUE, INTERNAL_ERROR, Law, internal_error
@@ -142,9 +143,10 @@ def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts
         return tuple(found)
 
     try:
-        return FACTS.of(hierarchy, find)
+        found = FACTS.of(hierarchy, find)
     except Incomplete as rest:
-        return rest.found
+        found = rest.found
+    return (*found, coupling(hierarchy))  # milliseconds; a cached one would depend on the compiler's sources
 
 
 # ---------------------------------------------------------------- the cache

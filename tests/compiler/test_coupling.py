@@ -15,6 +15,7 @@ from fibration import (
     log_ratio,
     mean,
     policies,
+    quantile,
     token_mean,
     uniform,
 )
@@ -52,6 +53,13 @@ def test_shipped_losses(name):
     assert coupling_of(spec(name)) == found
 
 
+@pytest.mark.parametrize("name", ["gspo", "fiberpo_domain", "geometric_mask"])
+def test_verify_states_the_coupling_as_a_fact(name):
+    (fact,) = [f for f in spec(name).verify().facts if f.name == "coupling"]
+    assert fact.value == str(coupling_of(spec(name)))
+    assert ("no second pass" in fact.argument) == coupling_of(spec(name)).is_row_local
+
+
 def loss(name, **more):
     given = {"gates": {token: clip_gate(0.2)}, "decomposition": log_ratio(), "objective": token_mean()}
     return Hierarchy(name=name, **given | more)
@@ -83,3 +91,11 @@ def test_a_threshold_of_old_log_probs_is_frozen():
     assert found.is_row_local and found.frozen == ("prompt_group",)
     assert str(found) == "row-local; sums over prompt_group are known before the update"
     assert set(programs(h)) >= {"micro", "prologue"} and "prologue" not in programs(spec("grpo"))
+
+
+def test_a_threshold_of_current_log_probs_couples():
+    """No other sum reaches beyond a row here: micro-batches would each have a threshold of their own."""
+    x = log_prob(current)
+    kept = token_mean().keep(x > quantile(x, 0.2, over=prompt_group))
+    found = of(loss("threshold", objective=kept, groups=[prompt_group]))
+    assert found.strata == ("prompt_group",) and not found.frozen

@@ -50,6 +50,7 @@ from fibration.laws import LAWS, kept
 from fibration.laws import verify as module
 from fibration.laws.budget import Stopped
 from fibration.laws.equivalent import decide as comparing
+from fibration.laws.facts import coupling
 from fibration.laws.facts.certified import NAMES
 from fibration.laws.law import FILE_AN_ISSUE, proved
 from fibration.laws.subject import Subject
@@ -177,7 +178,18 @@ def test_what_all_facts_need_may_raise(cached, monkeypatch):
         yield
 
     monkeypatch.setattr(module, "facts", fail)
-    assert [(f.name, f.value) for f in one().verify().facts] == [(n, "not certified: internal error") for n in NAMES]
+    found = [(f.name, f.value) for f in one().verify().facts]
+    assert found == [*((n, "not certified: internal error") for n in NAMES), ("coupling", "row-local")]
+
+
+def test_the_compiler_may_raise(cached, monkeypatch):
+    def fail(hierarchy):
+        raise ValueError("no")
+
+    monkeypatch.setattr(coupling, "coupling_of", fail)
+    *others, last = one().verify().facts
+    assert last.name == "coupling" and last.argument == f"internal error: ValueError: no; {FILE_AN_ISSUE}"
+    assert others and "internal error" not in str(others)
 
 
 def test_a_comparison_that_raises_is_undecided(cached, monkeypatch):

@@ -378,7 +378,9 @@ def test_an_edit_of_what_decides_changes_the_sources(tmp_path, monkeypatch):
 def test_what_decides_imports_nothing_beyond_the_sources():
     """Else an edit there would be no edit of what decides. The cache itself says nothing of a hierarchy."""
     package = Path(fibration.__file__).parent
-    texts = [f.read_text() for room in ("language", "laws") for f in (package / room).rglob("*.py")]
+    files = {f for room in ("language", "laws") for f in (package / room).rglob("*.py")}
+    files.remove(package / "laws" / "facts" / "coupling.py")  # its fact is the one that no cache holds
+    texts = [f.read_text() for f in files]
     used = {m for text in texts for m in re.findall(r"^\s*(?:from|import) fibration\.(\w+)", text, re.MULTILINE)}
     assert used == {"errors", "language", "laws"}
     whole = {m for text in texts for m in re.findall(r"^\s*from fibration import (.+)", text, re.MULTILINE)}

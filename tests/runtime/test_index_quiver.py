@@ -432,6 +432,7 @@ def test_attributes_of_one_leaf():
         i = index(h, mask=MASK, image=IMAGE, attributes={"height": given_values})
         assert i.values["height"].tolist() == [2, 9, 12]
         assert i.total(height, "trajectory").tolist() == [2, 21]
+        assert i.micro([2]).values["height"].tolist() == [9, 12]
     refuses(
         HierarchyIndexError,
         lambda: index(h, mask=MASK, image=IMAGE, attributes={"height": [1.0] * 6}),

@@ -233,6 +233,12 @@ def test_a_micro_batch_keeps_the_names_of_its_rows():
     assert index.micro([4, 2]).describe_row(0) == "row 0 (trajectory 'y')"
 
 
+def test_elements_are_numbered_as_they_first_appear_in_a_micro_batch():
+    op = operator(spec("fiberpo_domain"), "torch")
+    index = op.index(offsets=OFFSETS, **labels(op))
+    assert index.micro([4, 5, 3, 1, 0, 2]).labels["prompt_group"] == ("c", "b", "a")
+
+
 def test_a_micro_batch_without_tokens_adds_nothing():
     for backend in ("torch", "c"):
         op = operator(spec("gspo"), backend)

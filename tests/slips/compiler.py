@@ -4,7 +4,7 @@ from slips.slip import slip
 
 SLIPS = (
     slip(
-        "a threshold does not move with the log-probs that it is taken of", "runtime/test_micro",
+        "a threshold does not move with the log-probs that it is taken of", "compiler/test_coupling",
         "not self.moving.isdisjoint(n.operands)", "not isinstance(n, Quantile) and not self.moving.isdisjoint(n.operands)",
     ),
     slip(

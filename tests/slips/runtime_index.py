@@ -94,7 +94,7 @@ SLIPS = (
         "        mine = number[chosen][filled]", "        mine = np.sort(number[chosen][filled])",
     ),
     slip(
-        "a micro-batch has the attributes of the first tokens", "runtime/test_micro",
+        "a micro-batch has the attributes of the first tokens", "runtime/test_index_quiver",
         "(np.cumsum(is_of) - 1)[tokens[is_of[tokens]]]", "np.arange(is_of[tokens].sum())",
     ),
     slip(

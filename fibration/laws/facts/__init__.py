@@ -1,1 +1,1 @@
-"""Facts beside the laws: radius, bounds, continuity, restorative, blocks, second_moment, normaliser, amplification."""
+"""Facts that no law states: radius, bounds, continuity, restorative, blocks, second_moment, normaliser, and so on."""

@@ -1,0 +1,24 @@
+"""The fact `coupling`: which rows a micro-batch needs together. The compiler decides it, from the compiled program."""
+
+from __future__ import annotations
+
+from fibration.compiler.coupling import coupling_of
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.report import Fact
+from fibration.laws.law import FILE_AN_ISSUE, INTERNAL_ERROR, internal_error
+
+
+def coupling(hierarchy: Hierarchy) -> Fact:
+    """Never raises: an exception of the compiler is a fact that is not certified."""
+    try:
+        found = coupling_of(hierarchy)
+    except MemoryError:
+        raise
+    except Exception as error:
+        reason = internal_error("the fact 'coupling'", error)
+        return Fact("coupling", "hierarchy", f"not certified: {INTERNAL_ERROR}", f"{reason}; {FILE_AN_ISSUE}")
+    if found.is_row_local:
+        why = "a row's coefficients need its log-probs alone: a micro-batch of whole rows needs no second pass"
+    else:
+        why = "a micro-batch has all of these rows; else a pass over all rows of the step comes first"
+    return Fact("coupling", "hierarchy", str(found), why)
