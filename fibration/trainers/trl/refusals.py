@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 from datasets import Dataset
+from transformers import AutoConfig, PreTrainedModel
 
 from fibration.errors import TrainerError, listed, shown
 from fibration.language.hierarchy import Hierarchy
@@ -104,6 +105,8 @@ def check(
         check_options(config, hierarchy)
         check_liger(trainer, config)
         check_steps(config, given.get("train_dataset"))
+        if given.get("peft_config") is None:  # with an adapter, the reference is the model without it
+            check_loadable(given.get("model"), config, hierarchy)
     if given.get("rollout_func") is None:  # a rollout function may add fields to the rows
         for name in ("train_dataset", "eval_dataset"):
             for where, dataset in _datasets(name, given.get(name)):
@@ -193,6 +196,26 @@ def check_reference(config: Any, hierarchy: Hierarchy) -> None:
             f"beta={config.beta:g} adds TRL's own divergence from it",
             f"leave beta out: '{hierarchy.name}' gets the reference model without it",
         )
+
+
+def check_loadable(model: Any, config: Any, hierarchy: Hierarchy) -> None:
+    """Refuse a given model whose reference TRL cannot load: it loads the reference by the model's name."""
+    reads = REFERENCE in hierarchy.policies
+    if not isinstance(model, PreTrainedModel) or not (reads or config.beta):
+        return
+    name, given = model.config.name_or_path, config.model_init_kwargs or {}
+    trusted = given.get("trust_remote_code", getattr(config, "trust_remote_code", False))
+    try:
+        AutoConfig.from_pretrained(name, trust_remote_code=trusted)
+    except (OSError, ValueError) as error:
+        reader = f"'{hierarchy.name}' reads log_prob({REFERENCE})" if reads else f"beta={config.beta:g}"
+        raise TrainerError(
+            f"{reader}, and TRL cannot load the reference of the {type(model).__name__}",
+            required="the name of a model in model.config.name_or_path, from which TRL loads the reference: a folder "
+            "that save_pretrained wrote, or a name on the hub",
+            found=f"name_or_path={name!r}" + (f": {str(error).splitlines()[0]}" if name else ""),
+            remedy='model.save_pretrained("start") once, then model.config.name_or_path = "start"',
+        ) from None
 
 
 def check_liger(trainer: Any, config: Any) -> None:

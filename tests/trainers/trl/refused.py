@@ -96,6 +96,14 @@ REFUSED = {
         {"beta": 0.1, "use_bias_correction_kl": False},
         trainer={"hierarchy": f"{HERE}:of_rewards"},
     ),
+    "a reference model without a name": Refused(
+        ("'of_rewards' reads log_prob(reference)", "LlamaForCausalLM", "name_or_path=''", 'save_pretrained("start")'),
+        trainer={"hierarchy": f"{HERE}:of_rewards"},
+    ),
+    "a divergence from a model without a name": Refused(
+        ("beta=0.1", "LlamaForCausalLM", "name_or_path=''", 'model.config.name_or_path = "start"'),
+        {"beta": 0.1, "use_bias_correction_kl": False},
+    ),
     "advantages that it would scale": Refused(
         ("scale_rewards='none' has no effect", "'of_rewards'", "replace(advantages=None)"),
         {"scale_rewards": "none"},

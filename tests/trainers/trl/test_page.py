@@ -1,24 +1,47 @@
-"""docs/trainers/trl.md does what it says: its script, in an empty folder."""
+"""docs/trainers/trl.md does what it says: its script, in an empty folder, and the script with a reference model."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "trainers" / "trl.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+(SCRIPT,) = (block for block in BLOCKS if "GRPOConfig" in block)
+
+
+def run(folder, *arguments):
+    command = [sys.executable, *arguments]
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    lines = [line for line in made.stdout.splitlines() if re.match(r"\d+  ", line)]
+    return [dict(re.findall(r"(\S+) (-?\d\.\d+)", line)) for line in lines]
 
 
 def test_the_script_trains_a_step_that_is_fresh_and_one_that_is_not(tmp_path):
-    (script,) = (b for b in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "GRPOConfig" in b)
-    (tmp_path / "learn.py").write_text(script)
-    made = subprocess.run([sys.executable, "learn.py", "2"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
-    shown = [
-        dict(re.findall(r"(\S+) (-?\d\.\d+)", line)) for line in made.stdout.splitlines() if re.match(r"\d+  ", line)
-    ]
-    fresh, moved = shown[:2]
+    (tmp_path / "learn.py").write_text(SCRIPT)
+    fresh, moved = run(tmp_path, "learn.py", "2")[:2]
     assert (fresh["extra_forwards"], fresh["token/clipped"], fresh["pass/changed"]) == ("0.000", "0.000", "0.000")
     assert (moved["extra_forwards"], moved["pass/changed"]) == ("3.000", "0.000")
     assert float(moved["token/clipped"]) > 0.1
     assert (tmp_path / "out").is_dir()
+
+
+def test_the_script_trains_with_a_reference_model(tmp_path):
+    (near,) = (block for block in BLOCKS if "from_rewards = " in block)
+    (tmp_path / "near.py").write_text(near)
+    (save,) = re.findall(r"^    python (-c .*save_pretrained.*)$", PAGE, re.MULTILINE)
+    run(tmp_path, *shlex.split(save))
+    (name,) = re.findall(r"^    (model\.config\.name_or_path = \S+)", PAGE, re.MULTILINE)
+    (hierarchy,) = re.findall(r"^    (hierarchy=\S+near\.py\S+,)", PAGE, re.MULTILINE)
+    script, named = re.subn(r"^(model, tokenizer = load_model\(\).*)$", rf"\1\n{name}", SCRIPT, flags=re.MULTILINE)
+    script, put = re.subn(r'^( +)hierarchy="fiberpo_domain_inward",', rf"\1{hierarchy}", script, flags=re.MULTILINE)
+    assert (named, put) == (1, 1)
+    shown = 'print(row["step"], f"penalty {row[\'fibration/penalty/kl\']:.9f}", sep="  ")'
+    (tmp_path / "learn.py").write_text(re.sub(r"print\(row\[.*", shown, script))
+    fresh, moved = run(tmp_path, "learn.py", "2")[:2]
+    assert (
+        float(fresh["penalty"]) == 0 < float(moved["penalty"])
+    )  # the reference is the model that training starts from
