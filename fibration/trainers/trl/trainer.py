@@ -169,6 +169,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
         with self._with_reference(given.get("args")):
             super().__init__(*args, **kwargs)
         refusals.check_model(self)
+        self._fibration_noisy = bool(refusals.noise_of(self))
         self._fibration_scales: dict[int, Scale] = {}  # by the number of micro-batches in a step
 
     @contextmanager
@@ -277,7 +278,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
             passes, lacks = {i: self._log_probs(model, self._buffered_inputs[i]) for i in dict.fromkeys(laid)}, False
         window = self._window(given, torch.cat([passes[i] for i in laid]) if passes else None)
         rows = torch.arange(len(window.mask)).split(len(given[0][ROWS]))
-        batches = MicroBatches(window, rows, places, fresh=fresh and not lacks, metrics=self.metrics_kind)
+        fresh = fresh and not lacks and not (kept and self._fibration_noisy)  # noise moves ratios from 1
+        batches = MicroBatches(window, rows, places, fresh=fresh, metrics=self.metrics_kind)
         for place in batches.needed:
             if laid[place] not in passes:
                 passes[laid[place]] = self._log_probs(model, self._buffered_inputs[laid[place]])

@@ -78,7 +78,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
                 remedy=f"{HERE}.reuse_old_log_probs=false, which takes one more forward pass",
             )
         if self.settings is not None:
-            _refuse_noise(self.engine.module)
+            _refuse_noise(self.engine.module, self.settings)
 
     @property
     def _sequence_parallel(self) -> int:
@@ -314,15 +314,28 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         return Step(batches, ranks, watched, finish)
 
 
-def _refuse_noise(module: torch.nn.Module) -> None:
-    for name, word, value in noise(module):
+def _refuse_noise(module: torch.nn.Module, settings: Settings) -> None:
+    reason = _reads_other_passes(settings)
+    for name, word, value in noise(module) if reason else ():
         raise TrainerError(
-            f"the model has dropout or jitter: {name}.{word}={value:g}",
-            required="none: coefficients would come from a forward pass with other noise than the trained one, and old "
-            "log-probs from one without noise",
+            f"the model has dropout or jitter: {name}.{word}={value:g}, and {reason}",
+            required="a model without noise, or a row-local loss (fibration show) without reuse_old_log_probs, whose "
+            "coefficients come from the trained pass: another pass has other noise",
             remedy=f"set it to 0: +actor_rollout_ref.model.override_config.{word.removeprefix('config.')}=0, or by the "
             "name in the model's config",
         )
+
+
+def _reads_other_passes(settings: Settings) -> str:
+    """Why coefficients may come from other passes than the trained one; empty if none do."""
+    hierarchy, coupling = settings.operator.hierarchy, settings.operator.coupling
+    if not coupling.is_row_local:
+        return f"'{hierarchy.name}' {coupling}"
+    if settings.reuse_old_log_probs:
+        return f"{HERE}.reuse_old_log_probs=true takes the ratios of a fresh mini-batch as 1"
+    if settings.trajectory and coupling.within:
+        return f"'{hierarchy.name}' couples the tokens of a {hierarchy.rows.name}, which has several rows"
+    return ""
 
 
 def _refuse_left_out(batches: MicroBatches) -> None:

@@ -63,6 +63,7 @@ class Case:
     broken: bool = False  # off within the first micro-batch, and trained again
     again: int = 0  # trained on to so many steps, by the same trainer
     unscored: bool = False  # some completions have no reward
+    noise: float = 0.0  # the rate of dropout in attention
     every_regime: bool = True
     of_prompt: int = 0  # completions per prompt, if not as below
     before: int | None = None  # forward passes before a step that is not fresh, where groups are together
@@ -210,6 +211,20 @@ CASES = {
     ),
     "rows alone, near a reference model": Case(
         hierarchy="grpo_k2", budgets={}, iterations=1, steps=2, fresh=(T, T), every_regime=False, asks=True
+    ),
+    "rows alone, with dropout": Case(
+        hierarchy="gspo", budgets=ROWS, noise=0.2, every_regime=False, ranks=(1,), fresh=(T, F, T, F)
+    ),
+    "rows alone, with dropout, no old log-probs": Case(
+        hierarchy="gspo",
+        budgets=ROWS,
+        noise=0.2,
+        iterations=1,
+        steps=2,
+        exact=False,
+        every_regime=False,
+        ranks=(1,),
+        fresh=(T, T),
     ),
     "whole groups in a slice": Case(
         hierarchy="real",

@@ -77,7 +77,22 @@ REFUSED = {
         ("gradient_accumulation_steps", "steps_per_generation", "6", "3"),
         {"gradient_accumulation_steps": 6, "num_iterations": 1},
     ),
-    "dropout": Refused(("dropout", "0.1", "disable_dropout"), model={"attention_dropout": 0.1}),
+    "dropout": Refused(
+        (
+            "attention_dropout=0.1",
+            "'soft' couples all rows of a domain",
+            "from_pretrained(NAME, attention_dropout=0.0)",
+            "disable_dropout does not reach",
+        ),
+        {"disable_dropout": True},
+        model={"attention_dropout": 0.1},
+    ),
+    "dropout, and log-probs that nobody kept": Refused(
+        ("attention_dropout=0.1", "'near_old' couples all rows of a domain"),
+        {"num_iterations": 1},
+        trainer={"hierarchy": f"{HERE}:near_old"},
+        model={"attention_dropout": 0.1},
+    ),
     "noise in embeddings": Refused(("neftune_noise_alpha", "5"), {"neftune_noise_alpha": 5.0}),
     "what sampled, of its own generation": Refused(
         ("of_three", "log_prob(rollout)", "use_vllm=True"), trainer={"hierarchy": f"{HERE}:of_three"}
@@ -184,6 +199,9 @@ REFUSED = {
 
 # What looks like some of these, and is not.
 ALLOWED = {
+    "dropout, and rows alone": Refused(
+        (), trainer={"hierarchy": "gspo", "labels": None, "parameters": None}, model={"attention_dropout": 0.1}
+    ),
     "dropout, and one pass": Refused((), {"num_iterations": 1}, model={"attention_dropout": 0.1}),
     "a generation after the last window": Refused(
         (), {"gradient_accumulation_steps": 2, "num_iterations": 1, "max_steps": 1}

@@ -71,6 +71,8 @@ of_rewards = soft.replace(
     advantages=centred(reward, over=prompt_group, leave_one_out=True),
     penalties={"kl": beta * apart * apart / 2},
 )
+moved = log_prob(current) - log_prob(old)
+near_old = soft.replace(name="near_old", penalties={"kl": moved * moved / 2})
 drifted = total(log_prob(old) - log_prob(reference), over=trajectory)
 shaped = soft.replace(name="shaped", advantages=centred(reward - beta * drifted, over=prompt_group, leave_one_out=True))
 to_go = soft.replace(name="to_go", advantages=reward + after(reward, over=trajectory))

@@ -76,7 +76,8 @@ def test_the_gradient_of_an_optimizer_step_is_that_of_the_whole_window(updates, 
     alike = 0.05 if is_half(name) else 1e-5
     for update in updates(ranks, name):
         assert update["error"] <= (1e-2 if is_half(name) else bound(name))  # the backward pass rounds to 1 in 256
-        assert name == "nothing at all" or update["fresh"] == (update["differs"] < alike)
+        kept = CASES[name].noise and CASES[name].iterations > 1  # old log-probs then have other noise
+        assert name == "nothing at all" or kept or update["fresh"] == (update["differs"] < alike)
 
 
 @every_run

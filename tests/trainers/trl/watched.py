@@ -228,19 +228,22 @@ def expected(
     reference: tuple[nn.Module, float] | None = None,
     bonus: float = 0.0,
     first: nn.Module | None = None,
+    said: tuple[list[Tensor], list[Tensor]] | None = None,
 ) -> Expected:
     """In one backward pass over the rows of all ranks.
 
     `parts`: the slices that are trained on, where the window has others too, and `scale`: of their part of the objective.
     Where it is None, `reference`: a model, and the factor of the divergence from it that is added, summed over tokens;
     and `bonus`: the factor of a micro-batch's mean entropy, averaged over these. `first`: what hierarchies read as the
-    reference.
+    reference. `said`: log-probs and entropies of a forward pass, as `scores` returns them; its own by default.
     """
-    rows = [row for row in rows if any(row.mask)]
+    said = said or scores(policy, rows, temperature)
+    used = [n for n, row in enumerate(rows) if any(row.mask)]
+    rows, said = [rows[n] for n in used], ([said[0][n] for n in used], [said[1][n] for n in used])
     if not rows:
         return Expected([torch.zeros_like(p) for p in policy.parameters()], 0.0, {}, 0.0)
     masks = [torch.tensor(row.mask) for row in rows]
-    now, entropies = ([v[kept] for v, kept in zip(s, masks, strict=True)] for s in scores(policy, rows, temperature))
+    now, entropies = ([v[kept] for v, kept in zip(s, masks, strict=True)] for s in said)
     cut = torch.tensor([0, *map(len, now)]).cumsum(0)
 
     def joined(values: Callable[[Row], Any]) -> Tensor:
@@ -270,8 +273,8 @@ def expected(
     if reference is not None:
         other, factor = reference
         with torch.no_grad():
-            said, _ = scores(other, rows, temperature)
-        theirs = torch.cat([v[kept] for v, kept in zip(said, masks, strict=True)])
+            referred, _ = scores(other, rows, temperature)
+        theirs = torch.cat([v[kept] for v, kept in zip(referred, masks, strict=True)])
         apart = ((theirs - new).exp() - (theirs - new) - 1).sum() * factor
         value, loss = value + apart, loss + apart
     if bonus:
@@ -322,14 +325,17 @@ def watched(trainer: type) -> type:
     """The trainer with a memory of its own."""
 
     class Watched(trainer):  # type: ignore[misc]
-        def __init__(self, *given: Any, op: Any, budgets: dict[str, Any], of_generations: bool, **more: Any) -> None:
-            self.op, self.budgets, self.of_generations = op, budgets, of_generations
+        def __init__(
+            self, *given: Any, op: Any, budgets: dict[str, Any], of_generations: bool, noisy: bool, **more: Any
+        ) -> None:
+            self.op, self.budgets, self.of_generations, self.noisy = op, budgets, of_generations, noisy
             self.updates: list[Update] = []
             self.evaluations: list[tuple[float, float]] = []
             self.generation: list[dict[str, Any]] = []
             self.generations = self.since = self.forwards = 0
             self.counting, self.version = False, -1
             self.window: list[int] = []
+            self.passes: list[tuple[Tensor, Any, Any]] = []  # the state of random numbers before each trained pass
             self.values: list[float] = []
             super().__init__(*given, **more)
             self.line = {line["prompt"]: line["line"] for line in lines(64)}
@@ -385,6 +391,23 @@ def watched(trainer: type) -> type:
             self.values.append(float(value))
             return value
 
+        def _get_per_token_logps_and_entropies(self, *given: Any, **more: Any) -> Any:
+            if torch.is_grad_enabled() and self.counting:
+                self.passes.append((torch.get_rng_state(), given, more))
+            return super()._get_per_token_logps_and_entropies(*given, **more)
+
+        def again(self) -> tuple[list[Tensor], list[Tensor]]:
+            """Log-probs and entropies of the trained passes of a step, once more, with the same noise."""
+            found: tuple[list[Tensor], list[Tensor]] = ([], [])
+            with torch.random.fork_rng():
+                for part, (state, given, more) in zip(self.window, self.passes, strict=True):
+                    torch.set_rng_state(state)
+                    passed = super()._get_per_token_logps_and_entropies(*given, **more)
+                    there = self.generation[part]["completion_mask"].bool()
+                    for all_rows, values in zip(found, passed[:2], strict=True):
+                        all_rows.extend(row[kept] for row, kept in zip(values, there, strict=True))
+            return found
+
         def prediction_step(self, *given: Any, **more: Any) -> Any:
             found = super().prediction_step(*given, **more)
             rows = [row for part in everyone(rows_of(self.evaluated, 0)) for row in part]
@@ -422,6 +445,7 @@ def watched(trainer: type) -> type:
                 reference,
                 self.entropy_coef,
                 self.start,
+                self.again() if self.noisy else None,
             )
             logged = {k: sum(v) / len(v) for k, v in self._metrics["train"].items() if v}
             ours = {k.removeprefix("fibration/"): v for k, v in logged.items() if k.startswith("fibration/")}
@@ -442,7 +466,7 @@ def watched(trainer: type) -> type:
                     missing=[name for name in wanted.metrics if name not in ours],
                 )
             )
-            self.window, self.values, self.forwards = [], [], 0
+            self.window, self.passes, self.values, self.forwards = [], [], [], 0
 
     return Watched
 

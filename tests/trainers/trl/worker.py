@@ -80,7 +80,7 @@ def configuration(case: Case, folder: Path, **more: Any) -> GRPOConfig:
 def make(case: Case, folder: Path, base: type = FibrationGRPOTrainer, **more: Any) -> Any:
     dtype = torch.float64 if case.exact else torch.float32
     words = tokenizer()
-    policy = model(dtype)
+    policy = model(dtype, attention_dropout=case.noise)
     op = as_operator(case.hierarchy)
     if case.config.get("beta") or "reference" in op.hierarchy.policies:
         policy.config._name_or_path = str(saved(folder.parent / "saved"))
@@ -100,6 +100,7 @@ def make(case: Case, folder: Path, base: type = FibrationGRPOTrainer, **more: An
         op=op,
         budgets=case.budgets,
         of_generations=case.trainer.get("window") == "generation",
+        noisy=bool(case.noise),
         **(ours if issubclass(base, FibrationGRPOTrainer) else {}),
     )
     if case.weights:
@@ -147,7 +148,8 @@ def break_off(trainer: Any) -> None:
     """Within its first micro-batch, after the forward pass; then it has no memory of it."""
     with patch.object(trainer.accelerator, "backward", side_effect=KeyboardInterrupt), suppress(KeyboardInterrupt):
         trainer.train()
-    trainer.counting, trainer.window, trainer.values, trainer.forwards = False, [], [], 0
+    trainer.counting, trainer.forwards = False, 0
+    trainer.window, trainer.passes, trainer.values = [], [], []
 
 
 def planted(name: str, folder: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 from watched import Watched, dynamic
 
-from fibration.trainers.verl import FibrationTrainingWorker
+from fibration.trainers.verl import FibrationTrainingWorker, loss
 
 PACKED = {"model.use_remove_padding": True}
 KL = {"actor.use_kl_loss": True, "actor.kl_loss_coef": 0.3, "actor.entropy_coeff": 0.1}
@@ -275,6 +275,45 @@ def two_passes(data: Rollouts) -> dict[str, Any]:
     logged = {key.removeprefix("fibration/pass/"): v[0] for key, v in said.items() if key.startswith("fibration/pass/")}
     words = [str(one.message) for one in heard if "another regime" in str(one.message)]
     return {"logged": logged, "wanted": {name: value.item() for name, value in wanted.items()}, "warnings": words}
+
+
+def dropping(data: Rollouts) -> dict[str, float]:
+    """With dropout: gradients of the trained pass's log-probs on this rank, beside those of `op.loss` on all of them."""
+    case = alone(GSPO, FIVE | {"model.override_config.attention_dropout": 0.2})
+    found, own = data.watched(case), loss.Step.coefficients
+    rows = case.part(data.carried(case))
+    log_probs, gradients = (torch.zeros(len(rows), rollouts.LONGEST, dtype=torch.float64) for _ in range(2))
+
+    def heard(step: loss.Step, log_prob: torch.Tensor) -> Any:
+        assert step.rows is not None
+        places, width = step.rows[:, None], torch.arange(log_prob.shape[1])
+        log_probs[places, width] = log_prob.detach()
+
+        def hook(gradient: torch.Tensor) -> None:
+            gradients[places, width] = gradient
+
+        log_prob.register_hook(hook)
+        return own(step, log_prob)
+
+    with patch.object(loss.Step, "coefficients", heard):
+        data.train(found, case)
+
+    def padded(name: str) -> torch.Tensor:
+        each = [torch.tensor(getattr(row, name), dtype=torch.float64) for row in rows]
+        return torch.stack([torch.nn.functional.pad(one, (0, rollouts.LONGEST - len(one))) for one in each])
+
+    everywhere = [torch.cat(watched.everyone(one)) for one in (log_probs, *map(padded, ("mask", "old", "advantages")))]
+    now, mask, old, advantages = everywhere[0].requires_grad_(), everywhere[1].bool(), *everywhere[2:]
+    op = rollouts.operator("gspo")
+    op.loss(now, old, advantages[:, 0], op.index(mask=mask), data.parameters(case)).loss.backward()
+    mine = slice(dist.get_rank() * len(rows), (dist.get_rank() + 1) * len(rows))
+    wanted = now.grad[mine] * dist.get_world_size()  # FSDP takes the mean over ranks
+    calm = [rollouts.log_probs(rollouts.model().double(), row)[0].detach() for row in rows]
+    return {
+        "error": float((gradients - wanted).abs().max() / wanted.abs().max()),
+        "noise": max(float((now[: len(one)] - one).abs().max()) for now, one in zip(log_probs, calm, strict=True)),
+        "forwards": found.steps[0].forwards,
+    }
 
 
 def sampled_now(data: Rollouts, otherwise: str = "") -> list[dict[str, Any]]:

@@ -17,6 +17,8 @@ from verl.workers.config import PolicyLossConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 LOSS = "actor.policy_loss."
+GSPO = {LOSS + "hierarchy": "gspo", LOSS + "parameters": {}}
+DROPS = {"model.override_config.attention_dropout": 0.1}
 
 
 def configured(**changes: Any) -> Callable[[Rollouts], Any]:
@@ -170,8 +172,16 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
     "a clip of verl's": (optioned({"actor.clip_ratio": 0.3}), ("actor.clip_ratio=0.3", "0.2")),
     "a clip of another loss": (configured(clip_cov_ub=9.0), ("clip_cov_ub=9.0", "5.0")),
     "dropout": (
-        optioned({"model.override_config.attention_dropout": 0.1}),
-        ("the model has dropout", "attention_dropout=0.1", "override_config.attention_dropout=0"),
+        optioned(DROPS),
+        ("the model has dropout", "attention_dropout=0.1", "couples all rows", "override_config.attention_dropout=0"),
+    ),
+    "dropout, and ratios of 1": (
+        optioned({**DROPS, **GSPO, LOSS + "reuse_old_log_probs": True}),
+        ("attention_dropout=0.1", "reuse_old_log_probs=true takes the ratios"),
+    ),
+    "dropout, and trajectories of several rows": (
+        optioned({**DROPS, **GSPO, LOSS + "trajectory": ["uid", "session_id"]}),
+        ("attention_dropout=0.1", "'gspo' couples the tokens of a trajectory"),
     ),
     "a field that lacks": (
         lambda data: trained(data, {}, data_source=None),

@@ -175,6 +175,13 @@ def test_what_a_second_pass_changes_is_measured_and_said_once(found, ranks):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
+def test_a_row_local_loss_trains_with_dropout_on_the_noise_of_its_own_pass(found, ranks):
+    for one in found(ranks):
+        made = one["beside"]["dropping"]
+        assert made["noise"] > 0.01 and made["forwards"] == 0 and made["error"] <= 1e-13
+
+
+@pytest.mark.parametrize("ranks", RANKS)
 def test_old_log_probs_of_the_weights_at_hand_need_no_pass(found, ranks):
     """And those of weights before an update do: three of the four mini-batches."""
     for one in found(ranks):

@@ -47,6 +47,7 @@ def main(folder: Path, chosen: list[str]) -> None:
         cases.other_losses,
         cases.bypassed,
         cases.in_verls_log,
+        cases.dropping,
     )
     for beside in several:
         if not chosen or beside.__name__ in chosen:
