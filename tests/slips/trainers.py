@@ -193,4 +193,13 @@ SLIPS = (
         "pieces of a trajectory are micro-batches of their own", "trainers/test_micro_batches",
         "return frozen and (self._rows_are_whole or not coupling.within)", "return frozen",
     ),
+    slip(
+        "a parameter of any unit takes the place of a trainer's clip range", "trainers/test_clip_range",
+        "found[name] = value if alike else None", "found[name] = value",
+    ),
+    slip(
+        "a gate that rolls back bounds ratios", "trainers/test_clip_range",
+        "return [ratios[0] for ratios in found] if all(np.ptp(ratios) <= 1e-12 for ratios in found) else []",
+        "return [ratios[0] for ratios in found]",
+    ),
 )  # fmt: skip

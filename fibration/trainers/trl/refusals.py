@@ -14,6 +14,7 @@ from fibration.errors import TrainerError, listed, shown
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import shipped
 from fibration.language.rewards import adds_up_tokens
+from fibration.trainers.clip_range import in_its_place
 from fibration.trainers.labels import as_label, option
 from fibration.trainers.noise import noise
 from fibration.trainers.parameters import check_labelled
@@ -44,6 +45,7 @@ BOUNDS = (
     "epsilon", "epsilon_high", "sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_pos", "vespo_lambda_pos",
     "vespo_k_neg", "vespo_lambda_neg",
 )  # fmt: skip
+CLIP_RANGE = ("epsilon", "epsilon_high")
 # Options that make advantages from rewards, which the hierarchy may do instead.
 ADVANTAGES = ("scale_rewards", "multi_objective_aggregation")
 
@@ -133,7 +135,9 @@ def check_options(config: Any, hierarchy: Hierarchy) -> None:
             raise TrainerError(
                 f"{name}={shown(value)} has no effect",
                 required=f"{name}={defaults[name]!r}, its default: the hierarchy has its own bounds",
-                remedy="set those in parameters={...}",
+                remedy=_own_bounds(config, hierarchy, defaults)
+                if name in CLIP_RANGE
+                else "leave it out, and set those in parameters={...}",
             )
     for name in ADVANTAGES if hierarchy.advantages is not None else ():
         if (value := getattr(config, name, None)) != defaults.get(name):
@@ -152,6 +156,13 @@ def check_options(config: Any, hierarchy: Hierarchy) -> None:
             "coefficients",
             remedy=f"GRPOConfig(beta={config.beta:g}, use_bias_correction_kl=False), or leave beta at 0",
         )
+
+
+def _own_bounds(config: Any, hierarchy: Hierarchy, defaults: Mapping[str, Any]) -> str:
+    """What to set in place of TRL's clip range, in which `epsilon` is both bounds where `epsilon_high` is None."""
+    below = config.epsilon if config.epsilon != defaults["epsilon"] else None
+    above = below if config.epsilon_high is None else config.epsilon_high
+    return in_its_place(hierarchy, below, above, lambda values: f"parameters={values!r}")
 
 
 def check_sampler(config: Any, rollout_func: Any, hierarchy: Hierarchy) -> None:

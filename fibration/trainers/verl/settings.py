@@ -9,12 +9,15 @@ from typing import Any, Protocol
 from verl.workers.utils.losses import ppo_loss
 
 from fibration.errors import TrainerError
+from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.operator import Operator
+from fibration.trainers.clip_range import in_its_place
 from fibration.trainers.policies import REFERENCE, kept_near_twice
 from fibration.trainers.verl.loss import HERE, NAME, TARGET
 
 # Options of verl's other losses, which have no effect with a hierarchy.
 UNREAD = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg")
+CLIP_RANGE = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
 UNREAD_LOSS = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta")
 UNREAD_TERMS = ("loss_agg_mode", "loss_scale_factor")
 
@@ -66,7 +69,9 @@ def settings_of(loss_fn: Any) -> Settings | None:
                 raise TrainerError(
                     f"{where}.{option.name}={options[option.name]} with loss_mode={NAME}",
                     required=f"verl's default, {option.default}: the hierarchy alone decides what is clipped",
-                    remedy=f"leave it out, and say it in {HERE}.parameters",
+                    remedy=_own_bounds(config, hierarchy)
+                    if option.name in CLIP_RANGE
+                    else f"leave it out, and say it in {HERE}.parameters",
                 )
     if not (config.use_kl_loss or config.entropy_coeff):
         for option in fields(config):
@@ -78,3 +83,14 @@ def settings_of(loss_fn: Any) -> Settings | None:
                 )
     found: Settings = given
     return found
+
+
+def _own_bounds(config: Any, hierarchy: Hierarchy) -> str:
+    """What to set in place of verl's clip range."""
+    defaults = {option.name: option.default for option in fields(config)}
+    both, below, above = (config[name] if config[name] != defaults[name] else None for name in CLIP_RANGE)
+
+    def write(values: Mapping[str, float]) -> str:
+        return " ".join(f"+{HERE}.parameters.{name}={value:g}" for name, value in values.items())
+
+    return in_its_place(hierarchy, both if below is None else below, both if above is None else above, write)

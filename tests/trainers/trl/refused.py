@@ -54,6 +54,7 @@ def evaluated(**data: Any) -> dict[str, Any]:
     return {"eval_dataset": data}
 
 
+GRPO: dict[str, Any] = {"hierarchy": "grpo", "labels": None, "parameters": None}
 HERE = Path(__file__).parent / "spec.py"
 WITHOUT = {**FAR, "C_domain": {"algebra": 0.01, "logic": 2.0, "maps": 0.1, "cod": 0.1}}  # a slip in code
 REFUSED = {
@@ -67,8 +68,20 @@ REFUSED = {
     "use_bias_correction_kl": Refused(
         ("TRL's default", "GRPOConfig(beta=0.1, use_bias_correction_kl=False)"), {"beta": 0.1}
     ),
-    "epsilon": Refused(("epsilon", "0.3", "parameters"), {"epsilon": 0.3}),
-    "epsilon_high": Refused(("epsilon_high", "0.28", "parameters"), {"epsilon_high": 0.28}),
+    "epsilon": Refused(
+        ("epsilon=0.3 has no effect", "parameters={'epsilon_low': 0.3, 'epsilon_high': 0.3}"),
+        {"epsilon": 0.3},
+        trainer=GRPO,
+    ),
+    "epsilon_high": Refused(
+        ("epsilon_high=0.28 has no effect", "parameters={'epsilon_high': 0.28}"), {"epsilon_high": 0.28}, trainer=GRPO
+    ),
+    "epsilon, and epsilon_high": Refused(
+        ("epsilon=0.3 has no effect", "parameters={'epsilon_low': 0.3, 'epsilon_high': 0.28}"),
+        {"epsilon": 0.3, "epsilon_high": 0.28},
+        trainer=GRPO,
+    ),
+    "epsilon of several levels": Refused(("epsilon=0.3", "parameters of 'soft': ", "C_domain"), {"epsilon": 0.3}),
     "a generation inside a window": Refused(
         ("gradient_accumulation_steps", "steps_per_generation", "2", "3"),
         {"gradient_accumulation_steps": 2, "num_iterations": 1},
@@ -199,9 +212,7 @@ REFUSED = {
 
 # What looks like some of these, and is not.
 ALLOWED = {
-    "dropout, and rows alone": Refused(
-        (), trainer={"hierarchy": "gspo", "labels": None, "parameters": None}, model={"attention_dropout": 0.1}
-    ),
+    "dropout, and rows alone": Refused((), trainer={**GRPO, "hierarchy": "gspo"}, model={"attention_dropout": 0.1}),
     "dropout, and one pass": Refused((), {"num_iterations": 1}, model={"attention_dropout": 0.1}),
     "a generation after the last window": Refused(
         (), {"gradient_accumulation_steps": 2, "num_iterations": 1, "max_steps": 1}

@@ -16,6 +16,8 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import PolicyLossConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from fibration.trainers.verl.loss import HERE
+
 LOSS = "actor.policy_loss."
 GSPO = {LOSS + "hierarchy": "gspo", LOSS + "parameters": {}}
 DROPS = {"model.override_config.attention_dropout": 0.1}
@@ -169,7 +171,18 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
         ("actor.loss_agg_mode=seq-mean-token-mean", "token-mean"),
     ),
     "a divisor of tokens": (optioned({"actor.loss_scale_factor": 512}), ("actor.loss_scale_factor=512", "None")),
-    "a clip of verl's": (optioned({"actor.clip_ratio": 0.3}), ("actor.clip_ratio=0.3", "0.2")),
+    "a clip of verl's": (
+        optioned({**GSPO, "actor.clip_ratio": 0.3, "actor.clip_ratio_high": 0.28}),
+        (
+            "actor.clip_ratio=0.3",
+            "default, 0.2",
+            f"+{HERE}.parameters.epsilon_low=0.3 +{HERE}.parameters.epsilon_high=0.28",
+        ),
+    ),
+    "a clip of verl's for several levels": (
+        optioned({"actor.clip_ratio": 0.3}),
+        ("actor.clip_ratio=0.3", "parameters of 'fiberpo_domain': ", "epsilon"),
+    ),
     "a clip of another loss": (configured(clip_cov_ub=9.0), ("clip_cov_ub=9.0", "5.0")),
     "dropout": (
         optioned(DROPS),
