@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from fibration.errors import TrainerError, an, listed, shown
+from fibration.errors import TrainerError, an, listed, shown, suggest
 from fibration.language.atoms import BATCH
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load
@@ -61,14 +61,15 @@ def sources(
         )
     rows, names = hierarchy.rows.name, wanted(hierarchy)
     refuse_finer(hierarchy)
-    for name in given:
-        if name not in (*names, rows):
-            raise TrainerError(
-                f"labels for '{name}', which is not a stratum of '{hierarchy.name}' with labels",
-                required=f"labels for {listed(names)}" if names else f"none: '{hierarchy.name}' takes no labels",
-                found=f"{name}={shown(given[name])}",
-                remedy="" if names else "leave labels out",
-            )
+    if unknown := [name for name in given if name not in (*names, rows)]:
+        said = "are not strata" if len(unknown) > 1 else "is not a stratum"
+        free = [name for name in names if name not in given]
+        raise TrainerError(
+            f"labels for {listed(map(repr, unknown))}, which {said} of '{hierarchy.name}' with labels",
+            required=f"labels for {listed(names)}" if names else f"none: '{hierarchy.name}' takes no labels",
+            found=", ".join(f"{name}={shown(given[name])}" for name in unknown),
+            remedy=suggest(str(unknown[0]), free) or f"leave {listed(map(repr, unknown))} out of labels",
+        )
     found = {name: given[name] if name in given else known[name] for name in (*names, rows) if name in {*given, *known}}
     for name in names:
         if name not in found:

@@ -202,4 +202,9 @@ SLIPS = (
         "return [ratios[0] for ratios in found] if all(np.ptp(ratios) <= 1e-12 for ratios in found) else []",
         "return [ratios[0] for ratios in found]",
     ),
+    slip(
+        "of labels that a hierarchy does not take, the first is named", "trainers/test_labels",
+        "if unknown := [name for name in given if name not in (*names, rows)]:",
+        "if unknown := [name for name in given if name not in (*names, rows)][:1]:",
+    ),
 )  # fmt: skip

@@ -63,7 +63,20 @@ def test_what_a_user_writes_is_said_by_the_trainer():
 def test_a_hierarchy_without_labels_says_so():
     with pytest.raises(TrainerError) as caught:
         sources(support.spec("grpo"), {"domain": "source"})
-    assert (caught.value.required, caught.value.remedy) == ("none: 'grpo' takes no labels", "leave labels out")
+    remedy = "leave 'domain' out of labels"
+    assert (caught.value.required, caught.value.remedy) == ("none: 'grpo' takes no labels", remedy)
+
+
+def test_labels_of_another_hierarchy_are_all_named():
+    given = {"prompt_group": "uid", "domain": "source", "expert": "path"}
+    with pytest.raises(
+        TrainerError, match="labels for 'domain' and 'expert', which are not strata of 'rloo'"
+    ) as caught:
+        sources(support.spec("rloo"), given)
+    assert caught.value.remedy == "leave 'domain' and 'expert' out of labels"
+    with pytest.raises(TrainerError) as caught:
+        sources(support.spec("fiberpo_domain"), {"dmain": "source"}, KNOWN)
+    assert caught.value.remedy == "did you mean 'domain'?"
 
 
 @pytest.mark.parametrize("given", ["domain", ["domain"], 3])
