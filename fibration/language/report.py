@@ -21,7 +21,7 @@ class Named(Protocol):
 
 
 class Evidence(Protocol):
-    """A counterexample: a sentence, and the numbers behind it (see `fibration.laws.batches.words.Witness`)."""
+    """A counterexample: one sentence, and its numbers for JSON (see `fibration.laws.batches.words.Witness`)."""
 
     def __str__(self) -> str: ...
 
@@ -39,13 +39,15 @@ class Cause(NamedTuple):
 class Verdict:
     """The verdict of one law on one subject (a kernel, a gate, the whole hierarchy).
 
-    - `argument`: the reason, in one line.
-    - `required`, `found`, `counterexample`, `remedy`: of a refuted law. The counterexample is the smallest one found.
-    - `given_up`: the declared reason for breaking the law.
+    - `status`: "proved" for batches of all sizes, "refuted" by a counterexample, or "undecided".
+    - `argument`: why a proved law holds, in one line.
+    - `required`, `found`, `remedy`: of a law that is not proved. They are the statement, the fault, and what to type.
+    - `counterexample`: the smallest batch found on which the law fails. Its numbers are exact or have fifty digits.
+    - `given_up`: the declared reason for breaking the law, or "".
     - `cause`: the verdict that this one follows from, or None.
     - `out_of_time`: undecided because the time ran out.
     - `internal_error`: undecided because the law raised an exception, which is a defect of this library.
-    - `fault`: the way in which the law fails, if it has several.
+    - `fault`: the way in which the law fails, if there are several.
 
     A `given_up` reason does not cover `out_of_time` or `internal_error`.
     """
@@ -66,7 +68,7 @@ class Verdict:
 
     @property
     def is_unfinished(self) -> bool:
-        """The law did not finish, so the verdict says nothing about the hierarchy."""
+        """Whether the law did not finish. The verdict then says nothing about the hierarchy."""
         return self.out_of_time or self.internal_error
 
     @property
@@ -129,7 +131,7 @@ class Verify(Protocol):
 
 @dataclass(frozen=True)
 class Report:
-    """All verdicts and facts of one hierarchy, in the order of the laws.
+    """All verdicts on one hierarchy, in the order of the laws, and its facts. `print(report)` has a line for each.
 
     `certify` computes the facts from the hierarchy and its verdicts, when `facts` is first read.
     """

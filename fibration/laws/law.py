@@ -27,14 +27,17 @@ def internal_error(where: str, error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Proved:
-    """The result of a proof that succeeded."""
+    """The result of a proof that succeeded, for batches of all sizes. `argument` is the reason, in one line."""
 
     argument: str
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """The result of a proof that failed. It refutes nothing. A proof that reports no reason returns None instead."""
+    """The result of a proof that failed. It refutes nothing: the law may hold.
+
+    `reason` is one line for the report. A proof without a reason returns None instead.
+    """
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""Locality (def:fgh iii): an atomic gate reads only its own element and what that element determines."""
+"""Locality (def:fgh iii): a formula of an element reads only quantities with one value at that element."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from fibration.laws.signs.claim import Claim, divided, required_number
 from fibration.laws.subject import Subject
 
 STATEMENT = (
-    "a gate reads its residual, parameters, counts, its element's attributes and advantage, densities of coarser "
-    "strata, statistics of tokens and of elements, what comes before it or after it, and on tokens the log-probs of "
-    "frozen policies; a kernel weight reads parameters, counts and attributes; a decomposition and a recovery read the "
-    "advantage besides, a decomposition order; each at the element or below it"
+    "a formula reads only what has one value at its element; kernel weights, gates, decompositions and recoveries read "
+    "parameters, counts and attributes; a gate also reads its residual, its advantage, densities of coarser strata, "
+    "statistics and order, and on tokens log-probs of frozen policies; a decomposition also reads the log ratio, the "
+    "advantage and order of tokens; a recovery also reads gated densities and the advantage of a token"
 )
 
 
@@ -73,7 +73,7 @@ def decide_locality(subject: Subject) -> Iterator[Decision]:
 
 
 def _of_none(h: Hierarchy, stratum: Stratum) -> Problem | None:
-    """A statistic of a branch that may be empty, which the gate reads without a condition that excludes this."""
+    """The problem with a statistic of a branch that may be empty, if the gate reads it without a condition."""
     gate = h.gate(stratum)
     numbers = {number: a for a in atoms(gate) if (number := required_number(a)) is not None}
     known = Assumptions(whole_batch(h), h.assume, stratum)

@@ -1,4 +1,4 @@
-"""Structure: the fibrations form a chain, a tree or a quiver over which the sampled strata lie (def:uniform_fibration).
+"""Structure (def:uniform_fibration): the strata form a chain, a tree or a quiver, and every token has one row.
 
 Whether parallel paths of a quiver compose to the same map depends on the data: every index checks it. Paths that end in
 the whole batch always agree, since the batch is one element.
@@ -21,8 +21,9 @@ from fibration.laws.law import Decision, Law, proved, refuted
 from fibration.laws.subject import Subject
 
 STATEMENT = (
-    "the fibrations are acyclic and connected, the strata over each one cover its tokens once, and what is assumed of "
-    "crossings speaks of strata that cross, in masses that are known when an index is built"
+    "the strata are connected, without a cycle; every token lies over one row; some choice of the strata directly over "
+    "a stratum has each of its tokens once; strata in balanced(...) cross and share a coarser stratum; "
+    "orthogonalise='projection' has strata that cross; with either, no kernel reads a parameter"
 )
 
 

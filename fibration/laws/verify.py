@@ -35,11 +35,15 @@ class Incomplete(Exception):
 
 
 def verify(hierarchy: Hierarchy, timeout: float | None = BUDGET) -> Report:
-    """Decide every law, for all sizes at once. Never raises for a wrong hierarchy: see `Report.raise_for_status`.
+    """Decide every law for batches of all sizes, and return a `Report`. It needs no batch and no model.
 
-    If `structure` or `locality` fails, the laws after it are not decided. Verdicts and facts together have
-    `timeout` seconds; None is no limit. A law that runs out of time is undecided, and the report says so. A law that
-    raises an exception is undecided too, and the report asks for an issue.
+    - `timeout`: seconds for all laws and facts together. None is no limit. A law that runs out of time is undecided.
+    - If `structure` or `locality` fails, later laws are not decided and have no verdict.
+    - A law that raises an exception is undecided. Its verdict contains the exception and asks for an issue.
+    - Verdicts are cached, also on disk. Verdicts that ran out of time or raised an exception are not.
+
+    `verify` does not raise for a law that fails: `Report.raise_for_status` raises LawError. docs/laws.md lists the
+    laws. The module of each law names its source: def:uniform_fibration, def:fgh, thm:fbg_first_order.
     """
     budget = Budget(timeout)
     try:

@@ -32,7 +32,7 @@ REMEDY = (
 
 
 class Comparison(Verdict):
-    """The verdict on two losses."""
+    """The verdict on two losses. `subject` names the second loss, its fixed parameters and the conditions."""
 
     def error(self, name: str, so_too: str = "") -> LawError:
         plain = super().error(name, so_too)
@@ -43,7 +43,7 @@ class Comparison(Verdict):
 
 
 class Comparisons(Report):
-    """The report on the comparison of a first loss with a second one."""
+    """The report on a comparison. `hierarchy` is the first loss; the one verdict is a `Comparison`."""
 
     @property
     def outcome(self) -> str:
@@ -60,28 +60,30 @@ def equivalent(
     parameters: Given | None = None,
     timeout: float | None = BUDGET,
 ) -> Report:
-    """Whether two losses are the same: a `Report` with one verdict.
+    """Decide whether two losses are the same for batches of all sizes. Returns a `Report` with one verdict.
 
-    The verdict is one of three:
+    Two losses are the same if every token has the same coefficient `c_i = ∂J/∂log π_i` in both. The gradient of a loss
+    is `-Σ c_i ∇log π_i`. So equal coefficients give equal gradients for any model. The status is one of:
 
-    - *proved*: every token has the same coefficient `c_i = ∂J/∂log π_i` on every batch of every size.
-    - *refuted*: the report has the smallest batch found on which a coefficient differs, with both coefficients.
-    - *undecided*: no proof and no such batch was found, `timeout` seconds were over (None: no limit), or the comparison
-      raised an exception. After an exception the report asks for an issue.
+    - *proved*: the coefficients are equal on every batch.
+    - *refuted*: a coefficient differs. The verdict has the smallest batch found, with both coefficients. They are exact
+      fractions, or have fifty digits where a formula has an exponential, a logarithm or a root.
+    - *undecided*: no proof and no such batch was found, the time was over, or the comparison raised an exception. After
+      an exception the report asks for an issue.
 
-    Levels may differ in names, number and shape. Tokens, rows and attributes are matched by name.
+    Levels may differ in names, number and shape. Tokens, rows, policies and attributes are matched by name.
 
-    `when`: one or several conditions, as objects or text; the losses are compared on batches that meet all of them. A
-    condition is a comparison that holds at every token (`advantage >= 0`), `equal(advantage, on=trajectory)`,
-    `equal(count(token, over=trajectory))`, `one(domain)`, `same(old, rollout)` or `on_policy`. If the gate of
-    a coarser stratum reads the advantage, the advantage must be the same on each element of that stratum.
-
-    `parameters`: parameters are matched by name, and a matched parameter has one value. `{"epsilon": "eps_low"}`
-    matches different names, `{"bound": "1 + epsilon"}` writes a parameter in those of the other hierarchy, and
-    `{"C": math.inf}` fixes a parameter, here a budget that never binds.
+    - `when`: one or several conditions, as objects or text. Only batches that meet all of them are compared. A
+      condition is a comparison that holds at every token (`advantage >= 0`), `equal(advantage, on=trajectory)`,
+      `equal(count(token, over=trajectory))`, `one(domain)`, `same(old, rollout)` or `on_policy`. If the gate of a
+      coarser stratum reads the advantage, each element of that stratum has one advantage.
+    - `parameters`: matches or fixes parameters. A parameter of both losses has one value. `{"epsilon": "eps_low"}`
+      matches two names. `{"bound": "1 + epsilon"}` writes a parameter in parameters of the other loss.
+      `{"C": math.inf}` fixes a parameter: here a budget that never binds.
+    - `timeout`: seconds. None is no limit.
 
     Raises SpecError and ParameterError if the two hierarchies do not match, if no batch meets `when`, or if a
-    foundation of a hierarchy does not hold.
+    foundation of a hierarchy fails: `structure`, `locality`, a law of kernels, or `objective`.
     """
     both, budget, found = pair(first, second, when, parameters), Budget(timeout), list[Comparison]()
     if not budget.allows(lambda: found.append(_decide(both))):
