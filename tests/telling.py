@@ -90,22 +90,22 @@ TELLING = {
     "compiler/test_spread.py::test_every_rank_has_what_one_process_has[fiberpo_inward-cut]": (
         "an advantage is read of rows that other ranks have",
     ),
-    "laws/test_facts_amplification.py::test_what_is_not_certified_says_why[h3-reads more of the batch]": (
+    "laws/test_facts_amplification.py::test_an_amplification_that_is_not_certified_says_why[h3-reads more of the batch]": (
         "a gate that reads densities is taken to stand still",
     ),
-    "laws/test_first_order.py::test_a_recovery_that_bends_where_no_ratio_is_agrees_only_with_gates_that_are_the_identity": (
+    "laws/test_first_order.py::test_a_bent_two_channel_recovery_keeps_first_order_only_with_identity_gates": (
         "the slope of a recovery is not asked where gates agree to first order alone",
     ),
-    "laws/test_gradient.py::test_what_is_said_is_so[intermediate residuals dropped]": (
+    "laws/test_gradient.py::test_the_verdict_on_gradient_is_right_on_random_batches[intermediate residuals dropped]": (
         "agreement for advantages that are constant on any stratum is that of the gradient",
     ),
     "laws/test_identity.py::test_wrong_specs_are_refused[one advantage alone]": (
         "one advantage of each sign is enough",
     ),
-    "laws/test_inward.py::test_what_comes_back_and_what_stays_is_proved[gspo_token]": (
+    "laws/test_inward.py::test_a_gate_that_never_pushes_further_out_is_proved[gspo_token]": (
         "densities of log ratios are above minus their mass too",
     ),
-    "laws/test_inward.py::test_slopes_are_what_flows_and_breakpoints_without_an_order_prove_nothing[a density that opens]": (
+    "laws/test_inward.py::test_a_gate_with_stopped_slopes_or_unordered_breakpoints_is_not_proved[a density that opens]": (
         "a gate that reads a density is followed with that density held alone",
     ),
     "laws/test_locality.py::test_wrong_specs_are_refused[a token's log-prob below it]": (
@@ -127,7 +127,7 @@ TELLING = {
     "laws/test_reflecting.py::test_wrong_specs_are_refused[square over the total]": (
         "a sum of squares is summed like one of measures",
     ),
-    "laws/test_too_many_cases.py::test_what_is_wrong_is_not_proved[undefined condition]": (
+    "laws/test_too_many_cases.py::test_a_wrong_spec_with_too_many_cases_is_not_proved[undefined condition]": (
         "too many cases count as proved",
     ),
     "plotting/test_own.py::test_without_advantages_all_else_is_shown": (

@@ -50,7 +50,7 @@ def failing(hierarchy):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_slip_is_refuted_by_the_law_it_breaks(name):
+def test_each_slip_is_refuted_by_the_law_that_it_breaks(name):
     slip = WRONG[name]
     verdict = failing(slip.hierarchy)
     assert (verdict.law, verdict.status) == (slip.law, "refuted"), verdict
@@ -68,7 +68,7 @@ def test_a_slip_is_refuted_by_the_law_it_breaks(name):
 
 
 @pytest.mark.parametrize("name", STOPS_WRONG)
-def test_what_is_stopped_in_the_wrong_place_has_another_gradient(name):
+def test_a_stop_in_the_wrong_place_changes_the_gradient(name):
     hierarchy, gated = STOPS_WRONG[name]
     verdict = next(v for v in hierarchy.verify().verdicts if v.law == "gradient")
     assert verdict.status == "refuted"
@@ -82,7 +82,7 @@ def test_what_is_stopped_in_the_wrong_place_has_another_gradient(name):
     assert max(abs(coefficients(b, gated) - b.a / (b.size * len(set(b.row))))) > 0.1
 
 
-def test_enough_slips():
+def test_the_collection_has_many_slips_of_each_law():
     laws = [s.law for s in WRONG.values()]
     assert len(WRONG) + len(STOPS_WRONG) >= 40
     assert all(laws.count(law) >= 10 for law in ("objective", "agreement", "mask_open"))
@@ -92,7 +92,7 @@ def test_enough_slips():
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_weights_and_masks_prove_and_hold(name):
+def test_right_weights_and_masks_are_proved_and_hold_in_numpy(name):
     """What was proved: near where policies coincide weights tend to 1, and nothing is dropped."""
     loss = RIGHT[name]
     report = loss.hierarchy.verify()
@@ -105,7 +105,7 @@ def test_right_weights_and_masks_prove_and_hold(name):
 
 
 @pytest.mark.parametrize("name", [*RIGHT, *WRONG])
-def test_the_exact_evaluation_is_numpys(name):
+def test_weights_and_masks_evaluated_exactly_equal_numpy(name):
     """Off policy, where every branch is taken, at every token."""
     loss = {**RIGHT, **WRONG}[name]
     h = loss.hierarchy
@@ -137,7 +137,7 @@ NOT_INWARD = {
 
 
 @pytest.mark.parametrize("name", [*STOPS_RIGHT, *GATES_RIGHT])
-def test_what_is_stopped_in_the_right_place_and_what_gates_may_read_besides(name):
+def test_a_stop_in_the_right_place_and_gates_that_read_policies_are_accepted(name):
     h = {**STOPS_RIGHT, **GATES_RIGHT}[name]
     why = {"inward": NOT_INWARD[name]} if name in NOT_INWARD else {}
     report = h.replace(gives_up={**h.gives_up, **why}).verify()
@@ -146,7 +146,7 @@ def test_what_is_stopped_in_the_right_place_and_what_gates_may_read_besides(name
 
 
 @pytest.mark.parametrize("name", weighed.GATES_WRONG)
-def test_statistics_in_gates_are_what_they_are_on_policy(name):
+def test_a_gate_that_reads_a_statistic_is_refuted_by_its_gradient(name):
     """Near it they are near to that, so that a gate is refuted by its gradient, which is then another one."""
     report = weighed.GATES_WRONG[name].verify()
     assert not report.ok
@@ -155,7 +155,7 @@ def test_statistics_in_gates_are_what_they_are_on_policy(name):
 
 
 @pytest.mark.thorough
-def test_a_probability_of_1_is_tried():
+def test_an_old_probability_of_1_is_tried():
     """Without a margin the divergence of a token of which the old policy was certain has no value."""
     verdict = failing(weighed.dppo(0))
     assert (verdict.law, verdict.status) == ("identity", "refuted")
@@ -163,7 +163,7 @@ def test_a_probability_of_1_is_tried():
     assert "log-probs of 0" in str(verdict.counterexample)
 
 
-def test_a_gates_ratio_times_the_old_probability_is_no_more_than_1():
+def test_a_ratio_in_a_gate_times_the_old_probability_is_at_most_1():
     """Which is used where the residual is the ratio's: on one stratum alone, and of one token."""
     beyond = where(weighed.p_old * weighed.ratio > 1, 0, residual)
     assert one(gate=Gate(beyond)).verify().ok
@@ -173,7 +173,7 @@ def test_a_gates_ratio_times_the_old_probability_is_no_more_than_1():
 # ---------------------------------------------------------------- words
 
 
-def test_the_bound_of_a_parameter_is_named():
+def test_the_remedy_names_the_bound_of_the_parameter():
     verdict = failing(WRONG["cap_below_1"].hierarchy)
     assert "not 1 where -1 + D is below 0" in verdict.found and "lower=1" in verdict.remedy
     assert str(verdict.counterexample).endswith(
@@ -185,13 +185,13 @@ def test_the_bound_of_a_parameter_is_named():
     )
 
 
-def test_a_weight_without_a_value_is_the_cause_of_what_it_breaks():
+def test_a_weight_without_a_value_is_the_cause_of_the_failure_of_agreement():
     report = WRONG["quotient_of_log_probs"].hierarchy.verify()
     agreement = next(v for v in report.verdicts if v.law == "agreement")
     assert agreement.status == "refuted" and agreement.cause.law == "objective"
 
 
-def test_what_is_given_up_is_a_weight_or_a_mask_that_is_there():
+def test_agreement_and_mask_open_are_given_up_only_if_they_fail():
     """A law without a subject cannot be given up, nor one that holds; one that fails can, by its name."""
     given = {"agreement": "twice as hard", "mask_open": "the likely ones are left out"}
     both = one(mu.weigh(2 * rho).keep(rho <= 1), gives_up=given)
@@ -210,14 +210,14 @@ def test_what_is_given_up_is_a_weight_or_a_mask_that_is_there():
     assert not [v for v in plain if v.law in given]
 
 
-def test_weights_and_masks_of_several_have_a_verdict_each():
+def test_each_weight_and_each_condition_has_a_verdict():
     found = one(mu.weigh(rho).weigh(2 * rho).keep(rho < 2).keep(rho < 1)).verify().verdicts
     status = {v.subject: v.status for v in found if v.law in ("agreement", "mask_open")}
     assert list(status.values()) == ["proved", "refuted", "proved", "refuted"]
     assert list(status) == [f"weight {rho}", f"weight {2 * rho}", f"condition {rho < 2}", f"condition {rho < 1}"]
 
 
-def test_on_trees_every_leaf_is_asked():
+def test_on_trees_weights_and_conditions_are_decided_on_every_leaf():
     """Statistics run over the tokens of all leaves; a total of 1 is the number of them."""
     both = make(
         (text, trajectory, BOTH), (image, trajectory, BOTH), objective=token_mean().weigh(mean(rho, over=trajectory)),
@@ -229,7 +229,7 @@ def test_on_trees_every_leaf_is_asked():
     assert found["agreement"] == "refuted" and found["mask_open"] == "proved"
 
 
-def test_a_branch_that_is_populated_may_have_no_kept_token():
+def test_a_populated_branch_may_have_no_kept_token():
     """Counts of what is kept are of another batch, of which nothing is assumed."""
     per_text = Objective(1 / count(text, over=trajectory))
     both = make((text, trajectory, BOTH), (image, trajectory, BOTH), assume=[populated(text, over=trajectory)])
@@ -242,7 +242,7 @@ def test_a_branch_that_is_populated_may_have_no_kept_token():
         assert [v.status for v in verdicts if (v.law, v.subject) == ("objective", "weight")] == [status]
 
 
-def test_what_is_known_of_one_token_is_not_known_of_all():
+def test_the_sign_of_one_token_is_not_assumed_for_a_mean():
     """A token that rose says nothing of the mean of its trajectory."""
     rose = weighed.x > 0
     for formula, status in ((mean(weighed.x, over=trajectory), "undecided"), (weighed.x, "proved")):
@@ -265,7 +265,7 @@ def test_a_log_prob_is_never_above_0():
     assert found == ["proved", "refuted"]
 
 
-def test_gates_of_a_loss_with_weights_are_asked_alone():
+def test_the_law_gradient_ignores_weights():
     """The gradient's law is of the gates: a weight of 2 breaks agreement, and no other law."""
     found = {
         v.law: v.status for v in one(mu.weigh(2 * rho).keep(advantage > 0)).verify().verdicts if v.law != "objective"
@@ -276,7 +276,7 @@ def test_gates_of_a_loss_with_weights_are_asked_alone():
     assert one(mu.weigh(minimum(rho, cap))).verify().ok
 
 
-def test_a_mask_is_not_said_to_fail_where_what_is_always_so_is_so():
+def test_the_report_names_no_bound_that_always_holds():
     """`C` is above 1: that the other bound holds is no reason why one fails."""
     (found,) = (v for v in one(mu.keep((rho > 1 / C) & (rho <= 1))).verify().verdicts if v.law == "mask_open")
     assert found.status == "refuted" and found.found.endswith(" <= 1))")

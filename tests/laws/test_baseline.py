@@ -78,7 +78,7 @@ def true(bandit, score):
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_baseline_is_proved_and_its_expected_update_is_the_gradient_times_its_factor(name):
+def test_the_expected_update_of_a_proved_baseline_is_its_factor_times_the_gradient(name):
     row = RIGHT[name]
     found = verdict(row.formula)
     assert found.status == "proved", found
@@ -93,7 +93,7 @@ def test_a_baseline_is_proved_and_its_expected_update_is_the_gradient_times_its_
         assert expected(bandit, n, row.of) == [row.kappa(n) * g for g in goal]
 
 
-def test_the_factor_of_a_groups_mean_is_stated_for_every_size():
+def test_the_factor_of_a_group_mean_is_stated_for_every_group_size():
     said = verdict(RIGHT["the group's mean"].formula).argument
     assert "(-1 + count(trajectory, over=prompt_group))/count(trajectory, over=prompt_group)" in said and share(
         4
@@ -105,7 +105,7 @@ def test_the_factor_of_a_groups_mean_is_stated_for_every_size():
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_no_baseline_is_refuted_and_updates_otherwise(name):
+def test_the_expected_update_of_a_refuted_advantage_is_no_multiple_of_the_gradient(name):
     """No one factor makes the gradient of what is expected, over bandits of two answers each."""
     row = WRONG[name]
     found = verdict(row.formula)
@@ -120,7 +120,7 @@ def test_what_is_no_baseline_is_refuted_and_updates_otherwise(name):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_the_steps_that_are_told_are_so(name):
+def test_the_steps_in_a_counterexample_are_those_of_the_formula(name):
     """By the row's own numbers: from the rewards of the counterexample to others."""
     row, found = WRONG[name], verdict(WRONG[name].formula).counterexample
     values = found.values
@@ -169,7 +169,7 @@ def two_steps(of):
 
 
 @pytest.mark.parametrize("name", [*ONWARD_RIGHT, *ONWARD_WRONG])
-def test_advantages_of_tokens_are_the_rewards_from_there_on_or_are_refuted(name):
+def test_an_advantage_per_token_is_the_reward_from_the_token_on_or_is_refuted(name):
     right = name in ONWARD_RIGHT
     row = {**ONWARD_RIGHT, **ONWARD_WRONG}[name]
     found = verdict(row.formula)
@@ -181,7 +181,7 @@ def test_advantages_of_tokens_are_the_rewards_from_there_on_or_are_refuted(name)
     assert (two_steps(row.of) == goal) is right
 
 
-def test_a_factor_of_given_numbers_is_stated_and_of_sampled_ones_is_not_taken():
+def test_a_factor_may_read_attributes_and_not_samples():
     from fibration import Parameter
 
     hard = Attribute("hard", on=spec(reward).rows)
@@ -227,23 +227,23 @@ FACTORS = {  # what stands in the place of κ, or is taken off
 
 
 @pytest.mark.parametrize("name", FACTORS)
-def test_a_factor_is_above_0_and_the_same_along_a_row(name):
+def test_a_factor_is_positive_and_constant_along_a_row(name):
     formula, status = FACTORS[name]
     assert verdict(formula).status == status
 
 
-def test_a_factor_of_0_for_a_row_alone_is_stated():
+def test_the_argument_says_if_the_factor_of_a_single_row_is_0():
     assert "above 0 where rows are compared" in verdict(RIGHT["the group's mean"].formula).argument
     assert "above 0 where" not in verdict(RIGHT["length in the reward"].formula).argument
 
 
-def test_steps_along_a_row_are_told_of_both_tokens():
+def test_a_counterexample_along_a_row_shows_the_steps_of_two_tokens():
     found = verdict(FACTORS["how far along"][0]).counterexample
     assert "token 1 rises by 1 as its own reward goes from 0 to 1, and that of token 2 by 2" in found.text
     assert found.values["steps"] == (1, 2)
 
 
-def test_a_hierarchy_without_advantages_is_not_asked():
+def test_baseline_is_not_decided_without_advantages_from_rewards():
     h = spec(reward).replace(advantages=None)
     assert not any(v.law == "baseline" for v in h.verify().verdicts)
     assert not h.replace(gives_up={"baseline": "by the deviation"}).verify().ok

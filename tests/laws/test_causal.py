@@ -92,7 +92,7 @@ FINE = {
 
 
 @pytest.mark.parametrize("name", AHEAD)
-def test_what_looks_ahead_is_refuted_by_a_row_that_shows_it(name):
+def test_a_weight_that_reads_later_tokens_is_refuted_by_a_row(name):
     objective, of = AHEAD[name]
     (verdict,) = verdicts(objective)
     assert verdict.status == "refuted", verdict
@@ -129,7 +129,7 @@ def before_it(b: Batch, values) -> Batch:
 
 
 @pytest.mark.parametrize("name", FINE)
-def test_what_reads_a_prefix_is_proved(name):
+def test_a_weight_that_reads_earlier_tokens_is_proved(name):
     found = verdicts(FINE[name], groups=[prompt_group])
     assert found and all(v.status == "proved" for v in found), found
 
@@ -147,7 +147,7 @@ def of_turns(objective):
     return verdict
 
 
-def test_of_a_prefix_of_turns_it_is_said_what_is_taken_for_granted():
+def test_a_prefix_of_turns_is_proved_under_a_stated_assumption():
     verdict = of_turns(mu.weigh(exp(before(mean(k, over=turn), over=trajectory, of=turn))))
     assert verdict.status == "proved" and "ends before it begins" in verdict.argument
     assert of_turns(mu.weigh(1 / (1 + position(over=trajectory, of=turn)))).status == "proved"
@@ -167,7 +167,7 @@ BY_TURNS = {
 
 
 @pytest.mark.parametrize("name", BY_TURNS)
-def test_how_many_turns_there_are_is_known_at_the_end(name):
+def test_a_weight_that_reads_the_number_of_turns_is_refuted(name):
     """The witness has one turn less without its last token."""
     objective, of = BY_TURNS[name]
     found = of_turns(objective).counterexample
@@ -179,14 +179,14 @@ def test_how_many_turns_there_are_is_known_at_the_end(name):
     assert "which comes later" in str(found)
 
 
-def test_masks_and_weights_without_either_are_not_asked():
+def test_causal_has_no_verdict_without_weights_or_conditions():
     assert verdicts(mu) == []
     assert [v.status for v in verdicts(mu.weigh(rho).keep(rho < C))] == ["proved", "proved"]
     given_up = one(mu, gives_up={"causal": "the whole row"}).verify()
     assert not given_up.ok and "nothing to speak of" in str(given_up)
 
 
-def test_those_of_whole_rows_give_it_up():
+def test_right_losses_that_read_whole_rows_give_up_causal():
     for name in weighed.AHEAD:
         found = [v for v in RIGHT[name].hierarchy.verify().verdicts if v.law == "causal"]
         assert {v.status for v in found} == {"refuted"} and all(v.given_up for v in found)

@@ -37,14 +37,14 @@ def agrees(h, batch: Batch, log_prob=None):
 
 
 @pytest.mark.parametrize("seed", range(0, len(chains.DEPTHS), 2))
-def test_chains(seed):
+def test_coefficients_of_random_chains_equal_the_definition(seed):
     h = chains.candidate(seed)
     agrees(h, one_value_each(chains.batch_for(h, seed, small=True)))
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(0, random_quivers.COUNT, 3))
-def test_trees_and_quivers(seed):
+def test_coefficients_of_random_trees_and_quivers_equal_the_definition(seed):
     h = random_quivers.quiver(seed)
     if h.orthogonalise is None:
         agrees(h, one_value_each(random_quivers.batch_for(h, seed, small=True)))
@@ -53,14 +53,14 @@ def test_trees_and_quivers(seed):
 @pytest.mark.parametrize(
     "name", ["ppo", "dr_grpo", "gspo", "cispo", "sapo", "apc_obj", "fiberpo_modal", "fiberpo_experts"]
 )
-def test_shipped(name):
+def test_coefficients_of_shipped_losses_equal_the_definition(name):
     h = spec(name)
     batch = one_value_each(random_quivers.batch_for(h, 5, small=True))
     agrees(h, batch, np.ones(batch.tokens))
 
 
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain"])
-def test_closed_forms(name):
+def test_coefficients_equal_the_closed_forms(name):
     case = min(CLOSED, key=lambda c: (not any(c["log_ratio"]), len(c["log_ratio"])))
     of_row = case["group_of_trajectory"]
     batch = Batch(
@@ -99,16 +99,16 @@ def slope(gate):
         (5 * residual + residual**3, 5),
     ],
 )
-def test_the_branch_that_holds_at_a_point_is_differentiated(gate, expected):
+def test_at_a_kink_the_branch_that_holds_is_differentiated(gate, expected):
     assert slope(gate) == expected
 
 
-def test_what_has_no_slope_has_no_coefficient():
+def test_a_gate_without_a_slope_has_no_coefficient():
     with pytest.raises(NoValue):
         slope(sqrt(absolute(residual)))
 
 
-def test_projections_are_refused():
+def test_exact_coefficients_of_projections_are_refused():
     h = spec("fiberpo_crossed")
     with pytest.raises(SpecError, match="projection"):
         Point(h, Concrete(whole_batch(h), {}), (), ())

@@ -16,7 +16,7 @@ def test_wrong_quivers_are_refused(name):
     on_batches.refused(name)
 
 
-def test_trees_have_no_verdict_on_coherence():
+def test_trees_have_no_verdict_on_coherent():
     assert not [v for v in on_batches.verdicts("tree of one measure") if v.law == "coherent"]
 
 
@@ -45,7 +45,7 @@ def changed(h, f, kernel):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("name", "edge"), SLIPS)
-def test_the_kernel_that_slipped_is_named_and_its_mend_accepted(name, edge):
+def test_the_wrong_kernel_is_named_and_its_remedy_is_accepted(name, edge):
     """Whichever edge it is; and every kernel that is named besides can be mended just as well."""
     right = RIGHT[name]
     wrong = changed(right, next(f for f in right.fibrations if f.name == edge), uniform())
@@ -58,7 +58,7 @@ def test_the_kernel_that_slipped_is_named_and_its_mend_accepted(name, edge):
         assert proved(changed(wrong, f, type(f.kernel)(weight)))
 
 
-def test_disagreement_follows_from_a_kernel_only_if_the_others_agree():
+def test_incoherence_has_a_kernel_as_cause_only_if_all_other_kernels_agree():
     broken = (token, expert, 1 / (n(token, expert) + 1))
     alone = make(broken, *NESTED[1:]).verify()
     assert [v.law for v in alone.causes] == ["reflecting"]

@@ -82,14 +82,14 @@ def verdict(name: str):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", SAME)
-def test_losses_that_are_the_same(name):
+def test_equal_losses_are_proved_the_same(name):
     assert verdict(name).status == "proved"
     assert losses.differs(SAME[name], 4) is None
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some(DIFFERENT, 2))
-def test_losses_that_are_not(name):
+def test_different_losses_are_refuted_by_a_batch(name):
     found, p = verdict(name), DIFFERENT[name]
     assert found.status == "refuted"
     witness = found.counterexample
@@ -102,13 +102,13 @@ def test_losses_that_are_not(name):
 
 
 @pytest.mark.parametrize("name", OF_EVERY_KIND)
-def test_every_shipped_loss_is_itself(name):
+def test_every_shipped_loss_is_the_same_as_itself(name):
     """Whatever it is called, and whatever laws it gives up."""
     h = load(name)
     assert is_the_same(pair(h, h.replace(name="other")))
 
 
-def test_what_differs_is_said_with_both_coefficients():
+def test_a_refusal_contains_both_coefficients():
     report = equivalent(grpo, dapo)
     assert not report.ok
     with pytest.raises(LawError, match="'grpo' is not the same loss as 'dapo'") as caught:
@@ -127,12 +127,12 @@ def test_what_differs_is_said_with_both_coefficients():
         ("grpo", "dapo", "equal(count(token, over=trajectory))", "the same function of the token's own numbers; R, F and μ"),
     ],
 )  # fmt: skip
-def test_a_proof_says_what_it_matched(first, second, when, said):
+def test_a_proof_says_which_quantities_it_matched(first, second, when, said):
     (verdict,) = equivalent(load(first), load(second), when).verdicts
     assert said in verdict.argument
 
 
-def test_a_report_on_two_losses_says_so_in_its_heading():
+def test_the_heading_of_a_comparison_names_both_losses():
     """It is neither verified nor refused. Coefficients with an exponential in them have fifty digits."""
     found = equivalent(gspo, dapo)
     first, second, *_ = str(found).splitlines()
@@ -150,7 +150,7 @@ def test_a_report_on_two_losses_says_so_in_its_heading():
     assert str(late).startswith("gspo: not shown to be the same loss as 'dapo'\n")
 
 
-def test_what_is_out_of_time_is_undecided():
+def test_a_comparison_out_of_time_is_undecided():
     (found,) = equivalent(fiberpo, load("fiberpo_domain"), timeout=1e-9).verdicts
     assert found.status == "undecided"
     assert found.found.startswith("out of time")
@@ -159,7 +159,7 @@ def test_what_is_out_of_time_is_undecided():
 PROJECTED = load("fiberpo_crossed")
 
 
-def test_projections_are_compared_as_they_are_written():
+def test_projections_are_the_same_only_if_their_formulas_are_equal():
     clipped = PROJECTED.replace(gates={**PROJECTED.gates, token: clip_gate(PROJECTED.parameters["epsilon"])})
     assert isinstance(same_loss(pair(PROJECTED, clipped)), Unknown)
     assert difference(pair(PROJECTED, clipped), {1: 1}) is None
@@ -182,19 +182,19 @@ TRUNCATED = token_mean().weigh(minimum(RHO, CAP))
         TRUNCATED.score(),
     ],
 )
-def test_weights_and_conditions_of_tokens_are_part_of_a_loss(objective):
+def test_losses_with_different_weights_or_conditions_differ(objective):
     """Whatever else is the same: weights that differ alone make another loss, and so do their parameters."""
     mine, yours = (dapo.replace(name=n, objective=o) for n, o in (("mine", TRUNCATED), ("yours", objective)))
     assert not is_the_same(pair(mine, yours))
     assert equivalent(mine, yours).verdicts[0].status != "proved"
 
 
-def test_the_order_of_weights_is_none_of_a_loss():
+def test_the_order_of_weights_does_not_matter():
     both = [dapo.replace(objective=o) for o in (TRUNCATED.weigh(RHO), token_mean().weigh(RHO).weigh(minimum(RHO, CAP)))]
     assert is_the_same(pair(*both))
 
 
-def test_a_fixed_parameter_is_fixed_in_weights_and_in_statistics():
+def test_a_fixed_parameter_is_fixed_in_weights_conditions_and_statistics():
     """Also in what a condition reads of other tokens."""
     filtered = dapo.replace(objective=TRUNCATED.keep(largest(minimum(RHO, CAP), over=trajectory) <= CAP + 1))
     both = pair(filtered, filtered.replace(name="other"), parameters={"cap": 2})
@@ -215,7 +215,7 @@ def absolute_bound(name):
 ABSOLUTE = absolute_bound("bound")
 
 
-def test_a_parameter_is_written_in_those_of_the_other():
+def test_a_parameter_may_be_a_formula_in_the_other_losss_parameters():
     """As the bound of CISPO: itself in one trainer, above 1 by as much in the other. What it may be is asked for."""
     written = {"bound": "1 + epsilon_high"}
     for first, second in ((ABSOLUTE, CISPO), (CISPO, ABSOLUTE)):
@@ -225,7 +225,7 @@ def test_a_parameter_is_written_in_those_of_the_other():
         assert equivalent(first, second, parameters=written).ok
 
 
-def test_a_parameter_may_be_written_in_one_of_its_name():
+def test_a_parameter_may_be_a_formula_in_a_parameter_of_the_same_name():
     """It is that of the first."""
     same_name, written = absolute_bound("epsilon_high"), {"epsilon_high": "1 + epsilon_high"}
     assert pair(same_name, CISPO, parameters=written).first.gates[token].expression == clip(
@@ -237,7 +237,7 @@ def test_a_parameter_may_be_written_in_one_of_its_name():
     assert not equivalent(same_name, CISPO, parameters={"epsilon_high": "2 + epsilon_high"}).ok
 
 
-def test_a_formula_that_a_parameter_cannot_be_is_compared_where_it_can():
+def test_a_formula_for_a_parameter_is_compared_within_the_parameters_range():
     """A bound above 1 that is given as 0.9 + epsilon is compared where epsilon is above 0.1, and not below."""
     above_1 = CISPO.replace(gates={token: Gate(minimum(residual, Parameter("bound", lower=1) - 1))})
     anything = CISPO.replace(gates={token: Gate(minimum(residual, Parameter("bound") - 1))})
@@ -277,25 +277,25 @@ def test_a_formula_that_a_parameter_cannot_be_is_compared_where_it_can():
         (grpo, fiberpo, {"parameters": {"epsilon_low": "C_trajectory", "epsilon_high": "epsilon"}}, "per channel"),
     ],
 )  # fmt: skip
-def test_what_does_not_match_is_said(first, second, given, said):
+def test_hierarchies_that_do_not_match_are_an_error(first, second, given, said):
     with pytest.raises((SpecError, ParameterError)) as caught:
         equivalent(first, second, **given)
     assert said in str(caught.value)
 
 
-def test_a_hierarchy_without_foundations_is_not_compared():
+def test_a_hierarchy_that_breaks_a_foundation_is_not_compared():
     wrong = gspo.replace(name="wrong", objective=Objective(1 / (count(token, over=trajectory) - 1)))
     with pytest.raises(SpecError, match="'wrong' breaks the law 'objective'"):
         equivalent(wrong, gspo)
 
 
 @pytest.mark.parametrize("second", [dapo, ppo])
-def test_conditions_that_no_batch_meets_prove_nothing(second):
+def test_conditions_that_no_batch_meets_are_an_error(second):
     with pytest.raises(SpecError, match="no batch meets the conditions advantage >= 0 and advantage < 0"):
         equivalent(gspo, second, [advantage >= 0, advantage < 0])
 
 
-def test_conditions_print_as_they_are_written():
+def test_conditions_print_as_their_text():
     names = {s.name: s for s in (token, trajectory, rollout)}
     for text in (
         "equal(advantage, on=trajectory)",
@@ -322,11 +322,11 @@ def test_conditions_print_as_they_are_written():
         (maximum(-C / 3, residual), residual),
     ],
 )
-def test_a_budget_that_never_binds(formula, limit):
+def test_an_infinite_budget_leaves_the_formula_without_its_bound(formula, limit):
     assert desugar(at_infinity(formula, {C: 1}, Here(gspo.shape))) == desugar(limit)
 
 
-def test_conditions_that_exclude_each_other_meet_nowhere():
+def test_contradictory_sign_conditions_hold_nowhere():
     a, b = (symbol(Reading(n)) for n in "ab")
     c = symbol(Parameter("c", lower=1))
     known = Assumptions(gspo.shape)
@@ -337,7 +337,7 @@ def test_conditions_that_exclude_each_other_meet_nowhere():
     assert feasible({a - b: high, b - c: high, a - 2: low}, known)
 
 
-def test_a_condition_keeps_its_sign_without_its_factors():
+def test_a_condition_keeps_its_sign_when_positive_factors_are_dropped():
     x, t, c = symbol(Reading("x")), symbol(LENGTH), symbol(Parameter("c"))
     known = Assumptions(gspo.shape)
     above, below = frozenset({1}), frozenset({-1})
@@ -355,13 +355,13 @@ def test_a_condition_keeps_its_sign_without_its_factors():
 @pytest.mark.parametrize(
     "name", ["grpo and dapo", "gspo and its score", "flat at the bound itself", "a trajectory's ratio on policy"]
 )
-def test_nothing_is_proved_of_losses_that_differ(name):
+def test_different_losses_are_never_proved_the_same(name):
     """Also where no batch had been found before."""
     p = DIFFERENT[name]
     assert isinstance(same_loss(pair(p.first, p.second, p.when, p.parameters)), Unknown)
 
 
-def test_what_a_mean_adds_counts():
+def test_the_share_of_a_mean_in_a_coefficient_is_compared():
     """On policy a token's own log ratio adds the same in both, and its trajectory's mean in one of them alone."""
     twice = gspo.replace(name="twice", gates={trajectory: Gate(2 * residual), token: identity_gate()})
     assert isinstance(same_loss(pair(twice, plain, "on_policy")), Unknown)
@@ -369,7 +369,7 @@ def test_what_a_mean_adds_counts():
     assert isinstance(same_loss(pair(once, plain, "on_policy")), Proved)
 
 
-def test_what_differs_in_penalties_or_advantages_is_not_called_the_same() -> None:
+def test_losses_with_different_penalties_or_advantages_differ() -> None:
     current, reference = policies("current reference")
     x = log_prob(current) - log_prob(reference)
     k2 = grpo.replace(penalties={"kl": x**2 / 2})
@@ -382,7 +382,7 @@ def test_what_differs_in_penalties_or_advantages_is_not_called_the_same() -> Non
     assert "replace(advantages=None)" in str(caught.value)
 
 
-def test_losses_of_one_name_are_asked_for_the_same_strata_too() -> None:
+def test_losses_of_one_name_need_the_same_row_stratum() -> None:
     episode = Stratum("episode")
     with pytest.raises(SpecError, match="use different row strata"):
         equivalent(grpo, grpo.replace(rows=episode, objective=token_mean()))

@@ -13,7 +13,7 @@ from fibration.laws.law import Proved, Unknown
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_losses_that_are_the_same(name):
+def test_equal_losses_are_proved_the_same(name):
     p = SAME[name]
     (found,) = equivalent(p.first, p.second, p.when).verdicts
     assert found.status == "proved"
@@ -22,7 +22,7 @@ def test_losses_that_are_the_same(name):
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_losses_that_are_not(name):
+def test_different_losses_are_refuted_by_a_batch(name):
     """On three tokens at most, with coefficients that differences of J have too; and none of them is proved."""
     p = DIFFERENT[name]
     (found,) = equivalent(p.first, p.second, p.when).verdicts
@@ -36,7 +36,7 @@ def test_losses_that_are_not(name):
     assert isinstance(same_loss(pair(p.first, p.second, p.when)), Unknown)
 
 
-def test_what_is_alike_in_tokens_of_several_kinds_has_no_deviation():
+def test_a_deviation_of_equal_values_on_several_leaves_is_0():
     modal = load("fiberpo_modal")
     one, other, plain = (
         modal.replace(gates=dict.fromkeys(modal.gates, identity_gate()), objective=modal.objective.weigh(w))
@@ -46,7 +46,7 @@ def test_what_is_alike_in_tokens_of_several_kinds_has_no_deviation():
     assert isinstance(same_loss(pair(one, other)), Unknown)
 
 
-def test_a_counterexample_says_what_both_are_given():
+def test_a_counterexample_has_the_log_probs_and_rewards_of_both_losses():
     """Log-probs of every policy, and rewards where advantages are made of them."""
     text = str(equivalent(less(k2), less(k3)))
     assert "under old" in text and "under reference" in text

@@ -86,7 +86,7 @@ GRID = sorted({*np.linspace(-2, 2, 81).tolist(), 0.0, 1.0, -1.0})
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", SHAPES)
-def test_continuity(name):
+def test_the_fact_continuity_lists_every_jump_of_a_gate(name):
     h = SHAPES[name]
     certified = facts(h, "continuity")
     for stratum in h.order:
@@ -99,7 +99,7 @@ def test_continuity(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", SHAPES)
-def test_restorative_regions(name):
+def test_the_fact_restorative_lists_every_falling_slope_of_a_gate(name):
     """Where the report says that a gate falls it does, with that slope; elsewhere it does not fall."""
     h = SHAPES[name]
     certified = facts(h, "restorative")
@@ -138,14 +138,14 @@ def test_restorative_regions(name):
                     assert min(steps) > -1e-6, f"falls at {rho}"
 
 
-def test_where_a_gate_falls_is_said_for_each_sign_of_the_advantage():
+def test_falling_slopes_are_listed_per_sign_of_the_advantage():
     assert facts(load("truly_ppo"), "restorative")["gate on token"] == (
         "epsilon < ρ < inf with slope -alpha where the advantage is at least 0; "
         "-1 < ρ < -epsilon with slope -alpha where the advantage is below 0"
     )
 
 
-def test_an_inward_gate_falls_where_the_pull_is_outward():
+def test_the_falling_slope_of_an_inward_gate_is_listed_once():
     """Said once, for both channels and both signs of the advantage."""
     h = SHAPES["fiberpo_inward"]
     assert facts(h, "restorative") == {
@@ -170,7 +170,7 @@ def test_a_smooth_fall_is_not_certified_where_its_sign_changes():
 
 
 @pytest.mark.thorough
-def test_facts_of_hierarchies_that_give_up_a_law():
+def test_a_hierarchy_that_gives_up_a_law_has_facts():
     for h, _ in SUBSPACES.values():
         found = report(h)
         assert {f.name for f in found.facts} >= {"continuity", "blocks"}
@@ -179,7 +179,7 @@ def test_facts_of_hierarchies_that_give_up_a_law():
             assert f.to_dict()["name"] == f.name
 
 
-def test_aggregate_gate_continuity_at_every_rollback():
+def test_aggregate_gate_is_continuous_for_every_rollback():
     """Rollback ends at 0 where the zeroed region begins, whatever its slope."""
     for rollback in (1, 3, count(token), Parameter("k", default=2.0)):
         h = two(outer=aggregate_gate(budget, rollback=rollback))
@@ -187,7 +187,7 @@ def test_aggregate_gate_continuity_at_every_rollback():
         assert "slope -" in facts(h, "restorative")["gate on trajectory"]
 
 
-def test_the_dense_operator_and_the_interpreter_agree():
+def test_the_dense_oracle_equals_the_interpreter():
     """The two oracles of these tests, on the shipped specs with branches."""
     for name in ("fiberpo", "fiberpo_domain"):
         h = load(name)
@@ -197,7 +197,7 @@ def test_the_dense_operator_and_the_interpreter_agree():
         assert [float(v) for v in dense] == pytest.approx(list(Interpreter(world).ratio(xs)), rel=1e-12)
 
 
-def test_what_a_program_fits_is_an_effect_to_the_facts():
+def test_the_facts_list_every_effect_that_the_program_fits():
     """Shortcuts into both branches, below them a crossing: `turn` and `page` are fitted though nothing lies over both."""
     page, over = Stratum("page"), quivers.n(quivers.text) + quivers.n(quivers.image)
 
@@ -219,7 +219,7 @@ def test_what_a_program_fits_is_an_effect_to_the_facts():
     assert fitted <= {s.name for s in h.order if is_effect(h, s)}
 
 
-def test_a_fall_is_told_with_the_conditions_under_which_a_gate_has_it():
+def test_a_falling_slope_is_listed_with_its_conditions():
     falls = where(residual > budget, 2 * budget - residual, residual)
     v = Attribute("v", on=token)
     for gate, when in (
@@ -232,14 +232,14 @@ def test_a_fall_is_told_with_the_conditions_under_which_a_gate_has_it():
         }
 
 
-def test_a_fall_is_that_of_the_slope_that_flows():
+def test_a_falling_slope_leaves_stopped_terms_out():
     stopped = where(residual > budget, 2 * stop(residual) - residual, residual)
     assert facts(one(stopped, log_ratio()), "restorative") == {"gate on token": "C < ρ < inf with slope -1"}
     rises = where(residual > budget, budget + (residual - stop(residual)), residual)
     assert facts(one(rises, log_ratio()), "restorative") == {}
 
 
-def test_a_statistic_of_the_policy_moves_with_the_residual():
+def test_continuity_holds_statistics_of_the_policy_fixed_and_says_so():
     drift = mean(token_log_ratio, over=trajectory)
     h = one(where(abs(drift) < budget, residual, 0), log_ratio())
     assert facts(h, "continuity") == {"gate on token": f"continuous in its residual, with {drift} held"}

@@ -89,7 +89,7 @@ SAID = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", SAID)
-def test_what_is_said(name):
+def test_the_amplification_of_shipped_losses_is_the_expected_text(name):
     assert facts(spec(name), "amplification") == {"hierarchy": SAID[name]}
 
 
@@ -142,7 +142,7 @@ def batches(h, rng, count):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", COUPLED)
-def test_no_batch_goes_beyond(name):
+def test_no_batch_exceeds_the_certified_amplification(name):
     h, rng = COUPLED[name], random.Random(name)
     claims = amplified(h)
     for batch in batches(h, rng, 3):
@@ -152,7 +152,7 @@ def test_no_batch_goes_beyond(name):
             assert value <= claim.at_most(here.concrete, leaf, i) * (1 + 1e-9)
 
 
-def test_a_long_trajectory_pulls_on_a_short_one():
+def test_the_amplification_counts_tokens_of_other_trajectories():
     """What one token shares with 200 others is bounded by their number, and by their weight in the objective."""
     falling, weighing = 0.2 * (1 + 0.5 / 200), 0.2 * (1 + 0.5 / 201)
     for name, short, long, least in (
@@ -166,7 +166,7 @@ def test_a_long_trajectory_pulls_on_a_short_one():
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ALONE)
-def test_of_one_gate_it_is_the_supremum(name):
+def test_the_amplification_of_one_gate_is_its_supremum(name):
     """Not exceeded by any ratio, and nearly reached; without a bound where the report says so."""
     h = ALONE[name]
     claims, said = amplified(h), facts(h, "amplification")["hierarchy"]
@@ -197,7 +197,7 @@ def of_one_ratio(h, tokens, x, a=1.0):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain", "fiberpo_crossed", "fiberpo_experts"])
-def test_what_is_reached_is_reached_by_the_operator(name):
+def test_the_operator_reaches_the_reported_amplification(name):
     """A thousandth into the strip, whose slope is the number of tokens; least squares too."""
     h = spec(name)
     claim = amplified(h)[0]
@@ -208,7 +208,7 @@ def test_what_is_reached_is_reached_by_the_operator(name):
         assert abs(found) * n == pytest.approx(value, rel=1e-5)
 
 
-def test_the_paper_s_slope_grows_with_the_trajectory():
+def test_the_amplification_of_fiberpo_grows_with_the_trajectory():
     """In the middle of the strip of fiberpo: 11 for 10 tokens, 1.1e2, 1.1e3; grpo has 1.2 there."""
     for n in (10, 100, 1000):
         for name, expected in (("fiberpo", n * np.exp(0.1)), ("grpo", np.exp(0.2 * (1 + 1 / (2 * n))))):
@@ -218,7 +218,7 @@ def test_the_paper_s_slope_grows_with_the_trajectory():
 
 
 @pytest.mark.parametrize("name", COUPLED)
-def test_what_is_reached_lies_between_the_bounds(name):
+def test_the_reached_amplification_lies_between_its_bounds(name):
     h = COUPLED[name]
     for claim in amplified(h).values():
         assert claim.reached
@@ -229,7 +229,7 @@ def test_what_is_reached_lies_between_the_bounds(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_modal", "fiberpo_experts", "gspo", "cispo", "apc_obj", "sapo"])
-def test_a_crowd_is_as_many_tokens(name):
+def test_one_token_that_stands_for_many_has_their_coefficient(name):
     """One of a crowd stands for all that are alike: the same coefficients, counts and weights as without."""
     h, n = spec(name), 5
     few = crowd(h, n)
@@ -249,7 +249,7 @@ def test_a_crowd_is_as_many_tokens(name):
 # ---------------------------------------------------------------- what changes it, and what is not certified
 
 
-def test_a_steeper_gate_amplifies_more():
+def test_a_steeper_rollback_raises_the_amplification():
     for k, expected in (
         (6, "at most 8*exp(C + epsilon), at least 6*exp(C)"),
         (
@@ -273,13 +273,13 @@ def test_a_steeper_gate_amplifies_more():
         (one(where(residual > advantage, advantage, residual), log_ratio()), "could not be put in order"),
     ],
 )
-def test_what_is_not_certified_says_why(h, why):
+def test_an_amplification_that_is_not_certified_says_why(h, why):
     [fact] = [f for f in h.verify().facts if f.name == "amplification"]
     assert fact.value.startswith("not certified")
     assert why in fact.argument
 
 
-def test_a_formula_that_nobody_would_read_is_not_said():
+def test_a_bound_with_too_many_terms_is_not_printed():
     for n, said in ((20, "at most 2*exp("), (21, "not certified, at least exp(")):
         names = [Parameter(f"c{i}", default=0.1) for i in range(n - 1)]
         h = two(outer=clip_gate(sum(names[1:], names[0])), inner=FINE, split=LOG)
@@ -288,20 +288,20 @@ def test_a_formula_that_nobody_would_read_is_not_said():
         assert ("more than 20 counts and parameters" in fact.argument) == (n > 20)
 
 
-def test_advantages_of_both_signs_share_a_coefficient():
+def test_the_amplification_allows_advantages_of_both_signs_in_a_trajectory():
     """Where only tokens read their advantage, those of one trajectory may differ: one bound holds for both."""
     assert list(amplified(COUPLED["tokens read the advantage"])) == [0]
     assert list(amplified(COUPLED["trajectories read the advantage"])) == [1, -1]
 
 
-def test_batches_of_which_numbers_have_too_many_digits_are_left_out():
+def test_batches_with_numbers_of_too_many_digits_are_left_out():
     steep = Gate(where(residual < 1, residual, residual * exp(exp(residual * residual))))
     report = one(steep, log_ratio(scale=1)).verify()
     assert report.ok
     assert report.fact("amplification").startswith("not certified; reached: ")
 
 
-def test_a_fact_for_which_numbers_have_too_many_digits_is_not_certified(monkeypatch):
+def test_a_fact_that_needs_too_many_digits_is_not_certified(monkeypatch):
     def too_large(*arguments):
         raise TooLarge
         yield

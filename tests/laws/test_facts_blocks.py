@@ -44,7 +44,7 @@ BLOCKS = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", BLOCKS)
-def test_blocks(name):
+def test_the_jacobian_is_0_across_blocks_and_not_within_them(name):
     """Entries across the certified blocks are exactly 0; within some block, and not only on the diagonal, one is not."""
     h = BLOCKS[name]
     stratum = next(s for s in h.order if facts(h, "blocks")["Jacobian of 𝒢"] == f"block-diagonal over {s}")
@@ -85,7 +85,7 @@ def test_blocks(name):
         (quiver({token: Gate(residual / (1 + density(domain) ** 2 + density(modality) ** 2))}), "block-diagonal over batch"),
     ],
 )  # fmt: skip
-def test_blocks_of_trees_and_quivers(h, value):
+def test_on_trees_and_quivers_the_jacobian_is_0_across_blocks(h, value):
     """What is certified, and that a token of another block changes nothing."""
     assert facts(h, "blocks") == {"Jacobian of 𝒢": value}
     names = value.removeprefix("block-diagonal over ")

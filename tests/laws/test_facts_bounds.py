@@ -77,7 +77,7 @@ BOUNDED = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", BOUNDED)
-def test_bounds_are_never_exceeded(name):
+def test_no_batch_exceeds_the_certified_bounds(name):
     """Neither the total nor what a level adds, on random batches and on batches that climb towards the bound."""
     h, fans = BOUNDED[name]
     certified = facts(h, "bounds")
@@ -115,7 +115,7 @@ def test_bounds_are_never_exceeded(name):
 
 
 @pytest.mark.parametrize(("plus", "minus", "eps"), [(0.2, 0.1, 0.05), (0.05, 0.3, 0.02), (0.7, 0.2, 0.3)])
-def test_fiberpo_bounds_are_those_of_the_paper(plus, minus, eps):
+def test_fiberpo_bounds_equal_those_of_the_paper(plus, minus, eps):
     h = load("fiberpo")
     values = {"C_trajectory[+]": plus, "C_trajectory[-]": minus, "epsilon": eps}
     certified = {k: interval(v, values) for k, v in facts(h, "bounds").items()}
@@ -176,7 +176,7 @@ def _trajectory_means(base, group, own, fan):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["ppo", "grpo", "dapo", "dr_grpo"])
-def test_bounds_of_clipped_ratios(name):
+def test_bounds_of_clipped_ratios_are_reached(name):
     """In deviation coordinates the bound is of the ratio itself, and reached."""
     h = load(name)
     low, high = interval(facts(h, "bounds")["𝒢"], parameter_values(h))
@@ -202,7 +202,7 @@ def test_bounds_of_clipped_ratios(name):
         (clip_gate(Parameter("wide", default=2.0)), (None, 3.0)),
     ],
 )
-def test_bounds_of_ratios_are_tight(gate, expected):
+def test_bounds_of_ratios_equal_the_expected_interval(gate, expected):
     h = one(gate)
     low, high = interval(facts(h, "bounds")["𝒢"], parameter_values(h))
     assert high == pytest.approx(expected[1])
@@ -222,13 +222,13 @@ def test_a_ratio_is_not_bounded_by_less_than_0():
     assert facts(one(Gate(clip(residual, -2, 2))), "bounds")["𝒢"] == "(0, 3]"
 
 
-def test_a_gate_with_a_pole_at_the_end_of_its_range_has_no_bounds():
+def test_a_gate_with_a_pole_at_the_end_of_its_range_has_no_bound():
     """`log(1 + ρ)` falls without end towards the ratio 0."""
     names = {f.name for f in report(one(log1p(residual))).facts}
     assert names == {"radius", "amplification", "continuity", "blocks", "normaliser"}
 
 
-def test_no_radius_and_no_bounds_where_a_law_of_the_levels_fails():
+def test_there_is_no_radius_and_no_bound_if_a_law_of_levels_fails():
     for h in (two(1 / (T + 1)), two(2 / T), two(split=Decomposition({"": x}, exp(gated("") * 2)))):
         names = {f.name for f in report(h).facts}
         assert not names & {"radius", "bounds"}
@@ -236,7 +236,7 @@ def test_no_radius_and_no_bounds_where_a_law_of_the_levels_fails():
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some(SHAPED, 2))
-def test_bounds_of_trees_and_quivers_are_not_exceeded(name):
+def test_on_trees_and_quivers_no_batch_exceeds_the_certified_bounds(name):
     h, rng = SHAPED[name], random.Random(name)
     certified = {k: interval(v, parameter_values(h)) for k, v in facts(h, "bounds").items()}
     totals = {k: v for k, v in certified.items() if k.startswith("log 𝒢")}

@@ -107,7 +107,7 @@ def corners(h, world, seed=0):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some(RADIUS, 2))
-def test_radius(name):
+def test_gates_change_nothing_inside_the_radius_and_something_outside(name):
     """Inside it every ratio passes to rounding; 1% outside, on some batch, one does not."""
     h = RADIUS[name]
     if h.attributes or "radius" not in {f.name for f in report(h).facts}:
@@ -144,7 +144,7 @@ NOT_CERTIFIED = {
 }  # fmt: skip
 
 
-def test_radius_of_smooth_gates_is_0():
+def test_the_radius_of_smooth_gates_is_0():
     for gate in (Gate(tanh(residual)), Gate(residual / (1 + abs(residual))), zero_gate()):
         h = one(gate, log_ratio(), **({"gives_up": {"first_order": "dropped"}} if gate == zero_gate() else {}))
         assert facts(h, "radius") == {"hierarchy": "0"}
@@ -152,7 +152,7 @@ def test_radius_of_smooth_gates_is_0():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", some(SHAPED, 2, 1))
-def test_nothing_changes_inside_the_radius_of_trees_and_quivers(name):
+def test_on_trees_and_quivers_gates_change_nothing_inside_the_radius(name):
     h, rng = SHAPED[name], random.Random(name)
     radius = number(facts(h, "radius")["hierarchy"], parameter_values(h))
     assert 0 < radius < 1
@@ -163,7 +163,7 @@ def test_nothing_changes_inside_the_radius_of_trees_and_quivers(name):
             assert all(abs(g - truth(v)) < TINY for g, v in zip(plain.ratios(xs), xs, strict=True))
 
 
-def test_the_radius_of_a_crossing_is_the_largest():
+def test_the_radius_of_a_crossing_is_a_quarter_of_the_budget():
     """A quarter of a trajectory's budget: its domain and modality may lie opposite to it, and their batch beside it."""
     h = SHAPED["quiver, trajectories alone"]
     assert facts(h, "radius") == {"hierarchy": "C/4"}
@@ -179,13 +179,13 @@ def _mean(cells, signs, inside):
     return sum(values) / len(values)
 
 
-def test_a_crossing_of_sign_channels_reaches_half_as_far_on_either_side():
+def test_the_radius_of_a_crossing_with_sign_channels_is_half_the_smaller_bound():
     """Means of `max(±x, 0)` lie in `[0, R]`: two of them count for the residual, and two against it."""
     for gate in (clip(residual, -budget / 4, budget), clip(residual, -budget, budget / 4)):
         assert facts(quiver({trajectory: Gate(gate).per(mass)}, SIGNED), "radius") == {"hierarchy": "C/8"}
 
 
-def test_least_squares_effects_have_no_radius():
+def test_projections_have_no_certified_radius():
     h = quiver(EVERYWHERE, assume=(), orthogonalise="projection")
     [fact] = [f for f in h.verify().facts if f.name == "radius"]
     assert fact.value == "not certified"
@@ -195,14 +195,14 @@ def test_least_squares_effects_have_no_radius():
 
 
 @pytest.mark.thorough
-def test_gates_that_make_up_for_one_another_have_no_radius_of_0():
+def test_gates_that_cancel_each_other_do_not_get_radius_0():
     """`𝒢` is the identity near `r = 1`, though no gate is; how far is not looked into."""
     for name in ("apc_obj", "apc, score", "sapo, score", "residual against the gated base", "tree, base made up for"):
         assert "radius" not in {f.name for f in report(SPECS[name].h).facts}
     assert facts(SPECS["sapo"].h, "radius") == {"hierarchy": "0"}
 
 
-def test_both_signs_of_a_clip_are_read_per_advantage():
+def test_the_radius_of_a_clip_that_reads_the_advantage_covers_both_signs():
     """A score estimator's facts are those of its gate."""
     h = alone(pessimistic_clip_gate(low, high), objective=trajectory_mean().score(), gives_up=VALUE)
     assert facts(h, "radius") == facts(h.replace(objective=trajectory_mean(), gives_up={}), "radius")

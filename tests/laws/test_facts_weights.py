@@ -92,7 +92,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("name", MOMENTS)
-def test_bounds_of_weights(name):
+def test_the_second_moment_of_a_weight_is_the_expected_text(name):
     objective, expected = MOMENTS[name]
     assert moment(objective) == expected
 
@@ -108,7 +108,7 @@ def test_bounds_of_weights(name):
         mu.weigh(1 / maximum(bias, 0.5)),  # 1/bias bounds one branch and has no value at bias = 0
     ],
 )
-def test_what_has_no_bound_says_so(objective):
+def test_a_weight_without_a_bound_is_reported_as_unbounded(objective):
     (fact,) = facts(one(objective), "second_moment")
     assert fact.value == "w has no bound that is known"
 
@@ -127,7 +127,7 @@ def test_no_weight_is_above_its_bound(name):
             assert (found[np.isfinite(found)] <= most * (1 + 1e-12)).all()
 
 
-def test_the_second_moment_is_that_of_all_actions():
+def test_the_second_moment_bounds_the_sum_over_all_actions():
     """`E[w²]` summed over every action of many pairs of distributions, and over every sequence of two tokens."""
     rng, cap = np.random.default_rng(0), 2.0
     tight = 0.0
@@ -151,7 +151,7 @@ def needs(hierarchy):
     return fact.value
 
 
-def test_what_needs_the_whole_batch():
+def test_the_fact_normaliser_lists_the_counts_of_the_whole_batch():
     per_row = Objective(1 / T)
     assert needs(one(per_row)) == "nothing"
     assert needs(one(token_mean())) == "count(token, over=batch)"
@@ -169,7 +169,7 @@ def test_what_needs_the_whole_batch():
     assert needs(both) == f"count(token, over=batch); {mean(rho, over=batch)}; {top}"
 
 
-def test_what_crosses_the_rows_needs_the_batch():
+def test_statistics_over_strata_that_cross_the_rows_need_the_whole_batch():
     """An expert has tokens of several rows, as a domain has; a gate may read what is of one."""
     crossed = make(
         (token, expert), (token, trajectory), (expert, batch), (trajectory, batch), objective=Objective(1 / T)
@@ -183,7 +183,7 @@ def test_what_crosses_the_rows_needs_the_batch():
     assert needs(over) == f"density(domain); {mean(k, over=domain)}"
 
 
-def test_gates_above_the_rows_join_them():
+def test_gates_that_join_rows_need_the_whole_batch():
     """So do gates of rows taken against what is above them; levels that pass cancel, and so do counts with masses."""
     plain = make((token, trajectory), (trajectory, domain), objective=Objective(1 / T))
     assert needs(plain) == "nothing"
@@ -195,7 +195,7 @@ def test_gates_above_the_rows_join_them():
     assert needs(one(Objective(1 / T).weigh(1 + 0 * k / count(token, over=batch)))) == "count(token, over=batch)"
 
 
-def test_blocks_say_that_statistics_are_held():
+def test_the_fact_blocks_says_that_statistics_are_held_fixed():
     """The Jacobian is that of the gates: what they read of a batch moves none of them."""
     read = {trajectory: mean(exp(k), over=trajectory), batch: mean(exp(k), over=batch)}
     said = {s: facts(two(clip_gate(epsilon * w), clip_gate(epsilon).per(1 / T)), "blocks")[0] for s, w in read.items()}
@@ -206,7 +206,7 @@ def test_blocks_say_that_statistics_are_held():
 # ---------------------------------------------------------------- amplification
 
 
-def test_weights_multiply_the_amplification():
+def test_the_amplification_is_multiplied_by_the_bound_of_the_weight():
     plain = facts(one(mu), "amplification")[0].value
     assert facts(one(mu.weigh(minimum(rho, C))), "amplification")[0].value == f"{plain}; times w, at most C"
     assert facts(one(mu.weigh(rho)), "amplification")[0].value == f"{plain}; times w"
@@ -216,7 +216,7 @@ def test_weights_multiply_the_amplification():
     )
 
 
-def test_kept_counts_are_not_those_of_kernels():
+def test_counts_of_kept_tokens_differ_from_counts_in_kernels():
     steep = two(aggregate_gate(epsilon, rollback=T), clip_gate(epsilon).per(1 / T))
     assert "at most" in facts(steep, "amplification")[0].value
     masked = steep.replace(objective=mu.keep(rho <= C, normaliser="kept"))
@@ -225,14 +225,14 @@ def test_kept_counts_are_not_those_of_kernels():
     assert "at most" in facts(steep.replace(objective=mu.keep(rho <= C)), "amplification")[0].value
 
 
-def test_a_gate_that_reads_a_probability_has_no_bound_of_one_number():
+def test_a_gate_that_reads_a_probability_has_no_radius_and_no_bounds():
     reads = one(gate=Gate(clip(residual, -epsilon, epsilon / exp(log_prob(old)))))
     assert reads.verify().ok
     assert facts(reads, "amplification")[0].value.startswith("not certified")
     assert not facts(reads, "radius") and not facts(reads, "bounds")
 
 
-def test_counts_are_of_tokens():
+def test_a_count_in_an_objective_counts_tokens():
     assert needs(make((token, trajectory), objective=Objective(count(token) / count(token, over=batch)))) == (
         "count(token, over=batch)"
     )

@@ -15,7 +15,7 @@ def can(difference, signs):
     return feasible(dict([normal(difference, signs, ASSUME)]), ASSUME)
 
 
-def test_a_difference_that_vanishes_has_the_sign_0_and_no_other():
+def test_a_formula_that_simplifies_to_0_has_only_the_sign_0():
     for nothing in (C - C, 0 * C):
         assert can(nothing, ZERO)
         assert can(nothing, NOT_NEGATIVE)
@@ -23,7 +23,7 @@ def test_a_difference_that_vanishes_has_the_sign_0_and_no_other():
         assert not can(nothing, NEGATIVE)
 
 
-def test_a_number_has_its_own_sign():
+def test_a_formula_that_simplifies_to_a_number_has_only_its_sign():
     assert can(C / C, POSITIVE)
     assert not can(C / C, NEGATIVE)
     assert can(-3 * C / C, NEGATIVE)

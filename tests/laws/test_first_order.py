@@ -46,7 +46,7 @@ def first_order(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some(SPECS, 2))
-def test_what_is_said(name):
+def test_the_verdicts_on_first_order_are_the_expected_ones(name):
     spec, found = SPECS[name], report(SPECS[name].h)
     whole, *parts = first_order(name)
     assert (whole.subject, whole.status) == ("hierarchy", spec.status), found
@@ -58,7 +58,7 @@ def test_what_is_said(name):
         assert v.argument if v.status == "proved" else v.found and v.remedy and v.counterexample
 
 
-def test_apc_shows_how_the_levels_add_up():
+def test_the_argument_for_apc_obj_shows_the_sum_of_its_levels():
     argument = first_order("apc_obj")[0].argument
     assert "0 on state" in argument
     assert "density(state)" in argument
@@ -66,7 +66,7 @@ def test_apc_shows_how_the_levels_add_up():
     assert [v.law for v in report(SPECS["apc_obj"].h).verdicts if v.given_up] == ["identity", "identity"]
 
 
-def test_a_law_that_holds_is_not_given_up():
+def test_giving_up_a_law_that_holds_is_refused():
     law, wrong = "given_up", report(SPECS["apc, given up though it holds"].h)
     assert [v.subject for v in wrong.failures if v.law == law] == ["law 'first_order'"]
     holds = alone(minimum(residual, high), objective=trajectory_mean().score(), gives_up={**VALUE, "identity": "habit"})
@@ -79,7 +79,7 @@ def test_giving_up_identity_does_not_cover_first_order():
     assert {v.law for v in failures} == {"first_order", "gradient", "positivity"}
 
 
-def test_the_old_arguments_are_still_given_where_they_hold():
+def test_the_shortest_argument_that_holds_is_given():
     assert first_order("tree of clips")[0].argument.startswith("every gate is the identity near 0")
     soft = three({token: Gate(tanh(residual))}).verify()
     argument = next(v.argument for v in soft.verdicts if v.law == "first_order")
@@ -99,7 +99,7 @@ MADE_UP = residual + density(state) / T  # for the state's gate, which is 0
     ],
     ids=["exact", "smooth", "together"],
 )
-def test_an_argument_says_no_more_of_the_recovery_than_holds(make, start, recovery):
+def test_the_argument_claims_recovery_only_to_first_order_if_recovery_fails(make, start, recovery):
     said = {v.law: v for v in make(split=decomposition(density=x, recovery=recovery)).verify().verdicts}
     argument = said["first_order"].argument
     assert argument.startswith(start)
@@ -109,7 +109,7 @@ def test_an_argument_says_no_more_of_the_recovery_than_holds(make, start, recove
 
 
 @pytest.mark.thorough
-def test_a_recovery_that_bends_where_no_ratio_is_agrees_only_with_gates_that_are_the_identity():
+def test_a_bent_two_channel_recovery_keeps_first_order_only_with_identity_gates():
     """Tokens that drift apart have both densities: with gates that bend, what is left of one sign is not 0."""
     plus, minus = gated("+"), gated("-")
     split = decomposition(
@@ -140,7 +140,7 @@ def directions(n, rng):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some(PROVED, 2))
-def test_proved_agreement_is_seen(name):
+def test_proved_first_order_agreement_holds_in_difference_quotients(name):
     """`𝒢(r) = r` to first order, from difference quotients in rationals."""
     h, rng = SPECS[name].h, random.Random(name)
     for plain in batches(h, seed=1):
@@ -154,7 +154,7 @@ def test_proved_agreement_is_seen(name):
 @pytest.mark.parametrize(
     "name", [n for n, s in SPECS.items() if s.status == "refuted" and s.h.objective.estimator == "ratio" and not s.part]
 )
-def test_refuted_agreement_fails_on_its_witness(name):
+def test_refuted_first_order_agreement_fails_on_its_counterexample(name):
     witness = first_order(name)[0].counterexample
     _, plain = rebuilt(SPECS[name].h, witness)
     a = witness.values["advantage"]
@@ -168,7 +168,7 @@ def test_refuted_agreement_fails_on_its_witness(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", [n for n, s in SPECS.items() if s.part])
-def test_what_holds_of_a_part_does_not_hold_of_the_whole(name):
+def test_agreement_for_some_advantages_is_not_agreement_for_all(name):
     """Somewhere `𝒢(r)` differs from `r` to first order; for the advantages that are named it does not."""
     spec, rng = SPECS[name], random.Random(name)
     broken = False
@@ -249,13 +249,13 @@ def uphold(h, seed, count=5):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", some(range(24), 4, 2))
-def test_what_is_said_of_random_levels_is_so(seed):
+def test_verdicts_on_random_levels_are_right(seed):
     uphold(drawn(random.Random(seed)), seed)
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", SUBSPACES)
-def test_first_order_on_a_subspace(name):
+def test_first_order_holds_on_the_declared_subspace(name):
     h, stratum = SUBSPACES[name]
     found = h.verify()
     assert found.ok, found
@@ -272,7 +272,7 @@ UNCLAIMED = [n for n, (_, s) in SUBSPACES.items() if s is None and "parameter" n
 
 
 @pytest.mark.parametrize("name", UNCLAIMED)
-def test_subspaces_that_are_not_claimed_do_not_hold(name):
+def test_first_order_fails_on_every_subspace_that_is_not_claimed(name):
     """The claim that was not made for these would have been false: brute force finds a batch on which it fails."""
     h, _ = SUBSPACES[name]
     found = h.verify()
@@ -289,7 +289,7 @@ def found_identity(found, stratum):
     )
 
 
-def test_gspo_says_what_still_holds():
+def test_the_report_on_gspo_names_the_advantages_for_which_first_order_holds():
     found = load("gspo").verify()
     first, second = (v for v in found.verdicts if v.law == "first_order")
     assert (first.status, bool(first.given_up)) == ("refuted", True)

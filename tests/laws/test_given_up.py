@@ -135,7 +135,7 @@ FALLS_SHORT = {  # and the verdicts that no reason covers
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_a_reason_covers_its_fault(name):
+def test_a_reason_covers_the_fault_that_it_names(name):
     found = ACCEPTED[name].verify()
     assert found.ok, found
     assert Hierarchy.model_validate_json(ACCEPTED[name].model_dump_json()).verify().to_dict() == found.to_dict()
@@ -157,7 +157,7 @@ def test_a_reason_covers_no_other_fault(name):
     assert named.replace(gives_up={k: why for k, why in named.gives_up.items() if k not in bare}).verify().ok
 
 
-def test_an_undecided_level_beside_others_is_named():
+def test_a_reason_covers_an_undecided_level_only_by_name():
     undecided = Gate(where(abs(residual) <= budget * T, residual, where(abs(residual) <= budget, 0, residual)))
     h = levels(ROLLS_BACK, undecided, "inward")
     status = {v.subject: (v.status, v.accepted) for v in h.verify().verdicts if v.law == "inward"}
@@ -197,7 +197,7 @@ def test_a_key_that_covers_nothing_is_refused(name):
     assert h.replace(gives_up={k: why for k, why in h.gives_up.items() if k != key}).verify().ok
 
 
-def test_a_key_of_no_subject_tells_which_there_are():
+def test_the_error_for_an_unknown_subject_lists_the_subjects():
     (failure,) = NOTHING["no such weight"][0].verify().failures
     assert f"'causal of weight {SEQUENCE}'" in failure.remedy
 
@@ -212,18 +212,18 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_key_that_can_name_nothing_is_refused_when_it_is_declared(name):
+def test_an_unknown_key_is_refused_at_the_declaration(name):
     given, said = MISTAKES[name]
     with pytest.raises(SpecError, match=said.replace("?", r"\?")):
         two(gives_up=given)
 
 
-def test_a_penalty_that_is_not_there_is_refused_when_it_is_declared():
+def test_a_key_with_an_unknown_penalty_is_refused_at_the_declaration():
     with pytest.raises(SpecError, match="did you mean 'kl_gradient of kl'"):
         penalised(["kl_gradient of k"], kl=k3)
 
 
-def test_each_subject_has_its_own_reason_in_the_report():
+def test_the_report_has_the_reason_of_each_subject():
     reasons = {
         "inward of trajectory": "the strip looks at drift alone",
         "inward of token": "bounded the other way round",
@@ -236,7 +236,7 @@ def test_each_subject_has_its_own_reason_in_the_report():
     assert {v["fault"] for v in found.to_dict()["verdicts"] if v.get("fault")} == {"turned", "lost"}
 
 
-def test_where_several_subjects_fail_the_remedy_names_each():
+def test_if_several_subjects_fail_the_remedy_names_each_of_them():
     found = levels(ROLLS_BACK, ROLLS_BACK.per(mass)).verify()
     for v in found.failures:
         assert f"gives_up={{'inward of {v.subject.removeprefix('gate on ')}': 'why'}}" in v.remedy
@@ -278,7 +278,7 @@ LEFT = {  # what is given up, and whether what is left of the law is right
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_what_is_left_of_a_law_is_asked(name):
+def test_the_remainder_of_a_given_up_law_is_decided(name):
     h, right = LEFT[name]
     found = h.verify()
     law, (given,) = name.partition(":")[0], h.gives_up
@@ -300,7 +300,7 @@ def test_what_is_left_of_a_law_is_asked(name):
     assert h.replace(gives_up={given: WHY, key: WHY}).verify().ok
 
 
-def test_what_is_left_and_holds_is_not_given_up():
+def test_giving_up_a_remainder_that_holds_is_refused():
     given = {"kl_gradient": WHY, "kl_gradient of what is left of kl": WHY}
     (failure,) = penalised(given, kl=k3).verify().failures
     assert (failure.law, failure.fault) == ("given_up", "holds")

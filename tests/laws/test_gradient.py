@@ -86,7 +86,7 @@ def holds(h, verdict, seed=0, count=4):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some(SPECS, 2, 1))  # test_first_order.py has the others
-def test_what_is_said_is_so(name):
+def test_the_verdict_on_gradient_is_right_on_random_batches(name):
     spec, verdict = SPECS[name], gradient(SPECS[name].h)
     assert (verdict.subject, verdict.status) == (spec.gradient or "hierarchy", "proved" if spec.gradient else "refuted")
     assert verdict.argument if spec.gradient else verdict.found and verdict.remedy and verdict.counterexample
@@ -96,7 +96,7 @@ def test_what_is_said_is_so(name):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", some(range(24), 5, 1))
-def test_what_is_said_of_random_levels_is_so(seed):
+def test_the_verdict_on_gradient_is_right_for_random_levels(seed):
     h = drawn(random.Random(seed))
     verdict = gradient(h)
     holds(h, verdict, seed)
@@ -105,7 +105,7 @@ def test_what_is_said_of_random_levels_is_so(seed):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", SUBSPACES)
-def test_advantages_of_rows_are_enough(name):
+def test_gradient_is_proved_if_it_holds_for_advantages_constant_on_rows(name):
     """What holds for advantages that are constant on rows is proved; what holds on coarser strata alone is not."""
     h, _ = SUBSPACES[name]
     verdict = gradient(h)
@@ -127,7 +127,7 @@ HARMLESS |= {("cispo token", slip) for slip in SLIPS}  # 𝒢(1) = 1
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("gate", "slip"), some(((g, s) for g in GATES for s in SLIPS), 3))
-def test_a_slip_in_a_gate_is_refused_unless_it_is_harmless(gate, slip):
+def test_a_changed_gate_is_refused_unless_its_gradient_is_still_right(gate, slip):
     name, level = gate.split()
     h = load(name)
     h = h.replace(gates={s: Gate(SLIPS[slip](g.expression)) if s.name == level else g for s, g in h.gates.items()})
@@ -142,7 +142,7 @@ def test_wrong_specs_are_refused(name):
     verdicts.refused(name)
 
 
-def test_agreement_for_one_advantage_per_row_is_none_for_advantages_of_tokens():
+def test_agreement_for_advantages_per_row_is_not_agreement_for_advantages_per_token():
     """GSPO spreads what a trajectory's tokens have over all of them."""
     token, rows, group = strata("token trajectory prompt_group")
     value, length = Attribute("value", on=token, positive=False), count(token, over=rows)

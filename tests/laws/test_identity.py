@@ -50,7 +50,7 @@ from fibration.laws.subject import Subject
 UNDECIDABLE = zoo.undecidable()
 
 
-def test_what_was_not_decided_is_asked():
+def test_an_undecided_gate_is_reported_with_the_comparison_and_a_remedy():
     """The comparison is shown, with bounds as a remedy; where there is none, a remedy as for what is refuted."""
     found = {
         name: next(
@@ -68,7 +68,7 @@ def test_what_was_not_decided_is_asked():
     assert silent.remedy.startswith("let small residuals pass")
 
 
-def test_a_clip_whose_lower_bound_is_written_as_a_distance():
+def test_a_clip_with_a_positive_lower_bound_is_refuted_with_a_remedy():
     low, high = Parameter("low", default=0.2, upper=1), Parameter("high", default=0.2)
     verdict = next(v for v in one(Gate(clip(residual, low, high))).verify().verdicts if v.law == "identity")
     assert verdict.status == "refuted"
@@ -84,7 +84,7 @@ def test_a_clip_whose_lower_bound_is_written_as_a_distance():
         (where(residual > 0, residual, 2 * residual) - where(residual < 0, residual, 0), 2),
     ],
 )
-def test_a_gate_that_is_the_identity_beside_0_alone_is_refuted_as_operators_compute_it(gate, coefficient):
+def test_a_gate_that_is_not_the_identity_at_0_itself_is_refuted(gate, coefficient):
     """Beside 0 each gate is the residual to first order; at 0 the operator differentiates the branch that holds there."""
     h = one(gate, log_ratio())
     found = {v.law: v for v in h.verify().verdicts if v.law in ("identity", "gradient")}
@@ -107,7 +107,7 @@ def gated_tree(law, **gates):
     return next((v for v in LAWS[law].decide(Subject(h, [])) if v.status != "proved"), None)
 
 
-def test_a_gate_that_divides_by_a_count_of_an_empty_branch():
+def test_the_refusal_names_the_count_of_an_empty_branch_that_a_gate_divides_by():
     """The count is named, not the residuals that a gate should let pass."""
     offered = (
         "count(image_token, over=trajectory) is 0 where that branch is empty: assume=[populated(image_token, over=tr"
@@ -121,7 +121,7 @@ def test_a_gate_that_divides_by_a_count_of_an_empty_branch():
     assert "populated" not in steep.remedy, "nothing divides by the count"
 
 
-def test_a_gate_that_falls_by_a_count_of_an_empty_branch():
+def test_the_remedy_for_a_rollback_by_a_count_of_an_empty_branch_is_populated():
     found = gated_tree("positivity", trajectory=aggregate_gate(0.1, rollback=count(image)).per(mass))
     assert found.remedy.startswith("count(image_token, over=trajectory) is 0 where that branch is empty: assume=[popul")
     assert not gated_tree("positivity", trajectory=aggregate_gate(0.1, rollback=count(text) + count(image)).per(mass))
@@ -134,7 +134,7 @@ def test_wrong_specs_are_refused(name):
 
 
 @pytest.mark.thorough
-def test_few_are_undecided():
+def test_at_most_a_quarter_of_random_gates_is_undecided():
     """Over random gates, the procedure says 'undecided' of at most one in four."""
     rng = random.Random(5)
     counts = {"proved": 0, "refuted": 0, "undecided": 0}
@@ -180,14 +180,14 @@ WIDTHS = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", WIDTHS)
-def test_a_width_that_reads_policies_is_one_where_they_are_near(name):
+def test_a_clip_is_the_identity_if_its_width_stays_away_from_0(name):
     """A clip passes what is near 0 where its width stays away from 0, as a ratio does, and a distance does not."""
     found = one(clip_gate(WIDTHS[name]).expression, log_ratio()).verify()
     holds = name in ("the mean of ratios", "the largest ratio", "wider by distances")
     assert verdicts.status(found, "identity", "gate on token") == ("proved" if holds else "refuted")
 
 
-def test_the_channel_is_named_where_gates_differ():
+def test_the_counterexample_names_the_channel_of_the_wrong_gate():
     h = one(identity_gate().expression, signed_log_ratio())
     found = h.replace(gates={token: {"+": identity_gate(), "-": zero_gate()}}).verify()
     told = next(v for v in found.verdicts if v.law == "identity")

@@ -115,20 +115,20 @@ def test_a_law_that_raises_is_undecided_and_asks_for_an_issue(cached, monkeypatc
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_what_is_no_defect_is_raised(cached, monkeypatch, error):
+def test_interrupts_and_memory_errors_are_raised(cached, monkeypatch, error):
     set_decisions(monkeypatch, "identity", raising(error()))
     with pytest.raises(error):
         one().verify(timeout=None)
 
 
-def test_the_end_of_the_time_is_no_internal_error(cached, monkeypatch):
+def test_a_timeout_is_not_an_internal_error(cached, monkeypatch):
     set_decisions(monkeypatch, "identity", raising(Stopped()))
     found = one().verify()
     assert not any(v.internal_error for v in found.verdicts)
     assert [v.law for v in found.verdicts if v.out_of_time] == ["identity", *LATER]
 
 
-def test_laws_after_a_foundation_that_raises_are_not_asked(cached, monkeypatch):
+def test_laws_after_a_foundation_that_raises_are_not_decided(cached, monkeypatch):
     set_decisions(monkeypatch, "structure", raising(ValueError("no")))
     found = one().verify()
     assert [(v.law, v.internal_error) for v in found.verdicts] == [("structure", False), ("structure", True)]
@@ -144,7 +144,7 @@ def test_no_reason_covers_an_internal_error(cached, monkeypatch):
     assert "given_up" not in {v.law for v in found.verdicts}
 
 
-def test_internal_errors_are_not_kept(cached, monkeypatch):
+def test_internal_errors_are_not_cached(cached, monkeypatch):
     h, decisions = one(), LAWS["positivity"].decisions
     set_decisions(monkeypatch, "positivity", raising(ValueError("no")))
     assert not h.verify().ok
@@ -172,7 +172,7 @@ def test_a_fact_that_raises_is_not_certified(cached, monkeypatch, fact):
     assert "internal error" not in str(h.verify())
 
 
-def test_what_all_facts_need_may_raise(cached, monkeypatch):
+def test_an_exception_in_code_that_all_facts_share_leaves_all_facts_not_certified(cached, monkeypatch):
     def fail(subject):
         raise ValueError("no")
         yield
@@ -239,7 +239,7 @@ broken = Hierarchy(name="broken", gates={token: clip_gate(1)}, decomposition=log
         ("markdown", ["| ? |", "internal error: ValueError: no"]),
     ],
 )
-def test_every_format_says_so(cached, monkeypatch, tmp_path, form, said):
+def test_every_output_format_reports_the_internal_error(cached, monkeypatch, tmp_path, form, said):
     set_decisions(monkeypatch, "identity", raising(ValueError("no")))
     path = tmp_path / "broken.py"
     path.write_text(SPEC)
@@ -302,7 +302,7 @@ OF_TEXTS = total(words, over=trajectory, of=text)
     ],
     ids=lambda value: str(dict(value.gates)) if isinstance(value, Hierarchy) else value,
 )
-def test_what_raised_an_exception_is_decided(hierarchy, law, status):
+def test_hierarchies_that_once_raised_in_a_law_are_decided(hierarchy, law, status):
     subject = Subject(hierarchy, [])
     for name in ("structure", "locality", "markov", "reflecting", "recovery", law):
         subject.verdicts += LAWS[name].decide(subject)
@@ -315,7 +315,7 @@ def test_what_raised_an_exception_is_decided(hierarchy, law, status):
     "of_nothing", [sqrt(as_expression(-1)), log(as_expression(0)), 1 / (as_expression(2) - 2)], ids=str
 )
 @pytest.mark.parametrize("read", [lambda e: where(e >= 0, 1, 2), lambda e: minimum(e, 1), lambda e: clip(e, -1, 1)])
-def test_constants_without_a_value_are_compared(of_nothing, read):
+def test_gates_with_constants_without_a_value_are_compared(of_nothing, read):
     """Sympy makes numbers of them that are not real, and refuses to compare these."""
     h = chain().replace(advantages=read(of_nothing) * reward, objective=token_mean().weigh(read(of_nothing)))
     verdicts = {law: list(LAWS[law].decide(Subject(h, []))) for law in ("objective", "agreement", "causal", "baseline")}
@@ -334,19 +334,19 @@ OF_TEXT = total(where(total(words, over=text) > 2, 1, 0), over=trajectory, of=te
         (tree(), tree().replace(objective=token_mean().weigh(absolute(token_log_ratio * OF_TEXT)))),
     ],
 )
-def test_what_raised_an_exception_is_compared(first, second):
+def test_losses_that_once_raised_in_a_comparison_are_compared(first, second):
     (verdict,) = equivalent(first, second, timeout=None).verdicts
     assert verdict.status in ("refuted", "undecided") and not verdict.internal_error
 
 
-def test_what_raised_an_exception_is_looked_for():
+def test_a_formula_of_one_leaf_is_not_evaluated_on_the_other_leaf():
     """A formula of texts, which the tokens of images do not have."""
     h = tree().replace(objective=token_mean().weigh(1 / (OF_TEXT - exp(log_prob(old)))))
     assert [v.status for v in LAWS["objective"].decide(Subject(h, []))] == ["proved", "refuted"]
     assert {v.internal_error for law in ("objective", "causal") for v in LAWS[law].decide(Subject(h, []))} == {False}
 
 
-def test_a_batch_on_which_others_are_asked_for_and_there_are_none_is_no_counterexample():
+def test_a_batch_without_others_is_no_counterexample_to_a_mean_of_others():
     ratio = exp(mean(log_prob(old), over=trajectory))
     others = mean(ratio, over=prompt_group, of=trajectory, others=True)
     h = chain(trajectory=Gate(R / (1 + R * R))).replace(objective=token_mean().weigh(others))
@@ -405,7 +405,7 @@ GATED = of_experts(image_gate=Gate(where(Attribute("k", on=Stratum("expert")) > 
         (GATED, "equal(advantage, on=expert)", "refuted"),
     ],
 )
-def test_conditions_may_speak_of_one_leaf_alone(both, when, status):
+def test_a_condition_may_name_a_stratum_of_one_leaf(both, when, status):
     """Text lies over no expert, and a condition on these says nothing of it."""
     (verdict,) = equivalent(*both, when=when).verdicts
     assert not verdict.internal_error, verdict.found
@@ -413,7 +413,7 @@ def test_conditions_may_speak_of_one_leaf_alone(both, when, status):
 
 
 @pytest.mark.thorough
-def test_a_single_element_is_one_and_not_none():
+def test_the_condition_one_means_exactly_one_element():
     """With one expert both weights are 2; a batch without images has none, and is not asked of."""
     (verdict,) = equivalent(of_experts(1 + EXPERTS), of_experts(2), when="one(expert)").verdicts
     assert verdict.status != "refuted"

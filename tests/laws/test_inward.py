@@ -258,7 +258,7 @@ def verdict(h, subject):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", PROVED)
-def test_what_comes_back_and_what_stays_is_proved(name):
+def test_a_gate_that_never_pushes_further_out_is_proved(name):
     h = PROVED[name]
     found = [v for v in h.verify().verdicts if v.law == "inward"]
     assert found
@@ -269,7 +269,7 @@ def test_what_comes_back_and_what_stays_is_proved(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", REFUTED)
-def test_what_is_pushed_further_out_is_refuted(name):
+def test_a_gate_that_pushes_further_out_is_refuted(name):
     h, subject, what = REFUTED[name]
     found = verdict(h, subject)
     assert found.status == "refuted", found
@@ -281,7 +281,7 @@ def test_what_is_pushed_further_out_is_refuted(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", NOT_PROVED)
-def test_slopes_are_what_flows_and_breakpoints_without_an_order_prove_nothing(name):
+def test_a_gate_with_stopped_slopes_or_unordered_breakpoints_is_not_proved(name):
     (h, subject), what = NOT_PROVED[name]
     found = verdict(h, subject)
     assert found.status == ("refuted" if what else "undecided"), found
@@ -290,7 +290,7 @@ def test_slopes_are_what_flows_and_breakpoints_without_an_order_prove_nothing(na
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", BESIDE)
-def test_what_closes_for_good_is_proved_in_any_order(name):
+def test_a_gate_that_closes_for_good_is_proved_for_any_order_of_its_breakpoints(name):
     h, subject = BESIDE[name]
     found = verdict(h, subject)
     assert found.status == "proved", found
@@ -298,7 +298,7 @@ def test_what_closes_for_good_is_proved_in_any_order(name):
         assert brute.uphold(h, [found], brute.worlds_for(h, (1, 2, 3))) > 0
 
 
-def test_the_smallest_batch_is_told_with_its_coefficients():
+def test_the_counterexample_is_the_smallest_batch_with_its_coefficient():
     found = verdict(load("fiberpo"), "trajectory")
     assert str(found.counterexample) == (
         'in a trajectory of 1 token with advantage -1 and log ratio 11/50, trajectory 1 on channel "+" has the residual '
@@ -307,7 +307,7 @@ def test_the_smallest_batch_is_told_with_its_coefficients():
     )
 
 
-def test_the_remedy_mends_it():
+def test_the_remedy_for_fiberpo_domain_verifies():
     h = load("fiberpo_domain")
     mended = h.replace(gates={s: g.inward() for s, g in h.gates.items()}, gives_up={})
     assert mended.verify().ok
@@ -315,20 +315,20 @@ def test_the_remedy_mends_it():
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("split", [signed_log_ratio(scale=1 / T), LOG, ratio_deviation(scale=1 / T)])
-def test_given_up_by_name_and_only_where_it_is_broken(split):
+def test_giving_up_inward_is_refused_if_it_holds(split):
     why = {"inward": "on purpose"}
     assert two(outer=aggregate_gate(budget, rollback=1), split=split, gives_up=why).verify().head is not None
     kept = two(outer=identity_gate(), inner=identity_gate(), split=split, gives_up=why).verify()
     assert any(v.law == "given_up" and v.status == "refuted" for v in kept.verdicts)
 
 
-def test_a_clip_that_ppo_would_not_make_is_told_apart_from_its_own():
+def test_a_clip_on_the_wrong_side_is_refuted_and_that_of_ppo_is_proved():
     wrong, right = REFUTED["a clip on the wrong side"][0], one(pessimistic_clip_gate(low, high))
     assert verdict(right, "token").status == "proved"
     assert verdict(wrong.replace(gates={token: wrong.gates[token].inward()}), "token").status == "proved"
 
 
-def test_a_gate_with_its_sides_swapped_is_told_to_swap_them():
+def test_the_remedy_for_swapped_bounds_is_to_swap_them():
     """`inward()` on top would leave it without any bound; the coefficient is too large, not of the wrong sign."""
     found = verdict(REFUTED["a clip on the wrong side"][0], "token")
     assert found.remedy.startswith("swap what bounds its two sides, as pessimistic_clip_gate(low, high) has them")
@@ -343,14 +343,14 @@ def test_a_gate_with_its_sides_swapped_is_told_to_swap_them():
         assert found.found.endswith("which stops inward pulls, and no outward pull")
 
 
-def test_a_gate_per_channel_is_mended_per_channel():
+def test_the_remedy_for_gates_per_channel_names_each_channel():
     found = verdict(two(outer={"+": STRIP, "-": aggregate_gate(epsilon, rollback=1)}), "trajectory")
     mended = f'pass inward pulls: {{"+": {STRIP}.inward(), "-": {aggregate_gate(epsilon, rollback=1)}.inward()}};'
     assert found.remedy.startswith(mended)
 
 
 @pytest.mark.parametrize("pull", [advantage - 1, advantage - 0.5, 2 * advantage + 5])
-def test_a_pull_that_is_off_is_found_at_advantages_between(pull):
+def test_a_wrong_pull_is_found_at_advantages_between_its_breakpoints(pull):
     found = verdict(one(aggregate_gate(0.1, rollback=1).inward(pull=pull).expression, log_ratio()), "token")
     assert found.status == "refuted" and found.counterexample.values["what"] == TURNED
 

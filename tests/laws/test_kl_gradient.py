@@ -50,7 +50,7 @@ def states(rng: random.Random):
 
 
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_has_a_divergences_gradient_is_proved_and_has_it(name):
+def test_a_penalty_with_the_gradient_of_a_divergence_is_proved(name):
     term = RIGHT[name]
     found = verdict(term)
     assert found.status == "proved", found
@@ -73,7 +73,7 @@ def test_what_has_a_divergences_gradient_is_proved_and_has_it(name):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_slip_is_refuted_by_a_state_that_shows_it(name):
+def test_a_penalty_with_another_gradient_is_refuted_by_a_state(name):
     term = WRONG[name]
     found = verdict(term)
     assert found.status == "refuted", found
@@ -92,23 +92,23 @@ def test_a_slip_is_refuted_by_a_state_that_shows_it(name):
     assert bent or min(along) <= 1e-4 * float(goal @ goal), (updates, goal)
 
 
-def test_there_are_enough_of_both():
+def test_the_collection_has_many_right_and_wrong_penalties():
     assert len(WRONG) >= 15 <= len(RIGHT)
 
 
 @pytest.mark.parametrize("name", UNDECIDED)
-def test_what_joins_tokens_is_left_undecided(name):
+def test_a_penalty_that_joins_tokens_is_undecided(name):
     assert verdict(Term(UNDECIDED[name], lambda t: 0.0)).status == "undecided"
 
 
-def test_a_root_of_what_may_be_0_has_no_slope():
+def test_a_penalty_with_a_root_of_0_is_not_proved():
     kink, smooth = d**2 / 2 + sqrt(x * x), d**2 / 2 + sqrt(1 + x * x)
     held = d**2 / 2 * sqrt(entropy)
     found = [verdict(Term(e, lambda t: 0.0)).status for e in (kink, smooth, held)]
     assert found == ["undecided", "proved", "proved"]
 
 
-def test_of_advantages_and_of_coarser_elements_nothing_is_asked():
+def test_penalties_that_read_advantages_or_coarser_elements_have_no_verdict():
     h = RIGHT["k2"].hierarchy
     for penalty in (
         where(advantage > 0, d, 0),
@@ -120,7 +120,7 @@ def test_of_advantages_and_of_coarser_elements_nothing_is_asked():
         assert not asked.ok  # what is not asked is not given up
 
 
-def test_it_is_given_up_by_name_and_each_penalty_has_a_verdict():
+def test_each_penalty_has_a_verdict_and_can_be_given_up():
     h = RIGHT["k2"].hierarchy.replace(penalties={"right": d**2, "wrong": d, "drift": x**2})
     found = {v.subject: v.status for v in h.verify().verdicts if v.law == "kl_gradient"}
     assert found == {"penalty 'right'": "proved", "penalty 'wrong'": "refuted", "penalty 'drift'": "proved"}

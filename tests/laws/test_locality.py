@@ -86,7 +86,7 @@ READ = {
 
 
 @pytest.mark.parametrize("name", READ)
-def test_what_a_gate_may_read(name):
+def test_a_gate_that_reads_one_value_per_element_is_proved(name):
     stratum, formula = READ[name]
     given = [Fibration(token, trajectory, kernel=uniform()), Fibration(trajectory, prompt_group, kernel=uniform())]
     gates = {s: identity_gate() for s in (token, trajectory, prompt_group)}
@@ -121,7 +121,7 @@ NOT_READ = {
 
 
 @pytest.mark.parametrize("name", NOT_READ)
-def test_what_a_gate_may_not_read(name):
+def test_a_gate_that_reads_several_values_per_element_is_refuted(name):
     stratum, formula, read, why, remedy = NOT_READ[name]
     given = dict(
         fibrations=[Fibration(token, trajectory, uniform()), Fibration(trajectory, prompt_group, uniform())],
@@ -137,7 +137,7 @@ def test_what_a_gate_may_not_read(name):
     assert remedy in decision.remedy
 
 
-def test_what_rows_lie_over_is_read_without_a_gate_on_it():
+def test_a_group_without_a_gate_may_be_read():
     """Counts, attributes and parameters of groups: where the reader lies over a row, and so over one group."""
     group, at_group = strata("group")[0], Attribute("at_group", on=strata("group")[0])
     size, per = count(token, over=group), Parameter("per", default=1.0, on=group)
@@ -181,7 +181,7 @@ def test_a_gate_reads_no_mean_of_a_branch_that_may_be_empty():
         assert right.status == "proved"
 
 
-def test_order_is_for_the_way_there():
+def test_a_decomposition_may_read_order_and_a_recovery_or_kernel_may_not():
     """In a decomposition, and of what that may read; not in a recovery, nor in what spreads a measure."""
     there, back = token_log_ratio, exp(gated(""))
     prefix = before(token_log_ratio, over=trajectory, discount=share)
@@ -201,7 +201,7 @@ def test_order_is_for_the_way_there():
     assert decided(fibrations=spread)["kernel token → trajectory"].found == "'position(over=prompt_group)'"
 
 
-def test_the_rows_may_be_read_where_nothing_lies_over_them():
+def test_a_gate_on_tokens_may_read_rows_that_have_no_gate():
     """On tokens alone: what lies between has no label that says of which row it is."""
     turn = strata("turn")[0]
     found = {}

@@ -62,7 +62,7 @@ BENT = (
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("form", "level"), [(f, i) for f in range(len(BENT)) for i in range(3) if ALL or f % 3 == i])
-def test_bent_kernels(form, level):
+def test_verdicts_on_random_kernels_are_right(form, level):
     """Polynomials, branches, mixtures, parameters: whatever is said of them is so."""
     levels = CHAIN[: level + 2]
     source, target = levels[-2:]

@@ -63,7 +63,7 @@ BRANCH = Objective(1 / count(text, over=trajectory))
 
 
 @pytest.mark.parametrize("objective", [trajectory_mean(), token_mean(), trajectory_mean().score()])
-def test_an_empty_branch_leaves_the_means_defined(objective):
+def test_means_over_all_branches_have_a_value_if_one_branch_is_empty(objective):
     assert of(objective).status == "proved"
 
 
@@ -97,7 +97,7 @@ def test_a_product_of_many_clipped_ratios_is_decided_factor_by_factor():
     assert [v.status for v in both] == ["proved", "proved"]
 
 
-def test_a_branch_that_may_be_empty():
+def test_a_count_of_a_branch_is_at_least_1_at_its_own_tokens_alone():
     """Read at an image there may be no text; at a text there is one."""
     verdict = of(BRANCH)
     assert verdict.status == "refuted"
@@ -113,7 +113,7 @@ def test_a_branch_that_may_be_empty():
     )
 
 
-def test_a_branch_of_the_batch_cannot_be_assumed():
+def test_the_assumption_populated_over_the_batch_is_refused():
     """The batch is no stratum of the hierarchy, so that nothing can be assumed over it."""
     verdict = of(Objective(1 / count(text, over=batch)))
     assert str(verdict.counterexample) == "an image_token has no weight in a batch of 0 text_tokens and 1 image_token"
@@ -121,7 +121,7 @@ def test_a_branch_of_the_batch_cannot_be_assumed():
     assert "sum of counts" in verdict.remedy
 
 
-def test_rows_and_batch_need_no_gate():
+def test_rows_and_the_batch_need_no_gate():
     alone = Hierarchy(
         name="one", gates={token: identity_gate()}, decomposition=log_ratio(), objective=trajectory_mean()
     )
@@ -144,7 +144,7 @@ def test_a_count_that_names_no_place_is_read_at_the_row():
     assert str(verdict.counterexample).endswith("trajectory of 3 tokens")
 
 
-def test_what_cannot_be_said_is_refused():
+def test_a_pole_beyond_every_size_that_is_tried_is_refused():
     """A pole far beyond every size that is looked at."""
     verdict = decided(make((token, trajectory), objective=Objective(1 / (T - 10**9))))
     assert verdict.status == "undecided"
@@ -158,7 +158,7 @@ def test_wrong_specs_are_refused(name):
     verdicts.refused(name)
 
 
-def test_of_a_branch_that_may_be_empty_there_is_no_mean():
+def test_a_mean_of_a_branch_that_may_be_empty_needs_a_condition():
     """But a total, and a mean where something asks for the count first."""
     x, number = log_prob(policies("current")[0]), count(image, over=trajectory)
     size = mean(x * x, over=trajectory, of=image)

@@ -33,7 +33,7 @@ def polynomials(draw):
 
 @examples(150)
 @given(polynomials(), st.integers(0, 5))
-def test_stretches_are_the_signs_at_every_whole_number(p, least):
+def test_stretches_equal_the_signs_at_every_whole_number(p, least):
     found = stretches(p, least)
     for ((_, last), s), ((first, _), t) in zip(found, found[1:], strict=False):
         assert first == last + 1
@@ -47,7 +47,7 @@ def test_stretches_are_the_signs_at_every_whole_number(p, least):
 
 @examples(100)
 @given(polynomials(), polynomials(), st.sampled_from([{1}, {0, 1}, {-1}, {-1, 0}, {0}, {-1, 1}]))
-def test_signs_where_another_polynomial_has_some(p, q, signs):
+def test_the_signs_under_a_condition_are_those_of_the_values(p, q, signs):
     numbers = allowed(1, [(q, frozenset(signs))])
     far = [*range(1, 400), 10**9, 10**12]
     expected = {sign(at(p, n)) for n in far if sign(at(q, n)) in signs}
@@ -58,7 +58,7 @@ def test_signs_where_another_polynomial_has_some(p, q, signs):
 
 @examples(150)
 @given(polynomials())
-def test_signs_above_0_are_those_of_values_and_no_others(p):
+def test_the_signs_above_0_are_those_of_the_values(p):
     found = signs_above_0(p)
     # roots of such polynomials are apart by more than this, or at a multiple of it
     points = [Fraction(n, 8) for n in range(1, 8 * 45)] + [Fraction(1, 10**9), Fraction(10**9)]
@@ -68,7 +68,7 @@ def test_signs_above_0_are_those_of_values_and_no_others(p):
         assert values == found
 
 
-def test_near_misses():
+def test_signs_of_polynomials_with_roots_between_whole_numbers():
     assert signs_at((12, -7, 1), [(1, None)]) == {0, 1}  # (n - 3)(n - 4)
     assert signs_at((15, -8, 1), [(1, None)]) == {-1, 0, 1}  # (n - 3)(n - 5) is below 0 at 4
     assert signs_at((15, -8, 1), [(1, 3), (5, None)]) == {0, 1}

@@ -45,7 +45,7 @@ def test_signs_of_counts_in_a_tree():
 
 
 @pytest.mark.thorough
-def test_populations_are_those_of_all_small_ones():
+def test_the_signs_of_counts_are_those_of_all_small_batches():
     """What is said of counts, against all small ones."""
     for edges, assumed in (
         (((text, turn), (turn, trajectory), (image, trajectory), (trajectory, group)), []),

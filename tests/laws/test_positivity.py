@@ -34,7 +34,7 @@ from fibration.language.decompositions import decomposition
 @pytest.mark.parametrize(
     "name", [n for n, s in SPECS.items() if s.positivity == "proved" and s.h.orthogonalise is None]
 )
-def test_proved_positivity_is_seen(name):
+def test_proved_gated_ratios_are_positive_on_batches(name):
     h, rng = SPECS[name].h, random.Random(name)
     for plain in batches(h, seed=4, count=6):
         n = len(plain.tokens)
@@ -48,7 +48,7 @@ def test_proved_positivity_is_seen(name):
 
 
 @pytest.mark.thorough
-def test_two_levels_of_deviations_that_push_apart_are_not_proved_positive():
+def test_two_levels_of_deviations_that_may_push_a_ratio_below_0_are_not_proved():
     """A trajectory that passes more than its tokens hold takes a ratio below 0."""
     for gates in ({trajectory: Gate(2 * residual)}, {token: Gate(2 * residual)}):
         refuted(three(gates, ratio_deviation(scale=mass)))
@@ -58,11 +58,11 @@ def test_two_levels_of_deviations_that_push_apart_are_not_proved_positive():
 
 
 @pytest.mark.parametrize("name", ["apc, the state passes too", "truly_ppo"])
-def test_refuted_positivity_is_seen(name):
+def test_refuted_gated_ratios_are_not_positive_on_the_counterexample(name):
     refuted(SPECS[name].h)
 
 
-def test_what_an_inward_gate_pulls_outward_is_evaluated_where_it_stands():
+def test_a_steep_inward_gate_is_refuted():
     refuted(one(Gate(2 * residual).inward()))
 
 
@@ -81,7 +81,7 @@ def test_a_density_without_a_value_is_not_proved_positive(density):
     assert (verdict.status, verdict.found.partition(",")[0]) == ("undecided", f"a token's density is {density}")
 
 
-def test_a_gate_that_gathers_logarithms_of_0_is_not_proved_positive():
+def test_a_gate_that_sums_logarithms_of_0_is_not_proved_positive():
     z = Attribute("z", token, positive=False, lower=0)
     changed = decomposition(recovery=exp(gated("")), density=atan(token_log_ratio))
     h = one(Gate(before(log(z), over=trajectory))).replace(decomposition=changed)

@@ -39,7 +39,7 @@ from fibration.language.strata import Shape
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", RIGHT)
-def test_right_ones_are_proved(name):
+def test_every_law_of_a_right_quiver_is_proved(name):
     found = verdicts(name)
     assert {v.status for v in found} == {"proved"}, [shown(v) for v in found if v.status != "proved"]
     laws = {v.law for v in found}
@@ -55,7 +55,7 @@ def test_the_collection_is_large_and_varied():
     assert sum(not s.is_tree for s in shapes) >= 20
 
 
-def test_arguments_can_be_followed():
+def test_the_arguments_name_paths_and_projections():
     said = {(v.law, v.subject): v.argument for v in verdicts("crossing, balanced")}
     assert said["structure", "hierarchy"].endswith("paths from trajectory to batch agree, into the batch: one element")
     assert said["orthogonality", "residual on trajectory"].startswith(
@@ -76,7 +76,7 @@ def test_arguments_can_be_followed():
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", RIGHT)
-def test_what_is_proved_holds_on_random_batches(name):
+def test_proved_laws_of_quivers_hold_on_random_batches(name):
     h, rng = RIGHT[name].hierarchy, random.Random(name)
     for made in quivers.legal(h, 12):
         uphold(h, verdicts(name), made, rng)
@@ -136,7 +136,7 @@ def of_random(seed):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_ones(seed):
+def test_verdicts_on_random_quivers_are_right(seed):
     """Whatever is said of them is so: on legal batches what is proved, on its witness what is refuted."""
     h, found = of_random(seed)
     if found[0].status != "proved":
@@ -157,7 +157,7 @@ def test_random_ones(seed):
 
 
 @pytest.mark.thorough
-def test_random_ones_are_of_all_kinds():
+def test_random_quivers_cover_every_law_and_status():
     statuses = {(v.law, v.status) for seed in SEEDS for v in of_random(seed)[1]}
     assert {(law, "proved") for law in MINE} <= statuses
     assert {(law, "refuted") for law in ("reflecting", "coherent", "orthogonality")} <= statuses

@@ -89,7 +89,7 @@ def gates(draw, depth=2, base=None):
 @pytest.mark.thorough
 @examples(70)
 @given(gates(), st.sampled_from([log_ratio(), ratio_deviation(), signed_log_ratio()]))
-def test_random_gates_on_tokens(formula, split):
+def test_verdicts_on_random_gates_of_tokens_are_right(formula, split):
     check(one(formula, split), sizes=(1, 1, 1))
 
 
@@ -98,7 +98,7 @@ def test_random_gates_on_tokens(formula, split):
 @given(
     gates(base=density(trajectory)), st.sampled_from([log_ratio(scale=1 / zoo.T), signed_log_ratio(scale=1 / zoo.T)])
 )
-def test_random_gates_that_read_a_coarser_density(formula, split):
+def test_verdicts_on_random_gates_that_read_a_coarser_density_are_right(formula, split):
     check(two(inner=Gate(formula), split=split, objective=trajectory_mean()), sizes=(1, 2, 3))
 
 
@@ -151,7 +151,7 @@ def hierarchies(draw):
 @pytest.mark.thorough
 @examples(20)
 @given(hierarchies())
-def test_random_hierarchies(h):
+def test_verdicts_on_random_hierarchies_are_right(h):
     found = check(h, sizes=(1, 2, 3) if len(h.order) < 4 else (1, 2))
     if found.ok and len(h.order) > 1:
         _agrees_with_the_interpreter(h)
@@ -166,7 +166,7 @@ def _agrees_with_the_interpreter(h):
     assert [float(v) for v in dense] == pytest.approx(list(Interpreter(world).ratio(xs)), rel=1e-9)
 
 
-def test_right_ones_are_never_undecided():
+def test_chains_of_additive_measures_are_always_proved():
     """Every chain of additive measures, up to four strata, with every gate that a function makes, is proved."""
     for levels in (CHAIN[:1], CHAIN[:2], CHAIN):
         for first in range(2):

@@ -76,11 +76,11 @@ def in_exponentials(draw):
 
 @examples(40)
 @given(in_exponentials())
-def test_random_functions_of_the_ratio(split):
+def test_verdicts_on_random_densities_are_right(split):
     verdicts.check(one(identity_gate(), split), sizes=(1, 1))
 
 
 @examples(60)
 @given(decompositions(), st.sampled_from([clip_gate(epsilon), identity_gate(), Gate(tanh(residual))]))
-def test_random_decompositions(split, gate):
+def test_verdicts_on_random_decompositions_are_right(split, gate):
     verdicts.check(one(gate, split), sizes=(1, 1, 1, 1))

@@ -36,7 +36,7 @@ from fibration.laws.law import Decision, Proved
 from fibration.laws.subject import Subject
 
 
-def test_counterexamples_are_small():
+def test_the_counterexample_is_the_smallest_hierarchy():
     """The first hierarchy that shows the fault is given, not just any."""
     smallest = {
         "one too many in the denominator": 1,
@@ -51,7 +51,7 @@ def test_counterexamples_are_small():
 
 
 @pytest.mark.parametrize(("divides", "status"), [(image, "proved"), (text, "refuted")])
-def test_a_kernel_may_divide_by_what_is_there(divides, status):
+def test_a_kernel_may_divide_by_the_count_of_its_own_branch(divides, status):
     """The count of images is not 0 at an image: a weight that divides by it has a value there, and not at a text."""
     kernels = {s: quivers.BOTH * (n(image) / n(image)) if s == divides else quivers.BOTH for s in (text, image)}
     found = mine(make(*((s, trajectory, k) for s, k in kernels.items()), (trajectory, group, uniform())))
@@ -68,7 +68,7 @@ def kinds_of_token(how_many, by_cases=False):
     return make(*((leaf, trajectory, kernel) for leaf in leaves), (trajectory, group, uniform()))
 
 
-def test_many_branches_take_one_identity():
+def test_many_branches_are_proved_by_one_identity():
     """Not one for each of the 1023 sets of branches that hold something."""
     (joint,) = (v for v in mine(kinds_of_token(10)) if v.subject.startswith("kernels kind_0, kind_1"))
     assert joint.status == "proved"
@@ -76,7 +76,7 @@ def test_many_branches_take_one_identity():
 
 
 @pytest.mark.thorough
-def test_cases_of_empty_branches(monkeypatch):
+def test_a_kernel_with_branches_is_proved_for_each_set_of_empty_branches(monkeypatch):
     """A kernel with branches of its own takes a case for each set of empty ones, up to a number of them."""
     hierarchy = kinds_of_token(3, by_cases=True)
 
@@ -106,7 +106,7 @@ def everywhere():
     return [h for h in found if next(LAWS["structure"].decide(Subject(h, []))).status == "proved"]
 
 
-def test_every_kernel_is_asked(monkeypatch):
+def test_every_kernel_has_a_verdict(monkeypatch):
     """Every fibration of every hierarchy is in some verdict, those in no cover too."""
     monkeypatch.setattr(kernels, "sums_to_1", lambda *_: Proved("as if"))
     monkeypatch.setattr(kernels, "decide_share", lambda f, *_: Decision(f"kernel {f.name}", "proved"))
@@ -120,14 +120,14 @@ def test_every_kernel_is_asked(monkeypatch):
 @pytest.mark.parametrize(
     "h", [random_quivers.plain(random_quivers.PARTIAL), random_quivers.quiver(27)], ids=lambda h: h.name
 )
-def test_a_part_of_the_batch_has_its_share(h):
+def test_the_weights_over_a_part_of_the_tokens_sum_to_its_share(h):
     found = h.verify()
     assert found.ok, found
     (part,) = (v for v in found.verdicts if v.law == "reflecting" and v.subject == "kernel expert → batch")
     assert part.argument.endswith("the share of image by way of trajectory")
 
 
-def test_a_part_of_what_is_wrong_follows_from_it():
+def test_a_part_of_a_wrong_cover_has_the_cover_as_its_cause():
     """Shares of a cover that does not sum to 1 are none: the part has no cause of its own. A part that is wrong has."""
     found = {v.subject: v for v in quivers.wrong()["a part of what does not sum to 1"].hierarchy.verify().failures}
     assert found["kernel expert → batch"].cause == ("reflecting", "kernels text_token, image_token → trajectory")
@@ -136,7 +136,7 @@ def test_a_part_of_what_is_wrong_follows_from_it():
     assert alone.so_too(alone.causes[0]) == "coherent"
 
 
-def test_what_a_part_has_to_be_is_written_out():
+def test_the_remedy_contains_the_weight_of_the_part():
     """The weight that the remedy names is accepted."""
     wrong = quivers.parted(uniform())
     (said,) = (v.remedy for v in wrong.verify().causes)
@@ -171,7 +171,7 @@ def test_kernels_linear_in_measures_are_decided_completely(drawn):
         assert status(found, "markov", what) == "proved"
 
 
-def test_a_decimal_that_stands_for_a_fraction_is_named():
+def test_the_remedy_for_a_rounded_decimal_names_the_fraction():
     kinds = [Stratum(f"kind_{i}") for i in range(3)]
     assume = [populated(k, over=trajectory) for k in kinds]
 
@@ -185,7 +185,7 @@ def test_a_decimal_that_stands_for_a_fraction_is_named():
         assert "Fraction" not in each(other).causes[0].remedy
 
 
-def test_an_argument_in_steps_does_not_pass_the_weight_off_as_its_sum():
+def test_an_argument_in_steps_shows_the_sum_and_not_the_weight():
     h = quivers.right()["shortcut, uniform in steps"].hierarchy
     found = [v.argument for v in h.verify().verdicts if v.law == "reflecting"]
     assert any(re.fullmatch(r"Σ over token of 1/\(.*\) = 1", text) for text in found), found

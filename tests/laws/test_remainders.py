@@ -38,7 +38,7 @@ def test_shipped_advantages_rise_with_reward(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ROWS)
-def test_an_advantage_rises_with_its_reward_where_all_else_is_alike(name):
+def test_an_accepted_advantage_rises_with_its_own_reward(name):
     """By its own formula in numbers, of groups of two to six rows."""
     (status,) = left(baseline, spec(ROWS[name].formula))
     steps = []
@@ -75,18 +75,18 @@ FALLS = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", FALLS)
-def test_what_falls_or_stays_is_not_left(name):
+def test_an_advantage_that_does_not_rise_with_its_reward_is_refused(name):
     assert left(baseline, spec(FALLS[name])) == ["undecided" if "large" in name else "refuted"]
 
 
-def test_rewards_of_tokens_may_be_discounted_and_not_turned():
+def test_rewards_of_tokens_may_be_discounted_and_not_negated():
     rows = baselines.ONWARD_WRONG
     assert left(baseline, spec(rows["generalised"].formula)) == ["proved"]
     assert left(baseline, spec(-rows["discounted"].formula)) == ["refuted"]
     assert left(baseline, spec(baselines.value - rows["generalised"].formula)) == ["refuted"]
 
 
-def test_a_discount_that_is_taken_off_counts_for_more_further_on():
+def test_a_subtracted_discount_may_reverse_a_later_reward():
     """Of the reward of k tokens later, the share is 3·0.3**k - 0.8**k, which is above 0 for the next token alone."""
     soon, late = (after(reward, over=trajectory, discount=by) for by in (0.3, 0.8))
     assert left(baseline, spec(reward + 3 * soon - late)) == ["undecided"]
@@ -100,7 +100,7 @@ TERMS = {**divergences.RIGHT, **divergences.WRONG}
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", TERMS)
-def test_a_penalty_that_is_proved_leads_towards_its_policy(name):
+def test_a_proved_penalty_leads_towards_its_policy(name):
     term = TERMS[name]
     (status,) = left(kl_gradient, term.hierarchy)
     along = []
@@ -121,7 +121,7 @@ def near(probabilities):
     return moved / moved.sum()
 
 
-def test_a_penalty_that_is_squashed_leads_away_from_a_policy_that_is_far_off():
+def test_a_squashed_penalty_leads_away_from_a_far_policy_and_is_refuted():
     term, state = TERMS["squashed"], {p: np.array([0.5, 0.5]) for p in NAMES} | {"reference": np.array([0.25, 0.75])}
     assert left(kl_gradient, term.hierarchy) == ["refuted"]
     c = [slope(term.of, **{NAMES[p]: math.log(v[a]) for p, v in state.items()}) for a in range(2)]
@@ -146,11 +146,11 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_of_a_penalty_its_direction_is_left(name):
+def test_the_remainder_of_kl_gradient_is_the_direction(name):
     formula, status = LEFT[name]
     assert left(kl_gradient, Term(formula, lambda t: 0.0).hierarchy) == [status]
 
 
-def test_each_penalty_is_asked_by_itself():
+def test_the_remainder_of_each_penalty_has_a_verdict():
     h = divergences.RIGHT["k2"].hierarchy.replace(penalties={"kl": k3, "none": d})
     assert left(kl_gradient, h) == ["proved", "refuted"]

@@ -26,14 +26,14 @@ def test_shipped_specs_verify(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", RIGHT)
-def test_unusual_but_right(name):
+def test_unusual_right_specs_verify(name):
     found = report(name)
     assert found.ok, found
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", [*SHIPPED, *some(RIGHT, 2)])
-def test_what_was_proved_holds_on_small_hierarchies(name):
+def test_proved_laws_hold_on_small_hierarchies(name):
     found = report(name)
     depth = len(found.hierarchy.order)
     sizes = (1, 2, 3) if depth > 3 else (1, 2, 3, 4)

@@ -88,7 +88,7 @@ def searches(h):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", SAMPLE)
-def test_nothing_is_found_on_what_is_right(name):
+def test_searches_find_nothing_on_right_hierarchies(name):
     """The proofs are left out, so that every search runs to its end."""
     assert [str(w) for w in searches(CORRECT[name]) if w is not None] == []
 
@@ -96,7 +96,7 @@ def test_nothing_is_found_on_what_is_right(name):
 # ---------------------------------------------------------------- numbers
 
 
-def test_numbers_at_which_a_sign_changes():
+def test_whole_crossings_finds_the_numbers_at_which_a_sign_changes():
     assert whole_crossings(lambda n: n * n - 10**6, 10**5) == [1000]
     assert whole_crossings(lambda n: n * n - 10**6 - 1, 10**5) == [1001]
     assert whole_crossings(lambda n: (n - 500) * (n - 502), 10**5) == [500, 502]
@@ -110,7 +110,7 @@ def test_numbers_at_which_a_sign_changes():
     assert abs(root * root - 2) < F(1, 10**15)
 
 
-def test_simplest_fractions():
+def test_simplest_is_the_fraction_with_the_smallest_denominator():
     assert [simplest(F(x), F(y)) for x, y in (("0.3", "0.34"), ("-2.5", "-1.2"), ("-1", "1"), ("3.1", "3.2"))] == [
         F(1, 3), -2, 0, F(16, 5),
     ]  # fmt: skip
@@ -118,20 +118,20 @@ def test_simplest_fractions():
         assert low <= simplest(low, high) <= high
 
 
-def test_points_around_changes():
+def test_between_has_points_at_and_around_each_breakpoint():
     found = between([F(3), F(4)])
     assert {F(3), F(4)} < set(found)
     for low, high in ((F("2.9"), 3), (3, F("3.1")), (F("3.2"), F("3.8")), (4, F("4.1")), (F(-9), F(2)), (F(5), F(9))):
         assert any(low < v < high for v in found), (low, high)
 
 
-def test_what_decides():
+def test_turning_lists_the_formulas_that_decide_a_branch():
     e = where(T * T > 10, clip(a, -T, 2), 1 / (a - 3)) + log(a) + absolute(a)
     found = {str(d) for d in turning([e])}
     assert {str(T * T - 10), "a - 3", "a", "a - 0", "a - 2"} <= found
 
 
-def test_changes_are_among_the_candidates():
+def test_the_candidates_contain_sizes_at_which_a_branch_changes():
     far = Parameter("far", lower=10, upper=40)
     reads = two(where(exp(T / 10) > far * far, 1 / T, 2 / T)).fibrations[0].weight
     found = [(c.size[zoo.token], c.parameters[far]) for c in concretes(two(), [reads])]
@@ -140,7 +140,7 @@ def test_changes_are_among_the_candidates():
     assert max(n for n, _ in found) < 1000, "the sizes are those of the condition"
 
 
-def test_siblings_differ_in_size():
+def test_candidates_have_siblings_of_different_sizes():
     h = hidden.wrong()["negative for one long beside two short"].hierarchy
     found = concretes(h, [f.weight for f in h.fibrations])
     sizes = {
@@ -170,7 +170,7 @@ def test_every_rounded_operator_is_enclosed(name):
     assert e.rounded
 
 
-def test_what_cancels_is_not_sure():
+def test_enclosures_of_cancelling_terms_are_unsure():
     at = {a: F(200)}.__getitem__
     for unsure in (1 / (1 - tanh(a)), log(1 - tanh(a)), where(tanh(a) < 1, 1, 2), exp(exp(a)), sqrt(exp(-a) - exp(-a))):
         with pytest.raises(Unsure):
@@ -195,7 +195,7 @@ def terms(e, order=3, sign=1):
     return [found.term(k).middle for k in range(order)]
 
 
-def test_terms_beside_a_point():
+def test_series_have_the_first_terms_of_a_formula():
     assert terms((1 + a) * (1 - 2 * a) / (1 + a)) == [1, -2, 0]
     assert terms(1 / (1 - a - a * a)) == [1, 1, 2]
     assert terms(a * a / a - 3) == [-3, 1, 0]
@@ -208,7 +208,7 @@ def test_terms_beside_a_point():
     assert terms(sqrt(4 + a), 2) == [2, F(1, 4)]
 
 
-def test_what_is_not_known_beside_a_point():
+def test_series_of_formulas_without_terms_are_unsure():
     one = {a: Series.of(F(0), F(1))}.__getitem__
     for unsure in (sqrt(a), 1 / a, exp(a) - exp(a) + where(exp(a) <= exp(a), 1, 2), where(tanh(a) - a < 0, 1, 2)):
         with pytest.raises(Unsure):
@@ -220,13 +220,13 @@ def test_what_is_not_known_beside_a_point():
         evaluate_series(exp(a), one).term(2)
 
 
-def test_a_slope_that_is_reached_slowly_is_not_refuted():
+def test_a_slope_with_a_slow_limit_is_not_refuted():
     """At every step the quotient is well above 1; it tends to 1 like `1/log`, below any step that is tried."""
     slowly = zoo.one(where(residual > 0, residual * (1 + 1 / log(2 + 1 / absolute(residual))), residual), log_ratio())
     assert identity.gate_off_identity(slowly, zoo.token, slowly.gate(zoo.token)) is None
 
 
-def test_signs_of_what_lies_between_bounds():
+def test_signs_of_a_bounded_formula_include_those_at_its_bounds():
     """Of the bounds themselves too: 0 is one, whatever lies beside it."""
     ends = [Fraction(n, 3) for n in (-2, -1, 0, 1, 2)]
     for low, high in itertools.combinations_with_replacement(ends, 2):

@@ -50,7 +50,7 @@ def settings(concrete, at, rng):
 
 
 @pytest.mark.parametrize("assumed", [(), (populated(image, over=trajectory),)], ids=["", "populated"])
-def test_signs_that_are_seen_are_said(assumed):
+def test_signs_contain_the_signs_of_values(assumed):
     """Alone, and where it is known which sign another expression has."""
     rng = random.Random(7)
     batches = [Concrete(TREE, m) for k in (1, 2, 3) for m in small(TREE, k, assumed)]
@@ -96,7 +96,7 @@ def test_products_of_counts_are_at_least_1(depth):
     assert known.signs(symbol(count(LEVELS[0], over=LEVELS[1])) - 2 * whole) == {-1}
 
 
-def test_sums_over_branches_are_not_all_0():
+def test_the_sum_of_counts_of_all_branches_is_positive():
     leaves = strata(" ".join(f"leaf{i}" for i in range(12)))
     shape = make(*((leaf, trajectory, uniform()) for leaf in leaves)).shape
     known, counts = Assumptions(shape), [symbol(count(leaf, over=trajectory)) for leaf in leaves]
@@ -123,11 +123,11 @@ def test_sums_over_branches_are_not_all_0():
         (-DIFFICULTY, {-1}),
     ],
 )
-def test_declared_bounds(value, expected):
+def test_signs_use_declared_bounds(value, expected):
     assert Assumptions(TREE).signs(to_sympy(value)) == expected
 
 
-def test_functions():
+def test_signs_of_functions():
     x = symbol(residual)
     known = Assumptions(TREE)
     above = known.with_signs({x: frozenset({1})})
@@ -146,7 +146,7 @@ def test_functions():
     assert known.signs(sympy.log(1 + sympy.exp(x))) == {1}
 
 
-def test_what_is_known_of_an_expression():
+def test_a_known_sign_of_an_expression_gives_signs_of_its_multiples_and_factors():
     """A multiple of it, what is beside it, its factors; but of a denominator nothing: it may be 0."""
     x, y, n = symbol(residual), symbol(density(group)), symbol(count(text, over=turn))
     positive = frozenset({1})
@@ -161,7 +161,7 @@ def test_what_is_known_of_an_expression():
     assert Assumptions(TREE).with_signs({x * y: positive}).signs(-3 * x * y) == {-1}
 
 
-def test_terms_of_one_sign_beyond_a_known_expression():
+def test_adding_terms_of_one_sign_keeps_a_known_sign():
     """`x` is more than `n` where `x - n` is above 0; where it is below, that says nothing."""
     x, y, n = symbol(residual), symbol(density(group)), symbol(count(text, over=turn))
     above = Assumptions(TREE).with_signs({x - y - n: frozenset({1})})
@@ -175,20 +175,20 @@ def test_terms_of_one_sign_beyond_a_known_expression():
     assert at_least.signs(x) == {1}
 
 
-def test_what_takes_too_many_steps_is_not_known(monkeypatch):
+def test_signs_that_take_too_many_steps_are_unknown(monkeypatch):
     product = sympy.Mul(*chain_counts(5))
     monkeypatch.setattr(module, "MOST_STEPS", 3)
     assert Assumptions(CHAIN).signs(product - 1) == ANY
 
 
-def test_what_has_too_many_powers_is_not_known():
+def test_signs_of_too_high_powers_are_unknown():
     x = symbol(residual)
     above = Assumptions(TREE).with_signs({x: frozenset({1})})
     assert above.signs(sympy.exp(100 * x) - 1) == {1}
     assert above.signs(sympy.exp(100_000 * x) - 1) == ANY
 
 
-def test_what_is_left_of_a_comparison_has_its_sign():
+def test_a_comparison_without_its_known_factors_has_the_same_sign():
     """Factors whose sign is known are dropped, and those below 0 turn it."""
     x, n, share = symbol(residual), symbol(count(text, over=turn)), symbol(SHARE)
     known = Assumptions(TREE)

@@ -29,7 +29,7 @@ def verdicts(hierarchy, last):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some(WRONG, 4, 1))
-def test_what_is_wrong_is_not_proved(name):
+def test_a_wrong_spec_with_too_many_cases_is_not_proved(name):
     spec = WRONG[name]
     found = verdicts(spec.hierarchy, spec.law)
     assert found.get((spec.law, spec.subject)) != "proved"

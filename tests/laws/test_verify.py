@@ -14,7 +14,7 @@ from fibration.laws.verify import decide
 WRONG = verdicts.WRONG
 
 
-def test_foundations_stop_the_rest():
+def test_laws_after_a_failed_foundation_are_not_decided():
     """Laws that build on structure or locality are not asked when these fail."""
     for spec in WRONG.values():
         if spec.law in ("structure", "locality"):
@@ -32,7 +32,7 @@ def test_verification_is_repeatable():
         assert [str(v.counterexample) for v in decide(h)] == [str(v.counterexample) for v in h.verify().verdicts]
 
 
-def test_declared_exceptions_cover_only_what_they_name():
+def test_a_reason_covers_only_the_law_that_it_names():
     """Giving up first order lets a zero gate pass, and nothing else."""
     kept = zoo.two(inner=zoo.zero_gate(), gives_up={"first_order": "tokens follow their trajectory"}).verify()
     assert kept.ok
@@ -84,7 +84,7 @@ FOLLOWING = {  # a slip, the verdict on it, and what fails along with it
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("slip", FOLLOWING)
-def test_one_slip_is_one_cause(slip):
+def test_one_fault_is_one_cause(slip):
     h, law, along = FOLLOWING[slip]
     found = h.verify()
     (cause,) = found.causes
@@ -99,14 +99,14 @@ def test_one_slip_is_one_cause(slip):
     assert [v["law"] for v in found.to_dict()["verdicts"] if not v["accepted"]] == [v.law for v in found.failures]
 
 
-def test_a_law_is_given_up_for_its_own_reason_where_it_has_one():
+def test_a_law_with_its_own_reason_is_reported_with_that_reason():
     """Giving up first-order agreement covers the identity of gates, and does not speak over what is said of these."""
     for reasons in ({"identity": "flat", "first_order": "follows"}, {"first_order": "follows", "identity": "flat"}):
         found = zoo.two(inner=zoo.zero_gate(), gives_up=reasons).verify()
         assert {v.law: v.given_up for v in found.verdicts if v.given_up} == reasons
 
 
-def test_what_is_given_up_covers_no_other_law():
+def test_a_given_up_law_is_no_cause_of_another_failure():
     """What would follow from a law that is given up stands by itself."""
     h = WRONG["recovery scaled twice over"].hierarchy.replace(gives_up={"recovery": "on purpose"})
     found = h.verify()
@@ -121,7 +121,7 @@ def test_what_is_given_up_covers_no_other_law():
     assert [(v.law, kept.so_too(v)) for v in kept.causes] == [("recovery", "gradient of decomposition")]
 
 
-def test_what_is_refuted_is_raised_before_what_is_undecided():
+def test_a_refuted_law_is_raised_before_an_undecided_one():
     def verdict(law, status, cause=None):
         return Verdict(law, "it", status, "", cause=cause and Cause(cause, "it"))
 
@@ -146,7 +146,7 @@ def test_reports_survive_pickling():
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_laws_survive_json(name):
+def test_a_hierarchy_from_json_has_the_same_verdicts(name):
     """A spec that was written and read verifies alike."""
     h = load(name)
     again = Hierarchy.model_validate_json(h.model_dump_json()).verify()

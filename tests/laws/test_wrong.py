@@ -54,7 +54,7 @@ def test_a_wrong_spec_does_not_compile(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", UNDECIDABLE)
-def test_undecidable_is_said_and_not_accepted(name):
+def test_undecidable_hierarchies_are_undecided_and_not_accepted(name):
     spec, found = UNDECIDABLE[name], report(name)
     verdict = next(v for v in found.verdicts if (v.law, v.subject) == (spec.law, spec.subject))
     assert verdict.status == "undecided", found
@@ -65,7 +65,7 @@ def test_undecidable_is_said_and_not_accepted(name):
 
 
 @pytest.mark.parametrize("name", UNDECIDABLE)
-def test_nothing_undecidable_is_refuted_falsely(name):
+def test_counterexamples_of_undecidable_hierarchies_hold(name):
     found = report(name)
     counterexamples_hold(UNDECIDABLE[name].hierarchy, found)
     verdicts.causes_hold(found)
@@ -89,7 +89,7 @@ SEARCHED = {  # a law that is refuted by numbers, and a spec for which it has to
 @pytest.mark.sampled
 @pytest.mark.parametrize("error", [TypeError, AttributeError, KeyError, ZeroDivisionError, OverflowError])
 @pytest.mark.parametrize("law", SEARCHED)
-def test_a_defect_of_an_operator_is_an_error_and_no_counterexample(law, error, monkeypatch):
+def test_an_exception_in_an_operator_is_an_error_and_no_counterexample(law, error, monkeypatch):
     assert next(v.law for v in SEARCHED[law].verify().verdicts if not v.accepted) == law
 
     def broken(*_):
@@ -145,7 +145,7 @@ HUGE = {
 
 
 @pytest.mark.parametrize("law", HUGE)
-def test_a_counterexample_has_words_for_numbers_that_no_float_holds(law):
+def test_a_counterexample_prints_numbers_beyond_float64(law):
     plain = Hierarchy(
         name="plain", fibrations=[Fibration(token, trajectory, uniform())], decomposition=log_ratio(),
         gates={token: identity_gate(), trajectory: identity_gate()}, objective=trajectory_mean(),
@@ -159,7 +159,7 @@ def test_a_counterexample_has_words_for_numbers_that_no_float_holds(law):
 TINY = rounding(exp(residual))
 
 
-def test_numbers_in_words():
+def test_numbers_are_printed_exactly_or_with_six_digits():
     assert [shown(Fraction(n)) for n in ("0", "2", "1/3", "-1e-7")] == ["0", "2", "0.333333", "-1e-07"]
     assert [shown(s * Fraction(10) ** n) for s, n in ((7, 400), (-7, -400))] == ["7.0e+400", "-7.0e-400"]
     assert [in_full(Fraction(n)) for n in ("1/3", "3", "-1e-50")] == ["1/3", "3", f"-1/{10**50}"]
@@ -168,7 +168,7 @@ def test_numbers_in_words():
     assert [in_full(rounded(v, TINY)) for v in (root, Fraction(1, 3), 1 + tiny)] == ["1.41421", "1/3", f"1.{'0' * 39}1"]
 
 
-def test_numbers_in_json():
+def test_numbers_in_json_are_exact_or_have_fifty_digits():
     """Exact where they are rational; of exponentials, logarithms and roots as many digits as are known."""
     exact = Fraction(1, 3), Fraction(3), -Fraction(1, 10**60), Fraction(7**900, 2**1000)
     assert [Fraction(written(v)) for v in exact] == list(exact)

@@ -183,7 +183,7 @@ SLIPS = (
         "return Quotient(Fraction(1, scale), shared) * as_quotient", "return Quotient(Fraction(1, scale), {}) * as_quotient",
     ),
     slip(
-        "counterexamples have attributes outside their ranges", "laws/test_witness",
+        "counterexamples have attributes outside their ranges", "laws/test_small_batches",
         "return value if high is None else min(value, high)", "return value",
     ),
     slip(
@@ -191,7 +191,7 @@ SLIPS = (
         "return outside if self.upper is None else outside | (value > self.upper)", "return outside",
     ),
     slip(
-        "a value of too many digits is a missing one", "laws*budget test_expressions",
+        "a value of too many digits is a missing one", "laws*timeout test_expressions",
         "class TooLarge(ArithmeticError)", "class TooLarge(NoValue)",
     ),
     slip(
@@ -211,7 +211,7 @@ SLIPS = (
         "one.value > other.value:", "one.value >= other.value:",
     ),
     slip(
-        "digits are mpmath's own", "laws*budget",
+        "digits are mpmath's own", "laws*timeout",
         "digits = _DIGITS.context", "digits = mpmath.mp",
     ),
     slip(
@@ -280,7 +280,7 @@ SLIPS = (
         "made = made.keep(keep.condition, keep.normaliser)",
     ),
     slip(
-        "penalties are of tokens that the loss does not count", "laws/test_samples",
+        "penalties are of tokens that the loss does not count", "laws/test_statistics_of_samples",
         "made = made.keep(keep.condition, \"kept\") if keep.normaliser == \"kept\" else made", "pass",
     ),
 )  # fmt: skip

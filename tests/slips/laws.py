@@ -51,7 +51,7 @@ SLIPS = (
         'COVERS = {"first_order": ("first_order", "identity", "positivity")}',
     ),
     slip(
-        "a gated ratio on one stratum needs a value alone", "laws*reasons laws*positivity laws*recovery",
+        "a gated ratio on one stratum needs a value alone", "laws*joint_terms laws*positivity laws*recovery",
         "Claim(whole, subject.at(leaf), POSITIVE), *inside", "Claim(whole, subject.at(leaf)), *inside",
     ),
     slip(
@@ -88,31 +88,31 @@ SLIPS = (
         "*between(sorted(branching(gate, here)))]", "]",
     ),
     slip(
-        "what is out of time is kept", "laws*budget",
+        "what is out of time is kept", "laws*timeout",
         "    if not in_time or any(v.internal_error", "    if in_time is None or any(v.internal_error",
     ),
     slip(
-        "a reason covers a law that nobody has decided", "laws*budget",
+        "a reason covers a law that nobody has decided", "laws*timeout",
         'return verdict.status != "proved" and not verdict.is_unfinished', 'return verdict.status != "proved"',
     ),
     slip(
-        "laws that were not reached are left out", "laws*budget",
+        "laws that were not reached are left out", "laws*timeout",
         "    for law in later:\n        rest = replace(first", "    for law in later[:0]:\n        rest = replace(first",
     ),
     slip(
-        "facts have a time of their own", "laws*budget",
+        "facts have a time of their own", "laws*timeout",
         "self.left = self.left - (monotonic() - began) if ended else 0.0", "self.left = self.left if ended else 0.0",
     ),
     slip(
-        "a thread is told once that its time is out", "laws*budget",
+        "a thread is told once that its time is out", "laws*timeout",
         "while self._is_at_work() and monotonic() < until:", "if self._is_at_work() and monotonic() < until:",
     ),
     slip(
-        "a work inside a work is not told", "laws*budget",
+        "a work inside a work is not told", "laws*timeout",
         "            caller._inside.append(self)", "            pass",
     ),
     slip(
-        "a work that has ended may be told", "laws*budget",
+        "a work that has ended may be told", "laws*timeout",
         "self._may_be_told, self._has_ended = False, True", "self._has_ended = True",
     ),
     slip(
@@ -151,7 +151,7 @@ SLIPS = (
         'f = next((f for f in fibrations if not Claim(f.weight, self.at(f.source)).is_shown), None)',
         'f = next(iter(fibrations), None)',
     ),
-    slip("causes are lost where verdicts are kept", "laws/test_kept", "cause=c and Cause(*c))", "cause=None)"),
+    slip("causes are lost where verdicts are kept", "laws/test_verdict_cache", "cause=c and Cause(*c))", "cause=None)"),
     slip(
         "R(F(r)) is said to be r where that holds at r = 1 alone", "first_order",
         'return "R(F(r)) = r" if subject.proved("recovery") else', 'return "R(F(r)) = r" if subject.verdicts else',

@@ -85,16 +85,16 @@ SLIPS = (
         "return all(self._has_sign(case) for case in branches)",
     ),
     slip(
-        "what the finest level takes away is forgotten", "laws*reasons laws*positivity",
+        "what the finest level takes away is forgotten", "laws*joint_terms laws*positivity",
         "sums = [1 + sum(chosen) for chosen", "sums = [1 + sum(chosen[:-1]) for chosen",
     ),
     slip(
-        "a sum that falls with a mean counts as positive", "laws*reasons laws*positivity",
+        "a sum that falls with a mean counts as positive", "laws*joint_terms laws*positivity",
         "if any(slope.is_negative for slope in left):\n                continue",
         "if all(slope.is_negative for slope in left):\n                return True",
     ),
     slip(
-        "a hyperbolic tangent is that of half its argument", "laws*recovery laws*reasons",
+        "a hyperbolic tangent is that of half its argument", "laws*recovery laws*joint_terms",
         "1 - 2 / (1 + sympy.exp(2 * a))", "1 - 2 / (1 + sympy.exp(a))",
     ),
     slip(
@@ -103,37 +103,37 @@ SLIPS = (
         "        row = [0, *row] if not any(row[1:]) else [*row, 0]",
     ),
     slip(
-        "a polynomial that touches 0 does not", "laws/test_one_variable laws/test_sharper",
+        "a polynomial that touches 0 does not", "laws/test_one_variable laws/test_polynomial_signs",
         "found |= ZERO if power % 2 == 0 else frozenset({0, -end})", "found |= frozenset() if power % 2 == 0 else frozenset({0, -end})",
     ),
     slip(
-        "what has an even root changes its sign nowhere, nor does any other", "laws/test_one_variable laws/test_sharper",
+        "what has an even root changes its sign nowhere, nor does any other", "laws/test_one_variable laws/test_polynomial_signs",
         "found |= ZERO if power % 2 == 0 else frozenset({0, -end})", "found |= ZERO",
     ),
     slip(
-        "a square may be 0 and is not", "laws/test_sharper laws*reasons",
+        "a square may be 0 and is not", "laws/test_polynomial_signs laws*joint_terms",
         "return lead if room == POSITIVE else lead | ZERO if room <= NOT_NEGATIVE else ANY",
         "return lead if room <= NOT_NEGATIVE else ANY",
     ),
     slip(
-        "a root pulls as its factor, whatever is beside it", "laws/test_sharper laws*reasons",
+        "a root pulls as its factor, whatever is beside it", "laws/test_polynomial_signs laws*joint_terms",
         "return frozenset(side * s for s in more) if own <= against else ANY", "return frozenset(side * s for s in more)",
     ),
     slip(
-        "attributes do not reach their upper bounds", "laws/test_sharper laws*reasons",
+        "attributes do not reach their upper bounds", "laws/test_polynomial_signs laws*joint_terms",
         "return replace(between(low, high, open=above_0), closed=low is not None and high is not None)",
         "return between(low, high, open=above_0)",
     ),
     slip(
-        "totals are bounded like one element", "laws/test_sharper",
+        "totals are bounded like one element", "laws/test_polynomial_signs",
         "(variable(count) * constant(b.numerator), b.denominator)", "(constant(b.numerator), b.denominator)",
     ),
     slip(
-        "differences of counts may be any number", "laws/test_sharper laws*reasons",
+        "differences of counts may be any number", "laws/test_polynomial_signs laws*joint_terms",
         "whole = within.upper is None and isinstance(ATOM_OF.get(atom_expression(atom)), Count)", "whole = False",
     ),
     slip(
-        "everything is a whole number", "laws/test_sharper laws*reasons",
+        "everything is a whole number", "laws/test_polynomial_signs laws*joint_terms",
         "whole = within.upper is None and isinstance(ATOM_OF.get(atom_expression(atom)), Count)", "whole = True",
     ),
     slip(
@@ -182,15 +182,15 @@ SLIPS = (
         "if not alike(a, b, known, assume, by_value) and",
     ),
     slip(
-        "a root of 0 has a slope", "laws*equivalent_rare",
+        "a root of 0 has a slope", "laws*equivalent_rare_branches",
         "needs = case.needs if by_value else case.needs_of_slopes(may_move)", "needs = case.needs",
     ),
     slip(
-        "what cancels always had a value", "laws*equivalent_rare",
+        "what cancels always had a value", "laws*equivalent_rare_branches",
         "return frozenset(a for e in formulas for a in atoms(e) if a in self.partial)", "return frozenset()",
     ),
     slip(
-        "of kept tokens no branch is empty", "laws*equivalent_rare",
+        "of kept tokens no branch is empty", "laws*equivalent_rare_branches",
         "if isinstance(a, Count) and leaf in self.variables.pair.shape.leaves_over(a.of):", "if isinstance(a, Count):",
     ),
     slip(
@@ -198,11 +198,11 @@ SLIPS = (
         "at_ties(e.sympy(), known) if by_value else e.held() for", "at_ties(e.sympy(), known) for",
     ),
     slip(
-        "statistics of tokens are differentiated", "laws*equivalent_words",
+        "statistics of tokens are differentiated", "laws*equivalent_weights",
         "return found if flows else stop(found)", "return found",
     ),
     slip(
-        "tokens that are not kept are counted with the others", "laws*equivalent_words",
+        "tokens that are not kept are counted with the others", "laws*equivalent_weights",
         'counted = [k.condition for k in objective.kept if k.normaliser == "kept"]', "counted = []",
     ),
     slip(
@@ -210,15 +210,15 @@ SLIPS = (
         "Counter(objective.weighed), Counter(objective.kept), h.rows", "h.rows",
     ),
     slip(
-        "a mean and what is largest are one variable", "laws*equivalent_words",
+        "a mean and what is largest are one variable", "laws*equivalent_weights",
         'if kind not in ("total", "mean"):', 'if kind == "quantile":',
     ),
     slip(
-        "a frozen policy that is the same as the current one is moved with it", "laws*equivalent_words",
+        "a frozen policy that is the same as the current one is moved with it", "laws*equivalent_weights",
         "return old + stop(token_log_ratio)", "return old + token_log_ratio",
     ),
     slip(
-        "where all policies are the same the current one has no slope", "laws*equivalent_rare",
+        "where all policies are the same the current one has no slope", "laws*equivalent_rare_branches",
         "if not policy.is_frozen:\n            return old + token_log_ratio",
         "if not policy.is_frozen and not self.on_policy:\n            return old + token_log_ratio",
     ),
@@ -282,7 +282,7 @@ SLIPS = (
         "return self.pair.has_rewards_of_rows and self.pair.first.rows in below", "return False",
     ),
     slip(
-        "means that count for a residual are forgotten in its reach", "test_reach laws*facts",
+        "means that count for a residual are forgotten in its reach", "test_radius_of_crossings laws*facts",
         "added = 1 + sum(-c for c in factors if c < 0)", "added = 1",
     ),
     slip(
@@ -323,11 +323,11 @@ SLIPS = (
         "chosen = min if isinstance(e, sympy.Min) else max", "chosen = max if isinstance(e, sympy.Min) else min",
     ),
     slip(
-        "what rises from below 0 is above it", "laws/test_courses",
+        "what rises from below 0 is above it", "laws/test_smooth_signs",
         "return (side,) if began * side >= 0 else", "return (side,) if began * side >= -1 else",
     ),
     slip(
-        "what turns has the sign of its start", "laws/test_courses laws/test_inward",
+        "what turns has the sign of its start", "laws/test_smooth_signs laws/test_inward",
         "if began * side < 0 and _turn(side * f) == -1 else None", "if began * side < 0 else None",
     ),
     slip(
@@ -350,17 +350,17 @@ SLIPS = (
         "read, assume = at(weight, leaf), known_at(h, leaf)",
     ),
     slip(
-        "a total of nothing is positive", "laws/test_emptiness",
+        "a total of nothing is positive", "laws/test_branches_without_tokens",
         "return found | ZERO if of_none or found >= NOT_ZERO else found",
         "return found | ZERO if found >= NOT_ZERO else found",
     ),
     slip(
-        "a statistic's formula is read where the statistic is", "laws/test_emptiness",
+        "a statistic's formula is read where the statistic is", "laws/test_branches_without_tokens",
         "self.elsewhere(place).signs(to_sympy(formula)) for place, formula in read",
         "self.anywhere.signs(to_sympy(formula)) for place, formula in read",
     ),
     slip(
-        "some of none holds where it holds of each", "laws/test_emptiness",
+        "some of none holds where it holds of each", "laws/test_branches_without_tokens",
         "if known == {True} and self.assume.presence.may_be_of_none(statistic):", "if False:",
     ),
     slip(
@@ -368,56 +368,56 @@ SLIPS = (
         'one: When = "earlier" if forward else "later"', 'one: When = "earlier"',
     ),
     slip(
-        "how many tokens a row has is a token's own to the law causal", "laws/test_causal laws/test_samples",
+        "how many tokens a row has is a token's own to the law causal", "laws/test_causal laws/test_statistics_of_samples",
         "return self._number(a.of, tokens) | values", "return values",
     ),
     slip(
-        "a mean of others has the own row in it to the law causal", "laws/test_causal laws/test_samples",
+        "a mean of others has the own row in it to the law causal", "laws/test_causal laws/test_statistics_of_samples",
         "if a.others and self.is_coarse(of) and not place.tokens & OTHERS:", "if False:",
     ),
     slip(
-        "others of others are without the token itself", "laws/test_samples",
+        "others of others are without the token itself", "laws/test_statistics_of_samples",
         "if a.others and self.is_coarse(of) and not place.tokens & OTHERS:", "if a.others and self.is_coarse(of):",
     ),
     slip(
-        "what comes before a token was sampled before it, whatever is in it", "laws/test_samples",
+        "what comes before a token was sampled before it, whatever is in it", "laws/test_statistics_of_samples",
         "            inside = self.ordered(a, place)\n            return self.of(a.formula, inside) | self._number",
         "            inside = self.ordered(a, place)\n            return _each(\"value\", inside.tokens) | self._number",
     ),
     slip(
-        "rewards of rows are those of earlier tokens", "laws/test_samples",
+        "rewards of rows are those of earlier tokens", "laws/test_statistics_of_samples",
         "place.tokens | ROW if whole and place.tokens & ROW else place.tokens", "place.tokens",
     ),
     slip(
-        "a count at the rows is that at a token", "laws/test_samples",
+        "a count at the rows is that at a token", "laws/test_statistics_of_samples",
         "over = place.of if a.over is None else a.over", "over = a.over",
     ),
     slip(
-        "statistics of what varies are one number where policies coincide", "laws/test_samples",
+        "statistics of what varies are one number where policies coincide", "laws/test_statistics_of_samples",
         "return plain and all(on is None or on in below for on in given)", "return plain",
     ),
     slip(
-        "off policy statistics are as they are on it", "laws/test_samples",
+        "off policy statistics are as they are on it", "laws/test_statistics_of_samples",
         "found = self._derivatives(free, self.assume) or []", "found = self._derivatives(self._at_rest(targets), self.assume) or []",
     ),
     slip(
-        "a divergence to a policy that is taken to be old is one to another", "laws/test_samples",
+        "a divergence to a policy that is taken to be old is one to another", "laws/test_statistics_of_samples",
         "if as_old and not self._only_weigh(as_old, targets, at_0):", "if False:",
     ),
     slip(
-        "a condition of states tells tokens of one apart", "laws/test_samples",
+        "a condition of states tells tokens of one apart", "laws/test_statistics_of_samples",
         "for other in groups if _agree(state, other) for c", "for other in [state] for c",
     ),
     slip(
-        "near the old policy one side is enough", "laws/test_samples",
+        "near the old policy one side is enough", "laws/test_statistics_of_samples",
         "self._at_rest((), near=True), self.assume, near=True)", "self._at_rest((), near=True), self.on_policy)",
     ),
     slip(
-        "near the old policy statistics are as they are on it", "laws/test_samples",
+        "near the old policy statistics are as they are on it", "laws/test_statistics_of_samples",
         "resting = _as_old if near else _resting", "resting = _resting",
     ),
     slip(
-        "what comes before an element of several rows ends before it begins", "laws/test_samples",
+        "what comes before an element of several rows ends before it begins", "laws/test_statistics_of_samples",
         "if not (of is None or self._is_in_row(of)):", "if False:",
     ),
     slip(
@@ -455,16 +455,16 @@ SLIPS = (
         "if Claim(kappa, alone, NOT_NEGATIVE).is_shown:",
     ),
     slip(
-        "how far along a row a token is, is given", "laws/test_baseline laws/test_samples",
+        "how far along a row a token is, is given", "laws/test_baseline laws/test_statistics_of_samples",
         'return frozenset() if self.is_coarse(of) else _each("number", tokens - {"now"})',
         'return frozenset() if self.is_coarse(of) else _each("number", tokens - {"now", "earlier"})',
     ),
     slip(
-        "a decomposition needs no slopes off policy", "laws/test_written",
+        "a decomposition needs no slopes off policy", "laws/test_roots_of_0",
         "if self.held is None or not _have_slopes(self.subject):", "if self.held is None:",
     ),
     slip(
-        "a gradient flows from what sympy leaves under a root alone", "laws/test_written",
+        "a gradient flows from what sympy leaves under a root alone", "laws/test_roots_of_0",
         "frozenset({*found.free_symbols, *_flowing_into(value)} if is_root else ())",
         "frozenset(found.free_symbols if is_root else ())",
     ),
@@ -489,11 +489,11 @@ SLIPS = (
         "return None if any(p.has_reward for p in known) or (own and rest) else", "return None if any(p.has_reward for p in known) else",
     ),
     slip(
-        "what comes before tends to anything", "laws/test_words_of_order",
+        "what comes before tends to anything", "laws/test_laws_of_order",
         "        if isinstance(atom, Ordered):\n            return self._ordered(atom)\n", "",
     ),
     slip(
-        "a prefix in a decomposition is the identity to first order", "laws/test_words_of_order",
+        "a prefix in a decomposition is the identity to first order", "laws/test_laws_of_order",
         "return self.flows_alone and all(vanishes(v) for v in self.others)", "return self.flows_alone",
     ),
     slip(

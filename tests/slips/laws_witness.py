@@ -61,11 +61,11 @@ SLIPS = (
         "if seen.setdefault(concrete.below(leaf, i, c.on), value) != value:", "if seen.setdefault(i, value) != value:",
     ),
     slip(
-        "policies that are the same say other things", "laws*equivalent_words",
+        "policies that are the same say other things", "laws*equivalent_weights",
         "away |= dict.fromkeys(group - {OLD, CURRENT}, (zero,) * n)", "away |= {}",
     ),
     slip(
-        "log-probs are compared at no tie", "laws*equivalent_words",
+        "log-probs are compared at no tie", "laws*equivalent_weights",
         "Breaks(**{k: tuple(v)[:MOST] for", "Breaks(**{k: tuple(v)[:0] for",
     ),
     slip(
@@ -106,40 +106,40 @@ SLIPS = (
         "return self.alike[stratum][element] if stratum in self.alike else 1", "return 1",
     ),
     slip(
-        "what is stopped keeps its slope in witnesses", "laws/test_tokens laws/test_agreement",
+        "what is stopped keeps its slope in witnesses", "laws/test_exact_statistics laws/test_agreement",
         'if row.ir == "stop":\n            return without_slopes(arguments[0])', 'if row.ir == "stop":\n            return arguments[0]',
     ),
     slip(
-        "a statistic has a slope", "laws/test_tokens",
+        "a statistic has a slope", "laws/test_exact_statistics",
         "list(self.log_ratios) if self.flows else [without_slopes(x) for x in self.log_ratios]", "list(self.log_ratios)",
     ),
     slip(
-        "a log-prob of the current policy is that of the old", "laws/test_tokens laws/test_agreement",
+        "a log-prob of the current policy is that of the old", "laws/test_exact_statistics laws/test_agreement",
         "return self.log_prob(OLD, k) + self._moving[k]", "return self.log_prob(OLD, k)",
     ),
     slip(
-        "a quantile stands at the value below it", "laws/test_tokens laws/test_agreement",
+        "a quantile stands at the value below it", "laws/test_exact_statistics laws/test_agreement",
         "return a * (1 - share) + b * share", "return a",
     ),
     slip(
-        "tokens that stand for many count as one", "laws/test_tokens",
+        "tokens that stand for many count as one", "laws/test_exact_statistics",
         "[self._number(*p, *place) for p in inside]", "[1 for p in inside]",
     ),
     slip(
-        "every condition takes its tokens out of the counts", "laws/test_tokens",
+        "every condition takes its tokens out of the counts", "laws/test_exact_statistics",
         'if k.normaliser == "kept"])', "])",
     ),
     slip(
-        "rows that have no kept token are counted", "laws/test_tokens",
+        "rows that have no kept token are counted", "laws/test_exact_statistics",
         "there = {below(leaf, i, atom.of) for leaf, i in tokens if leaf in reach",
         "there = {below(leaf, i, atom.of) for leaf in reach for i in range(concrete.size[leaf]) if leaf in reach",
     ),
     slip(
-        "a weight of a dropped token is asked for", "laws/test_tokens",
+        "a weight of a dropped token is asked for", "laws/test_exact_statistics",
         "found = [w and w * value_of(here.value(weight, k))", "found = [w * value_of(here.value(weight, k))",
     ),
     slip(
-        "advantages are looked at from the first token alone", "laws/test_samples",
+        "advantages are looked at from the first token alone", "laws/test_statistics_of_samples",
         "for k in self.own if places[k][0] == places[0][0])", "for k in self.own[:1])",
     ),
     slip(
@@ -152,20 +152,20 @@ SLIPS = (
         "if _above(first - last):", "if _above(first * last) and first * last < 0:",
     ),
     slip(
-        "laws count the token itself among what comes before", "laws/test_words_of_order",
+        "laws count the token itself among what comes before", "laws/test_laws_of_order",
         "for i in range(own) if o.is_forward else range(own + 1, len(inside)):",
         "for i in range(own + 1) if o.is_forward else range(own + 1, len(inside)):",
     ),
     slip(
-        "laws discount from the first token", "laws/test_words_of_order",
+        "laws discount from the first token", "laws/test_laws_of_order",
         "found = found + discount ** abs(i - own) *", "found = found + discount ** i *",
     ),
     slip(
-        "laws take the deviation of all, not of a sample", "laws/test_words_of_order",
+        "laws take the deviation of all, not of a sample", "laws/test_laws_of_order",
         "found = sqrt(sum(squares[1:], squares[0]) / (n - 1))", "found = sqrt(sum(squares[1:], squares[0]) / n)",
     ),
     slip(
-        "nobody is alone where laws look for others", "laws/test_words_of_order",
+        "nobody is alone where laws look for others", "laws/test_laws_of_order",
         "        if any(min(map(len, (plain.over(*s, b) for b in range(plain.size[s[1]])))) < 2 for s in self.with_others):\n            return\n", "",
     ),
 )  # fmt: skip

@@ -79,7 +79,7 @@ SLIPS = (
         "    alone = {*its.gr_mem} <= {user.pw_name}\n", "    alone = True\n",
     ),
     slip(
-        "the cache folder itself may be sticky", "test_cache test_kept",
+        "the cache folder itself may be sticky", "test_cache laws/test_verdict_cache",
         "doubt = doubt_of_one(part, info, sticky=not end)", "doubt = doubt_of_one(part, info, sticky=True)",
     ),
     slip(

@@ -100,7 +100,7 @@ STATISTICS = {
 
 @pytest.mark.parametrize("name", STATISTICS)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_statistic_is_numpys(name, seed):
+def test_each_statistic_equals_numpy(name, seed):
     formula, reference = STATISTICS[name]
     x, _, o, r = arrays(seed)
     at_tokens = point(plain(token_mean().weigh(formula * formula)), seed).at_tokens
@@ -108,7 +108,7 @@ def test_a_statistic_is_numpys(name, seed):
     np.testing.assert_allclose(found, reference(x, o, r), rtol=1e-12, atol=1e-12)
 
 
-def test_weights_and_conditions():
+def test_weighted_and_masked_objectives_equal_numpy():
     """Truncated weights, and masks whose tokens are counted or are not; totals are of rows that have a token left."""
     cap = Parameter("C", default=1.5, lower=1)
     h = plain(
@@ -146,7 +146,7 @@ def test_a_dropped_token_has_no_weight_to_compute():
     assert nothing.weights == nothing.coefficients == [0] * N
 
 
-def test_total_of_what_is_counted():
+def test_a_row_without_a_kept_token_is_in_no_count_and_no_total():
     """A row without a counted token is in no count and in no total of `μ`."""
     h = plain(trajectory_mean().keep(k < 0, normaliser="kept"))
     h = h.replace(objective=type(h.objective)(price / total(price, over=batch)).keep(k < 0, normaliser="kept"))
@@ -158,7 +158,7 @@ def test_total_of_what_is_counted():
     np.testing.assert_allclose(list(map(float, point(h, 2).weights)), expected, rtol=1e-14)
 
 
-def test_gates_read_frozen_policies_and_statistics():
+def test_gates_that_read_frozen_policies_and_statistics_equal_numpy():
     """A trajectory's gate that closes by a share of its tokens, and a token's that knows its probability."""
     closes = mean(where(absolute_drift > F(1, 4), 1, 0), over=trajectory) > F(1, 2)
     h = Hierarchy(
@@ -176,7 +176,7 @@ def test_gates_read_frozen_policies_and_statistics():
 absolute_drift = where(token_log_ratio < 0, -token_log_ratio, token_log_ratio)
 
 
-def test_no_slope_goes_through_a_statistic():
+def test_a_statistic_in_a_gate_has_no_slope():
     here = point(plain(token_mean(), Gate(residual * exp(mean(token_log_ratio, over=trajectory)))), 1)
     x, _, _, _ = arrays(1)
     held = np.exp(over(x, np.mean))
@@ -185,7 +185,7 @@ def test_no_slope_goes_through_a_statistic():
     np.testing.assert_allclose(found, np.diag(np.exp(x) * held), rtol=1e-12)
 
 
-def test_what_is_stopped_has_a_value_and_no_slope():
+def test_a_stopped_formula_has_a_value_and_no_slope():
     h = plain(token_mean(), Gate(residual - stop(residual) / 2))
     x, _, _, _ = arrays()
     here = point(h)
@@ -199,7 +199,7 @@ def test_what_is_stopped_has_a_value_and_no_slope():
     )
 
 
-def test_log_probs_that_are_not_given_are_those_of_old_and_below_0():
+def test_missing_log_probs_are_those_of_old_and_below_0():
     h = plain(token_mean().weigh(exp(k) * exp(log_prob(current) - token_log_ratio - log_prob(old))))
     xs, advantages, _ = drawn(0)
     here = point(h)
@@ -208,7 +208,7 @@ def test_log_probs_that_are_not_given_are_those_of_old_and_below_0():
     assert all(value_of(bare.at_tokens.log_prob(p, i)) < 0 for p in ("current", "old", "rollout") for i in range(N))
 
 
-def test_statistics_of_tokens_that_stand_for_many():
+def test_statistics_count_an_element_that_stands_for_several():
     """One element may stand for several that are alike."""
     formulas = [f for f, _ in STATISTICS.values()]
     h = plain(token_mean().weigh(sum(f * f for f in formulas)))

@@ -93,7 +93,7 @@ EVALUATED = {
 
 
 @pytest.mark.parametrize("name", EVALUATED)
-def test_words_are_evaluated_as_loops_do(name):
+def test_order_functions_equal_plain_loops(name):
     formula, of = EVALUATED[name]
     h = one(mu.keep(absolute(formula) < 9), groups=[group])
     maps = {(token, trajectory): ROWS, (trajectory, group): GROUPS, (group, batch): (0, 0)}
@@ -110,7 +110,7 @@ def test_words_are_evaluated_as_loops_do(name):
         )
 
 
-def test_equal_values_have_no_deviation_and_nobody_has_no_others():
+def test_equal_values_have_deviation_0_and_a_single_element_has_no_others():
     from fibration.language.exact import NoValue
 
     h = one(mu.keep(deviation(x, over=batch) < 1), groups=[group])
@@ -121,7 +121,7 @@ def test_equal_values_have_no_deviation_and_nobody_has_no_others():
         here.value(mean(x * 0 + 1, over=group, of=trajectory, others=True), 0)
 
 
-def test_gradients_flow_through_order_in_a_decomposition_and_stop_where_they_are_told_to():
+def test_gradients_flow_through_order_in_a_decomposition_except_under_stop():
     """Against differences of the definition: `Σ μ·exp(x + before)·A`, whose prefix moves, or is held."""
     xs, a = [Fraction(1, 5), Fraction(-1, 3), Fraction(1, 7)], [Fraction(1), Fraction(2), Fraction(-1)]
     for density, held in ((x + before(x, over=trajectory), False), (x + stop(before(x, over=trajectory)), True)):
@@ -149,7 +149,7 @@ def failing(h):
     "density",
     [x + before(x, over=trajectory), x + after(x, over=trajectory, discount=HALF), x / (1 + position(over=trajectory))],
 )
-def test_a_decomposition_of_more_than_a_token_recovers_none_and_has_another_gradient(density):
+def test_a_decomposition_that_reads_other_tokens_breaks_recovery_and_gradient(density):
     found = failing(of_tokens(density))
     assert {law: v.status for law, v in found.items()} == dict.fromkeys(
         ("recovery", "first_order", "gradient"), "refuted"
@@ -159,7 +159,7 @@ def test_a_decomposition_of_more_than_a_token_recovers_none_and_has_another_grad
     assert tuple(again.coefficients) == point.values["coefficients"] != point.values["true"]
 
 
-def test_what_comes_before_may_be_held():
+def test_a_stopped_prefix_in_a_decomposition_keeps_the_gradient():
     """In value it is another ratio than the token's; the gradient on policy is right."""
     h = of_tokens(x + stop(before(x, over=trajectory)), gate=clip_gate(epsilon))
     assert set(failing(h)) == {"recovery", "first_order"}
@@ -186,13 +186,13 @@ LAWS = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", LAWS)
-def test_laws_of_weights_know_the_words(name):
+def test_the_laws_of_weights_decide_order_functions(name):
     objective, expected = LAWS[name]
     found = failing(one(objective, groups=[group]))
     assert {law: v.status for law, v in found.items()} == expected, found
 
 
-def test_penalties_and_advantages_have_values():
+def test_penalties_and_advantages_with_order_functions_need_a_value():
     spread = (reward - mean(reward, over=group, of=trajectory)) / deviation(reward, over=group, of=trajectory)
     whole = total(exp(x), over=trajectory)
     for more, status in (
@@ -210,7 +210,7 @@ def test_penalties_and_advantages_have_values():
         assert {v.status for v in found} <= {"proved", "refuted"} and len(found) > 1
 
 
-def test_gates_read_order_and_facts_say_what_they_know():
+def test_facts_of_a_gate_that_reads_order_say_what_is_certified():
     quiet = Gate(clip(residual, -epsilon * (1 + position(over=trajectory)), epsilon * (1 + position(over=trajectory))))
     report = one(gate=quiet, split=log_ratio()).verify()
     assert report.ok, report
@@ -223,7 +223,7 @@ def test_gates_read_order_and_facts_say_what_they_know():
     assert blocks.value == "block-diagonal over trajectory"
 
 
-def test_what_needs_the_whole_batch_is_named():
+def test_the_fact_normaliser_names_order_functions_of_the_whole_batch():
     h = one(
         groups=[group], advantages=centred(reward, over=group), gives_up={},
         penalties={"p": Penalty(log(total(exp(x), over=group)), over=group), "q": (log_prob(old) - mean(log_prob(old), over=batch)) * x},
@@ -238,7 +238,7 @@ def test_what_needs_the_whole_batch_is_named():
         assert part in said
 
 
-def test_no_counterexample_has_one_alone_where_others_are_read():
+def test_a_counterexample_has_at_least_two_elements_if_others_are_read():
     """Such a batch is refused by an index."""
     weight = mean(mean(k, over=trajectory), over=group, of=trajectory, others=True)
     witness = failing(one(mu.weigh(weight), groups=[group]))["objective"].counterexample

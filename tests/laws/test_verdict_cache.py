@@ -129,19 +129,19 @@ def test_equal_hierarchies_are_decided_once(decided, found):
     assert found == ["plain"]
 
 
-def test_every_law_is_asked_once(monkeypatch, place):
+def test_every_law_is_decided_once(monkeypatch, place):
     asked = [counted(monkeypatch, law) for law in LAWS]
     for _ in range(3):
         ppo().verify().raise_for_status()
     assert asked == [["ppo"]] * len(LAWS)
 
 
-def test_a_hierarchy_that_is_refused_is_decided_once(decided, place):
+def test_a_refused_hierarchy_is_decided_once(decided, place):
     assert [plain(Gate(2 * residual)).verify().ok for _ in range(3)] == [False] * 3
     assert decided == ["plain"]
 
 
-def test_threads_may_ask_at_once(decided, place):
+def test_threads_that_verify_at_once_decide_once(decided, place):
     ready = threading.Barrier(4)
 
     def ask(_):
@@ -156,7 +156,7 @@ def test_threads_may_ask_at_once(decided, place):
     assert len(decided) <= 4
 
 
-def test_facts_are_certified_when_they_are_asked_for(found, place):
+def test_facts_are_certified_when_they_are_first_read(found, place):
     report = ppo().verify()
     report.raise_for_status()
     fibration.compile(ppo(), backend="torch")
@@ -166,13 +166,13 @@ def test_facts_are_certified_when_they_are_asked_for(found, place):
     assert found == ["ppo"]
 
 
-def test_refused_foundations_have_no_facts(found, place):
+def test_a_hierarchy_that_breaks_a_foundation_has_no_facts(found, place):
     wrong = next(w.hierarchy for w in WRONG.values() if w.law == "reflecting")
     assert wrong.verify().facts == ()
     assert found == []
 
 
-def test_an_operator_is_made_once(decided, place, monkeypatch, capsys):
+def test_an_operator_is_built_once(decided, place, monkeypatch, capsys):
     made = []
     monkeypatch.setattr(pipeline, "build", lambda h, build=pipeline.build: made.append(h.name) or build(h))
     monkeypatch.setattr(pipeline, "ARTIFACTS", cache.Recent(32))
@@ -186,7 +186,7 @@ def test_an_operator_is_made_once(decided, place, monkeypatch, capsys):
     assert (made, decided) == (["ppo", "other"], ["ppo", "other"])
 
 
-def test_memory_is_bounded():
+def test_the_cache_in_memory_is_bounded():
     recent, found = cache.Recent(2), []
 
     def get(key):
@@ -215,7 +215,7 @@ def ask():
 
 
 @pytest.mark.thorough
-def test_another_process_finds_the_verdicts(place):
+def test_another_process_reads_the_cached_verdicts(place):
     first, second = ask(), ask()
     assert (first.stderr, second.stderr) == ("['ppo']\n", "[]\n")
     assert first.stdout == second.stdout
@@ -223,7 +223,7 @@ def test_another_process_finds_the_verdicts(place):
 
 
 @pytest.mark.thorough
-def test_many_processes_may_start_at_once(place):
+def test_processes_that_start_at_once_write_one_cache_entry(place):
     with ThreadPoolExecutor(2) as pool:
         told = {done.stdout for done in pool.map(lambda _: ask(), range(2))}
     assert len(told) == 1
@@ -239,7 +239,7 @@ REFUSED = [
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some([*NAMES, *dict.fromkeys(REFUSED)], 3, 1))
-def test_a_report_that_was_read_says_what_was_found(name, place, decided, found, monkeypatch):
+def test_a_report_from_the_cache_equals_the_report_that_was_written(name, place, decided, found, monkeypatch):
     """Verdicts, facts and counterexamples, to the letter; and the batch of a counterexample, which is found again."""
     h = fibration.load(name) if name in NAMES else WRONG[name].hierarchy
     first = h.verify()
@@ -260,7 +260,7 @@ def test_a_report_that_was_read_says_what_was_found(name, place, decided, found,
             assert [b and b.to_dict() for b in batches] == [batches[0] and batches[0].to_dict()] * 2
 
 
-def test_reports_travel(place, monkeypatch):
+def test_reports_can_be_pickled_before_and_after_facts_are_read(place, monkeypatch):
     """Before and after their facts are known, found and read."""
     first = ppo().verify()
     copies = [pickle.loads(pickle.dumps(first))]
@@ -273,7 +273,7 @@ def test_reports_travel(place, monkeypatch):
     assert read != BROKEN.verify()
 
 
-def test_the_command_line_says_the_same_twice(place, decided, monkeypatch):
+def test_the_command_line_prints_the_same_text_from_the_cache(place, decided, monkeypatch):
     from typer.testing import CliRunner
 
     said = [CliRunner().invoke(app, ["verify", "gspo"]).output]
@@ -321,7 +321,7 @@ OTHERS = {
 }
 
 
-def test_what_is_declared_otherwise_has_another_key():
+def test_different_declarations_have_different_cache_keys():
     keys = {name: fingerprint(h) for name, h in {"this one": GOOD, **OTHERS}.items()}
     assert None not in keys.values()
     assert len(set(keys.values())) == len(keys)
@@ -331,7 +331,7 @@ def test_what_is_declared_otherwise_has_another_key():
     assert fingerprint(pickle.loads(pickle.dumps(crossed))) == fingerprint(crossed)
 
 
-def test_equal_hierarchies_in_another_order_keep_their_order(place):
+def test_equal_hierarchies_keep_the_order_of_their_own_declaration(place):
     a, b = OTHERS["given up, another"], OTHERS["given up, in another order"]
     assert a == b
     subjects = [[v.subject for v in h.verify().failures] for h in (a, b)]
@@ -339,7 +339,7 @@ def test_equal_hierarchies_in_another_order_keep_their_order(place):
 
 
 @pytest.mark.parametrize("what", ["SOURCES", "versions"])
-def test_other_sources_and_versions_decide_anew(what, place, decided, monkeypatch):
+def test_other_sources_or_versions_are_decided_anew(what, place, decided, monkeypatch):
     ppo().verify()
     monkeypatch.setattr(kept, what, "other" if what == "SOURCES" else lambda: ["other"])
     assert ppo().verify().ok
@@ -349,7 +349,7 @@ def test_other_sources_and_versions_decide_anew(what, place, decided, monkeypatc
     assert len(notes(place)) == 2
 
 
-def test_an_edit_of_what_decides_changes_the_sources(tmp_path, monkeypatch):
+def test_an_edit_of_the_language_or_the_laws_changes_the_hash_of_the_sources(tmp_path, monkeypatch):
     copied = tmp_path / "fibration"
     shutil.copytree(Path(fibration.__file__).parent, copied, symlinks=True)
     monkeypatch.setattr(kept, "__file__", str(copied / "laws" / "kept.py"))
@@ -375,7 +375,7 @@ def test_an_edit_of_what_decides_changes_the_sources(tmp_path, monkeypatch):
     assert kept.sources() == ""
 
 
-def test_what_decides_imports_nothing_beyond_the_sources():
+def test_the_laws_import_only_modules_in_the_hash_of_the_sources():
     """Else an edit there would be no edit of what decides. The cache itself says nothing of a hierarchy."""
     package = Path(fibration.__file__).parent
     files = {f for room in ("language", "laws") for f in (package / room).rglob("*.py")}
@@ -387,7 +387,7 @@ def test_what_decides_imports_nothing_beyond_the_sources():
     assert whole == {"cache"}
 
 
-def test_without_sources_nothing_is_kept_on_disk(place, decided, monkeypatch):
+def test_without_sources_nothing_is_cached_on_disk(place, decided, monkeypatch):
     monkeypatch.setattr(kept, "SOURCES", "")
     ppo().verify()
     ppo().verify()
@@ -395,7 +395,7 @@ def test_without_sources_nothing_is_kept_on_disk(place, decided, monkeypatch):
     assert not place.exists()
 
 
-def test_a_constructor_of_the_users_own_is_its_formula(place, decided, monkeypatch):
+def test_a_users_constructor_is_keyed_by_its_formula(place, decided, monkeypatch):
     """The JSON form holds its name alone."""
 
     def declare(slope):
@@ -423,7 +423,7 @@ class Mine(Hierarchy):
         return Mine.factor * super().gate(stratum)
 
 
-def test_what_a_class_of_the_users_own_does_is_never_kept(place, decided, monkeypatch):
+def test_a_hierarchy_of_a_users_class_is_never_cached(place, decided, monkeypatch):
     mine = Mine(**{k: getattr(GOOD, k) for k in Hierarchy.model_fields})
     monkeypatch.setattr(Mine, "factor", 1, raising=False)
     assert mine.verify().ok
@@ -435,7 +435,7 @@ def test_what_a_class_of_the_users_own_does_is_never_kept(place, decided, monkey
 
 
 @pytest.mark.parametrize("name", ["newest", "identity"])
-def test_what_a_law_of_the_users_own_says_is_never_kept(name, place, monkeypatch):
+def test_verdicts_of_a_users_law_are_never_cached(name, place, monkeypatch):
     """Neither of a new one, nor of one that takes a law's place and looks like it."""
     asked, law = [], LAWS["identity"]
 
@@ -464,7 +464,7 @@ def forge(place, monkeypatch):
     return place / cache.NOTES / f"{broken}.json"
 
 
-def test_a_note_in_the_users_own_folder_is_believed(place, monkeypatch):
+def test_a_cache_file_in_the_users_own_folder_is_read(place, monkeypatch):
     """Like the machine code beside it: who may write there may run anything as this user."""
     forge(place, monkeypatch)
     assert BROKEN.verify().ok
@@ -504,7 +504,7 @@ UNSAFE = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("way", UNSAFE)
-def test_where_others_may_write_nothing_is_believed(way, place, decided, monkeypatch):
+def test_a_cache_file_that_others_can_write_is_not_read(way, place, decided, monkeypatch):
     note = forge(place, monkeypatch)
     decided.clear()
     UNSAFE[way](place, note, monkeypatch)
@@ -512,7 +512,7 @@ def test_where_others_may_write_nothing_is_believed(way, place, decided, monkeyp
     assert decided == ["plain"]
 
 
-def test_nothing_is_written_where_it_would_not_be_believed(place):
+def test_nothing_is_cached_in_a_folder_that_others_can_write(place):
     place.mkdir()
     place.chmod(0o777)
     assert ppo().verify().ok
@@ -520,7 +520,7 @@ def test_nothing_is_written_where_it_would_not_be_believed(place):
 
 
 @pytest.mark.parametrize("safe", [True, False])
-def test_a_link_on_the_way_is_as_safe_as_what_it_leads_through(safe, tmp_path, place, decided, monkeypatch):
+def test_a_symbolic_link_is_as_safe_as_the_folders_on_its_path(safe, tmp_path, place, decided, monkeypatch):
     middle = tmp_path / "middle"
     middle.mkdir()
     (middle / "link").symlink_to(tmp_path / "real")
@@ -535,13 +535,13 @@ def test_a_link_on_the_way_is_as_safe_as_what_it_leads_through(safe, tmp_path, p
     assert decided == [] if safe else ["plain"]
 
 
-def test_a_folder_where_only_owners_rename_may_be_on_the_way(place, monkeypatch):
+def test_a_sticky_folder_on_the_path_is_safe(place, monkeypatch):
     place.parent.chmod(0o1777)
     forge(place, monkeypatch)
     assert BROKEN.verify().ok
 
 
-def test_the_users_own_folder_is_made_for_them_alone_to_write(tmp_path, place, monkeypatch):
+def test_a_new_cache_folder_is_writable_by_its_user_alone(tmp_path, place, monkeypatch):
     monkeypatch.delenv("FIBRATION_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     before = os.umask(0o002)
@@ -573,7 +573,7 @@ DAMAGE = {
 @pytest.mark.sampled
 @pytest.mark.parametrize("harm", DAMAGE)
 @pytest.mark.parametrize("what", ["verdicts", "facts"])
-def test_a_damaged_note_is_found_and_replaced(what, harm, place, decided, found, monkeypatch):
+def test_a_damaged_cache_file_is_detected_and_replaced(what, harm, place, decided, found, monkeypatch):
     shown = str(GOOD.verify())
     (note,) = notes(place, what)
     str(BROKEN.verify())
@@ -591,7 +591,7 @@ def no_space(*_, **__):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("way", ["no folder", "no room to begin", "no room", "no rename", "no home", "no name"])
-def test_a_cache_that_cannot_be_used_stops_nobody(way, place, decided, monkeypatch):
+def test_a_cache_that_cannot_be_used_raises_no_error(way, place, decided, monkeypatch):
     if way == "no folder":
         place.write_text("a file")
     elif way == "no room to begin":

@@ -94,7 +94,7 @@ BASELINE = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", NO_BASELINE)
-def test_what_has_its_own_sample_inside_is_no_baseline(name):
+def test_a_statistic_that_contains_the_own_sample_is_no_baseline(name):
     formula, more = NO_BASELINE[name], {}
     if formula is None:
         more = {"fibrations": [Fibration(token, turn, uniform()), Fibration(turn, trajectory, uniform())]}
@@ -106,7 +106,7 @@ def test_what_has_its_own_sample_inside_is_no_baseline(name):
 
 
 @pytest.mark.parametrize("name", BASELINE)
-def test_what_has_not_is_one_and_says_what_is_added(name):
+def test_a_statistic_without_the_own_sample_is_a_baseline(name):
     formula, said = BASELINE[name]
     found = of("baseline", advantages=formula)
     assert found.status == "proved" and said in found.argument, found
@@ -135,7 +135,7 @@ PREFIX = {
 
 
 @pytest.mark.parametrize("name", [*AHEAD, *PREFIX])
-def test_weights_that_look_ahead_inside_of_others_are_refuted(name):
+def test_a_weight_is_causal_unless_its_statistics_contain_later_tokens(name):
     found = of("causal", objective=token_mean().weigh({**AHEAD, **PREFIX}[name]))
     assert found.status == ("refuted" if name in AHEAD else "proved"), found
 
@@ -171,7 +171,7 @@ DIVERGENCE = {
 
 
 @pytest.mark.parametrize("name", [*NO_DIVERGENCE, *DIVERGENCE])
-def test_penalties_are_what_they_read_inside_of_others(name):
+def test_the_gradient_of_a_penalty_includes_what_its_statistics_read(name):
     formula, said = DIVERGENCE.get(name, (None, None))
     found = of("kl_gradient", penalties={"p": NO_DIVERGENCE.get(name, formula)})
     assert (found.status == "proved") is (name in DIVERGENCE), found
@@ -180,7 +180,7 @@ def test_penalties_are_what_they_read_inside_of_others(name):
         assert ("off policy too" in found.argument) is (name == "by the prefix's ratio")
 
 
-def test_penalties_without_an_objective_are_of_what_the_losss_own_counts():
+def test_a_penalty_without_an_objective_uses_the_losss_own_counts():
     likely = log_prob(old) > -1
     told = {}
     for normaliser in ("kept", "all"):
@@ -195,7 +195,7 @@ def test_penalties_without_an_objective_are_of_what_the_losss_own_counts():
     assert near.status == "proved" and "there alone" in near.argument
 
 
-def test_places_are_seen_from_the_token_at_hand():
+def test_a_place_is_earlier_or_later_relative_to_the_token():
     h = Hierarchy(
         name="turns", fibrations=[Fibration(token, turn, uniform()), Fibration(turn, trajectory, uniform())],
         gates={s: identity_gate() for s in (token, turn, trajectory)}, decomposition=ratio_deviation(),

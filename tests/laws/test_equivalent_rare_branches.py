@@ -48,7 +48,7 @@ MOVING = [now, r, 2 * now, x, exp(r), now**2, mean(now, over=trajectory), before
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("rare", RARE, ids=str)
-def test_a_slope_in_a_rare_branch_is_no_constant(rare):
+def test_on_policy_a_slope_in_a_rare_branch_makes_losses_differ(rare):
     """Where all policies coincide the log ratio is 0, and its slope is not."""
     for moving in MOVING:
         for held in (0, stop(moving)):
@@ -76,7 +76,7 @@ def test_a_slope_in_a_rare_branch_is_no_constant(rare):
     ],
     ids=str,
 )
-def test_what_has_the_same_slope_there_is_the_same(first, second):
+def test_on_policy_penalties_with_equal_slopes_are_the_same(first, second):
     assert equivalent(less(first), less(second), on_policy).ok
 
 
@@ -95,14 +95,14 @@ def test_what_has_the_same_slope_there_is_the_same(first, second):
     ids=str,
 )
 @pytest.mark.parametrize("when", [(), on_policy])
-def test_what_has_no_value_or_slope_somewhere_is_not_the_same(first, second, when):
+def test_a_term_without_a_value_or_slope_makes_losses_differ(first, second, when):
     """A root of 0 has a value and no slope; what cancels has no value where its parts have none."""
     for one, other in ((first, second), (second, first)):
         assert isinstance(same_loss(pair(less(one), less(other), when)), Unknown)
     assert isinstance(same_loss(pair(less(first), less(first + 0), when)), Proved)
 
 
-def test_gates_that_have_no_value_somewhere_are_not_the_same():
+def test_gates_without_a_value_on_some_batch_differ_from_the_identity():
     none = mean(1 / v, over=trajectory) - mean(1 / v, over=trajectory)
     first, second = (loss(gates={token: Gate(residual + e)}) for e in (none, 0 * none + none - none))
     assert isinstance(same_loss(pair(first, second)), Proved)
@@ -110,7 +110,7 @@ def test_gates_that_have_no_value_somewhere_are_not_the_same():
 
 
 @pytest.mark.thorough
-def test_among_kept_tokens_a_branch_may_be_empty():
+def test_a_branch_may_have_no_kept_token_although_it_is_populated():
     """Of a trajectory whose kept tokens are images alone no text is counted: their weight is not 0."""
     text, image = strata("text_token image_token")
     texts, images = (count(s, over=trajectory) for s in (text, image))

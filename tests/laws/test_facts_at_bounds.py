@@ -41,24 +41,24 @@ def fact(name, gate, split=None, objective=None, **more):
 
 
 @pytest.mark.parametrize("gate", [clip(residual, -3, FIFTH), minimum(residual, FIFTH)])
-def test_where_a_root_is_split_its_gate_below_0_is_not_asked(gate):
+def test_the_facts_of_a_split_root_ignore_its_gate_below_0(gate):
     """No channel has a residual below 0 there, so that the largest coefficient is that of the upper bound."""
     assert fact("amplification", gate, signed_log_ratio()).value == "exp(0.2)"
 
 
 @pytest.mark.parametrize(("is_passed", "within"), [(residual < 2, "below"), (residual <= 2, "at most")])
-def test_a_radius_says_whether_its_end_is_passed(is_passed, within):
+def test_a_radius_says_whether_the_gate_passes_its_end(is_passed, within):
     found = fact("radius", where(is_passed, residual, 0))
     assert found.value == "2"
     assert f"every |log r| is {within} this" in found.argument
 
 
-def test_amplification_is_beside_what_penalties_add():
+def test_amplification_leaves_penalties_out_and_says_so():
     off = {"kl": Penalty(token_log_ratio**2 / 2)}
     assert "beside what penalties add" in fact("amplification", clip(residual, -1, 1), penalties=off).argument
     assert "penalties" not in fact("amplification", clip(residual, -1, 1)).argument
 
 
-def test_a_weight_without_a_bound_leaves_none_to_another():
+def test_an_unbounded_weight_makes_the_product_unbounded():
     found = fact("amplification", clip(residual, -1, 1), objective=token_mean().weigh(minimum(rho, C)).weigh(rho))
     assert found.value == "exp(1); times w"

@@ -53,14 +53,14 @@ def verdict(p):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some(SAME, 2))
-def test_losses_that_are_the_same(name):
+def test_equal_losses_are_proved_the_same(name):
     assert verdict(SAME[name]).status == "proved"
     assert losses.differs(SAME[name], 4) is None
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_losses_that_are_not(name):
+def test_different_losses_are_refuted_by_a_batch(name):
     """On three tokens at most, with coefficients that the definition has too."""
     p = DIFFERENT[name]
     found = verdict(p)
@@ -75,14 +75,14 @@ def test_losses_that_are_not(name):
 
 
 @pytest.mark.parametrize("name", some(DIFFERENT, 3))
-def test_nothing_is_proved_of_losses_that_differ(name):
+def test_different_losses_are_never_proved_the_same(name):
     """Also where no batch had been found before."""
     p = DIFFERENT[name]
     assert isinstance(same_loss(pair(p.first, p.second, p.when, p.parameters)), Unknown)
 
 
 @pytest.mark.thorough
-def test_a_mean_on_a_tree_is_a_total_over_the_number_of_all_kinds():
+def test_a_mean_on_a_tree_is_the_total_divided_by_the_tokens_of_all_leaves():
     n, share = count(text, over=trajectory) + count(image, over=trajectory), total(rho, over=trajectory)
 
     def by(weight):
@@ -95,7 +95,7 @@ def test_a_mean_on_a_tree_is_a_total_over_the_number_of_all_kinds():
     assert found == ["proved", "refuted", "refuted"]
 
 
-def test_a_batch_meets_conditions_on_policies():
+def test_the_batch_of_a_counterexample_meets_conditions_on_policies():
     """Kept below 2 and below 3 is one where ratios stay below 2, and where they are 1; log-probs are never above 0."""
     first, second = (with_objective(TM.keep(rho < n)) for n in (2, 3))
     assert not equivalent(first, second).ok
@@ -104,7 +104,7 @@ def test_a_batch_meets_conditions_on_policies():
         assert equivalent(first, second, when).ok
 
 
-def test_a_policy_that_is_the_current_one_is_still_held():
+def test_a_policy_equal_to_the_current_one_has_no_gradient():
     """Where rollout is current, a weight by their ratio is 1, and one by rollout over old does not move with the token."""
     by_old = with_objective(TM.weigh(rho))
     assert equivalent(by_old, with_objective(TM.weigh(1 / (rho * 0 + 1))), same(old, rollout)).ok
@@ -127,30 +127,30 @@ def tokens(gate):
         (tokens(residual), tokens(log_prob(rollout) - log_prob(old)), same(current, rollout)),
     ],
 )
-def test_what_is_the_same_in_value_alone_has_another_slope(first, second, when):
+def test_formulas_equal_in_value_with_different_slopes_differ(first, second, when):
     """What is stopped, a statistic, and the log-prob of a frozen policy have none."""
     assert isinstance(same_loss(pair(first, second, when)), Unknown)
     assert difference(pair(first, second, when), {1: 20, 2: 40}) is not None
 
 
 @pytest.mark.parametrize("name", ["a mean, and what is largest", "a median, and another quantile"])
-def test_statistics_of_two_kinds_are_two_variables(name):
+def test_statistics_of_different_kinds_are_never_matched(name):
     p = DIFFERENT[name]
     assert isinstance(same_loss(pair(p.first, p.second)), Unknown)
 
 
-def test_gates_that_compare_residuals_with_log_probs_are_compared():
+def test_gates_that_compare_residuals_with_log_probs_are_decided():
     """As that of DCPO does, whose bounds are the wider the less probable a token was."""
     assert not equivalent(load("dcpo"), load("reinforce")).ok
 
 
-def test_a_breakpoint_may_be_a_ratio_of_nearly_0():
+def test_a_breakpoint_at_a_ratio_near_0_is_tried():
     """A gate that changes at a log ratio of -40, next to one that acts on ratios."""
     far = of_tokens(where(residual < -40, -40, residual), log_ratio())
     assert difference(pair(far, of_tokens(where(residual < -0.5, -0.5, residual))), {1: 20}) is not None
 
 
-def test_what_policies_say_is_part_of_a_counterexample():
+def test_a_counterexample_contains_the_probabilities_under_each_policy():
     report = equivalent(with_objective(TM.weigh(minimum(rho, C))), with_objective(TM.weigh(rho), "yours"))
     assert "probabilities 1/2 under old, probabilities 1/8 under rollout" in str(report)
     told = report.to_dict()["verdicts"][0]["counterexample"]["values"]

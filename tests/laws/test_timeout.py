@@ -116,7 +116,7 @@ def one(**more):
 
 
 @pytest.mark.parametrize("decisions", [never, deaf])
-def test_a_law_that_does_not_end_is_out_of_time(asked, monkeypatch, decisions):
+def test_an_endless_law_is_out_of_time_and_leaves_no_thread(asked, monkeypatch, decisions):
     endless(monkeypatch, decisions=decisions)
     threads = set(threading.enumerate())
     found = one().verify()
@@ -139,13 +139,13 @@ def test_a_law_that_does_not_end_is_out_of_time(asked, monkeypatch, decisions):
     assert refusal.value.report is found
 
 
-def test_facts_that_are_out_of_time_say_so(asked, monkeypatch):
+def test_facts_out_of_time_are_reported_as_not_certified(asked, monkeypatch):
     endless(monkeypatch)
     values = {(f.name, f.subject, f.value) for f in one().verify().facts}
     assert values == {(name, "hierarchy", "not certified: out of time") for name in NAMES}
 
 
-def test_a_foundation_that_is_out_of_time_leaves_no_fact_unsaid(asked, monkeypatch):
+def test_a_foundation_out_of_time_leaves_every_fact_in_the_report(asked, monkeypatch):
     endless(monkeypatch, "structure")
     found = one().verify()
     assert [v.law for v in found.verdicts if v.out_of_time] == list(LAWS)
@@ -156,7 +156,7 @@ def test_a_foundation_that_is_out_of_time_leaves_no_fact_unsaid(asked, monkeypat
     ("slow", "unsaid"),
     [("bounds", set(NAMES) - {"radius"}), ("amplification", {"amplification"})],
 )
-def test_laws_and_facts_share_a_budget(asked, monkeypatch, slow, unsaid):
+def test_laws_and_facts_share_one_time_limit(asked, monkeypatch, slow, unsaid):
     h, facts, decisions = one(), module.facts, LAWS["structure"].decisions
     monkeypatch.setattr(module, "facts", lambda subject: ((n, slowly(some, n == slow)) for n, some in facts(subject)))
     endless(monkeypatch, "structure", lambda subject: slowly(decisions(subject), True))
@@ -180,7 +180,7 @@ def slowly(some, is_slow):
     yield from some
 
 
-def test_giving_up_a_law_does_not_cover_that_its_time_was_out(asked, monkeypatch):
+def test_giving_up_a_law_does_not_cover_a_timeout(asked, monkeypatch):
     endless(monkeypatch, decisions=lambda subject: never())
     h = one(
         gives_up={"first_order": "nobody may say so before it is decided", "identity": "neither", "positivity": "nor"}
@@ -194,7 +194,7 @@ def test_giving_up_a_law_does_not_cover_that_its_time_was_out(asked, monkeypatch
 # ---------------------------------------------------------------- what is kept
 
 
-def test_what_is_out_of_time_is_not_kept(asked, monkeypatch):
+def test_verdicts_out_of_time_are_not_cached(asked, monkeypatch):
     h, decisions = one(), LAWS["identity"].decisions
     endless(monkeypatch)
     assert not h.verify().ok
@@ -207,7 +207,7 @@ def test_what_is_out_of_time_is_not_kept(asked, monkeypatch):
     assert h.verify().ok  # kept: nothing is asked
 
 
-def test_facts_that_are_out_of_time_are_not_kept(asked, monkeypatch):
+def test_facts_out_of_time_are_not_cached(asked, monkeypatch):
     h, facts = one(), module.facts
     monkeypatch.setattr(module, "facts", lambda subject: ((name, never()) for name, _ in facts(subject)))
     h.verify(timeout=None)
@@ -222,12 +222,12 @@ def test_facts_that_are_out_of_time_are_not_kept(asked, monkeypatch):
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), -math.inf, "60", True, [], 1j])
-def test_what_is_no_time(timeout):
+def test_a_timeout_that_is_not_positive_is_an_error(timeout):
     with pytest.raises(ParameterError, match=r"no time to verify in(.|\n)*seconds above 0, or None"):
         one().verify(timeout=timeout)
 
 
-def test_without_a_limit_work_is_done_where_it_is_asked_for():
+def test_without_a_time_limit_work_runs_in_the_calling_thread():
     for timeout in (None, math.inf):
         where = []
         assert Budget(timeout).allows(lambda where=where: where.append(threading.current_thread()))
@@ -237,7 +237,7 @@ def test_without_a_limit_work_is_done_where_it_is_asked_for():
 # ---------------------------------------------------------------- the work that is stopped
 
 
-def test_what_the_work_raises_is_raised():
+def test_exceptions_of_the_work_are_raised():
     for error in (ZeroDivisionError, KeyboardInterrupt, SystemExit):
 
         def fails(error=error):
@@ -247,13 +247,13 @@ def test_what_the_work_raises_is_raised():
             Budget(60).allows(fails)
 
 
-def test_no_time_is_left_for_more():
+def test_a_spent_budget_allows_no_more_work():
     budget = Budget()
     assert not budget.allows(lambda: [None for _ in never()])
     assert not budget.allows(lambda: None)
 
 
-def test_a_work_inside_a_work_ends_with_it(monkeypatch):
+def test_nested_work_ends_with_the_outer_work(monkeypatch):
     """It is told first, and no thread is left; a `finally` may not be done, since what is raised may come there again."""
     began, told, tell = [], [], budget._raise
 
@@ -275,7 +275,7 @@ def test_a_work_inside_a_work_ends_with_it(monkeypatch):
     assert not any(thread.is_alive() for thread in began)
 
 
-def test_nothing_arrives_after_the_work(monkeypatch):
+def test_no_exception_arrives_after_the_work_has_ended(monkeypatch):
     """By the real clock: works that end when their time does, thousands of times: no exception strays, and no thread stays."""
     strays = []
     monkeypatch.setattr(budget, "monotonic", real.monotonic)
@@ -299,7 +299,7 @@ def test_nothing_arrives_after_the_work(monkeypatch):
     assert not set(threading.enumerate()) - before  # of other tests' threads some may have ended
 
 
-def test_sympy_forgets_what_it_has_half_inferred():
+def test_an_interrupted_sympy_expression_is_created_anew():
     """An expression that was asked about when the time was out is another object when it is next met."""
     seen = []
 
@@ -311,7 +311,7 @@ def test_sympy_forgets_what_it_has_half_inferred():
     assert sympy.exp(sympy.Symbol("x") + 1) is not seen[0]
 
 
-def test_digits_are_a_threads_own():
+def test_the_precision_of_mpmath_is_per_thread():
     with mpmath.workdps(20):
         context = mpmath.mp
         fifty = transcendental("log1p")(Fraction(1, 3))
@@ -327,7 +327,7 @@ def test_digits_are_a_threads_own():
 # ---------------------------------------------------------------- callers
 
 
-def test_reports_and_operators_travel(asked):
+def test_reports_can_be_pickled(asked):
     assert pickle.loads(pickle.dumps(one().verify())).fact("radius") == "C"
 
 
@@ -362,7 +362,7 @@ def spec(tmp_path, asked, monkeypatch):
         ("markdown", ["| ? | ? | ? | ? |\n", "out of time after 50 s"]),
     ],
 )
-def test_every_format_says_so(spec, form, said):
+def test_every_output_format_reports_the_timeout(spec, form, said):
     code, output = invoke("verify", spec, "--timeout", 50, "--format", form)
     assert code == 1
     assert [s for s in said if s not in output] == []
@@ -371,7 +371,7 @@ def test_every_format_says_so(spec, form, said):
         assert [v["law"] for v in report["verdicts"] if v.get("out_of_time")] == ["identity", *LATER]
 
 
-def test_the_commands_take_a_timeout(spec):
+def test_compile_and_run_take_a_timeout(spec):
     for command in ("compile", "run"):
         code, output = invoke(command, spec, "--timeout", 50)
         assert code == 1
@@ -382,7 +382,7 @@ def test_the_commands_take_a_timeout(spec):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("timeout", ["0", "-1", "nan", "soon"])
-def test_the_commands_refuse_what_is_no_time(timeout):
+def test_the_commands_refuse_a_timeout_that_is_not_positive(timeout):
     for command in ("verify", "compile", "run"):
         code, output = invoke(command, "ppo", "--timeout", timeout)
         assert code == 2
@@ -399,7 +399,7 @@ def pair(weight):
     return Hierarchy(name="pair", fibrations=fibrations, gates=gates, decomposition=log_ratio(), objective=token_mean())
 
 
-def test_numbers_that_cannot_be_computed_with_decide_nothing():
+def test_a_number_too_large_to_compute_leaves_laws_undecided():
     """exp(10⁸·n) has a value, which is no float64: neither is it missing, nor is there time to compute with it."""
     n = exp(10**8 * count(token))
     found = pair(n / (n + 1)).verify(timeout=None)
@@ -413,7 +413,7 @@ def test_numbers_that_cannot_be_computed_with_decide_nothing():
     assert "262144 binary digits" in verdict.found
 
 
-def test_numbers_of_many_digits_are_told_in_six():
+def test_a_number_with_many_digits_is_written_with_six():
     """Python writes none of more than 4300 digits."""
     far = (count(token) + 10**290) ** 16
     (verdict,) = [v for v in pair(far / (far + 1)).verify().verdicts if v.law == "reflecting"]

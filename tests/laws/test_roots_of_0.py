@@ -151,7 +151,7 @@ def test_a_root_without_a_gradient_is_harmless(gate):
     assert not contradicted(h)
 
 
-def test_the_refusal_names_the_root_of_0():
+def test_the_refusal_names_a_root_of_0():
     report = one(Gate(r + sqrt(r - r)), split=log_ratio()).verify()
     [found] = [v for v in report.verdicts if v.law == "identity"]
     assert found.status == "refuted"
@@ -202,5 +202,5 @@ def planted(draw):
 @pytest.mark.thorough
 @examples(160)
 @given(planted())
-def test_random_cancellations(h):
+def test_no_law_contradicts_the_operator_on_random_cancellations(h):
     assert not contradicted(h)

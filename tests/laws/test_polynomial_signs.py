@@ -50,7 +50,7 @@ def formulas(rng):
     ])  # fmt: skip
 
 
-def test_signs_that_are_seen_are_said():
+def test_polynomial_signs_contain_the_signs_of_values():
     rng = random.Random(3)
     samples, known = [values(rng) for _ in range(25)], Assumptions(SHAPE)
     decided = 0
@@ -115,11 +115,11 @@ def test_signs_that_are_seen_are_said():
         (2 * T - 5 + sqrt(T / (2 * T)), ANY),
     ],
 )
-def test_what_just_holds_and_what_just_misses(value, expected):
+def test_polynomial_signs_are_decided_up_to_the_exact_bound(value, expected):
     assert Assumptions(SHAPE).signs(to_sympy(value)) == expected
 
 
-def test_counts_between_what_is_known_of_them():
+def test_signs_of_counts_use_bounds_on_the_count():
     n, other = symbol(T), symbol(ABOVE)
     some = Assumptions(SHAPE).with_signs({n - 3: frozenset({0, 1}), n * n - 8 * n + 11: frozenset({-1})})  # 3 to 6
     assert some.signs(n - 2) == POSITIVE
@@ -130,7 +130,7 @@ def test_counts_between_what_is_known_of_them():
     assert Assumptions(SHAPE).with_signs({n - 1: frozenset({-1, 0})}).signs(other * n - other) == {0}
 
 
-def test_at_least_one_of_what_may_be_absent():
+def test_the_maximum_of_a_count_and_1_is_positive():
     """`maximum(count, 1)` divides: by the count where that is at least 1."""
     value = ABOVE / maximum(T - 1, 1)
     known = Assumptions(SHAPE)

@@ -18,7 +18,7 @@ from fibration.laws.batches.shapes import small
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some(KEPT, 2))
-def test_they_verify_and_hold_on_small_hierarchies(name):
+def test_right_hierarchies_verify_and_their_laws_hold_on_small_batches(name):
     found = report(KEPT[name])
     assert found.ok, found
     assert brute.uphold(KEPT[name], found.verdicts, brute.worlds_for(KEPT[name], (1, 2, 3))) > 3
@@ -26,7 +26,7 @@ def test_they_verify_and_hold_on_small_hierarchies(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", TREES)
-def test_those_on_trees_verify_and_pass_small_residuals(name):
+def test_right_trees_verify_and_pass_small_residuals(name):
     h = TREES[name]
     found = report(h)
     assert found.ok, found
@@ -42,7 +42,7 @@ def test_those_on_trees_verify_and_pass_small_residuals(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", LEFT)
-def test_what_is_left_is_said_to_be_undecided(name):
+def test_hierarchies_beyond_the_proofs_are_undecided(name):
     found = report(LEFT[name])
     assert not found.ok
     assert all(v.status != "refuted" for v in found.verdicts), found
@@ -50,7 +50,7 @@ def test_what_is_left_is_said_to_be_undecided(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some(BROKEN, 2))
-def test_their_neighbours_are_not_proved(name):
+def test_wrong_hierarchies_that_differ_in_one_number_are_not_proved(name):
     h, law = BROKEN[name]
     found = report(h)
     assert any(v.status != "proved" for v in found.verdicts if v.law == law), found
@@ -58,7 +58,7 @@ def test_their_neighbours_are_not_proved(name):
 
 
 @pytest.mark.parametrize("name", DEVIATIONS)
-def test_far_ratios_are_positive_too(name):
+def test_gated_ratios_far_from_1_are_positive(name):
     """Tokens and their trajectories far above 1 and far below it, in every combination."""
     rng = random.Random(name)
     for world in brute.worlds_for(KEPT[name], (2, 3, 4)):

@@ -43,7 +43,7 @@ def inside():
 
 
 @pytest.mark.parametrize("f", COURSES, ids=str)
-def test_a_course_is_seen_on_numbers(f):
+def test_the_proved_signs_of_a_smooth_formula_are_those_of_its_values(f):
     found = _course(f, inside(), DEEPEST)
     assert found == COURSES[f]
     value = sympy.lambdify(T, f, "math")
@@ -52,5 +52,5 @@ def test_a_course_is_seen_on_numbers(f):
 
 
 @pytest.mark.parametrize("f", UNKNOWN, ids=str)
-def test_what_turns_twice_or_has_no_value_somewhere_is_not_known(f):
+def test_a_formula_with_two_turning_points_or_a_pole_has_no_known_signs(f):
     assert _course(f, inside(), DEEPEST) is None

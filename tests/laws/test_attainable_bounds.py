@@ -71,18 +71,18 @@ RIGHT = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("law", "name"), [(law, name) for law, cases in WRONG.items() for name in cases])
-def test_what_a_bound_reaches_is_not_ruled_out(law, name):
+def test_a_fault_at_an_attainable_bound_is_not_ruled_out(law, name):
     verdicts = [v for v in WRONG[law][name].verify().verdicts if v.law == law]
     assert any(v.status != "proved" for v in verdicts)
 
 
 @pytest.mark.parametrize("law", RIGHT)
-def test_what_no_bound_reaches_is_proved(law):
+def test_a_fault_at_an_unattainable_bound_is_ruled_out(law):
     for h in RIGHT[law]:
         assert all(v.status == "proved" for v in h.verify().verdicts if v.law == law)
 
 
-def test_a_sign_that_is_asked_twice_leaves_the_other_bound():
+def test_assuming_a_sign_twice_keeps_the_other_bound():
     p = Parameter("p", lower=-1, upper=1)
     known = Assumptions(Shape((token,), ()))
     x = symbol(p)

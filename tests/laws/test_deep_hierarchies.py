@@ -70,7 +70,7 @@ def values(report, kind):
 @pytest.mark.parametrize(
     ("make", "small", "large"), [(chain, 4, 14), (mixed, 4, 10), (nested, 4, 8)], ids=["chain", "mixed", "nested"]
 )
-def test_size_changes_no_verdict(make, small, large):
+def test_depth_and_breadth_change_no_verdict_and_no_fact(make, small, large):
     few, many = make(small).verify(), make(large).verify()
     assert all(v.status == "proved" for r in (few, many) for v in r.verdicts)
     for kind in ("continuity", "restorative"):
@@ -82,7 +82,7 @@ def test_size_changes_no_verdict(make, small, large):
 
 
 @pytest.mark.parametrize("depth", [8, 30])
-def test_one_slip_at_the_bottom_of_a_deep_chain_is_found(depth):
+def test_a_wrong_kernel_at_the_bottom_of_a_deep_chain_is_refuted(depth):
     h = chain(depth)
     first, *rest = h.fibrations
     wrong = Fibration(first.source, first.target, MarkovKernel(1 / (1 + count(first.source, over=first.target))))

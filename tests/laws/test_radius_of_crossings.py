@@ -20,7 +20,7 @@ def batch(h):
 
 
 @pytest.mark.parametrize(("split", "times"), [(log_ratio(), 4), (signed_log_ratio(), 2)], ids=["log", "signed"])
-def test_no_batch_leaves_the_radius_and_one_comes_close(split, times):
+def test_no_batch_exceeds_the_radius_of_a_crossing_and_one_comes_close(split, times):
     """`s_v - s_domain - s_modality + s_batch`: four means of |log r| at most, of one sign channel two and two."""
     h = crossed()
     h = h.replace(decomposition=split, gates={**h.gates, trajectory: clip_gate(BUDGET).per(N)})

@@ -95,21 +95,21 @@ WITH_VALUE = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", WITHOUT_VALUE)
-def test_a_weight_without_a_value_where_a_branch_is_empty(name):
+def test_a_weight_without_a_value_on_an_empty_branch_is_refuted(name):
     assert status(weighed(WITHOUT_VALUE[name]), "objective") == "refuted"
 
 
 @pytest.mark.parametrize("name", WITH_VALUE)
-def test_a_weight_that_has_one(name):
+def test_a_weight_with_a_value_on_an_empty_branch_is_proved(name):
     assert status(weighed(WITH_VALUE[name]), "objective") == "proved"
 
 
 @pytest.mark.parametrize("name", ["1/total", "1/total of probabilities", "a share", "the least over rows"])
-def test_a_branch_that_is_populated(name):
+def test_the_assumption_populated_proves_the_weight(name):
     assert status(weighed(WITHOUT_VALUE[name], assume=FULL), "objective") == "proved"
 
 
-def test_a_search_reads_formulas_of_a_branch_at_its_tokens_alone():
+def test_a_search_evaluates_formulas_of_a_branch_only_at_tokens_of_the_branch():
     """The first token of a batch without texts is an image, at which no text's number is read."""
     at_text = Attribute("at_text", text, positive=False, lower=0)
     most = largest(-at_text, over=trajectory, of=text)
@@ -121,7 +121,7 @@ def test_a_search_reads_formulas_of_a_branch_at_its_tokens_alone():
         assert status(h, "objective") == "refuted"
 
 
-def test_penalties_conditions_and_advantages_too():
+def test_penalties_conditions_and_advantages_need_a_value_on_an_empty_branch():
     assert status(kept(1 / IMAGES > 1 / 2), "objective") == "refuted"
     assert status(tree(penalties={"p": token_log_ratio / IMAGES}), "objective") == "refuted"
     by_row = {"p": Penalty(mean(token_log_ratio, over=trajectory) / IMAGES, over=trajectory)}
@@ -154,19 +154,19 @@ OPEN = {
 @pytest.mark.sampled
 @pytest.mark.parametrize("normaliser", ["all", "kept"])
 @pytest.mark.parametrize("name", CLOSED)
-def test_a_condition_that_fails_of_nothing(name, normaliser):
+def test_a_condition_that_fails_on_an_empty_branch_is_refuted(name, normaliser):
     assert status(kept(CLOSED[name], normaliser), "mask_open") == "refuted"
     assert status(weighed(where(CLOSED[name], 1, 2)), "agreement") == "refuted"
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", OPEN)
-def test_a_condition_that_holds_of_nothing(name):
+def test_a_condition_that_holds_on_an_empty_branch_is_proved(name):
     assert status(kept(OPEN[name]), "mask_open") == "proved"
     assert status(weighed(where(OPEN[name], 1, 2)), "agreement") == "proved"
 
 
-def test_conditions_of_a_branch_that_is_populated():
+def test_the_assumption_populated_proves_the_condition():
     for name in ("some of a branch", "a total", "the least over rows", "some, twice"):
         assert status(kept(CLOSED[name], assume=FULL), "mask_open") == "proved", name
 
@@ -183,7 +183,7 @@ GATES = {
 @pytest.mark.sampled
 @pytest.mark.parametrize("law", ["identity", "first_order", "gradient"])
 @pytest.mark.parametrize("name", GATES)
-def test_a_gate_that_looks_at_an_empty_branch(name, law):
+def test_a_gate_that_reads_an_empty_branch_needs_the_assumption_populated(name, law):
     assert status(tree(where(GATES[name], residual, 2 * residual)), law) in ("refuted", "undecided")
     assert status(tree(where(GATES[name], residual, 2 * residual), assume=FULL), law) == "proved"
 
@@ -195,7 +195,7 @@ def moment(objective, **more):
     return next(f.value for f in tree(objective=objective, **more).verify().facts if f.name == "second_moment")
 
 
-def test_bounds_of_weights_hold_of_nothing_too():
+def test_bounds_of_weights_include_empty_branches():
     assert moment(token_mean().weigh(where(IMAGES > 0, 1, 2))).startswith("w is at most 2")
     assert moment(token_mean().weigh(where(IMAGES > 0, 1, 2)), assume=FULL).startswith("w is at most 1")
     far = log_prob(old) - log_prob(rollout)
@@ -221,13 +221,13 @@ LACKING = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", LACKING)
-def test_what_stands_inside_has_a_value_too(name):
+def test_a_formula_inside_a_statistic_needs_a_value(name):
     assert status(weighed(LACKING[name]), "agreement") in ("refuted", "undecided")
     assert status(kept(LACKING[name] > 0), "mask_open") in ("refuted", "undecided")
     assert status(tree(LACKING[name] * residual), "identity") in ("refuted", "undecided")
 
 
-def test_a_gated_ratio_has_a_value_where_what_its_gate_gathers_has_one():
+def test_a_gated_ratio_needs_a_value_of_each_statistic_in_its_gate():
     for inner, found in ((log(1 - token_log_ratio), "refuted"), (1 / position(over=trajectory), "refuted")):
         h = tree(where(mean(inner, over=trajectory) > 0, residual, residual / 2))
         assert status(h, "positivity") == found

@@ -79,14 +79,14 @@ def labels(concrete):
 
 
 @pytest.mark.parametrize("edges", [CROSS, TREE, SHORT, quivers.NESTED], ids=["cross", "tree", "short", "nested"])
-def test_all_small_ones_are_met(edges):
+def test_every_small_batch_is_enumerated(edges):
     shape = shape_of(*edges)
     for size in (1, 2, 3):
         made = [Concrete(shape, maps) for maps in small(shape, size)]
         assert {canonical(shape, size, labels(c)) for c in made} == by_hand(shape, size)
 
 
-def test_commuting_empty_and_unbalanced_ones_occur():
+def test_small_batches_include_commuting_empty_and_unbalanced_ones():
     unbalanced = {(0, 0), (0, 1), (1, 0)}
     found = [Concrete(shape_of(*CROSS), maps) for maps in small(shape_of(*CROSS), 3)]
     cells = [set(zip(c.maps[trajectory, domain], c.maps[trajectory, modality], strict=True)) for c in found]
@@ -98,7 +98,7 @@ def test_commuting_empty_and_unbalanced_ones_occur():
     assert all(Concrete(shape_of(*TREE), maps).over(image, trajectory, 0) for maps in filled)
 
 
-def test_assumptions_hold_on_every_candidate():
+def test_every_candidate_batch_meets_the_assumptions():
     h = make(*CROSS, assume=[DM])
     made = list(itertools.islice(concretes(h, []), 200))
     assert all(is_balanced(h, c, domain, modality) for c in made)
@@ -107,7 +107,7 @@ def test_assumptions_hold_on_every_candidate():
     assert not all(is_balanced(h, c, domain, modality) for c in free)
 
 
-def test_regular_ones_fill_every_cell():
+def test_a_regular_batch_fills_every_cell():
     shape = shape_of(*CROSS)
     c = Concrete(shape, regular_maps(shape, {batch: 1, domain: 2, modality: 3, trajectory: 2, token: 1}))
     assert c.size == {batch: 1, domain: 2, modality: 3, trajectory: 12, token: 12}
@@ -115,7 +115,7 @@ def test_regular_ones_fill_every_cell():
     assert c.describe(domain) == "a domain of 6 trajectories with 1 and 1 and 1 and 1 and 1 and 1 tokens"
 
 
-def test_descriptions():
+def test_a_batch_describes_its_elements_and_parents():
     shape = shape_of(*TREE)
     c = next(Concrete(shape, m) for m in small(shape, 1) if not m[image, trajectory])
     assert c.describe(trajectory) == "a trajectory of 1 text_token and 0 image_tokens"
