@@ -212,6 +212,10 @@ CASES = {
     "rows alone, near a reference model": Case(
         hierarchy="grpo_k2", budgets={}, iterations=1, steps=2, fresh=(T, T), every_regime=False, asks=True
     ),
+    "rows alone, no ratio": Case(hierarchy="rloo", budgets={}, every_regime=False, fresh=(T, F, T, F)),
+    "rows alone, no ratio, a reference model in the reward": Case(
+        hierarchy="rloo_kl", budgets={}, every_regime=False, fresh=(T, F, T, F)
+    ),
     "rows alone, with dropout": Case(
         hierarchy="gspo", budgets=ROWS, noise=0.2, every_regime=False, ranks=(1,), fresh=(T, F, T, F)
     ),

@@ -77,6 +77,8 @@ GSPO: dict[str, Any] = {"terms": Terms(loss="gspo"), "budgets": {"epsilon_low": 
 GSPO["changes"] = {"actor.policy_loss.hierarchy": "gspo"}
 MASKED: dict[str, Any] = {"terms": Terms(loss="geometric_mask"), "budgets": {"least": 0.9, "most": 1.1}}
 MASKED["changes"] = {"actor.policy_loss.hierarchy": "geometric_mask"}
+OPO: dict[str, Any] = {"terms": Terms(loss="opo", hierarchy="opo"), "budgets": {}}
+OPO["changes"] = FIVE | {"actor.policy_loss.hierarchy": "opo"}
 GRPO: dict[str, Any] = {"terms": Terms(weighted=True, kl=0.3, entropy=0.1, loss="grpo"), "budgets": {}}
 GRPO["changes"] = KL | {"actor.policy_loss.hierarchy": "grpo"}
 
@@ -134,6 +136,7 @@ CASES = {
     ),
     "rows alone, a mask of what sampled, dynamic": alone(MASKED, dynamic(32), "nested"),
     "rows alone, KL and entropy, weights, dynamic": alone(GRPO, dynamic(32) | PACKED, "nested"),
+    "rows alone, no ratio, dynamic": alone(OPO, dynamic(32), "nested"),
     "rows alone, tokens of rows of one trajectory": alone(
         GRPO, dynamic(32) | {"actor.policy_loss.trajectory": ["uid", "session_id"]}, "nested", pieces=True
     ),

@@ -236,9 +236,7 @@ def compared(given: Sequence[Row], hierarchy: str) -> list[Row]:
     op = operator(hierarchy)
     mask = torch.tensor([kept for row in used for kept in row.mask], dtype=torch.bool)
     offsets = torch.tensor([0, *(len(row.mask) for row in used)]).cumsum(0)
-    at = op.index(
-        offsets=offsets, mask=mask, prompt_group=[row.uid for row in used], domain=[row.source for row in used]
-    )
+    at = op.index(offsets=offsets, mask=mask, **of_strata(op, [row.uid for row in used], [row.source for row in used]))
     per_token = hierarchy == TO_GO
     rewards = [row.rewards if per_token else [sum(row.rewards)] for row in used]
     made = op.advantages(torch.tensor([x for row in rewards for x in row], dtype=torch.float64), at).tolist()
@@ -250,6 +248,12 @@ def compared(given: Sequence[Row], hierarchy: str) -> list[Row]:
         )
         for row in given
     ]
+
+
+def of_strata(op: Operator, uids: list[str], sources: list[str]) -> dict[str, list[str]]:
+    """The labels that the hierarchy takes."""
+    strata = {stratum.name for stratum in (*op.hierarchy.order, *op.hierarchy.groups)}
+    return {name: of for name, of in {"prompt_group": uids, "domain": sources}.items() if name in strata}
 
 
 def wanted(weights: dict[str, Tensor], given: Sequence[Row], parameters: dict[str, Any], terms: Terms) -> Wanted:
@@ -264,9 +268,8 @@ def wanted(weights: dict[str, Tensor], given: Sequence[Row], parameters: dict[st
     offsets = torch.stack([ends[n] for n in first] + [ends[-1]])
     op = operator(terms.hierarchy or terms.loss or (THREE if terms.three else "fiberpo_domain"))
     mask = torch.tensor([kept for row in given for kept in row.mask], dtype=torch.bool)
-    labels = {"prompt_group": [given[n].uid for n in first], "domain": [given[n].source for n in first]}
-    strata = {stratum.name for stratum in (*op.hierarchy.order, *op.hierarchy.groups)}
-    at = op.index(offsets=offsets, mask=mask, **{name: of for name, of in labels.items() if name in strata})
+    labels = of_strata(op, [given[n].uid for n in first], [given[n].source for n in first])
+    at = op.index(offsets=offsets, mask=mask, **labels)
 
     def tokens(name: str) -> Tensor:
         return torch.tensor([x for row in given for x in getattr(row, name)], dtype=torch.float64)
