@@ -165,6 +165,7 @@ def main():
     for name, alone in dict(RANK=0, WORLD_SIZE=1, LOCAL_RANK=0, MASTER_ADDR="localhost", MASTER_PORT=29511).items():
         os.environ.setdefault(name, str(alone))
     dist.init_process_group("gloo")
+    torch.set_num_threads(1)  # the model is so small that several threads would mostly wait for each other
     given = [tempfile.mkdtemp()]
     dist.broadcast_object_list(given)
     if dist.get_rank() == 0:
