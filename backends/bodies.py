@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from fibration.compiler.ir import CONDITIONS, SCALAR_ARITY, Scalar
+from fibration.compiler.scalars import closed_value, is_closed
 from fibration.errors import BackendError
 
 INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not"})
@@ -60,8 +62,8 @@ class Language:
                 return known[s]
             if s.op == "arg":
                 return operands[int(s.value or 0)]
-            if s.op == "const":
-                return self.constant(float(s.value or 0.0))
+            if s.op not in CONDITIONS and is_closed(s):  # in Python `0.0 / 0.0` is an error, not NaN
+                return self.constant(closed_value(s))
             texts = [show(a) for a in s.args]
             if s.op == "select":
                 pairs = zip(s.args, texts, strict=True)
@@ -86,6 +88,11 @@ class Language:
     def _choice(self, s: Scalar, known: Mapping[Scalar, str]) -> bool:
         """Whether `s` prints as a choice operator, which binds loosely."""
         return s.op == "select" and "select" in self.infix and s not in known
+
+
+def in_parentheses(value: float, suffix: str = "") -> str:
+    """A finite constant, in parentheses if it has a minus sign: C reads `--0.0` as a decrement."""
+    return f"({value!r}{suffix})" if math.copysign(1.0, value) < 0 else f"{value!r}{suffix}"
 
 
 def ternary(texts: list[str], width: int = 90) -> str:

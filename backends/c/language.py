@@ -6,7 +6,7 @@ import math
 import re
 from pathlib import Path
 
-from fibration.backends.bodies import Language, ternary
+from fibration.backends.bodies import Language, in_parentheses, ternary
 from fibration.compiler.ir import SCALAR_ARITY
 
 WORDS = "math storage fibres matrix room quantiles scans".split()
@@ -42,14 +42,14 @@ RESERVED = frozenset({*KEYWORDS, *SKELETON_WORDS, *FUNCTIONS, *(f"{f}_{p}" for f
 
 def wide_constant(value: float) -> str:
     if math.isfinite(value):
-        return repr(value) if value >= 0 else f"({value!r})"
+        return in_parentheses(value)
     return "NAN" if math.isnan(value) else ("INFINITY" if value > 0 else "(-INFINITY)")
 
 
 def token_constant(value: float) -> str:
     """A constant in the tokens' precision. Whole numbers are exact in any precision; others are rounded once."""
     if math.isfinite(value) and abs(value) < 2**24 and value == int(value):
-        return f"{value!r}f" if value >= 0 else f"({value!r}f)"
+        return in_parentheses(value, "f")
     return f"(real){wide_constant(value)}"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from fibration.backends.bodies import Language, call
+from fibration.backends.bodies import Language, call, in_parentheses
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Mix, Pull, Push, Quantile, Scan
 from fibration.compiler.plan import Collective, Spread
@@ -164,9 +164,9 @@ def _step(step: Step | Collective, schedule: Schedule) -> list[str]:
     if isinstance(node, Input):
         value = f"inputs[{given[node]!r}]"
     elif isinstance(node, Const):
-        value = f"torch.full((1,), {_constant(node.value)}, dtype=torch.float64)"
+        value = f"torch.full((1,), {constant(node.value)}, dtype=torch.float64)"
         for like in schedule.program.inputs[:1]:  # made on the inputs' device, not copied there
-            value = f"inputs[{given[like]!r}].new_full((1,), {_constant(node.value)})"
+            value = f"inputs[{given[like]!r}].new_full((1,), {constant(node.value)})"
     elif isinstance(node, Push):
         reduce = "" if node.reduce == "sum" else f", {node.reduce!r}"
         value = f"push({operands[0]}, over[{node.source!r}, {node.target!r}]{reduce})"
@@ -198,10 +198,10 @@ def _step(step: Step | Collective, schedule: Schedule) -> list[str]:
     return lines
 
 
-def _constant(value: float) -> str:
+def constant(value: float) -> str:
     if math.isfinite(value):
-        return repr(value) if value >= 0 else f"({value!r})"
+        return in_parentheses(value)
     return "math.nan" if math.isnan(value) else ("math.inf" if value > 0 else "(-math.inf)")
 
 
-LANGUAGE = Language("torch", OPERATORS, _constant, partial(call, "where"))
+LANGUAGE = Language("torch", OPERATORS, constant, partial(call, "where"))

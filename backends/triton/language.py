@@ -14,7 +14,7 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-from fibration.backends.bodies import Language, call
+from fibration.backends.bodies import Language, call, in_parentheses
 
 # The functions of functions.py by name, and the names of the scalar functions among them.
 HELPERS: Mapping[str, str] = {
@@ -49,7 +49,7 @@ RESERVED = frozenset(
 
 def constant(value: float) -> str:
     if math.isfinite(value):
-        return repr(value) if value >= 0 else f"({value!r})"
+        return in_parentheses(value)
     return f'float("{value}")'
 
 

@@ -29,7 +29,7 @@ from fibration.compiler.ir import (
 )
 from fibration.compiler.program import Program
 from fibration.compiler.rules import simplify
-from fibration.compiler.scalars import compute
+from fibration.compiler.scalars import closed_value
 
 FUSED_SIZE = 60  # a longer body is harder to read, and no faster
 
@@ -97,7 +97,7 @@ def _tidy(node: Node) -> Node:
     body = simplify(with_arguments(node.body, table))
     used = sorted(_arguments(body))
     if not used:
-        return Const(_value(body), node.stratum)
+        return Const(closed_value(body), node.stratum)
     renumber = {old: arg(new) for new, old in enumerate(used)}
     chosen = tuple(list(operands)[i] for i in used)
     body = with_arguments(body, [renumber.get(i, ZERO) for i in range(len(operands))])
@@ -106,11 +106,6 @@ def _tidy(node: Node) -> Node:
 
 def _is_zero(node: Node) -> bool:
     return isinstance(node, Const) and node.value == 0.0
-
-
-def _value(body: Scalar) -> float:
-    """The value of a body without arguments."""
-    return float(body.value or 0.0) if body.op == "const" else compute(body.op, *(_value(a) for a in body.args))
 
 
 def _arguments(body: Scalar) -> set[int]:

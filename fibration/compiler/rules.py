@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 
 from fibration.compiler.derivative import ONE, ZERO, times
 from fibration.compiler.ir import CONDITIONS, Scalar, arg, const, scalar
-from fibration.compiler.scalars import compute
+from fibration.compiler.scalars import closed_value, is_closed
 
 MINUS_ONE = const(-1.0)
 TRUE, FALSE = scalar("le", ZERO, ZERO), scalar("lt", ZERO, ZERO)
@@ -149,11 +149,15 @@ def simplify(body: Scalar) -> Scalar:
 
 @lru_cache(KEPT)
 def rewrite(s: Scalar) -> Scalar:
-    """Rewrites `s`, whose parts are simplified: to its value if that is a finite constant, else by the first rule."""
+    """Rewrites `s`, whose parts are simplified: to its value if that is a finite constant or a truth value, else by the
+    first rule.
+
+    A part without a finite value stays as it is written, such as `0/0`. Backends print its value.
+    """
+    if s.op in CONDITIONS and is_closed(s):
+        return TRUE if closed_value(s) else FALSE
     if s.op != "select" and s.args and all(a.op == "const" for a in s.args):
-        value = compute(s.op, *(float(a.value or 0.0) for a in s.args))
-        if s.op in CONDITIONS:
-            return TRUE if value else FALSE
+        value = closed_value(s)
         return const(value + 0.0) if math.isfinite(value) else s  # -0.0 becomes 0.0, which the rules match
     for rule in _OF.get(s.op, ()):
         made = rule.apply(s)

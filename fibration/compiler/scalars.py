@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -18,6 +19,17 @@ def compute(op: str, *args: float) -> float:
     """One operator on numbers. Infinities and NaN are returned without a warning."""
     with np.errstate(all="ignore"):
         return float(MEANING[op](*(np.float64(a) for a in args)))
+
+
+@lru_cache(1 << 14)
+def is_closed(body: Scalar) -> bool:
+    """Whether a body reads no argument."""
+    return all(map(is_closed, body.args)) if body.args else body.op == "const"
+
+
+def closed_value(body: Scalar) -> float:
+    """The value of a body that reads no argument, in float64: NaN for 0/0; of a condition 1 or 0."""
+    return float(body.value or 0.0) if body.op == "const" else compute(body.op, *map(closed_value, body.args))
 
 
 def to_scalar(expression: Expression, atom: Callable[[Expression], Scalar]) -> Scalar:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hierarchies.levels import one_level
 from hierarchies.random_quivers import batch_for
 from oracles.backends_here import BACKENDS_HERE, Backend
+from oracles.interpreted import Interpreter
 from support import (
     NAN,
     OF_EVERY_KIND,
@@ -32,15 +35,24 @@ from thorough import some
 
 from fibration import (
     Fibration,
+    Gate,
     Hierarchy,
     Parameter,
+    exp,
     identity_gate,
+    log,
     log_ratio,
     pessimistic_clip_gate,
     pipeline,
+    residual,
+    sqrt,
     trajectory_mean,
     uniform,
+    where,
 )
+from fibration.backends.c.language import token_constant, wide_constant
+from fibration.backends.torch.emit import constant as torch_constant
+from fibration.backends.triton.language import constant as triton_constant
 from fibration.compiler import diagnostics
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.report import Report
@@ -248,3 +260,42 @@ def test_levels_show_it_at_every_level(unseen):
     x.view(-1)[int(case.layout.slots[0])] = math.inf
     seen = case.op.levels(x, case.layout.index)
     assert all(v.isnan().all() for v in (*seen.residual.values(), *seen.gated.values()))
+
+
+# ---------------------------------------------------------------- constants that are not finite
+
+NOTHING = residual - residual
+WITHOUT_VALUES = {
+    "a root with a slope of 0/0": Gate(residual + sqrt(NOTHING)),
+    "a root in a branch": Gate(where(residual > 0, residual * sqrt(NOTHING), exp(-residual) - 1)),
+    "a logarithm of 0": Gate(where(residual > 0, residual + log(NOTHING), residual)),
+    "a quotient by 0": Gate(where(residual > 0, 1 / NOTHING, residual)),
+    "minus a quotient by 0": Gate(where(residual > 0, -1 / NOTHING, residual)),
+    "a condition on a logarithm of 0": Gate(where(log(NOTHING) < 0, residual, 2 * residual)),
+    "a condition beside another": Gate(where((residual > 0) & (log(NOTHING) < 1), residual, 3 * residual)),
+    "a finite value of an infinity": Gate(where(residual > 0, residual + exp(log(NOTHING)), residual)),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_VALUES)
+@pytest.mark.parametrize("backend", BACKENDS_HERE, ids=str)
+def test_constants_without_a_finite_value_are_those_of_the_interpreter(backend, name):
+    """`0/0` is NaN and `log(0)` is -inf, in values and slopes of gates. `verify` refuses such gates."""
+    h = one_level(WITHOUT_VALUES[name])
+    batch = Batch((3, 2), np.array([0.25, -0.5, 1.0, 0.0, -2.0]), np.array([1.0, 1.0, 1.0, -1.0, -1.0]))
+    wanted, layout, op = Interpreter.of(h, batch), backend.packed(h, batch), backend.operator(h)
+    x, a = layout.tensor(batch.x), layout.tensor(batch.advantages)
+    found = op.coefficients(x, x * 0, a, layout.index, metrics=False)
+    pairs = [(found.values, wanted.coefficients()), (op.gate(x, layout.index, advantages=a), wanted.ratio())]
+    for values, expected in [*pairs, (found.objective.reshape(1), [wanted.objective()])]:
+        np.testing.assert_allclose(values.cpu().numpy(), expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize("constant", [torch_constant, wide_constant, token_constant, triton_constant])
+def test_constants_are_written_with_their_sign(constant):
+    """In parentheses, because C reads `--0.0` as a decrement."""
+    for value in (-0.0, -1.5, -math.inf):
+        assert re.search(r"\(-(0\.0|1\.5|INFINITY|math\.inf)f?\)$|^float\(\"-inf\"\)$", constant(value)), constant(
+            value
+        )
+    assert "nan" in constant(math.nan).lower() and "-" not in constant(math.nan) + constant(math.inf) + constant(0.0)

@@ -117,6 +117,8 @@ def _everything(body, u, v):
         (scalar("select", scalar("and", scalar("lt", const(1), const(2)), scalar("le", const(2), const(2))), arg(0), arg(1)), arg(0)),
         (scalar("select", scalar("or", scalar("lt", const(2), const(1)), scalar("lt", const(3), const(2))), arg(0), arg(1)), arg(1)),
         (scalar("select", scalar("not", scalar("lt", const(2), const(1))), arg(0), arg(1)), arg(0)),
+        (scalar("select", scalar("lt", scalar("log", const(0)), const(1)), arg(0), arg(1)), arg(0)),
+        (scalar("select", scalar("le", scalar("div", const(0), const(0)), const(1)), arg(0), arg(1)), arg(1)),
     ],
     ids=str,
 )  # fmt: skip

@@ -169,4 +169,12 @@ SLIPS = (
         'return Language("triton", OPERATORS, constant, where, itself="{} * 0.0")',
         'return Language("triton", OPERATORS, constant, where)',
     ),
+    slip(
+        "a division of 0 by 0 is written as Python computes it", "backends/test_nonfinite",
+        "if s.op not in CONDITIONS and is_closed(s):", 'if s.op == "const":',
+    ),
+    slip(
+        "a constant of -0.0 has no parentheses", "backends/test_nonfinite",
+        "if math.copysign(1.0, value) < 0 else", "if value < 0 else",
+    ),
 )  # fmt: skip

@@ -305,4 +305,8 @@ SLIPS = (
         "rows.index_add_(0, index.row_tensor()[index.rows_of_tokens(leaf)], alive.long())",
         "rows[index.row_tensor()[index.rows_of_tokens(leaf)]] = alive.long()",
     ),
+    slip(
+        "a comparison with log(0) is left to the backends", "compiler/test_optimise",
+        "if s.op in CONDITIONS and is_closed(s):", 'if s.op in CONDITIONS and all(a.op == "const" for a in s.args):',
+    ),
 )  # fmt: skip
