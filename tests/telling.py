@@ -136,14 +136,16 @@ TELLING = {
     "rollouts/test_file.py::test_the_wrong_column_is_named[infinity]": (
         "log-probs of a recorded policy may be infinite",
     ),
-    "runtime/ranks/test_spread_index.py::test_whole_rows_in_order[experts alone, projected (62)]": (
+    "runtime/ranks/test_rank_index.py::test_the_index_of_whole_rows_on_ranks_equals_that_of_one_process[experts alone, projected (62)]": (
         "masses of other ranks' tokens are left out",
     ),
-    "runtime/test_bad_input.py::test_bad_tensors_are_named[advantages per column]": (
+    "runtime/test_bad_input.py::test_wrong_tensors_are_named[advantages per column]": (
         "a column of advantages is taken for a row",
     ),
-    "runtime/test_parameters.py::test_parameters[number by label]": ("numbers by label are not checked",),
-    "runtime/test_precision.py::test_coarse_rounding_warns[fewer bits, long rows]": (
+    "runtime/test_parameters.py::test_wrong_parameters_are_refused[number by label]": (
+        "numbers by label are not checked",
+    ),
+    "runtime/test_precision.py::test_rounding_that_changes_regimes_is_warned_about[fewer bits, long rows]": (
         "half precision is warned of whatever the gate",
     ),
     "runtime/test_requires_grad.py::test_an_input_that_would_get_no_gradient_is_refused[a policy]": (

@@ -36,7 +36,7 @@ def same(found, expected):
 @pytest.mark.parametrize("look", [True, False], ids=["looked at", "not looked at"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [1.0, 3.0, -0.5])
-def test_a_gradient_is_minus_the_coefficients_times_what_comes_in(scale, dtype, look, monkeypatch):
+def test_the_gradient_is_minus_the_coefficients_times_the_incoming_gradient(scale, dtype, look, monkeypatch):
     loss, x, values = case(dtype)
     value = loss(x)
     monkeypatch.setattr(devices, "can_sync", lambda device: look) if not look else None
@@ -45,7 +45,7 @@ def test_a_gradient_is_minus_the_coefficients_times_what_comes_in(scale, dtype, 
     assert same(x.grad, (-torch.tensor(scale, dtype=values.dtype) * values).to(dtype))
 
 
-def test_the_usual_backward_is_no_operation():
+def test_a_backward_pass_without_a_factor_copies_nothing():
     """`loss.backward()` hands out what is there, and a leaf keeps that very memory."""
     loss, x, values = case()
     value = loss(x)
@@ -55,7 +55,7 @@ def test_the_usual_backward_is_no_operation():
     assert same(x.grad, -values)
 
 
-def test_a_kept_graph_gives_memory_of_its_own_every_time():
+def test_each_backward_pass_of_a_kept_graph_returns_its_own_memory():
     """Accumulation adds to `x.grad` in place: had a pass handed out what the next one needs, that would add to it."""
     loss, x, values = case()
     value = loss(x)
@@ -66,7 +66,7 @@ def test_a_kept_graph_gives_memory_of_its_own_every_time():
         value.backward()
 
 
-def test_tensors_of_the_user_are_never_written_to():
+def test_the_users_tensors_are_never_written_to():
     loss, x, values = case()
     value = loss(x)
     first = torch.autograd.grad(value, x, retain_graph=True)[0]
@@ -80,7 +80,7 @@ def test_tensors_of_the_user_are_never_written_to():
     assert torch.equal(second, -values)
 
 
-def test_several_ways_into_one_tensor_add_up():
+def test_gradients_of_one_tensor_on_several_paths_add_up():
     """Inside a graph too, where autograd adds in place to what is its own."""
     loss, x, values = case()
     inside = x * 1.0
@@ -112,7 +112,7 @@ def test_a_second_derivative_is_an_error(scale):
         gradient.sum().backward()
 
 
-def test_without_word_from_torch_the_graph_may_be_kept(monkeypatch):
+def test_without_torchs_flag_the_graph_is_treated_as_kept(monkeypatch):
     loss, x, values = case()
     monkeypatch.delattr(torch._C._autograd, "_get_current_graph_task_keep_graph")
     value = loss(x)

@@ -41,7 +41,7 @@ def labelled(**changes):
     return lambda: DOMAIN.index(mask=MASK, **{k: v for k, v in labels.items() if v is not None})
 
 
-def test_the_labels_that_the_tests_change_are_valid():
+def test_the_unchanged_labels_are_valid():
     assert labelled()().size["domain"] == 2
 
 
@@ -121,12 +121,12 @@ LABELS = {
 
 
 @pytest.mark.parametrize("which", LABELS)
-def test_labels(which):
+def test_wrong_labels_are_refused(which):
     changes, expected = LABELS[which]
     refuses(HierarchyIndexError, labelled(**changes), **expected)
 
 
-def test_rows_that_are_elements_need_no_labels():
+def test_a_stratum_that_equals_the_rows_is_refused_with_the_remedy_rows():
     """A stratum that the rows are, but that is not declared so: the remedy says how."""
     sample = Stratum("sample")
     h = Hierarchy(
@@ -194,19 +194,19 @@ INDEXES = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("which", INDEXES)
-def test_indexes(which):
+def test_wrong_arguments_of_an_index_are_refused(which):
     arguments, expected = INDEXES[which]
     refuses(HierarchyIndexError, lambda: FIBERPO.index(**arguments), **expected)
 
 
-def test_arguments_have_keywords():
+def test_arguments_without_a_keyword_are_refused():
     refuses(
         HierarchyIndexError, lambda: DOMAIN.index(MASK, ["p"]), what="'fiberpo_domain': a Tensor and a list without a keyword",
         required=("mask=[B, T]", "labels for domain, prompt_group"), remedy="op.index(mask=mask, domain=..., prompt_group=...)",
     )  # fmt: skip
 
 
-def test_columns_of_tables_are_labels():
+def test_columns_of_tables_are_accepted_as_labels():
     """As pandas, polars and pyarrow have them."""
     expected = labelled()().labels
     for way in ("tolist", "to_list", "to_pylist"):
@@ -214,7 +214,7 @@ def test_columns_of_tables_are_labels():
         assert labelled(**columns)().labels == expected
 
 
-def test_an_index_is_of_one_batch():
+def test_an_index_of_another_batch_is_refused():
     index, other = labelled()(), torch.zeros(4, 3)
     refuses(
         BatchError,
@@ -261,7 +261,7 @@ ATTRIBUTES = {
 
 
 @pytest.mark.parametrize("which", ATTRIBUTES)
-def test_attributes(which):
+def test_wrong_attributes_are_refused(which):
     given, expected = ATTRIBUTES[which]
     refuses(
         HierarchyIndexError,
@@ -281,7 +281,7 @@ RANGED = operator(
 )
 
 
-def test_the_ends_of_a_range_belong_to_it():
+def test_attributes_at_the_ends_of_their_range_are_accepted():
     index = RANGED.index(offsets=[0, 2, 3], attributes={"share": [1.0, 1e-300, 0.5], "level": [-0.5, 0.0]})
     assert index.values["share"].tolist() == [1.0, 1e-300, 0.5]
 
@@ -295,7 +295,7 @@ def test_the_ends_of_a_range_belong_to_it():
         ({"level": [0.5, -0.5]}, "attribute 'level' of trajectory 0 is 0.5", "a finite number in [-0.5, 0]"),
     ],
 )
-def test_attributes_outside_their_range(changed, what, required):
+def test_attributes_outside_their_range_are_refused(changed, what, required):
     given = {"share": [1.0, 0.5, 0.5], "level": [0.0, -0.5], **changed}
     refuses(
         HierarchyIndexError,
@@ -306,7 +306,7 @@ def test_attributes_outside_their_range(changed, what, required):
     )
 
 
-def test_a_stratum_may_be_called_self():
+def test_a_stratum_may_be_named_self():
     me = Stratum("self")
     h = Hierarchy(
         name="selves",
@@ -321,11 +321,11 @@ def test_a_stratum_may_be_called_self():
     assert op.gate(torch.zeros(2), index).tolist() == [1, 1]
 
 
-def test_the_fine_attributes_are_fine():
+def test_the_unchanged_attributes_are_valid():
     WEIGHTED.index(offsets=[0, 2, 3], prompt_group=["a", "a"], attributes=FINE)
 
 
-def test_errors_read_as_one_block():
+def test_an_error_is_one_block_of_text():
     with pytest.raises(HierarchyIndexError) as caught:
         labelled(prompt_group=["p", "p", "q"])()
     lines = str(caught.value).splitlines()

@@ -101,17 +101,17 @@ BATCHES = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("which", BATCHES)
-def test_bad_tensors_are_named(which):
+def test_wrong_tensors_are_named(which):
     changes, expected = BATCHES[which]
     for call in (FIBERPO.loss, FIBERPO.coefficients):
         refuses(BatchError, lambda call=call: call(**tensors(**changes)), **expected)
 
 
-def test_the_tensors_that_the_tests_change_are_valid():
+def test_the_unchanged_tensors_are_valid():
     FIBERPO.loss(**tensors())
 
 
-def test_an_index_with_other_numbers_is_another_hierarchy():
+def test_an_index_of_a_hierarchy_with_other_defaults_is_refused():
     """Same name, same strata; different default budgets."""
     other = spec("fiberpo").replace(gates={**spec("fiberpo").gates, token: clip_gate(0.5)})
     index = operator(other).index(mask=MASK)
@@ -123,7 +123,7 @@ def test_an_index_with_other_numbers_is_another_hierarchy():
     )
 
 
-def test_non_finite_log_ratios_in_gate_and_levels():
+def test_gate_and_levels_refuse_log_ratios_that_are_not_finite():
     index = FIBERPO.index(offsets=[0, 2, 2, 3])
     x = torch.tensor([0.0, 0.0, math.nan])
     for call in (FIBERPO.gate, FIBERPO.levels):
@@ -131,7 +131,7 @@ def test_non_finite_log_ratios_in_gate_and_levels():
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo", "dapo", "dr_grpo", "gspo"])
-def test_gates_that_read_the_advantage_ask_for_it(name):
+def test_gate_needs_advantages_if_a_gate_reads_them(name):
     op = operator(spec(name))
     x = torch.zeros(2)
     index = op.index(offsets=[0, 2])
@@ -142,7 +142,7 @@ def test_gates_that_read_the_advantage_ask_for_it(name):
         )  # fmt: skip
 
 
-def test_one_advantage_per_trajectory_for_gspo():
+def test_gspo_needs_one_advantage_per_trajectory():
     op = operator(spec("gspo"))
     index = op.index(offsets=[0, 2, 4])
     x = torch.zeros(4)
@@ -187,14 +187,14 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("which", POLICIES)
-def test_policies(which):
+def test_wrong_policies_are_refused(which):
     given, expected = POLICIES[which]
     arguments = {**tensors(index=MASKED.index(mask=MASK)), "policies": given}
     for call in (MASKED.loss, MASKED.coefficients):
         refuses(BatchError, lambda call=call: call(**arguments), **expected)
 
 
-def test_policies_of_a_gate():
+def test_gate_refuses_wrong_policies():
     """It takes log ratios: the log-probs of `old` are then those of a policy. Above 0 they are taken as they are."""
     index, x = MASKED.index(mask=MASK), torch.full((3, 3), 0.5)
     for call in (MASKED.gate, MASKED.levels):
@@ -214,13 +214,13 @@ def test_policies_of_a_gate():
     )
 
 
-def test_an_index_cannot_be_asked_for_what_lies_elsewhere():
+def test_parent_of_a_stratum_that_is_not_coarser_is_an_error():
     with pytest.raises(HierarchyIndexError, match="'trajectory' does not lie over 'nothing' in 'fiberpo'"):
         FIBERPO.index(mask=MASK).parent("trajectory", "nothing")
 
 
 @pytest.mark.parametrize("which", ["log_probs", "old_log_probs"])
-def test_log_probs_whose_sign_is_turned_round(which):
+def test_negated_log_probs_are_refused_at_the_first_call(which):
     """Looked at once: the first call of an operator. What is under the mask says nothing."""
     op = fresh("fiberpo")
     x = torch.linspace(-2, -0.1, 12).reshape(3, 4)

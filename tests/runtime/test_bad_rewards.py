@@ -78,13 +78,13 @@ TENSORS = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("which", TENSORS)
-def test_rewards(which):
+def test_wrong_rewards_are_refused(which):
     formula, given, expected = TENSORS[which]
     for call in calls(*made(formula), given):
         refuses(BatchError, call, **expected)
 
 
-def test_rewards_or_advantages():
+def test_rewards_together_with_advantages_are_refused():
     op, index = made(GRPO)
     for call in calls(op, index, advantages=torch.ones(4)):
         refuses(BatchError, call, what="rewards and advantages are given", required="one of them", remedy="leave")
@@ -108,7 +108,7 @@ def test_rewards_or_advantages():
     op.loss(ZEROS, ZEROS, torch.ones(4), index)
 
 
-def test_a_group_of_one_has_no_others():
+def test_a_mean_of_others_in_a_group_of_one_is_refused():
     """Calls with rewards refuse it; advantages that are given are compared already."""
     op, index = made(FIELD["rloo"], prompt_group=["q", "p", "p", "q"])
     for call in calls(op, index):
@@ -123,7 +123,7 @@ def test_a_group_of_one_has_no_others():
 
 
 @pytest.mark.parametrize("sums", [after(reward, over=trajectory), total(reward / 2, over=trajectory)])
-def test_rewards_of_rows_are_not_added_up_over_tokens(sums):
+def test_rewards_per_row_in_a_sum_over_tokens_are_refused(sums):
     op, index = made(reward + sums)
     for call in calls(op, index, torch.ones(4)):
         refuses(
@@ -135,7 +135,7 @@ def test_rewards_of_rows_are_not_added_up_over_tokens(sums):
         op.advantages(torch.ones(5), index)
 
 
-def test_equal_rewards_without_an_epsilon():
+def test_equal_rewards_divided_by_their_deviation_without_an_epsilon_are_refused():
     op, index = made(exact, prompt_group=["q", "q", "r", "q"])
     same = torch.full((4,), 0.1)
     for call in calls(op, index, same):
@@ -175,7 +175,7 @@ def test_a_policy_that_a_reward_formula_reads_is_required():
     assert not torch.equal(one, other)
 
 
-def test_gates_take_rewards():
+def test_gates_that_read_the_advantage_accept_rewards():
     """Where one reads the advantage, on what a row lies over too; a gate that reads none is not asked for a formula's."""
     signed = {trajectory: Gate(where(advantage > 0, residual, residual / 2)), token: identity_gate()}
     h = rewarded(centred(reward, over=prompt_group))
@@ -203,7 +203,7 @@ def test_masked_rewards_are_never_read():
     assert op.advantages(by_token, index).isfinite().all() and op.advantages(R, index)[2] == 0
 
 
-def test_rewards_that_a_condition_would_swallow(monkeypatch):
+def test_a_nan_reward_in_a_condition_is_refused(monkeypatch):
     """NaN is not above 0: the advantage would be an innocent -1. On a GPU it is NaN, and so is the loss."""
     op, index = made(where(reward > 0, 1, -1))
     by_token, by_row = poked((0, 1), NAN), torch.tensor([1.0, NAN, 1.0, 1.0])

@@ -58,7 +58,7 @@ NARROW = {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", NARROW)
-def test_one_graph_with_the_results_of_the_call(name):
+def test_torch_compile_makes_one_graph_with_the_results_of_a_call(name):
     """To the bit, and so are metrics; made anew where shapes vary for the first time, and not where values do."""
     op = operator(spec(name))
 
@@ -82,7 +82,7 @@ def test_one_graph_with_the_results_of_the_call(name):
     assert counter.frame_count <= 3
 
 
-def test_numbers_of_parameters_make_no_graph_anew():
+def test_other_parameter_values_do_not_recompile():
     """Beyond the second: torch.compile takes a number for a constant until it has seen another."""
     op = operator(spec("fiberpo"))
     new, old, a, index = a_batch(op, 4, 5)
@@ -97,7 +97,7 @@ def test_numbers_of_parameters_make_no_graph_anew():
     assert counter.frame_count <= 3
 
 
-def test_all_that_a_call_is_given():
+def test_torch_compile_accepts_rewards_policies_metrics_and_bfloat16():
     """Rewards, policies, metrics by name, bfloat16; a gate and its own gradient."""
     made = spec("grpo").replace(
         name="all",
@@ -133,7 +133,7 @@ def test_all_that_a_call_is_given():
     assert torch.equal(*(torch.autograd.grad(g, x, weights)[0] for g, x in ((first, one), (second, other))))
 
 
-def test_index_and_levels_run_between_graphs():
+def test_index_and_levels_break_the_graph():
     """An index, levels, and metrics that are read: made by Python, where one graph is not asked for."""
     op = operator(spec("fiberpo"))
     new, old, a, _ = a_batch(op, 4, 5)
@@ -150,7 +150,7 @@ def test_index_and_levels_run_between_graphs():
     assert torch.equal(loss, again) and tv == same > 0
 
 
-def test_errors_are_those_of_the_call():
+def test_errors_under_torch_compile_are_those_of_a_call():
     op = operator(spec("fiberpo"))
     new, old, a, index = a_batch(op, 4, 5)
     inside, _ = compiled(lambda x, old, a, index, given: op.loss(x * 1.0, old, a, index, given).loss)
@@ -173,7 +173,7 @@ def test_errors_are_those_of_the_call():
     refuses(ParameterError, lambda: inside(new, old, a, index, {"width": 0.1}), what="no parameter 'width'")
 
 
-def test_an_index_has_to_live_until_the_backward_pass():
+def test_an_index_must_live_until_the_backward_pass():
     op = operator(spec("fiberpo"))
     new, old, _, index = a_batch(op, 4, 5)
     inside, _ = compiled(lambda x, at: op.gate(x * 1.0, at).sum())
@@ -184,7 +184,7 @@ def test_an_index_has_to_live_until_the_backward_pass():
     refuses(BatchError, loss.backward, what="an index that no longer exists", remedy="keep a reference")
 
 
-def test_copies_of_an_index_are_known_apart():
+def test_copies_of_an_index_have_different_handles():
     """A number of one process means nothing in another, and a dead index is no other's."""
     op = operator(spec("fiberpo"), "c")
     new, old, a, index = a_batch(op, 4, 5)
@@ -208,7 +208,7 @@ def closure():
     return op, new, old, a, index, loss
 
 
-def test_torch_func_grad_is_the_gradient():
+def test_torch_func_grad_equals_the_gradient():
     op, new, old, a, index, loss = closure()
     x = new.clone().requires_grad_()
     loss(x.sin()).backward()
@@ -221,7 +221,7 @@ def test_torch_func_grad_is_the_gradient():
     assert torch.equal(torch.func.grad(lambda y: op.gate(y, index).square().sum())(ratio.detach()), ratio.grad)
 
 
-def test_labels_of_parameters_go_through():
+def test_parameters_per_label_work_under_torch_compile():
     """numpy's text is text, and None stands for all others."""
     op = operator(spec("fiberpo_domain"))
     new, old, a, index = a_batch(op, 4, 5, dtype=torch.float64)
@@ -283,7 +283,7 @@ def test_unsupported_calls_under_compile_are_refused(which):
         refuses(BatchError, lambda: call(loss, new), what=what, remedy=remedy)
 
 
-def test_calls_without_a_gradient_belong_outside_the_graph():
+def test_calls_without_a_gradient_are_refused_under_torch_compile():
     op, new, old, a, index, _ = closure()
     for inner in (
         lambda x: op.levels(x - old, index).residual["trajectory", "+"].sum(),

@@ -67,7 +67,7 @@ def weights(batch):
 @pytest.mark.sampled
 @here
 @pytest.mark.parametrize("layout", [packed, padded])
-def test_a_statistic_over_groups(backend, layout):
+def test_a_statistic_over_groups_equals_plain_numpy(backend, layout):
     """Beside rows that the hierarchy knows, and that it does not; a row without tokens is in no group."""
     batch = spread_batch((3, 1, 0, 4, 2, 5))
     chain = {"fibrations": [Fibration(token, trajectory, uniform())]}
@@ -86,7 +86,7 @@ def test_a_statistic_over_groups(backend, layout):
         assert made.index.size["prompt_group"] == 3 and made.index.size["domain"] == 2
 
 
-def test_a_gate_may_read_its_group():
+def test_a_gate_may_read_a_statistic_of_its_group():
     """A gate on rows, and one on tokens, by what their group says."""
     over = mean(token_log_ratio, over=prompt_group)
     gates = {token: Gate(where(over > 0, residual, residual / 2)), trajectory: Gate(residual * (1 + over**2))}
@@ -106,7 +106,7 @@ def test_a_gate_may_read_its_group():
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_groups_over_ranks(cut):
+def test_groups_on_ranks_give_the_results_of_one_process(cut):
     batch = spread_batch((3, 1, 4, 2, 5, 2))
     op = operator(grouped())
     pieces = [[(0, 0, 3), (3, 0, 2)], [], [(1, 0, 1), (2, 0, 4), (4, 0, 5), (5, 0, 2)]]
@@ -123,7 +123,7 @@ def test_groups_over_ranks(cut):
     assert again.values.tobytes() == together.values.tobytes()
 
 
-def test_labels_of_groups():
+def test_groups_take_a_label_per_row():
     op, mask = operator(grouped()), torch.tensor([[1, 1, 0], [0, 0, 0], [0, 1, 1], [1, 0, 0]])
     index = op.index(mask=mask, prompt_group=["q", None, "p", "q"], domain=["m", None, "c", "m"])
     assert index.labels["prompt_group"] == ("q", "p")
@@ -145,7 +145,7 @@ def test_labels_of_groups():
     assert op.index(mask=mask, prompt_group=per_token, domain=[1] * 4).labels["prompt_group"] == ("q", "p")
 
 
-def test_labels_that_fit_no_groups():
+def test_wrong_labels_of_groups_are_refused():
     op, mask = operator(grouped()), torch.ones(2, 2)
     refuses(
         HierarchyIndexError, lambda: op.index(mask=mask, domain=[1, 1]), what="no labels for 'prompt_group'",

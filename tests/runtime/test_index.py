@@ -34,7 +34,7 @@ from fibration import (
 from fibration.language.atoms import BATCH
 
 
-def test_an_index_by_hand():
+def test_an_index_equals_one_written_by_hand():
     op = operator(spec("fiberpo_domain"))
     mask = torch.tensor([[1, 1, 0], [0, 0, 0], [0, 1, 1], [1, 0, 0]])
     index = op.index(mask=mask, prompt_group=["q", "skipped", "p", "q"], domain=["m", None, "c", "m"])
@@ -72,7 +72,7 @@ def test_an_index_by_hand():
     ],
     ids=lambda m: f"{type(m).__name__} {getattr(m, 'dtype', '')}",
 )
-def test_masks_of_any_kind(mask):
+def test_every_form_of_mask_is_accepted(mask):
     index = operator(spec("ppo")).index(mask=mask)
     assert index.positions.tolist() == [0, 2, 3]
     assert index.row_of_token.tolist() == [0, 1, 1]
@@ -81,7 +81,7 @@ def test_masks_of_any_kind(mask):
 @pytest.mark.parametrize(
     "offsets", [[0, 1, 1, 3], torch.tensor([0, 1, 1, 3], dtype=torch.int32), np.array([0, 1, 1, 3])]
 )
-def test_offsets_of_any_kind(offsets):
+def test_every_form_of_offsets_is_accepted(offsets):
     index = operator(spec("ppo")).index(offsets=offsets)
     assert index.shape == (3,)
     assert index.n_rows == 3
@@ -113,7 +113,7 @@ def test_per_row_and_per_token_labels_agree():
         assert per_token.parents[edge].tolist() == parent.tolist()
 
 
-def test_as_many_tokens_as_rows():
+def test_with_as_many_tokens_as_rows_labels_are_read_by_the_stratum():
     """Labels above the rows are read by row, below them by token; advantages that could be either are refused."""
     op = operator(spec("fiberpo_domain"))
     index = op.index(offsets=[0, 2, 3, 3], prompt_group=["a", "b", "c"], domain=["m", "m", "m"])
@@ -169,7 +169,7 @@ def test_a_stratum_below_the_rows_takes_a_label_per_token():
     assert again[1].tolist() == [1.0, 1.0, gated[4].item(), 1.0]
 
 
-def test_attributes_reach_kernels_gates_and_objectives():
+def test_kernels_gates_and_objectives_read_attributes():
     """A weighted mean of log ratios per trajectory, by hand."""
     weight = Attribute("weight", on=token)
     bonus = Attribute("bonus", on=trajectory, positive=False)
@@ -203,7 +203,7 @@ def test_attributes_reach_kernels_gates_and_objectives():
     assert op.gate(torch.tensor(x), with_gaps).tolist() == op.gate(torch.tensor(x), index).tolist()
 
 
-def test_a_common_root_called_batch():
+def test_a_root_named_batch_needs_no_labels():
     root = Stratum(BATCH)
     h = Hierarchy(
         name="global_budget",
@@ -219,7 +219,7 @@ def test_a_common_root_called_batch():
     assert gated.tolist() == pytest.approx((x - 0.5 + 0.125).tolist(), rel=1e-14)
 
 
-def test_densities_of_coarser_strata():
+def test_a_gate_may_read_the_density_of_a_coarser_stratum():
     """A token gate that reads how far its trajectory drifted, in extensive units."""
     h = Hierarchy(
         name="coupled",
@@ -249,7 +249,7 @@ def test_densities_of_coarser_strata():
     ids=lambda v: repr(v) if isinstance(v, Objective) else "",
 )
 @pytest.mark.parametrize("levels", [1, 2])
-def test_objectives_weigh_tokens(objective, weights, levels):
+def test_objectives_weigh_tokens_as_declared(objective, weights, levels):
     """By hand, with an empty row that does not count."""
     gates = {token: identity_gate(), trajectory: identity_gate()}
     fibrations = [Fibration(token, trajectory, uniform())]
@@ -341,7 +341,7 @@ def test_labels_of_tokens_are_numbered_as_they_appear(make):
 
 
 @pytest.mark.parametrize("equal", [-1.0, Fraction(-1), complex(-1)], ids=str)
-def test_a_negative_whole_number_behind_its_equal(equal):
+def test_a_negative_label_equal_to_an_earlier_one_is_refused(equal):
     op = operator(spec("fiberpo_turns"))
     given = dict(offsets=[0, 3], prompt_group=["a"])
     assert op.index(**given, turn=[equal, 0, equal]).labels["turn"] == (equal, 0)
@@ -349,7 +349,7 @@ def test_a_negative_whole_number_behind_its_equal(equal):
         op.index(**given, turn=[equal, 0, -1])
 
 
-def test_labels_that_are_tensors():
+def test_tensors_of_one_number_are_labels():
     op = operator(spec("fiberpo_domain"))
     labels = [torch.tensor(3), 3, torch.tensor(4)]
     index = op.index(offsets=[0, 1, 2, 3], prompt_group=labels, domain=labels)

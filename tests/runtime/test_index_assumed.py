@@ -29,7 +29,7 @@ from fibration import HierarchyIndexError, Parameter, SpecError, balanced, popul
 from fibration.runtime.index.mass_on_batch import Measure
 
 
-def test_an_empty_branch():
+def test_an_empty_branch_that_is_assumed_populated_is_refused():
     edges = ("text -> trajectory", "image -> trajectory", "trajectory -> domain")
     per_row = hierarchy(*edges, assume=[populated(image, over=trajectory)])
     per_domain = hierarchy(*edges, assume=[populated(image, over=domain)])
@@ -87,7 +87,7 @@ def test_balance_within_every_element_of_the_meet():
     )  # fmt: skip
 
 
-def test_masses_come_from_the_kernels():
+def test_balance_uses_the_masses_of_the_kernels():
     h = crossed()
     weighted = hierarchy(*CROSSED_EDGES, kernel=proportional(total(W)))
     i = crossing(weighted, {("m", "t"): 2, ("c", "i"): 1}, attributes={"weight": [1.0, 2.0, 4.0]})
@@ -106,7 +106,7 @@ def test_masses_come_from_the_kernels():
     assert of_leaf["text"].tolist() == pytest.approx([2 * of_leaf["image"].sum() / 6], rel=1e-14)
 
 
-def test_masses_that_no_batch_has():
+def test_masses_that_read_a_parameter_or_are_negative_are_refused():
     share = Parameter("share", upper=1.0)
     kernels = {"text -> trajectory": uniform(share), "image -> trajectory": uniform(1 - share)}
     edges = ("text -> trajectory", "image -> trajectory", *CROSSED_EDGES[1:])
@@ -129,7 +129,7 @@ COUNTS = st.lists(st.lists(st.integers(0, 3), min_size=3, max_size=3), min_size=
 
 @given(counts=COUNTS, scale=st.lists(st.integers(1, 3), min_size=3, max_size=3), outer=st.booleans())
 @settings(deadline=None, max_examples=60)
-def test_balance_against_brute_force(counts, scale, outer):
+def test_balance_equals_brute_force(counts, scale, outer):
     if outer:  # proportional by construction
         counts = [[(row[0] + 1) * s for s in scale] for row in counts]
     cells = {(i, j): n for i, row in enumerate(counts) for j, n in enumerate(row)}
@@ -163,7 +163,7 @@ def test_balance_against_brute_force(counts, scale, outer):
     assert f"reach {float(max(leaks)):.3g} for" in caught.value.found
 
 
-def test_balance_some_rows_at_a_time(monkeypatch):
+def test_balance_in_chunks_names_the_same_cell(monkeypatch):
     """Cells are looked at in chunks: whatever their size, the same cell is the worst."""
     rng = np.random.default_rng(5)
     labels = dict(offsets=range(41), domain=rng.integers(0, 9, 40).tolist(), modality=rng.integers(0, 7, 40).tolist())

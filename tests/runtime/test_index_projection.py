@@ -106,7 +106,7 @@ def agrees(i, seed=0, tolerance=1e-11):
                 np.testing.assert_allclose(here, 0, rtol=0, atol=tolerance)
 
 
-def test_projection_of_two_crossed_strata():
+def test_the_projection_of_two_crossed_strata_is_least_squares():
     i = crossing(PROJECTED, {("m", "t"): 2, ("m", "i"): 5, ("c", "t"): 3, ("c", "i"): 1, ("c", "a"): 2, ("d", "a"): 4})
     assert i.projection.strata == ("batch", "domain", "modality")
     agrees(i)
@@ -126,7 +126,7 @@ def test_projection_of_two_crossed_strata():
     )
 
 
-def test_a_balanced_batch_is_projected_by_the_moebius_recursion():
+def test_the_projection_of_a_balanced_batch_is_the_moebius_recursion():
     h = crossed(orthogonalise="projection", assume=[balanced(domain, modality)])
     i = crossing(h, {("m", "t"): 2, ("m", "i"): 4, ("c", "t"): 3, ("c", "i"): 6})
     m = np.ones(15)
@@ -137,7 +137,7 @@ def test_a_balanced_batch_is_projected_by_the_moebius_recursion():
         np.testing.assert_allclose(rho[u], s[u] - s["batch"][0], atol=1e-13)
 
 
-def test_projection_of_experts_beside_trajectories():
+def test_the_projection_of_experts_and_trajectories_is_least_squares():
     kernels = dict.fromkeys(BESIDE_EDGES, proportional(total(W)))
     h = hierarchy(*BESIDE_EDGES, kernels=kernels, orthogonalise="projection")
     experts = [["e", "f", "g", "e"], ["f", "f", "e", None], ["g", "e", None, None]]
@@ -145,7 +145,7 @@ def test_projection_of_experts_beside_trajectories():
     agrees(index(h, mask=mask, expert=experts, attributes={"weight": np.linspace(0.5, 3, 12).reshape(3, 4)}))
 
 
-def test_projection_of_nested_crossings():
+def test_the_projection_of_nested_crossings_is_least_squares():
     """Tokens lie over experts and trajectories, and these over domains and modalities."""
     edges = ("token -> expert", "expert -> batch", *CROSSED_EDGES)
     h = hierarchy(
@@ -176,7 +176,7 @@ def two_leaves(*edges):
     return hierarchy(*edges, kernels=rows, orthogonalise="projection")
 
 
-def test_projection_with_two_leaves():
+def test_the_projection_with_two_leaves_is_least_squares():
     edges = (
         "text -> expert",
         "image -> expert",
@@ -199,7 +199,7 @@ def test_projection_with_two_leaves():
 
 @given(rows=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=14))
 @settings(deadline=None, max_examples=40)
-def test_projection_is_defined_where_the_crossing_hangs_together(rows):
+def test_the_projection_is_defined_if_the_cells_are_connected(rows):
     """For two strata over the batch, effects can be told apart just when the cells join all of them."""
     joined = [{("d", d), ("m", m)} for d, m, _ in rows]
     parts = []
@@ -218,14 +218,15 @@ def test_projection_is_defined_where_the_crossing_hangs_together(rows):
     smallest = min(map(len, parts))
     worded = set()
     for part in (p for p in parts if len(p) == smallest):
-        words = [
-            f"{word} {', '.join(str(n) for s, n in sorted(part) if s == word[0])}" for word in ("domain", "modality")
+        words = [  # labels in the order in which they appear
+            f"{word} {', '.join(str(n) for n in dict.fromkeys(labels[word]) if (word[0], n) in part)}"
+            for word in ("domain", "modality")
         ]
         worded.add(" and ".join(words) + (" always occur together" if smallest == 2 else " occur only with each other"))
     assert caught.value.found in worded
 
 
-def test_crossings_of_too_low_a_rank():
+def test_effects_that_cannot_be_separated_are_refused():
     rule = dict(
         what="effects of crossed strata cannot be separated",
         required="one least-squares fit in batch, domain, modality",
@@ -266,7 +267,7 @@ def test_crossings_of_too_low_a_rank():
     )  # fmt: skip
 
 
-def test_too_many_elements(monkeypatch):
+def test_a_projection_of_too_many_elements_is_refused(monkeypatch):
     monkeypatch.setattr(projection_module, "MAX_ELEMENTS", 4)
     refuses(
         HierarchyIndexError, lambda: crossing(PROJECTED, {("m", "t"): 1, ("m", "i"): 1, ("c", "t"): 1, ("c", "i"): 1}),
@@ -274,7 +275,7 @@ def test_too_many_elements(monkeypatch):
     )  # fmt: skip
 
 
-def test_elements_without_mass():
+def test_a_projection_of_elements_without_mass_is_refused():
     edges = ("token -> domain", "token -> modality", *CROSSED_EDGES[3:])
     h = hierarchy(*edges, kernel=proportional(total(SIGNED)), orthogonalise="projection")
     one = dict(offsets=[0, 3], domain=[["m", "m", "c"]], modality=[["t", "i", "i"]])
@@ -286,7 +287,7 @@ def test_elements_without_mass():
     agrees(index(h, **{**one, "modality": ["t", "i", "t"]}, attributes={"signed": [2.0, 1.0, 1.0]}))
 
 
-def test_the_documented_example_is_an_index():
+def test_the_example_of_the_page_batches_runs():
     page = (Path(__file__).resolve().parents[2] / "docs" / "batches.md").read_text()
     block = next(b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "orthogonalise" in b)
     standin = SimpleNamespace(compile=lambda h: SimpleNamespace(index=lambda **k: index(h, **k)))

@@ -37,7 +37,7 @@ from fibration.runtime.inputs import make_batch
 # ---------------------------------------------------------------- leaves
 
 
-def test_a_tree_by_hand():
+def test_an_index_of_a_tree_equals_one_written_by_hand():
     i = tree()
     assert i.leaves == ("text", "image")
     assert i.positions.tolist() == [0, 1, 2, 8, 9, 11]
@@ -72,7 +72,7 @@ def test_a_tree_by_hand():
     refuses(HierarchyIndexError, lambda: i.tokens_of("turn"), what="'turn' is not a leaf", required="text, image")
 
 
-def test_layouts_of_a_tree():
+def test_the_layouts_of_a_tree_equal_those_written_by_hand():
     i = tree()
     image_rows = i.layout("trajectory", "image")
     assert image_rows.offsets.tolist() == [0, 1, 3]
@@ -87,7 +87,7 @@ def test_layouts_of_a_tree():
     refuses(HierarchyIndexError, lambda: i.layout("turn", "image"), what="'image' does not lie over 'turn'")
 
 
-def test_segments_without_tokens_and_out_of_order():
+def test_segments_may_be_empty_and_out_of_order():
     h = hierarchy("text -> trajectory", "image -> trajectory", "trajectory -> domain")
     i = index(h, offsets=[0, 2, 3, 5], text=[1, 1, 0, 1, 0], domain=["b", "a", "b"])
     rows = i.layout("trajectory", "text")
@@ -109,7 +109,7 @@ def test_segments_without_tokens_and_out_of_order():
     assert no_images.members("image", "trajectory").offsets.tolist() == [0, 0]
 
 
-def test_one_leaf_is_as_it_was():
+def test_an_index_with_one_leaf_has_the_layout_of_its_tokens():
     i = index(hierarchy("token -> trajectory"), mask=torch.tensor([[1, 1, 0], [1, 0, 0]]))
     assert i.leaves == ("token",)
     assert i.tokens_of("token") is None
@@ -118,7 +118,7 @@ def test_one_leaf_is_as_it_was():
     assert i.layout("trajectory").positions is None
 
 
-def test_padded_and_packed_agree():
+def test_padded_and_packed_trees_have_the_same_index():
     padded = tree()
     keep = MASK.bool().reshape(-1)
     offsets = [0, 3, 3, 6]
@@ -146,12 +146,12 @@ LEAVES = {
 
 
 @pytest.mark.parametrize("name", LEAVES)
-def test_masks_of_leaves_that_do_not_fit(name):
+def test_wrong_masks_of_leaves_are_refused(name):
     changes, expected = LEAVES[name]
     refuses(HierarchyIndexError, lambda: tree(**changes), **expected)
 
 
-def test_rows_over_which_not_every_leaf_lies():
+def test_a_row_without_a_leaf_that_lies_over_it_is_refused():
     """They are elements of the hierarchy, and means over them need something to lie over each."""
     h = hierarchy("text -> trajectory", "trajectory -> domain", "image -> domain")
     i = index(h, offsets=[0, 2, 4], text=[1, 0, 1, 0], domain=["a", "b"])
@@ -173,7 +173,7 @@ def test_rows_over_which_not_every_leaf_lies():
 
 
 @pytest.mark.parametrize("make", [torch.tensor, np.array, list])
-def test_a_negative_number_is_no_label_of_a_token(make):
+def test_a_negative_label_of_a_token_is_refused(make):
     """-1 and -100 mean none in most data, and would be an element of their own."""
     h = hierarchy(*BESIDE_EDGES)
     rule = dict(required="negative numbers mean none", remedy="leave the token out of the response mask")
@@ -192,7 +192,7 @@ def test_a_negative_number_is_no_label_of_a_token(make):
     assert rows.labels["expert"] == (-5, -7)
 
 
-def test_a_stratum_beside_the_rows():
+def test_a_stratum_that_crosses_the_rows_takes_labels_per_token():
     h = hierarchy(*BESIDE_EDGES)
     i = index(h, mask=[[1, 1], [0, 1]], expert=[["e", "f"], [None, "e"]])
     assert i.parent("token", "expert").tolist() == [0, 1, 0]
@@ -216,7 +216,7 @@ def test_a_stratum_beside_the_rows():
     )  # fmt: skip
 
 
-def test_an_expert_of_text_alone():
+def test_a_stratum_of_one_leaf_takes_no_labels_of_other_leaves():
     h = hierarchy("text -> expert", "text -> trajectory", "image -> trajectory")
     i = index(h, mask=[[1, 1], [1, 0]], image=[[0, 1], [0, 0]], expert=[["e", None], ["f", None]])
     assert i.size["expert"] == 2
@@ -239,7 +239,7 @@ def test_an_expert_of_text_alone():
     )
 
 
-def test_a_row_label_says_nothing_about_tokens_of_other_leaves():
+def test_a_label_per_row_does_not_apply_to_tokens_of_other_leaves():
     h = hierarchy("text -> domain", "domain -> family", "image -> trajectory")
     i = index(h, mask=torch.ones(2, 2), image=[[0, 1], [1, 0]], domain=["d", "e"], family=[["f", None], ["h", "g"]])
     assert i.parents["domain", "family"].tolist() == [0, 1]
@@ -255,7 +255,7 @@ def families(h=None, **changes):
     return index(h or hierarchy(*FAMILY_EDGES), offsets=[0, 2, 3, 5, 6], **labels)
 
 
-def test_labels_of_labels():
+def test_a_mapping_gives_labels_to_labels():
     h = hierarchy(*FAMILY_EDGES)
     good = {**ROWS, "domain": ["math", "code", "math", "code"]}
     mapped = families(**good)
@@ -308,19 +308,19 @@ MAPPINGS = {
 
 
 @pytest.mark.parametrize("name", MAPPINGS)
-def test_mappings_that_do_not_fit(name):
+def test_wrong_mappings_are_refused(name):
     changes, expected = MAPPINGS[name]
     refuses(HierarchyIndexError, lambda: families(**changes), **expected)
 
 
-def test_tokens_have_no_labels_to_map_from():
+def test_a_mapping_from_tokens_is_refused():
     refuses(
         HierarchyIndexError, lambda: index(hierarchy(*BESIDE_EDGES), offsets=[0, 2], expert={0: "e"}),
         what=("'expert'", "token lies directly over it"), remedy="one label per token",
     )  # fmt: skip
 
 
-def test_names_of_rows_are_per_row():
+def test_names_of_rows_are_read_per_row():
     """Also of rows that are no stratum of the hierarchy, and where there are as many tokens."""
     h = hierarchy("text -> domain", "image -> domain")
     i = index(h, offsets=[0, 2, 2, 3], image=[0, 1, 0], domain=["m", "m", "c"], trajectory=["a", "b", "c"])
@@ -331,14 +331,14 @@ def test_names_of_rows_are_per_row():
     )  # fmt: skip
 
 
-def test_labels_that_contradict_along_two_paths():
+def test_labels_that_differ_along_two_paths_are_refused():
     refuses(
         HierarchyIndexError, lambda: families(family=["stem", "stem", "arts", "arts"]),
         what="domain 'math' lies over two elements of family", found=("'stem'", "'arts'"),
     )  # fmt: skip
 
 
-def test_parallel_paths_are_composed():
+def test_maps_along_parallel_paths_are_composed():
     good = families(domain=["math", "code", "math", "code"])
     check(good)
     wrong = dict(good.edges)
@@ -372,7 +372,7 @@ def read_by(batch):
     return {(i.kind, i.stratum): value for i, value in found.items()}
 
 
-def test_inputs_of_several_leaves():
+def test_each_leaf_reads_its_own_tokens():
     i = tree()
     now, old = (torch.arange(12.0).reshape(3, 4) * k for k in (3, 1))
     per_row = torch.tensor([1.0, 2.0, 3.0])
@@ -395,7 +395,7 @@ def made(h, i, inputs, advantages, matrices=()):
     return make_batch(h, program, program, i, {"log_ratio": torch.zeros(i.shape)}, advantages, None, torch.float64, 0.0)
 
 
-def test_advantages_and_matrices_of_a_program():
+def test_a_program_reads_advantages_and_maps_of_each_leaf():
     i = tree()
     text_, images, turns, rows, whole = (
         Input(f"advantage_{s}", s, "advantage") for s in ("text", "image", "turn", "trajectory", "domain")
@@ -423,7 +423,7 @@ def test_advantages_and_matrices_of_a_program():
     assert found.vectors == {matrix: crossed_index.matrix("domain", "modality")}
 
 
-def test_attributes_of_one_leaf():
+def test_attributes_of_a_leaf_are_read_at_its_tokens():
     height = Attribute("height", on=image)
     kernels = {"image -> trajectory": proportional(total(height)), "text -> trajectory": uniform()}
     h = hierarchy("text -> trajectory", "image -> trajectory", kernels=kernels)

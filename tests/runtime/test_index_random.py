@@ -35,7 +35,7 @@ def random_trees(draw):
 @pytest.mark.thorough
 @given(random_trees())
 @settings(deadline=None, max_examples=150)
-def test_random_trees_against_their_definition(world):
+def test_the_index_of_a_random_tree_equals_its_definition(world):
     below, leaves, rows, padded = world
     name = "abcdefgh"
 
@@ -108,7 +108,7 @@ def test_random_trees_against_their_definition(world):
             assert i.count(of, s).tolist() == counts
 
 
-def test_as_many_tokens_as_rows_beside_the_hierarchy():
+def test_rows_outside_the_hierarchy_may_be_as_many_as_tokens():
     h = hierarchy("text -> turn", "image -> turn", rows=Stratum("row"))
     labels = dict(offsets=[0, 2, 2], image=[1, 0])
     refuses(

@@ -208,7 +208,7 @@ def results(op, index, rows, places):
     ], metrics
 
 
-def test_an_index_of_ranks_stays_as_it_is():
+def test_to_the_same_device_returns_the_index_itself():
     pieces = operator(spec("fiberpo")).index(mask=MASK, trajectory=list("abcdefa"), positions=PLACES)
     assert pieces.to("cpu") is pieces
     elsewhere = dataclasses.replace(pieces, device=torch.device("cpu", 0))
@@ -217,7 +217,7 @@ def test_an_index_of_ranks_stays_as_it_is():
     )
 
 
-def test_an_index_that_moves_shares_nothing(monkeypatch):
+def test_an_index_on_another_device_shares_no_memory_and_has_the_same_bits(monkeypatch):
     """On a device of its own it works everything out again, and to the same bits."""
     op, given = tree()
     whole = op.index(**laid_out(given, slice(None), False)[0])
@@ -228,7 +228,7 @@ def test_an_index_that_moves_shares_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:7", "nonsense", "meta"])
-def test_a_device_that_cannot_be_used(device):
+def test_a_device_that_cannot_be_used_is_refused(device):
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")
     index = operator(spec("fiberpo")).index(mask=MASK)
@@ -239,7 +239,7 @@ def test_a_device_that_cannot_be_used(device):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("world", WORLDS)
-def test_on_a_gpu_it_is_the_index_that_was_built_there(world):
+def test_an_index_moved_to_a_gpu_equals_one_built_there(world):
     op, given = WORLDS[world]()
     arguments, _ = laid_out(given, slice(None), False)
     here, there = op.index(**arguments), op.index(**arguments, device="cuda")

@@ -124,7 +124,7 @@ SPECS = {
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", SPECS)
-def test_coefficients_are_those_of_the_formula(name, seed):
+def test_coefficients_of_inward_losses_equal_the_formula(name, seed):
     labels, gate, epsilon = SPECS[name]
     batch, op = regimes(seed, labels), operator(spec(name))
     found, value = coefficients(op, packed(op, batch), batch)
@@ -160,12 +160,12 @@ def pulled(h, drift, advantage):
         ("grpo", 0.205, 0, -1.2275),
     ],
 )
-def test_pulls_beyond_the_budget(name, drift, above, below):
+def test_coefficients_beyond_the_budget_depend_on_the_direction_of_the_pull(name, drift, above, below):
     assert pulled(spec(name), drift, 1.0) == pytest.approx(above, rel=1e-3, abs=1e-12)
     assert pulled(spec(name), drift, -1.0) == pytest.approx(below, rel=1e-3, abs=1e-12)
 
 
-def test_the_channel_below_is_pulled_the_other_way():
+def test_on_channel_minus_the_pull_has_the_other_sign():
     h = spec("fiberpo_inward")
     assert pulled(h, -0.105, -1.0) == pytest.approx(np.exp(-0.095), rel=1e-12)  # outward, and rolled back
     assert pulled(h, -0.105, 1.0) == pytest.approx(np.exp(-0.105), rel=1e-12)  # inward, and passes
@@ -199,7 +199,7 @@ def test_an_outward_pull_meets_the_gate_and_an_inward_one_passes(advantage):
     assert found == pytest.approx(advantage * slope * np.exp(value), abs=1e-12)
 
 
-def test_without_an_advantage_nothing_pulls():
+def test_an_advantage_of_0_makes_an_inward_gate_0():
     assert (gated(alone(STRIP.inward(), log_ratio()), X, 0.0) == 0).all()
 
 
@@ -210,20 +210,20 @@ def test_passed_residuals_stop_at_the_ceiling():
     assert found == pytest.approx(-1.0 * inside * np.exp(value), abs=1e-12)
 
 
-def test_in_units_of_a_mass_before_or_after():
+def test_inward_and_per_may_be_applied_in_either_order():
     twice = [clip_gate(0.1).per(2).inward(), clip_gate(0.1).inward().per(2), clip_gate(0.2).inward()]
     found = [gated(alone(gate, log_ratio()), X, -1.0) for gate in twice]
     assert (found[0] == found[2]).all()
     assert (found[1] == found[2]).all()
 
 
-def test_an_inward_clip_of_ratios_is_that_of_ppo():
+def test_an_inward_clip_of_ratios_equals_ppos():
     low = alone(clip_gate(0.2).inward(), ratio_deviation())
     assert gated(low, X, -1.0) == pytest.approx(-np.where(np.expm1(X) >= -0.2, np.exp(X), 0), abs=1e-12)
     assert gated(low, X, 1.0) == pytest.approx(np.where(np.expm1(X) <= 0.2, np.exp(X), 0), abs=1e-12)
 
 
-def test_a_level_that_passes_is_left_alone():
+def test_inward_leaves_the_identity_gate_unchanged():
     gates = {trajectory: identity_gate().inward(), token: identity_gate().inward()}
     h = Hierarchy(
         name="passing", fibrations=[Fibration(token, trajectory, uniform())], gates=gates,

@@ -13,7 +13,7 @@ MASKS = st.lists(st.booleans(), max_size=24).map(lambda bits: np.array(bits, boo
 
 
 @given(MASKS, st.lists(st.integers(0, 24), max_size=6))
-def test_intervals_of_a_mask(keep, bounds):
+def test_intervals_equal_the_runs_of_a_mask(keep, bounds):
     runs, places = Intervals.of(keep), np.flatnonzero(keep)
     assert len(runs) == len(places)
     assert runs.places().tolist() == runs.place(np.arange(len(places))).tolist() == places.tolist()
@@ -28,7 +28,7 @@ def test_intervals_of_a_mask(keep, bounds):
 
 
 @pytest.mark.parametrize("n", [0, 1, 5])
-def test_runs_without_a_mask(n):
+def test_intervals_without_a_mask_are_all_places(n):
     assert Intervals.first(n).places().tolist() == list(range(n))
     assert Intervals.first(n).before.tolist() == Intervals.of(np.ones(n, bool)).before.tolist()
 
@@ -48,7 +48,7 @@ def pieces(draw):
 
 
 @given(pieces())
-def test_a_layout_of_pieces(drawn):
+def test_a_layout_of_pieces_equals_its_definition(drawn):
     segment, segments, starts, before, places = drawn
     layout = lay_out(segment, segments, starts, before, torch.device("cpu"))
     tokens = [(s, start + i) for s, start, n in zip(segment, starts, np.diff(before), strict=True) for i in range(n)]
@@ -77,7 +77,7 @@ def test_a_layout_of_pieces(drawn):
     assert sorted(written) == list(range(places))  # every place once
 
 
-def test_rows_need_no_number_per_token():
+def test_a_layout_of_rows_has_no_number_per_token():
     """Layouts of rows, and what they are made of, are as long as the rows."""
     h = hierarchy("token -> trajectory", "trajectory -> domain")
     mask = torch.arange(50) < torch.tensor([[50], [7], [0], [20]])

@@ -106,7 +106,7 @@ def of(name):
         ("grpo_k3", [0, 1, 2, 3, 4, 6]),  # a penalty; row 5 has no tokens
     ],
 )
-def test_the_rows_of_four_losses(name, wanted):
+def test_the_live_rows_of_four_losses_are_as_expected(name, wanted):
     op, index = of(name)
     assert op.live(A, index).nonzero()[:, 0].tolist() == wanted
     assert not op.live(A * 0, index).any() or name == "grpo_k3"
@@ -124,7 +124,7 @@ def test_advantages_per_token_are_read_at_tokens_alone():
     assert op.live(under, op.index(mask=mask)).tolist() == [False, True, False]
 
 
-def test_words():
+def test_the_condition_for_a_dead_row_prints_as_expected():
     def words(name):
         return str(operator(spec(name), "torch").dead_if)
 
@@ -134,7 +134,7 @@ def test_words():
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "fiberpo_domain"])
-def test_ranks_find_the_rows_of_one_process(name):
+def test_ranks_find_the_live_rows_of_one_process(name):
     """Rows 1 and 3 share a domain, on two ranks."""
     op, index = of(name)
     wanted = op.live(A, index)
@@ -151,7 +151,7 @@ def test_ranks_find_the_rows_of_one_process(name):
         assert found == wanted[rows].tolist()
 
 
-def test_pieces_of_a_row_live_and_die_together_where_they_are_gated_together():
+def test_pieces_of_a_row_are_live_together_if_a_gate_couples_them():
     """Rows 0 and 3 are one trajectory on two ranks; of its tokens, one of row 0 has an advantage."""
     per_token = torch.zeros(2, 4, 3, dtype=torch.float64)  # rank, row, token
     per_token[0, 0, 1] = 1
@@ -171,7 +171,7 @@ def test_pieces_of_a_row_live_and_die_together_where_they_are_gated_together():
     assert try_on_ranks(2, on_rank(operator(spec("fiberpo"), "torch"))).results == [[True, False], [True, False]]
 
 
-def test_micro_batches_have_the_rows_of_the_step():
+def test_a_micro_batch_has_the_live_rows_of_the_step():
     for name in ("grpo", "gspo", "fiberpo_domain"):
         op, index = of(name)
         wanted = op.live(A, index)
@@ -195,7 +195,7 @@ def test_a_micro_batch_that_does_not_have_all_advantages_is_refused():
     )  # fmt: skip
 
 
-def test_what_is_refused():
+def test_wrong_arguments_of_live_are_refused():
     op, index = of("grpo")
     refuses(BatchError, lambda: op.live(A), what="no index is given")
     refuses(BatchError, lambda: op.live(A[:2], index), what="advantages have shape [2]")

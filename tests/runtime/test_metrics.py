@@ -94,7 +94,7 @@ def test_regimes_of_random_gates_are_a_partition(case):
         assert total == packed(operator(hierarchy), batch).index.size[stratum]
 
 
-def test_regimes_of_fiberpo_by_hand():
+def test_the_regimes_of_fiberpo_equal_those_written_by_hand():
     """Four trajectories: inside, at the budget, in the strip, beyond; k = 2 tokens."""
     op = operator(spec("fiberpo"))
     s = np.array([0.125, 0.25, 0.3125, 0.375])
@@ -133,7 +133,7 @@ def regime_counts(stratum, r, g, budget=None, k=None, epsilon=None):
 
 @pytest.mark.parametrize("scale", [0.05, 0.2, 0.5])
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain"])
-def test_a_plain_recount(name, scale):
+def test_metrics_equal_a_plain_recount(name, scale):
     op = operator(spec(name))
     budgets = {"+": 0.11, "-": 0.07}
     values = {p: budgets for p in spec(name).parameters if p.startswith("C_")} | {"epsilon": 0.04}
@@ -158,7 +158,7 @@ def test_a_plain_recount(name, scale):
 
 
 @pytest.mark.parametrize("name", ["fiberpo_domain"])
-def test_a_recount_per_domain(name):
+def test_metrics_per_domain_equal_a_plain_recount(name):
     op = operator(spec(name))
     batch = batch_for(name, 0.3)
     metrics = measured(op, batch)
@@ -179,7 +179,7 @@ def test_a_recount_per_domain(name):
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_tv_and_kl_against_numpy(name):
+def test_tv_and_kl_equal_numpy(name):
     """Means over trajectories of means over tokens: of |r - 1| (eq:dhat_traj, without a half) and of -log r."""
     op = operator(spec(name))
     batch = batch_for(name, lengths=(3, 0, 1, 4, 2))
@@ -214,7 +214,7 @@ def test_metrics_of_two_parts_add_up_to_the_whole(name):
     assert {k for k in whole if "[" not in k} == set(parts[0]) == set(parts[1])
 
 
-def test_a_mean_of_means_is_not_a_mean():
+def test_the_sum_of_two_means_is_the_mean_over_all_elements():
     a = Mean(torch.tensor(1.0).double(), torch.tensor(1.0).double())
     b = Mean(torch.tensor(0.0).double(), torch.tensor(3.0).double())
     assert float(a + b) == 0.25
@@ -222,7 +222,7 @@ def test_a_mean_of_means_is_not_a_mean():
     assert math.isnan(float(Mean(torch.zeros(()), torch.zeros(()))))
 
 
-def test_extremes_keep_the_more_extreme():
+def test_the_sum_of_two_extremes_is_the_more_extreme():
     high = [Extreme(torch.tensor(v), True) for v in (1.0, 3.0, 2.0)]
     low = [Extreme(torch.tensor(v), False) for v in (1.0, 3.0, -2.0)]
     assert float(high[0] + high[1] + high[2]) == 3
@@ -259,7 +259,7 @@ GATES = {
 @pytest.mark.sampled
 @pytest.mark.parametrize("level", ["prompt_group", "trajectory", "token"])
 @pytest.mark.parametrize("which", GATES)
-def test_regimes_at_every_level(which, level):
+def test_every_level_counts_its_regimes(which, level):
     """Constant regimes too: a gate that is the identity, or nothing, on a root of several elements."""
     make, expected = GATES[which]
     made = [
@@ -285,7 +285,7 @@ def test_regimes_at_every_level(which, level):
     assert float(metrics[f"{level}/drift_max"]) == np.abs(r).max()
 
 
-def test_many_roots_are_reported_as_a_whole():
+def test_many_roots_are_reported_in_one_metric():
     op = operator(three_levels(identity_gate(), identity_gate(), clip_gate(0.1)))
     rows = FEW + 1
     batch = Batch((1,) * rows, np.linspace(-1, 1, rows), np.ones(rows), {"prompt_group": list(range(rows))})
@@ -325,7 +325,7 @@ def test_metrics_are_plain_numbers(name):
         assert "\n" not in key
 
 
-def test_metrics_are_the_callers_own():
+def test_metrics_belong_to_the_caller():
     """Added up over ranks in place, as all_reduce does it, they change no later call."""
     op, batch = operator(spec("fiberpo_domain")), spread_batch()
     layout = packed(op, batch)
@@ -341,7 +341,7 @@ def test_metrics_are_the_callers_own():
     assert found[0] == found[1]
 
 
-def test_metrics_can_be_left_out():
+def test_a_call_may_leave_metrics_out():
     op = operator(spec("fiberpo"))
     batch = batch_for("fiberpo")
     layout = packed(op, batch)
@@ -352,7 +352,7 @@ def test_metrics_can_be_left_out():
     assert {k: float(v) for k, v in full.items()} == {k: float(v) for k, v in measured(op, batch).items()}
 
 
-def test_weights_and_what_is_kept_and_further_policies():
+def test_metrics_of_weights_conditions_and_policies_equal_a_plain_recount():
     """Of two weights, one infinite where the token is dropped; every number from a plain recount, and `+` of two batches."""
     k = log_prob(old) - log_prob(rollout)
     h = Hierarchy(

@@ -25,7 +25,7 @@ ROUNDING = 1e-13  # of sums in another order, in float64
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", [*SPECS, *RANDOM])
-def test_a_coefficient_moves_with_rows_that_are_coupled_alone(name, seed):
+def test_a_coefficient_depends_on_coupled_rows_only(name, seed):
     """Rows may reach each other in steps: one shares a domain with a second, and that a modality with a third."""
     step = Step(made(name), seed)
     before = step.coefficients().values
@@ -39,7 +39,7 @@ def test_a_coefficient_moves_with_rows_that_are_coupled_alone(name, seed):
 
 
 @pytest.mark.parametrize("name", [n for n in SPECS if not made(n).coupling.is_row_local])
-def test_rows_that_are_said_to_be_coupled_are(name):
+def test_rows_that_are_reported_as_coupled_are_coupled(name):
     for seed in range(40):
         step = Step(made(name), seed)
         before = step.coefficients().values
@@ -84,7 +84,7 @@ def test_parts_add_up_to_the_whole_step(name, backend, layout):
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", RANDOM)
-def test_parts_of_random_hierarchies_add_up(name, seed):
+def test_parts_of_random_hierarchies_add_up_to_the_whole_step(name, seed):
     step = Step(made(name), seed)
     check_parts(step, step.closed())
 
@@ -152,7 +152,7 @@ def test_over_ranks_parts_add_up_and_no_rank_waits(name):
     assert len(collectives) == len(built.traffic.sent) + prologue
 
 
-def test_pieces_of_a_row_are_micro_batches_of_a_loss_of_tokens_alone():
+def test_a_loss_on_tokens_alone_accepts_pieces_of_a_row_as_micro_batches():
     keys, positions = ["t", "t", "u", "v", "u", "w"], np.arange(N)
     op = operator(spec("grpo"), "torch")
     index = op.index(offsets=OFFSETS, trajectory=keys, positions=positions)
@@ -185,7 +185,7 @@ def test_the_bits_of_coefficients_do_not_depend_on_the_cut(name, dtype, backend)
         assert torch.equal(got, of_rows(wanted, rows))
 
 
-def test_a_batch_of_some_rows_is_no_micro_batch():
+def test_an_index_of_some_rows_has_another_normaliser_than_a_micro_batch():
     """Its own counts normalise: the sum of such parts is another loss. The tests above would find that."""
     op = operator(spec("grpo"), "torch")
     index = op.index(offsets=OFFSETS)
@@ -196,7 +196,7 @@ def test_a_batch_of_some_rows_is_no_micro_batch():
     assert torch.equal(op.coefficients(*given, index.micro(slice(3))).values, wanted)
 
 
-def test_parameters_in_the_order_of_elements_are_those_of_the_whole_step():
+def test_parameters_per_element_have_the_order_of_the_whole_step():
     op = operator(spec("fiberpo"), "torch")
     index = op.index(offsets=OFFSETS)
     parameters = {"C_trajectory": [0.01, 0.5, 0.02, 0.3, 0.04, 0.2]}
@@ -206,7 +206,7 @@ def test_parameters_in_the_order_of_elements_are_those_of_the_whole_step():
 
 
 @pytest.mark.parametrize("name", ["grpo", "fiberpo_domain"])
-def test_rows_of_a_micro_batch_are_a_micro_batch_of_the_step(name):
+def test_a_micro_batch_of_a_micro_batch_is_one_of_the_step(name):
     op = operator(spec(name), "torch")
     index = op.index(offsets=OFFSETS, **labels(op))
     part = index.micro([5, 3, 1, 4]).micro([1, 2, 0, 3])
@@ -218,7 +218,7 @@ def test_rows_of_a_micro_batch_are_a_micro_batch_of_the_step(name):
         refuses(HierarchyIndexError, lambda: part.micro([0, 1]), what="tokens of domain 'y'")
 
 
-def test_positions_say_in_which_order_the_tokens_of_a_micro_batch_come():
+def test_positions_order_the_tokens_of_a_micro_batch():
     op = operator(interleaved())
     assert op.coupling.strata == ("prompt_group",)
     index = op.index(offsets=OFFSETS, prompt_group=GROUPS, positions=PLACES)
@@ -252,7 +252,7 @@ def test_a_micro_batch_without_tokens_adds_nothing():
         assert op.coefficients(torch.zeros(0, 4), torch.zeros(0, 4), torch.ones(0), index.micro([])).values.numel() == 0
 
 
-def test_torch_compile_follows_a_micro_batch():
+def test_torch_compile_accepts_a_micro_batch():
     op = operator(spec("gspo"), "torch")
     index = op.index(offsets=OFFSETS).micro([1, 4])
     given = of_rows(OLD, [1, 4]), A[[1, 4]], index
@@ -278,13 +278,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("which", REFUSED)
-def test_rows_that_are_none(which):
+def test_wrong_rows_of_a_micro_batch_are_refused(which):
     rows, expected = REFUSED[which]
     whole = operator(spec("fiberpo")).index(offsets=OFFSETS)
     refuses(HierarchyIndexError, lambda: whole.micro(rows), **expected)
 
 
-def test_rows_come_in_every_form():
+def test_every_form_of_rows_is_accepted():
     op = operator(spec("grpo"))
     index = op.index(offsets=OFFSETS)
     forms = [slice(1, 4), [1, 2, -3], range(1, 4), np.array([1, 2, 3], np.int32), torch.tensor([1, 2, 3])]
@@ -293,7 +293,7 @@ def test_rows_come_in_every_form():
     assert len(index.micro(slice(2))) == 2 and "a micro-batch of Index('grpo'" in repr(index.micro([0]))
 
 
-def test_an_element_that_is_cut_is_named():
+def test_a_micro_batch_that_cuts_a_coupled_element_is_refused_by_name():
     op = operator(spec("fiberpo_domain"))
     index = op.index(offsets=OFFSETS, **labels(op))
     refuses(

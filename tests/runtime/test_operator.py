@@ -130,7 +130,7 @@ def test_the_order_of_rows_does_not_matter(case, data):
 
 @pytest.mark.thorough
 @given(case=cases())
-def test_labels_are_only_names(case):
+def test_renaming_labels_changes_no_bit(case):
     """Any hashable labels that tell the same elements apart give the same bits."""
     hierarchy, batch = case
     op = operator(hierarchy)
@@ -219,7 +219,7 @@ def test_back_propagating_coefficients_in_pieces_is_exact(name, pieces):
     assert theta.grad.numpy() == pytest.approx(expected.numpy(), rel=1e-12, abs=1e-15)
 
 
-def test_evaluating_per_piece_is_something_else():
+def test_evaluating_each_half_of_a_group_gives_another_result():
     """Why the whole batch has to be seen at once: FiberPO-Domain on halves of a prompt group differs."""
     op = operator(spec("fiberpo_domain"))
     batch = spread_batch(scale=0.4)
@@ -262,7 +262,7 @@ def test_an_unverified_hierarchy_is_not_compiled():
     assert not caught.value.report.ok
 
 
-def test_backends_are_named():
+def test_an_unknown_backend_is_an_error_that_lists_the_backends():
     with pytest.raises(BackendError, match="no backend 'cuda'") as caught:
         fibration.compile(spec("ppo"), backend="cuda")
     assert "torch" in caught.value.required
@@ -275,13 +275,13 @@ def test_the_choice_of_a_backend_is_logged(caplog):
     assert f"backend '{chosen}'" in caplog.text
 
 
-def test_the_source_can_be_shown(monkeypatch, capsys):
+def test_fibration_print_prints_the_source(monkeypatch, capsys):
     monkeypatch.setenv("FIBRATION_PRINT", "1")
     op = fibration.compile(spec("ppo"))
     assert op.source in capsys.readouterr().err
 
 
-def test_levels_show_what_every_gate_read_and_gave():
+def test_levels_return_the_residual_and_the_gated_value_of_every_gate():
     op = operator(spec("fiberpo"))
     x = torch.tensor([0.5, -0.25, 0.125, 0.0], dtype=torch.float64)
     index = op.index(offsets=[0, 2, 4])
@@ -318,7 +318,7 @@ def test_gate_needs_advantages_only_where_a_gate_reads_them():
         assert op.gate(x, op.index(offsets=[0, 2], **labels)).tolist() == [1.0, 1.0]
 
 
-def test_ratio_coordinates_and_pessimism_by_hand():
+def test_a_pessimistic_clip_of_ratios_equals_one_written_by_hand():
     h = Hierarchy(
         name="clipped_ratio",
         gates={token: pessimistic_clip_gate(0.2, 0.3)},
@@ -332,7 +332,7 @@ def test_ratio_coordinates_and_pessimism_by_hand():
     assert gated.tolist() == pytest.approx([1.3, np.exp(-0.5), np.exp(0.5), 0.8, np.exp(0.1)], rel=1e-14)
 
 
-def test_values_under_the_mask_are_neutral():
+def test_results_under_the_mask_are_neutral():
     op = operator(spec("fiberpo"))
     batch = spread_batch()
     layout = padded(op, batch)
@@ -359,7 +359,7 @@ def test_tensors_need_not_be_contiguous():
     assert torch.equal(odd.grad, -expected)
 
 
-def test_devices_may_be_spelled_in_full():
+def test_a_device_may_be_named_in_full():
     op = operator(spec("ppo"))
     x = torch.zeros(1, 2)
     for device in ("cpu", "cpu:0", torch.device("cpu"), torch.device("cpu", 0)):
@@ -368,7 +368,7 @@ def test_devices_may_be_spelled_in_full():
         op.loss(x, x, torch.ones(1), index)
 
 
-def test_single_elements_everywhere():
+def test_a_batch_of_a_single_token_is_accepted():
     for name in SPECS:
         op = operator(spec(name))
         batch = Batch((1,), np.array([0.01]), np.array([2.0]), {"prompt_group": ["a"], "domain": ["m"]})
@@ -395,7 +395,7 @@ def test_aggregates_run_over_the_whole_batch():
     assert gated.tolist() == pytest.approx([0.5, 0.75, 0.5, 0.75], rel=1e-14)
 
 
-def test_a_step_raises_no_warning():
+def test_an_ordinary_step_raises_no_warning():
     """A whole ordinary step, with every warning an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")

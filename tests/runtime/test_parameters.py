@@ -27,7 +27,7 @@ from fibration import (
 from fibration.runtime import devices
 
 
-def test_parameters_per_element():
+def test_a_parameter_may_have_a_value_per_element():
     op = operator(spec("fiberpo_domain"))
     batch = spread_batch(scale=0.5)
     layout = packed(op, batch)
@@ -93,13 +93,13 @@ def passed(value):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_each_element_and_channel_has_its_own_in_every_form(form):
+def test_a_parameter_has_a_value_per_element_and_channel_in_every_form(form):
     """One passes what it has, the others are limited to their own number, to the bit."""
     expected = np.minimum(DRIFTS, ROWS)
     assert (np.abs(passed(FORMS[form])) == expected).all()
 
 
-def test_one_per_element_is_that_of_both_channels():
+def test_a_value_per_element_applies_to_both_channels():
     expected = np.minimum(DRIFTS, np.array([[0.7], [0.1], [0.25]]))
     for value in ([0.7, 0.1, 0.25], np.array([0.7, 0.1, 0.25]), {"b": 0.7, "a": 0.1, "c": 0.25}):
         assert (np.abs(passed(value)) == expected).all()
@@ -110,7 +110,7 @@ def test_an_empty_mapping_means_the_default():
     assert (passed({None: 0.125}) == passed(0.125)).all()
 
 
-def test_rows_and_columns_are_not_mixed_up():
+def test_a_transposed_table_of_values_is_refused():
     refuses(
         ParameterError, lambda: passed(ROWS.T), what="parameter 'C' has shape [2, 3]", required="[3] or [3, 2]",
         found="3 elements of domain: 'b', 'a', 'c'", remedy="transpose it",
@@ -119,7 +119,7 @@ def test_rows_and_columns_are_not_mixed_up():
 
 
 @pytest.mark.parametrize("pair", [(0.1, 0.2), [0.1, 0.2]])
-def test_two_numbers_of_two_elements_and_two_channels_are_neither(pair):
+def test_two_values_for_two_elements_and_two_channels_are_ambiguous_and_refused(pair):
     op, _ = signed()
     index, x = op.index(offsets=[0, 1, 2], domain=["a", "b"]), torch.zeros(2)
     refuses(
@@ -130,7 +130,7 @@ def test_two_numbers_of_two_elements_and_two_channels_are_neither(pair):
         op.levels(x, index, {"C": clear})
 
 
-def test_labels_are_no_tensors():
+def test_tensors_as_labels_of_parameters_are_refused():
     """Which equal no label, so that all would have the default."""
     op, _ = signed()
     index = op.index(offsets=[0, 1, 2], domain=torch.tensor([0, 1]))
@@ -141,7 +141,7 @@ def test_labels_are_no_tensors():
     )  # fmt: skip
 
 
-def test_another_label_is_a_slip_where_it_looks_like_one():
+def test_a_label_similar_to_one_of_the_batch_is_refused_as_a_typo():
     """Domains come and go from batch to batch, and some are numbered: neither is a slip."""
     op = operator(spec("fiberpo_domain"))
     layout = op.index(offsets=[0, 1], prompt_group=["p"], domain=["math_2"])
@@ -159,7 +159,7 @@ def test_another_label_is_a_slip_where_it_looks_like_one():
 
 
 @pytest.mark.parametrize("value", [0.5, torch.tensor(0.5), np.float64(0.5), np.float32(0.5), {"+": 0.5, "-": 0.5}])
-def test_one_value_in_many_forms(value):
+def test_every_form_of_one_value_is_accepted(value):
     op = operator(spec("fiberpo"))
     batch = spread_batch(scale=1.0)
     layout = packed(op, batch)
@@ -185,7 +185,7 @@ def test_a_parameter_may_vary_over_a_coarser_stratum():
     assert gated.tolist() == pytest.approx([0.25, -0.25, 0.75, -0.75], rel=1e-14)
 
 
-def test_bounds_belong_to_the_parameter():
+def test_a_value_outside_the_bounds_of_a_parameter_is_refused():
     op = operator(spec("ppo"))
     index = op.index(offsets=[0, 1])
     one = torch.ones(1)
@@ -249,7 +249,7 @@ PARAMETERS = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("which", PARAMETERS)
-def test_parameters(which):
+def test_wrong_parameters_are_refused(which):
     given, expected = PARAMETERS[which]
     for call in (
         lambda: DOMAIN.gate(X, INDEX, given),
@@ -262,7 +262,7 @@ def test_parameters(which):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("value", [1, 1.0, 1.5, torch.tensor(1.0)])
-def test_a_lower_clip_stays_below_one(value):
+def test_epsilon_low_must_be_below_1(value):
     """`epsilon_low < 1` keeps the ratio positive: an assumption of the proof, so it is checked."""
     for name in ("ppo", "grpo", "dapo", "dr_grpo", "gspo"):
         op = operator(spec(name))
@@ -273,7 +273,7 @@ def test_a_lower_clip_stays_below_one(value):
         )  # fmt: skip
 
 
-def test_a_ceiling_lies_above_one():
+def test_a_ceiling_must_be_above_1():
     one = torch.ones(1)
     index = PPO.index(offsets=[0, 1])
     refuses(
@@ -315,7 +315,7 @@ def gated(value, name="C_domain", op=DOMAIN, index=INDEX):
     return op.gate(torch.tensor([0.5, 0.25, -0.5]), index, {name: value}).tolist()
 
 
-def test_values_that_change_are_seen():
+def test_a_call_uses_the_changed_values_of_parameters():
     """Vectors are kept under their numbers: whatever changes, and wherever, a call gets its own."""
     values, tensor, nested = {"m": 0.1, "c": 0.2}, torch.tensor([0.1, 0.2]), {"m": {"+": 0.1, "-": 0.1}, "c": 0.2}
     before = [gated(v) for v in (values, tensor, nested)]
@@ -334,7 +334,7 @@ def test_values_that_change_are_seen():
     assert gated({"m": 0.1, "c": 0.3}) == gated({"m": 0.3, "c": 0.1}, index=elsewhere_)
 
 
-def test_equal_numbers_of_other_shapes_are_not_mixed_up():
+def test_equal_values_of_different_shapes_are_different_parameters():
     """One number for each of two domains, and two for one of them, are the same numbers one after the other."""
     three = DOMAIN.index(offsets=[0, 1, 2, 3], prompt_group=["p", "q", "r"], domain=["m", "c", "d"])
     wide = {"C_domain": {"m": 0.5, "c": 0.25, "d": 0.125}, "epsilon": 0.125}
@@ -372,7 +372,7 @@ def test_a_tensor_on_a_device_is_read_back_once_until_it_changes(monkeypatch):
         assert gated(budgets) == second[0]
 
 
-def test_a_graph_is_recorded_with_parameters_that_are_there(monkeypatch):
+def test_a_cuda_graph_keeps_its_parameters_alive(monkeypatch):
     """What a graph reads lives as long as the index, however many other values come later."""
     index = DOMAIN.index(offsets=[0, 2, 3], prompt_group=["p", "q"], domain=["m", "c"])
     expected = gated(0.0703125, index=index)

@@ -51,7 +51,7 @@ def worlds(draw):
 
 @given(worlds())
 @settings(deadline=None, max_examples=60)
-def test_random_worlds_against_their_definition(world):
+def test_the_order_of_random_batches_equals_its_definition(world):
     rows, places, episodes, given_ = world
     width = max(map(len, rows))
 
@@ -93,7 +93,7 @@ def lists(members, n):
     return [part.tolist() for part in np.split(order, members.offsets[1:-1].numpy())]
 
 
-def test_whole_rows_need_no_positions_and_no_number_per_token():
+def test_whole_rows_need_no_positions():
     index = ROWS.index(offsets=[0, 3, 3, 5], episode=["e", None, "e"])
     assert index.sequence("trajectory", "token").order is None and index.sequence(
         "trajectory", "token"
@@ -101,7 +101,7 @@ def test_whole_rows_need_no_positions_and_no_number_per_token():
     assert not any("_compose" in key or "_places_of" in key for key in index._cache)
 
 
-def test_positions_interleave_rows():
+def test_positions_may_interleave_rows():
     index = CHAIN.index(**PAIR, positions=[1, 4, 9, 2, 5])
     assert lists(index.sequence("episode", "token"), 5) == [[0, 3, 1, 4, 2]]
     assert lists(index.sequence("episode", "trajectory"), 2) == [[0, 1]]
@@ -133,7 +133,7 @@ def test_invalid_positions_are_refused(case):
     refuses(HierarchyIndexError, lambda: ROWS.index(**PAIR, positions=given_), what=what, required=required)
 
 
-def test_positions_twice_in_an_element():
+def test_equal_positions_in_an_element_are_refused():
     refuses(
         HierarchyIndexError, lambda: CHAIN.index(**PAIR, positions=[1, 4, 9, 4, 5]),
         what="token [1] of trajectory 0 and token [3] of trajectory 1 both have the position 4 in episode 'e'",
@@ -142,7 +142,7 @@ def test_positions_twice_in_an_element():
     ROWS.index(**PAIR, positions=[1, 4, 9, 4, 5])  # each row's own order
 
 
-def test_an_element_in_several_rows_needs_them():
+def test_an_element_in_several_rows_needs_positions():
     refuses(
         HierarchyIndexError, lambda: CHAIN.index(**PAIR),
         what="episode 'e' spans several rows or ranks", required="positions=, of the batch's shape",
@@ -157,7 +157,7 @@ def test_an_element_in_several_rows_needs_them():
     TOOLS.index(offsets=[0, 3, 5], tool=["a", "b", "a", "c", "c"])
 
 
-def test_order_is_read_wherever_a_formula_stands():
+def test_order_is_found_in_every_part_of_a_hierarchy():
     h = hierarchy("token -> trajectory", "trajectory -> batch")
     deep = before(position(over=trajectory) * after(2, over=Stratum(BATCH), discount=0.5), over=trajectory)
     read = h.model_copy(update={"objective": h.objective.keep(deep <= 3)}).ordered

@@ -47,7 +47,7 @@ CASES = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("which", CASES)
-def test_coarse_rounding_warns(which):
+def test_rounding_that_changes_regimes_is_warned_about(which):
     """Of those who are, rounding takes more than one element in a hundred into another regime; of the others, fewer."""
     name, dtype, old_dtype, length, parameters, warned = CASES[which]
     op = fresh(name)
@@ -69,7 +69,7 @@ def test_coarse_rounding_warns(which):
     assert (worst > 0.01) is warned
 
 
-def test_the_text_of_the_precision_warning():
+def test_the_precision_warning_has_the_expected_text():
     op = fresh("gspo")
     new, old, a = a_batch(16, 0.003)
     index = op.index(mask=torch.ones(new.shape))
@@ -101,7 +101,7 @@ def test_the_text_of_the_precision_warning():
         ("sapo", {"token": {}}),
     ],
 )
-def test_the_first_breakpoint_of_gates_in_nats(name, expected):
+def test_the_first_breakpoint_of_a_gate_is_in_nats(name, expected):
     """In nats, whatever the units: of the declared defaults, and of numbers per element the least."""
     h = spec(name)
     op = operator(h)

@@ -133,7 +133,7 @@ def test_log_probs_may_require_grad():
 
 
 @pytest.mark.parametrize("size", [grad(1.0, 2.0), [1.0, grad(2.0)[0]], {0: 1.0, 1: grad(2.0)[0]}])
-def test_attributes(size):
+def test_attributes_that_require_grad_are_refused(size):
     op = operator(ALL)
     make = lambda: op.index(offsets=[0, 3, 5], trajectory=[0, 1], attributes={"size": size})  # noqa: E731
     refuses(HierarchyIndexError, make, what="attribute 'size' requires grad", remedy=".detach()")

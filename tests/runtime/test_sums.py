@@ -23,7 +23,7 @@ def exactly(found, element):
 
 @given(st.lists(st.tuples(numbers, st.integers(0, 2)), max_size=20), st.randoms(), st.integers(0, 20))
 @examples(150)
-def test_in_any_order_and_in_any_parts(drawn, random, cut):
+def test_a_sum_is_the_same_in_any_order_and_in_any_parts(drawn, random, cut):
     values, at = np.array([x for x, _ in drawn]), np.array([i for _, i in drawn], np.int64)
     found = Sums.of(values, at, 3)
     for element in range(3):
@@ -36,13 +36,13 @@ def test_in_any_order_and_in_any_parts(drawn, random, cut):
 
 
 @pytest.mark.parametrize("scale", [1e-310, 1e-3, 1, 1e5, 1e300])
-def test_sums_of_one_sign_are_as_near_as_can_be(scale):
+def test_a_sum_of_one_sign_is_exact_to_one_rounding(scale):
     values = np.random.default_rng(0).uniform(0.1, 1, 1000) * scale
     (found,) = Sums.of(values, np.zeros(1000, np.int64), 1).values()
     assert abs(found - math.fsum(values)) <= 2 * np.spacing(math.fsum(values))
 
 
-def test_many_numbers_are_added_some_at_a_time(monkeypatch):
+def test_a_sum_in_chunks_is_the_same(monkeypatch):
     values = np.random.default_rng(0).normal(size=100)
     at = np.arange(100) % 7
     whole = Sums.of(values, at, 7).values()

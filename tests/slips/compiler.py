@@ -114,7 +114,7 @@ SLIPS = (
         'body = reduce(partial(scalar, "mul"), map(arg, range(len(every_channel))))', 'body = reduce(partial(scalar, "add"), map(arg, range(len(every_channel))))',
     ),
     slip(
-        "what a coarse stage reads of other ranks' rows is not gathered", "compiler*spread runtime*spread",
+        "what a coarse stage reads of other ranks' rows is not gathered", "compiler*spread runtime*rank_results runtime*rank_index",
         "waiting |= {n: None for n in mine if n in read or spread.cuts(n, program.leaves)}",
         "waiting |= {n: None for n in mine if spread.cuts(n, program.leaves)}",
     ),
@@ -123,7 +123,7 @@ SLIPS = (
         'n: None for n in program.inputs if n.kind in GIVEN and', 'n: None for n in program.inputs if not n.kind and',
     ),
     slip(
-        "a sum over cut rows is one rank's", "compiler*spread runtime*spread",
+        "a sum over cut rows is one rank's", "compiler*spread runtime*rank_results runtime*rank_index",
         "return over_tokens and node.stratum not in self.whole", "return over_tokens and not node.stratum",
     ),
     slip("parts of a term are too large to add up exactly", "compiler*spread", "RANGE = 2.0**69", "RANGE = 2.0**72"),

@@ -168,11 +168,11 @@ SLIPS = (
         "            numbers[self.negated : self.negated + 1].neg_()\n", "            pass\n",
     ),
     slip(
-        "single elements come where their level alone is asked for", "test_asked",
+        "single elements come where their level alone is asked for", "test_scalars",
         "return row.group in asked and row.over in asked", "return row.group in asked",
     ),
     slip(
-        "means over nothing are logged as 0", "test_asked",
+        "means over nothing are logged as 0", "test_scalars",
         "            elif numbers[p.count]:\n                found[prefix + p.name] = value / numbers[p.count]",
         "            else:\n                found[prefix + p.name] = value / max(numbers[p.count], 1)",
     ),

@@ -74,15 +74,15 @@ SLIPS = (
         "    if not h.shape.is_tree:\n        paths_agree(index)", "    if h.shape.is_tree:\n        paths_agree(index)",
     ),
     slip(
-        "a row is called what another row's element is", "ranks/test_spread_index",
+        "a row is called what another row's element is", "ranks/test_rank_index",
         "label = self.labels[rows][element]", "label = self.labels[rows][number]",
     ),
     slip(
-        "masses of other ranks' tokens are left out", "ranks/test_spread_index",
+        "masses of other ranks' tokens are left out", "ranks/test_rank_index",
         "        if source not in self.leaves:\n            return mine", "        if True:\n            return mine",
     ),
     slip(
-        "rows of one key on one rank are not cut", "ranks/test_spread_index",
+        "rows of one key on one rank are not cut", "ranks/test_rank_index",
         "cut=len(np.unique(pieces)) < len(pieces)", "cut=False",
     ),
     slip(
@@ -154,7 +154,7 @@ SLIPS = (
         "return stratum != self.h.rows and not self.h.shape.is_chain", "return not self.h.shape.is_chain",
     ),
     slip(
-        "rows without keys have the numbers of their rank", "test_bad_spread_index",
+        "rows without keys have the numbers of their rank", "test_bad_rank_index",
         "if self.spread and stratum == self.rows and not self.keyed:", "if False:",
     ),
     slip(

@@ -17,27 +17,27 @@ SLIPS = (
         'str: lambda value: b"s" + value', 'str: lambda value: b"n" + value',
     ),
     slip(
-        "two labels of one hash are one element", "ranks/test_bad_spread_index",
+        "two labels of one hash are one element", "ranks/test_bad_rank_index",
         "if names[one] != names[other]:", "if False:",
     ),
     slip(
-        "what one rank says of an element is not compared with what another does", "ranks/test_bad_spread_index",
+        "what one rank says of an element is not compared with what another does", "ranks/test_bad_rank_index",
         "wrong = np.flatnonzero((origin[element] >= 0) & (known[element] != mine))", "wrong = np.flatnonzero(origin[element] < -1)",
     ),
     slip(
-        "elements are numbered in the order of their hashes where rows have no keys", "ranks/test_spread_index",
+        "elements are numbered in the order of their hashes where rows have no keys", "ranks/test_rank_index",
         "        if not self.keyed:\n            order", "        if False:\n            order",
     ),
     slip(
-        "elements are numbered as they come where rows have keys", "ranks/test_spread_index",
+        "elements are numbered as they come where rows have keys", "ranks/test_rank_index",
         "        if not self.keyed:\n            order", "        if True:\n            order",
     ),
     slip(
-        "a turn that two ranks have lies in one row", "ranks/test_spread_index",
+        "a turn that two ranks have lies in one row", "ranks/test_rank_index",
         "(inside[number] == NOWHERE) | (inside[number] == mine), mine, STRADDLES", "inside[number] == NOWHERE, mine, inside[number]",
     ),
     slip(
-        "tokens of other ranks do not count", "ranks/test_spread_index",
+        "tokens of other ranks do not count", "ranks/test_rank_index",
         "total[number] += p.counts[edge]", "total[number] = p.counts[edge]",
     ),
     slip(

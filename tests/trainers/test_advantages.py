@@ -109,7 +109,7 @@ def called(reduce: Reduction) -> str:
 @pytest.mark.sampled
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("reduce", WHOLE, ids=called)
-def test_counts_of_the_whole_step_are_undone(reduce, ranks):
+def test_a_division_by_counts_of_the_step_is_undone(reduce, ranks):
     for pieces in (on_each(ranks), micro_batches(ranks)):
         a = placed(values(ranks), pieces, WHOLE[reduce])
         assert error(reduce, a, ranks) <= EXACT
@@ -117,7 +117,7 @@ def test_counts_of_the_whole_step_are_undone(reduce, ranks):
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("reduce", EACH, ids=called)
-def test_counts_of_each_micro_batch_are_undone(reduce, ranks):
+def test_a_division_by_counts_of_each_micro_batch_is_undone(reduce, ranks):
     divisors = {"accumulation": len(parted(ranks)[0]), "ranks": ranks}
     a = placed(values(ranks), micro_batches(ranks), EACH[reduce], **divisors)
     assert error(reduce, a, ranks) <= EXACT
@@ -128,7 +128,7 @@ def test_counts_of_each_micro_batch_are_undone(reduce, ranks):
 
 
 @pytest.mark.parametrize("reduce", WHOLE, ids=called)
-def test_weights_belong_to_the_advantages_and_not_behind_the_loss(reduce):
+def test_weights_multiply_the_advantages_and_not_the_loss(reduce):
     a = placed(values(2, weights=True), on_each(2), WHOLE[reduce])
     assert error(reduce, a, 2, weights=True) <= EXACT
     behind = placed(values(2), on_each(2), WHOLE[reduce])
@@ -137,14 +137,14 @@ def test_weights_belong_to_the_advantages_and_not_behind_the_loss(reduce):
 
 @pytest.mark.parametrize("together", ["micro-batch", "rank"])
 @pytest.mark.parametrize("reduce", WHOLE, ids=called)
-def test_coefficients_of_a_part_of_the_step_are_others(reduce, together):
+def test_coefficients_of_a_part_of_the_step_give_another_gradient(reduce, together):
     a = placed(values(2, together=together), on_each(2), WHOLE[reduce])
     assert error(reduce, a, 2) > WRONG
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("reduce", WHOLE, ids=called)
-def test_a_reduction_is_not_undone_by_another(reduce):
+def test_undoing_another_reduction_gives_another_gradient(reduce):
     """Nor by counts of a rank or of a micro-batch, where the trainer's are those of the step."""
     same = {reductions.openrlhf: reductions.areal, reductions.nemo: reductions.areal}
     for other, options in WHOLE.items():
@@ -168,7 +168,7 @@ def test_a_reduction_is_not_undone_by_another(reduce):
         (reductions.openrlhf_rows, "grpo", 1e-8),
     ],
 )
-def test_the_trainers_own_loss_for_a_hierarchy_changes_nothing(reduce, name, bound, ranks):
+def test_the_trainers_clipped_loss_of_these_advantages_has_the_hierarchys_gradient(reduce, name, bound, ranks):
     """Neither the gradient off policy, nor the advantages of fresh rows."""
     s, op = step(), support.operator(support.spec(name), "c")
     window = Window(op, s.mask, s.old, s.advantages, {}, parameters={"epsilon_low": 0.2, "epsilon_high": 0.28})
@@ -184,7 +184,7 @@ def test_the_trainers_own_loss_for_a_hierarchy_changes_nothing(reduce, name, bou
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("mask", [torch.bool, torch.int64, torch.float32])
-def test_the_result_is_like_the_coefficients_without_a_graph_and_0_under_the_mask(dtype, mask):
+def test_the_result_has_the_dtype_of_the_coefficients_no_graph_and_0_under_the_mask(dtype, mask):
     c = values(1).to(dtype, copy=True).requires_grad_()
     exact = values(1) * TOKENS
     for count in (TOKENS, float(TOKENS), torch.tensor(TOKENS), torch.tensor([float(TOKENS)])):
@@ -196,7 +196,7 @@ def test_the_result_is_like_the_coefficients_without_a_graph_and_0_under_the_mas
     assert torch.equal(packed, a[step().mask])
 
 
-def test_a_row_without_tokens_is_divided_by_nothing():
+def test_the_length_of_a_row_without_tokens_is_ignored():
     lengths = OWN.double()
     for nothing in (0.0, -1.0, torch.nan):
         lengths[OWN == 0] = nothing
@@ -228,7 +228,7 @@ def test_an_empty_micro_batch_is_refused():
 
 
 @pytest.mark.parametrize("wrong", [0.0, -2.0, float("nan"), float("inf")])
-def test_a_row_that_is_divided_by_nothing_is_named(wrong):
+def test_a_row_with_an_invalid_length_is_named(wrong):
     lengths = OWN.double()
     lengths[7] = wrong
     options = {"reduction": "sequence-mean", "count": B}
@@ -254,11 +254,11 @@ def test_a_row_that_is_divided_by_nothing_is_named(wrong):
     ],
     ids=lambda given: str(given)[:40],
 )
-def test_what_does_not_belong_to_a_reduction_is_refused(options, what):
+def test_options_that_a_reduction_does_not_take_are_refused(options, what):
     refused(**options, expected={"what": what})
 
 
-def test_masks_that_are_not_the_trainers_are_refused():
+def test_a_mask_that_does_not_fit_the_coefficients_is_refused():
     s, c = step(), values(1)
     refused(mask=s.mask[:, 1:], reduction="sum", expected={"what": "[24, 9]"})
     refused(mask=s.weights.where(s.mask, 0), reduction="sum", expected={"what": "a mask with", "remedy": "weights"})

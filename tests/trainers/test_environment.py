@@ -16,7 +16,7 @@ NEEDED = ("accelerate", "datasets", "omegaconf", "ray", "tensordict", "transform
 
 
 @pytest.mark.thorough
-def test_the_library_imports_no_trainer():
+def test_importing_the_library_imports_no_trainer():
     """Nor does any of its names, or the command line."""
     program = (
         "import sys, fibration; [getattr(fibration, name) for name in fibration.__all__]; import fibration.cli.main\n"
@@ -27,7 +27,7 @@ def test_the_library_imports_no_trainer():
 
 
 @pytest.mark.parametrize("trainer", ["trl", "verl"])
-def test_an_extra_allows_the_release_that_is_tested_and_not_the_next_series(trainer):
+def test_an_extra_allows_the_tested_release_and_not_the_next_series(trainer):
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (allowed,) = map(Requirement, extras[trainer])
     pins = (ROOT / f"constraints-{trainer}.txt").read_text()

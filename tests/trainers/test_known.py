@@ -22,7 +22,7 @@ def known():
     return made
 
 
-def test_rows_of_the_same_weights_are_known_in_any_order_width_and_precision(known):
+def test_log_probs_of_the_same_weights_are_known_in_any_order_width_and_precision(known):
     wide = torch.nn.functional.pad(ROWS[[2, 0]].double(), (0, 3))
     assert known.has(model(), 1.0, wide, wide != 0)
 
@@ -37,20 +37,20 @@ def test_a_weight_that_differs_in_its_last_bit_makes_all_rows_unknown(known, pla
     assert not known.has(changed, 1.0, ROWS, MASK)
 
 
-def test_one_other_log_prob_and_another_temperature_are_unknown(known):
+def test_another_log_prob_or_temperature_makes_rows_unknown(known):
     other = ROWS.clone()
     other[1, 2] += 1e-6
     assert not known.has(model(), 1.0, other, MASK)
     assert not known.has(model(), 0.9, ROWS, MASK)
 
 
-def test_what_nobody_trains_on_may_be_unknown(known):
+def test_masked_tokens_may_be_unknown(known):
     other, mask = ROWS.clone(), MASK.clone()
     other[1], mask[1] = torch.nan, False
     assert known.has(model(), 1.0, other, mask)
 
 
-def test_rows_add_up_until_weights_change(known):
+def test_known_rows_add_up_until_the_weights_change(known):
     known.add(model(), 1.0, ROWS - 1)
     assert known.has(model(), 1.0, torch.cat([ROWS, ROWS - 1]), torch.cat([MASK, MASK]))
     changed = model()
@@ -61,7 +61,7 @@ def test_rows_add_up_until_weights_change(known):
     assert not known.has(changed, 1.0, ROWS, MASK)
 
 
-def test_nothing_is_known_before_and_after(known):
+def test_nothing_is_known_before_the_first_rows_and_after_forget(known):
     assert not Known().has(model(), 1.0, ROWS, MASK)
     known.forget()
     assert not known.has(model(), 1.0, ROWS, MASK)

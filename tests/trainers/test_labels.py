@@ -24,11 +24,11 @@ KNOWN = {"prompt_group": "uid", "domain": "data_source"}
         ("hierarchical_grpo", ("prompt_group", "domain")),
     ],
 )
-def test_strata_that_take_labels(name, strata):
+def test_the_strata_that_take_labels_are_listed(name, strata):
     assert wanted(support.spec(name)) == strata
 
 
-def test_the_user_says_more_than_the_trainer_knows():
+def test_labels_of_the_user_replace_those_of_the_trainer():
     h = support.spec("fiberpo_domain")
     assert sources(h, known=KNOWN) == KNOWN
     assert sources(h, {"domain": "subject"}, KNOWN) == {"prompt_group": "uid", "domain": "subject"}
@@ -36,7 +36,7 @@ def test_the_user_says_more_than_the_trainer_knows():
     assert sources(support.spec("grpo"), known=KNOWN) == {}
 
 
-def test_a_stratum_without_a_source():
+def test_a_stratum_without_labels_is_an_error():
     with pytest.raises(TrainerError, match="no labels for 'domain'") as caught:
         sources(support.spec("fiberpo_domain"), known={"prompt_group": "uid"})
     assert caught.value.found == "sources for prompt_group"
@@ -45,12 +45,12 @@ def test_a_stratum_without_a_source():
 @pytest.mark.parametrize(
     ("spec", "name"), [("grpo", "domain"), ("fiberpo_domain", "token"), ("fiberpo_domain", "dmain")]
 )
-def test_a_source_of_what_takes_no_labels(spec, name):
+def test_labels_for_a_name_that_takes_none_are_an_error(spec, name):
     with pytest.raises(TrainerError, match=f"labels for '{name}', which is not a stratum"):
         sources(support.spec(spec), {name: "column"}, KNOWN)
 
 
-def test_what_a_user_writes_is_said_by_the_trainer():
+def test_the_remedy_is_in_the_trainers_syntax():
     h = support.spec("fiberpo_domain")
     with pytest.raises(TrainerError) as caught:
         sources(h, {}, {"domain": "source"})
@@ -60,7 +60,7 @@ def test_what_a_user_writes_is_said_by_the_trainer():
     assert "+labels.prompt_group=FIELD" in caught.value.remedy and "COLUMN" not in caught.value.remedy
 
 
-def test_a_hierarchy_without_labels_says_so():
+def test_labels_for_a_hierarchy_without_labels_are_an_error():
     with pytest.raises(TrainerError) as caught:
         sources(support.spec("grpo"), {"domain": "source"})
     remedy = "leave 'domain' out of labels"
@@ -80,19 +80,19 @@ def test_labels_of_another_hierarchy_are_all_named():
 
 
 @pytest.mark.parametrize("given", ["domain", ["domain"], 3])
-def test_labels_that_are_no_mapping(given):
+def test_labels_that_are_not_a_mapping_are_an_error(given):
     with pytest.raises(TrainerError, match="labels are") as caught:
         sources(support.spec("fiberpo_domain"), given, {"prompt_group": "uid"})
     assert caught.value.remedy == "labels={'domain': COLUMN}"
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), torch.tensor(float("nan")), ["a"], {"a": 1}, torch.arange(2)])
-def test_what_is_no_label(value):
+def test_a_value_that_is_no_label_is_none(value):
     assert as_label(value) is None
 
 
 @pytest.mark.parametrize(("value", "label"), [("a", "a"), (0, 0), (("a", 1), ("a", 1)), (torch.tensor(3), 3), ("", "")])
-def test_what_is_one(value, label):
+def test_a_value_becomes_a_label(value, label):
     assert as_label(value) == label and not isinstance(as_label(value), torch.Tensor)
 
 
@@ -123,12 +123,12 @@ def in_order():
         (weighted, "reads the attribute 'weight' of a token"),
     ],
 )
-def test_what_rows_have_no_labels_for_is_refused(hierarchy, says):
+def test_strata_that_no_label_per_row_can_describe_are_refused(hierarchy, says):
     with pytest.raises(TrainerError, match=says):
         sources(hierarchy(), known=KNOWN)
 
 
-def test_what_names_a_hierarchy():
+def test_an_operator_is_made_from_a_name_a_file_or_an_operator():
     op = as_operator("grpo", "torch")
     assert (op.hierarchy, op.backend) == (support.spec("grpo"), "torch")
     assert as_operator(op) is as_operator(op, "auto") is as_operator(op, "torch") is op

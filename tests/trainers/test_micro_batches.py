@@ -96,7 +96,7 @@ def trained(batches: MicroBatches, first: Tensor, second: Tensor) -> tuple[Tenso
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_parts_are_those_of_the_whole_step(name):
+def test_the_parts_add_up_to_the_gradient_of_the_whole_step(name):
     case, s = CASES[name], step()
     whole = window_of(case, EVERY).coefficients(s["new"])
     assert whole.values.any()
@@ -120,7 +120,7 @@ def test_parts_are_those_of_the_whole_step(name):
         assert measured == pytest.approx(whole.scalars(), rel=1e-11, abs=1e-13, nan_ok=True)
 
 
-def test_coefficients_of_a_set_stay_those_of_its_first_micro_batch():
+def test_coefficients_of_coupled_micro_batches_are_computed_once():
     """They are of the trained pass of that one, and of the passes before of the others."""
     case, s = CASES["domains in halves"], step()
     firsts = torch.tensor([i for i in EVERY if i % 8 < 4])
@@ -161,7 +161,7 @@ def test_rows_of_one_trajectory_are_trained_on_together(name, ranks):
     run(None) if ranks is None else on_ranks(ranks, run)
 
 
-def test_rows_need_no_plan_where_they_are_independent():
+def test_independent_rows_need_no_plan():
     """They come in any order, as wide as their longest row, and are given with their log-probs."""
     case, s = CASES["row-local, frozen sums"], step()
     whole = window_of(case, EVERY).coefficients(s["new"])
@@ -185,7 +185,7 @@ def test_a_fresh_step_has_the_coefficients_of_ratio_one():
     assert batches.measure()["pass/log_prob_difference"] > 0
 
 
-def test_a_part_of_a_window_is_trained_on_with_log_probs_of_all_of_it():
+def test_training_on_part_of_a_window_uses_the_log_probs_of_all_of_it():
     case, s = CASES["domains in halves"], step()
     whole = window_of(case, EVERY).coefficients(s["new"])
     batches = MicroBatches(window_of(case, EVERY), places(fours()), [4, 5, 4])
@@ -198,7 +198,7 @@ def test_a_part_of_a_window_is_trained_on_with_log_probs_of_all_of_it():
     assert batches.done
 
 
-def test_an_error_of_one_rank_is_raised_on_all_of_them_at_the_end():
+def test_an_error_of_one_rank_is_raised_on_all_ranks_at_the_end():
     case, s = CASES["row-local, two ranks"], step()
 
     def run(group: Any) -> None:
@@ -231,7 +231,7 @@ def test_other_rows_than_planned_are_refused():
         batches.coefficients(s["new"][:4], torch.arange(4))
 
 
-def test_a_step_without_tokens_needs_no_pass():
+def test_a_step_without_tokens_needs_no_forward_pass():
     case, nothing = CASES["no domain apart"], torch.full((8, T), NAN)
     op = operator(case.hierarchy)
     labels = {name: given[:8] for name, given in LABELS.items()}
@@ -241,7 +241,7 @@ def test_a_step_without_tokens_needs_no_pass():
     assert batches.measure() == {"objective": 0}
 
 
-def test_sets_are_the_smallest_ones_that_an_index_takes():
+def test_coupled_micro_batches_are_joined_into_the_smallest_closed_sets():
     """Joined over several elements; rows in no micro-batch must not be coupled with others."""
     op, s = operator(), step()
     index = op.index(mask=s["mask"], **LABELS)

@@ -8,7 +8,7 @@ import pytest
 from fibration import MissingDependency
 
 
-def test_trl(monkeypatch):
+def test_a_missing_trl_is_an_error_with_the_command_that_installs_it(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("fibration.trainers.trl")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

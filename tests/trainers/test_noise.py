@@ -15,12 +15,12 @@ class Block(nn.Module):
         self.drop = nn.Dropout(0.0)
 
 
-def test_layers_attention_and_routers_are_named():
+def test_dropout_of_layers_attention_and_routers_is_named():
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.25), Block(0.1, 0.01, 0.5))
     assert list(noise(model)) == [("1", "p", 0.25), ("2", "attention_dropout", 0.1), ("2", "router_jitter_noise", 0.01)]
 
 
-def test_what_is_switched_off_or_means_something_else_is_no_noise():
+def test_a_rate_of_0_and_other_attributes_are_not_noise():
     assert list(noise(nn.Sequential(nn.Dropout(0.0), Block(0.0, 0.0, 0.5)))) == []
 
 
@@ -45,7 +45,7 @@ class Inherits(Reads):
     pass
 
 
-def test_numbers_of_a_config_that_a_forward_pass_reads_are_named_once():
+def test_rates_in_a_config_that_a_forward_pass_reads_are_named_once():
     whole = SimpleNamespace(dropout=0.1, attention_dropout=0.2, layer_norm_eps=1e-5)
     routers = {"router_jitter_noise": 0.01, 0: 0.5, "dropout": "none"}
     model = Made(whole, Inherits(whole), Reads(whole), Reads(routers), Reads(SimpleNamespace(dropout=0.0)))
@@ -53,7 +53,7 @@ def test_numbers_of_a_config_that_a_forward_pass_reads_are_named_once():
     assert list(noise(model)) == found
 
 
-def test_numbers_of_which_layers_are_made_are_those_of_the_layers():
+def test_rates_of_a_config_that_only_build_layers_are_read_from_the_layers():
     model = Made(SimpleNamespace(resid_pdrop=0.1, classifier_dropout=0.1))
     assert list(noise(model)) == [("layer", "p", 0.1)]
     model.layer.p = 0.0

@@ -43,7 +43,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("parameters", "words"), WRONG)
-def test_it_is_named(parameters, words):
+def test_a_wrong_parameter_is_named(parameters, words):
     with pytest.raises(ParameterError) as raised:
         check_parameters(SHIPPED, parameters)
     assert all(word in str(raised.value) for word in words)
@@ -58,11 +58,11 @@ def test_it_is_named(parameters, words):
         {"C_domain": {"math": (0.2, 0.3), None: torch.tensor(0.1)}},
     ],
 )
-def test_what_is_right_passes(parameters):
+def test_right_parameters_pass(parameters):
     check_parameters(SHIPPED, parameters)
 
 
-def test_one_without_a_value_is_asked_for():
+def test_a_parameter_without_a_value_is_an_error():
     token, trajectory = strata("token trajectory")
     length = count(token, over=trajectory)
     h = Hierarchy(
@@ -77,7 +77,7 @@ def test_one_without_a_value_is_asked_for():
     check_parameters(h, {"C": 0.1})
 
 
-def test_labels_that_a_user_cannot_know_have_no_values():
+def test_values_per_label_are_refused_where_the_user_cannot_know_the_labels():
     given = {"C_prompt_group": {0: 0.1}, "C_domain": {"maps": 0.1}}
     check_parameters(SHIPPED, given)
     with pytest.raises(ParameterError, match="'C_prompt_group' is given per element: 0"):
@@ -87,7 +87,7 @@ def test_labels_that_a_user_cannot_know_have_no_values():
 BUDGETS = {"C_domain": {"algebra": {"+": 0.3, "-": 0.2}, "maps": 0.1}, "epsilon": 0.1}
 
 
-def test_labels_of_the_data_all_have_a_value():
+def test_every_label_of_the_data_needs_a_value():
     check_labelled(SHIPPED, BUDGETS, "domain", ["maps", "algebra"], "train_dataset")
     check_labelled(SHIPPED, BUDGETS, "prompt_group", ["one", "two"], "train_dataset")
     with pytest.raises(ParameterError, match="'C_domain' has no value for the domain 'algbra'") as raised:
@@ -98,7 +98,7 @@ def test_labels_of_the_data_all_have_a_value():
     check_labelled(SHIPPED, others, "domain", ["maps", "elsewhere"], "train_dataset")
 
 
-def test_at_ratio_one_values_are_there_for_any_label_and_change_nothing():
+def test_at_ratio_1_any_label_has_a_value_and_values_change_nothing():
     op = fibration.compile(SHIPPED, "torch")
     mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])
     labels = ["maps", "elsewhere", "nowhere"]

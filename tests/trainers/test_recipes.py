@@ -151,7 +151,7 @@ SAMPLED = {
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_log_probs_of_what_sampled_are_where_the_page_says(name):
+def test_log_probs_of_the_sampling_policy_are_in_the_field_that_the_page_names(name):
     call, field = SAMPLED[name]
     assert f"`{field}`" in PAGE and call in block(name)
     text = block(name).replace(call, f'{call[:-1]}, policies={{"rollout": {field}}})')
@@ -193,12 +193,12 @@ MISTAKES = [
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("name", "right", "wrong"), MISTAKES)
-def test_mistakes_in_a_recipe_are_no_rounding(name, right, wrong):
+def test_a_mistake_in_a_recipe_changes_the_gradient(name, right, wrong):
     assert block(name).count(right) == 1
     assert max(errors(name, 2, block(name).replace(right, wrong))) > WRONG
 
 
-def test_what_all_of_them_have_in_common_runs():
+def test_the_first_block_of_the_page_runs():
     data, model = rollout(), Model()
     with torch.no_grad():
         now = model(data.tokens)
@@ -219,7 +219,7 @@ def test_what_all_of_them_have_in_common_runs():
     assert (scope["c"] != 0).any()
 
 
-def test_the_page_has_a_recipe_for_each():
+def test_the_page_has_a_recipe_for_each_trainer():
     assert [re.match(r'"""(\w+)\.py"""', b).group(1) for b in BLOCKS[1:]] == [
         "skyrl_hierarchy", "openrlhf_hierarchy", "slime_hierarchy", "areal_hierarchy", "nemo_hierarchy"
     ]  # fmt: skip

@@ -48,7 +48,7 @@ def test_a_loss_of_the_known_scale_passes(dtype):
 
 @pytest.mark.parametrize("shape", [(B,), (B, 1)])
 @pytest.mark.parametrize("off", [1.0, 0.5])
-def test_advantages_per_row_are_spread_by_the_trainer(shape, off):
+def test_advantages_per_row_pass_and_a_wrong_factor_does_not(shape, off):
     scale = Scale("the loss")
     log_probs, c, mask = micro_batch(0)
     (clipped(log_probs, scale.expects(c[:, 0].reshape(shape), FACTOR, mask), mask) * FACTOR * off).backward()
@@ -86,7 +86,7 @@ def test_factors_may_differ_from_token_to_token():
         (float("nan"), "nan of it"),
     ],
 )
-def test_another_factor_is_an_error_that_says_which(off, says):
+def test_a_wrong_factor_is_an_error_that_names_the_factor(off, says):
     scale = Scale("TRL's loss", counts={"accumulation steps": K, "ranks": 2})
     window(scale, FACTOR * off)
     with pytest.raises(TrainerError) as caught:
@@ -94,13 +94,13 @@ def test_another_factor_is_an_error_that_says_which(off, says):
     assert says in str(caught.value)
 
 
-def test_a_factor_within_rounding_is_none():
+def test_a_factor_within_rounding_passes():
     scale = Scale("the loss")
     window(scale, FACTOR * (1 + 2e-7))
     scale.checked()
 
 
-def test_bfloat16_is_allowed_its_rounding_and_no_factor():
+def test_bfloat16_may_differ_by_rounding_and_not_by_a_factor():
     for off, passes in ((1.01, True), (1.06, False), (16 / 15, False)):
         scale = Scale("the loss")
         window(scale, FACTOR * off, torch.bfloat16)
@@ -111,7 +111,7 @@ def test_bfloat16_is_allowed_its_rounding_and_no_factor():
                 scale.checked()
 
 
-def test_a_token_that_is_left_out_is_found():
+def test_a_token_without_a_gradient_is_found():
     log_probs, c, mask = micro_batch(0)
     kept = torch.ones(B, T)
     row, token = mask.nonzero()[3].tolist()
@@ -156,7 +156,7 @@ def test_two_backward_passes_add_up():
         scale.checked()
 
 
-def test_a_window_that_was_broken_off_is_forgotten():
+def test_an_interrupted_window_is_forgotten():
     scale = Scale("the loss")
     _, c, mask = micro_batch(0)
     scale.expects(c, FACTOR, mask)  # and no backward pass
@@ -169,7 +169,7 @@ def test_a_window_that_was_broken_off_is_forgotten():
         scale.checked()
 
 
-def test_it_is_off_after_some_windows():
+def test_the_check_ends_after_the_given_number_of_windows():
     scale = Scale("the loss", windows=2)
     for _ in range(2):
         window(scale)
@@ -180,7 +180,7 @@ def test_it_is_off_after_some_windows():
     scale.checked()
 
 
-def test_the_gradient_of_log_probs_is_what_it_was():
+def test_the_check_leaves_the_gradient_of_log_probs_as_it_was():
     log_probs, c, mask = micro_batch(0)
     clipped(log_probs, c, mask).backward()
     plain, log_probs.grad = log_probs.grad, None
@@ -188,7 +188,7 @@ def test_the_gradient_of_log_probs_is_what_it_was():
     assert torch.equal(log_probs.grad, plain)
 
 
-def test_all_ranks_raise_what_one_finds():
+def test_all_ranks_raise_the_error_that_one_rank_finds():
     """Of which one has nothing that counts, whose trainer left its backward out."""
 
     def work(group: Any, wrong: int | None) -> None:
@@ -210,5 +210,5 @@ def test_all_ranks_raise_what_one_finds():
 @pytest.mark.parametrize(
     ("ratio", "word"), [(1 / 3, "1/3"), (2.0, "2"), (0.75, "3/4"), (-0.5, "-1/2"), (0.3712, "0.3712"), (0.0, "0")]
 )
-def test_ratios_in_words(ratio, word):
+def test_a_ratio_is_written_as_a_fraction_or_a_number(ratio, word):
     assert in_words(ratio, 1e-6) == word

@@ -87,7 +87,7 @@ def test_coefficients_are_the_gradient_of_the_loss(form, mask):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_ranks_have_their_parts_of_the_whole_step(ranks):
+def test_each_rank_has_its_part_of_the_whole_steps_coefficients(ranks):
     whole = gradient(operator(), step(), step()["advantages"], budgets())
     parts = spread(ranks, lambda window, mine: window.coefficients(mine["new"]))
     for rank, part in enumerate(parts):
@@ -97,7 +97,7 @@ def test_ranks_have_their_parts_of_the_whole_step(ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_rank_may_have_nothing(ranks):
+def test_a_rank_may_have_no_rows_or_no_tokens(ranks):
     """Rows without a token, or no rows at all."""
     whole = gradient(operator(), step(), step()["advantages"], budgets())
 
@@ -160,7 +160,7 @@ def test_rows_of_one_key_are_one_trajectory(ranks):
 
 @pytest.mark.parametrize("shape", ["[B]", "[B, 1]", "[B, T]"])
 @pytest.mark.parametrize("per", ["row", "token"])
-def test_weights_become_part_of_the_advantages(per, shape):
+def test_weights_are_multiplied_into_the_advantages(per, shape):
     s, op = step(), operator()
     weights = s["weights"].clone()
     weights[3], weights[:, 2] = 0.0, 0.0
@@ -203,7 +203,7 @@ def test_a_fresh_step_needs_no_log_probs(kept, dtype):
     assert float(found.metrics["trajectory/+/passed"]) == float(found.metrics["gated_ratio/max"]) == 1
 
 
-def test_without_old_log_probs_those_of_pass_one_are_they():
+def test_missing_old_log_probs_are_those_of_the_first_pass():
     s, op = step(), operator()
     window = Window(op, s["mask"], None, s["advantages"], LABELS, parameters=budgets())
     fresh = window.coefficients(None).values
@@ -230,7 +230,7 @@ FINER: dict[str, dict[str, Tensor]] = {  # labels per token, and masks of leaves
 @pytest.mark.sampled
 @pytest.mark.parametrize("ranks", [None, 2])
 @pytest.mark.parametrize("name", FINER)
-def test_strata_beside_and_below_the_rows_and_several_leaves(name, ranks):
+def test_strata_that_cross_the_rows_or_lie_below_them_and_several_leaves_are_exact(name, ranks):
     s, op = step(), operator(name)
     labels = {**FINER[name], **{stratum: LABELS[stratum] for stratum in wanted(op.hierarchy) if stratum in LABELS}}
     tight = {p: 0.02 for p in op.hierarchy.parameters if p.startswith("C_")}
@@ -251,7 +251,7 @@ def test_strata_beside_and_below_the_rows_and_several_leaves(name, ranks):
         assert differences == pytest.approx(passes, rel=1e-12)
 
 
-def test_attributes_are_those_of_the_index():
+def test_attributes_reach_the_index():
     token, trajectory = strata("token trajectory")
     weight = Attribute("weight", on=token)
     h = Hierarchy(
@@ -267,7 +267,7 @@ def test_attributes_are_those_of_the_index():
     assert torch.equal(found.values, op.coefficients(s["new"], s["old"], s["advantages"], index).values)
 
 
-def test_rows_may_be_called_otherwise():
+def test_the_rows_may_have_another_name_than_trajectory():
     token, sample, task = strata("token sample task")
     h = Hierarchy(
         name="samples",
@@ -315,7 +315,7 @@ def compared(op: Operator, parameters: Any, **labels: Any) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_passes_are_compared_over_the_whole_step(ranks):
+def test_the_two_passes_are_compared_over_the_whole_step(ranks):
     expected = compared(operator(), budgets(), **LABELS)
     assert all(share > 0 for share in expected.values())
 
@@ -332,14 +332,14 @@ def test_passes_are_compared_over_the_whole_step(ranks):
         assert same == dict.fromkeys(expected, 0.0)
 
 
-def test_one_process_sends_nothing_and_finds_the_same():
+def test_one_process_sends_nothing_and_has_the_same_comparison():
     s = step()
     window = Window(operator(), s["mask"], s["old"], s["advantages"], LABELS, parameters=budgets())
     window.coefficients(s["new"])
     assert window.compare(s["second"]) == pytest.approx(compared(operator(), budgets(), **LABELS), rel=1e-12)
 
 
-def test_every_element_of_a_long_step_is_counted():
+def test_every_token_of_a_long_step_is_compared():
     mask, old = torch.ones(40, 50), torch.zeros(40, 50)
     window = Window(operator("gspo"), mask, old, torch.ones(40), {})
     window.coefficients(old)
@@ -351,7 +351,7 @@ def test_every_element_of_a_long_step_is_counted():
 
 
 @pytest.mark.parametrize("name", ["gspo", "grpo", "dapo"])
-def test_gates_that_read_advantages_have_them(name):
+def test_the_comparison_of_passes_gives_gates_their_advantages(name):
     s, op = step(), operator(name)
     window = Window(op, s["mask"], s["old"], s["advantages"][:, None], {}, weights=s["weights"][:, :1].nan_to_num(1))
     window.coefficients(s["new"])
@@ -391,7 +391,7 @@ def test_a_warning_names_the_worst_stratum_once(share):
     assert warned({}, True) and not warned({})
 
 
-def test_names_of_metrics():
+def test_metrics_have_the_documented_names():
     s = step()
     window = Window(operator(), s["mask"], s["old"], s["advantages"], LABELS, parameters=budgets())
     levels, every, some = (
@@ -425,13 +425,13 @@ def test_names_of_metrics():
         ({"weights": torch.ones(T)}, r"importance weights have shape \[10\]"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, says):
+def test_tensors_that_do_not_fit_are_refused(change, says):
     given = {"mask": step()["mask"], "advantages": step()["advantages"], "weights": None, **change}
     with pytest.raises(TrainerError, match=says):
         Window(operator(), given["mask"], step()["old"], given["advantages"], LABELS, weights=given["weights"])
 
 
-def test_what_does_not_fit_on_one_rank_is_refused_on_all():
+def test_tensors_that_do_not_fit_on_one_rank_are_refused_on_all_ranks():
     def work(group: Any) -> None:
         s = step()
         old = None if group.rank == 1 else s["old"]
@@ -450,7 +450,7 @@ def test_what_does_not_fit_on_one_rank_is_refused_on_all():
     assert all(isinstance(error, TrainerError) and "log-probs of pass 2" in str(error) for error in ran.errors)
 
 
-def test_weights_per_token_under_a_gate_that_reads_the_advantage_of_a_row():
+def test_weights_per_token_are_refused_if_a_gate_reads_the_advantage_of_a_row():
     s = step()
     window = Window(operator("gspo"), s["mask"], s["old"], s["advantages"], {}, weights=s["weights"])
     with pytest.raises(BatchError, match="the advantages vary within a trajectory") as caught:
@@ -465,7 +465,7 @@ def test_weights_per_token_under_a_gate_that_reads_the_advantage_of_a_row():
     assert torch.allclose(window.coefficients(s["new"]).values, expected, rtol=1e-14)
 
 
-def test_a_stratum_called_group():
+def test_a_stratum_may_be_named_group():
     token, trajectory, called = strata("token trajectory group")
     h = Hierarchy(
         name="named",
@@ -500,7 +500,7 @@ def right(s: dict[str, Tensor]) -> Tensor:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("ranks", [None, 1, 2, 3])
-def test_log_probs_of_what_sampled_are_those_of_the_whole_step(ranks):
+def test_log_probs_of_the_sampling_policy_are_those_of_the_whole_step(ranks):
     s, whole = step(), right(step())
     dropped = s["mask"] & (whole == 0)
     assert 0 < int(dropped.sum()) < int(s["mask"].sum())
@@ -523,7 +523,7 @@ def test_log_probs_of_what_sampled_are_those_of_the_whole_step(ranks):
         assert passes == pytest.approx(expected, rel=1e-12)
 
 
-def test_a_fresh_step_of_three_policies_weighs_what_sampled():
+def test_a_fresh_step_of_three_policies_has_importance_weights():
     s = step()
     window = Window(of_three(), s["mask"], s["old"], s["advantages"], LABELS, policies={"rollout": s["rollout"]})
     assert torch.equal(window.coefficients(None).values, right({**s, "new": s["old"]}))
@@ -534,7 +534,7 @@ def test_a_fresh_step_of_three_policies_weighs_what_sampled():
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
-def test_penalties_are_not_multiplied_by_weights_of_what_sampled(ranks):
+def test_penalties_are_not_multiplied_by_importance_weights(ranks):
     """Nor are they 0 where the advantage is: `c` has `-μ·x` of `x²/2`, beside what weighted advantages give."""
     s, x = step(), log_prob(three_policies.current) - log_prob(Policy("reference"))
     plain = operator().hierarchy
@@ -572,7 +572,7 @@ def of_rewards() -> Operator:
 @pytest.mark.sampled
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("ranks", [None, 2])
-def test_advantages_are_made_of_the_rewards_of_the_whole_step(ranks, weighted):
+def test_advantages_are_computed_from_the_rewards_of_the_whole_step(ranks, weighted):
     s, op = step(), of_rewards()
 
     def work(group: Any) -> Any:
@@ -601,7 +601,7 @@ def test_advantages_are_made_of_the_rewards_of_the_whole_step(ranks, weighted):
         assert passes["pass/changed"] > 0
 
 
-def test_rewards_that_no_formula_takes_are_refused():
+def test_rewards_without_a_formula_for_advantages_are_refused():
     s = step()
     with pytest.raises(TrainerError, match="rewards for 'fiberpo_domain', which has no formula of advantages"):
         Window(operator(), s["mask"], s["old"], None, LABELS, rewards=s["advantages"])
@@ -612,14 +612,14 @@ def test_rewards_that_no_formula_takes_are_refused():
     assert not window.coefficients(s["new"]).values.any()
 
 
-def test_what_sampled_is_not_corrected_for_twice():
+def test_correcting_twice_for_the_sampling_policy_is_refused():
     s = step()
     given = {"weights": s["weights"], "policies": {"rollout": s["rollout"]}}
     with pytest.raises(TrainerError, match=r"'of_three' reads log_prob\(rollout\), and weights are given too"):
         Window(of_three(), s["mask"], s["old"], s["advantages"], LABELS, **given)
 
 
-def test_a_policy_that_a_trainer_has_not_is_named():
+def test_a_policy_that_the_trainer_lacks_is_named():
     check_policies(of_three().hierarchy, {"rollout": "what sampled"})
     check_policies(operator().hierarchy, {})
     with pytest.raises(TrainerError, match=r"reads log_prob\(rollout\), and the trainer has no log-probs"):

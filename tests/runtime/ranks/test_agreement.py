@@ -42,7 +42,7 @@ def test_every_rank_raises_the_error_of_one(rank, kind):
     assert ran.traffic.tensors == [16] and ran.traffic.objects == 1
 
 
-def test_an_error_of_another_kind_is_itself_where_it_came_from():
+def test_an_error_of_another_class_keeps_its_class_on_its_own_rank():
     error = RuntimeError("out of memory")
     ran = together(3, failing({1: error}), "the coefficients")
     assert ran.errors[1] is error
@@ -50,7 +50,7 @@ def test_an_error_of_another_kind_is_itself_where_it_came_from():
         check(ran.errors[rank], RanksError, what="rank 1: the coefficients failed with RuntimeError: out of memory")
 
 
-def test_the_first_of_several_is_raised_and_the_others_are_noted():
+def test_the_first_of_several_errors_is_raised_and_the_others_are_noted():
     own = ValueError("three")
     ran = together(4, failing({1: BatchError("one"), 2: LawError("two"), 3: own}))
     for rank, raised in enumerate(ran.errors):
@@ -59,7 +59,7 @@ def test_the_first_of_several_is_raised_and_the_others_are_noted():
         assert (raised.__cause__ is own) == (rank == 3)
 
 
-def test_an_error_of_a_users_own_class_is_that_of_ours_it_is_made_from():
+def test_an_error_of_a_users_subclass_is_raised_as_the_librarys_class():
     class Own(BatchError):
         pass
 
@@ -85,7 +85,7 @@ def test_an_argument_of_one_rank_alone_is_named():
     check(ran.errors[0], RanksError, what="ranks differ in epsilon", found="nothing on rank 0; 0.2 on rank 1")
 
 
-def test_ranks_in_different_calls_are_found():
+def test_ranks_in_different_calls_are_refused():
     def work(given):
         agree(as_group(given), "op.gate" if given.rank else "op.loss", {})
 
@@ -93,13 +93,13 @@ def test_ranks_in_different_calls_are_found():
         check(raised, RanksError, what="ranks are in different calls", found="op.loss on rank 0; op.gate on rank 1")
 
 
-def test_agreement_sends_one_word():
+def test_agreement_sends_one_number():
     ran = together(3, lambda rank, said: said.update({"epsilon": "0.2", "a" * 1000: "b"}))
     assert ran.errors == [None] * 3
     assert (ran.traffic.tensors, ran.traffic.objects) == ([16], 0)
 
 
-def test_a_group_that_failed_is_not_asked_again():
+def test_a_group_that_failed_receives_no_more_messages():
     def work(given):
         group = as_group(given)
         with agreed(group, "the call"):
@@ -112,14 +112,14 @@ def test_a_group_that_failed_is_not_asked_again():
     assert ran.traffic.sent == []
 
 
-def test_without_a_group_an_error_is_itself():
+def test_without_a_group_an_error_is_raised_unchanged():
     error = ValueError("a")
     with pytest.raises(ValueError, match="a") as caught, agreed(None, "the call"):
         raise error
     assert caught.value is error
 
 
-def test_digests_differ_where_words_do():
+def test_different_words_have_different_digests():
     words = [{}, {"a": "b"}, {"a": "bc"}, {"ab": "c"}, {"a": "b", "c": ""}, {"a": "\ud800"}, {"a": "', 'b"}]
     assert len({digest(w) for w in words}) == len(words)
     assert digest({"a": "1", "b": "2"}) == digest({"b": "2", "a": "1"})

@@ -74,7 +74,7 @@ def raised(ran):
     return ran.errors
 
 
-def test_the_batch_is_far_from_where_everything_agrees():
+def test_the_batch_has_elements_of_several_regimes():
     metrics = coefficients(FIBERPO, alone()).metrics
     for stratum in ("trajectory", "prompt_group", "domain"):
         for regime in ("rolled_back", "zeroed"):
@@ -103,7 +103,7 @@ def test_shares_of_the_loss_add_up_and_gradients_are_those_of_the_whole_batch(dt
         assert torch.equal(gradient, -expected.values[tokens])
 
 
-def test_every_rank_says_the_same_of_the_whole_batch():
+def test_every_rank_has_the_objective_and_metrics_of_the_whole_batch():
     whole = coefficients(FIBERPO, alone())
     for result in each(lambda rank, mine: coefficients(FIBERPO, mine)).results:
         assert torch.equal(result.objective, whole.objective)
@@ -112,7 +112,7 @@ def test_every_rank_says_the_same_of_the_whole_batch():
         }
 
 
-def test_one_word_and_a_collective_per_stage_and_never_a_number_per_token():
+def test_the_traffic_of_a_call_is_one_number_and_one_collective_per_stage():
     def traffic(op, repeat, **more):
         """Of one call on rows that are `repeat` times as long."""
 
@@ -136,7 +136,7 @@ def test_one_word_and_a_collective_per_stage_and_never_a_number_per_token():
     assert len(FIBERPO.calls.on(torch.device("cpu")).run.collectives("evaluate", False)) == len(stages)
 
 
-def test_levels_of_leaves_are_a_ranks_own():
+def test_levels_of_leaves_are_those_of_the_rank():
     whole = alone()
     expected = FIBERPO.levels(whole.now, whole.index, NARROW)
     for rank, (found, tokens) in enumerate(
@@ -148,7 +148,7 @@ def test_levels_of_leaves_are_a_ranks_own():
                 assert torch.equal(getattr(found, word)[stratum, channel], mine), (rank, word, stratum, channel)
 
 
-def test_the_gate_and_its_backward():
+def test_gate_and_its_backward_equal_those_of_one_process():
     cotangent = torch.linspace(-1, 1, len(X)).double()
 
     def both(rank, mine):
@@ -167,7 +167,7 @@ def test_the_gate_and_its_backward():
 class TestErrors:
     @pytest.mark.parametrize(("rank", "row"), [(0, "trajectory 1"), (2, "row 1 (trajectory 3)")])
     @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-    def test_a_log_prob_that_is_not_finite(self, rank, row, value):
+    def test_a_log_prob_that_is_not_finite_is_an_error_on_all_ranks(self, rank, row, value):
         def call(at, mine):
             if at == rank:
                 mine.now[3] = value
@@ -182,7 +182,7 @@ class TestErrors:
             )
 
     @pytest.mark.parametrize("call", ["gate", "levels"])
-    def test_a_log_ratio_that_is_not_finite(self, call):
+    def test_a_log_ratio_that_is_not_finite_is_an_error_on_all_ranks(self, call):
         def work(rank, mine):
             if rank == 2:
                 mine.now[0] = float("nan")
@@ -191,7 +191,7 @@ class TestErrors:
         for error in raised(each(work)):
             check(error, BatchError, what="rank 2: log_ratio of token [0] of row 0 (trajectory 2) is nan")
 
-    def test_an_advantage_that_is_not_finite(self):
+    def test_an_advantage_that_is_not_finite_is_an_error_on_all_ranks(self):
         def call(rank, mine):
             if rank == 0:
                 mine.advantages[1] = float("inf")
@@ -200,7 +200,7 @@ class TestErrors:
         for error in raised(each(call)):
             check(error, BatchError, what="rank 0: the advantage of trajectory 1 is inf")
 
-    def test_log_ratios_that_overflow_the_tokens_precision(self):
+    def test_log_ratios_that_overflow_the_dtype_are_an_error_on_all_ranks(self):
         op = operator(spec("fiberpo_domain"), "c")
 
         def call(rank, mine):
@@ -213,14 +213,14 @@ class TestErrors:
         for error in raised(each(call, op)):
             check(error, BatchError, what="rank 2: the log ratio of token [1] of row 0 (trajectory 2) is 6e+38")
 
-    def test_a_shape_on_one_rank(self):
+    def test_a_wrong_shape_on_one_rank_is_an_error_on_all_ranks(self):
         def call(rank, mine):
             coefficients(FIBERPO, replace(mine, now=mine.now[:1]) if rank == 0 else mine)
 
         for error in raised(each(call)):
             check(error, BatchError, what="rank 0: log_probs has shape [1]", required="[8]")
 
-    def test_parameters_that_differ(self):
+    def test_parameters_that_differ_between_ranks_are_refused(self):
         ran = each(lambda rank, mine: coefficients(FIBERPO, mine, NARROW | {"epsilon": 0.2 if rank == 2 else 0.1}))
         for error in raised(ran):
             check(
@@ -228,12 +228,12 @@ class TestErrors:
                 found="0.1 on ranks 0 and 1; 0.2 on rank 2",
             )  # fmt: skip
 
-    def test_a_parameter_that_one_rank_refuses(self):
+    def test_a_parameter_that_one_rank_refuses_is_an_error_on_all_ranks(self):
         ran = each(lambda rank, mine: coefficients(FIBERPO, mine, NARROW | {"epsilon": -1.0 if rank == 1 else 0.1}))
         for error in raised(ran):
             check(error, ParameterError, what=("rank 1", "epsilon"))
 
-    def test_parameters_by_label_are_of_the_whole_batch(self):
+    def test_parameters_per_label_apply_to_the_whole_batch(self):
         by_label = NARROW | {"C_domain": {"math": 0.44, "code": 0.1, "elsewhere": 1.0}}
         expected = coefficients(FIBERPO, alone(), by_label)
         assert not torch.equal(expected.values, coefficients(FIBERPO, alone()).values)
@@ -253,7 +253,7 @@ class TestErrors:
         ("one", "other"),
         [("evaluate", "objective"), ("evaluate", "gate"), ("levels", "gate"), ("gate", "gate_adjoint")],
     )
-    def test_ranks_in_different_calls(self, one, other):
+    def test_ranks_in_different_calls_are_refused(self, one, other):
         def work(rank, mine):
             gated = FIBERPO.gate(mine.now.clone().requires_grad_(), mine.index, NARROW)
             calls = {
@@ -271,12 +271,12 @@ class TestErrors:
                 found=f"{CALLS[one]} on ranks 0 and 1; {CALLS[other]} on rank 2",
             )  # fmt: skip
 
-    def test_backends_that_differ(self):
+    def test_backends_that_differ_between_ranks_are_refused(self):
         other = operator(spec("fiberpo_domain"), "c")
         for error in raised(each(lambda rank, mine: coefficients(other if rank == 0 else FIBERPO, mine))):
             check(error, RanksError, what="ranks differ in the backend", found="c on rank 0; torch on ranks 1 and 2")
 
-    def test_dtypes_that_differ(self):
+    def test_dtypes_that_differ_between_ranks_are_refused(self):
         def call(rank, mine):
             now = mine.now.float() if rank == 1 else mine.now
             FIBERPO.coefficients(now, torch.zeros_like(now), mine.advantages, mine.index, NARROW)
@@ -284,7 +284,7 @@ class TestErrors:
         for error in raised(each(call)):
             check(error, RanksError, what="ranks differ in the dtype of results", found="float32 on rank 1")
 
-    def test_metrics_that_differ(self):
+    def test_metrics_that_differ_between_ranks_are_refused(self):
         asked = (True, ["levels"], ["levels"])
         for error in raised(each(lambda rank, mine: coefficients(FIBERPO, mine, metrics=asked[rank]))):
             check(
@@ -296,7 +296,7 @@ class TestErrors:
             check(error, BatchError, what="rank 2: 'fiberpo_domain' has no metrics called 'tokens'")
 
     @pytest.mark.parametrize("other", [[(0, 1), (), (2,)], [(0, 1), (), (2, 0)], [(1, 0), (), (2, 3)]])
-    def test_indices_that_differ(self, other):
+    def test_indices_that_differ_between_ranks_are_refused(self, other):
         """In how many elements they have, in who lies over whom, or in which of them are longer."""
 
         def work(group):
@@ -306,7 +306,7 @@ class TestErrors:
         for error in raised(try_on_ranks(3, work)):
             check(error, RanksError, what="ranks differ in the index", found=("2 domain", "on ranks 1 and 2"))
 
-    def test_a_rank_that_runs_out_of_memory_in_the_middle(self, monkeypatch):
+    def test_a_rank_that_runs_out_of_memory_is_an_error_on_all_ranks(self, monkeypatch):
         import fibration.runtime.ranks.collect as module
 
         error, calls = MemoryError("64 GiB"), []
@@ -328,7 +328,7 @@ class TestErrors:
                 what="rank 2: op.coefficients with metrics failed with MemoryError: 64 GiB",
             )
 
-    def test_a_rank_that_ends(self):
+    def test_a_rank_that_ends_is_an_error_on_the_others(self):
         def call(rank, mine):
             if rank == 1:
                 raise KeyboardInterrupt
@@ -353,7 +353,7 @@ class TestPieces:
 
         return try_on_ranks(3, work)
 
-    def test_advantages_per_row_must_agree(self):
+    def test_advantages_per_row_must_agree_between_ranks(self):
         def call(rank, mine):
             mine.advantages[-1] += rank == 1
             coefficients(FIBERPO, mine)
@@ -367,7 +367,7 @@ class TestPieces:
     @pytest.mark.sampled
     @pytest.mark.parametrize("looks", [True, False])
     @pytest.mark.parametrize(("first", "last", "per_token"), [(1, 1, False), (1, 2, False), (1, 2, True)])
-    def test_pieces_of_one_token(self, monkeypatch, first, last, per_token, looks):
+    def test_pieces_of_one_token_have_one_advantage_per_row(self, monkeypatch, first, last, per_token, looks):
         """There, advantages per row look like those per token; those are what they are, whatever others say."""
         monkeypatch.setattr(devices, "can_sync", lambda device: looks)
         fiberpo = operator(spec("fiberpo"))
@@ -402,7 +402,7 @@ class TestPieces:
             assert float(one.abs().max()) > 0
 
     @pytest.mark.parametrize("far", [2.0**71, -(2.0**90)])
-    def test_terms_beyond_what_is_added_up_exactly(self, far):
+    def test_terms_too_large_to_be_added_exactly_are_refused(self, far):
         def call(rank, mine):
             if rank == 2:
                 mine.now[-1] = far
@@ -416,7 +416,7 @@ class TestPieces:
                 remedy="whole rows",
             )
 
-    def test_what_is_not_finite_comes_before_what_is_too_large(self):
+    def test_a_value_that_is_not_finite_is_reported_before_one_that_is_too_large(self):
         def call(rank, mine):
             mine.now[-1] = float("nan") if rank == 1 else 2.0**71
             coefficients(FIBERPO, mine)
@@ -424,7 +424,7 @@ class TestPieces:
         for error in raised(self.each(call)):
             check(error, BatchError, what="rank 1: log_probs of token [4] of row 0 (trajectory 'b') is nan")
 
-    def test_pieces_on_one_rank_must_agree_too(self):
+    def test_advantages_of_pieces_on_one_rank_must_agree(self):
         def work(group):
             index = FIBERPO.index(
                 offsets=[0, 2, 3], prompt_group=["g", "g"], domain=["d", "d"], trajectory=["a", "a"], group=group

@@ -51,7 +51,7 @@ def only(rank_elements, rank, values):
 
 
 @pytest.mark.parametrize(("size", "among"), [(1, 1), (3, 3), (4, 2)])
-def test_whole_values_are_their_owners(size, among):
+def test_whole_values_are_collected_from_their_owners(size, among):
     rank_elements = {"trajectory": spread(size, 7, among), "prompt_group": spread(size, 3, among, seed=1)}
     truth = {
         VALUE: torch.randn(7, dtype=torch.float64),
@@ -68,7 +68,7 @@ def test_whole_values_are_their_owners(size, among):
 
 
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_sums_and_maxima_of_parts(size):
+def test_sums_and_maxima_of_parts_equal_those_of_the_whole(size):
     rank_elements = spread(size, 6, size, cut=True)
     rng = np.random.default_rng(size)
     whole = rng.integers(-(2**53), 2**53, (size, 6))  # added up, more than a float64 holds
@@ -88,7 +88,7 @@ def test_sums_and_maxima_of_parts(size):
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF, 2.0**54 * UNIT, 1e300])
-def test_what_is_not_finite_or_too_much_is_nan_and_never_a_number(bad):
+def test_a_part_that_is_not_finite_or_too_large_makes_the_sum_nan(bad):
     rank_elements = {"expert": RankElements([torch.arange(3)] * 2, 3)}
     stage = Collective((), (SUM, MOST), {SUM: UNIT})
 
@@ -101,7 +101,7 @@ def test_what_is_not_finite_or_too_much_is_nan_and_never_a_number(bad):
         np.testing.assert_array_equal(result[MOST], [1, bad if bad != -INF else 2, 3])
 
 
-def test_the_parts_of_a_sum_may_be_dealt_in_any_way():
+def test_a_sum_does_not_depend_on_the_ranks_of_its_parts():
     rng = np.random.default_rng(0)
     tokens = rng.integers(-(2**29), 2**29, 4000) * UNIT
     found = set()
@@ -115,7 +115,7 @@ def test_the_parts_of_a_sum_may_be_dealt_in_any_way():
     assert found == {float(sum(map(Fraction, tokens)))}
 
 
-def test_holders_that_agree_have_one_value():
+def test_ranks_that_share_an_element_agree_on_its_value():
     rank_elements = {
         "trajectory": RankElements([torch.tensor([0, 1]), torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)], 3)
     }
@@ -124,7 +124,7 @@ def test_holders_that_agree_have_one_value():
     assert [r[VALUE].tolist() for r in ran.results] == [[1, -2, 3]] * 3
 
 
-def test_holders_that_do_not_agree_are_named_on_every_rank():
+def test_ranks_that_disagree_on_a_value_are_named_on_every_rank():
     rank_elements = {
         "prompt_group": RankElements([torch.tensor([0]), torch.tensor([0, 1]), torch.tensor([1]), torch.tensor([1])], 2)
     }
@@ -141,7 +141,7 @@ def test_holders_that_do_not_agree_are_named_on_every_rank():
         )  # fmt: skip
 
 
-def test_holders_that_have_nan_are_left_to_those_who_count_it():
+def test_a_nan_value_is_left_to_the_count_of_values_that_are_not_finite():
     rank_elements = {"trajectory": RankElements([torch.arange(2)] * 2, 2)}
     ran = collected(
         Collective((VALUE,)), rank_elements, lambda r: {VALUE: torch.tensor([r or NAN, 4.0], dtype=torch.float64)}
@@ -150,7 +150,7 @@ def test_holders_that_have_nan_are_left_to_those_who_count_it():
         np.testing.assert_array_equal(result[VALUE], [NAN, 4])
 
 
-def test_a_rank_with_nothing_joins():
+def test_a_rank_without_elements_joins():
     rank_elements = {"trajectory": RankElements([torch.tensor([], dtype=torch.int64), torch.arange(2)], 2)}
     ran = collected(Collective((VALUE,)), rank_elements, lambda r: {VALUE: torch.tensor([1.0, 2.0]).double() * r})
     assert [r[VALUE].tolist() for r in ran.results] == [[1, 2]] * 2
@@ -200,26 +200,26 @@ class TestFailures:
 
         return try_on_ranks(3, work)
 
-    def test_ranks_without_an_error_go_on(self):
+    def test_ranks_without_an_error_continue(self):
         ran = self.ran({})
         assert (ran.results, ran.errors) == (["done"] * 3, [None] * 3)
         assert len(ran.traffic.sent) == 4
 
     @pytest.mark.parametrize("at", [0, 1])
     @pytest.mark.parametrize("rank", [0, 1, 2])
-    def test_an_error_of_one_rank_reaches_all(self, rank, at):
+    def test_an_error_of_one_rank_reaches_all_ranks(self, rank, at):
         error = MemoryError("64 GiB")
         ran = self.ran({rank: (at, error)})
         assert ran.errors[rank] is error
         for other in {0, 1, 2} - {rank}:
             check(ran.errors[other], RanksError, what=f"rank {rank}: op.gate failed with MemoryError: 64 GiB")
 
-    def test_two_fail_in_different_places(self):
+    def test_errors_of_two_ranks_in_different_stages_reach_all_ranks(self):
         ran = self.ran({0: (1, MemoryError("later")), 2: (0, BatchError("first"))})
         for raised in ran.errors:
             check(raised, BatchError, what="rank 2: first")
 
-    def test_a_refusal_that_all_have_seen_is_not_told_again(self):
+    def test_an_error_that_all_ranks_have_raised_is_not_sent_again(self):
         def work(given):
             rank_elements = {"trajectory": RankElements([torch.arange(1)] * 2, 1)}
             ranks = Shards(as_group(given), False, 3, rank_elements, {})

@@ -21,7 +21,7 @@ def world():
     dist.destroy_process_group()
 
 
-def test_a_torch_group_and_a_mesh_of_one_dimension(world):
+def test_a_torch_group_and_a_mesh_of_one_dimension_are_accepted(world):
     mesh = dist.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
     for given in (world, mesh):
         assert is_group(given)
@@ -46,7 +46,7 @@ def test_a_torch_group_and_a_mesh_of_one_dimension(world):
 
 
 @pytest.mark.parametrize("given", [None, 3, ["a", "b"], torch.zeros(3), {"a": "b"}], ids=repr)
-def test_labels_are_no_group(given):
+def test_labels_given_as_group_are_refused(given):
     assert not is_group(given)
     refuses(
         RanksError,
@@ -57,7 +57,7 @@ def test_labels_are_no_group(given):
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_threads(size):
+def test_a_group_of_threads_gathers(size):
     def work(given):
         group = as_group(given)
         gathered = group.all_gather(torch.full((2,), given.rank), "ranks")
@@ -67,7 +67,7 @@ def test_threads(size):
     assert on_ranks(size, work) == [(r, size, expected, [str(i) for i in range(size)]) for r in range(size)]
 
 
-def test_a_group_that_stacks_its_tensors():
+def test_a_group_that_returns_one_stacked_tensor_is_accepted():
     class One:
         rank, size = 0, 1
 
@@ -81,7 +81,7 @@ def test_a_group_that_stacks_its_tensors():
     assert as_group(One()).all_gather_object(1, "a number") == [1]
 
 
-def test_a_rank_that_ends_is_said_by_the_others():
+def test_a_rank_that_ends_is_named_by_the_others():
     def work(given):
         if given.rank == 1:
             raise KeyboardInterrupt
@@ -101,7 +101,7 @@ def test_a_rank_that_ends_is_said_by_the_others():
 
 
 @pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), ("0", 1), (0, lambda: 1)])
-def test_a_rank_that_is_no_number_of_the_group(rank, size):
+def test_a_rank_outside_the_group_is_refused(rank, size):
     class Wrong:
         all_gather = all_gather_object = list
 
@@ -109,7 +109,7 @@ def test_a_rank_that_is_no_number_of_the_group(rank, size):
     refuses(RanksError, lambda: as_group(Wrong), what=("rank", "size"), required="two whole numbers")
 
 
-def test_answers_of_another_form_are_refused():
+def test_results_of_a_group_with_a_wrong_form_are_refused():
     class Wrong:
         rank, size = 0, 2
 
@@ -133,7 +133,7 @@ def test_answers_of_another_form_are_refused():
     )
 
 
-def test_threads_that_hang_are_told_apart_from_those_that_do_not():
+def test_the_error_for_a_hang_names_the_waiting_and_the_ended_ranks():
     with pytest.raises(Hang, match=r"ranks 0, 2 wait, and ranks 1 have ended[\s\S]*all_gather"):
         try_on_ranks(3, lambda g: g.rank == 1 or g.all_gather(torch.zeros(1)))
     with pytest.raises(Hang, match=r"different things: all_gather \[1\].*, all_gather \[2\]"):
@@ -142,7 +142,7 @@ def test_threads_that_hang_are_told_apart_from_those_that_do_not():
         try_on_ranks(2, lambda g: g.all_gather(torch.zeros(1)) if g.rank else g.all_gather_object(1))
 
 
-def test_writing_to_what_was_received_is_noticed():
+def test_writing_to_a_received_tensor_is_noticed():
     with pytest.raises(AssertionError, match="written to"):
         on_ranks(2, lambda g: g.all_gather(torch.zeros(2))[0].add_(1))
 
@@ -153,7 +153,7 @@ def test_traffic_is_counted():
 
 
 @pytest.mark.thorough
-def test_a_torch_without_distributed_is_enough():
+def test_the_library_works_with_a_torch_without_distributed():
     script = """
 import torch.distributed
 torch.distributed.is_available = lambda: False

@@ -62,7 +62,7 @@ def same(a, b):
     return len({a, b}) == 1
 
 
-def test_bytes_are_equal_where_labels_are():
+def test_labels_have_equal_bytes_exactly_if_they_are_equal():
     written = list(map(canonical, LABELS))
     for i, j in product(range(len(LABELS)), repeat=2):
         assert (written[i] == written[j]) == same(LABELS[i], LABELS[j]), (i, j)
@@ -138,7 +138,7 @@ def test_labels_without_a_meaning_in_other_processes_are_refused(label, shown, f
     )  # fmt: skip
 
 
-def test_two_labels_of_one_hash_are_refused(monkeypatch):
+def test_two_labels_with_one_hash_are_refused(monkeypatch):
     monkeypatch.setattr(labels, "digest", lambda data: data[1:2].ljust(8, b"\0"))
     digests("domain", ["ab", "bb"])
     refuses(

@@ -110,7 +110,7 @@ def batch_of(h: Hierarchy) -> Batch:
 @pytest.mark.parametrize("name", LOSSES)
 @examples(12)
 @given(data=st.data())
-def test_whole_rows_in_order(name, data):
+def test_losses_with_order_on_whole_rows_equal_one_process(name, data):
     """In bits, but for what reads an order over several rows."""
     h, kind = LOSSES[name], data.draw(KINDS)
     op, batch = operator(h), batch_of(h)
@@ -128,7 +128,7 @@ def test_whole_rows_in_order(name, data):
 @pytest.mark.parametrize("name", LOSSES)
 @examples(20)
 @given(data=st.data(), cut=st.booleans())
-def test_rows_that_have_keys(name, data, cut):
+def test_losses_with_order_on_rows_with_keys_equal_one_process(name, data, cut):
     """On any ranks in any order; whole, or in pieces down to one token, which others' pieces come between."""
     h = LOSSES[name]
     op, batch = operator(h), batch_of(h)
@@ -139,7 +139,7 @@ def test_rows_that_have_keys(name, data, cut):
 COMPILED = [b for b in BACKENDS_HERE[1:] if b.device == "cpu"]
 
 
-def test_generalised_advantages_of_rows_in_pieces():
+def test_generalised_advantages_of_rows_in_pieces_equal_the_recursion():
     """From rewards and given values, tokens dealt out one by one: against the recursion."""
     value, lam = Attribute("value", on=token, positive=False), Parameter("lam", default=0.8, upper=1)
     later = after(reward + (1 - lam) / lam * value, over=trajectory, discount=gamma * lam)
@@ -169,7 +169,7 @@ def test_generalised_advantages_of_rows_in_pieces():
         np.testing.assert_allclose(found, expected[mine], rtol=0, atol=1e-14)
 
 
-def test_pieces_in_one_process():
+def test_pieces_of_a_row_in_one_process_are_one_trajectory():
     """Rows of one name, whose tokens have positions, are one trajectory without a group, too."""
     h, pieces = LOSSES["rows"], [(r, a, b) for a, b in ((2, 99), (0, 2)) for r, n in enumerate(LENGTHS)]
     op, batch = operator(h), batch_of(h)
@@ -198,7 +198,7 @@ BUILT = [(n, b, F64 if i % 2 else F32) for b in COMPILED for i, n in enumerate(L
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "backend", "dtype"), BUILT, ids=str)
-def test_compiled_backends(name, backend, dtype):
+def test_compiled_backends_equal_one_process_on_losses_with_order(name, backend, dtype):
     """Whole rows in order, one rank without any; and cut ones, dealt out token by token."""
     h = LOSSES[name]
     op, batch = backend.operator(h), batch_of(h)

@@ -64,7 +64,7 @@ def dealt(world, gap, group, op=OP):
 
 @given(WORLDS, st.integers(1, 3))
 @settings(deadline=None, max_examples=40)
-def test_pieces_are_what_no_other_rank_interrupts(world, gap):
+def test_a_piece_is_a_run_that_no_other_rank_interrupts(world, gap):
     """Rows are cut between any two tokens, and dealt out again; one rank may have several pieces, or none."""
 
     def work(group):
@@ -102,7 +102,7 @@ def test_pieces_are_what_no_other_rank_interrupts(world, gap):
 
 @given(WORLDS, st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.booleans())
 @settings(deadline=None, max_examples=40)
-def test_sums_in_order_go_on_from_one_piece_to_the_next(world, discount, forward):
+def test_sums_in_order_continue_from_one_piece_to_the_next(world, discount, forward):
     rng = np.random.default_rng(len("".join(world)))
     x = {(r, 2 * i): v for r, row in enumerate(world) for i, v in enumerate(rng.normal(size=len(row)))}
     read = token_input("log_ratio", "token", ("token",))
@@ -131,7 +131,7 @@ def test_sums_in_order_go_on_from_one_piece_to_the_next(world, discount, forward
     assert ran.traffic.tensors[-1] == 8 * (1 + 2 * most)  # a number per piece, of the rank that has most
 
 
-def test_a_rank_that_fails_before_a_sum_in_order_takes_the_others_along():
+def test_a_failure_before_a_sum_in_order_reaches_all_ranks():
     read = token_input("log_ratio", "token", ("token",))
     node, nothing = Scan("token", "trajectory", (read,), Const(0.5, BATCH)), torch.zeros(0, dtype=torch.float64)
     stages = (Collective((), scans=(node, Scan("token", "trajectory", (read,), node.discount, False))),)
@@ -179,14 +179,14 @@ def test_rows_in_pieces_need_positions():
     )  # fmt: skip
 
 
-def test_positions_on_some_ranks_alone():
+def test_positions_on_some_ranks_alone_are_refused():
     refused(
         RanksError, {**KEYS, "turn": [0, 1, 2], "positions": [0, 1, 0]}, dict(offsets=[0, 2], trajectory=["s"], turn=[2, 3]),
         what="ranks differ in positions", found="given on rank 0; not given on rank 1",
     )  # fmt: skip
 
 
-def test_positions_that_two_ranks_have():
+def test_equal_positions_on_two_ranks_are_refused():
     refused(
         HierarchyIndexError, {**KEYS, "turn": [0, 1, 2], "positions": [0, 1, 4]},
         dict(offsets=[0, 2], trajectory=["s"], turn=[2, 3], positions=[3, 4]),
@@ -200,7 +200,7 @@ def test_positions_that_two_ranks_have():
     )  # fmt: skip
 
 
-def test_a_run_inside_another():
+def test_a_position_range_inside_another_is_refused():
     one, other = (
         PositionRanges(np.array([0]), np.array([5]), np.array([9])),
         PositionRanges(np.array([0, 0]), np.array([3, 8]), np.array([1, 1])),

@@ -75,13 +75,13 @@ def test_advantages_are_those_of_the_whole_batch(name, per_token):
 
 
 @pytest.mark.parametrize("backend", [b.name for b in BACKENDS_HERE if b.device == "cpu" and b.name != "torch"])
-def test_compiled_backends_spread_them(backend):
+def test_compiled_backends_compute_the_advantages_of_the_whole_batch(backend):
     op = op_of("kl_of_tokens", backend)
     expected = Rewards(op.hierarchy, BATCH, R[BATCH.row], POLICIES).advantages()
     assert np.abs(advantages(op, CUT, False) - expected).max() <= 1e-13
 
 
-def test_a_loss_from_rewards_is_that_of_their_advantages():
+def test_a_loss_from_rewards_equals_the_loss_from_their_advantages():
     op = op_of("grpo")
 
     def call(rank, layout, r, given, mine):
@@ -147,7 +147,7 @@ def test_a_wrong_reward_on_one_rank_raises_on_all():
         check(error, BatchError, what="are divided by a deviation of 0", remedy="epsilon=1e-6")
 
 
-def test_pieces_with_different_rewards_beside_what_is_a_tokens_own(monkeypatch):
+def test_pieces_of_a_row_with_different_rewards_are_refused(monkeypatch):
     """Nobody reads the rewards of rows but their tokens: ranks compare them."""
     op = op_of("kl_of_tokens")
 
@@ -160,7 +160,7 @@ def test_pieces_with_different_rewards_beside_what_is_a_tokens_own(monkeypatch):
     assert all(bool(a.isnan().any()) for a in on_ranks(3, on_each(op, CUT, apart)))
 
 
-def test_traffic_of_rewards():
+def test_the_traffic_of_rewards_is_one_number_per_row():
     """Words and one number per row; nothing more where advantages are given."""
     op = op_of("rloo")
 

@@ -55,7 +55,7 @@ def test_gradients_are_those_of_the_whole_batch(ranks, pieces, dtype):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_the_loss_of_each_rank_is_its_share(ranks):
+def test_the_loss_of_each_rank_is_its_share_of_the_whole_loss(ranks):
     """What ranks compute in one piece each, with `op.loss`."""
 
     def step(op, model, pieces, group):
@@ -114,7 +114,7 @@ def test_the_first_update_shows_no_mistake():
     assert first.keys() == later.keys() and min(later.values()) > 0.2
 
 
-def test_weights_belong_to_the_advantages():
+def test_weights_multiply_the_advantages_and_not_the_coefficients():
     """Multiplied onto the coefficients they give another gradient: what the gates let through depends on no weight."""
     op, shares = operator(), shares_of(F64, 2, 3)
     exact = averaged(op, shares, F64, lambda *a: right(*a, weights=importance))

@@ -88,7 +88,7 @@ def same(name, b, given, expected, bound=BOUND):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("name", "loss", "named"), SAME, ids=[f"{c[0]} as {c[1]}" for c in SAME])
-def test_a_loss_is_trls(name, loss, named, seed):
+def test_a_shipped_loss_equals_trls(name, loss, named, seed):
     b = rows(name, seed)
     given = parameters(name, b)
     same(name, b, given, theirs(loss, b, named, given), ROUNDED if loss in ("sapo", "vespo") else BOUND)
@@ -96,7 +96,7 @@ def test_a_loss_is_trls(name, loss, named, seed):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ["tis", "sequence_tis", "mis", "icepop"])
-def test_a_loss_times_an_engines_ratio_is_trls(name, seed):
+def test_a_loss_with_the_engines_ratio_equals_trls(name, seed):
     """Its ratio is made where it samples; what it makes of it is `clamp` or `masked_fill` by `vllm_importance_sampling_mode`."""
     b = rows(name, seed)
     given = parameters(name, b)
@@ -109,7 +109,7 @@ def test_a_loss_times_an_engines_ratio_is_trls(name, seed):
 
 
 @pytest.mark.parametrize(("name", "base"), [("grpo_k3", "grpo"), ("grpo_rk3", "grpo"), ("grpo_k3", "tis")])
-def test_a_divergence_is_added_as_trl_adds_it(name, base):
+def test_a_divergence_is_added_as_in_trl(name, base):
     """After tokens are weighed by their ratio to the engine."""
     b = rows("grpo_k3", 0)
     h = spec(base).replace(penalties=spec(name).penalties)

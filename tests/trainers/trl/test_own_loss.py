@@ -56,7 +56,7 @@ def weights(trainer):
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_it_is_trained_with(tmp_path: Path, options):
+def test_the_hierarchy_of_trls_own_loss_trains_the_same_weights(tmp_path: Path, options):
     """TRL divides by the tokens of a generation, in equal parts: of a batch that is the generation, it is their mean."""
     bounds = {"epsilon_low": 0.2, "epsilon_high": 0.2}
     ours = {"hierarchy": "dapo", "parameters": bounds, "window": "generation"}

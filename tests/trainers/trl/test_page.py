@@ -20,7 +20,7 @@ def run(folder, *arguments):
     return [dict(re.findall(r"(\S+) (-?\d\.\d+)", line)) for line in lines]
 
 
-def test_the_script_trains_a_step_that_is_fresh_and_one_that_is_not(tmp_path):
+def test_the_script_of_the_page_trains_a_fresh_and_an_off_policy_step(tmp_path):
     (tmp_path / "learn.py").write_text(SCRIPT)
     fresh, moved = run(tmp_path, "learn.py", "2")[:2]
     assert (fresh["extra_forwards"], fresh["token/clipped"], fresh["pass/changed"]) == ("0.000", "0.000", "0.000")

@@ -52,7 +52,7 @@ def run(monkeypatch, out, loss, steps, *more):
     return [{key: value for key, value in line.items() if key not in APART} for line in lines if "loss" in line]
 
 
-def test_a_run_that_goes_on_is_the_one_that_was_not_broken_off(small, monkeypatch, tmp_path, capsys):
+def test_a_resumed_run_equals_an_uninterrupted_one(small, monkeypatch, tmp_path, capsys):
     whole = run(monkeypatch, tmp_path / "whole", "fiberpo_domain", 4)
     assert [line["step"] for line in whole] == [1, 2, 3, 4]
     assert [line["fibration/extra_forwards"] for line in whole] == [0, 3, 0, 3]

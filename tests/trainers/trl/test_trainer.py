@@ -81,7 +81,7 @@ def test_the_gradient_of_an_optimizer_step_is_that_of_the_whole_window(updates, 
 
 
 @every_run
-def test_what_is_compared_has_elements_of_every_regime(updates, ranks, name):
+def test_the_compared_steps_have_elements_of_every_regime(updates, ranks, name):
     """On both channels of every level, off policy; a test on policy would find nothing."""
     if not CASES[name].every_regime:
         pytest.skip("all of it is on policy, or has other levels")
@@ -91,7 +91,7 @@ def test_what_is_compared_has_elements_of_every_regime(updates, ranks, name):
 
 
 @every_run
-def test_forward_passes_before_a_step_are_as_few_as_it_takes(updates, ranks, name):
+def test_a_step_takes_no_more_forward_passes_than_needed(updates, ranks, name):
     """None where the weights that sampled train, or rows are independent. Else all but that of the first micro-batch."""
     case = CASES[name]
     for update in updates(ranks, name):
@@ -121,7 +121,7 @@ def test_the_loss_is_that_of_the_whole_window(updates, ranks, name):
 
 
 @every_run
-def test_metrics_are_those_of_the_whole_window_and_stand_in_for_clip_ratios(updates, ranks, name):
+def test_metrics_are_those_of_the_whole_window_and_replace_clip_ratios(updates, ranks, name):
     if name == OF_THE_STEP:
         pytest.skip(OF_THE_STEP)
     for update in updates(ranks, name):
@@ -153,26 +153,26 @@ def test_evaluation_is_on_policy_and_leaves_training_alone(found, ranks, name):
 
 
 @every_size
-def test_a_loss_that_is_scaled_otherwise_stops_the_training(found, ranks):
+def test_a_loss_with_another_scale_stops_the_training(found, ranks):
     for one in found(ranks, "a loss that is scaled otherwise"):
         assert one["raised"].startswith("TrainerError") and "1/3" in one["raised"]
 
 
 @every_size
-def test_a_loss_of_something_else_than_coefficients_stops_the_training(found, ranks):
+def test_a_loss_that_ignores_the_advantages_stops_the_training(found, ranks):
     for one in found(ranks, "advantages that are not used"):
         assert one["raised"].startswith("TrainerError") and "no gradient" in one["raised"]
 
 
 @every_size
-def test_a_column_that_one_rank_lacks_is_said_by_all(found, ranks):
+def test_a_column_that_one_rank_lacks_is_an_error_on_all_ranks(found, ranks):
     for one in found(ranks, "a column that one rank lacks"):
         who = f"rank {ranks - 1}: " if ranks > 1 else ""
         assert one["raised"].startswith(f"TrainerError: {who}a row of the dataset has no column 'domain'")
 
 
 @every_size
-def test_passes_that_differ_are_measured_and_warned_of(found, ranks):
+def test_passes_that_differ_are_measured_and_warned_about(found, ranks):
     for one in found(ranks, "two passes that differ"):
         for update in one["updates"]:
             apart = update["logged"].get("fibration/pass/log_prob_difference", 0.0)
@@ -198,7 +198,7 @@ PLANTS = [(ranks, name) for ranks in RANKS for name in PLANTED if ranks > 1 or n
 
 
 @pytest.mark.parametrize(("ranks", "name"), PLANTS)
-def test_a_planted_mistake_is_found(found, ranks, name):
+def test_a_mistake_put_into_the_trainer_changes_the_gradient(found, ranks, name):
     for one in found(ranks, name):
         assert "raised" not in one, one["traceback"]
         for update, shows in zip(one["updates"], PLANTED[name], strict=True):
@@ -206,12 +206,12 @@ def test_a_planted_mistake_is_found(found, ranks, name):
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_what_trains_the_same_is_not_refused(found, name):
+def test_options_that_train_the_same_are_not_refused(found, name):
     (one,) = found(1, name)
     assert one["raised"] == "nothing", one["traceback"]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_would_train_something_else_is_refused(found, name):
+def test_options_that_train_another_loss_are_refused(found, name):
     (one,) = found(1, name)
     assert "Error: " in one["raised"] and [word for word in REFUSED[name].words if word not in one["raised"]] == []

@@ -73,7 +73,7 @@ def theirs(name, b, rewards, **told):
 
 
 @pytest.mark.parametrize(("name", "ours", "told"), SAME, ids=[f"{c[0]}{'' if not c[2] else ' plain'}" for c in SAME])
-def test_an_estimator_is_verls(name, ours, told):
+def test_an_estimator_of_advantages_equals_verls(name, ours, told):
     h = ours()
     b = rows("best_of_group" if name == "grpo_passk" else "grpo_rewards", 2)
     last = b.mask & (b.mask.cumsum(-1) == b.length)
@@ -84,7 +84,7 @@ def test_an_estimator_is_verls(name, ours, told):
     assert np.abs(expected).max() > 0.1
 
 
-def test_verls_vectorised_estimator_is_ours_but_where_rewards_are_equal():
+def test_verls_vectorised_estimator_equals_ours_except_for_equal_rewards():
     """It takes a mean in float32, and divides what that is off by 1e-6; equal rewards get exactly 0 here."""
     b = rows("grpo_rewards", 2)
     last = b.mask & (b.mask.cumsum(-1) == b.length)
@@ -95,7 +95,7 @@ def test_verls_vectorised_estimator_is_ours_but_where_rewards_are_equal():
     assert (found[equal] == 0).all() and (np.abs(expected[equal]) > 0.01).all()
 
 
-def test_verls_generalised_advantages_are_ours_whitened():
+def test_verls_generalised_advantages_equal_ours_after_whitening():
     b = rows("ppo_gae", 0)
     given = parameters("ppo_gae", b)
     at = torch.zeros_like(b.old)
@@ -104,7 +104,7 @@ def test_verls_generalised_advantages_are_ours_whitened():
     np.testing.assert_allclose(masked_whiten(at, b.mask.double())[b.mask].numpy(), expected, rtol=1e-9, atol=1e-14)
 
 
-def test_every_estimator_of_verl_is_here_or_cannot_be_said():
+def test_every_estimator_of_verl_is_tested_or_listed_as_unsupported():
     assert {n if isinstance(n, str) else n.value for n in ADV_ESTIMATOR_REGISTRY} == {n for n, _, _ in SAME} | {
         *NOT_HERE
     }
@@ -122,7 +122,7 @@ KL = {
 
 
 @pytest.mark.parametrize("name", KL)
-def test_a_penalty_is_verls_estimator(name):
+def test_a_penalty_equals_verls_kl_estimator(name):
     """Beside a score estimator, which is linear in log-probs; `+` has the value of one and the gradient of the other."""
     h = spec("dro").replace(penalties={"kl": 0.3 * KL[name]})
     b = rows("grpo_k3", 1)

@@ -68,7 +68,7 @@ def same(name, b, given, expected, bound=BOUND):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("name", "loss", "reduction", "named"), SAME, ids=[c[0] for c in SAME])
-def test_a_loss_is_verls(name, loss, reduction, named, seed):
+def test_a_shipped_loss_equals_verls(name, loss, reduction, named, seed):
     b = rows(name, seed)
     given = parameters(name, b)
     bound = ROUNDED if reduction in (ROWS, "") else BOUND
@@ -85,14 +85,14 @@ CORRECTIONS = [
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("name", "level", "threshold"), CORRECTIONS, ids=[c[0] for c in CORRECTIONS])
-def test_a_rollout_correction_is_verls(name, level, threshold, seed):
+def test_a_rollout_correction_equals_verls(name, level, threshold, seed):
     b = rows(name, seed)
     given = parameters(name, b)
     weights, _ = compute_rollout_correction_weights(b.mismatch, b.mask.double(), level, threshold.format(**given))
     same(name, b, given, theirs("vanilla", b, config_of(NO_DUAL, given), "token-mean", weights=weights))
 
 
-def test_verls_clip_cov_is_ours_where_it_drops_all_that_it_may():
+def test_verls_clip_cov_equals_ours_if_it_drops_every_candidate():
     b = rows("clip_cov", 0)
     given = parameters("clip_cov", b)
     chosen = PolicyLossConfig(clip_cov_ratio=1.0, clip_cov_lb=given["least"], clip_cov_ub=given["most"])
@@ -100,14 +100,14 @@ def test_verls_clip_cov_is_ours_where_it_drops_all_that_it_may():
     same("clip_cov", b, given, expected)
 
 
-def test_verls_dro_is_ours():
+def test_verls_dro_equals_ours():
     b = rows("dro", 0)
     given = parameters("dro", b)
     chosen = PolicyLossConfig(dro_beta=given["beta"])
     same("dro", b, given, theirs("dro", b, config_of({}, given, policy_loss=chosen), "token-mean"))
 
 
-def test_verls_kl_cov_is_ours_where_as_many_are_taken():
+def test_verls_kl_cov_equals_ours_for_the_same_number_of_tokens():
     """It takes a share of all tokens; a quantile between two of them leaves that many above it."""
     b = rows("kl_cov", 1)
     tokens = int(b.mask.sum())
@@ -120,7 +120,7 @@ def test_verls_kl_cov_is_ours_where_as_many_are_taken():
             same("kl_cov", b, other, theirs("kl_cov", b, config_of({}, given, policy_loss=chosen), "token-mean"))
 
 
-def test_every_loss_that_verl_registers_is_held_against_ours():
+def test_every_loss_that_verl_registers_is_compared_with_ours():
     once = {"clip_cov", "kl_cov", "dro", "bypass_mode"}
     assert set(POLICY_LOSS_REGISTRY) - {"fibration"} == {loss for _, loss, _, _ in SAME} | once
 
@@ -130,7 +130,7 @@ def masked(b, given, low, high):
     return theirs("vanilla", b, config_of(NO_DUAL, given), "token-mean", mask=keep)
 
 
-def test_verls_rejection_by_k1_keeps_what_its_bounds_turned_over_say():
+def test_verls_rejection_by_k1_keeps_ratios_between_the_inverse_bounds():
     """Its statistic is `-log ρ`, its bounds are called those of `ρ`; ours are."""
     b = rows("geometric_mask", 2)
     given = parameters("geometric_mask", b) | {"least": 0.95, "most": 1.2}
@@ -139,7 +139,7 @@ def test_verls_rejection_by_k1_keeps_what_its_bounds_turned_over_say():
         same("geometric_mask", b, given, masked(b, given, 0.95, 1.2))
 
 
-def test_verls_bypass_mode_is_aipo():
+def test_verls_bypass_mode_equals_aipo():
     """With REINFORCE and a capped ratio of each token to the engine, which it is given as `old`."""
     b = rows("aipo", 0)
     given = parameters("aipo", b)

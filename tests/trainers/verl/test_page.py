@@ -23,7 +23,7 @@ DATA, REWARD = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 (RUN,) = re.findall(r"```bash\npython make_data.py\npython -m verl.trainer.main_ppo (.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_run_on_gpus_is_one_that_verl_takes(tmp_path, monkeypatch):
+def test_verl_accepts_the_command_line_for_gpus(tmp_path, monkeypatch):
     (tmp_path / "make_data.py").write_text(DATA)
     (tmp_path / "reward.py").write_text(REWARD)
     subprocess.run([sys.executable, "make_data.py"], cwd=tmp_path, check=True)

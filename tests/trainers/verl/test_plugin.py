@@ -59,7 +59,7 @@ def run(program: str, *arguments: str, **env: str) -> subprocess.CompletedProces
     )
 
 
-def test_verl_finds_it_as_it_is_imported():
+def test_verl_finds_the_plugin_when_it_is_imported():
     """And nothing of workers is imported with it, which takes seconds."""
     made = run("import sys, verl\nprint('verl.workers.engine_workers' in sys.modules)" + LOSS)
     assert made.returncode == 0, made.stderr
@@ -79,7 +79,7 @@ def test_verl_finds_it_as_it_is_imported():
         ),
     ],
 )
-def test_a_plugin_that_cannot_load_says_so(module, attribute, words):
+def test_a_plugin_that_cannot_load_logs_the_reason(module, attribute, words):
     """verl logs it at DEBUG; it is heard nevertheless, with what lacks, when verl is imported and when it is used."""
     made = run(WITHOUT.format(module=module, attribute=attribute) + "import verl" + LOSS)
     assert made.returncode == 0, made.stderr
@@ -91,7 +91,7 @@ def test_a_plugin_that_cannot_load_says_so(module, attribute, words):
     ("module", "attribute"),
     [("verl.workers.engine_workers", "ActorRolloutRefWorker"), ("fibration.errors", "TrainerError")],
 )
-def test_what_cannot_be_imported_ends_the_config(module, attribute):
+def test_an_import_error_is_raised_by_the_config(module, attribute):
     """The library itself too, of which no plugin of its own can tell that it fails."""
     made = run(WITHOUT.format(module=module, attribute=attribute) + CONFIG.format(name="ppo_trainer"), *OPTIONS)
     assert made.returncode != 0
@@ -110,7 +110,7 @@ OPTIONS = (
 )
 
 
-def test_a_command_line_makes_the_config_and_the_worker():
+def test_a_command_line_creates_the_config_and_the_worker():
     """Without entry points too, where verl is told to load none."""
     program = """
 from verl.workers.engine_workers import ActorRolloutRefWorker
@@ -127,7 +127,7 @@ print(loss.operator, loss.get("loss_mode"), actor.loss_agg_mode)
     assert "no mini-batch whose coefficients it could take" in third
 
 
-def test_the_yaml_that_verl_generated_takes_it():
+def test_verls_generated_yaml_accepts_the_plugin():
     program = """
 import os, verl
 from omegaconf import OmegaConf

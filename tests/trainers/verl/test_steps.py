@@ -69,13 +69,13 @@ def test_gradients_are_those_of_the_whole_mini_batch(found, ranks, name):
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", WHOLE)
-def test_every_regime_is_met(found, ranks, name):
+def test_the_compared_steps_have_elements_of_every_regime(found, ranks, name):
     assert steps(found, ranks, name)[0]["missing"] == []
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", [name for name in LEVELLED if name not in WHOLE])
-def test_elements_are_zeroed_and_others_pass_in_parts_of_the_batch_too(found, ranks, name):
+def test_micro_batches_have_zeroed_and_passed_elements(found, ranks, name):
     made = steps(found, ranks, name)
     for level in LEVELS:
         for regime in ("passed", "zeroed"):
@@ -84,7 +84,7 @@ def test_elements_are_zeroed_and_others_pass_in_parts_of_the_batch_too(found, ra
 
 
 @every_case
-def test_the_loss_logged_is_minus_j_with_verls_own_terms(found, ranks, name):
+def test_the_logged_loss_is_minus_j_plus_verls_own_terms(found, ranks, name):
     near = 1e-6 if "float32" in name else 1e-14
     for step in steps(found, ranks, name):
         wanted = step.get("wanted", {"pg_loss": 0.0, "loss": 0.0})
@@ -108,7 +108,7 @@ def test_metrics_are_those_of_the_whole_mini_batch(found, ranks, name):
 
 
 @every_case
-def test_as_few_forward_passes_as_it_takes_and_as_verl_packs_them(found, ranks, name):
+def test_a_step_takes_no_more_forward_passes_than_needed_in_verls_packing(found, ranks, name):
     """The passes before have micro-batches and log-probs of the trained ones. Data are left as given."""
     case = CASES[name]
     for step in steps(found, ranks, name):
@@ -126,7 +126,7 @@ def test_as_few_forward_passes_as_it_takes_and_as_verl_packs_them(found, ranks, 
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in LEVELLED and "no ratio" not in name])
-def test_row_local_losses_are_tested_off_policy(found, ranks, name):
+def test_row_local_losses_are_compared_off_policy(found, ranks, name):
     """Where gates or masks change coefficients."""
     words = ("limited", "zeroed", "kept")
     made = [step["metrics"] for step in steps(found, ranks, name) if "metrics" in step]
@@ -134,7 +134,7 @@ def test_row_local_losses_are_tested_off_policy(found, ranks, name):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_mini_batches_and_epochs_have_coefficients_of_their_own(found, ranks):
+def test_each_mini_batch_and_epoch_has_its_own_coefficients(found, ranks):
     made = steps(found, ranks, "mini-batches and epochs")
     assert [step["rows"] for step in made] == [10] * 4
     assert len({step["pg_loss"] for step in made}) == 4
@@ -152,7 +152,7 @@ SAID = {
 @pytest.mark.parametrize(
     ("ranks", "name"), [(ranks, name) for name, (_, _, least) in MISTAKES.items() for ranks in RANKS if ranks >= least]
 )
-def test_mistakes_are_found(found, ranks, name):
+def test_a_mistake_put_into_the_worker_changes_the_gradient(found, ranks, name):
     for one in found(ranks):
         mistake = one["mistakes"][name]
         if name in SAID:
@@ -162,7 +162,7 @@ def test_mistakes_are_found(found, ranks, name):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_what_a_second_pass_changes_is_measured_and_said_once(found, ranks):
+def test_passes_that_differ_are_measured_and_warned_about_once(found, ranks):
     for rank, one in enumerate(found(ranks)):
         passes = one["beside"]["two_passes"]
         assert passes["logged"] == {name: pytest.approx(value, rel=1e-12) for name, value in passes["wanted"].items()}
@@ -181,7 +181,7 @@ def test_a_row_local_loss_trains_with_dropout_on_the_noise_of_its_own_pass(found
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_old_log_probs_of_the_weights_at_hand_need_no_pass(found, ranks):
+def test_old_log_probs_of_the_current_weights_need_no_forward_pass(found, ranks):
     """And those of weights before an update do: three of the four mini-batches."""
     for one in found(ranks):
         made = one["beside"]["sampled_now"]
@@ -195,13 +195,13 @@ def test_old_log_probs_of_the_weights_at_hand_need_no_pass(found, ranks):
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("how", OTHERWISE)
-def test_other_old_log_probs_take_the_pass_on_every_rank(found, ranks, how):
+def test_other_old_log_probs_need_the_forward_pass_on_every_rank(found, ranks, how):
     for one in found(ranks):
         assert all(forwards == fewest > 0 for forwards, fewest in one["beside"]["sampled_otherwise"][how])
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_other_losses_are_verls_own_in_our_worker(found, ranks):
+def test_other_policy_losses_train_in_our_worker_as_in_verls(found, ranks):
     for one in found(ranks):
         plain = one["beside"]["other_losses"]
         assert plain["workers"] == ["FibrationTrainingWorker", "TrainingWorker"]
@@ -218,14 +218,14 @@ def test_verls_trainer_logs_the_mean_of_mini_batches(found):
         assert log["logged"][f"actor/{key}"] == pytest.approx(expected), key
 
 
-def test_what_sampled_being_the_old_policy_is_said_once(found):
+def test_sampling_with_the_old_policy_is_warned_about_once(found):
     said = found(1)[0]["beside"]["bypassed"]
     assert len(said["bypassed"]) == 1 and "no mismatch to correct" in said["bypassed"][0]
     assert said["one row differs"] == []
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_refusals_say_what_is_wrong(found, name):
+def test_each_refusal_names_the_mistake(found, name):
     error = found(1)[0]["refusals"][name]["error"]
     assert error is not None
     for words in REFUSALS[name][1]:
@@ -233,6 +233,6 @@ def test_refusals_say_what_is_wrong(found, name):
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_every_rank_refuses_what_ranks_find_together(found, name):
+def test_every_rank_raises_what_ranks_find_together(found, name):
     for one in found(2):
         assert all(words in one["refusals"][name]["error"] for words in TOGETHER[name])

@@ -15,7 +15,7 @@ def jagged(*rows):
 
 
 @pytest.mark.parametrize("offloads", [False, True])
-def test_it_is_in_training_mode_unless_activations_are_offloaded(offloads):
+def test_the_first_pass_is_in_training_mode_unless_activations_are_offloaded(offloads):
     """verl's hooks for these count a layer for every forward in training mode, and uncount it in its backward alone."""
     asked = []
 

@@ -18,16 +18,16 @@ from trl.trainer import grpo_trainer
         ("_get_per_token_logps_and_entropies", ("model", "input_ids", "attention_mask", "logits_to_keep")),
     ],
 )
-def test_methods_take_what_they_are_given(method, arguments):
+def test_methods_of_trl_have_the_parameters_that_are_used(method, arguments):
     assert list(inspect.signature(getattr(GRPOTrainer, method)).parameters)[1 : len(arguments) + 1] == list(arguments)
 
 
-def test_rows_are_shuffled_by_a_function_that_can_be_another():
+def test_trl_shuffles_rows_by_a_function_that_can_be_replaced():
     assert "= shuffle_sequence_dict(generation_batch)" in inspect.getsource(GRPOTrainer._prepare_inputs)
     assert inspect.unwrap(GRPOTrainer._prepare_inputs).__globals__ is vars(grpo_trainer)
 
 
-def test_the_trainer_underneath_leaves_accumulation_to_the_loss():
+def test_transformers_does_not_divide_a_loss_that_is_scaled_for_accumulation():
     """A loss that says that it is scaled for accumulation is not divided by its steps."""
     assert "loss_is_scaled_for_ga" in inspect.getsource(GRPOTrainer)
     assert "loss_is_scaled_for_ga" in inspect.getsource(Trainer.training_step)

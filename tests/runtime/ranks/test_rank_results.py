@@ -86,7 +86,7 @@ def beside_rows(h: Hierarchy) -> list[str]:
 @pytest.mark.parametrize("name", NAMES)
 @examples(12)
 @given(data=st.data())
-def test_whole_rows_in_order(name, data):
+def test_whole_rows_on_ranks_equal_one_process(name, data):
     """Without keys; some ranks may have nothing."""
     h, batch = case(name)
     op, kind, ranks = operator(h), data.draw(KINDS), data.draw(st.integers(1, 4))
@@ -102,7 +102,7 @@ def test_whole_rows_in_order(name, data):
 @pytest.mark.parametrize("name", NAMES)
 @examples(12)
 @given(data=st.data(), cut=st.booleans())
-def test_rows_that_have_keys(name, data, cut):
+def test_rows_with_keys_on_ranks_equal_one_process(name, data, cut):
     """On any ranks in any order; whole, or in pieces down to one token."""
     h, batch = case(name)
     op = operator(h)
@@ -123,7 +123,7 @@ BUILT = [(n, b, F64 if i % 2 else F32) for b in COMPILED for i, n in enumerate(C
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "backend", "dtype"), BUILT, ids=str)
-def test_compiled_backends(name, backend, dtype):
+def test_compiled_backends_on_ranks_equal_one_process(name, backend, dtype):
     """Coefficients, objective and metrics: whole rows in order, and two ways of cutting them, one of which rank 1 misses."""
     h, batch = case(name)
     op, rows = backend.operator(h), list(enumerate(batch.lengths))

@@ -52,7 +52,7 @@ def test_selected_metrics_equal_those_of_all(backend):
         assert floats(called(op, batch, given, "loss").metrics) == wanted, asked
 
 
-def test_penalties_alone_cost_no_metrics(monkeypatch):
+def test_penalties_do_not_need_the_program_with_metrics(monkeypatch):
     """They are part of the objective: the program without metrics has them."""
     current, rollout = policies("current rollout")
     kl = 0.25 * (log_prob(current) - log_prob(rollout)) ** 2
@@ -83,7 +83,7 @@ def test_an_unknown_set_of_metrics_raises_and_lists_the_sets(wrong):
     assert "'weights'" not in text.partition("required")[2]
 
 
-def test_scalars_are_floats_of_every_metric_and_the_loss():
+def test_scalars_has_a_float_for_every_metric_and_the_loss():
     op, batch = operator(spec("fiberpo_domain"), "torch"), spread_batch(scale=0.3)
     result = called(op, batch, call="loss")
     found = result.scalars("train/")
@@ -96,7 +96,7 @@ def test_scalars_are_floats_of_every_metric_and_the_loss():
     assert plain.scalars() == {"objective": float(plain.objective)}
 
 
-def test_scalars_are_one_copy(monkeypatch):
+def test_scalars_takes_one_copy_from_the_device(monkeypatch):
     op, batch = operator(spec("fiberpo_domain"), "torch"), spread_batch(scale=0.3)
     result = called(op, batch, call="loss")
     reads = []
@@ -108,7 +108,7 @@ def test_scalars_are_one_copy(monkeypatch):
     assert len(reads) == 1
 
 
-def test_metrics_over_no_element_are_not_logged():
+def test_scalars_leaves_out_metrics_without_elements():
     """Of a domain whose rows have no image tokens, means are NaN and maxima -inf: neither is a number to draw."""
     op = operator(spec("fiberpo_modal"))
     batch = spread_batch()
@@ -121,13 +121,13 @@ def test_metrics_over_no_element_are_not_logged():
 
 
 @pytest.mark.parametrize("metric", [Mean(torch.tensor(1.0), torch.tensor(3.0)), Extreme(torch.tensor(1 / 3), True)])
-def test_metrics_format_as_numbers(metric):
+def test_a_metric_formats_as_a_number(metric):
     assert f"{metric:.3f}" == "0.333"
     assert f"{metric:>8.2%}" == "  33.33%"
     assert f"{metric}" == repr(metric) == "0.333333"
 
 
-def test_metrics_are_read_where_they_lie():
+def test_a_metric_reads_the_memory_that_a_cuda_graph_rewrites():
     """A CUDA graph that is replayed writes there: what was handed out before says the new numbers."""
     op, batch = operator(spec("fiberpo"), "torch"), spread_batch(scale=0.3)
     result = called(op, batch)
@@ -139,7 +139,7 @@ def test_metrics_are_read_where_they_lie():
         )
 
 
-def test_every_metric_has_memory_of_its_own():
+def test_every_metric_has_its_own_memory():
     """Added up over ranks in place, one after the other: no count is added up twice."""
     op, batch = operator(spec("fiberpo_domain"), "torch"), spread_batch(scale=0.3)
     metrics = called(op, batch).metrics
@@ -149,7 +149,7 @@ def test_every_metric_has_memory_of_its_own():
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("name", "most"), [("ppo", 4), ("gspo", 10), ("fiberpo_domain", 10)])
-def test_metrics_are_a_few_operations(name, most):
+def test_metrics_take_a_few_operations(name, most):
     """However many they are: what a program computed is taken, added up, and named."""
     op, batch = operator(spec(name), "c"), spread_batch(scale=0.3, per_row=name == "gspo")
     layout = packed(op, batch)

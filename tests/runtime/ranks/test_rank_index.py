@@ -181,7 +181,7 @@ def test_elements_are_numbered_by_their_labels_where_rows_have_keys():
 @pytest.mark.parametrize(
     ("keys", "cut"), [(["ab", "c"], False), (["aa", "b"], True), (["ab", "cb"], True), (["", "aba"], True)]
 )
-def test_rows_are_cut_where_one_has_several_pieces(keys, cut):
+def test_rows_count_as_cut_if_one_has_several_pieces(keys, cut):
     h = hierarchy("token -> trajectory", "trajectory -> batch")
     op = Operator(h, Report(h, ()), "none", "", {}, None)
 
@@ -206,7 +206,7 @@ KINDS = st.sampled_from(["packed", "padded"])
 @pytest.mark.parametrize("name", some(MADE, 4))
 @examples(12)
 @given(data=st.data())
-def test_whole_rows_in_order(name, data):
+def test_the_index_of_whole_rows_on_ranks_equals_that_of_one_process(name, data):
     """Without keys: the same bits as of one process; ranks may have nothing."""
     h, batch = case(name)
     ranks, kind = data.draw(st.integers(1, 4)), data.draw(KINDS)
@@ -234,7 +234,7 @@ def scattered(draw, batch):
 @pytest.mark.parametrize("name", some(MADE, 4, 1))
 @examples(12)
 @given(data=st.data())
-def test_rows_that_have_keys(name, data):
+def test_the_index_of_rows_with_keys_on_ranks_equals_that_of_one_process(name, data):
     """The same bits, whatever rank has whatever piece of whatever row."""
     h, batch = case(name)
     one, places = together(h, batch, [[(r, 0, n) for r, n in enumerate(batch.lengths)]], True, "packed")
@@ -287,13 +287,13 @@ def test_traffic_of_an_index_does_not_grow_with_tokens(keys):
         assert 0 < other[1] - one[1] < 20 * 120  # bytes per row
 
 
-def test_without_a_group_nothing_is_said():
+def test_without_a_group_nothing_is_sent():
     h, batch = case("fiberpo_domain")
     found, _ = index(h, batch)
     assert type(found) is Index and found.ranks is found.group is None and found.gradient_scale == 1
 
 
-def test_repr_of_a_distributed_index():
+def test_the_repr_of_a_distributed_index_names_its_ranks():
     h, batch = case("fiberpo_domain")
     pieces = [[(0, 0, batch.lengths[0])], [(r, 0, n) for r, n in enumerate(batch.lengths) if r]]
     found, _ = on_ranks(2, lambda group: index(h, batch, pieces[group.rank], group))[1]
@@ -312,7 +312,7 @@ def test_repr_of_a_distributed_index():
 
 
 @pytest.mark.parametrize("per_token", [False, True])
-def test_a_token_in_words_by_the_key_of_its_row(per_token):
+def test_an_error_names_a_token_by_the_key_of_its_row(per_token):
     """Here rows 0 and 2 are two pieces of one sample, row 1 is empty, and hashes put keys in an order of their own."""
     turns = ["turn -> sample"] if per_token else []
     h = hierarchy(

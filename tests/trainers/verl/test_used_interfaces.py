@@ -6,12 +6,12 @@ from verl.trainer.ppo.core_algos import agg_loss, register_policy_loss
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 
-def test_a_policy_loss_and_a_reduction_are_what_they_were():
+def test_verls_policy_loss_and_reduction_have_the_parameters_that_are_used():
     assert list(inspect.signature(register_policy_loss).parameters) == ["name"]
     assert {"loss_mat", "loss_mask", "loss_agg_mode", "dp_size"} <= set(inspect.signature(agg_loss).parameters)
     assert '"token-sum"' in inspect.getsource(agg_loss)
 
 
-def test_the_actors_worker_can_be_another():
+def test_verls_worker_of_the_actor_can_be_replaced():
     assert issubclass(ActorRolloutRefWorker.actor_worker_cls, TrainingWorker)
     assert list(inspect.signature(TrainingWorker.train_batch).parameters) == ["self", "data"]

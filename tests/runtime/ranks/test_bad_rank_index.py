@@ -90,7 +90,7 @@ EMPTY = dict(**NOTHING, prompt_group=[], domain=[])
     ],
     ids=lambda x: "" if isinstance(x, str) else " ".join(x),
 )
-def test_what_one_rank_cannot_read(rank, bad, what):
+def test_an_argument_that_one_rank_refuses_is_refused_on_all_ranks(rank, bad, what):
     given = [ONE, EMPTY, ONE]
     given[rank] = {**ONE, **bad}
     errors = try_index(CHAIN, *given).errors
@@ -98,7 +98,7 @@ def test_what_one_rank_cannot_read(rank, bad, what):
         check(error, HierarchyIndexError, what=(f"rank {rank}: index of 'h'", what))
 
 
-def test_an_error_of_a_label_is_itself_on_its_rank_alone():
+def test_an_exception_of_a_label_keeps_its_class_on_its_own_rank():
     class Broken:
         def __hash__(self):
             raise ZeroDivisionError
@@ -107,7 +107,7 @@ def test_an_error_of_a_label_is_itself_on_its_rank_alone():
     assert [type(e) for e in errors] == [RanksError, ZeroDivisionError, RanksError]
 
 
-def test_labels_that_mean_something_in_one_process_alone():
+def test_labels_without_a_meaning_in_other_processes_are_refused():
     class Own:
         pass
 
@@ -118,7 +118,7 @@ def test_labels_that_mean_something_in_one_process_alone():
     )  # fmt: skip
 
 
-def test_one_element_over_two():
+def test_an_element_over_two_coarser_elements_is_refused():
     index_refused(
         CHAIN, EMPTY, ONE, {**ONE, "domain": ["code", "math"]},
         what="index of 'h': prompt_group 'g1' lies over two elements of domain",
@@ -127,7 +127,7 @@ def test_one_element_over_two():
     )  # fmt: skip
 
 
-def test_turns_that_every_rank_counts_from_0():
+def test_turns_that_every_rank_numbers_from_0_are_refused():
     turns = dict(offsets=[0, 2], turn=[0, 1])
     index_refused(
         TURNS, turns, turns,
@@ -136,7 +136,7 @@ def test_turns_that_every_rank_counts_from_0():
     )  # fmt: skip
 
 
-def test_pieces_of_one_row():
+def test_pieces_of_one_row_with_different_labels_are_refused():
     one, other = ({**ONE, "trajectory": ["r", s], "prompt_group": [g, s]} for g, s in (("a", "s"), ("b", "t")))
     index_refused(
         CHAIN, one, other,
@@ -156,7 +156,7 @@ def weighed(difficulty=None, length=None, keys=("r", "s"), domains=("math", "cod
     )  # fmt: skip
 
 
-def test_attributes():
+def test_attributes_that_differ_between_ranks_are_refused():
     other = dict(keys=("t", "u"))
     index_refused(
         WEIGHED, weighed(), weighed({"math": 1.5, "code": 2}, **other),
@@ -184,7 +184,7 @@ def test_attributes():
     )  # fmt: skip
 
 
-def test_labels_of_another_kind():
+def test_labels_per_token_on_one_rank_alone_are_refused():
     per_token = dict(offsets=[0, 2, 3], expert=["a", "b", "c"])
     per_row = dict(offsets=[0, 2, 3], expert=["a", "b"])
     index_refused(
@@ -196,7 +196,7 @@ def test_labels_of_another_kind():
     assert try_index(BESIDE, per_token, either).errors == try_index(BESIDE, per_row, either).errors == [None] * 2
 
 
-def test_hierarchies_and_names_of_rows():
+def test_different_hierarchies_or_row_names_on_ranks_are_refused():
     refused(
         RanksError, None, (CHAIN, ONE), (CHAIN.replace(name="g"), ONE),
         what="ranks differ in the hierarchy", found=("'h'", "on rank 0; 'g'", "on rank 1"),
@@ -218,7 +218,7 @@ def test_a_batch_without_tokens_on_any_rank_raises():
     assert try_index(CHAIN, EMPTY, ONE, masked).errors == [None] * 3
 
 
-def test_two_labels_of_one_hash(monkeypatch):
+def test_two_labels_with_one_hash_are_refused(monkeypatch):
     monkeypatch.setattr(labels, "digest", lambda data: data[:3].ljust(8, b"\0"))
     index_refused(
         CHAIN, {**ONE, "domain": ["math"] * 2}, {**ONE, "prompt_group": ["h", "k"], "domain": ["maps"] * 2},
@@ -226,7 +226,7 @@ def test_two_labels_of_one_hash(monkeypatch):
     )  # fmt: skip
 
 
-def test_rows_over_which_nothing_lies():
+def test_a_row_without_a_leaf_on_any_rank_is_refused():
     h = hierarchy("text -> domain", "image -> trajectory", "trajectory -> domain")
     part = dict(offsets=[0, 2], domain=["d"], trajectory=["r"])
     words = {"what": "nothing lies over trajectory 'r'", "required": "a token that is an element of image"}
@@ -234,7 +234,7 @@ def test_rows_over_which_nothing_lies():
     assert try_index(h, {**part, "image": [0, 0]}, {**part, "image": [0, 1]}).errors == [None] * 2
 
 
-def test_more_tokens_than_can_be_added_exactly(monkeypatch):
+def test_more_tokens_than_can_be_added_exactly_are_refused(monkeypatch):
     monkeypatch.setattr(merge, "MOST", 3)
     one, many = dict(offsets=[0, 3], trajectory=["r"]), dict(offsets=[0, 4], trajectory=["s"])
     assert try_index(TURNS, {**one, "turn": [1, 1, 1]}, {**many, "turn": [2, 2, 2, 2]}).errors == [None] * 2
@@ -277,7 +277,7 @@ def test_balance_is_that_of_the_whole_batch():
     )  # fmt: skip
 
 
-def test_effects_that_no_rank_alone_can_tell_apart():
+def test_effects_are_separated_by_the_tokens_of_all_ranks():
     one, other = cells(("m", "t", 2)), cells(("m", "i", 4), ("c", "t", 3))
     assert try_index(PROJECTED, one, other).errors == [None] * 2
     index_refused(
@@ -296,7 +296,7 @@ def test_effects_that_no_rank_alone_can_tell_apart():
     assert try_index(experts, apart, {**apart, "expert": ["e", "f"]}).errors == [None] * 2
 
 
-def test_masses_of_one_ranks_tokens():
+def test_elements_without_mass_on_all_ranks_are_refused():
     h = hierarchy(*CROSSED_EDGES, kernel=proportional(total(SIGNED)), orthogonalise="projection")
     one, other = cells(("a", "b", 2)), cells(("a", "c", 1), ("d", "b", 1))
     index_refused(
@@ -316,7 +316,7 @@ def test_masses_of_one_ranks_tokens():
 # ---------------------------------------------------------------- a stratum called as the keyword
 
 
-def test_ranks_under_another_keyword():
+def test_a_group_under_another_keyword_is_refused():
     op = Operator(CHAIN, Report(CHAIN, ()), "none", "", {}, None)
     (found,) = try_on_ranks(1, lambda group: op.index(**ONE, mesh=group)).errors
     check(
@@ -330,7 +330,7 @@ def test_ranks_under_another_keyword():
     assert "group=" not in str(labelled.value)
 
 
-def test_a_stratum_called_group():
+def test_a_stratum_named_group_is_accepted():
     h = hierarchy("token -> trajectory", "trajectory -> group", "group -> batch")
     op = Operator(h, Report(h, ()), "none", "", {}, None)
     assert op.index(offsets=[0, 1, 2], group=["a", "b"]).labels["group"] == ("a", "b")
