@@ -14,16 +14,16 @@ TELLING = {
     "backends/test_hard_inputs.py::test_every_masked_place_of_a_result_is_filled[c-prompts before, padding after]": (
         "C leaves a masked place before the first row as it was",
     ),
-    "backends/test_hard_inputs.py::test_sizes_from_tiny_to_huge[torch-1000.0-ppo]": (
+    "backends/test_hard_inputs.py::test_log_ratios_from_tiny_to_huge_have_right_results[torch-1000.0-ppo]": (
         "behind a closed gate 0·inf is NaN",
     ),
-    "backends/test_layouts.py::test_segments_of_any_number[c-gaps between-padded]": (
+    "backends/test_layouts.py::test_segments_may_be_in_any_order_and_empty[c-gaps between-padded]": (
         "C fills gaps between segments that are out of order",
     ),
-    "backends/test_order.py::test_losses_that_read_order[a gate that reads its prefix-torch]": (
+    "backends/test_order.py::test_losses_with_order_equal_their_formula[a gate that reads its prefix-torch]": (
         "gradients flow through the order that a gate reads",
     ),
-    "backends/test_order.py::test_losses_that_read_order[weight of what follows, and of places-c]": (
+    "backends/test_order.py::test_losses_with_order_equal_their_formula[weight of what follows, and of places-c]": (
         "a token is among those that come after it",
     ),
     "backends/test_order.py::test_random_sums_match_the_interpreter[1-c]": (
@@ -32,46 +32,48 @@ TELLING = {
     "backends/test_order.py::test_random_sums_match_the_interpreter[42-c]": (
         "a sweep takes sums along others than its segments",
     ),
-    "backends/test_order.py::test_rows_that_alternate_are_in_the_order_of_their_positions[prompt_group-c]": (
+    "backends/test_order.py::test_interleaved_rows_have_the_order_of_their_positions[prompt_group-c]": (
         "segments list their tokens as they lie, whatever their positions",
     ),
-    "backends/test_order.py::test_sums_along_ragged_rows[packed-torch.float64-c]": (
+    "backends/test_order.py::test_sums_along_ragged_rows_equal_rationals[packed-torch.float64-c]": (
         "a vector of sums hands on what is not discounted",
     ),
-    "backends/test_ptx.py::test_a_product_is_finite_where_products_and_sums_are_one_operation": (
+    "backends/test_ptx.py::test_fused_multiply_add_keeps_finite_products_finite": (
         "on a GPU a product that is subtracted from itself is its rounding",
     ),
-    "backends/test_ptx.py::test_programs_as_they_run_on_a_gpu[fiberpo_domain-objective-packed-torch.float32]": (
+    "backends/test_ptx.py::test_emulated_ptx_programs_equal_the_interpreter[fiberpo_domain-objective-packed-torch.float32]": (
         "Triton's blocks arrive without a release",
         "Triton's groups of a coarse stage wait for nothing",
     ),
-    "backends/test_ptx.py::test_programs_as_they_run_on_a_gpu[fiberpo_modal-objective-packed-torch.float64]": (
+    "backends/test_ptx.py::test_emulated_ptx_programs_equal_the_interpreter[fiberpo_modal-objective-packed-torch.float64]": (
         "Triton reads before a row that has no token left",
     ),
-    "backends/test_quantiles.py::test_many_tokens_and_one_that_is_no_number[c]": (
-        "C finds a quantile among what is no number",
-    ),
-    "backends/test_quantiles.py::test_quantiles_over_every_stratum[padded-torch.float32-exp(mul(1.7, $0))-c]": (
+    "backends/test_quantiles.py::test_a_nan_makes_a_quantile_nan[c]": ("C finds a quantile among what is no number",),
+    "backends/test_quantiles.py::test_quantiles_over_every_stratum_equal_numpy[padded-torch.float32-exp(mul(1.7, $0))-c]": (
         "what reads a quantile is computed in the tokens' precision",
     ),
-    "backends/test_quantiles.py::test_several_leaves_and_crossed_strata[fiberpo_modal-padded-c]": (
+    "backends/test_quantiles.py::test_quantiles_over_several_leaves_and_crossed_strata_equal_numpy[fiberpo_modal-padded-c]": (
         "of several leaves the values set aside last are left",
     ),
-    "backends/test_ranks.py::test_bits_are_those_of_one_process[c]": ("what is put together is not written back",),
-    "backends/test_ranks.py::test_bits_are_those_of_one_process[triton]": (
+    "backends/test_ranks.py::test_the_bits_on_ranks_are_those_of_one_process[c]": (
+        "what is put together is not written back",
+    ),
+    "backends/test_ranks.py::test_the_bits_on_ranks_are_those_of_one_process[triton]": (
         "the shape of a tile follows the tokens of this rank",
     ),
-    "backends/test_rewards.py::test_the_fields_advantages[torch-opo]": ("a row counts once in a mean of tokens",),
+    "backends/test_rewards.py::test_published_advantages_equal_fractions[torch-opo]": (
+        "a row counts once in a mean of tokens",
+    ),
     "backends/test_shipped.py::test_shipped_hierarchies_match_dense_matrices[fiberpo-packed-torch.bfloat16-c]": (
         "C reads bfloat16 as whole numbers",
     ),
-    "backends/test_token_words.py::test_rows_of_no_token_of_one_and_of_a_hundred_thousand[c]": (
+    "backends/test_weights_and_statistics.py::test_rows_of_0_1_and_a_hundred_thousand_tokens_have_right_statistics[c]": (
         "a statistic is compared in the tokens' precision",
     ),
-    "backends/test_vectors.py::test_losses_and_gradients_of_a_trainer[c-padded-vanilla-seq-mean-token-mean-0]": (
+    "backends/test_vectors.py::test_losses_and_gradients_equal_recorded_ones_of_verl[c-padded-vanilla-seq-mean-token-mean-0]": (
         "C takes the number of a token for its place",
     ),
-    "backends/test_vectors.py::test_losses_and_gradients_of_a_trainer[torch-padded-vanilla-token-mean-0]": (
+    "backends/test_vectors.py::test_losses_and_gradients_equal_recorded_ones_of_verl[torch-padded-vanilla-token-mean-0]": (
         "token_mean counts the tokens of the row",
     ),
     "cli/test_main.py::test_an_unknown_spec_gets_a_suggestion[GSPO-did you mean 'gspo'?]": (
@@ -81,13 +83,13 @@ TELLING = {
         "a spec that is imported ends the process",
         "what a spec forks does not end",
     ),
-    "compiler/test_rules.py::test_a_rule_keeps_every_value_where_it_claims_to[add(neg(exp($0)), 1.0)]": (
+    "compiler/test_rules.py::test_a_rule_keeps_every_value_on_its_domain[add(neg(exp($0)), 1.0)]": (
         "the slope of a divergence is nothing where policies are near",
     ),
-    "compiler/test_rules.py::test_a_rule_keeps_every_value_where_it_claims_to[lt(select($3, $6, $7), $5)]": (
+    "compiler/test_rules.py::test_a_rule_keeps_every_value_on_its_domain[lt(select($3, $6, $7), $5)]": (
         "a compared choice has one condition for both branches",
     ),
-    "compiler/test_spread.py::test_every_rank_has_what_one_process_has[fiberpo_inward-cut]": (
+    "compiler/test_plans_on_ranks.py::test_every_rank_has_the_results_of_one_process[fiberpo_inward-cut]": (
         "an advantage is read of rows that other ranks have",
     ),
     "laws/test_facts_amplification.py::test_an_amplification_that_is_not_certified_says_why[h3-reads more of the batch]": (
@@ -130,7 +132,7 @@ TELLING = {
     "laws/test_too_many_cases.py::test_a_wrong_spec_with_too_many_cases_is_not_proved[undefined condition]": (
         "too many cases count as proved",
     ),
-    "plotting/test_own.py::test_without_advantages_all_else_is_shown": (
+    "plotting/test_own_batches.py::test_a_batch_without_advantages_shows_all_other_results": (
         "without advantages coefficients are compared, and are 0",
     ),
     "rollouts/test_file.py::test_the_wrong_column_is_named[infinity]": (

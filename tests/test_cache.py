@@ -90,7 +90,7 @@ def test_a_cache_that_others_could_write_is_refused(way, home, monkeypatch):
     assert ("chmod go-w" in str(error.value)) == mode_is_ours
 
 
-def test_an_entry_of_this_user_is_used_if_its_digest_fits(home):
+def test_an_entry_of_this_user_with_the_right_digest_is_used(home):
     """Digests protect against accidents alone: a process of this user can write digests too."""
     planted(home)
     assert written() == "theirs"
@@ -109,7 +109,7 @@ def test_a_planted_library_does_not_run(home):
         build.build("int answer(void) { return N; }", {"N": "1"})
 
 
-def test_a_folder_where_only_owners_rename_may_be_on_the_way(home):
+def test_a_sticky_folder_on_the_path_is_safe(home):
     planted(home)
     home.parent.chmod(0o1777)
     assert written() == "theirs"
@@ -129,7 +129,7 @@ def test_only_this_user_may_write_whatever_the_umask(umask, home):
     assert written("anew") == "ours"
 
 
-def test_without_owners_every_entry_is_used(home, monkeypatch):
+def test_on_a_system_without_owners_every_entry_is_used(home, monkeypatch):
     planted(home)
     home.chmod(0o777)
     monkeypatch.delattr(os, "getuid")
@@ -184,7 +184,7 @@ def own(tmp_path, monkeypatch):
     return tmp_path / "users" / "me"
 
 
-def test_beyond_the_home_nothing_is_asked(own, monkeypatch):
+def test_folders_above_the_home_are_not_checked(own, monkeypatch):
     """Whoever can replace the home needs no cache, and in containers the home may lie in anybody's folder."""
     own.parent.chmod(0o777)
     assert written() == "ours"
@@ -212,7 +212,7 @@ def no_home():
 
 
 @pytest.mark.parametrize("way", HOMES)
-def test_a_home_that_cannot_keep_anything_is_announced_and_nothing_stops(way, own, tmp_path, monkeypatch):
+def test_a_home_that_cannot_be_used_is_warned_about_and_replaced(way, own, tmp_path, monkeypatch):
     change, said = HOMES[way]
     (tmp_path / "temporary").mkdir()
     change(own, monkeypatch)
@@ -232,7 +232,7 @@ def test_a_chosen_folder_has_no_replacement(tmp_path, monkeypatch):
     assert not (tmp_path / "shared" / "x").exists()
 
 
-def test_a_temporary_folder_goes_with_its_process_and_not_with_a_fork(monkeypatch):
+def test_a_temporary_folder_is_removed_by_its_process_and_not_by_a_fork(monkeypatch):
     at_exit = []
     monkeypatch.setattr(cache.atexit, "register", at_exit.append)
     place = cache._temporary.__wrapped__()

@@ -40,7 +40,7 @@ def is_there(name):
     return locate(name) is not None
 
 
-def test_files_and_modules_that_pages_and_docstrings_name_are_there():
+def test_files_and_modules_named_in_pages_and_docstrings_exist():
     folders = [ROOT / name for name in ("backends", "fibration", "specs")]
     sources = [*ROOT.glob("*.py"), *(f for folder in folders for f in folder.rglob("*.py"))]
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -132,7 +132,7 @@ def anchors(page):
 @pytest.mark.parametrize(
     "page", sorted((ROOT / "docs").rglob("*.md")) + [ROOT / "README.md"], ids=lambda p: str(p.relative_to(ROOT))
 )
-def test_links_lead_somewhere(page):
+def test_every_link_has_a_target(page):
     for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
         file = page.parent / target if target else page
         assert file.exists(), f"{page.name} links to {target}"
@@ -231,7 +231,7 @@ def test_the_trust_region_pages_example_runs():
     assert {n for n in functions if not n.startswith("kl_")} - named == set()
 
 
-def test_ranks_without_torch_distributed_are_those_of_the_page():
+def test_the_page_of_ranks_without_torch_distributed_runs():
     import torch
 
     (block,) = re.findall(r"```python\n(import threading.*?)```", (ROOT / "docs" / "ranks.md").read_text(), re.DOTALL)
@@ -247,7 +247,7 @@ def test_ranks_without_torch_distributed_are_those_of_the_page():
 @pytest.mark.parametrize(
     "words", ["`gspo`", "`fiberpo_domain`", "`fiberpo_experts`", "`fiberpo_domain`, rows in pieces"]
 )
-def test_the_numbers_that_ranks_send_are_those_of_the_page(words):
+def test_the_page_of_ranks_has_the_right_numbers_sent(words):
     from fibration.pipeline import plan
 
     name, lie = re.match("`(.*)`", words).group(1), "cut" if "pieces" in words else "whole"
@@ -275,7 +275,7 @@ def run_blocks(page, capsys, seen=str):
     return scope
 
 
-def test_the_tutorial_says_what_its_blocks_print(capsys, monkeypatch):
+def test_the_tutorial_shows_the_output_of_its_blocks(capsys, monkeypatch):
     """Digits are not compared: samples may depend on the last bit of a processor's exponential."""
     from fibration.rollouts.replay import build_index, gate
 
@@ -396,7 +396,7 @@ def test_the_page_of_three_policies_says_what_its_blocks_print(capsys):
     assert {"fiberpo_tis", "fiberpo_domain_tis"} <= names
 
 
-def test_the_page_of_penalties_adds_what_needs_the_whole_vocabulary():
+def test_the_page_of_penalties_adds_a_term_over_the_whole_vocabulary():
     """Micro-batches of any size give the gradient of one loss over the whole batch, off policy."""
     import torch
 

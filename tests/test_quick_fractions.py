@@ -24,7 +24,7 @@ def test_the_tests_use_quick_fractions():
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "truediv"])
-def test_arithmetic_of_quick_fractions(name):
+def test_arithmetic_of_quick_fractions_equals_whole_numbers(name):
     for a, b in PAIRS:
         (na, da), (nb, db) = parts(a), parts(b)
         pair = {"add": (na * db + nb * da, da * db), "sub": (na * db - nb * da, da * db), "mul": (na * nb, da * db)}
@@ -39,7 +39,7 @@ def test_arithmetic_of_quick_fractions(name):
         assert parts(found) == (n // common, d // common)
 
 
-def test_comparisons_of_quick_fractions():
+def test_comparisons_of_quick_fractions_equal_whole_numbers():
     for a, b in PAIRS:
         (na, da), (nb, db) = parts(a), parts(b)
         for holds in (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne):
@@ -47,7 +47,7 @@ def test_comparisons_of_quick_fractions():
         assert hash(a) == hash(b) or a != b
 
 
-def test_construction_of_quick_fractions():
+def test_construction_of_quick_fractions_equals_whole_numbers():
     for n, d in itertools.product((-6, 0, 4, 10**30), (-4, 1, 6, 10**25)):
         common = gcd(n, d) * (1 if d > 0 else -1)
         made = Fraction(n, d)
@@ -59,7 +59,7 @@ def test_construction_of_quick_fractions():
         Fraction(1, 0)
 
 
-def test_all_else_goes_where_it_does():
+def test_other_operands_use_pythons_fractions():
     half = Fraction(1, 2)
     assert Fraction("0.5") == Fraction(0.5) == half == 0.5 == Fraction(True, 2)
     assert type(half + 0.25) is float

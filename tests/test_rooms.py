@@ -33,7 +33,7 @@ def imports():
 ROOMS = sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py") if p.parent.name != "specs")
 
 
-def test_the_drawn_rooms_are_those_of_the_imports():
+def test_the_drawing_of_rooms_equals_the_imports():
     (drawing,) = re.findall(r"```mermaid\nflowchart TD\n(.*?)```", (ROOT / "docs" / "README.md").read_text(), re.DOTALL)
     drawn = re.findall(r"^    (\w+) --> (\w+)$", drawing, re.MULTILINE)
     assert len(drawn) == len(drawing.splitlines())
@@ -48,7 +48,7 @@ def test_a_room_states_what_it_imports(name):
     assert set(imports().successors(name)) <= set(may)
 
 
-def test_few_modules_are_outside_rooms():
+def test_few_modules_lie_outside_rooms():
     assert len(list(PACKAGE.glob("*.py"))) <= MOST
     table = (ROOT / "docs" / "README.md").read_text()
     assert [name for name in ROOMS if f"[`{name}/`]" not in table] == []

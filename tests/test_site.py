@@ -132,7 +132,7 @@ def test_every_public_name_is_in_the_reference_once(module):
     assert {n: said.count(f"{module}.{n}") for n in names} == {n: int(n not in of_others) for n in names}
 
 
-def test_docstrings_become_what_sphinx_reads(extension):
+def test_docstrings_become_restructured_text(extension):
     docstrings = extension("docstrings")
     said = """A gate `g(x)` in `residual` or `Operator.loss(...)`s, |x| * 2 of *all*, **bold words** a_ and `[B,
     T]`; `Operator.none` is none.
@@ -160,7 +160,7 @@ def test_docstrings_become_what_sphinx_reads(extension):
     assert links == ["fibration.clip", "fibration.Operator.loss", "fibration.load", "fibration.Hierarchy"]
 
 
-def test_a_flowchart_has_every_box_above_what_it_leads_to(extension):
+def test_a_flowchart_has_every_box_above_its_targets(extension):
     flowchart = extension("flowchart")
     drawn = flowchart.svg("flowchart TD\n  a --> b\n  a --> c\n  b --> d\n  c --> e\n  e --> d\n")
     where = {n: float(y) for y, n in re.findall(r'y="(\d+)">(\w)<', drawn)}

@@ -12,7 +12,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Copy:
 
 
 @pytest.mark.parametrize("case", TELLING)
-def test_a_case_that_tells_is_there(case: str) -> None:
+def test_a_case_in_telling_exists(case: str) -> None:
     file, _, function = case.partition("[")[0].partition("::")
     assert f"\ndef {function}(" in (HERE / "tests" / file).read_text()
     assert set(TELLING[case]) <= {slip.name for slip in SLIPS}

@@ -71,7 +71,7 @@ def test_every_kind_of_shipped_hierarchy_compiles_ahead_of_time(ahead, arch, pro
 
 
 @pytest.mark.thorough
-def test_the_resources_and_parameters_of_a_hierarchy(tmp_path):
+def test_compiled_kernels_report_their_resources_and_parameters(tmp_path):
     made = triton_artifact("ppo")
     (one,) = compile_all(made.source, made.plans, "sm_90", ["gate_adjoint"])
     assert [k.kernel for k in one.kernels] == ["gate_adjoint_sweep_1"]
@@ -104,7 +104,7 @@ def test_other_layouts_and_dtypes_compile():
 
 
 @pytest.mark.thorough
-def test_a_random_chain_compiles():
+def test_a_random_chain_compiles_ahead_of_time():
     """Gates of many kinds, a stratum under the rows, attributes."""
     made = generate(candidate(9), "triton")
     wanted = list(requests("gate_adjoint", made.plans["gate_adjoint"]))[: None if ALL else 1]

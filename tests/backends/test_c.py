@@ -56,7 +56,7 @@ def test_a_library_is_built_once(own_cache):
     assert build.build(TINY, {"ANSWER": "2"}) != first
 
 
-def test_an_entry_is_there_whole_or_not_at_all(own_cache):
+def test_a_cache_entry_is_complete_or_absent(own_cache):
     """Whoever sees its folder finds every file in it, however long writing them takes."""
     place, files = own_cache / "many", 1000
     own_cache.mkdir()
@@ -78,7 +78,7 @@ def test_an_entry_is_there_whole_or_not_at_all(own_cache):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("harm", ["cut short", "emptied", "list lost", "list of another version", "library lost"])
-def test_a_damaged_entry_is_built_again(own_cache, harm):
+def test_a_damaged_cache_entry_is_rebuilt(own_cache, harm):
     library = build.build(TINY, {"ANSWER": "1"})
     whole = library.read_bytes()
     contents = library.with_name(cache.CONTENTS)
@@ -98,7 +98,7 @@ def test_a_damaged_entry_is_built_again(own_cache, harm):
     assert sorted(p.name for p in own_cache.iterdir()) == [library.parent.name]  # nothing half-made lies about
 
 
-def test_a_cache_that_is_no_folder_is_refused(tmp_path, monkeypatch):
+def test_a_cache_that_is_not_a_folder_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.write_text("x")
     monkeypatch.setenv("FIBRATION_CACHE", str(file))
@@ -107,7 +107,7 @@ def test_a_cache_that_is_no_folder_is_refused(tmp_path, monkeypatch):
     assert "FIBRATION_CACHE" in str(error.value)
 
 
-def test_a_read_only_cache_is_refused_but_read(own_cache, monkeypatch):
+def test_a_read_only_cache_is_read_and_not_written(own_cache, monkeypatch):
     library = build.build(TINY, {"ANSWER": "1"})
 
     def refuse(*_, **__):
@@ -132,7 +132,7 @@ def test_a_full_disk_leaves_nothing_behind(own_cache, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_many_processes_may_start_at_once(own_cache):
+def test_processes_that_start_at_once_build_one_library(own_cache):
     script = textwrap.dedent("""
         from fibration.backends.c.build import build
         print(build("int answer(void) { return 7; }", {}))
@@ -158,13 +158,13 @@ def test_without_a_compiler_the_error_names_the_remedy(monkeypatch, tmp_path):
     assert "backend='torch'" in str(error.value)
 
 
-def test_a_compiler_that_is_not_there_is_named(monkeypatch):
+def test_a_missing_compiler_is_named(monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(BackendError, match="CC=no-such-compiler"):
         fibration.compile(fibration.load("ppo"), backend="c")
 
 
-def test_a_failing_compiler_is_quoted_with_the_source_it_failed_on(own_cache, monkeypatch, tmp_path):
+def test_a_failing_compiler_is_quoted_with_its_source(own_cache, monkeypatch, tmp_path):
     broken = tmp_path / "mycc"
     broken.write_text(
         '#!/bin/sh\n[ "$1" = --version ] && { echo mycc 1; exit 0; }\necho "no such instruction" >&2\nexit 3\n'
@@ -180,7 +180,7 @@ def test_a_failing_compiler_is_quoted_with_the_source_it_failed_on(own_cache, mo
     assert kept.read_text() == op.source
 
 
-def test_another_compiler_is_another_entry(own_cache, monkeypatch, tmp_path):
+def test_each_compiler_has_its_own_cache_entry(own_cache, monkeypatch, tmp_path):
     first = build.build(TINY, {"ANSWER": "1"})
     other = tmp_path / "othercc"
     other.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo othercc 1; exit 0; }\nexec cc "$@"\n')
@@ -199,7 +199,7 @@ def test_tensors_of_another_device_are_refused():
         op.coefficients(x.to("meta"), old.to("meta"), advantages, index)
 
 
-def test_an_index_that_lies_elsewhere_is_refused():
+def test_an_index_on_another_device_is_refused():
     op = fibration.compile(fibration.load("ppo"), backend="c")
     x, old, advantages, index = small(op)
     elsewhere = torch.device("cuda", 0)
@@ -209,7 +209,7 @@ def test_an_index_that_lies_elsewhere_is_refused():
     assert "backend='triton'" in str(error.value)
 
 
-def test_an_operator_without_a_row_is_refused_when_the_backend_registers():
+def test_a_backend_without_a_scalar_operator_is_refused():
     operators = {k: v for k, v in OPERATORS.items() if k != "tanh"}
     with pytest.raises(BackendError, match="lacks the scalar operator 'tanh'"):
         Language("C", operators, wide_constant, ternary)
@@ -218,7 +218,7 @@ def test_an_operator_without_a_row_is_refused_when_the_backend_registers():
 
 
 @pytest.mark.parametrize("name", ["tanh_real", "tanh_f32", "tanh_f64"])
-def test_a_parameter_may_be_called_as_a_function_of_the_header_is(name):
+def test_a_parameter_may_have_the_name_of_a_c_function(name):
     p = Parameter(name, default=0.5)
     h = Hierarchy(
         name="h", gates={token: Gate(p * tanh(residual / p))}, decomposition=log_ratio(), objective=token_mean()
@@ -254,7 +254,7 @@ def test_threads_do_not_change_a_bit():
 
 
 @pytest.mark.parametrize("rows", [16384, 16385, 40_000])
-def test_sums_over_many_rows_have_all_their_pieces(rows):
+def test_sums_over_many_rows_include_every_chunk(rows):
     """They are cut at every 16384; the largest ratio is in the last piece."""
     op = fibration.compile(fibration.load("ppo"), backend="c")
     x = torch.zeros(rows, dtype=torch.float64)
@@ -266,7 +266,7 @@ def test_sums_over_many_rows_have_all_their_pieces(rows):
     assert float(result.metrics["gated_ratio/max"]) == pytest.approx(math.exp(0.125), rel=1e-12)
 
 
-def test_printing_shows_the_source(monkeypatch, capsys):
+def test_fibration_print_prints_the_c_source(monkeypatch, capsys):
     monkeypatch.setenv("FIBRATION_PRINT", "1")
     source = generate(fibration.load("gspo"), "c").source
     assert source in capsys.readouterr().err
@@ -293,19 +293,19 @@ def plan(name, program="objective"):
         ("fiberpo_domain", "evaluate", [1, 1, 1]),
     ],
 )
-def test_tokens_are_swept_once_for_two_levels_and_three_times_for_more(name, program, expected):
+def test_the_number_of_passes_over_the_tokens_is_as_planned(name, program, expected):
     """One number per sweep: the loops over a segment's tokens, of which all but the first find it in the cache."""
     assert [len(s.passes) for s in plan(name, program).sweeps] == expected
 
 
-def test_only_what_gates_compare_is_summed_in_float64():
+def test_only_sums_that_gates_compare_are_float64():
     passes = [p for s in plan("fiberpo_domain").sweeps for p in s.passes]
     assert [p.wide for p in passes] == [True, False, False]
     assert all(p.wide is False for s in plan("ppo").sweeps for p in s.passes)
 
 
 @pytest.mark.thorough
-def test_every_value_is_there_when_it_is_read():
+def test_every_value_of_a_plan_is_computed_before_it_is_read():
     for name in ("ppo", "gspo", "fiberpo", "fiberpo_domain"):
         for program in ("evaluate", "objective", "gate", "gate_adjoint", "levels"):
             p = plan(name, program)
@@ -323,7 +323,7 @@ def test_every_value_is_there_when_it_is_read():
             assert all(n in known for n in p.program.outputs.values() if n.stratum not in p.program.leaves)
 
 
-def test_plans_print_what_happens_in_which_order():
+def test_plans_print_their_stages_in_order():
     text = str(plan("fiberpo_domain"))
     assert text.splitlines()[0] == "plan of fiberpo_domain: 3 sweeps, 3 passes over the tokens"
     assert "sums over prompt_group by domain" in text
@@ -364,7 +364,7 @@ def test_the_compilers_arguments_may_say_how_much_to_optimise(own_cache, monkeyp
 
 
 @pytest.mark.parametrize("script", ["", "#!/bin/sh\nexit 0\n"], ids=["no program", "builds nothing"])
-def test_a_compiler_that_does_nothing_is_an_error(own_cache, monkeypatch, tmp_path, script):
+def test_a_compiler_that_writes_no_library_is_an_error(own_cache, monkeypatch, tmp_path, script):
     idle = tmp_path / "idlecc"
     idle.write_text(script)
     idle.chmod(0o755)
@@ -381,7 +381,7 @@ def test_a_log_ratio_that_overflows_is_named():
         op.coefficients(torch.tensor([3e38, 0.0, 0.0, 0.0]), torch.tensor([-3e38, 0.0, 0.0, 0.0]), advantages, index)
 
 
-def test_gate_refuses_a_backward_through_what_was_changed_since():
+def test_gate_refuses_a_backward_pass_after_its_input_was_changed():
     op = fibration.compile(fibration.load("fiberpo"), backend="c")
     x, _, _, index = small(op)
     x = x.requires_grad_() * 1

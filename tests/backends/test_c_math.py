@@ -206,7 +206,7 @@ SPECIALS: dict[str, list[tuple[float, float]]] = {
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_zeros_infinities_and_nan_come_out_exactly(call: Callable[..., np.ndarray], name: str, dtype: Any) -> None:
+def test_special_values_have_exact_results(call: Callable[..., np.ndarray], name: str, dtype: Any) -> None:
     x, expected = np.array(SPECIALS[name], dtype).T
     result = call(name, x)
     np.testing.assert_array_equal(result, expected)
@@ -219,7 +219,7 @@ def test_zeros_infinities_and_nan_come_out_exactly(call: Callable[..., np.ndarra
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_ordinary_neighbours_of_special_values_stay_ordinary(call: Callable[..., np.ndarray], dtype: Any) -> None:
+def test_special_values_do_not_change_their_neighbours_in_a_vector(call: Callable[..., np.ndarray], dtype: Any) -> None:
     """Whole vectors: a special lane must not spoil the lanes beside it."""
     specials = np.array([0.0, -0.0, INF, -INF, NAN, -1.0, 1e30, -1e30], dtype)
     for name in FUNCTIONS:
@@ -229,7 +229,7 @@ def test_ordinary_neighbours_of_special_values_stay_ordinary(call: Callable[...,
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_the_ends_of_the_range_of_exp(call: Callable[..., np.ndarray], dtype: Any) -> None:
+def test_exp_is_accurate_at_the_ends_of_its_range(call: Callable[..., np.ndarray], dtype: Any) -> None:
     info = np.finfo(dtype)
     wide = np.longdouble if dtype == np.float64 else np.float64
     for edge in (np.log(wide(info.max)), np.log(wide(info.smallest_normal))):
@@ -257,7 +257,7 @@ def test_exp_outside_its_range_is_zero_or_infinite(call: Callable[..., np.ndarra
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_tiny_arguments_are_kept_to_the_last_bit(call: Callable[..., np.ndarray], dtype: Any) -> None:
+def test_tiny_arguments_have_exact_results(call: Callable[..., np.ndarray], dtype: Any) -> None:
     least = np.finfo(dtype).smallest_subnormal
     x = np.concatenate([np.arange(-2000, 2001) * least, np.ldexp(np.array([-1.5, 1.5], dtype), -100)]).astype(dtype)
     for name in ("expm1", "log1p", "tanh", "atan"):
@@ -269,7 +269,7 @@ def torch_floats(patterns: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("f16", torch.float16), ("bf16", torch.bfloat16)])
-def test_every_16_bit_pattern_is_read_as_by_torch(
+def test_every_16_bit_pattern_is_read_as_in_torch(
     call: Callable[..., np.ndarray], name: str, dtype: torch.dtype
 ) -> None:
     patterns = np.arange(65536, dtype=np.uint16)
@@ -280,7 +280,7 @@ def test_every_16_bit_pattern_is_read_as_by_torch(
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("f16", torch.float16), ("bf16", torch.bfloat16)])
-def test_a_float_is_stored_in_16_bits_as_by_torch(
+def test_a_float_is_rounded_to_16_bits_as_in_torch(
     call: Callable[..., np.ndarray], name: str, dtype: torch.dtype
 ) -> None:
     """At all values that 16 bits hold, halfway between them and a place beside, and at random."""
@@ -299,7 +299,7 @@ def test_a_float_is_stored_in_16_bits_as_by_torch(
 
 
 @pytest.mark.thorough
-def test_every_loop_becomes_vector_code(tmp_path: Path) -> None:
+def test_the_compiler_vectorises_every_loop(tmp_path: Path) -> None:
     if COMPILER is None:
         pytest.skip("no C compiler")
     version = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True).stdout

@@ -68,7 +68,7 @@ def test_random_chains_match_the_interpreter(seed, backend):
         holds_gate(backend, random_case(seed, dtype, True, backend.slow), kinds[1])
 
 
-def test_the_interpreter_s_tolerances_are_tight():
+def test_the_rounding_bounds_are_tight():
     """No bound may hide a wrong number: most coefficients are held to a few roundings, none to less than a percent."""
     for dtype, usual in ((F64, 1e-12), (F32, 1e-4)):
         found = []
@@ -84,13 +84,13 @@ def test_the_interpreter_s_tolerances_are_tight():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", some(range(CHAINS), 30))
-def test_random_chains_verify_without_changes(seed):
+def test_random_chains_verify(seed):
     """Numbers are held against the interpreter whether or not the laws are; what is held here is not beside the point."""
     assert chain(seed).gates == candidate(seed).gates
 
 
 @pytest.mark.thorough
-def test_a_hundred_chains_cover_every_shape_and_gate():
+def test_the_random_chains_cover_every_shape_and_gate():
     """Or the tests above show less than they seem to: every depth, every gate, rows beside the chain, a common root."""
     chains = [candidate(seed) for seed in range(CHAINS)]
     assert {len(h.order) for h in chains} == {1, 2, 3, 4, 5, 6}
@@ -141,7 +141,7 @@ def bits(backend: Backend, c: Case, kind: str) -> tuple[list[float], float]:
 
 @pytest.mark.sampled
 @on_backends(SOME, slow=SOME[:1])
-def test_padded_and_packed_agree(seed, backend):
+def test_padded_and_packed_batches_have_equal_results(seed, backend):
     """To the bit on the reference backend; elsewhere both are what the interpreter gives, up to rounding."""
     c = random_case(seed, MIX[seed % len(MIX)], False, backend.slow)
     found = [bits(backend, c, kind) for kind in ("packed", "padded")]
@@ -173,7 +173,7 @@ def test_the_number_of_threads_does_not_change_a_bit(seed, backend):
 
 @pytest.mark.sampled
 @on_backends(some(range(18), 3), slow=(0, 9, 12))
-def test_linear_gates_have_their_transpose(seed, backend):
+def test_the_backward_pass_of_linear_gates_is_the_transpose(seed, backend):
     """`⟨G x, y⟩ = ⟨x, Gᵀ y⟩` where gates pass or remove a level: log 𝒢 is linear in the log ratios."""
     h = linear_candidate(seed)
     op, batch = backend.operator(h), batch_for(h, seed, small=True, smooth=True)
@@ -194,7 +194,7 @@ def test_linear_gates_have_their_transpose(seed, backend):
 
 @pytest.mark.sampled
 @on_backends(some((7, 1, 9, 13, 19, 0, 2, 4, 8, 14), 2), slow=(7,))
-def test_coefficients_against_finite_differences(seed, backend):
+def test_coefficients_equal_finite_differences(seed, backend):
     """Central differences of the backend's own float64 objective, wherever both sides agree on the slope."""
     h = candidate(seed)
     c = case(h, batch_for(h, seed, small=True, smooth=True), F64, seed, direct=True)
@@ -265,7 +265,7 @@ UNSEEN = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("which", list(mistakes(TORCH)))
-def test_every_backend_refuses_in_the_same_words(which, backend):
+def test_every_backend_raises_the_same_errors(which, backend):
     """But for values on a device, which say it themselves."""
     said = []
     for b in (TORCH, backend):
@@ -283,7 +283,7 @@ def test_every_backend_refuses_in_the_same_words(which, backend):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("over", [ROOT, Stratum("prompt_group")], ids=str)
-def test_rows_need_not_be_part_of_the_chain(over, backend):
+def test_the_rows_may_lie_outside_the_chain(over, backend):
     h = Hierarchy(
         name="rows_beside",
         fibrations=[Fibration(token, over, uniform())],

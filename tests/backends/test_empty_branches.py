@@ -101,7 +101,7 @@ def tree(**more):
 @pytest.mark.sampled
 @here
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_a_weight_of_rows_without_images(name, backend):
+def test_weights_of_rows_without_images_are_as_expected(name, backend):
     weight, expected = WEIGHTS[name]
     values, objective = called(tree(objective=token_mean().weigh(weight)), backend)
     assert values == pytest.approx(expected * np.exp(X) * A / 8, rel=1e-12)
@@ -113,7 +113,7 @@ def test_a_weight_of_rows_without_images(name, backend):
 
 @pytest.mark.sampled
 @here
-def test_a_gate_and_a_penalty_of_rows_without_images(backend):
+def test_gates_and_penalties_of_rows_without_images_are_as_expected(backend):
     slope = where(some(count(image, over=image) > 0, **IMAGES), 1, 2)
     values, _ = called(tree(gates={trajectory: Gate(slope * residual)}), backend)
     ratio = np.exp(X - MEAN_X + np.where(HAS, 1, 2) * MEAN_X)
@@ -141,7 +141,7 @@ FLOWING = {  # and the slope towards the mean log ratio of the row
 @pytest.mark.sampled
 @here
 @pytest.mark.parametrize("name", FLOWING)
-def test_gradients_of_what_rows_without_images_lack(name, backend):
+def test_statistics_of_an_empty_branch_have_gradient_0(name, backend):
     """A row without images has a value and a slope of 0 there, and not 0 times what it lacks."""
     formula, slope = FLOWING[name]
     values, _ = called(tree(penalties={"p": Penalty(where(N > 0, formula, 0), over=trajectory)}), backend)
@@ -154,7 +154,7 @@ def test_gradients_of_what_rows_without_images_lack(name, backend):
 
 @pytest.mark.sampled
 @here
-def test_gates_that_ask_for_images_first(backend):
+def test_a_gate_with_a_condition_on_an_empty_branch_has_a_value(backend):
     """The same number where there are none, whichever branch of the gate lacks a value."""
     asked = where(N > 0, residual * (1 + mean(log_prob(old), **IMAGES)), residual)
     divided = where(N > 0, residual / total(ONE, **IMAGES), residual)

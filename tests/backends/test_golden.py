@@ -26,13 +26,13 @@ def load(name):
 
 
 @pytest.mark.parametrize("name", ["fiberpo", "gspo", "ppo"])
-def test_generated_torch_source_is_as_it_was(name):
+def test_generated_torch_source_equals_the_recorded_file(name):
     compare(GOLDEN / f"{name}_torch.txt", generate(load(name), "torch").source)
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("name", "backend"), [*KERNELS, *SHAPES])
-def test_generated_objectives_are_as_they_were(name, backend):
+def test_generated_objectives_equal_the_recorded_files(name, backend):
     """Of chains, a tree, a projection and a balanced crossing. The other programs are made of the same parts."""
     made = generate(load(name), backend)
     plans = {"objective": made.plans["objective"]}

@@ -102,7 +102,7 @@ def test_the_registry_knows_the_public_gates():
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("level", ["trajectory", "token"])
 @pytest.mark.parametrize("text", GATES)
-def test_every_gate_against_finite_differences(text, level, coordinates):
+def test_every_gates_coefficients_equal_finite_differences(text, level, coordinates):
     hierarchy = around(text, level, coordinates)
     op = operator(hierarchy)
     for scale in (0.05, 0.25, 0.8):
@@ -119,7 +119,7 @@ def test_every_gate_against_finite_differences(text, level, coordinates):
 @pytest.mark.parametrize("coordinates", COORDINATES)
 @pytest.mark.parametrize("level", ["trajectory", "token"])
 @pytest.mark.parametrize("text", GATES)
-def test_every_gate_s_backward_is_its_transposed_jacobian(text, level, coordinates):
+def test_every_gates_backward_pass_is_its_transposed_jacobian(text, level, coordinates):
     hierarchy = around(text, level, coordinates)
     op = operator(hierarchy)
     batch = clear_of_breakpoints(hierarchy, 0.3)
@@ -143,7 +143,7 @@ def test_every_gate_s_backward_is_its_transposed_jacobian(text, level, coordinat
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("scale", [0.02, 0.15, 0.6])
-def test_shipped_coefficients_against_finite_differences(name, scale):
+def test_coefficients_of_shipped_losses_equal_finite_differences(name, scale):
     hierarchy, op = spec(name), operator(spec(name))
     for start in (0, 300):
         batch = clear_of_breakpoints(hierarchy, scale, start, tokens=(3, 1, 4, 2, 5, 2))
@@ -154,7 +154,7 @@ def test_shipped_coefficients_against_finite_differences(name, scale):
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_shipped_gates_against_their_jacobians(name):
+def test_backward_passes_of_shipped_gates_equal_their_jacobians(name):
     hierarchy, op = spec(name), operator(spec(name))
     batch = clear_of_breakpoints(hierarchy, 0.2, tokens=(3, 1, 4, 2))
     layout = packed(op, batch)
@@ -165,7 +165,7 @@ def test_shipped_gates_against_their_jacobians(name):
     assert np.array(rows) == pytest.approx(jacobian, rel=1e-6, abs=1e-8)
 
 
-def test_gradcheck_agrees():
+def test_torchs_gradcheck_passes():
     """torch's own checker, on FiberPO away from its breakpoints."""
     op = operator(spec("fiberpo"))
     batch = clear_of_breakpoints(spec("fiberpo"), 0.2)
@@ -196,7 +196,7 @@ def test_coefficients_of_random_hierarchies_are_exact_slopes(case, seed):
 @pytest.mark.thorough
 @settings(max_examples=60 if ALL else 30)
 @given(case=cases(), seed=st.integers(0, 9))
-def test_coefficients_of_random_hierarchies_against_finite_differences(case, seed):
+def test_coefficients_of_random_hierarchies_equal_finite_differences(case, seed):
     hierarchy, batch = case
     shift = np.random.default_rng(seed).uniform(0.001, 0.01, size=batch.tokens)
     batch = batch.with_x(batch.x + shift)
@@ -230,7 +230,7 @@ def test_backward_of_random_gates_is_exact(case, seed):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain"])
-def test_some_tokens_at_zero(operator, name):
+def test_a_token_with_log_ratio_0_belongs_to_channel_plus(operator, name):
     """A token with x = 0 among others belongs to `+` alone."""
     op, hierarchy = operator(spec(name)), spec(name)
     batch = spread_batch(scale=0.2)
@@ -346,7 +346,7 @@ def test_dual_clip_gate_at_its_ceiling(s, advantage, value, slope):
     )
 
 
-def test_dual_clip_in_ratios():
+def test_dual_clip_of_ratios_equals_its_closed_form():
     op = operator(spec("ppo"))
     index = op.index(offsets=[0, 1])
     minus = torch.tensor([-1.0], dtype=torch.float64)
@@ -358,7 +358,7 @@ def test_dual_clip_in_ratios():
         assert op.gate(point, index, advantages=minus).item() == pytest.approx(min(math.exp(x), 3), rel=1e-14)
 
 
-def test_fiberpo_at_its_breakpoints():
+def test_fiberpo_has_the_inner_derivative_at_its_breakpoints():
     """A trajectory with s^+ = C^+ and tokens with |u| = epsilon: the inner derivatives, by eq:fiberpo_jacobian."""
     op = operator(spec("fiberpo"))
     x = torch.tensor([0.5, 0.25, 0.0, 0.25], dtype=torch.float64)  # s^+ = 1/4, u = 1/4, 0, -1/4, 0
@@ -389,7 +389,7 @@ def test_odd_gates_are_odd(text):
     )
 
 
-def test_negative_aggregates_are_gated_too():
+def test_negative_aggregates_are_gated_like_positive_ones():
     """Residuals of aggregates may be negative, so g_agg is odd: the lower trajectory of a group rolls back as the upper."""
     op = operator(spec("fiberpo_domain"))
     index = op.index(offsets=[0, 2, 4], prompt_group=["g", "g"], domain=["d", "d"])

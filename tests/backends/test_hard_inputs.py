@@ -183,7 +183,7 @@ def test_a_million_tokens_in_one_trajectory(operator):
 
 
 @pytest.mark.long
-def test_many_trajectories(operator):
+def test_fifty_thousand_trajectories_keep_the_invariants(operator):
     """Fifty thousand rows, shuffled over a hundred groups; the cheap invariants."""
     generator = np.random.default_rng(0)
     lengths = generator.integers(1, 5, size=50_000)
@@ -233,7 +233,7 @@ def test_low_precision_inputs_are_computed_in_float64(name, dtype):
 @pytest.mark.parametrize(
     "dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.float64), (torch.float64, torch.float16)], ids=str
 )
-def test_precisions_may_differ(dtypes):
+def test_the_inputs_may_have_different_dtypes(dtypes):
     op = operator(spec("fiberpo"))
     batch = spread_batch()
     layout = packed(op, batch)
@@ -257,7 +257,7 @@ def test_the_difference_of_log_probs_is_taken_in_float64():
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("size", [1e-300, 1e-30, 1e-8, 20.0, 600.0, 1000.0])
-def test_sizes_from_tiny_to_huge(operator, name, size):
+def test_log_ratios_from_tiny_to_huge_have_right_results(operator, name, size):
     op = operator(spec(name))
     shape = spread_batch(scale=1.0, per_row=True)
     batch = shape.with_x(np.sign(shape.x) * size * (1 + 0.1 * np.abs(shape.x).clip(0, 1)))
@@ -271,7 +271,7 @@ def test_sizes_from_tiny_to_huge(operator, name, size):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain", "gspo", "grpo"])
 @pytest.mark.parametrize("size", [1e3, 1e6, 1e300])
-def test_drifts_beyond_all_reason_stay_bounded(operator, name, size):
+def test_huge_log_ratios_give_finite_results(operator, name, size):
     """exp(1e3) overflows; a gate that limits or zeroes it must not let an infinity or NaN through."""
     op = operator(spec(name))
     batch = Batch(
@@ -290,7 +290,7 @@ def test_drifts_beyond_all_reason_stay_bounded(operator, name, size):
         assert (ratio > 0).all()
 
 
-def test_a_budget_bounds_what_fiberpo_lets_through():
+def test_the_gated_ratio_of_fiberpo_stays_within_its_bounds():
     """theory: log G lies in [-C^- - 2ε, C^+ + 2ε], whatever the drift."""
     op = operator(spec("fiberpo"))
     generator = np.random.default_rng(0)
@@ -317,7 +317,7 @@ def test_negative_zero_is_zero(operator):
         assert a[1] == b[1]
 
 
-def test_zero_advantages(operator):
+def test_advantages_of_0_give_coefficients_of_0(operator):
     for name in SPECS:
         op = operator(spec(name))
         batch = replace(spread_batch(), advantages=np.zeros(17))
@@ -326,7 +326,7 @@ def test_zero_advantages(operator):
         assert objective == 0
 
 
-def test_huge_advantages(operator):
+def test_huge_advantages_scale_the_coefficients(operator):
     op = operator(spec("fiberpo"))
     batch = spread_batch()
     layout = packed(op, batch)
@@ -378,7 +378,7 @@ def test_scaling_the_loss_scales_the_gradient():
     assert torch.equal(grads[0], grads[2])
 
 
-def test_backward_twice_with_a_retained_graph():
+def test_two_backward_passes_over_a_retained_graph_add_up():
     op, layout, now, old, a = a_batch()
     x = now.clone().requires_grad_()
     loss = op.loss(x, old, a, layout.index).loss
@@ -399,7 +399,7 @@ def test_losses_of_several_batches_add_up():
     assert x.grad.numpy() == pytest.approx((-c[0] - 3 * c[1]).numpy(), rel=1e-14)
 
 
-def test_without_a_graph():
+def test_a_call_under_no_grad_has_the_same_value():
     op, layout, now, old, a = a_batch()
     expected = op.loss(now, old, a, layout.index)
     assert not expected.loss.requires_grad
@@ -451,7 +451,7 @@ def second_derivatives():
 
 
 @pytest.mark.parametrize("which", list(second_derivatives()[1]))
-def test_second_derivatives_are_refused_not_wrong(which):
+def test_second_derivatives_are_refused(which):
     """Coefficients are constants of the backward pass; a Hessian without their derivative would be silently wrong."""
     x, cases = second_derivatives()
     (g,) = torch.autograd.grad(cases[which](), x, create_graph=True)
@@ -460,7 +460,7 @@ def test_second_derivatives_are_refused_not_wrong(which):
     assert "create_graph" in caught.value.remedy
 
 
-def test_a_graph_that_is_not_differentiated_again_does_no_harm():
+def test_create_graph_alone_raises_no_error():
     x, cases = second_derivatives()
     for make in cases.values():
         (a,) = torch.autograd.grad(make(), x)
@@ -475,7 +475,7 @@ def test_anomaly_detection_finds_nothing():
         op.loss(x, old, a, layout.index).loss.backward()
 
 
-def test_expanded_and_sliced_inputs(operator):
+def test_expanded_and_sliced_inputs_are_accepted(operator):
     op, layout, now, old, a = a_batch(operator=operator)
     base = torch.zeros(layout.shape[0] + 2, layout.shape[1] * 2, dtype=torch.float64, requires_grad=True)
     view = base[1:-1, ::2]

@@ -27,7 +27,7 @@ def renumbered(index, numbers, size):
 @pytest.mark.sampled
 @pytest.mark.parametrize("shape", ["padded", "packed"])
 @pytest.mark.parametrize("name", ["gaps between", "tokens apart"])
-def test_segments_of_any_number(operator, name, shape):
+def test_segments_may_be_in_any_order_and_empty(operator, name, shape):
     op, mask = operator(spec("fiberpo")), torch.tensor(MASKS[name], dtype=torch.bool)
     given = dict(mask=mask)
     if shape == "packed":
@@ -51,7 +51,7 @@ def test_segments_of_any_number(operator, name, shape):
             del found
 
 
-def test_a_part_without_tokens(operator):
+def test_a_rank_without_tokens_has_empty_segments(operator):
     """Segments are the whole batch's, and none of them is here."""
     op = operator(spec("fiberpo"))
     whole = op.index(mask=torch.tensor(MASKS["gaps between"]))

@@ -119,7 +119,7 @@ def lost(case, result, tokens):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", OF_EVERY_KIND)
 @pytest.mark.parametrize("backend", FAST, ids=str)
-def test_one_token_is_enough(unseen, backend, name):
+def test_one_token_that_is_not_finite_makes_the_results_nan(unseen, backend, name):
     case = Case(spec(name), backend)
     for tensor, value in BAD:
         for one in ([t] for t in case.tokens):
@@ -134,7 +134,7 @@ def test_one_token_is_enough(unseen, backend, name):
                 assert lost(case, found["back"], one) or tensor == "advantages"
 
 
-def test_gates_close_in_these_batches(unseen):
+def test_the_batches_have_closed_gates(unseen):
     """What the others rest on: a closed gate is what would turn NaN into an innocent 0."""
     closing = [n for n in OF_EVERY_KIND if Case(spec(n), FAST[0]).closed]
     assert set(OF_EVERY_KIND) - set(closing) == set(NEVER)
@@ -143,7 +143,7 @@ def test_gates_close_in_these_batches(unseen):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["ppo", "gspo", "fiberpo", "fiberpo_modal"])
 @pytest.mark.parametrize("backend", HERE[1:], ids=str)
-def test_kernels_say_so_too(unseen, backend, name):
+def test_kernels_propagate_nan(unseen, backend, name):
     case = Case(spec(name), backend)
     for tensor, value in BAD[::4]:
         given = case.spoiled(tensor, value, case.tokens)
@@ -195,7 +195,7 @@ def test_no_finite_result_changes_in_any_bit(monkeypatch, name, backend):
 
 
 @pytest.mark.parametrize("backend", HERE, ids=str)
-def test_advantages_that_vary_within_a_trajectory(unseen, backend):
+def test_advantages_that_vary_within_a_trajectory_make_it_nan(unseen, backend):
     """No token's is taken for that of all: objective and gradient are NaN in the trajectory, and elsewhere as they were."""
     case = Case(spec("gspo"), backend)
     row = int(case.batch.row[case.tokens[0]])
@@ -214,7 +214,7 @@ def test_advantages_that_vary_within_a_trajectory(unseen, backend):
 
 
 @pytest.mark.parametrize("stratum", [turn, prompt_group, Stratum(BATCH)], ids=str)
-def test_advantages_of_other_strata(unseen, stratum):
+def test_advantages_that_vary_within_an_element_make_it_nan(unseen, stratum):
     """Over the rows, under them, and of the whole batch: what varies there is NaN for all that lies over it."""
     p = Parameter("p", default=0.25, upper=1)
     chain = (token, turn, trajectory, prompt_group, Stratum(BATCH))
@@ -238,7 +238,7 @@ def test_advantages_of_other_strata(unseen, stratum):
         assert np.isnan(layout.read(ratio)).tolist() == mine.tolist()
 
 
-def test_as_many_tokens_as_rows(unseen):
+def test_ambiguous_advantages_that_differ_are_nan(unseen):
     """Advantages that may be per token or per row: where the two differ, they are neither."""
     op = operator(spec("grpo"))
     index = op.index(offsets=[0, 0, 2, 3])
@@ -252,7 +252,7 @@ def test_as_many_tokens_as_rows(unseen):
     assert found[1].values.isnan().tolist() == [True, False, False]
 
 
-def test_levels_show_it_at_every_level(unseen):
+def test_every_level_shows_nan(unseen):
     case = Case(spec("fiberpo_domain"), FAST[0])
     x = case.tensors()["now"]
     seen = case.op.levels(x, case.layout.index)

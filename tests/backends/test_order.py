@@ -134,7 +134,7 @@ EVERYWHERE = [(packed, F64), (padded, F32), (padded, torch.bfloat16)]
 @pytest.mark.parametrize(("lay", "dtype", "backend"), [
     (*met, b) for b in CPU for met in EVERYWHERE if not b.slow or met[1] == F32
 ], ids=named)  # fmt: skip
-def test_sums_along_ragged_rows(lay, dtype, backend: Backend):
+def test_sums_along_ragged_rows_equal_rationals(lay, dtype, backend: Backend):
     """One row without a token, one of a single one, holes in the mask; several sums in one program."""
     h, generator = spec("fiberpo_domain"), np.random.default_rng(1)
     batch = Tokens(LENGTHS, generator.normal(size=sum(LENGTHS)), np.zeros(sum(LENGTHS)), LABELS)
@@ -145,7 +145,7 @@ def test_sums_along_ragged_rows(lay, dtype, backend: Backend):
 @pytest.mark.sampled
 @pytest.mark.parametrize("backend", CPU, ids=str)
 @pytest.mark.parametrize(("over", "discount"), [("trajectory", 1.0), ("prompt_group", 0.5), ("batch", 0.9)])
-def test_leaves_are_in_one_order(over, discount, backend: Backend):
+def test_tokens_of_several_leaves_have_one_order(over, discount, backend: Backend):
     """Tokens of several leaves over one element come in the order of the batch, and a discount counts all of them."""
     h = spec("fiberpo_modal")
     layout = padded(operator(h, "torch"), batch := batch_for(h, 3, small=backend.slow))
@@ -155,7 +155,7 @@ def test_leaves_are_in_one_order(over, discount, backend: Backend):
 @pytest.mark.sampled
 @pytest.mark.parametrize("backend", CPU, ids=str)
 @pytest.mark.parametrize("over", ["prompt_group", "batch"])
-def test_rows_that_alternate_are_in_the_order_of_their_positions(over, backend: Backend):
+def test_interleaved_rows_have_the_order_of_their_positions(over, backend: Backend):
     """Of the segments of a sweep, and of what is coarser."""
     rows = Hierarchy(
         name="grouped", fibrations=[Fibration(token, prompt_group, uniform())], decomposition=log_ratio(),
@@ -172,7 +172,7 @@ def test_rows_that_alternate_are_in_the_order_of_their_positions(over, backend: 
 
 
 @pytest.mark.parametrize("backend", [b for b in CPU if not b.slow], ids=str)
-def test_a_row_of_a_million(backend: Backend):
+def test_sums_over_a_row_of_a_million_tokens_are_exact(backend: Backend):
     """Whole numbers, whose sums are exact: nothing is lost of what comes before, and nothing of another row is in it."""
     h, n = spec("gspo"), (1, 1_000_000, 3)
     x = np.random.default_rng(5).integers(-99, 100, sum(n)).astype(float)
@@ -298,7 +298,7 @@ def expected(formula: Callable[[Rows], Vector], b: Rows, a: Vector) -> tuple[Vec
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("name", "backend"), [(n, b) for b in CPU for n in LOSSES], ids=str)
-def test_losses_that_read_order(name, backend: Backend):
+def test_losses_with_order_equal_their_formula(name, backend: Backend):
     """Off policy, on ragged rows with holes in their mask and turns of several lengths: J and its gradient."""
     h, formula = LOSSES[name]
     generator, lengths = np.random.default_rng(7), (1, 5, 0, 9, 4)
@@ -314,7 +314,7 @@ def test_losses_that_read_order(name, backend: Backend):
 
 
 @pytest.mark.parametrize("backend", CPU, ids=str)
-def test_a_group_s_tokens_and_rows_are_in_the_order_of_positions(backend: Backend):
+def test_tokens_and_rows_of_a_group_have_the_order_of_positions(backend: Backend):
     """Rows that no gate is over: their tokens alternate, and a row comes where its first token does."""
     earlier = before(mean(x, over=trajectory), over=prompt_group, of=trajectory)
     h = loss(MU.weigh(exp(before(x, over=prompt_group, discount=0.5) / 4 + earlier / 4)), groups=[prompt_group])
@@ -364,7 +364,7 @@ def test_a_bound_of_a_prefix_is_compared_in_float64(backend: Backend):
     np.testing.assert_allclose(layout.read(result.values), np.exp(x32) / 3, rtol=1e-6)
 
 
-def test_a_sweep_reads_what_it_has_summed_and_counts_places_itself():
+def test_a_pass_reads_its_own_sums_and_counts_positions_itself():
     (sweep,) = pipeline.plan(LOSSES["prefix weight"][0], "objective").sweeps
     assert [[s.forward for s in p.scans] for p in sweep.passes] == [[True], []]
     counted = pipeline.plan(loss(MU.weigh(1 / (1 + position(over=trajectory)))), "objective")

@@ -67,7 +67,7 @@ def penalised(seed, dtype=F64):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_interpreter_gives_what_is_written(seed):
+def test_the_interpreter_equals_the_formulas(seed):
     c = penalised(seed)
     layout = c.layout(TORCH, "packed")
     found = Case.bounds(c, layout, ROUNDOFF[F64]).run("evaluate")
@@ -90,7 +90,7 @@ def seeds_of(backend):
 @pytest.mark.parametrize(
     ("seed", "backend"), [(s, b) for b in BACKENDS_HERE for s in seeds_of(b)], ids=lambda v: str(v)
 )  # fmt: skip
-def test_backends_give_what_is_written(seed, backend):
+def test_backends_equal_the_formulas(seed, backend):
     """In every precision, packed and padded, with and without metrics."""
     c = penalised(seed, MIX[seed // 2 % len(MIX)])
     holds_training(backend, c, "padded" if seed % 3 else "packed")
@@ -210,7 +210,7 @@ class Given:
 
 
 @on("torch", "c")
-def test_every_kind_of_penalty_by_hand(backend):
+def test_every_kind_of_penalty_equals_its_formula(backend):
     """Values, metrics, and central differences of float64 formulas, with what is detached held."""
     op, given = operator(EVERY, backend), Given()
     for make in (packed, padded):
@@ -224,7 +224,7 @@ def test_every_kind_of_penalty_by_hand(backend):
 
 
 @on("torch", "c")
-def test_gradients_flow_through_order(backend):
+def test_gradients_of_penalties_flow_through_order(backend):
     """Of a prefix, and of what comes after: values, and central differences."""
     prefix = before(x, over=trajectory, discount=0.9) + x
     share = Parameter("share", default=0.7, lower=0, upper=1)
@@ -251,7 +251,7 @@ def test_gradients_flow_through_order(backend):
 
 
 @on("torch")
-def test_conditions_of_penalties_read_advantages_that_are_made_of_rewards(backend):
+def test_conditions_of_penalties_read_advantages_from_rewards(backend):
     """Of tokens and of coarser elements: what is good is what is better than its group."""
     penalties = {name: EVERY.penalties[name] for name in ("positives", "real")}
     h = losing(groups=[prompt_group], **penalties).replace(advantages=centred(reward, over=prompt_group))
@@ -270,7 +270,7 @@ def test_conditions_of_penalties_read_advantages_that_are_made_of_rewards(backen
     )
 
 
-def test_every_condition_of_a_penalty_occurs():
+def test_the_batches_meet_every_condition_of_a_penalty():
     """Else a penalty that flows where it must not would not be seen."""
     given = Given()
     r, held = given.now - given.old, given.now - given.reference
@@ -289,7 +289,7 @@ def replaced(given, **changes):
 
 @on("c")
 @pytest.mark.parametrize("dtype", [F32, torch.bfloat16], ids=str)
-def test_a_divergence_near_and_far(backend, dtype):
+def test_k3_keeps_its_digits_near_and_far_from_the_reference(backend, dtype):
     """The slope of k3 is `1 - exp(-x)` to float32's last digits, from where the policies are the same bits to e^80."""
     given = Given()
     distances = np.array([0, 2**-9, -(2**-9), 2**-7, 0.5, -0.5, 3, -3, 20, -20, 60, -60, -80, 2**-8, -(2**-8)])
@@ -361,7 +361,7 @@ def test_a_penalty_that_is_infinite_is_named_with_its_token(backend):
 
 
 @on("torch")
-def test_a_root_at_0_is_no_silent_slope(backend):
+def test_a_root_at_0_in_a_penalty_is_an_error(backend):
     """A distance from a reference that the policy still is has a value there, and no slope."""
     given = Given()
     given.reference[given.row == 3] = given.now[given.row == 3]
@@ -404,7 +404,7 @@ def test_losses_require_a_policy_that_only_a_penalty_reads():
     assert torch.equal(now.grad, -found.values)
 
 
-def test_metrics_of_batches_add_up():
+def test_metrics_of_penalties_add_up_over_batches():
     """By their rows, or by the elements that a penalty is read over."""
     op, given = operator(EVERY), Given()
     found = given.call(op, packed(op, given.batch())).metrics
@@ -415,7 +415,7 @@ def test_metrics_of_batches_add_up():
 @pytest.mark.thorough
 @on("torch")
 @pytest.mark.parametrize("seed", [3, "every"])
-def test_bits_do_not_depend_on_ranks(seed, backend):
+def test_the_bits_of_penalties_do_not_depend_on_ranks(seed, backend):
     """Whole rows in order, and a rank without any: those of one process. Cut ones: the same for any cut."""
     c = Given().case() if seed == "every" else penalised(seed)
     op, rows = operator(c.hierarchy, backend), range(len(c.batch.lengths))

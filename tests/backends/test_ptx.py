@@ -79,7 +79,7 @@ def drawn(name: str, dtype: torch.dtype, direct: bool = False) -> Case:
     return case(h, batch, dtype, OF_EVERY_KIND.index(name), direct)
 
 
-def test_every_regime_is_met():
+def test_the_batches_have_elements_of_every_regime():
     """What the cases of fiberpo_domain go through: each level passes, rolls back and zeroes some of its elements."""
     given = drawn("fiberpo_domain", F32)
     op = compiled(given.hierarchy, "torch")
@@ -109,7 +109,7 @@ EVERY = [
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "program", "kind", "dtype"), dict.fromkeys([*SOME, *EVERY] if ALL else SOME), ids=str)
-def test_programs_as_they_run_on_a_gpu(emitter, name, program, kind, dtype):
+def test_emulated_ptx_programs_equal_the_interpreter(emitter, name, program, kind, dtype):
     given = drawn(name, dtype, direct=program == "gate")
     if program == "gate":
         scheduled(emitter, lambda backend: holds_gate(backend, given, kind))
@@ -118,7 +118,7 @@ def test_programs_as_they_run_on_a_gpu(emitter, name, program, kind, dtype):
 
 
 @pytest.mark.thorough
-def test_a_product_is_finite_where_products_and_sums_are_one_operation(emitter):
+def test_fused_multiply_add_keeps_finite_products_finite(emitter):
     """`p·q - p·q` is not 0 there: what tells numbers from infinite ones does not subtract."""
     x = log_prob(Policy("current")) - log_prob(Policy("reference"))
     h = spec("ppo").replace(name="product", penalties={"kl": exp(token_log_ratio) * x})
@@ -136,7 +136,7 @@ def ordered() -> Hierarchy:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("lengths", [(300, 1, 4, 0), (5, 0, 40, 3, 1, 33, 9)] if ALL else [(300, 1, 4, 0)], ids=str)
-def test_sums_in_order_as_they_run_on_a_gpu(emitter, lengths):
+def test_emulated_ptx_sums_in_order_equal_the_interpreter(emitter, lengths):
     """Along a row in two tiles of four warps, by several blocks; short rows of one block are interleaved."""
     rng = np.random.default_rng(3)
     x, advantages = rng.normal(size=sum(lengths)) / 20, np.repeat(rng.normal(size=len(lengths)), lengths)
@@ -160,7 +160,7 @@ SPREAD = [("fiberpo_domain", False), ("fiberpo_domain", True), ("fiberpo_modal",
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "cut"), SPREAD if ALL else SPREAD[:1])
-def test_kernels_between_collectives(emitter, name, cut):
+def test_emulated_ptx_kernels_on_ranks_equal_one_process(emitter, name, cut):
     """What one process gives, in bits; where rows are cut, but for roundings (half a unit of a few float32 operations)."""
     batch = drifted() if name == "fiberpo_domain" else batch_for(spec(name), OF_EVERY_KIND.index(name))
     halves = [
@@ -235,13 +235,13 @@ PLANTED = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("edit", "words"), PLANTED.values(), ids=PLANTED)
-def test_planted_mistakes_are_found(emitter, edit, words):
+def test_the_emulator_finds_each_planted_mistake(emitter, edit, words):
     with pytest.raises(Fault, match=words):
         objective(emitter, edit)
 
 
 @pytest.mark.skipif(not ALL, reason="runs a call for every barrier")
-def test_every_barrier_is_needed(emitter):
+def test_removing_any_barrier_is_a_race(emitter):
     """But for one of two with nothing between them that others see: without both, there is a race."""
     texts: list[str] = []
     objective(emitter, lambda text: texts.append(text) or text)

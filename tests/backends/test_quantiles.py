@@ -129,7 +129,7 @@ EVERYWHERE = [(packed, F64, None), (padded, F32, STEEP), (padded, torch.bfloat16
 @pytest.mark.parametrize(("lay", "dtype", "formula", "backend"), [
     (*met, b) for b in CPU for met in EVERYWHERE if not b.slow or met[1] == F32
 ], ids=named)  # fmt: skip
-def test_quantiles_over_every_stratum(lay, dtype, formula, backend: Backend):
+def test_quantiles_over_every_stratum_equal_numpy(lay, dtype, formula, backend: Backend):
     """Ragged rows, one of them without a token and one with a single one; several in one program."""
     h, generator = spec("fiberpo_domain"), np.random.default_rng(1)
     n = (1, 2, 40, 0, 3, 17, 70)
@@ -144,7 +144,7 @@ def test_quantiles_over_every_stratum(lay, dtype, formula, backend: Backend):
     (name, lay, b) for b in CPU for name, lay in (("fiberpo_modal", padded), ("fiberpo_crossed", packed))
     if not b.slow or name == "fiberpo_modal"
 ], ids=named)  # fmt: skip
-def test_several_leaves_and_crossed_strata(name, lay, backend: Backend):
+def test_quantiles_over_several_leaves_and_crossed_strata_equal_numpy(name, lay, backend: Backend):
     """Tokens of all leaves over an element count together, whatever their order in the batch."""
     h, batch = spec(name), batch_for(spec(name), 3, small=backend.slow)
     strata = sorted({s.name for s in h.order if s not in h.leaves} | {"batch"})
@@ -176,7 +176,7 @@ HARD = [(kind, b) for b in CPU for kind in shapes(8) if not b.slow or kind in ("
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("kind", "backend"), HARD, ids=str)
-def test_hard_numbers(kind, backend: Backend):
+def test_quantiles_of_extreme_numbers_equal_numpy(kind, backend: Backend):
     """Of few tokens, hundreds and many, over a row and over the batch, at both ends and between them."""
     h = spec("gspo")
     lengths, levels = (
@@ -195,7 +195,7 @@ def test_hard_numbers(kind, backend: Backend):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", CPU, ids=str)
-def test_many_tokens_and_one_that_is_no_number(backend: Backend):
+def test_a_nan_makes_a_quantile_nan(backend: Backend):
     """More than one program of a grid counts; NaN among them makes the quantile NaN, which no token is below."""
     h, n = spec("gspo"), (9000, 200)
     x = np.random.default_rng(5).normal(size=sum(n))
@@ -223,7 +223,7 @@ def piece(
 
 
 @pytest.mark.parametrize("backend", CPU, ids=str)
-def test_ranks_find_what_one_process_does(backend: Backend):
+def test_quantiles_on_ranks_equal_one_process(backend: Backend):
     """Whole rows on each rank, and rows cut anywhere, down to single tokens and to none."""
     h, generator, dtype = spec("fiberpo_domain"), np.random.default_rng(2), F32
     taken = CHAIN[2:4] if backend.slow else CHAIN

@@ -75,7 +75,7 @@ def on_backends():
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", [s for s in range(COUNT) if ALL or (s // 2 + s // 16) % 8 == 1])
-def test_the_interpreter_gives_what_is_written(seed):
+def test_the_interpreter_equals_dense_matrices(seed):
     """Values, coefficients, the adjoint, and every level, of the program as lowered."""
     c = random_case(seed, F64)
     layout = c.layout(TORCH, "packed")
@@ -95,7 +95,7 @@ def test_the_interpreter_gives_what_is_written(seed):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", some(range(0, COUNT, 4), 3))
-def test_dense_slopes_are_those_of_dense_values(seed):
+def test_dense_slopes_equal_differences_of_dense_values(seed):
     """Central differences, wherever both sides agree on the slope."""
     c = dense_case(quiver(seed), seed, small=True, zeros="none")
     x = c.batch.x.astype(np.longdouble)
@@ -137,7 +137,7 @@ def test_random_quivers_match_dense_matrices(seed, backend):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", some(range(0, COUNT, 5), 3))
-def test_jacobians(seed):
+def test_jacobians_equal_dense_matrices(seed):
     """Row by row from the backward of `gate`, where the test above looks at one product with it."""
     c = random_case(seed, F64, True, True)
     layout = c.layout(TORCH, "padded")
@@ -160,7 +160,7 @@ BY_SIGN = [(*shape, bool(signed)) for i, shape in enumerate(SHAPES) for signed i
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("name", "projected", "signed"), BY_SIGN)
-def test_identity_gates_are_the_identity(name, projected, signed):
+def test_identity_gates_pass_the_ratio_on_every_shape(name, projected, signed):
     """On every shape: the gated ratio is the ratio, and coefficients are the policy gradient's."""
     h = plain(name, projected, seed=len(name), signed=signed)
     for zeros in ("some", "all"):
@@ -251,7 +251,7 @@ def test_projected_residuals_are_orthogonal(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", QUIVERS)
-def test_residuals_of_unbalanced_crossings_are_not(name):
+def test_residuals_of_unbalanced_crossings_are_not_orthogonal(name):
     """Nor are those of crossings without a common root; and what leaks is what the definition says."""
     h = plain(name, seed=1)
     assert "refuted" in orthogonality(h)
@@ -267,7 +267,7 @@ def test_residuals_of_unbalanced_crossings_are_not(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", some(range(COUNT), 6))
-def test_metrics_add_up(seed):
+def test_every_element_has_one_regime_and_metrics_add_up(seed):
     """Every element is in one regime, parts add up to the whole, drifts are those of the dense residuals."""
     c = random_case(seed, F64)
     layout = c.layout(TORCH, "packed")
@@ -321,7 +321,7 @@ def _has_empty_branch(c: DenseCase) -> bool:
     return any(0 in count for count in counts)
 
 
-def test_the_mass_of_a_token_is_the_same_however_its_kernel_is_written():
+def test_the_mass_of_a_token_does_not_depend_on_how_its_kernel_is_written():
     per_token = log_ratio(scale=1 / count(token, over=trajectory))
     first, *rest = spec("fiberpo").fibrations
     masses = []
@@ -335,7 +335,7 @@ def test_the_mass_of_a_token_is_the_same_however_its_kernel_is_written():
 
 
 @pytest.mark.thorough
-def test_random_quivers_cover_every_kind():
+def test_the_random_quivers_cover_every_kind():
     """Or the tests above show less than they seem to."""
     drawn = [quiver(seed) for seed in range(COUNT)]
     assert COUNT >= 60

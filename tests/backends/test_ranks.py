@@ -38,7 +38,7 @@ def spread(op, x, advantages, ways, keys):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", [b for b in BACKENDS_HERE if b.device == "cpu"], ids=str)
-def test_bits_are_those_of_one_process(backend):
+def test_the_bits_on_ranks_are_those_of_one_process(backend):
     """Whole rows in order: those of one process. Cut ones, at any token: the same for any cut.
 
     C is optimised as it is shipped: of a piece, other tokens are left over for the end of its loops.

@@ -37,7 +37,7 @@ CASES = [(b.name, n) for b in BACKENDS_HERE if b.device == "cpu" for n in (FIELD
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("backend", "name"), CASES)
-def test_the_fields_advantages(backend, name):
+def test_published_advantages_equal_fractions(backend, name):
     """Packed and padded, per row and per token; where all is a row's own, one number for each."""
     batch, r = batch_of(), of_rows(batch_of())
     h, probs = rewarded(FIELD[name]), log_probs(batch_of())
@@ -57,7 +57,7 @@ def test_the_fields_advantages(backend, name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("backend", [b.name for b in BACKENDS_HERE if b.device == "cpu"])
-def test_rewards_may_be_every_other_number_of_a_tensor(backend):
+def test_rewards_may_be_a_strided_view(backend):
     """As a column of rewards per token is; here no row is without tokens."""
     batch = spread_batch((3, 1, 4, 2), seed=0)
     h, r = rewarded(FIELD["length" if backend == "c" else "grpo"]), of_rows(batch)
@@ -73,7 +73,7 @@ SEEDS = range(60 if ALL else 10)
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_formulas(seed):
+def test_random_formulas_for_advantages_equal_fractions(seed):
     """Over chains, trees and quivers; the compiled backends take a few of them."""
     if seed % 2:
         h = random_quivers.quiver(seed // 2 % random_quivers.COUNT)
@@ -106,7 +106,7 @@ def test_random_formulas(seed):
     "backend", [b for b in ("c", "triton") if b in {x.name for x in BACKENDS_HERE if x.device == "cpu"}]
 )
 @np.errstate(all="ignore")  # both sides of a choice are computed
-def test_files_that_leave_the_library_make_advantages(backend, tmp_path):
+def test_standalone_files_compute_advantages(backend, tmp_path):
     """Per row and per token, of packed tokens; rewards per row beside what is a token's own."""
     batch = batch_of()
     batch, _ = batch.permuted([r for r, n in enumerate(batch.lengths) if n])

@@ -54,7 +54,7 @@ def test_shipped_hierarchies_match_dense_matrices(name, kind, dtype, backend):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", [n for n in OF_EVERY_KIND if n != "fiberpo_crossed" and (ALL or n not in LIKE_OTHERS)])
-def test_trajectories_of_one_token(name, backend):
+def test_trajectories_of_one_token_match_dense_matrices(name, backend):
     """Fibres of one; the packed form has as many tokens as rows."""
     b = batch_for(spec(name), 3)
     tokens = [int(np.flatnonzero(b.row == r)[0]) for r in np.unique(b.row)][:6]
@@ -88,7 +88,7 @@ IN_EITHER = [
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("name", "dtype", "backend"), IN_EITHER, ids=str)
-def test_the_first_update_learns(name, dtype, backend):
+def test_on_policy_the_coefficients_are_mu_times_the_advantage(name, dtype, backend):
     """At x = 0 exactly `c_i = mu_i A_i` to two roundings, not 0 and not twice as much; where strata cross, to the largest's."""
     h = spec(name)
     batch = dense_case(h, 3, dtype, small=backend.slow, zeros="all").batch
@@ -110,7 +110,7 @@ def test_the_first_update_learns(name, dtype, backend):
 
 
 @pytest.mark.parametrize("name", ["gspo", "gspo_residual"])
-def test_the_first_update_of_gspo_learns_what_trajectories_can(name, backend):
+def test_on_policy_gspo_has_the_policy_gradient_for_advantages_per_trajectory(name, backend):
     """Advantages that are constant on trajectories: the policy gradient; its first order is given up token by token."""
     batch = spread_batch(lengths=(3, 1, 7, 2, 5, 6), seed=5, per_row=True)
     op, layout = backend.operator(spec(name)), backend.packed(spec(name), batch)

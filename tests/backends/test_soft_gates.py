@@ -49,7 +49,7 @@ def soft_case(name: str, scale: str, dtype: object, direct: bool) -> Case:
 
 
 @pytest.mark.parametrize("name", HIERARCHIES)
-def test_soft_gates_are_proved(name: str) -> None:
+def test_every_law_of_soft_gates_is_proved(name: str) -> None:
     found = HIERARCHIES[name].verify()
     assert found.ok, found
     first_order = [v for v in found.verdicts if v.law in ("identity", "first_order")]
@@ -62,7 +62,7 @@ def test_a_soft_gate_of_another_slope_is_refuted() -> None:
 
 
 @pytest.mark.parametrize(("most", "proved"), [(0.6, True), (0.7, False)])
-def test_a_ratio_stays_positive_where_the_arc_is_shorter_than_1(most: float, proved: bool) -> None:
+def test_positivity_of_an_arctangent_gate_needs_a_bound_below_1(most: float, proved: bool) -> None:
     """`1 + C·atan(ρ/C)` is above `1 - C·π/2`, and as near to it as one likes."""
     narrow = Parameter("narrow", default=0.1, upper=most)
     found = one(narrow * atan(residual / narrow / 50), ratio_deviation()).verify().verdicts
@@ -107,7 +107,7 @@ def test_soft_gates_match_the_interpreter(name: str, scale: str, dtype: object, 
 @pytest.mark.parametrize("backend", [b for b in BACKENDS_HERE if ALL or not b.slow], ids=str)
 @pytest.mark.parametrize("scale", ["near 0", "bent"])
 @pytest.mark.parametrize("name", HIERARCHIES)
-def test_coefficients_of_soft_gates_against_finite_differences(name: str, scale: str, backend: Backend) -> None:
+def test_coefficients_of_soft_gates_equal_finite_differences(name: str, scale: str, backend: Backend) -> None:
     c = soft_case(name, scale, F64, True)
     op, layout = backend.operator(c.hierarchy), c.layout(backend, "packed")
     a, zero = layout.tensor(c.batch.advantages), layout.tensor(np.zeros(c.batch.tokens))

@@ -198,7 +198,7 @@ def test_the_certificate_names_every_file(backend, tmp_path):
 
 
 @pytest.mark.thorough
-def test_machine_code_comes_with_what_it_takes_of_the_chip(tmp_path):
+def test_machine_code_comes_with_its_resources(tmp_path):
     done = write("ppo", "triton", tmp_path, "--arch", "sm_90")
     assert done.exit_code == 0, done.stderr
     certificate = json.loads((tmp_path / "ppo_certificate.json").read_text())
@@ -230,7 +230,7 @@ def test_machine_code_comes_with_what_it_takes_of_the_chip(tmp_path):
     ("backend", "arch", "words"),
     [("torch", "sm_90", "no architecture"), ("c", "sm_90", "leave --arch out"), ("triton", "sm_12", "'sm_12'")],
 )
-def test_an_architecture_that_a_backend_does_not_know_is_refused(backend, arch, words, tmp_path):
+def test_an_unknown_architecture_is_refused(backend, arch, words, tmp_path):
     done = write("ppo", backend, tmp_path / "out", "--arch", arch)
     assert done.exit_code == 2
     assert words in done.stderr

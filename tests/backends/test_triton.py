@@ -127,14 +127,14 @@ def test_shipped_hierarchies_match_torch(name, kind, dtype):
     [((1,) * 9, F64), ((33, 1, 64, 100, 2), F32), ((257, 300, 1), F32), ((1, 513, 700), BF16)],
     ids=["ones", "tiles of 32", "tiles of 256", "tiles of 512"],
 )
-def test_rows_of_one_token_and_longer_than_a_tile(lengths, dtype):
+def test_rows_shorter_and_longer_than_a_tile_match_torch(lengths, dtype):
     holds("fiberpo", batch_of(lengths), LAYOUTS["padded"], dtype, everything=False)
 
 
 @pytest.mark.thorough
 @interpreted
 @pytest.mark.parametrize(("rows", "groups", "domains"), [(600, 2, 1), (90, 40, 3)], ids=["fibres of 300", "40 fibres"])
-def test_fibres_longer_and_more_than_a_tile(rows, groups, domains):
+def test_fibres_longer_and_more_than_a_tile_match_torch(rows, groups, domains):
     batch = batch_of((1, 2) * (rows // 2), groups=groups, domains=domains)
     holds("fiberpo_domain", batch, packed, F64, everything=False)
 
@@ -178,7 +178,7 @@ def test_constants_keep_every_digit_in_float64():
 
 
 @pytest.mark.parametrize("name", ["ppo", "gspo", "fiberpo_domain"])
-def test_a_module_stands_alone(name):
+def test_a_module_imports_only_torch_and_triton(name):
     source = triton_artifact(name).source
     imported = {a.name for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import) for a in n.names}
     assert imported == {"torch", "triton", "triton.language"}
@@ -193,7 +193,7 @@ def test_a_module_stands_alone(name):
 
 
 @pytest.mark.parametrize("name", ["fiberpo_domain", "fiberpo_modal", "fiberpo_crossed"])
-def test_programs_that_share_a_stage_read_what_is_known_before_or_their_own(name):
+def test_programs_of_one_launch_do_not_wait_for_each_other(name):
     """What other programs of the launch compute is for the one that arrives last: nobody waits for them."""
     shared = 0
     for plan_name, plan in triton_artifact(name).plans.items():
@@ -209,7 +209,7 @@ def test_programs_that_share_a_stage_read_what_is_known_before_or_their_own(name
     assert shared
 
 
-def test_literals_beside_nothing_are_tensors():
+def test_literals_are_recognised():
     assert is_literal("0.5") and is_literal("(-0.5)") and is_literal('float("-inf")') and is_literal('(float("nan"))')
     assert not is_literal("a") and not is_literal("0.5 + a") and not is_literal("f(0.5)")
     assert typed("(-0.1)", "tl.float64") == "tl.full([], -0.1, tl.float64)"
@@ -239,14 +239,14 @@ def test_tensors_on_the_cpu_are_refused(monkeypatch):
     assert "TRITON_INTERPRET=1" in caught.value.remedy
 
 
-def test_without_the_package_triton(monkeypatch):
+def test_without_the_package_triton_the_error_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton.language", None)
     with pytest.raises(BackendError, match="triton backend is not available") as caught:
         load.load("ppo", triton_artifact("ppo").source, triton_artifact("ppo").plans)
     assert "pip install triton" in caught.value.remedy
 
 
-def test_the_best_backend_of_a_machine(monkeypatch, caplog):
+def test_auto_chooses_the_best_backend_of_the_machine(monkeypatch, caplog):
     def refuse():
         raise BackendError("there is no C compiler")
 
@@ -267,7 +267,7 @@ def test_the_best_backend_of_a_machine(monkeypatch, caplog):
     ]
 
 
-def test_beside_a_gpu_batches_on_the_cpu_run_there(monkeypatch, caplog):
+def test_on_a_gpu_machine_batches_on_the_cpu_run_on_the_cpu(monkeypatch, caplog):
     """A README's first lines, and a unit test of a trainer, on a machine with a GPU: their tensors lie on the CPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a chip")
@@ -306,7 +306,7 @@ EDGES = (0.0, -0.0, math.inf, -math.inf, math.nan, 1e-30, -1e-30, 87.0, -87.0, 1
 @interpreted
 @pytest.mark.parametrize("dtype", [F64, F32], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_are_within_some_roundings_and_right_at_the_edges(name, dtype, tmp_path):
+def test_scalar_functions_are_accurate_and_right_at_special_values(name, dtype, tmp_path):
     (tmp_path / f"loop_{name}.py").write_text(LOOP.format(name=name))
     made = importlib.util.spec_from_file_location(f"loop_{name}", tmp_path / f"loop_{name}.py")
     module = importlib.util.module_from_spec(made)

@@ -109,7 +109,7 @@ def test_the_interpreter_matches_the_closed_form(name, number):
 
 
 @pytest.mark.parametrize("number", [i for i, c in enumerate(CLOSED) if c["fiberpo"]["jacobian"] is not None])
-def test_the_jacobian_of_fiberpo(number):
+def test_the_jacobian_of_fiberpo_equals_the_papers(number):
     """dG_i/dr_j (eq:fiberpo_jacobian), row by row from the backward of `gate`."""
     case = CLOSED[number]
     batch, op = batch_of(case), operator(spec("fiberpo"))
@@ -131,7 +131,7 @@ def clip_only(gate):
 @pytest.mark.parametrize("number", range(len(CLOSED)))
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("layout_of", LAYOUTS)
-def test_ppo_ratios(layout_of, dtype, number):
+def test_gated_ratios_of_ppo_equal_the_closed_form(layout_of, dtype, number):
     """The convention is the pessimistic one: the bound that the advantage pushes against."""
     case, tolerance = CLOSED[number], PRECISIONS[dtype]
     batch = batch_of(case)
@@ -153,7 +153,7 @@ def test_ppo_ratios(layout_of, dtype, number):
 @pytest.mark.sampled
 @pytest.mark.parametrize("number", range(len(CLOSED)))
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
-def test_gspo_ratios(dtype, number):
+def test_gated_ratios_of_gspo_equal_the_closed_form(dtype, number):
     case, tolerance = CLOSED[number], PRECISIONS[dtype]
     batch = batch_of(case)
     low, high = case["gspo"]["bounds"]
@@ -170,7 +170,7 @@ def test_gspo_ratios(dtype, number):
 @pytest.mark.parametrize("number", range(len(CLOSED)))
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("layout_of", LAYOUTS)
-def test_apc_ratios(operator, layout_of, dtype, number):
+def test_gated_ratios_of_apc_obj_equal_the_closed_form(operator, layout_of, dtype, number):
     """eq:apc_obj_gating: what the others at a token's state leave of the budget, from both sign channels."""
     case, tolerance = CLOSED[number], PRECISIONS[dtype]
     batch = replace(batch_of(case), token_labels={"state": case["apc"]["state_of_token"]})
@@ -201,7 +201,7 @@ def trainer_setting(loss, mean, settings):
 @pytest.mark.parametrize("number", range(len(TRAINER)))
 @pytest.mark.parametrize(("loss", "mean"), AGGREGATED)
 @pytest.mark.parametrize("layout_of", ["padded", "packed"])
-def test_losses_and_gradients_of_a_trainer(operator, loss, mean, layout_of, number):
+def test_losses_and_gradients_equal_recorded_ones_of_verl(operator, loss, mean, layout_of, number):
     """`vanilla` is PPO with dual clip at 3; advantages are per trajectory."""
     case = TRAINER[number]
     expected = case["losses"][f"{loss}/{mean}"]
@@ -226,7 +226,7 @@ def test_losses_and_gradients_of_a_trainer(operator, loss, mean, layout_of, numb
     assert np.abs(gradient.numpy()).max() > 1e-3
 
 
-def test_the_settings_of_the_vectors_are_exercised():
+def test_the_recorded_cases_have_every_regime():
     """Every regime occurs: clipped both ways, dual clip, rollback and zero; else these tests would show less."""
     clipped = {"low": 0, "high": 0}
     for case in TRAINER:
@@ -250,7 +250,7 @@ def test_the_settings_of_the_vectors_are_exercised():
     assert regimes == {"pass", "zero", "back"}
 
 
-def test_the_hierarchy_is_replaced_not_changed():
+def test_replace_does_not_change_a_hierarchy():
     changed = spec("ppo").replace(objective=trajectory_mean())
     assert isinstance(changed, Hierarchy)
     assert spec("ppo").objective == token_mean()

@@ -76,7 +76,7 @@ def test_a_baseline_is_the_loss_of_its_spec(name: str, spread: str, layout: str,
 
 
 @pytest.mark.parametrize("name", sorted(BASELINES))
-def test_the_batches_meet_a_gate_on_both_sides(name: str) -> None:
+def test_the_batches_pass_and_exceed_each_gate(name: str) -> None:
     h = spec(name)
     p = make_problem(h, Shape(8 * KI, 64))
     op = operator(h)
@@ -123,7 +123,7 @@ def test_candidates_take_turns_after_a_warm_up() -> None:
     assert [t.median for t in timed.values()] == [2, 5, 8]
 
 
-def test_a_candidate_that_fails_leaves_the_others_alone() -> None:
+def test_a_candidate_that_fails_does_not_stop_the_others() -> None:
     turns = iter([0, 0, 1])
 
     def falter() -> str:
@@ -137,7 +137,7 @@ def test_a_candidate_that_fails_leaves_the_others_alone() -> None:
     assert timed["b"] == Failed("RuntimeError: out of memory")
 
 
-def test_statistics() -> None:
+def test_the_median_and_quartiles_of_timings_are_right() -> None:
     t = Timing((5.0, 1.0, 2.0, 4.0, 3.0))
     assert (t.median, t.quartiles) == (3, (2, 4))
     assert t.record() == {"median_s": 3, "quartiles_s": [2, 4], "best_s": 1, "samples_s": [5, 1, 2, 4, 3]}
@@ -203,7 +203,7 @@ def test_equal_seeds_give_equal_batches() -> None:
     assert set(first.labels["domain"]) <= {0, 1, 2, 3}
 
 
-def test_padding_that_blows_up_is_refused() -> None:
+def test_padding_that_is_too_large_is_refused() -> None:
     with pytest.raises(BatchError, match="would be padded to 4097 × 32768"):
         make_problem(spec("ppo"), Shape(64 * KI, 8, "giant", "padded"))
 

@@ -60,7 +60,7 @@ def bench(*arguments: object) -> tuple[int, str]:
 # ---------------------------------------------------------------- rows
 
 
-def test_every_backend_has_four_rows_and_a_stranger_no_baseline() -> None:
+def test_every_backend_has_four_rows_and_an_unshipped_loss_has_no_baseline() -> None:
     names = [c.name for c in candidates(spec("ppo"), ["torch"])]
     ours = ["fibration torch" + more for more in ("", " + metrics", " loss", " loss + metrics")]
     assert names == [*ours, EAGER, COMPILED]
@@ -163,7 +163,7 @@ def test_tables_fit_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert "…" not in capsys.readouterr().out
 
 
-def test_the_whole_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_command_writes_tables_json_and_a_picture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Everything but the clock: the tables, the JSON, the picture."""
     quietly(monkeypatch)
     own = tmp_path / "own.py"
@@ -201,7 +201,7 @@ def test_the_whole_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 @pytest.mark.thorough
-def test_a_quick_sweep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_quick_sweep_writes_its_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     quietly(monkeypatch)
     out = tmp_path / "sweep.json"
     tokens = ("--tokens", "500", "--tokens", "1000", "--tokens", "2000")
@@ -227,7 +227,7 @@ def test_a_picture_shows_every_candidate_and_every_failure() -> None:
     assert picture.figure([replace(results[0], failed=Failed("x"), floor=None)], describe_machine(CPU)).axes
 
 
-def test_a_picture_of_one_size_has_no_lines_of_a_point() -> None:
+def test_a_picture_of_one_size_has_no_lines() -> None:
     """As of `--quick` without a sweep: packed and padded stand side by side, with a legend of their own."""
     shapes = [Shape(1000, 20, layout=layout) for layout in ("packed", "padded")]
     results = [replace(measured(torch=0.01, eager=0.005, compiled=0.004), shape=s) for s in shapes]
@@ -277,7 +277,7 @@ def test_a_file_that_cannot_be_written_is_refused_first(monkeypatch: pytest.Monk
         assert code == 2 and "cannot be written" in said and found in said
 
 
-def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     code, said = bench("ppo", "--device", "cuda")
     assert code == 2 and "device 'cuda' is not there" in said and "--device cpu" in said
@@ -335,7 +335,7 @@ def test_a_fresh_process_that_hangs_is_not_waited_for(monkeypatch: pytest.Monkey
     assert isinstance(fresh.ask(task("cold"), {}), Failed)
 
 
-def test_cold_starts_begin_with_empty_caches_and_go_on_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cold_starts_begin_with_empty_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def ask(given: fresh.Task, environment: Any) -> dict[str, float]:

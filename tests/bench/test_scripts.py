@@ -24,7 +24,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_the_parts_of_ranks_make_up_the_batch(size: int) -> None:
+def test_the_parts_of_all_ranks_are_the_batch(size: int) -> None:
     from rank_process import part
 
     whole = make_problem(spec("fiberpo_modal"), SHAPE)
@@ -36,7 +36,7 @@ def test_the_parts_of_ranks_make_up_the_batch(size: int) -> None:
 
 
 @pytest.mark.thorough
-def test_every_variant_of_a_loss_is_compiled_with_the_word_that_it_is_called_by() -> None:
+def test_every_variant_of_a_loss_verifies_and_has_its_feature() -> None:
     from words import PLAIN, variants
 
     h = spec("grpo")

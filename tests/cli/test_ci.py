@@ -58,7 +58,7 @@ BROKEN = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", NOTHING)
-def test_a_file_that_declares_nothing_is_unusable_unless_it_may(
+def test_a_file_without_a_hierarchy_is_unusable_without_if_any(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -72,7 +72,9 @@ def test_a_file_that_declares_nothing_is_unusable_unless_it_may(
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_file_that_cannot_be_read_is_never_fine(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_an_error_with_if_any(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     file = Path(name)
     file.write_text(BROKEN[name])
@@ -85,14 +87,14 @@ def test_a_file_that_cannot_be_read_is_never_fine(name: str, tmp_path: Path, mon
     assert f"unusable: {file}" in output
 
 
-def test_names_and_paths_that_lead_nowhere_are_never_fine(tmp_path: Path) -> None:
+def test_unknown_names_and_paths_are_errors_with_if_any(tmp_path: Path) -> None:
     (tmp_path / "helper.py").write_text(HELPER)
     for spec in (f"{tmp_path / 'helper.py'}:missing", tmp_path / "nothing.py", "no_such_name"):
         assert verify(spec, "--if-any")[0] == 2
     assert verify(tmp_path / "helper.py", "ppo", "--if-any")[0] == 0
 
 
-def test_an_empty_folder_may_be_empty(tmp_path: Path) -> None:
+def test_an_empty_folder_is_accepted_with_if_any(tmp_path: Path) -> None:
     assert verify(tmp_path)[0] == 2
     assert verify(tmp_path, "--if-any")[0] == 0
 
@@ -113,7 +115,7 @@ def test_every_format_takes_files_without_a_hierarchy(form: str, tmp_path: Path)
         assert [s.get("name") for s in Xml.fromstring(text)] == ["ppo"]
 
 
-def test_a_file_as_hierarchies_by_name(tmp_path: Path) -> None:
+def test_a_file_with_several_hierarchies_is_verified_by_name(tmp_path: Path) -> None:
     file = tmp_path / "two.py"
     file.write_text("from fibration import load\nb = load('ppo')\na = load('gspo')\nagain = b\n")
     assert hierarchies(file) == {"b": load("ppo"), "a": load("gspo")}
@@ -202,7 +204,7 @@ def chosen(hook: dict[str, Any], names: list[str]) -> list[str]:
     return [n for n in names if re.search(hook["files"], n) and not re.search(hook.get("exclude", "^$"), n)]
 
 
-def test_the_hook_is_one_that_pre_commit_reads() -> None:
+def test_the_hook_has_the_fields_that_pre_commit_requires() -> None:
     assert {"id", "name", "entry", "language"} <= HOOK.keys()
     assert HOOK["id"] == "fibration-verify"
     assert HOOK["language"] == "python"
@@ -211,7 +213,7 @@ def test_the_hook_is_one_that_pre_commit_reads() -> None:
     assert HOOK["entry"].split()[0] in script
 
 
-def test_the_hook_takes_specs_and_nothing_else() -> None:
+def test_the_hook_matches_specs_and_nothing_else() -> None:
     good = ["specs/ppo.py", "specs/deep/mine.json", "src/mine/specs/loss.py"]
     bad = ["setup.py", "specs.py", "my_specs/a.py", "specs/__init__.py", "specs/_shared.py", "specs/.hidden.json"]
     assert chosen(HOOK, [*good, *bad]) == good
@@ -236,7 +238,7 @@ def test_the_hooks_entry_on_changed_files(project: Path, files: list[str], code:
 
 
 @pytest.mark.thorough
-def test_the_pre_commit_examples(project: Path) -> None:
+def test_the_pre_commit_examples_of_the_page_run(project: Path) -> None:
     assert shell(f"{HOOK['entry']} specs/good.json specs/wrong.json").returncode == 1
     assert [hook["id"] for repo in HOSTED["repos"] for hook in repo["hooks"]] == [HOOK["id"]]
     mine = {**HOOK, **HOSTED["repos"][0]["hooks"][0]}
@@ -253,7 +255,7 @@ def test_the_pre_commit_examples(project: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_the_workflow_for_github(project: Path) -> None:
+def test_the_github_workflow_of_the_page_runs(project: Path) -> None:
     (job,) = ACTIONS["jobs"].values()
     uses = [s["uses"].split("@")[0] for s in job["steps"] if "uses" in s]
     assert uses == ["actions/checkout", "actions/setup-python"]
@@ -274,7 +276,7 @@ def test_the_workflow_for_github(project: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_the_job_for_gitlab(project: Path) -> None:
+def test_the_gitlab_job_of_the_page_runs(project: Path) -> None:
     job = GITLAB["laws"]
     (line,) = (s for s in job["script"] if s.startswith("fibration "))
     (project / "specs" / "helper.py").unlink()
@@ -284,7 +286,7 @@ def test_the_job_for_gitlab(project: Path) -> None:
     assert job["artifacts"]["when"] == "always"  # a refusal is what the report is for
 
 
-def test_the_configuration_of_pytest() -> None:
+def test_the_pytest_configuration_of_the_page_is_valid() -> None:
     from _fibration_pytest import pytest_addoption
 
     (example,) = examples("toml")

@@ -35,7 +35,7 @@ def found(*arguments: str) -> tuple[int, dict[str, Any], dict[str, Any]]:
     return code, said, {f["name"]: f for f in said["findings"]}
 
 
-def test_a_machine_that_works() -> None:
+def test_a_working_machine_is_usable() -> None:
     code, said, by_name = found()
     assert (code, said["usable"]) == (0, True)
     assert {f["state"] for f in said["findings"]} <= {"fine", "note", "look"}
@@ -89,7 +89,7 @@ def test_a_cache_that_others_may_write_is_broken_if_it_was_chosen(
 
 
 @pytest.mark.parametrize(("chosen", "state"), [(True, "broken"), (False, "look")])
-def test_a_cache_that_cannot_be_written(
+def test_a_cache_that_cannot_be_written_is_reported(
     chosen: bool, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FIBRATION_CACHE", raising=False)
@@ -103,7 +103,7 @@ def test_a_cache_that_cannot_be_written(
 
 
 @pytest.mark.parametrize("going", ["workshop", "file"])
-def test_files_that_other_processes_remove_are_not_counted(
+def test_files_that_disappear_while_counting_are_ignored(
     going: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They build there: a folder may go after it was listed, and a file before it was looked at."""
@@ -137,7 +137,7 @@ def test_files_that_other_processes_remove_are_not_counted(
         ("not a number", "differs from torch by nan"),
     ],
 )
-def test_a_backend_that_computes_something_else_is_broken(way: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_with_wrong_results_is_broken(way: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = doctor._coefficients
 
     def wrong(hierarchy: Any, backend: str, device: str) -> torch.Tensor:
@@ -156,7 +156,7 @@ def test_a_backend_that_computes_something_else_is_broken(way: str, said: str, m
     assert by_name["backend torch"]["state"] == "fine"
 
 
-def test_versions_are_held_against_what_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_are_compared_with_the_required_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     real = metadata.version
     versions = {"trl": "1.99.0", "verl": "0.9.2", "numpy": "1.0", "transformers": "5.0"}
 
@@ -190,7 +190,7 @@ def test_a_driver_without_a_device_is_reported(monkeypatch: pytest.MonkeyPatch) 
     assert gpu.state == "look" and gpu.value.startswith("NVIDIA has a driver here") and gpu.remedy
 
 
-def test_a_spec_that_needs_other_rollouts_is_no_fault_of_the_machine() -> None:
+def test_a_spec_that_needs_other_rollouts_leaves_the_machine_usable() -> None:
     code, _, by_name = found("fiberpo_crossed")
     assert code == 0
     for name in ("backend torch", "backend c"):
@@ -199,7 +199,7 @@ def test_a_spec_that_needs_other_rollouts_is_no_fault_of_the_machine() -> None:
         )
 
 
-def test_a_spec_that_breaks_a_law_or_is_none(tmp_path: Path) -> None:
+def test_a_wrong_or_unknown_spec_is_an_error(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text("from fibration import load\nwrong = load('ppo').replace(gives_up={'positivity': 'no reason'})\n")
     code, output = invoke(str(wrong))

@@ -83,14 +83,14 @@ def test_text_shows_every_law_and_every_argument() -> None:
     assert output.splitlines()[-1] == "1 of 1 hierarchy verified"
 
 
-def test_text_shows_what_is_given_up_and_why() -> None:
+def test_text_shows_given_up_laws_with_their_reasons() -> None:
     code, output = invoke("verify", "gspo")
     assert code == 0
     assert "– given up" in output
     assert "one ratio per trajectory" in " ".join(output.split())
 
 
-def test_a_refusal_says_what_was_required_found_and_what_to_do(specs: Path) -> None:
+def test_a_refusal_has_required_found_and_fix(specs: Path) -> None:
     code, output = invoke("verify", specs / "c_wrong.py")
     assert code == 1
     failing = next(v for v in _wrong().failures if v.law == "reflecting")
@@ -185,7 +185,7 @@ def test_github_commands_are_escaped(specs: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_report_in_a_file(form: str, tmp_path: Path) -> None:
+def test_a_report_is_written_to_a_file(form: str, tmp_path: Path) -> None:
     file = tmp_path / "report"
     code, output = invoke("verify", "ppo", "--format", form, "--output", file)
     assert code == 0
@@ -213,7 +213,7 @@ def test_a_terminal_without_unicode_gets_words() -> None:
 
 
 @pytest.mark.thorough
-def test_a_closed_pipe_is_no_crash() -> None:
+def test_a_closed_pipe_raises_no_error() -> None:
     command = f"{sys.executable} -m fibration verify ppo | head -n 1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert result.stdout.startswith("ppo  verified")
@@ -250,7 +250,9 @@ UNUSABLE = {
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", UNUSABLE)
 @pytest.mark.parametrize("command", [["verify"], ["show"], ["compile"]])
-def test_unusable_input(name: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_input_exits_with_2(
+    name: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     content, expected = UNUSABLE[name]
     if content is not None:
@@ -276,7 +278,7 @@ def test_a_file_with_several_needs_a_name(tmp_path: Path) -> None:
     assert "2 of 2 hierarchies verified" in output
 
 
-def test_an_empty_folder(tmp_path: Path) -> None:
+def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     code, output = invoke("verify", tmp_path)
     assert code == 2
     assert "holds no spec" in output
@@ -311,7 +313,7 @@ def test_an_unknown_spec_gets_a_suggestion(
     assert max(map(len, output.splitlines())) <= 110
 
 
-def test_a_folder_is_no_hierarchy(specs: Path) -> None:
+def test_show_refuses_a_folder(specs: Path) -> None:
     code, output = invoke("show", specs)
     assert code == 2
     assert "it is a folder, and one hierarchy is asked for\n  required: path.py" in output
@@ -319,7 +321,9 @@ def test_a_folder_is_no_hierarchy(specs: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["ppo", "my_loss.py", "my_loss.py:name"])
-def test_a_spec_is_no_command(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spec_without_a_command_is_an_error_that_names_verify(
+    word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my_loss.py").write_text("")
     code, output = invoke(word)
@@ -361,13 +365,13 @@ def test_missing_rollouts_fail_before_the_work(tmp_path: Path) -> None:
     assert output.startswith("error: ") and "holds no rollouts" in output
 
 
-def test_wrong_usage() -> None:
+def test_wrong_usage_exits_with_2() -> None:
     assert invoke("verify")[0] == 2
     assert invoke("verify", "ppo", "--format", "yaml")[0] == 2
     assert invoke("frobnicate")[0] == 2
 
 
-def test_version_and_help() -> None:
+def test_version_and_help_are_printed() -> None:
     for word in ("--version", "-V"):
         assert invoke(word) == (0, f"fibration {metadata.version('fibration')}\n")
     assert fibration.__version__ == metadata.version("fibration")
@@ -415,7 +419,7 @@ def test_compile_writes_a_module_and_a_certificate(tmp_path: Path) -> None:
     assert found["spec_sha256"][:16] in source
 
 
-def test_compile_refuses_what_does_not_verify(specs: Path, tmp_path: Path) -> None:
+def test_compile_refuses_a_spec_that_does_not_verify(specs: Path, tmp_path: Path) -> None:
     code, output = invoke("compile", specs / "c_wrong.py", "-o", tmp_path / "out")
     assert code == 1
     assert "error: " in output
@@ -423,7 +427,7 @@ def test_compile_refuses_what_does_not_verify(specs: Path, tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_backend() -> None:
+def test_an_unknown_backend_exits_with_2() -> None:
     code, output = invoke("compile", "ppo", "--backend", "metal")
     assert code == 2
     assert output.startswith("error: no backend 'metal'")
@@ -505,7 +509,7 @@ def test_comparisons_have_the_formats_of_reports(tmp_path: Path):
     assert output.startswith("✗ 'grpo' is not the same loss as 'dapo': on a batch of 2 trajectories")
 
 
-def test_a_comparison_blames_the_spec_that_cannot_be_used(tmp_path: Path):
+def test_a_comparison_names_the_unusable_spec(tmp_path: Path):
     here = tmp_path / "broken.json"
     here.write_text("[")
     assert f"file={here}" in invoke("compare", "grpo", here, "-f", "github")[1].replace("%3A", ":")

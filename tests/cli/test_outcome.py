@@ -64,7 +64,7 @@ def test_a_command_that_ends_has_its_own_code_and_its_whole_output(body: str, co
         "threading.Timer(0, posix._exit, (0,)).start(); time.sleep(60)",
     ],
 )
-def test_one_that_never_comes_to_its_end_is_unusable(body: str) -> None:
+def test_a_command_that_a_spec_ends_early_is_unusable(body: str) -> None:
     code, printed, said = ended(f"print('half', end=''); {body}; sys.exit(0)")
     assert (code, printed) == (2, "")
     assert said.startswith("error: the process ended before there was a result") and "os._exit(0)" in said
@@ -86,13 +86,13 @@ def test_exit_handlers_change_no_exit_code() -> None:
         ("raise ValueError('a defect')", 1, "ValueError: a defect"),
     ],
 )
-def test_other_ends_keep_their_code(body: str, code: int, words: str) -> None:
+def test_crashes_and_signals_keep_their_exit_code(body: str, code: int, words: str) -> None:
     left, _, said = ended(body)
     assert left == code
     assert words in said
 
 
-def test_output_that_cannot_be_written_is_no_verdict() -> None:
+def test_output_that_cannot_be_written_is_an_error() -> None:
     with open("/dev/full", "w") as full:
         code, _, said = ended("print('all'); sys.exit(0)", stdout=full)
     assert code == 2
@@ -113,7 +113,7 @@ def test_a_process_that_a_spec_forks_does_not_delay_the_command(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_whoever_ends_the_command_ends_its_work(number: signal.Signals) -> None:
+def test_a_signal_to_the_command_ends_its_worker(number: signal.Signals) -> None:
     with start("print('begun', flush=True); time.sleep(60)") as process:
         assert process.stdout is not None
         process.stdout.readline()

@@ -60,7 +60,7 @@ OTHERS = {  # each test fails where this is written in the place of that
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("function", "written"), list(zip(TESTS, OTHERS, strict=True)))
-def test_the_project_s_test_fails_for_another_loss(function: str, written: str, tmp_path: Path) -> None:
+def test_the_projects_test_fails_for_another_loss(function: str, written: str, tmp_path: Path) -> None:
     (tmp_path / "test.py").write_text(FILES["tests/test_my_loss.py"][0])
     spec = FILES["specs/my_loss.py"][0]
     assert written in spec
@@ -73,7 +73,7 @@ def test_the_project_s_test_fails_for_another_loss(function: str, written: str, 
 
 
 @pytest.mark.skipif(not ALL, reason="a process of its own, with torch")
-def test_the_project_s_tests_pass_under_pytest(tmp_path: Path) -> None:
+def test_the_projects_tests_pass_under_pytest(tmp_path: Path) -> None:
     invoke("init", tmp_path)
     command = [sys.executable, "-m", "pytest", "-p", "_fibration_pytest", "-W", "error", "-v"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -83,7 +83,7 @@ def test_the_project_s_tests_pass_under_pytest(tmp_path: Path) -> None:
     assert f"{len(TESTS) + 1} passed" in run.stdout
 
 
-def test_if_one_file_cannot_be_written_none_is(tmp_path: Path) -> None:
+def test_if_one_file_cannot_be_written_none_is_written(tmp_path: Path) -> None:
     (tmp_path / ".github").write_text("")
     result = CliRunner().invoke(app, ["init", str(tmp_path)])
     assert result.exit_code == 2 and "is a file" in result.output
@@ -96,7 +96,7 @@ def test_pytest_ini_names_the_specs() -> None:
     assert dict(configuration["pytest"]) == {"fibration_specs": "specs/"}
 
 
-def test_the_workflow_is_that_of_the_page_and_runs_the_tests_too() -> None:
+def test_the_workflow_equals_that_of_the_page_and_runs_the_tests() -> None:
     (page,) = re.findall(r"```yaml\n(name: laws\non:.*?)```", (ROOT / "docs" / "ci.md").read_text(), re.DOTALL)
     more = "      - run: python -m pytest\n"
     assert page.replace('install "$FIBRATION"', 'install "$FIBRATION" pytest') + more == WORKFLOW
@@ -143,7 +143,7 @@ def test_init_in_this_folder_prints_no_cd(tmp_path: Path, monkeypatch: pytest.Mo
     assert written(tmp_path).keys() == FILES.keys()
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_init_below_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     code, output = invoke("init", tmp_path / "file" / "project")
     assert code == 2

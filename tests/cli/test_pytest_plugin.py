@@ -111,13 +111,13 @@ def test_every_hierarchy_of_the_listed_specs_is_a_test(project: pytest.Pytester)
         (["specs/wrong.py", "more/gspo.json"], ["more/gspo.json::gspo", "specs/wrong.py::wrong"]),
     ],
 )
-def test_files_names_and_json(project: pytest.Pytester, specs: list[str], expected: list[str]) -> None:
+def test_specs_may_be_files_names_and_json(project: pytest.Pytester, specs: list[str], expected: list[str]) -> None:
     write(project, {"more/gspo.json": load("gspo").model_dump_json()})
     configure(project, *specs)
     assert ids(project) == sorted([*expected, ORDINARY])
 
 
-def test_the_option_may_be_repeated_and_takes_what_the_command_line_takes(project: pytest.Pytester) -> None:
+def test_the_option_may_be_repeated(project: pytest.Pytester) -> None:
     configure(project)
     assert ids(project) == [ORDINARY]
     found = ids(
@@ -128,7 +128,7 @@ def test_the_option_may_be_repeated_and_takes_what_the_command_line_takes(projec
     assert any(i.endswith("::ppo") for i in found)
 
 
-def test_a_path_on_the_command_line_means_what_lies_there(project: pytest.Pytester) -> None:
+def test_a_path_on_the_command_line_selects_its_specs_and_tests(project: pytest.Pytester) -> None:
     assert ids(project, "test_ordinary.py") == [ORDINARY]
     assert ids(project, "specs") == SPECS
     assert ids(project, "specs/wrong.py") == ["specs/wrong.py::wrong"]
@@ -149,7 +149,7 @@ def test_deselected_and_ignored_specs_are_not_collected(project: pytest.Pytester
     assert ids(project, "-o", "fibration_specs=") == [ORDINARY]
 
 
-def test_only_what_failed_last_runs_again(project: pytest.Pytester) -> None:
+def test_last_failed_runs_only_the_failed_specs(project: pytest.Pytester) -> None:
     with_cache = ["-p", "_fibration_pytest", "-W", "error"]
     project.runpytest(*with_cache).assert_outcomes(passed=3, failed=1)
     again = project.runpytest(*with_cache, "--last-failed", "-v")
@@ -165,13 +165,15 @@ def test_specs_are_relative_to_the_file_that_names_them_and_options_to_the_folde
     assert ids(project, "--fibration", "mine.py") == ["below/mine.py::good", *SPECS]
 
 
-def test_a_folder_that_pytest_does_not_enter(project: pytest.Pytester) -> None:
+def test_specs_in_a_folder_that_pytest_ignores_are_collected(project: pytest.Pytester) -> None:
     write(project, {"build/kept.py": GOOD})
     configure(project, "build")
     assert ids(project) == ["build/kept.py::good", ORDINARY]
 
 
-def test_specs_outside_the_project(project: pytest.Pytester, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_specs_outside_the_project_are_collected(
+    project: pytest.Pytester, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tmp_path_factory.mktemp("elsewhere")
     for name in ("a.py", "b.py"):
         (folder / name).write_text(GOOD)
@@ -185,7 +187,7 @@ def test_the_folder_of_a_spec_may_be_a_package_that_does_not_import(project: pyt
     project.runpytest(*USED, "specs").assert_outcomes(passed=2, failed=1)
 
 
-def test_a_spec_beside_tests_of_it(project: pytest.Pytester) -> None:
+def test_a_file_may_hold_a_spec_and_its_tests(project: pytest.Pytester) -> None:
     write(project, {"test_mine.py": GOOD + "\ndef test_name(): assert good.name == 'good_name'"})
     configure(project, "test_mine.py")
     assert ids(project) == sorted([ORDINARY, "test_mine.py::good", "test_mine.py::test_name"])
@@ -206,7 +208,7 @@ def test_a_spec_is_imported_once_and_is_no_test_module(project: pytest.Pytester)
 # ---------------------------------------------------------------- what is said
 
 
-def test_a_refusal_is_the_reports_text_and_no_traceback(project: pytest.Pytester) -> None:
+def test_a_refusal_shows_the_report_without_a_traceback(project: pytest.Pytester) -> None:
     result = project.runpytest(*USED, "specs/wrong.py")
     assert result.ret == pytest.ExitCode.TESTS_FAILED
     text = result.stdout.str()
@@ -281,7 +283,7 @@ def test_a_defect_of_the_library_keeps_its_traceback(project: pytest.Pytester) -
         (("-o", "fibration_timeout=inf"), inf),
     ],
 )
-def test_the_time_that_laws_have(
+def test_the_timeout_is_passed_to_verify(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], seconds: float
 ) -> None:
     asked: list[float] = []
@@ -308,7 +310,7 @@ def test_a_timeout_that_is_no_number_is_a_usage_error(project: pytest.Pytester, 
 # ---------------------------------------------------------------- with other tools
 
 
-def test_junit(project: pytest.Pytester) -> None:
+def test_junit_xml_has_a_case_per_hierarchy(project: pytest.Pytester) -> None:
     project.runpytest(*USED, "--junitxml=report.xml")
     cases = {c.get("name"): c for c in Xml.parse(project.path / "report.xml").iter("testcase")}
     assert set(cases) == {"good", "other", "wrong", "test_it"}
@@ -320,7 +322,7 @@ def test_junit(project: pytest.Pytester) -> None:
 
 
 @pytest.mark.thorough
-def test_xdist(project: pytest.Pytester) -> None:
+def test_the_plugin_works_with_xdist(project: pytest.Pytester) -> None:
     write(project, {"specs/b.py": GOOD})
     result = project.runpytest_subprocess(*USED, "-p", "xdist", "-n", "2", "--fibration", "ppo", "-v")
     result.assert_outcomes(passed=5, failed=1)
@@ -387,7 +389,7 @@ def test_the_plugin_imports_no_torch(installed: pytest.Pytester) -> None:
 
 
 @pytest.mark.thorough
-def test_installed_it_needs_no_option_and_can_be_left_out(installed: pytest.Pytester) -> None:
+def test_the_installed_plugin_needs_no_option_and_can_be_disabled(installed: pytest.Pytester) -> None:
     installed.runpytest_subprocess("-W", "error").assert_outcomes(passed=3, failed=1)
     configure(installed)
     without = installed.runpytest_subprocess("-p", "no:fibration", "-W", "error")
@@ -397,7 +399,7 @@ def test_installed_it_needs_no_option_and_can_be_left_out(installed: pytest.Pyte
 
 
 @pytest.mark.thorough
-def test_installed_it_can_be_named_too(installed: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_installed_plugin_may_be_named_with_p(installed: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     named = ["-p", "fibration", "-W", "error", "--collect-only", "-q"]
     for _ in range(2):
         found = installed.runpytest_subprocess(*named)

@@ -38,7 +38,7 @@ DIFFERENTIABLE = [(op, row.arity) for op, row in PRIMITIVES.items() if not row.i
 @pytest.mark.sampled
 @pytest.mark.parametrize(("op", "arity"), DIFFERENTIABLE)
 @pytest.mark.parametrize("point", [(0.7, 1.3), (1.9, 0.4)])
-def test_derivatives_of_scalar_operators(op, arity, point):
+def test_derivatives_of_scalar_operators_equal_finite_differences(op, arity, point):
     body = (
         scalar("select", scalar("lt", arg(0), arg(1)), scalar("mul", arg(0), arg(1)), scalar("exp", arg(0)))
         if op == "select"
@@ -56,7 +56,7 @@ def test_derivatives_of_scalar_operators(op, arity, point):
         assert back == pytest.approx(2.5 * (up - down) / (2 * h), rel=1e-8)
 
 
-def test_push_and_pull_are_each_other_s_transpose():
+def test_push_is_the_transpose_of_pull():
     generator = np.random.default_rng(0)
     u, v = generator.normal(size=6), generator.normal(size=3)
     p = program(push=Push("fine", "coarse", x), pull=Pull("fine", "coarse", z))
@@ -96,7 +96,7 @@ def test_an_output_without_the_input_has_derivative_zero():
 
 @pytest.mark.parametrize("forward", [True, False])
 @pytest.mark.parametrize("leaf", ["fine", "beside"])
-def test_a_scan_and_the_scan_the_other_way_are_each_other_s_transpose(leaf, forward):
+def test_a_forward_scan_is_the_transpose_of_the_backward_scan(leaf, forward):
     """Of two leaves that are in one order, towards each of them."""
     generator, w = np.random.default_rng(0), Input("w", "beside", "w")
     parents = {("fine", "coarse"): PARENT, ("beside", "coarse"): np.array([2, 0, 2])}

@@ -46,7 +46,7 @@ def of(h):
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_shipped_losses(name):
+def test_shipped_losses_have_the_expected_coupling(name):
     found = of(spec(name))
     assert found.strata == COUPLED.get(name, ())
     assert found.frozen == ((BATCH,) if name in FROZEN else ())
@@ -65,7 +65,7 @@ def loss(name, **more):
     return Hierarchy(name=name, **given | more)
 
 
-def test_levels_that_pass_everything_couple_nothing():
+def test_identity_gates_couple_nothing():
     """A level above a group is read by no gate: what it adds and takes away cancels in the optimised program."""
     fibrations = [Fibration(token, trajectory, uniform()), Fibration(trajectory, prompt_group, uniform())]
     gates = {token: clip_gate(0.2), trajectory: clip_gate(0.2)}
@@ -75,7 +75,7 @@ def test_levels_that_pass_everything_couple_nothing():
     assert of(wide).strata == ("prompt_group",) and str(of(wide)) == "couples all rows of a prompt_group"
 
 
-def test_a_penalty_of_a_coarse_stratum_couples_it():
+def test_a_penalty_over_a_coarse_stratum_couples_it():
     """Its mean is read at every token, which has the coefficient NaN where the mean is NaN."""
     x, batch = log_prob(current), Stratum(BATCH)
     of_batch = loss("of_batch", penalties={"p": Penalty(mean(x, over=batch), over=batch)})

@@ -127,7 +127,7 @@ def test_programs_print(name):
         assert text.count("\n") == len(list(p.nodes())) + len(p.outputs)
 
 
-def test_the_interpreter_by_hand():
+def test_the_interpreter_equals_results_written_by_hand():
     values = np.array([1.0, -2.0, 3.0, 4.0, 5.0, -6.0])
     coarse = np.array([10.0, 20.0, 30.0])
     p = program(
@@ -147,7 +147,7 @@ def test_the_interpreter_by_hand():
 
 
 @pytest.mark.parametrize("level", [0.0, 0.1, 0.25, 0.5, 0.9, 1.0])
-def test_quantiles_are_those_of_numpy(level):
+def test_quantiles_equal_numpy(level):
     """Bit for bit, of 1, 2 and more values, with ties and every order of magnitude; NaN where one is NaN."""
     generator = np.random.default_rng(0)
     for n in (1, 2, 3, 7, 100):
@@ -160,7 +160,7 @@ def test_quantiles_are_those_of_numpy(level):
             assert math.isnan(quantiles(values, np.zeros(n, int), np.array([level]))[0])
 
 
-def test_quantiles_next_to_infinities():
+def test_quantiles_with_infinities_equal_numpy():
     def found(level, *values):
         with np.errstate(all="ignore"):
             return quantiles(np.array(values), np.zeros(len(values), int), np.array([level]))[0]
@@ -188,5 +188,5 @@ def test_quantiles_next_to_infinities():
         ("not", (1,), 0), ("exp", (1e4,), math.inf), ("div", (1, 0), math.inf),
     ],
 )  # fmt: skip
-def test_scalar_operators(op, arguments, expected):
+def test_scalar_operators_have_their_values(op, arguments, expected):
     assert compute(op, *arguments) == pytest.approx(expected, rel=1e-15)

@@ -40,7 +40,7 @@ C, k, eps = (Parameter(n, default=0.5) for n in ("C", "k", "eps"))
 weight = Attribute("weight", on=token)
 
 
-def test_outputs_of_the_lowered_program():
+def test_a_lowered_program_has_the_expected_outputs():
     p = lower(spec("fiberpo"))
     assert list(map(str, p.outputs)) == [
         "gated_ratio", "objective",
@@ -60,7 +60,7 @@ def test_constant_gates_are_lowered():
         assert found == pytest.approx(expected / np.array(batch.lengths), abs=1e-300)
 
 
-def test_no_token_reaches_across_what_it_does_not_lie_over():
+def test_a_lowered_program_has_no_edge_across_trajectories():
     """The Jacobian of FiberPO is block-diagonal over trajectories (prop:traj_independence); its edges say so already."""
 
     def edges(name):
@@ -120,7 +120,7 @@ def test_a_parameter_may_share_its_name_with_anything_generated(name):
     assert found[0] == found[1]
 
 
-def test_strata_may_share_their_names_with_temporaries():
+def test_a_stratum_may_share_its_name_with_a_temporary():
     """A stratum called token_1 has a gate value called gated_token_1, and so had a temporary of token's gate."""
 
     def build(name):

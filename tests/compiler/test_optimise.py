@@ -141,7 +141,7 @@ def test_a_rewrite_that_could_change_a_value_is_not_done(body):
     assert simplify(body) is body
 
 
-def test_infinities_in_a_branch_not_taken_do_no_harm():
+def test_infinities_in_an_untaken_branch_change_nothing():
     """exp(1000) overflows in the branch that is dead, in the value and in the derivative."""
     h = two_levels(
         identity_gate(),
@@ -184,7 +184,7 @@ def test_fusing_leaves_named_and_shared_values_alone():
     assert once in set(named.nodes())
 
 
-def test_sums_of_nothing_and_of_what_is_discounted_by_0_are_0():
+def test_ordered_sums_of_0_or_with_discount_0_are_0():
     nothing = Const(0.0, "fine")
     for values, discount in (((nothing,), 0.5), ((x,), 0.0)):
         scan = Scan("fine", "coarse", values, Const(discount, "batch"))

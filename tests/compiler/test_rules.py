@@ -57,13 +57,13 @@ def leaves(s: Scalar):
     return {s} if not s.args else set().union(*map(leaves, s.args))
 
 
-def test_rows_say_different_things():
+def test_no_two_rules_rewrite_the_same_pattern():
     assert len({rule.before for rule in RULES}) == len(RULES)
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.before))
-def test_a_rule_keeps_every_value_where_it_claims_to(rule):
+def test_a_rule_keeps_every_value_on_its_domain(rule):
     values = points()
     compared = 0
     for before in instances(rule):
@@ -90,7 +90,7 @@ def test_a_rule_keeps_every_value_where_it_claims_to(rule):
 
 
 @pytest.mark.parametrize("rule", [r for r in RULES if r.holds != ANY], ids=lambda rule: str(rule.before))
-def test_a_rule_claims_no_less_than_it_keeps(rule):
+def test_the_domain_of_a_rule_is_as_large_as_possible(rule):
     """Somewhere outside of its claim, each of the others does change a value."""
     values = points()
     with np.errstate(all="ignore"):
@@ -123,7 +123,7 @@ def test_a_zero_keeps_its_sign_and_nan_is_nan():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("first", ["-0.0", "0.0"])
-def test_constants_do_not_depend_on_what_was_built_before(first):
+def test_constants_do_not_depend_on_earlier_programs(first):
     code = (
         "from fibration.compiler.ir import Const\n"
         f"kept = Const({first}, 'a')\n"

@@ -155,5 +155,5 @@ def test_interned_scalars_do_not_leak_between_hierarchies(batch):
         assert gated == pytest.approx(np.clip(batch.x, -bound, bound), abs=1e-15)
 
 
-def test_scalar_printing():
+def test_a_scalar_prints_as_a_call():
     assert str(Scalar("add", (arg(0), const(2)))) == "add($0, 2.0)"

@@ -67,7 +67,7 @@ def test_gradients_are_those_of_finite_differences(name):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["dapo", "gspo", "real"])
 @pytest.mark.parametrize("chunk", [2, 1000])
-def test_the_entropy_and_the_gradient_of_its_bonus(name, chunk):
+def test_the_entropy_and_the_gradient_of_its_bonus_equal_full_logits(name, chunk):
     """The bonus is `κ` times the mean entropy over unmasked tokens, without advantages too."""
     for shape in ({}, SHAPED):
         made = step(name, 2, padded, **shape)
@@ -160,7 +160,7 @@ def test_tied_weights_add_up_and_the_trunk_learns_with_the_head():
     assert furthest(got, gradients(full)) <= ROUNDING
 
 
-def test_what_does_not_require_grad_gets_none():
+def test_a_tensor_that_does_not_require_grad_gets_no_gradient():
     made = step("gspo", 0, padded, **SHAPED)
     for which in range(3):
         leaves = made.leaves()
@@ -175,7 +175,7 @@ def test_what_does_not_require_grad_gets_none():
         assert not made.loss_of_head(made.leaves()).loss.requires_grad
 
 
-def test_a_backward_pass_scales_and_may_come_twice_and_is_not_differentiated():
+def test_a_backward_pass_scales_may_be_repeated_and_is_not_differentiable():
     made = step("grpo", 0, padded)
     leaves = made.leaves()
     loss = made.loss_of_head(leaves, chunk=3).loss
@@ -191,7 +191,7 @@ def test_a_backward_pass_scales_and_may_come_twice_and_is_not_differentiated():
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["grpo", "gspo", "geometric_mask", "real", "fiberpo_domain"])
-def test_micro_batches_add_up_with_the_bonus_too(name):
+def test_micro_batches_with_the_bonus_add_up(name):
     made = step(name, 6, padded, **SHAPED)
     leaves, losses = made.leaves(), []
     made.freeze()
@@ -206,7 +206,7 @@ def test_micro_batches_add_up_with_the_bonus_too(name):
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo"])
-def test_rows_in_pieces(name):
+def test_rows_in_pieces_have_the_gradients_of_full_logits(name):
     """Pieces of one trajectory in several rows: a loss of trajectories sees them together."""
     made = step(name, 1)
     rows, n = len(made.index), len(made.layout.slots)
@@ -219,7 +219,7 @@ def test_rows_in_pieces(name):
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "geometric_mask", "fiberpo_domain"])
-def test_over_ranks_losses_and_gradients_add_up(name):
+def test_losses_and_gradients_of_ranks_add_up(name):
     """Ranks have other numbers of chunks, and one has no rows."""
     made = step(name, 8)
     rows = len(made.index)
@@ -290,7 +290,7 @@ def test_tokens_that_the_bias_excludes_have_no_gradient():
         assert softcap or not weight.grad[4::5].any()  # a softcap makes them rare
 
 
-def test_the_library_has_the_room_as_a_name():
+def test_importing_the_library_gives_access_to_head():
     code = "import fibration; fibration.head.loss; import sys; sys.exit('torch' not in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
     made = step("grpo", 0)

@@ -29,12 +29,12 @@ def clipped(name, seed=2):
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "dapo", "real", "fiberpo_domain"])
-def test_a_chunk_of_whole_rows_takes_3_products_of_which_two_leave_out_dead_tokens(name):
+def test_a_chunk_of_whole_rows_takes_3_products_and_two_skip_dead_tokens(name):
     made, n, live = clipped(name)
     assert counted(made, n) == n + 2 * live
 
 
-def test_rows_in_chunks_take_3_products_too():
+def test_rows_in_several_chunks_take_3_products():
     for name in ("grpo", "gspo"):
         made, n, live = clipped(name)
         longest = int(np.diff(made.index.every.before).max())
@@ -42,7 +42,7 @@ def test_rows_in_chunks_take_3_products_too():
 
 
 @pytest.mark.parametrize(("name", "again"), [("grpo", 0), ("gspo", 1), ("real", 1), ("fiberpo_domain", 1)])
-def test_rows_longer_than_a_chunk_are_computed_again_unless_the_loss_is_of_tokens(name, again):
+def test_rows_longer_than_a_chunk_take_4_products_unless_tokens_are_independent(name, again):
     made, n, live = clipped(name)
     lonely = made.index.every.sizes[made.index.every.row_of_token()] == 1  # rows of one token are chunks
     once = int((lonely & (made.layout.read(made.coefficients().values) != 0)).sum()) if name == "gspo" else 0
@@ -50,7 +50,7 @@ def test_rows_longer_than_a_chunk_are_computed_again_unless_the_loss_is_of_token
 
 
 @pytest.mark.parametrize("chunk", [1, 1000])
-def test_what_needs_no_gradient_costs_no_product(chunk):
+def test_a_gradient_that_is_not_needed_costs_no_product(chunk):
     made, n, live = clipped("grpo")
     hidden, weight = made.leaves()
     assert counted(made, chunk, [hidden, weight.detach()]) == n + live
@@ -68,13 +68,13 @@ def test_with_an_entropy_bonus_every_unmasked_token_has_a_gradient():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_half_precision_makes_no_more_logits(dtype):
+def test_half_precision_needs_no_more_logits(dtype):
     made, n, live = clipped("grpo")
     made.new = made.old  # on policy: rounding moves no token over a bound
     assert counted(made, 3, made.leaves(dtype)) >= n
 
 
-def test_by_default_a_chunk_has_a_quarter_of_a_gibibyte():
+def test_the_default_chunk_has_a_quarter_of_a_gibibyte_of_logits():
     assert parts.default_chunk(152_064) * 152_064 * 4 <= 2**28 < (parts.default_chunk(152_064) + 1) * 152_064 * 4
     assert parts.default_chunk(2**30) == 1
 
@@ -104,7 +104,7 @@ def test_as_many_rows_as_tokens_in_a_part_leave_advantages_per_row():
     assert float(cut.loss) == pytest.approx(float(whole.loss), rel=1e-6)
 
 
-def test_where_torch_returns_float32_bfloat16_is_multiplied_as_it_is(monkeypatch):
+def test_bfloat16_is_multiplied_directly_if_torch_returns_float32(monkeypatch):
     """Torch has such products on GPUs; here they are made of float32 ones, and the rest is the same."""
     mm, seen = torch.mm, []
 
@@ -133,7 +133,7 @@ def test_where_torch_returns_float32_bfloat16_is_multiplied_as_it_is(monkeypatch
         assert np.abs(got - expected).max() <= 2 * torch.finfo(torch.bfloat16).eps * np.abs(expected).max()
 
 
-def test_this_device_is_asked_once_whether_it_returns_float32():
+def test_the_float32_output_of_a_device_is_probed_once():
     products.returns_float32.cache_clear()
     assert products.returns_float32(torch.device("cpu")) == products.returns_float32(torch.device("cpu"))
     assert products.returns_float32.cache_info().misses == 1

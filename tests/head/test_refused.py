@@ -95,30 +95,30 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("which", REFUSED)
-def test_bad_input(which):
+def test_wrong_input_is_refused(which):
     changed, expected = REFUSED[which]
     refuses(BatchError, functools.partial(call, **changed), **expected)
 
 
-def test_packed_hidden_states_in_the_shape_of_a_batch():
+def test_packed_hidden_states_of_padded_shape_are_refused():
     index = OP.index(offsets=[0, 2, 6])
     packed = {"targets": torch.ones(6).long(), "old_log_probs": -torch.ones(6), "index": index}
     refuses(BatchError, lambda: call(**packed), what="hidden has shape [2, 3, 4]", remedy="hidden.flatten(0, 1)")
 
 
-def test_a_part_is_named_where_an_error_is_in_one():
+def test_an_error_in_a_chunk_names_its_place_in_the_batch():
     refuses(
         BatchError, lambda: call(old_log_probs=at(GIVEN["old_log_probs"], (1, 2), float("nan")), chunk=2),
         what="rows 1 to 1, as a micro-batch: old_log_probs of token [0, 2]",
     )  # fmt: skip
 
 
-def test_under_no_grad_what_requires_grad_is_data():
+def test_under_no_grad_inputs_may_require_grad():
     with torch.no_grad():
         call(old_log_probs=torch.zeros(2, 3, requires_grad=True))
 
 
-def test_torch_compile_breaks_the_graph_there_and_transforms_are_refused():
+def test_torch_compile_breaks_the_graph_and_transforms_are_refused():
     def loss(hidden):
         return 2 * call(hidden=hidden, weight=torch.ones(10, 4), metrics=False).loss
 

@@ -175,7 +175,7 @@ SPEC_ERRORS = {
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("which", SPEC_ERRORS)
-def test_declarations(which):
+def test_invalid_declarations_are_refused(which):
     call, expected = SPEC_ERRORS[which]
     with pytest.raises(FibrationError) as caught:
         call()
@@ -214,7 +214,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", [*NAMES, 3, None, b"x", ["x"], 1.5], ids=repr)
-def test_names(name):
+def test_invalid_names_are_refused(name):
     """Names become identifiers of generated code."""
     sample = Attribute("w", on=token)
     assert sample.name == "w"
@@ -234,16 +234,16 @@ def test_names(name):
 
 
 @pytest.mark.parametrize("name", ["a", "A1", "a_b", "token", "x" * 63, "Class", "self", "print", "batch", "none", "C_"])
-def test_names_that_are_fine(name):
+def test_valid_names_are_accepted(name):
     assert Stratum(name).name == Parameter(name).name == name
 
 
-def test_several_bad_names_at_once():
+def test_an_invalid_name_among_several_is_named():
     with pytest.raises(SpecError, match="a stratum cannot be called 'my-stratum'"):
         strata("token my-stratum")
 
 
-def test_fibrations_may_come_from_anywhere():
+def test_fibrations_may_come_from_a_generator():
     """A generator of fibrations is read completely, once."""
     h = two_levels(fibrations=(f for f in [Fibration(token, trajectory, uniform())]))()
     assert len(h.fibrations) == 1
@@ -270,18 +270,18 @@ def test_a_division_by_zero_is_refused_before_it_runs(changes, gives_up):
 @pytest.mark.parametrize(
     "spec_text", ["nothing", "nothing.py", "nothing.json", "fiberpo.py:x", "", "../etc/passwd", "fiberpo "]
 )
-def test_loading_what_is_not_there(spec_text):
+def test_loading_an_unknown_spec_is_an_error(spec_text):
     with pytest.raises(SpecError) as caught:
         load(spec_text)
     assert "shipped" in str(caught.value) or "path.py" in str(caught.value)
 
 
-def test_a_type_annotation_violation_is_pydantic_s():
+def test_a_value_of_the_wrong_type_raises_pydantics_error():
     with pytest.raises(ValidationError):
         Parameter("p", per_channel="perhaps")
 
 
-def test_an_unused_stratum_is_no_name():
+def test_a_stratum_in_the_place_of_a_formula_is_refused():
     assert turn.name == "turn"
     with pytest.raises(SpecError):
         signed_log_ratio(scale=turn)

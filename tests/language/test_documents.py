@@ -158,7 +158,7 @@ def test_the_schema_refuses_what_loading_refuses(name):
             Hierarchy.model_validate(broken)
 
 
-def test_parameters_keep_everything():
+def test_json_keeps_every_field_of_a_parameter():
     p = Parameter("p", default={"+": 0.25, "-": 0.125}, lower=0.0625, upper=0.5, per_channel=True, on=trajectory)
     h = two_levels(gates={trajectory: clip_gate(p), token: identity_gate()})
     kept = Hierarchy.model_validate_json(h.model_dump_json()).parameters["p"]
@@ -175,7 +175,7 @@ def test_parameters_keep_everything():
     assert (kept.default, kept.lower, kept.upper, kept.per_channel, kept.on) == (None, None, None, False, None)
 
 
-def test_attributes_keep_everything():
+def test_json_keeps_every_field_of_an_attribute():
     level = Attribute("level", on=trajectory, positive=False, lower=-0.5, upper=0.25)
     share = Attribute("share", on=token, upper=1)
     h = two_levels(gates={trajectory: Gate(residual * level), token: Gate(residual * share)})
@@ -194,7 +194,7 @@ def document(**changes):
     return {**json.loads(two_levels().model_dump_json()), **changes}
 
 
-def test_the_document_itself_loads():
+def test_a_document_loads():
     assert Hierarchy.model_validate(document()) == two_levels()
 
 
@@ -358,7 +358,7 @@ def test_errors_in_a_document_name_their_formula(text, what):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda t: repr(t[:40]))
-def test_hostile_text_in_a_document(text, capsys):
+def test_invalid_text_in_a_document_is_refused_and_not_run(text, capsys):
     for place in (
         {"gates": {"token": text, "trajectory": "identity_gate()"}},
         {"decomposition": text},

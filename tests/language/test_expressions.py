@@ -85,7 +85,7 @@ def value(expression, **values):
     ],
     ids=str,
 )
-def test_operators_mean_what_they_say(expression, r, expected):
+def test_operators_have_their_values(expression, r, expected):
     assert value(expression, r=Fraction(r)) == expected
     assert value(desugar(expression), r=Fraction(r)) == expected
 
@@ -141,14 +141,14 @@ def squared(e, times):
         1 / squared(Fraction(1, 10**299) + residual, 9),
     ],
 )
-def test_a_value_of_too_many_digits_is_none_that_is_known(expression):
+def test_a_value_of_too_many_digits_raises(expression):
     with pytest.raises(TooLarge, match="262144 binary digits"):
         value(expression, r=Fraction(0))
     assert not issubclass(TooLarge, NoValue)
 
 
 @pytest.mark.parametrize("error", [TypeError, KeyError, AttributeError, ZeroDivisionError])
-def test_an_atom_that_cannot_be_read_is_another_matter(error):
+def test_an_exception_of_an_atom_is_raised_unchanged(error):
     def broken(_):
         raise error("planted")
 
@@ -308,7 +308,7 @@ def test_arity_is_checked():
         apply("clip", residual, 1)
 
 
-def test_expressions_stay_small():
+def test_an_expression_that_is_too_large_is_refused():
     deep = residual
     with pytest.raises(SpecError, match="too large") as caught:
         for _ in range(200):
@@ -334,7 +334,7 @@ def test_expressions_are_immutable():
         as_expression(1).value = 2
 
 
-def test_sympy_expressions_are_accepted_and_given():
+def test_expressions_convert_from_and_to_sympy():
     import sympy
 
     written = C - k * (abs(residual) - C)

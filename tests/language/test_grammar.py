@@ -85,7 +85,7 @@ def test_reading_what_was_written_gives_the_same_expression(e):
 
 @settings(max_examples=100 if ALL else 40)
 @given(conditions)
-def test_conditions_read_back_too(c):
+def test_reading_a_written_condition_gives_the_same_condition(c):
     assert parse(f"where({c}, 1, 0)", NAMES) == where(c, 1, 0)
 
 
@@ -109,7 +109,7 @@ def test_conditions_read_back_too(c):
         ('density(trajectory, "+")', density(trajectory, "+")),
     ],
 )
-def test_precedence(text, meaning):
+def test_operators_have_the_precedence_of_python(text, meaning):
     assert parse(text, NAMES) == meaning
 
 

@@ -73,7 +73,7 @@ def test_mappings_cannot_be_changed(which):
     assert hash(h) == hash(two_levels())
 
 
-def test_the_caller_s_own_mappings_stay_the_caller_s():
+def test_the_callers_mappings_are_copied():
     gates = {trajectory: identity_gate(), token: identity_gate()}
     default = {"+": 0.5, "-": 0.25}
     h = two_levels(gates=gates)
@@ -95,7 +95,7 @@ def test_copies_are_equal(copier, name):
 @pytest.mark.parametrize(
     "formula", [1 + residual, mean(advantage, over=trajectory), after(advantage, over=trajectory)], ids=repr
 )
-def test_formulas_of_another_process_are_the_same(formula):
+def test_formulas_pickled_in_another_process_are_equal(formula):
     """Another process has other hashes of names, and formulas store their hash."""
     hashed = hash(formula)
     object.__setattr__(formula, "_hash", hashed + 1)
@@ -109,7 +109,7 @@ def test_per_channel_values_hash_by_content():
     assert hash(FrozenMap({"+": 1.0, "-": 2.0})) == hash(FrozenMap({"-": 2.0, "+": 1.0}))
 
 
-def test_hierarchies_are_keys():
+def test_hierarchies_can_be_keys_of_a_mapping():
     assert {spec(n): n for n in SPECS}[spec("ppo")] == "ppo"
     assert spec("ppo") != spec("ppo").replace(name="other")
     assert two_levels().replace(name="two_levels") == two_levels()

@@ -84,7 +84,7 @@ def at(stratum, **masses):
         (total(exp(residual), over=trajectory, of=text), at(text)),
     ],
 )
-def test_a_size_that_is_above_0_there_makes_a_budget_that_never_binds(size, here):
+def test_an_infinite_budget_times_a_positive_size_never_binds(size, here):
     assert at_infinity(where(residual < C * size, 1, 2), {C: 1}, here) == as_expression(1)
 
 
@@ -101,7 +101,7 @@ def test_a_size_that_is_above_0_there_makes_a_budget_that_never_binds(size, here
         (total(TEXTS, over=trajectory), at(trajectory)),
     ],
 )
-def test_a_size_that_may_be_0_makes_none(size, here):
+def test_an_infinite_budget_times_a_size_that_may_be_0_is_not_decided(size, here):
     """A branch of a tree may be empty, and a kernel may give an element no mass."""
     with pytest.raises(Unbounded, match="whose sign is not known"):
         at_infinity(where(residual < C * size, 1, 2), {C: 1}, here)
@@ -114,7 +114,7 @@ def test_a_budget_in_units_of_the_mass_of_a_tree_is_compared():
     assert equivalent(given, plain, parameters={"C": math.inf}).ok
 
 
-def test_strict_comparisons_that_may_be_ties_are_not_taken_for_others():
+def test_strict_comparisons_that_may_be_ties_in_the_limit_are_not_matched():
     x = token_log_ratio
     kept = [chain.replace(objective=token_mean().keep(c)) for c in (x < 1 / C, x < 0)]
     weighed = [chain.replace(objective=token_mean().weigh(w)) for w in (where(tanh(C) < 1, 0, 1), as_expression(1))]

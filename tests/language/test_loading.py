@@ -12,14 +12,14 @@ from fibration.language.loading import load_all, shipped, shipped_file, spec_fil
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 
 
-def test_a_shipped_name_is_one_over_all_folders():
+def test_shipped_names_are_unique_over_all_folders():
     files = [f for f in SPECS.rglob("*.py") if f.name != "__init__.py"]
     assert {n: c for n, c in Counter(f.stem for f in files).items() if c > 1} == {}
     assert shipped() == tuple(sorted(f.stem for f in files))
     assert {f.resolve() for f in files} == {shipped_file(n).resolve() for n in shipped()}
 
 
-def test_a_shipped_hierarchy_is_called_as_its_file():
+def test_a_shipped_hierarchy_has_the_name_of_its_file():
     assert [load(name).name for name in shipped()] == list(shipped())
 
 
@@ -34,7 +34,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_a_folder_has_the_specs_of_the_folders_in_it(folder):
+def test_a_folder_includes_the_specs_of_its_subfolders(folder):
     found = [str(Path(f).relative_to(folder)) for f in spec_files(folder)]
     assert found == ["b.json", "deep/c.json", "deep/deeper/a.json"]
     assert [h.name for h in load_all(folder)] == ["b", "c", "a"]

@@ -31,7 +31,7 @@ def test_labels_are_the_same_in_whatever_container(op, wrap):
 
 
 @pytest.mark.parametrize("words", ["a token", "an expert", "an image", "a user", "a unit", "an hour", "a NoneType"])
-def test_names_have_their_article(words):
+def test_names_get_the_right_article(words):
     assert an(words.partition(" ")[2]) == words
 
 
@@ -126,7 +126,7 @@ def test_on_policy_may_be_written_with_a_hyphen():
     assert condition("on-policy", {}) == condition("on_policy", {})
 
 
-def test_a_refused_kernel_leaves_no_facts_to_mislead():
+def test_a_refused_kernel_leaves_no_facts():
     h = fibration.load("fiberpo")
     wrong = fibration.Fibration(
         token, trajectory, kernel=MarkovKernel(1 / (fibration.count(token, over=trajectory) + 1))
@@ -155,7 +155,7 @@ def test_identity_gates_pass_where_a_scale_does_not_cancel():
     assert float(metrics["token/clipped"]) == 0
 
 
-def test_a_level_that_is_removed_clips_no_token():
+def test_a_zero_gate_on_tokens_clips_no_token():
     op = fibration.compile(fibration.load("gspo"))
     x = torch.full((4, 3), 0.01, dtype=torch.float64)
     metrics = op.loss(x, torch.zeros_like(x), torch.ones(4, dtype=torch.float64), op.index(mask=MASK)).metrics

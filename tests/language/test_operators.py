@@ -75,7 +75,7 @@ def applied(name: str, arguments: tuple[Expression, ...] = PLACES) -> Expression
 
 
 @pytest.mark.parametrize("kind", [Sugar, Composed, Primitive])
-def test_a_row_that_lacks_a_field_is_refused_at_once(kind: type) -> None:
+def test_an_operator_that_lacks_a_field_is_refused_at_import(kind: type) -> None:
     """Without `domain` a law could be proved where a formula has no value; without `rounded` a law could be refuted."""
     whole = next(r for r in OPERATORS.values() if isinstance(r, kind))
     given = {f.name: getattr(whole, f.name) for f in fields(whole)}
@@ -90,7 +90,7 @@ def test_a_row_that_lacks_a_field_is_refused_at_once(kind: type) -> None:
 
 
 @pytest.mark.parametrize("name", VALUED)
-def test_a_formula_has_a_value_just_where_its_domain_says(name: str) -> None:
+def test_an_operator_has_a_value_exactly_on_its_domain(name: str) -> None:
     if row(name).conditions:
         return
     for at in points(name):
@@ -101,7 +101,7 @@ def test_a_formula_has_a_value_just_where_its_domain_says(name: str) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", NUMERIC)
-def test_exact_values_are_sympy_s_and_rounded_just_where_that_is_said(name: str) -> None:
+def test_exact_values_equal_sympy_and_are_rounded_only_if_marked(name: str) -> None:
     errors = []
     for at in points(name):
         y = value(name, at)
@@ -117,7 +117,7 @@ def test_exact_values_are_sympy_s_and_rounded_just_where_that_is_said(name: str)
 
 
 @pytest.mark.parametrize("name", [n for n in NUMERIC if OPERATORS[n].arity == 1 and n != "stop"])
-def test_limits_and_the_places_of_rational_values_are_sympy_s(name: str) -> None:
+def test_limits_and_rational_values_equal_sympy(name: str) -> None:
     primitive, x = row(name), sympy.Symbol("x", real=True)
     assert isinstance(primitive, Primitive)
     for far, limit in zip((-sympy.oo, sympy.oo), primitive.limits, strict=True):
@@ -129,7 +129,7 @@ def test_limits_and_the_places_of_rational_values_are_sympy_s(name: str) -> None
 
 
 @pytest.mark.parametrize("name", NUMERIC)
-def test_an_operator_is_above_0_where_its_row_says(name: str) -> None:
+def test_an_operator_is_positive_where_its_row_says(name: str) -> None:
     for at in points(name):
         if OPERATORS[name].positive(a > 0 for a in at):
             assert (y := value(name, at)) is not None and y > 0, at
@@ -148,7 +148,7 @@ def test_float64_is_near_the_exact_value(name: str) -> None:
 
 
 @pytest.mark.parametrize("op", [op for op, r in PRIMITIVES.items() if r.slopes is not None and op != "stop"])
-def test_slopes_are_the_limits_of_differences(op: str) -> None:
+def test_slopes_equal_limits_of_differences(op: str) -> None:
     """The differences are of exact values, so their only error is of the order of the squared step."""
     name = next(n for n, r in OPERATORS.items() if r is PRIMITIVES[op])
     arity = PRIMITIVES[op].arity
@@ -208,7 +208,7 @@ def test_a_written_formula_reads_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n, r in OPERATORS.items() if not r.is_condition])
-def test_sympy_and_back_is_the_same_number(name: str) -> None:
+def test_conversion_to_sympy_and_back_keeps_the_value(name: str) -> None:
     formula = applied(name)
     back = from_sympy(to_sympy(formula))
     for at in ((Fraction(1, 3), Fraction(1, 2), Fraction(3, 4)), (Fraction(7, 3), Fraction(1, 5), Fraction(3))):
@@ -253,7 +253,7 @@ def test_a_backend_without_a_row_is_refused(backend: str, op: str) -> None:
 
 
 @pytest.mark.parametrize("op", [op for op, r in PRIMITIVES.items() if r.arity == 1 and not r.is_condition])
-def test_torch_computes_what_the_interpreter_does(op: str) -> None:
+def test_torch_equals_the_interpreter(op: str) -> None:
     edges = [0.0, -0.0, math.inf, -math.inf, math.nan, 5e-324, -5e-324, 1e-300, 1e-17, -1e-17, 745.0, -745.0, 1e300]
     x = np.concatenate(
         [edges, np.linspace(-40, 40, 801), np.geomspace(1e-12, 1e3, 200), -np.geomspace(1e-12, 1e3, 200)]

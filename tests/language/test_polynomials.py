@@ -65,7 +65,7 @@ def test_a_quotient_that_is_0_for_all_values_is_found(x, y):
     assert vanishes(x - y) == (sympy.cancel(sympy.together(x - y)) == 0)
 
 
-def test_factors_are_told_apart_and_taken_out():
+def test_common_factors_are_separated():
     assert quotient(a * b - a * c).factors == (quotient(a) * quotient(b - c)).factors
     assert quotient((a - b) / (b - a)).factors == {}
     assert quotient((2 * a + 2 * b) * (a + b) - 2 * (a + b) ** 2).number == 0
@@ -79,7 +79,7 @@ def test_exponentials_are_powers():
     assert not vanishes(sympy.exp(a) - sympy.exp(b))
 
 
-def test_roots_are_what_they_are_powers_of():
+def test_powers_of_roots_simplify():
     n = symbol(count(*strata("token trajectory")))
     assert vanishes(sympy.sqrt(n) ** 3 - n * sympy.sqrt(n))
     assert vanishes((1 + sympy.sqrt(n)) * (1 - sympy.sqrt(n)) - 1 + n)
@@ -126,7 +126,7 @@ def test_an_atom_is_written_through_its_bounds(terms, low, high, t):
             assert found == multiple * f.at({**VALUES, atom: at})
 
 
-def test_one_polynomial_beside_another():
+def test_slack_writes_a_polynomial_as_a_multiple_of_another_plus_a_constant():
     p, q = (quotient(v) for v in (2 * a - 4 * b + 6, a - 2 * b - 5))
     [first], [second] = p.factors, q.factors
     k, rest = slack(first, second)
@@ -137,7 +137,7 @@ def test_one_polynomial_beside_another():
     assert slack(variable(0) + variable(1) + constant(1), variable(0) + constant(1)) is None
 
 
-def test_powers_of_an_atom():
+def test_a_polynomial_is_split_by_powers_of_an_atom():
     [p] = quotient(a**2 * b + a * c - b + 1).factors
     atom = atom_number(a)
     again = [as_quotient(q) * polynomials.power(atom, n) for n, q in p.powers(atom).items()]

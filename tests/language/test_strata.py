@@ -21,7 +21,7 @@ def ends(cover: tuple[Fibration, ...]) -> set[Stratum]:
     return {f.source for f in cover}
 
 
-def test_a_crossing() -> None:
+def test_moebius_numbers_of_a_crossing_alternate() -> None:
     assert CROSSED.moebius(trajectory) == {domain: 1, modality: 1, batch: -1}
     assert CROSSED.moebius(token) == {trajectory: 1}
     assert CROSSED.crossings() == (trajectory,)
@@ -35,7 +35,7 @@ def test_a_crossing() -> None:
     assert CROSSED.path(token, token) == ()
 
 
-def test_a_tree() -> None:
+def test_a_tree_has_one_cover_per_stratum() -> None:
     assert TREE.moebius(image) == {trajectory: 1}
     assert [ends(c) for c in TREE.covers(trajectory)] == [{token, image}]
     assert TREE.covers(token) == ()
@@ -60,7 +60,7 @@ def test_sixty_branches_are_one_cover() -> None:
     assert ends(cover) == set(leaves)
 
 
-def test_the_way_down_through_sixty_diamonds() -> None:
+def test_sixty_diamonds_in_a_row_are_handled_without_enumerating_paths() -> None:
     """The shape has 2^60 paths."""
     edges = []
     for i in range(60):

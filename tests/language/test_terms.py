@@ -293,7 +293,7 @@ def test_wrong_documents_are_described_by_the_users_names(which):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda t: repr(t[:40]))
-def test_hostile_text_is_no_term(text, capsys):
+def test_invalid_text_in_a_term_is_refused_and_not_run(text, capsys):
     for changes in (
         {"advantages": text}, {"advantages": f"centred(reward, over={text})"}, {"groups": ["prompt_group", text]},
         {"advantages": f"after(reward, over=trajectory, discount={text})"}, {"penalties": {text: "token_log_ratio"}},
@@ -342,7 +342,7 @@ def test_parameters_are_replaced_wherever_they_stand():
     assert put.groups == h.groups
 
 
-def test_infinite_parameters_leave_what_is_stopped_stopped():
+def test_infinite_parameters_keep_stops_through_which_a_gradient_would_flow():
     """A `stop` stays if gradients flow through its operand. Elsewhere it would stop nothing, so it is dropped."""
     bound = Parameter("bound")
     moved, first, here = mean(x, over=turn), before(x, over=turn), Here(penalised(x).shape)

@@ -327,7 +327,7 @@ def deep(n):
 
 
 @pytest.mark.parametrize("which", WRONG)
-def test_token_formulas_refuse_what_no_token_has(which):
+def test_token_formulas_refuse_quantities_that_no_token_has(which):
     call, what, found, remedy = WRONG[which]
     with pytest.raises(SpecError) as caught:
         call()
@@ -403,7 +403,7 @@ def test_wrong_documents_are_refused_in_words(which):
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda t: repr(t[:40]))
-def test_hostile_text_in_weights_and_channels(text, capsys):
+def test_invalid_text_in_weights_and_channels_is_refused_and_not_run(text, capsys):
     for changes in (
         {"objective": f"token_mean().weigh({text}))"},
         {"objective": f'token_mean().keep(advantage > 0, normaliser="{text}")'},

@@ -107,7 +107,7 @@ def cases(op: Operator, stratum: str, channel: str, **values: float) -> list[Sec
 
 @pytest.mark.parametrize(("channel", "c"), [("+", 0.2), ("-", 0.1)])
 @pytest.mark.parametrize("k", [2.0, 32.0])
-def test_the_gate_of_the_caption(channel: str, c: float, k: float) -> None:
+def test_the_drawn_gate_equals_the_captions_formula(channel: str, c: float, k: float) -> None:
     (section,) = cases(variant(), "trajectory", channel, k=k)
     end = (1 + 1 / k) * c
     assert section.breaks == pytest.approx((-end, -c, c, end), abs=1e-12)
@@ -119,7 +119,7 @@ def test_the_gate_of_the_caption(channel: str, c: float, k: float) -> None:
     assert names == ["zeroed", "rolled_back", *["passed"] * 4, "rolled_back", "rolled_back", "zeroed", "zeroed"]
 
 
-def test_two_tokens_are_the_captions_k_without_saying_so() -> None:
+def test_two_tokens_have_the_captions_rollback() -> None:
     (section,) = cases(compiled("fiberpo"), "trajectory", "+")
     assert section.breaks == pytest.approx((-0.3, -0.2, 0.2, 0.3))
     assert float(section.at(0.25)["slope"][0]) == -2
@@ -154,7 +154,7 @@ def test_gates_that_read_coarser_densities_are_drawn_for_three() -> None:
     }
 
 
-def test_smooth_constant_and_open_gates() -> None:
+def test_smooth_constant_and_open_gates_are_drawn() -> None:
     op = compiled(two(Gate(epsilon * tanh(residual / epsilon))))
     (smooth,) = cases(op, "token", "")
     assert smooth.breaks == ()
@@ -184,7 +184,7 @@ def test_restorative_regions_are_shaded_where_only_one_sign_rolls_back() -> None
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some(OF_EVERY_KIND, 2))
-def test_what_the_operator_does_lies_on_the_curves(name: str) -> None:
+def test_the_operators_results_lie_on_the_curves(name: str) -> None:
     op = compiled(name)
     worlds = 200 if apart(op) else 20
     tokens = gates.tokens_of(op)
@@ -232,7 +232,7 @@ CHOSEN = [
 
 
 @pytest.mark.parametrize(("r", "clipped", "name"), CHOSEN)
-def test_regimes_at_chosen_points(r: list[float], clipped: int, name: str) -> None:
+def test_regimes_at_chosen_points_equal_the_closed_form(r: list[float], clipped: int, name: str) -> None:
     values = caption(variant().hierarchy, "regimes")
     seen = sample(variant(), np.log([r]), [1.0] * TOKENS, values)
     window = regimes.Window(0.0, np.ones((1, 1), bool), [seen])
@@ -241,7 +241,7 @@ def test_regimes_at_chosen_points(r: list[float], clipped: int, name: str) -> No
     assert window.joint("trajectory") == [name]
 
 
-def test_every_pixel_of_the_map() -> None:
+def test_every_pixel_of_the_map_has_its_regime() -> None:
     op = compiled("fiberpo")  # three tokens: its rollback is the caption's k = 3
     seen = regimes.window(op, 0.0, 60, 1.0, caption(op.hierarchy, "regimes"))
     ratios = np.exp(seen.parts[0].log_ratio)
@@ -254,7 +254,7 @@ def test_every_pixel_of_the_map() -> None:
     assert np.isnan(image).sum() == image.size - len(expected)
 
 
-def test_corners_and_centre() -> None:
+def test_corners_and_centre_of_the_simplex_have_their_ratios() -> None:
     np.testing.assert_allclose(to_ratios(*regimes.CENTRE), 1)
     np.testing.assert_allclose(to_ratios(*regimes.CORNERS.T), 3 * np.eye(3), atol=1e-15)
     x, y = regimes.CORNERS.T @ np.array([0.5, 0.3, 0.2])
@@ -269,7 +269,7 @@ def test_the_advantage_decides_which_side_is_clipped() -> None:
     assert found == [[1, 0], [1, 1]]  # above 1.28 for A > 0, below 0.8 for A < 0
 
 
-def test_joint_regimes() -> None:
+def test_joint_regimes_ignore_the_order_of_tokens() -> None:
     number = {name: i for i, name in enumerate(REGIMES)}
     assert joint([number["zeroed"], number["passed"]]) == joint([number["passed"], number["zeroed"]]) == "G-II"
     assert joint([number["zeroed"], number["rolled_back"]]) == "G-III,r"
@@ -296,7 +296,7 @@ def drift() -> Drift:
     return Drift(variant(), caption(variant().hierarchy, "objective"))
 
 
-def test_the_objective_under_drift() -> None:
+def test_the_objective_under_drift_equals_the_closed_form() -> None:
     t = np.array([0.0, 0.05, 0.3, 0.62, 0.65, 0.9, 1.1, 1.3])
     expected = np.stack([closed_form(v, 0.04, 0.12, 0.05, 32) for v in t]) * ADVANTAGE / 10
     np.testing.assert_allclose(drift().per_token(t), expected, rtol=1e-12)
@@ -304,11 +304,11 @@ def test_the_objective_under_drift() -> None:
     assert drift().weight == pytest.approx(0.1)
 
 
-def test_penalties_are_no_part_of_a_tokens_weight() -> None:
+def test_a_tokens_weight_does_not_include_penalties() -> None:
     assert Drift(compiled("grpo_k3"), {}).weight == pytest.approx(0.1, rel=1e-12)
 
 
-def test_where_the_objective_bends() -> None:
+def test_the_objective_bends_at_the_expected_drift() -> None:
     def crossing(f, value: float) -> float:  # type: ignore[no-untyped-def]
         low, high = 0.0, 1.4
         for _ in range(80):
@@ -334,7 +334,7 @@ def test_where_the_objective_bends() -> None:
     assert first.t < coarse[0][3]  # local regulation engages first
 
 
-def test_grpo_with_the_same_clip() -> None:
+def test_the_baseline_of_a_figure_is_grpo_with_the_same_clip() -> None:
     grpo = baseline(variant(), caption(variant().hierarchy, "objective"))
     assert grpo is not None
     assert grpo.parameters == {"epsilon_low": 0.04, "epsilon_high": 0.04}
@@ -363,7 +363,7 @@ def test_the_legend_says_which_clip_of_grpo_is_its_own() -> None:
         assert objective._baseline_label(mine, drift) == label
 
 
-def test_a_gate_that_passes_no_residual_leaves_its_first_regime_with_the_ratio() -> None:
+def test_a_gate_without_a_passed_residual_changes_regime_by_the_ratio() -> None:
     """APC-Obj's budget T·δ is spent at once by all tokens of a state, at t = 1/Σ|Δ|."""
     d = Drift(compiled("apc_obj"), {})
     assert d.by_ratio == ("token",)
@@ -388,7 +388,7 @@ def test_a_page_names_the_channel_of_a_budget() -> None:
     assert note(fibration.load("fiberpo"), values).startswith("C_trajectory[a][+] = 0.3, [a][−] = 0.25, [b] = 0.1;")
 
 
-def test_a_trajectory_per_sign_where_its_gate_reads_the_advantage() -> None:
+def test_a_gate_that_reads_the_advantage_is_drawn_with_a_trajectory_per_sign() -> None:
     gspo = Drift(compiled("gspo"), {})
     assert gspo.rows == 2
     means = [lambda t: np.log1p(t * DELTA[:5]).mean(), lambda t: np.log1p(t * DELTA[5:]).mean()]
@@ -401,7 +401,7 @@ def test_a_trajectory_per_sign_where_its_gate_reads_the_advantage() -> None:
 # ---------------------------------------------------------------- other hierarchies
 
 
-def test_worlds_of_a_batch_do_not_see_each_other() -> None:
+def test_simulated_rows_of_a_figure_are_independent() -> None:
     whole = Hierarchy(
         name="whole",
         fibrations=[Fibration(token, trajectory, kernel=uniform()), Fibration(trajectory, batch, kernel=uniform())],
@@ -416,7 +416,7 @@ def test_worlds_of_a_batch_do_not_see_each_other() -> None:
     np.testing.assert_array_equal(together, np.stack(alone))
 
 
-def test_levels_below_the_rows_and_attributes() -> None:
+def test_levels_below_the_rows_and_attributes_are_drawn() -> None:
     weight = Attribute("weight", on=token)
     turns = Hierarchy(
         name="turns",
@@ -434,14 +434,14 @@ def test_levels_below_the_rows_and_attributes() -> None:
 # ---------------------------------------------------------------- trees and quivers
 
 
-def test_rows_of_a_world_are_a_group() -> None:
+def test_simulated_rows_form_a_group() -> None:
     """And each sign is a trajectory where a penalty above the tokens reads the advantage."""
     seen = Drift(compiled("real"), {})
     assert seen.rows == 2 and Drift(compiled("kimi_k2"), {}).rows == 1
     assert seen.start.index.count("trajectory", "prompt_group").tolist() == [2]
 
 
-def test_tokens_are_dealt_out_to_the_leaves_in_turn() -> None:
+def test_tokens_are_assigned_to_the_leaves_in_turn() -> None:
     seen = sample(compiled("fiberpo_modal"), np.zeros((2, 5)), [1.0] * 5, {})
     text, image, row, group = (next(s for s in seen.op.hierarchy.order if s.name == n) for n in MODAL)
     assert seen.tokens_of(text).tolist() == [0, 2, 4]
@@ -469,7 +469,7 @@ def by_hand_modal(r: np.ndarray) -> np.ndarray:
     return np.exp(base + sign * (np.clip(u, -eps, eps) - np.clip(v, -eps, eps)))
 
 
-def test_a_tree_under_drift() -> None:
+def test_a_tree_under_drift_equals_the_closed_form() -> None:
     d, t = Drift(compiled("fiberpo_modal"), {}), np.array([0.0, 0.05, 0.3, 0.8, 1.3])
     expected = np.stack([by_hand_modal(1 + v * DELTA) for v in t]) * ADVANTAGE / 10
     np.testing.assert_allclose(d.per_token(t), expected, rtol=1e-12)
@@ -481,7 +481,7 @@ def test_a_tree_under_drift() -> None:
 
 
 @pytest.mark.parametrize("name", ["fiberpo_crossed", "fiberpo_experts"])
-def test_a_quiver_of_single_elements_is_fiberpo(name: str) -> None:
+def test_a_quiver_of_single_elements_equals_fiberpo(name: str) -> None:
     """What crosses has one element each, and adds nothing to the batch's drift."""
     t, values = np.array([0.05, 0.4, 1.2]), {"epsilon": 0.04}
     budgets = {"C_batch": {"+": 0.12, "-": 0.05}}
@@ -496,7 +496,7 @@ def test_a_quiver_of_single_elements_is_fiberpo(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fiberpo_modal", "fiberpo_crossed", "apc_obj", "dapo"])
-def test_regimes_of_many_worlds_at_once_are_those_of_each(name: str) -> None:
+def test_regimes_of_many_simulated_batches_equal_those_of_each(name: str) -> None:
     x = np.random.default_rng(5).normal(0, 0.2, (12, 4))
     op = compiled(name)
     parts = [sample(op, x[i : i + 1], [1.0, 1.0, -1.0, -1.0], {}) for i in range(len(x))]
@@ -506,7 +506,7 @@ def test_regimes_of_many_worlds_at_once_are_those_of_each(name: str) -> None:
         np.testing.assert_array_equal(codes, np.concatenate([s.regimes[level] for s in parts]))
 
 
-def test_local_maps_of_leaves() -> None:
+def test_each_leaf_has_a_local_map() -> None:
     op = compiled("fiberpo_modal")
     text, image = op.hierarchy.leaves
     assert [regimes.tokens_of(op, leaf) for leaf in (text, image)] == [[0, 2], [1]]
@@ -532,7 +532,7 @@ def test_a_gate_that_passes_no_residual_is_mapped_by_ratios() -> None:
     assert not regimes.look(compiled("fiberpo"), compiled("fiberpo").hierarchy.leaves[0], 1.0, {}).by_ratio
 
 
-def test_score_estimators_under_drift() -> None:
+def test_score_estimators_under_drift_equal_the_closed_form() -> None:
     d, t = Drift(compiled("cispo"), {}), np.array([0.0, 0.4, 1.2])
     r = 1 + t[:, None] * DELTA
     expected = np.minimum(r, 1.28) * ADVANTAGE * np.log(r * OLD) / 10
@@ -546,7 +546,7 @@ def test_score_estimators_under_drift() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("small")
-def test_pages_say_how_tokens_are_dealt_out() -> None:
+def test_pages_say_how_tokens_are_assigned_to_leaves() -> None:
     for figure in FIGURES:
         page = make(compiled("fiberpo_modal"), figure, {})
         assert "its tokens are text_token, image_token in turn" in " ".join(text.get_text() for text in page.texts)
@@ -554,7 +554,7 @@ def test_pages_say_how_tokens_are_dealt_out() -> None:
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("small")
-def test_more_leaves_than_tokens() -> None:
+def test_more_leaves_than_tokens_are_drawn() -> None:
     leaves = strata("speech picture word gesture")
     count_all = sum((count(s, over=trajectory) for s in leaves[1:]), start=count(leaves[0], over=trajectory))
     h = Hierarchy(
@@ -643,7 +643,7 @@ def test_parameters_reach_the_figure(tmp_path: Path) -> None:
     assert ticks == ["0.3", "0.36"]
 
 
-def test_the_captions_give_way_to_what_is_given() -> None:
+def test_given_parameters_replace_those_of_the_captions() -> None:
     picture = make(variant(), "gates", {"k": 7.0}, paper=True)
     assert "k = 7" in " ".join(t.get_text() for t in picture.texts)
     assert caption(fibration.load("fiberpo"), "objective") == {"C_trajectory": {"+": 0.12, "-": 0.05}, "epsilon": 0.04}
@@ -661,14 +661,14 @@ def test_the_captions_give_way_to_what_is_given() -> None:
         (["no_such_spec"], "cannot load 'no_such_spec'"),
     ],
 )
-def test_what_cannot_be_drawn(arguments: list[str], expected: str, tmp_path: Path) -> None:
+def test_a_hierarchy_that_cannot_be_drawn_is_an_error(arguments: list[str], expected: str, tmp_path: Path) -> None:
     code, output = invoke(*arguments, "-o", tmp_path / "out")
     assert code == 2
     assert expected in output
     assert not (tmp_path / "out").exists()
 
 
-def test_folders_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     code, output = invoke("ppo", "-o", tmp_path / "file")
     assert (code, "is a file" in output, "--output" in output) == (2, True, True)
@@ -698,7 +698,7 @@ def test_nothing_is_written_unless_everything_can_be_drawn(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_hierarchy_that_does_not_verify(tmp_path: Path) -> None:
+def test_a_hierarchy_that_does_not_verify_is_not_drawn(tmp_path: Path) -> None:
     with pytest.raises(LawError):
         draw(two(zero_gate()), tmp_path)
 

@@ -111,7 +111,7 @@ def invoke(*arguments: object) -> tuple[int, str]:
 
 
 @pytest.mark.thorough
-def test_the_whole_run(file: Path, tmp_path: Path) -> None:
+def test_run_writes_its_tables_and_pictures(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     code, output = invoke("fiberpo_domain", "--verify", "fiberpo", "--rollouts", file, "--out", out)
     assert code == 0
@@ -178,7 +178,7 @@ def test_parameters_are_passed_on(file: Path, tmp_path: Path) -> None:
         ('epsilon_low={"+": 0.1, "+": 0.2}', "the key '+' is given twice"),
     ],
 )
-def test_wrong_parameters(given: str, expected: str, file: Path, tmp_path: Path) -> None:
+def test_wrong_parameters_are_refused(given: str, expected: str, file: Path, tmp_path: Path) -> None:
     code, output = invoke("ppo", "--rollouts", file, "--out", tmp_path / "out", "--param", given)
     assert code == 2
     assert expected in output
@@ -219,7 +219,7 @@ def test_nothing_is_run_when_a_spec_is_refused(file: Path, tmp_path: Path) -> No
     assert "there is no such file" in output
 
 
-def test_what_is_no_batch(tmp_path: Path) -> None:
+def test_a_file_that_is_no_batch_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no safetensors")
     for path in (tmp_path / "text", tmp_path / "nothing", tmp_path):
         code, output = invoke("ppo", "--rollouts", path, "--out", tmp_path / "out")
@@ -228,7 +228,7 @@ def test_what_is_no_batch(tmp_path: Path) -> None:
         assert "error: " in output
 
 
-def test_pictures_that_cannot_be_written(file: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_an_error(file: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, output = invoke("ppo", "--rollouts", file, "--out", tmp_path / "file")
     assert code == 2
@@ -236,7 +236,7 @@ def test_pictures_that_cannot_be_written(file: Path, tmp_path: Path) -> None:
     assert "is a file" in output
 
 
-def test_labels_that_no_rollouts_have() -> None:
+def test_labels_that_the_rollouts_lack_are_named() -> None:
     token, turn, trajectory = strata("token turn trajectory")
     weight = Attribute("weight", on=token)
     passes = {"decomposition": fibration.log_ratio(), "objective": trajectory_mean()}
@@ -277,7 +277,7 @@ def crossed(orthogonalise: str | None = None, **more: object) -> Hierarchy:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fiberpo_modal", "fiberpo_crossed", "fiberpo_experts", "fiberpo_turns"])
-def test_what_recorded_rollouts_lack_is_named(name: str, file: Path, tmp_path: Path) -> None:
+def test_masks_and_labels_that_recorded_rollouts_lack_are_named(name: str, file: Path, tmp_path: Path) -> None:
     missing = {
         "fiberpo_modal": "required: masks for text_token, image_token",
         "fiberpo_crossed": "the stratum 'modality' of 'fiberpo_crossed'",
@@ -324,7 +324,7 @@ def test_trees_and_quivers_run(name: str, tmp_path: Path) -> None:
     assert one_of[name.removeprefix("fiberpo_")] in output
 
 
-def test_what_rollouts_say_reaches_the_index() -> None:
+def test_masks_and_labels_of_rollouts_reach_the_index() -> None:
     rollouts = branching()
     tree = build_index(compiled(fibration.load("fiberpo_modal")), rollouts)
     assert tree.positions_of("text_token").tolist() == np.flatnonzero(rollouts.masks["text_token"]).tolist()
@@ -367,7 +367,7 @@ def test_a_quiver_of_known_strata_runs() -> None:
     assert words.endswith(f"{total} token → 36 trajectory → 9 prompt_group, 3 domain → 1 batch")
 
 
-def test_elements_of_several_domains_are_no_ones() -> None:
+def test_elements_of_several_domains_are_drawn_as_several() -> None:
     who = colours(gated(crossed()))
     assert who.rows("batch") == (*who.names, "several")
     assert who.rows("prompt_group") == who.names
@@ -377,7 +377,7 @@ def test_elements_of_several_domains_are_no_ones() -> None:
 
 
 @pytest.mark.thorough
-def test_tokens_under_no_element_of_a_branch() -> None:
+def test_tokens_outside_a_branch_are_drawn() -> None:
     op, r = compiled(fibration.load("fiberpo_modal")), recorded()
     image = np.arange(r.n_tokens) % 3 == 0
     index = op.index(offsets=r.offsets, image_token=image, prompt_group=r.labels["prompt_group"].each)
@@ -421,7 +421,7 @@ def test_drifts_add_up_to_the_log_ratio(batch: Gated) -> None:
     np.testing.assert_allclose(total, batch.log_ratio.numpy(), atol=1e-12)
 
 
-def test_curves_are_the_gates(batch: Gated) -> None:
+def test_curves_equal_the_gates(batch: Gated) -> None:
     grid = np.linspace(-1, 1, 20_001)
     for channel, budget in (("+", 0.2), ("-", 0.1)):
         (curve,) = curves(batch, "domain", channel, grid)
@@ -441,7 +441,7 @@ def test_a_gate_that_reads_the_advantage_has_two_curves() -> None:
     np.testing.assert_allclose(down.gated, np.maximum(grid, -0.2))
 
 
-def test_constant_gates_have_curves() -> None:
+def test_a_constant_gate_has_a_curve() -> None:
     (zero,) = curves(gated("gspo"), "token", "", np.linspace(-1, 1, 11))
     assert not zero.gated.any()
     assert zero.passes == (0.0, 0.0)
@@ -453,7 +453,7 @@ def test_a_smooth_gate_is_attenuated() -> None:
     assert set(Curve("", grid, np.tanh(grid)).regime()) == {"attenuated"}
 
 
-def test_every_regime_of_the_metrics_has_a_look() -> None:
+def test_every_regime_of_the_metrics_has_a_colour() -> None:
     from fibration.compiler.diagnostics import REGIMES as MEASURED
 
     assert tuple(REGIMES) == MEASURED
@@ -483,7 +483,7 @@ def test_pictures_keep_to_their_page(make, batch: Gated) -> None:  # type: ignor
 
 
 @pytest.mark.thorough
-def test_pictures_of_other_batches() -> None:
+def test_pictures_of_unusual_batches_are_drawn() -> None:
     on_policy = gated("fiberpo", recorded(spread=0.0))
     many_and_far = gated("gspo", recorded(spread=3.0, domains=tuple(f"domain {i}" for i in range(12))))
     for g in (on_policy, many_and_far):
@@ -500,7 +500,7 @@ def test_ratios_below_0_have_no_logarithm() -> None:
     inside(ratios(g))
 
 
-def test_a_gate_without_a_budget() -> None:
+def test_a_gate_without_a_budget_is_drawn() -> None:
     (token,) = strata("token")
     temperature = Parameter("temperature", default=0.5)
     smooth = Hierarchy(
@@ -514,7 +514,7 @@ def test_a_gate_without_a_budget() -> None:
     assert float(g.result.metrics["token/attenuated"]) > 0.9
 
 
-def test_a_hierarchy_without_a_batch_and_not_a_chain() -> None:
+def test_a_tree_without_a_batch_is_drawn() -> None:
     token, image, trajectory = strata("token image trajectory")
     tree = Hierarchy(
         name="tree",

@@ -71,7 +71,7 @@ def expected() -> tuple[np.ndarray, np.ndarray]:
     return np.minimum(np.exp(x), CEILING) * (1 + drift), np.abs(means[rows]) <= FAR
 
 
-def test_weights_are_what_the_formulas_say() -> None:
+def test_recorded_weights_equal_the_formulas() -> None:
     w, kept = expected()
     found = recorded().weights
     assert 0 < (~kept).sum() < len(kept) and (w[kept] < w.max()).any()
@@ -92,7 +92,7 @@ def test_the_recorded_objective_is_that_of_its_terms() -> None:
     assert abs(g.result.values.numpy())[~kept].max() == 0
 
 
-def test_the_effective_share() -> None:
+def test_the_effective_share_of_weights_equals_its_formula() -> None:
     assert effective(np.full(7, 0.3)) == pytest.approx(1.0)
     assert effective(np.array([1.0, 0, 0, 0])) == 0.25
     assert effective(np.zeros(3)) == 0.0
@@ -130,7 +130,7 @@ def test_a_run_uses_the_batch_that_has_the_policy(spec: Path, tmp_path: Path) ->
     assert {p.name for p in tmp_path.iterdir()} == {"hierarchy.png", "regimes.png", "ratios.png", "weights.png"}
 
 
-def test_a_file_without_the_policy_is_refused_in_words(spec: Path, tmp_path: Path) -> None:
+def test_a_file_without_the_policy_is_refused(spec: Path, tmp_path: Path) -> None:
     save_rollouts(tmp_path / "two", load_rollouts())
     result = CliRunner().invoke(app, ["run", str(spec), "--rollouts", str(tmp_path / "two"), "--out", str(tmp_path)])
     assert result.exit_code == 2
@@ -180,7 +180,7 @@ def inward(name: str) -> Hierarchy:
     return h.replace(name="pulled", gates={s: g.inward() for s, g in h.gates.items()}, gives_up={})
 
 
-def test_gates_that_read_a_pull_are_drawn_for_both_of_its_signs() -> None:
+def test_gates_that_read_a_pull_are_drawn_for_both_signs() -> None:
     op = operator(inward("fiberpo_domain"))
     seen = gates.reference(op, {})
     for channel, sign in (("+", 1), ("-", -1)):
@@ -191,14 +191,14 @@ def test_gates_that_read_a_pull_are_drawn_for_both_of_its_signs() -> None:
             assert out == 0 and back == 10.0  # pushed outward it is zeroed, pulled back it passes
 
 
-def test_what_pulls_decides_regimes_of_coarser_strata() -> None:
+def test_the_pull_decides_the_regimes_of_coarser_strata() -> None:
     op = operator(inward("fiberpo_domain"))
     domain = next(s for s in op.hierarchy.order if s.name == "prompt_group")
     assert regimes._signs(op, domain.name) == (1.0, -1.0)
     assert regimes._signs(operator(fibration.load("fiberpo_domain")), domain.name) == (0.0,)
 
 
-def test_the_objective_under_drift_has_its_weights() -> None:
+def test_the_objective_under_drift_includes_weights_and_conditions() -> None:
     """What tokens add up to is J, with weights that change along the drift and tokens that are dropped on the way."""
     kept = absolute(token_log_ratio) <= 0.15
     made = trajectory_mean().weigh(1 + absolute(token_log_ratio)).keep(kept)
@@ -211,7 +211,7 @@ def test_the_objective_under_drift_has_its_weights() -> None:
     assert baseline(operator(h), {}) is not None
 
 
-def test_weights_that_see_the_whole_batch_keep_worlds_apart() -> None:
+def test_weights_over_the_whole_batch_are_simulated_one_batch_at_a_time() -> None:
     op = operator(of_three())
     assert not apart(op) and apart(operator(fibration.load("fiberpo_domain")))
     drift = Drift(op, {})
@@ -222,7 +222,7 @@ def test_weights_that_see_the_whole_batch_keep_worlds_apart() -> None:
 
 
 @pytest.mark.thorough
-def test_a_page_says_what_it_does_not_draw() -> None:
+def test_a_page_names_the_parts_that_it_does_not_draw() -> None:
     page = make(operator(of_three()), "gates", {})
     FigureCanvasAgg(page).draw()
     said = "\n".join(t.get_text() for t in page.texts)

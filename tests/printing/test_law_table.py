@@ -43,7 +43,7 @@ def text(*reports: Report, width: int = 80, encoding: str = "utf-8") -> str:
 # ---------------------------------------------------------------- marks
 
 
-def test_marks_of_shipped_hierarchies() -> None:
+def test_shipped_hierarchies_have_the_expected_marks() -> None:
     crossed = {law for law, word in words("fiberpo_crossed").items() if word != "proved"}
     # no token is weighed or dropped, there are no penalties and no advantages; and it rolls back
     assert crossed == {"agreement", "mask_open", "causal", "baseline", "kl_gradient", "inward"}
@@ -118,7 +118,7 @@ def test_several_reasons_are_several_notes() -> None:
     assert found == ["ppo gives up identity: a", "ppo gives up positivity: b"]
 
 
-def test_a_promise_that_is_not_kept_is_a_note_since_it_is_no_law() -> None:
+def test_a_needless_gives_up_is_a_note() -> None:
     name = "gives up positivity, which holds"
     assert words(name)["positivity"] == "proved"
     ((mark, note),) = notes(report(name))
@@ -170,7 +170,7 @@ def test_a_terminal_without_unicode_gets_letters() -> None:
     assert "P proved  G given up  F follows from a law that fails  R refuted" in page
 
 
-def test_verify_ends_with_it_when_there_are_several() -> None:
+def test_verify_ends_with_the_table_for_several_specs() -> None:
     one = CliRunner().invoke(app, ["verify", "ppo"]).output
     two = CliRunner().invoke(app, ["verify", "ppo", "gspo"]).output
     assert "│ locality" not in one
@@ -198,7 +198,7 @@ def test_markdown_is_one_table_with_all_cells() -> None:
     assert as_markdown([Outcome("a", report("ppo"))]) == markdown([report("ppo")])
 
 
-def test_a_reason_is_no_markup() -> None:
+def test_a_reason_is_escaped_in_markdown() -> None:
     reason = "50% | <b>, *at*\x01 line\nbreaks, `x` [y](z) a_b _c_"
     made = Report(load("ppo"), (Verdict("identity", "it", "refuted", "", given_up=reason),))
     note = markdown([made]).splitlines()[-1]

@@ -38,7 +38,7 @@ def rows(markdown: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", some(shipped(), 12))
-def test_a_hierarchy_is_its_text_and_its_formulas(name: str) -> None:
+def test_a_hierarchy_in_a_notebook_has_its_text_and_formulas(name: str) -> None:
     h = fibration.load(name)
     shown = h._repr_markdown_()  # type: ignore[attr-defined]
     fence, *_ = READ.parse(shown)
@@ -52,7 +52,7 @@ def test_a_hierarchy_is_its_text_and_its_formulas(name: str) -> None:
     assert not any("$" in line or not line for line in lines)
 
 
-def test_reasons_are_no_markup() -> None:
+def test_reasons_are_escaped_in_notebooks() -> None:
     h = fibration.load("fiberpo").replace(gives_up={"inward": HOSTILE})
     fence, *_ = READ.parse(h._repr_markdown_())
     assert fence.content == text(h) + "\n"

@@ -71,7 +71,7 @@ def test_verify_shows_progress_and_prints_the_same_report(form: str, line: io.St
         assert [r["hierarchy"] for r in json.loads(with_terminal)] == ["ppo", "gspo"]
 
 
-def test_other_long_commands_say_so_too(line: io.StringIO, tmp_path: Path) -> None:
+def test_compare_and_compile_show_progress(line: io.StringIO, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["compare", "ppo", "ppo"]).exit_code == 0
     assert CliRunner().invoke(app, ["compile", "ppo", "-b", "torch", "-o", str(tmp_path)]).exit_code == 0
     assert "comparing ppo with ppo ..." in line.getvalue()

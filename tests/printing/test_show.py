@@ -219,7 +219,7 @@ def test_latex_is_balanced_and_escaped(hierarchy: Hierarchy) -> None:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("hierarchy", thorough.some(ALL, 2), ids=lambda h: h.name)
-def test_latex_is_mathematics(hierarchy: Hierarchy) -> None:
+def test_every_latex_row_parses_as_mathematics(hierarchy: Hierarchy) -> None:
     """Every row parses as what matplotlib knows of TeX, which has neither environments nor some of the names."""
     names = {r"\lvert": "|", r"\rvert": "|", r"\land": r"\wedge", r"\lor": r"\vee", r"\lnot": r"\neg"}
     names |= {r"\le": r"\leq", r"\ge": r"\geq"}
@@ -273,7 +273,7 @@ def test_the_mass_is_written_out_once() -> None:
     assert not any(row.startswith("m(") for row in rows_of(load("gspo")))
 
 
-def test_what_a_quiver_adds_in_latex() -> None:
+def test_latex_of_a_quiver_has_its_kernels_and_residuals() -> None:
     rows = rows_of(QUIVER)
     assert rows[0] == (
         r"&\mathrm{text\_token} \to \mathrm{trajectory} \to \mathrm{domain} \to \mathrm{batch},\quad "
@@ -414,7 +414,7 @@ def test_groups_are_dotted_in_mermaid() -> None:
     assert mermaid(alone).splitlines()[-1] == "    s0 -.-> g0"
 
 
-def test_units_where_there_are_several_leaves() -> None:
+def test_the_unit_of_several_leaves_is_shown() -> None:
     assert unit(load("fiberpo_modal")) == unit(QUIVER) == "nats"
     assert unit(QUIVER.replace(decomposition=log_ratio(scale=1 / count(text_token, over=trajectory)))) == "units of F"
 
@@ -432,7 +432,7 @@ def test_units_are_those_of_the_formula(formula: Expression, name: str) -> None:
     assert unit(load("ppo").replace(decomposition=decomposition(density=formula, recovery=gated("")))) == name
 
 
-def test_mermaid_of_a_chain() -> None:
+def test_mermaid_of_a_chain_is_as_expected() -> None:
     assert mermaid(load("fiberpo")).splitlines() == [
         "---",
         "title: fiberpo",
@@ -464,7 +464,7 @@ def test_a_named_gate_is_shown_with_its_formula() -> None:
     assert "clip(" not in text(load("cispo")).partition("gated ratio\n")[2].split("\n\n")[0]  # Gate(f) is its formula
 
 
-def test_the_tree_of_strata() -> None:
+def test_text_shows_the_tree_of_strata() -> None:
     shown = text(TREE)
     assert shown.startswith(repr(TREE))
     assert shown.endswith(
@@ -493,7 +493,7 @@ def test_the_tree_of_strata() -> None:
     )
 
 
-def test_the_layers_of_a_quiver() -> None:
+def test_text_shows_the_layers_of_a_quiver() -> None:
     crossed = load("fiberpo_crossed")
     strata_, objective, residuals, *_ = text(crossed).removeprefix(repr(crossed)).strip().split("\n\n")
     gate = "aggregate_gate(C_{}, rollback=count(token)).per(mass)"

@@ -17,7 +17,7 @@ import pytest
         ([(1, launching.AT_EXIT), (1, "a fault of ours")], 2, 1),
     ],
 )
-def test_a_start_that_ends_so_is_made_once_more(monkeypatch, ends, starts, last):
+def test_torchrun_is_started_again_after_a_gloo_failure_at_exit(monkeypatch, ends, starts, last):
     made = []
 
     def run(command, **given):

@@ -66,7 +66,7 @@ def test_gradients_of_ddp_and_fsdp_are_those_of_one_process(found, ranks):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_the_examples_print_what_one_process_does(found, ranks):
+def test_the_examples_print_the_results_of_one_process(found, ranks):
     first, *others = (one["printed"] for one in found(ranks))
     assert first["micro_batches"].count("update") == 4
     assert set(first.values()) == {first["micro_batches"]}
@@ -108,7 +108,7 @@ ERRORS = {
 
 
 @several
-def test_an_error_on_one_rank_is_one_on_all_and_names_it(found, ranks):
+def test_an_error_on_one_rank_is_raised_on_all_with_its_rank(found, ranks):
     everywhere = found(ranks)
     for case, (kind, word) in ERRORS.items():
         said = {one["errors"][case] for one in everywhere}
@@ -121,7 +121,7 @@ def test_an_error_on_one_rank_is_one_on_all_and_names_it(found, ranks):
 
 
 @several
-def test_a_rank_that_is_left_alone_raises(found, ranks):
+def test_a_rank_whose_peers_do_not_call_raises(found, ranks):
     """By a rank that does not call, after the group's own timeout; by one that has ended, at once."""
     *others, gone = found(ranks)
     assert "left_alone" not in gone
@@ -131,7 +131,7 @@ def test_a_rank_that_is_left_alone_raises(found, ranks):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_training_on_ranks_matches_one_process(found, ranks):
+def test_training_on_ranks_equals_one_process(found, ranks):
     """Twenty updates, in one process and on all ranks, while elements of every level go from one regime to another."""
     for one in found(ranks):
         assert one["twins"]

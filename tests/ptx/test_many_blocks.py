@@ -31,7 +31,7 @@ COUNTER = [0]
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_last_to_arrive_sees_what_others_stored(seed):
+def test_the_last_block_sees_the_stores_of_the_others(seed):
     assert run(ARRIVE.format(**GOOD), blocks=3, given=COUNTER, seed=seed)[196:256].tolist() == [
         64 + 2 * i for i in range(60)
     ]
@@ -76,7 +76,7 @@ $L_end:
 SHUFFLES = "\n".join(f"shfl.sync.bfly.b32 %r6, %r5, {2**i}, 31, -1; add.s32 %r5, %r5, %r6;" for i in range(5))
 
 
-def test_what_one_thread_acquires_others_have_after_a_barrier():
+def test_a_barrier_passes_an_acquire_to_the_block():
     """To be told by a shuffle who is last orders nothing."""
     for seed in range(4):
         run(TOLD.format(shuffles=SHUFFLES, handed=WAIT), threads=32, blocks=2, given=COUNTER, seed=seed)
@@ -84,7 +84,7 @@ def test_what_one_thread_acquires_others_have_after_a_barrier():
             run(TOLD.format(shuffles=SHUFFLES, handed=""), threads=32, blocks=2, given=COUNTER, seed=seed)
 
 
-def test_a_plain_store_among_atomics():
+def test_a_plain_store_among_atomics_is_a_race():
     with pytest.raises(Fault, match="race"):
         run(
             "@%p1 atom.global.gpu.relaxed.add.u32 %r3, [ %rd1 + 0 ], 1;\n\t@%p1 st.global.b32 [ %rd1 + 0 ], { %r2 };",
@@ -93,7 +93,7 @@ def test_a_plain_store_among_atomics():
         )
 
 
-def test_blocks_that_store_at_one_place():
+def test_two_blocks_that_store_at_one_address_are_a_race():
     with pytest.raises(Fault, match="race: stores to global memory that another thread stores to"):
         run("@%p1 st.global.b32 [ %rd1 + 0 ], { %r1 };", blocks=2)
 
@@ -106,7 +106,7 @@ TICKETS = """
 """
 
 
-def test_blocks_come_in_an_order_of_the_schedule():
+def test_the_seed_decides_the_order_of_blocks():
     orders = {tuple(run(TICKETS, blocks=20, given=COUNTER, seed=seed)[:21].tolist()) for seed in range(4)}
     assert len(orders) == 4
     for count, *tickets in orders:

@@ -17,7 +17,7 @@ $L_loop:
 """
 
 
-def test_a_loop():
+def test_a_loop_ends_with_the_right_value():
     assert run(LOOP)[:64].tolist() == [5 * i for i in range(64)]
 
 
@@ -40,7 +40,7 @@ $L_end:
 """
 
 
-def test_threads_that_branch_differently_meet_again():
+def test_threads_that_branch_differently_reconverge():
     """A branch and a loop, of which each thread takes its own way; all wait for each other then."""
     assert run(PARTED)[:64].tolist() == [7, 10, 20, 30] * 16
 
@@ -50,17 +50,17 @@ def test_a_shuffle_stays_in_its_warp():
     assert found[:64].tolist() == [i ^ 16 for i in range(64)]
 
 
-def test_a_shuffle_upwards_leaves_the_first_lanes_what_they_have():
+def test_a_shuffle_upwards_keeps_the_values_of_the_first_lanes():
     found = run("shfl.sync.up.b32 \t%r3, %r1, 4, 0, -1;\n\tst.global.b32 [ %rd3 + 0 ], { %r3 };")
     assert found[:64].tolist() == [i - 4 * (i % 32 >= 4) for i in range(64)]
 
 
-def test_a_shuffle_from_one_lane():
+def test_a_shuffle_from_one_lane_broadcasts():
     found = run("shfl.sync.idx.b32 \t%r3, %r1, 5, 31, -1;\n\tst.global.b32 [ %rd3 + 0 ], { %r3 };")
     assert found[:64].tolist() == [5] * 32 + [37] * 32
 
 
-def test_halves_are_compared_by_themselves():
+def test_halves_of_a_register_are_compared_separately():
     """1 and -2 with 0 and 0, as bfloat16: the lower half comes first."""
     body = "mov.b32 %r3, -1073725568;\n\tmov.b32 %r4, 0;\n\tsetp.ge.bf16x2 %p1|%p2, %r3, %r4;\n\t{}"
     for predicate, wanted in (("%p1", 7), ("%p2", 9)):
@@ -73,7 +73,7 @@ def test_a_parameter_is_widened_with_its_sign():
     assert run(body, more=[-7])[0] == 2**32 - 1
 
 
-def test_too_many_arguments():
+def test_too_many_arguments_are_a_fault():
     with pytest.raises(Fault, match="has 3 parameters, and is given 4"):
         run("", more=[1, 2, 3])
 
@@ -90,14 +90,14 @@ MISTAKEN = {
 
 
 @pytest.mark.parametrize(("words", "body"), MISTAKEN.items(), ids=MISTAKEN)
-def test_mistakes_in_registers_and_control(words, body):
+def test_mistakes_in_registers_and_branches_are_faults(words, body):
     if "u64" in words:
         words = "is read as s64"
     with pytest.raises(Fault, match=words):
         run(body)
 
 
-def test_a_register_that_some_threads_have_not_set_holds_anything_there():
+def test_a_register_that_a_thread_has_not_set_is_random():
     body = "@%p1 mov.b32 \t%r3, 7;\n\tst.global.b32 [ %rd3 + 0 ], { %r3 };"
     first, second = (run(body, seed=seed)[:64] for seed in (0, 1))
     assert first[0] == second[0] == 7
@@ -116,12 +116,12 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("words", "body"), PLACES.items(), ids=PLACES)
-def test_places_that_are_no_kernels_own(words, body):
+def test_addresses_outside_a_kernels_memory_are_faults(words, body):
     with pytest.raises(Fault, match=words):
         run(body)
 
 
-def test_a_null_pointer():
+def test_a_null_pointer_is_a_fault():
     with pytest.raises(Fault, match="out of the bounds"):
         run("ld.param.b64 %rd5, [kernel_param_2];\n\tld.global.b32 { %r3 }, [ %rd5 + 0 ];")
 
@@ -139,7 +139,7 @@ def test_vectors_are_loaded_and_stored_in_order():
     assert run(body)[:64].tolist() == [7 * (i ^ 1) for i in range(64)]
 
 
-def test_bytes_inside_wider_registers():
+def test_bytes_of_wider_registers_are_loaded_and_stored():
     """Each between others, of registers that hold more."""
     body = """
 	add.s32 	%r3, %r1, 500;
@@ -194,7 +194,7 @@ def test_an_exchange_needs_a_barrier_before_and_after():
         run(EXCHANGE.format(between=WAIT, after=""))
 
 
-def test_what_one_of_many_has_read_is_overwritten_by_it_alone():
+def test_a_store_to_an_address_that_other_threads_read_is_a_race():
     """Every thread reads one place, one of them writes it."""
     body = "st.shared.b32 [global_smem], 5;\n\tbar.sync 0;\n\tld.shared.b32 %r3, [global_smem];\n\t{}\n\tsetp.eq.b32 %p2, %r1, {};\n\t@%p2 st.shared.b32 [global_smem], %r3;"
     for reader in (0, 63):

@@ -34,7 +34,7 @@ def test_inline_assembly_has_registers_of_its_own():
 @pytest.mark.parametrize(
     ("word", "wanted"), [("0f3F800000", 0x3F800000), ("0x10", 16), ("-1", -1), ("0d0000000000000001", 1)]
 )
-def test_constants(word, wanted):
+def test_constants_are_parsed(word, wanted):
     (move,) = [
         i for i in parse(KERNEL.format(body=f"mov.b64 %rd9, {word};", threads=32)).instructions if i.opcode == "mov.b64"
     ]
@@ -99,7 +99,7 @@ def real(kind, number):
 @pytest.mark.sampled
 @pytest.mark.parametrize(("name", "given", "wanted"), COMPUTED)
 @np.errstate(all="ignore")
-def test_what_opcodes_compute(name, given, wanted):
+def test_opcodes_have_their_results(name, given, wanted):
     opcode = OPCODES[name]
 
     def held(number, kind):
@@ -110,7 +110,7 @@ def test_what_opcodes_compute(name, given, wanted):
     assert found == (pytest.approx(wanted, rel=1e-4) if wanted == 3.0042e38 else wanted)
 
 
-def test_a_reciprocal_that_code_has_to_refine():
+def test_the_approximate_reciprocal_is_coarse():
     half = OPCODES["rcp.approx.ftz.f64"].compute(np.array([3.0]))
     assert half[0] == pytest.approx(1 / 3, rel=2.0**-19) and half[0] != 1 / 3
     assert half.view(np.uint64)[0] & 0xFFFFFFFF == 0

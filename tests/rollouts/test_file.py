@@ -310,7 +310,7 @@ def test_a_probability_of_1_may_carry_rounding(tmp_path: Path) -> None:
     assert load_rollouts(write(tmp_path / "batch", column("log_probs", 5e-7, at=3))).n_tokens == 10
 
 
-def test_a_group_out_of_range_in_a_file_of_the_first_format(tmp_path: Path) -> None:
+def test_a_group_out_of_range_in_the_first_format_is_refused(tmp_path: Path) -> None:
     for name, at, wrong in (("prompt_group", 2, 3), ("prompt_group", 1, -1), ("domain_of_group", 1, 2)):
         with pytest.raises(RolloutsError, match=r"prompt_group|domain"):
             load_rollouts(write_first(tmp_path / "batch", column(name, wrong, at=at)))
@@ -359,12 +359,12 @@ def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     refused(tmp_path / "batch", small(labels={}), "No space left on device")
 
 
-def test_torch_is_not_needed() -> None:
+def test_reading_rollouts_imports_no_torch() -> None:
     program = "import sys, fibration.rollouts; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_the_shipped_batch() -> None:
+def test_the_shipped_batch_is_as_documented() -> None:
     """What is said of it: several domains, most groups with right and wrong answers, real drift."""
     batch = load_rollouts()
     assert batch.n_trajectories >= 256

@@ -135,7 +135,7 @@ def test_a_recorded_batch_has_the_coefficients_of_the_padded_one(name: str) -> N
     torch.testing.assert_close(found, expected[tensor(HOLES)], rtol=1e-12, atol=0)
 
 
-def test_labels_of_any_kind() -> None:
+def test_labels_may_have_any_type() -> None:
     one, other = uuid.uuid4(), uuid.uuid4()
     found = made("rows", user=[one, other, None, one], flag=np.array([True, False, True, True]), half=[0.5, 1, 1, True])
     assert found.labels["user"].names == (str(one), str(other)) and found.labels["user"].of.tolist() == [0, 1, 0]
@@ -235,7 +235,7 @@ def test_a_wrong_value_is_named_by_its_place_in_the_user_s_array(name: str) -> N
     assert e.required
 
 
-def test_no_torch_is_needed() -> None:
+def test_from_batch_imports_no_torch() -> None:
     program = (
         "import sys\nfrom fibration.rollouts import Rollouts\n"
         "Rollouts.from_batch([[-1.0], [-2.0, -1.0]], [[-1.5], [-2.0, -1.0]], [1, 0], domain='a b'.split())\n"

@@ -68,7 +68,7 @@ def is_the_batch(found: Rollouts, **more: Any) -> None:
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_from_trl(keeps: bool) -> None:
+def test_the_recipe_for_trl_gives_the_batch(keeps: bool) -> None:
     """Two micro-batches of one step, the second in a narrower padding, with log-probs that vLLM does not know."""
     unknown = SAMPLED.clone()
     unknown[0, 1] = torch.nan
@@ -94,7 +94,7 @@ def test_from_trl(keeps: bool) -> None:
     is_the_batch(recipe("from_trl")(steps, **({} if keeps else LABELS)), rollout=expected)
 
 
-def test_from_verl() -> None:
+def test_the_recipe_for_verl_gives_the_batch() -> None:
     class Batch(dict):  # type: ignore[type-arg]
         """As a TensorDict: tensors by key, and whether one is there is asked of `keys()`."""
 
@@ -129,7 +129,7 @@ def lines() -> list[dict[str, Any]]:
     ]
 
 
-def test_from_lines_of_json(tmp_path: Path) -> None:
+def test_the_recipe_for_json_lines_gives_the_batch(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines()))
     found = recipe("from_jsonl")(tmp_path / "rows.jsonl")
     is_the_batch(found)
@@ -155,11 +155,11 @@ class Column:
         return array
 
 
-def test_from_a_table() -> None:
+def test_the_recipe_for_a_table_gives_the_batch() -> None:
     is_the_batch(recipe("from_table")({name: Column([line[name] for line in lines()]) for name in lines()[0]}))
 
 
-def test_from_parquet(tmp_path: Path) -> None:
+def test_the_recipe_for_parquet_gives_the_batch(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     pandas.DataFrame(lines()).to_parquet(tmp_path / "rows.parquet")

@@ -128,7 +128,7 @@ def batch(model: Policy) -> tuple[list[list[list[int]]], np.ndarray, Tensor, Ten
     return groups, offsets, torch.cat(old), torch.from_numpy(record.group_advantages(rewards).ravel())
 
 
-def test_updates_in_pieces_are_updates_on_the_whole_batch() -> None:
+def test_updates_in_micro_batches_equal_updates_on_the_whole_batch() -> None:
     """Three SGD steps by coefficients and micro-batches equal three by autograd through `loss`, to rounding."""
     operator = fibration.compile(fibration.load("fiberpo_domain"), backend="torch")
     start = policy()
@@ -213,7 +213,7 @@ def recorded(path: Any, monkeypatch: pytest.MonkeyPatch, engine: str | None) -> 
     return record.record(path, **given, learning_rate=1e-2, engine=engine), used
 
 
-def test_an_engine_samples_and_its_log_probs_are_kept(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_probs_of_the_engine_are_recorded(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What sampled is another policy than the old one, whose log-probs are the float32 model's."""
     batch, used = recorded(tmp_path / "batch", monkeypatch, "bfloat16")
     assert set(used) == {torch.bfloat16} and list(batch.policies) == ["rollout"]

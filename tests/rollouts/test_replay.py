@@ -11,7 +11,7 @@ from fibration.rollouts.file import load_rollouts
 from fibration.rollouts.replay import build_index, disagreement, gate
 
 
-def test_advantages_are_made_of_the_rewards_that_were_recorded():
+def test_advantages_are_computed_from_the_recorded_rewards():
     op, r = support.operator(support.spec("rloo")), load_rollouts()
     found = gate(op, build_index(op, r), r, {})
     rewards = r.rewards.astype(float)
@@ -23,7 +23,7 @@ def test_advantages_are_made_of_the_rewards_that_were_recorded():
     assert max(disagreement(found).values()) < 1e-12
 
 
-def test_rewards_that_are_added_up_over_tokens_are_those_of_tokens():
+def test_a_sum_of_rewards_over_tokens_needs_rewards_per_token():
     """The sum of what comes from a token on: of one reward per row, each of its tokens would have it."""
     h = support.spec("rloo")
     op = support.operator(h.replace(name="to_go", advantages=reward + after(reward, over=h.rows), groups=[]))

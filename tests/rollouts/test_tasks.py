@@ -53,7 +53,7 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "require", lambda *names: SimpleNamespace(create_dataset=Sums))
 
 
-def test_questions_are_different_ones_behind_the_same_answered_ones() -> None:
+def test_questions_differ_and_share_their_solved_examples() -> None:
     asked = tasks.questions(SUM, 3, seed=4, examples=2)
     solved = "Question: 4 + 1\nAnswer: 4 + 1 = 5 since 1\n\nQuestion: 5 + 1\nAnswer: 5 + 1 = 6 since 1\n\n"
     assert [q.prompt for q in asked] == [f"{solved}Question: {a} + 1\nAnswer:" for a in (6, 7, 8)]
@@ -64,7 +64,7 @@ def test_questions_are_different_ones_behind_the_same_answered_ones() -> None:
 @pytest.mark.parametrize(
     ("completion", "reward"), [(" 6 + 1 = 7\n", 1.0), (" 6 + 1 = 8", 0.0), ("= ?", 0.0), ("7", 0.0)]
 )
-def test_consolation_credit_is_no_reward(completion: str, reward: float) -> None:
+def test_partial_credit_is_no_reward(completion: str, reward: float) -> None:
     assert tasks.questions(SUM, 1, seed=4, examples=2)[0].reward(completion) == reward
 
 

@@ -155,7 +155,7 @@ SLIPS = (
         "neighbour = a - way", "neighbour = a - 1",
     ),
     slip(
-        "generated torch copies constants from the host", "test_issued test_golden",
+        "generated torch copies constants from the host", "test_issued_operations test_golden",
         "a = torch.full((), a, dtype=torch.float64, device=condition.device)",
         "a = torch.tensor(a, dtype=torch.float64, device=condition.device)",
     ),

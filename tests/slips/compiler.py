@@ -114,69 +114,69 @@ SLIPS = (
         'body = reduce(partial(scalar, "mul"), map(arg, range(len(every_channel))))', 'body = reduce(partial(scalar, "add"), map(arg, range(len(every_channel))))',
     ),
     slip(
-        "what a coarse stage reads of other ranks' rows is not gathered", "compiler*spread runtime*rank_results runtime*rank_index",
+        "what a coarse stage reads of other ranks' rows is not gathered", "compiler*plans_on_ranks runtime*rank_results runtime*rank_index",
         "waiting |= {n: None for n in mine if n in read or spread.cuts(n, program.leaves)}",
         "waiting |= {n: None for n in mine if spread.cuts(n, program.leaves)}",
     ),
     slip(
-        "an advantage is read of rows that other ranks have", "compiler*spread",
+        "an advantage is read of rows that other ranks have", "compiler*plans_on_ranks",
         'n: None for n in program.inputs if n.kind in GIVEN and', 'n: None for n in program.inputs if not n.kind and',
     ),
     slip(
-        "a sum over cut rows is one rank's", "compiler*spread runtime*rank_results runtime*rank_index",
+        "a sum over cut rows is one rank's", "compiler*plans_on_ranks runtime*rank_results runtime*rank_index",
         "return over_tokens and node.stratum not in self.whole", "return over_tokens and not node.stratum",
     ),
-    slip("parts of a term are too large to add up exactly", "compiler*spread", "RANGE = 2.0**69", "RANGE = 2.0**72"),
+    slip("parts of a term are too large to add up exactly", "compiler*plans_on_ranks", "RANGE = 2.0**69", "RANGE = 2.0**72"),
     slip(
-        "units lie further apart than a part's sum has room for", "compiler*spread",
+        "units lie further apart than a part's sum has room for", "compiler*plans_on_ranks",
         "UNITS = (2.0**40, 2.0**10, 2.0**-20,", "UNITS = (2.0**40, 2.0**10, 2.0**-24,",
     ),
     slip(
-        "a term out of range is summed as if it were in it", "compiler*spread",
+        "a term out of range is summed as if it were in it", "compiler*plans_on_ranks",
         'body = rounded if found else scalar("select", inside, rounded, const(float("nan")))', "body = rounded",
     ),
     slip(
-        "fractions count as whole numbers", "compiler*spread",
+        "fractions count as whole numbers", "compiler*plans_on_ranks",
         "return abs(value) if value == value and abs(value) <= SMALL and value == int(value) else None",
         "return abs(value) if value == value and abs(value) <= SMALL else None",
     ),
     slip(
-        "a gradient flows through weights and conditions", "test_token_words",
+        "a gradient flows through weights and conditions", "test_weights_and_statistics",
         "self.read[key] = Detach(node)", "self.read[key] = node",
     ),
     slip(
-        "a gradient flows through statistics", "test_token_words",
+        "a gradient flows through statistics", "test_weights_and_statistics",
         "return Detach(found)", "return found",
     ),
     slip(
-        "what is dropped is multiplied by 0", "test_token_words",
+        "what is dropped is multiplied by 0", "test_weights_and_statistics",
         'return Map(scalar("select", scalar("lt", ZERO, arg(0)), arg(1), ZERO), (kept, node))',
         'return Map(scalar("mul", arg(0), arg(1)), (kept, node))',
     ),
     slip(
-        "μ counts kept tokens where all are to be counted", "test_token_words",
+        "μ counts kept tokens where all are to be counted", "test_weights_and_statistics",
         'conditions = [k.condition for k in objective.kept if k.normaliser == "kept"]',
         "conditions = [k.condition for k in objective.kept]",
     ),
     slip(
-        "a statistic is compared in the tokens' precision", "test_token_words",
+        "a statistic is compared in the tokens' precision", "test_weights_and_statistics",
         "coarse = place not in (None, leaf) and not any(a in known for a in read)", "coarse = False",
     ),
     slip(
-        "statistics are summed in the tokens' precision", "test_token_words",
+        "statistics are summed in the tokens' precision", "test_weights_and_statistics",
         "if isinstance(n, Push) and (n.wide or n in cut)", "if isinstance(n, Push) and n in cut",
     ),
     slip(
-        "what a quantile still needs of a row is not saved for it", "test_token_words",
+        "what a quantile still needs of a row is not saved for it", "test_weights_and_statistics",
         "[n for _, n in self.stores] + self.asides", "[n for _, n in self.stores]",
     ),
     slip(
-        "weights of dropped tokens are to be finite", "test_token_words",
+        "weights of dropped tokens are to be finite", "test_weights_and_statistics",
         'return {leaf: where_kept(program.outputs.get(program.part("kept", leaf)), w) for leaf, w in found.items()}',
         "return found",
     ),
     slip(
-        "what is counted once over each element is counted once", "test_token_words",
+        "what is counted once over each element is counted once", "test_weights_and_statistics",
         'found: Node = binary("mul", one, ir.count_input(source, target))', "found: Node = one",
     ),
     slip(
@@ -188,7 +188,7 @@ SLIPS = (
         "weights = {leaf: where_kept(kept[leaf], program.outputs[program.part(word, leaf)])", "weights = {leaf: program.outputs[program.part(word, leaf)]",
     ),
     slip(
-        "the log ratio of a formula is the other way round", "test_token_words",
+        "the log ratio of a formula is the other way round", "test_weights_and_statistics",
         "BEFORE - NOW: -token_log_ratio", "BEFORE - NOW: token_log_ratio",
     ),
     slip(
@@ -257,23 +257,23 @@ SLIPS = (
         'mean = ir.scalar("div", ir.arg(0), ir.arg(1))', "mean = ir.arg(0)",
     ),
     slip(
-        "a mean of equal elements is rounded", "test_of_elements",
+        "a mean of equal elements is rounded", "test_element_statistics",
         "        return atom.of is not None\n", "        return False\n",
     ),
     slip(
-        "a deviation is by n", "test_of_elements",
+        "a deviation is by n", "test_element_statistics",
         'ir.scalar("div", ir.arg(0), ir.scalar("sub", ir.arg(1), ir.const(1)))', 'ir.scalar("div", ir.arg(0), ir.arg(1))',
     ),
     slip(
-        "one alone has no deviation", "test_of_elements",
+        "one alone has no deviation", "test_element_statistics",
         'alone = ir.scalar("le", ir.arg(1), ir.const(1))', 'alone = ir.scalar("le", ir.arg(1), ir.const(0))',
     ),
     slip(
-        "an element is among the others", "test_of_elements",
+        "an element is among the others", "test_element_statistics",
         'total = binary("sub", self.pull(total, own.source), own.values)', "total = self.pull(total, own.source)",
     ),
     slip(
-        "tokens of a group are counted where elements count once", "test_of_elements",
+        "tokens of a group are counted where elements count once", "test_element_statistics",
         "of = self.leaves_over(over) if atom.of is None else (str(atom.of),)", "of = self.leaves_over(over)",
     ),
     slip(

@@ -13,7 +13,7 @@ SLIPS = (
         "for v in o.report.causes]", "for v in o.report.failures]",
     ),
     slip(
-        "nothing keeps steep slopes from tokens that are dropped", "test_token_words",
+        "nothing keeps steep slopes from tokens that are dropped", "test_weights_and_statistics",
         "drops = any(objective is not None and objective.kept for objective in weighed)", "drops = False",
     ),
     slip(
@@ -138,19 +138,19 @@ SLIPS = (
         "Labels(domain[group], domains)", "Labels(domain[group * 0], domains)",
     ),
     slip(
-        "names of narrow strips stand on each other", "plotting/test_own",
+        "names of narrow strips stand on each other", "plotting/test_own_batches",
         "while groups and groups[-1][0] >= mean:", "while False:",
     ),
     slip(
-        "the parts that are told apart are the smallest", "plotting/test_own",
+        "the parts that are told apart are the smallest", "plotting/test_own_batches",
         "rank = np.argsort(np.argsort(-counts", "rank = np.argsort(np.argsort(counts",
     ),
     slip(
-        "attributes of coarser elements may differ over their tokens", "plotting/test_own",
+        "attributes of coarser elements may differ over their tokens", "plotting/test_own_batches",
         "np.flatnonzero((of != NONE) & (numbers[of] != values))", "np.flatnonzero((of == NONE) & (numbers[of] != values))",
     ),
     slip(
-        "without advantages coefficients are compared, and are 0", "plotting/test_own",
+        "without advantages coefficients are compared, and are 0", "plotting/test_own_batches",
         "    if gated.advantages is None:  # the coefficients are those of advantages of 0", "    if False:",
     ),
     slip(

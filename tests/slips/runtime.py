@@ -136,11 +136,11 @@ SLIPS = (
         "index.keep(key, made)", "index.keep(key, ())",
     ),
     slip(
-        "parameters are copied to the device in every call", "test_issued",
+        "parameters are copied to the device in every call", "test_issued_operations",
         "made = _MADE.get(key, make)", "made = make()",
     ),
     slip(
-        "a device is asked whether rows and tokens agree", "test_issued",
+        "a device is asked whether rows and tokens agree", "test_issued_operations",
         "if not devices.can_sync(index.device):\n            same", "if devices.can_sync(index.device):\n            same",
     ),
     slip(

@@ -40,11 +40,11 @@ SLIPS = (
         "per_token and isinstance(label, Number) and label != abs(label)", "per_token and isinstance(label, int) and label < 0",
     ),
     slip(
-        "an index has a number per token though rows are labelled", "token_sized",
+        "an index has a number per token though rows are labelled", "integers_per_token",
         "spans, of_rows = self.spans[leaf], self.of_rows(leaf, segments)", "spans, of_rows = self.spans[leaf], None",
     ),
     slip(
-        "where tokens lie is a number for each", "token_sized",
+        "where tokens lie is a number for each", "integers_per_token",
         "edges = np.flatnonzero(np.diff(keep, prepend=False, append=False))",
         "edges = np.flatnonzero(np.diff(keep.astype(int), prepend=0, append=0))",
     ),

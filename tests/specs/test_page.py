@@ -117,7 +117,7 @@ def parts(text: str, word: str) -> tuple[str, str, str]:
     return before + start, found, end + after
 
 
-def test_the_pages_are_what_specs_say():
+def test_the_pages_of_losses_equal_their_specs():
     if os.environ.get("FIBRATION_UPDATE_GOLDEN") == "1":
         made = pages(agreements())
         for word in ("losses", "laws"):

@@ -60,7 +60,7 @@ def estimated(algorithm, b):
     return estimators.whiten(to_go, b.mask)
 
 
-def test_all_of_its_registry_is_here():
+def test_every_algorithm_of_polgrad_is_compared():
     assert list(SAME) == list(ALGORITHMS)
 
 
@@ -68,7 +68,7 @@ def test_all_of_its_registry_is_here():
 @pytest.mark.parametrize(
     ("name", "backend", "place"), [(n, b, p) for n in SAME for b, p in (("torch", packed), ("c", padded))]
 )
-def test_an_algorithm_is_polgrads(name, backend, place):
+def test_an_algorithm_equals_polgrads(name, backend, place):
     algorithm, (made, given) = ALGORITHMS[name], SAME[name]
     h = made()
     b = rows("ppo_gae" if name == "ppo" else "grpo_k3", len(name))

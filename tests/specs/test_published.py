@@ -27,19 +27,19 @@ OURS = {
 WEIGHED = {"fiberpo_tis": "fiberpo", "fiberpo_domain_tis": "fiberpo_domain"}
 
 
-def test_every_shipped_loss_is_ours_or_has_its_formula():
+def test_every_shipped_loss_is_ours_or_has_its_sources_formula():
     assert sorted(shipped()) == sorted({*SOURCES, *OURS, *WEIGHED})
     assert not OURS & {*SOURCES, *WEIGHED}
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_loss_is_what_was_published(name):
+def test_a_loss_equals_its_published_formula(name):
     assert agreement(name, "torch", SEEDS if ALL else SEEDS[:2]) < BOUND
 
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some(SOURCES, 6))
-def test_the_c_backend_agrees_with_sources_too(name):
+def test_the_c_backend_equals_the_published_formulas(name):
     assert agreement(name, "c", SEEDS[:1]) < BOUND
 
 
@@ -58,7 +58,7 @@ def test_batches_take_every_branch_of_the_formula(name):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", SOURCES)
-def test_the_formulas_gradient_is_that_of_differences(name):
+def test_the_gradient_of_a_formula_equals_finite_differences(name):
     """Of one function: what the source holds stays, and only the rest moves."""
     b = rows(name, 0)
     given = parameters(name, b)
@@ -76,7 +76,7 @@ def test_the_formulas_gradient_is_that_of_differences(name):
 
 
 @pytest.mark.parametrize(("name", "base"), WEIGHED.items())
-def test_a_weight_of_tokens_is_as_good_as_one_of_advantages(name, base):
+def test_a_weight_of_tokens_equals_a_factor_of_advantages(name, base):
     """Where no gate reads the advantage."""
     b = rows(name, 1)
     given = {"ceiling": 1.2}

@@ -53,7 +53,7 @@ def test_a_domain_with_a_trick_does_not_count():
     assert there.collapses[0].tolist() == [False] * 3 + [True] * 2 and not apart.collapses.any()
 
 
-def test_the_path_is_the_sum_of_what_was_moved():
+def test_the_path_is_the_sum_of_the_steps():
     found = cell(line("grpo", 10, flat(1, 2, 3, 4), moved=0.25))
     assert found.path == [1.25]
 
@@ -71,7 +71,7 @@ def test_a_hull_is_the_least_concave_function_above_all_settings():
 
 
 @pytest.mark.parametrize("gain", [0.0, 0.03])
-def test_at_equal_kl_only_what_is_off_the_frontier_is_left(gain):
+def test_at_equal_kl_scores_on_one_curve_do_not_differ(gain):
     """Scores that follow one curve of log KL differ by nothing there, however far apart they are."""
     curve = [(-3.0, 0.40), (-2.0, 0.48), (0.0, 0.30), (1.0, 0.0)]
     kl, score = map(np.array, zip(*curve, strict=True))
@@ -93,13 +93,13 @@ def test_at_equal_kl_only_what_is_off_the_frontier_is_left(gain):
     assert analyse.at_equal_kl(x, SimpleNamespace(**{**vars(y), "arm": "cispo"}), along) is None
 
 
-def test_several_settings_of_an_arm_are_no_test():
+def test_several_settings_of_an_arm_are_refused():
     lines = [line("grpo", 10, flat(1, 1, 1, 1), lr=lr) for lr in (1e-4, 2e-4)]
     with pytest.raises(ValueError, match="'unequal'"):
         analyse.arm_cells(cells(lines), "unequal")
 
 
-def test_tables_stand_between_their_marks():
+def test_tables_are_written_between_their_marks():
     page = "a\n<!-- x -->\nold\n<!-- /x -->\nb\n<!-- y -->\n<!-- /y -->\n"
     once = written(page, {"x": r"\1 new", "y": "more"}, "p.md")
     assert once == "a\n<!-- x -->\n\\1 new\n<!-- /x -->\nb\n<!-- y -->\nmore\n<!-- /y -->\n"
@@ -113,7 +113,7 @@ def test_tables_stand_between_their_marks():
 
 
 @pytest.mark.skipif(not ALL, reason="every number of the study anew: `make docs` asks for it")
-def test_the_page_says_what_the_results_say(tmp_path, monkeypatch):
+def test_the_page_has_the_numbers_of_the_results(tmp_path, monkeypatch):
     """And a number that is another is found, in the page and in the settings that were tested."""
     monkeypatch.setattr(analyse, "analysed", cache(analyse.analysed))
     analyse.main(["--check"])
@@ -141,7 +141,7 @@ def test_missing_runs_are_named():
     ]
 
 
-def test_a_base_counts_once_as_it_was_written_last(tmp_path):
+def test_a_base_counts_once_by_its_last_line(tmp_path):
     rows = [{"seed": seed, "right": [right] * 4} for seed, right in ((10, 0.1), (11, 0.2), (10, 0.4), (12, 0.9))]
     (tmp_path / "bases.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found = analyse.bases(tmp_path, (10, 11))

@@ -65,7 +65,7 @@ def test_the_ladder_and_the_search_have_the_published_strata():
 
 
 @pytest.mark.thorough
-def test_placebos_lack_one_thing():
+def test_each_placebo_lacks_one_part_of_its_loss():
     whole, measured = of("inward_domain")
     assert measured["gated/domain"] > 0 and measured["gated/prompt_group"] > 0
     assert ARMS["placebo_shuffled"].operator.hierarchy == ARMS["inward_domain"].operator.hierarchy
@@ -94,7 +94,7 @@ def test_placebos_lack_one_thing():
         torch.testing.assert_close(of(name, 0.002)[0], inside, rtol=1e-5, atol=1e-9)
 
 
-def test_shuffled_labels_are_those_of_groups_and_change_in_every_step(monkeypatch):
+def test_shuffled_labels_are_per_group_and_change_in_every_step(monkeypatch):
     seen = []
     op = ARMS["placebo_shuffled"].operator
     real = type(op).index

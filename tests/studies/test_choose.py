@@ -31,7 +31,7 @@ TUNING = [
 ]
 
 
-def test_the_best_setting_of_both_areas_among_those_of_all_seeds():
+def test_the_best_setting_is_chosen_among_those_run_with_all_seeds():
     assert choose.areas(choose.accuracy(TUNING[0])) == (0.5, 0.25)
     assert choose.scores(TUNING)["a"][1e-4, 1.0] == 0.375
     assert choose.chosen(TUNING) == {"a": (1e-4, 2.0), "b": (1e-4, None)}
@@ -39,14 +39,14 @@ def test_the_best_setting_of_both_areas_among_those_of_all_seeds():
     assert choose.chosen(reversed(TUNING)) == choose.chosen(TUNING)
 
 
-def test_the_worst_domain_is_that_of_each_look():
+def test_the_worst_domain_is_taken_at_each_evaluation():
     found = line("a", 1e-4, 1.0, 0, [[64, 0, 64, 64], [0, 64, 64, 64], [64, 64, 0, 64]])
     assert choose.areas(choose.accuracy(found)) == (0.75, 0.0)
     found = line("a", 1e-4, 1.0, 0, [[0, 0, 0, 0], [32, 64, 64, 64], [64, 64, 64, 64]])
     assert choose.areas(choose.accuracy(found)) == (pytest.approx((0 + 2 * 7 / 8 + 1) / 4), (0 + 2 * 0.5 + 1) / 4)
 
 
-def test_results_are_read_once_each_and_cut_off_lines_not_at_all(tmp_path):
+def test_results_are_read_once_and_incomplete_lines_are_skipped(tmp_path):
     whole = [json.dumps(found) for found in TUNING]
     (tmp_path / "tune.jsonl").write_text("\n".join([*whole, whole[3], whole[0][:-30]]))
     found = store.lines("tune", tmp_path)
@@ -105,7 +105,7 @@ def test_an_arm_that_was_added_after_tuning_is_named(tmp_path):
         plan.test(tmp_path)
 
 
-def test_a_command_is_one_from_the_root_of_the_repository(tmp_path):
+def test_a_command_is_relative_to_the_root_of_the_repository(tmp_path):
     python, script, *words = shlex.split(store.command("choose.py tune", tmp_path / "a b"))
     assert python == "python" and (store.HERE.parents[2] / script).samefile(choose.__file__)
     assert words == ["tune", "--results", str(tmp_path / "a b")]

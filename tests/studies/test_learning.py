@@ -62,7 +62,7 @@ def test_samples_are_as_old_as_the_condition_says(monkeypatch, name):
         assert moments[lag:] == [{t - lag} for t in range(lag, 40)]
 
 
-def test_rewards_are_for_right_answers_and_for_what_the_condition_adds(monkeypatch):
+def test_rewards_are_for_right_answers_and_for_the_conditions_extra(monkeypatch):
     """Half of all answers are made right; luck is a share of the wrong ones, a trick is where it is declared."""
     said = {}
 
@@ -144,7 +144,7 @@ def in_double(monkeypatch):
 @pytest.mark.parametrize(
     ("arms", "trust"), [(("inward_domain", "placebo_shuffled"), 0.5), (("clip_domains", "clip_domains"), 0.02)]
 )
-def test_steps_are_adams_on_the_gradient_of_the_loss(in_double, arms, trust):
+def test_steps_equal_adam_on_the_gradient_of_the_loss(in_double, arms, trust):
     """Three steps of two models side by side, each against Adam as it is published, on gradients taken one by one."""
     runs = [run(name, seed, lr=lr, trust=trust) for name, seed, lr in zip(arms, (1, 2), (1e-2, 3e-3), strict=True)]
     base = torch.randn(2, SHAPE.size, generator=torch.Generator().manual_seed(1)) / 3
@@ -179,7 +179,7 @@ def lucky(monkeypatch):
 
 
 @pytest.mark.thorough
-def test_a_run_is_the_same_whatever_runs_beside_it(lucky):
+def test_a_run_does_not_depend_on_runs_beside_it(lucky):
     """Alone, and with others before and after it: to the rounding of sums, which here has changed no sample."""
     runs = [run("grpo", 3, steps=10), run("placebo_shuffled", 4, steps=10), run("adaptive_domain", 3, steps=10)]
     base = SHAPE.initial([r.seed for r in runs])

@@ -20,7 +20,7 @@ def by_hand(domain, digits):
     return sorted(digits) if domain == "sorting" else digits[::-1]
 
 
-def test_answers_are_those_of_plain_python():
+def test_answers_equal_plain_python():
     prompts = torch.cat([ask(d, 50, stream(1, d)) for d in range(len(DOMAINS))])
     found, long = answer(prompts), lengths(answer(prompts))
     for prompt, text, length in zip(prompts.tolist(), found.tolist(), long.tolist(), strict=True):
@@ -40,7 +40,7 @@ def test_streams_differ_in_every_part_of_their_key():
     assert torch.equal(torch.rand(3, generator=stream(1, 2, 3)), torch.rand(3, generator=stream(1, 2, 3)))
 
 
-def test_a_steps_measures_are_their_definitions():
+def test_the_measures_of_a_step_equal_their_definitions():
     draw = torch.Generator().manual_seed(2)
     rows, tokens, per = 16, RESPONSE, 4
     mask = torch.arange(tokens) < torch.randint(2, tokens + 1, (rows, 1), generator=draw)
@@ -77,7 +77,7 @@ def test_a_steps_measures_are_their_definitions():
     assert {k: v for k, v in found.items() if k.startswith("gated")} == {"gated/token": 0.5, "gated/domain": 0.5}
 
 
-def test_looks_are_exact_divergences_at_the_states_of_right_answers(monkeypatch):
+def test_evaluations_are_exact_divergences_at_states_of_right_answers(monkeypatch):
     monkeypatch.setattr(measures, "QUESTIONS", 2)
     shape, models = Shape(width=8, layers=1, heads=2), 2
     draw = torch.Generator().manual_seed(5)
@@ -112,7 +112,7 @@ def test_looks_are_exact_divergences_at_the_states_of_right_answers(monkeypatch)
     assert [len(found[0][name]) for name in ("right", "moved", "reward")] == [3, 3, 2]
 
 
-def test_an_answer_counts_where_all_of_it_is_right(monkeypatch):
+def test_an_answer_counts_if_all_of_it_is_right(monkeypatch):
     shape = Shape(width=8, layers=1, heads=2)
     flat = torch.zeros(1, shape.size)
     series = Series(shape, 1, shape.views(flat))

@@ -52,14 +52,14 @@ def lines(folder):
 WHOLE = sorted(((key(asdict(r)), {"right": [[r.seed, len(r.arm), len(r.condition), 0]]}) for r in PLAN), key=str)
 
 
-def test_all_runs_of_a_plan_once(learnt, tmp_path):
+def test_every_run_of_a_plan_happens_once(learnt, tmp_path):
     assert runner.go("x", 4, results=tmp_path) == len(PLAN)
     assert lines(tmp_path) == WHOLE
     assert runner.go("x", 4, results=tmp_path) == 0 and len(learnt) == len(PLAN)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40, -1])
-def test_a_line_that_was_cut_off_is_run_again(learnt, tmp_path, cut):
+def test_a_run_with_an_incomplete_line_is_repeated(learnt, tmp_path, cut):
     runner.go("x", 4, results=tmp_path)
     file = tmp_path / "x.jsonl"
     whole = file.read_bytes()
@@ -119,7 +119,7 @@ def test_two_processes_share_the_work_whenever_they_start(learnt, tmp_path, monk
         (["--stack", "0"], "'0' is no number of models"),
     ],
 )
-def test_a_share_that_is_none_is_refused(learnt, monkeypatch, capsys, tmp_path, given, said):
+def test_an_invalid_share_is_refused(learnt, monkeypatch, capsys, tmp_path, given, said):
     monkeypatch.setattr("sys.argv", ["run.py", "x", *given, "--results", str(tmp_path)])
     with pytest.raises(SystemExit, match="2"):
         runner.main()

@@ -83,7 +83,7 @@ def test_the_interval_of_a_mean_is_that_of_large_samples():
 
 
 @pytest.mark.parametrize("differences", [DIFFERENCES[:7], [1, 2, 3], [0, 0, 1, -1], [0.1] * 6, [5, -1, -1, 2, 2]])
-def test_every_sign_is_flipped(differences):
+def test_the_sign_test_equals_brute_force_over_all_signs(differences):
     d = [Fraction(float(x)) for x in differences]
     signs = itertools.product((1, -1), repeat=len(d))
     counted = [abs(sum(s * x for s, x in zip(of, d, strict=True))) >= abs(sum(d)) for of in signs]
@@ -109,7 +109,7 @@ def test_the_exact_interval_has_the_shifts_that_are_not_refused(alpha):
     assert for_six == (DIFFERENCES[:6].min(), DIFFERENCES[:6].max())  # k = 1
 
 
-def test_ten_pairs_find_one_deviation():
+def test_ten_pairs_find_a_difference_of_one_deviation():
     """A t test of ten finds 0.996 deviations with a power of 0.8, and 1.29 at a fourth of the level."""
     assert stats.detectable(10) == pytest.approx(1.0, abs=0.05)
     assert stats.detectable(10, 0.05 / 4) == pytest.approx(1.29, abs=0.08)
@@ -128,7 +128,7 @@ def test_mcnemar_is_a_binomial_of_pairs_that_differ(one, other):
     assert stats.mcnemar(x, y) == stats.mcnemar(y, x) == pytest.approx(tail)
 
 
-def test_holm_steps_down():
+def test_holms_correction_equals_its_definition():
     assert stats.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert stats.holm([0.5, 0.9, 0.002]) == pytest.approx([1, 1, 0.006])
     assert stats.holm([0.01, 0.01]) == pytest.approx([0.02, 0.02])
@@ -148,7 +148,7 @@ def test_holm_steps_down():
         ([0, 0, 0, 40, 19, 0, 1, 0], 6),
     ],
 )
-def test_a_collapse_is_half_of_an_own_peak_three_looks_in_a_row(right, at):
+def test_a_collapse_is_half_of_the_peak_at_three_evaluations_in_a_row(right, at):
     found = stats.collapsed(np.array([right, [64] * len(right)]).T)
     assert not found[:, 1].any()
     expected = np.arange(len(right)) >= (at if at is not None else len(right))

@@ -16,7 +16,7 @@ from fibration.files import write_file
 
 
 @pytest.mark.filterwarnings("ignore:grad and param do not obey")
-def test_a_watched_run_is_the_run(monkeypatch):
+def test_watching_a_run_does_not_change_it(monkeypatch):
     """Of random weights, whose answers are rewarded by chance alone."""
     run, small = Run("x", "grpo", "noisy", 3, 1e-2, 0.5, 10), Shape(16, 1, 2)
     first = small.initial([3])
@@ -49,7 +49,7 @@ def test_a_sign_counts_from_the_step_in_which_its_mean_is_above():
     assert set(shown.values()) == {None}
 
 
-def test_runs_are_told_apart_by_how_often_a_sick_one_shows_more():
+def test_told_apart_is_the_share_of_pairs_in_which_a_sick_run_is_higher():
     values, sick = np.array([3.0, 1.0, 2.0, 2.0, 0.0]), np.array([True, False, False, True, False])
     assert watch.told_apart(values, sick) == 5.5 / 6
 
@@ -77,7 +77,7 @@ def test_unused_arguments_are_refused(capsys, given, said):
 
 
 @pytest.mark.thorough
-def test_numbers_are_checked_without_what_draws():
+def test_checking_numbers_imports_no_plotting():
     code = "import analyse, sys; print({'matplotlib', 'PIL'} & {*sys.modules})"
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=paths, capture_output=True).stdout == b"set()\n"

@@ -46,7 +46,7 @@ def spent(deviation, state):
 
 @pytest.mark.parametrize("number", range(len(CLOSED)))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_gated_ratios_of_the_closed_form(number, dtype):
+def test_gated_ratios_equal_the_closed_form(number, dtype):
     case, apc = CLOSED[number], CLOSED[number]["apc"]
     x = torch.tensor(case["log_ratio"], dtype=dtype)
     state = torch.tensor(apc["state_of_token"])
@@ -76,7 +76,7 @@ def test_the_closed_forms_reach_every_regime():
 
 
 @given(samples(), DELTAS)
-def test_the_gate_is_the_papers_clip(sample: Sample, delta):
+def test_the_gate_equals_the_papers_clip(sample: Sample, delta):
     deviation = deviation_of(sample.log_ratio_of)
     expected = sample.gated(deviation, delta)
     found = sample.pairs(apc_gate(sample.tensor(deviation), sample.state, delta))
@@ -87,7 +87,7 @@ def test_the_gate_is_the_papers_clip(sample: Sample, delta):
 
 
 @given(samples(), DELTAS)
-def test_regimes(sample: Sample, delta):
+def test_regimes_equal_the_papers_zones(sample: Sample, delta):
     """eq:zone_P, eq:zone_R, eq:zone_Z as written, and what each does to the ratio."""
     deviation = deviation_of(sample.log_ratio_of)
     regimes = apc_regimes(sample.log_ratio, sample.state, delta)
@@ -102,7 +102,7 @@ def test_regimes(sample: Sample, delta):
         assert {Regime.PASSED: u == v, Regime.ROLLED_BACK: 0 < abs(v) < abs(u), Regime.ZEROED: v == 0}[regime]
 
 
-def test_regimes_at_their_edges():
+def test_regimes_at_their_edges_are_exact():
     """Numbers without rounding: state 0 spends 4 tokens' worth of 1/4 exactly, state 1 twice its budget."""
     deviation = tensor([0.5, -0.5, 0.0, 0.0, 0.5, 0.0, 1.0, -0.5])
     state = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
@@ -205,7 +205,7 @@ OBJECTIVES = {
 
 
 @given(samples(), DELTAS, GAMMAS)
-def test_objectives_are_the_papers_sums(sample: Sample, delta, gamma):
+def test_objectives_equal_the_papers_sums(sample: Sample, delta, gamma):
     deviation = deviation_of(sample.log_ratio_of)
     gated, correction = sample.gated(deviation, delta), sample.correction(deviation, delta)
     advantage = sample.advantage_of

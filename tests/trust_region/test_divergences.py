@@ -46,7 +46,7 @@ def tensor(values):
 
 
 @given(samples())
-def test_estimators_are_the_papers_sums(sample: Sample):
+def test_estimators_equal_the_papers_sums(sample: Sample):
     x, deviation = sample.log_ratio_of, deviation_of(sample.log_ratio_of)
     per_state = tv_per_state(sample.log_ratio, sample.state)
     assert per_state.ids.tolist() == sample.states
@@ -126,7 +126,7 @@ def test_small_log_ratios_keep_their_digits():
 # ---------------------------------------------------------------- exact divergences
 
 
-def test_exact_divergences_by_rational_and_high_precision_arithmetic():
+def test_exact_divergences_equal_rational_arithmetic():
     p = [[Fraction(1, 2), Fraction(1, 3), Fraction(1, 6)], [Fraction(1), Fraction(0), Fraction(0)]]
     q = [[Fraction(1, 4), Fraction(1, 4), Fraction(1, 2)], [Fraction(2, 3), Fraction(1, 3), Fraction(0)]]
     old, new = (tensor([[float(x) for x in row] for row in rows]) for rows in (p, q))
@@ -146,7 +146,7 @@ def test_exact_divergences_by_rational_and_high_precision_arithmetic():
 
 
 @given(st.integers(2, 6), st.integers(0, 10**6))
-def test_pinsker(actions, seed):
+def test_pinskers_inequality_holds(actions, seed):
     generator = np.random.default_rng(seed)
     old, new = (torch.from_numpy(generator.dirichlet(np.full(actions, 0.7), 5)) for _ in range(2))
     assert (exact_tv(old, new) ** 2 <= exact_kl(old, new) / 2 + 1e-12).all()
@@ -220,7 +220,7 @@ def test_trajectory_means_are_unbiased_when_lengths_are_fixed():
     assert sums == pytest.approx({"tv_tj": 2 * tv, "kl_tj": kl, "tv": 2 * tv, "kl": kl}, rel=1e-12)
 
 
-def test_where_an_action_ends_the_trajectory_only_the_expectation_over_trajectories_is_met():
+def test_with_random_lengths_only_the_expectation_over_trajectories_is_unbiased():
     """Action 2 ends it, as an end-of-sequence token does."""
     found = walks(lambda actions: actions[-1] == 2 or len(actions) == 3)
     estimate, expectation = 0.0, 0.0
@@ -237,7 +237,7 @@ def test_where_an_action_ends_the_trajectory_only_the_expectation_over_trajector
 # ---------------------------------------------------------------- radii
 
 
-def test_trpos_radius_and_its_vanishing():
+def test_trpos_radius_vanishes_as_gamma_tends_to_1():
     gammas = [Fraction(1, 10), Fraction(1, 2), Fraction(9, 10), Fraction(999, 1000)]
     expected = [float((1 - g) / (8 * g)) for g in gammas]
     assert trpo_radius(tensor([float(g) for g in gammas])).tolist() == pytest.approx(expected, rel=1e-12)
@@ -248,7 +248,7 @@ def test_trpos_radius_and_its_vanishing():
     assert 0 < near[-1] < 1e-11
 
 
-def test_the_radius_of_gspo():
+def test_the_radius_of_gspo_equals_its_formula():
     assert float(gspo_radius(4e-4)) == pytest.approx(math.sqrt(2e-4))  # rem:gspo_delta
     assert round(float(gspo_radius(4e-4)), 3) == 0.014
     assert float(gspo_radius(0.3, first_order=False)) == pytest.approx(math.sqrt(-math.log(0.7) / 2))
@@ -286,7 +286,7 @@ def test_offsets_number_trajectories_and_steps(sample: Sample):
     assert steps(sample.offsets.int()).tolist() == sample.step.tolist()
 
 
-def test_steps_under_a_mask_and_empty_trajectories():
+def test_steps_skip_masked_tokens_and_empty_trajectories():
     offsets = torch.tensor([0, 0, 4, 4, 6, 6])
     mask = torch.tensor([False, True, False, True, True, True])
     assert trajectories(offsets).tolist() == [1, 1, 1, 1, 3, 3]

@@ -106,7 +106,7 @@ def test_projected_ascent_reaches_the_maximum_and_not_more(seed):
     assert reached - base > 0.9999 * (limit - base)
 
 
-def test_without_the_probability_constraint_there_is_more_to_be_had():
+def test_without_the_probability_constraint_the_maximum_is_larger():
     advantages, state, step = tensor([2.0, -1.0, -1.0]), torch.zeros(3).long(), torch.zeros(3).long()
     args = advantages, state, step, 0.1, 0.5
     best = apc_maximiser(advantages, state, 0.1)

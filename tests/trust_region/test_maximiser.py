@@ -56,7 +56,7 @@ def test_without_actions_the_value_is_the_same(sample: Sample):
 
 
 @given(samples())
-def test_of_all_maximisers_it_is_the_smallest(sample: Sample):
+def test_the_maximiser_has_the_smallest_norm(sample: Sample):
     """Σ_a Δ² over the actions (def:sample_tv_trpo): advantages tie in most samples."""
     deviation = sample.pairs(unit(sample).deviation)
     for s in sample.states:
@@ -108,7 +108,7 @@ def test_without_gain_the_deviation_is_0(case, gamma):
     assert apc_radius(advantages, state, torch.zeros_like(state), gamma, action) == 0
 
 
-def test_two_actions_by_hand():
+def test_two_actions_equal_the_result_written_by_hand():
     """One state, tokens with A = 3, 1, -1 and one of the first: half of T_s each way, over one token."""
     found = unit_maximiser(tensor([3.0, 1.0, -1.0]), torch.tensor([8, 8, 8]))
     assert found.deviation.tolist() == [1.5, 0.0, -1.5]
@@ -125,7 +125,7 @@ def test_two_actions_by_hand():
 
 
 @given(samples(), st.sampled_from([0.2, 0.5, 0.9, 0.99]))
-def test_the_objective_is_the_papers_sum(sample: Sample, gamma):
+def test_the_objective_equals_the_papers_sum(sample: Sample, gamma):
     deviation = deviation_of(sample.log_ratio_of)
     found = tv_trpo_objective(sample.tensor(deviation), sample.advantages, sample.state, sample.step, gamma)
     expected = sample.objective(deviation, gamma)
@@ -134,7 +134,7 @@ def test_the_objective_is_the_papers_sum(sample: Sample, gamma):
 
 @settings(max_examples=40)
 @given(samples(), st.sampled_from([0.2, 0.5, 0.9, 0.99]))
-def test_the_maximiser_is_that_of_a_programme_in_the_deviations_and_a_parabola_in_the_radius(sample: Sample, gamma):
+def test_the_maximiser_equals_a_linear_programme_and_a_parabola_in_the_radius(sample: Sample, gamma):
     """A bound t on all D̂_TV(s) allows a gain of t·g and costs p·t²: best at t = g/2p, where that is g²/4p."""
     assume(any(sample.advantage_of[p] for p in sample.n))
     weight = {s: sample.share(s, gamma) / sample.count(s) / (1 - gamma) for s in sample.states}
@@ -153,7 +153,7 @@ def test_the_maximiser_is_that_of_a_programme_in_the_deviations_and_a_parabola_i
 
 
 @given(samples(), st.sampled_from([0.3, 0.9]), st.integers(0, 10**6))
-def test_no_other_deviation_beats_it(sample: Sample, gamma, seed):
+def test_no_other_deviation_has_a_larger_objective(sample: Sample, gamma, seed):
     """Random feasible deviations far away, near the maximiser, and along it."""
     update = trpo(sample, gamma)
     best = sample.objective(sample.pairs(update.deviation), gamma)

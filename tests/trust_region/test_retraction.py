@@ -25,7 +25,7 @@ def spent(deviation, state):
 
 
 @given(samples(), st.sampled_from([0.05, 0.3, 1.0, 5.0]))
-def test_the_retraction_lemma(sample: Sample, delta):
+def test_the_retraction_meets_its_lemma(sample: Sample, delta):
     u = centred(torch.expm1(sample.log_ratio), sample.state)
     found = retract(u, sample.state, delta)
     before, after = spent(u, sample.state), spent(found, sample.state)
@@ -49,7 +49,7 @@ def test_the_retraction_lemma(sample: Sample, delta):
 
 
 @given(st.lists(st.integers(-8, 8), min_size=2, max_size=8), st.sampled_from([0.25, 0.5, 1.0]))
-def test_the_retraction_lemma_on_one_large_state(values, delta):
+def test_the_retraction_meets_its_lemma_on_one_large_state(values, delta):
     """Integers, so that many deviations lie beyond the radius and ties occur."""
     u = centred(tensor([float(v) for v in values]), torch.zeros(len(values)).long())
     state = torch.zeros(len(values)).long()
@@ -66,12 +66,12 @@ def test_equal_ratios_leave_rounding_that_is_no_breach_of_the_constraint():
     retract(single, torch.zeros(9).long(), 0.1)
 
 
-def test_at_radius_zero_everything_retracts_to_nothing():
+def test_at_radius_0_the_retraction_is_0():
     u = tensor([1.0, -0.5, -0.5])
     assert (retract(u, torch.zeros(3).long(), 0.0) == 0).all()
 
 
-def test_the_retraction_by_hand():
+def test_the_retraction_equals_the_result_written_by_hand():
     """Budget 4.5 of 6 spent: everything shrinks by 1.5, and then by the mean."""
     u, state = tensor([3.0, -1.0, -2.0]), torch.zeros(3).long()
     assert apc_gate(u, state, 1.5).tolist() == [1.5, 0.0, -0.5]

@@ -83,7 +83,7 @@ def by_hand(batch):
 @pytest.mark.sampled
 @here
 @pytest.mark.parametrize("chain", [False, True])
-def test_elements_count_once(backend, chain):
+def test_statistics_of_elements_count_each_element_once(backend, chain):
     batch = spread_batch((3, 1, 0, 4, 2, 5, 2, 1), seed=chain)
     batch.labels["prompt_group"][:] = ["a", "b", "a", "c", "b", "c", "a", "b"]
     batch.labels["domain"][:] = ["math" if g != "c" else "code" for g in batch.labels["prompt_group"]]
@@ -99,7 +99,7 @@ def test_elements_count_once(backend, chain):
 
 
 @here
-def test_equal_values_have_no_deviation(backend):
+def test_equal_values_have_deviation_0(backend):
     """Sums of 0.1 are no multiples of it, and 0.1 is no number of float32."""
     lengths, label = (3, 1, 7, 2, 5, 2), ["a", "a", "a", "b", "a", "b"]
     score = Attribute("score", on=trajectory)
@@ -117,7 +117,7 @@ def test_equal_values_have_no_deviation(backend):
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_elements_over_ranks(cut):
+def test_statistics_of_elements_on_ranks_equal_one_process(cut):
     batch = spread_batch((3, 1, 4, 2, 5, 2))
     op = operator(weighed())
     pieces = [[(0, 0, 3), (3, 0, 2)], [], [(1, 0, 1), (2, 0, 4), (4, 0, 5), (5, 0, 2)]]

@@ -88,7 +88,7 @@ def drawn(figure: Figure) -> list[Any]:
 
 
 @pytest.mark.thorough
-def test_from_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_accepts_a_batch_from_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = fibration.run(own(), batch(), tmp_path / "pictures")
     words = " ".join(capsys.readouterr().out.split())
     assert "elements: " in words and f"{ROWS} sample" in words and "labels: none" in words
@@ -100,7 +100,7 @@ def test_from_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert again.result.values.equal(found.result.values) and len(list(tmp_path.iterdir())) == 2
 
 
-def test_what_differs_from_the_interpreter_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_differs_from_the_interpreter_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     real = replay.interpret
     monkeypatch.setattr(replay, "interpret", lambda *a: {k: v * 1.0001 for k, v in real(*a).items()})
     with pytest.raises(BackendError, match="'own' is not what its formulas say"):
@@ -111,7 +111,7 @@ def test_what_differs_from_the_interpreter_is_an_error(monkeypatch: pytest.Monke
 
 
 @pytest.mark.thorough
-def test_without_advantages_all_else_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_batch_without_advantages_shows_all_other_results(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     without, known = gated(own(), batch(None, rewards=ADVANTAGES)), gated(own(), batch())
     assert without.advantages is None and without.ratio.equal(known.ratio)
     shared = [k for k in known.result.metrics if "/" in k]
@@ -181,7 +181,7 @@ def test_attributes_are_of_tokens_rows_and_labels() -> None:
 # ---------------------------------------------------------------- parts
 
 
-def test_what_is_told_apart() -> None:
+def test_a_batch_is_drawn_in_parts_by_one_of_its_strata() -> None:
     modality, turns = ["text", "image"] * 12, np.arange(ROWS * LENGTH).reshape(ROWS, LENGTH) % 3
     assert parts(batch(), own()).names == ()
     assert parts(batch(modality=modality), own()).stratum == "modality"
@@ -200,7 +200,7 @@ def test_what_is_told_apart() -> None:
         gated(own(), both, by="expert")
 
 
-def test_of_many_parts_the_largest_are_named() -> None:
+def test_the_largest_of_many_parts_are_named() -> None:
     each = np.arange(ROWS * LENGTH).reshape(ROWS, LENGTH) // 2
     found = parts(batch(domain=each), own())
     assert len(found.names) == MOST and found.names[-1].endswith("others")
@@ -226,7 +226,7 @@ def test_every_part_is_named_above_its_strip(many: int) -> None:
 
 
 @given(st.data())
-def test_names_keep_apart_and_near(data: st.DataObject) -> None:
+def test_names_stay_apart_and_near_their_strips(data: st.DataObject) -> None:
     widths = np.array(data.draw(st.lists(st.floats(0.01, 1), max_size=12)))
     widths = widths / max(widths.sum() * data.draw(st.floats(1, 3)), 1e-9)
     wanted = np.sort(data.draw(st.lists(st.floats(0, 1), min_size=len(widths), max_size=len(widths))))
@@ -239,7 +239,7 @@ def test_names_keep_apart_and_near(data: st.DataObject) -> None:
 
 
 @pytest.mark.thorough
-def test_pictures_of_many_parts_and_of_none() -> None:
+def test_pictures_have_many_parts_or_none() -> None:
     names = [f"a data set of number {i}" for i in range(ROWS)]
     h = own().replace(objective=fibration.trajectory_mean().weigh(1 + fibration.absolute(fibration.token_log_ratio)))
     for r in (batch(domain=names), batch()):
@@ -252,7 +252,7 @@ def test_pictures_of_many_parts_and_of_none() -> None:
     assert len({line.get_color() for line in legend.get_lines()}) == 7
 
 
-def test_errors_are_of_one_kind() -> None:
+def test_every_error_is_a_fibration_error() -> None:
     for wrong in ({"by": "nothing"}, {"parameters": {"nothing": 1}}, {"out": Path(__file__)}):
         with pytest.raises(FibrationError):
             fibration.run(own(), dataclasses.replace(batch()), **wrong)

@@ -59,7 +59,7 @@ for name, of in (("sums in order", spec("fiberpo_modal")), ("prefixes", spec("pp
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", dict.fromkeys([*some(CASES, 3), "sums in order", "totals of attributes"]))
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_second_call_waits_for_nothing(backend, name, patch):
+def test_a_second_call_reads_nothing_back_from_the_device(backend, name, patch):
     """The device has no numbers: whatever is read back raises, and so do tensors of two devices in one operation."""
     hierarchy, batch = CASES[name]
     op, launches = counting_operator(hierarchy, backend, patch)
@@ -82,7 +82,7 @@ def test_a_second_call_waits_for_nothing(backend, name, patch):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["grpo", "kl_of_tokens"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_second_call_with_rewards_waits_for_nothing(backend, name, patch):
+def test_a_second_call_with_rewards_reads_nothing_back(backend, name, patch):
     """Whether advantages are made per row or per token; nor do ranks wait, besides their words."""
     h, batch = rewarded(FIELD[name]), spread_batch()
     for spread in (False, True):
@@ -127,7 +127,7 @@ ON_RANKS += [("torch", "prefixes", True)]
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("backend", "name", "cut"), ON_RANKS)
-def test_a_second_call_of_a_spread_batch_waits_for_nothing(backend, name, cut, patch):
+def test_a_second_call_on_ranks_reads_nothing_back(backend, name, cut, patch):
     """Nor in a collective, besides the word that is sent before."""
     hierarchy, batch = CASES[name]
     op, launches = counting_operator(hierarchy, backend, patch, cut)
@@ -147,7 +147,7 @@ def test_a_second_call_of_a_spread_batch_waits_for_nothing(backend, name, cut, p
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo"])
-def test_as_many_tokens_as_rows_are_not_looked_at(name, patch):
+def test_with_as_many_tokens_as_rows_advantages_are_not_read_back(name, patch):
     """Advantages may then be per token or per row: what disagrees is NaN."""
     op, _ = counting_operator(spec(name), "torch", patch)
     batch = spread_batch(lengths=(0, 2, 0, 3))
@@ -177,7 +177,7 @@ def test_the_first_call_with_other_parameters_copies_once(patch):
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_looking_at_a_value_is_noticed(name, patch):
+def test_reading_a_value_back_is_noticed(name, patch):
     """What this file rests on: the same calls, but for a device whose values may be looked at."""
     op, _ = counting_operator(spec(name), "torch", patch)
     layout = padded(op, spread_batch(per_row=True))
@@ -190,7 +190,7 @@ def test_looking_at_a_value_is_noticed(name, patch):
 
 
 @pytest.mark.parametrize("make", [lambda: torch.tensor([1.0], device=ELSEWHERE), lambda: torch.ones(2).to(ELSEWHERE)])
-def test_copies_are_noticed(make, patch):
+def test_copies_to_the_device_are_noticed(make, patch):
     with counted(patch) as issued:
         make()
     assert len(issued.copies) == 1

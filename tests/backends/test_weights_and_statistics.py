@@ -79,7 +79,7 @@ def words(seed, dtype=F64, direct=False):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_interpreter_gives_what_is_written(seed):
+def test_the_interpreter_equals_the_formulas(seed):
     """`J` and its coefficients of the program as lowered; of trees and quivers every level and the adjoint too."""
     c = words(seed)
     layout = c.layout(TORCH, "packed")
@@ -130,7 +130,7 @@ def seeds_of(backend):
 @pytest.mark.parametrize(
     ("seed", "backend"), [(s, b) for b in BACKENDS_HERE for s in seeds_of(b)], ids=lambda v: str(v)
 )  # fmt: skip
-def test_backends_give_what_is_written(seed, backend):
+def test_backends_equal_the_formulas(seed, backend):
     """In every precision, packed and padded, with and without metrics."""
     dtype = MIX[seed // 2 % len(MIX)]
     c = words(seed, dtype)
@@ -188,7 +188,7 @@ def rows_of(*lengths, seed=3):
 @pytest.mark.sampled
 @here
 @pytest.mark.parametrize("dtype", [F64, F32, torch.bfloat16], ids=str)
-def test_a_condition_holds_at_its_bound(backend, dtype):
+def test_a_condition_is_right_exactly_at_its_bound(backend, dtype):
     """Numbers of every precision exactly at the bound of a weight, of a mean and of a largest value, and next to it."""
     lengths = (4, 2, 2, 2, 2)
     k = np.array([0.25, -0.25, 0.5, 0.0] + [0.25, 0.25] + [0.25, 0.3125] + [0.0, 0.125] + [0.0, 0.125])
@@ -203,7 +203,7 @@ def test_a_condition_holds_at_its_bound(backend, dtype):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", [b.name for b in BACKENDS_HERE if b.device == "cpu" and (ALL or b.name == "c")])
-def test_rows_of_no_token_of_one_and_of_a_hundred_thousand(backend):
+def test_rows_of_0_1_and_a_hundred_thousand_tokens_have_right_statistics(backend):
     """In float32, where a mean is above its bound by less than float32 can tell at the bound."""
     lengths = (0, 1, 100_000, 3, 0)
     generator = np.random.default_rng(0)
@@ -231,7 +231,7 @@ def test_without_a_kept_token_the_objective_is_0(backend):
 
 
 @pytest.mark.parametrize("backend", [b.name for b in BACKENDS_HERE if b.device == "cpu" and (ALL or not b.slow)])
-def test_a_quantile_waits_for_a_statistic_of_its_row(backend):
+def test_a_quantile_may_read_a_statistic_of_its_row(backend):
     """Its values need the mean of the batch too, so they are set aside in a later loop than the row's largest."""
     inner = k - mean(k, over=WHOLE) + largest(absolute(k), over=trajectory)
     h = Hierarchy(
@@ -258,7 +258,7 @@ STEEP = Hierarchy(
 
 
 @here
-def test_a_dropped_token_adds_nothing_even_if_its_weight_is_infinite(backend):
+def test_a_dropped_token_with_an_infinite_weight_adds_0(backend):
     """And a weight that is infinite where the token is kept is an error that names it."""
     op, rows = operator(STEEP, backend), rows_of(3, 2)
     layout = padded(op, rows)
@@ -279,7 +279,7 @@ def test_a_dropped_token_adds_nothing_even_if_its_weight_is_infinite(backend):
     )
 
 
-def test_weights_and_statistics_of_what_moves_are_held():
+def test_weights_and_statistics_of_the_policy_have_no_gradient():
     """A weight of the ratio itself, and a gate by how far a trajectory's ratios are: both as if they were numbers."""
     ratio, spread = exp(log_prob(old) - log_prob(current)), mean(token_log_ratio * token_log_ratio, over=trajectory)
     held = Hierarchy(
@@ -296,7 +296,7 @@ def test_weights_and_statistics_of_what_moves_are_held():
 
 
 @pytest.mark.parametrize("backend", [b.name for b in BACKENDS_HERE if b.device == "cpu" and (ALL or b.name == "c")])
-def test_the_sign_of_a_sum_is_that_of_all_its_digits(backend):
+def test_the_sign_of_a_statistic_is_that_of_its_float64_sum(backend):
     """What is left of large numbers that cancel, in float32: statistics are summed in float64, compared with 0 too."""
     op = operator(masked(token_mean().keep(total(k, over=trajectory) > 0)), backend)
     rows = rows_of(129, 129)

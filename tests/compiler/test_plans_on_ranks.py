@@ -82,7 +82,7 @@ def parted(h, index, batch, cut, size, seed):
 @pytest.mark.sampled
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_rank_has_what_one_process_has(name, cut):
+def test_every_rank_has_the_results_of_one_process(name, cut):
     """In bits, whoever has what; and what one process gives without ranks, to rounding."""
     h = hierarchy(name)
     batch, index, inputs = case(h, 7)
@@ -109,7 +109,7 @@ def test_every_rank_has_what_one_process_has(name, cut):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ranks_meet_once_before_a_coarse_stage(name):
+def test_ranks_communicate_once_before_a_coarse_stage(name):
     """Over strata alone that are coarser than tokens, with every value once."""
     h = hierarchy(name)
     for cut in (False, True):
@@ -131,7 +131,7 @@ def test_ranks_meet_once_before_a_coarse_stage(name):
                 assert all(isinstance(n, Input) or n.stratum in plan.spread.whole for n in c.whole)
 
 
-def test_a_chain_meets_as_often_as_its_levels_need():
+def test_the_number_of_collectives_follows_the_levels():
     """Two levels meet once, any depth above them twice; and bytes grow with the values of a level, of which a few."""
     for name, whole, cut in (("fiberpo", 1, 2), ("fiberpo_domain", 2, 2), ("ppo", 1, 1)):
         found = [len(plans(spec(name), way)["objective"].collectives) for way in (False, True)]
@@ -202,7 +202,7 @@ def test_parts_of_terms_add_up_to_the_same_bits_in_any_order(terms, random):
     assert abs(whole - sum(map(Fraction, terms))) <= len(terms) * Fraction(UNITS[-1]) / 2
 
 
-def test_a_term_out_of_range_is_no_number():
+def test_a_term_out_of_range_is_nan():
     for x in (math.inf, -math.inf, math.nan, math.nextafter(RANGE, math.inf), -2.0 * RANGE):
         assert all(np.isnan(cut_up([x])))
     assert not any(np.isnan(cut_up([RANGE])))
@@ -230,13 +230,13 @@ def test_elements_with_terms_out_of_range_are_counted():
     assert found.keys() == {Key("y")}
 
 
-def test_simplification_leaves_the_rounding():
+def test_simplification_keeps_explicit_rounding():
     for part in parts(X):
         body = part.body
         assert simplify(body) is body
 
 
-def test_whole_numbers_are_summed_as_they_are():
+def test_whole_numbers_are_summed_without_splitting():
     x = arg(0)
     is_small = scalar("lt", x, const(1.0))
     flag = Map(scalar("select", is_small, const(1.0), const(0.0)), (X,))

@@ -50,7 +50,7 @@ def use(op, index, shape):
 @pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="needs a C compiler")
 @pytest.mark.parametrize("kind", ["packed", "padded"])
 @pytest.mark.parametrize("name", NAMES)
-def test_no_number_per_token(name, kind):
+def test_indices_and_calls_hold_no_integer_per_token(name, kind):
     op = compiled(spec(name), "c")
     mask = torch.ones(ROWS, LENGTH + PADDING, dtype=torch.bool)
     mask[:, LENGTH:] = False
@@ -72,7 +72,7 @@ def test_no_number_per_token(name, kind):
     assert peak <= BYTES * mask.numel()
 
 
-def test_numbers_per_token_are_noticed():
+def test_integers_per_token_are_noticed():
     with Integers(10) as made:
         torch.arange(9), torch.zeros(10), torch.arange(10), torch.ones(10, dtype=torch.int32)
     assert [shape for _, _, shape in made.seen] == [(10,), (10,)]
