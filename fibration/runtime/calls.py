@@ -19,7 +19,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.runtime import devices
 from fibration.runtime.batch import Batch, Executable, Outputs
 from fibration.runtime.frozen import KEY as FROZEN_SUMS
-from fibration.runtime.frozen import Frozen, frozen_sums, no_metrics, no_rewards, of_whole_step
+from fibration.runtime.frozen import Frozen, frozen_sums, no_live_rows, no_metrics, no_rewards, of_whole_step
 from fibration.runtime.given import check_rows_agree, checked, is_per_row, of_batch_rows, row_values
 from fibration.runtime.graphs import refuse_graphs
 from fibration.runtime.index.index import Index
@@ -138,9 +138,11 @@ class Executor:
 
     def live(self, advantages: Tensor, index: Index | None, dead_if: DeadIf) -> Tensor:
         """See `Operator.live`."""
-        shards = index.ranks if isinstance(index, Index) and not isinstance(index, MicroIndex) else None
+        shards = index.ranks if isinstance(index, Index) else None
         with agreed(None if shards is None else shards.group, "op.live"):
             index = check_tokens(self.hierarchy, index)
+            if isinstance(index, MicroIndex):
+                raise no_live_rows(self.hierarchy)
             given, per_row = checked(self.hierarchy, index, "advantage", advantages)
         return live_rows(self.hierarchy, dead_if, index, given, per_row)
 

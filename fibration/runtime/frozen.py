@@ -77,6 +77,11 @@ def no_rewards(h: Hierarchy) -> BatchError:
     return of_whole_step(h, "rewards", instead)
 
 
+def no_live_rows(h: Hierarchy) -> BatchError:
+    instead = "live = op.live(advantages, index) of the whole step, then live[rows]: advantages elsewhere may decide"
+    return of_whole_step(h, "live rows", instead)
+
+
 @dataclass(frozen=True)
 class Unmeasured(Measured):
     """Stands for the metrics of a micro-batch."""

@@ -6,13 +6,11 @@ import torch
 from torch import Tensor
 
 from fibration.compiler.dead import Advantages, DeadIf
-from fibration.errors import HierarchyIndexError
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import is_beyond_rows
 from fibration.runtime.given import at_tokens
 from fibration.runtime.index.index import Index
-from fibration.runtime.index.micro import MicroIndex
 
 
 def live_rows(h: Hierarchy, dead_if: DeadIf, index: Index, given: Tensor, per_row: bool) -> Tensor:
@@ -45,23 +43,7 @@ def _of_elements(h: Hierarchy, index: Index, a: Advantages, nonzero: Tensor) -> 
         return nonzero
     found = torch.zeros(index.size[a.over], dtype=torch.int64, device=index.device)
     found.index_add_(0, index.parent(a.leaf, a.over), nonzero.long())
-    whole = index.whole if isinstance(index, MicroIndex) else index
-    if whole.ranks is not None and (whole.ranks.cut or is_beyond_rows(h, Stratum(a.over))) and whole is index:
-        found = whole.ranks.group.all_gather(found, f"which {a.over}s have an advantage").sum(0)
-    elif whole is not index:
-        _refuse_part(h, index, a)
+    ranks = index.ranks
+    if ranks is not None and (ranks.cut or is_beyond_rows(h, Stratum(a.over))):
+        found = ranks.group.all_gather(found, f"which {a.over}s have an advantage").sum(0)
     return found > 0
-
-
-def _refuse_part(h: Hierarchy, index: Index, a: Advantages) -> None:
-    """Refuse a micro-batch with some of an element's tokens: advantages elsewhere decide about them."""
-    every = index.count(a.leaf, a.over)  # of the whole step
-    here = torch.zeros_like(every).index_add_(
-        0, index.parent(a.leaf, a.over), torch.ones(index.size[a.leaf], dtype=every.dtype, device=every.device)
-    )
-    for i in ((here > 0) & (here != every)).nonzero()[:1, 0].tolist():
-        raise HierarchyIndexError(
-            f"a micro-batch has {here[i]:.0f} of the {every[i]:.0f} {a.leaf}s of {index.describe_element(a.over, i)}",
-            required=f"all of them: whether a {a.leaf} of '{h.name}' has a gradient depends on their advantages",
-            remedy="call op.live(...) with the index of the whole step, and slice its rows",
-        )

@@ -252,8 +252,7 @@ class Operator:
         losses where all advantages of the row are 0, never where a penalty is added.
 
         `advantages`: per token, or per row `[B]`; for rewards `op.advantages(rewards, index)`. Over ranks all of them
-        make this call. On a micro-batch no ranks meet. Raises HierarchyIndexError for a micro-batch that has some
-        tokens of an element, if the others' advantages decide too.
+        make this call. Raises BatchError for a micro-batch: take the rows of the whole step.
         """
         return self.calls.live(advantages, index, self.dead_if)
 

@@ -13,7 +13,6 @@ from thread_ranks import try_on_ranks
 from fibration import (
     BatchError,
     Hierarchy,
-    HierarchyIndexError,
     advantage,
     clip_gate,
     log_prob,
@@ -171,32 +170,22 @@ def test_pieces_of_a_row_are_live_together_if_a_gate_couples_them():
     assert try_on_ranks(2, on_rank(operator(spec("fiberpo"), "torch"))).results == [[True, False], [True, False]]
 
 
-def test_a_micro_batch_has_the_live_rows_of_the_step():
-    for name in ("grpo", "gspo", "fiberpo_domain"):
-        op, index = of(name)
-        wanted = op.live(A, index)
-        for rows in ([0, 2], [6, 1, 3, 4, 5]):
-            assert op.live(A[rows], index.micro(rows)).tolist() == wanted[rows].tolist()
-
-
-def test_a_micro_batch_that_does_not_have_all_advantages_is_refused():
-    """A penalty weighed by its group's share of good answers: no log-prob is coupled."""
+def test_rows_of_a_penalty_weighed_by_advantages_are_live_together_with_their_group():
+    """The weight is the group's share of good answers: no log-prob is coupled."""
     x = log_prob(policies("current")[0])
     h = Hierarchy(
         name="weighed", gates={token: clip_gate(0.2)}, decomposition=log_ratio(), groups=[prompt_group],
         objective=token_mean(), penalties={"p": mean(where(advantage > 0, 1, 0), over=prompt_group) * x * x / 2},
     )  # fmt: skip
     op = operator(h, "torch")
-    index = op.index(offsets=OFFSETS, prompt_group=GROUPS)
-    assert op.live(A, index).nonzero()[:, 0].tolist() == [1, 3]
-    refuses(
-        HierarchyIndexError, lambda: op.live(A[3:4], index.micro([3])),
-        what="a micro-batch has 2 of the 3 tokens of prompt_group 'b'", remedy="op.live(...) with the index of the whole",
-    )  # fmt: skip
+    assert op.live(A, op.index(offsets=OFFSETS, prompt_group=GROUPS)).nonzero()[:, 0].tolist() == [1, 3]
 
 
 def test_wrong_arguments_of_live_are_refused():
     op, index = of("grpo")
     refuses(BatchError, lambda: op.live(A), what="no index is given")
+    refuses(
+        BatchError, lambda: op.live(A[:2], index.micro([0, 1])), remedy="live = op.live(advantages, index) of the whole"
+    )
     refuses(BatchError, lambda: op.live(A[:2], index), what="advantages have shape [2]")
     refuses(BatchError, lambda: op.live(A.long(), index), what="advantages: torch.int64")

@@ -119,7 +119,7 @@ SLIPS = (
     ),
     slip(
         "a rank knows its own advantages alone", "runtime/test_live",
-        "and whole is index:\n        found = ", "and whole is index:\n        _ = ",
+        "Stratum(a.over))):\n        found = ", "Stratum(a.over))):\n        _ = ",
     ),
     slip(
         "an element may be cut by micro-batches", "runtime/test_micro",
