@@ -66,6 +66,15 @@ def test_gradients_of_ddp_and_fsdp_are_those_of_one_process(found, ranks):
 
 
 @pytest.mark.parametrize("ranks", RANKS)
+def test_gradients_of_the_head_under_ddp_and_fsdp_are_those_of_one_process(found, ranks):
+    """Of the trunk and of the head's weight, tied to the embedding or not, sharded or gathered when it is passed."""
+    for one in found(ranks):
+        assert len(one["heads"]) == 14
+        for case, distance in one["heads"].items():
+            assert distance <= 1e-12, case
+
+
+@pytest.mark.parametrize("ranks", RANKS)
 def test_the_examples_print_the_results_of_one_process(found, ranks):
     first, *others = (one["printed"] for one in found(ranks))
     assert first["micro_batches"].count("update") == 4

@@ -23,10 +23,14 @@ import torch
 import torch.distributed as dist
 import training
 from thorough import ALL
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial
 from torch.nn.parallel import DistributedDataParallel
 from training import budgets, distance, every_regime, example, gradients, off_policy, operator, policy, wanted
 
+import fibration
 from fibration import FibrationError, token_mean
 
 DTYPES = (torch.float64, torch.float32) if ALL else (torch.float64,)
@@ -57,6 +61,66 @@ def distances() -> dict[str, float]:
                 every_regime(coef.metrics)
                 name = f"{wrap.__name__}, {str(dtype).removeprefix('torch.')}{how}"
                 found[name] = distance(gradients(model), wanted(dtype))
+    return found
+
+
+class LanguageModel(nn.Module):
+    """Returns hidden states `[b, t, 4]`; a head of 17 words, whose weight may be that of the embedding."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding, self.mix, self.head = nn.Embedding(17, 4), nn.Linear(4, 4), nn.Linear(4, 17, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+        self.double()
+
+    def forward(self, text: Tensor) -> Tensor:
+        return torch.tanh(self.mix(self.embedding(text)))
+
+
+def whole(weight: Any) -> Tensor:
+    """The head's weight, as `docs/how-to/head.md` passes it."""
+    return weight.full_tensor(grad_placements=[Partial("avg")]) if isinstance(weight, DTensor) else weight
+
+
+def heads() -> dict[str, float]:
+    """How far the gradients of `fibration.head.loss` are from those of one process on the whole batch."""
+    rank, ranks, rows, found = dist.get_rank(), dist.get_world_size(), 12, {}
+    draw = torch.Generator().manual_seed(5)
+    text, mask = torch.randint(17, (rows, 6), generator=draw), torch.rand(rows, 5, generator=draw) > 0.3
+    advantages = torch.randn(rows, generator=draw, dtype=torch.float64)
+    old = -1 - 4 * torch.rand(rows, 5, generator=draw, dtype=torch.float64)
+    mine = list(range(rank, rows, ranks))
+    mesh = init_device_mesh("cpu", (ranks,))
+
+    def backward(op: Any, model: Any, at: list[int], group: Any = None, first: bool = False) -> Any:
+        """`first`: the weight is taken before the trunk has run, which gathers the root's parameters."""
+        labels = {"prompt_group": [row // 2 % 6 for row in at], "domain": [row // 2 % 2 for row in at]}
+        labels = labels if op.hierarchy.name == "fiberpo_domain" else {}
+        index = op.index(mask=mask[at], **labels, **({} if group is None else {"group": group}))
+        weight = whole(getattr(model, "module", model).head.weight) if first else None
+        hidden = model(text[at, :-1])
+        weight = whole(getattr(model, "module", model).head.weight) if weight is None else weight
+        result = fibration.head.loss(op, hidden, weight, text[at, 1:], old[at], advantages[at], index)
+        (result.loss * index.gradient_scale).backward()
+        return result
+
+    for name in ("gspo", "fiberpo_domain"):  # row-local, and one that couples rows of several ranks
+        op = support.operator(support.spec(name), "torch")
+        for tied in (False, True):
+            one = LanguageModel(tied)
+            metrics = backward(op, one, list(range(rows))).metrics
+            assert 0 < float(metrics["trajectory/limited" if name == "gspo" else "token/+/limited"]) < 1
+            for wrap in ("ddp", "root", "root, before", "head alone"):
+                if tied and wrap == "head alone":  # FSDP2 shards a shared weight in one place
+                    continue
+                model: Any = LanguageModel(tied)
+                if wrap == "head alone":
+                    fully_shard(model.head, mesh=mesh)
+                model = ddp(model) if wrap == "ddp" else fully_shard(model, mesh=mesh)
+                backward(op, model, mine, dist.group.WORLD, first="before" in wrap)
+                found[f"{name}, {wrap}{', tied' * tied}"] = distance(gradients(model), gradients(one))
     return found
 
 
@@ -163,7 +227,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     path, found = Path(sys.argv[1]) / f"{dist.get_rank()}.json", {}
-    for part in (distances, printed, page, twins, errors, left_alone):
+    for part in (distances, heads, printed, page, twins, errors, left_alone):
         path.write_text(json.dumps(found))  # the last rank does not come back from the last one
         found[part.__name__] = part()
     path.write_text(json.dumps(found))
