@@ -1,4 +1,4 @@
-"""The rows of an index that can get a gradient: `op.live`."""
+"""The rows of an index that can get a gradient, `op.live`; and the rows whose log-probs their coefficients read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fibration.compiler.dead import Advantages, DeadIf
-from fibration.language.atoms import Stratum
+from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import is_beyond_rows
 from fibration.runtime.given import at_tokens
@@ -35,6 +35,26 @@ def live_rows(h: Hierarchy, dead_if: DeadIf, index: Index, given: Tensor, per_ro
             alive &= reads
         rows.index_add_(0, index.row_tensor()[index.rows_of_tokens(leaf)], alive.long())
     return rows > 0
+
+
+def coupled_rows(index: Index, rows: Tensor) -> Tensor:
+    """The rows whose log-probs the coefficients of `rows` read, themselves included: bool `[B]`.
+
+    `rows`: bool `[B]`. On this rank alone: an element over which the loss couples rows must not have tokens elsewhere.
+    """
+    found = rows.clone()
+    places = [(leaf, stratum) for stratum in index.coupling.strata for leaf in index.leaves_over(stratum)]
+    of_tokens = {leaf: index.row_tensor()[index.rows_of_tokens(leaf)] for leaf, _ in places}
+    while True:
+        before = found.clone()
+        for leaf, stratum in places:
+            parent = index.parent(leaf, stratum)
+            size = 1 if stratum == BATCH else index.size[stratum]
+            reached = torch.zeros(size, dtype=torch.int64, device=index.device)
+            reached.index_add_(0, parent, found[of_tokens[leaf]].long())
+            found[of_tokens[leaf][reached[parent] > 0]] = True
+        if torch.equal(found, before):
+            return found
 
 
 def _of_elements(h: Hierarchy, index: Index, a: Advantages, nonzero: Tensor) -> Tensor:

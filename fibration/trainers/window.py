@@ -95,9 +95,8 @@ class Window:
         tokens = self.gathered(self.mask.sum().reshape(1).double(), "tokens of a window")
         self.tokens = int(tokens.sum())  # unmasked tokens on all ranks
         spread: dict[str, Any] = {} if self.ranks is None else {GROUP: self.ranks}
-        self.index = (
-            op.index(mask=mask, attributes=attributes, positions=positions, **labels, **spread) if self.tokens else None
-        )
+        self._indexed = {"attributes": attributes, "positions": positions, **labels, **spread}
+        self.index = op.index(mask=mask, **self._indexed) if self.tokens else None
         self.coef: Coefficients | None = None  # the last computed ones
         self._first: Tensor | None = None  # the log-probs that they were computed from
 
@@ -193,6 +192,26 @@ class Window:
         old = now if self.old_log_probs is None else self.old_log_probs[rows]
         policies = {name: given[rows] for name, given in self.policies.items()}
         return self._called(now, old, self.advantages[rows], self.index.micro(rows), policies, False)
+
+    def live(self) -> Tensor:
+        """The rows that can get a gradient, as `op.live` returns them: bool `[B]`. All ranks call it."""
+        if self.index is None:
+            return torch.zeros(len(self.mask), dtype=torch.bool, device=self.mask.device)
+        assert self.advantages is not None
+        return self.op.live(self.advantages, self.index)
+
+    def metrics_of(self, rows: Tensor, log_probs: Tensor, metrics: bool | str | Sequence[str]) -> dict[str, float]:
+        """The metrics of some rows, bool `[B]`, as if the step had no others. All ranks call it.
+
+        `log_probs`: `[B, T]`. Empty if no rank has an unmasked token in them.
+        """
+        mask = self.mask & rows[:, None]
+        if not int(self.gathered(mask.sum().reshape(1), "tokens of some rows").sum()):
+            return {}
+        old = log_probs if self.old_log_probs is None else self.old_log_probs
+        index = self.op.index(mask=mask, **self._indexed)
+        found = self._called(log_probs, old, self.advantages, index, self.policies, metrics).scalars()
+        return {name: value for name, value in found.items() if name != "objective"}
 
     def compare(self, log_probs: Tensor) -> dict[str, float]:
         """How pass 2's log-probs `[B, T]` differ from those that the coefficients were computed from.
