@@ -22,6 +22,7 @@ from fibration import (
     token_mean,
     where,
 )
+from fibration.runtime.live import coupled_rows
 
 # Losses that call a row with advantages of 0 live, although no log-probs gave it a gradient in any trial: why.
 UNMOVED: dict[str, str] = {}
@@ -189,3 +190,10 @@ def test_wrong_arguments_of_live_are_refused():
     )
     refuses(BatchError, lambda: op.live(A[:2], index), what="advantages have shape [2]")
     refuses(BatchError, lambda: op.live(A.long(), index), what="advantages: torch.int64")
+
+
+def test_rows_whose_log_probs_are_read():
+    """Row 1 shares a domain with rows 3, 4 and 6, over two groups; row 5 has no tokens."""
+    rows = torch.arange(7) == 1
+    for name, wanted in (("grpo", [1]), ("fiberpo_domain", [1, 3, 4, 6]), ("clip_cov", [0, 1, 2, 3, 4, 6])):
+        assert coupled_rows(of(name)[1], rows).nonzero()[:, 0].tolist() == wanted

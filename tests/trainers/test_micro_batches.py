@@ -7,12 +7,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import support
 import torch
 from one_step import LABELS, NAN, B, T, budgets, in_pieces, operator, step
 from thread_ranks import on_ranks, try_on_ranks
 from torch import Tensor
 
-from fibration import TrainerError
+from fibration import (
+    Hierarchy,
+    TrainerError,
+    clip_gate,
+    exp,
+    log_prob,
+    log_ratio,
+    mean,
+    policies,
+    stop,
+    strata,
+    token_log_ratio,
+    token_mean,
+)
 from fibration.runtime.index.micro import closed_sets
 from fibration.trainers.labels import wanted
 from fibration.trainers.micro_batches import MicroBatches
@@ -37,6 +51,15 @@ class Case:
     parameters: Callable[[], Any] = field(default=lambda: None)
 
 
+token, prompt_group = strata("token prompt_group")
+# A token without advantage has no gradient. Its ratio counts in the weights of its group.
+WEIGHED = Hierarchy(
+    name="weighed",
+    gates={token: clip_gate(0.2)},
+    decomposition=log_ratio(),
+    groups=[prompt_group],
+    objective=token_mean().weigh(exp(mean(token_log_ratio, over=prompt_group))),
+)
 SHUFFLED = [(7 * i + 3) % B for i in EVERY]
 HALVES = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15]], [[16, 17], [18, 19], [20, 21, 22, 23]]
 CASES = {
@@ -55,6 +78,7 @@ CASES = {
     ),
     "domains in sets of different sizes": Case([*HALVES], [(1, 2), (1, 2)], parameters=budgets),
     "a batch": Case([fours()], [(1, 2, 3, 4, 5)], "clip_cov"),
+    "a group in two": Case([[fours()[0], [4, 5, 7], [6], *fours()[2:]]], [(2,)], "weighed"),
 }
 
 
@@ -62,13 +86,13 @@ def part(values: Any, rows: Sequence[int]) -> Any:
     return values[torch.as_tensor(rows)] if isinstance(values, Tensor) else [values[i] for i in rows]
 
 
-def window_of(case: Case, rows: Sequence[int], group: Any = None) -> Window:
-    op, s = operator(case.hierarchy), step()
+def window_of(case: Case, rows: Sequence[int], group: Any = None, advantages: Tensor | None = None) -> Window:
+    op, s = support.operator(WEIGHED, "torch") if case.hierarchy == WEIGHED.name else operator(case.hierarchy), step()
     return Window(
         op,
         part(s["mask"], rows),
         part(s["old"], rows),
-        part(s["advantages"], rows),
+        part(s["advantages"] if advantages is None else advantages, rows),
         {name: part(LABELS[name], rows) for name in wanted(op.hierarchy)},
         policies={name: part(s[name], rows) for name in case.policies},
         parameters=case.parameters(),
@@ -117,7 +141,12 @@ def test_the_parts_add_up_to_the_gradient_of_the_whole_step(name):
     for needed, _, measured in found:
         apart = {key: measured.pop(key) for key in list(measured) if key.startswith("pass/")}
         assert bool(apart) == bool(needed) and set(apart.values()) <= {0.0}
-        assert measured == pytest.approx(whole.scalars(), rel=1e-11, abs=1e-13, nan_ok=True)
+        assert measured == pytest.approx(every_row(whole), rel=1e-11, abs=1e-13, nan_ok=True)
+
+
+def every_row(whole: Any) -> dict[str, float]:
+    """The metrics of a step that trains on all of its rows."""
+    return {**whole.scalars(), "rows_trained": 1.0}
 
 
 def test_coefficients_of_coupled_micro_batches_are_computed_once():
@@ -132,7 +161,7 @@ def test_coefficients_of_coupled_micro_batches_are_computed_once():
     right = window.coefficients(mixed)
     torch.testing.assert_close(values, right.values, **NEAR)
     assert objective == pytest.approx(float(right.objective), rel=1e-12)
-    wanted = {**right.scalars(), **window.compare(s["second"])}
+    wanted = {**every_row(right), **window.compare(s["second"])}
     assert batches.measure() == pytest.approx(wanted, rel=1e-11, abs=1e-13, nan_ok=True)
     assert wanted["pass/changed"] > 0.01
 
@@ -172,7 +201,7 @@ def test_independent_rows_need_no_plan():
             found, _ = batches.coefficients(s["new"][rows, :width], rows)
         torch.testing.assert_close(found, whole.values[rows, :width], **NEAR)
     assert batches.done
-    assert batches.measure() == pytest.approx(whole.scalars(), rel=1e-11, abs=1e-13, nan_ok=True)
+    assert batches.measure() == pytest.approx(every_row(whole), rel=1e-11, abs=1e-13, nan_ok=True)
 
 
 def test_a_fresh_step_has_the_coefficients_of_ratio_one():
@@ -238,7 +267,7 @@ def test_a_step_without_tokens_needs_no_forward_pass():
     batches = MicroBatches(Window(op, nothing > 0, nothing, nothing[:, 0], labels), places(fours(range(8))))
     values, objective = trained(batches, nothing, nothing)
     assert batches.needed == () and not values.any() and objective == 0
-    assert batches.measure() == {"objective": 0}
+    assert batches.measure() == {"objective": 0, "rows_trained": 1}
 
 
 def test_coupled_micro_batches_are_joined_into_the_smallest_closed_sets():
@@ -252,3 +281,89 @@ def test_coupled_micro_batches_are_joined_into_the_smallest_closed_sets():
     assert closed_sets(index, fours()[:3]) is None
     empty = [[5, 22], *fours([i for i in EVERY if i not in (5, 22)])]
     assert closed_sets(index, empty).tolist()[0] == 0 and closed_sets(index, empty)[1:].min() == 1
+
+
+# ---------------------------------------------------------------- dead rows
+
+
+def equal_rewards() -> Tensor:
+    """Advantages of the step: 0 in rows 4, 5 and 8 to 15, so that the second domain has none, and the first one some."""
+    dead = torch.tensor([i in (4, 5) or 8 <= i < 16 for i in EVERY])
+    return torch.where(dead, 0.0, step()["advantages"])
+
+
+# Of every rank: how many rows each micro-batch has in its trained pass. Rows 5 and 22 have no tokens.
+LIVE = {
+    "row-local": [[3, 2, 2, 1, 3, 3]],
+    "row-local, frozen sums": [[3, 2, 2, 1, 3, 3]],
+    "row-local, two ranks": [[3, 2, 2, 1], [3, 3]],
+    "whole domains": [[1, 7, 7]],
+    "domains in halves": [[4, 3, 1, 1, 4, 3]],
+    "domains in sets of different sizes": [[4, 3, 1], [2, 2, 3]],
+    "no domain apart": [[4, 3, 2, 1, 3, 3]],  # all of the first micro-batch, which decides the others
+    "one micro-batch on each of two ranks": [[12], [12]],
+    "a batch": [[4, 2, 1, 1, 4, 3]],
+    "a group in two": [[4, 2, 1, 1, 1, 4, 3]],  # row 4 has no advantage, and its ratios weigh on 6 and 7
+}
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_dead_rows_are_left_out_and_change_nothing(name):
+    """Coefficients of others, and `J`, are those of the whole step. Metrics cover the rows with log-probs."""
+    case, s, advantages = CASES[name], step(), equal_rewards()
+    new = s["new"]
+    whole = window_of(case, EVERY, None, advantages).coefficients(new)
+
+    def run(group: Any) -> Any:
+        mine = case.ranks[0 if group is None else group.rank]
+        rows = [i for m in mine for i in m]
+        batches = MicroBatches(window_of(case, rows, group, advantages), places(mine), skip_dead=True)
+        for place in batches.needed:
+            batches.add(place, part(part(new, rows), batches.rows[place]))
+        values, objective, passed = torch.zeros(len(rows), T, dtype=new.dtype), 0.0, []
+        for m in batches.rows:
+            live = batches.live()
+            found, share = batches.coefficients(part(part(new, rows), m[live]), m[live])
+            values[m[live]] = found
+            objective += float(share)
+            passed.append([rows[i] for i in m[live]])
+        torch.testing.assert_close(values, part(whole.values, rows), **NEAR)
+        before = [rows[i] for place in batches.needed for i in batches.rows[place]]
+        known = set(before).union(*passed)
+        return [len(m) for m in passed], objective, known, batches.measure()
+
+    ranks = len(case.ranks)
+    found = [run(None)] if ranks == 1 else on_ranks(ranks, run)
+    assert [passed for passed, *_ in found] == LIVE[name]
+    assert sum(o for _, o, *_ in found) / ranks == pytest.approx(float(whole.objective), rel=1e-12)
+    known = sorted(set().union(*(known for *_, known, _ in found)))
+    measured = window_of(case, known, None, advantages).coefficients(part(new, known)).scalars()
+    measured |= {"objective": float(whole.objective), "rows_trained": sum(map(sum, LIVE[name])) / B}
+    for *_, own in found:
+        assert not any(own.pop(key) for key in list(own) if key.startswith("pass/"))
+        assert own == pytest.approx(measured, rel=1e-11, abs=1e-13, nan_ok=True)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_a_rank_or_a_step_without_live_rows_has_a_row_in_each_pass(ranks, fresh):
+    """With two ranks, the first one has the live rows."""
+    case, s = CASES["row-local"], step()
+    old = s["old"].clone()
+
+    def run(group: Any) -> Any:
+        rows = [5, 0, 1, 2, 3, 4, *range(6, 12)] if group is None or group.rank else list(range(12, 24))
+        advantages = torch.where(torch.arange(B) < 12, 0.0, s["advantages"])
+        window = window_of(case, rows, group, advantages)
+        batches, passed = MicroBatches(window, places(fours(rows)), fresh=fresh, skip_dead=True), []
+        for m in batches.rows:
+            live = batches.live()
+            found, _ = batches.coefficients(part(part(s["new"], rows), m[live]))
+            assert window.mask[m[live]].any() and bool(found.any()) == (rows[0] == 12)
+            passed.append(int(live.sum()))
+        return passed, batches.measure()
+
+    (passed, measured), *others = [run(None)] if ranks is None else on_ranks(2, run)[::-1]
+    assert passed == [1, 1, 1] and measured["rows_trained"] == (3 / 12 if ranks is None else 14 / 24)
+    assert all(passed == [4, 4, 3] for passed, _ in others)
+    torch.testing.assert_close(s["old"], old, rtol=0, atol=0, equal_nan=True)  # it is the trainer's
