@@ -187,19 +187,17 @@ class MicroBatches:
     def _computed(self, place: int | None, rows: Tensor, now: Tensor) -> tuple[Tensor, Tensor]:
         """Coefficients `[b, T]` and a part of `J`; the whole part of a set comes with its first micro-batch."""
         if not self._joint and not self._fresh and self._begins(place):
-            self._keep_first(rows, now)
+            first = self._keep_first(rows, now)
             members = [rows] if self._sets is None or place is None else self._members(place)
             together = torch.cat(members)
-            values, objective = self._part(together, self._first[together])
+            values, objective = self._part(together, first[together])
             if len(members) > 1:
                 self._values = self._stored(self._values, together, values)
             return values[: len(rows)], objective
-        first = self._count == 0
-        if self._joint and first:
-            self._keep_first(rows, now)
-            self._coef = self.window.coefficients(self._first, metrics=self.metrics)
+        if self._joint and not self._count:
+            self._coef = self.window.coefficients(self._keep_first(rows, now), metrics=self.metrics)
         if self._coef is not None:
-            return self._coef.values[rows], self._coef.objective if first else now.new_zeros(())
+            return self._coef.values[rows], now.new_zeros(()) if self._count else self._coef.objective
         assert self._values is not None
         return self._values[rows], now.new_zeros(())
 
@@ -267,11 +265,11 @@ class MicroBatches:
         width = self.window.mask.shape[1] - log_probs.shape[1]
         return pad(log_probs.detach().to(torch.promote_types(log_probs.dtype, torch.float32)), (0, width))
 
-    def _keep_first(self, rows: Tensor, values: Tensor) -> None:
-        """Keep log-probs from which coefficients are computed."""
-        if self._first is None:
-            self._first = self._stand_in(values).to(values, copy=True)
-        self._first = self._stored(self._first, rows, values)
+    def _keep_first(self, rows: Tensor, values: Tensor) -> Tensor:
+        """Keep log-probs from which coefficients are computed. Returns those of the whole window, `[B, T]`."""
+        first = self._stand_in(values).to(values, copy=True) if self._first is None else self._first
+        self._first = self._stored(first, rows, values)
+        return self._first
 
     def _stand_in(self, like: Tensor) -> Tensor:
         """`[B, T]`: the log-probs from which coefficients are computed, as far as they are known; else the old ones."""

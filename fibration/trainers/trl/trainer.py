@@ -5,18 +5,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from transformers import ProcessorMixin
 from trl import GRPOTrainer
 
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.operator import Operator
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
+from fibration.trainers import dead_rows
 from fibration.trainers.labels import as_label, as_operator, sources
 from fibration.trainers.micro_batches import MicroBatches
 from fibration.trainers.parameters import at_ratio_one, check_parameters, refuse_order
@@ -25,6 +26,7 @@ from fibration.trainers.scale import Scale
 from fibration.trainers.trl import refusals
 from fibration.trainers.trl.order import shuffled
 from fibration.trainers.trl.refusals import BY_PROMPT, Labels
+from fibration.trainers.trl.step import Live, Row, Step
 from fibration.trainers.window import Window, check_metrics, named, warned
 
 OLD, REFERRED = "old_per_token_logps", "ref_per_token_logps"  # TRL's names
@@ -32,31 +34,6 @@ SAMPLED = "sampling_per_token_logps"  # from vLLM or a rollout function
 ROWS = "fibration_rows"  # our data of every row, in the dictionaries that TRL shuffles and splits
 # Keys of a slice that are inputs of the model, beside its tokens.
 FORWARD = set(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
-
-
-class Row(NamedTuple):
-    """Data of a row: the number of steps begun when it was sampled, and its label of every stratum."""
-
-    steps: int
-    labels: dict[str, Any]
-
-
-@dataclass
-class Step:
-    """One optimizer step of a rank."""
-
-    batches: MicroBatches
-    places: list[int]  # the slice of the window in each micro-batch
-    scale: float  # of coefficients
-    forwards: int  # forward passes before the first micro-batch
-
-    def coefficients(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-        """The coefficients `[b, T]` of the next micro-batch, which has these log-probs, and its part of the objective.
-
-        The parts of all micro-batches add up to `J` on average over ranks.
-        """
-        values, objective = self.batches.coefficients(log_probs)
-        return values * self.scale, objective * (1.0 if self.batches.is_whole else self.scale)
 
 
 class FibrationGRPOTrainer(GRPOTrainer):
@@ -100,6 +77,12 @@ class FibrationGRPOTrainer(GRPOTrainer):
 
     `together`: a stratum, such as `"prompt_group"`. The rows of each of its elements then stay next to each other, and
     TRL shuffles elements instead of rows. A loss that couples rows of this stratum needs fewer forward passes.
+
+    `skip_dead_rows`: leave rows whose coefficients are 0 out of the training forward and backward pass. The gradient is
+    the same. Metrics of an off-policy step without `fibration/extra_forwards` then cover the other rows.
+    `fibration/rows_trained` is the share of rows in these passes. All rows are trained on where something else reads
+    them, as the log says: penalties, `beta`, an entropy bonus, a router's auxiliary loss, images, layers in which rows
+    interact.
 
     `metrics`: the metrics to log, as in `op.loss`: `"levels"`, `"all"` to include single elements
     (`fibration/domain/+/drift[domain=math]`), or names, `["trajectory", "gated_ratio"]`.
@@ -146,6 +129,7 @@ class FibrationGRPOTrainer(GRPOTrainer):
         together: str | None = None,
         backend: str | None = None,
         metrics: bool | str | Sequence[str] = "levels",
+        skip_dead_rows: bool = True,
         **kwargs: Any,
     ) -> None:
         given = inspect.signature(super().__init__).bind(*args, **kwargs).arguments
@@ -164,12 +148,14 @@ class FibrationGRPOTrainer(GRPOTrainer):
         self._fibration_step: Step | None = None
         self._fibration_steps = 0  # the number of steps begun
         self._fibration_hears: Callable[[Tensor], None] | None = None  # called with the running loss's log-probs
+        self._fibration_live: Live | None = None  # the rows that the running loss's forward pass takes; None: all
         self._fibration_warned = False
         self._fibration_rewards: Tensor | None = None  # of all processes, per function
         with self._with_reference(given.get("args")):
             super().__init__(*args, **kwargs)
         refusals.check_model(self)
         self._fibration_noisy = bool(refusals.noise_of(self))
+        self.skips_dead_rows = skip_dead_rows and not dead_rows.must_train(self._readers_of_all_rows())
         self._fibration_scales: dict[int, Scale] = {}  # by the number of micro-batches in a step
 
     @contextmanager
@@ -183,6 +169,19 @@ class FibrationGRPOTrainer(GRPOTrainer):
         finally:
             if asks:
                 config.beta = 0.0
+
+    def _readers_of_all_rows(self) -> Iterator[str]:
+        """Reasons to train on rows without a gradient of the policy loss."""
+        yield from dead_rows.of_loss(self.operator.hierarchy)
+        yield from dead_rows.of_model(self.model)
+        if isinstance(self.processing_class, ProcessorMixin):
+            yield "images are not cut into rows"
+        if self.args.beta:
+            yield f"beta={self.args.beta:g} adds a divergence from the reference model"
+        if self._entropy_bonus_enabled:
+            yield "TRL adds an entropy bonus"
+        if self.aux_loss_enabled:
+            yield f"the router's auxiliary loss reads every token (router_aux_loss_coef={self.router_aux_loss_coef:g})"
 
     # ------------------------------------------------------------ labels and rewards
 
@@ -279,7 +278,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
         window = self._window(given, torch.cat([passes[i] for i in laid]) if passes else None)
         rows = torch.arange(len(window.mask)).split(len(given[0][ROWS]))
         fresh = fresh and not lacks and not (kept and self._fibration_noisy)  # noise moves ratios from 1
-        batches = MicroBatches(window, rows, places, fresh=fresh, metrics=self.metrics_kind)
+        skip = self.skips_dead_rows
+        batches = MicroBatches(window, rows, places, fresh=fresh, metrics=self.metrics_kind, skip_dead=skip)
         for place in batches.needed:
             if laid[place] not in passes:
                 passes[laid[place]] = self._log_probs(model, self._buffered_inputs[laid[place]])
@@ -346,11 +346,16 @@ class FibrationGRPOTrainer(GRPOTrainer):
         )[0]
         return result
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        live = self._fibration_live
+        if live is not None:
+            input_ids, attention_mask = live.of(input_ids), live.of(attention_mask)
+        found = super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, *args, **kwargs)
         if self._fibration_hears is not None:
             self._fibration_hears(found[0].detach())
-        return found
+        return found if live is None else (live.placed(found[0]), live.placed(found[1]), *found[2:])
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if not self.model.training:
@@ -363,43 +368,51 @@ class FibrationGRPOTrainer(GRPOTrainer):
         if self._fibration_step is None or self._fibration_step.batches.done:
             self._fibration_step = self._begin(model)
         step = self._fibration_step
-        loss = self._loss(model, inputs, step.coefficients)
+        loss = self._loss(model, inputs, step.coefficients, step.live())
         if step.batches.done:
             self._report(step)
         return loss
 
     def _loss(
-        self, model: Any, inputs: Mapping[str, Any], coefficients: Callable[[Tensor], tuple[Tensor, Tensor]]
+        self,
+        model: Any,
+        inputs: Mapping[str, Any],
+        coefficients: Callable[[Tensor], tuple[Tensor, Tensor]],
+        live: Live | None = None,
     ) -> Tensor:
         """TRL's own loss. Its gradient is that of `coefficients(log_probs)`, its value minus `J`.
 
-        TRL reads the advantages after it has computed the log-probs, so they are set in between.
+        TRL reads the advantages after it has computed the log-probs, so they are set in between. The forward pass takes
+        the rows `live`. For TRL the tokens of others are masked, so that its own metrics leave them out.
         """
         ranks, training = self.accelerator.num_processes, self.model.training
         divisor = inputs["num_items_in_batch"].clamp(min=1.0)  # 'dapo' divides the sum over tokens and ranks by it
         if training:
             divisor = divisor * self.current_gradient_accumulation_steps / self.args.steps_per_generation
         given = {name: value for name, value in inputs.items() if name not in (ROWS, OLD, "advantages")}
+        if live is not None:
+            given["completion_mask"] = inputs["completion_mask"] * live.mask.to(divisor.device)[:, None]
         heard: list[tuple[Tensor, Tensor]] = []  # coefficients, objective
 
         def hear(log_probs: Tensor) -> None:
             values, objective = coefficients(log_probs)
+            values = values if live is None else live.placed(values)
             heard.append((values, objective))
             given["advantages"] = values * divisor
             if training and self._fibration_scale.windows:
                 scaler = self.accelerator.scaler  # of gradients in float16
                 factor = ranks / divisor * (1.0 if scaler is None else scaler.get_scale())
-                given["advantages"] = self._fibration_scale.expects(given["advantages"], factor, _unmasked(inputs))
+                given["advantages"] = self._fibration_scale.expects(given["advantages"], factor, _unmasked(given))
 
         if "importance_sampling_ratio" in given:  # already in the advantages
             given["importance_sampling_ratio"] = torch.ones_like(given["importance_sampling_ratio"])
-        self._fibration_hears, beta = hear, self.beta
+        self._fibration_hears, self._fibration_live, beta = hear, live, self.beta
         try:
             if REFERENCE in self.operator.hierarchy.policies:
                 self.beta = 0.0
             loss: Tensor = super()._compute_loss(model, given)
         finally:
-            self._fibration_hears, self.beta = None, beta
+            self._fibration_hears, self._fibration_live, self.beta = None, None, beta
         ((values, objective),) = heard
         rest = values.sum() * ranks - objective  # at a ratio of 1 the loss is minus the sum of coefficients
         metrics = self._metrics["train" if training else "eval"]
