@@ -64,6 +64,7 @@ class Case:
     again: int = 0  # trained on to so many steps, by the same trainer
     unscored: bool = False  # some completions have no reward
     noise: float = 0.0  # the rate of dropout in attention
+    equal: str = ""  # "half" of the prompts, or "all", have equal rewards
     every_regime: bool = True
     of_prompt: int = 0  # completions per prompt, if not as below
     before: int | None = None  # forward passes before a step that is not fresh, where groups are together
@@ -258,6 +259,34 @@ CASES = {
         trainer={"together": "prompt_group"},
         of_prompt=5,
         before=0,
+        every_regime=False,
+        fresh=(T, F, T, F),
+    ),
+    "equal rewards": Case(hierarchy="gspo", budgets=ROWS, equal="half", every_regime=False, fresh=(T, F, T, F)),
+    "equal rewards, of every prompt": Case(
+        hierarchy="gspo", budgets=ROWS, equal="all", every_regime=False, fresh=(T, F, T, F)
+    ),
+    "equal rewards, coupled": Case(
+        equal="half",
+        every_regime=False,
+        config={"mask_truncated_completions": True},
+        fresh=(T, F, T, F),
+    ),
+    "equal rewards, window of a generation": Case(
+        hierarchy="gspo",
+        budgets=ROWS,
+        equal="half",
+        slices=6,
+        trainer={"window": "generation"},
+        steps=5,
+        every_regime=False,
+        fresh=(T, F, F, F, T),
+    ),
+    "equal rewards, a bonus for entropy": Case(
+        hierarchy="gspo",
+        budgets=ROWS,
+        equal="half",
+        config={"entropy_coef": 0.2},
         every_regime=False,
         fresh=(T, F, T, F),
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,9 +56,22 @@ def lines(number: int) -> list[dict[str, Any]]:
     return [{"prompt": text, "domain": DOMAINS[n % 4], "line": n} for n, text in enumerate(texts)]
 
 
+LINES = {line["prompt"]: line["line"] for line in lines(64)}
+
+
 def reward(prompts: Sequence[str], completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
     """Of even tokens more than of odd ones, and of long completions a little more than of short ones."""
     return [sum(n % 2 == 0 for n in ids) / len(ids) + 0.05 * len(ids) for ids in completion_ids]
+
+
+def equal(prompts: Sequence[str], completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
+    """As above, but the same for all completions of every other prompt of a domain."""
+    values = zip(prompts, reward(prompts, completion_ids), strict=True)
+    return [0.5 if LINES[text] // 4 % 2 else value for text, value in values]
+
+
+def all_equal(prompts: Sequence[str], completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
+    return [0.5] * len(prompts)
 
 
 def sometimes(prompts: Sequence[str], completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float | None]:
@@ -203,6 +217,11 @@ def compared(op: Any, rows: Sequence[Row], policy: nn.Module, first: nn.Module, 
     return {text(row): float(a) for row, a in zip(used, made, strict=True)}
 
 
+def is_live(row: Row) -> bool:
+    weights = row.weights or [1.0] * len(row.mask)
+    return any(m and row.advantage * w for m, w in zip(row.mask, weights, strict=True))
+
+
 def text(row: Row) -> tuple[int, tuple[int, ...]]:
     return row.line, tuple(row.completion)
 
@@ -290,7 +309,7 @@ def expected(
 
 def distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     """Of whole gradients, relative to the one that is wanted where that is not 0."""
-    difference = sum(float((f - w).double().pow(2).sum()) for f, w in zip(found, wanted, strict=True))
+    difference = sum(float((f - w).detach().double().pow(2).sum()) for f, w in zip(found, wanted, strict=True))
     return (difference / (sum(float(w.double().pow(2).sum()) for w in wanted) or 1.0)) ** 0.5
 
 
@@ -304,6 +323,7 @@ class Update:
     value_error: float
     forwards: int  # of the policy, beside one per micro-batch
     micro_batches: int
+    rows: tuple[int, int, int]  # in trained passes, those with an advantage and at least one in each pass, and all
     differs: float
     metrics: dict[str, float]
     logged: dict[str, float]  # the trainer's other numbers since it last logged
@@ -338,19 +358,22 @@ def watched(trainer: type) -> type:
             self.passes: list[tuple[Tensor, Any, Any]] = []  # the state of random numbers before each trained pass
             self.values: list[float] = []
             super().__init__(*given, **more)
-            self.line = {line["prompt"]: line["line"] for line in lines(64)}
             self.add_callback(Look(self))
-            self.model.register_forward_pre_hook(self.count)
+            self.model.register_forward_pre_hook(self.count, with_kwargs=True)
+            self.passed: list[tuple[int, tuple[int, ...]]] = []  # of trained passes, by slice
             self.first = copy.deepcopy(self.model.state_dict())
 
-        def count(self, *_: Any) -> None:
+        def count(self, module: nn.Module, given: Any, named: dict[str, Any]) -> None:
             self.forwards += self.counting
+            if self.counting and torch.is_grad_enabled():
+                texts = zip(named["input_ids"], named["attention_mask"].bool(), strict=True)
+                self.passed += [(self.window[-1], tuple(ids[there].tolist())) for ids, there in texts]
 
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
             counting, self.counting = self.counting, False
             found = super()._generate_and_score_completions(inputs)
             self.generations += 1
-            found["line"] = torch.tensor([x.get("line", self.line[x["prompt"]]) for x in inputs])
+            found["line"] = torch.tensor([x.get("line", LINES[x["prompt"]]) for x in inputs])
             ids = [row[row != 0].tolist() for row in found["completion_ids"]]
             said = self.reward_funcs[0](prompts=[x["prompt"] for x in inputs], completion_ids=ids)
             found["reward"] = torch.tensor([float("nan") if value is None else value for value in said])
@@ -447,13 +470,29 @@ def watched(trainer: type) -> type:
                 self.start,
                 self.again() if self.noisy else None,
             )
+            every = [rows_of(self.generation[p], p) for p in self.window]
+            mine_live = [max(1, sum(map(is_live, each))) for each in every]
+            passed, live, given = (sum(everyone(n)) for n in (len(self.passed), sum(mine_live), sum(map(len, every))))
+            if self.op.hierarchy.penalties or self.args.beta or self.entropy_coef:
+                live = given
+            fresh = self.version == self.state.global_step
+            if passed < given and not fresh and self.op.coupling.is_row_local:
+                seen = Counter((at, *one) for at, theirs in enumerate(everyone(self.passed)) for one in theirs)
+                texts = Counter[Any]()  # two completions of a prompt may be equal, and one of them is left out
+                kept = []
+                for row in rows:
+                    texts[key := (row.batch[0], row.part, tuple(row.prompt + row.completion))] += 1
+                    kept += [row] if texts[key] <= seen[key] else []
+                known = expected(self.op, self.policy, kept, None, self.budgets, self.temperature, first=self.start)
+                wanted.metrics = known.metrics
             logged = {k: sum(v) / len(v) for k, v in self._metrics["train"].items() if v}
             ours = {k.removeprefix("fibration/"): v for k, v in logged.items() if k.startswith("fibration/")}
             pairs = [(ours[name], value) for name, value in wanted.metrics.items() if name in ours and value == value]
             value = sum(everyone(sum(self.values))) / len(everyone(0))
             self.updates.append(
                 Update(
-                    fresh=self.version == self.state.global_step,
+                    fresh=fresh,
+                    rows=(passed, live, given),
                     error=distance([p.grad for p in self.policy.parameters()], wanted.gradient),
                     value=value,
                     value_error=abs(value - wanted.value),
@@ -466,7 +505,7 @@ def watched(trainer: type) -> type:
                     missing=[name for name in wanted.metrics if name not in ours],
                 )
             )
-            self.window, self.passes, self.values, self.forwards = [], [], [], 0
+            self.window, self.passes, self.values, self.forwards, self.passed = [], [], [], 0, []
 
     return Watched
 

@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,23 @@ import torch.distributed as dist
 from cases import CASES, FAR, PER_DEVICE, SOFT, Case
 from planted import PLANTS
 from refused import ALLOWED, REFUSED
+from transformers import MixtralConfig, MixtralForCausalLM
 from trl import GRPOConfig, GRPOTrainer
-from watched import Rollouts, dataset, everyone, model, rank, reward, saved, sometimes, tokenizer, watched
+from watched import (
+    Rollouts,
+    all_equal,
+    dataset,
+    distance,
+    equal,
+    everyone,
+    model,
+    rank,
+    reward,
+    saved,
+    sometimes,
+    tokenizer,
+    watched,
+)
 
 from fibration.trainers.labels import as_operator
 from fibration.trainers.trl import FibrationGRPOTrainer
@@ -77,10 +92,10 @@ def configuration(case: Case, folder: Path, **more: Any) -> GRPOConfig:
     return GRPOConfig(**given)
 
 
-def make(case: Case, folder: Path, base: type = FibrationGRPOTrainer, **more: Any) -> Any:
+def make(case: Case, folder: Path, base: type = FibrationGRPOTrainer, policy: Any = None, **more: Any) -> Any:
     dtype = torch.float64 if case.exact else torch.float32
     words = tokenizer()
-    policy = model(dtype, attention_dropout=case.noise)
+    policy = model(dtype, attention_dropout=case.noise) if policy is None else policy
     op = as_operator(case.hierarchy)
     if case.config.get("beta") or "reference" in op.hierarchy.policies:
         policy.config._name_or_path = str(saved(folder.parent / "saved"))
@@ -91,7 +106,7 @@ def make(case: Case, folder: Path, base: type = FibrationGRPOTrainer, **more: An
     data = dataset(case.prompts(RANKS) * (2 if case.steps else 1), twice=case.twice)
     trainer = watched(base)(
         policy,
-        sometimes if case.unscored else reward,
+        {"half": equal, "all": all_equal}.get(case.equal, sometimes if case.unscored else reward),
         args,
         train_dataset=data.to_iterable_dataset() if case.stream else data,
         eval_dataset=elsewhere(8) if args.eval_strategy != "no" else None,
@@ -144,12 +159,34 @@ def run(case: Case, folder: Path, base: type = FibrationGRPOTrainer) -> dict[str
     }
 
 
+def ten_steps(folder: Path) -> dict[str, Any]:
+    """With dead rows left out and without: how far weights are apart, and the rows in trained passes."""
+    weights, rows = [], []
+    for skip in (True, False):
+        case = replace(CASES["equal rewards"], steps=10, trainer={"skip_dead_rows": skip})
+        with patch.object(GRPOTrainer, "_get_per_token_logps_and_entropies", precise):
+            trainer = make(case, folder)
+            trainer.train()
+        weights.append([p.detach() for p in trainer.policy.parameters()])
+        rows.append([update.rows for update in trainer.updates])
+    return {"apart": distance(*weights), "moved": distance(weights[0], list(model().parameters())), "rows": rows}
+
+
+def experts(folder: Path) -> dict[str, Any]:
+    """A mixture of experts, whose router has a loss of its own."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = MixtralConfig(vocab_size=31, num_local_experts=2, num_key_value_heads=2, router_aux_loss_coef=0.1, **sizes)
+    trainer = make(replace(CASES["equal rewards"], exact=False, steps=2), folder, policy=MixtralForCausalLM(config))
+    trainer.train()
+    return {"rows": [update.rows for update in trainer.updates], "logged": trainer.updates[-1].logged}
+
+
 def break_off(trainer: Any) -> None:
     """Within its first micro-batch, after the forward pass; then it has no memory of it."""
     with patch.object(trainer.accelerator, "backward", side_effect=KeyboardInterrupt), suppress(KeyboardInterrupt):
         trainer.train()
     trainer.counting, trainer.forwards = False, 0
-    trainer.window, trainer.passes, trainer.values = [], [], []
+    trainer.window, trainer.passes, trainer.values, trainer.passed = [], [], [], []
 
 
 def planted(name: str, folder: Path) -> dict[str, Any]:
@@ -185,7 +222,9 @@ def main() -> None:
     folder, chosen = Path(sys.argv[1]), set(sys.argv[2:])
     works = {name: partial(run, case) for name, case in CASES.items() if RANKS in case.ranks}
     works |= {name: partial(planted, name) for name, plant in PLANTS.items() if RANKS in plant.ranks}
+    works |= {"ten steps": ten_steps}
     if RANKS == 1:
+        works |= {"experts": experts}
         works |= {name: partial(refused, name) for name in (*REFUSED, *ALLOWED)}
     found = {}
     for number, (name, work) in enumerate(works.items()):
