@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from torch import nn
 
@@ -30,9 +30,7 @@ def of_model(model: nn.Module) -> Iterator[str]:
                 yield f"rows share the places of an expert in '{name}' ({word}={value})"
 
 
-def must_train(reasons: Iterable[str]) -> bool:
-    """Whether there are reasons to train on all rows, which it logs."""
-    found = list(dict.fromkeys(reasons))
-    if found:
-        logging.getLogger(__name__).warning("all rows are trained on, dead rows too: %s", "; ".join(found))
-    return bool(found)
+def log(reasons: Collection[str]) -> None:
+    """Log why all rows are trained on, if there are reasons."""
+    if reasons:
+        logging.getLogger(__name__).warning("all rows are trained on, dead rows too: %s", "; ".join(reasons))

@@ -155,7 +155,10 @@ class FibrationGRPOTrainer(GRPOTrainer):
             super().__init__(*args, **kwargs)
         refusals.check_model(self)
         self._fibration_noisy = bool(refusals.noise_of(self))
-        self.skips_dead_rows = skip_dead_rows and not dead_rows.must_train(self._readers_of_all_rows())
+        readers = list(self._readers_of_all_rows()) if skip_dead_rows else []
+        self.skips_dead_rows = skip_dead_rows and not readers
+        if self.accelerator.is_main_process:
+            dead_rows.log(readers)
         self._fibration_scales: dict[int, Scale] = {}  # by the number of micro-batches in a step
 
     @contextmanager

@@ -42,6 +42,8 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
       micro-batches and in evaluation mode; `actor/fibration/pass/...` reports how far the trained pass differs.
     - `backend`: as in `fibration.compile`. `metrics`: as in `op.loss`: `levels`, `all` to include single domains, or
       names, `[trajectory, ratio]`.
+    - `skip_dead_rows`: leave rows whose coefficients are 0 out of the training forward and backward pass. The gradient
+      is the same. All rows are trained on where something else reads them, as the log says.
 
     Building it checks the hierarchy and its parameters before a model is loaded, and makes our worker this process's
     actor.
@@ -55,6 +57,7 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
     reuse_old_log_probs: bool = False
     backend: Optional[str] = None  # noqa: UP045
     metrics: Any = "levels"
+    skip_dead_rows: bool = True
 
     def __post_init__(self) -> None:
         if self.loss_mode != NAME:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ class Settings(Protocol):
     trajectory: list[str] | None
     reuse_old_log_probs: bool
     metrics: Any
+    skip_dead_rows: bool
 
     @property
     def operator(self) -> Operator: ...
@@ -94,3 +95,12 @@ def _own_bounds(config: Any, hierarchy: Hierarchy) -> str:
         return " ".join(f"+{HERE}.parameters.{name}={value:g}" for name, value in values.items())
 
     return in_its_place(hierarchy, both if below is None else below, both if above is None else above, write)
+
+
+def loss_terms(loss_fn: Any) -> Iterator[str]:
+    """verl's own terms of the loss, which rows get without an advantage too."""
+    config: Any = loss_fn.keywords["config"]
+    if config.use_kl_loss:
+        yield f"actor.use_kl_loss=true adds or logs verl's divergence of all rows (kl_loss_coef={config.kl_loss_coef})"
+    if config.entropy_coeff:
+        yield f"actor.entropy_coeff={config.entropy_coeff} adds an entropy bonus"

@@ -9,7 +9,8 @@ compute the same.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.rewards import adds_up_tokens
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
+from fibration.trainers import dead_rows
 from fibration.trainers.micro_batches import MicroBatches
 from fibration.trainers.noise import noise
 from fibration.trainers.policies import REFERENCE, ROLLOUT, corrected_twice, kept_near_twice
@@ -34,7 +36,7 @@ from fibration.trainers.scale import Scale
 from fibration.trainers.verl.fields import column, padded, refuse_several, replace_advantages
 from fibration.trainers.verl.known import Known
 from fibration.trainers.verl.loss import HERE, NAME, Step, opened
-from fibration.trainers.verl.settings import Settings, settings_of
+from fibration.trainers.verl.settings import Settings, loss_terms, settings_of
 from fibration.trainers.window import Window, named, warned
 
 SAMPLED = "rollout_log_probs"  # verl's field of the rollout engine's log-probs
@@ -55,11 +57,13 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
 
     loss_fn: Any
     settings: Settings | None = None
+    _own_readers: tuple[str, ...]  # of all rows: terms of the loss, and layers
     _scale: Scale
     _known: Known
     _warned = False  # whether the user was warned that the passes differ
     _told = False  # whether the user was warned that the rollout policy is the old policy
     _made = False  # whether advantages are already the hierarchy's, of all mini-batches
+    _readers: tuple[str, ...] = ()  # logged reasons to train on dead rows
 
     @_as(TrainingWorker.set_loss_fn)
     def set_loss_fn(self, loss_fn: Any) -> None:
@@ -79,6 +83,8 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
             )
         if self.settings is not None:
             _refuse_noise(self.engine.module, self.settings)
+            hierarchy, module = self.settings.operator.hierarchy, self.engine.module
+            self._own_readers = (*dead_rows.of_loss(hierarchy), *dead_rows.of_model(module), *loss_terms(loss_fn))
 
     @property
     def _sequence_parallel(self) -> int:
@@ -123,7 +129,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
             data[ROWS] = torch.arange(len(data))
             own, self.loss_fn = self.loss_fn, partial(_seen, step, self.loss_fn)
             try:
-                with opened(step):
+                with opened(step), self._live_rows(batches):
                     output = super().train_batch(data)
             finally:
                 self.loss_fn = own
@@ -134,6 +140,38 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         if output is not None:
             tu.get(output, key="metrics").update(named({**found, "extra_forwards": float(len(batches.needed))}))
         return output
+
+    @contextmanager
+    def _live_rows(self, batches: MicroBatches) -> Iterator[None]:
+        """While the body runs, the engine's trained passes take the live rows of each micro-batch."""
+        engine, own = self.engine, self.engine.forward_step
+        before = vars(engine).get("forward_step")
+
+        def forward_step(micro_batch: TensorDict, *args: Any, **kwargs: Any) -> Any:
+            live = batches.live(micro_batch[ROWS])
+            if not live.all():
+                micro_batch = tu.index_select_tensor_dict(micro_batch, live.nonzero()[:, 0])
+            return own(micro_batch, *args, **kwargs)
+
+        engine.forward_step = forward_step
+        try:
+            yield
+        finally:
+            if before is None:
+                del engine.forward_step
+            else:
+                engine.forward_step = before
+
+    def _skips_dead_rows(self, data: TensorDict) -> bool:
+        """Whether trained passes leave dead rows out: nothing else reads them. Logs what does, once."""
+        assert self.settings is not None
+        if not self.settings.skip_dead_rows:
+            return False
+        found = (*self._own_readers, *_readers_of_all_rows(data))
+        if found != self._readers and self.rank == 0:
+            dead_rows.log(found)
+        self._readers = found
+        return not found
 
     def _complete(self, data: TensorDict) -> None:
         """Add the data that verl's `train_batch` adds, before pass 1, because they decide how rows are packed."""
@@ -159,7 +197,8 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         assert self.settings is not None
         fresh = self._is_known(window, data)
         rows = None if fresh or window.is_row_local else self._rows(data)
-        batches = MicroBatches(window, rows, fresh=fresh, metrics=self.settings.metrics)
+        skip = self._skips_dead_rows(data)
+        batches = MicroBatches(window, rows, fresh=fresh, metrics=self.settings.metrics, skip_dead=skip)
         for place in batches.needed:
             assert rows is not None
             batches.add(place, self._log_probs(data, rows[place]))
@@ -336,6 +375,16 @@ def _reads_other_passes(settings: Settings) -> str:
     if settings.trajectory and coupling.within:
         return f"'{hierarchy.name}' couples the tokens of a {hierarchy.rows.name}, which has several rows"
     return ""
+
+
+def _readers_of_all_rows(data: TensorDict) -> Iterator[str]:
+    """Reasons in a mini-batch to train on dead rows too."""
+    if tu.get(data, key="calculate_entropy", default=False):
+        yield "verl logs the entropy of all rows"
+    if tu.get(data, key="return_model_output", default=False):
+        yield "the caller takes the outputs of all rows"
+    if "multi_modal_inputs" in data or data["position_ids"].dim() > 2:
+        yield "images are not cut into rows"
 
 
 def _refuse_left_out(batches: MicroBatches) -> None:

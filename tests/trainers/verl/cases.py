@@ -46,6 +46,12 @@ def filled_up(rows: list[Row]) -> list[Row]:
     return [rollouts.padding(first), *mine[:4], *(rollouts.padding(first + n) for n in (1, 2)), *mine[4:]]
 
 
+def equal_rewards(rows: list[Row]) -> list[Row]:
+    """Three prompt groups of seven, and with them the domain "logic", have no advantage."""
+    dead = ("prompt 1", "prompt 3", "prompt 5", "prompt 6")
+    return [replace(row, advantages=[0.0] * len(row.mask)) if row.uid in dead else row for row in rows]
+
+
 def on_one_rank(rows: list[Row]) -> list[Row]:
     """The first rank has all rows, the others padding; alone, it has a mini-batch of padding after the others."""
     nothing = [rollouts.padding(1000 * (dist.get_rank() + 1) + n) for n in range(len(rows))]
@@ -66,6 +72,8 @@ class Case:
     terms: Terms = field(default_factory=Terms)
     budgets: dict[str, Any] | None = None  # in the place of those with which every regime is met
     said: dict[str, Any] = field(default_factory=dict)
+    dead: bool = False  # about half of the groups have equal rewards
+    every_row: bool = False  # something else reads them
 
     @property
     def couples_tokens(self) -> bool:
@@ -143,6 +151,14 @@ CASES = {
     "rows of one trajectory and of none else": alone(
         GSPO, FIVE | {"actor.policy_loss.trajectory": ["uid", "session_id"]}, pieces=True
     ),
+    "equal rewards, padded": alone(GSPO, FIVE, dead=True),
+    "equal rewards, dynamic, nested, packed": alone(GSPO, dynamic(32) | PACKED, "nested", dead=True),
+    "equal rewards, domains": Case(dead=True),
+    "equal rewards, domains, dynamic, nested": Case(dynamic(32), "nested", dead=True),
+    "equal rewards, KL and entropy": alone(GRPO, dynamic(32) | PACKED, "nested", dead=True),
+    "equal rewards, all rows trained on": alone(
+        GSPO, FIVE | {"actor.policy_loss.skip_dead_rows": False}, dead=True, every_row=True
+    ),
     "KL and entropy, weights, dynamic": Case(dynamic(32) | KL | PACKED, "nested", terms=Terms(True, 0.3, 0.1)),
 }
 
@@ -201,7 +217,7 @@ class Rollouts:
         return [self.judged(case, step, n, said) for n, step in enumerate(found.steps)]
 
     def carried(self, case: Case) -> list[Row]:
-        rows = self.rows[case.pieces]
+        rows = equal_rewards(self.rows[case.pieces]) if case.dead else self.rows[case.pieces]
         if case.terms.loss != "gspo":
             return rows
         of = {(row.uid, row.session): row.advantages[0] for row in rows}  # its clip reads that of a trajectory
@@ -218,12 +234,13 @@ class Rollouts:
         result: dict[str, Any] = {
             "rows": len(step.rows),
             "layout": step.layout,
+            "passed": step.passed,
             "forwards": step.forwards,
             "fewest": self.fewest(case, step),
             "kept": step.kept,
         }
         result |= {name: said[key][number] for name, key in {"loss": "loss", "pg_loss": "actor/pg_loss"}.items()}
-        result |= {name: logged.pop(name) for name in ("objective", "extra_forwards")}
+        result |= {name: logged.pop(name) for name in ("objective", "extra_forwards", "rows_trained")}
         result["passes"] = {name: logged.pop(name) for name in list(logged) if name.startswith("pass/")}
         result["logged"] = logged
         rows = {row.number: row for row in self.given(case)}
@@ -232,8 +249,14 @@ class Rollouts:
             return result | {"largest": max(float(g.abs().max()) for g in step.gradients.values())}
         right = rollouts.wanted(step.weights, given, self.parameters(case), case.terms)
         metrics = {name: float(value) for name, value in right.metrics.items()}
+        known = [row for row in given if row.number in step.known]
+        if not (step.forwards == 0 and case.changes.get("actor.policy_loss.reuse_old_log_probs")):
+            of_known = rollouts.wanted(step.weights, known, self.parameters(case), case.terms).metrics
+            metrics = {name: float(value) for name, value in of_known.items()}
+        live = [row.number for row in given if any(a and m for a, m in zip(row.advantages, row.mask, strict=True))]
         return result | {
             "distance": rollouts.distance(step.gradients, right.gradients),
+            "live": live,
             "wanted": {"pg_loss": -right.objective, "loss": right.loss},
             "metrics": {name: value for name, value in metrics.items() if value == value},
             "missing": [] if case.terms.loss else rollouts.missing(right.metrics),

@@ -21,7 +21,7 @@ from rollouts import LEVELS
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent.parent
 RANKS = (1, 2)
-LEVELLED = [name for name, case in CASES.items() if not case.terms.loss]  # with a gate at every level
+LEVELLED = [name for name, case in CASES.items() if not case.terms.loss and not case.dead]  # a gate at every level
 WHOLE = [name for name, case in CASES.items() if "mini_batch_size" not in case.said and case.terms.temperature == 1]
 WHOLE = [name for name in WHOLE if name in LEVELLED]
 
@@ -51,7 +51,7 @@ def steps(found: Any, ranks: int, name: str) -> list[dict[str, Any]]:
     for other in others:
         assert "raised" not in other, other["raised"]
         for mine, theirs in zip(first, other, strict=True):
-            assert {**mine, "layout": None} == {**theirs, "layout": None}
+            assert {**mine, "layout": None, "passed": None} == {**theirs, "layout": None, "passed": None}
     return first
 
 
@@ -122,6 +122,24 @@ def test_a_step_takes_no_more_forward_passes_than_needed_in_verls_packing(found,
             assert sorted(numbers) != numbers, "rows in their order"
     if case.terms.loss:
         assert any(step["fewest"] for step in steps(found, ranks, name)) == case.couples_tokens
+
+
+@every_case
+def test_dead_rows_are_left_out_of_trained_passes(found, ranks, name):
+    """They have no advantage or no token; each pass has one row at least. All rows where something else reads them."""
+    case, on = CASES[name], [one["cases"][name] for one in found(ranks)]
+    for of_ranks in zip(*on, strict=True):
+        layout, passed = ([m for step in of_ranks for m in step[key]] for key in ("layout", "passed"))
+        assert of_ranks[0]["rows_trained"] == sum(map(len, passed)) / sum(map(len, layout))
+        for rows, took in zip(layout, passed, strict=True):
+            assert took and set(took) <= set(rows)
+            if case.terms.kl or case.every_row:
+                assert took == rows
+            elif case.terms.loss and not case.couples_tokens:
+                live = [number for number in rows if number in of_ranks[0].get("live", [])]
+                assert took == live or (not live and len(took) == 1)
+        if case.dead and not (case.every_row or case.terms.kl):
+            assert sum(map(len, passed)) <= (0.8 if not case.terms.loss else 0.65) * sum(map(len, layout))
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import on_cpu  # before anything of verl.workers
 import torch
@@ -17,6 +18,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
+from verl.workers.engine.fsdp import transformer_impl
+from verl.workers.engine.utils import prepare_micro_batches
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
@@ -70,6 +73,8 @@ class Step:
 
     rows: list[int]  # of every rank
     layout: list[list[int]]  # this rank's micro-batches of the pass that is trained with, rows by number
+    passed: list[list[int]]  # the rows of each that the pass took
+    known: list[int]  # on every rank, rows that this pass or one before took
     forwards: int  # over all of this rank's rows, before that pass
     weights: dict[str, Tensor]  # before the update, float64
     gradients: dict[str, Tensor]  # before they are clipped
@@ -98,7 +103,7 @@ class Watched:
         self.actor, self.engine = self.worker.actor, self.worker.actor.engine
         self.steps: list[Step] = []
         self._rows: list[int] = []
-        self._layouts: list[tuple[bool, list[list[int]]]] = []
+        self._layouts: list[tuple[bool, list[list[int]], list[list[int]]]] = []
         self._wrap(self.actor, "train_batch", self._train_batch)
         self._wrap(self.engine, "optimizer_step", self._optimizer_step)
         self._wrap(self.engine, "forward_backward_batch", self._forward_backward)
@@ -120,21 +125,31 @@ class Watched:
         return output
 
     def _forward_backward(self, inside: Callable[..., Any], *args: Any, forward_only: bool = False, **more: Any) -> Any:
-        self._layouts.append((forward_only, []))
-        return inside(*args, forward_only=forward_only, **more)
+        layout: list[list[int]] = []
+
+        def packed(*given: Any, **named: Any) -> Any:
+            micro_batches, order = prepare_micro_batches(*given, **named)
+            layout.extend(one["row"].tolist() for one in micro_batches)
+            return micro_batches, order
+
+        self._layouts.append((forward_only, layout, []))
+        with patch.object(transformer_impl, "prepare_micro_batches", packed):
+            return inside(*args, forward_only=forward_only, **more)
 
     def _forward_step(self, inside: Callable[..., Any], micro_batch: TensorDict, **more: Any) -> Any:
-        self._layouts[-1][1].append(micro_batch["row"].tolist())
+        self._layouts[-1][2].append(micro_batch["row"].tolist())
         return inside(micro_batch, **more)
 
     def _optimizer_step(self, inside: Callable[..., Any]) -> Any:
         named = dict(self.engine.module.named_parameters())
-        before, (trained, layout) = self._layouts[:-1], self._layouts[-1]
-        assert not trained and all(forward_only for forward_only, _ in before)
+        before, (trained, layout, passed) = self._layouts[:-1], self._layouts[-1]
+        assert not trained and all(forward_only for forward_only, *_ in before)
         self.steps.append(
             Step(
                 rows=[number for numbers in everyone(self._rows) for number in numbers],
                 layout=layout,
+                passed=passed,
+                known=[n for mine in everyone([m for *_, ms in self._layouts for m in ms]) for m in mine for n in m],
                 forwards=len(before),
                 weights={name: whole(p).double() for name, p in named.items()},
                 gradients={name: whole(p.grad) for name, p in named.items()},
