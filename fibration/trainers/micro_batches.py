@@ -238,10 +238,8 @@ class MicroBatches:
             found["rows_trained"] = passed / given if given else 1.0
             if window is not None or not (self._fresh or self.needed):
                 return found
-            second = self.window.mask * 0.0 if self._first is None else self._first.clone()
-            if self._second is not None:
-                second[self._passed] = self._second[self._passed].to(second)
-            return {**found, **self.window.compare(second)}
+            second = self.window.mask * 0.0 if self._second is None else self._second
+            return {**found, **self.window.compare(second, self._passed.to(second.device))}
 
     def _measured(self, window: Window | None, lacking: bool) -> dict[str, float]:
         """`lacking`: whether some rows have no log-probs on some rank."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fibration.errors import BatchError, TrainerError, an, listed, shown
+from fibration.language.expressions import Number
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import OLD
 from fibration.runtime.index.index import Index
@@ -213,15 +214,18 @@ class Window:
         found = self._called(log_probs, old, self.advantages, index, self.policies, metrics).scalars()
         return {name: value for name, value in found.items() if name != "objective"}
 
-    def compare(self, log_probs: Tensor) -> dict[str, float]:
+    def compare(self, log_probs: Tensor, rows: Tensor | None = None) -> dict[str, float]:
         """How pass 2's log-probs `[B, T]` differ from those that the coefficients were computed from.
 
-        `pass/log_prob_difference` and `pass/log_prob_difference_max`: the mean and the maximum of `abs(Δ log π)` over
-        the tokens of the whole step, in nats. `pass/changed`: the share of elements, over all strata and channels,
-        whose gate is in another regime with pass 2's; `pass/changed/{stratum}`: the share within one stratum. Empty if
-        no coefficients were computed, or if they were computed without log-probs.
+        `rows`: the rows of pass 2, bool `[B]`; all by default. Others keep their log-probs.
 
-        Each rank sends two numbers; if a log-prob differs, also two per leaf and the data of `op.levels`.
+        `pass/log_prob_difference` and `pass/log_prob_difference_max`: the mean and the maximum of `abs(Δ log π)` over
+        the tokens of these rows on all ranks, in nats. `pass/changed`: the share of elements of the step, over all
+        strata and channels, whose gate is in another regime with pass 2's; `pass/changed/{stratum}`: the share within
+        one stratum. A gate that removes its level (`zero_gate`) has one regime. Empty if no coefficients were computed,
+        or if they were computed without log-probs.
+
+        Each rank sends three numbers; if a log-prob differs, also two per leaf and the data of `op.levels`.
         """
         with agreed(self.ranks, "Window.compare") as said:
             said["log-probs of pass 1"] = "none" if self._first is None else "given"
@@ -231,24 +235,29 @@ class Window:
                 )
         if self._first is None or self.index is None:
             return {}
-        second, first = log_probs.detach().double(), self._first.double()
-        differs = torch.where(self.mask, (second - first).abs(), 0.0)
+        compared = self.mask if rows is None else self.mask & rows[:, None]
+        first = self._first.double()
+        second = torch.where(compared, log_probs.detach().double(), first)
+        differs = torch.where(compared, (second - first).abs(), 0.0)
         most = differs.amax() if differs.numel() else differs.new_zeros(())
-        parts = self.gathered(torch.stack([differs.sum(), most]), "log-probs of both passes")
-        total, greatest = torch.stack([parts[:, 0].sum(), parts[:, 1].amax()]).tolist()
+        mine = torch.stack([differs.sum(), compared.sum().double(), most])
+        parts = self.gathered(mine, "log-probs of both passes")
+        total, tokens, greatest = torch.stack([*parts[:, :2].sum(0), parts[:, 2].amax()]).tolist()
         changed = self._changed(first, second) if greatest else dict.fromkeys(self._strata, (0.0, 1.0))
         shares = {f"{CHANGED}/{stratum}": n / size for stratum, (n, size) in changed.items() if size}
-        n, size = (sum(ends) for ends in zip(*changed.values(), strict=True))
+        n, size = (sum(ends) for ends in zip((0.0, 0.0), *changed.values(), strict=True))
         return {
-            "pass/log_prob_difference": total / self.tokens,
+            "pass/log_prob_difference": total / max(tokens, 1),
             "pass/log_prob_difference_max": greatest,
-            CHANGED: n / size,
+            CHANGED: n / max(size, 1),
             **shares,
         }
 
     @property
     def _strata(self) -> tuple[str, ...]:
-        return tuple(s.name for s in self.op.hierarchy.order)
+        """The strata whose gates have several regimes."""
+        h = self.op.hierarchy
+        return tuple(s.name for s in h.order if s in h.gates and not isinstance(h.gates[s].expression, Number))
 
     def _changed(self, first: Tensor, second: Tensor) -> dict[str, tuple[float, float]]:
         """Per stratum, the number of elements in another regime and of all elements, over channels and ranks."""
@@ -260,15 +269,16 @@ class Window:
             of_stratum = counts[self._strata.index(stratum)]
             of_stratum[0] += (one != passes[1][stratum, channel]).sum()
             of_stratum[1] += len(one)
-        leaves = [self._strata.index(leaf) for leaf in self.index.leaves]
-        counts[leaves] = self.gathered(counts[leaves], "regimes of tokens").sum(0)  # coarser elements are global
+        leaves = [self._strata.index(leaf) for leaf in self.index.leaves if leaf in self._strata]
+        if leaves:  # coarser elements are global
+            counts[leaves] = self.gathered(counts[leaves], "regimes of tokens").sum(0)
         return {stratum: (n, size) for stratum, (n, size) in zip(self._strata, counts.tolist(), strict=True)}
 
     def _regimes(self, index: Index, log_ratio: Tensor, old: Tensor) -> dict[tuple[str, str], Tensor]:
         """The regime of every element: 0 if its gate kept its input, 1 if it returned 0, 2 otherwise."""
         policies = {**self.policies, **({OLD: old} if OLD in self.op.hierarchy.policies else {})}
         levels = self.op.levels(log_ratio, index, self.parameters, advantages=self.advantages, policies=policies)
-        pairs = ((key, levels.residual[key], gave) for key, gave in levels.gated.items())
+        pairs = ((key, levels.residual[key], gave) for key, gave in levels.gated.items() if key[0] in self._strata)
         return {key: torch.where(gave == read, 0, torch.where(gave == 0, 1, 2)).byte() for key, read, gave in pairs}
 
     def gathered(self, values: Tensor, what: str) -> Tensor:

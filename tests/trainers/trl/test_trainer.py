@@ -152,11 +152,13 @@ def test_dead_rows_are_left_out_of_trained_passes(updates, ranks, name):
     case = CASES[name]
     for update in updates(ranks, name):
         passed, live, given = update["rows"]
-        if case.is_row_local or (update["fresh"] and not update["forwards"]):
+        known = update["fresh"] and not update["forwards"]
+        if known and "sampled" in name:
+            assert passed <= live  # the loss drops tokens by what sampled them
+        elif known or case.is_row_local:
             assert passed == live
+            assert not case.equal or "entropy" in name or passed <= (0.7 if case.equal == "half" else 0.1) * given
         assert update["logged"]["fibration/rows_trained"] == pytest.approx(passed / given)
-        if case.equal and "entropy" not in name:
-            assert passed <= (0.8 if case.equal == "half" else 0.1) * given
 
 
 @every_size

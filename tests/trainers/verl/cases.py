@@ -274,7 +274,7 @@ def two_passes(data: Rollouts) -> dict[str, Any]:
             output.logits = output.logits * 1.25
         return output
 
-    case = Case(dynamic(32), "nested", said={"epochs": 2})
+    case = Case(dynamic(32) | {"actor.policy_loss.skip_dead_rows": False}, "nested", said={"epochs": 2})
     found = data.watched(case)
     found.engine.module.register_forward_hook(larger)
     with warnings.catch_warnings(record=True) as heard:

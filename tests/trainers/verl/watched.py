@@ -19,7 +19,6 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.engine.fsdp import transformer_impl
-from verl.workers.engine.utils import prepare_micro_batches
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
@@ -127,8 +126,10 @@ class Watched:
     def _forward_backward(self, inside: Callable[..., Any], *args: Any, forward_only: bool = False, **more: Any) -> Any:
         layout: list[list[int]] = []
 
+        own = transformer_impl.prepare_micro_batches
+
         def packed(*given: Any, **named: Any) -> Any:
-            micro_batches, order = prepare_micro_batches(*given, **named)
+            micro_batches, order = own(*given, **named)
             layout.extend(one["row"].tolist() for one in micro_batches)
             return micro_batches, order
 
