@@ -2,7 +2,7 @@
 
 Workers of one process, on CPUs, take turns in an order that changes from round to round. Each takes two steps on the
 same rows with a learning rate of 0: a fresh one, whose old log-probs the worker has just computed (that is not timed),
-and one that is taken for off policy. Where verl's own loss is the same in both, it shows how much the machine wavers.
+and one that is taken for off policy. `--equal 0.5` gives each second prompt group the advantage 0. Where verl's own loss is the same in both, it shows how much the machine wavers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ SETTING = {"actor.optim.lr": 0.0, "actor.ppo_micro_batch_size_per_gpu": 8, "mode
 VERL = "verl"  # its own loss, in its own worker
 
 
-def rows() -> list[Row]:
+def rows(equal: float) -> list[Row]:
+    """`equal`: the share of prompt groups without an advantage, spread evenly."""
     draw = random.Random(0)
 
     def text(length: int) -> list[int]:
@@ -45,8 +46,9 @@ def rows() -> list[Row]:
     found = []
     for group in range(GROUPS):
         prompt = text(PROMPT)
+        dead = int((group + 1) * equal) > int(group * equal)
         for sample in range(SAMPLES):
-            n, advantage = draw.randint(RESPONSE // 4, RESPONSE), draw.uniform(-1, 1)
+            n, advantage = draw.randint(RESPONSE // 4, RESPONSE), draw.uniform(-1, 1) * (not dead)
             values = {"advantages": [advantage] * n, "old": [0.0] * n, "ref": [0.0] * n, "weights": [1.0] * n}
             row = Row(
                 len(found),
@@ -105,7 +107,9 @@ def times(worker: ActorRolloutRefWorker, given: list[Row]) -> dict[str, Any]:
         start = time.perf_counter()
         output = worker.update_actor(data)
         found[kind] = time.perf_counter() - start
-        found[f"{kind}: extra forwards"] = sum(tu.get(output, "metrics").get("fibration/extra_forwards", []))
+        metrics = tu.get(output, "metrics")
+        found[f"{kind}: extra forwards"] = sum(metrics.get("fibration/extra_forwards", []))
+        found[f"{kind}: rows trained"] = median(metrics.get("fibration/rows_trained", [1.0]))
     return found
 
 
@@ -113,6 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--losses", nargs="+", default=[VERL, "grpo", "fiberpo_domain"])
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--equal", type=float, default=0.0, help="share of prompt groups with equal rewards")
     parser.add_argument("--json", type=Path, help="where all samples go")
     said = parser.parse_args()
     os.environ |= {
@@ -123,7 +128,7 @@ def main() -> None:
         "MASTER_PORT": "29513",
     }
     dist.init_process_group("gloo")
-    given, samples = rows(), []
+    given, samples = rows(said.equal), []
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
         rollouts.save(model)
@@ -138,8 +143,8 @@ def main() -> None:
     dist.destroy_process_group()
     beside = said.losses[0]
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {said.rounds} rounds\n")
-    print(f"| | {' | '.join(f'{kind}, s | / {beside} | extra forwards' for kind in KINDS)} |")
-    print("|---" * (1 + 3 * len(KINDS)) + "|")
+    print(f"| | {' | '.join(f'{kind}, s | / {beside} | extra forwards | rows trained' for kind in KINDS)} |")
+    print("|---" * (1 + 4 * len(KINDS)) + "|")
     by_loss = {loss: [s for s in samples if s["loss"] == loss] for loss in said.losses}
     for loss, mine in by_loss.items():
         cells = []
@@ -149,6 +154,7 @@ def main() -> None:
                 f"{median(s[kind] for s in mine):.2f}",
                 f"{ratio:.3f}",
                 f"{mine[0][f'{kind}: extra forwards']:.0f}",
+                f"{mine[0][f'{kind}: rows trained']:.2f}",
             ]
         print("|", loss, "|", " | ".join(cells), "|")
     if said.json:
