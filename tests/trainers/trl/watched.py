@@ -355,7 +355,9 @@ def watched(trainer: type) -> type:
             self.generations = self.since = self.forwards = 0
             self.counting, self.version = False, -1
             self.window: list[int] = []
-            self.passes: list[tuple[Tensor, Any, Any]] = []  # the state of random numbers before each trained pass
+            self.passes: list[
+                tuple[Tensor, Any, Any, Any]
+            ] = []  # before each trained pass: the state of random numbers
             self.values: list[float] = []
             super().__init__(*given, **more)
             self.add_callback(Look(self))
@@ -416,16 +418,18 @@ def watched(trainer: type) -> type:
 
         def _get_per_token_logps_and_entropies(self, *given: Any, **more: Any) -> Any:
             if torch.is_grad_enabled() and self.counting:
-                self.passes.append((torch.get_rng_state(), given, more))
+                self.passes.append((torch.get_rng_state(), self._fibration_live, given, more))
             return super()._get_per_token_logps_and_entropies(*given, **more)
 
         def again(self) -> tuple[list[Tensor], list[Tensor]]:
             """Log-probs and entropies of the trained passes of a step, once more, with the same noise."""
             found: tuple[list[Tensor], list[Tensor]] = ([], [])
             with torch.random.fork_rng():
-                for part, (state, given, more) in zip(self.window, self.passes, strict=True):
+                for part, (state, live, given, more) in zip(self.window, self.passes, strict=True):
                     torch.set_rng_state(state)
+                    self._fibration_live = live
                     passed = super()._get_per_token_logps_and_entropies(*given, **more)
+                    self._fibration_live = None
                     there = self.generation[part]["completion_mask"].bool()
                     for all_rows, values in zip(found, passed[:2], strict=True):
                         all_rows.extend(row[kept] for row, kept in zip(values, there, strict=True))
@@ -476,15 +480,24 @@ def watched(trainer: type) -> type:
             if self.op.hierarchy.penalties or self.args.beta or self.entropy_coef:
                 live = given
             fresh = self.version == self.state.global_step
-            if passed < given and not fresh and self.op.coupling.is_row_local:
+            if passed < given and (self.noisy or not fresh) and self.op.coupling.is_row_local:
                 seen = Counter((at, *one) for at, theirs in enumerate(everyone(self.passed)) for one in theirs)
                 texts = Counter[Any]()  # two completions of a prompt may be equal, and one of them is left out
                 kept = []
-                for row in rows:
+                for n, row in enumerate(rows):
                     texts[key := (row.batch[0], row.part, tuple(row.prompt + row.completion))] += 1
-                    kept += [row] if texts[key] <= seen[key] else []
-                known = expected(self.op, self.policy, kept, None, self.budgets, self.temperature, first=self.start)
-                wanted.metrics = known.metrics
+                    kept += [n] if texts[key] <= seen[key] else []
+                said = self.again() if self.noisy else None
+                wanted.metrics = expected(
+                    self.op,
+                    self.policy,
+                    [rows[n] for n in kept],
+                    None,
+                    self.budgets,
+                    self.temperature,
+                    first=self.start,
+                    said=None if said is None else ([said[0][n] for n in kept], [said[1][n] for n in kept]),
+                ).metrics
             logged = {k: sum(v) / len(v) for k, v in self._metrics["train"].items() if v}
             ours = {k.removeprefix("fibration/"): v for k, v in logged.items() if k.startswith("fibration/")}
             pairs = [(ours[name], value) for name, value in wanted.metrics.items() if name in ours and value == value]
