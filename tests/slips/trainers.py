@@ -18,11 +18,12 @@ SLIPS = (
     ),
     slip(
         "what is under the mask is compared too", "trainers/test_window",
-        "differs = torch.where(self.mask, (second - first).abs(), 0.0)", "differs = (second - first).abs()",
+        "compared = self.mask if rows is None", "compared = torch.ones_like(self.mask) if rows is None",
     ),
     slip(
         "elements above the tokens are counted once per rank", "trainers/test_window",
-        "leaves = [self._strata.index(leaf) for leaf in self.index.leaves]", "leaves = list(range(len(self._strata)))",
+        "leaves = [self._strata.index(leaf) for leaf in self.index.leaves if leaf in self._strata]",
+        "leaves = list(range(len(self._strata)))",
     ),
     slip(
         "tokens of other ranks are left out of what changed", "trainers/test_window",
@@ -34,7 +35,7 @@ SLIPS = (
     ),
     slip(
         "the mean difference of a step is one rank's", "trainers/test_window",
-        "torch.stack([parts[:, 0].sum(), parts[:, 1].amax()])", "torch.stack([parts[0, 0], parts[:, 1].amax()])",
+        "torch.stack([*parts[:, :2].sum(0), parts[:, 2].amax()])", "torch.stack([*parts[0, :2], parts[:, 2].amax()])",
     ),
     slip(
         "rows of one key are trajectories of their own", "trainers/test_window",
@@ -42,8 +43,8 @@ SLIPS = (
     ),
     slip(
         "a step without tokens is an error", "trainers/test_window",
-        "op.index(mask=mask, attributes=attributes, positions=positions, **labels, **spread) if self.tokens else None",
-        "op.index(mask=mask, attributes=attributes, positions=positions, **labels, **spread)",
+        "self.index = op.index(mask=mask, **self._indexed) if self.tokens else None",
+        "self.index = op.index(mask=mask, **self._indexed)",
     ),
     slip(
         "what sampled is corrected for in advantages that are given alone", "trainers/test_window",
@@ -179,7 +180,7 @@ SLIPS = (
     ),
     slip(
         "every micro-batch has the whole J", "trainers/test_micro_batches",
-        "self._coef.objective if first else now.new_zeros(())", "self._coef.objective",
+        "now.new_zeros(()) if self._count else self._coef.objective", "self._coef.objective",
     ),
     slip(
         "a rank with an error leaves the others waiting", "trainers/test_micro_batches",
@@ -187,7 +188,23 @@ SLIPS = (
     ),
     slip(
         "coefficients of a set are those of passes before", "trainers/test_micro_batches",
-        "self._first = self._stored(self._first, rows, now)\n            members", "members",
+        "first = self._keep_first(rows, now)", "first = self._keep_first(rows[:0], now[:0])",
+    ),
+    slip(
+        "dead rows whose log-probs count elsewhere are left out", "trainers/test_micro_batches",
+        "(live if window.index is None else coupled_rows(window.index, live)).cpu()", "live.cpu()",
+    ),
+    slip(
+        "a micro-batch of dead rows has no pass", "trainers/test_micro_batches",
+        "if not live.any() and len(live):", "if not len(live):",
+    ),
+    slip(
+        "old log-probs are measured where a row has no pass", "trainers/test_micro_batches",
+        "self._measured(window, bool(lacking))", "self._measured(window, False)",
+    ),
+    slip(
+        "tokens of a level that is removed change their regime", "trainers/test_window",
+        "s in h.gates and not isinstance(h.gates[s].expression, Number)", "s in h.gates",
     ),
     slip(
         "pieces of a trajectory are micro-batches of their own", "trainers/test_micro_batches",

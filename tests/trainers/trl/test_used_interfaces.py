@@ -31,3 +31,9 @@ def test_transformers_does_not_divide_a_loss_that_is_scaled_for_accumulation():
     """A loss that says that it is scaled for accumulation is not divided by its steps."""
     assert "loss_is_scaled_for_ga" in inspect.getsource(GRPOTrainer)
     assert "loss_is_scaled_for_ga" in inspect.getsource(Trainer.training_step)
+
+
+def test_terms_that_all_rows_get_are_known_by_these_names():
+    source = inspect.getsource(GRPOTrainer)
+    for name in ("self._entropy_bonus_enabled =", "self.aux_loss_enabled =", "self.router_aux_loss_coef ="):
+        assert name in source
