@@ -133,7 +133,7 @@ class MicroBatches:
         else:
             live = torch.ones(len(planned), dtype=torch.bool)
         if not live.any() and len(live):
-            live[self.window.mask[planned].any(1).int().argmax()] = True
+            live[int(self.window.mask[planned].any(1).int().argmax())] = True
         self._next = planned, live
         return live
 
