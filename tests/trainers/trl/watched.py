@@ -310,7 +310,7 @@ def expected(
 def distance(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     """Of whole gradients, relative to the one that is wanted where that is not 0."""
     difference = sum(float((f - w).detach().double().pow(2).sum()) for f, w in zip(found, wanted, strict=True))
-    return (difference / (sum(float(w.double().pow(2).sum()) for w in wanted) or 1.0)) ** 0.5
+    return (difference / (sum(float(w.detach().double().pow(2).sum()) for w in wanted) or 1.0)) ** 0.5
 
 
 @dataclass
@@ -449,6 +449,15 @@ def watched(trainer: type) -> type:
         def policy(self) -> Any:
             return self.accelerator.unwrap_model(self.model)
 
+        def entropy(self, rows: Sequence[Row]) -> float:
+            """Of these rows, the mean over micro-batches of the mean over tokens, as TRL logs it."""
+            _, entropies = scores(self.policy, rows, self.temperature)
+            found: dict[int, list[Tensor]] = {}
+            for row, values in zip(rows, entropies, strict=True):
+                found.setdefault(row.batch[1], []).append(values[torch.tensor(row.mask, dtype=torch.bool)])
+            means = [torch.cat(each).mean() for each in found.values()]
+            return float(torch.stack(means).mean().detach())
+
         def look(self) -> None:
             generation = self.of_generations
             parts = range(len(self.generation)) if generation else self.window
@@ -498,8 +507,10 @@ def watched(trainer: type) -> type:
                     first=self.start,
                     said=None if said is None else ([said[0][n] for n in kept], [said[1][n] for n in kept]),
                 ).metrics
+                wanted.metrics["entropy"] = self.entropy([rows[n] for n in kept])
             logged = {k: sum(v) / len(v) for k, v in self._metrics["train"].items() if v}
             ours = {k.removeprefix("fibration/"): v for k, v in logged.items() if k.startswith("fibration/")}
+            ours |= {"entropy": logged["entropy"]} if "entropy" in wanted.metrics and not self.noisy else {}
             pairs = [(ours[name], value) for name, value in wanted.metrics.items() if name in ours and value == value]
             value = sum(everyone(sum(self.values))) / len(everyone(0))
             self.updates.append(
@@ -515,7 +526,7 @@ def watched(trainer: type) -> type:
                     metrics=wanted.metrics,
                     logged={k: v for k, v in logged.items() if k.removeprefix("fibration/") not in wanted.metrics},
                     metrics_error=max((abs(f - w) / max(1.0, abs(w)) for f, w in pairs), default=0.0),
-                    missing=[name for name in wanted.metrics if name not in ours],
+                    missing=[name for name in wanted.metrics if name not in ours and name != "entropy"],
                 )
             )
             self.window, self.passes, self.values, self.forwards, self.passed = [], [], [], 0, []
