@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from hierarchies import chains, random_quivers
-from hierarchies.in_order import with_order
-from hierarchies.penalised import with_penalties
+from hierarchies import random_chains, random_quivers
+from hierarchies.random_order import with_order
+from hierarchies.random_penalties import with_penalties
 from support import operator, packed, spec
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,10 +26,10 @@ VOCABULARY, WIDTH = 23, 6
 VIEWS = ("aten::t", "aten::transpose", "aten::permute", "aten::detach", "aten::alias")  # of a head's weight
 SPECS = sorted(shipped())
 RANDOM = {
-    **{f"chain {s}": functools.partial(chains.chain, s) for s in range(24)},
+    **{f"chain {s}": functools.partial(random_chains.chain, s) for s in range(24)},
     **{f"quiver {s}": functools.partial(random_quivers.quiver, s) for s in range(24)},
-    **{f"order {s}": lambda s=s: with_order(chains.chain(s), s) for s in range(8)},
-    **{f"penalty {s}": lambda s=s: with_penalties(chains.chain(s), s) for s in range(8)},
+    **{f"order {s}": lambda s=s: with_order(random_chains.chain(s), s) for s in range(8)},
+    **{f"penalty {s}": lambda s=s: with_penalties(random_chains.chain(s), s) for s in range(8)},
 }
 
 
@@ -38,8 +38,10 @@ class Step:
 
     def __init__(self, op: Operator, seed: int, layout=packed) -> None:
         h, self.op = op.hierarchy, op
-        drawn = chains if h.shape.is_chain and not h.groups and "state" not in map(str, h.strata) else random_quivers
-        batch = drawn.batch_for(h, seed, **({"smooth": True} if drawn is chains else {"zeros": "none"}))
+        drawn = (
+            random_chains if h.shape.is_chain and not h.groups and "state" not in map(str, h.strata) else random_quivers
+        )
+        batch = drawn.batch_for(h, seed, **({"smooth": True} if drawn is random_chains else {"zeros": "none"}))
         generator = np.random.default_rng(seed)
         self.layout = layout(op, batch)
         self.index, self.parameters = self.layout.index, batch.parameters

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from oracles.backends_here import BACKENDS_HERE
+from oracles.backend_cases import BACKENDS_HERE
 from quick_triton import quicken
 from support import operator as unasked
 from thorough import ALL

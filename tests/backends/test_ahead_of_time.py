@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from hierarchies.chains import candidate
+from hierarchies.random_chains import candidate
 from support import triton_artifact
 from thorough import ALL
 

@@ -1,4 +1,7 @@
-"""Every backend that runs here against the float64 interpreter: shipped hierarchies and a hundred random chains. `backends_here.py` says which backends these are, and where the tolerances come from."""
+"""Every backend of this machine against the float64 interpreter: shipped hierarchies and a hundred random chains.
+
+`oracles/backend_cases.py` lists the backends and explains the tolerances.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from hierarchies.chains import ROOT, batch_for, candidate, chain, linear_candidate
-from oracles.backends_here import (
+from hierarchies.random_chains import ROOT, batch_for, candidate, chain, linear_candidate
+from oracles.backend_cases import (
     BACKENDS_HERE,
     F32,
     F64,
@@ -23,7 +26,7 @@ from oracles.backends_here import (
     holds_training,
     indexed,
 )
-from oracles.interpreted import central
+from oracles.interpreter import central
 from support import OF_EVERY_KIND, spec, spread_batch, token
 from thorough import ALL, some
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from oracles.backends_here import BACKENDS_HERE
+from oracles.backend_cases import BACKENDS_HERE
 from spreading import alone, spread
 from support import coefficients, domain, operator, packed, padded, prompt_group, spread_batch, token, trajectory
 

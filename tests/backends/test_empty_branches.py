@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from hierarchies.quivers import batch, group, image, make, text, trajectory
-from oracles.backends_here import BACKENDS_HERE
+from oracles.backend_cases import BACKENDS_HERE
 from support import operator
 
 from fibration import (

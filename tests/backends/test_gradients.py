@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles.definition import exact
-from oracles.interpreted import Interpreter, central
+from oracles.interpreter import Interpreter, central
 from support import (
     SPECS,
     Batch,

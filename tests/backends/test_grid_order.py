@@ -4,9 +4,9 @@ import random
 
 import pytest
 import torch
-from hierarchies.drifted import drifted
+from hierarchies.batch_of_every_regime import batch_of_every_regime
 from hierarchies.random_quivers import batch_for
-from oracles.backends_here import Backend, Case, case, triton_interprets
+from oracles.backend_cases import Backend, Case, case, triton_interprets
 from support import OF_EVERY_KIND, spec
 from thorough import ALL
 
@@ -36,7 +36,9 @@ def test_programs_in_any_order_give_the_same_bits(name, monkeypatch):
     from triton.runtime.interpreter import interpreter_builder as builder
 
     h, number = spec(name), OF_EVERY_KIND.index(name)
-    given = case(h, drifted() if name == "fiberpo_domain" else batch_for(h, number), torch.float32, number)
+    given = case(
+        h, batch_of_every_regime() if name == "fiberpo_domain" else batch_for(h, number), torch.float32, number
+    )
     wanted, launches = results(given), []
     launch, program = builder.set_grid_dim, builder.set_grid_idx
     choose = random.Random(0)

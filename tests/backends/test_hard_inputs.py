@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.definition import exact
-from oracles.interpreted import Interpreter
+from oracles.interpreter import Interpreter
 from support import DTYPES, SPECS, Batch, coefficients, gated_ratio, operator, packed, padded, spec, spread_batch
 from thorough import ALL, some
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hierarchies.advantage_formulas import FIELD, rewarded
 from hierarchies.random_quivers import batch_for
-from hierarchies.rewarded import FIELD, rewarded
-from oracles.backends_here import triton_interprets
-from oracles.issued import ELSEWHERE, called, counted, counting_operator, elsewhere
+from oracles.backend_cases import triton_interprets
+from oracles.issued_operations import ELSEWHERE, called, counted, counting_operator, elsewhere
 from support import OF_EVERY_KIND, SPECS, packed, padded, random_hierarchy, spec, spread_batch, trajectory
 from thorough import some
 

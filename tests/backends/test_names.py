@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from oracles.backends_here import BACKENDS_HERE, F64, case, holds_gate, holds_training
+from oracles.backend_cases import BACKENDS_HERE, F64, case, holds_gate, holds_training
 from support import Batch, raw_programs
 from thorough import ALL
 

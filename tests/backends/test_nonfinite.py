@@ -15,8 +15,8 @@ import pytest
 import torch
 from hierarchies.levels import one_level
 from hierarchies.random_quivers import batch_for
-from oracles.backends_here import BACKENDS_HERE, Backend
-from oracles.interpreted import Interpreter
+from oracles.backend_cases import BACKENDS_HERE, Backend
+from oracles.interpreter import Interpreter
 from support import (
     NAN,
     OF_EVERY_KIND,

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hierarchies import chains, random_quivers
-from hierarchies.in_order import with_order
+from hierarchies import random_chains, random_quivers
+from hierarchies.random_order import with_order
 from hierarchies.random_quivers import batch_for
-from hierarchies.token_words import with_policies
+from hierarchies.random_token_formulas import with_policies
 from numpy.typing import NDArray
-from oracles.backends_here import BACKENDS_HERE, Backend, Case, case, holds_gate, holds_training
-from oracles.order import before as summed
-from oracles.order import rounded, sums
+from oracles.backend_cases import BACKENDS_HERE, Backend, Case, case, holds_gate, holds_training
+from oracles.order_sums import before as summed
+from oracles.order_sums import rounded, sums
 from support import Batch as Tokens
 from support import Layout, coefficients, operator, packed, padded, prompt_group, spec, token, trajectory, turn
 from thorough import ALL
@@ -379,7 +379,7 @@ def test_a_pass_reads_its_own_sums_and_counts_positions_itself():
 @functools.cache
 def drawn(seed: int, dtype, small: bool, direct: bool = False) -> Case:
     """Even seeds are chains, odd ones trees and quivers."""
-    kind, number = (random_quivers, seed // 2 % random_quivers.COUNT) if seed % 2 else (chains, seed // 2)
+    kind, number = (random_quivers, seed // 2 % random_quivers.COUNT) if seed % 2 else (random_chains, seed // 2)
     h = kind.quiver(number) if seed % 2 else kind.candidate(number)
     return case(with_order(h, seed), with_policies(kind.batch_for(h, seed, small=small), seed), dtype, seed, direct)
 

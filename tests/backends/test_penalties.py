@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import spreading
 import torch
-from hierarchies import chains, random_quivers
-from hierarchies.penalised import with_penalties
-from hierarchies.token_words import with_policies
-from oracles.backends_here import BACKENDS_HERE, F32, F64, ROUNDOFF, TORCH, Bounded, Case, case, holds_training
+from hierarchies import random_chains, random_quivers
+from hierarchies.random_penalties import with_penalties
+from hierarchies.random_token_formulas import with_policies
+from oracles.backend_cases import BACKENDS_HERE, F32, F64, ROUNDOFF, TORCH, Bounded, Case, case, holds_training
 from oracles.dense_case import LONGEST, against_dense
 from oracles.matrices import dense
 from support import Batch, operator, packed, padded, prompt_group, refuses, token, trajectory
@@ -59,8 +59,8 @@ def penalised(seed, dtype=F64):
         h = random_quivers.quiver(seed // 2 % random_quivers.COUNT)
         made = random_quivers.batch_for(h, seed, small=True)
     else:
-        h = chains.candidate(seed // 2)
-        made = chains.batch_for(h, seed, small=True)
+        h = random_chains.candidate(seed // 2)
+        made = random_chains.batch_for(h, seed, small=True)
     find = against_dense if seed % 2 else case
     return find(with_penalties(h, seed), with_policies(made, seed), dtype, seed)
 

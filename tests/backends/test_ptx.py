@@ -1,6 +1,6 @@
 """The Triton backend without a GPU: its kernels as the PTX that Triton emits, on the emulator of `ptx/`.
 
-Numbers are held against the float64 interpreter, within its own bound on roundings (`oracles/backends_here.py`; near 1e-7 of
+Numbers are held against the float64 interpreter, within its own bound on roundings (`oracles/backend_cases.py`; near 1e-7 of
 the largest coefficient for float32 inputs, 1e-15 for float64), and bits against those of other schedules. What the emulator
 finds by itself is worse than a number: an access out of bounds or that nothing orders, a value that nobody wrote.
 """
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from hierarchies.drifted import drifted
+from hierarchies.batch_of_every_regime import batch_of_every_regime
 from hierarchies.random_quivers import batch_for
-from oracles.backends_here import Backend, Case, case, holds_gate, holds_training
+from oracles.backend_cases import Backend, Case, case, holds_gate, holds_training
 from ptx.device import Device, Edit
 from ptx.emit import Emitter
 from ptx.fault import Fault
@@ -75,7 +75,7 @@ def scheduled(emitter: Emitter, check: Callable[[Backend], None], seeds: int = 2
 
 def drawn(name: str, dtype: torch.dtype, direct: bool = False) -> Case:
     h = spec(name)
-    batch = drifted() if name in ("fiberpo_domain", "ppo") else batch_for(h, OF_EVERY_KIND.index(name))
+    batch = batch_of_every_regime() if name in ("fiberpo_domain", "ppo") else batch_for(h, OF_EVERY_KIND.index(name))
     return case(h, batch, dtype, OF_EVERY_KIND.index(name), direct)
 
 
@@ -122,7 +122,11 @@ def test_fused_multiply_add_keeps_finite_products_finite(emitter):
     """`p·q - p·q` is not 0 there: what tells numbers from infinite ones does not subtract."""
     x = log_prob(Policy("current")) - log_prob(Policy("reference"))
     h = spec("ppo").replace(name="product", penalties={"kl": exp(token_log_ratio) * x})
-    given = case(h, replace(drifted(), labels={}, policies={"reference": -1.5 + 0.3 * drifted().x}), F32)
+    given = case(
+        h,
+        replace(batch_of_every_regime(), labels={}, policies={"reference": -1.5 + 0.3 * batch_of_every_regime().x}),
+        F32,
+    )
     scheduled(emitter, lambda backend: holds_training(backend, given, "packed", metrics=False), seeds=1)
 
 
@@ -162,7 +166,7 @@ SPREAD = [("fiberpo_domain", False), ("fiberpo_domain", True), ("fiberpo_modal",
 @pytest.mark.parametrize(("name", "cut"), SPREAD if ALL else SPREAD[:1])
 def test_emulated_ptx_kernels_on_ranks_equal_one_process(emitter, name, cut):
     """What one process gives, in bits; where rows are cut, but for roundings (half a unit of a few float32 operations)."""
-    batch = drifted() if name == "fiberpo_domain" else batch_for(spec(name), OF_EVERY_KIND.index(name))
+    batch = batch_of_every_regime() if name == "fiberpo_domain" else batch_for(spec(name), OF_EVERY_KIND.index(name))
     halves = [
         [(r, 0, n // 2) for r, n in enumerate(batch.lengths)],
         [(r, n // 2, n) for r, n in enumerate(batch.lengths)],

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hierarchies.random_quivers import batch_for
 from numpy.typing import NDArray
-from oracles.backends_here import BACKENDS_HERE, Backend
+from oracles.backend_cases import BACKENDS_HERE, Backend
 from support import Batch as Tokens
 from support import Layout, operator, packed, padded, spec
 from thread_ranks import on_ranks

@@ -26,7 +26,7 @@ from hierarchies.random_quivers import (
     quiver,
     written,
 )
-from oracles.backends_here import (
+from oracles.backend_cases import (
     BACKENDS_HERE,
     F32,
     F64,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from oracles.backends_here import BACKENDS_HERE
+from oracles.backend_cases import BACKENDS_HERE
 from support import spec
 from thread_ranks import on_ranks
 

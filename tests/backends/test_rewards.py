@@ -5,9 +5,9 @@ import importlib.util
 import numpy as np
 import pytest
 import torch
-from hierarchies import chains, random_quivers
-from hierarchies.rewarded import BY_ROW, FIELD, halved, of_rows, rewarded, with_formula
-from oracles.backends_here import BACKENDS_HERE, triton_interprets
+from hierarchies import random_chains, random_quivers
+from hierarchies.advantage_formulas import BY_ROW, FIELD, halved, of_rows, rewarded, with_formula
+from oracles.backend_cases import BACKENDS_HERE, triton_interprets
 from oracles.rewards import Rewards
 from support import operator, packed, padded, programs, spread_batch
 from thorough import ALL
@@ -79,8 +79,8 @@ def test_random_formulas_for_advantages_equal_fractions(seed):
         h = random_quivers.quiver(seed // 2 % random_quivers.COUNT)
         batch = halved(random_quivers.batch_for(h, seed, small=True))
     else:
-        h = chains.candidate(seed // 2)
-        batch = halved(chains.batch_for(h, seed, small=True))
+        h = random_chains.candidate(seed // 2)
+        batch = halved(random_chains.batch_for(h, seed, small=True))
     if sum(n > 0 for n in batch.lengths) < 2:
         pytest.skip("one row has no others")
     h = with_formula(h, seed)

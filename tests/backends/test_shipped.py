@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from hierarchies.random_quivers import batch_for
-from oracles.backends_here import BACKENDS_HERE, F32, F64, Backend, holds_gate, holds_training
+from oracles.backend_cases import BACKENDS_HERE, F32, F64, Backend, holds_gate, holds_training
 from oracles.dense_case import DenseCase, against_dense, dense_case
 from support import DTYPES, OF_EVERY_KIND, Batch, spec, spread_batch
 from thorough import ALL, some

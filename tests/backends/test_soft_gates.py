@@ -6,9 +6,9 @@ import functools
 
 import numpy as np
 import pytest
-from hierarchies.zoo import T, epsilon, one, token, trajectory, two
-from oracles.backends_here import BACKENDS_HERE, F32, F64, Backend, Case, case, holds_gate, holds_training
-from oracles.interpreted import central
+from hierarchies.builders import T, epsilon, one, token, trajectory, two
+from oracles.backend_cases import BACKENDS_HERE, F32, F64, Backend, Case, case, holds_gate, holds_training
+from oracles.interpreter import central
 from support import spread_batch
 from thorough import ALL
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracles.backends_here import triton_interprets
+from oracles.backend_cases import triton_interprets
 from ptx.parse import Address, parse
 from support import compiled
 from thorough import ALL

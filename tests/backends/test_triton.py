@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from oracles.backends_here import triton_interprets
+from oracles.backend_cases import triton_interprets
 from support import SPECS, Batch, compiled, operator, packed, padded, spec, triton_artifact
 from thorough import ALL
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from oracles.interpreted import Interpreter
+from oracles.interpreter import Interpreter
 from support import Batch, Layout, operator, packed, padded, spec, token, trajectory
 from thorough import some
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hierarchies import chains, random_quivers
-from hierarchies.token_words import with_policies, with_words
-from oracles.backends_here import (
+from hierarchies import random_chains, random_quivers
+from hierarchies.random_token_formulas import with_policies, with_words
+from oracles.backend_cases import (
     BACKENDS_HERE,
     F32,
     F64,
@@ -71,8 +71,8 @@ def words(seed, dtype=F64, direct=False):
         h = random_quivers.quiver(seed // 2 % random_quivers.COUNT)
         made = random_quivers.batch_for(h, seed, small=True)
     else:
-        h = chains.candidate(seed // 2)
-        made = chains.batch_for(h, seed, small=True)
+        h = random_chains.candidate(seed // 2)
+        made = random_chains.batch_for(h, seed, small=True)
     find = against_dense if seed % 2 else case
     return find(with_words(h, seed), with_policies(made, seed), dtype, seed, direct)
 

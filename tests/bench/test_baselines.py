@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracles.interpreted import Interpreter
+from oracles.interpreter import Interpreter
 from support import Batch, operator, spec
 
 import fibration

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hierarchies.levels import two_levels
-from oracles.interpreted import Interpreter, interpreted
+from oracles.interpreter import Interpreter, interpreted
 from oracles.programs import PARENT, derived, program, run, x, y, z
 from support import spread_batch, token, trajectory
 

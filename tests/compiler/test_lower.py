@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hierarchies.levels import two_levels
-from oracles.interpreted import Interpreter
+from oracles.interpreter import Interpreter
 from support import Stratum, operator, packed, prompt_group, raw_programs, spec, spread_batch, token, trajectory
 from thorough import some
 

@@ -7,7 +7,7 @@ import pytest
 from hierarchies.levels import one_level, two_levels
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.interpreted import Interpreter
+from oracles.interpreter import Interpreter
 from oracles.programs import program, run, x, y
 from support import Batch, cases, raw_programs
 from thorough import examples

@@ -12,7 +12,7 @@ import torch
 from hierarchies.random_quivers import COUNT, batch_for, quiver
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.on_ranks import on_ranks
+from oracles.plans_on_ranks import on_ranks
 from support import OF_EVERY_KIND, operator, packed, programs, random_hierarchy, spec, spread_batch
 from thorough import ALL, examples, some
 

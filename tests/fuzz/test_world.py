@@ -9,8 +9,8 @@ from support import spec
 from fibration import FibrationError, Gate, absolute, residual
 from fibration.language.loading import shipped
 from fuzz.batches import Batches
+from fuzz.dual_numbers import Illegal, NoValue, Unclear, value_of
 from fuzz.generate import SETTINGS, Formulas, x
-from fuzz.numbers import Illegal, NoValue, Unclear, value_of
 from fuzz.operators import coefficients
 from fuzz.world import World
 

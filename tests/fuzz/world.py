@@ -32,7 +32,19 @@ from fibration.language.objectives import LEAF, Objective
 from fibration.language.order import Ordered
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
-from fuzz.numbers import Dual, Illegal, NoValue, Numbers, Unclear, add, divided, slopes_of, times, total_of, value_of
+from fuzz.dual_numbers import (
+    Dual,
+    Illegal,
+    NoValue,
+    Numbers,
+    Unclear,
+    add,
+    divided,
+    slopes_of,
+    times,
+    total_of,
+    value_of,
+)
 
 
 @dataclass

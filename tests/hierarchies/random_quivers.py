@@ -1,4 +1,4 @@
-"""Random trees and quivers, and random batches for them; a seed always gives the same. `chains.py` draws chains.
+"""Random trees and quivers, and random batches for them; a seed always gives the same. `random_chains.py` draws chains.
 
 Kernels are coherent by construction: they disintegrate additive measures, jointly where several strata lie over one. Of
 what lies over a crossing one measure is spread along all paths; below and beside it every edge has a kernel of its own.
@@ -63,7 +63,7 @@ from fibration.language.registry import CONSTRUCTORS, construct
 from fibration.language.report import Report
 from fibration.language.traversal import atoms
 from fibration.runtime.operator import Operator
-from hierarchies.chains import T
+from hierarchies.random_chains import T
 
 # ---------------------------------------------------------------- shapes
 

@@ -48,11 +48,11 @@ from fibration import (
     where,
     zero_gate,
 )
-from hierarchies import zoo
-from hierarchies.zoo import INWARD, TG, T, W, budget, epsilon, one, trajectory, two, weight, x
+from hierarchies import builders
+from hierarchies.builders import INWARD, TG, T, W, budget, epsilon, one, trajectory, two, weight, x
 
 SHIPPED = ("ppo", "grpo", "dapo", "dr_grpo", "gspo", "fiberpo", "fiberpo_domain")
-token, _, prompt_group, domain = zoo.token, zoo.trajectory, zoo.prompt_group, zoo.domain
+token, _, prompt_group, domain = builders.token, builders.trajectory, builders.prompt_group, builders.domain
 M = count(trajectory, over=prompt_group)
 
 

@@ -4,7 +4,7 @@ import json
 
 import jsonschema
 import pytest
-from oracles.hostile_text import HOSTILE
+from oracles.invalid_formulas import HOSTILE
 from pydantic import ValidationError
 from support import POOL, SPECS, random_hierarchy, spec, token, trajectory
 

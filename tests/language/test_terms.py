@@ -5,7 +5,7 @@ import pickle
 
 import jsonschema
 import pytest
-from oracles.hostile_text import HOSTILE
+from oracles.invalid_formulas import HOSTILE
 from support import token, trajectory
 
 import fibration

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.hostile_text import HOSTILE
+from oracles.invalid_formulas import HOSTILE
 from support import token, trajectory
 from thorough import examples
 

@@ -9,10 +9,23 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hierarchies import weighed
+from hierarchies import weights_and_masks
 from hierarchies.quivers import BOTH, image, make, text, trajectory
-from hierarchies.weighed import GATES_RIGHT, RIGHT, STOPS_RIGHT, STOPS_WRONG, WRONG, C, D, k, mu, one, rho, token
-from oracles.weighed import CLOSE, coefficients, coincide, drawn, is_possible, read
+from hierarchies.weights_and_masks import (
+    GATES_RIGHT,
+    RIGHT,
+    STOPS_RIGHT,
+    STOPS_WRONG,
+    WRONG,
+    C,
+    D,
+    k,
+    mu,
+    one,
+    rho,
+    token,
+)
+from oracles.weights_and_masks import CLOSE, coefficients, coincide, drawn, is_possible, read
 
 from fibration import (
     Gate,
@@ -111,7 +124,10 @@ def test_weights_and_masks_evaluated_exactly_equal_numpy(name):
     h = loss.hierarchy
     for seed in range(3):
         b = drawn(seed, 0.6, DEFAULTS)
-        maps = {(token, trajectory): tuple(map(int, b.row)), (trajectory, weighed.batch): (0,) * len(set(b.row))}
+        maps = {
+            (token, trajectory): tuple(map(int, b.row)),
+            (trajectory, weights_and_masks.batch): (0,) * len(set(b.row)),
+        }
         given = {a: tuple(Fraction(float(v)) for v in b.given[a.name]) for a in h.attributes.values()}
         parameters = {p: Fraction(str(DEFAULTS.get(p.name, 0.2))) for p in h.parameters.values()}
         concrete = Concrete(whole_batch(h), maps, given, parameters)
@@ -145,10 +161,10 @@ def test_a_stop_in_the_right_place_and_gates_that_read_policies_are_accepted(nam
     assert next(v for v in report.verdicts if v.law == "gradient").status == "proved"
 
 
-@pytest.mark.parametrize("name", weighed.GATES_WRONG)
+@pytest.mark.parametrize("name", weights_and_masks.GATES_WRONG)
 def test_a_gate_that_reads_a_statistic_is_refuted_by_its_gradient(name):
     """Near it they are near to that, so that a gate is refuted by its gradient, which is then another one."""
-    report = weighed.GATES_WRONG[name].verify()
+    report = weights_and_masks.GATES_WRONG[name].verify()
     assert not report.ok
     verdict = next(v for v in report.verdicts if v.law == "gradient")
     assert verdict.status == "refuted" and "instead of μ·A" in str(verdict.counterexample)
@@ -157,7 +173,7 @@ def test_a_gate_that_reads_a_statistic_is_refuted_by_its_gradient(name):
 @pytest.mark.thorough
 def test_an_old_probability_of_1_is_tried():
     """Without a margin the divergence of a token of which the old policy was certain has no value."""
-    verdict = failing(weighed.dppo(0))
+    verdict = failing(weights_and_masks.dppo(0))
     assert (verdict.law, verdict.status) == ("identity", "refuted")
     assert str(verdict.counterexample).endswith("g(0) has no value")
     assert "log-probs of 0" in str(verdict.counterexample)
@@ -165,9 +181,15 @@ def test_an_old_probability_of_1_is_tried():
 
 def test_a_ratio_in_a_gate_times_the_old_probability_is_at_most_1():
     """Which is used where the residual is the ratio's: on one stratum alone, and of one token."""
-    beyond = where(weighed.p_old * weighed.ratio > 1, 0, residual)
+    beyond = where(weights_and_masks.p_old * weights_and_masks.ratio > 1, 0, residual)
     assert one(gate=Gate(beyond)).verify().ok
-    assert not weighed.two(identity_gate(), Gate(where(weighed.p_old * exp(residual) > 1, 0, residual))).verify().ok
+    assert (
+        not weights_and_masks.two(
+            identity_gate(), Gate(where(weights_and_masks.p_old * exp(residual) > 1, 0, residual))
+        )
+        .verify()
+        .ok
+    )
 
 
 # ---------------------------------------------------------------- words
@@ -221,7 +243,7 @@ def test_on_trees_weights_and_conditions_are_decided_on_every_leaf():
     """Statistics run over the tokens of all leaves; a total of 1 is the number of them."""
     both = make(
         (text, trajectory, BOTH), (image, trajectory, BOTH), objective=token_mean().weigh(mean(rho, over=trajectory)),
-        gives_up=weighed.WHOLE,
+        gives_up=weights_and_masks.WHOLE,
     )  # fmt: skip
     assert both.verify().ok
     objective = token_mean().weigh(minimum(rho, D)).keep(~some(k > 1, over=trajectory))
@@ -234,9 +256,9 @@ def test_a_populated_branch_may_have_no_kept_token():
     per_text = Objective(1 / count(text, over=trajectory))
     both = make((text, trajectory, BOTH), (image, trajectory, BOTH), assume=[populated(text, over=trajectory)])
     for objective, status in (
-        (per_text.keep(rho <= weighed.C), "proved"),
-        (per_text.keep(rho <= weighed.C, normaliser="kept"), "undecided"),
-        (token_mean().keep(rho <= weighed.C, normaliser="kept"), "proved"),
+        (per_text.keep(rho <= weights_and_masks.C), "proved"),
+        (per_text.keep(rho <= weights_and_masks.C, normaliser="kept"), "undecided"),
+        (token_mean().keep(rho <= weights_and_masks.C, normaliser="kept"), "proved"),
     ):
         verdicts = both.replace(objective=objective).verify().verdicts
         assert [v.status for v in verdicts if (v.law, v.subject) == ("objective", "weight")] == [status]
@@ -244,22 +266,24 @@ def test_a_populated_branch_may_have_no_kept_token():
 
 def test_the_sign_of_one_token_is_not_assumed_for_a_mean():
     """A token that rose says nothing of the mean of its trajectory."""
-    rose = weighed.x > 0
-    for formula, status in ((mean(weighed.x, over=trajectory), "undecided"), (weighed.x, "proved")):
+    rose = weights_and_masks.x > 0
+    for formula, status in ((mean(weights_and_masks.x, over=trajectory), "undecided"), (weights_and_masks.x, "proved")):
         verdicts = one(mu.weigh(where(rose, formula, 0))).verify().verdicts
         assert next(v for v in verdicts if v.law == "objective" and v.subject != "weight").status == status
 
 
 def test_a_log_prob_is_never_above_0():
     """`π ≤ 1` is used: of `old`, of `current`, and of a further policy."""
-    for weight in (2 - exp(log_prob(p)) for p in (weighed.old, weighed.current, weighed.rollout)):
+    for weight in (
+        2 - exp(log_prob(p)) for p in (weights_and_masks.old, weights_and_masks.current, weights_and_masks.rollout)
+    ):
         verdicts = [v for v in one(mu.weigh(weight)).verify().verdicts if v.law == "objective"]
         assert [v.status for v in verdicts] == ["proved", "proved"]
-    largest_of_all = 2 - largest(exp(log_prob(weighed.old)), over=trajectory)
+    largest_of_all = 2 - largest(exp(log_prob(weights_and_masks.old)), over=trajectory)
     assert one(mu.weigh(largest_of_all)).verify().verdicts[-1].law
     found = [
         v.status
-        for v in one(mu.weigh(Fraction(1, 2) - exp(log_prob(weighed.old)))).verify().verdicts
+        for v in one(mu.weigh(Fraction(1, 2) - exp(log_prob(weights_and_masks.old)))).verify().verdicts
         if v.law == "objective"
     ]
     assert found == ["proved", "refuted"]

@@ -1,7 +1,7 @@
 """Where a range ends: at bounds that an attribute may have, and after its sign has been asked twice."""
 
 import pytest
-from hierarchies.weighed import mu, old, one, rollout
+from hierarchies.weights_and_masks import mu, old, one, rollout
 
 from fibration import (
     Attribute,

@@ -5,9 +5,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hierarchies import weighed
-from hierarchies.weighed import RIGHT, C, batch, current, entropy, k, mu, old, one, rho, token, trajectory, x
-from oracles.weighed import Batch, numbers, read
+from hierarchies import weights_and_masks
+from hierarchies.weights_and_masks import RIGHT, C, batch, current, entropy, k, mu, old, one, rho, token, trajectory, x
+from oracles.weights_and_masks import Batch, numbers, read
 
 from fibration import (
     Attribute,
@@ -36,7 +36,7 @@ from fibration import (
 )
 
 prompt_group = Stratum("prompt_group")
-T = count(weighed.token, over=trajectory)
+T = count(weights_and_masks.token, over=trajectory)
 first = Attribute("first", on=trajectory, positive=False)
 
 
@@ -187,7 +187,7 @@ def test_causal_has_no_verdict_without_weights_or_conditions():
 
 
 def test_right_losses_that_read_whole_rows_give_up_causal():
-    for name in weighed.AHEAD:
+    for name in weights_and_masks.AHEAD:
         found = [v for v in RIGHT[name].hierarchy.verify().verdicts if v.law == "causal"]
         assert {v.status for v in found} == {"refuted"} and all(v.given_up for v in found)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hierarchies import chains, random_quivers
-from hierarchies.zoo import one
+from hierarchies import random_chains, random_quivers
+from hierarchies.builders import one
 from oracles import matrices
-from oracles.points import one_value_each, point
+from oracles.exact_points import one_value_each, point
 from support import Batch, spec
 
 from fibration import SpecError, absolute, clip, maximum, minimum, residual, sqrt, where
@@ -36,10 +36,10 @@ def agrees(h, batch: Batch, log_prob=None):
     assert [float(g) for g in here.gated] == pytest.approx([float(truth.ratio.value[i]) for i in places], rel=1e-13)
 
 
-@pytest.mark.parametrize("seed", range(0, len(chains.DEPTHS), 2))
+@pytest.mark.parametrize("seed", range(0, len(random_chains.DEPTHS), 2))
 def test_coefficients_of_random_chains_equal_the_definition(seed):
-    h = chains.candidate(seed)
-    agrees(h, one_value_each(chains.batch_for(h, seed, small=True)))
+    h = random_chains.candidate(seed)
+    agrees(h, one_value_each(random_chains.batch_for(h, seed, small=True)))
 
 
 @pytest.mark.sampled

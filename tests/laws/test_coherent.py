@@ -3,7 +3,7 @@
 import pytest
 from hierarchies import quivers
 from hierarchies.quivers import CELL, CROSS, NESTED, SHORT, domain, expert, make, n, token, trajectory
-from oracles import on_batches
+from oracles import quiver_verdicts
 
 from fibration import Fibration, uniform
 from fibration.laws import LAWS
@@ -11,13 +11,13 @@ from fibration.laws.kernels.coherent_blame import mended
 from fibration.laws.subject import Subject
 
 
-@on_batches.wrong_quivers("coherent")
+@quiver_verdicts.wrong_quivers("coherent")
 def test_wrong_quivers_are_refused(name):
-    on_batches.refused(name)
+    quiver_verdicts.refused(name)
 
 
 def test_trees_have_no_verdict_on_coherent():
-    assert not [v for v in on_batches.verdicts("tree of one measure") if v.law == "coherent"]
+    assert not [v for v in quiver_verdicts.verdicts("tree of one measure") if v.law == "coherent"]
 
 
 RIGHT = {

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import sympy
-from hierarchies.pairs import (
+from hierarchies.loss_pairs import (
     DIFFERENT,
     LENGTH,
     SAME,
@@ -26,7 +26,7 @@ from hierarchies.pairs import (
     trajectory,
     truly_ppo,
 )
-from oracles import losses
+from oracles import loss_differences
 from support import OF_EVERY_KIND
 from thorough import some
 
@@ -84,7 +84,7 @@ def verdict(name: str):
 @pytest.mark.parametrize("name", SAME)
 def test_equal_losses_are_proved_the_same(name):
     assert verdict(name).status == "proved"
-    assert losses.differs(SAME[name], 4) is None
+    assert loss_differences.differs(SAME[name], 4) is None
 
 
 @pytest.mark.sampled
@@ -93,10 +93,10 @@ def test_different_losses_are_refuted_by_a_batch(name):
     found, p = verdict(name), DIFFERENT[name]
     assert found.status == "refuted"
     witness = found.counterexample
-    batch = losses.batch_of(witness, p)
+    batch = loss_differences.batch_of(witness, p)
     values = witness.values
     for k, (h, key) in enumerate(((p.first, "coefficients"), (p.second, "other_coefficients"))):
-        assert losses.agrees_with(h, values[key], batch, k)
+        assert loss_differences.agrees_with(h, values[key], batch, k)
     place = values["tokens"].index(values["token"])
     assert values["coefficients"][place] != values["other_coefficients"][place]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hierarchies.terms import T, current, less, loss, old, r, token, trajectory, x
+from hierarchies.loss_pairs_with_penalties import T, current, less, loss, old, r, token, trajectory, x
 
 from fibration import (
     Attribute,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hierarchies.terms import DIFFERENT, SAME, beta, k2, k3, less, trajectory
-from oracles import terms
+from hierarchies.loss_pairs_with_penalties import DIFFERENT, SAME, beta, k2, k3, less, trajectory
+from oracles import objective_differences
 
 from fibration import deviation, equivalent, identity_gate, load
 from fibration.language.pairs import pair
@@ -17,8 +17,10 @@ def test_equal_losses_are_proved_the_same(name):
     p = SAME[name]
     (found,) = equivalent(p.first, p.second, p.when).verdicts
     assert found.status == "proved"
-    batch = terms.drawn(p, 1)
-    assert not terms.differ(*(terms.Loss(h, batch).coefficients() for h in (p.first, p.second)))
+    batch = objective_differences.drawn(p, 1)
+    assert not objective_differences.differ(
+        *(objective_differences.Loss(h, batch).coefficients() for h in (p.first, p.second))
+    )
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
@@ -27,10 +29,10 @@ def test_different_losses_are_refuted_by_a_batch(name):
     p = DIFFERENT[name]
     (found,) = equivalent(p.first, p.second, p.when).verdicts
     assert found.status == "refuted"
-    values, batch = found.counterexample.values, terms.of_witness(found.counterexample)
+    values, batch = found.counterexample.values, objective_differences.of_witness(found.counterexample)
     assert len(values["tokens"]) <= 3
     for h, key in ((p.first, "coefficients"), (p.second, "other_coefficients")):
-        assert not terms.differ(terms.Loss(h, batch).coefficients(), values[key])
+        assert not objective_differences.differ(objective_differences.Loss(h, batch).coefficients(), values[key])
     place = values["tokens"].index(values["token"])
     assert values["coefficients"][place] != values["other_coefficients"][place]
     assert isinstance(same_loss(pair(p.first, p.second, p.when)), Unknown)

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 import sympy
-from hierarchies.weighed import mu, old, one, token, trajectory, x
+from hierarchies.weights_and_masks import mu, old, one, token, trajectory, x
 
 from fibration import (
     Attribute,

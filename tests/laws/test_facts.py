@@ -8,16 +8,17 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hierarchies import quivers, zoo
+from hierarchies import quivers
+from hierarchies.builders import budget, epsilon, one, token, trajectory, two
 from hierarchies.right import RIGHT, SUBSPACES
-from hierarchies.zoo import budget, epsilon, one, token, trajectory, two
-from oracles.certified import facts, forest, regular, report
+from oracles.certified_facts import facts, forest, regular, report
 from oracles.fact_text import number, parameter_values
-from oracles.interpreted import Interpreter
+from oracles.interpreter import Interpreter
 
 from fibration import (
     Attribute,
     Parameter,
+    advantage,
     aggregate_gate,
     count,
     load,
@@ -42,7 +43,7 @@ SHAPES = {
     "jump to zero": RIGHT["either bound"],
     "jump at a bound": one(where(residual > epsilon, 2 * epsilon, residual), log_ratio()),
     "jump for one sign of the advantage": one(
-        where(zoo.advantage > 0, where(residual > epsilon, 2 * epsilon, residual), residual), log_ratio()
+        where(advantage > 0, where(residual > epsilon, 2 * epsilon, residual), residual), log_ratio()
     ),
     "jump at one point": one(where((residual >= 1) & (residual <= 1), 0, residual), log_ratio()),
     "jump below": one(where(residual < -1, -2, residual), log_ratio()),
@@ -62,7 +63,7 @@ def sampled(h, stratum, channel, advantage_value):
     mass = sum((world.value(h.decomposition.scale, leaf, i) for i in world.over(leaf, stratum, 0)), Fraction(0))
 
     def g(rho):
-        bound = {residual: mass * Fraction(rho), zoo.advantage: Fraction(advantage_value)}
+        bound = {residual: mass * Fraction(rho), advantage: Fraction(advantage_value)}
         return float(evaluate(gate, lambda a: bound[a] if a in bound else world.atom(a, stratum, 0)) / mass)
 
     return g
@@ -225,7 +226,7 @@ def test_a_falling_slope_is_listed_with_its_conditions():
     for gate, when in (
         (where(v > 3, falls, residual), "-3 + v is above 0"),
         (where(v > 3, residual, falls), "-3 + v is at most 0"),
-        (where((zoo.advantage > 0) & (v > 1), falls, residual), "the advantage is above 0 and -1 + v is above 0"),
+        (where((advantage > 0) & (v > 1), falls, residual), "the advantage is above 0 and -1 + v is above 0"),
     ):
         assert facts(one(gate, log_ratio()), "restorative") == {
             "gate on token": f"C < ρ < inf with slope -1 where {when}"

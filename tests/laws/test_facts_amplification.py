@@ -9,11 +9,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hierarchies import random_quivers
-from hierarchies.agreement import SHAPED
+from hierarchies.builders import T, budget, chain, epsilon, one, prompt_group, token, trajectory, two
+from hierarchies.first_order_specs import SHAPED
 from hierarchies.right import RIGHT
-from hierarchies.zoo import T, budget, chain, epsilon, one, prompt_group, token, trajectory, two
-from oracles.certified import amplified, facts
-from oracles.points import one_value_each, point
+from oracles.certified_facts import amplified, facts
+from oracles.exact_points import one_value_each, point
 from support import Batch, coefficients, operator, packed, spec
 
 from fibration import (

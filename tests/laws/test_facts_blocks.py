@@ -6,12 +6,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hierarchies.agreement import deep_tree, group, quiver, tree
+from hierarchies.builders import chain, domain, epsilon, prompt_group, token, trajectory
+from hierarchies.first_order_specs import deep_tree, group, quiver, tree
 from hierarchies.quivers import image, modality, text
-from hierarchies.zoo import chain, domain, epsilon, prompt_group, token, trajectory
-from oracles.certified import facts, fixed, forest
+from oracles.certified_facts import facts, fixed, forest
 from oracles.definition import batches
-from oracles.interpreted import Interpreter
+from oracles.interpreter import Interpreter
 
 from fibration import (
     Gate,

@@ -9,14 +9,14 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hierarchies.agreement import DROPPED, SHAPED, deep_tree, group
+from hierarchies.builders import T, budget, chain, domain, epsilon, one, prompt_group, token, trajectory, two, x
+from hierarchies.first_order_specs import DROPPED, SHAPED, deep_tree, group
 from hierarchies.quivers import text, turn
 from hierarchies.right import RIGHT
-from hierarchies.zoo import T, budget, chain, domain, epsilon, one, prompt_group, token, trajectory, two, x
-from oracles.certified import climb, facts, fixed, forest, levels, ragged, report, signs
+from oracles.certified_facts import climb, facts, fixed, forest, levels, ragged, report, signs
 from oracles.definition import batches
 from oracles.fact_text import interval, number, parameter_values
-from oracles.interpreted import Interpreter
+from oracles.interpreter import Interpreter
 from thorough import ALL, some
 
 from fibration import (

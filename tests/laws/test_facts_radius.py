@@ -8,14 +8,14 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hierarchies import zoo
-from hierarchies.agreement import EVERYWHERE, SHAPED, SIGNED, SPECS, VALUE, alone, high, low, quiver
+from hierarchies import builders
+from hierarchies.builders import T, budget, chain, epsilon, one, prompt_group, token, trajectory, two, x
+from hierarchies.first_order_specs import EVERYWHERE, SHAPED, SIGNED, SPECS, VALUE, alone, high, low, quiver
 from hierarchies.right import RIGHT, SHIPPED
-from hierarchies.zoo import T, budget, chain, epsilon, one, prompt_group, token, trajectory, two, x
-from oracles.certified import TINY, facts, fixed, forest, regular, report, signs
+from oracles.certified_facts import TINY, facts, fixed, forest, regular, report, signs
 from oracles.definition import batches, truth
 from oracles.fact_text import number, parameter_values
-from oracles.interpreted import Interpreter
+from oracles.interpreter import Interpreter
 from thorough import ALL, some
 
 from fibration import (
@@ -65,7 +65,7 @@ RADIUS = {
     "wide clip of deviations": one(clip_gate(Parameter("wide", default=2.0))),
     "doubled": one(clip_gate(epsilon), Decomposition({"": 2 * x}, exp(gated("") / 2))),
     "doubled deviation": one(clip_gate(epsilon), Decomposition({"": 2 * expm1(x)}, 1 + gated("") / 2)),
-    "scaled by an attribute": one(clip_gate(epsilon), ratio_deviation(scale=zoo.weight)),
+    "scaled by an attribute": one(clip_gate(epsilon), ratio_deviation(scale=builders.weight)),
     "two halves": RIGHT["two halves"],
     "identity": two(outer=identity_gate(), inner=identity_gate()),
     "identity of deviations": two(outer=identity_gate(), inner=identity_gate(), split=ratio_deviation(scale=1 / T)),

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from hierarchies.quivers import domain, expert, make
-from hierarchies.weighed import (
+from hierarchies.weights_and_masks import (
     RIGHT,
     WRONG,
     C,
@@ -23,7 +23,7 @@ from hierarchies.weighed import (
     trajectory,
     two,
 )
-from oracles.weighed import drawn
+from oracles.weights_and_masks import drawn
 
 from fibration import (
     Attribute,

@@ -10,12 +10,12 @@ from fractions import Fraction
 from functools import partial
 
 import pytest
-from hierarchies.agreement import SPECS, VALUE, T, alone, apc, group, high, state, three
-from hierarchies.drawn import drawn
+from hierarchies.first_order_specs import SPECS, VALUE, T, alone, apc, group, high, state, three
 from hierarchies.quivers import token, trajectory
+from hierarchies.random_levels import random_levels
 from hierarchies.right import SUBSPACES
-from oracles import brute, verdicts
-from oracles.certified import UNIT, report
+from oracles import brute_force, verdicts
+from oracles.certified_facts import UNIT, report
 from oracles.definition import World, batches, truth
 from thorough import some
 
@@ -214,7 +214,7 @@ def plain_or_none(plain, xs, advantages):
         return None
 
 
-# ---------------------------------------------------------------- drawn at random
+# ---------------------------------------------------------------- random_levels at random
 
 
 def uphold(h, seed, count=5):
@@ -250,7 +250,7 @@ def uphold(h, seed, count=5):
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", some(range(24), 4, 2))
 def test_verdicts_on_random_levels_are_right(seed):
-    uphold(drawn(random.Random(seed)), seed)
+    uphold(random_levels(random.Random(seed)), seed)
 
 
 @pytest.mark.sampled
@@ -263,7 +263,7 @@ def test_first_order_holds_on_the_declared_subspace(name):
     assert first[0].status != "proved"
     assert first[0].given_up
     assert [v.subject for v in first[1:]] == ([] if stratum is None else [f"advantages constant on each {stratum}"])
-    brute.uphold(h, found.verdicts, brute.worlds_for(h, (1, 2, 3, 4)))
+    brute_force.uphold(h, found.verdicts, brute_force.worlds_for(h, (1, 2, 3, 4)))
 
 
 # A parameter that varies over trajectories has one value in each of these worlds.
@@ -280,7 +280,7 @@ def test_first_order_fails_on_every_subspace_that_is_not_claimed(name):
     claim = next(v for v in found.verdicts if v.law == "first_order")
     false = replace(claim, status="proved", subject=f"advantages constant on each {good}")
     with pytest.raises(AssertionError):
-        brute.uphold(h, [false], brute.worlds_for(h, (2, 3, 4)))
+        brute_force.uphold(h, [false], brute_force.worlds_for(h, (2, 3, 4)))
 
 
 def found_identity(found, stratum):

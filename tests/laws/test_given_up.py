@@ -4,12 +4,12 @@ import re
 from dataclasses import replace
 
 import pytest
-from hierarchies import baselines, divergences, zoo
+from hierarchies import baselines, divergences
+from hierarchies.builders import T, budget, epsilon, two
 from hierarchies.divergences import d, k3
-from hierarchies.weighed import C, batch, k, mu, one, rho, trajectory
-from hierarchies.zoo import T, budget, epsilon, two
-from oracles import brute
-from oracles.written import from_json
+from hierarchies.weights_and_masks import C, batch, k, mu, one, rho, trajectory
+from oracles import brute_force
+from oracles.counterexample_json import from_json
 
 from fibration import (
     Gate,
@@ -19,14 +19,17 @@ from fibration import (
     aggregate_gate,
     clip_gate,
     exp,
+    identity_gate,
     load,
     log_ratio,
     maximum,
     mean,
     minimum,
+    ratio_deviation,
     residual,
     sign,
     some,
+    token_mean,
     total,
     where,
     zero_gate,
@@ -53,9 +56,9 @@ TWO_WAYS = Gate(
 def penalised(gives_up=(), **penalties):
     return Hierarchy(
         name="one",
-        gates={divergences.token: zoo.identity_gate()},
-        decomposition=zoo.ratio_deviation(),
-        objective=zoo.token_mean(),
+        gates={divergences.token: identity_gate()},
+        decomposition=ratio_deviation(),
+        objective=token_mean(),
         penalties=penalties,
         gives_up={key: WHY for key in gives_up},
     )
@@ -291,7 +294,7 @@ def test_the_remainder_of_a_given_up_law_is_decided(name):
     assert left == [failure]
     if law == "inward":
         whole = replace(from_json(h, failure), subject=failure.subject.removeprefix("what is left of "))
-        brute.confirm(h, whole, found.verdicts)
+        brute_force.confirm(h, whole, found.verdicts)
     assert failure.status == "refuted" and failure.counterexample
     with pytest.raises(LawError, match="what is left of"):
         found.raise_for_status()

@@ -8,11 +8,11 @@ import random
 from fractions import Fraction
 
 import pytest
-from hierarchies.agreement import SPECS
-from hierarchies.drawn import drawn
+from hierarchies.first_order_specs import SPECS
+from hierarchies.random_levels import random_levels
 from hierarchies.right import SUBSPACES
-from oracles import brute, verdicts
-from oracles.certified import report
+from oracles import brute_force, verdicts
+from oracles.certified_facts import report
 from oracles.definition import NO_VALUE, World, batches
 from thorough import some
 
@@ -59,11 +59,11 @@ def differs(world, rng, over):
             advantages = [per[world.below(leaf, i, over)] for leaf, i in world.tokens]
             xs, way = ([step * rng.randint(-9, 9) for _ in range(n)] for step in (unit, F(1)))
             try:
-                found = brute.pushed_along(world, xs, way, advantages)
+                found = brute_force.pushed_along(world, xs, way, advantages)
             except NO_VALUE:
                 return True
             expected = sum((world.mu(i) * a * d for i, (a, d) in enumerate(zip(advantages, way, strict=True))), F(0))
-            if abs(found - expected) > (F(1, 10**6) if unit else brute.TINY):
+            if abs(found - expected) > (F(1, 10**6) if unit else brute_force.TINY):
                 return True
     return False
 
@@ -77,7 +77,7 @@ def holds(h, verdict, seed=0, count=4):
         assert verdict.status != "proved" or not differs(world, rng, over), f"{verdict} on {world}"
         off |= differs(world, rng, h.rows)
     if verdict.status == "refuted":
-        brute.confirm(h, verdict)
+        brute_force.confirm(h, verdict)
     return off
 
 
@@ -97,7 +97,7 @@ def test_the_verdict_on_gradient_is_right_on_random_batches(name):
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", some(range(24), 5, 1))
 def test_the_verdict_on_gradient_is_right_for_random_levels(seed):
-    h = drawn(random.Random(seed))
+    h = random_levels(random.Random(seed))
     verdict = gradient(h)
     holds(h, verdict, seed)
     assert verdict.status != "undecided"

@@ -5,7 +5,8 @@ import random
 
 import pytest
 import torch
-from hierarchies import quivers, zoo
+from hierarchies import quivers, wrong_specs
+from hierarchies.builders import budget, epsilon, one, token
 from hierarchies.quivers import (
     batch,
     image,
@@ -14,9 +15,8 @@ from hierarchies.quivers import (
     text,
     trajectory,
 )
-from hierarchies.zoo import budget, epsilon, one, token
 from oracles import verdicts
-from oracles.backends_here import BACKENDS_HERE
+from oracles.backend_cases import BACKENDS_HERE
 from thorough import ALL
 
 from fibration import (
@@ -47,7 +47,7 @@ from fibration import (
 from fibration.laws import LAWS
 from fibration.laws.subject import Subject
 
-UNDECIDABLE = zoo.undecidable()
+UNDECIDABLE = wrong_specs.undecidable()
 
 
 def test_an_undecided_gate_is_reported_with_the_comparison_and_a_remedy():

@@ -1,9 +1,9 @@
 """Levels that push elements further out than their budget are refused, on a batch that shows it; all others are not."""
 
 import pytest
-from hierarchies.zoo import T, W, budget, chain, epsilon, one, prompt_group, token, trajectory, two, weight
-from oracles import brute, verdicts
-from oracles.written import from_json
+from hierarchies.builders import T, W, budget, chain, epsilon, one, prompt_group, token, trajectory, two, weight
+from oracles import brute_force, verdicts
+from oracles.counterexample_json import from_json
 
 from fibration import (
     Attribute,
@@ -264,7 +264,7 @@ def test_a_gate_that_never_pushes_further_out_is_proved(name):
     assert found
     assert all(v.status == "proved" for v in found), [str(v) for v in found]
     if name not in ("gspo_token", "ce_gppo"):  # whose gates stop a value, as formulas of the oracle do not
-        assert brute.uphold(h, found, brute.worlds_for(h, (1, 2, 3))) > 0
+        assert brute_force.uphold(h, found, brute_force.worlds_for(h, (1, 2, 3))) > 0
 
 
 @pytest.mark.sampled
@@ -276,7 +276,7 @@ def test_a_gate_that_pushes_further_out_is_refuted(name):
     assert found.counterexample.values["what"] == what
     assert "inward" in found.remedy
     plain = h.replace(orthogonalise=None) if h.orthogonalise else h  # on a balanced batch they agree
-    brute.confirm(plain, from_json(h, found))
+    brute_force.confirm(plain, from_json(h, found))
 
 
 @pytest.mark.sampled
@@ -295,7 +295,7 @@ def test_a_gate_that_closes_for_good_is_proved_for_any_order_of_its_breakpoints(
     found = verdict(h, subject)
     assert found.status == "proved", found
     if "stop" not in name:
-        assert brute.uphold(h, [found], brute.worlds_for(h, (1, 2, 3))) > 0
+        assert brute_force.uphold(h, [found], brute_force.worlds_for(h, (1, 2, 3))) > 0
 
 
 def test_the_counterexample_is_the_smallest_batch_with_its_coefficient():

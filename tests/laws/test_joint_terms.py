@@ -5,10 +5,10 @@ import random
 from fractions import Fraction
 
 import pytest
-from hierarchies.reasons import BROKEN, DEVIATIONS, KEPT, LEFT, TREES
-from hierarchies.zoo import epsilon
-from oracles import brute, verdicts
-from oracles.certified import TINY, report
+from hierarchies.builders import epsilon
+from hierarchies.joint_terms import BROKEN, DEVIATIONS, KEPT, LEFT, TREES
+from oracles import brute_force, verdicts
+from oracles.certified_facts import TINY, report
 from thorough import some
 
 from fibration import residual
@@ -21,7 +21,7 @@ from fibration.laws.batches.shapes import small
 def test_right_hierarchies_verify_and_their_laws_hold_on_small_batches(name):
     found = report(KEPT[name])
     assert found.ok, found
-    assert brute.uphold(KEPT[name], found.verdicts, brute.worlds_for(KEPT[name], (1, 2, 3))) > 3
+    assert brute_force.uphold(KEPT[name], found.verdicts, brute_force.worlds_for(KEPT[name], (1, 2, 3))) > 3
 
 
 @pytest.mark.sampled
@@ -61,7 +61,7 @@ def test_wrong_hierarchies_that_differ_in_one_number_are_not_proved(name):
 def test_gated_ratios_far_from_1_are_positive(name):
     """Tokens and their trajectories far above 1 and far below it, in every combination."""
     rng = random.Random(name)
-    for world in brute.worlds_for(KEPT[name], (2, 3, 4)):
+    for world in brute_force.worlds_for(KEPT[name], (2, 3, 4)):
         for _ in range(4):
             xs = [Fraction(rng.choice([-30, -3, -1, 0, 1, 3, 30])) for _ in range(world.size(KEPT[name].leaves[0]))]
             assert all(r > 0 for r in world.ratios(xs, [Fraction(rng.choice([-1, 1]))] * len(xs)))

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hierarchies.weighed import C, k, mu, old, one, rho, token, trajectory, x
+from hierarchies.weights_and_masks import C, k, mu, old, one, rho, token, trajectory, x
 
 from fibration import (
     Gate,

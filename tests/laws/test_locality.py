@@ -1,7 +1,7 @@
 """No kernel, gate or density reads what it may not see."""
 
 import pytest
-from oracles import on_batches, verdicts
+from oracles import quiver_verdicts, verdicts
 from support import token, trajectory
 
 from fibration import (
@@ -53,9 +53,9 @@ def test_wrong_specs_are_refused(name):
     verdicts.refused(name)
 
 
-@on_batches.wrong_quivers("locality")
+@quiver_verdicts.wrong_quivers("locality")
 def test_wrong_quivers_are_refused(name):
-    on_batches.refused(name)
+    quiver_verdicts.refused(name)
 
 
 current, old, rollout = policies("current old rollout")

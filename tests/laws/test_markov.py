@@ -1,9 +1,9 @@
 """Kernels are defined and not negative, on every fibre."""
 
 import pytest
-from hierarchies.measures import CHAIN, over
-from hierarchies.zoo import token, weight
-from oracles import on_batches, verdicts
+from hierarchies.additive_kernels import CHAIN, over
+from hierarchies.builders import token, weight
+from oracles import quiver_verdicts, verdicts
 from thorough import ALL
 
 from fibration import Parameter, absolute, count, exp, maximum, minimum, total, where
@@ -17,9 +17,9 @@ def test_wrong_specs_are_refused(name):
     verdicts.refused(name)
 
 
-@on_batches.wrong_quivers("markov")
+@quiver_verdicts.wrong_quivers("markov")
 def test_wrong_quivers_are_refused(name):
-    on_batches.refused(name)
+    quiver_verdicts.refused(name)
 
 
 def test_a_weight_that_may_be_0_is_not_proved():

@@ -1,14 +1,14 @@
 """The weights of an objective are numbers at every token: on trees, where a count may be 0, and without the rows.
 
-Chains are in `zoo.wrong_objectives`.
+Chains are in `wrong_specs.wrong_objectives`.
 """
 
 import functools
 import operator
 
 import pytest
+from hierarchies.builders import T
 from hierarchies.quivers import BOTH, batch, image, make, text, token, trajectory, turn
-from hierarchies.zoo import T
 from oracles import verdicts
 
 from fibration import (

@@ -1,10 +1,10 @@
 """Residuals sum to 0 over each coarser element."""
 
 import pytest
-from oracles import on_batches
+from oracles import quiver_verdicts
 
 
 @pytest.mark.sampled
-@on_batches.wrong_quivers("orthogonality")
+@quiver_verdicts.wrong_quivers("orthogonality")
 def test_wrong_quivers_are_refused(name):
-    on_batches.refused(name)
+    quiver_verdicts.refused(name)

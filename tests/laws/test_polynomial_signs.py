@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 import sympy
-from hierarchies.zoo import chain, prompt_group, token, trajectory
+from hierarchies.builders import chain, prompt_group, token, trajectory
 
 from fibration import Attribute, Parameter, count, maximum, residual, sqrt, total, uniform, where
 from fibration.language.operators import ANY, NOT_ZERO, POSITIVE

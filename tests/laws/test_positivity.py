@@ -4,11 +4,11 @@ import random
 from fractions import Fraction
 
 import pytest
-from hierarchies.agreement import SPECS, three
+from hierarchies.builders import budget, epsilon, one
+from hierarchies.first_order_specs import SPECS, three
 from hierarchies.quivers import token, trajectory
-from hierarchies.zoo import budget, epsilon, one
-from oracles import brute, verdicts
-from oracles.certified import TINY, report
+from oracles import brute_force, verdicts
+from oracles.certified_facts import TINY, report
 from oracles.definition import batches, truth
 
 from fibration import (
@@ -100,7 +100,7 @@ def test_a_gate_that_is_too_large_inside_the_recovery_is_undecided():
 
 def refuted(h):
     found = h.verify()
-    brute.confirm(h, next(v for v in found.verdicts if v.law == "positivity"), found.verdicts)
+    brute_force.confirm(h, next(v for v in found.verdicts if v.law == "positivity"), found.verdicts)
 
 
 @pytest.mark.sampled

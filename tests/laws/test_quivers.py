@@ -23,7 +23,7 @@ from hierarchies.quivers import (
     trajectory,
     turn,
 )
-from oracles.on_batches import RIGHT, WRONG, confirm, shown, uphold, verdicts
+from oracles.quiver_verdicts import RIGHT, WRONG, confirm, shown, uphold, verdicts
 from thorough import some
 
 from fibration import (

@@ -1,20 +1,20 @@
-"""Random hierarchies, right and wrong: what is proved holds wherever it is tried, what is refuted fails where it says.
+"""Random hierarchies, right and wrong: proved laws hold on every batch tried, refuted laws fail on their counterexample.
 
-Everything is worked out again in rationals (`brute.py`): sums over fibres, the dense operator of eq:fgh_gating, exact
-difference quotients. The dense operator shares no code with lowering, the interpreter or the laws.
+`oracles/brute_force.py` computes everything again in rationals: sums over fibres, the dense operator of eq:fgh_gating,
+exact difference quotients. The dense operator shares no code with lowering, the interpreter or the laws.
 """
 
 import random
 from fractions import Fraction
 
 import pytest
-from hierarchies import zoo
-from hierarchies.measures import CHAIN, linear_kernels, over, right_kernels, small
-from hierarchies.zoo import budget, epsilon, one, token, trajectory, two
+from hierarchies import builders
+from hierarchies.additive_kernels import CHAIN, linear_kernels, over, right_kernels, small
+from hierarchies.builders import budget, epsilon, one, token, trajectory, two
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from oracles import brute
-from oracles.interpreted import Interpreter
+from oracles import brute_force
+from oracles.interpreter import Interpreter
 from oracles.verdicts import check
 from thorough import examples
 
@@ -96,7 +96,8 @@ def test_verdicts_on_random_gates_of_tokens_are_right(formula, split):
 @pytest.mark.thorough
 @examples(40)
 @given(
-    gates(base=density(trajectory)), st.sampled_from([log_ratio(scale=1 / zoo.T), signed_log_ratio(scale=1 / zoo.T)])
+    gates(base=density(trajectory)),
+    st.sampled_from([log_ratio(scale=1 / builders.T), signed_log_ratio(scale=1 / builders.T)]),
 )
 def test_verdicts_on_random_gates_that_read_a_coarser_density_are_right(formula, split):
     check(two(inner=Gate(formula), split=split, objective=trajectory_mean()), sizes=(1, 2, 3))
@@ -159,7 +160,7 @@ def test_verdicts_on_random_hierarchies_are_right(h):
 
 def _agrees_with_the_interpreter(h):
     """The dense operator of eq:fgh_gating and the lowered program, on one tree."""
-    world = list(brute.worlds_for(h, (4,)))[-1]
+    world = list(brute_force.worlds_for(h, (4,)))[-1]
     rng = random.Random(1)
     xs = [Fraction(rng.randint(-20, 20), 32) for _ in range(world.size(token))]
     dense = world.ratios(xs, [Fraction(1)] * len(xs))

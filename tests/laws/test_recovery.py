@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hierarchies.zoo import epsilon, one, weight, x
+from hierarchies.builders import epsilon, one, weight, x
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import verdicts

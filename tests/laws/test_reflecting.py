@@ -4,8 +4,8 @@ import re
 from fractions import Fraction
 
 import pytest
-from hierarchies import agreement, chains, quivers, random_quivers, right, zoo
-from hierarchies.measures import CHAIN, linear_kernels, over
+from hierarchies import builders, first_order_specs, quivers, random_chains, random_quivers, right, wrong_specs
+from hierarchies.additive_kernels import CHAIN, linear_kernels, over
 from hierarchies.quivers import (
     group,
     image,
@@ -17,7 +17,7 @@ from hierarchies.quivers import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles import on_batches, verdicts
+from oracles import quiver_verdicts, verdicts
 from oracles.verdicts import WRONG, check, status
 from thorough import examples
 
@@ -47,7 +47,7 @@ def test_the_counterexample_is_the_smallest_hierarchy():
         verdict = next(
             v for v in WRONG[name].hierarchy.verify().verdicts if v.law == "reflecting" and v.status == "refuted"
         )
-        assert verdict.counterexample.concrete.size[zoo.token] == tokens
+        assert verdict.counterexample.concrete.size[builders.token] == tokens
 
 
 @pytest.mark.parametrize(("divides", "status"), [(image, "proved"), (text, "refuted")])
@@ -96,11 +96,11 @@ def everywhere():
     found = [load(name) for name in right.SHIPPED] + list(right.RIGHT.values())
     found += [
         w.hierarchy
-        for kind in (zoo.wrong(), zoo.undecidable(), quivers.right(), quivers.wrong())
+        for kind in (wrong_specs.wrong(), wrong_specs.undecidable(), quivers.right(), quivers.wrong())
         for w in kind.values()
     ]
-    found += [s.h for s in agreement.SPECS.values()]
-    found += [chains.candidate(seed) for seed in range(20)]
+    found += [s.h for s in first_order_specs.SPECS.values()]
+    found += [random_chains.candidate(seed) for seed in range(20)]
     found += [random_quivers.quiver(seed) for seed in range(random_quivers.COUNT)]
     found += [random_quivers.plain(kind) for kind in random_quivers.KINDS]
     return [h for h in found if next(LAWS["structure"].decide(Subject(h, []))).status == "proved"]
@@ -112,7 +112,7 @@ def test_every_kernel_has_a_verdict(monkeypatch):
     monkeypatch.setattr(kernels, "decide_share", lambda f, *_: Decision(f"kernel {f.name}", "proved"))
     alone = 0
     for h in everywhere():
-        on_batches.every_kernel_is_asked(h, list(LAWS["reflecting"].decide(Subject(h, []))))
+        quiver_verdicts.every_kernel_is_asked(h, list(LAWS["reflecting"].decide(Subject(h, []))))
         alone += len(h.shape.uncovered())
     assert alone >= 10
 
@@ -151,9 +151,9 @@ def test_wrong_specs_are_refused(name):
 
 
 @pytest.mark.sampled
-@on_batches.wrong_quivers("reflecting")
+@quiver_verdicts.wrong_quivers("reflecting")
 def test_wrong_quivers_are_refused(name):
-    on_batches.refused(name)
+    quiver_verdicts.refused(name)
 
 
 @pytest.mark.thorough

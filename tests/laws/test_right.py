@@ -4,7 +4,7 @@ import functools
 
 import pytest
 from hierarchies.right import RIGHT, SHIPPED
-from oracles import brute
+from oracles import brute_force
 from thorough import some
 
 from fibration import load
@@ -37,4 +37,4 @@ def test_proved_laws_hold_on_small_hierarchies(name):
     found = report(name)
     depth = len(found.hierarchy.order)
     sizes = (1, 2, 3) if depth > 3 else (1, 2, 3, 4)
-    assert brute.uphold(found.hierarchy, found.verdicts, brute.worlds_for(found.hierarchy, sizes)) > 5
+    assert brute_force.uphold(found.hierarchy, found.verdicts, brute_force.worlds_for(found.hierarchy, sizes)) > 5

@@ -5,11 +5,11 @@ The float64 interpreter runs the program as lowered, which computes what the for
 
 import numpy as np
 import pytest
-from hierarchies.zoo import one, token, trajectory, two
+from hierarchies.builders import one, token, trajectory, two
 from hypothesis import given, reject
 from hypothesis import strategies as st
-from oracles import brute
-from oracles.interpreted import Interpreter
+from oracles import brute_force
+from oracles.interpreter import Interpreter
 from thorough import examples
 
 from fibration import (
@@ -114,7 +114,7 @@ HARMLESS = {
 
 def coefficients(h, x):
     """`∂J/∂log π` over `μ·A`, where all tokens have the log ratio `x`."""
-    world = list(brute.worlds_for(h, (2,)))[-1]
+    world = list(brute_force.worlds_for(h, (2,)))[-1]
     n = world.size(token)
     return n * Interpreter(world, np.full(n, x)).coefficients()
 

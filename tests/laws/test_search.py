@@ -5,9 +5,9 @@ from fractions import Fraction
 
 import mpmath
 import pytest
-from hierarchies import hidden, quivers, zoo
+from hierarchies import builders, quivers, wrong_on_rare_batches
+from hierarchies.builders import T, two
 from hierarchies.right import RIGHT, SHIPPED
-from hierarchies.zoo import T, two
 from thorough import ALL
 
 from fibration import (
@@ -56,8 +56,8 @@ SAMPLE = list(CORRECT) if ALL else list(CORRECT)[::33]
 
 def test_every_chain_of_up_to_five_tokens_is_tried():
     rows = [
-        list(c.maps[zoo.token, zoo.trajectory].count(r) for r in range(c.size[zoo.trajectory]))
-        for c in concretes(zoo.chain(uniform(), uniform()), [])
+        list(c.maps[builders.token, builders.trajectory].count(r) for r in range(c.size[builders.trajectory]))
+        for c in concretes(builders.chain(uniform(), uniform()), [])
     ]
     partitions = {1: 1, 2: 2, 3: 3, 4: 5, 5: 7}
     for n, many in partitions.items():
@@ -134,17 +134,18 @@ def test_turning_lists_the_formulas_that_decide_a_branch():
 def test_the_candidates_contain_sizes_at_which_a_branch_changes():
     far = Parameter("far", lower=10, upper=40)
     reads = two(where(exp(T / 10) > far * far, 1 / T, 2 / T)).fibrations[0].weight
-    found = [(c.size[zoo.token], c.parameters[far]) for c in concretes(two(), [reads])]
+    found = [(c.size[builders.token], c.parameters[far]) for c in concretes(two(), [reads])]
     both = {float(mpmath.exp(n / 10)) > value**2 for n, value in found if n > 40}
     assert both == {True, False}
     assert max(n for n, _ in found) < 1000, "the sizes are those of the condition"
 
 
 def test_candidates_have_siblings_of_different_sizes():
-    h = hidden.wrong()["negative for one long beside two short"].hierarchy
+    h = wrong_on_rare_batches.wrong()["negative for one long beside two short"].hierarchy
     found = concretes(h, [f.weight for f in h.fibrations])
     sizes = {
-        tuple(sorted(len(c.over(zoo.token, zoo.trajectory, b)) for b in range(c.size[zoo.trajectory]))) for c in found
+        tuple(sorted(len(c.over(builders.token, builders.trajectory, b)) for b in range(c.size[builders.trajectory])))
+        for c in found
     }
     assert {(1, 1, 5), (1, 5, 5), (2, 2, 2, 100), (1, 100)} <= sizes
 
@@ -222,8 +223,10 @@ def test_series_of_formulas_without_terms_are_unsure():
 
 def test_a_slope_with_a_slow_limit_is_not_refuted():
     """At every step the quotient is well above 1; it tends to 1 like `1/log`, below any step that is tried."""
-    slowly = zoo.one(where(residual > 0, residual * (1 + 1 / log(2 + 1 / absolute(residual))), residual), log_ratio())
-    assert identity.gate_off_identity(slowly, zoo.token, slowly.gate(zoo.token)) is None
+    slowly = builders.one(
+        where(residual > 0, residual * (1 + 1 / log(2 + 1 / absolute(residual))), residual), log_ratio()
+    )
+    assert identity.gate_off_identity(slowly, builders.token, slowly.gate(builders.token)) is None
 
 
 def test_signs_of_a_bounded_formula_include_those_at_its_bounds():

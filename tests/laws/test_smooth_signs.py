@@ -4,7 +4,7 @@ import math
 
 import pytest
 import sympy
-from hierarchies.zoo import two
+from hierarchies.builders import two
 
 from fibration.language.operators import POSITIVE, Stopped
 from fibration.laws.signs.smooth_signs import DEEPEST, T, _course

@@ -4,7 +4,7 @@ import pytest
 from hierarchies.baselines import G, gamma, others, token, trajectory
 from hierarchies.baselines import prompt_group as group
 from hierarchies.divergences import current, d, entropy, k3, r, x
-from hierarchies.weighed import batch
+from hierarchies.weights_and_masks import batch
 
 from fibration import (
     Attribute,

@@ -1,6 +1,6 @@
 """What is no fibration is refused before any other law is asked: too few levels, circles, paths that disagree."""
 
-from oracles import on_batches, verdicts
+from oracles import quiver_verdicts, verdicts
 
 
 @verdicts.wrong_specs("structure")
@@ -8,6 +8,6 @@ def test_wrong_specs_are_refused(name):
     verdicts.refused(name)
 
 
-@on_batches.wrong_quivers("structure")
+@quiver_verdicts.wrong_quivers("structure")
 def test_wrong_quivers_are_refused(name):
-    on_batches.refused(name)
+    quiver_verdicts.refused(name)

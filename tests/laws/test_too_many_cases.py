@@ -1,14 +1,14 @@
 """Where a formula has more cases than are looked at, nothing is known of it: a law may be left open, and never decided."""
 
 import pytest
-from hierarchies import quivers, zoo
+from hierarchies import quivers, wrong_specs
 from thorough import some
 
 from fibration.laws import LAWS
 from fibration.laws.signs import branches
 from fibration.laws.subject import Subject
 
-WRONG = {name: spec for name, spec in (zoo.wrong() | quivers.wrong()).items() if spec.law in LAWS}
+WRONG = {name: spec for name, spec in (wrong_specs.wrong() | quivers.wrong()).items() if spec.law in LAWS}
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hierarchies import zoo
+from hierarchies import wrong_specs
 from thorough import some
 
 import fibration
@@ -47,7 +47,7 @@ from fibration.laws import verify as module
 from fibration.laws.batches.words import Witness
 
 SOURCES = kept.sources()
-WRONG = zoo.wrong()
+WRONG = wrong_specs.wrong()
 token, trajectory, domain = strata("token trajectory domain")
 C = Parameter("C", default=0.1)
 

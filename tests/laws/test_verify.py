@@ -3,11 +3,11 @@
 import pickle
 
 import pytest
-from hierarchies import quivers, zoo
+from hierarchies import builders, quivers
 from hierarchies.right import SHIPPED
 from oracles import verdicts
 
-from fibration import Hierarchy, LawError, SpecError, load
+from fibration import Hierarchy, LawError, SpecError, decomposition, exp, gated, load, residual, zero_gate
 from fibration.language.report import Cause, Report, Verdict
 from fibration.laws.verify import decide
 
@@ -34,32 +34,34 @@ def test_verification_is_repeatable():
 
 def test_a_reason_covers_only_the_law_that_it_names():
     """Giving up first order lets a zero gate pass, and nothing else."""
-    kept = zoo.two(inner=zoo.zero_gate(), gives_up={"first_order": "tokens follow their trajectory"}).verify()
+    kept = builders.two(inner=zero_gate(), gives_up={"first_order": "tokens follow their trajectory"}).verify()
     assert kept.ok
     assert {v.law for v in kept.verdicts if v.given_up} == {"first_order", "identity"}
-    wrong_kernel = zoo.two(1 / (zoo.T + 1), inner=zoo.zero_gate(), gives_up={"first_order": "tokens follow"}).verify()
+    wrong_kernel = builders.two(
+        1 / (builders.T + 1), inner=zero_gate(), gives_up={"first_order": "tokens follow"}
+    ).verify()
     assert not wrong_kernel.ok
     assert {v.law for v in wrong_kernel.failures} == {"reflecting", "gradient", "orthogonality"}
-    split = zoo.decomposition(density=2 * zoo.x, recovery=zoo.exp(zoo.gated("")))
-    wrong_recovery = zoo.two(split=split, gives_up={"first_order": "why not"}).verify()
+    split = decomposition(density=2 * builders.x, recovery=exp(gated("")))
+    wrong_recovery = builders.two(split=split, gives_up={"first_order": "why not"}).verify()
     assert {v.law for v in wrong_recovery.failures} == {"recovery", "gradient"}
 
 
 # ---------------------------------------------------------------- causes, and what follows from them
 
-T = zoo.T
+T = builders.T
 NO_VALUE = 1 / (T - 1)
 FOLLOWING = {  # a slip, the verdict on it, and what fails along with it
-    "sum": (zoo.two(1 / (T + 1)), "reflecting", "orthogonality of residual on token"),
+    "sum": (builders.two(1 / (T + 1)), "reflecting", "orthogonality of residual on token"),
     "value": (
-        zoo.two(NO_VALUE),
+        builders.two(NO_VALUE),
         "markov",
         "reflecting of kernel token → trajectory, first_order, gradient, orthogonality of residual on token, positivity, "
         "inward of gate on trajectory",
     ),
-    "gate": (zoo.two(inner=zoo.zero_gate()), "identity", "first_order"),
+    "gate": (builders.two(inner=zero_gate()), "identity", "first_order"),
     "gate without a value": (
-        zoo.one(zoo.residual / (zoo.budget - zoo.budget)),
+        builders.one(residual / (builders.budget - builders.budget)),
         "identity",
         "first_order, gradient, positivity, inward of gate on token",
     ),
@@ -102,7 +104,7 @@ def test_one_fault_is_one_cause(slip):
 def test_a_law_with_its_own_reason_is_reported_with_that_reason():
     """Giving up first-order agreement covers the identity of gates, and does not speak over what is said of these."""
     for reasons in ({"identity": "flat", "first_order": "follows"}, {"first_order": "follows", "identity": "flat"}):
-        found = zoo.two(inner=zoo.zero_gate(), gives_up=reasons).verify()
+        found = builders.two(inner=zero_gate(), gives_up=reasons).verify()
         assert {v.law: v.given_up for v in found.verdicts if v.given_up} == reasons
 
 
@@ -126,7 +128,7 @@ def test_a_refuted_law_is_raised_before_an_undecided_one():
         return Verdict(law, "it", status, "", cause=cause and Cause(cause, "it"))
 
     made = (verdict("markov", "undecided"), verdict("coherent", "refuted", "markov"), verdict("recovery", "refuted"))
-    found = Report(zoo.two(), made)
+    found = Report(builders.two(), made)
     assert [v.law for v in found.causes] == ["markov", "recovery"]
     with pytest.raises(LawError, match="'recovery'"):
         found.raise_for_status()
@@ -135,7 +137,7 @@ def test_a_refuted_law_is_raised_before_an_undecided_one():
 @pytest.mark.parametrize("law", ["structure", "locality", "markov", "reflecting"])
 def test_foundations_cannot_be_given_up(law):
     with pytest.raises(SpecError):
-        zoo.two(gives_up={law: "because"})
+        builders.two(gives_up={law: "because"})
 
 
 def test_reports_survive_pickling():

@@ -11,8 +11,8 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hierarchies import zoo
-from oracles import on_batches, verdicts
+from hierarchies import builders, wrong_specs
+from oracles import quiver_verdicts, verdicts
 from oracles.verdicts import counterexamples_hold, report
 
 from fibration import (
@@ -31,6 +31,7 @@ from fibration import (
     residual,
     strata,
     token_log_ratio,
+    token_mean,
     trajectory_mean,
     uniform,
 )  # fmt: skip
@@ -42,8 +43,8 @@ from fibration.laws.batches.words import in_full, rounded, shown, written
 from fibration.laws.verify import Incomplete, decide
 
 token, trajectory = strata("token trajectory")
-WRONG, QUIVERS = verdicts.WRONG, on_batches.WRONG
-UNDECIDABLE = zoo.undecidable()
+WRONG, QUIVERS = verdicts.WRONG, quiver_verdicts.WRONG
+UNDECIDABLE = wrong_specs.undecidable()
 
 
 @pytest.mark.parametrize("name", ["one too many in the denominator", "residual against the gated base", "self-loop"])
@@ -78,9 +79,9 @@ SEARCHED = {  # a law that is refuted by numbers, and a spec for which it has to
     "objective": WRONG["objective that divides by 0 in a batch of two rows"].hierarchy,
     "recovery": WRONG["recovery without its scale"].hierarchy,
     "identity": WRONG["sigmoid that is not centred"].hierarchy,
-    "first_order": zoo.one(
-        zoo.identity_gate(), zoo.decomposition(density=zoo.x + 1, recovery=exp(gated("") - 1)), gives_up={"identity": "F(1) is not 0"}
-    ).replace(objective=zoo.token_mean().score()),
+    "first_order": builders.one(
+        identity_gate(), decomposition(density=builders.x + 1, recovery=exp(gated("") - 1)), gives_up={"identity": "F(1) is not 0"}
+    ).replace(objective=token_mean().score()),
     "positivity": WRONG["amplified fall"].hierarchy,
     "orthogonality": QUIVERS["unbalanced crossing"].hierarchy,
 }  # fmt: skip

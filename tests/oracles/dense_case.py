@@ -14,7 +14,7 @@ from support import Batch, Layout
 
 from fibration import Hierarchy
 from fibration.language.decompositions import CHANNEL_WORD
-from oracles.backends_here import F64, Bounded, Case, Truth, case
+from oracles.backend_cases import F64, Bounded, Case, Truth, case
 from oracles.matrices import Dense, dense
 
 LONGEST = 2.0**-58  # of the largest value: what rounding may do to the dense numbers themselves

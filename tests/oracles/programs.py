@@ -7,7 +7,7 @@ from fibration.compiler.interpret import Sizes
 from fibration.compiler.ir import Const, Input
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
-from oracles.interpreted import interpreted
+from oracles.interpreter import interpreted
 
 x = Input("x", "fine", "x")
 y = Input("y", "fine", "y")

@@ -1,7 +1,7 @@
 """Checks the verdicts on a spec: proved laws hold on trial batches, refuted laws fail on their counterexample.
 
-Everything is worked out again in rationals by `brute.py`, without the symbolic engine. The file of each law runs
-`refused` on its rows of `zoo.wrong()` and `hidden.wrong()`.
+Everything is worked out again in rationals by `brute_force.py`, without the symbolic engine. The file of each law runs
+`refused` on its rows of `wrong_specs.wrong()` and `wrong_on_rare_batches.wrong()`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 
 import pytest
-from hierarchies import hidden, zoo
+from hierarchies import wrong_on_rare_batches, wrong_specs
 
 from fibration import Fibration, LawError, uniform
-from oracles import brute
-from oracles.written import from_json
+from oracles import brute_force
+from oracles.counterexample_json import from_json
 
-WRONG = {**zoo.wrong(), **hidden.wrong()}
-SPECS = {**WRONG, **zoo.undecidable()}
+WRONG = {**wrong_specs.wrong(), **wrong_on_rare_batches.wrong()}
+SPECS = {**WRONG, **wrong_specs.undecidable()}
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def refused(name):
     assert not verdict.accepted
     counterexamples_hold(spec.hierarchy, found)
     causes_hold(found)
-    if spec.subject == zoo.KERNEL and len(spec.hierarchy.fibrations) == 1:
+    if spec.subject == wrong_specs.KERNEL and len(spec.hierarchy.fibrations) == 1:
         mended_with_its_kernel(spec.hierarchy, found)
     with pytest.raises(LawError) as caught:
         found.raise_for_status()
@@ -63,7 +63,7 @@ def counterexamples_hold(h, found):
     """Every counterexample is one, worked out again from what JSON has of it."""
     for verdict in found.verdicts:
         if verdict.status == "refuted":
-            brute.confirm(h, from_json(h, verdict), found.verdicts)
+            brute_force.confirm(h, from_json(h, verdict), found.verdicts)
 
 
 def causes_hold(found):
@@ -94,7 +94,7 @@ def mended_with_its_kernel(h, found):
 def check(h, sizes=(1, 2, 3, 4), seed=0):
     """Verify, try what is proved, work out what is refuted. Returns the report."""
     found = h.verify()
-    brute.uphold(h, found.verdicts, brute.worlds_for(h, sizes, seed=seed), seed=seed)
+    brute_force.uphold(h, found.verdicts, brute_force.worlds_for(h, sizes, seed=seed), seed=seed)
     counterexamples_hold(h, found)
     for fact in found.facts:
         assert fact.value

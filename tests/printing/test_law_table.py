@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hierarchies import zoo
+from hierarchies import wrong_specs
 from rich.console import Console
 from thorough import some
 from typer.testing import CliRunner
@@ -21,7 +21,7 @@ from fibration.laws import LAWS
 from fibration.printing.law_table import KINDS, MARKS, Overview, escaped, legend, markdown, marks, notes
 from fibration.printing.reports import Outcome, as_markdown, rendered
 
-WRONG = {**zoo.wrong(), **zoo.undecidable()}
+WRONG = {**wrong_specs.wrong(), **wrong_specs.undecidable()}
 
 
 @functools.cache

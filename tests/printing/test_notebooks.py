@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hierarchies import zoo
+from hierarchies import wrong_specs
 from markdown_it import MarkdownIt
 from thorough import some
 
@@ -73,7 +73,7 @@ def test_a_report_has_a_row_per_verdict_and_fact() -> None:
 
 
 def test_a_refusal_has_its_counterexample_and_what_follows_once() -> None:
-    wrong: Hierarchy = zoo.wrong()["padded length"].hierarchy
+    wrong: Hierarchy = wrong_specs.wrong()["padded length"].hierarchy
     report = wrong.verify()
     table = rows(report._repr_markdown_())  # type: ignore[attr-defined]
     refused = [row for row in table if "refuted" in row[0]]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ptx.by_hand import WAIT, run
 from ptx.fault import Fault
+from ptx.handwritten_kernels import WAIT, run
 
 # Each block stores 64 numbers; the one that arrives last adds up what lies 64 numbers on, from the block before it.
 ARRIVE = """

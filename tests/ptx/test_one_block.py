@@ -2,8 +2,8 @@
 
 import pytest
 
-from ptx.by_hand import WAIT, run
 from ptx.fault import Fault
+from ptx.handwritten_kernels import WAIT, run
 
 LOOP = """
 	mov.b32 	%r3, 0;

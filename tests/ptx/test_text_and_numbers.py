@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ptx.by_hand import KERNEL, run
 from ptx.fault import Fault
+from ptx.handwritten_kernels import KERNEL, run
 from ptx.opcodes import OPCODES, bits, read
 from ptx.parse import Address, Constant, Group, Register, parse
 

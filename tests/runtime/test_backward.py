@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracles.issued import counted
+from oracles.issued_operations import counted
 from support import operator, padded, spec, spread_batch
 
 from fibration import BatchError

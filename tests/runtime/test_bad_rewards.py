@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-from hierarchies.rewarded import FIELD, rewarded
-from oracles.backends_here import BACKENDS_HERE
+from hierarchies.advantage_formulas import FIELD, rewarded
+from oracles.backend_cases import BACKENDS_HERE
 from support import operator, prompt_group, refuses, token, trajectory
 
 from fibration import (

@@ -6,7 +6,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from hierarchies.in_order import interleaved
+from hierarchies.random_order import interleaved
 from support import domain, operator, prompt_group, refuses, spec, token, trajectory, turn
 
 from fibration import (

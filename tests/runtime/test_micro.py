@@ -9,7 +9,7 @@ import functools
 import numpy as np
 import pytest
 import torch
-from hierarchies.in_order import interleaved
+from hierarchies.random_order import interleaved
 from steps import RANDOM, SPECS, Step, made
 from support import operator, packed, padded, refuses, spec
 from thread_ranks import try_on_ranks

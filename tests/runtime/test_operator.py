@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles.definition import exact
-from oracles.interpreted import Interpreter
+from oracles.interpreter import Interpreter
 from support import (
     SPECS,
     Batch,

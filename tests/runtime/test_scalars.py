@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles.issued import counted
+from oracles.issued_operations import counted
 from support import operator, packed, spec, spread_batch
 
 from fibration import BatchError, log_prob, policies

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from oracles.beside_published import SOURCES, agreement
+from oracles.published_comparison import SOURCES, agreement
 from support import spec
 from thorough import ALL
 

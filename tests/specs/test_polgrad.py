@@ -6,7 +6,7 @@ import numpy as np
 import polgrad
 import pytest
 import torch
-from oracles.beside_published import compiled, difference, rows, shown
+from oracles.published_comparison import compiled, difference, rows, shown
 from polgrad import advantages as estimators
 from polgrad.kl import kl_in_reward
 from polgrad.registry import ALGORITHMS

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from oracles.beside_published import SEEDS, SOURCES, agreement, compiled, parameters, published, rows
 from oracles.published import Rows
+from oracles.published_comparison import SEEDS, SOURCES, agreement, compiled, parameters, published, rows
 from support import packed, spec
 from thorough import ALL, some
 

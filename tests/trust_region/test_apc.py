@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from oracles.samples import Sample, deviation_of, samples
+from oracles.trust_region_samples import Sample, deviation_of, samples
 
 from fibration.errors import BatchError, HierarchyIndexError, ParameterError
 from fibration.trust_region.apc import (

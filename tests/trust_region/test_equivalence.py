@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.samples import Sample, programme, samples
+from oracles.trust_region_samples import Sample, programme, samples
 
 from fibration.trust_region.apc import (
     apc_maximiser,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracles.samples import Sample, deviation_of, programme, samples, smallest_maximiser
+from oracles.trust_region_samples import Sample, deviation_of, programme, samples, smallest_maximiser
 
 from fibration.errors import BatchError, HierarchyIndexError, ParameterError
 from fibration.trust_region.divergences import tv_per_state

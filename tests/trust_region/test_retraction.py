@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from oracles.samples import Sample, samples
+from oracles.trust_region_samples import Sample, samples
 
 from fibration.trust_region.apc import apc_gate, retract
 from fibration.trust_region.divergences import tv_per_state

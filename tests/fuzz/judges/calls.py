@@ -15,8 +15,8 @@ from fibration import Hierarchy, equivalent
 from fibration.errors import FibrationError
 from fibration.language.report import Report
 from fibration.laws import kept
-from fuzz.anything import changed, whole
 from fuzz.judges.judge import NothingDrawn, OfHierarchy
+from fuzz.random_hierarchies import changed, whole
 
 CONDITIONS = (
     None, None, None, "on_policy", "advantage >= 0", "equal(advantage, on=trajectory)", "same(old, rollout)",

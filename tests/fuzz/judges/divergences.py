@@ -14,8 +14,8 @@ import numpy as np
 from fibration import Hierarchy, Penalty, before, exp, log_prob, mean, minimum, position, stop, token_mean, where
 from fibration.language.expressions import Expression
 from fibration.language.report import Verdict
+from fuzz.batch_changes import Changes, Token, of_tokens, tokens_of
 from fuzz.batches import Batches
-from fuzz.changes import Changes, Token, of_tokens, tokens_of
 from fuzz.generate import SETTINGS, Formulas, attributes, current, old, reference, rollout, token, trajectory
 from fuzz.judges.judge import attempt, of_batch
 from fuzz.judges.samples import BATCHES, MOST_TOKENS, C, OfSamples, k, r, x

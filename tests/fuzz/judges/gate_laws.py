@@ -32,10 +32,10 @@ from fibration.language.expressions import Expression
 from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import ATOM_OF
 from fibration.laws.facts.weights import supremum
+from fuzz.dual_numbers import Dual, slopes_of, value_of
 from fuzz.generate import PARAMETERS, SETTINGS, Formulas, batch, old, rollout, trajectory
 from fuzz.judges.judge import TRIES, NothingDrawn, OfHierarchy, attempt, of_batch, proofs_alone, verdicts, worlds
 from fuzz.judges.token_laws import condition, weight
-from fuzz.numbers import Dual, slopes_of, value_of
 from fuzz.world import Batch, World
 
 EPSILON, C = PARAMETERS[:2]

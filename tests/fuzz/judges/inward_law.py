@@ -42,9 +42,9 @@ from fibration.language.expressions import Apply, Expression
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms
 from fuzz.batches import constants
+from fuzz.dual_numbers import Dual, Illegal, NoValue, Unclear, slopes_of, value_of
 from fuzz.generate import PARAMETERS, SETTINGS, Formulas, attributes, old, prompt_group, trajectory
 from fuzz.judges.judge import SEARCHED, SEARCHES, NothingDrawn, OfHierarchy, of_batch, proofs_alone, verdicts, worlds
-from fuzz.numbers import Dual, Illegal, NoValue, Unclear, slopes_of, value_of
 from fuzz.world import World
 
 WORLDS = 4

@@ -18,8 +18,8 @@ from fibration.laws import LAWS
 from fibration.laws.budget import Budget
 from fibration.laws.subject import Subject
 from fuzz.batches import Batches
+from fuzz.dual_numbers import Illegal, NoValue, Unclear
 from fuzz.generate import simpler
-from fuzz.numbers import Illegal, NoValue, Unclear
 from fuzz.world import Batch, World
 
 TRIES = 16  # random batches on which a proof is tried

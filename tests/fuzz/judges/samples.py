@@ -29,12 +29,12 @@ from fibration.errors import FibrationError
 from fibration.language.atoms import BATCH
 from fibration.language.expressions import Expression
 from fibration.language.report import Verdict
+from fuzz.batch_changes import Changes
 from fuzz.batches import Batches
-from fuzz.changes import Changes
+from fuzz.dual_numbers import value_of
 from fuzz.generate import PARAMETERS, SETTINGS, Formulas, old, rollout, token, trajectory, turn
 from fuzz.judges.judge import SEARCHED, SEARCHES, NothingDrawn, OfHierarchy, attempt, of_batch, proofs_alone, verdicts
 from fuzz.judges.token_laws import subjects
-from fuzz.numbers import value_of
 from fuzz.world import Batch, World
 
 BATCHES, MOST_TOKENS = 6, 12

@@ -10,6 +10,7 @@ from fibration import Hierarchy, exp, log_prob, minimum, token_log_ratio
 from fibration.errors import FibrationError
 from fibration.language.expressions import Expression
 from fibration.language.report import Verdict
+from fuzz.dual_numbers import value_of
 from fuzz.generate import PARAMETERS, SETTINGS, Formulas, old, rollout
 from fuzz.judges.judge import (
     SEARCHED,
@@ -24,7 +25,6 @@ from fuzz.judges.judge import (
     verdicts,
     worlds,
 )
-from fuzz.numbers import value_of
 from fuzz.world import World
 
 C = PARAMETERS[1]

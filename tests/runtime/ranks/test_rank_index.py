@@ -7,9 +7,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hierarchies.chains import batch_for as chain_batch
-from hierarchies.chains import chain
 from hierarchies.edges import W, hierarchy
+from hierarchies.random_chains import batch_for as chain_batch
+from hierarchies.random_chains import chain
 from hierarchies.random_quivers import CASES, batch_for, quiver
 from hypothesis import given
 from hypothesis import strategies as st

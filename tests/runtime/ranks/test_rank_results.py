@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hierarchies.chains import batch_for as chain_batch
-from hierarchies.chains import candidate, chain
+from hierarchies.random_chains import batch_for as chain_batch
+from hierarchies.random_chains import candidate, chain
 from hierarchies.random_quivers import COUNT, batch_for, quiver
-from hierarchies.token_words import with_words
+from hierarchies.random_token_formulas import with_words
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.backends_here import BACKENDS_HERE, F32, F64
+from oracles.backend_cases import BACKENDS_HERE, F32, F64
 from spreading import alone, close, in_order, scattered, spread, whole_rows
 from support import OF_EVERY_KIND, Batch, operator, packed, spec
 from thorough import ALL, examples

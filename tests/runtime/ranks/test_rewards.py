@@ -5,8 +5,8 @@ import functools
 import numpy as np
 import pytest
 import torch
-from hierarchies.rewarded import FIELD, of_rows, rewarded
-from oracles.backends_here import BACKENDS_HERE
+from hierarchies.advantage_formulas import FIELD, of_rows, rewarded
+from oracles.backend_cases import BACKENDS_HERE
 from oracles.rewards import Rewards
 from spreading import part
 from support import check, operator, packed, padded, prompt_group, spread_batch

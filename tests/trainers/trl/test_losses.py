@@ -8,7 +8,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1"}
 
 import pytest
 import torch
-from oracles.beside_published import compiled, difference, parameters, rows
+from oracles.published_comparison import compiled, difference, parameters, rows
 from support import packed, spec
 from trl import GRPOTrainer
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from oracles.beside_published import compiled, difference, parameters, rows, shown
+from oracles.published_comparison import compiled, difference, parameters, rows, shown
 from support import packed, prompt_group, spec
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, agg_loss, get_adv_estimator_fn, kl_penalty
 from verl.utils.torch_functional import masked_whiten

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from oracles.beside_published import compiled, difference, parameters, rows
+from oracles.published_comparison import compiled, difference, parameters, rows
 from support import packed, spec
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask

@@ -34,9 +34,9 @@ from fibration import (
     where,
 )
 from fibration.language.atoms import mass
+from hierarchies.builders import INWARD, TG, T, budget, chain, epsilon, one, token, trajectory, two, weight, x
 from hierarchies.quivers import image, make, text
 from hierarchies.right import M
-from hierarchies.zoo import INWARD, TG, T, budget, chain, epsilon, one, token, trajectory, two, weight, x
 
 g = gated("")
 half, other = Parameter("half", default=0.3, upper=0.5), Parameter("other", default=0.2, upper=0.5)

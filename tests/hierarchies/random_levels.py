@@ -2,8 +2,8 @@
 
 from fibration import Gate, clip, density, log_ratio, ratio_deviation, residual, tanh, trajectory_mean, where
 from fibration.language.atoms import mass
-from hierarchies.agreement import DEVIATION, SIGNED, deep_tree, quiver, three, tree
-from hierarchies.zoo import budget, epsilon
+from hierarchies.builders import budget, epsilon
+from hierarchies.first_order_specs import DEVIATION, SIGNED, deep_tree, quiver, three, tree
 
 
 def pull(h, source, target):
@@ -15,7 +15,7 @@ def pull(h, source, target):
     return result
 
 
-def drawn(rng):
+def random_levels(rng):
     """A shape, and gates that keep, drop, halve, bend, clip, or take up what a coarser level holds, right or wrong."""
     shapes = [three, tree, deep_tree, quiver]
     build, split = (

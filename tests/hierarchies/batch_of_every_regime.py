@@ -7,7 +7,7 @@ from support import Batch
 LENGTHS = (9, 1, 17, 8, 40, 6, 12, 3, 9, 14, 2, 11, 8, 5, 1, 10, 4, 12, 9, 7)
 
 
-def drifted() -> Batch:
+def batch_of_every_regime() -> Batch:
     """Domains, prompt groups and trajectories that went some way each, tokens around them."""
     generator = np.random.default_rng(28)
     rows, n = len(LENGTHS), sum(LENGTHS)

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from oracles.weighed import Batch
+from oracles.weights_and_masks import Batch
 
 from fibration import (
     Attribute,

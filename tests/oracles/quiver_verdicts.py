@@ -18,7 +18,7 @@ from hierarchies.quivers import MINE, mine, reaches
 
 from fibration.language.exact import NoValue
 from fibration.language.report import Verdict
-from oracles.written import from_json
+from oracles.counterexample_json import from_json
 
 RIGHT, WRONG = quivers.right(), quivers.wrong()
 F = Fraction

@@ -20,7 +20,7 @@ from fibration import (
     where,
 )
 from fibration.language.expressions import Expression
-from hierarchies.token_words import Words, bound, k, log_prob, now, reference, with_words
+from hierarchies.random_token_formulas import Words, bound, k, log_prob, now, reference, with_words
 
 x = now - log_prob(reference)
 

@@ -44,7 +44,7 @@ from fibration import (
     zero_gate,
 )
 from fibration.language.declared import FrozenMap
-from hierarchies.pairs import Pair, of_tokens
+from hierarchies.loss_pairs import Pair, of_tokens
 
 token, trajectory, batch = strata("token trajectory batch")
 current, old, rollout = policies("current old rollout")

@@ -38,24 +38,8 @@ from fibration import (
     zero_gate,
 )
 from fibration.language.expressions import Expression
-from hierarchies.zoo import (
-    KERNEL,
-    TG,
-    UPPER,
-    M,
-    T,
-    W,
-    Wrong,
-    budget,
-    chain,
-    one,
-    prompt_group,
-    token,
-    trajectory,
-    two,
-    weight,
-    x,
-)
+from hierarchies.builders import TG, M, T, W, budget, chain, one, prompt_group, token, trajectory, two, weight, x
+from hierarchies.wrong_specs import KERNEL, UPPER, Wrong
 
 far = Parameter("far", lower=10, upper=40)
 share = Parameter("share", default=0.5, upper=1)

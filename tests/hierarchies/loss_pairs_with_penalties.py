@@ -35,7 +35,7 @@ from fibration import (
     trajectory_mean,
     where,
 )
-from hierarchies.pairs import Pair
+from hierarchies.loss_pairs import Pair
 
 token, trajectory, prompt_group, batch = strata("token trajectory prompt_group batch")
 current, old, reference = policies("current old reference")

@@ -16,8 +16,8 @@ from fibration import (
     token_mean,
     total,
 )
-from hierarchies.zoo import FULL as CHAIN
-from hierarchies.zoo import token, trajectory, weight
+from hierarchies.builders import FULL as CHAIN
+from hierarchies.builders import token, trajectory, weight
 
 price = Attribute("price", on=trajectory)
 

@@ -37,8 +37,8 @@ from fibration import (
     zero_gate,
 )
 from fibration.language.atoms import mass
+from hierarchies.builders import INWARD, budget, epsilon, x
 from hierarchies.quivers import batch, domain, image, modality, text, token, trajectory, turn
-from hierarchies.zoo import INWARD, budget, epsilon, x
 
 state, group = strata("state group")
 T = count(token, over=state)

@@ -13,7 +13,7 @@ from fibration.errors import FibrationError
 from fibration.language.atoms import Gated
 from fibration.language.report import Verdict
 from fibration.laws import topic
-from fuzz.anything import QUIVERS, TREES, Anything, whole
+from fuzz.dual_numbers import Dual, value_of
 from fuzz.generate import SETTINGS, Setting
 from fuzz.judges.judge import (
     SEARCHED,
@@ -26,7 +26,7 @@ from fuzz.judges.judge import (
     verdicts,
     worlds,
 )
-from fuzz.numbers import Dual, value_of
+from fuzz.random_hierarchies import QUIVERS, TREES, Anything, whole
 from fuzz.world import Batch, World
 
 EVERY = tuple(s for s in (*SETTINGS, *QUIVERS, *TREES) if s.name != "balanced rows")  # no batch is drawn so
