@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import example_loops
 import support
 import torch
-import training
 from torch import Tensor
 
 from fibration.runtime.operator import Operator
@@ -72,8 +72,8 @@ def budgets() -> dict[str, Any]:
     """Budgets for which elements of every level pass, are rolled back and are zeroed on both channels."""
     s = step()
     index = operator().index(mask=s.mask, **s.labels)
-    chosen = training.narrow(operator(), index, s.new - s.old)
-    training.every_regime(operator().coefficients(s.new, s.old, s.advantages, index, chosen).metrics)
+    chosen = example_loops.narrow(operator(), index, s.new - s.old)
+    example_loops.every_regime(operator().coefficients(s.new, s.old, s.advantages, index, chosen).metrics)
     return chosen
 
 

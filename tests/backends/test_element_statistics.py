@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.backend_cases import BACKENDS_HERE
-from spreading import alone, spread
+from rank_batches import alone, spread
 from support import coefficients, domain, operator, packed, padded, prompt_group, spread_batch, token, trajectory
 
 from fibration import (

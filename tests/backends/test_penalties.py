@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import spreading
+import rank_batches
 import torch
 from hierarchies import random_chains, random_quivers
 from hierarchies.random_penalties import with_penalties
@@ -419,8 +419,8 @@ def test_the_bits_of_penalties_do_not_depend_on_ranks(seed, backend):
     """Whole rows in order, and a rank without any: those of one process. Cut ones: the same for any cut."""
     c = Given().case() if seed == "every" else penalised(seed)
     op, rows = operator(c.hierarchy, backend), range(len(c.batch.lengths))
-    expected = spreading.alone(op, c.batch, gates=False)
-    whole = spreading.spread(op, c.batch, spreading.whole_rows(c.batch, 1, 1), gates=False)
+    expected = rank_batches.alone(op, c.batch, gates=False)
+    whole = rank_batches.spread(op, c.batch, rank_batches.whole_rows(c.batch, 1, 1), gates=False)
     assert whole.bits() == expected.bits()
     lengths = c.batch.lengths
     halves = [[(r, 0, lengths[r] // 2) for r in rows], [(r, lengths[r] // 2, lengths[r]) for r in rows]]
@@ -429,7 +429,7 @@ def test_the_bits_of_penalties_do_not_depend_on_ranks(seed, backend):
         [],
         [(r, 0, lengths[r] - 1) for r in rows if lengths[r] > 1],
     ]
-    one, other = (spreading.spread(op, c.batch, pieces, keys=True, gates=False) for pieces in (halves, strewn))
+    one, other = (rank_batches.spread(op, c.batch, pieces, keys=True, gates=False) for pieces in (halves, strewn))
     assert one.bits() == other.bits()
     assert one.values == pytest.approx(expected.values, rel=1e-9, abs=1e-12)
     assert one.objective == pytest.approx(expected.objective, rel=1e-9)

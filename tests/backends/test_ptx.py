@@ -18,7 +18,7 @@ from oracles.backend_cases import Backend, Case, case, holds_gate, holds_trainin
 from ptx.device import Device, Edit
 from ptx.emit import Emitter
 from ptx.fault import Fault
-from spreading import part, whole_rows
+from rank_batches import part, whole_rows
 from support import OF_EVERY_KIND, Batch, _operator, compiled, packed, spec, trajectory
 from thorough import ALL, some
 from thread_ranks import ThreadGroup, on_ranks

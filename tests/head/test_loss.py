@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from steps import VOCABULARY, WIDTH, ClosedForm, HeadStep, furthest
+from random_steps import VOCABULARY, WIDTH, ClosedForm, HeadStep, furthest
 from support import operator, packed, padded, refuses, spec
 from thread_ranks import on_ranks, try_on_ranks
 

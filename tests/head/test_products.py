@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from steps import VOCABULARY, WIDTH, HeadStep, Products
+from random_steps import VOCABULARY, WIDTH, HeadStep, Products
 from support import operator, padded, spec
 
 import fibration

@@ -11,11 +11,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import launching
 import pytest
+import torchrun_launch
+from example_loops import EXAMPLES
 from filelock import FileLock
 from thorough import ALL
-from training import EXAMPLES
 
 from fibration.backends.c.build import compiler
 
@@ -30,7 +30,7 @@ def torchrun(ranks: int, *command: Any) -> str:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     env.pop("PYTHONHASHSEED", None)
     env |= {} if ALL else {"CC": f"{shlex.join(compiler())} -O0"}  # which takes a quarter of the time to build
-    done = launching.torchrun(ranks, *command, env=env, timeout=200)
+    done = torchrun_launch.torchrun(ranks, *command, env=env, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Warning" not in done.stderr, done.stderr
     return done.stdout

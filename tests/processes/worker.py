@@ -18,17 +18,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import example_loops
 import support
 import torch
 import torch.distributed as dist
-import training
+from example_loops import budgets, distance, every_regime, example, gradients, off_policy, operator, policy, wanted
 from thorough import ALL
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial
 from torch.nn.parallel import DistributedDataParallel
-from training import budgets, distance, every_regime, example, gradients, off_policy, operator, policy, wanted
 
 import fibration
 from fibration import FibrationError, token_mean
@@ -137,7 +137,7 @@ def printed() -> dict[str, str]:
 def page() -> dict[str, Any]:
     """What the loop of `docs/how-to/ddp.md` leaves, beside the same loop on the whole batch in one process."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    text = (Path(training.EXAMPLES).parent / "how-to" / "ddp.md").read_text()
+    text = (Path(example_loops.EXAMPLES).parent / "how-to" / "ddp.md").read_text()
     scope: dict[str, Any] = {"__name__": "page"}
     with contextlib.redirect_stdout(io.StringIO()) as out:
         exec("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), scope)
@@ -214,7 +214,7 @@ def left_alone() -> dict[str, str]:
     now, op = policy(torch.float64)(batch).detach(), operator()
     said = {}
     for case, group in (("silent", dist.new_group(timeout=timedelta(seconds=2))), ("ended", dist.group.WORLD)):
-        index = training.index(op, batch, group=group)
+        index = example_loops.index(op, batch, group=group)
         if rank < ranks - 1:
             said[case] = raised(lambda index=index: op.coefficients(now, batch.old_log_probs, batch.advantages, index))
         elif case == "ended":

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.backend_cases import BACKENDS_HERE
-from spreading import alone, spread, whole_rows
+from rank_batches import alone, spread, whole_rows
 from support import (
     coefficients,
     domain,

@@ -6,7 +6,7 @@ Brute force decides: log-probs are drawn anew, at scales that reach every branch
 import numpy as np
 import pytest
 import torch
-from steps import RANDOM, SPECS, Step, made
+from random_steps import RANDOM, SPECS, Step, made
 from support import operator, prompt_group, refuses, spec, token
 from thread_ranks import try_on_ranks
 

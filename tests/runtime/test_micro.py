@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hierarchies.random_order import interleaved
-from steps import RANDOM, SPECS, Step, made
+from random_steps import RANDOM, SPECS, Step, made
 from support import operator, packed, padded, refuses, spec
 from thread_ranks import try_on_ranks
 

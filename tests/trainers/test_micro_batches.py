@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import support
 import torch
-from one_step import LABELS, NAN, B, T, budgets, in_pieces, operator, step
+from off_policy_step import LABELS, NAN, B, T, budgets, in_pieces, operator, step
 from thread_ranks import on_ranks, try_on_ranks
 from torch import Tensor
 

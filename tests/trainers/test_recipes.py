@@ -9,15 +9,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import example_loops
 import pytest
-import stand_ins
 import support
 import torch
-import training
-from stand_ins import Data, Imported, Model
+import trainer_stand_ins
 from thread_ranks import ThreadGroup, on_ranks
-from three_policies import of_three
+from three_policy_losses import of_three
 from torch import Tensor
+from trainer_stand_ins import Data, Imported, Model
 
 from fibration.runtime.metrics import Metric
 
@@ -27,13 +27,13 @@ SIZE, T = 24, 10  # rows of an optimizer step
 EXACT, WRONG = 1e-13, 1e-3
 A_LITTLE = 1e-9  # what NeMo-RL adds to its counts
 DRIVEN: dict[str, tuple[Callable[[], dict[str, ModuleType]], Any]] = {  # one process has all rows
-    "skyrl_hierarchy": (stand_ins.skyrl, stand_ins.run_skyrl),
-    "nemo_hierarchy": (stand_ins.nemo, stand_ins.run_nemo),
+    "skyrl_hierarchy": (trainer_stand_ins.skyrl, trainer_stand_ins.run_skyrl),
+    "nemo_hierarchy": (trainer_stand_ins.nemo, trainer_stand_ins.run_nemo),
 }
 SPREAD: dict[str, tuple[Callable[[], dict[str, ModuleType]], Any]] = {
-    "openrlhf_hierarchy": (dict, stand_ins.run_openrlhf),
-    "slime_hierarchy": (stand_ins.slime, stand_ins.run_slime),
-    "areal_hierarchy": (stand_ins.areal, stand_ins.run_areal),
+    "openrlhf_hierarchy": (dict, trainer_stand_ins.run_openrlhf),
+    "slime_hierarchy": (trainer_stand_ins.slime, trainer_stand_ins.run_slime),
+    "areal_hierarchy": (trainer_stand_ins.areal, trainer_stand_ins.run_areal),
 }
 RECIPES = {**DRIVEN, **SPREAD}
 
@@ -44,7 +44,7 @@ def rollout(fresh: bool = False) -> Data:
     rows = 3 * SIZE
     mask = torch.rand(rows, T, generator=make) < 0.8
     mask[[5, 22, 30, 60]] = False
-    tokens = torch.randint(1, stand_ins.WORDS, (rows, T), generator=make)
+    tokens = torch.randint(1, trainer_stand_ins.WORDS, (rows, T), generator=make)
     sampler = Model()
     with torch.no_grad():
         sampler.weights += (0 if fresh else 0.12) * torch.randn(6, generator=make, dtype=torch.float64)
@@ -69,7 +69,7 @@ class Narrow:
         if self.given is not None:
             self.budgets.append(self.given[min(len(self.budgets), len(self.given) - 1)])
         else:
-            self.budgets.append({} if torch.equal(now, old) else training.narrow(self.op, index, now - old))
+            self.budgets.append({} if torch.equal(now, old) else example_loops.narrow(self.op, index, now - old))
         looked_at = self.given is None  # metrics cost as much again
         given = {"policies": more["policies"], "metrics": looked_at}
         found = self.op.coefficients(now, old, advantages, index, self.budgets[-1], **given)
@@ -84,7 +84,7 @@ def budgets(name: str) -> list[dict[str, Any]]:
     assert (name == "skyrl_hierarchy") == ("fibration/trajectory/+/zeroed" in model.logged)
     steps = [metrics for metrics, chosen in zip(op.metrics, op.budgets, strict=True) if chosen]
     assert len(steps) >= len(op.budgets) - 1  # of slime's, the first is on policy
-    training.every_regime({m: max(float(metrics[m]) for metrics in steps) for m in steps[0]})
+    example_loops.every_regime({m: max(float(metrics[m]) for metrics in steps) for m in steps[0]})
     return op.budgets
 
 

@@ -6,12 +6,12 @@ import functools
 import math
 from typing import Any
 
+import example_loops
 import pytest
 import support
-import three_policies
+import three_policy_losses
 import torch
-import training
-from one_step import LABELS, NAN, B, T, budgets, in_pieces, operator, step
+from off_policy_step import LABELS, NAN, B, T, budgets, in_pieces, operator, step
 from thread_ranks import on_ranks, try_on_ranks
 from torch import Tensor
 
@@ -82,7 +82,7 @@ def test_coefficients_are_the_gradient_of_the_loss(form, mask):
         advantages = advantages.expand(B, T).where(s["mask"], NAN)
     window = Window(op, s["mask"].to(mask), s["old"], advantages, LABELS, parameters=budgets())
     found = window.coefficients(s["new"])
-    training.every_regime(found.metrics)
+    example_loops.every_regime(found.metrics)
     assert torch.equal(found.values, gradient(op, s, s["advantages"], budgets()))
     assert window.coef is found and (found.values[~s["mask"]] == 0).all()
 
@@ -92,7 +92,7 @@ def test_each_rank_has_its_part_of_the_whole_steps_coefficients(ranks):
     whole = gradient(operator(), step(), step()["advantages"], budgets())
     parts = spread(ranks, lambda window, mine: window.coefficients(mine["new"]))
     for rank, part in enumerate(parts):
-        training.every_regime(part.metrics)
+        example_loops.every_regime(part.metrics)
         assert torch.allclose(part.values, shares(whole, ranks, rank), rtol=1e-12, atol=1e-15)
         assert part.objective == parts[0].objective
 
@@ -115,7 +115,7 @@ def test_a_rank_may_have_no_rows_or_no_tokens(ranks):
 
         for rank, (part, passes) in enumerate(spread(ranks, run, rows)):
             assert torch.allclose(part.values, rows(whole, ranks, rank), rtol=1e-12, atol=1e-15)
-            training.every_regime(part.metrics)
+            example_loops.every_regime(part.metrics)
             assert set(passes.values()) == {0.0}
 
 
@@ -154,7 +154,7 @@ def test_rows_of_one_key_are_one_trajectory(ranks):
     parts = [work(None)] if ranks is None else on_ranks(ranks, work)
     found = torch.empty(2 * B, T, dtype=torch.float64)
     for rank, part in enumerate(parts):
-        training.every_regime(part.metrics)
+        example_loops.every_regime(part.metrics)
         found[rank :: len(parts)] = part.values
     assert torch.allclose(found.reshape(B, 2, T).sum(1), whole, rtol=1e-10, atol=1e-14)
 
@@ -172,7 +172,7 @@ def test_weights_are_multiplied_into_the_advantages(per, shape):
     a = s["advantages"] if per == "row" else s["advantages"][:, None].expand(B, T)
     expected = s["advantages"][:, None] * (weights if weights.ndim == 2 else weights[:, None])
     found = Window(op, s["mask"], s["old"], a, LABELS, weights=weights, parameters=budgets()).coefficients(s["new"])
-    training.every_regime(found.metrics)
+    example_loops.every_regime(found.metrics)
     assert torch.equal(found.values, gradient(op, s, expected.expand(B, T), budgets()))
     behind = gradient(op, s, s["advantages"], budgets()) * (weights if weights.ndim == 2 else weights[:, None])
     assert not torch.allclose(found.values, behind.nan_to_num(0.0), rtol=0.05)  # it does not commute
@@ -490,7 +490,7 @@ def test_a_stratum_may_be_named_group():
 
 
 def of_three() -> Operator:
-    return support.operator(three_policies.of_three)
+    return support.operator(three_policy_losses.of_three)
 
 
 def right(s: dict[str, Tensor]) -> Tensor:
@@ -515,7 +515,7 @@ def test_log_probs_of_the_sampling_policy_are_those_of_the_whole_step(ranks):
         given = {"policies": {"rollout": mine["rollout"]}, "parameters": budgets()}
         window = Window(of_three(), mine["mask"], mine["old"], mine["advantages"], labels, group=group, **given)
         found = window.coefficients(mine["new"])
-        training.every_regime(found.metrics)
+        example_loops.every_regime(found.metrics)
         return found, window.compare(mine["second"])
 
     expected = compared(operator(), budgets(), **LABELS)  # gates read no policy
@@ -537,7 +537,7 @@ def test_a_fresh_step_of_three_policies_has_importance_weights():
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_penalties_are_not_multiplied_by_importance_weights(ranks):
     """Nor are they 0 where the advantage is: `c` has `-μ·x` of `x²/2`, beside what weighted advantages give."""
-    s, x = step(), log_prob(three_policies.current) - log_prob(Policy("reference"))
+    s, x = step(), log_prob(three_policy_losses.current) - log_prob(Policy("reference"))
     plain = operator().hierarchy
     op = support.operator(plain.replace(name="near", penalties={"kl": x * x / 2}))
     s = {**s, "advantages": torch.where(torch.arange(len(s["advantages"])) % 2 == 0, s["advantages"], 0)}

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.backend_cases import BACKENDS_HERE, F32, F64
-from spreading import alone, close, in_order, part, scattered, spread, whole_rows
+from rank_batches import alone, close, in_order, part, scattered, spread, whole_rows
 from support import Batch, operator, packed, prompt_group, refuses, token, trajectory, turn
 from thorough import ALL, examples
 from thread_ranks import ThreadGroup, on_ranks

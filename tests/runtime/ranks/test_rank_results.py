@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from example_loops import narrow
 from hierarchies.random_chains import batch_for as chain_batch
 from hierarchies.random_chains import candidate, chain
 from hierarchies.random_quivers import COUNT, batch_for, quiver
@@ -18,10 +19,9 @@ from hierarchies.random_token_formulas import with_words
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles.backend_cases import BACKENDS_HERE, F32, F64
-from spreading import alone, close, in_order, scattered, spread, whole_rows
+from rank_batches import alone, close, in_order, scattered, spread, whole_rows
 from support import OF_EVERY_KIND, Batch, operator, packed, spec
 from thorough import ALL, examples
-from training import narrow
 
 from fibration import Hierarchy
 

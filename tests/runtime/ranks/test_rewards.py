@@ -8,7 +8,7 @@ import torch
 from hierarchies.advantage_formulas import FIELD, of_rows, rewarded
 from oracles.backend_cases import BACKENDS_HERE
 from oracles.rewards import Rewards
-from spreading import part
+from rank_batches import part
 from support import check, operator, packed, padded, prompt_group, spread_batch
 from thread_ranks import on_ranks, try_on_ranks
 

@@ -1,10 +1,10 @@
 """Gradients of ranks and micro-batches equal those of `op.loss` on the whole batch; a trainer's mistake changes them."""
 
+import example_loops
 import pytest
 import torch
-import training
+from example_loops import budgets, distance, every_regime, example, importance, operator, policy, wanted
 from thread_ranks import on_ranks
-from training import budgets, distance, every_regime, example, importance, operator, policy, wanted
 
 F64, F32 = torch.float64, torch.float32
 EXACT = {F64: 1e-13, F32: 1e-6}
@@ -16,7 +16,7 @@ def averaged(op, shares, dtype, step):
     def work(group):
         model = policy(dtype)
         step(op, model, shares[group.rank], group)
-        return training.gradients(model)
+        return example_loops.gradients(model)
 
     found = on_ranks(len(shares), work)
     assert all(one.keys() == found[0].keys() for one in found)
@@ -25,7 +25,7 @@ def averaged(op, shares, dtype, step):
 
 def shares_of(dtype, ranks, pieces):
     """Each rank's micro-batches. Of few ranks, each has some of every prompt group."""
-    batch = training.off_policy(dtype)[1]
+    batch = example_loops.off_policy(dtype)[1]
     shares = batch.split(ranks)
     assert ranks > 6 or all(set(mine.prompt_group) == set(batch.prompt_group) for mine in shares)
     return [mine.split(pieces) for mine in shares]
@@ -33,7 +33,7 @@ def shares_of(dtype, ranks, pieces):
 
 def right(op, model, pieces, group, weights=None):
     mine = example("toy").join(pieces)
-    index = training.index(op, mine, group=group)
+    index = example_loops.index(op, mine, group=group)
     with torch.no_grad():
         now = torch.cat([model(piece) for piece in pieces])
     a = mine.advantages if weights is None else mine.advantages * weights(mine)
@@ -60,7 +60,7 @@ def test_the_loss_of_each_rank_is_its_share_of_the_whole_loss(ranks):
 
     def step(op, model, pieces, group):
         (mine,) = pieces
-        index = training.index(op, mine, group=group)
+        index = example_loops.index(op, mine, group=group)
         result = op.loss(model(mine), mine.old_log_probs, mine.advantages, index, budgets(F64))
         result.loss.mul(index.gradient_scale).backward()
 
@@ -72,7 +72,7 @@ def test_the_loss_of_each_rank_is_its_share_of_the_whole_loss(ranks):
 
 def per_micro_batch(op, model, pieces, group):
     for piece in pieces:
-        now, index = model(piece), training.index(op, piece, group=group)
+        now, index = model(piece), example_loops.index(op, piece, group=group)
         coef = op.coefficients(now.detach(), piece.old_log_probs, piece.advantages, index, budgets(F64))
         (-(coef.values * now)).sum().mul(index.gradient_scale / len(pieces)).backward()
 
@@ -80,7 +80,7 @@ def per_micro_batch(op, model, pieces, group):
 def per_rank(op, model, pieces, group):
     mine = example("toy").join(pieces)
     now = model(mine)
-    index = training.index(op, mine)
+    index = example_loops.index(op, mine)
     op.loss(now, mine.old_log_probs, mine.advantages, index, budgets(F64)).loss.backward()
 
 
@@ -123,7 +123,7 @@ def test_weights_multiply_the_advantages_and_not_the_coefficients():
     def behind(op, model, pieces, group):
         """The mistake: a trainer's own weights, on what it takes for advantages."""
         mine = example("toy").join(pieces)
-        now, index = model(mine), training.index(op, mine, group=group)
+        now, index = model(mine), example_loops.index(op, mine, group=group)
         coef = op.coefficients(now.detach(), mine.old_log_probs, mine.advantages, index, budgets(F64))
         (-(coef.values * importance(mine) * now)).sum().mul(index.gradient_scale).backward()
 

@@ -24,7 +24,7 @@ from fibration import (
 )
 
 sys.path.append(str(Path(__file__).parents[2]))
-from three_policies import weighed
+from three_policy_losses import weighed
 
 token, trajectory, prompt_group, prompt, domain = strata("token trajectory prompt_group prompt domain")
 

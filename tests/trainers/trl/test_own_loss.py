@@ -7,8 +7,8 @@ os.environ |= {"HF_HUB_OFFLINE": "1"}
 
 import pytest
 import torch
+from recorded_training import dataset, reward, saved, tokenizer
 from trl import GRPOConfig, GRPOTrainer
-from watched import dataset, reward, saved, tokenizer
 
 from fibration.trainers.trl import FibrationGRPOTrainer
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from cases import CASES
 from filelock import FileLock
-from launching import torchrun
-from refused import ALLOWED, REFUSED
+from refused_options import ALLOWED, REFUSED
+from torchrun_launch import torchrun
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

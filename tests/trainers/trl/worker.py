@@ -24,11 +24,8 @@ os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
 import torch
 import torch.distributed as dist
 from cases import CASES, FAR, PER_DEVICE, SOFT, Case
-from planted import PLANTS
-from refused import ALLOWED, REFUSED
-from transformers import MixtralConfig, MixtralForCausalLM
-from trl import GRPOConfig, GRPOTrainer
-from watched import (
+from planted_mistakes import PLANTS
+from recorded_training import (
     Rollouts,
     all_equal,
     dataset,
@@ -43,6 +40,9 @@ from watched import (
     tokenizer,
     watched,
 )
+from refused_options import ALLOWED, REFUSED
+from transformers import MixtralConfig, MixtralForCausalLM
+from trl import GRPOConfig, GRPOTrainer
 
 from fibration.trainers.labels import as_operator
 from fibration.trainers.trl import FibrationGRPOTrainer

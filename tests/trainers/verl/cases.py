@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import recorded_worker  # before anything of verl.workers
 import rollouts
 import torch
 import torch.distributed as dist
-import watched  # before anything of verl.workers
+from recorded_worker import Watched, dynamic
 from rollouts import Row, Terms
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
-from watched import Watched, dynamic
 
 from fibration.trainers.verl import FibrationTrainingWorker, loss
 
@@ -184,13 +184,13 @@ class Rollouts:
     def parameters(self, case: Case) -> dict[str, Any]:
         return self.budgets[case.pieces] if case.budgets is None else case.budgets
 
-    def fewest(self, case: Case, step: watched.Step) -> int:
+    def fewest(self, case: Case, step: recorded_worker.Step) -> int:
         """Forward passes before the step: of all micro-batches but the first of those that share domains.
 
         That is of all but the first where domains lie on several ranks, or rows are parts of a trajectory.
         """
         sources = {row.number: row.source for row in self.rows[case.pieces] if any(row.mask)}
-        layouts = watched.everyone(step.layout)
+        layouts = recorded_worker.everyone(step.layout)
         if not sources.keys() & set(step.rows) or (case.terms.loss and not case.couples_tokens):
             return 0
         on = [{sources.get(number) for rows in layout for number in rows} - {None} for layout in layouts]
@@ -228,7 +228,7 @@ class Rollouts:
         rows = self.carried(case)
         return rollouts.compared(rows, case.terms.hierarchy) if case.terms.hierarchy else rows
 
-    def judged(self, case: Case, step: watched.Step, number: int, said: dict[str, Any]) -> dict[str, Any]:
+    def judged(self, case: Case, step: recorded_worker.Step, number: int, said: dict[str, Any]) -> dict[str, Any]:
         """`said`: what `update_actor` returned of all steps."""
         logged = {key.removeprefix("fibration/"): value for key, value in step.metrics.items()}
         result: dict[str, Any] = {
@@ -284,7 +284,7 @@ def two_passes(data: Rollouts) -> dict[str, Any]:
     before, second = (
         rollouts.wanted(found.steps[0].weights, given, data.budgets[False], Terms(temperature=t)) for t in (1, 0.8)
     )
-    begun = {number for layout in watched.everyone(found.steps[0].layout) for number in layout[0]}
+    begun = {number for layout in recorded_worker.everyone(found.steps[0].layout) for number in layout[0]}
     theirs = torch.tensor([row.number in begun for row in given for kept in row.mask if kept])
     log_probs = torch.where(theirs, second.log_probs, before.log_probs)  # first micro-batches need no pass before
     old = torch.tensor([x for row in given for x, kept in zip(row.old, row.mask, strict=True) if kept]).double()
@@ -328,7 +328,9 @@ def dropping(data: Rollouts) -> dict[str, float]:
         each = [torch.tensor(getattr(row, name), dtype=torch.float64) for row in rows]
         return torch.stack([torch.nn.functional.pad(one, (0, rollouts.LONGEST - len(one))) for one in each])
 
-    everywhere = [torch.cat(watched.everyone(one)) for one in (log_probs, *map(padded, ("mask", "old", "advantages")))]
+    everywhere = [
+        torch.cat(recorded_worker.everyone(one)) for one in (log_probs, *map(padded, ("mask", "old", "advantages")))
+    ]
     now, mask, old, advantages = everywhere[0].requires_grad_(), everywhere[1].bool(), *everywhere[2:]
     op = rollouts.operator("gspo")
     op.loss(now, old, advantages[:, 0], op.index(mask=mask), data.parameters(case)).loss.backward()
@@ -359,7 +361,7 @@ def sampled_now(data: Rollouts, otherwise: str = "") -> list[dict[str, Any]]:
     if otherwise == "weights moved since":
         with torch.no_grad():
             next(iter(found.engine.module.parameters())).mul_(1.01)
-    rows = sorted((row for part in watched.everyone(sampled) for row in part), key=lambda row: row.number)
+    rows = sorted((row for part in recorded_worker.everyone(sampled) for row in part), key=lambda row: row.number)
     now = copy(data)
     now.rows = {False: rows}
     logged = now.train(found, case)

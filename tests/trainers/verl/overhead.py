@@ -19,10 +19,10 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
+import recorded_worker  # before anything of verl.workers
 import rollouts
 import torch
 import torch.distributed as dist
-import watched  # before anything of verl.workers
 from rollouts import Row
 from transformers import LlamaConfig, LlamaForCausalLM
 from verl.utils import tensordict_utils as tu
@@ -74,7 +74,7 @@ def made(model: Path, loss: str) -> ActorRolloutRefWorker:
         "actor.loss_agg_mode": "seq-mean-token-mean"
     }
     worker = ActorRolloutRefWorker(
-        config=watched.options(model, SETTING | (own if loss == VERL else fibration)), role="actor"
+        config=recorded_worker.options(model, SETTING | (own if loss == VERL else fibration)), role="actor"
     )
     if loss == VERL:
         with patch.object(ActorRolloutRefWorker, "actor_worker_cls", TrainingWorker):

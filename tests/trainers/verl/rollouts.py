@@ -289,7 +289,7 @@ def wanted(weights: dict[str, Tensor], given: Sequence[Row], parameters: dict[st
     return Wanted(gradients, -result.loss.item(), loss.item(), result.metrics, now[mask], levels, at)
 
 
-THREE = f"{Path(__file__).parents[2] / 'three_policies.py'}:of_three"
+THREE = f"{Path(__file__).parents[2] / 'three_policy_losses.py'}:of_three"
 REWARDS, TO_GO = (f"{Path(__file__).parent / 'spec.py'}:{name}" for name in ("of_rewards", "to_go"))
 
 

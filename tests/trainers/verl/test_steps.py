@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from cases import CASES, MISTAKES, OTHERWISE
 from filelock import FileLock
-from launching import torchrun
 from refusals import REFUSALS, TOGETHER
 from rollouts import LEVELS
+from torchrun_launch import torchrun
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent.parent

@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 import torch
 from cases import CASES, PER_DEVICE, Case
+from recorded_training import everyone, rank
 from torch import Tensor
 from trl import GRPOTrainer
-from watched import everyone, rank
 
 from fibration.trainers.trl import trainer
 from fibration.trainers.window import Window

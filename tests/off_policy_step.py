@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import example_loops
 import support
 import torch
-import training
 from torch import Tensor
 
 from fibration.runtime.operator import Operator
@@ -55,8 +55,8 @@ def budgets() -> dict[str, Any]:
     s = step()
     op = operator()
     index = op.index(mask=s["mask"], **LABELS)
-    chosen = training.narrow(op, index, s["new"] - s["old"])
-    training.every_regime(op.coefficients(s["new"], s["old"], s["advantages"], index, chosen).metrics)
+    chosen = example_loops.narrow(op, index, s["new"] - s["old"])
+    example_loops.every_regime(op.coefficients(s["new"], s["old"], s["advantages"], index, chosen).metrics)
     return chosen
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from cases import FAR
-from watched import dataset
+from recorded_training import dataset
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ REFUSED = {
     ),
     "a policy that it has not": Refused(
         ("log_prob(teacher)", "'teacher'", "rollout", "reference"),
-        trainer={"hierarchy": f"{HERE.parents[2] / 'three_policies.py'}:of_teacher"},
+        trainer={"hierarchy": f"{HERE.parents[2] / 'three_policy_losses.py'}:of_teacher"},
     ),
     "a divergence of its own beside the hierarchy's": Refused(
         ("log_prob(reference)", "beta=0.1", "two penalties", "leave beta out"),
