@@ -124,7 +124,9 @@ def test_the_collection_is_large_and_varied():
 FILES = {"given_up": "verify"}  # decided where the laws are put together
 
 
-@pytest.mark.parametrize(("call", "rows"), [("verdicts.wrong_specs", WRONG), ("on_batches.wrong_quivers", QUIVERS)])
+@pytest.mark.parametrize(
+    ("call", "rows"), [("verdicts.wrong_specs", WRONG), ("quiver_verdicts.wrong_quivers", QUIVERS)]
+)
 def test_every_wrong_spec_is_run_by_the_file_of_its_law(call, rows):
     for law in {spec.law for spec in rows.values()}:
         source = (Path(__file__).parent / f"test_{FILES.get(law, law)}.py").read_text()

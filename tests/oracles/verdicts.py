@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 
 import pytest
-from hierarchies import wrong_on_rare_batches, wrong_specs
+from hierarchies import wrong_on_rare_batches
+from hierarchies.wrong_specs import KERNEL, undecidable, wrong
 
 from fibration import Fibration, LawError, uniform
 from oracles import brute_force
 from oracles.counterexample_json import from_json
 
-WRONG = {**wrong_specs.wrong(), **wrong_on_rare_batches.wrong()}
-SPECS = {**WRONG, **wrong_specs.undecidable()}
+WRONG = {**wrong(), **wrong_on_rare_batches.wrong()}
+SPECS = {**WRONG, **undecidable()}
 
 
 @functools.cache
@@ -43,7 +44,7 @@ def refused(name):
     assert not verdict.accepted
     counterexamples_hold(spec.hierarchy, found)
     causes_hold(found)
-    if spec.subject == wrong_specs.KERNEL and len(spec.hierarchy.fibrations) == 1:
+    if spec.subject == KERNEL and len(spec.hierarchy.fibrations) == 1:
         mended_with_its_kernel(spec.hierarchy, found)
     with pytest.raises(LawError) as caught:
         found.raise_for_status()
