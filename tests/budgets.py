@@ -1,7 +1,7 @@
-"""Seconds of testing per folder and the folder's budget, printed at the end of every run.
+"""The seconds of each folder of tests beside its budget, printed at the end of every run.
 
-`make test` has two processes and four minutes, start and lint included: 420 seconds in all, on a quiet machine. The
-budgets are those of the level `few`.
+`make test` uses two processes and takes at most four minutes on a quiet machine, start and lint included. That is 420
+seconds of tests. The budgets are those of the level `few`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Deterministic property tests, an import path for helpers, and Triton's interpreter where there is no GPU."""
+"""Settings of all tests: deterministic examples, the import path of helpers, Triton's interpreter without a GPU."""
 
 import gc
 import hashlib

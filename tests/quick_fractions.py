@@ -1,6 +1,6 @@
-"""Faster `Fraction` arithmetic for tests: a short path for fractions and whole numbers, which most arguments are.
+"""Faster `Fraction` arithmetic for tests, by a short path for fractions and whole numbers.
 
-Results are the same, number by number. All other arguments take Python's own path.
+Results are the same, number by number. Other operands take Python's own path.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A batch spread over ranks: the pieces of rows on each rank, and the combined results of all ranks."""
+"""A batch on several ranks: the pieces of rows on each rank, and the combined results of all ranks."""
 
 from __future__ import annotations
 

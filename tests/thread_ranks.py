@@ -1,4 +1,4 @@
-"""Ranks as threads of this process. Traffic is counted, and a hang is an error with the stacks of all ranks."""
+"""Ranks as threads of this process. Traffic is counted. A hang is an error with the stacks of all ranks."""
 
 from __future__ import annotations
 

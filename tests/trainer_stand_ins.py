@@ -1,8 +1,8 @@
 """Stand-ins for five trainers: the modules that the recipes of `docs/trainers/others.md` import, and a training step.
 
-They follow the trainers' sources at the versions that the page names: how a step is cut into micro-batches and ranks,
-and which reductions and factors apply. Ranks are threads, or a driver's loop over them. Models have a few weights. An
-optimizer step records its gradient and is plain descent.
+They follow the trainers' sources at the versions that the page names. So a step is cut into micro-batches and ranks,
+reduced and scaled as in the trainer. Ranks are threads, or a driver's loop over them. Models have a few weights. An
+optimizer step records its gradient and is plain gradient descent.
 """
 
 from __future__ import annotations

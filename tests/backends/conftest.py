@@ -1,4 +1,4 @@
-"""Every backend that runs here, for tests of what all of them compute."""
+"""Fixtures that run a test on every backend of this machine."""
 
 import functools
 from collections import Counter

@@ -1,6 +1,6 @@
-"""Advantages: rewards minus a baseline, and slips that are no baseline. Plain numbers of each sum over all samples.
+"""Formulas for advantages: rewards minus a baseline, and slips that are no baseline.
 
-`of` is the advantage of row `i` of the rows of one group, or of token `t` of one row.
+`of` computes the same advantage in plain numbers: of row `i` of a group, or of token `t` of a row.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Penalties of tokens: formulas with the gradient of a divergence or the entropy, and slips with another gradient.
 
-Each has its own formula in plain numbers, of one sampled token: `P` in its log-prob `l`, and in what is held of it (`h`),
-by which expected gradients are computed by hand.
+Each has a formula in plain numbers of one sampled token: `P` as a function of the token's log-prob `l` and of stopped
+values `h`. Tests compute expected gradients from it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hierarchies from edges as text, indices of them, and one batch of a tree and of a crossing."""
+"""Hierarchies from edges as text, their indices, and one batch each of a tree and of a crossing."""
 
 import math
 

@@ -1,6 +1,6 @@
-"""Hierarchies that keep every law for a reason that no single term shows, and similar ones that break a law.
+"""Hierarchies whose laws hold only for several terms together, and similar ones that break a law.
 
-A neighbour differs in one number, so that the reason just fails; the law that is named must not prove it.
+A wrong hierarchy differs from a right one in one number. The law that it names must not be proved.
 """
 
 from fractions import Fraction

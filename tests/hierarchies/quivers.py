@@ -1,7 +1,7 @@
 """Right and wrong trees and quivers, each with the law that refutes it, and a plain model of a batch.
 
-`Tokens` knows nothing of the library's procedures: a batch is a list of tokens, each with a leaf and a label per stratum,
-and an element is the set of the tokens that carry its label. Formulas are evaluated by `traversal.evaluate`.
+`Tokens` uses none of the library's procedures. A batch is a list of tokens, each with a leaf and a label per stratum.
+An element is the set of tokens with its label. `traversal.evaluate` evaluates formulas.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Random chains that verify, and random batches for them; a seed always gives the same.
+"""Random chains that verify, and random batches for them. A seed always gives the same chain.
 
-`chain(seed)` has 1 to 6 strata, and `candidate(seed)` is the same where the laws do not matter, without the price of a
-verdict. Its parts come from the registry of constructors, so a new gate is drawn as soon as it is registered, and from
-formulas that keep the laws by construction: they pass through 0 with slope 1.
+`chain(seed)` has 1 to 6 strata. `candidate(seed)` draws the same without verifying. Parts come from the registry of
+constructors, so a new gate is drawn as soon as it is registered. Formulas pass through 0 with slope 1, which keeps the
+laws.
 """
 
 from __future__ import annotations

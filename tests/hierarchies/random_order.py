@@ -1,4 +1,4 @@
-"""Random chains, trees and quivers with sums in order in weights, conditions, statistics and decompositions."""
+"""Random chains, trees and quivers with ordered sums in weights, conditions, statistics and decompositions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Random trees and quivers, and random batches for them; a seed always gives the same. `random_chains.py` draws chains.
+"""Random trees and quivers, and random batches for them. A seed always gives the same.
 
-Kernels are coherent by construction: they disintegrate additive measures, jointly where several strata lie over one. Of
-what lies over a crossing one measure is spread along all paths; below and beside it every edge has a kernel of its own.
+Kernels are coherent by construction: they are quotients of additive measures, jointly where several strata lie over
+one. Below a crossing one measure is spread along all paths. Elsewhere every edge has its own kernel.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Losses with weights, masks, statistics and `stop`: right ones, and slips with the law that refutes each.
 
-Every one has its own formula in numpy (`of`), by which counterexamples and what was proved are checked again.
+Each has its own formula in numpy (`of`). Tests check counterexamples and proofs against it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Wrong specs whose laws hold on every small batch with simple numbers. A counterexample must be computed."""
+"""Wrong specs whose laws hold on every small batch with simple numbers. The search must compute a counterexample."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""References for tests: right numbers, computed without the library."""
+"""References for tests: results computed without the library."""

@@ -1,9 +1,9 @@
-"""The backends that run here, the float64 interpreter on the same batch, and the bound on rounding between them.
+"""The backends of this machine, the float64 interpreter on the same batch, and a bound on rounding between them.
 
-The interpreter runs on the programs as lowered, before any optimisation, with inputs that are read off the index here.
-Beside every value stands a bound on what rounding can do to it, carried through the program operation by operation. It
-is what a tolerance is made of: near 1e-15 where a program is harmless, a thousand times more where a rollback multiplies
-by a thousand, and as much as the jump where a comparison may fall either way.
+The interpreter runs programs as lowered, before any optimisation. Its inputs are read from the index here. Every value
+has a bound on its rounding error, carried through the program operation by operation. Tolerances are such bounds. A
+bound is near 1e-15 for most programs, and a thousand times larger after a rollback with slope 1000. Where rounding may
+decide a comparison, the bound is the size of the jump.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The laws by brute force, on one small hierarchy at a time, by the definition in rationals.
+"""The laws by brute force: on one small hierarchy at a time, by their definition, in rationals.
 
-`confirm` rebuilds a counterexample and asserts that the law fails on it; `uphold` tries a proved law on small worlds.
+`confirm` rebuilds a counterexample and asserts that the law fails on it. `uphold` tries a proved law on small batches.
 """
 
 from __future__ import annotations

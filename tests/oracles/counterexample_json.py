@@ -1,4 +1,4 @@
-"""Reads counterexamples from JSON into Fractions, without the objects that they were written from."""
+"""Reads counterexamples from JSON into Fractions, without the objects that wrote them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Fibration gating as it is defined (eq:fgh_gating), on a small batch of any shape, in rationals.
+"""Fibration gating by its definition (eq:fgh_gating), on a small batch of any shape, in rationals.
 
-Up, `σ_u = π_{u*} σ`; residuals by the recursion `ρ_v = σ_v - Σ_{u > v} K_{v←u} ρ_u`, on a chain `σ_k - K σ_{k-1}`; down,
-`G = Σ_v K_{leaf←v} g_v(ρ_v)`, kernels multiplied along a path. Formulas are evaluated here too, with the slope along one
-direction of log ratios beside each value: no leaf measure, no Möbius numbers, no code of the laws, of lowering or of a
-backend. What is not rational has fifty digits.
+- Up: `σ_u = π_{u*} σ`.
+- Residuals: `ρ_v = σ_v - Σ_{u > v} K_{v←u} ρ_u`, on a chain `σ_k - K σ_{k-1}`.
+- Down: `G = Σ_v K_{leaf←v} g_v(ρ_v)`, with kernels multiplied along a path.
+
+Formulas have a value and the slope along one direction of log ratios. The module uses no leaf measure, no Möbius
+numbers, and no code of the laws, of lowering or of a backend. Irrational values have fifty digits.
 """
 
 from __future__ import annotations

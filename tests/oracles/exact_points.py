@@ -1,4 +1,4 @@
-"""Batches of the tests as the laws see them, for the exact operator."""
+"""Converts a test's batch to the form that the exact operator of the laws takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading the text of a certified fact: its bounds and intervals as numbers."""
+"""Reads the bounds and intervals of a certified fact from its text."""
 
 import math
 import re

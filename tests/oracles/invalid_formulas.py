@@ -1,4 +1,4 @@
-"""Text that is no formula."""
+"""Texts that are no formula, some of which would do harm if they were run."""
 
 HOSTILE = [
     "__import__('os').system('x')",

@@ -1,8 +1,8 @@
 """Counts the operations that a call issues to a device other than the CPU, without such a device.
 
-The device is torch's `meta`: it has shapes and no numbers, so that whatever looks at a value raises there, and so does an
-operation on tensors of two devices. An index is built and used once on the CPU, and then taken there with everything that
-it has worked out; kernels are counted and not run.
+The device is torch's `meta`, which has shapes and no numbers. Reading a value raises there, and so does an operation
+on tensors of two devices. An index is built and used once on the CPU, and then moved with all that it has cached.
+Kernels are counted and not run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Two losses on random batches, by the definition in rationals (`definition.py`): whether some coefficient differs.
+"""Whether a coefficient of two losses differs on random batches, by the definition in rationals (`definition.py`).
 
-Conditions are obeyed by how a batch is drawn; nothing of what compares losses in the library is used. A parameter that
-is infinite is large.
+The drawn batches meet the conditions. The module uses none of the library's comparison. An infinite parameter is a
+large number.
 """
 
 from __future__ import annotations

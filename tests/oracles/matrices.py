@@ -1,12 +1,12 @@
-"""Fibration gating as it is written down, with explicit matrices: what trees and quivers are tested against.
+"""Fibration gating with explicit matrices, for trees and quivers.
 
-Every fibration is a 0/1 matrix and every kernel a matrix of its declared weights, read element by element off plain
-dictionaries of who lies over whom. Densities are extensive, residuals are the Möbius recursion, the effects of crossed
-strata a least-squares fit on the tokens' indicator matrices. Nothing here knows the normal form, its masses, the shape
-of a hierarchy as the library sees it, cancelling, lowering or the adjoint.
+A fibration is a 0/1 matrix. A kernel is a matrix of its declared weights, read from dictionaries of parents. Densities
+are extensive, residuals follow the Möbius recursion, and effects of crossed strata are a least-squares fit on
+indicator matrices. The module does not use the normal form, its masses, the library's shapes, cancelling, lowering or
+the adjoint.
 
-Weights, masses and counts are exact fractions. Everything that depends on the log ratios carries its derivative towards
-all of them; both are kept in numpy's longest float, so that rounding here is small beside rounding in float64.
+Weights, masses and counts are exact fractions. Values that depend on log ratios carry their derivatives towards all of
+them. Both are numpy's longest float, so their rounding is small beside that of float64.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Coefficients of losses with penalties, rewards and order, by differences of `J` in rationals of fifty digits.
 
-Losses whose gates pass everything, on one kind of tokens: `J = Σ μ·w·A·r - Σ P`. What is held is read where the log-probs
-are, and all else where one of them is moved. Nothing of the laws is used.
+Gates pass everything, and tokens are of one kind: `J = Σ μ·w·A·r - Σ P`. Stopped values are read at the log-probs; all
+others are read where one log-prob is moved. The module uses no code of the laws.
 """
 
 from __future__ import annotations

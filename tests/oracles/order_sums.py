@@ -1,4 +1,4 @@
-"""Sums in order as they are defined, in rationals: every pair of tokens of an element, one term each."""
+"""Ordered sums by their definition, in rationals: one term for every pair of tokens of an element."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Losses as published, in float64 torch, written from papers and trainers and not from `specs`.
 
-`PUBLISHED[name]` takes `Rows` and the parameters of the spec of that name, and gives the objective `J` with conditions of
-tokens, by which its branches are told apart. What a source holds reads `at`, the same numbers as `log_prob` without its
-gradient: so autograd and finite differences in `log_prob` are of one function.
+`PUBLISHED[name]` takes `Rows` and the parameters of the spec. It returns the objective `J` and conditions of tokens,
+which tell the branches of the formula apart. A value that the source holds fixed reads `at`: the numbers of `log_prob`
+without its gradient. So autograd and finite differences in `log_prob` differentiate the same function.
 """
 
 from __future__ import annotations

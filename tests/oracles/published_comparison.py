@@ -1,4 +1,4 @@
-"""The library's losses beside their sources' formulas (`published*.py`), on random ragged batches off policy."""
+"""Compares the library's losses with their sources' formulas (`published*.py`) on random ragged batches off policy."""
 
 from dataclasses import dataclass, replace
 

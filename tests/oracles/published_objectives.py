@@ -1,7 +1,6 @@
-"""Whole objectives as published: advantages from rewards, sums of terms, and order in a row.
+"""Whole objectives as published: advantages from rewards, sums of terms, and order in a row. It continues `published.py`.
 
-As `published.py`, of which this is the rest. Advantages are taken group by group, future sums token by token and chances
-set by set, as their sources say it, and not as a formula of statistics.
+As in the sources, loops compute advantages group by group, future sums token by token, and chances set by set.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks verdicts on trees and quivers in rationals: proved laws hold on batches, counterexamples break refuted ones.
 
-Batches are `quivers.Tokens`, without the library's procedures. The file of each law runs `refused` on its rows of
-`quivers.wrong()`.
+Batches are `quivers.Tokens`, without the library's procedures. The test file of each law calls `refused` on its rows
+of `quivers.wrong()`.
 """
 
 from __future__ import annotations

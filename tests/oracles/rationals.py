@@ -1,4 +1,4 @@
-"""Linear equations in rationals: no pivot is small, and no rank is a matter of tolerance."""
+"""Linear equations and ranks in exact rationals."""
 
 from __future__ import annotations
 

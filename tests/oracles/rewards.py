@@ -1,4 +1,4 @@
-"""Advantages from rewards by definition: every statistic in fractions, roots to sixty digits."""
+"""Advantages from rewards by definition: statistics in fractions, roots to sixty digits."""
 
 from __future__ import annotations
 

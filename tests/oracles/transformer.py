@@ -1,4 +1,4 @@
-"""The study's transformer written token by token, one model and one sequence at a time, in float64."""
+"""The study's transformer, written token by token for one model and one sequence, in float64."""
 
 import torch
 from torch import Tensor

@@ -1,7 +1,7 @@
 """Sampled tokens for the tests of `fibration.trust_region`, and the paper's definitions in plain Python.
 
-The definitions are written over (state, action) pairs with multiplicities, one loop per sum, as the paper's appendix
-writes them; the library sums over tokens and never sees a multiplicity.
+The definitions loop over (state, action) pairs with multiplicities, as in the paper's appendix. The library sums over
+tokens and has no multiplicities.
 """
 
 from __future__ import annotations

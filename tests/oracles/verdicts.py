@@ -1,6 +1,6 @@
 """Checks the verdicts on a spec: proved laws hold on trial batches, refuted laws fail on their counterexample.
 
-Everything is worked out again in rationals by `brute_force.py`, without the symbolic engine. The file of each law runs
+`brute_force.py` computes everything again in rationals, without the symbolic engine. The test file of each law calls
 `refused` on its rows of `wrong_specs.wrong()` and `wrong_on_rare_batches.wrong()`.
 """
 

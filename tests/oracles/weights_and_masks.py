@@ -1,6 +1,7 @@
-"""Weights and conditions of tokens in plain numpy, on random batches and on those of counterexamples as JSON.
+"""Weights and conditions of tokens in plain numpy, on random batches and on counterexamples from JSON.
 
-Nothing here is the library's: a row's statistic is a loop over rows, a slope a difference of float64 numbers.
+The module uses no code of the library. A statistic of a row is a loop over rows. A slope is a difference of float64
+numbers.
 """
 
 from __future__ import annotations

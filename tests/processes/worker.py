@@ -1,6 +1,6 @@
-"""What every process of a group does for `test_processes.py`, under torchrun: `worker.py FOLDER`.
+"""Runs all cases of `test_processes.py` in one process of a group, under torchrun: `worker.py FOLDER`.
 
-All of it in one run, since a process takes seconds to start. Each rank writes what it found to `FOLDER/RANK.json`.
+One run has all cases, because a process takes seconds to start. Each rank writes its results to `FOLDER/RANK.json`.
 """
 
 from __future__ import annotations

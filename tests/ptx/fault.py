@@ -1,4 +1,4 @@
-"""What no correct kernel does."""
+"""The exception for behaviour that no correct kernel has."""
 
 
 class Fault(Exception):

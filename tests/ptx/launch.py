@@ -1,4 +1,4 @@
-"""A launch: blocks in a random order, some of them at a time, interleaved wherever one may wait for another."""
+"""Runs the blocks of a launch in random order, some at a time, interleaved wherever one may wait for another."""
 
 from __future__ import annotations
 

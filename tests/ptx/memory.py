@@ -1,12 +1,12 @@
-"""Bytes, and who touched each last: a memory without races has nothing to hide, however weak it is.
+"""Bytes, and the thread that touched each last. An access that races with another is a fault.
 
-A device keeps plain stores back, and shows old copies, until threads have synchronised. PTX's model lets a thread see any of
-that where its access is not ordered after another's of the same byte, and nothing of it elsewhere. So the first is a fault
-here, whatever this order of events has left in memory. Ordered is what lies before a barrier of the block, or before a
-release that an acquire has read from; a barrier hands on to its block what one thread has acquired.
+A device may keep plain stores back and show old copies until threads have synchronised. PTX's model allows that only
+for accesses of one byte without an order between them. So an unordered access is a fault here, in whatever order the
+emulator runs the threads. A barrier of the block orders accesses, and so does an acquire that reads from a release. A
+barrier passes an acquire of one thread to its whole block.
 
-Threads are numbered over all blocks of a launch; a clock holds, for every thread, until when its accesses are ordered before
-what the clock's owner does next.
+Threads are numbered over all blocks of a launch. A clock holds for every thread how many of its accesses are ordered
+before the next access of the clock's owner.
 """
 
 from __future__ import annotations

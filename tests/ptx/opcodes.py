@@ -1,7 +1,8 @@
-"""What an opcode computes in every lane, by its complete name: one that is not here is not known.
+"""The result of each opcode in every lane, by the opcode's complete name. Other opcodes are unknown and a fault.
 
-Registers hold bits (unsigned numpy arrays; bools where they are predicates); `read` and `bits` are between these and numbers.
-Approximations (`ex2.approx`, ...) are rounded rightly here, but for those whose coarseness code has to live with.
+Registers hold bits: unsigned numpy arrays, and bools for predicates. `read` and `bits` convert between bits and
+numbers. Approximations (`ex2.approx`, ...) are rounded correctly, except where generated code has to refine a coarse
+one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PTX text → instructions, as far as Triton's output goes."""
+"""Parses PTX text into instructions, as far as Triton's output needs."""
 
 from __future__ import annotations
 

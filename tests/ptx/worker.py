@@ -1,7 +1,7 @@
-"""Compile kernels to PTX, one JSON request per line. Run by emit.py as a script: a process whose Triton interprets cannot.
+"""Compiles kernels to PTX, one JSON request per line. `emit.py` runs it as a script, without Triton's interpreter.
 
-Only PTX is wanted, so `ptxas` is left out. A request names a module's file, a kernel of it, and how the just-in-time compiler
-would specialise it; the answer is the PTX and the bytes of shared memory, or what went wrong.
+A request names a module's file, its kernel, and how the just-in-time compiler would specialise it. The answer is the
+PTX and the bytes of shared memory, or the error. `ptxas` is left out, because only PTX is needed.
 """
 
 import json

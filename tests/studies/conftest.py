@@ -1,4 +1,4 @@
-"""The modules of a study import each other by name, as scripts in one folder do; no two studies share a name."""
+"""Makes the modules of a study importable by name, as for scripts in one folder. No two studies share a name."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tests of a trainer run where `FIBRATION_TRAINER` says so, as `make test-trainers` does; elsewhere they are skipped."""
+"""Runs the tests of the trainer that `FIBRATION_TRAINER` names, as `make test-trainers` does, and skips all others."""
 
 import os
 import sys

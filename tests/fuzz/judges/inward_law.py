@@ -1,7 +1,7 @@
 """The law `inward`: the slopes of a proved gate along its residuals, for pulls of either sign, on random batches.
 
-The gate's other operands have their values in the batch. For the opposite pull they come from the batch with all
-advantages negated, if the gate's pull is its advantage. Densities that the gate reads are scaled with its residual.
+The gate's other operands have their values in the batch. If the gate's pull is its advantage, the opposite pull
+negates all advantages of the batch. Densities that the gate reads are scaled with its residual.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`equivalent`, on pairs that rewriting keeps equal, on pairs that differ on few batches alone, and on other pairs."""
+"""`equivalent`, on pairs that are equal by rewriting, on pairs that differ on few batches, and on other pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trainings that are watched, as data: what of `GRPOConfig` and of the trainer each of them sets."""
+"""The recorded trainings as data: the options of `GRPOConfig` and of the trainer that each of them sets."""
 
 from __future__ import annotations
 

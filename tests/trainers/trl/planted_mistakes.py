@@ -1,4 +1,4 @@
-"""Mistakes that are easy to make, put into the trainer: what compares gradients must find each of them."""
+"""Mistakes that are easy to make, put into the trainer. The comparison of gradients must find each of them."""
 
 from __future__ import annotations
 

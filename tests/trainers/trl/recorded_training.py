@@ -1,7 +1,7 @@
-"""A trainer of TRL that is watched: each optimizer step's gradient, beside that of `op.loss` on the whole window.
+"""Records a trainer of TRL: the gradient of each optimizer step, beside that of `op.loss` on the whole window.
 
-Nothing here is the trainer's own reckoning. What a window trained on is copied when it was generated; a row's labels are
-those of its line of the data set; log-probs come from a forward pass over whole rows, padded on the right.
+The expected gradient uses no code of the trainer. The rows of a window are copied when they are generated. Labels come
+from the rows of the dataset. Log-probs come from a forward pass over whole rows, padded on the right.
 """
 
 from __future__ import annotations

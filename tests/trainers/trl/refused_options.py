@@ -1,4 +1,4 @@
-"""What the trainer must not train with: the options, and the words by which its refusal names them."""
+"""Options that the trainer must refuse, with the words that each refusal must contain."""
 
 from __future__ import annotations
 

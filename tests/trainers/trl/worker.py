@@ -1,6 +1,7 @@
-"""What every process does for `test_gradients.py`, under torchrun: `worker.py FOLDER`.
+"""Runs all cases of `test_trainer.py` in one process of a group, under torchrun: `worker.py FOLDER`.
 
-All of it in one run, since a process takes ten seconds to start. Each rank writes what it found to `FOLDER/RANK.json`.
+One run has all cases, because a process takes ten seconds to start. Each rank writes its results to
+`FOLDER/RANK.json`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mini-batches of every kind, trained on by verl's own worker with the policy loss `fibration`; and mistakes in it."""
+"""Mini-batches that verl's own worker trains on with the policy loss `fibration`, and mistakes put into the worker."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""verl on CPUs, by its own registries: a platform, and its FSDP engine for it. Import this before anything of `verl.workers`.
+"""Runs verl on CPUs, by its own registries. Import this before anything of `verl.workers`.
 
-verl has platforms for accelerators alone. Its engine of strategy `fsdp2` runs under gloo as it stands; with `fsdp`, torch
-refuses to broadcast parameters that lie on CPUs.
+verl has platforms for accelerators alone. Its engine `fsdp2` runs under gloo unchanged. With `fsdp`, torch refuses to
+broadcast parameters on CPUs.
 """
 
 from __future__ import annotations

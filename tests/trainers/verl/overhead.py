@@ -1,8 +1,9 @@
-"""What an optimizer step takes in verl with a hierarchy for its loss, beside verl's own: `overhead.py --rounds 7`
+"""Times an optimizer step of verl with a hierarchy for its loss, beside verl's own: `overhead.py --rounds 7`
 
 Workers of one process, on CPUs, take turns in an order that changes from round to round. Each takes two steps on the
-same rows with a learning rate of 0: a fresh one, whose old log-probs the worker has just computed (that is not timed),
-and one that is taken for off policy. `--equal 0.5` gives each second prompt group the advantage 0. Where verl's own loss is the same in both, it shows how much the machine wavers.
+same rows with learning rate 0. The first is fresh: the worker has just computed its old log-probs, which is not timed.
+The second counts as off policy. `--equal 0.5` gives each second prompt group the advantage 0. verl's own loss is the
+same in both steps, so its difference shows the noise of the machine.
 """
 
 from __future__ import annotations

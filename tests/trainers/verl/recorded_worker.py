@@ -1,4 +1,4 @@
-"""verl's own worker of an actor, on CPUs, and what each of its optimizer steps was given and made of it."""
+"""Records verl's own worker of an actor on CPUs: the inputs and results of each of its optimizer steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused, and what is said of it: each function of `REFUSALS` raises."""
+"""Mistakes that must be refused, with the words of each error. Each function of `REFUSALS` raises."""
 
 from __future__ import annotations
 

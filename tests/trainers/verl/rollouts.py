@@ -1,6 +1,7 @@
-"""Rows as a rollout leaves them, as verl carries them, and the gradient of `op.loss` on all of them in one process.
+"""Rows of a rollout in verl's format, and the gradient of `op.loss` on all of them in one process.
 
-Nothing here is the plugin's: log-probs come from one forward pass per row, without padding, in float64.
+The expected gradient uses no code of the plugin. Log-probs come from one forward pass per row, without padding, in
+float64.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What every process of a group does for the tests: `worker.py FOLDER`, with RANK, WORLD_SIZE and the like set.
+"""Runs all cases in one process of a group: `worker.py FOLDER`, with RANK, WORLD_SIZE and the like set.
 
-All of it in one run, since verl takes seconds to start. Each rank writes what it found to `FOLDER/RANK.json`.
+One run has all cases, because verl takes seconds to start. Each rank writes its results to `FOLDER/RANK.json`.
 """
 
 from __future__ import annotations
