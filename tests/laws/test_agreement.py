@@ -1,4 +1,4 @@
-"""Weights, masks and what is stopped where all policies coincide: right losses, and slips that a law refutes.
+"""Weights, masks and stopped formulas where all policies coincide: right losses, and slips that a law refutes.
 
 Counterexamples are evaluated again by numpy, from their JSON alone; so is what was proved, on ragged batches that are
 far off policy, and near.
@@ -106,7 +106,7 @@ def test_the_collection_has_many_slips_of_each_law():
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_weights_and_masks_are_proved_and_hold_in_numpy(name):
-    """What was proved: near where policies coincide weights tend to 1, and nothing is dropped."""
+    """Near the point where all policies coincide, weights tend to 1 and no token is dropped."""
     loss = RIGHT[name]
     report = loss.hierarchy.verify()
     assert report.ok, report
@@ -119,7 +119,7 @@ def test_right_weights_and_masks_are_proved_and_hold_in_numpy(name):
 
 @pytest.mark.parametrize("name", [*RIGHT, *WRONG])
 def test_weights_and_masks_evaluated_exactly_equal_numpy(name):
-    """Off policy, where every branch is taken, at every token."""
+    """Batches are off policy and take every branch, at every token."""
     loss = {**RIGHT, **WRONG}[name]
     h = loss.hierarchy
     for seed in range(3):
@@ -163,7 +163,7 @@ def test_a_stop_in_the_right_place_and_gates_that_read_policies_are_accepted(nam
 
 @pytest.mark.parametrize("name", weights_and_masks.GATES_WRONG)
 def test_a_gate_that_reads_a_statistic_is_refuted_by_its_gradient(name):
-    """Near it they are near to that, so that a gate is refuted by its gradient, which is then another one."""
+    """A statistic near on policy is near its value on policy. The gate then has another gradient."""
     report = weights_and_masks.GATES_WRONG[name].verify()
     assert not report.ok
     verdict = next(v for v in report.verdicts if v.law == "gradient")
@@ -172,7 +172,7 @@ def test_a_gate_that_reads_a_statistic_is_refuted_by_its_gradient(name):
 
 @pytest.mark.thorough
 def test_an_old_probability_of_1_is_tried():
-    """Without a margin the divergence of a token of which the old policy was certain has no value."""
+    """If the old policy gives a token probability 1, its divergence has no value without a margin."""
     verdict = failing(weights_and_masks.dppo(0))
     assert (verdict.law, verdict.status) == ("identity", "refuted")
     assert str(verdict.counterexample).endswith("g(0) has no value")
@@ -180,7 +180,7 @@ def test_an_old_probability_of_1_is_tried():
 
 
 def test_a_ratio_in_a_gate_times_the_old_probability_is_at_most_1():
-    """Which is used where the residual is the ratio's: on one stratum alone, and of one token."""
+    """The bound holds only if the residual is the ratio's: on one stratum, for one token."""
     beyond = where(weights_and_masks.p_old * weights_and_masks.ratio > 1, 0, residual)
     assert one(gate=Gate(beyond)).verify().ok
     assert (
@@ -214,7 +214,7 @@ def test_a_weight_without_a_value_is_the_cause_of_the_failure_of_agreement():
 
 
 def test_agreement_and_mask_open_are_given_up_only_if_they_fail():
-    """A law without a subject cannot be given up, nor one that holds; one that fails can, by its name."""
+    """A law without a subject cannot be given up, nor a law that holds."""
     given = {"agreement": "twice as hard", "mask_open": "the likely ones are left out"}
     both = one(mu.weigh(2 * rho).keep(rho <= 1), gives_up=given)
     assert both.verify().ok
@@ -240,7 +240,7 @@ def test_each_weight_and_each_condition_has_a_verdict():
 
 
 def test_on_trees_weights_and_conditions_are_decided_on_every_leaf():
-    """Statistics run over the tokens of all leaves; a total of 1 is the number of them."""
+    """Statistics run over the tokens of all leaves. A total of 1 is the number of tokens."""
     both = make(
         (text, trajectory, BOTH), (image, trajectory, BOTH), objective=token_mean().weigh(mean(rho, over=trajectory)),
         gives_up=weights_and_masks.WHOLE,
@@ -252,7 +252,7 @@ def test_on_trees_weights_and_conditions_are_decided_on_every_leaf():
 
 
 def test_a_populated_branch_may_have_no_kept_token():
-    """Counts of what is kept are of another batch, of which nothing is assumed."""
+    """The assumption is about all tokens, not about kept ones."""
     per_text = Objective(1 / count(text, over=trajectory))
     both = make((text, trajectory, BOTH), (image, trajectory, BOTH), assume=[populated(text, over=trajectory)])
     for objective, status in (
@@ -265,7 +265,7 @@ def test_a_populated_branch_may_have_no_kept_token():
 
 
 def test_the_sign_of_one_token_is_not_assumed_for_a_mean():
-    """A token that rose says nothing of the mean of its trajectory."""
+    """A token with a positive log ratio says nothing about the mean of its trajectory."""
     rose = weights_and_masks.x > 0
     for formula, status in ((mean(weights_and_masks.x, over=trajectory), "undecided"), (weights_and_masks.x, "proved")):
         verdicts = one(mu.weigh(where(rose, formula, 0))).verify().verdicts
@@ -273,7 +273,7 @@ def test_the_sign_of_one_token_is_not_assumed_for_a_mean():
 
 
 def test_a_log_prob_is_never_above_0():
-    """`π ≤ 1` is used: of `old`, of `current`, and of a further policy."""
+    """The proof uses `π ≤ 1` for `old`, for `current`, and for a further policy."""
     for weight in (
         2 - exp(log_prob(p)) for p in (weights_and_masks.old, weights_and_masks.current, weights_and_masks.rollout)
     ):
@@ -290,7 +290,7 @@ def test_a_log_prob_is_never_above_0():
 
 
 def test_the_law_gradient_ignores_weights():
-    """The gradient's law is of the gates: a weight of 2 breaks agreement, and no other law."""
+    """The law is about gates: a weight of 2 breaks agreement, and no other law."""
     found = {
         v.law: v.status for v in one(mu.weigh(2 * rho).keep(advantage > 0)).verify().verdicts if v.law != "objective"
     }
@@ -301,6 +301,6 @@ def test_the_law_gradient_ignores_weights():
 
 
 def test_the_report_names_no_bound_that_always_holds():
-    """`C` is above 1: that the other bound holds is no reason why one fails."""
+    """`C` is above 1, so the other bound always holds and is no reason for the failure."""
     (found,) = (v for v in one(mu.keep((rho > 1 / C) & (rho <= 1))).verify().verdicts if v.law == "mask_open")
     assert found.status == "refuted" and found.found.endswith(" <= 1))")

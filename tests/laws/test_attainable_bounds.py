@@ -1,4 +1,4 @@
-"""Where a range ends: at bounds that an attribute may have, and after its sign has been asked twice."""
+"""Bounds of attributes that a batch can attain, and signs that are assumed twice."""
 
 import pytest
 from hierarchies.weights_and_masks import mu, old, one, rollout

@@ -1,4 +1,4 @@
-"""Expected updates of advantages, by summing over all samples of small bandits: those proved, and those refuted."""
+"""Expected updates of proved and refuted advantages, summed over all samples of small bandits."""
 
 import itertools
 import json
@@ -106,7 +106,7 @@ def test_the_factor_of_a_group_mean_is_stated_for_every_group_size():
 
 @pytest.mark.parametrize("name", WRONG)
 def test_the_expected_update_of_a_refuted_advantage_is_no_multiple_of_the_gradient(name):
-    """No one factor makes the gradient of what is expected, over bandits of two answers each."""
+    """No single factor fits all bandits of two answers."""
     row = WRONG[name]
     found = verdict(row.formula)
     assert found.status == "refuted", found
@@ -121,7 +121,7 @@ def test_the_expected_update_of_a_refuted_advantage_is_no_multiple_of_the_gradie
 
 @pytest.mark.parametrize("name", WRONG)
 def test_the_steps_in_a_counterexample_are_those_of_the_formula(name):
-    """By the row's own numbers: from the rewards of the counterexample to others."""
+    """The formula in plain numbers is evaluated on the rewards of the counterexample."""
     row, found = WRONG[name], verdict(WRONG[name].formula).counterexample
     values = found.values
 

@@ -1,4 +1,4 @@
-"""What nothing gives: totals of 0, conditions that hold of none, and means that there are not.
+"""Totals, conditions and means of a branch without tokens.
 
 In a tree an element may have no tokens of a branch. What is wrong there is not proved; what asks for the branch first,
 or assumes that it is populated, is.
@@ -110,7 +110,7 @@ def test_the_assumption_populated_proves_the_weight(name):
 
 
 def test_a_search_evaluates_formulas_of_a_branch_only_at_tokens_of_the_branch():
-    """The first token of a batch without texts is an image, at which no text's number is read."""
+    """The first token of a batch without texts is an image. A formula of texts is not read there."""
     at_text = Attribute("at_text", text, positive=False, lower=0)
     most = largest(-at_text, over=trajectory, of=text)
     for h in (

@@ -1,4 +1,4 @@
-"""No weight and no condition looks at what comes after its token: those that do are refuted by a row that shows it."""
+"""The law causal: a weight or condition that reads later tokens is refuted by a row."""
 
 import json
 from fractions import Fraction
@@ -168,7 +168,7 @@ BY_TURNS = {
 
 @pytest.mark.parametrize("name", BY_TURNS)
 def test_a_weight_that_reads_the_number_of_turns_is_refuted(name):
-    """The witness has one turn less without its last token."""
+    """The counterexample has one turn less without its last token."""
     objective, of = BY_TURNS[name]
     found = of_turns(objective).counterexample
     maps, values = found.concrete.maps, found.values
@@ -194,7 +194,7 @@ def test_right_losses_that_read_whole_rows_give_up_causal():
 
 @pytest.mark.parametrize("longest", [20, 2048])
 def test_a_filter_of_long_rows_is_refuted_by_a_long_row(longest):
-    """DAPO's overlong filter."""
+    """This is DAPO's overlong filter."""
     h = load("dapo").replace(objective=token_mean().keep(count(token, over=trajectory) < longest))
     found = {v.law: str(v.counterexample) for v in h.verify().verdicts if v.status == "refuted"}
     assert set(found) == {"mask_open", "causal"}

@@ -1,4 +1,4 @@
-"""Coefficients of small batches in rationals, against the definition with explicit matrices and the closed forms."""
+"""Coefficients of small batches in rationals, against explicit matrices and closed forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels on parallel ways spread one measure, and where they do not, an element with two masses is found."""
+"""Kernels on parallel paths spread one measure, or a counterexample has an element with two masses."""
 
 import pytest
 from hierarchies import quivers
@@ -46,7 +46,7 @@ def changed(h, f, kernel):
 @pytest.mark.sampled
 @pytest.mark.parametrize(("name", "edge"), SLIPS)
 def test_the_wrong_kernel_is_named_and_its_remedy_is_accepted(name, edge):
-    """Whichever edge it is; and every kernel that is named besides can be mended just as well."""
+    """This holds for every edge. Every other kernel that the report names can be mended too."""
     right = RIGHT[name]
     wrong = changed(right, next(f for f in right.fibrations if f.name == edge), uniform())
     (found,) = LAWS["coherent"].decide(Subject(wrong, []))

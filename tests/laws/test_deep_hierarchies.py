@@ -1,4 +1,4 @@
-"""Deep and broad hierarchies: every law is proved of them as of small ones, with the same facts."""
+"""Deep and broad hierarchies have the verdicts and facts of small ones."""
 
 import itertools
 

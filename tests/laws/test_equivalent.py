@@ -1,4 +1,4 @@
-"""Whether two losses are the same: pairs of both kinds, each against brute force in rationals."""
+"""Whether two losses are the same: equal and different pairs, each against brute force in rationals."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_different_losses_are_refuted_by_a_batch(name):
 
 @pytest.mark.parametrize("name", OF_EVERY_KIND)
 def test_every_shipped_loss_is_the_same_as_itself(name):
-    """Whatever it is called, and whatever laws it gives up."""
+    """The name and the laws that it gives up do not matter."""
     h = load(name)
     assert is_the_same(pair(h, h.replace(name="other")))
 
@@ -133,7 +133,7 @@ def test_a_proof_says_which_quantities_it_matched(first, second, when, said):
 
 
 def test_the_heading_of_a_comparison_names_both_losses():
-    """It is neither verified nor refused. Coefficients with an exponential in them have fifty digits."""
+    """The heading says neither verified nor refused. Coefficients with an exponential have fifty digits."""
     found = equivalent(gspo, dapo)
     first, second, *_ = str(found).splitlines()
     assert first == "gspo: not the same loss as 'dapo'"
@@ -183,7 +183,7 @@ TRUNCATED = token_mean().weigh(minimum(RHO, CAP))
     ],
 )
 def test_losses_with_different_weights_or_conditions_differ(objective):
-    """Whatever else is the same: weights that differ alone make another loss, and so do their parameters."""
+    """Weights, their parameters and conditions each make another loss."""
     mine, yours = (dapo.replace(name=n, objective=o) for n, o in (("mine", TRUNCATED), ("yours", objective)))
     assert not is_the_same(pair(mine, yours))
     assert equivalent(mine, yours).verdicts[0].status != "proved"
@@ -195,7 +195,7 @@ def test_the_order_of_weights_does_not_matter():
 
 
 def test_a_fixed_parameter_is_fixed_in_weights_conditions_and_statistics():
-    """Also in what a condition reads of other tokens."""
+    """This includes formulas that a condition reads at other tokens."""
     filtered = dapo.replace(objective=TRUNCATED.keep(largest(minimum(RHO, CAP), over=trajectory) <= CAP + 1))
     both = pair(filtered, filtered.replace(name="other"), parameters={"cap": 2})
     assert not any("cap" in h.parameters for h in both)
@@ -216,7 +216,7 @@ ABSOLUTE = absolute_bound("bound")
 
 
 def test_a_parameter_may_be_a_formula_in_the_other_losss_parameters():
-    """As the bound of CISPO: itself in one trainer, above 1 by as much in the other. What it may be is asked for."""
+    """CISPO's bound is the ceiling itself in one trainer, and its distance from 1 in another."""
     written = {"bound": "1 + epsilon_high"}
     for first, second in ((ABSOLUTE, CISPO), (CISPO, ABSOLUTE)):
         both = pair(first, second, parameters=written)
@@ -226,7 +226,7 @@ def test_a_parameter_may_be_a_formula_in_the_other_losss_parameters():
 
 
 def test_a_parameter_may_be_a_formula_in_a_parameter_of_the_same_name():
-    """It is that of the first."""
+    """The name is the first loss's parameter."""
     same_name, written = absolute_bound("epsilon_high"), {"epsilon_high": "1 + epsilon_high"}
     assert pair(same_name, CISPO, parameters=written).first.gates[token].expression == clip(
         residual, -below, 1 + above - 1
@@ -238,7 +238,7 @@ def test_a_parameter_may_be_a_formula_in_a_parameter_of_the_same_name():
 
 
 def test_a_formula_for_a_parameter_is_compared_within_the_parameters_range():
-    """A bound above 1 that is given as 0.9 + epsilon is compared where epsilon is above 0.1, and not below."""
+    """A bound above 1 that is given as 0.9 + epsilon is compared where epsilon is above 0.1."""
     above_1 = CISPO.replace(gates={token: Gate(minimum(residual, Parameter("bound", lower=1) - 1))})
     anything = CISPO.replace(gates={token: Gate(minimum(residual, Parameter("bound") - 1))})
     wide = CISPO.replace(gates={token: Gate(where(epsilon > 0.1, minimum(residual, epsilon - 0.1), 0))})
@@ -356,13 +356,13 @@ def test_a_condition_keeps_its_sign_when_positive_factors_are_dropped():
     "name", ["grpo and dapo", "gspo and its score", "flat at the bound itself", "a trajectory's ratio on policy"]
 )
 def test_different_losses_are_never_proved_the_same(name):
-    """Also where no batch had been found before."""
+    """The proof alone is tried, also for pairs whose difference the search did not find at first."""
     p = DIFFERENT[name]
     assert isinstance(same_loss(pair(p.first, p.second, p.when, p.parameters)), Unknown)
 
 
 def test_the_share_of_a_mean_in_a_coefficient_is_compared():
-    """On policy a token's own log ratio adds the same in both, and its trajectory's mean in one of them alone."""
+    """On policy a token's own log ratio adds the same in both losses. Only one loss has the trajectory's mean."""
     twice = gspo.replace(name="twice", gates={trajectory: Gate(2 * residual), token: identity_gate()})
     assert isinstance(same_loss(pair(twice, plain, "on_policy")), Unknown)
     once = geometric.replace(gates={**twice.gates, trajectory: identity_gate()})

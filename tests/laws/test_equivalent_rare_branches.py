@@ -1,4 +1,4 @@
-"""Losses that differ in one place that few batches reach: nothing is proved of them; where it cancels, all is."""
+"""Losses that differ only on a branch that few batches reach are not proved the same."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MOVING = [now, r, 2 * now, x, exp(r), now**2, mean(now, over=trajectory), before
 @pytest.mark.sampled
 @pytest.mark.parametrize("rare", RARE, ids=str)
 def test_on_policy_a_slope_in_a_rare_branch_makes_losses_differ(rare):
-    """Where all policies coincide the log ratio is 0, and its slope is not."""
+    """On policy the log ratio is 0, and its slope is not."""
     for moving in MOVING:
         for held in (0, stop(moving)):
             first, second = (less(r**2 / 2 + where(rare, e, 0)) for e in (moving, held))
@@ -96,7 +96,7 @@ def test_on_policy_penalties_with_equal_slopes_are_the_same(first, second):
 )
 @pytest.mark.parametrize("when", [(), on_policy])
 def test_a_term_without_a_value_or_slope_makes_losses_differ(first, second, when):
-    """A root of 0 has a value and no slope; what cancels has no value where its parts have none."""
+    """A root of 0 has a value and no slope. Terms that cancel have no value where one of them has none."""
     for one, other in ((first, second), (second, first)):
         assert isinstance(same_loss(pair(less(one), less(other), when)), Unknown)
     assert isinstance(same_loss(pair(less(first), less(first + 0), when)), Proved)
@@ -111,7 +111,7 @@ def test_gates_without_a_value_on_some_batch_differ_from_the_identity():
 
 @pytest.mark.thorough
 def test_a_branch_may_have_no_kept_token_although_it_is_populated():
-    """Of a trajectory whose kept tokens are images alone no text is counted: their weight is not 0."""
+    """If the kept tokens of a trajectory are all images, no text is counted, and the weight is not 0."""
     text, image = strata("text_token image_token")
     texts, images = (count(s, over=trajectory) for s in (text, image))
     tree = load("fiberpo_modal")

@@ -1,4 +1,4 @@
-"""Whether two losses with penalties, advantages from rewards and order are the same: each pair against differences of J."""
+"""Whether two losses with penalties, advantages from rewards and order are the same, against differences of J."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_equal_losses_are_proved_the_same(name):
 
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_different_losses_are_refuted_by_a_batch(name):
-    """On three tokens at most, with coefficients that differences of J have too; and none of them is proved."""
+    """The batch has at most three tokens. Its coefficients equal differences of J. No pair is proved."""
     p = DIFFERENT[name]
     (found,) = equivalent(p.first, p.second, p.when).verdicts
     assert found.status == "refuted"
@@ -49,7 +49,7 @@ def test_a_deviation_of_equal_values_on_several_leaves_is_0():
 
 
 def test_a_counterexample_has_the_log_probs_and_rewards_of_both_losses():
-    """Log-probs of every policy, and rewards where advantages are made of them."""
+    """It has log-probs of every policy, and rewards if advantages come from rewards."""
     text = str(equivalent(less(k2), less(k3)))
     assert "under old" in text and "under reference" in text
     p = DIFFERENT["leave one out, and not"]

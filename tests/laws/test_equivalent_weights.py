@@ -1,4 +1,4 @@
-"""Whether two losses of several policies, weights, conditions and statistics of tokens are the same."""
+"""Whether two losses with several policies, weights, conditions and statistics are the same."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_equal_losses_are_proved_the_same(name):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_different_losses_are_refuted_by_a_batch(name):
-    """On three tokens at most, with coefficients that the definition has too."""
+    """The batch has at most three tokens. Its coefficients equal those of the definition."""
     p = DIFFERENT[name]
     found = verdict(p)
     assert found.status == "refuted"
@@ -76,7 +76,7 @@ def test_different_losses_are_refuted_by_a_batch(name):
 
 @pytest.mark.parametrize("name", some(DIFFERENT, 3))
 def test_different_losses_are_never_proved_the_same(name):
-    """Also where no batch had been found before."""
+    """The proof alone is tried, also for pairs whose difference the search did not find at first."""
     p = DIFFERENT[name]
     assert isinstance(same_loss(pair(p.first, p.second, p.when, p.parameters)), Unknown)
 
@@ -96,7 +96,7 @@ def test_a_mean_on_a_tree_is_the_total_divided_by_the_tokens_of_all_leaves():
 
 
 def test_the_batch_of_a_counterexample_meets_conditions_on_policies():
-    """Kept below 2 and below 3 is one where ratios stay below 2, and where they are 1; log-probs are never above 0."""
+    """Kept below 2 and kept below 3 are the same where ratios stay below 2. Log-probs are never above 0."""
     first, second = (with_objective(TM.keep(rho < n)) for n in (2, 3))
     assert not equivalent(first, second).ok
     for when in (rho < 2, same(old, rollout), "same(rollout, old)", "on_policy"):
@@ -105,7 +105,7 @@ def test_the_batch_of_a_counterexample_meets_conditions_on_policies():
 
 
 def test_a_policy_equal_to_the_current_one_has_no_gradient():
-    """Where rollout is current, a weight by their ratio is 1, and one by rollout over old does not move with the token."""
+    """If rollout equals current, a weight by their ratio is 1. A weight by rollout over old stays fixed."""
     by_old = with_objective(TM.weigh(rho))
     assert equivalent(by_old, with_objective(TM.weigh(1 / (rho * 0 + 1))), same(old, rollout)).ok
     assert not equivalent(by_old, dapo, same(current, rollout)).ok
@@ -128,7 +128,7 @@ def tokens(gate):
     ],
 )
 def test_formulas_equal_in_value_with_different_slopes_differ(first, second, when):
-    """What is stopped, a statistic, and the log-prob of a frozen policy have none."""
+    """A stopped formula, a statistic, and the log-prob of a frozen policy have no slope."""
     assert isinstance(same_loss(pair(first, second, when)), Unknown)
     assert difference(pair(first, second, when), {1: 20, 2: 40}) is not None
 
@@ -140,12 +140,12 @@ def test_statistics_of_different_kinds_are_never_matched(name):
 
 
 def test_gates_that_compare_residuals_with_log_probs_are_decided():
-    """As that of DCPO does, whose bounds are the wider the less probable a token was."""
+    """DCPO's bounds are wider for less probable tokens."""
     assert not equivalent(load("dcpo"), load("reinforce")).ok
 
 
 def test_a_breakpoint_at_a_ratio_near_0_is_tried():
-    """A gate that changes at a log ratio of -40, next to one that acts on ratios."""
+    """One gate changes at a log ratio of -40, beside another that acts on ratios."""
     far = of_tokens(where(residual < -40, -40, residual), log_ratio())
     assert difference(pair(far, of_tokens(where(residual < -0.5, -0.5, residual))), {1: 20}) is not None
 

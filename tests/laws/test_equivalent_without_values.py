@@ -1,4 +1,4 @@
-"""Losses that differ where one has no value: inside a mean, in a limit, at two infinities, by a constant's last digits."""
+"""Losses that differ where one has no value: inside a mean, in a limit, at two infinities, by a constant's digits."""
 
 import math
 from fractions import Fraction
@@ -129,7 +129,7 @@ def test_a_parameter_per_element_is_not_constant_over_the_batch(formula):
 @pytest.mark.thorough
 @pytest.mark.parametrize("density", [x * x / x, x * u / u, x * (u - 1) / (u - 1)])
 def test_densities_without_a_value_on_some_batch_differ_from_the_log_ratio(density):
-    """At `x = 0`, or where `u` is 0 or 1, the first is 0/0."""
+    """At `x = 0`, or where `u` is 0 or 1, the first density is 0/0."""
 
     def of(d):
         split = decomposition(density=d * mass, recovery=exp(gated_density("") / mass), scale=mass)

@@ -1,4 +1,4 @@
-"""Policies, statistics, weights and conditions on small batches, evaluated exactly, against formulas of numpy's."""
+"""Policies, statistics, weights and conditions on small batches, evaluated exactly, against numpy."""
 
 import math
 import random
@@ -109,7 +109,7 @@ def test_each_statistic_equals_numpy(name, seed):
 
 
 def test_weighted_and_masked_objectives_equal_numpy():
-    """Truncated weights, and masks whose tokens are counted or are not; totals are of rows that have a token left."""
+    """Weights are truncated. Masks count dropped tokens or leave them out. Totals are over rows with a kept token."""
     cap = Parameter("C", default=1.5, lower=1)
     h = plain(
         trajectory_mean().weigh(minimum(exp(k), cap)).weigh(price)
@@ -147,7 +147,6 @@ def test_a_dropped_token_has_no_weight_to_compute():
 
 
 def test_a_row_without_a_kept_token_is_in_no_count_and_no_total():
-    """A row without a counted token is in no count and in no total of `μ`."""
     h = plain(trajectory_mean().keep(k < 0, normaliser="kept"))
     h = h.replace(objective=type(h.objective)(price / total(price, over=batch)).keep(k < 0, normaliser="kept"))
     x, a, o, r = arrays(2)
@@ -159,7 +158,7 @@ def test_a_row_without_a_kept_token_is_in_no_count_and_no_total():
 
 
 def test_gates_that_read_frozen_policies_and_statistics_equal_numpy():
-    """A trajectory's gate that closes by a share of its tokens, and a token's that knows its probability."""
+    """A trajectory's gate closes by a share of its tokens. A token's gate reads its probability."""
     closes = mean(where(absolute_drift > F(1, 4), 1, 0), over=trajectory) > F(1, 2)
     h = Hierarchy(
         name="two", fibrations=[Fibration(token, trajectory, uniform())],
@@ -209,7 +208,6 @@ def test_missing_log_probs_are_those_of_old_and_below_0():
 
 
 def test_statistics_count_an_element_that_stands_for_several():
-    """One element may stand for several that are alike."""
     formulas = [f for f, _ in STATISTICS.values()]
     h = plain(token_mean().weigh(sum(f * f for f in formulas)))
     numbers, xs, olds, rolls = (1, 4), (F(1, 2), F(-1, 3)), (F(-2), F(-3)), (F(-5, 2), F(-9, 4))

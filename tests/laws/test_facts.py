@@ -1,4 +1,4 @@
-"""Facts of single gates against numbers: jumps and falling slopes are where the report says, and nowhere else."""
+"""Facts of single gates against numbers: the report lists every jump and every falling slope, and no other."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_fact_continuity_lists_every_jump_of_a_gate(name):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_fact_restorative_lists_every_falling_slope_of_a_gate(name):
-    """Where the report says that a gate falls it does, with that slope; elsewhere it does not fall."""
+    """Inside the listed regions the gate falls with the listed slope. Elsewhere it does not fall."""
     h = SHAPES[name]
     certified = facts(h, "restorative")
     world = forest(h, tuple(2 for _ in h.order[1:]))
@@ -147,7 +147,7 @@ def test_falling_slopes_are_listed_per_sign_of_the_advantage():
 
 
 def test_the_falling_slope_of_an_inward_gate_is_listed_once():
-    """Said once, for both channels and both signs of the advantage."""
+    """One line covers both channels and both signs of the advantage."""
     h = SHAPES["fiberpo_inward"]
     assert facts(h, "restorative") == {
         "gate on trajectory": "C_trajectory < |ρ| < 2*C_trajectory with slope -1 where the pull is outward"
@@ -181,7 +181,7 @@ def test_a_hierarchy_that_gives_up_a_law_has_facts():
 
 
 def test_aggregate_gate_is_continuous_for_every_rollback():
-    """Rollback ends at 0 where the zeroed region begins, whatever its slope."""
+    """The roll-back ends at 0, where the zeroed region begins, for every slope."""
     for rollback in (1, 3, count(token), Parameter("k", default=2.0)):
         h = two(outer=aggregate_gate(budget, rollback=rollback))
         assert facts(h, "continuity")["gate on trajectory"] == "continuous"
@@ -189,7 +189,7 @@ def test_aggregate_gate_is_continuous_for_every_rollback():
 
 
 def test_the_dense_oracle_equals_the_interpreter():
-    """The two oracles of these tests, on the shipped specs with branches."""
+    """These are the two references of the tests, on the shipped specs with branches."""
     for name in ("fiberpo", "fiberpo_domain"):
         h = load(name)
         world = forest(h, regular(h, 2))
@@ -199,7 +199,7 @@ def test_the_dense_oracle_equals_the_interpreter():
 
 
 def test_the_facts_list_every_effect_that_the_program_fits():
-    """Shortcuts into both branches, below them a crossing: `turn` and `page` are fitted though nothing lies over both."""
+    """Shortcuts lead into both branches, with a crossing below them. `turn` and `page` are fitted."""
     page, over = Stratum("page"), quivers.n(quivers.text) + quivers.n(quivers.image)
 
     def branch(leaf, between):

@@ -1,4 +1,4 @@
-"""How hard one token is pulled, against the operator: no batch goes beyond what is certified, and some come near."""
+"""The amplification against the operator: no batch exceeds the certified bound, and some come near."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_no_batch_exceeds_the_certified_amplification(name):
 
 
 def test_the_amplification_counts_tokens_of_other_trajectories():
-    """What one token shares with 200 others is bounded by their number, and by their weight in the objective."""
+    """The share of one token among 200 others is bounded by their number and by their weight in the objective."""
     falling, weighing = 0.2 * (1 + 0.5 / 200), 0.2 * (1 + 0.5 / 201)
     for name, short, long, least in (
         ("trajectories fall", -falling, falling, 50),
@@ -167,7 +167,7 @@ def test_the_amplification_counts_tokens_of_other_trajectories():
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ALONE)
 def test_the_amplification_of_one_gate_is_its_supremum(name):
-    """Not exceeded by any ratio, and nearly reached; without a bound where the report says so."""
+    """No ratio exceeds it, and one nearly reaches it. The report says if there is no bound."""
     h = ALONE[name]
     claims, said = amplified(h), facts(h, "amplification")["hierarchy"]
     x = np.unique(np.concatenate([np.linspace(-4, 4, 33), np.log(np.linspace(0.5, 4, 701))]))
@@ -198,7 +198,7 @@ def of_one_ratio(h, tokens, x, a=1.0):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain", "fiberpo_crossed", "fiberpo_experts"])
 def test_the_operator_reaches_the_reported_amplification(name):
-    """A thousandth into the strip, whose slope is the number of tokens; least squares too."""
+    """The batch lies a thousandth into the strip, whose slope is the number of tokens. Least squares are included."""
     h = spec(name)
     claim = amplified(h)[0]
     for n, value in claim.reached.items():
@@ -230,7 +230,7 @@ def test_the_reached_amplification_lies_between_its_bounds(name):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_modal", "fiberpo_experts", "gspo", "cispo", "apc_obj", "sapo"])
 def test_one_token_that_stands_for_many_has_their_coefficient(name):
-    """One of a crowd stands for all that are alike: the same coefficients, counts and weights as without."""
+    """It has the same coefficients, counts and weights as the tokens that it replaces."""
     h, n = spec(name), 5
     few = crowd(h, n)
     leaf, others = h.leaves[0], sum(few.size[s] for s in h.leaves[1:])
@@ -289,7 +289,7 @@ def test_a_bound_with_too_many_terms_is_not_printed():
 
 
 def test_the_amplification_allows_advantages_of_both_signs_in_a_trajectory():
-    """Where only tokens read their advantage, those of one trajectory may differ: one bound holds for both."""
+    """If only tokens read their advantage, those of one trajectory may differ. One bound holds for both signs."""
     assert list(amplified(COUPLED["tokens read the advantage"])) == [0]
     assert list(amplified(COUPLED["trajectories read the advantage"])) == [1, -1]
 

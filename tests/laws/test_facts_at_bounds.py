@@ -1,4 +1,4 @@
-"""Facts at the ends of what they speak of: open intervals, residuals of a root that is split, weights without a bound."""
+"""Facts at the ends of their ranges: open intervals, a root with sign channels, unbounded weights."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def fact(name, gate, split=None, objective=None, **more):
 
 @pytest.mark.parametrize("gate", [clip(residual, -3, FIFTH), minimum(residual, FIFTH)])
 def test_the_facts_of_a_split_root_ignore_its_gate_below_0(gate):
-    """No channel has a residual below 0 there, so that the largest coefficient is that of the upper bound."""
+    """No channel has a residual below 0 there, so the upper bound gives the largest coefficient."""
     assert fact("amplification", gate, signed_log_ratio()).value == "exp(0.2)"
 
 

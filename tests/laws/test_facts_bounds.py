@@ -1,4 +1,4 @@
-"""Certified bounds against numbers: never exceeded, on random batches and on those that climb towards them; and approached."""
+"""Certified bounds against numbers: no batch exceeds them, and some come near."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ BOUNDED = {
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", BOUNDED)
 def test_no_batch_exceeds_the_certified_bounds(name):
-    """Neither the total nor what a level adds, on random batches and on batches that climb towards the bound."""
+    """This holds for the total and for each level, on random batches and on batches that climb to the bound."""
     h, fans = BOUNDED[name]
     certified = facts(h, "bounds")
     values = parameter_values(h)
@@ -127,7 +127,7 @@ def test_fiberpo_bounds_equal_those_of_the_paper(plus, minus, eps):
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_fiberpo_bounds_are_approached(sign):
-    """One channel at its budget, the other so far out that it is zeroed, and one token that stands out."""
+    """One channel is at its budget, the other is zeroed, and one token stands out."""
     h = load("fiberpo")
     values = parameter_values(h)
     low, high = interval(facts(h, "bounds")["log 𝒢"], values)
@@ -142,7 +142,7 @@ def test_fiberpo_bounds_are_approached(sign):
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_fiberpo_domain_bounds_are_approached(sign):
-    """Every level at the end of its budget at once: the bound is the sum of what the levels add at most."""
+    """Every level is at the end of its budget. The bound is the sum over levels."""
     h = load("fiberpo_domain")
     values = parameter_values(h)
     low, high = interval(facts(h, "bounds")["log 𝒢"], values)
@@ -177,7 +177,7 @@ def _trajectory_means(base, group, own, fan):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["ppo", "grpo", "dapo", "dr_grpo"])
 def test_bounds_of_clipped_ratios_are_reached(name):
-    """In deviation coordinates the bound is of the ratio itself, and reached."""
+    """With deviations the bound is that of the ratio itself."""
     h = load(name)
     low, high = interval(facts(h, "bounds")["𝒢"], parameter_values(h))
     n = Interpreter(forest(h, ()))
@@ -223,7 +223,7 @@ def test_a_ratio_is_not_bounded_by_less_than_0():
 
 
 def test_a_gate_with_a_pole_at_the_end_of_its_range_has_no_bound():
-    """`log(1 + ρ)` falls without end towards the ratio 0."""
+    """`log(1 + ρ)` tends to -∞ as the ratio tends to 0."""
     names = {f.name for f in report(one(log1p(residual))).facts}
     assert names == {"radius", "amplification", "continuity", "blocks", "normaliser", "coupling"}
 

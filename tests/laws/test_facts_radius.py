@@ -1,4 +1,4 @@
-"""The pass-through radius against numbers: inside it nothing changes, just outside something does."""
+"""The radius against numbers: inside it gates change nothing, just outside they change something."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def corners(h, world, seed=0):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some(RADIUS, 2))
 def test_gates_change_nothing_inside_the_radius_and_something_outside(name):
-    """Inside it every ratio passes to rounding; 1% outside, on some batch, one does not."""
+    """Inside every ratio passes to rounding. At 1 % outside some batch has a ratio that does not pass."""
     h = RADIUS[name]
     if h.attributes or "radius" not in {f.name for f in report(h).facts}:
         assert name in NOT_CERTIFIED
@@ -164,7 +164,7 @@ def test_on_trees_and_quivers_gates_change_nothing_inside_the_radius(name):
 
 
 def test_the_radius_of_a_crossing_is_a_quarter_of_the_budget():
-    """A quarter of a trajectory's budget: its domain and modality may lie opposite to it, and their batch beside it."""
+    """The domain and the modality may both deviate opposite to the trajectory, and the batch with it."""
     h = SHAPED["quiver, trajectories alone"]
     assert facts(h, "radius") == {"hierarchy": "C/4"}
     wide = 40  # so that domain and modality of the first trajectory, which balance, are nearly those of the others
@@ -196,13 +196,13 @@ def test_projections_have_no_certified_radius():
 
 @pytest.mark.thorough
 def test_gates_that_cancel_each_other_do_not_get_radius_0():
-    """`𝒢` is the identity near `r = 1`, though no gate is; how far is not looked into."""
+    """`𝒢` is the identity near `r = 1`, though no gate is. The report has no radius then."""
     for name in ("apc_obj", "apc, score", "sapo, score", "residual against the gated base", "tree, base made up for"):
         assert "radius" not in {f.name for f in report(SPECS[name].h).facts}
     assert facts(SPECS["sapo"].h, "radius") == {"hierarchy": "0"}
 
 
 def test_the_radius_of_a_clip_that_reads_the_advantage_covers_both_signs():
-    """A score estimator's facts are those of its gate."""
+    """The facts of a score estimator are those of its gate."""
     h = alone(pessimistic_clip_gate(low, high), objective=trajectory_mean().score(), gives_up=VALUE)
     assert facts(h, "radius") == facts(h.replace(objective=trajectory_mean(), gives_up={}), "radius")

@@ -1,4 +1,4 @@
-"""The facts of weights, masks and normalisers, held against batches far off policy and against sums over all actions."""
+"""Facts of weights, masks and normalisers, on batches far off policy and as sums over all actions."""
 
 import itertools
 import math
@@ -170,7 +170,7 @@ def test_the_fact_normaliser_lists_the_counts_of_the_whole_batch():
 
 
 def test_statistics_over_strata_that_cross_the_rows_need_the_whole_batch():
-    """An expert has tokens of several rows, as a domain has; a gate may read what is of one."""
+    """An expert has tokens of several rows, as a domain has. A statistic of one row needs that row alone."""
     crossed = make(
         (token, expert), (token, trajectory), (expert, batch), (trajectory, batch), objective=Objective(1 / T)
     )
@@ -184,7 +184,7 @@ def test_statistics_over_strata_that_cross_the_rows_need_the_whole_batch():
 
 
 def test_gates_that_join_rows_need_the_whole_batch():
-    """So do gates of rows taken against what is above them; levels that pass cancel, and so do counts with masses."""
+    """A gate of rows that reads its deviation from coarser strata joins rows. Levels that pass cancel."""
     plain = make((token, trajectory), (trajectory, domain), objective=Objective(1 / T))
     assert needs(plain) == "nothing"
     assert needs(plain.replace(gates={**plain.gates, token: clip_gate(epsilon).per(mass)})) == "nothing"
@@ -196,7 +196,7 @@ def test_gates_that_join_rows_need_the_whole_batch():
 
 
 def test_the_fact_blocks_says_that_statistics_are_held_fixed():
-    """The Jacobian is that of the gates: what they read of a batch moves none of them."""
+    """The Jacobian is that of the gates, with their statistics held fixed."""
     read = {trajectory: mean(exp(k), over=trajectory), batch: mean(exp(k), over=batch)}
     said = {s: facts(two(clip_gate(epsilon * w), clip_gate(epsilon).per(1 / T)), "blocks")[0] for s, w in read.items()}
     assert {f.value for f in said.values()} == {"block-diagonal over trajectory"}

@@ -1,7 +1,7 @@
-"""First-order agreement: on a part of the advantages, and beyond chains whose gates each let small residuals pass.
+"""First-order agreement: for some advantages only, and by levels that agree only together.
 
-Every claim is tried on the definition in rationals (`definition.py`), on random small batches: difference quotients near
-`r = 1` where agreement is proved, the witness where it is refuted.
+Every claim is tried on the definition in rationals (`definition.py`), on random small batches: difference quotients
+near `r = 1` where agreement is proved, the witness where it is refuted.
 """
 
 import random
@@ -110,7 +110,7 @@ def test_the_argument_claims_recovery_only_to_first_order_if_recovery_fails(make
 
 @pytest.mark.thorough
 def test_a_bent_two_channel_recovery_keeps_first_order_only_with_identity_gates():
-    """Tokens that drift apart have both densities: with gates that bend, what is left of one sign is not 0."""
+    """Tokens that drift apart have both densities. With other gates the rest of one sign is not 0."""
     plus, minus = gated("+"), gated("-")
     split = decomposition(
         plus=where(x >= 0, x, 0), minus=where(x >= 0, 0, -x), recovery=exp(plus - minus) * where(plus * minus > 0, 7, 1)
@@ -141,7 +141,7 @@ def directions(n, rng):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some(PROVED, 2))
 def test_proved_first_order_agreement_holds_in_difference_quotients(name):
-    """`𝒢(r) = r` to first order, from difference quotients in rationals."""
+    """`𝒢(r) = r` to first order, by difference quotients in rationals."""
     h, rng = SPECS[name].h, random.Random(name)
     for plain in batches(h, seed=1):
         for direction in directions(len(plain.tokens), rng):
@@ -169,7 +169,7 @@ def test_refuted_first_order_agreement_fails_on_its_counterexample(name):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", [n for n, s in SPECS.items() if s.part])
 def test_agreement_for_some_advantages_is_not_agreement_for_all(name):
-    """Somewhere `𝒢(r)` differs from `r` to first order; for the advantages that are named it does not."""
+    """Some batch has `𝒢(r) ≠ r` to first order. The named advantages cancel the difference."""
     spec, rng = SPECS[name], random.Random(name)
     broken = False
     for plain in batches(spec.h, seed=2):
@@ -273,7 +273,7 @@ UNCLAIMED = [n for n, (_, s) in SUBSPACES.items() if s is None and "parameter" n
 
 @pytest.mark.parametrize("name", UNCLAIMED)
 def test_first_order_fails_on_every_subspace_that_is_not_claimed(name):
-    """The claim that was not made for these would have been false: brute force finds a batch on which it fails."""
+    """Brute force finds a batch on which the claim would be false."""
     h, _ = SUBSPACES[name]
     found = h.verify()
     good = next(s for s in reversed(h.order[:-1]) if found_identity(found, s))

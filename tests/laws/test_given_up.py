@@ -1,4 +1,4 @@
-"""A reason covers one fault of one law: of another subject, and in another way, the law is still asked."""
+"""A reason covers one fault of one law. Other subjects and other faults are still decided."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The gradient on policy: what is proved of it is so on random small batches, and what is refuted is not on its witness.
+"""The gradient on policy: proved verdicts hold on random small batches, refuted ones fail on their counterexample.
 
 Coefficients are those of the definition in rationals (`definition.py`), with the slopes that formulas declare: at `r = 1`
 in every direction at once, and close beside it.
@@ -106,7 +106,7 @@ def test_the_verdict_on_gradient_is_right_for_random_levels(seed):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", SUBSPACES)
 def test_gradient_is_proved_if_it_holds_for_advantages_constant_on_rows(name):
-    """What holds for advantages that are constant on rows is proved; what holds on coarser strata alone is not."""
+    """A loss whose gradient is right only for advantages constant on coarser strata is refuted."""
     h, _ = SUBSPACES[name]
     verdict = gradient(h)
     assert bool(verdict.given_up) is (verdict.status != "proved")
@@ -143,7 +143,7 @@ def test_wrong_specs_are_refused(name):
 
 
 def test_agreement_for_advantages_per_row_is_not_agreement_for_advantages_per_token():
-    """GSPO spreads what a trajectory's tokens have over all of them."""
+    """GSPO spreads each token's share over all tokens of its trajectory."""
     token, rows, group = strata("token trajectory prompt_group")
     value, length = Attribute("value", on=token, positive=False), count(token, over=rows)
     for advantages, right in (

@@ -1,4 +1,4 @@
-"""Gates let small residuals pass: what is said where one cannot be decided, or divides by what may not be there."""
+"""The law identity: undecided gates, and gates that divide by the count of a branch that may be empty."""
 
 import math
 import random
@@ -51,7 +51,7 @@ UNDECIDABLE = wrong_specs.undecidable()
 
 
 def test_an_undecided_gate_is_reported_with_the_comparison_and_a_remedy():
-    """The comparison is shown, with bounds as a remedy; where there is none, a remedy as for what is refuted."""
+    """The report shows the comparison, with bounds as a remedy. Else it has the remedy of a refuted gate."""
     found = {
         name: next(
             v for v in UNDECIDABLE[name].hierarchy.verify().verdicts if v.law == "identity" and v.status == "undecided"
@@ -85,7 +85,7 @@ def test_a_clip_with_a_positive_lower_bound_is_refuted_with_a_remedy():
     ],
 )
 def test_a_gate_that_is_not_the_identity_at_0_itself_is_refuted(gate, coefficient):
-    """Beside 0 each gate is the residual to first order; at 0 the operator differentiates the branch that holds there."""
+    """Near 0 each gate is the residual to first order. At 0 the operator differentiates the branch that holds."""
     h = one(gate, log_ratio())
     found = {v.law: v for v in h.verify().verdicts if v.law in ("identity", "gradient")}
     assert {v.status for v in found.values()} == {"refuted"}
@@ -108,7 +108,7 @@ def gated_tree(law, **gates):
 
 
 def test_the_refusal_names_the_count_of_an_empty_branch_that_a_gate_divides_by():
-    """The count is named, not the residuals that a gate should let pass."""
+    """The refusal names the count. It does not ask to let small residuals pass."""
     offered = (
         "count(image_token, over=trajectory) is 0 where that branch is empty: assume=[populated(image_token, over=tr"
     )
@@ -181,7 +181,7 @@ WIDTHS = {
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", WIDTHS)
 def test_a_clip_is_the_identity_if_its_width_stays_away_from_0(name):
-    """A clip passes what is near 0 where its width stays away from 0, as a ratio does, and a distance does not."""
+    """A ratio as width stays away from 0, and a distance does not."""
     found = one(clip_gate(WIDTHS[name]).expression, log_ratio()).verify()
     holds = name in ("the mean of ratios", "the largest ratio", "wider by distances")
     assert verdicts.status(found, "identity", "gate on token") == ("proved" if holds else "refuted")

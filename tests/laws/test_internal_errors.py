@@ -1,4 +1,4 @@
-"""An exception inside a law, a fact or a comparison is an undecided verdict that asks for an issue, and is not kept."""
+"""An exception inside a law, a fact or a comparison gives an undecided verdict that asks for an issue, uncached."""
 
 import json
 import logging
@@ -316,7 +316,7 @@ def test_hierarchies_that_once_raised_in_a_law_are_decided(hierarchy, law, statu
 )
 @pytest.mark.parametrize("read", [lambda e: where(e >= 0, 1, 2), lambda e: minimum(e, 1), lambda e: clip(e, -1, 1)])
 def test_gates_with_constants_without_a_value_are_compared(of_nothing, read):
-    """Sympy makes numbers of them that are not real, and refuses to compare these."""
+    """Sympy evaluates such constants to numbers that are not real, and refuses to compare them."""
     h = chain().replace(advantages=read(of_nothing) * reward, objective=token_mean().weigh(read(of_nothing)))
     verdicts = {law: list(LAWS[law].decide(Subject(h, []))) for law in ("objective", "agreement", "causal", "baseline")}
     assert not [v.found for found in verdicts.values() for v in found if v.internal_error]
@@ -340,7 +340,7 @@ def test_losses_that_once_raised_in_a_comparison_are_compared(first, second):
 
 
 def test_a_formula_of_one_leaf_is_not_evaluated_on_the_other_leaf():
-    """A formula of texts, which the tokens of images do not have."""
+    """Image tokens have no value of a formula of texts."""
     h = tree().replace(objective=token_mean().weigh(1 / (OF_TEXT - exp(log_prob(old)))))
     assert [v.status for v in LAWS["objective"].decide(Subject(h, []))] == ["proved", "refuted"]
     assert {v.internal_error for law in ("objective", "causal") for v in LAWS[law].decide(Subject(h, []))} == {False}
@@ -406,7 +406,7 @@ GATED = of_experts(image_gate=Gate(where(Attribute("k", on=Stratum("expert")) > 
     ],
 )
 def test_a_condition_may_name_a_stratum_of_one_leaf(both, when, status):
-    """Text lies over no expert, and a condition on these says nothing of it."""
+    """Text lies over no expert, so a condition on experts says nothing about text."""
     (verdict,) = equivalent(*both, when=when).verdicts
     assert not verdict.internal_error, verdict.found
     assert verdict.status == status
@@ -414,6 +414,6 @@ def test_a_condition_may_name_a_stratum_of_one_leaf(both, when, status):
 
 @pytest.mark.thorough
 def test_the_condition_one_means_exactly_one_element():
-    """With one expert both weights are 2; a batch without images has none, and is not asked of."""
+    """With one expert both weights are 2. A batch without images is not compared."""
     (verdict,) = equivalent(of_experts(1 + EXPERTS), of_experts(2), when="one(expert)").verdicts
     assert verdict.status != "refuted"

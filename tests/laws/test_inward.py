@@ -1,4 +1,4 @@
-"""Levels that push elements further out than their budget are refused, on a batch that shows it; all others are not."""
+"""Levels that push elements further out than their budget are refuted by a batch, and all others are proved."""
 
 import pytest
 from hierarchies.builders import T, W, budget, chain, epsilon, one, prompt_group, token, trajectory, two, weight
@@ -329,7 +329,7 @@ def test_a_clip_on_the_wrong_side_is_refuted_and_that_of_ppo_is_proved():
 
 
 def test_the_remedy_for_swapped_bounds_is_to_swap_them():
-    """`inward()` on top would leave it without any bound; the coefficient is too large, not of the wrong sign."""
+    """`inward()` would leave the gate without a bound. The coefficient is too large, not of the wrong sign."""
     found = verdict(REFUTED["a clip on the wrong side"][0], "token")
     assert found.remedy.startswith("swap what bounds its two sides, as pessimistic_clip_gate(low, high) has them")
     text = str(found.counterexample)

@@ -1,4 +1,4 @@
-"""Laws that hold for a reason that single terms do not show are proved, and their neighbours are not."""
+"""Laws that hold only for several terms together are proved, and similar wrong hierarchies are not."""
 
 import itertools
 import random
@@ -59,7 +59,7 @@ def test_wrong_hierarchies_that_differ_in_one_number_are_not_proved(name):
 
 @pytest.mark.parametrize("name", DEVIATIONS)
 def test_gated_ratios_far_from_1_are_positive(name):
-    """Tokens and their trajectories far above 1 and far below it, in every combination."""
+    """Tokens and their trajectories lie far above 1 and far below it, in every combination."""
     rng = random.Random(name)
     for world in brute_force.worlds_for(KEPT[name], (2, 3, 4)):
         for _ in range(4):

@@ -1,4 +1,4 @@
-"""What a penalty does in expectation, by hand over all tokens of small states: what was proved, what was refuted."""
+"""Expected gradients of penalties, summed over all actions of small states: proved penalties and refuted ones."""
 
 import json
 import math
@@ -128,6 +128,6 @@ def test_each_penalty_has_a_verdict_and_can_be_given_up():
 
 
 def test_a_state_of_attributes_may_have_no_gradient():
-    """Zero somewhere refutes nothing where a formula looks at more than probabilities."""
+    """A gradient of 0 somewhere refutes nothing if a formula reads more than probabilities."""
     for formula, status in ((where(entropy > 100, d**2, 0), "proved"), (where(entropy > 100, d, 0), "refuted")):
         assert verdict(Term(formula, lambda t: 0.0)).status == status

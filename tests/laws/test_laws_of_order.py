@@ -1,4 +1,4 @@
-"""What comes before, elements that count once, others, deviations: as laws evaluate them, and what laws say of them."""
+"""Ordered sums, element statistics, leave-one-out means and deviations: their exact values, and the laws about them."""
 
 import random
 from fractions import Fraction
@@ -122,7 +122,7 @@ def test_equal_values_have_deviation_0_and_a_single_element_has_no_others():
 
 
 def test_gradients_flow_through_order_in_a_decomposition_except_under_stop():
-    """Against differences of the definition: `Σ μ·exp(x + before)·A`, whose prefix moves, or is held."""
+    """The reference is differences of `Σ μ·exp(x + before)·A`, whose prefix moves or is held."""
     xs, a = [Fraction(1, 5), Fraction(-1, 3), Fraction(1, 7)], [Fraction(1), Fraction(2), Fraction(-1)]
     for density, held in ((x + before(x, over=trajectory), False), (x + stop(before(x, over=trajectory)), True)):
         h = of_tokens(density)
@@ -160,7 +160,7 @@ def test_a_decomposition_that_reads_other_tokens_breaks_recovery_and_gradient(de
 
 
 def test_a_stopped_prefix_in_a_decomposition_keeps_the_gradient():
-    """In value it is another ratio than the token's; the gradient on policy is right."""
+    """Its value is another ratio than the token's. The gradient on policy is right."""
     h = of_tokens(x + stop(before(x, over=trajectory)), gate=clip_gate(epsilon))
     assert set(failing(h)) == {"recovery", "first_order"}
     verdict = next(v for v in h.verify().verdicts if v.law == "gradient")
@@ -239,7 +239,7 @@ def test_the_fact_normaliser_names_order_functions_of_the_whole_batch():
 
 
 def test_a_counterexample_has_at_least_two_elements_if_others_are_read():
-    """Such a batch is refused by an index."""
+    """An index refuses a batch with a single element there."""
     weight = mean(mean(k, over=trajectory), over=group, of=trajectory, others=True)
     witness = failing(one(mu.weigh(weight), groups=[group]))["objective"].counterexample
     assert witness.concrete.size[trajectory] > 1 and "has no value" not in str(witness)

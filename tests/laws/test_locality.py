@@ -1,4 +1,4 @@
-"""No kernel, gate or density reads what it may not see."""
+"""A kernel, a gate and a density read only quantities with one value at their element."""
 
 import pytest
 from oracles import quiver_verdicts, verdicts
@@ -138,7 +138,7 @@ def test_a_gate_that_reads_several_values_per_element_is_refuted(name):
 
 
 def test_a_group_without_a_gate_may_be_read():
-    """Counts, attributes and parameters of groups: where the reader lies over a row, and so over one group."""
+    """Counts, attributes and parameters of a group may be read by a reader that lies over one row."""
     group, at_group = strata("group")[0], Attribute("at_group", on=strata("group")[0])
     size, per = count(token, over=group), Parameter("per", default=1.0, on=group)
     gates = {token: clip_gate(at_group), trajectory: clip_gate(per).per(size)}
@@ -182,7 +182,7 @@ def test_a_gate_reads_no_mean_of_a_branch_that_may_be_empty():
 
 
 def test_a_decomposition_may_read_order_and_a_recovery_or_kernel_may_not():
-    """In a decomposition, and of what that may read; not in a recovery, nor in what spreads a measure."""
+    """Order is read in a decomposition, and inside it only quantities that a decomposition may read."""
     there, back = token_log_ratio, exp(gated(""))
     prefix = before(token_log_ratio, over=trajectory, discount=share)
     found = decided(decomposition=decomposition(density=there + prefix * position(over=prompt_group), recovery=back))
@@ -202,7 +202,7 @@ def test_a_decomposition_may_read_order_and_a_recovery_or_kernel_may_not():
 
 
 def test_a_gate_on_tokens_may_read_rows_that_have_no_gate():
-    """On tokens alone: what lies between has no label that says of which row it is."""
+    """A stratum between them has no label that names its row."""
     turn = strata("turn")[0]
     found = {}
     for stratum in (token, turn):

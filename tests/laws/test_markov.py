@@ -1,4 +1,4 @@
-"""Kernels are defined and not negative, on every fibre."""
+"""The weights of kernels are defined and not negative, on every fibre."""
 
 import pytest
 from hierarchies.additive_kernels import CHAIN, over
@@ -23,7 +23,7 @@ def test_wrong_quivers_are_refused(name):
 
 
 def test_a_weight_that_may_be_0_is_not_proved():
-    """It is not negative, but the measure that the other laws divide by may be 0."""
+    """It is not negative, but other laws divide by the measure, which may be 0."""
     levels = CHAIN[:2]
     n = count(token, over=levels[1])
     verdict = next(v for v in over(levels, [(n - 1) / (n * n)]).verify().verdicts if v.law == "markov")
@@ -63,7 +63,7 @@ BENT = (
 @pytest.mark.sampled
 @pytest.mark.parametrize(("form", "level"), [(f, i) for f in range(len(BENT)) for i in range(3) if ALL or f % 3 == i])
 def test_verdicts_on_random_kernels_are_right(form, level):
-    """Polynomials, branches, mixtures, parameters: whatever is said of them is so."""
+    """Kernels are polynomials, branches, mixtures and parameters."""
     levels = CHAIN[: level + 2]
     source, target = levels[-2:]
     w = weight if source == token else total(weight, over=source)

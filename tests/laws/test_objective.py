@@ -1,4 +1,4 @@
-"""The weights of an objective are numbers at every token: on trees, where a count may be 0, and without the rows.
+"""The weights of an objective have a value at every token: also on trees, and without a gate on rows.
 
 Chains are in `wrong_specs.wrong_objectives`.
 """
@@ -69,7 +69,7 @@ def test_means_over_all_branches_have_a_value_if_one_branch_is_empty(objective):
 
 @pytest.mark.parametrize("is_inverse", [True, False])
 def test_weights_that_are_cut_off_by_division_are_not_negative(is_inverse):
-    """Where a distance is above the bound, it is above 0: in whichever way the bound is written."""
+    """A distance above the bound is above 0, however the bound is written."""
     old, rollout = policies("old rollout")
     d, bound = log_prob(old) - log_prob(rollout), Parameter("bound", default=2)
     for distance in (d, absolute(d), exp(d), exp(d) - 1 - d):
@@ -80,7 +80,7 @@ def test_weights_that_are_cut_off_by_division_are_not_negative(is_inverse):
 
 
 def test_a_product_of_many_clipped_ratios_is_decided_factor_by_factor():
-    """Eight ratios of three branches each: their product has 6561, which is more than are split."""
+    """Eight ratios of three branches each have a product of 6561 branches, more than are split."""
     old, *others = policies("old " + " ".join(f"p{i}" for i in range(8)))
     bound, d = Parameter("bound", default=2, lower=1), log_prob(old) - log_prob(others[0])
     ratios = [clip(exp(log_prob(old) - log_prob(p)), 1 / bound, bound) for p in others]
@@ -98,7 +98,7 @@ def test_a_product_of_many_clipped_ratios_is_decided_factor_by_factor():
 
 
 def test_a_count_of_a_branch_is_at_least_1_at_its_own_tokens_alone():
-    """Read at an image there may be no text; at a text there is one."""
+    """At an image there may be no text. At a text there is one."""
     verdict = of(BRANCH)
     assert verdict.status == "refuted"
     assert (
@@ -114,7 +114,7 @@ def test_a_count_of_a_branch_is_at_least_1_at_its_own_tokens_alone():
 
 
 def test_the_assumption_populated_over_the_batch_is_refused():
-    """The batch is no stratum of the hierarchy, so that nothing can be assumed over it."""
+    """The batch is no stratum of the hierarchy."""
     verdict = of(Objective(1 / count(text, over=batch)))
     assert str(verdict.counterexample) == "an image_token has no weight in a batch of 0 text_tokens and 1 image_token"
     assert "populated" not in verdict.remedy
@@ -138,14 +138,13 @@ def test_rows_and_the_batch_need_no_gate():
 
 
 def test_a_count_that_names_no_place_is_read_at_the_row():
-    """As the operator reads it: one trajectory over a trajectory, and all of its tokens."""
+    """The operator counts one trajectory over a trajectory, and all of its tokens."""
     assert decided(make((token, trajectory), objective=Objective(1 / (count(trajectory) - 3)))).status == "proved"
     verdict = decided(make((token, trajectory), objective=Objective(1 / (count(token) - 3))))
     assert str(verdict.counterexample).endswith("trajectory of 3 tokens")
 
 
 def test_a_pole_beyond_every_size_that_is_tried_is_refused():
-    """A pole far beyond every size that is looked at."""
     verdict = decided(make((token, trajectory), objective=Objective(1 / (T - 10**9))))
     assert verdict.status == "undecided"
     assert verdict.counterexample is None
@@ -159,7 +158,7 @@ def test_wrong_specs_are_refused(name):
 
 
 def test_a_mean_of_a_branch_that_may_be_empty_needs_a_condition():
-    """But a total, and a mean where something asks for the count first."""
+    """A total needs none. A mean is accepted if a condition on the count comes first."""
     x, number = log_prob(policies("current")[0]), count(image, over=trajectory)
     size = mean(x * x, over=trajectory, of=image)
 

@@ -1,4 +1,4 @@
-"""What whole numbers, squares, roots and ranges say of signs: nothing that is not seen, and what just misses is left open."""
+"""Signs by whole numbers, squares, roots and ranges: right on values, and undecided just beyond the exact bound."""
 
 import random
 from fractions import Fraction
@@ -131,7 +131,7 @@ def test_signs_of_counts_use_bounds_on_the_count():
 
 
 def test_the_maximum_of_a_count_and_1_is_positive():
-    """`maximum(count, 1)` divides: by the count where that is at least 1."""
+    """`maximum(count, 1)` as a divisor equals the count where the count is at least 1."""
     value = ABOVE / maximum(T - 1, 1)
     known = Assumptions(SHAPE)
     assert all(case.defined(known) for case in cases(value, known))

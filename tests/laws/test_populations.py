@@ -1,4 +1,4 @@
-"""What is known of counts that may be 0."""
+"""Signs of counts that may be 0."""
 
 import pytest
 from hierarchies import quivers
@@ -46,7 +46,6 @@ def test_signs_of_counts_in_a_tree():
 
 @pytest.mark.thorough
 def test_the_signs_of_counts_are_those_of_all_small_batches():
-    """What is said of counts, against all small ones."""
     for edges, assumed in (
         (((text, turn), (turn, trajectory), (image, trajectory), (trajectory, group)), []),
         (

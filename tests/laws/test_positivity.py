@@ -1,4 +1,4 @@
-"""Gated ratios stay above 0: what is proved is seen on the operator in plain Python."""
+"""Gated ratios are above 0: proofs are checked on the operator in plain Python."""
 
 import random
 from fractions import Fraction
@@ -67,7 +67,7 @@ def test_a_steep_inward_gate_is_refuted():
 
 
 def test_a_gated_ratio_of_0_is_a_counterexample():
-    """A gate that drops a token by the deviation -1 is refuted in exact arithmetic, where nothing is below 0."""
+    """A gate that drops a token by the deviation -1 gives the ratio 0 exactly, and no ratio below 0."""
     h = one(Gate(where(residual > 2, -1, residual)), ratio_deviation())
     refuted(h)
     verdict = next(v for v in h.verify().verdicts if v.law == "positivity")

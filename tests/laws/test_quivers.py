@@ -1,4 +1,4 @@
-"""The laws of trees and quivers: right ones are proved, in arguments that can be followed, and random ones get what is so.
+"""The laws of trees and quivers: right ones are proved, arguments name their steps, and random ones get right verdicts.
 
 Wrong ones are in the files of the laws that refuse them.
 """
@@ -137,7 +137,7 @@ def of_random(seed):
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", SEEDS)
 def test_verdicts_on_random_quivers_are_right(seed):
-    """Whatever is said of them is so: on legal batches what is proved, on its witness what is refuted."""
+    """Proved laws hold on legal batches. Refuted laws fail on their counterexample."""
     h, found = of_random(seed)
     if found[0].status != "proved":
         return

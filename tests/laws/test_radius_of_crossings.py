@@ -1,4 +1,4 @@
-"""The radius where strata cross: means of what lies over a crossing count for a residual and against it."""
+"""The radius where strata cross: means of crossing strata add to a residual and subtract from it."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The recovery turns ungated channels back into the ratio."""
+"""The recovery returns the ratio from ungated channels."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""Kernels sum to 1 over a fibre, whichever of its branches are empty; and the smallest fibre that refutes it."""
+"""Kernels sum to 1 over a fibre, whichever branches are empty. The counterexample is the smallest fibre."""
 
 import re
 from fractions import Fraction
@@ -37,7 +37,7 @@ from fibration.laws.subject import Subject
 
 
 def test_the_counterexample_is_the_smallest_hierarchy():
-    """The first hierarchy that shows the fault is given, not just any."""
+    """The report has the first hierarchy that shows the fault."""
     smallest = {
         "one too many in the denominator": 1,
         "polynomial vanishing at 1 to 5": 6,
@@ -52,7 +52,7 @@ def test_the_counterexample_is_the_smallest_hierarchy():
 
 @pytest.mark.parametrize(("divides", "status"), [(image, "proved"), (text, "refuted")])
 def test_a_kernel_may_divide_by_the_count_of_its_own_branch(divides, status):
-    """The count of images is not 0 at an image: a weight that divides by it has a value there, and not at a text."""
+    """The count of images is not 0 at an image. At a text a weight that divides by it has no value."""
     kernels = {s: quivers.BOTH * (n(image) / n(image)) if s == divides else quivers.BOTH for s in (text, image)}
     found = mine(make(*((s, trajectory, k) for s, k in kernels.items()), (trajectory, group, uniform())))
     said = {(v.law, v.subject): v.status for v in found}
@@ -69,7 +69,7 @@ def kinds_of_token(how_many, by_cases=False):
 
 
 def test_many_branches_are_proved_by_one_identity():
-    """Not one for each of the 1023 sets of branches that hold something."""
+    """There is no case for each of the 1023 sets of populated branches."""
     (joint,) = (v for v in mine(kinds_of_token(10)) if v.subject.startswith("kernels kind_0, kind_1"))
     assert joint.status == "proved"
     assert joint.argument.count("= 1") == 1
@@ -77,7 +77,7 @@ def test_many_branches_are_proved_by_one_identity():
 
 @pytest.mark.thorough
 def test_a_kernel_with_branches_is_proved_for_each_set_of_empty_branches(monkeypatch):
-    """A kernel with branches of its own takes a case for each set of empty ones, up to a number of them."""
+    """The number of such cases is limited."""
     hierarchy = kinds_of_token(3, by_cases=True)
 
     def joint():
@@ -107,7 +107,7 @@ def everywhere():
 
 
 def test_every_kernel_has_a_verdict(monkeypatch):
-    """Every fibration of every hierarchy is in some verdict, those in no cover too."""
+    """Every fibration of every hierarchy is in some verdict, also those in no cover."""
     monkeypatch.setattr(kernels, "sums_to_1", lambda *_: Proved("as if"))
     monkeypatch.setattr(kernels, "decide_share", lambda f, *_: Decision(f"kernel {f.name}", "proved"))
     alone = 0
@@ -128,7 +128,7 @@ def test_the_weights_over_a_part_of_the_tokens_sum_to_its_share(h):
 
 
 def test_a_part_of_a_wrong_cover_has_the_cover_as_its_cause():
-    """Shares of a cover that does not sum to 1 are none: the part has no cause of its own. A part that is wrong has."""
+    """If a cover does not sum to 1, its part follows from it. A part that is wrong itself has no cause."""
     found = {v.subject: v for v in quivers.wrong()["a part of what does not sum to 1"].hierarchy.verify().failures}
     assert found["kernel expert → batch"].cause == ("reflecting", "kernels text_token, image_token → trajectory")
     alone = quivers.parted(uniform()).verify()

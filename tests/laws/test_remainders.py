@@ -1,4 +1,4 @@
-"""What is left of a law that is given up: an advantage rises with its reward, a penalty leads towards what it names."""
+"""The remainder of a given-up law: an advantage rises with its reward, a penalty leads towards its policy."""
 
 import contextlib
 import math
@@ -39,7 +39,7 @@ def test_shipped_advantages_rise_with_reward(name):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ROWS)
 def test_an_accepted_advantage_rises_with_its_own_reward(name):
-    """By its own formula in numbers, of groups of two to six rows."""
+    """All other rewards stay the same. Groups have two to six rows, in plain numbers."""
     (status,) = left(baseline, spec(ROWS[name].formula))
     steps = []
     for n, length in ((n, length) for n in range(2, 7) for length in (1, 3)):
@@ -87,7 +87,7 @@ def test_rewards_of_tokens_may_be_discounted_and_not_negated():
 
 
 def test_a_subtracted_discount_may_reverse_a_later_reward():
-    """Of the reward of k tokens later, the share is 3·0.3**k - 0.8**k, which is above 0 for the next token alone."""
+    """The reward of k tokens later has the share 3·0.3**k - 0.8**k, which is above 0 for the next token alone."""
     soon, late = (after(reward, over=trajectory, discount=by) for by in (0.3, 0.8))
     assert left(baseline, spec(reward + 3 * soon - late)) == ["undecided"]
     assert left(baseline, spec(reward + 3 * soon + late)) == ["proved"]

@@ -1,4 +1,4 @@
-"""Right specs verify, however unusual; and what was proved of them holds on every small hierarchy that is tried."""
+"""Right specs verify, also unusual ones. Their proved laws hold on every small hierarchy that is tried."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""The search for counterexamples: where it looks, what it is sure of, and that it finds nothing on right hierarchies."""
+"""The search for counterexamples: its candidates, its certainty, and that it finds nothing on right hierarchies."""
 
 import itertools
 from fractions import Fraction
@@ -89,7 +89,7 @@ def searches(h):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", SAMPLE)
 def test_searches_find_nothing_on_right_hierarchies(name):
-    """The proofs are left out, so that every search runs to its end."""
+    """Proofs are left out, so every search runs to its end."""
     assert [str(w) for w in searches(CORRECT[name]) if w is not None] == []
 
 
@@ -155,7 +155,7 @@ def test_candidates_have_siblings_of_different_sizes():
 
 @pytest.mark.parametrize("name", [n for n, row in OPERATORS.items() if isinstance(row, Primitive) and row.rounded])
 def test_every_rounded_operator_is_enclosed(name):
-    """Enclosures take for granted that it increases."""
+    """Enclosures assume that each operator increases."""
     exactly = {"sigmoid": lambda v: 1 / (1 + mpmath.exp(-v)), "softplus": lambda v: mpmath.log(1 + mpmath.exp(v))}
     function, e = exactly.get(name) or getattr(mpmath, name), OPERATORS[name]
     last = None
@@ -222,7 +222,7 @@ def test_series_of_formulas_without_terms_are_unsure():
 
 
 def test_a_slope_with_a_slow_limit_is_not_refuted():
-    """At every step the quotient is well above 1; it tends to 1 like `1/log`, below any step that is tried."""
+    """The quotient is above 1 at every step and tends to 1 like `1/log`."""
     slowly = builders.one(
         where(residual > 0, residual * (1 + 1 / log(2 + 1 / absolute(residual))), residual), log_ratio()
     )
@@ -230,7 +230,7 @@ def test_a_slope_with_a_slow_limit_is_not_refuted():
 
 
 def test_signs_of_a_bounded_formula_include_those_at_its_bounds():
-    """Of the bounds themselves too: 0 is one, whatever lies beside it."""
+    """A bound of 0 adds the sign 0."""
     ends = [Fraction(n, 3) for n in (-2, -1, 0, 1, 2)]
     for low, high in itertools.combinations_with_replacement(ends, 2):
         inside = [x for x in ends if low <= x <= high]

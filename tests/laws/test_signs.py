@@ -1,4 +1,4 @@
-"""Signs of expressions: those of all small batches are among them, and what is known to be decided stays decided."""
+"""Signs of expressions contain those of all small batches. Decided signs stay decided."""
 
 import itertools
 import random
@@ -51,7 +51,7 @@ def settings(concrete, at, rng):
 
 @pytest.mark.parametrize("assumed", [(), (populated(image, over=trajectory),)], ids=["", "populated"])
 def test_signs_contain_the_signs_of_values(assumed):
-    """Alone, and where it is known which sign another expression has."""
+    """This holds alone, and under an assumed sign of another expression."""
     rng = random.Random(7)
     batches = [Concrete(TREE, m) for k in (1, 2, 3) for m in small(TREE, k, assumed)]
     for at in (text, image, turn, trajectory):
@@ -79,7 +79,7 @@ def chain_counts(n):
 
 @pytest.mark.parametrize("depth", [3, 23])
 def test_products_of_counts_are_at_least_1(depth):
-    """Every shift of a product of counts doubles its terms when it is multiplied out, and none has to be."""
+    """Multiplied out, every shift of a product of counts would double its terms."""
     product = sympy.Mul(*chain_counts(depth))
     known = Assumptions(CHAIN)
     epsilon, anything = symbol(EPSILON), symbol(ANYTHING)
@@ -147,7 +147,7 @@ def test_signs_of_functions():
 
 
 def test_a_known_sign_of_an_expression_gives_signs_of_its_multiples_and_factors():
-    """A multiple of it, what is beside it, its factors; but of a denominator nothing: it may be 0."""
+    """Nothing is known about a denominator: it may be 0."""
     x, y, n = symbol(residual), symbol(density(group)), symbol(count(text, over=turn))
     positive = frozenset({1})
     known = Assumptions(TREE).with_signs({(x - y) / n: positive})
@@ -162,7 +162,7 @@ def test_a_known_sign_of_an_expression_gives_signs_of_its_multiples_and_factors(
 
 
 def test_adding_terms_of_one_sign_keeps_a_known_sign():
-    """`x` is more than `n` where `x - n` is above 0; where it is below, that says nothing."""
+    """`x - n > 0` gives `x > n`. `x - n < 0` gives nothing for `x`."""
     x, y, n = symbol(residual), symbol(density(group)), symbol(count(text, over=turn))
     above = Assumptions(TREE).with_signs({x - y - n: frozenset({1})})
     assert above.signs(x - y) == {1}
@@ -189,7 +189,7 @@ def test_signs_of_too_high_powers_are_unknown():
 
 
 def test_a_comparison_without_its_known_factors_has_the_same_sign():
-    """Factors whose sign is known are dropped, and those below 0 turn it."""
+    """Factors of known sign are dropped. A negative one turns the comparison."""
     x, n, share = symbol(residual), symbol(count(text, over=turn)), symbol(SHARE)
     known = Assumptions(TREE)
     for value in (n * (x - share), (share - 1) * (x - share) / n, -x / 3, (x - 1) * (n - 2)):

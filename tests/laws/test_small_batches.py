@@ -1,4 +1,4 @@
-"""The small batches among which counterexamples are looked for."""
+"""The small batches that the search for counterexamples enumerates."""
 
 import itertools
 from fractions import Fraction

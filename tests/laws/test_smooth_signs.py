@@ -1,4 +1,4 @@
-"""Signs of smooth formulas of one variable: what is proved is seen on numbers, and what is wrong beside it is not."""
+"""Signs of smooth formulas of one variable: proved signs are those of values, and similar ones are not proved."""
 
 import math
 

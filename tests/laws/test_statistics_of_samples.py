@@ -1,4 +1,4 @@
-"""What is inside of a statistic or an order decides what a formula has of its row's sample: three laws go by that."""
+"""Formulas inside a statistic or an order may read the row's own sample. Three laws depend on that."""
 
 import pytest
 from hierarchies.baselines import G, gamma, others, token, trajectory

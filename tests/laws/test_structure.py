@@ -1,4 +1,4 @@
-"""What is no fibration is refused before any other law is asked: too few levels, circles, paths that disagree."""
+"""Hierarchies without a valid graph are refuted before any other law: too few levels, cycles, paths that disagree."""
 
 from oracles import quiver_verdicts, verdicts
 

@@ -1,7 +1,7 @@
-"""A budget of time ends what does not end by itself, says so wherever a report is read, and leaves nothing behind.
+"""The time limit of verification: it ends endless work, every report names it, and no state is left behind.
 
-What never ends here does so by construction, and it is the clock that it moves on: no test depends on how fast a machine
-is.
+What never ends here does so by construction, and it is the clock that it moves on: no test depends on how fast a
+machine is.
 """
 
 import itertools
@@ -254,7 +254,7 @@ def test_a_spent_budget_allows_no_more_work():
 
 
 def test_nested_work_ends_with_the_outer_work(monkeypatch):
-    """It is told first, and no thread is left; a `finally` may not be done, since what is raised may come there again."""
+    """No thread is left. A `finally` may not finish, because the exception may come there again."""
     began, told, tell = [], [], budget._raise
 
     def recorded(thread, what):
@@ -276,7 +276,7 @@ def test_nested_work_ends_with_the_outer_work(monkeypatch):
 
 
 def test_no_exception_arrives_after_the_work_has_ended(monkeypatch):
-    """By the real clock: works that end when their time does, thousands of times: no exception strays, and no thread stays."""
+    """Thousands of works end when their time does, by the real clock. No exception strays and no thread stays."""
     strays = []
     monkeypatch.setattr(budget, "monotonic", real.monotonic)
     monkeypatch.setattr(threading, "excepthook", strays.append)
@@ -300,7 +300,7 @@ def test_no_exception_arrives_after_the_work_has_ended(monkeypatch):
 
 
 def test_an_interrupted_sympy_expression_is_created_anew():
-    """An expression that was asked about when the time was out is another object when it is next met."""
+    """An expression whose assumptions were interrupted is another object when it is created again."""
     seen = []
 
     def work():
@@ -400,7 +400,7 @@ def pair(weight):
 
 
 def test_a_number_too_large_to_compute_leaves_laws_undecided():
-    """exp(10⁸·n) has a value, which is no float64: neither is it missing, nor is there time to compute with it."""
+    """exp(10⁸·n) has a value that no float64 holds, and no time suffices to compute with it."""
     n = exp(10**8 * count(token))
     found = pair(n / (n + 1)).verify(timeout=None)
     assert {v.status for v in found.verdicts if v.law in ("markov", "reflecting")} <= {"proved", "undecided"}
@@ -414,7 +414,7 @@ def test_a_number_too_large_to_compute_leaves_laws_undecided():
 
 
 def test_a_number_with_many_digits_is_written_with_six():
-    """Python writes none of more than 4300 digits."""
+    """Python refuses to write a number of more than 4300 digits."""
     far = (count(token) + 10**290) ** 16
     (verdict,) = [v for v in pair(far / (far + 1)).verify().verdicts if v.law == "reflecting"]
     assert verdict.status == "refuted"

@@ -1,4 +1,4 @@
-"""What is decided about a hierarchy is decided once, is what would be decided anew, and is believed where it is safe.
+"""The cache of verdicts: a hierarchy is decided once, equals a fresh decision, and is read only from safe folders.
 
 A "process" here is a test that has forgotten what is in memory, unless it says that it starts one.
 """
@@ -240,7 +240,7 @@ REFUSED = [
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", some([*NAMES, *dict.fromkeys(REFUSED)], 3, 1))
 def test_a_report_from_the_cache_equals_the_report_that_was_written(name, place, decided, found, monkeypatch):
-    """Verdicts, facts and counterexamples, to the letter; and the batch of a counterexample, which is found again."""
+    """Verdicts, facts and the text of counterexamples are equal. The batch of a counterexample is found again."""
     h = fibration.load(name) if name in NAMES else WRONG[name].hierarchy
     first = h.verify()
     told = str(first), json.dumps(first.to_dict()), [str(v.error(h.name)) for v in first.verdicts]
@@ -261,7 +261,7 @@ def test_a_report_from_the_cache_equals_the_report_that_was_written(name, place,
 
 
 def test_reports_can_be_pickled_before_and_after_facts_are_read(place, monkeypatch):
-    """Before and after their facts are known, found and read."""
+    """Reports that were decided and reports from the cache can be pickled."""
     first = ppo().verify()
     copies = [pickle.loads(pickle.dumps(first))]
     shown = str(first)
@@ -376,7 +376,7 @@ def test_an_edit_of_the_language_or_the_laws_changes_the_hash_of_the_sources(tmp
 
 
 def test_the_laws_import_only_modules_in_the_hash_of_the_sources():
-    """Else an edit there would be no edit of what decides. The cache itself says nothing of a hierarchy."""
+    """Otherwise an edit of another module would not change the hash."""
     package = Path(fibration.__file__).parent
     files = {f for room in ("language", "laws") for f in (package / room).rglob("*.py")}
     files.remove(package / "laws" / "facts" / "coupling.py")  # its fact is the one that no cache holds
@@ -396,7 +396,7 @@ def test_without_sources_nothing_is_cached_on_disk(place, decided, monkeypatch):
 
 
 def test_a_users_constructor_is_keyed_by_its_formula(place, decided, monkeypatch):
-    """The JSON form holds its name alone."""
+    """The JSON form has the constructor's name alone."""
 
     def declare(slope):
         @constructor(Gate, examples=())
@@ -436,7 +436,7 @@ def test_a_hierarchy_of_a_users_class_is_never_cached(place, decided, monkeypatc
 
 @pytest.mark.parametrize("name", ["newest", "identity"])
 def test_verdicts_of_a_users_law_are_never_cached(name, place, monkeypatch):
-    """Neither of a new one, nor of one that takes a law's place and looks like it."""
+    """This holds for a new law, and for one that replaces a law and looks like it."""
     asked, law = [], LAWS["identity"]
 
     @functools.wraps(law.decisions)
@@ -465,7 +465,7 @@ def forge(place, monkeypatch):
 
 
 def test_a_cache_file_in_the_users_own_folder_is_read(place, monkeypatch):
-    """Like the machine code beside it: who may write there may run anything as this user."""
+    """Whoever may write there may run any code as this user, as with cached machine code."""
     forge(place, monkeypatch)
     assert BROKEN.verify().ok
 

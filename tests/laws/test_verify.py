@@ -1,4 +1,4 @@
-"""Laws in their order: what stops the rest, what may be given up, and that a second run says the same."""
+"""The order of the laws, laws that stop later ones, reasons, and repeatability."""
 
 import pickle
 
@@ -15,7 +15,7 @@ WRONG = verdicts.WRONG
 
 
 def test_laws_after_a_failed_foundation_are_not_decided():
-    """Laws that build on structure or locality are not asked when these fail."""
+    """The foundations here are structure and locality."""
     for spec in WRONG.values():
         if spec.law in ("structure", "locality"):
             found = spec.hierarchy.verify()
@@ -26,14 +26,14 @@ def test_laws_after_a_failed_foundation_are_not_decided():
 
 @pytest.mark.thorough
 def test_verification_is_repeatable():
-    """The same verdicts and counterexamples on a second run."""
+    """A second run has the same verdicts and counterexamples."""
     for name in ("negative by an attribute", "right for pairs only", "slope 2 below", "dip between breakpoints"):
         h = WRONG[name].hierarchy
         assert [str(v.counterexample) for v in decide(h)] == [str(v.counterexample) for v in h.verify().verdicts]
 
 
 def test_a_reason_covers_only_the_law_that_it_names():
-    """Giving up first order lets a zero gate pass, and nothing else."""
+    """Giving up first_order accepts a zero gate, and nothing else."""
     kept = builders.two(inner=zero_gate(), gives_up={"first_order": "tokens follow their trajectory"}).verify()
     assert kept.ok
     assert {v.law for v in kept.verdicts if v.given_up} == {"first_order", "identity"}
@@ -102,14 +102,14 @@ def test_one_fault_is_one_cause(slip):
 
 
 def test_a_law_with_its_own_reason_is_reported_with_that_reason():
-    """Giving up first-order agreement covers the identity of gates, and does not speak over what is said of these."""
+    """Giving up first_order covers the identity of gates. A reason for identity itself comes first."""
     for reasons in ({"identity": "flat", "first_order": "follows"}, {"first_order": "follows", "identity": "flat"}):
         found = builders.two(inner=zero_gate(), gives_up=reasons).verify()
         assert {v.law: v.given_up for v in found.verdicts if v.given_up} == reasons
 
 
 def test_a_given_up_law_is_no_cause_of_another_failure():
-    """What would follow from a law that is given up stands by itself."""
+    """A failure that would follow from a given-up law is a cause of its own."""
     h = WRONG["recovery scaled twice over"].hierarchy.replace(gives_up={"recovery": "on purpose"})
     found = h.verify()
     assert {v.law: v.cause for v in found.failures} == {
@@ -149,7 +149,6 @@ def test_reports_survive_pickling():
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_hierarchy_from_json_has_the_same_verdicts(name):
-    """A spec that was written and read verifies alike."""
     h = load(name)
     again = Hierarchy.model_validate_json(h.model_dump_json()).verify()
     assert str(again) == str(h.verify())

@@ -1,4 +1,4 @@
-"""Wrong specs do not compile, what is undecidable is said to be, and a defect of the library is no counterexample.
+"""Wrong specs do not compile, undecidable ones are undecided, and an exception of the library is no counterexample.
 
 That each wrong spec is refused by the law it breaks is tested in the file of that law.
 """
@@ -172,7 +172,7 @@ def test_numbers_are_printed_exactly_or_with_six_digits():
 
 
 def test_numbers_in_json_are_exact_or_have_fifty_digits():
-    """Exact where they are rational; of exponentials, logarithms and roots as many digits as are known."""
+    """Rationals are exact. Exponentials, logarithms and roots have fifty digits."""
     exact = Fraction(1, 3), Fraction(3), -Fraction(1, 10**60), Fraction(7**900, 2**1000)
     assert [Fraction(written(v)) for v in exact] == list(exact)
     assert written([Fraction(1, 3), None, 2, "gate", (Fraction(-1),)]) == ["1/3", None, 2, "gate", ["-1"]]
