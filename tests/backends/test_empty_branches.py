@@ -1,4 +1,4 @@
-"""What statistics give of rows without images, on every backend: weights of a tree by hand, as the coefficients show them."""
+"""Statistics of rows without images, on every backend: weights of a tree, written by hand."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is as long as the tokens: nothing that an index holds, or that it or a call makes on the way, where rows are labelled."""
+"""An index and a call hold no integer per token if labels are per row."""
 
 import gc
 import shutil

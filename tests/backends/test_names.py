@@ -1,4 +1,4 @@
-"""Whatever the parts of a hierarchy are called, it is the same operator: names that would be one when put together.
+"""The names of the parts of a hierarchy do not change its operator, even names that collide when joined.
 
 Every shape is built twice, with plain names and with names that collide on purpose, and must give the same bits; the
 second is held against the interpreter as well.

@@ -1,4 +1,4 @@
-"""The Triton backend without a GPU: its kernels as the PTX that Triton emits, on the emulator of `ptx/`.
+"""The Triton backend without a GPU: the PTX of its kernels, on the emulator of `ptx/`.
 
 Numbers are held against the float64 interpreter, within its own bound on roundings (`oracles/backend_cases.py`; near 1e-7 of
 the largest coefficient for float32 inputs, 1e-15 for float64), and bits against those of other schedules. What the emulator

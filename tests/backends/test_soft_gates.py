@@ -1,4 +1,4 @@
-"""Gates that bend instead of break: proved, and the same on every backend, near 0 and where their functions saturate."""
+"""Smooth gates: every law is proved, and every backend is right near 0 and where their functions saturate."""
 
 from __future__ import annotations
 

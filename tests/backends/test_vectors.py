@@ -1,4 +1,4 @@
-"""Numbers from elsewhere: closed forms of the paper's operators, and the policy losses of a public trainer."""
+"""Recorded numbers: closed forms of the paper's operators, and the policy losses of verl."""
 
 import json
 from dataclasses import replace

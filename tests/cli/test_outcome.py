@@ -1,4 +1,4 @@
-"""An exit code is that of a command's end: no spec that ends the process that reads it makes it 0."""
+"""The exit code is that of a command that ended. No spec that ends the process makes it 0."""
 
 from __future__ import annotations
 

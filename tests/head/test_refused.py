@@ -1,4 +1,4 @@
-"""What `fibration.head.loss` refuses, in words."""
+"""Wrong input of `fibration.head.loss` is refused with an error."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Batches of a user's own: strata of any names, many parts or none, no advantages; and `fibration.run`."""
+"""A user's own batches: strata of any names, many parts or none, no advantages; and `fibration.run`."""
 
 from __future__ import annotations
 

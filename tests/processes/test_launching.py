@@ -1,4 +1,4 @@
-"""What PyTorch's Gloo breaks off when all was done is begun once more; nothing else is."""
+"""torchrun is started again only if PyTorch's Gloo aborted after all work was done."""
 
 import subprocess
 

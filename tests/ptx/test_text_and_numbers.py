@@ -1,4 +1,4 @@
-"""What the emulator makes of PTX's text, and of opcodes that compute."""
+"""The emulator's reading of PTX text, and the results of opcodes."""
 
 import numpy as np
 import pytest

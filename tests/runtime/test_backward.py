@@ -1,4 +1,4 @@
-"""What `backward()` hands out: the forward's own numbers where nothing scales them, and never memory that others have."""
+"""The tensors that `backward()` returns: the forward call's own if no factor scales them, and never shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels, masks, offsets and attributes that do not fit are refused where the index is built."""
+"""Labels, masks, offsets and attributes that do not fit are refused when the index is built."""
 
 import math
 import warnings

@@ -1,4 +1,4 @@
-"""Tensors that do not fit are refused when they are given."""
+"""Tensors that do not fit are refused by the call."""
 
 import math
 

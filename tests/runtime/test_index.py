@@ -1,4 +1,4 @@
-"""The index by hand: masks, offsets, labels and attributes, in every form that they come in."""
+"""Indices against ones written by hand: masks, offsets, labels and attributes, in every accepted form."""
 
 from fractions import Fraction
 

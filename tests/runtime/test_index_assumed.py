@@ -1,4 +1,4 @@
-"""What a hierarchy assumes of its batches is checked on each: populated branches, balanced crossings."""
+"""An index checks the assumptions of its hierarchy: populated branches, balanced crossings."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""Gates that know which way they are pulled, against the formula in float64 with complex steps for slopes.
+"""Gates that read their pull, against the formula in float64 with complex steps for slopes.
 
 The reference is written from the docstrings of the specs. Pulls are what they are at the batch: no slope goes through
 them.

@@ -1,4 +1,4 @@
-"""Where tokens lie: runs of a mask, rows of runs, and segments of any rows, against their definition token by token."""
+"""The places of tokens: runs of a mask, rows of runs, and segments of any rows, against their definition."""
 
 import numpy as np
 import pytest

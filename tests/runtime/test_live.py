@@ -1,4 +1,4 @@
-"""`op.live`: rows that it calls dead have coefficients that are exactly 0, and it finds all rows that it can.
+"""`op.live`: rows that are not live have coefficients of exactly 0, and it finds every such row.
 
 Brute force decides: log-probs are drawn anew, at scales that reach every branch of the gates.
 """

@@ -1,4 +1,4 @@
-"""Diagnostics: shares that add up to 1, sums that add up over ranks, and numbers equal to a plain recount."""
+"""Metrics: shares that add up to 1, sums that add up over ranks, and values of a plain recount."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""In which order an index lists tokens and coarser elements: as they lie, or by the positions that it was given."""
+"""The order in which an index lists tokens and coarser elements: by place, or by given positions."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""A warning comes where rounding takes elements into other regimes of their gate: once per operator, nowhere else."""
+"""A warning comes if rounding changes the regimes of elements: once per operator, and in no other case."""
 
 import functools
 import warnings

@@ -1,4 +1,4 @@
-"""One tensor of a call has a gradient. Whatever else requires grad would have none, and is refused."""
+"""One tensor of a call has a gradient. Any other tensor that requires grad is refused."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Which metrics a call collects, and how results are logged: one copy, plain floats, recipes of the manual."""
+"""The metrics that a call collects, and how they are logged: one copy from the device, plain floats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coefficients as advantages: what a trainer's loss makes of them is the gradient of the whole step, off policy."""
+"""Coefficients as advantages: the trainer's own loss then has the gradient of the whole step, off policy."""
 
 from __future__ import annotations
 

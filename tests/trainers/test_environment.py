@@ -1,4 +1,4 @@
-"""What trainers need is in their environments, and in no other way of using the library."""
+"""Importing the library needs no trainer, and the extras allow the tested releases."""
 
 import os
 import re

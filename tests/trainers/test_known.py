@@ -1,4 +1,4 @@
-"""Old log-probs are those of the weights at hand by their values alone: of every row asked for, and of every weight."""
+"""Old log-probs count as those of the current weights by their values: of the requested rows and of all weights."""
 
 import pytest
 import torch

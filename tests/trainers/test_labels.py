@@ -1,4 +1,4 @@
-"""Which strata take labels, where they come from, and what a trainer can name as a hierarchy."""
+"""The strata that take labels, the sources of labels, and the hierarchies that a trainer can name."""
 
 import pytest
 import support

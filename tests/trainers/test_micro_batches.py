@@ -1,4 +1,4 @@
-"""Micro-batches of a step: each has its part of the whole step's gradient, after as few forward passes as it takes."""
+"""Micro-batches of a step: each has its part of the whole step's gradient, after as few forward passes as possible."""
 
 from __future__ import annotations
 

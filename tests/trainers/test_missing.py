@@ -1,4 +1,4 @@
-"""A trainer that is not installed is named, with what installs it."""
+"""The error for a trainer that is not installed names the command that installs it."""
 
 import importlib.util
 import sys

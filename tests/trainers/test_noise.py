@@ -1,4 +1,4 @@
-"""What two forward passes of a model would not share is found, wherever its number is kept."""
+"""Dropout and other noise by which two forward passes of a model differ is found, wherever its rate is stored."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""What is wrong with parameters is said before a model is loaded."""
+"""Wrong parameters are refused before a model is loaded."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The recipes of `docs/trainers/others.md`, as they stand there, inside of stand-ins for their trainers."""
+"""The recipes of `docs/trainers/others.md`, unchanged, inside stand-ins for their trainers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trainer's loss makes of an advantage: by restated losses of trainers, whole and with one factor wrong."""
+"""The factor of a trainer's loss is measured: restated losses pass, and each with one wrong factor is refused."""
 
 from __future__ import annotations
 

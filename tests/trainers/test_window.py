@@ -1,4 +1,4 @@
-"""A step's rows of one rank: the gradient that trainers get is that of `op.loss` on the whole step, off policy."""
+"""The rows of a step on one rank: trainers get the gradient of `op.loss` on the whole step, off policy."""
 
 from __future__ import annotations
 

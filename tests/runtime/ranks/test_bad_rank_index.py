@@ -1,4 +1,4 @@
-"""What does not fit is an error on every rank, and names the ranks that say different things."""
+"""Input that does not fit is an error on every rank, and names the ranks that differ."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Labels are one or two on different ranks exactly where they are in a dictionary of one process."""
+"""Two labels are the same on different ranks exactly if a dictionary of one process holds them as one key."""
 
 import datetime as dt
 import os

@@ -1,4 +1,4 @@
-"""The index of a batch that is spread over ranks is, of all that is coarser than tokens, that of the whole batch."""
+"""The index on ranks has the elements of the whole batch in every stratum coarser than tokens."""
 
 import functools
 import itertools

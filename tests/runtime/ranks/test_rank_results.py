@@ -1,4 +1,4 @@
-"""A batch over ranks gives the results of one process, for every cut: levels, coefficients, gates and metrics.
+"""A batch on ranks gives the results of one process, for every cut: levels, coefficients, gates and metrics.
 
 In bits where rows stay whole and in order, and, where keys name them, for any distribution of whole rows and any of cut
 ones. Strata beside the rows have tokens on several ranks whatever becomes of rows.

@@ -1,4 +1,4 @@
-"""Shipped losses beside TRL's own, in float64: what its `_compute_loss` makes of log-probs, value and gradient, off policy."""
+"""Shipped losses against TRL's own `_compute_loss`, in float64: value and gradient, off policy."""
 
 import os
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""TRL's loss as a hierarchy trains the weights that TRL trains: its accumulation, clipping, KL and entropy, off policy."""
+"""TRL's loss as a hierarchy trains the same weights: with accumulation, clipping, KL and entropy, off policy."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""docs/trainers/trl.md does what it says: its script, in an empty folder, and the script with a reference model."""
+"""The script of docs/trainers/trl.md runs in an empty folder."""
 
 import re
 import shlex

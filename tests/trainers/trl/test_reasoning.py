@@ -1,4 +1,4 @@
-"""The example that trains a language model, with a small one in its place: what it logs, and that it goes on."""
+"""The example that trains a language model, with a small model: its log, and that it resumes."""
 
 import json
 import string

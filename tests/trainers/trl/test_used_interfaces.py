@@ -1,4 +1,4 @@
-"""What of TRL is overridden or read is there, under its names: the first to say what another release has changed."""
+"""The functions of TRL that the library overrides or reads exist. A new release of TRL breaks these tests first."""
 
 import inspect
 

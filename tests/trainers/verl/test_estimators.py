@@ -1,4 +1,4 @@
-"""verl's own estimators beside `op.advantages`, and its KL estimators beside penalties, on ragged rows off policy."""
+"""verl's own estimators against `op.advantages`, and its KL estimators against penalties, on ragged rows off policy."""
 
 from types import SimpleNamespace
 

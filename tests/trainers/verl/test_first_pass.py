@@ -1,4 +1,4 @@
-"""The passes before a mini-batch is trained on: what they ask of verl's engine, in which mode."""
+"""The forward passes before a mini-batch is trained: the mode in which verl's engine runs them."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Shipped losses beside verl's own functions of the same names, in float64: value and gradient, off policy."""
+"""Shipped losses against verl's own functions of the same names, in float64: value and gradient, off policy."""
 
 from dataclasses import replace
 

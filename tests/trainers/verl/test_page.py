@@ -1,4 +1,4 @@
-"""docs/trainers/verl.md does what it says, as far as CPUs can tell: its data, its reward, its command line, its example."""
+"""The data, the reward, the command line and the example of docs/trainers/verl.md work, as far as CPUs can tell."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The plugin in processes of their own: how verl finds it, and what a user sees of one that cannot load."""
+"""The plugin in separate processes: verl finds it, and a plugin that cannot load reports the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of verl is overridden or read is there, under its names: the first to say what another release has changed."""
+"""The functions of verl that the library overrides or reads exist. A new release of verl breaks these tests first."""
 
 import inspect
 
