@@ -127,6 +127,10 @@ class TrainerError(FibrationError):
     """With this trainer, its options or its data, gradients would not be those of the hierarchy."""
 
 
+class AuditError(FibrationError):
+    """A function cannot be audited: its arguments, its result, or what it does with them."""
+
+
 class BackendError(FibrationError):
     """A backend is unknown, not available, or lacks an operator."""
 

@@ -14,6 +14,7 @@ from thorough import LEVEL
 
 HERE = Path(__file__).parent
 BUDGETS = {
+    "auditing": 15,
     "backends": 85,
     "bench": 4,
     "cli": 35,

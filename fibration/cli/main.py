@@ -197,6 +197,49 @@ def compare(
     raise typer.Exit(say(outcomes, format, output))
 
 
+@app.command()
+def audit(
+    function: Annotated[
+        str, typer.Argument(metavar="FILE.py:FUNCTION", help="A loss function of torch.", show_default=False)
+    ],
+    like: Annotated[
+        str | None,
+        typer.Option("--as", metavar="SPEC", help="The loss that it should be. Default: any shipped one."),
+    ] = None,
+    param: Parameters = None,
+    format: Annotated[
+        VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="The format of the report.")
+    ] = VerifyFormat.text,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report to a file.")
+    ] = None,
+) -> None:
+    """Find out which loss a function is, and what is wrong with it.
+
+    The function is called on small batches, and its value and gradient are compared with those of declared losses. It
+    takes (log_probs, old_log_probs, advantages, mask), or further arguments by name: ref_log_probs,
+    rollout_log_probs, rewards, group_ids, cu_seqlens. It returns the loss.
+
+    Exit code 0: nothing is wrong, and it is SPEC if --as names one. 1: something is wrong. 2: it cannot be audited.
+    """
+    from fibration.auditing.call import audit as examine
+    from fibration.auditing.load import load_function
+    from fibration.auditing.report import rendered
+    from fibration.printing.progress import working
+
+    check_writable_file(output)
+    loaded, file = load_function(function)
+    with working(f"calling {function}"):
+        found = examine(loaded, like, parameters=parameters(param or ()), name=function)
+    text = rendered(found, format.value, file)
+    if output is not None:
+        write_file(output, text)
+        typer.echo(f"{'fine' if found.ok else 'not fine'}; report in {output}")
+    else:
+        typer.echo(text)
+    raise typer.Exit(0 if found.ok else 1)
+
+
 def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None) -> int:
     """Prints reports, or writes them to a file. Returns the exit code."""
     from fibration.printing import reports

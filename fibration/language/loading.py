@@ -57,7 +57,7 @@ def load(spec: str | Path) -> Hierarchy:
     path_text, name = split(text)
     path = Path(path_text)
     if path.suffix == ".py" and path.is_file():
-        return _pick(_import(path), path_text, name)
+        return _pick(import_file(path), path_text, name)
     if path.suffix == ".json" and path.is_file():
         return from_json(path)
     raise _nowhere(text, path)
@@ -134,7 +134,7 @@ def hierarchies(spec: str | Path) -> dict[str, Hierarchy]:
     """
     path = Path(spec)
     if path.suffix == ".py" and path.is_file():
-        module = _import(path)
+        module = import_file(path)
         return _hierarchies(module) or {"": _pick(module, str(spec), None)}
     found = load(spec)
     return {split(str(spec))[1] or found.name: found}
@@ -169,7 +169,7 @@ def _is_another_document(content: bytes) -> bool:
     return not (isinstance(document, dict) and TELLING & document.keys())
 
 
-def _import(path: Path) -> ModuleType:
+def import_file(path: Path, required: str = "a Python file that declares a Hierarchy") -> ModuleType:
     name = f"_fibration_spec_{path.stem}"
     found = importlib.util.spec_from_file_location(name, path)
     assert found is not None and found.loader is not None
@@ -184,7 +184,7 @@ def _import(path: Path) -> ModuleType:
         line = _line_in(found.origin or str(path), error)
         raise SpecError(
             f"'{path}' does not import",
-            required="a Python file that declares a Hierarchy",
+            required=required,
             found=f"{type(error).__name__}: {error}{line}",
             remedy=f"run it by itself: python {path}",
         ) from error

@@ -1,6 +1,7 @@
 """Slips of the kind that people make, for `mutations.py`: a file per room of the library, and one for the studies."""
 
 from slips import (
+    auditing,
     backends,
     compiler,
     head,
@@ -26,6 +27,7 @@ ROOMS = (
     compiler,
     backends,
     head,
+    auditing,
     runtime,
     runtime_index,
     runtime_ranks,

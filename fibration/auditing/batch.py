@@ -1,0 +1,204 @@
+"""Small batches for a function under audit: rows of numbers, and how they are padded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Floats = NDArray[np.float64]
+UNDER = {"log_probs": 1.0, "old_log_probs": 1.7, "ref_log_probs": 0.6, "rollout_log_probs": 1.3}
+POLICIES = tuple(UNDER)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One response: a log-prob per token under each policy, in nats; its advantage, its reward and its group."""
+
+    log_probs: tuple[float, ...]
+    old_log_probs: tuple[float, ...]
+    ref_log_probs: tuple[float, ...]
+    rollout_log_probs: tuple[float, ...]
+    advantage: float = 1.0
+    reward: float = 0.0
+    group: int = 0
+
+    def __len__(self) -> int:
+        return len(self.log_probs)
+
+    def mapped(self, change: Callable[[tuple[float, ...]], tuple[float, ...]]) -> Row:
+        """The row with `change` applied to the log-probs of every policy."""
+        log_probs, old, ref, rollout = (change(getattr(self, p)) for p in POLICIES)
+        return Row(log_probs, old, ref, rollout, self.advantage, self.reward, self.group)
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Where the masked places of a padded batch are, and the log-probs there.
+
+    `before`, `after`: masked places before the first token of each row, and after the last one of the longest row.
+    `holes`: a masked place after each token. `value`: the current log-probs under the mask; those of other policies are
+    multiples of it, so that ratios there are not 1.
+    """
+
+    before: int = 0
+    after: int = 0
+    holes: bool = False
+    value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows, and their padding. Arrays per token list the tokens row by row: `[tokens]`."""
+
+    rows: tuple[Row, ...]
+    padding: Padding = Padding()
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return tuple(map(len, self.rows))
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def advantages(self) -> Floats:
+        """Per token."""
+        return np.repeat([r.advantage for r in self.rows], self.lengths)
+
+    @property
+    def log_ratios(self) -> Floats:
+        """Per token: `log π − log π_old`."""
+        return self.of("log_probs") - self.of("old_log_probs")
+
+    @property
+    def row_of_token(self) -> NDArray[np.int64]:
+        return np.repeat(np.arange(len(self.rows)), self.lengths)
+
+    def of(self, policy: str) -> Floats:
+        return np.array([v for row in self.rows for v in getattr(row, policy)], np.float64)
+
+    @property
+    def mask(self) -> Tensor:
+        """bool `[rows, width]`."""
+        return torch.from_numpy(self._mask.copy())
+
+    @property
+    def _mask(self) -> NDArray[np.bool_]:
+        step = 1 + self.padding.holes
+        width = self.padding.before + step * max((*self.lengths, 1)) + self.padding.after
+        mask = np.zeros((len(self.rows), width), np.bool_)
+        for row, n in enumerate(self.lengths):
+            mask[row, self.padding.before : self.padding.before + step * n : step] = True
+        return mask
+
+    def padded(self, values: Floats, dtype: torch.dtype, under: float = 0.0) -> Tensor:
+        """Values per token as `[rows, width]`, and `under` the mask."""
+        mask = self._mask
+        found = np.full(mask.shape, under)
+        found[mask] = values
+        return torch.from_numpy(found).to(dtype)
+
+    def moved(self, log_ratios: Floats) -> Batch:
+        """The batch with other log ratios of the current policy."""
+        parts = np.split(log_ratios, np.cumsum(self.lengths)[:-1])
+        rows = (
+            replace(r, log_probs=tuple(float(o + x) for o, x in zip(r.old_log_probs, part, strict=True)))
+            for r, part in zip(self.rows, parts, strict=True)
+        )
+        return replace(self, rows=tuple(rows))
+
+    def on_policy(self) -> Batch:
+        """The batch with the old policy's log-probs for every policy."""
+
+        def fresh(r: Row) -> Row:
+            old = r.old_log_probs
+            return Row(old, old, old, old, r.advantage, r.reward, r.group)
+
+        return replace(self, rows=tuple(map(fresh, self.rows)))
+
+    def __str__(self) -> str:
+        return f"{len(self.rows)} rows of {', '.join(map(str, self.lengths))} tokens"
+
+
+def drawn(
+    seed: int,
+    lengths: Sequence[int],
+    drift: float,
+    by_row: float = 0.0,
+    groups: Sequence[int] | None = None,
+    advantages: Sequence[float] | None = None,
+    padding: Padding = Padding(),
+) -> Batch:
+    """A random batch. `drift`, `by_row`: the spread of log ratios of tokens, and of whole rows."""
+    draw = np.random.default_rng(seed)
+
+    def row(n: int, group: int, advantage: float) -> Row:
+        old = -draw.exponential(0.8, n) - 0.2
+
+        def near(tokens: float, whole: float) -> tuple[float, ...]:
+            return tuple(map(float, np.minimum(old + draw.normal(0, 1, n) * tokens + draw.normal() * whole, -1e-3)))
+
+        made = near(drift, by_row), tuple(map(float, old)), near(0.3, 0.1), near(0.2, 0.1)
+        return Row(*made, advantage=advantage, reward=float(draw.normal()), group=group)
+
+    groups = groups or [i // 2 for i in range(len(lengths))]
+    given = advantages or [float((-1) ** i * v) for i, v in enumerate(draw.uniform(0.3, 2, len(lengths)))]
+    return Batch(tuple(map(row, lengths, groups, given)), padding)
+
+
+def probe(log_ratios: Floats, advantages: Floats, old: float = -3.2) -> Batch:
+    """A row of one token for every log ratio. Every policy but the current one gives it the log-prob `old`."""
+    rows = (
+        Row((old + float(x),), (old,), (old,), (old,), advantage=float(a), reward=float(a), group=i)
+        for i, (x, a) in enumerate(zip(log_ratios, advantages, strict=True))
+    )
+    return Batch(tuple(rows))
+
+
+def smaller(batch: Batch) -> Iterator[Batch]:
+    """Batches that are one step simpler: a row less, a token less, no padding, rounder numbers."""
+    rows = batch.rows
+    if len(rows) > 1:
+        yield from (replace(batch, rows=rows[:i] + rows[i + 1 :]) for i in range(len(rows)))
+    for i, row in enumerate(rows):
+        for t in range(len(row)) if len(row) > 1 else ():
+            less = row.mapped(partial(_without, t))
+            yield replace(batch, rows=(*rows[:i], less, *rows[i + 1 :]))
+    if batch.padding.holes:
+        yield replace(batch, padding=replace(batch.padding, holes=False))
+    for digits in (0, 1):
+        for i, row in enumerate(rows):
+            simple = row.mapped(partial(_rounded, digits))
+            simple = replace(simple, advantage=float(np.sign(row.advantage)) or 0.0, reward=round(row.reward))
+            if simple != row:
+                yield replace(batch, rows=(*rows[:i], simple, *rows[i + 1 :]))
+
+
+def _without(token: int, values: tuple[float, ...]) -> tuple[float, ...]:
+    return values[:token] + values[token + 1 :]
+
+
+def _rounded(digits: int, values: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(min(round(v, digits), -(10.0**-digits) / 10) for v in values)
+
+
+def shrunk(batch: Batch, fails: Callable[[Batch], bool], most: int = 400) -> Batch:
+    """A smallest batch for which `fails` holds, as it does for `batch`. At most `most` batches are tried."""
+    left = most
+    while True:
+        for other in smaller(batch):
+            left -= 1
+            if left < 0:
+                return batch
+            if fails(other):
+                batch = other
+                break
+        else:
+            return batch

@@ -1,0 +1,123 @@
+"""`fibration.audit`: what a loss function is, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fibration.auditing import features, soundness
+from fibration.auditing.batch import Batch
+from fibration.auditing.finding import Finding
+from fibration.auditing.function import Found, Function
+from fibration.auditing.identify import Compared, Likeness, identify
+from fibration.auditing.reference import Reference, lacks
+from fibration.auditing.report import as_dict, as_text
+from fibration.auditing.result import Result
+from fibration.errors import AuditError, ParameterError, listed, suggest
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.loading import load
+
+Ask = Callable[[Function], Finding | None]
+SOUND: tuple[Ask, ...] = (
+    soundness.mask, soundness.padding, soundness.rows, soundness.detached, soundness.inputs, soundness.sign,
+    soundness.finite, soundness.precision,
+)  # fmt: skip
+TELLING: tuple[Ask, ...] = (
+    features.first_update, features.normaliser, features.baseline, features.sides, features.reference,
+    features.causal, features.accumulation,
+)  # fmt: skip
+
+
+class _Declared(Function):
+    """A declared loss, asked for its properties as a function is."""
+
+    def __init__(self, beside: Function, likeness: Likeness) -> None:
+        self.call, self.name = beside.call, likeness.name
+        self.arguments, self.per_token = beside.arguments, beside.per_token
+        self.likeness = likeness
+
+    def evaluate(self, batch: Batch, dtype: Any = None) -> Found:
+        found = self.likeness.other(batch)
+        if found is None:
+            raise AuditError(f"'{self.name}' does not take this batch")
+        return found
+
+
+class Audit(Result):
+    """What was found about a function: see `Result`. It prints as a report."""
+
+    def raise_for_status(self) -> None:
+        """Raises AuditError if the audit is not ok."""
+        if not self.ok:
+            raise AuditError(str(self))
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        return as_dict(self)
+
+
+def audit(
+    function: Callable[..., Any],
+    like: str | Hierarchy | None = None,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    name: str = "",
+) -> Audit:
+    """What a loss function is, and what is wrong with it: see `Audit`. It calls the function some thousand times.
+
+    - `function`: takes tensors by name and returns the loss, a tensor of one number: `log_probs`, `old_log_probs` and
+      `mask` `[rows, width]`, and `advantages` `[rows]`, or `[rows, width]` where that is what the function takes.
+      Further names: `ref_log_probs`, `rollout_log_probs`, `rewards`, `group_ids`, and `cu_seqlens` in the place of
+      `mask` for packed tokens. Usual other names are understood. Arguments with defaults keep them.
+    - `like`: the loss that it should be, a shipped name, a path or a Hierarchy. None: all shipped losses are tried.
+    - `parameters`: of `like`; those that are not given are fitted.
+    - `name`: of the function in the report.
+
+    Everything is computed in float64 on the CPU, on the same batches in every run. Equality on these batches is no
+    proof; a difference is one, with its smallest batch found.
+
+    Raises AuditError for a function that cannot be called so, raises, gives no finite loss, or is not deterministic;
+    ParameterError for a parameter that `like` does not have.
+    """
+    if parameters and like is None:
+        raise ParameterError("parameters are given, and no loss", required="like=... (--as) beside parameters")
+    subject = Function(function, name or getattr(function, "__name__", "the function"))
+    compared = Compared(subject)
+    asked = ""
+    if like is None:
+        losses = identify(compared)
+    else:
+        h = load(like) if isinstance(like, str) else like
+        asked = h.name
+        for parameter in sorted(set(parameters or ()) - set(h.parameters)):
+            raise ParameterError(
+                f"'{h.name}' has no parameter '{parameter}'",
+                required=f"one of {listed(h.parameters)}" if h.parameters else "none: it has no parameters",
+                remedy=suggest(parameter, h.parameters),
+            )
+        if missing := lacks(h, subject):
+            raise AuditError(
+                f"'{subject.name}' cannot be '{h.name}', which reads {missing}",
+                required=f"an argument for {missing}",
+                found=f"({', '.join(subject.arguments)})",
+            )
+        losses = compared.beside([Reference.of(h)], parameters or {})
+    findings = tuple(f for ask in (*SOUND, *TELLING) if (f := ask(subject)) is not None)
+    return Audit(subject, asked, tuple(losses), findings, tuple(_differences(subject, losses)))
+
+
+def _differences(function: Function, losses: list[Likeness]) -> list[tuple[Finding, Finding]]:
+    if not losses or losses[0].has_same_gradient:
+        return []
+    declared = _Declared(function, losses[0])
+    found = []
+    for ask in TELLING:
+        try:
+            own, theirs = ask(function), ask(declared)
+        except AuditError:  # one that the declared loss does not take
+            continue
+        if own is not None and theirs is not None and (own.status, own.text) != (theirs.status, theirs.text):
+            found.append((own, theirs))
+    return found

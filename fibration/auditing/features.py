@@ -1,0 +1,279 @@
+"""What tells losses apart, in words: what they divide by, where they stop a token, what its gradient depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fibration.auditing.batch import Batch, Floats, drawn, probe
+from fibration.auditing.battery import on_policy, steps
+from fibration.auditing.finding import MU, Finding, first_failure, is_close
+from fibration.auditing.function import Found, Function
+from fibration.auditing.numbers import slope
+from fibration.errors import listed
+
+
+def _fresh(f: Function) -> list[tuple[Batch, Found]]:
+    return [(b, f.evaluate(b)) for b in on_policy()]
+
+
+def first_update(f: Function) -> Finding | None:
+    """At ratio 1 `−∂loss/∂log π = μ·A`, with a μ that reads neither log-probs nor advantages."""
+    if f.reads_rewards:
+        return None
+
+    def bends(b: Batch) -> bool:
+        b = b.on_policy()
+        once = f.evaluate(b).coefficients
+        many = (replace(b, rows=tuple(replace(r, advantage=k * r.advantage) for r in b.rows)) for k in (2.0, -1.0))
+        other = replace(b, rows=tuple(r.mapped(lambda v: tuple(1.3 * x - 0.1 for x in v)) for r in b.rows))
+        twice, back, moved = (f.evaluate(c).coefficients for c in (*many, other))
+        scale = float(np.abs(once).max(initial=0))
+        return not (is_close(2 * once, twice, scale) and is_close(-once, back, scale) and is_close(once, moved, scale))
+
+    if at := first_failure(f, bends, on_policy()):
+        text = "at ratio 1 the gradient is not μ·A: it bends with the advantages, or moves with the log-probs"
+        return Finding("first_update", "fails", text, at)
+    return Finding("first_update", "holds", "at ratio 1 the gradient is that of the policy: μ·A")
+
+
+@dataclass(frozen=True)
+class Mu:
+    """`μ` of tokens at ratio 1, by batch: what normaliser it is, in words, and whether it is one that is known."""
+
+    words: str
+    known: bool
+    factor: float = 1.0
+
+
+def mu_of(f: Function) -> Mu | None:
+    """`μ` by its shape: a multiple of a normaliser that is known, or none."""
+    seen: list[tuple[Batch, Floats]] = []
+    for b, found in _fresh(f):
+        if not b.advantages.all():
+            return None
+        seen.append((b, found.coefficients / b.advantages))
+    lengths = [np.repeat(b.lengths, b.lengths).astype(float) for b, _ in seen]
+    tokens = [np.full(b.tokens, float(b.tokens)) for b, _ in seen]
+    rows = [np.full(b.tokens, float(len(b.rows))) for b, _ in seen]
+    widths = [np.full(b.tokens, float(max(b.lengths))) for b, _ in seen]
+    one = [np.ones(b.tokens) for b, _ in seen]
+    known = {
+        "the mean over all tokens": [1 / t for t in tokens],
+        "the mean over rows of each row's mean": [1 / (r * n) for r, n in zip(rows, lengths, strict=True)],
+        "the sum of each row, averaged over rows": [1 / r for r in rows],
+        "the sum over all tokens": one,
+        "each row's mean, summed": [1 / n for n in lengths],
+        "÷ rows × padded width": [1 / (r * w) for r, w in zip(rows, widths, strict=True)],
+        "each row's sum ÷ padded width": [1 / w for w in widths],
+    }
+    for words, shapes in known.items():
+        k = np.concatenate([mu / s for (_, mu), s in zip(seen, shapes, strict=True)])
+        if np.abs(k - k[0]).max() <= MU * abs(k[0]):
+            return Mu(words, True, float(k[0]))
+    return Mu("no mean or sum of tokens or rows", False)
+
+
+def normaliser(f: Function) -> Finding | None:
+    """What the loss divides by."""
+    if f.reads_rewards or (mu := mu_of(f)) is None:
+        return None
+    if mu.known:
+        times = "" if abs(mu.factor - 1) < MU else f" × {mu.factor:.6g}"
+        return Finding("normaliser", "holds", f"μ is {mu.words}{times}")
+
+    def uneven(b: Batch) -> bool:
+        b = b.on_policy()
+        if not b.advantages.all():
+            return False
+        mu = f.evaluate(b).coefficients / b.advantages
+        sums = np.array([mu[b.row_of_token == r].sum() for r in range(len(b.rows))])
+        per_token = sums / np.array(b.lengths)
+        return all(np.ptp(v) > MU * abs(v[0]) for v in (sums, per_token))
+
+    at = first_failure(f, uneven, on_policy())
+    text = "μ is no mean or sum of tokens or rows: neither rows nor tokens weigh the same"
+    return Finding("normaliser", "fails" if at else "note", text if at else f"μ is {mu.words}", at)
+
+
+def baseline(f: Function) -> Finding | None:
+    """How advantages come of rewards, on fresh rows of one token."""
+    if not f.reads_rewards:
+        return None
+    groups = [0, 0, 0, 1, 1]
+    b = drawn(12, (1,) * len(groups), 0.0, groups=groups).on_policy()
+    found = f.evaluate(b).coefficients
+    r, g = np.array([row.reward for row in b.rows]), np.array(groups)
+    inside = g[:, None] == g
+
+    def mean(of: NDArray[np.bool_]) -> Floats:
+        return np.asarray((of * r).sum(1) / np.maximum(of.sum(1), 1))
+
+    own, others = r - mean(inside), r - mean(inside & ~np.eye(len(r), dtype=bool))
+    spread = np.array([r[row].std() for row in inside])
+    wide = np.array([r[row].std(ddof=1) for row in inside])
+    known = {
+        "the rewards": r,
+        "the rewards less the mean of all": r - r.mean(),
+        "the rewards less the mean of their group, their own included": own,
+        "the rewards less the mean of the others of their group": others,
+        "the rewards standardised in their group (÷ n)": own / spread,
+        "the rewards standardised in their group (÷ n − 1)": own / wide,
+        "the rewards standardised over all (÷ n)": (r - r.mean()) / r.std(),
+        "the rewards standardised over all (÷ n − 1)": (r - r.mean()) / r.std(ddof=1),
+    }
+    for words, a in known.items():
+        k = float(found @ a / (a @ a))
+        if np.abs(found - k * a).max() <= 1e-4 * np.abs(found).max():  # functions write ÷ (std + 1e-6), or 1e-4
+            sign = "" if k > 0 else "minus "
+            return Finding(
+                "baseline", "holds" if k > 0 else "fails", f"advantages are {sign}{words}", None if k > 0 else b
+            )
+    return Finding("baseline", "note", "advantages come of rewards in a way without a name here")
+
+
+def sides(f: Function) -> Finding | None:
+    """Where a token's gradient is 0: a bound stops what pushes outward, away from the old policy."""
+    if f.reads_rewards:
+        return None
+    x, said = steps(), list[str]()
+    for a, sign in ((1.0, "> 0"), (-1.0, "< 0")):
+        c = slope(f.evaluate, x, a)
+        if not np.isfinite(c).all():
+            continue
+        outward, size = x * a > 0, float(np.abs(c).max()) or 1.0
+        stopped, against = np.abs(c) <= 1e-12 * size, c < -1e-9 * size
+        if stopped[~outward].any() and not stopped[outward].any():
+            at = first_failure(f, partial(_one_sided, f, a), _rows_at(x[stopped & ~outward], a))
+            text = f"with A {sign}, a bound stops a ratio on its way back to 1, and none on its way out"
+            return Finding("sides", "fails", f"{text}: max for min, or a clip on the wrong side?", at)
+        if (against & ~outward).any():
+            at = first_failure(f, partial(_pushed_away, f), _rows_at(x[against & ~outward], a))
+            text = f"with A {sign}, a token is pushed further out against its advantage"
+            return Finding("sides", "fails", text, at)
+        for way, name in ((outward, "outward"), (~outward, "inward")):
+            if stopped[way].any():
+                said.append(f"{name} ones with A {sign} at the ratio {np.exp(_edge(f, x[way], stopped[way], a)):.6g}")
+    return Finding("sides", "holds", f"pushes stop: {listed(said)}" if said else "no bound stops a token")
+
+
+def _edge(f: Function, x: Floats, stopped: NDArray[np.bool_], a: float) -> float:
+    """The log ratio nearest to 0 at which the gradient becomes 0."""
+    order = np.argsort(np.abs(x))
+    first = int(np.argmax(stopped[order]))
+    closed, open_ = x[order[first]], x[order[first - 1]] if first else 0.0
+    for _ in range(40):
+        middle = (closed + open_) / 2
+        if slope(f.evaluate, np.array([middle]), a)[0] == 0:
+            closed = middle
+        else:
+            open_ = middle
+    return float(closed)
+
+
+def _rows_at(x: Floats, a: float) -> tuple[Batch, ...]:
+
+    return tuple(probe(np.array([v]), np.array([a])) for v in x)
+
+
+def _one_sided(f: Function, a: float, b: Batch) -> bool:
+    found = f.evaluate(b).coefficients
+    return bool(((found == 0) & (b.log_ratios * b.advantages < 0) & (b.advantages * a > 0)).any())
+
+
+def _pushed_away(f: Function, b: Batch) -> bool:
+    found = f.evaluate(b).coefficients
+    return bool(((found * b.advantages < 0) & (b.log_ratios * b.advantages < 0)).any())
+
+
+def reference(f: Function) -> Finding | None:
+    """A term of the reference policy pulls towards it, and not where the policies agree."""
+    if "ref_log_probs" not in f.roles or f.reads_rewards:
+        return None
+
+    def still(b: Batch) -> Batch:
+        return replace(b, rows=tuple(replace(r, advantage=0.0) for r in b.on_policy().rows))
+
+    def pulls(b: Batch) -> bool:
+        return bool((np.abs(f.evaluate(still(b)).coefficients) > 1e-12).any())
+
+    if at := first_failure(f, pulls):
+        text = "without advantages, and with log-probs equal to the reference's, there is a gradient: k1 as a loss?"
+        return Finding("reference", "fails", text, still(at))
+
+    def moved(y: Floats) -> Floats:
+        base = still(drawn(6, (len(y),), 0.0))
+        (row,) = base.rows
+        ref = tuple(float(v - d) for v, d in zip(row.log_probs, y, strict=True))
+        return f.evaluate(replace(base, rows=(replace(row, ref_log_probs=ref),))).coefficients
+
+    y = np.array([-1.0, -0.3, 0.3, 1.0])
+    c = moved(y)
+    if not c.any():
+        return Finding("reference", "note", "the log-probs of the reference decide no gradient")
+    if (c * y > 0).any():
+        return Finding("reference", "fails", "the term of the reference pushes away from it")
+    for words, expected in (
+        ("k3: its gradient is that of the other divergence, KL(reference ‖ policy)", 1 - np.exp(-y)),
+        ("k2: its gradient is that of KL(policy ‖ reference), where tokens are the policy's own", y),
+    ):
+        k = -c / expected
+        if np.ptp(k) <= MU * abs(k[0]):
+            return Finding("reference", "note", f"the term of the reference is {words}")
+    return Finding("reference", "holds", "the term of the reference pulls towards it")
+
+
+def causal(f: Function) -> Finding:
+    """Whether a token's coefficient depends on later tokens of its row, or on other rows."""
+
+    def reads(b: Batch, later: bool) -> bool:
+        for r, row in enumerate(b.rows):
+            for t in range(len(row)):
+                place = sum(b.lengths[:r]) + t
+                x = b.log_ratios
+                x[place] += 0.05
+                before, after = f.evaluate(b).coefficients, f.evaluate(b.moved(x)).coefficients
+                moved = np.abs(after - before) > 1e-10 * np.abs(before).max()
+                same_row = b.row_of_token == r
+                asked = same_row & (np.arange(b.tokens) < place) if later else ~same_row
+                if (moved & asked).any():
+                    return True
+        return False
+
+    small = (drawn(2, (3, 2), 0.05), drawn(3, (3, 2), 0.6))
+    if at := first_failure(f, lambda b: reads(b, later=False), small):
+        return Finding("causal", "note", "a token's gradient depends on log-probs of other rows", at)
+    if at := first_failure(f, lambda b: reads(b, later=True), small):
+        return Finding("causal", "note", "a token's gradient depends on later tokens of its row", at)
+    return Finding("causal", "holds", "a token's gradient depends on no later token")
+
+
+def accumulation(f: Function) -> Finding:
+    """By what each micro-batch's loss has to be scaled, so that the sum is the loss of the whole batch."""
+    whole = drawn(11, (3, 1, 4, 2, 2, 6), 0.1, groups=[0, 0, 0, 1, 1, 1])
+    found = f.evaluate(whole).coefficients
+    cut = (whole.rows[:3], whole.rows[3:4] + whole.rows[4:])
+    parts = [Batch(p) for p in cut]
+    own = [f.evaluate(p).coefficients for p in parts]
+    ends = [0, parts[0].tokens, whole.tokens]
+    factors = []
+    for i, c in enumerate(own):
+        mine = found[ends[i] : ends[i + 1]]
+        k = float(mine @ c / (c @ c)) if c.any() else 1.0
+        if not is_close(mine, k * c, float(np.abs(found).max())):
+            text = "the parts of a batch do not add up to the whole, whatever they are scaled by"
+            return Finding("accumulation", "note", text)
+        factors.append(k)
+    share = [
+        ("nothing: micro-batches add up", [1.0, 1.0]),
+        ("its share of the rows", [len(p.rows) / len(whole.rows) for p in parts]),
+        ("its share of the tokens", [p.tokens / whole.tokens for p in parts]),
+    ]
+    for words, expected in share:
+        if np.allclose(factors, expected, rtol=MU, atol=0):
+            return Finding("accumulation", "note", f"scale the loss of each micro-batch by {words}")
+    by = listed(f"{k:.4g}" for k in factors)
+    return Finding("accumulation", "note", f"scale the loss of micro-batches of {whole} by {by}")

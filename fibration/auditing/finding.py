@@ -1,0 +1,54 @@
+"""One property of a function, and the search for the smallest batch on which it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fibration.auditing.batch import Batch, Floats, drawn, shrunk
+from fibration.auditing.function import Found, Function
+from fibration.errors import AuditError
+
+Status = Literal["holds", "fails", "note"]
+CLOSE = 1e-9
+MU = 2e-6  # functions write ÷ (n + 1e-6) for ÷ n
+SMALL = (drawn(1, (2, 1), 0.1), drawn(2, (3, 5, 1), 0.6), drawn(3, (4, 2), 2.0))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One property. `batch`: the smallest found on which it fails."""
+
+    name: str
+    status: Status
+    text: str
+    batch: Batch | None = None
+
+
+def is_close(one: Floats, other: Floats, scale: float | None = None) -> bool:
+    size = max(float(np.abs(one).max(initial=0)), 1e-300) if scale is None else scale
+    return bool(np.isfinite(other).all() and (np.abs(one - other) <= CLOSE * size).all())
+
+
+def alike(one: Found, other: Found) -> bool:
+    return is_close(one.coefficients, other.coefficients) and abs(one.value - other.value) <= CLOSE * (
+        1 + abs(one.value)
+    )
+
+
+def first_failure(
+    function: Function, fails: Callable[[Batch], bool], batches: tuple[Batch, ...] = SMALL
+) -> Batch | None:
+    """The smallest batch found for which `fails` holds. A batch that the function does not take fails nothing."""
+
+    def safe(batch: Batch) -> bool:
+        try:
+            return fails(batch)
+        except AuditError:
+            return False
+
+    start = next((b for b in batches if safe(b)), None)
+    return None if start is None else shrunk(start, safe)

@@ -1,0 +1,236 @@
+"""A loss function as people write them, called on batches: its arguments by name, its value and gradient in float64."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fibration.auditing.batch import UNDER, Batch, Floats, drawn
+from fibration.errors import AuditError, listed
+
+# What an argument is, by its name. The first name is the one that messages use.
+ROLES: Mapping[str, tuple[str, ...]] = {
+    "log_probs": (
+        "log_probs", "log_prob", "logprobs", "logprob", "logps", "logp", "logpi", "log_pi", "new_log_probs",
+        "new_log_prob", "new_logprobs", "new_logps", "new_logp", "policy_log_probs", "policy_logprobs", "policy_logps",
+        "current_log_probs", "curr_log_probs", "per_token_logps", "token_log_probs", "action_log_probs", "lp",
+    ),
+    "old_log_probs": (
+        "old_log_probs", "old_log_prob", "old_logprobs", "old_logprob", "old_logps", "old_logp", "old_per_token_logps",
+        "log_probs_old", "logprobs_old", "logp_old", "behavior_log_probs", "behaviour_log_probs",
+        "old_action_log_probs", "old_lp", "old",
+    ),
+    "advantages": ("advantages", "advantage", "adv", "advs", "A", "a"),
+    "mask": (
+        "mask", "response_mask", "completion_mask", "loss_mask", "action_mask", "attention_mask", "eos_mask",
+        "completions_mask", "token_mask",
+    ),
+    "ref_log_probs": (
+        "ref_log_probs", "ref_log_prob", "ref_logprobs", "ref_logps", "ref_logp", "ref_per_token_logps",
+        "reference_log_probs", "reference_logps", "base_log_probs", "ref_lp",
+    ),
+    "rollout_log_probs": (
+        "rollout_log_probs", "rollout_log_prob", "rollout_logprobs", "rollout_logps", "sampling_log_probs",
+        "sampling_logps", "sampling_per_token_logps", "inference_log_probs", "inference_logprobs", "engine_log_probs",
+    ),
+    "rewards": ("rewards", "reward", "scores", "returns"),
+    "group_ids": ("group_ids", "groups", "group", "group_id", "uid", "uids", "prompt_ids", "prompt_group"),
+    "cu_seqlens": ("cu_seqlens", "offsets", "cu_lens"),
+}  # fmt: skip
+NAMES = {name: role for role, names in ROLES.items() for name in names}
+FIRST_FOUR = ("log_probs", "old_log_probs", "advantages", "mask")
+WIDE = torch.float64
+
+
+@dataclass(frozen=True)
+class Found:
+    """The loss of a batch, and what a step on it does.
+
+    `value`: the loss. `coefficients`: `−∂loss/∂log π` of every token, `[tokens]`. `outside`: the same at masked places.
+    """
+
+    value: float
+    coefficients: Floats
+    outside: Floats
+
+    @property
+    def is_finite(self) -> bool:
+        return bool(np.isfinite(self.value) and np.isfinite(self.coefficients).all())
+
+
+class Function:
+    """A loss function and what its arguments are. Raises AuditError if it cannot be called, in the words of `name`."""
+
+    def __init__(self, call: Callable[..., Any], name: str) -> None:
+        self.call, self.name = call, name
+        self.arguments = _arguments(call, name)
+        self.per_token = False  # whether advantages and rewards are passed per token
+        self._try()
+
+    @property
+    def roles(self) -> set[str]:
+        return set(self.arguments.values())
+
+    @property
+    def is_packed(self) -> bool:
+        return "cu_seqlens" in self.roles
+
+    def given(self, batch: Batch, dtype: torch.dtype = WIDE) -> dict[str, Tensor]:
+        """The tensors of a batch, by role."""
+
+        def tokens(values: Floats, under: float = 0.0) -> Tensor:
+            if self.is_packed:
+                return torch.from_numpy(values.copy()).to(dtype)
+            return batch.padded(values, dtype, under)
+
+        def rows(name: str) -> Tensor:
+            values = np.array([getattr(r, name) for r in batch.rows], np.float64)
+            if self.per_token:
+                return tokens(np.repeat(values, batch.lengths), 0.0)
+            return torch.from_numpy(values).to(dtype)
+
+        made: dict[str, Callable[[], Tensor]] = {
+            "advantages": lambda: rows("advantage"),
+            "rewards": lambda: rows("reward"),
+            "mask": lambda: batch.mask.to(dtype),
+            "group_ids": lambda: torch.tensor([r.group for r in batch.rows]),
+            "cu_seqlens": lambda: torch.tensor(np.cumsum([0, *batch.lengths]), dtype=torch.int32),
+        }
+        value = batch.padding.value
+        policies = {p: (lambda p=p, k=k: tokens(batch.of(p), k * value)) for p, k in UNDER.items()}
+        return {role: {**policies, **made}[role]() for role in self.arguments.values()}
+
+    def loss(self, given: Mapping[str, Tensor]) -> Tensor:
+        """The loss of tensors by role. Raises AuditError for a result that is no scalar."""
+        try:
+            result = self.call(**{name: given[role] for name, role in self.arguments.items()})
+        except Exception as error:
+            raise AuditError(
+                f"'{self.name}' raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+                required=f"a loss of {_shapes(given)}, all on the CPU",
+                remedy="audit a function of three lines that calls it with the arguments that it needs",
+            ) from error
+        first = result[0] if isinstance(result, (tuple, list)) and len(result) else result
+        first = first.get("loss") if isinstance(first, Mapping) else first
+        if not isinstance(first, Tensor) or first.numel() != 1:
+            found = f"shape {list(first.shape)}" if isinstance(first, Tensor) else f"a {type(first).__name__}"
+            raise AuditError(
+                f"'{self.name}' does not return a loss",
+                required="a tensor of one number, or a tuple that begins with it, or a mapping with the key 'loss'",
+                found=found,
+                remedy="audit a function that returns the mean or the sum, as the trainer takes it",
+            )
+        return first.reshape(())
+
+    def evaluate(self, batch: Batch, dtype: torch.dtype = WIDE) -> Found:
+        given = self.given(batch, dtype)
+        own = self._gradients(given, {"log_probs"}).get("log_probs", torch.zeros_like(given["log_probs"]))
+        coefficients = -own.double()
+        value = float(self._value)
+        if self.is_packed:
+            return Found(value, coefficients.numpy(), np.zeros(0))
+        mask = batch.mask
+        return Found(value, coefficients[mask].numpy(), coefficients[~mask].numpy())
+
+    def leaks(self, batch: Batch) -> set[str]:
+        """The arguments beside the log-probs of the current policy into which a gradient flows."""
+        given = self.given(batch)
+        others = {r for r, t in given.items() if t.is_floating_point() and r not in ("mask", "log_probs")}
+        return {r for r, g in self._gradients(given, others).items() if bool((g != 0).any())}
+
+    def _gradients(self, given: Mapping[str, Tensor], of: set[str]) -> dict[str, Tensor]:
+        leaves = {r: given[r].requires_grad_() for r in sorted(of)}
+        loss = self.loss(given)
+        self._value = loss.detach()
+        if not loss.requires_grad:
+            return {}
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        return {r: g for r, g in zip(leaves, found, strict=True) if g is not None}
+
+    @cached_property
+    def reads_rewards(self) -> bool:
+        return "advantages" not in self.roles
+
+    def _try(self) -> None:
+        """Finds out whether advantages are per row or per token, and refuses what no audit can be made of."""
+        batch = drawn(0, (5, 2, 4), 0.1)
+        try:
+            first = self.evaluate(batch)
+        except AuditError as error:
+            self.per_token = True
+            try:
+                first = self.evaluate(batch)
+            except AuditError:
+                raise error from None
+        if not first.is_finite:
+            raise AuditError(
+                f"'{self.name}' gives {first.value:g} on {batch}",
+                required="finite losses and gradients of finite inputs",
+                remedy="log-probs are in nats and below 0, the mask is 1 at tokens: see how the function reads them",
+            )
+        if not first.coefficients.any():
+            raise AuditError(
+                f"the loss of '{self.name}' has no gradient in the log-probs",
+                required="a loss that is differentiable in log_probs",
+                remedy="does it detach them, call .item(), or run under no_grad?",
+            )
+        again = self.evaluate(batch)
+        if again.value != first.value or not np.array_equal(again.coefficients, first.coefficients):
+            raise AuditError(
+                f"'{self.name}' gives {first.value!r}, and then {again.value!r} for the same inputs",
+                required="the same result for the same inputs",
+                remedy="does it draw random numbers, or change what it reads?",
+            )
+
+
+def _arguments(call: Callable[..., Any], name: str) -> dict[str, str]:
+    """The role of every argument that is passed."""
+    try:
+        found = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError):
+        raise AuditError(f"'{name}' is no function", required="a function of tensors") from None
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    usable = [p for p in found if p.kind in kinds]
+    roles = {p.name: NAMES[p.name] for p in usable if p.name in NAMES}
+    needed = [p.name for p in usable if p.default is inspect.Parameter.empty]
+    if not roles and len(needed) == len(FIRST_FOUR):
+        roles = dict(zip(needed, FIRST_FOUR, strict=True))
+    unknown = [n for n in needed if n not in roles]
+    example = "def audited(log_probs, old_log_probs, advantages, mask): return my_loss(...)"
+    if unknown or any(p.kind is inspect.Parameter.POSITIONAL_ONLY for p in found):
+        raise AuditError(
+            f"'{name}' has the argument{'s' if len(unknown) > 1 else ''} {listed(unknown)}, of which the name says "
+            "nothing"
+            if unknown
+            else f"'{name}' has arguments without names",
+            required=f"arguments called {listed(ROLES)}, or one of their usual other names",
+            remedy=f"audit a function that passes them: {example}",
+        )
+    twice = {r for r in roles.values() if list(roles.values()).count(r) > 1}
+    if twice:
+        both = listed(n for n, r in roles.items() if r in twice)
+        raise AuditError(f"'{name}' has {both} for one thing", required="one argument for each", remedy=example)
+    missing = [r for r in ("log_probs",) if r not in roles.values()]
+    if not {"mask", "cu_seqlens"} & set(roles.values()):
+        missing.append("mask")
+    if not {"advantages", "rewards"} & set(roles.values()):
+        missing.append("advantages")
+    if missing:
+        raise AuditError(
+            f"'{name}' has no argument {listed(missing)}",
+            required="log_probs, advantages (or rewards) and mask (or cu_seqlens)",
+            found=f"({', '.join(p.name for p in found)})",
+            remedy=f"audit a function that passes them: {example}",
+        )
+    return roles
+
+
+def _shapes(given: Mapping[str, Tensor]) -> str:
+    return listed(f"{role} {list(t.shape)}" for role, t in given.items())

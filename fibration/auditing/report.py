@@ -1,0 +1,155 @@
+"""An audit in words: as text, Markdown, JSON, JUnit and annotations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from xml.etree import ElementTree as Xml
+
+import numpy as np
+
+from fibration.auditing.batch import Batch
+from fibration.auditing.identify import Likeness
+from fibration.auditing.result import Result, apart
+from fibration.errors import listed
+
+MARK = {"holds": "✓", "fails": "✗", "note": "·"}
+NO_PROOF = "Equality on these batches is no proof."
+
+
+def identity(a: Result) -> str:
+    """Which loss the function is, in a sentence or two."""
+    if not a.losses:
+        return "no shipped loss takes these arguments"
+    first, *others = a.losses
+    if not first.has_same_gradient:
+        what = f"not '{first.name}'" if a.asked else f"no shipped loss; the nearest is '{first.name}'"
+        return f"{what}{_with(first)}: a gradient differs on {first.differing} of {first.batches} batches"
+    value = "" if first.is_same else "; the loss has another value"
+    said = f"the same gradient as '{first.name}'{_with(first)} on all {first.batches} batches{value}"
+    same = [f"'{x.name}'{_with(x)}" for x in others if not x.is_strained]
+    return said + (f"; so has {listed(same)}" if same else "")
+
+
+def _with(x: Likeness) -> str:
+    if not x.parameters:
+        return ""
+    return " with " + ", ".join(f"{name} = {_number(v)}" for name, v in x.parameters.items())
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f'"{k}": {_number(v)}' for k, v in value.items()) + "}"
+    return f"{value:.6g}"
+
+
+def as_text(a: Result) -> str:
+    lines = [a.name, "", f"  {identity(a)}"]
+    for own, theirs in a.differences:
+        lines += [f"    {own.name}: {own.text}", f"      '{a.losses[0].name}': {theirs.text}"]
+    lines.append("")
+    lines += [f"  {MARK[f.status]} {f.name:<13} {f.text}" for f in a.findings]
+    for f in a.failures:
+        if f.batch is not None:
+            lines += ["", f"  {f.name}, on the smallest batch found:", *_indented(as_torch(a, f.batch))]
+    if a.losses and a.losses[0].batch is not None:
+        lines += ["", f"  '{a.losses[0].name}' differs on:", *_indented(as_torch(a, a.losses[0].batch, a.losses[0]))]
+    lines += ["", f"  {NO_PROOF}"]
+    return "\n".join(lines)
+
+
+def _indented(text: str) -> list[str]:
+    return [f"    {line}" for line in text.splitlines()]
+
+
+def as_torch(a: Result, batch: Batch, beside: Likeness | None = None) -> str:
+    """A batch as lines of torch that can be pasted, and what comes of it."""
+    given = a.function.given(batch)
+    lines = ["import torch", "nan = float('nan')"] if np.isnan(batch.padding.value) else ["import torch"]
+    for role, t in given.items():
+        grad = ", requires_grad=True" if role == "log_probs" else ""
+        kind = ", dtype=torch.float64" if t.is_floating_point() else ""
+        lines.append(f"{role} = torch.tensor({_rounded(t.tolist())}{kind}{grad})")
+    passed = ", ".join(f"{name}={role}" for name, role in a.function.arguments.items())
+    lines.append(f"loss = {getattr(a.function.call, '__name__', 'loss_function')}({passed})")
+    found = a.function.evaluate(batch)
+    lines.append(f"# loss {found.value:.6g}, gradient of the tokens {_rounded((-found.coefficients).tolist(), 6)}")
+    if found.outside.any():
+        lines.append(f"# gradient at masked places {_rounded((-found.outside).tolist(), 6)}")
+    if beside is not None and (both := apart(a.function, beside, batch)) is not None:
+        lines.append(f"# '{beside.name}': {both[1].value:.6g}, {_rounded((-both[1].coefficients).tolist(), 6)}")
+    return "\n".join(lines)
+
+
+def _rounded(values: Any, digits: int = 12) -> Any:
+    if isinstance(values, list):
+        return "[" + ", ".join(str(_rounded(v, digits)) for v in values) + "]"
+    return f"{values:.{digits}g}" if isinstance(values, float) else values
+
+
+def as_dict(a: Result) -> dict[str, Any]:
+    def batch(b: Batch | None) -> dict[str, Any] | None:
+        return None if b is None else {r: t.tolist() for r, t in a.function.given(b).items()}
+
+    return {
+        "function": a.name,
+        "ok": a.ok,
+        "asked": a.asked,
+        "identified": a.identified,
+        "losses": [
+            {
+                "name": x.name, "parameters": dict(x.parameters), "same_gradient": x.has_same_gradient,
+                "same_value": x.is_same, "batches": x.batches, "differing": x.differing, "batch": batch(x.batch),
+            }
+            for x in a.losses
+        ],
+        "findings": [{"name": f.name, "status": f.status, "text": f.text, "batch": batch(f.batch)} for f in a.findings],
+        "differences": [{"name": own.name, "found": own.text, "expected": other.text} for own, other in a.differences],
+    }  # fmt: skip
+
+
+def as_markdown(a: Result) -> str:
+    lines = [f"### `{a.name}`", "", identity(a), "", "| | property | |", "|---|---|---|"]
+    lines += [f"| {MARK[f.status]} | {f.name} | {f.text} |" for f in a.findings]
+    blocks = [(f.name, as_torch(a, f.batch)) for f in a.failures if f.batch is not None]
+    if a.losses and a.losses[0].batch is not None:
+        blocks.append((f"differs from {a.losses[0].name}", as_torch(a, a.losses[0].batch, a.losses[0])))
+    for title, text in blocks:
+        lines += ["", f"{title}:", "", "```python", text, "```"]
+    return "\n".join(lines)
+
+
+def as_github(a: Result, file: str) -> str:
+    where = f"file={file}," if file else ""
+    problems = [f"{f.name}: {f.text}" for f in a.failures]
+    problems += [identity(a)] if a.asked and not a.identified else []
+    return "\n".join(f"::error {where}title=fibration audit::{a.name}: {_escaped(text)}" for text in problems)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def as_junit(a: Result) -> str:
+    wrong = len(a.failures) + bool(a.asked and not a.identified)
+    suite = Xml.Element("testsuite", name=a.name, tests=str(len(a.findings) + 1), failures=str(wrong))
+    case = Xml.SubElement(suite, "testcase", classname=a.name, name="identity")
+    if a.asked and not a.identified:
+        Xml.SubElement(case, "failure", message=identity(a)).text = str(a)
+    for f in a.findings:
+        case = Xml.SubElement(suite, "testcase", classname=a.name, name=f.name)
+        if f.status == "fails":
+            Xml.SubElement(case, "failure", message=f.text).text = "" if f.batch is None else as_torch(a, f.batch)
+    return Xml.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def rendered(a: Result, format: str, file: str = "") -> str:
+    made = {
+        "text": as_text,
+        "json": lambda a: json.dumps(as_dict(a), indent=2),
+        "markdown": as_markdown,
+        "github": lambda a: as_github(a, file),
+        "junit": as_junit,
+    }
+    return made[format](a)

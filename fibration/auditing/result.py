@@ -1,0 +1,56 @@
+"""The result of an audit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fibration.auditing.batch import Batch
+from fibration.auditing.finding import Finding
+from fibration.auditing.fit import differs
+from fibration.auditing.function import Found, Function
+from fibration.auditing.identify import Likeness
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was found about a function.
+
+    `asked`: the name of the loss that it should be; '' if none was named. `losses`: the declared losses that it is, or
+    the nearest one alone. `findings`: its properties. `differences`: those in which it differs from the nearest loss,
+    with what holds for that one.
+    """
+
+    function: Function
+    asked: str
+    losses: tuple[Likeness, ...]
+    findings: tuple[Finding, ...]
+    differences: tuple[tuple[Finding, Finding], ...]
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+    @property
+    def identified(self) -> bool:
+        """Whether it has the gradient of a declared loss."""
+        return bool(self.losses) and self.losses[0].has_same_gradient
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.status == "fails")
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing fails, and the function is the loss that it should be, if one was named."""
+        return not self.failures and (not self.asked or self.identified)
+
+
+def apart(function: Function, likeness: Likeness, batch: Batch) -> tuple[Found, Found, int] | None:
+    """Both losses on a batch, and the token at which they differ most."""
+    other = likeness.other(batch)
+    if other is None:
+        return None
+    found = function.evaluate(batch)
+    return found, other, int(np.argmax(differs(found, other)))

@@ -1,0 +1,156 @@
+"""What is wrong for any loss: padding that decides, NaN, a sign, half precision. Each with its smallest batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fibration.auditing.batch import Batch, Padding, drawn
+from fibration.auditing.battery import on_policy
+from fibration.auditing.finding import CLOSE, SMALL, Finding, Status, alike, first_failure
+from fibration.auditing.function import Found, Function
+from fibration.errors import AuditError, listed
+
+
+def mask(f: Function) -> Finding | None:
+    """What lies under the mask decides nothing, and gets no gradient."""
+    if f.is_packed:
+        return None
+    shapes = (Padding(after=2), Padding(before=1), Padding(holes=True))
+    batches = tuple(replace(b, padding=p) for b in SMALL for p in shapes)
+
+    def reaches(b: Batch) -> bool:
+        return bool((f.evaluate(b).outside != 0).any())
+
+    if at := first_failure(f, reaches, batches):
+        return Finding("mask", "fails", "a masked place gets a gradient, or NaN", at)
+    cases: tuple[tuple[float, Status, str], ...] = (
+        (-0.7, "fails", "the log-probs under the mask change the loss or the gradient"),
+        (-30.0, "fails", "large ratios under the mask change the loss or the gradient"),
+        (-1e4, "note", "a ratio under the mask that overflows makes the loss NaN: 0·inf"),
+        (float("nan"), "note", "NaN under the mask makes the loss NaN: use torch.where(mask, ..., 0), not × mask"),
+    )
+    for value, status, said in cases:
+
+        def matters(b: Batch, value: float = value) -> bool:
+            return not alike(f.evaluate(b), f.evaluate(replace(b, padding=replace(b.padding, value=value))))
+
+        if at := first_failure(f, matters, batches):
+            return Finding("mask", status, said, at)
+    return Finding("mask", "holds", "what lies under the mask decides nothing, NaN included")
+
+
+def padding(f: Function) -> Finding | None:
+    """Another width of the padded tensors changes nothing."""
+    if f.is_packed:
+        return None
+
+    def matters(b: Batch) -> bool:
+        return not alike(f.evaluate(b), f.evaluate(replace(b, padding=replace(b.padding, after=3))))
+
+    if at := first_failure(f, matters):
+        wide = f.evaluate(replace(at, padding=replace(at.padding, after=3)))
+        text = "three more masked places change the loss"
+        if (c := f.evaluate(at).coefficients)[0] and wide.coefficients[0] != c[0]:
+            text = (
+                f"three more masked places change the gradient: × {wide.coefficients[0] / c[0]:.3g} of the first token"
+            )
+        return Finding("padding", "fails", text, at)
+    return Finding("padding", "holds", "the padded width decides nothing")
+
+
+def rows(f: Function) -> Finding:
+    """The order of rows decides nothing; a row without tokens is no error."""
+
+    def order(b: Batch) -> bool:
+        back = f.evaluate(replace(b, rows=b.rows[::-1]))
+        parts = np.split(back.coefficients, np.cumsum(b.lengths[::-1])[:-1])[::-1]
+        return not alike(f.evaluate(b), Found(back.value, np.concatenate(parts), back.outside))
+
+    if at := first_failure(f, order):
+        return Finding("rows", "fails", "the order of rows changes the gradient", at)
+    if at := first_failure(f, lambda b: not f.evaluate(b).is_finite, (drawn(4, (1, 3), 0.2),)):
+        return Finding("rows", "fails", "a row of one token makes the loss or a gradient NaN", at)
+    empty = drawn(4, (2, 0, 3), 0.2, groups=[0, 0, 0])
+    try:
+        found = f.evaluate(empty)
+    except AuditError as error:
+        return Finding("rows", "fails", f"a row without tokens: {error.what}", empty)
+    if not found.is_finite:
+        return Finding("rows", "fails", "a row without tokens makes the loss or a gradient NaN", empty)
+    return Finding("rows", "holds", "the order of rows decides nothing, and a row without tokens is no error")
+
+
+def detached(f: Function) -> Finding:
+    """A gradient flows into the log-probs of the current policy alone."""
+    try:
+        flows = {r for b in SMALL for r in f.leaks(b)}
+    except AuditError:  # it changes in place what may then require no grad
+        flows = set()
+    if flows:
+        return Finding("detached", "note", f"pass {listed(sorted(flows))} detached: a gradient flows into them")
+    return Finding("detached", "holds", "a gradient flows into log_probs alone")
+
+
+def inputs(f: Function) -> Finding:
+    """Inputs stay as they are; views are as good as copies; the loss can be differentiated twice over."""
+    b = drawn(5, (2, 1), 0.2)
+    given = f.given(b)
+    before = {r: t.clone() for r, t in given.items()}
+    loss = f.loss({**given, "log_probs": given["log_probs"].requires_grad_()})
+    changed = [r for r, t in given.items() if not torch.equal(t.detach(), before[r])]
+    if changed:
+        return Finding("inputs", "fails", f"{listed(changed)} is changed in place", b)
+    first, second = (torch.autograd.grad(loss, given["log_probs"], retain_graph=True)[0] for _ in range(2))
+    if not torch.equal(first, second):
+        return Finding("inputs", "fails", "a second backward gives another gradient", b)
+    strided = {r: t.t().contiguous().t() if t.ndim == 2 else t for r, t in before.items()}
+    try:
+        again = f.loss(strided)
+    except AuditError as error:
+        return Finding("inputs", "fails", f"tensors that are not contiguous: {error.what}", b)
+    if abs(float(again) - float(loss.detach())) > CLOSE:
+        return Finding("inputs", "fails", "tensors that are not contiguous change the loss", b)
+    return Finding("inputs", "holds", "nothing is changed in place, and views are as good as copies")
+
+
+def sign(f: Function) -> Finding | None:
+    """At ratio 1 every token is pushed with its advantage."""
+    if f.reads_rewards:
+        return None
+
+    def against(b: Batch) -> bool:
+        return bool((f.evaluate(b.on_policy()).coefficients * b.advantages < -1e-12).any())
+
+    if at := first_failure(f, against, on_policy()):
+        return Finding("sign", "fails", "at ratio 1 a token is pushed against its advantage: the loss is −J, or J?", at)
+    return Finding("sign", "holds", "at ratio 1 every token is pushed with its advantage")
+
+
+def finite(f: Function) -> Finding:
+    """Ratios of e²⁰ and e⁻²⁰ give finite losses and gradients, in float32 too."""
+
+    def breaks(b: Batch) -> bool:
+        return not all(f.evaluate(b, dtype).is_finite for dtype in (torch.float64, torch.float32))
+
+    far = tuple(Batch(drawn(8, (2,), 0.0).rows).moved(np.array(x)) for x in ([20.0, 0.1], [-20.0, 0.1], [12.0, -12.0]))
+    far += tuple(replace(b, rows=tuple(replace(r, advantage=-r.advantage) for r in b.rows)) for b in far)
+    if at := first_failure(f, breaks, far):
+        text = "a token far off policy (a log ratio of 12 or 20) makes the loss NaN or infinite"
+        return Finding("finite", "fails", text, at)
+    return Finding("finite", "holds", "ratios from e⁻²⁰ to e²⁰ have finite gradients")
+
+
+def precision(f: Function) -> Finding | None:
+    """float32 is as good as float64, up to rounding."""
+
+    def coarse(b: Batch) -> bool:
+        wide, narrow = f.evaluate(b).coefficients, f.evaluate(b, torch.float32).coefficients
+        return bool(np.abs(wide - narrow).max(initial=0) > 2e-4 * (np.abs(wide).max(initial=0) + 1e-30))
+
+    batches = tuple(b for b in (*SMALL[:2], drawn(9, (4, 3), 0.05)))
+    if at := first_failure(f, coarse, batches):
+        return Finding("precision", "fails", "float32 inputs give another gradient: is half precision used inside?", at)
+    return Finding("precision", "holds", "float32 inputs give the gradient of float64 ones")

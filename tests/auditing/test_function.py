@@ -1,0 +1,145 @@
+"""Functions that cannot be audited: a clear error; and what a function may take and return."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from oracles.loss_functions import per_token, token_mean
+from support import refuses
+from typer.testing import CliRunner
+
+from fibration import AuditError, ParameterError, audit
+from fibration.auditing.report import rendered
+from fibration.cli.main import app
+
+
+def right(log_probs, old_log_probs, advantages, mask):
+    return token_mean(per_token(log_probs, old_log_probs, advantages), mask)
+
+
+def raises(log_probs, advantages, mask):
+    return log_probs @ mask
+
+
+def nan(log_probs, advantages, mask):
+    return (log_probs.abs() * -1).sqrt().sum()
+
+
+def per_row(log_probs, advantages, mask):
+    return (log_probs * mask).sum(-1)
+
+
+def nothing(log_probs, advantages, mask):
+    return None
+
+
+def constant(log_probs, advantages, mask):
+    return log_probs.detach().sum()
+
+
+def random(log_probs, advantages, mask):
+    return (log_probs * mask * torch.rand(log_probs.shape)).sum()
+
+
+def changes_log_probs(log_probs, advantages, mask):
+    log_probs.mul_(2)
+    return log_probs.sum()
+
+
+def on_a_gpu(log_probs, advantages, mask):
+    return (log_probs.cuda() * mask.cuda()).sum()
+
+
+def unknown(log_probs, advantages, mask, temperature_of_the_sampler):
+    return log_probs.sum()
+
+
+def no_mask(log_probs, advantages):
+    return log_probs.sum()
+
+
+def twice(log_probs, logprobs, advantages, mask):
+    return log_probs.sum()
+
+
+REFUSED = {
+    raises: dict(what="'raises' raises RuntimeError", remedy="a function of three lines"),
+    nan: dict(what="'nan' gives nan", required="finite losses"),
+    per_row: dict(what="does not return a loss", found="shape [3]", remedy="the mean or the sum"),
+    nothing: dict(what="does not return a loss", found="a NoneType"),
+    constant: dict(what="has no gradient in the log-probs", remedy="detach"),
+    random: dict(what="for the same inputs", remedy="random numbers"),
+    changes_log_probs: dict(what="raises RuntimeError: a leaf Variable"),
+    unknown: dict(what="the argument temperature_of_the_sampler", remedy="def audited("),
+    no_mask: dict(what="has no argument mask", found="(log_probs, advantages)"),
+    twice: dict(what="has log_probs and logprobs for one thing"),
+}
+
+
+@pytest.mark.parametrize("function", REFUSED, ids=lambda f: f.__name__)
+def test_what_cannot_be_audited_is_refused_in_words(function):
+    refuses(AuditError, lambda: audit(function, "reinforce"), **REFUSED[function])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_function_that_needs_a_gpu_is_refused():
+    refuses(AuditError, lambda: audit(on_a_gpu, "reinforce"), what="'on_a_gpu' raises", required="all on the CPU")
+
+
+def test_a_loss_that_needs_more_arguments_is_refused():
+    refuses(AuditError, lambda: audit(right, "tis"), what="reads log-probs of the policy 'rollout'")
+    refuses(AuditError, lambda: audit(right, "rloo"), what="reads rewards")
+    refuses(AuditError, lambda: audit(right, "fiberpo_domain"), what="reads labels of")
+
+
+def test_parameters_are_those_of_the_loss():
+    refuses(
+        ParameterError, lambda: audit(right, "dapo", parameters={"epsilon_hi": 1}), what="no parameter 'epsilon_hi'"
+    )
+    refuses(ParameterError, lambda: audit(right, parameters={"epsilon_high": 1}), required="like=")
+
+
+def test_a_lambda_and_positional_names_are_audited():
+    assert audit(lambda a1, b1, c1, d1: token_mean(per_token(a1, b1, c1), d1), "dapo").identified
+
+
+@pytest.mark.parametrize("format", ["text", "json", "markdown", "junit", "github"])
+def test_every_format_names_what_fails(format):
+    def wrong(log_probs, old_log_probs, advantages, mask):
+        return -right(log_probs, old_log_probs, advantages, mask)
+
+    found = audit(wrong, "dapo", name="my.py:wrong")
+    text = rendered(found, format, "my.py")
+    assert "my.py:wrong" in text and "against its advantage" in text
+    if format == "json":
+        assert json.loads(text)["ok"] is False
+    if format == "junit":
+        assert len(list(ElementTree.fromstring(text).iter("failure"))) == len(found.failures) + 1
+    if format == "github":
+        assert all(line.startswith("::error file=my.py,") for line in text.splitlines())
+
+
+def test_the_batch_of_a_report_runs_as_printed():
+    def wrong(log_probs, old_log_probs, advantages, mask):
+        return (per_token(log_probs, old_log_probs, advantages) * mask).mean()
+
+    found = audit(wrong, "dapo")
+    lines = str(found).split("padding, on the smallest batch found:\n")[1].split("\n\n")[0]
+    world = {"wrong": wrong}
+    exec("\n".join(line.strip() for line in lines.splitlines()), world)
+    said = float(lines.split("# loss ")[1].split(",")[0])
+    assert float(world["loss"].detach()) == pytest.approx(said, rel=1e-5)
+
+
+@pytest.mark.parametrize(("function", "code"), [("right", 0), ("wrong", 1), ("missing", 2)])
+def test_exit_codes(function, code, tmp_path):
+    file = tmp_path / "my.py"
+    file.write_text(
+        "def right(log_probs, advantages, mask):\n    return -(log_probs * advantages[:, None] * mask).sum() / mask.sum()\n"
+        "def wrong(log_probs, advantages, mask):\n    return -right(log_probs, advantages, mask)\n"
+    )
+    done = CliRunner().invoke(app, ["audit", f"{file}:{function}", "--as", "reinforce"])
+    assert done.exit_code == code, done.output
+    if code == 2:
+        assert "has no function 'missing'" in done.stderr and "right, wrong" in done.stderr
