@@ -35,6 +35,13 @@ def test_a_sum_is_the_same_in_any_order_and_in_any_parts(drawn, random, cut):
     assert found.over(below, 2).values().tobytes() == Sums.of(values, below[at], 2).values().tobytes()
 
 
+def test_the_digits_of_a_number_do_not_depend_on_a_larger_one():
+    small = 2.0**27 + 0.5
+    alone = Sums.of(np.array([small]), np.zeros(1, np.int64), 1).digits
+    beside = Sums.of(np.array([small, 2.0**28]), np.arange(2), 2).digits
+    assert all(mine[0] == (alone[k][0] if k in alone else 0) for k, mine in beside.items())
+
+
 @pytest.mark.parametrize("scale", [1e-310, 1e-3, 1, 1e5, 1e300])
 def test_a_sum_of_one_sign_is_exact_to_one_rounding(scale):
     values = np.random.default_rng(0).uniform(0.1, 1, 1000) * scale

@@ -6,7 +6,7 @@ from itertools import groupby
 import numpy as np
 import torch
 from hierarchies.edges import hierarchy
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import check, refuses
 from thread_ranks import on_ranks, try_on_ranks
@@ -100,6 +100,7 @@ def test_a_piece_is_a_run_that_no_other_rank_interrupts(world, gap):
                 assert len(there) == pieces.size[k] and {f"row {r}" for r, *_ in there} == {names[pieces.element[k]]}
 
 
+@example(["0110", "21"], 0.5, False)
 @given(WORLDS, st.sampled_from([0.0, 0.5, 0.9, 1.0]), st.booleans())
 @settings(deadline=None, max_examples=40)
 def test_sums_in_order_continue_from_one_piece_to_the_next(world, discount, forward):
