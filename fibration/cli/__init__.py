@@ -1,5 +1,5 @@
 """The command line and the pytest plugin. They import the other packages; no package imports them.
 
 May import: `errors`, `owners`, `files`, `cache`, `language`, `laws`, `compiler`, `runtime`, `backends`, `pipeline`,
-`printing`, `rollouts`, `plotting`, `bench`.
+`auditing`, `printing`, `rollouts`, `plotting`, `bench`.
 """
