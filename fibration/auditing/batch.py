@@ -14,6 +14,7 @@ from torch import Tensor
 Floats = NDArray[np.float64]
 UNDER = {"log_probs": 1.0, "old_log_probs": 1.7, "ref_log_probs": 0.6, "rollout_log_probs": 1.3}
 POLICIES = tuple(UNDER)
+OLD = -5.0  # the old policy's log-prob of tokens whose ratio is moved
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def drawn(
         def near(tokens: float, whole: float) -> tuple[float, ...]:
             return tuple(map(float, np.minimum(old + draw.normal(0, 1, n) * tokens + draw.normal() * whole, -1e-3)))
 
-        made = near(drift, by_row), tuple(map(float, old)), near(0.3, 0.1), near(0.2, 0.1)
+        made = near(drift, by_row), tuple(map(float, old)), near(0.3, 0.1), near(max(0.2, drift), 0.1)
         return Row(*made, advantage=advantage, reward=float(draw.normal()), group=group)
 
     groups = groups or [i // 2 for i in range(len(lengths))]
@@ -153,13 +154,16 @@ def drawn(
     return Batch(tuple(map(row, lengths, groups, given)), padding)
 
 
-def probe(log_ratios: Floats, advantages: Floats, old: float = -3.2) -> Batch:
-    """A row of one token for every log ratio. Every policy but the current one gives it the log-prob `old`."""
-    rows = (
-        Row((old + float(x),), (old,), (old,), (old,), advantage=float(a), reward=float(a), group=i)
-        for i, (x, a) in enumerate(zip(log_ratios, advantages, strict=True))
-    )
-    return Batch(tuple(rows))
+def probe(log_ratios: Floats, advantages: Floats, mismatch: bool = False) -> Batch:
+    """A row of one token for every log ratio of the current to the old policy; or, for `mismatch`, of the old policy to
+    the rollout's. The reference is the current policy.
+    """
+
+    def row(number: int, x: float, advantage: float) -> Row:
+        log_prob, rollout = (OLD, OLD - x) if mismatch else (OLD + x, OLD)
+        return Row((log_prob,), (OLD,), (log_prob,), (rollout,), advantage, advantage, number)
+
+    return Batch(tuple(row(i, float(x), float(a)) for i, (x, a) in enumerate(zip(log_ratios, advantages, strict=True))))
 
 
 def smaller(batch: Batch) -> Iterator[Batch]:

@@ -13,17 +13,17 @@ SPREADS = (1e-3, 0.02, 0.15, 0.5, 1.5)  # of log ratios
 SHAPES = ((1,), (4,), (1, 3, 5, 2), (2, 2), (6, 1, 1, 3, 4))
 
 
-def steps(most: float = 3.0, count: int = 60) -> Floats:
+def steps(most: float = 4.5, count: int = 64) -> Floats:
     """Log ratios on both sides of 0, denser near it, and none of them 0."""
     up = np.geomspace(2e-4, most, count)
     return np.concatenate([-up[::-1], up])
 
 
 @cache
-def ladder() -> Batch:
+def ladder(mismatch: bool = False) -> Batch:
     """Rows of one token, over log ratios and both signs of the advantage."""
     x = steps()
-    return probe(np.concatenate([x, x]), np.repeat([1.0, -1.0], len(x)))
+    return probe(np.concatenate([x, x]), np.repeat([1.0, -1.0], len(x)), mismatch)
 
 
 @cache
@@ -51,8 +51,8 @@ def fitted() -> Batch:
     return drawn(7, (1, 4, 2, 9, 3, 5, 1, 6, 2, 3, 4, 7), 0.4, 0.3)
 
 
-def around(places: Sequence[float]) -> Batch:
+def around(places: Sequence[float], mismatch: bool = False) -> Batch:
     """Rows of one token on both sides of these log ratios, near and less near."""
     distances = np.array([1e-6, 1e-4, 1e-3, 1e-2, 3e-2])
     x = np.concatenate([p + np.concatenate([-distances, distances]) for p in places])
-    return probe(np.concatenate([x, x]), np.repeat([1.0, -1.0], len(x)))
+    return probe(np.concatenate([x, x]), np.repeat([1.0, -1.0], len(x)), mismatch)

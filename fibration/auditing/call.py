@@ -103,9 +103,16 @@ def audit(
                 required=f"an argument for {missing}",
                 found=f"({', '.join(subject.arguments)})",
             )
-        losses = compared.beside([Reference.of(h)], parameters or {})
-    findings = tuple(f for ask in (*SOUND, *TELLING) if (f := ask(subject)) is not None)
+        losses = compared.beside([Reference.of(h, subject)], parameters or {})
+    findings = tuple(f for ask in (*SOUND, *TELLING) if (f := _asked(ask, subject)) is not None)
     return Audit(subject, asked, tuple(losses), findings, tuple(_differences(subject, losses)))
+
+
+def _asked(ask: Ask, function: Function) -> Finding | None:
+    try:
+        return ask(function)
+    except AuditError as error:  # on one of the property's batches
+        return Finding(ask.__name__, "fails", error.what)
 
 
 def _differences(function: Function, losses: list[Likeness]) -> list[tuple[Finding, Finding]]:

@@ -79,8 +79,8 @@ def mu_of(f: Function) -> Mu | None:
 
 def normaliser(f: Function) -> Finding | None:
     """What the loss divides by."""
-    if f.reads_rewards or (mu := mu_of(f)) is None:
-        return None
+    if f.reads_rewards or (mu := mu_of(f)) is None or (first := first_update(f)) is None or first.status == "fails":
+        return None  # then there is no μ
     if mu.known:
         times = "" if abs(mu.factor - 1) < MU else f" × {mu.factor:.6g}"
         return Finding("normaliser", "holds", f"μ is {mu.words}{times}")
@@ -106,6 +106,8 @@ def baseline(f: Function) -> Finding | None:
     groups = [0, 0, 0, 1, 1]
     b = drawn(12, (1,) * len(groups), 0.0, groups=groups).on_policy()
     found = f.evaluate(b).coefficients
+    if not np.isfinite(found).all() or not found.any():
+        return Finding("baseline", "note", "rows of one token get no gradient, so that advantages are not seen")
     r, g = np.array([row.reward for row in b.rows]), np.array(groups)
     inside = g[:, None] == g
 
@@ -127,7 +129,7 @@ def baseline(f: Function) -> Finding | None:
     }
     for words, a in known.items():
         k = float(found @ a / (a @ a))
-        if np.abs(found - k * a).max() <= 1e-4 * np.abs(found).max():  # functions write ÷ (std + 1e-6), or 1e-4
+        if np.abs(found - k * a).max() <= 2e-3 * np.abs(found).max():  # functions write ÷ (std + 1e-6), or 1e-4
             sign = "" if k > 0 else "minus "
             return Finding(
                 "baseline", "holds" if k > 0 else "fails", f"advantages are {sign}{words}", None if k > 0 else b
@@ -139,7 +141,7 @@ def sides(f: Function) -> Finding | None:
     """Where a token's gradient is 0: a bound stops what pushes outward, away from the old policy."""
     if f.reads_rewards:
         return None
-    x, said = steps(), list[str]()
+    x, said = steps(3.0), list[str]()  # further out, soft gates are 0 but for rounding
     for a, sign in ((1.0, "> 0"), (-1.0, "< 0")):
         c = slope(f.evaluate, x, a)
         if not np.isfinite(c).all():
@@ -210,7 +212,7 @@ def reference(f: Function) -> Finding | None:
         ref = tuple(float(v - d) for v, d in zip(row.log_probs, y, strict=True))
         return f.evaluate(replace(base, rows=(replace(row, ref_log_probs=ref),))).coefficients
 
-    y = np.array([-1.0, -0.3, 0.3, 1.0])
+    y = np.array([-1.0, -0.3, 0.4, 1.2])
     c = moved(y)
     if not c.any():
         return Finding("reference", "note", "the log-probs of the reference decide no gradient")
@@ -253,7 +255,7 @@ def causal(f: Function) -> Finding:
 
 def accumulation(f: Function) -> Finding:
     """By what each micro-batch's loss has to be scaled, so that the sum is the loss of the whole batch."""
-    whole = drawn(11, (3, 1, 4, 2, 2, 6), 0.1, groups=[0, 0, 0, 1, 1, 1])
+    whole = drawn(11, (3, 1, 4, 2, 2, 6), 0.0, groups=[0, 0, 0, 1, 1, 1]).on_policy()
     found = f.evaluate(whole).coefficients
     cut = (whole.rows[:3], whole.rows[3:4] + whole.rows[4:])
     parts = [Batch(p) for p in cut]

@@ -105,14 +105,14 @@ class Fit:
             values = {s: v * scale for s, v in best.items()}
             for _ in range(12):
                 error = self._signed(values)
-                if error is None:
+                if error is None or not np.isfinite(error).all():
                     break
                 columns = []
                 for slot, v in values.items():
                     moved = self._signed({**values, slot: v * (1 + 1e-6)})
                     columns.append(np.zeros_like(error) if moved is None else (moved - error) / 1e-6)
                 jacobian = np.stack(columns, 1) if columns else np.zeros((len(error), 0))
-                if not jacobian.any():
+                if not jacobian.any() or not np.isfinite(jacobian).all():
                     break
                 step = np.clip(np.linalg.lstsq(jacobian, -error, rcond=1e-10)[0], -1.5, 1.5)
                 values = {s: v * float(np.exp(d)) for (s, v), d in zip(values.items(), step, strict=True)}
@@ -124,6 +124,17 @@ class Fit:
             if not least[0]:
                 break
         self.values, self.least = best, least
+
+    def unseen(self) -> tuple[str, ...]:
+        """The parameters that may be doubled, or halved, and no coefficient of the targets changes."""
+        found = self.error(self.values)
+
+        def decides(slot: Slot) -> bool:
+            moved = (self.error({**self.values, slot: k * self.values[slot]}) for k in (0.5, 2.0))
+            return all(not np.array_equal(found, other) for other in moved)
+
+        names = dict.fromkeys(name for name, _ in self.values)
+        return tuple(n for n in names if not any(decides(slot) for slot in self.values if slot[0] == n))
 
     def _signed(self, values: Mapping[Slot, float]) -> Floats | None:
         parts = []

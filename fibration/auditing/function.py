@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -40,8 +41,8 @@ ROLES: Mapping[str, tuple[str, ...]] = {
         "rollout_log_probs", "rollout_log_prob", "rollout_logprobs", "rollout_logps", "sampling_log_probs",
         "sampling_logps", "sampling_per_token_logps", "inference_log_probs", "inference_logprobs", "engine_log_probs",
     ),
-    "rewards": ("rewards", "reward", "scores", "returns"),
-    "group_ids": ("group_ids", "groups", "group", "group_id", "uid", "uids", "prompt_ids", "prompt_group"),
+    "rewards": ("rewards", "reward", "scores"),
+    "group_ids": ("group_ids", "groups", "group", "group_id", "uid", "uids", "prompt_group"),
     "cu_seqlens": ("cu_seqlens", "offsets", "cu_lens"),
 }  # fmt: skip
 NAMES = {name: role for role, names in ROLES.items() for name in names}
@@ -72,6 +73,7 @@ class Function:
         self.call, self.name = call, name
         self.arguments = _arguments(call, name)
         self.per_token = False  # whether advantages and rewards are passed per token
+        self.mask_is_bool = False
         self._try()
 
     @property
@@ -99,7 +101,7 @@ class Function:
         made: dict[str, Callable[[], Tensor]] = {
             "advantages": lambda: rows("advantage"),
             "rewards": lambda: rows("reward"),
-            "mask": lambda: batch.mask.to(dtype),
+            "mask": lambda: batch.mask if self.mask_is_bool else batch.mask.to(dtype),
             "group_ids": lambda: torch.tensor([r.group for r in batch.rows]),
             "cu_seqlens": lambda: torch.tensor(np.cumsum([0, *batch.lengths]), dtype=torch.int32),
         }
@@ -142,7 +144,7 @@ class Function:
     def leaks(self, batch: Batch) -> set[str]:
         """The arguments beside the log-probs of the current policy into which a gradient flows."""
         given = self.given(batch)
-        others = {r for r, t in given.items() if t.is_floating_point() and r not in ("mask", "log_probs")}
+        others = {r for r, t in given.items() if t.is_floating_point() and r not in ("mask", "log_probs", "rewards")}
         return {r for r, g in self._gradients(given, others).items() if bool((g != 0).any())}
 
     def _gradients(self, given: Mapping[str, Tensor], of: set[str]) -> dict[str, Tensor]:
@@ -151,7 +153,13 @@ class Function:
         self._value = loss.detach()
         if not loss.requires_grad:
             return {}
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        try:
+            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        except RuntimeError as error:  # what the gradient needs was changed in place, or is gone
+            raise AuditError(
+                f"the loss of '{self.name}' has no gradient: {str(error).splitlines()[0]}",
+                required="a loss whose gradient can be taken once it is returned",
+            ) from error
         return {r: g for r, g in zip(leaves, found, strict=True) if g is not None}
 
     @cached_property
@@ -159,16 +167,17 @@ class Function:
         return "advantages" not in self.roles
 
     def _try(self) -> None:
-        """Finds out whether advantages are per row or per token, and refuses what no audit can be made of."""
-        batch = drawn(0, (5, 2, 4), 0.1)
-        try:
-            first = self.evaluate(batch)
-        except AuditError as error:
-            self.per_token = True
+        """Finds out how advantages and the mask are passed, and refuses what no audit can be made of."""
+        batch = drawn(0, (5, 2, 4, 3), 0.1)  # two groups of two rows
+        errors: list[AuditError] = []
+        for self.mask_is_bool, self.per_token in itertools.product((False, True), (False, True)):
             try:
                 first = self.evaluate(batch)
-            except AuditError:
-                raise error from None
+                break
+            except AuditError as error:
+                errors.append(error)
+        else:
+            raise errors[0]
         if not first.is_finite:
             raise AuditError(
                 f"'{self.name}' gives {first.value:g} on {batch}",
@@ -193,7 +202,7 @@ class Function:
 def _arguments(call: Callable[..., Any], name: str) -> dict[str, str]:
     """The role of every argument that is passed."""
     try:
-        found = inspect.signature(call).parameters.values()
+        found = inspect.signature(getattr(call, "forward", call)).parameters.values()
     except (TypeError, ValueError):
         raise AuditError(f"'{name}' is no function", required="a function of tensors") from None
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from fibration.errors import AuditError
 from fibration.language.loading import load, shipped
 
 SAME_VALUE = 1e-5
+COMMON = ("ppo", "dapo", "grpo", "gspo", "reinforce", "cispo")  # named first among equals
 NUMBERS = 30  # at which parameters are tried: those of the bends nearest to ratio 1
 MOST = 6  # losses whose parameters are searched along gradients: those that come nearest without
 
@@ -27,7 +28,8 @@ class Likeness:
     """A declared loss beside the function.
 
     `differing`: on how many of `batches` a coefficient differs. `same_value`: whether the loss has the same value on
-    all of them. `batch`: the smallest found on which they differ; None if there is none.
+    all of them. `unseen`: parameters that decide nothing on these batches, such as a bound beyond all ratios: their
+    values are not the function's. `batch`: the smallest found on which they differ; None if there is none.
     """
 
     reference: Reference
@@ -35,6 +37,7 @@ class Likeness:
     batches: int
     differing: int
     same_value: bool
+    unseen: tuple[str, ...] = ()
     batch: Batch | None = None
 
     @property
@@ -64,15 +67,19 @@ class Compared:
 
     def __init__(self, function: Function) -> None:
         self.function = function
-        self.bends = sorted({x for sign in (1.0, -1.0) for x in bends(function.evaluate, sign)})
-        near = (v for x in sorted(self.bends, key=abs) for v in written(x))
-        self.numbers = list(dict.fromkeys(near))[:NUMBERS]
 
         def targets(*batches: Batch) -> list[Target]:
             return [Target(b, function.evaluate(b)) for b in batches]
 
         self.fresh = targets(*on_policy())
-        self.fitted = targets(ladder(), fitted(), *([around(self.bends)] if self.bends else []))
+        self.fitted = targets(ladder(), fitted())
+        near: list[float] = []
+        for mismatch in (False, True) if "rollout_log_probs" in function.roles else (False,):
+            places = sorted({x for sign in (1.0, -1.0) for x in bends(function.evaluate, sign, mismatch)}, key=abs)
+            near += [v for x in places for v in written(x)][:NUMBERS]
+            self.fitted += targets(ladder(mismatch)) if mismatch else []
+            self.fitted += targets(around(places, mismatch)) if places else []
+        self.numbers = list(dict.fromkeys(near))
         self.targets = [*self.fitted, *self.fresh, *targets(*off_policy())]
 
     def beside(self, references: Sequence[Reference], fixed: Mapping[str, Any]) -> list[Likeness]:
@@ -100,12 +107,12 @@ class Compared:
                 apart.append(t.batch)
             elif other is not None:
                 same_value &= abs(other.value - t.found.value) <= SAME_VALUE * (1 + abs(other.value))
-        likeness = Likeness(reference, parameters, len(taken), len(apart), same_value)
+        likeness = Likeness(reference, parameters, len(taken), len(apart), same_value, fit.unseen())
         if not apart:
             return likeness
         start = min(apart, key=lambda b: b.tokens)
         smallest = shrunk(start, lambda b: self._differs(reference, parameters, b))
-        return Likeness(reference, parameters, len(taken), len(apart), same_value, smallest)
+        return replace(likeness, batch=smallest)
 
     def _differs(self, reference: Reference, parameters: Mapping[str, Any], batch: Batch) -> bool:
         try:
@@ -136,10 +143,16 @@ class Compared:
 
 def identify(compared: Compared, names: Sequence[str] | None = None) -> list[Likeness]:
     """The shipped losses that a function is, with fitted parameters; or the nearest one alone, if it is none."""
-    candidates = [Reference.of(h) for n in names or sorted(shipped()) if not lacks(h := load(n), compared.function)]
+    candidates = [
+        Reference.of(h, compared.function)
+        for n in names or sorted(shipped())
+        if not lacks(h := load(n), compared.function)
+    ]
     near = [r for r in candidates if compared.fits_on_policy(r)]
     found = compared.beside(near or candidates, {})
     same = [x for x in found if x.is_same] or [x for x in found if x.has_same_gradient]
     if same:
-        return sorted(same, key=lambda x: (x.is_strained, len(x.parameters), x.name))
+        return sorted(
+            same, key=lambda x: (x.is_strained, len(x.unseen), len(x.parameters), x.name not in COMMON, x.name)
+        )
     return sorted(found, key=lambda x: (x.differing, len(x.parameters)))[:1]

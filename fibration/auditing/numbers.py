@@ -6,26 +6,25 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fibration.auditing.batch import Batch, Floats, probe
+from fibration.auditing.batch import OLD, Batch, Floats, probe
 from fibration.auditing.battery import steps
 from fibration.auditing.function import Found
 
 Evaluate = Callable[[Batch], Found | None]
-OLD = probe(np.zeros(1), np.ones(1)).rows[0].old_log_probs[0]
 
 
-def slope(evaluate: Evaluate, x: Floats, sign: float) -> Floats:
-    """The coefficient of each of many rows of one token, times the number of rows, over the size of the advantage."""
-    found = evaluate(probe(x, np.full(len(x), sign)))
+def slope(evaluate: Evaluate, x: Floats, sign: float, mismatch: bool = False) -> Floats:
+    """The coefficients of many rows of one token (`probe`), times the number of rows and the advantage's sign."""
+    found = evaluate(probe(x, np.full(len(x), sign), mismatch))
     return np.full(len(x), np.nan) if found is None else found.coefficients * len(x) * sign
 
 
-def bends(evaluate: Evaluate, sign: float) -> list[float]:
-    """The log ratios at which `c(x)·exp(−x)` or `c(x)` jumps or bends, for advantages of one sign."""
+def bends(evaluate: Evaluate, sign: float, mismatch: bool = False) -> list[float]:
+    """The log ratios at which the coefficient of one token jumps or bends, for advantages of one sign."""
     found: list[float] = []
     for order in (0, 1):
         x = steps()
-        f = _derivative(evaluate, sign, order)
+        f = _derivative(evaluate, sign, order, mismatch)
         values = f(x)
         if not np.isfinite(values).all():
             continue
@@ -51,13 +50,13 @@ def bends(evaluate: Evaluate, sign: float) -> list[float]:
     return _distinct(found)
 
 
-def _derivative(evaluate: Evaluate, sign: float, order: int) -> Callable[[Floats], Floats]:
+def _derivative(evaluate: Evaluate, sign: float, order: int, mismatch: bool) -> Callable[[Floats], Floats]:
     if order == 0:
-        return lambda x: slope(evaluate, x, sign)
+        return lambda x: slope(evaluate, x, sign, mismatch)
     step = 1e-7
 
     def f(x: Floats) -> Floats:
-        both = slope(evaluate, np.concatenate([x + step, x - step]), sign)
+        both = slope(evaluate, np.concatenate([x + step, x - step]), sign, mismatch)
         return (both[: len(x)] - both[len(x) :]) / (2 * step)
 
     return f

@@ -28,9 +28,12 @@ def lacks(h: Hierarchy, function: Function) -> str:
     for policy in sorted(set(h.policies) - {"current", "old"}):
         if ARGUMENT_OF.get(policy) not in roles:
             return f"log-probs of the policy '{policy}'"
-    if (h.advantages is not None) != function.reads_rewards:
-        return "advantages" if h.advantages is None else "rewards"
-    for s in (*h.strata, *h.groups):
+    if h.advantages is None and function.reads_rewards:
+        return "advantages"
+    if h.advantages is not None and not function.reads_rewards and not h.penalties:
+        return "rewards"  # with advantages in their place it is a loss without its name
+    strata = (*h.strata, *h.groups) if function.reads_rewards else h.strata
+    for s in strata:
         known = s in h.leaves or s == h.rows or s.name == "batch"
         if not known and not (s.name in LABELLED and "group_ids" in roles):
             return f"labels of {s.name}"
@@ -53,12 +56,13 @@ class Reference:
     """A hierarchy with parameters."""
 
     op: Operator
+    from_rewards: bool = False
     parameters: dict[str, Any] = field(default_factory=dict)
     _indexes: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, h: Hierarchy, parameters: Mapping[str, Any] | None = None) -> Reference:
-        return cls(operator(h), dict(parameters or {}))
+    def of(cls, h: Hierarchy, function: Function) -> Reference:
+        return cls(operator(h), function.reads_rewards)
 
     @property
     def hierarchy(self) -> Hierarchy:
@@ -88,15 +92,15 @@ class Reference:
         if key not in self._indexes:
             labels: dict[str, Any] = {s.name: list(groups) for s in (*h.strata, *h.groups) if s.name in LABELLED}
             self._indexes[key] = self.op.index(offsets=np.cumsum([0, *batch.lengths]), **labels)
-        numbers = [r.advantage if h.advantages is None else r.reward for r in batch.rows]
+        numbers = [r.reward if self.from_rewards else r.advantage for r in batch.rows]
         given = torch.tensor(numbers, dtype=torch.float64)
         found = self.op.coefficients(
             torch.from_numpy(batch.of("log_probs")),
             torch.from_numpy(batch.of("old_log_probs")),
-            given if h.advantages is None else None,
+            None if self.from_rewards else given,
             self._indexes[key],
             self.parameters if parameters is None else dict(parameters),
-            rewards=None if h.advantages is None else given,
+            rewards=given if self.from_rewards else None,
             policies={p: torch.from_numpy(batch.of(a)) for p, a in ARGUMENT_OF.items() if p in h.policies},
             metrics=False,
         )

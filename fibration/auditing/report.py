@@ -12,7 +12,7 @@ import numpy as np
 from fibration.auditing.batch import Batch
 from fibration.auditing.identify import Likeness
 from fibration.auditing.result import Result, apart
-from fibration.errors import listed
+from fibration.errors import AuditError, listed
 
 MARK = {"holds": "✓", "fails": "✗", "note": "·"}
 NO_PROOF = "Equality on these batches is no proof."
@@ -33,9 +33,9 @@ def identity(a: Result) -> str:
 
 
 def _with(x: Likeness) -> str:
-    if not x.parameters:
-        return ""
-    return " with " + ", ".join(f"{name} = {_number(v)}" for name, v in x.parameters.items())
+    seen = [f"{name} = {_number(v)}" for name, v in x.parameters.items() if name not in x.unseen]
+    said = f" with {', '.join(seen)}" if seen else ""
+    return said + (f" (no batch here reaches {listed(x.unseen)})" if x.unseen else "")
 
 
 def _number(value: Any) -> str:
@@ -73,7 +73,10 @@ def as_torch(a: Result, batch: Batch, beside: Likeness | None = None) -> str:
         lines.append(f"{role} = torch.tensor({_rounded(t.tolist())}{kind}{grad})")
     passed = ", ".join(f"{name}={role}" for name, role in a.function.arguments.items())
     lines.append(f"loss = {getattr(a.function.call, '__name__', 'loss_function')}({passed})")
-    found = a.function.evaluate(batch)
+    try:
+        found = a.function.evaluate(batch)
+    except AuditError as error:
+        return "\n".join([*lines, f"# {error.what}"])
     lines.append(f"# loss {found.value:.6g}, gradient of the tokens {_rounded((-found.coefficients).tolist(), 6)}")
     if found.outside.any():
         lines.append(f"# gradient at masked places {_rounded((-found.outside).tolist(), 6)}")
@@ -100,7 +103,8 @@ def as_dict(a: Result) -> dict[str, Any]:
         "losses": [
             {
                 "name": x.name, "parameters": dict(x.parameters), "same_gradient": x.has_same_gradient,
-                "same_value": x.is_same, "batches": x.batches, "differing": x.differing, "batch": batch(x.batch),
+                "same_value": x.is_same, "unseen": list(x.unseen),
+                "batches": x.batches, "differing": x.differing, "batch": batch(x.batch),
             }
             for x in a.losses
         ],

@@ -29,13 +29,14 @@ def mask(f: Function) -> Finding | None:
     cases: tuple[tuple[float, Status, str], ...] = (
         (-0.7, "fails", "the log-probs under the mask change the loss or the gradient"),
         (-30.0, "fails", "large ratios under the mask change the loss or the gradient"),
-        (-1e4, "note", "a ratio under the mask that overflows makes the loss NaN: 0·inf"),
-        (float("nan"), "note", "NaN under the mask makes the loss NaN: use torch.where(mask, ..., 0), not × mask"),
+        (-1e4, "note", "a ratio that overflows under the mask makes NaN (0·inf): masked_fill log_probs before exp"),
+        (float("nan"), "note", "NaN under the mask reaches the loss or a gradient: masked_fill log_probs before exp"),
     )
     for value, status, said in cases:
 
         def matters(b: Batch, value: float = value) -> bool:
-            return not alike(f.evaluate(b), f.evaluate(replace(b, padding=replace(b.padding, value=value))))
+            found = f.evaluate(replace(b, padding=replace(b.padding, value=value)))
+            return not alike(f.evaluate(b), found) or bool((found.outside != 0).any())
 
         if at := first_failure(f, matters, batches):
             return Finding("mask", status, said, at)
@@ -94,7 +95,7 @@ def detached(f: Function) -> Finding:
     return Finding("detached", "holds", "a gradient flows into log_probs alone")
 
 
-def inputs(f: Function) -> Finding:
+def inputs(f: Function) -> Finding | None:
     """Inputs stay as they are; views are as good as copies; the loss can be differentiated twice over."""
     b = drawn(5, (2, 1), 0.2)
     given = f.given(b)
@@ -103,6 +104,8 @@ def inputs(f: Function) -> Finding:
     changed = [r for r, t in given.items() if not torch.equal(t.detach(), before[r])]
     if changed:
         return Finding("inputs", "fails", f"{listed(changed)} is changed in place", b)
+    if not loss.requires_grad:
+        return None
     first, second = (torch.autograd.grad(loss, given["log_probs"], retain_graph=True)[0] for _ in range(2))
     if not torch.equal(first, second):
         return Finding("inputs", "fails", "a second backward gives another gradient", b)

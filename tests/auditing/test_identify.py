@@ -4,7 +4,6 @@ import pytest
 import torch
 from oracles.published import PUBLISHED, Rows
 from oracles.published_comparison import PARAMETERS
-from thorough import ALL
 
 from fibration import audit, load
 from fibration.auditing.function import Function
@@ -15,7 +14,8 @@ SAME = {
     "bapo": {"dapo"}, "gspo_token": {"gspo"}, "cispo_absolute": {"cispo"},
 }  # fmt: skip
 
-UNFOUND = {"clip_cov"}  # its thresholds are of covariances of the batch
+# Thresholds of covariances of the batch, bounds that depend on probabilities, normalisers that count what is kept.
+UNFOUND = {"clip_cov", "dcpo", "geometric_mask", "token_veto"}
 
 
 def as_function(name):
@@ -37,7 +37,7 @@ def as_function(name):
 @pytest.mark.parametrize("name", [n for n in PUBLISHED if n not in UNFOUND])
 def test_a_published_formula_is_identified(name):
     function, given = as_function(name)
-    found = identify(Compared(Function(function, name)), None if ALL else (name, "dapo", "grpo", "gspo"))
+    found = identify(Compared(Function(function, name)), (name, "bapo", "dapo", "grpo", "gspo", "reinforce"))
     names = {x.name for x in found}
     assert found[0].has_same_gradient, (found[0].name, found[0].parameters, found[0].differing)
     assert name in names or names & SAME.get(name, set())
@@ -79,3 +79,27 @@ def test_given_parameters_are_not_fitted():
     function, _ = as_function("dapo")
     assert audit(function, "dapo", parameters={"epsilon_high": 0.28}).identified
     assert not audit(function, "dapo", parameters={"epsilon_high": 0.3}).identified
+
+
+def test_a_bound_that_no_ratio_reaches_is_not_made_up():
+    """Without a bound it is decoupled PPO; with one far away no batch tells."""
+
+    def loss(log_probs, old_log_probs, rollout_log_probs, advantages, mask):
+        weight = (old_log_probs - rollout_log_probs).exp().clamp(max=1e4).detach()
+        r, a = (log_probs - old_log_probs).exp(), advantages[:, None]
+        return -(weight * (r * a).minimum(r.clamp(0.8, 1.2) * a) * mask).sum() / mask.sum()
+
+    found = audit(loss, "tis")
+    assert found.identified and found.losses[0].unseen == ("ceiling",)
+    assert "ceiling =" not in str(found) and "no batch here reaches ceiling" in str(found)
+
+
+def test_a_bound_of_weights_is_found():
+    def loss(log_probs, old_log_probs, rollout_log_probs, advantages, mask):
+        weight = (old_log_probs - rollout_log_probs).exp().clamp(max=10).detach()
+        r, a = (log_probs - old_log_probs).exp(), advantages[:, None]
+        return -(weight * (r * a).minimum(r.clamp(0.8, 1.2) * a) * mask).sum() / mask.sum()
+
+    (found,) = audit(loss, "tis").losses
+    assert found.has_same_gradient and found.parameters["ceiling"] == pytest.approx(10) and not found.unseen
+    assert not audit(loss, "tis", parameters={"ceiling": 2.0}).identified

@@ -149,7 +149,7 @@ def squared_ratio(lp, old, adv, mask):
     return token_mean(-clipped(ratio(lp, old) ** 2, adv[:, None]), mask)
 
 
-@planted("reinforce", "normaliser")
+@planted("reinforce", "first_update")
 def counts_tokens_with_an_advantage(lp, adv, mask):
     a = adv[:, None] * mask
     return -(a * lp * mask).sum() / ((a.abs() > 0.7).sum() + 1)
@@ -204,7 +204,8 @@ def empty_row_is_nan(lp, old, adv, mask):
 @planted("dapo", "rows")
 def spread_of_one_token(lp, old, adv, mask):
     x = torch.where(mask > 0, lp - old, torch.nan)
-    spread = torch.stack([row[~row.isnan()].std() for row in x.detach()])
+    found = [row[~row.isnan()] for row in x.detach()]
+    spread = torch.stack([((row - row.mean()).square().sum() / (len(row) - 1)).sqrt() for row in found])
     return token_mean(per_token(lp, old, adv / (1 + spread)), mask)
 
 
@@ -577,3 +578,23 @@ def leave_one_out(log_probs, rewards, mask, group_ids):
     n = same.sum(-1)
     a = torch.where(n > 1, rewards - (same @ rewards - rewards) / (n - 1).clamp(min=1), 0.0)
     return -(a[:, None] * log_probs * mask).sum(-1).mean()
+
+
+@right("grpo_k3")
+def as_trl_with_a_reference(per_token_logps, old_per_token_logps, advantages, completion_mask, ref_per_token_logps):
+    d = ref_per_token_logps - per_token_logps
+    values = per_token(per_token_logps, old_per_token_logps, advantages) + 0.04 * (d.exp() - d - 1)
+    return row_mean(values, completion_mask)
+
+
+def _max_with_a_reference(log_probs, old_log_probs, advantages, mask, ref_log_probs):
+    r, a, d = ratio(log_probs, old_log_probs), advantages[:, None], ref_log_probs - log_probs
+    return row_mean(-torch.maximum(r * a, r.clamp(0.8, 1.2) * a) + 0.04 * (d.exp() - d - 1), mask)
+
+
+MISTAKES["max_for_min_with_a_reference"] = Mistake(_max_with_a_reference, "grpo_k3", "sides")
+
+
+@right("dapo")
+def with_a_mask_of_bools(lp, old, adv, mask):
+    return torch.where(mask, per_token(lp, old, adv), 0).sum() / mask.sum()
