@@ -5,15 +5,6 @@ The level `few` runs them too. A case: its name, and the slips of `slips/` that 
 """
 
 TELLING = {
-    "auditing/test_planted.py::test_a_mistake_is_named_by_the_property_that_it_breaks[mask_shifted_by_one]": (
-        "a place under the mask may get a gradient",
-    ),
-    "auditing/test_planted.py::test_a_mistake_is_named_by_the_property_that_it_breaks[max_for_min]": (
-        "max in place of min is not seen",
-    ),
-    "auditing/test_planted.py::test_a_mistake_is_named_by_the_property_that_it_breaks[one_token_too_many]": (
-        "a loss that divides by one token too many is a mean",
-    ),
     "auditing/test_planted.py::test_a_right_function_is_identified_and_not_accused[a_constant_length]": (
         "bounds are tried once, before the scale is known",
     ),

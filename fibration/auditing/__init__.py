@@ -1,8 +1,8 @@
 """Which loss a function of torch is, and what is wrong with it: it is called on small batches, and read as no formula.
 
-`function.py` calls it, `battery.py` has the batches, `identify.py` finds the declared loss that it is, with the
-parameters of `fit.py`; `soundness.py` asks what any loss owes, `features.py` what tells losses
-apart; `report.py` says what was found.
+`function.py` calls it, `battery.py` has the batches. `identify.py` finds the declared loss that it is, with the
+parameters of `fit.py`. `soundness.py` asks what any loss owes, `features.py` what tells losses apart. `report.py` says
+what was found.
 
 May import: `errors`, `language`, `runtime`, `pipeline`.
 """

@@ -82,7 +82,11 @@ def audit(
     ParameterError for a parameter that `like` does not have.
     """
     if parameters and like is None:
-        raise ParameterError("parameters are given, and no loss", required="like=... (--as) beside parameters")
+        raise ParameterError(
+            f"parameters {listed(parameters)} are given, and no loss that has them",
+            required="like=... beside parameters",
+            remedy="name the loss: audit(function, like='grpo', parameters=...), or --as grpo",
+        )
     subject = Function(function, name or getattr(function, "__name__", "the function"))
     compared = Compared(subject)
     asked = ""
@@ -102,10 +106,11 @@ def audit(
                 f"'{subject.name}' cannot be '{h.name}', which reads {missing}",
                 required=f"an argument for {missing}",
                 found=f"({', '.join(subject.arguments)})",
+                remedy=f"fibration show {h.name} says what it reads; name a loss that needs no more",
             )
         losses = compared.beside([Reference.of(h, subject)], parameters or {})
     findings = tuple(f for ask in (*SOUND, *TELLING) if (f := _asked(ask, subject)) is not None)
-    return Audit(subject, asked, tuple(losses), findings, tuple(_differences(subject, losses)))
+    return Audit(subject, asked, tuple(losses), findings, tuple(_differences(subject, losses, findings)))
 
 
 def _asked(ask: Ask, function: Function) -> Finding | None:
@@ -115,14 +120,17 @@ def _asked(ask: Ask, function: Function) -> Finding | None:
         return Finding(ask.__name__, "fails", error.what)
 
 
-def _differences(function: Function, losses: list[Likeness]) -> list[tuple[Finding, Finding]]:
+def _differences(
+    function: Function, losses: list[Likeness], findings: tuple[Finding, ...]
+) -> list[tuple[Finding, Finding]]:
+    """The findings about the function that are others about the nearest loss, with those."""
     if not losses or losses[0].has_same_gradient:
         return []
-    declared = _Declared(function, losses[0])
-    found = []
+    declared, mine, found = _Declared(function, losses[0]), {f.name: f for f in findings}, []
     for ask in TELLING:
+        own = mine.get(ask.__name__)
         try:
-            own, theirs = ask(function), ask(declared)
+            theirs = ask(declared)
         except AuditError:  # one that the declared loss does not take
             continue
         if own is not None and theirs is not None and (own.status, own.text) != (theirs.status, theirs.text):

@@ -146,8 +146,7 @@ def sides(f: Function) -> Finding | None:
         c = slope(f.evaluate, x, a)
         if not np.isfinite(c).all():
             continue
-        outward, size = x * a > 0, float(np.abs(c).max()) or 1.0
-        stopped, against = np.abs(c) <= 1e-12 * size, c < -1e-9 * size
+        outward, stopped, against = x * a > 0, c == 0, c < -1e-9 * np.abs(c).max()
         if stopped[~outward].any() and not stopped[outward].any():
             at = first_failure(f, partial(_one_sided, f, a), _rows_at(x[stopped & ~outward], a))
             text = f"with A {sign}, a bound stops a ratio on its way back to 1, and none on its way out"
@@ -177,7 +176,6 @@ def _edge(f: Function, x: Floats, stopped: NDArray[np.bool_], a: float) -> float
 
 
 def _rows_at(x: Floats, a: float) -> tuple[Batch, ...]:
-
     return tuple(probe(np.array([v]), np.array([a])) for v in x)
 
 

@@ -133,9 +133,9 @@ class Function:
 
     def evaluate(self, batch: Batch, dtype: torch.dtype = WIDE) -> Found:
         given = self.given(batch, dtype)
-        own = self._gradients(given, {"log_probs"}).get("log_probs", torch.zeros_like(given["log_probs"]))
-        coefficients = -own.double()
-        value = float(self._value)
+        loss, gradients = self._gradients(given, {"log_probs"})
+        coefficients = -gradients.get("log_probs", torch.zeros_like(given["log_probs"])).double()
+        value = float(loss)
         if self.is_packed:
             return Found(value, coefficients.numpy(), np.zeros(0))
         mask = batch.mask
@@ -145,22 +145,23 @@ class Function:
         """The arguments beside the log-probs of the current policy into which a gradient flows."""
         given = self.given(batch)
         others = {r for r, t in given.items() if t.is_floating_point() and r not in ("mask", "log_probs", "rewards")}
-        return {r for r, g in self._gradients(given, others).items() if bool((g != 0).any())}
+        return {r for r, g in self._gradients(given, others)[1].items() if bool((g != 0).any())}
 
-    def _gradients(self, given: Mapping[str, Tensor], of: set[str]) -> dict[str, Tensor]:
+    def _gradients(self, given: Mapping[str, Tensor], of: set[str]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss, and its gradient in each of the arguments that has one."""
         leaves = {r: given[r].requires_grad_() for r in sorted(of)}
         loss = self.loss(given)
-        self._value = loss.detach()
         if not loss.requires_grad:
-            return {}
+            return loss, {}
         try:
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         except RuntimeError as error:  # what the gradient needs was changed in place, or is gone
             raise AuditError(
                 f"the loss of '{self.name}' has no gradient: {str(error).splitlines()[0]}",
                 required="a loss whose gradient can be taken once it is returned",
+                remedy="does it call backward, or change in place what its gradient needs?",
             ) from error
-        return {r: g for r, g in zip(leaves, found, strict=True) if g is not None}
+        return loss.detach(), {r: g for r, g in zip(leaves, found, strict=True) if g is not None}
 
     @cached_property
     def reads_rewards(self) -> bool:

@@ -16,7 +16,11 @@ def load_function(text: str) -> tuple[Callable[..., Any], str]:
     file, name = split(text)
     path = Path(file)
     if path.suffix != ".py" or not path.is_file():
-        raise AuditError(f"cannot load '{text}': there is no such file", required="FILE.py:FUNCTION")
+        raise AuditError(
+            f"cannot load '{text}': there is no Python file '{file}'",
+            required="FILE.py:FUNCTION",
+            remedy="name the file from this folder, such as losses/my.py:loss",
+        )
     module = import_file(path, "a Python file with a loss function")
     own = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
     found = getattr(module, name, None) if name else next(iter(own.values()), None) if len(own) == 1 else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -53,11 +54,10 @@ def operator(h: Hierarchy) -> Operator:
 
 @dataclass
 class Reference:
-    """A hierarchy with parameters."""
+    """A hierarchy, with the indexes of the batches that it was asked for."""
 
     op: Operator
-    from_rewards: bool = False
-    parameters: dict[str, Any] = field(default_factory=dict)
+    from_rewards: bool
     _indexes: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
@@ -71,21 +71,21 @@ class Reference:
     def takes(self, batch: Batch) -> bool:
         """Whether the batch has what the loss needs, such as two rows in each group."""
         try:
-            self._evaluate(batch, None)
+            self._evaluate(batch, {})
         except (HierarchyIndexError, BatchError):
             return False
         except FibrationError:  # a parameter without a default
             return True
         return True
 
-    def evaluate(self, batch: Batch, parameters: Mapping[str, Any] | None = None) -> Found | None:
+    def evaluate(self, batch: Batch, parameters: Mapping[str, Any] = MappingProxyType({})) -> Found | None:
         """Its loss and coefficients; None if it does not take the batch or the parameters."""
         try:
             return self._evaluate(batch, parameters)
         except FibrationError:
             return None
 
-    def _evaluate(self, batch: Batch, parameters: Mapping[str, Any] | None) -> Found:
+    def _evaluate(self, batch: Batch, parameters: Mapping[str, Any]) -> Found:
         h = self.hierarchy
         groups = tuple(r.group for r in batch.rows)
         key = batch.lengths, groups
@@ -99,7 +99,7 @@ class Reference:
             torch.from_numpy(batch.of("old_log_probs")),
             None if self.from_rewards else given,
             self._indexes[key],
-            self.parameters if parameters is None else dict(parameters),
+            dict(parameters),
             rewards=given if self.from_rewards else None,
             policies={p: torch.from_numpy(batch.of(a)) for p, a in ARGUMENT_OF.items() if p in h.policies},
             metrics=False,

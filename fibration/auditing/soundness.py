@@ -39,7 +39,7 @@ def mask(f: Function) -> Finding | None:
             return not alike(f.evaluate(b), found) or bool((found.outside != 0).any())
 
         if at := first_failure(f, matters, batches):
-            return Finding("mask", status, said, at)
+            return Finding("mask", status, said, replace(at, padding=replace(at.padding, value=value)))
     return Finding("mask", "holds", "what lies under the mask decides nothing, NaN included")
 
 
@@ -96,7 +96,7 @@ def detached(f: Function) -> Finding:
 
 
 def inputs(f: Function) -> Finding | None:
-    """Inputs stay as they are; views are as good as copies; the loss can be differentiated twice over."""
+    """Inputs stay as they are; views are as good as copies; backward may be called twice."""
     b = drawn(5, (2, 1), 0.2)
     given = f.given(b)
     before = {r: t.clone() for r, t in given.items()}
@@ -153,7 +153,6 @@ def precision(f: Function) -> Finding | None:
         wide, narrow = f.evaluate(b).coefficients, f.evaluate(b, torch.float32).coefficients
         return bool(np.abs(wide - narrow).max(initial=0) > 2e-4 * (np.abs(wide).max(initial=0) + 1e-30))
 
-    batches = tuple(b for b in (*SMALL[:2], drawn(9, (4, 3), 0.05)))
-    if at := first_failure(f, coarse, batches):
+    if at := first_failure(f, coarse, (*SMALL[:2], drawn(9, (4, 3), 0.05))):
         return Finding("precision", "fails", "float32 inputs give another gradient: is half precision used inside?", at)
     return Finding("precision", "holds", "float32 inputs give the gradient of float64 ones")

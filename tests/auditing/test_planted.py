@@ -1,9 +1,11 @@
 """Mistakes in functions are named by the property that they break; right functions in unusual words are not accused."""
 
 import pytest
-from oracles.loss_functions import MISTAKES, RIGHT
+from oracles.loss_functions import MISTAKES, RIGHT, per_token
 
 from fibration import audit
+from fibration.auditing import features, soundness
+from fibration.auditing.function import Function
 
 SMALL = 4  # tokens of a batch that shows a mistake
 
@@ -30,6 +32,36 @@ def test_a_right_function_is_identified_and_not_accused(name):
     function, like = RIGHT[name]
     found = audit(function, like)
     assert found.ok and found.identified, str(found)
+
+
+# Without a loss beside the function, no difference names the mistake: the property alone has to.
+ALONE = {
+    "max_for_min": (features.sides, "max for min"),
+    "mask_shifted_by_one": (soundness.mask, "a masked place gets a gradient"),
+    "one_token_too_many": (features.normaliser, "no mean or sum of tokens or rows"),
+    "max_for_min_with_a_reference": (features.sides, "max for min"),
+    "dropped_minus": (soundness.sign, "against its advantage"),
+    "mean_over_masked_places": (soundness.padding, "three more masked places"),
+    "a_weight_that_sees_later_tokens": (features.causal, "later tokens of its row"),
+    "power_of_a_huge_ratio": (soundness.finite, "far off policy"),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_property_finds_its_mistake_without_a_loss_to_compare_with(name):
+    ask, said = ALONE[name]
+    found = ask(Function(MISTAKES[name].function, name))
+    assert found.status == ("note" if name.startswith("a_weight") else "fails") and said in found.text
+    assert found.batch is not None and found.batch.tokens <= SMALL
+
+
+def test_what_lies_under_the_mask_is_part_of_its_batch():
+    def wrong(log_probs, old_log_probs, advantages, mask):
+        values = (per_token(log_probs, old_log_probs, advantages) * mask).sum() / mask.sum()
+        return values * (1 + 0.1 * log_probs.detach().sum())
+
+    found = soundness.mask(Function(wrong, "wrong"))
+    assert found.status == "fails" and found.batch.padding.value == -0.7
 
 
 def test_there_are_many():
