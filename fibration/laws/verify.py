@@ -150,7 +150,10 @@ def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts
         found = FACTS.of(hierarchy, find)
     except Incomplete as rest:
         found = rest.found
-    return (*found, coupling(hierarchy))  # milliseconds; a cached one would depend on the compiler's sources
+    last: list[Fact] = []  # never cached: it would depend on the compiler's sources
+    if not budget.allows(lambda: last.append(coupling(hierarchy))):
+        last = [Fact("coupling", "hierarchy", f"not certified: {OUT_OF_TIME}", f"{budget.seconds:g} s, laws included")]
+    return (*found, *last)
 
 
 # ---------------------------------------------------------------- the cache

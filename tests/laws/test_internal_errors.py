@@ -45,7 +45,7 @@ from fibration import (
 from fibration.cache import NOTES, Recent
 from fibration.cli.main import app
 from fibration.language.atoms import Stratum
-from fibration.language.expressions import as_expression
+from fibration.language.expressions import ExpressionTooLarge, as_expression
 from fibration.laws import LAWS, kept
 from fibration.laws import verify as module
 from fibration.laws.budget import Stopped
@@ -190,6 +190,15 @@ def test_the_compiler_may_raise(cached, monkeypatch):
     *others, last = one().verify().facts
     assert last.name == "coupling" and last.argument == f"internal error: ValueError: no; {FILE_AN_ISSUE}"
     assert others and "internal error" not in str(others)
+
+
+def test_a_loss_too_large_to_be_compiled_has_no_coupling_and_no_internal_error(cached, monkeypatch):
+    def fail(hierarchy):
+        raise ExpressionTooLarge("an expression of depth 101 is too large")
+
+    monkeypatch.setattr(coupling, "coupling_of", fail)
+    last = one().verify().facts[-1]
+    assert (last.value, last.argument) == ("not certified", "an expression of depth 101 is too large to be compiled")
 
 
 def test_a_comparison_that_raises_is_undecided(cached, monkeypatch):

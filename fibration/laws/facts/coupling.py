@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from fibration.compiler.coupling import coupling_of
+from fibration.language.expressions import ExpressionTooLarge
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Fact
 from fibration.laws.law import FILE_AN_ISSUE, INTERNAL_ERROR, internal_error
 
 
 def coupling(hierarchy: Hierarchy) -> Fact:
-    """Never raises: an exception of the compiler is a fact that is not certified."""
+    """An exception of the compiler is a fact that is not certified. So is a loss too large to be compiled."""
     try:
         found = coupling_of(hierarchy)
+    except ExpressionTooLarge as error:
+        return Fact("coupling", "hierarchy", "not certified", f"{error.what} to be compiled")
     except MemoryError:
         raise
     except Exception as error:
