@@ -259,16 +259,8 @@ def _confirm_first_order(h: Hierarchy, verdict: Verdict, others: list[Verdict]) 
         return
     world = complete(h, world_of(h, verdict))
     n, rng = world.size(h.leaves[0]), random.Random(0)
-    given = [[values["advantage"]] * n]
-    if not any(advantage in atoms(gate) for gate in (h.gate(s) for s in h.order if s not in h.leaves)):
-        given.append([values["advantage"], *[F(0)] * (n - 1)])  # equal ones cannot tell what a level hands on
-    for advantages in given:
-        try:  # at ratio 1 the branch that holds there is differentiated, which may be wrong there alone
-            at_0 = coefficients(complete(h, world), [F(0)] * n, advantages)
-        except NO_VALUE:
-            return
-        if any(abs(c - world.mu(i) * advantages[i]) > TINY for i, c in enumerate(at_0)):
-            return
+    if _is_another_push(h, world, [values["advantage"]] * n):
+        return
     for unit, off in ((F(1, 10**n), F(1, 10**m)) for n, m in ((12, 14), (24, 36), (40, 44))):  # not of second order
         for k in range(40):
             spread = (0, 1) if k % 4 == 0 else (-1, 0) if k % 4 == 1 else (-9, 9)
@@ -279,7 +271,22 @@ def _confirm_first_order(h: Hierarchy, verdict: Verdict, others: list[Verdict]) 
                 return
             if any(abs(r - truth(at)) > off for r, at in zip(found, xs, strict=True)):
                 return
+    own = [values["advantage"], *[F(0)] * (n - 1)]  # equal ones cannot tell what a level hands on
+    coarse = (h.gate(s) for s in h.order if s not in h.leaves)
+    if not any(advantage in atoms(gate) for gate in coarse) and _is_another_push(h, world, own):
+        return
     raise AssertionError(f"the operator agrees to first order on {world}")
+
+
+def _is_another_push(h: Hierarchy, world: World, advantages: Sequence[Fraction]) -> bool:
+    """Whether a coefficient at ratio 1 is not `μ·A`, or has no value. The branch that holds there is differentiated,
+    which may be wrong there alone.
+    """
+    try:
+        at_0 = coefficients(complete(h, world), [F(0)] * len(advantages), advantages)
+    except NO_VALUE:
+        return True
+    return any(abs(c - world.mu(i) * advantages[i]) > TINY for i, c in enumerate(at_0))
 
 
 def _confirm_start(h: Hierarchy, verdict: Verdict) -> None:
