@@ -71,7 +71,7 @@ def loss(
     `entropy`: whether the result has the entropy of each token. `entropy_bonus`: `κ` of a term `-κ·H` of the loss,
     where `H` is the mean entropy over the unmasked tokens of the whole step, so that micro-batches and ranks add up.
 
-    `chunk`: the most tokens whose logits exist at once; default `2**26 / V`.
+    `chunk`: the most tokens whose logits exist at once; default `2**26 / V`, on a GPU `2**28 / V`.
 
     Products are in the inputs' dtype (that of autocast, if it is on), and accumulate in float32; all else is float32,
     or float64 for float64 inputs. Gradients have the dtype of their tensor. A tensor without `requires_grad` costs no
@@ -104,7 +104,7 @@ def loss(
         temperature=temperature,
         bonus=entropy_bonus / max(index.tokens_of_step, 1),
         with_entropy=entropy or entropy_bonus != 0,
-        chunk=default_chunk(len(weight)) if chunk is None else chunk,
+        chunk=default_chunk(len(weight), weight.device) if chunk is None else chunk,
     )
     given = Given(old_log_probs, advantages, per_row, parameters, policies, metrics)
     wanted = [graph and t is not None and t.requires_grad for t in (hidden, weight, bias)]

@@ -63,6 +63,13 @@ class Statistics:
         entropy = None if self.entropy is None else self.entropy[which]
         return Statistics(self.largest[which], self.total[which], self.log_probs[which], entropy)
 
+    def offsets(self, coefficients: Tensor, bonus: float) -> Tensor:
+        """`o` in the gradient of a logit, `p·(o + bonus·(logit - largest))` beside the target: `[tokens]`."""
+        if not bonus:
+            return coefficients
+        assert self.entropy is not None
+        return (self.entropy - self.total.log()).mul_(bonus).add_(coefficients)
+
 
 def blocks(rows: int, columns: int, device: torch.device) -> Iterator[slice]:
     step = max((ON_CPU if device.type == "cpu" else ELSEWHERE) // columns, 1)
@@ -91,8 +98,8 @@ def measure(z: Tensor, targets: Tensor, shape: Shape, found: Statistics) -> None
 
 def differentiate(
     z: Tensor,
-    which: Tensor | None,
     is_measured: bool,
+    which: Tensor | None,
     targets: Tensor,
     coefficients: Tensor,
     bonus: float,
@@ -117,13 +124,8 @@ def differentiate(
         needs_logits = bool(bonus) or shape.softcap is not None
         gradient = block.exp() if needs_logits else block.exp_()
         gradient.div_(stats.total[:, None])
-        if bonus:
-            assert stats.entropy is not None
-            # c + bonus·(log p + entropy), times p
-            offset = (stats.entropy - stats.total.log()).mul_(bonus).add_(c)
-            gradient.mul_(block.clamp_min(FLOOR).mul_(bonus).add_(offset[:, None]))
-        else:
-            gradient.mul_(c[:, None])
+        offsets = stats.offsets(c, bonus)[:, None]
+        gradient.mul_(block.clamp_min(FLOOR).mul_(bonus).add_(offsets) if bonus else offsets)
         gradient.scatter_add_(1, targets[rows, None], c.neg()[:, None])
         shape.chain(gradient, block.add_(stats.largest[:, None]) if shape.softcap is not None else block)
         if of_bias is not None:

@@ -88,9 +88,12 @@ def _part(index: Index, rows: Codes, tokens: slice) -> Part:
     return Part(index.micro(rows), tokens, *(torch.from_numpy(a).to(index.device) for a in (rows, places)))
 
 
-def default_chunk(vocabulary: int) -> int:
-    """As many tokens as have 2**26 logits: 256 MiB in float32."""
-    return max(2**26 // vocabulary, 1)
+def default_chunk(vocabulary: int, device: torch.device) -> int:
+    """As many tokens as have 2**26 logits, 256 MiB in float32; on a GPU 2**28.
+
+    Each chunk reads and writes the gradient of the weight, which on a GPU takes as long as the products of 400 tokens.
+    """
+    return max((2**26 if device.type == "cpu" else 2**28) // vocabulary, 1)
 
 
 def with_gradient(coefficients: Tensor) -> Tensor | None:

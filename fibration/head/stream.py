@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fibration.errors import located
+from fibration.head import fused, logits
 from fibration.head.checks import check_finite
-from fibration.head.logits import Shape, Statistics, differentiate, measure
+from fibration.head.logits import Shape, Statistics
 from fibration.head.parts import Chunk, Part, chosen, cut, is_of_tokens, with_gradient
 from fibration.head.products import Products
 from fibration.runtime import devices
@@ -160,9 +161,10 @@ class Stream:
         return result.measured
 
     def _measure(self, chunk: Chunk) -> Tensor:
-        """Fills `found` at a chunk's tokens. Returns their logits less the largest of each: `[n, V]`."""
+        """Fills `found` at a chunk's tokens. Returns what `_differentiate` needs of their logits: `[n, V]`."""
         hidden, found = self.hidden[self.places[chunk]], self.found.of(chunk)
         z, targets = self.products.logits(hidden), self.head.targets[chunk]
+        measure = fused.measure if fused.fits(z, self.shape) else logits.measure
         measure(z, targets.clamp_min(0), self.shape, found)
         if devices.can_sync(z.device):
             check_finite(self.index, found.log_probs, chunk.start, hidden)
@@ -188,18 +190,13 @@ class Stream:
         is_measured = z is not None
         if z is None:
             z = self.products.logits(hidden)
-        gradient = differentiate(
-            z,
-            which if is_measured else None,
-            is_measured,
-            self.head.targets[tokens].clamp_min(0),
-            chosen(coefficients, which),
-            self.head.bonus,
-            self.shape,
-            self.found.at(tokens),
-            self.products.room_for_gradient(z, len(tokens)),
-            self.gradients.bias,
-        )
+        targets = self.head.targets[tokens].clamp_min(0)
+        given = (which if is_measured else None, targets, chosen(coefficients, which), self.head.bonus, self.shape)
+        known, into = self.found.at(tokens), self.products.room_for_gradient(z, len(tokens))
+        if fused.fits(z, self.shape):
+            gradient = fused.differentiate(z, *given, known, into)
+        else:
+            gradient = logits.differentiate(z, is_measured, *given, known, into, self.gradients.bias)
         if self.gradients.hidden is not None:
             self.gradients.hidden[tokens] = self.products.gradient_of_hidden(gradient)
         if self.gradients.weight is not None:

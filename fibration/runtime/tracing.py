@@ -27,13 +27,13 @@ TRANSFORMS = {
     "Jvp": ("torch.func.jvp", "calls have gradients but no tangents", "use torch.func.grad or backward()"),
     "Functionalize": ("torch.func.functionalize", CONSTANTS, OUTSIDE),
 }
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # since torch 2.7
 
 
 def is_followed() -> bool:
     """Whether a call uses custom torch operators. Raises BatchError where it cannot."""
     if torch.compiler.is_dynamo_compiling():
-        if _is_exporting():
+        # `is_exporting()` is always true in here before torch 2.13; the flag is there since torch 2.7
+        if getattr(torch.compiler, "_is_exporting_flag", False):
             raise NotImplementedError(f"torch.export of a call of an operator: {CONSTANTS}")  # torch prints this text
         return True
     if not torch._C._are_functorch_transforms_active():

@@ -90,14 +90,18 @@ def test_the_entropy_and_the_gradient_of_its_bonus_equal_full_logits(name, chunk
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["grpo", "gspo", "fiberpo_domain"])
 def test_errors_are_not_larger_than_those_of_full_logits_in_the_same_dtype(name, dtype):
-    """The exact gradients are those of the rounded hidden states and weights, with log ratios far from any bound."""
+    """The exact gradients are those of the rounded hidden states and weights, with log ratios far from any bound.
+
+    A gradient is rounded once to its dtype. Before, each log-prob is off by some roundings of float32 numbers of the
+    logits' size, and so is the ratio that its coefficient has as a factor.
+    """
     made = step(name, 5, padded, scale=0.3)
     hidden, weight = (t.detach() for t in made.leaves(dtype))
     slots = made.layout.slots
     made.form = ClosedForm(hidden.double().reshape(-1, WIDTH).numpy()[slots], weight.double().numpy())
     made.new = made.layout.tensor(made.form.log_probs(made.numbers))
     made.old = made.new + made.layout.tensor(np.where(np.arange(len(slots)) % 3, 0.02, -0.03))
-    wanted = made.wanted()
+    wanted, largest = made.wanted(), float(np.abs(made.form.log_p).max())
 
     full = [hidden.nan_to_num(0).requires_grad_(), weight.clone().requires_grad_()]
     logits = (full[0] @ full[1].T).float().log_softmax(-1)
@@ -111,8 +115,8 @@ def test_errors_are_not_larger_than_those_of_full_logits_in_the_same_dtype(name,
         result.loss.backward()
         assert result.loss.dtype == torch.float32 and mine[1].grad.dtype == dtype
         for g, f, w in zip(made.got(mine), made.got(full), wanted, strict=True):
-            unit = torch.finfo(dtype).eps * np.abs(w).max()
-            assert np.abs(g - w).max() <= 2 * np.abs(f - w).max() + unit
+            unit = torch.finfo(dtype).eps + (8 + 4 * largest) * torch.finfo(torch.float32).eps
+            assert np.abs(g - w).max() <= 2 * np.abs(f - w).max() + unit * np.abs(w).max()
 
 
 @pytest.mark.thorough

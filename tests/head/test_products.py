@@ -74,9 +74,11 @@ def test_half_precision_needs_no_more_logits(dtype):
     assert counted(made, 3, made.leaves(dtype)) >= n
 
 
-def test_the_default_chunk_has_a_quarter_of_a_gibibyte_of_logits():
-    assert parts.default_chunk(152_064) * 152_064 * 4 <= 2**28 < (parts.default_chunk(152_064) + 1) * 152_064 * 4
-    assert parts.default_chunk(2**30) == 1
+def test_the_default_chunk_has_a_quarter_of_a_gibibyte_of_logits_and_on_a_gpu_one():
+    for device, most in (("cpu", 2**28), ("cuda", 2**30)):
+        tokens = parts.default_chunk(152_064, torch.device(device))
+        assert tokens * 152_064 * 4 <= most < (tokens + 1) * 152_064 * 4
+        assert parts.default_chunk(2**30, torch.device(device)) == 1
 
 
 def test_parts_are_whole_rows_in_order_and_have_all_of_them():
