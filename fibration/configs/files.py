@@ -1,0 +1,73 @@
+"""Configs in YAML or JSON files, and `trl:FILE KEY=VALUE ...` on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped,unused-ignore]
+
+from fibration.configs.options import TrainerLoss
+from fibration.errors import SpecError
+
+TRAINERS = ("trl", "verl")
+MAX_BYTES = 1_000_000
+
+
+def is_config(spec: str) -> bool:
+    """Whether a SPEC names a trainer's config, as `trl:FILE`."""
+    return spec.startswith(tuple(f"{trainer}:" for trainer in TRAINERS))
+
+
+def load_config(spec: str, overrides: Iterable[str] = ()) -> TrainerLoss:
+    """What the config of `trl:FILE` or `verl:FILE` trains. `overrides`: `KEY=VALUE`, as `algorithm.gamma=1`.
+
+    Files are only read. Raises SpecError for a file that cannot be read, and for options that touch the loss and are
+    not understood.
+    """
+    trainer, _, file = spec.partition(":")
+    config = read(Path(file), spec)
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            raise SpecError(f"'{override}' after '{spec}'", required="KEY=VALUE", remedy="write beta=0.04")
+        _put(config, key.lstrip("+").split("."), _value(text, override))
+    loss: TrainerLoss = import_module(f"fibration.configs.{trainer}").hierarchy_of(config)
+    return loss
+
+
+def read(path: Path, spec: str) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise SpecError(f"cannot read '{spec}'", required=f"at most {MAX_BYTES} bytes")
+        found = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        remedy = "name the file with the trainer's config after the colon"
+        raise SpecError(
+            f"cannot read '{spec}'", required="a YAML or JSON file", found=str(error), remedy=remedy
+        ) from error
+    except yaml.YAMLError as error:
+        raise SpecError(f"cannot read '{spec}'", required="YAML or JSON", found=str(error)) from error
+    if not isinstance(found, Mapping):
+        kind = "nothing" if found is None else f"a {type(found).__name__}"
+        raise SpecError(f"cannot read '{spec}'", required="a mapping of options", found=kind)
+    return dict(found)
+
+
+def _value(text: str, override: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SpecError(f"cannot read '{override}'", required="KEY=VALUE, with a value in YAML") from error
+
+
+def _put(config: dict[str, Any], path: list[str], value: Any) -> None:
+    """Sets a nested option. A value on the way that is no mapping is replaced."""
+    *way, last = path
+    for key in way:
+        below = config.get(key)
+        config[key] = config = dict(below) if isinstance(below, Mapping) else {}
+    config[last] = value

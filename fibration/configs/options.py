@@ -1,0 +1,96 @@
+"""Options of a trainer: those of a config, else their defaults; and what a config trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fibration.errors import SpecError, shown, suggest
+from fibration.language.hierarchy import Hierarchy
+
+
+@dataclass(frozen=True)
+class TrainerLoss:
+    """What a config trains: a hierarchy with the config's numbers as its parameters' defaults.
+
+    `around`: what the trainer does beside it that no hierarchy says, a sentence each, such as a normaliser per
+    micro-batch or dropped groups.
+    """
+
+    hierarchy: Hierarchy
+    around: tuple[str, ...] = ()
+
+
+class Options:
+    """The options of one config by their dotted names, as `algorithm.adv_estimator`.
+
+    `defaults`: every option that touches the loss, with the trainer's default. `harmless`: names, or beginnings of
+    names that end with a dot, of options that do not touch it. An option that is neither is an error.
+    """
+
+    def __init__(
+        self, trainer: str, given: Mapping[str, Any], defaults: Mapping[str, Any], harmless: Iterable[str] = ()
+    ) -> None:
+        self.trainer, self.given, self.defaults = trainer, dict(given), defaults
+        exact = {name for name in harmless if not name.endswith(".")}
+        below = tuple(name for name in harmless if name.endswith("."))
+        for name in self.given:
+            if name not in defaults and name not in exact and not name.startswith(below):
+                raise SpecError(
+                    f"{trainer}: the option '{name}' is not known",
+                    required="an option that is read, or that does not touch the loss",
+                    found=f"{name} = {shown(self.given[name])}",
+                    remedy=suggest(name, [*defaults, *exact]) or "leave it out if it does not touch the loss",
+                )
+
+    def __getitem__(self, name: str) -> Any:
+        return self.given.get(name, self.defaults[name])
+
+    def is_given(self, name: str) -> bool:
+        return name in self.given
+
+    def flag(self, name: str) -> bool:
+        return bool(self._of_kind(name, bool, "true or false"))
+
+    def number(self, name: str) -> float:
+        """A finite number. A text that writes one, as `1e-4` in YAML, counts."""
+        value = self[name]
+        if isinstance(value, str):
+            try:
+                value = float(value)
+            except ValueError:
+                value = self[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
+            raise self.refusal(name, "a finite number")
+        return float(value)
+
+    def number_or_none(self, name: str) -> float | None:
+        return None if self[name] is None else self.number(name)
+
+    def choice(self, name: str, values: Iterable[str]) -> str:
+        """One of `values`. Raises SpecError for any other: it is not known what it would train."""
+        known = list(values)
+        if self[name] not in known:
+            raise self.refusal(name, f"one of {', '.join(known)}", suggest(str(self[name]), known))
+        return str(self[name])
+
+    def refusal(self, name: str, required: str, remedy: str = "") -> SpecError:
+        """The error for a value that cannot be read."""
+        return SpecError(
+            f"{self.trainer}: the option '{name}'", required=required, found=shown(self[name]), remedy=remedy
+        )
+
+    def _of_kind(self, name: str, kind: type, required: str) -> Any:
+        if not isinstance(self[name], kind):
+            raise self.refusal(name, required)
+        return self[name]
+
+
+def flattened(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` → `{"a.b": 1}`. An empty mapping has no options."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{before}{key}"
+        found |= flattened(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return found
