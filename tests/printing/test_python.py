@@ -1,0 +1,353 @@
+"""`fibration show --format python`: the printed module declares the same hierarchy, and does nothing else."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import thorough
+from hierarchies import every
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import fibration
+from fibration import (
+    Gate,
+    Hierarchy,
+    Parameter,
+    SpecError,
+    centred,
+    clip_gate,
+    exp,
+    identity_gate,
+    load,
+    log_prob,
+    mean,
+    minimum,
+    policies,
+    ratio_deviation,
+    residual,
+    reward,
+    standardised,
+    strata,
+    token_mean,
+    trajectory_mean,
+)
+from fibration.cli.main import app
+from fibration.language.fingerprint import fingerprint
+from fibration.language.gates import Gate as _Gate
+from fibration.language.loading import shipped
+from fibration.language.registry import CONSTRUCTORS, constructor
+from fibration.pipeline import generate
+from fibration.printing.layout import WIDTH, Quotation, lay, quoted
+from fibration.printing.python import python
+
+METHODS = {"score", "weigh", "keep", "per", "inward"}
+FIELDS = {"expression", "weight"}
+token, trajectory, prompt_group = strata("token trajectory prompt_group")
+old, rollout = policies("old rollout")
+
+
+def declared(text: str) -> Hierarchy:
+    """The one hierarchy that a module declares."""
+    scope: dict[str, Any] = {}
+    exec(compile(text, "printed", "exec"), scope)
+    (found,) = (v for v in scope.values() if isinstance(v, Hierarchy))
+    return found
+
+
+def check(h: Hierarchy) -> str:
+    """Checks the law for a hierarchy, and returns the text."""
+    text = python(h)
+    again = declared(text)
+    assert again == h, text
+    assert again.model_dump_json() == h.model_dump_json()
+    assert (hash(again), repr(again), fingerprint(again)) == (hash(h), repr(h), fingerprint(h))
+    assert python(again) == text
+    check_only_declares(text)
+    return text
+
+
+def check_only_declares(text: str) -> None:
+    """Checks that a module imports public names, and assigns calls of these, each name once."""
+    tree, known = ast.parse(text), set[str]()
+    for statement in tree.body:
+        if isinstance(statement, ast.ImportFrom):
+            names = [a.name for a in statement.names]
+            assert statement.module == "fibration" or (statement.module, names) == ("fractions", ["Fraction"])
+            assert statement.module == "fractions" or set(names) <= set(fibration.__all__)
+            assert names == sorted(names)
+        else:
+            assert isinstance(statement, ast.Assign), ast.unparse(statement)
+            (target,) = statement.targets
+            names = [n.id for n in (target.elts if isinstance(target, ast.Tuple) else [target])]  # type: ignore[attr-defined]
+            for node in ast.walk(statement.value):
+                assert not isinstance(node, ast.Name) or node.id in known or node.id == "float", node.id
+                assert not isinstance(node, ast.Attribute) or node.attr in METHODS | FIELDS
+        assert not known & set(names)
+        known |= set(names)
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    assert known - used <= {names[-1]}, "all but the hierarchy is used"
+
+
+def one(**changes: Any) -> Hierarchy:
+    given = dict(name="one", gates={token: identity_gate()}, decomposition=ratio_deviation(), objective=token_mean())
+    return Hierarchy(**{**given, **changes})
+
+
+def from_json(**changes: Any) -> Hierarchy:
+    document = json.loads(one(gates={token: clip_gate(Parameter("C", default=0.2))}).model_dump_json())
+    return Hierarchy.model_validate({**document, **changes})
+
+
+# ---------------------------------------------------------------- the same hierarchy
+
+
+def test_every_shipped_loss_is_declared_by_its_text() -> None:
+    for name in shipped():
+        check(load(name))
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("module", every.MODULES)
+def test_hierarchies_of_tests_are_declared_by_their_texts(module: str) -> None:
+    found = list(every.hierarchies_of(module))
+    assert found or module in every.BUILDERS
+    for h in found:
+        check(h)
+
+
+@pytest.mark.parametrize("family", every.FAMILIES)
+def test_random_hierarchies_are_declared_by_their_texts(family: str) -> None:
+    for seed in range(3 if thorough.LEVEL == "few" else 60):
+        check(every.FAMILIES[family](seed))
+
+
+def test_a_printed_module_is_loaded_like_any_spec(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(python(load("gspo_token")))
+    assert load(file) == load("gspo_token")
+
+
+def test_the_kernels_of_a_printed_module_are_the_same() -> None:
+    for name in ("ppo", "fiberpo_domain", "grpo_k3"):
+        h = load(name)
+        assert generate(declared(python(h)), "torch").source == generate(h, "torch").source
+
+
+def test_the_text_is_the_same_in_every_process() -> None:
+    names = ("fiberpo_crossed", "gspo_token", "pass_at_k")
+    code = (
+        f"import fibration.printing.python as p, fibration as f\nfor n in {names}: print(p.python(f.load(n)), end='')"
+    )
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert texts == {"".join(python(load(name)) for name in names)}
+
+
+# ---------------------------------------------------------------- as it would be written
+
+
+def test_a_plain_loss_is_printed_as_it_is_written() -> None:
+    written = Path(fibration.__file__).parent / "specs" / "tokens" / "dapo.py"
+    code = written.read_text().partition('"""\n\n')[2]
+    own_names = code.replace("low = ", "epsilon_low = ").replace("high = ", "epsilon_high = ")
+    assert python(load("dapo")) == own_names.replace("(low, high)", "(epsilon_low, epsilon_high)")
+
+
+def test_helpers_of_advantages_are_recognised() -> None:
+    group = dict(over=prompt_group)
+    for advantages, written in (
+        (centred(reward, **group), "centred(reward, over=prompt_group)"),
+        (centred(reward, **group, leave_one_out=True), "centred(reward, over=prompt_group, leave_one_out=True)"),
+        (standardised(reward, **group), "standardised(reward, over=prompt_group)"),
+        (standardised(reward, **group, epsilon=0.01), "standardised(reward, over=prompt_group, epsilon=0.01)"),
+        (standardised(reward - 1, **group, of=token), "standardised(reward - 1, over=prompt_group, of=token)"),
+        (reward - mean(reward, **group), "reward - mean(reward, over=prompt_group)"),
+        (
+            reward - mean(2 * reward, **group, of=trajectory),
+            "reward - mean(2 * reward, over=prompt_group, of=trajectory)",
+        ),
+    ):
+        text = check(one(groups=[prompt_group], advantages=advantages))
+        assert f"    advantages={written},\n" in text
+
+
+def test_parts_that_occur_twice_have_a_variable() -> None:
+    rho = exp(log_prob(old) - log_prob(rollout))
+    text = check(one(objective=token_mean().weigh(minimum(rho, 2)).keep(rho <= 5)))
+    assert "\nold_by_rollout = exp(log_prob(old) - log_prob(rollout))\n" in text
+    assert "objective=token_mean().weigh(minimum(old_by_rollout, 2)).keep(old_by_rollout <= 5),\n" in text
+
+
+def test_lines_are_short_and_formatted(tmp_path: Path) -> None:
+    texts = {name: python(load(name)) for name in shipped()}
+    assert max(len(line) for text in texts.values() for line in text.splitlines()) <= WIDTH
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    ruff = [sys.executable, "-m", "ruff"]
+    width = ["--isolated", "--line-length", str(WIDTH), str(tmp_path)]
+    for command in (["format", "--diff"], ["check", "--select", "E,F,I"]):
+        done = subprocess.run([*ruff, *command, *width], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_shipped_files_hold_nothing_that_cannot_be_printed() -> None:
+    """What a shipped file imports from fibration is printed for it, but for what is sugar when it is declared."""
+    sugar = {"load", "position", "absolute"}
+    for name in shipped():
+        code = (Path(fibration.__file__).parent / "specs").rglob(f"{name}.py")
+        wanted = {
+            a.name for n in ast.parse(next(code).read_text()).body if isinstance(n, ast.ImportFrom) for a in n.names
+        }
+        printed = {a.name for n in ast.parse(python(load(name))).body if isinstance(n, ast.ImportFrom) for a in n.names}
+        assert wanted - sugar <= printed, name
+
+
+# ---------------------------------------------------------------- awkward names, numbers and texts
+
+
+def test_names_that_python_or_fibration_has_taken_get_an_underscore() -> None:
+    clip_gate_, ratio = strata("clip_gate ratio")
+    p, q = Parameter("range", default=0.2), Parameter("one", default=0.3)
+    (uniform,) = policies("uniform")
+    r = exp(log_prob(uniform) - log_prob(old))
+    h = Hierarchy(
+        name="one",
+        gates={clip_gate_: fibration.pessimistic_clip_gate(p, q)},
+        decomposition=ratio_deviation(),
+        objective=token_mean().weigh(mean(r, over=ratio)).keep(r <= 2),
+        rows=ratio,
+    )
+    text = check(h)
+    assert 'clip_gate_, ratio = strata("clip_gate ratio")' in text
+    assert 'range_ = Parameter("range", default=0.2)' in text
+    assert 'one_ = Parameter("one", default=0.3)' in text
+    assert "\none = Hierarchy(\n" in text
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "1/2*residual", "residual*(1/3)", "2/4*residual", "(1 + 2)*residual", "residual*2**3", "-(1/2)*residual",
+        "where(0 < residual, 1, 2)*residual", "where(1 < 2, residual, 0)", "0.1234567890123456789*residual",
+        "12345678901234567890*residual", "1e30*residual", "3e-300*residual", "residual - -2", "(-2)*residual",
+        "-residual**2", "(-residual)**2", "residual - (residual - (residual - 1))", "residual/(residual/C)",
+        "where((residual > 0) & ((residual < 1) | ~(residual < 2)), residual, -(residual + 1))",
+        "where(((residual > 0) & (residual < 1)) & (residual < 3), residual, abs(residual))",
+        "total(1, over=token)*residual",
+    ],
+)  # fmt: skip
+def test_formulas_of_json_keep_their_structure(formula: str) -> None:
+    check(from_json(gates={"token": formula}, parameters=[{"name": "C", "default": 0.1}] if "C" in formula else []))
+
+
+def test_reasons_are_quoted(tmp_path: Path) -> None:
+    reasons = [
+        '"""\n',
+        "'",
+        '"',
+        "\\",
+        "a\r\n\0\x7f\u202e\u2028\ud800",
+        "} = __import__('os')",
+        "long " * 199,
+        "x" * 999,
+    ]
+    for reason in reasons:
+        text = check(one(gives_up={"inward": reason, f"baseline of {reason}": "why"}))
+        assert text.isprintable() or "\n" in text
+        assert all(line.isprintable() for line in text.split("\n"))
+        assert max(map(len, text.split("\n"))) <= WIDTH or len(reason) < 1000
+        (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+
+
+@thorough.examples(400)
+@given(st.text(), st.integers(0, 80))
+def test_a_quotation_has_the_value_of_its_text(text: str, indent: int) -> None:
+    assert ast.literal_eval(quoted(text)) == text
+    whole = lay(Quotation(text), indent)
+    assert ast.literal_eval(f"({whole})") == text
+    assert max(map(len, whole.split("\n")[1:]), default=0) <= max(WIDTH, indent + 16)
+
+
+def test_parameters_and_attributes_keep_every_field() -> None:
+    p = Parameter("p", default={"+": 0.25, "-": 1.0}, lower=None, upper=1e20, per_channel=True, on=trajectory)
+    q = Parameter("q", lower=-1.5)
+    a = fibration.Attribute("a", on=token, positive=False, lower=-1e-9, upper=2)
+    two = fibration.Fibration(token, trajectory, kernel=fibration.uniform())
+    gates = {trajectory: clip_gate(p), token: Gate(residual * a * q)}
+    h = Hierarchy(
+        name="h", fibrations=[two], gates=gates, decomposition=fibration.signed_log_ratio(), objective=trajectory_mean()
+    )
+    text = check(h)
+    assert '"p", default={"+": 0.25, "-": 1}, lower=None, upper=1e20, per_channel=True, on=trajectory' in text
+    assert 'q = Parameter("q", lower=-1.5)' in text
+    assert 'a = Attribute("a", on=token, positive=False, lower=-1e-9, upper=2)' in text
+
+
+def test_long_names_leave_lines_short() -> None:
+    names = [f"{letter}{'x' * 62}" for letter in "abc"]
+    rows, *_ = strata(" ".join(names))
+    p = [Parameter(f"p{k}{'y' * 60}", default=0.1) for k in range(3)]
+    text = check(
+        one(
+            gates={Parameter: 1} and {token: fibration.dual_clip_gate(*p)},
+            rows=rows,
+            penalties={"z" * 63: p[0] * log_prob(policies("current")[0]) ** 2},
+        )
+    )
+    assert max(map(len, text.splitlines())) <= WIDTH + 63
+
+
+def test_strata_of_a_kernel_that_json_calls_source_and_target_are_named() -> None:
+    h = load("fiberpo_inward_clip")
+    document = json.loads(h.model_dump_json())
+    document["fibrations"][0]["kernel"] = "MarkovKernel(1/count(source, over=target))"
+    placed = Hierarchy.model_validate(document)
+    again = declared(python(placed))
+    assert "MarkovKernel(1 / count(token, over=trajectory))" in python(placed)
+    assert [f.weight for f in again.fibrations] == [f.weight for f in placed.fibrations]
+
+
+def test_the_weight_of_an_objective_may_be_that_of_another() -> None:
+    text = check(one(objective=fibration.Objective(token_mean().weight / 2)))
+    assert "objective=Objective(token_mean().weight / 2)" in text
+
+
+def test_a_constructor_of_another_package_is_refused() -> None:
+    def theirs(bound):  # type: ignore[no-untyped-def]
+        return Gate(minimum(residual, bound))
+
+    made = constructor(_Gate, examples=())(theirs)
+    try:
+        with pytest.raises(SpecError, match=r"theirs\(...\).*no public name") as found:
+            python(one(gates={token: made(0.5)}))
+        assert "Gate(...)" in found.value.remedy
+    finally:
+        del CONSTRUCTORS["theirs"]
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_show_prints_the_module(tmp_path: Path) -> None:
+    file = tmp_path / "h.json"
+    file.write_text(load("fiberpo_turns").model_dump_json())
+    for asked in ("fiberpo_turns", str(file)):
+        done = CliRunner().invoke(app, ["show", asked, "--format", "python"])
+        assert (done.exit_code, done.stdout) == (0, python(load("fiberpo_turns")))
