@@ -5,31 +5,37 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 from typing import NamedTuple
 
 from fibration.errors import SpecError
 from fibration.language.advantages import centred, standardised
 from fibration.language.atoms import (
+    SOURCE,
     Attribute,
     Count,
     Density,
     Gated,
+    Gathered,
     Parameter,
     Place,
     Reading,
     Stratum,
     Summary,
     Total,
+    resolve_places,
     reward,
     token_log_ratio,
 )
 from fibration.language.expressions import Apply, Expression, Number, terminates, write_number
-from fibration.language.objectives import token_mean, trajectory_mean
+from fibration.language.kernels import proportional, uniform
+from fibration.language.objectives import constant_normaliser, token_mean, trajectory_mean
 from fibration.language.operators import OPERATORS
 from fibration.language.order import ONE, Ordered
 from fibration.language.policies import LogProb, Policy
 from fibration.language.statistics import Aggregate, atoms_within
+from fibration.language.traversal import atoms, transform
 from fibration.printing.layout import Bracket, Document, Infix, Parentheses, Prefixed, Quotation, flat, quoted
 from fibration.printing.variables import Variables
 
@@ -42,8 +48,8 @@ ATOM, POWER, PREFIX, COMPARED = 9, 7, 6, 0
 STRENGTHS = {"<": 0, "<=": 0, ">": 0, ">=": 0, "or": 1, "and": 2, "+": 4, "-": 4, "*": 5, "/": 5}
 JOINED = (STRENGTHS["or"], STRENGTHS["and"])
 NAMES = {"abs": "absolute"}  # operators whose public function is called otherwise
-# The objectives whose weights are made of places that have no public name.
-WEIGHTS = {made().weight: made.__name__ for made in (token_mean, trajectory_mean)}
+# Calls whose weights are made of places that have no public name.
+WEIGHTS = {made().weight: made.__name__ for made in (token_mean, trajectory_mean, uniform)}
 
 # The variable of a part, by its outermost operator or statistic.
 PARTS = {
@@ -73,7 +79,7 @@ def _call(e: Expression) -> Call | None:
     if isinstance(e, Apply) and not OPERATORS[e.operator].sign:
         return Call(NAMES.get(e.operator, e.operator), e.arguments)
     if isinstance(e, Apply):
-        return _of_advantages(e)
+        return _of_advantages(e) or _of_weight(e)
     if isinstance(e, Count):
         return Call("count", (e.of,), _given(over=e.over))
     if isinstance(e, Total):
@@ -117,6 +123,35 @@ def _of_advantages(e: Apply) -> Call | None:
                 said = None if standardised(*given) == e else epsilon
                 return Call("standardised", call.positional, (*call.named, *_given(epsilon=said)))
     return None
+
+
+def _of_weight(e: Apply) -> Call | None:
+    """Returns the call of `proportional` or `constant_normaliser` whose weight a quotient is, if it is one."""
+    if e.operator != "/":
+        return None
+    above, below = e.arguments
+    if isinstance(below, Apply) and below.operator == "*" and isinstance(below.arguments[0], Count):
+        length = below.arguments[1]
+        return (
+            Call("constant_normaliser", (length,), field="weight") if constant_normaliser(length).weight == e else None
+        )
+    if not any(isinstance(a, Gathered) and a.over == SOURCE for a in atoms(above)):
+        return None
+
+    def here(atom: Expression) -> Expression:
+        return replace(atom, over=None) if isinstance(atom, Gathered) and atom.over == SOURCE else atom  # type: ignore[type-var]
+
+    measure = transform(above, here)
+    return Call("proportional", (measure,), field="weight") if proportional(measure).weight == e else None
+
+
+def with_strata(e: Expression, source: Stratum, target: Stratum) -> Expression:
+    """Returns a kernel's formula with its strata for `source` and `target`, but in the weights of public kernels."""
+    if _call(e) is not None and _call(e).field:  # type: ignore[union-attr]
+        return e
+    if isinstance(e, Apply):
+        return Apply(e.operator, tuple(with_strata(a, source, target) for a in e.arguments))
+    return resolve_places(e, lambda place: source if place == SOURCE else target)
 
 
 def _operands(e: Expression) -> list[Expression]:

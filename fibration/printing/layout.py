@@ -112,16 +112,42 @@ def lay(document: Document, indent: int = 0, column: int | None = None, after: i
         return flat(document.base) + "".join(
             f"\n{margin}.{lay(m, indent, indent + 1, after)}" for m in document.methods
         )
-    pieces = _pieces(document.text, WIDTH - inner - 2)
+    pieces = _pieces(document.text, WIDTH - inner)
     return "(\n" + "".join(f"{' ' * inner}{piece}\n" for piece in pieces) + f"{margin})"
 
 
 def assignment(name: str, document: Document) -> str:
-    """Returns `name = document`; a sum or product that is too long for its line is put into parentheses."""
+    """Returns `name = document`.
+
+    A sum or a product that is too long for its line is put into parentheses. One with a single operator is broken
+    inside its last or its first bracket instead.
+    """
     start = f"{name} = "
-    if isinstance(document, (Infix, Chain)) and len(start) + len(flat(document)) > WIDTH:
-        document = Parentheses(document)
-    return start + lay(document, 0, len(start))
+    if not isinstance(document, (Infix, Chain)) or len(start) + len(flat(document)) <= WIDTH:
+        return start + lay(document, 0, len(start))
+    if isinstance(document, Infix) and len(document.rest) == 1:
+        head, last = _last_bracket(document)
+        if last is not None and len(start) + len(head) < WIDTH - 1:
+            return start + head + lay(last, 0, WIDTH)
+        ((sign, operand),) = document.rest
+        tail = f" {sign} {flat(operand)}"
+        if last is not None and isinstance(document.first, (Bracket, Parentheses)) and len(tail) < WIDTH:
+            return start + lay(document.first, 0, WIDTH) + tail
+    return start + lay(Parentheses(document), 0, len(start))
+
+
+def _last_bracket(document: Document) -> tuple[str, Bracket | Parentheses | None]:
+    """Returns the text before the bracket with which a document ends, and the bracket; None if it ends otherwise."""
+    if isinstance(document, (Bracket, Parentheses)):
+        return "", document
+    if isinstance(document, Prefixed):
+        head, last = _last_bracket(document.inner)
+        return document.prefix + head, last
+    if isinstance(document, Infix):
+        *before, (sign, operand) = document.rest
+        head, last = _last_bracket(operand)
+        return f"{flat(Infix(document.first, tuple(before)))} {sign} {head}", last
+    return "", None
 
 
 def quoted(text: str) -> str:

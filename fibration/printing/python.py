@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from fibration.language.assumptions import Assumption, Balanced
-from fibration.language.atoms import SOURCE, TARGET, Attribute, Parameter, Place, Stratum, resolve_places
+from fibration.language.atoms import SOURCE, TARGET, Attribute, Parameter, Stratum
 from fibration.language.expressions import Expression
 from fibration.language.gates import Gate, GatePerChannel
 from fibration.language.grammar import Invocation, arguments, read
@@ -18,7 +18,7 @@ from fibration.language.penalties import Penalty
 from fibration.language.places import whole_batch
 from fibration.language.policies import Policy
 from fibration.language.registry import CONSTRUCTORS, Written
-from fibration.printing.formulas import Formulas, number
+from fibration.printing.formulas import Formulas, number, with_strata
 from fibration.printing.layout import (
     WIDTH,
     Bracket,
@@ -99,14 +99,11 @@ class _Declaration:
         return Bracket(self.variables.public("Hierarchy"), tuple(items), is_broken=True)
 
     def fibration(self, f: Fibration) -> Document:
-        def stratum(place: Place) -> Stratum:
-            return f.source if place == SOURCE else f.target
-
         def argument(formula: Expression, role: str) -> Document:
-            return self.argument(resolve_places(formula, stratum), role)
+            return self.argument(with_strata(formula, f.source, f.target), role)
 
         here, of = f"the kernel {f.name}", self.variables.of
-        kernel = self.written(f.kernel, here, f"weight_of_{f.source}", argument)
+        kernel = self.written(f.kernel, here, f"kernel_of_{f.source}", argument)
         return Bracket(self.variables.public("Fibration"), (of(f.source), of(f.target), Prefixed("kernel=", kernel)))
 
     def gate(self, stratum: Stratum, gate: Gate) -> Document:

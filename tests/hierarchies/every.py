@@ -14,16 +14,18 @@ from fuzz.random_hierarchies import whole
 from support import random_hierarchy
 
 from fibration import Hierarchy
-from hierarchies import advantage_formulas, random_chains, random_quivers
+from hierarchies import advantage_formulas, baselines, divergences, random_chains, random_quivers
 from hierarchies.random_levels import random_levels
 from hierarchies.random_order import with_order
 from hierarchies.random_penalties import with_penalties
 from hierarchies.random_token_formulas import with_words
 
+BUILDERS = ("additive_kernels", "batch_of_every_regime", "builders", "every", "levels")  # without hierarchies
 MODULES = tuple(
-    m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if m.name != "every" and "random" not in m.name
+    m.name
+    for m in pkgutil.iter_modules([str(Path(__file__).parent)])
+    if m.name not in BUILDERS and "random" not in m.name
 )
-BUILDERS = ("additive_kernels", "edges", "levels")  # modules that hold no hierarchy
 CALLED = ("right", "wrong", "wrong_pushes", "undecidable", "subspaces", "interleaved")  # they return hierarchies
 
 
@@ -31,7 +33,12 @@ def hierarchies_of(module: str) -> Iterator[Hierarchy]:
     """Every hierarchy in the variables of a module, at any depth, and in what its functions `CALLED` return."""
     found = vars(import_module(f"hierarchies.{module}"))
     seen: list[Hierarchy] = []
-    for value in [*found.values(), *(found[name]() for name in CALLED if name in found)]:
+    made = [found[name]() for name in CALLED if name in found]
+    if module == "baselines":
+        made += [baselines.spec(c.formula) for each in (baselines.RIGHT, baselines.WRONG) for c in each.values()]
+    if module == "advantage_formulas":
+        made += [advantage_formulas.rewarded(formula) for formula in advantage_formulas.FIELD.values()]
+    for value in [*found.values(), *made]:
         for h in _within(value):
             if not any(h is other for other in seen):
                 seen.append(h)
@@ -44,6 +51,8 @@ def _within(value: Any) -> Iterator[Hierarchy]:
     elif isinstance(value, (list, tuple, Mapping)):
         for inner in value.values() if isinstance(value, Mapping) else value:
             yield from _within(inner)
+    elif isinstance(value, divergences.Term):
+        yield value.hierarchy
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield from _within(getattr(value, field.name))

@@ -25,6 +25,7 @@ from fibration import (
     SpecError,
     centred,
     clip_gate,
+    count,
     exp,
     identity_gate,
     load,
@@ -119,7 +120,7 @@ def test_every_shipped_loss_is_declared_by_its_text() -> None:
 @pytest.mark.parametrize("module", every.MODULES)
 def test_hierarchies_of_tests_are_declared_by_their_texts(module: str) -> None:
     found = list(every.hierarchies_of(module))
-    assert found or module in every.BUILDERS
+    assert found
     for h in found:
         check(h)
 
@@ -142,6 +143,7 @@ def test_the_kernels_of_a_printed_module_are_the_same() -> None:
         assert generate(declared(python(h)), "torch").source == generate(h, "torch").source
 
 
+@pytest.mark.thorough
 def test_the_text_is_the_same_in_every_process() -> None:
     names = ("fiberpo_crossed", "gspo_token", "pass_at_k")
     code = (
@@ -166,8 +168,16 @@ def test_the_text_is_the_same_in_every_process() -> None:
 def test_a_plain_loss_is_printed_as_it_is_written() -> None:
     written = Path(fibration.__file__).parent / "specs" / "tokens" / "dapo.py"
     code = written.read_text().partition('"""\n\n')[2]
-    own_names = code.replace("low = ", "epsilon_low = ").replace("high = ", "epsilon_high = ")
-    assert python(load("dapo")) == own_names.replace("(low, high)", "(epsilon_low, epsilon_high)")
+    for name in ("low", "high"):
+        code = (
+            code.replace(f"{name} = ", f"epsilon_{name} = ")
+            .replace(f"({name}", f"(epsilon_{name}")
+            .replace(f", {name}", f", epsilon_{name}")
+        )
+    imports, *own = code.split("\n", 1)
+    printed, *rest = python(load("dapo")).split(")\n", 1)
+    assert rest == own
+    assert printed.replace("import (\n    ", "import ").replace(",\n    ", ", ").replace(",\n", "") == imports
 
 
 def test_helpers_of_advantages_are_recognised() -> None:
@@ -224,11 +234,11 @@ def test_shipped_files_hold_nothing_that_cannot_be_printed() -> None:
 
 def test_names_that_python_or_fibration_has_taken_get_an_underscore() -> None:
     clip_gate_, ratio = strata("clip_gate ratio")
-    p, q = Parameter("range", default=0.2), Parameter("one", default=0.3)
+    p, q = Parameter("range", default=0.2, upper=1), Parameter("mine", default=0.3)
     (uniform,) = policies("uniform")
     r = exp(log_prob(uniform) - log_prob(old))
     h = Hierarchy(
-        name="one",
+        name="mine",
         gates={clip_gate_: fibration.pessimistic_clip_gate(p, q)},
         decomposition=ratio_deviation(),
         objective=token_mean().weigh(mean(r, over=ratio)).keep(r <= 2),
@@ -236,9 +246,9 @@ def test_names_that_python_or_fibration_has_taken_get_an_underscore() -> None:
     )
     text = check(h)
     assert 'clip_gate_, ratio = strata("clip_gate ratio")' in text
-    assert 'range_ = Parameter("range", default=0.2)' in text
-    assert 'one_ = Parameter("one", default=0.3)' in text
-    assert "\none = Hierarchy(\n" in text
+    assert 'range_ = Parameter("range", default=0.2, upper=1)' in text
+    assert 'mine_ = Parameter("mine", default=0.3)' in text
+    assert "\nmine = Hierarchy(\n" in text
 
 
 @pytest.mark.parametrize(
@@ -263,23 +273,22 @@ def test_reasons_are_quoted(tmp_path: Path) -> None:
         "'",
         '"',
         "\\",
-        "a\r\n\0\x7f\u202e\u2028\ud800",
+        "a\r\n\0\x7f\u202e\u2028\xa0",
         "} = __import__('os')",
         "long " * 199,
         "x" * 999,
     ]
     for reason in reasons:
         text = check(one(gives_up={"inward": reason, f"baseline of {reason}": "why"}))
-        assert text.isprintable() or "\n" in text
         assert all(line.isprintable() for line in text.split("\n"))
-        assert max(map(len, text.split("\n"))) <= WIDTH or len(reason) < 1000
         (tmp_path / "mine.py").write_text(text, encoding="utf-8")
 
 
-@thorough.examples(400)
+@thorough.examples(120)
 @given(st.text(), st.integers(0, 80))
 def test_a_quotation_has_the_value_of_its_text(text: str, indent: int) -> None:
     assert ast.literal_eval(quoted(text)) == text
+    assert quoted(text).isprintable()
     whole = lay(Quotation(text), indent)
     assert ast.literal_eval(f"({whole})") == text
     assert max(map(len, whole.split("\n")[1:]), default=0) <= max(WIDTH, indent + 16)
@@ -295,7 +304,11 @@ def test_parameters_and_attributes_keep_every_field() -> None:
         name="h", fibrations=[two], gates=gates, decomposition=fibration.signed_log_ratio(), objective=trajectory_mean()
     )
     text = check(h)
-    assert '"p", default={"+": 0.25, "-": 1}, lower=None, upper=1e20, per_channel=True, on=trajectory' in text
+    fields = text.partition("p = Parameter(")[2].partition("\n)")[0]
+    assert (
+        fields.split()
+        == '"p", default={"+": 0.25, "-": 1}, lower=None, upper=1e20, per_channel=True, on=trajectory,'.split()
+    )
     assert 'q = Parameter("q", lower=-1.5)' in text
     assert 'a = Attribute("a", on=token, positive=False, lower=-1e-9, upper=2)' in text
 
@@ -314,19 +327,28 @@ def test_long_names_leave_lines_short() -> None:
     assert max(map(len, text.splitlines())) <= WIDTH + 63
 
 
+def test_weights_of_kernels_and_objectives_may_be_made_of_others() -> None:
+    half = (fibration.uniform().weight + fibration.proportional(count(token) + 1).weight) / 2
+    two = fibration.Fibration(token, trajectory, kernel=fibration.MarkovKernel(half))
+    gates = {s: identity_gate() for s in (token, trajectory)}
+    text = check(one(fibrations=[two], gates=gates, objective=fibration.Objective(token_mean().weight / 2)))
+    assert "kernel_of_token = (uniform().weight + proportional(count(token) + 1).weight) / 2" in text
+    assert "objective=Objective(token_mean().weight / 2)" in text
+    check(one(objective=fibration.Objective(2 * fibration.constant_normaliser(Parameter("length", default=9)).weight)))
+
+
 def test_strata_of_a_kernel_that_json_calls_source_and_target_are_named() -> None:
-    h = load("fiberpo_inward_clip")
-    document = json.loads(h.model_dump_json())
-    document["fibrations"][0]["kernel"] = "MarkovKernel(1/count(source, over=target))"
+    document = json.loads(load("fiberpo_inward_clip").model_dump_json())
+    document["fibrations"][0]["kernel"] = "MarkovKernel(2/(2*count(source, over=target)))"
     placed = Hierarchy.model_validate(document)
     again = declared(python(placed))
-    assert "MarkovKernel(1 / count(token, over=trajectory))" in python(placed)
+    assert "MarkovKernel(2 / (2 * count(token, over=trajectory)))" in python(placed)
     assert [f.weight for f in again.fibrations] == [f.weight for f in placed.fibrations]
 
 
-def test_the_weight_of_an_objective_may_be_that_of_another() -> None:
-    text = check(one(objective=fibration.Objective(token_mean().weight / 2)))
-    assert "objective=Objective(token_mean().weight / 2)" in text
+def test_places_without_a_public_name_are_refused() -> None:
+    with pytest.raises(SpecError, match="a formula of 'one' counts 'leaf', which has no public name"):
+        python(one(objective=fibration.Objective(2 / token_mean().weight.arguments[1])))
 
 
 def test_a_constructor_of_another_package_is_refused() -> None:
