@@ -269,7 +269,7 @@ class Formulas:
 def number(value: Fraction | float) -> str:
     """Returns a whole number or a float as Python writes it."""
     text = repr(float(value))
-    if text != "-0.0" and value == int(value) and (abs(value) < 10**16 or Fraction(text) != value):
+    if text != "-0.0" and value == int(value) and (abs(float(value)) < 1e16 or Fraction(text) != value):
         return str(int(value))
     return re.sub(r"e([-+])0*", lambda found: f"e{found[1].strip('+')}", text)
 

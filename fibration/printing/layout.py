@@ -106,14 +106,19 @@ def lay(document: Document, indent: int = 0, column: int | None = None, after: i
             lines += f"\n{margin}{sign} {lay(operand, indent, indent + len(sign) + 1, after)}"
         return lines
     if isinstance(document, Chain):
-        if len(document.methods) == 1:
-            start = f"{flat(document.base)}."
-            return start + lay(document.methods[0], indent, column + len(start), after)
-        return flat(document.base) + "".join(
-            f"\n{margin}.{lay(m, indent, indent + 1, after)}" for m in document.methods
-        )
+        return _lay_chain(document, indent, column, after)
     pieces = _pieces(document.text, WIDTH - inner)
     return "(\n" + "".join(f"{' ' * inner}{piece}\n" for piece in pieces) + f"{margin})"
+
+
+def _lay_chain(chain: Chain, indent: int, column: int, after: int) -> str:
+    base, margin = flat(chain.base), " " * indent
+    if len(chain.methods) > 1:
+        return base + "".join(f"\n{margin}.{lay(m, indent, indent + 1, after)}" for m in chain.methods)
+    (method,) = chain.methods
+    if column + len(base) + len(method.head) + 2 > WIDTH:
+        return f"{lay(chain.base, indent, column)}.{flat(method)}"
+    return f"{base}.{lay(method, indent, column + len(base) + 1, after)}"
 
 
 def assignment(name: str, document: Document) -> str:
@@ -127,7 +132,8 @@ def assignment(name: str, document: Document) -> str:
         return start + lay(document, 0, len(start))
     if isinstance(document, Infix) and len(document.rest) == 1:
         head, last = _last_bracket(document)
-        if last is not None and len(start) + len(head) < WIDTH - 1:
+        opening = getattr(last, "head", "") + "("
+        if last is not None and len(start + head + opening) <= WIDTH:
             return start + head + lay(last, 0, WIDTH)
         ((sign, operand),) = document.rest
         tail = f" {sign} {flat(operand)}"

@@ -119,12 +119,12 @@ class _Declaration:
         formula = self.argument(penalty.formula, name)
         if penalty.objective is None and penalty.over is None:
             return formula
-        rest = {
-            "objective": penalty.objective and self.objective(penalty.objective, f"the objective of '{name}'"),
-            "over": penalty.over and self.variables.of(penalty.over),
-        }
-        named = (Prefixed(f"{key}=", value) for key, value in rest.items() if value is not None)
-        return Bracket(self.variables.public("Penalty"), (formula, *named))
+        if penalty.over is not None:
+            rest = Prefixed("over=", self.variables.of(penalty.over))
+        else:
+            assert penalty.objective is not None
+            rest = Prefixed("objective=", self.objective(penalty.objective, f"the objective of the penalty '{name}'"))
+        return Bracket(self.variables.public("Penalty"), (formula, rest))
 
     def assumption(self, assumption: Assumption) -> Document:
         of = self.variables.of
@@ -158,7 +158,7 @@ class _Declaration:
 
     def arguments(self, call: Invocation, here: str, roles: list[str], argument: Argument) -> list[Document]:
         positional, named = arguments(call, self.words, here)
-        made = [self.value(v, role, argument) for v, role in zip(positional, roles, strict=False)]
+        made = [self.value(v, roles[i], argument) for i, v in enumerate(positional)]
         return [*made, *(Prefixed(f"{key}=", self.value(v, key, argument)) for key, v in named.items())]
 
     def value(self, value: object, role: str, argument: Argument) -> Document:

@@ -73,6 +73,8 @@ def check(h: Hierarchy) -> str:
     assert (hash(again), repr(again), fingerprint(again)) == (hash(h), repr(h), fingerprint(h))
     assert python(again) == text
     check_only_declares(text)
+    if max(map(len, (*h.parameters, *h.attributes, *h.policies, *map(str, h.strata)))) < 32:
+        assert max(map(len, text.splitlines())) <= WIDTH
     return text
 
 
@@ -116,7 +118,7 @@ def test_every_shipped_loss_is_declared_by_its_text() -> None:
         check(load(name))
 
 
-@pytest.mark.sampled
+@pytest.mark.thorough
 @pytest.mark.parametrize("module", every.MODULES)
 def test_hierarchies_of_tests_are_declared_by_their_texts(module: str) -> None:
     found = list(every.hierarchies_of(module))
@@ -279,7 +281,7 @@ def test_reasons_are_quoted(tmp_path: Path) -> None:
         "x" * 999,
     ]
     for reason in reasons:
-        text = check(one(gives_up={"inward": reason, f"baseline of {reason}": "why"}))
+        text = check(one(gives_up={"inward": reason, f"baseline of {reason[:20]}": "why"}))
         assert all(line.isprintable() for line in text.split("\n"))
         (tmp_path / "mine.py").write_text(text, encoding="utf-8")
 
@@ -314,17 +316,17 @@ def test_parameters_and_attributes_keep_every_field() -> None:
 
 
 def test_long_names_leave_lines_short() -> None:
-    names = [f"{letter}{'x' * 62}" for letter in "abc"]
-    rows, *_ = strata(" ".join(names))
-    p = [Parameter(f"p{k}{'y' * 60}", default=0.1) for k in range(3)]
-    text = check(
-        one(
-            gates={Parameter: 1} and {token: fibration.dual_clip_gate(*p)},
-            rows=rows,
-            penalties={"z" * 63: p[0] * log_prob(policies("current")[0]) ** 2},
-        )
+    rows, *_ = strata(" ".join(f"{letter}{'x' * 62}" for letter in "abc"))
+    bounds = [Parameter(f"p{k}{'y' * 60}", default=0.1) for k in range(3)]
+    gate = fibration.dual_clip_gate(*bounds)
+    (current,) = policies("current")
+    many = strata(" ".join(f"stratum_of_many_{k}" for k in range(9)))
+    h = one(
+        gates={token: gate.per(2)}, rows=rows, groups=many, penalties={"z" * 63: bounds[0] * log_prob(current) ** 2}
     )
-    assert max(map(len, text.splitlines())) <= WIDTH + 63
+    lines = check(h).splitlines()
+    assert max(map(len, lines)) <= WIDTH + 40, "a name that is declared is 63 characters long, twice"
+    assert max(len(line) for line in lines if "y" * 60 not in line) <= WIDTH
 
 
 def test_weights_of_kernels_and_objectives_may_be_made_of_others() -> None:
@@ -365,6 +367,11 @@ def test_a_constructor_of_another_package_is_refused() -> None:
 
 
 # ---------------------------------------------------------------- the command
+
+
+def test_the_page_shows_the_module_that_is_printed() -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "own_loss.md"
+    assert f"```python\n{python(load('dapo'))}```" in page.read_text()
 
 
 def test_show_prints_the_module(tmp_path: Path) -> None:
