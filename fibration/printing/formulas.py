@@ -28,7 +28,7 @@ from fibration.language.atoms import (
     reward,
     token_log_ratio,
 )
-from fibration.language.expressions import Apply, Expression, Number, terminates, write_number
+from fibration.language.expressions import Apply, Expression, Number, write_number
 from fibration.language.kernels import proportional, uniform
 from fibration.language.objectives import constant_normaliser, token_mean, trajectory_mean
 from fibration.language.operators import OPERATORS
@@ -229,8 +229,6 @@ class Formulas:
         if len(e.arguments) == 1:
             return Prefixed(sign, self.write(e.arguments[0], PREFIX)), PREFIX
         left, right = e.arguments
-        if quotient := _fraction(e):
-            return Bracket(self.variables.public("Fraction"), quotient), ATOM
         strength = STRENGTHS.get(e.operator, POWER)
         if isinstance(left, Number) and (isinstance(right, Number) or strength == COMPARED):
             first: Document = self._constant(left)  # Python would compute with two numbers, and turn 0 < x round
@@ -280,16 +278,6 @@ def _left(e: Apply, strength: int) -> int:
         left = e.arguments[0]
         return strength if isinstance(left, Apply) and left.operator == e.operator else PREFIX
     return {COMPARED: 1, POWER: ATOM}.get(strength, strength)
-
-
-def _fraction(e: Apply) -> tuple[Document, ...]:
-    """Returns the arguments of the `Fraction` that a quotient of whole numbers is written as; () for any other."""
-    if e.operator != "/" or not all(isinstance(a, Number) and a.value.denominator == 1 for a in e.arguments):
-        return ()
-    p, q = (int(a.value) for a in e.arguments)  # type: ignore[attr-defined]
-    if q < 1 or terminates(value := Fraction(p, q)) or value.denominator != q:
-        return ()
-    return number(Fraction(p)), number(Fraction(q))
 
 
 # ---------------------------------------------------------------- variables

@@ -256,7 +256,7 @@ def test_names_that_python_or_fibration_has_taken_get_an_underscore() -> None:
 @pytest.mark.parametrize(
     "formula",
     [
-        "1/2*residual", "residual*(1/3)", "2/4*residual", "(1 + 2)*residual", "residual*2**3", "-(1/2)*residual",
+        "1/2*residual", "residual*(1/3)", "1/3 + 0*residual", "residual*(1/3 + 0)", "-(1/3)*residual", "where(1/3 < residual, 1, 2)", "2/4*residual", "(1 + 2)*residual", "residual*2**3", "-(1/2)*residual",
         "where(0 < residual, 1, 2)*residual", "where(1 < 2, residual, 0)", "0.1234567890123456789*residual",
         "12345678901234567890*residual", "1e30*residual", "3e-300*residual", "residual - -2", "(-2)*residual",
         "-residual**2", "(-residual)**2", "residual - (residual - (residual - 1))", "residual/(residual/C)",
