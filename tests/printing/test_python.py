@@ -275,6 +275,7 @@ def test_reasons_are_quoted(tmp_path: Path) -> None:
         "'",
         '"',
         "\\",
+        """'' "" \\' \\" '""",
         "a\r\n\0\x7f\u202e\u2028\xa0",
         "} = __import__('os')",
         "long " * 199,
@@ -287,7 +288,7 @@ def test_reasons_are_quoted(tmp_path: Path) -> None:
 
 
 @thorough.examples(120)
-@given(st.text(), st.integers(0, 80))
+@given(st.text() | st.text("'\"\\ a"), st.integers(0, 80))
 def test_a_quotation_has_the_value_of_its_text(text: str, indent: int) -> None:
     assert ast.literal_eval(quoted(text)) == text
     assert quoted(text).isprintable()
