@@ -76,7 +76,7 @@ class _Declaration:
 
     def __init__(self, h: Hierarchy, variables: Variables, argument: Argument) -> None:
         self.h, self.variables, self.argument = h, variables, argument
-        self.words: dict[str, object] = {"source": SOURCE, "target": TARGET, **{o.name: o for o in _objects(h)}}
+        self.words: dict[str, object] = {"source": SOURCE, "target": TARGET, **{o.name: o for o in variables.objects}}
 
     def document(self) -> Document:
         h, of = self.h, self.variables.of
@@ -183,7 +183,7 @@ def _declared(h: Hierarchy, variables: Variables) -> Iterator[str]:
     numbers: list[tuple[Object, Document]] = [(a, _attribute(a, variables)) for a in h.attributes.values()]
     used = [value for value in variables.used if isinstance(value, Parameter)]
     numbers += [(p, _parameter(p, variables)) for p in used]
-    objects = [o for o in _objects(h) if o in variables.used]
+    objects = [o for o in variables.objects if o in variables.used]
     yield from _several([s for s in objects if isinstance(s, Stratum)], "strata", "Stratum", variables)
     yield from _several([p for p in objects if isinstance(p, Policy)], "policies", "Policy", variables)
     yield from (assignment(variables.of(value), document) for value, document in numbers)

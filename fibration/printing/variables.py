@@ -27,6 +27,11 @@ class Variables:
         self.result = self._declared(hierarchy)
         self._names = {value: self._declared(value.name) for value in dict.fromkeys(objects)}
 
+    @property
+    def objects(self) -> tuple[Object, ...]:
+        """All that may be declared, in the order in which it was given."""
+        return tuple(self._names)
+
     def _declared(self, name: str) -> str:
         while name in self._taken:
             name += "_"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import subprocess
@@ -100,6 +101,12 @@ def check_only_declares(text: str) -> None:
     assert known - used <= {names[-1]}, "all but the hierarchy is used"
 
 
+@functools.cache
+def printed(name: str) -> str:
+    """The module of a shipped loss."""
+    return check(load(name))
+
+
 def one(**changes: Any) -> Hierarchy:
     given = dict(name="one", gates={token: identity_gate()}, decomposition=ratio_deviation(), objective=token_mean())
     return Hierarchy(**{**given, **changes})
@@ -115,7 +122,7 @@ def from_json(**changes: Any) -> Hierarchy:
 
 def test_every_shipped_loss_is_declared_by_its_text() -> None:
     for name in shipped():
-        check(load(name))
+        printed(name)
 
 
 @pytest.mark.thorough
@@ -161,7 +168,7 @@ def test_the_text_is_the_same_in_every_process() -> None:
         ).stdout
         for seed in ("1", "2")
     }
-    assert texts == {"".join(python(load(name)) for name in names)}
+    assert texts == {"".join(printed(name) for name in names)}
 
 
 # ---------------------------------------------------------------- as it would be written
@@ -208,7 +215,7 @@ def test_parts_that_occur_twice_have_a_variable() -> None:
 
 
 def test_lines_are_short_and_formatted(tmp_path: Path) -> None:
-    texts = {name: python(load(name)) for name in shipped()}
+    texts = {name: printed(name) for name in shipped()}
     assert max(len(line) for text in texts.values() for line in text.splitlines()) <= WIDTH
     for name, text in texts.items():
         (tmp_path / f"{name}.py").write_text(text)
@@ -220,15 +227,13 @@ def test_lines_are_short_and_formatted(tmp_path: Path) -> None:
 
 
 def test_shipped_files_hold_nothing_that_cannot_be_printed() -> None:
-    """What a shipped file imports from fibration is printed for it, but for what is sugar when it is declared."""
-    sugar = {"load", "position", "absolute"}
     for name in shipped():
         code = (Path(fibration.__file__).parent / "specs").rglob(f"{name}.py")
         wanted = {
             a.name for n in ast.parse(next(code).read_text()).body if isinstance(n, ast.ImportFrom) for a in n.names
         }
-        printed = {a.name for n in ast.parse(python(load(name))).body if isinstance(n, ast.ImportFrom) for a in n.names}
-        assert wanted - sugar <= printed, name
+        names = {a.name for n in ast.parse(printed(name)).body if isinstance(n, ast.ImportFrom) for a in n.names}
+        assert wanted - {"load"} <= names, name
 
 
 # ---------------------------------------------------------------- awkward names, numbers and texts
