@@ -36,11 +36,12 @@ from fibration.language.order import ONE, Ordered
 from fibration.language.policies import LogProb, Policy
 from fibration.language.statistics import Aggregate, atoms_within
 from fibration.language.traversal import atoms, transform
-from fibration.printing.layout import Bracket, Document, Infix, Parentheses, Prefixed, Quotation, flat, quoted
+from fibration.printing.layout import Bracket, Document, Infix, Parentheses, Prefixed, Quotation, flat, nesting, quoted
 from fibration.printing.variables import Variables
 
 LONGEST = 60  # characters of a formula that stands as an argument; a longer one gets a variable
 SAVED = 50  # characters of a part, times how often it occurs, from which on it gets a variable
+DEEPEST = 8  # brackets in one another, from which on the outermost gets a variable
 OFTEN = 4  # how often a count occurs before it gets a variable
 
 # How tightly Python binds an operator. `write` has the grammar's strengths, which differ for conditions.
@@ -190,7 +191,7 @@ class Formulas:
         if e in self.named:
             return self.named[e]
         document, strength = self._write(e)
-        if e in self.shared:
+        if e in self.shared or nesting(document) > DEEPEST:
             return self._assign(e, document, _name(e))
         return Parentheses(document) if strength < at_least else document
 

@@ -80,6 +80,19 @@ def flat(document: Document) -> str:
     return quoted(document.text)
 
 
+def nesting(document: Document) -> int:
+    """Returns how many brackets a document has in one another."""
+    if isinstance(document, Bracket):
+        return 1 + max(map(nesting, document.items), default=0)
+    if isinstance(document, Parentheses):
+        return 1 + nesting(document.inner)
+    if isinstance(document, Prefixed):
+        return nesting(document.inner)
+    if isinstance(document, Infix):
+        return max(nesting(document.first), *(nesting(operand) for _, operand in document.rest))
+    return max(map(nesting, (document.base, *document.methods))) if isinstance(document, Chain) else 0
+
+
 def lay(document: Document, indent: int = 0, column: int | None = None, after: int = 0) -> str:
     """Returns a document as lines of at most `WIDTH` characters, as far as names and numbers allow.
 

@@ -335,6 +335,16 @@ def test_long_names_leave_lines_short() -> None:
     assert max(len(line) for line in lines if "y" * 60 not in line) <= WIDTH
 
 
+@pytest.mark.parametrize(
+    "deeper", [lambda g, k: minimum(k, g), lambda g, k: k - g * (k + residual), lambda g, k: k + g]
+)
+def test_deep_formulas_leave_lines_short(deeper: Any) -> None:
+    formula = residual
+    for k in range(45):
+        formula = deeper(formula, k)
+    check(one(gates={token: Gate(formula)}))
+
+
 def test_weights_of_kernels_and_objectives_may_be_made_of_others() -> None:
     half = (fibration.uniform().weight + fibration.proportional(count(token) + 1).weight) / 2
     two = fibration.Fibration(token, trajectory, kernel=fibration.MarkovKernel(half))
