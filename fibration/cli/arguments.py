@@ -14,7 +14,7 @@ from fibration.errors import ParameterError
 from fibration.language.read_document import GivenTwice, once
 
 VerifyFormat = StrEnum("VerifyFormat", "text json junit github markdown")
-ShowFormat = StrEnum("ShowFormat", "text mermaid latex json schema")
+ShowFormat = StrEnum("ShowFormat", "text python mermaid latex json schema")
 Spec = Annotated[
     str,
     typer.Argument(metavar="SPEC", help="path.py, path.py:NAME, a JSON file, or a shipped loss.", show_default=False),

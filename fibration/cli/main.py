@@ -264,18 +264,22 @@ def show(
         ShowFormat, typer.Option("--format", "-f", case_sensitive=False, help="The format.")
     ] = ShowFormat.text,
 ) -> None:
-    """Print a hierarchy as text, mermaid, LaTeX or JSON.
+    """Print a hierarchy as text, Python, mermaid, LaTeX or JSON.
 
-    `schema` is the JSON Schema of all hierarchies. The command proves nothing.
+    `python` is a module that declares it, to be saved and edited. `schema` is the JSON Schema of all hierarchies. The
+    command proves nothing.
     """
     from fibration.compiler.coupling import coupling_of
     from fibration.printing.latex import latex
+    from fibration.printing.python import python
     from fibration.printing.reports import load_quietly
     from fibration.printing.text import mermaid, text
 
     hierarchy = load_quietly(spec)
     if format is ShowFormat.json:
         typer.echo(hierarchy.model_dump_json(indent=2))
+    elif format is ShowFormat.python:
+        typer.echo(python(hierarchy), nl=False)
     elif format is ShowFormat.schema:
         typer.echo(json.dumps(hierarchy.model_json_schema(), indent=2))
     else:

@@ -9,6 +9,30 @@ SLIPS = (
         'yield f"J = Σ_i μ_i·{product}"',
     ),
     slip(
+        "in a printed module Python computes with two numbers", "printing/test_python",
+        "first: Document = self._constant(left)", "first: Document = self.write(left)",
+    ),
+    slip(
+        "in a printed module a difference on the right has no parentheses", "printing/test_python",
+        "PREFIX if strength in JOINED else strength + 1)", "PREFIX if strength in JOINED else strength)",
+    ),
+    slip(
+        "in a printed module a part comes before what it reads", "printing/test_python",
+        "self.statements.append((self.named[e], document))", "self.statements.insert(0, (self.named[e], document))",
+    ),
+    slip(
+        "in a printed module a variable takes the name of a function", "printing/test_python",
+        "        while name in self._taken:\n", "        while name in ():\n",
+    ),
+    slip(
+        "a reason ends its quotation in a printed module", "printing/test_python",
+        """other = {"\\\\'": "'", '"': '\\\\"'}""", """other = {"\\\\'": "'"}""",
+    ),
+    slip(
+        "a printed group mean of others has the answer's own reward", "printing/test_python",
+        "_given(over=right.over, leave_one_out=right.others or None, of=right.of)", "_given(over=right.over, of=right.of)",
+    ),
+    slip(
         "GitHub is told of what follows too", "cli/test_main",
         "for v in o.report.causes]", "for v in o.report.failures]",
     ),

@@ -1,0 +1,337 @@
+"""Formulas as Python: with the operators and functions of `fibration`, and variables for parts that occur twice."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from fractions import Fraction
+from typing import NamedTuple
+
+from fibration.errors import SpecError
+from fibration.language.advantages import centred, standardised
+from fibration.language.atoms import (
+    SOURCE,
+    Attribute,
+    Count,
+    Density,
+    Gated,
+    Gathered,
+    Parameter,
+    Place,
+    Reading,
+    Stratum,
+    Summary,
+    Total,
+    resolve_places,
+    reward,
+    token_log_ratio,
+)
+from fibration.language.expressions import Apply, Expression, Number, write_number
+from fibration.language.kernels import proportional, uniform
+from fibration.language.objectives import constant_normaliser, token_mean, trajectory_mean
+from fibration.language.operators import OPERATORS
+from fibration.language.order import ONE, Ordered
+from fibration.language.policies import LogProb, Policy
+from fibration.language.statistics import Aggregate, atoms_within
+from fibration.language.traversal import atoms, transform
+from fibration.printing.layout import Bracket, Document, Infix, Parentheses, Prefixed, Quotation, flat, nesting, quoted
+from fibration.printing.variables import Variables
+
+LONGEST = 60  # characters of a formula that stands as an argument; a longer one gets a variable
+SAVED = 50  # characters of a part, times how often it occurs, from which on it gets a variable
+DEEPEST = 8  # brackets in one another, from which on the outermost gets a variable
+OFTEN = 4  # how often a count occurs before it gets a variable
+
+# How tightly Python binds an operator. `write` has the grammar's strengths, which differ for conditions.
+ATOM, POWER, PREFIX, COMPARED = 9, 7, 6, 0
+STRENGTHS = {"<": 0, "<=": 0, ">": 0, ">=": 0, "or": 1, "and": 2, "+": 4, "-": 4, "*": 5, "/": 5}
+JOINED = (STRENGTHS["or"], STRENGTHS["and"])
+NAMES = {"abs": "absolute"}  # operators whose public function is called otherwise
+# Calls whose weights are made of places that have no public name.
+WEIGHTS = {made().weight: made.__name__ for made in (token_mean, trajectory_mean, uniform)}
+
+# The variable of a part, by its outermost operator or statistic.
+PARTS = {
+    "+": "term", "-": "difference", "*": "product", "/": "quotient", "**": "power", "neg": "negated", "abs": "size",
+    "where": "choice", "minimum": "capped", "maximum": "floored", "clip": "clipped", "sqrt": "root", "stop": "stopped",
+    "total": "sum", "some": "has_some", "deviation": "spread", "before": "earlier", "after": "later",
+}  # fmt: skip
+
+
+class Call(NamedTuple):
+    """A call of a public function; arguments are formulas, or anything else that `Formulas.value` writes."""
+
+    function: str
+    positional: tuple[object, ...]
+    named: tuple[tuple[str, object], ...] = ()
+    field: str = ""  # of what is returned
+
+    @property
+    def formulas(self) -> list[Expression]:
+        return [v for v in (*self.positional, *(v for _, v in self.named)) if isinstance(v, Expression)]
+
+
+def _call(e: Expression) -> Call | None:
+    """Returns the call that makes a formula; None for an operator with a sign, and for what is written as its name."""
+    if e in WEIGHTS:
+        return Call(WEIGHTS[e], (), field="weight")
+    if isinstance(e, Apply) and not OPERATORS[e.operator].sign:
+        return Call(NAMES.get(e.operator, e.operator), e.arguments)
+    if isinstance(e, Apply):
+        return _of_advantages(e) or _of_weight(e)
+    if isinstance(e, Count):
+        return Call("count", (e.of,), _given(over=e.over))
+    if isinstance(e, Total):
+        return Call("total", (e.attribute,), _given(over=e.over))
+    if isinstance(e, Density):
+        return Call("density", (e.stratum,) if e.channel is None else (e.stratum, e.channel))
+    if isinstance(e, Gated):
+        return Call("gated", (e.channel,))
+    if isinstance(e, LogProb):
+        return Call("log_prob", (e.policy,))
+    if isinstance(e, Aggregate):
+        positional = (e.formula,) if e.level is None else (e.formula, e.level)
+        return Call(e.kind, positional, _given(over=e.over, of=e.of, others=e.others or None))
+    if isinstance(e, Ordered) and e.is_position:
+        return Call("position", (), _given(over=e.over, of=e.of))
+    if isinstance(e, Ordered):
+        discount = None if e.discount == ONE else e.discount
+        return Call(e.direction, (e.formula,), _given(over=e.over, discount=discount, of=e.of))
+    return None
+
+
+def _given(**named: object) -> tuple[tuple[str, object], ...]:
+    return tuple((key, value) for key, value in named.items() if value is not None)
+
+
+def _of_advantages(e: Apply) -> Call | None:
+    """Returns the call of `centred` or `standardised` that makes a formula of rewards, if one of the two does."""
+    if e.operator not in ("-", "/") or len(e.arguments) != 2:
+        return None
+    left, right = e.arguments
+    if e.operator == "-" and isinstance(right, Aggregate) and right.of is not None:
+        if reward in atoms_within(left) and centred(left, right.over, right.others, right.of) == e:
+            return Call("centred", (left,), _given(over=right.over, leave_one_out=right.others or None, of=right.of))
+    elif isinstance(left, Apply) and isinstance(right, Apply) and right.operator == "+":
+        call = _of_advantages(left)
+        if call is not None and call.function == "centred":
+            formula, mean = left.arguments
+            assert isinstance(mean, Aggregate)
+            given, epsilon = (formula, mean.over, mean.others, mean.of), right.arguments[1]
+            if standardised(*given, epsilon) == e:
+                said = None if standardised(*given) == e else epsilon
+                return Call("standardised", call.positional, (*call.named, *_given(epsilon=said)))
+    return None
+
+
+def _of_weight(e: Apply) -> Call | None:
+    """Returns the call of `proportional` or `constant_normaliser` whose weight a quotient is, if it is one."""
+    if e.operator != "/":
+        return None
+    above, below = e.arguments
+    if isinstance(below, Apply) and below.operator == "*" and isinstance(below.arguments[0], Count):
+        length = below.arguments[1]
+        return (
+            Call("constant_normaliser", (length,), field="weight") if constant_normaliser(length).weight == e else None
+        )
+    if not any(isinstance(a, Gathered) and a.over == SOURCE for a in atoms(above)):
+        return None
+
+    def here(atom: Expression) -> Expression:
+        return replace(atom, over=None) if isinstance(atom, Gathered) and atom.over == SOURCE else atom  # type: ignore[type-var]
+
+    measure = transform(above, here)
+    return Call("proportional", (measure,), field="weight") if proportional(measure).weight == e else None
+
+
+def with_strata(e: Expression, source: Stratum, target: Stratum) -> Expression:
+    """Returns a kernel's formula with its strata for `source` and `target`, but in the weights of public kernels."""
+    if _call(e) is not None and _call(e).field:  # type: ignore[union-attr]
+        return e
+    if isinstance(e, Apply):
+        return Apply(e.operator, tuple(with_strata(a, source, target) for a in e.arguments))
+    return resolve_places(e, lambda place: source if place == SOURCE else target)
+
+
+def _operands(e: Expression) -> list[Expression]:
+    """Returns the formulas that the text of a formula contains directly."""
+    call = _call(e)
+    if call is not None:
+        return call.formulas
+    return list(e.arguments) if isinstance(e, Apply) else []
+
+
+class Formulas:
+    """Writes the formulas of one hierarchy. A part that occurs twice, or that is too long, has a variable."""
+
+    def __init__(self, variables: Variables, rows: Stratum, roots: Iterable[Expression]) -> None:
+        self.variables, self.rows = variables, rows
+        self.named: dict[Expression, str] = {}
+        self.statements: list[tuple[str, Document]] = []  # each uses the variables of those before it
+        uses: Counter[Expression] = Counter()
+        stack = list(roots)
+        while stack:
+            e = stack.pop()
+            uses[e] += 1
+            if uses[e] == 1:
+                stack += _operands(e)
+        self.shared = {e for e, n in uses.items() if _deserves_a_variable(e, n)}
+
+    def argument(self, e: Expression, role: str) -> Document:
+        """Returns a formula as an argument; one that is too long becomes the variable `role`."""
+        document = self.write(e)
+        if len(flat(document)) <= LONGEST or e in self.named:
+            return document
+        return self._assign(e, document, role)
+
+    def write(self, e: Expression, at_least: int = 0) -> Document:
+        """Returns a formula, in parentheses if its operator binds less tightly than `at_least`."""
+        if e in self.named:
+            return self.named[e]
+        document, strength = self._write(e)
+        if e in self.shared or nesting(document) > DEEPEST:
+            return self._assign(e, document, _name(e))
+        return Parentheses(document) if strength < at_least else document
+
+    def _assign(self, e: Expression, document: Document, name: str) -> str:
+        self.named[e] = self.variables.new(name)
+        self.statements.append((self.named[e], document))
+        return self.named[e]
+
+    def value(self, value: object) -> Document:
+        """Returns an argument of a call: a formula, a stratum, a policy, a channel, or True and False."""
+        if isinstance(value, Expression):
+            return self.write(value)
+        if isinstance(value, (Stratum, Policy)):
+            return self.variables.of(value)
+        if isinstance(value, Place):
+            raise SpecError(
+                f"a formula of '{self.variables.hierarchy}' counts '{value}', which has no public name",
+                required="strata, and weights of token_mean(), trajectory_mean() and constant_normaliser(length)",
+                remedy="name the stratum: count(token, over=batch)",
+            )
+        return quoted(value) if isinstance(value, str) else str(value)
+
+    def _write(self, e: Expression) -> tuple[Document, int]:
+        """Returns a formula without a variable of its own, and how tightly its outermost operator binds."""
+        if isinstance(e, Number):
+            return self._number(e.value), ATOM if e.value >= 0 else PREFIX
+        if isinstance(e, Reading):
+            return self.variables.public(e.name), ATOM
+        if isinstance(e, (Parameter, Attribute)):
+            return self.variables.of(e), ATOM
+        call = _call(e)
+        if call is not None:
+            return self._write_call(call), ATOM
+        assert isinstance(e, Apply), e
+        sign = OPERATORS[e.operator].sign
+        if len(e.arguments) == 1:
+            return Prefixed(sign, self.write(e.arguments[0], PREFIX)), PREFIX
+        left, right = e.arguments
+        strength = STRENGTHS.get(e.operator, POWER)
+        if isinstance(left, Number) and (isinstance(right, Number) or strength == COMPARED):
+            first: Document = self._constant(left)  # Python would compute with two numbers, and turn 0 < x round
+        else:
+            first = self.write(left, _left(e, strength))
+        if e.operator == "**":
+            is_name = isinstance(first, str) and first.isidentifier()
+            exponent = self.write(right)
+            return f"{first}**{flat(exponent)}" if is_name else Infix(first, ((sign, exponent),)), strength
+        second = sign, self.write(right, PREFIX if strength in JOINED else strength + 1)
+        if isinstance(first, Infix) and isinstance(left, Apply) and STRENGTHS.get(left.operator) == strength:
+            return Infix(first.first, (*first.rest, second)), strength
+        return Infix(first, (second,)), strength
+
+    def _write_call(self, call: Call) -> Document:
+        if call.function == "total" and isinstance(call.positional[0], Number):  # `total` takes no number of Python
+            positional: list[Document] = [self._constant(call.positional[0])]
+        else:
+            positional = [self.value(v) for v in call.positional]
+        usual = {"of": self.rows} if call.function in ("centred", "standardised") else {}
+        named = [(key, value) for key, value in call.named if usual.get(key) != value]
+        items = (*positional, *(Prefixed(f"{key}=", self.value(value)) for key, value in named))
+        made = Bracket(self.variables.public(call.function), items)
+        return f"{flat(made)}.{call.field}" if call.field else made
+
+    def _number(self, value: Fraction) -> Document:
+        if value.denominator == 1 or Fraction(repr(float(value))) == value:
+            return number(value)
+        return Bracket(self.variables.public("Fraction"), (Quotation(write_number(value)),))
+
+    def _constant(self, value: Number) -> Document:
+        """Returns a number as a formula, for which Python does not compute."""
+        return f"{flat(Bracket(self.variables.public('Gate'), (self._number(value.value),)))}.expression"
+
+
+def number(value: Fraction | float) -> str:
+    """Returns a whole number or a float as Python writes it."""
+    text = repr(float(value))
+    if text != "-0.0" and value == int(value) and (abs(float(value)) < 1e16 or Fraction(text) != value):
+        return str(int(value))
+    return re.sub(r"e([-+])0*", lambda found: f"e{found[1].strip('+')}", text)
+
+
+def _left(e: Apply, strength: int) -> int:
+    """Returns how tightly the left operand binds that needs no parentheses."""
+    if strength in JOINED:  # `a & b | c` is clearer with parentheses
+        left = e.arguments[0]
+        return strength if isinstance(left, Apply) and left.operator == e.operator else PREFIX
+    return {COMPARED: 1, POWER: ATOM}.get(strength, strength)
+
+
+# ---------------------------------------------------------------- variables
+
+
+def _deserves_a_variable(e: Expression, uses: int) -> bool:
+    """Whether a part of formulas is worth a line of its own because it occurs several times."""
+    if uses < 2 or not isinstance(e, (Apply, Summary, Count, Total)):
+        return False
+    if _ratio_name(e) is not None:
+        return True
+    is_count = isinstance(e, (Count, Total))
+    if isinstance(e, Apply) and e.operator == "/":  # such as 1 / count(token, over=trajectory)
+        is_count = all(isinstance(a, (Number, Count, Total)) for a in e.arguments)
+    return len(str(e)) * uses >= SAVED and (uses >= OFTEN or not is_count)
+
+
+def _name(e: Expression) -> str:
+    """Returns the name of the variable of a part."""
+    ratio = _ratio_name(e)
+    if ratio is not None:
+        return ratio
+    if e.is_condition and isinstance(e, Apply):
+        return "condition"
+    if isinstance(e, Apply):
+        return PARTS.get(e.operator, f"{e.operator}_part")
+    over = getattr(e, "over", None)
+    of = "" if over is None else f"_of_{over}"
+    if isinstance(e, Count):
+        return f"{str(e.of).removesuffix('y')}{'ies' if str(e.of).endswith('y') else 's'}{of}"
+    if isinstance(e, Total):
+        return f"total_of_{e.attribute}{of}"
+    assert isinstance(e, (Aggregate, Ordered)), e
+    return f"{'place' if isinstance(e, Ordered) and e.is_position else PARTS.get(e.word, e.word)}{of}"
+
+
+def _ratio_name(e: Expression) -> str | None:
+    """Returns the name of a probability, or of a ratio of two, or of its logarithm; None for anything else."""
+    if isinstance(e, Apply) and e.operator in ("exp", "expm1"):
+        inner = e.arguments[0]
+        name = f"{inner.policy}_probability" if isinstance(inner, LogProb) else _ratio(inner)
+        return name and name + "_minus_1" * (e.operator == "expm1")
+    name = None if e == token_log_ratio else _ratio(e)
+    return name and f"log_{name}"
+
+
+def _ratio(e: Expression) -> str | None:
+    """Returns the name of the ratio whose logarithm a formula is, of a token or of all tokens of an element."""
+    if e == token_log_ratio:
+        return "ratio"
+    if isinstance(e, Apply) and e.operator == "-" and all(isinstance(a, LogProb) for a in e.arguments):
+        return "_by_".join(a.policy.name for a in e.arguments if isinstance(a, LogProb))
+    if isinstance(e, Aggregate) and e.kind in ("mean", "total") and e.of is None and e.over is not None:
+        inner = _ratio(e.formula)
+        return inner and f"{'mean_' * (e.kind == 'mean')}{inner}_of_{e.over}"
+    return None
