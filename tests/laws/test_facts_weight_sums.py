@@ -34,8 +34,9 @@ from fibration import (
 )
 from fibration.language.loading import shipped
 from fibration.language.places import whole_batch
+from fibration.language.sympy_bridge import from_sympy
 from fibration.laws.batches.search import concretes
-from fibration.laws.facts.weight_sums import weight
+from fibration.laws.facts.weight_sums import Sums, weight
 
 token, trajectory, prompt_group, domain, batch = strata("token trajectory prompt_group domain batch")
 T, B, N = count(token, over=trajectory), count(trajectory, over=batch), count(token, over=batch)
@@ -79,11 +80,13 @@ def batches(h, most=60, seed=0):
 
 
 def sums_hold(h, most=60, seed=0):
-    """The stated sums are those that adding `μ` over the tokens of an element gives."""
-    stated, seen = sums(h, fact(h).value), 0
+    """The sums, stated or not, are those that adding `μ` over the tokens of an element gives."""
+    stated, every, seen = sums(h, fact(h).value), Sums(h, h.objective), 0
+    whole = {s: from_sympy(value) for s in every.strata if (value := every.over(s)) is not None}
+    assert h.rows in whole and stated.keys() <= whole.keys()
     for world in batches(h, most, seed):
         mu = [world.mu(k) for k in range(len(world.tokens))]
-        for s, formula in stated.items():
+        for s, formula in (*stated.items(), *whole.items()):
             for e in range(world.sizes[s]):
                 own = [m for m, (leaf, i) in zip(mu, world.tokens, strict=True) if world.below(leaf, i, s) == e]
                 assert abs(sum(own, Fraction(0)) - world.value(formula, s, e)) < Fraction(1, 10**25), (s, formula)

@@ -19,9 +19,9 @@ from typing import Any
 
 import sympy
 
-from fibration.errors import SpecError, an, listed
+from fibration.errors import an, listed
 from fibration.language.atoms import BATCH, Attribute, Count, Parameter, Stratum, Total, read_at
-from fibration.language.expressions import Expression, write
+from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.objectives import Objective, constant_normaliser, token_mean, trajectory_mean
 from fibration.language.places import whole_batch
@@ -60,11 +60,13 @@ def _fact(h: Hierarchy, objective: Objective, subject: str) -> Fact:
     aside = _aside(objective)
     for stratum in sums.strata:
         if (unusual := sums.unusual(stratum)) is not None:
-            value = f"{sums.text(stratum)} per {stratum}"
+            value = f"{show(sums.over(stratum))} per {stratum}"
             return Fact("weight", subject, value, f"{unusual}; {USUAL}{aside}", WARNING)
-    said = ", ".join(f"{sums.text(s)} per {s}" for s in reversed(sums.strata) if sums.over(s) is not None)
-    value = ": ".join(filter(None, (sums.name, said)))
-    return Fact("weight", subject, value, f"{sums.same or 'sums of μ over tokens'}{aside}", NOTE)
+    same = sums.same
+    shown = [s for s in reversed(sums.strata) if s.name in (BATCH, same, h.rows.name) and sums.over(s) is not None]
+    said = ", ".join(f"{show(sums.over(s))} per {s}" for s in shown)
+    why = f"every {same} counts the same" if same else "sums of μ over tokens"
+    return Fact("weight", subject, ": ".join(filter(None, (sums.name, said))), f"{why}{aside}", NOTE)
 
 
 def _aside(objective: Objective) -> str:
@@ -170,15 +172,6 @@ class Sums:
 
     # ------------------------------------------------------------ words
 
-    def text(self, stratum: Stratum) -> str:
-        """The sum in the written grammar."""
-        value = self.over(stratum)
-        try:
-            return show(value)
-        except SpecError:  # a power of a root
-            rest = self.objective.spelled_out(self.h.leaves, self.h.rows)
-            return f"({write(from_sympy(self.tokens(self.h.rows)))})*({write(rest)})"
-
     @property
     def name(self) -> str:
         """The constructor that makes `μ`; '' if none does."""
@@ -193,12 +186,12 @@ class Sums:
 
     @property
     def same(self) -> str:
-        """Which are the finest elements of a batch that all have one weight, or one sum; '' if there are none."""
-        places: list[tuple[str, Any]] = [("token", self.mu)]
+        """The stratum of the finest elements that all have one weight, or one sum; '' if there is none."""
+        places = [(self.h.leaves[0].name, self.mu)] if len(self.h.leaves) == 1 else [("token", self.mu)]
         places += [(str(s), self.over(s)) for s in self.strata if s != WHOLE]
         for name, value in places:
             if value is not None and all(self.shared(ATOM_OF[s], WHOLE) for s in value.free_symbols):
-                return f"every {name} counts the same"
+                return name
         return ""
 
     # ------------------------------------------------------------ sums that no usual mean has
