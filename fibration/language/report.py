@@ -218,7 +218,7 @@ class Report:
 
     @property
     def given_up(self) -> dict[str, list[str]]:
-        """The laws that are given up, by the reason. A law has its subjects if its other subjects have other reasons."""
+        """The laws that are given up, by the reason. With its subjects if others have other reasons."""
         found = [v for v in self.verdicts if v.given_up and v.status != "proved"]
         result: dict[str, list[str]] = {}
         for v in found:

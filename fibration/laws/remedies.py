@@ -28,23 +28,29 @@ def bounded(h: Hierarchy, formulas: Iterable[Expression], holds: Holds) -> str:
     read = [a for formula in formulas for a in (*atoms(formula), *atoms_within(formula, Total))]
     named = dict.fromkeys(a.attribute if isinstance(a, Total) else a for a in read)
     for given in islice((a for a in named if isinstance(a, (Parameter, Attribute))), MOST):
-        for other in _others(given):
-            replaced: Mapping[Expression, Expression] = {given: other}
-            if isinstance(other, Attribute):
-                replaced = {**replaced, **{a: Total(other, a.over) for a in read if isinstance(a, Total)}}
+        for other, bound in _others(given):
             try:
-                if holds(with_declared(h, replaced)):
-                    return f"declare {other.declaration()}"
+                if holds(with_declared(h, {given: other})):
+                    return f"declare {_text(other, bound)}"
             except FibrationError:  # this hierarchy cannot have it
                 continue
     return ""
 
 
-def _others(given: Parameter | Attribute) -> Iterator[Parameter | Attribute]:
+def _text(declared: Parameter | Attribute, bound: Mapping[str, float]) -> str:
+    """The declaration; a new bound is written even where it is the usual one, such as lower=0."""
+    written = declared.declaration()
+    for name, value in bound.items():
+        new = f", {name}={value:g}"
+        written = written.replace(f"{new}.0", new) if f"{new}.0" in written else f"{written[:-1]}{new})"
+    return written
+
+
+def _others(given: Parameter | Attribute) -> Iterator[tuple[Parameter | Attribute, Mapping[str, float]]]:
     """Yields the same parameter or attribute with one tighter bound. Bounds that exclude its default are left out."""
     if isinstance(given, Attribute):
         if not given.positive and (given.upper is None or given.upper > 0):
-            yield Attribute(given.name, on=given.on, upper=given.upper)
+            yield Attribute(given.name, on=given.on, upper=given.upper), {}
         return
     low, high = given.lower, given.upper
     tried = [{"upper": 1.0}] if high is None or high > 1 else []
@@ -53,6 +59,7 @@ def _others(given: Parameter | Attribute) -> Iterator[Parameter | Attribute]:
     for bound in tried:
         bounds = {"lower": low, "upper": high, **bound}
         try:
-            yield Parameter(given.name, given.default, per_channel=given.per_channel, on=given.on, **bounds)
+            made = Parameter(given.name, given.default, per_channel=given.per_channel, on=given.on, **bounds)
         except FibrationError:
             continue
+        yield made, bound

@@ -151,7 +151,9 @@ class Overview:
 def brief(reports: Sequence[Report]) -> str:
     """Returns a line per hierarchy in GitHub's Markdown, then what fails, what is given up, and warnings."""
     rows = [["", "hierarchy", "outcome"], ["---", "---", "---"]]
-    rows += [[KINDS["proved" if r.ok else "refuted"].sign, r.hierarchy.name, f"{r.outcome}: {tally(r)}"] for r in reports]
+    rows += [
+        [KINDS["proved" if r.ok else "refuted"].sign, r.hierarchy.name, f"{r.outcome}: {tally(r)}"] for r in reports
+    ]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     for r in reports:
         said = sorted(notes(r), key=lambda note: note[0] is MARKS["given up"])

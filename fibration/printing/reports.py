@@ -134,7 +134,9 @@ def short(report: Report) -> RenderableType:
     """Returns what fails, what is given up, the facts to act on, and how many laws hold."""
     title = Text.assemble((report.hierarchy.name, "bold"), "  ", outcome_of(report))
     rows = _rows(report, report.causes, report.noted, report.given_up)
-    hold = Text.assemble("  ", (f"{KINDS['proved'].sign} {report.holds}", KINDS["proved"].style), ("; --all lists them", "dim"))
+    hold = Text.assemble(
+        "  ", (f"{KINDS['proved'].sign} {report.holds}", KINDS["proved"].style), ("; --all lists them", "dim")
+    )
     return Group(title, rows, hold)
 
 
@@ -166,7 +168,9 @@ def _rows(
         shown, first = KINDS["given up"], laws[0]
         for law, _, of in (name.partition(" of ") for name in laws):
             why = reason if law == first.partition(" of ")[0] else f"as {first}"
-            grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text(law), Text(f"{of}: {why}" if of else why))
+            grid.add_row(
+                "", Text(f"{shown.sign} {shown.word}", shown.style), Text(law), Text(f"{of}: {why}" if of else why)
+            )
     for f in facts:
         shown = mark_of(f)
         because = (f" ({f.argument})" if f.argument else "", "dim")

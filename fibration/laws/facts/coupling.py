@@ -21,7 +21,10 @@ def coupling(hierarchy: Hierarchy) -> Fact:
         reason = internal_error("the fact 'coupling'", error)
         return Fact("coupling", "hierarchy", f"not certified: {INTERNAL_ERROR}", f"{reason}; {FILE_AN_ISSUE}", WARNING)
     if found.is_row_local:
-        level, why = DETAIL, "a row's coefficients need its log-probs alone: a micro-batch of whole rows needs no second pass"
+        level, why = (
+            DETAIL,
+            "a row's coefficients need its log-probs alone: a micro-batch of whole rows needs no second pass",
+        )
     else:
         level, why = NOTE, "a micro-batch has all of these rows; else a pass over all rows of the step comes first"
     return Fact("coupling", "hierarchy", str(found), why, level)

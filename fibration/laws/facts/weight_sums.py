@@ -27,8 +27,7 @@ from fibration.language.objectives import Objective, constant_normaliser, token_
 from fibration.language.places import whole_batch
 from fibration.language.report import NOTE, WARNING, Fact
 from fibration.language.strata import Shape
-from fibration.language.sympy_bridge import ATOM_OF, from_sympy, show, symbol, to_sympy, vanishes
-from fibration.language.traversal import atoms
+from fibration.language.sympy_bridge import ATOM_OF, from_sympy, show, to_sympy, vanishes
 from fibration.laws import topic
 from fibration.laws.batches.values_tried import parameter_values
 from fibration.laws.batches.words import number

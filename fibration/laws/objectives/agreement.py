@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
 from fibration.language.sympy_bridge import vanishes
 from fibration.language.traversal import desugar
 from fibration.laws import topic
@@ -19,6 +20,7 @@ from fibration.laws.batches.first_update import CLOSE, NO_VALUE
 from fibration.laws.batches.words import Witness, in_brief, rounded
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.objectives import coinciding_search
+from fibration.laws.remedies import bounded
 from fibration.laws.signs.claim import factors
 from fibration.laws.signs.coinciding import everywhere
 from fibration.laws.subject import Subject
@@ -54,7 +56,14 @@ def _refused(subject: Subject, weight: Expression, name: str) -> Decision:
     questions = (here.question(weight, 1) for here in everywhere(subject.hierarchy))
     where = next((f", not 1 where {words}" for words in questions if words), "")
     found = f"w = {weight}{where}" + ("" if witness else ", which was not shown to tend to 1")
-    return following(unproved(name, found, REMEDY, witness), subject.failure("objective", name))
+    bound = bounded(subject.hierarchy, [weight], _all_tend_to_one)
+    return following(
+        unproved(name, found, f"{bound}; or {REMEDY}" if bound else REMEDY, witness), subject.failure("objective", name)
+    )
+
+
+def _all_tend_to_one(h: Hierarchy) -> bool:
+    return all(_tends_to_one(Subject(h, []), weight) for weight in h.objective.weighed)
 
 
 def weight_off_one(subject: Subject, weight: Expression) -> Witness | None:
