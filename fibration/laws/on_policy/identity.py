@@ -129,7 +129,7 @@ def _normalised(h: Hierarchy, stratum: Stratum, passes: Callable[[Hierarchy], bo
             made = Gate(from_sympy(sympy.cancel((whole - value) / slope)))
         else:
             kept = gate.expression if value == 0 else gate.expression - from_sympy(value)
-            made = Gate(kept if slope == 1 else kept / from_sympy(slope))
+            made = Gate(kept if slope == 1 else from_sympy(sympy.cancel(1 / slope)) * kept)
         mended = h.replace(gates={**h.gates, stratum: made})
     except (FibrationError, TooManyCases, ValueError):  # several branches, or no value or slope at 0
         return ""
