@@ -6,7 +6,20 @@ import pytest
 from hierarchies.wrong_specs import wrong
 
 import fibration
-from fibration import Fibration, Gate, Parameter, exp, load, log_prob, policies, residual, strata, uniform, where
+from fibration import (
+    Fibration,
+    Gate,
+    Parameter,
+    clip_gate,
+    exp,
+    load,
+    log_prob,
+    policies,
+    residual,
+    strata,
+    uniform,
+    where,
+)
 from fibration.language.atoms import mass
 from fibration.language.pairs import with_declared
 
@@ -77,6 +90,14 @@ def test_a_bound_of_the_parameter_is_the_fix_of_a_gate_that_reaches_0():
         "Parameter('low', default=0.2, upper=1)",
         "log_ratio()",
     ]
+
+
+def test_a_bound_that_does_not_mend_the_law_is_not_offered():
+    """Of `upper=1` and `lower=0` the second alone makes a budget positive."""
+    loose = Parameter("loose", default=0.5, lower=-1)
+    h = load("grpo").replace(name="loose", gates={token: clip_gate(loose)})
+    fix = verdict(h, "identity", "gate on token").remedy
+    assert fix.startswith("declare Parameter('loose', default=0.5, lower=0); or write token: identity_gate() in gates")
 
 
 KINDS = {"k1": lambda d: d, "k3": lambda d: exp(-d) - 1 + d}

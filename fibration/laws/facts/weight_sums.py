@@ -165,7 +165,9 @@ class Sums:
         atom = ATOM_OF.get(value)
         if isinstance(atom, Attribute) and atom.on == source:
             return to_sympy(Total(atom, target))
-        if not isinstance(atom, (Count, Total)) or atom.over != source or source not in self.shape.coarser(atom.of):
+        if not isinstance(atom, (Count, Total)) or atom.over != source or not isinstance(atom.of, Stratum):
+            return None
+        if source not in self.shape.coarser(atom.of):
             return None
         return to_sympy(Total(atom.attribute, target) if isinstance(atom, Total) else Count(atom.of, target))
 

@@ -28,9 +28,9 @@ from fibration.laws.subject import Subject
 STATEMENT = "where all policies coincide every weight of a token is 1, and it tends to 1 towards that from every side"
 REMEDY = (
     "weigh by what is 1 where policies agree, such as a ratio of two of them or minimum(ratio, C) with "
-    "Parameter('C', lower=1); lengths belong in the objective, as in trajectory_mean(); or gives_up={'agreement': "
-    "'why'}"
+    "Parameter('C', lower=1); lengths belong in the objective, as in trajectory_mean()"
 )
+GIVE_UP = "gives_up={'agreement': 'why'}"
 
 
 def decide_agreement(subject: Subject) -> Iterator[Decision]:
@@ -58,7 +58,8 @@ def _refused(subject: Subject, weight: Expression, name: str) -> Decision:
     found = f"w = {weight}{where}" + ("" if witness else ", which was not shown to tend to 1")
     bound = bounded(subject.hierarchy, [weight], _all_tend_to_one)
     return following(
-        unproved(name, found, f"{bound}; or {REMEDY}" if bound else REMEDY, witness), subject.failure("objective", name)
+        unproved(name, found, f"{bound}; or {GIVE_UP}" if bound else f"{REMEDY}; or {GIVE_UP}", witness),
+        subject.failure("objective", name),
     )
 
 

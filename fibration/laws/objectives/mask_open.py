@@ -21,10 +21,8 @@ from fibration.laws.signs.coinciding import everywhere
 from fibration.laws.subject import Subject
 
 STATEMENT = "where all policies coincide, and near it, every condition holds: no token is dropped"
-REMEDY = (
-    "leave room on both sides of what is kept, such as ratio < C with Parameter('C', lower=1); or, if the loss means "
-    "to drop tokens on policy, gives_up={'mask_open': 'why'}"
-)
+REMEDY = "leave room on both sides of what is kept, such as ratio < C with Parameter('C', lower=1)"
+GIVE_UP = "gives_up={'mask_open': 'why'}"
 
 
 def decide_mask_open(subject: Subject) -> Iterator[Decision]:
@@ -38,7 +36,7 @@ def decide_mask_open(subject: Subject) -> Iterator[Decision]:
             failing = next((f", which fails where {words}" for words in questions if words), "")
             found = f"keep({keep.condition}){failing}" + ("" if witness else ", which was not shown to hold there")
             bound = bounded(subject.hierarchy, [keep.condition], _all_open)
-            remedy = f"{bound}; or {REMEDY}" if bound else REMEDY
+            remedy = f"{bound or REMEDY}; or, if the loss means to drop tokens on policy, {GIVE_UP}"
             yield following(unproved(name, found, remedy, witness), subject.failure("objective", name))
 
 

@@ -67,20 +67,17 @@ def decide_positivity(subject: Subject) -> Iterator[Decision]:
 
 
 def _remedy(h: Hierarchy) -> str:
-    """The bound of a parameter with which gated ratios are positive, or else how to gate log ratios."""
-    one = h.decomposition.channels == ("",)
-    ratios = scaled(log_ratio, h.decomposition.scale) if one else scaled(signed_log_ratio, mass)
-    others = {
-        f"gate log ratios: decomposition={ratios!r}, whose R is positive whatever the gates give": {
-            "decomposition": ratios
-        },
-        f"write {h.order[0]}: clip_gate(0.2) in gates": {"gates": {h.order[0]: clip_gate(as_expression(0.2))}},
-    }
-    known = (text for text, change in list(others.items())[: 3 - len(h.order)] if _is_positive(h.replace(**change)))
-    offers = [bounded(h, [g for _, _, g in gates(h)], _is_positive), next(known, "")]
-    return (
-        "; or ".join(filter(None, offers)) or "divide by, or take the logarithm of, what is positive: maximum(x, 1e-6)"
-    )
+    """The bound of a parameter, the decomposition or the gate with which gated ratios are positive."""
+    ratios = scaled(log_ratio, h.decomposition.scale)
+    if h.decomposition.channels != ("",):
+        ratios = scaled(signed_log_ratio, mass)
+    offers = [bounded(h, [g for _, _, g in gates(h)], _is_positive)]
+    if _is_positive(h.replace(decomposition=ratios)):
+        offers.append(f"gate log ratios: decomposition={ratios!r}, whose R is positive whatever the gates give")
+    elif len(h.order) == 1 and _is_positive(h.replace(gates={h.order[0]: clip_gate(as_expression(0.2))})):
+        offers.append(f"write {h.order[0]}: clip_gate(0.2) in gates")
+    found = "; or ".join(filter(None, offers))
+    return found or "divide by, or take the logarithm or root of, what is positive, as maximum(x, 1e-6) is"
 
 
 def _is_positive(h: Hierarchy) -> bool:
