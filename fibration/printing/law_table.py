@@ -148,12 +148,16 @@ class Overview:
 # ---------------------------------------------------------------- Markdown
 
 
+def _worst(report: Report) -> Kind:
+    """Returns the worst kind of a report's verdicts: refuted, undecided or proved."""
+    found = {v.status for v in report.causes}
+    return KINDS[next((word for word in ("refuted", "undecided") if word in found), "proved")]
+
+
 def brief(reports: Sequence[Report]) -> str:
     """Returns a line per hierarchy in GitHub's Markdown, then what fails, what is given up, and warnings."""
     rows = [["", "hierarchy", "outcome"], ["---", "---", "---"]]
-    rows += [
-        [KINDS["proved" if r.ok else "refuted"].sign, r.hierarchy.name, f"{r.outcome}: {tally(r)}"] for r in reports
-    ]
+    rows += [[_worst(r).sign, r.hierarchy.name, f"{r.outcome}: {tally(r)}"] for r in reports]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     for r in reports:
         said = sorted(notes(r), key=lambda note: note[0] is MARKS["given up"])
