@@ -135,10 +135,13 @@ def verify(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write the report to a file, and print a summary."),
     ] = None,
+    all: Annotated[bool, typer.Option("--all", help="List every law with its proof, and all facts.")] = False,
     if_any: Annotated[bool, typer.Option("--if-any", help="Skip files and folders that declare no hierarchy.")] = False,
     timeout: Timeout = BUDGET,
 ) -> None:
     """Prove or refute every law, for batches of all sizes.
+
+    It prints what fails, what is given up, and facts to act on. --all lists every law. JSON and JUnit always have all.
 
     Exit code 0: every law is proved, or given up as declared. 1: a law is refuted or undecided, for example because
     the time ran out. 2: an input is unusable, or declares no hierarchy (without --if-any).
@@ -150,7 +153,7 @@ def verify(
     done = count()
     with working("reading specs") as tell:
         outcomes = reports.check(specs, lambda h: tell(f"laws of {h}; {next(done)} decided"), if_any, timeout)
-    raise typer.Exit(say(outcomes, format, output))
+    raise typer.Exit(say(outcomes, format, output, all))
 
 
 @app.command()
@@ -240,20 +243,20 @@ def audit(
     raise typer.Exit(0 if found.ok else 1)
 
 
-def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None) -> int:
-    """Prints reports, or writes them to a file. Returns the exit code."""
+def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None, full: bool = False) -> int:
+    """Prints reports, or writes them to a file. Returns the exit code. `full`: all verdicts and facts."""
     from fibration.printing import reports
 
     for outcome in outcomes:
         if outcome.error:
             typer.echo(f"error: {outcome.error}", err=True)
     if output is not None:
-        write_file(output, reports.rendered(outcomes, format))
+        write_file(output, reports.rendered(outcomes, format, full))
         typer.echo(f"{reports.summary(outcomes)}; report in {output}")
     elif format is VerifyFormat.text:
-        reports.emit(console(), reports.as_text(outcomes))
+        reports.emit(console(), reports.as_text(outcomes, full))
     else:
-        typer.echo(reports.rendered(outcomes, format), nl=False)
+        typer.echo(reports.rendered(outcomes, format, full), nl=False)
     return reports.exit_code(outcomes)
 
 

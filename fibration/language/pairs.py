@@ -17,7 +17,7 @@ import networkx as nx
 
 from fibration.errors import ParameterError, SpecError, located
 from fibration.language.assumptions import Assumption
-from fibration.language.atoms import Count, Parameter, Stratum, Summary, advantage, reward
+from fibration.language.atoms import Count, Parameter, Stratum, Summary, Total, advantage, reward
 from fibration.language.comparable import check_alone, check_attributes, check_rewards, check_strata
 from fibration.language.conditions import Condition, Equal, OnPolicy, Same, condition, policies_of, strata_of
 from fibration.language.declared import NAME, FrozenMap
@@ -313,6 +313,15 @@ def _both(one: tuple[Hierarchy, Parameter], other: tuple[Hierarchy, Parameter]) 
     inside = all((lower is None or v > lower) and (upper is None or v < upper) for _, v in a.default_items())
     update = {"lower": lower, "upper": upper, "default": a.default if inside else None, "on": None}
     return first, a.model_copy(update=update)
+
+
+def with_declared(h: Hierarchy, replaced: Mapping[Expression, Expression]) -> Hierarchy:
+    """Returns the hierarchy with other parameters and attributes in the place of its own.
+
+    Raises SpecError if two of one name would differ.
+    """
+    totals = {a for e in h._expressions() for a in atoms_within(e, Total) if a.attribute in replaced}
+    return _with(h, {**replaced, **{a: Total(replaced[a.attribute], a.over) for a in totals}}, {})  # type: ignore[arg-type]
 
 
 def _with(

@@ -10,6 +10,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 from fibration.errors import LawError, listed
 
 Status = Literal["proved", "refuted", "undecided"]
+Level = Literal["warning", "note", "detail"]
+WARNING: Level = "warning"
+NOTE: Level = "note"
+DETAIL: Level = "detail"
 BUDGET = 60.0  # default: seconds for all verdicts on a hierarchy
 
 
@@ -103,15 +107,20 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Fact:
-    """A proved property that is no law: `name` of `subject` is `value`, because of `argument`."""
+    """A proved property that is no law: `name` of `subject` is `value`, because of `argument`.
+
+    `level`: "warning" for what is probably a slip, "note" for what users act on, "detail" for the rest. A short report
+    leaves details out. No fact changes the outcome.
+    """
 
     name: str
     subject: str
     value: str
     argument: str = ""
+    level: Level = DETAIL
 
     def to_dict(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if v}
+        return {k: v for k, v in vars(self).items() if v and (k, v) != ("level", DETAIL)}
 
 
 def named(law: str, *subjects: str) -> str:
@@ -131,8 +140,9 @@ class Verify(Protocol):
 
 @dataclass(frozen=True)
 class Report:
-    """All verdicts on one hierarchy, in the order of the laws, and its facts. `print(report)` has a line for each.
+    """All verdicts on one hierarchy, in the order of the laws, and its facts.
 
+    `print(report)` has what fails, what is given up, and the facts to act on; `print(report.table())` has all.
     `certify` computes the facts from the hierarchy and its verdicts, when `facts` is first read.
     """
 
@@ -192,6 +202,42 @@ class Report:
         if not self.ok:
             raise self.error(min(self.causes, key=lambda v: v.status == "undecided"))
 
+    @property
+    def hold(self) -> tuple[str, ...]:
+        """The laws that are proved for all of their subjects."""
+        return tuple(dict.fromkeys(v.law for v in self.verdicts if v.law not in self._not_proved))
+
+    @property
+    def _not_proved(self) -> set[str]:
+        return {v.law for v in self.verdicts if v.status != "proved"}
+
+    @property
+    def holds(self) -> str:
+        """How many laws hold, in words: `17 laws hold`."""
+        return f"{len(self.hold)} {'law holds' if len(self.hold) == 1 else 'laws hold'}"
+
+    @property
+    def given_up(self) -> dict[str, list[str]]:
+        """The laws that are given up, by the reason. With its subjects if others have other reasons."""
+        found = [v for v in self.verdicts if v.given_up and v.status != "proved"]
+        result: dict[str, list[str]] = {}
+        for v in found:
+            mine = dict.fromkeys(o.subject for o in found if (o.law, o.given_up) == (v.law, v.given_up))
+            alone = all(o.given_up == v.given_up for o in found if o.law == v.law)
+            name = v.law if alone else named(v.law, *mine)
+            if name not in result.setdefault(v.given_up, []):
+                result[v.given_up].append(name)
+        return result
+
+    @property
+    def noted(self) -> tuple[Fact, ...]:
+        """The facts of a short report: warnings first, then notes."""
+        return tuple(sorted((f for f in self.facts if f.level != DETAIL), key=lambda f: f.level != WARNING))
+
+    @property
+    def warnings(self) -> tuple[Fact, ...]:
+        return tuple(f for f in self.facts if f.level == WARNING)
+
     def fact(self, name: str) -> str:
         """Returns the value of the first fact of this name, or '' if the report has none."""
         return next((f.value for f in self.facts if f.name == name), "")
@@ -205,15 +251,25 @@ class Report:
         }
 
     def __str__(self) -> str:
-        mark = {"proved": "✓", "refuted": "✗", "undecided": "?"}
-        lines = [f"{self.hierarchy.name}: {self.outcome}"]
-        for v in self.verdicts:
-            if not v.accepted and self.head(v) is not v:
-                continue
-            sign = "–" if v.given_up else mark[v.status]
-            why = f"given up: {v.given_up}" if v.given_up else v.argument or v.found
-            lines.append(f"  {sign} {v.law:<16} {v.subject}{f': {why}' if why else ''}")
-            said = {"counterexample": v.counterexample, "fix": v.remedy, "so too": self.so_too(v)}
-            lines += [f"{'':<21}{title}: {text}" for title, text in said.items() if text and not v.accepted]
-        lines += [f"  · {f.name:<16} {f.subject}: {f.value}" for f in self.facts]
-        return "\n".join(lines)
+        lines = [f"{self.hierarchy.name}: {self.outcome}", *(row for v in self.causes for row in self._rows(v))]
+        lines += [f"  – {'given up':<16} {', '.join(laws)}: {why}" for why, laws in self.given_up.items()]
+        lines += [_row(f) for f in self.noted]
+        return "\n".join([*lines, f"  ✓ {self.holds}; print(report.table()) lists them"])
+
+    def table(self) -> str:
+        """Returns every verdict with its argument, then all facts, as text."""
+        shown = [v for v in self.verdicts if v.accepted or self.head(v) is v]
+        lines = [f"{self.hierarchy.name}: {self.outcome}", *(row for v in shown for row in self._rows(v))]
+        return "\n".join([*lines, *map(_row, self.facts)])
+
+    def _rows(self, v: Verdict) -> list[str]:
+        sign = "–" if v.given_up else {"proved": "✓", "refuted": "✗", "undecided": "?"}[v.status]
+        why = f"given up: {v.given_up}" if v.given_up else v.argument or v.found
+        said = {"counterexample": v.counterexample, "fix": v.remedy, "so too": self.so_too(v)}
+        rest = [f"{'':<21}{title}: {text}" for title, text in said.items() if text and not v.accepted]
+        return [f"  {sign} {v.law:<16} {v.subject}{f': {why}' if why else ''}", *rest]
+
+
+def _row(fact: Fact) -> str:
+    sign, because = ("!", f" ({fact.argument})" if fact.argument else "") if fact.level == WARNING else ("·", "")
+    return f"  {sign} {fact.name:<16} {fact.subject}: {fact.value}{because}"

@@ -98,10 +98,9 @@ def from_sympy(value: Any) -> Expression:
         for branch, condition in reversed(value.args[:-1]):
             result = where(from_sympy(condition), from_sympy(branch), result)
         return result
-    if isinstance(value, sympy.Pow) and value.exp == sympy.Rational(1, 2):
-        return sqrt(from_sympy(value.base))
-    if isinstance(value, sympy.Pow) and value.exp.is_Integer:
-        base, n = from_sympy(value.base), int(value.exp)
+    if isinstance(value, sympy.Pow) and value.exp.is_Rational and value.exp.q in (1, 2):
+        base, n = from_sympy(value.base), int(value.exp.p)
+        base = base if value.exp.q == 1 else sqrt(base)
         power = base if abs(n) == 1 else base ** abs(n)
         return power if n > 0 else 1 / power
     if isinstance(value, sympy.Mul):

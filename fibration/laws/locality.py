@@ -47,6 +47,7 @@ STATEMENT = (
 )
 
 
+WEIGHTS = "write uniform(), or proportional(m) of a count or of the total of an attribute"
 Problem = tuple[str, str, str]  # what is read, why it may not be read there, a remedy
 
 
@@ -130,10 +131,14 @@ class Reader:
             return (
                 f"parameter '{p.name}', which varies over {p.on}",
                 f"{an(self.stratum)} lies over no single {p.on}",
-                f"let it vary over one of {_names(self.here)}",
+                f"declare Parameter({p.name!r}, on=...) on one of {_names(self.here)}",
             )
         if p.per_channel and (why := self.one_channel):
-            return f"the per-channel parameter '{p.name}'", why, "declare it with per_channel=False"
+            return (
+                f"the per-channel parameter '{p.name}'",
+                why,
+                f"declare Parameter({p.name!r}, ...) without per_channel=True",
+            )
         return None
 
     @property
@@ -160,7 +165,7 @@ class Reader:
             self.several(atom.on) or f"no {self.stratum} lies over a '{atom.on}'",
             f"use total({atom.name}), which is one number per {self.stratum}"
             if self.stratum in self.h.coarser(atom.on)
-            else "declare it on this stratum",
+            else f"declare Attribute({atom.name!r}, on={self.stratum})",
         )
 
     def density(self, atom: Density) -> Problem | None:
@@ -192,7 +197,7 @@ class Reader:
         return (  # an element that does not lie over one row may hold several
             "its advantage",
             f"{an(self.stratum)} of two trajectories with advantages +1 and -1 has no single advantage",
-            f"read it on {', '.join(s.name for s in self.h.leaves)} or {self.h.rows}",
+            f"put the gate that reads it on {', '.join(s.name for s in self.h.leaves)} or {self.h.rows}",
         )
 
     def log_prob(self, atom: LogProb) -> Problem | None:
@@ -260,7 +265,9 @@ class Weight(Reader):
             return (
                 f"parameter '{p.name}', which varies over {p.on}",
                 f"two {plural(self.stratum.name)} of one fibre may have different values, and the weights another sum",
-                f"let it vary over one of {_names(self.coarser)}" if self.coarser else "declare it without on=",
+                f"declare Parameter({p.name!r}, on=...) on one of {_names(self.coarser)}"
+                if self.coarser
+                else f"declare Parameter({p.name!r}) without on=",
             )
         return super().parameter(atom)
 
@@ -270,15 +277,15 @@ class Weight(Reader):
         if atom == mass:
             return f"'{atom}'", "the mass is what the kernels spread: this one would define itself", "read counts"
         why = "the weight would change with the policy, and the pushforward of a kernel with it"
-        return f"'{atom}'", why, "weights read counts and attributes"
+        return f"'{atom}'", why, WEIGHTS
 
     def tokens(self, atom: Any) -> Problem | None:
         why = "kernels spread one measure, whatever policies say of its tokens"
-        return f"'{atom}'", why, "weights read counts and attributes"
+        return f"'{atom}'", why, WEIGHTS
 
     def order(self, atom: Ordered) -> Problem | None:
         why = "kernels spread one measure, in whatever order its elements come"
-        return f"'{atom}'", why, "weights read counts and attributes"
+        return f"'{atom}'", why, WEIGHTS
 
     density = reading = gated = policy
     log_prob = statistic = tokens

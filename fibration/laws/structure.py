@@ -54,17 +54,24 @@ def _graph_fault(h: Hierarchy) -> Fault | None:
     if not nx.is_directed_acyclic_graph(g):
         edges = [(e[0], e[1]) for e in nx.find_cycle(g)]
         cycle = " → ".join(str(s) for s in (edges[0][0], *(b for _, b in edges)))
-        return "a cycle", "remove one of its fibrations", f"the cycle {cycle}"
+        return (
+            "a cycle",
+            f"remove one of its fibrations, such as Fibration({edges[-1][0]}, {edges[-1][1]}, ...)",
+            f"the cycle {cycle}",
+        )
     if not nx.is_weakly_connected(g):
         parts = [", ".join(sorted(map(str, c))) for c in nx.weakly_connected_components(g)]
-        return "several parts", "join them with a fibration", f"no path between {{{'} and {'.join(parts)}}}"
+        one, other = list(nx.weakly_connected_components(g))[:2]
+        ends = next(s for s in h.order if s in one), next(s for s in reversed(h.order) if s in other)
+        join = f"join them with a fibration, such as Fibration({ends[0]}, {ends[1]}, uniform())"
+        return "several parts", join, f"no path between {{{'} and {'.join(parts)}}}"
     twice = next((f"two fibrations {s} → {t}" for s, t in g.edges() if g.number_of_edges(s, t) > 1), None)
     if twice:
-        return "a fibration declared twice", "keep one", twice
+        return "a fibration declared twice", f"keep one of the {twice}", twice
     if h.rows in h.leaves:
         return (
             f"the rows of the batch are the sampled stratum '{h.rows}'",
-            "declare rows= as a stratum that the sampled one lies over",
+            f"declare rows={next(iter(h.coarser(h.rows)), 'trajectory')}, a stratum that the sampled one lies over",
             f"rows={h.rows} has no tokens over it",
         )
     return None
@@ -154,7 +161,7 @@ def _unweighed(h: Hierarchy) -> Fault | None:
         return None
     return (
         f"{readers[0]} needs the masses of a batch, and a kernel reads the parameter '{parameter}'",
-        "make it an Attribute, or leave the assumption out",
+        f"write {parameter} = Attribute({str(parameter)!r}, on={h.rows}), or leave {readers[0]} out",
         f"an index is built before parameters have values: none can be built, whatever '{parameter}' is",
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fibration.language.exact import TooLarge
 from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
-from fibration.language.report import BUDGET, Cause, Fact, Report, Verdict
+from fibration.language.report import BUDGET, NOTE, WARNING, Cause, Fact, Report, Verdict
 from fibration.laws import LAWS, given_up
 from fibration.laws.budget import Budget
 from fibration.laws.facts.certified import NAMES, facts
@@ -115,7 +115,7 @@ def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts
         def lacks(name: str, error: Exception) -> None:
             broken.append(name)
             why = f"{internal_error(f'the fact {name!r}', error)}; {FILE_AN_ISSUE}"
-            found.append(Fact(name, "hierarchy", f"not certified: {INTERNAL_ERROR}", why))
+            found.append(Fact(name, "hierarchy", f"not certified: {INTERNAL_ERROR}", why, WARNING))
 
         def certify() -> None:
             try:
@@ -140,7 +140,7 @@ def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts
         in_time = budget.allows(certify)
         if not in_time:
             why = f"{budget.seconds:g} s, laws included"
-            found.extend(Fact(name, "hierarchy", f"not certified: {OUT_OF_TIME}", why) for name in waiting)
+            found.extend(Fact(name, "hierarchy", f"not certified: {OUT_OF_TIME}", why, NOTE) for name in waiting)
         if not in_time or broken:
             SUBJECTS.forget(hierarchy)  # its caches may be half written
             raise Incomplete(tuple(found))
@@ -152,7 +152,8 @@ def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts
         found = rest.found
     last: list[Fact] = []  # never cached: it would depend on the compiler's sources
     if not budget.allows(lambda: last.append(coupling(hierarchy))):
-        last = [Fact("coupling", "hierarchy", f"not certified: {OUT_OF_TIME}", f"{budget.seconds:g} s, laws included")]
+        why = f"{budget.seconds:g} s, laws included"
+        last = [Fact("coupling", "hierarchy", f"not certified: {OUT_OF_TIME}", why, NOTE)]
     return (*found, *last)
 
 

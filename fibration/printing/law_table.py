@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from fibration.language.report import Report, Verdict, named
+from fibration.language.report import WARNING, Fact, Report, Verdict
 from fibration.laws import LAWS
 
 
@@ -30,6 +30,8 @@ KINDS: Mapping[str, Kind] = {
     "undecided": Kind("?", "undecided", "magenta"),
     "refuted": Kind("✗", "refuted", "bold red"),
 }
+WARNS = Kind("!", "warning", "bold yellow")
+NOTES = Kind("·", "fact", "dim")
 # In the table, † points at the note with the reason, and a law may have no verdict.
 MARKS: Mapping[str, Kind] = {
     **KINDS,
@@ -56,6 +58,20 @@ def kind(report: Report, verdict: Verdict) -> Kind:
     return KINDS[verdict.status if report.head(verdict) is verdict else "follows"]
 
 
+def mark_of(fact: Fact) -> Kind:
+    """Returns the look of a fact: a warning, or any other."""
+    return WARNS if fact.level == WARNING else NOTES
+
+
+def tally(report: Report) -> str:
+    """Returns what holds, and the numbers of laws that are given up and of warnings: `15 laws hold, 2 given up`."""
+    numbers = {"given up": sum(map(len, report.given_up.values()))}
+    numbers |= {word: sum(v.status == word for v in report.causes) for word in ("refuted", "undecided")}
+    warnings = len(report.warnings)
+    said = [report.holds, *(f"{n} {word}" for word, n in numbers.items() if n)]
+    return ", ".join([*said, *([f"{warnings} warning{'s' * (warnings > 1)}"] if warnings else [])])
+
+
 def outcome_of(report: Report) -> tuple[str, str]:
     """Returns the report's outcome, such as `verified` or `refused`, and its style."""
     return report.outcome, "green" if report.ok else "bold red"
@@ -78,10 +94,8 @@ def notes(report: Report) -> Iterator[tuple[Kind, str]]:
 
     They are the reasons for giving laws up, with the subjects for which they still hold, and the causes of refusal.
     """
-    given_up = [v for v in report.verdicts if kind(report, v) is KINDS["given up"]]
-    for reason in dict.fromkeys(v.given_up for v in given_up):
-        laws = dict.fromkeys(v.law for v in given_up if v.given_up == reason)
-        names = [_given_up(law, reason, given_up) for law in laws]
+    for reason, names in report.given_up.items():
+        laws = {v.law for v in report.verdicts if v.given_up == reason and v.status != "proved"}
         holds = [f"{v.law} of {v.subject}" for v in report.verdicts if v.law in laws and v.status == "proved"]
         still = f" (still proved: {'; '.join(holds)})" if holds else ""
         yield MARKS["given up"], f"{report.hierarchy.name} gives up {', '.join(names)}: {line(reason)}{still}"
@@ -90,13 +104,6 @@ def notes(report: Report) -> Iterator[tuple[Kind, str]]:
         if v.law in LAWS:  # the message of a wrong declaration is complete
             what += f": {line(str(v.counterexample or v.found))}{f' (so too: {along})' if along else ''}"
         yield MARKS[v.status], what
-
-
-def _given_up(law: str, reason: str, given_up: Sequence[Verdict]) -> str:
-    """Returns a law that is given up for a reason; with its subjects if other subjects have other reasons."""
-    of_law = [v for v in given_up if v.law == law]
-    mine = dict.fromkeys(v.subject for v in of_law if v.given_up == reason)
-    return law if all(v.given_up == reason for v in of_law) else named(law, *mine)
 
 
 def line(text: str) -> str:
@@ -139,6 +146,24 @@ class Overview:
 
 
 # ---------------------------------------------------------------- Markdown
+
+
+def _worst(report: Report) -> Kind:
+    """Returns the worst kind of a report's verdicts: refuted, undecided or proved."""
+    found = {v.status for v in report.causes}
+    return KINDS[next((word for word in ("refuted", "undecided") if word in found), "proved")]
+
+
+def brief(reports: Sequence[Report]) -> str:
+    """Returns a line per hierarchy in GitHub's Markdown, then what fails, what is given up, and warnings."""
+    rows = [["", "hierarchy", "outcome"], ["---", "---", "---"]]
+    rows += [[_worst(r).sign, r.hierarchy.name, f"{r.outcome}: {tally(r)}"] for r in reports]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    for r in reports:
+        said = sorted(notes(r), key=lambda note: note[0] is MARKS["given up"])
+        said += [(WARNS, f"{r.hierarchy.name}: {f.name} of {f.subject}: {f.value} ({f.argument})") for f in r.warnings]
+        lines += [f"\n{mark.sign} {escaped(line(text))}" for mark, text in said]
+    return "\n".join(lines)
 
 
 def markdown(reports: Sequence[Report]) -> str:

@@ -7,8 +7,7 @@ import re
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report, Verdict
 from fibration.printing import latex
-from fibration.printing.law_table import KINDS, escaped, kind, line
-from fibration.printing.reports import heading
+from fibration.printing.law_table import KINDS, Kind, escaped, kind, line, mark_of
 from fibration.printing.text import text
 
 
@@ -25,24 +24,27 @@ def formulas(h: Hierarchy) -> str:
 
 
 def report(r: Report) -> str:
-    """Returns a table of all verdicts with their arguments, then the facts."""
-    rows = []
-    for v in r.verdicts:
-        shown = kind(r, v)
-        if shown is not KINDS["follows"]:  # its cause names it
-            rows.append([f"{shown.sign}\N{NO-BREAK SPACE}{shown.word}", v.law, v.subject, _why(r, v)])
-    for f in r.facts:
+    """Returns a table of what fails, of what is given up, and of the facts to act on; then how many laws hold."""
+    rows = [[_sign(kind(r, v)), v.law, v.subject, _why(r, v)] for v in r.causes]
+    rows += [
+        [_sign(KINDS["given up"]), v.law, v.subject, f"given up: {v.given_up}"]
+        for v in r.verdicts
+        if kind(r, v) is KINDS["given up"]
+    ]
+    for f in r.noted:
         because = f" ({f.argument})" if f.argument else ""
-        rows.append(["·\N{NO-BREAK SPACE}fact", f.name, f.subject, f"{f.value}{because}"])
-    name, said = r.hierarchy.name, heading(r).plain.removeprefix(r.hierarchy.name)
+        rows.append([_sign(mark_of(f)), f.name, f.subject, f"{f.value}{because}"])
+    name, said = r.hierarchy.name, f" {r.outcome}: {r.holds}, which `print(report.table())` lists"
     table = ["|  | law | of | because |", "| --- | --- | --- | --- |"]
     table += [f"| {mark} | {' | '.join(map(_cell, row))} |" for mark, *row in rows]
-    return "\n".join([f"**{_cell(name)}** {_cell(said)}", "", *table, ""])
+    return "\n".join([f"**{_cell(name)}**{said}", "", *(table if rows else ()), ""])
+
+
+def _sign(shown: Kind) -> str:
+    return f"{shown.sign}\N{NO-BREAK SPACE}{shown.word}"
 
 
 def _why(r: Report, v: Verdict) -> str:
-    if v.accepted:
-        return f"given up: {v.given_up}" if v.status != "proved" else v.argument
     said = {
         "required": v.required,
         "found": v.found or v.argument,

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 from xml.etree import ElementTree as Xml
 
 from rich.console import Console, Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from fibration.errors import FibrationError, NoHierarchy
@@ -22,7 +23,18 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load, load_all, spec_files, split
 from fibration.language.report import BUDGET, Fact, Report, Verdict, named
 from fibration.laws.budget import Budget
-from fibration.printing.law_table import KINDS, Overview, columns, compared, kind, markdown, outcome_of
+from fibration.printing.law_table import (
+    KINDS,
+    Overview,
+    brief,
+    columns,
+    compared,
+    kind,
+    mark_of,
+    markdown,
+    outcome_of,
+    tally,
+)
 
 T = TypeVar("T")
 
@@ -104,8 +116,8 @@ def heading(report: Report) -> Text:
     numbers = Counter(kind(report, v).word for v in report.verdicts)
     words = {word: word for word in KINDS if word != "follows"}
     words["follows"] = "that follows" if numbers["follows"] == 1 else "that follow"
-    tally = ", ".join(f"{numbers[word]} {said}" for word, said in words.items() if numbers[word]) or "nothing to decide"
-    return Text.assemble((report.hierarchy.name, "bold"), "  ", outcome_of(report), f"  {tally}")
+    said = ", ".join(f"{numbers[word]} {said}" for word, said in words.items() if numbers[word]) or "nothing to decide"
+    return Text.assemble((report.hierarchy.name, "bold"), "  ", outcome_of(report), f"  {said}")
 
 
 def table(report: Report) -> RenderableType:
@@ -118,17 +130,53 @@ def refusals(report: Report) -> RenderableType:
     return _table(report, report.causes, ())
 
 
+def short(report: Report) -> RenderableType:
+    """Returns what fails, what is given up, the facts to act on, and how many laws hold."""
+    title = Text.assemble((report.hierarchy.name, "bold"), "  ", outcome_of(report))
+    rows = _rows(report, report.causes, report.noted, report.given_up)
+    hold = Text.assemble(
+        "  ", (f"{KINDS['proved'].sign} {report.holds}", KINDS["proved"].style), ("; --all lists them", "dim")
+    )
+    return Group(title, rows, hold)
+
+
+def compact(reports: Sequence[Report]) -> RenderableType:
+    """Returns a line per report; under it what fails, and warnings."""
+    width = max(len(r.hierarchy.name) for r in reports)
+    parts: list[RenderableType] = []
+    for r in reports:
+        name = Text(r.hierarchy.name.ljust(width), "bold")
+        parts.append(Text.assemble(name, "  ", outcome_of(r), f"  {tally(r)}"))
+        if r.causes or r.warnings:
+            parts.append(_rows(r, r.causes, r.warnings))
+    return Group(*parts, Text("--all lists the laws of each", "dim"))
+
+
 def _table(report: Report, verdicts: Sequence[Verdict], facts: Sequence[Fact]) -> RenderableType:
+    return Group(heading(report), _rows(report, verdicts, facts))
+
+
+def _rows(
+    report: Report, verdicts: Sequence[Verdict], facts: Sequence[Fact], given_up: Mapping[str, Sequence[str]] = {}
+) -> Table:
     grid = columns(3)
     for v in verdicts:
         shown = kind(report, v)
         if shown is not KINDS["follows"]:  # its cause has a line for it
             grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text(v.law), _explained(report, v))
+    for reason, laws in given_up.items():
+        shown, first = KINDS["given up"], laws[0]
+        for law, _, of in (name.partition(" of ") for name in laws):
+            why = reason if law == first.partition(" of ")[0] else f"as {first}"
+            grid.add_row(
+                "", Text(f"{shown.sign} {shown.word}", shown.style), Text(law), Text(f"{of}: {why}" if of else why)
+            )
     for f in facts:
+        shown = mark_of(f)
         because = (f" ({f.argument})" if f.argument else "", "dim")
         value = Text.assemble(f.subject, ": ", (f.value, "bold"), because)
-        grid.add_row("", Text("· fact", "dim"), Text(f.name), value)
-    return Group(heading(report), grid)
+        grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text(f.name), value)
+    return grid
 
 
 def _explained(report: Report, verdict: Verdict) -> Text:
@@ -163,30 +211,40 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     return "; ".join([verified, *(f"{what}: {', '.join(names)}" for what, names in others.items() if names)])
 
 
-def as_text(outcomes: Sequence[Outcome]) -> RenderableType:
-    """Returns every report in full, then a table if there are several reports, then the summary line."""
+def as_text(outcomes: Sequence[Outcome], full: bool = False) -> RenderableType:
+    """Returns what to act on: of one report, or a line for each of several; then the summary line.
+
+    `full`: every verdict and fact of each report, then a table of the laws if there are several reports.
+    """
     parts: list[RenderableType] = []
     reports = [o.report for o in outcomes if o.report]
-    for report in reports:
-        parts += [table(report), Text()]
-    if len(reports) > 1:
-        parts += [Overview(reports), Text()]
+    if full or any(o.asked == "compare" for o in outcomes):
+        for report in reports:
+            parts += [table(report), Text()]
+        if len(reports) > 1:
+            parts += [Overview(reports), Text()]
+    elif reports:
+        parts += [short(reports[0]) if len(reports) == 1 else compact(reports), Text()]
     return Group(*parts, Text(summary(outcomes)))
 
 
 # ---------------------------------------------------------------- for programs
 
 
-def as_json(outcomes: Sequence[Outcome]) -> str:
+def as_json(outcomes: Sequence[Outcome], full: bool = True) -> str:
     """Returns a list of `Report.to_dict()`. Unusable inputs appear only on stderr and in the exit code."""
     return json.dumps([o.report.to_dict() for o in outcomes if o.report], indent=2, ensure_ascii=False)
 
 
-def as_markdown(outcomes: Sequence[Outcome]) -> str:
-    """Returns the table of laws for a README or a pull request; for a comparison of two losses, a line."""
+def as_markdown(outcomes: Sequence[Outcome], full: bool = False) -> str:
+    """Returns a line per hierarchy for a pull request, and what to act on; for a comparison of two losses, a line.
+
+    `full`: the table of laws.
+    """
     if any(o.asked == "compare" for o in outcomes):
         return "\n\n".join(compared(o.report) for o in outcomes if o.report)
-    return markdown([o.report for o in outcomes if o.report])
+    reports = [o.report for o in outcomes if o.report]
+    return markdown(reports) if full else brief(reports)
 
 
 # XML 1.0 forbids other control characters, and a reason to give up a law may be any text.
@@ -194,7 +252,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _COUNTED = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
-def as_junit(outcomes: Sequence[Outcome]) -> str:
+def as_junit(outcomes: Sequence[Outcome], full: bool = True) -> str:
     """Returns JUnit XML: one testsuite per hierarchy, one testcase per verdict.
 
     An unusable input is an error. A cause is a failure. A verdict that follows from a cause is skipped, and so is a law
@@ -242,8 +300,10 @@ def _xml(text: str) -> str:
     return _NOT_XML.sub("\ufffd", text)
 
 
-def as_github(outcomes: Sequence[Outcome]) -> str:
-    """Returns an `::error` workflow command per cause of refusal and per unusable input, then a summary line."""
+def as_github(outcomes: Sequence[Outcome], full: bool = False) -> str:
+    """Returns an `::error` workflow command per cause of refusal and per unusable input, a `::warning` per fact that
+    warns, then a summary line.
+    """
     lines = []
     for o in outcomes:
         if o.error:
@@ -251,12 +311,21 @@ def as_github(outcomes: Sequence[Outcome]) -> str:
         if o.report:
             name = o.report.hierarchy.name
             lines += [_annotation(o, f"{name}: {v.law}", str(o.report.error(v))) for v in o.report.causes]
+            lines += [_annotation(o, f"{name}: {f.name}", _said(f), "warning") for f in _warned(o)]
     return "\n".join([*lines, _escape(summary(outcomes))])
 
 
-def _annotation(outcome: Outcome, title: str, message: str) -> str:
+def _warned(outcome: Outcome) -> Sequence[Fact]:
+    return outcome.report.warnings if outcome.report and outcome.asked == "verify" else ()
+
+
+def _said(fact: Fact) -> str:
+    return f"{fact.subject}: {fact.value} ({fact.argument})"
+
+
+def _annotation(outcome: Outcome, title: str, message: str, level: str = "error") -> str:
     place = f"file={_property(outcome.file)}," if outcome.file else ""
-    return f"::error {place}title={_property(title)}::{_escape(message)}"
+    return f"::{level} {place}title={_property(title)}::{_escape(message)}"
 
 
 def _escape(text: str) -> str:
@@ -268,7 +337,7 @@ def _property(text: str) -> str:
     return _escape(text).replace(":", "%3A").replace(",", "%2C")
 
 
-FORMATS: Mapping[str, Callable[[Sequence[Outcome]], RenderableType]] = {
+FORMATS: Mapping[str, Callable[[Sequence[Outcome], bool], RenderableType]] = {
     "text": as_text,
     "json": as_json,
     "junit": as_junit,
@@ -277,9 +346,9 @@ FORMATS: Mapping[str, Callable[[Sequence[Outcome]], RenderableType]] = {
 }
 
 
-def rendered(outcomes: Sequence[Outcome], form: str) -> str:
-    """Returns a report as the contents of a file."""
-    made = FORMATS[form](outcomes)
+def rendered(outcomes: Sequence[Outcome], form: str, full: bool = False) -> str:
+    """Returns a report as the contents of a file. `full`: all verdicts and facts, which JSON and JUnit always have."""
+    made = FORMATS[form](outcomes, full)
     if isinstance(made, str):
         return made + "\n"
     page = io.StringIO()

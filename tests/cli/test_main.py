@@ -54,6 +54,17 @@ def specs(tmp_path: Path) -> Path:
     return folder
 
 
+GIVES_UP = ', gives_up={"first_order": "a score"}'
+SLIP = """
+from fibration import Objective, count, load, log_prob, policies, strata
+token, trajectory, batch = strata("token trajectory batch")
+current, reference = policies("current reference")
+d = log_prob(current) - log_prob(reference)
+mu = Objective(1 / (count(trajectory, over=batch) * (count(token, over=trajectory) + 1))).score()
+slip = load("ppo").replace(name="slip", objective=mu, penalties={"kl": d + 0}, gives_up={"first_order": "a score"})
+"""
+
+
 def invoke(*arguments: object) -> tuple[int, str]:
     """Exit code, and stdout with stderr."""
     result = CliRunner().invoke(app, [str(a) for a in arguments])
@@ -69,8 +80,8 @@ def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[st
 # ---------------------------------------------------------------- verify
 
 
-def test_text_shows_every_law_and_every_argument() -> None:
-    code, output = invoke("verify", "fiberpo_inward")
+def test_with_all_text_shows_every_law_and_every_argument() -> None:
+    code, output = invoke("verify", "fiberpo_inward", "--all")
     report = load("fiberpo_inward").verify()
     assert code == 0
     words = " ".join(output.split())
@@ -83,11 +94,44 @@ def test_text_shows_every_law_and_every_argument() -> None:
     assert output.splitlines()[-1] == "1 of 1 hierarchy verified"
 
 
-def test_text_shows_given_up_laws_with_their_reasons() -> None:
+def test_text_shows_first_what_to_act_on_and_counts_what_holds() -> None:
     code, output = invoke("verify", "gspo")
+    report = load("gspo").verify()
     assert code == 0
-    assert "– given up" in output
-    assert "one ratio per trajectory" in " ".join(output.split())
+    first, *rows, holds, empty, last = output.splitlines()
+    assert (first, empty, last) == ("gspo  verified", "", "1 of 1 hierarchy verified")
+    assert holds == f"  ✓ {len(report.hold)} laws hold; --all lists them"
+    kinds = [row[2:] for row in rows if row[2] != " "]
+    assert [row.split()[:4] for row in kinds[:2]] == [["–", "given", "up", law] for law in ("identity", "first_order")]
+    assert "one ratio per trajectory" in " ".join(output.split()) and "as identity" in output
+    assert [row.split()[:3] for row in kinds[2:]] == [["·", "fact", f.name] for f in report.noted]
+    assert {v.law for v in report.verdicts if v.status != "proved"} | {*report.hold} == {v.law for v in report.verdicts}
+
+
+def test_a_failure_stands_before_what_is_given_up_and_before_warnings(tmp_path: Path) -> None:
+    file = tmp_path / "slip.py"
+    file.write_text(SLIP)
+    code, output = invoke("verify", file)
+    assert code == 1
+    lines = [line[2:].split("  ")[0] for line in output.splitlines() if line[2:3] not in ("", " ")]
+    assert lines[1:-1] == ["✗ refuted", "– given up", "! warning", "· fact", "✓ 8 laws hold; --all lists them"]
+    words = " ".join(output.split())
+    assert "a trajectory of 1 token counts 1/2 and a trajectory of 2 tokens counts 2/3" in words
+    fine = tmp_path / "fine.py"
+    fine.write_text(SLIP.replace("d + 0", "d * d / 2").replace(".score()", "").replace(GIVES_UP, ""))
+    code, output = invoke("verify", fine, "grpo")
+    first, second, *_ = output.splitlines()
+    assert code == 0 and first == "slip  verified  10 laws hold, 1 warning"  # a warning refuses nothing
+    assert second.startswith("  ! warning  weight  objective: ") and "\ngrpo  verified  9 laws hold\n" in output
+
+
+@pytest.mark.parametrize(("form", "sign"), [("github", "::warning file="), ("markdown", "! slip: weight of objective")])
+def test_formats_for_people_have_warnings(form: str, sign: str, tmp_path: Path) -> None:
+    file = tmp_path / "slip.py"
+    file.write_text(SLIP)
+    code, output = invoke("verify", file, "--format", form)
+    assert code == 1 and any(line.startswith(sign) for line in output.splitlines())
+    assert any("kl_gradient" in line and line.startswith(("::error", "✗")) for line in output.splitlines())
 
 
 def test_a_refusal_has_required_found_and_fix(specs: Path) -> None:
@@ -101,7 +145,7 @@ def test_a_refusal_has_required_found_and_fix(specs: Path) -> None:
     assert f"fix: {failing.remedy}" in words
     assert "so too: orthogonality of residual on token" in words
     assert words.count("orthogonality") == 1
-    assert "wrong refused 16 proved, 2 refuted, 1 that follows" in words
+    assert words.startswith("a spec may print wrong refused ✗ refuted reflecting kernel token → trajectory")
     assert output.splitlines()[-1] == "0 of 1 hierarchy verified; refused: wrong"
 
 
@@ -123,7 +167,7 @@ def test_one_unusable_file_does_not_stop_the_others(specs: Path) -> None:
     code, output = invoke("verify", specs)
     assert code == 2
     assert "'there_is_no_such_module'" in output
-    assert "good  verified" in output
+    assert "good   verified" in output
     assert "wrong  refused" in output
     assert "1 of 2 hierarchies verified; refused: wrong; unusable: " in " ".join(output.split())
 

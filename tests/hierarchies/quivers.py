@@ -257,7 +257,7 @@ def wrong() -> dict[str, Case]:
         "balance in masses of a parameter": structure(
             make(*PARTED, assume=[DM]),
             "balanced(domain, modality) needs the masses of a batch", "kernel reads the parameter 'share'",
-            "before parameters have values", "make it an Attribute",
+            "before parameters have values", "write share = Attribute('share', on=",
         ),
         "projection in masses of a parameter": structure(
             make(*PARTED, orthogonalise="projection"), "orthogonalise='projection' needs the masses", "parameter 'share'"

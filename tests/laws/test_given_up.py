@@ -234,7 +234,8 @@ def test_the_report_has_the_reason_of_each_subject():
     found = two(outer=ROLLS_BACK, inner=WRONG_SIDE, split=LOG, gives_up=reasons).verify()
     assert found.ok
     for key, why in reasons.items():
-        assert f"inward           gate on {key.removeprefix('inward of ')}: given up: {why}" in str(found)
+        assert f"inward           gate on {key.removeprefix('inward of ')}: given up: {why}" in found.table()
+        assert f"given up         {key.replace('of', 'of gate on')}: {why}" in str(found)
     assert {v["given_up"] for v in found.to_dict()["verdicts"] if v.get("given_up")} == set(reasons.values())
     assert {v["fault"] for v in found.to_dict()["verdicts"] if v.get("fault")} == {"turned", "lost"}
 

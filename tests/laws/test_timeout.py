@@ -359,7 +359,7 @@ def spec(tmp_path, asked, monkeypatch):
         ("json", ['"out_of_time": true', "not certified: out of time"]),
         ("junit", ['type="undecided"', "out of time"]),
         ("github", ["::error", "slow%3A identity", "out of time after 50 s", "so too:   first_order"]),
-        ("markdown", ["| ? | ? | ? | ? |\n", "out of time after 50 s"]),
+        ("markdown", ["| ? | slow | refused: ", "1 undecided |\n", "out of time after 50 s"]),
     ],
 )
 def test_every_output_format_reports_the_timeout(spec, form, said):

@@ -170,14 +170,14 @@ def test_a_terminal_without_unicode_gets_letters() -> None:
     assert "P proved  G given up  F follows from a law that fails  R refuted" in page
 
 
-def test_verify_ends_with_the_table_for_several_specs() -> None:
-    one = CliRunner().invoke(app, ["verify", "ppo"]).output
-    two = CliRunner().invoke(app, ["verify", "ppo", "gspo"]).output
+def test_verify_all_ends_with_the_table_for_several_specs() -> None:
+    one = CliRunner().invoke(app, ["verify", "ppo", "--all"]).output
+    two = CliRunner().invoke(app, ["verify", "ppo", "gspo", "--all"]).output
     assert "│ locality" not in one
     table = text(report("ppo"), report("gspo"))
     assert "\n".join(line.rstrip() for line in table.splitlines()) in two
     assert two.endswith("\n2 of 2 hierarchies verified\n")
-    assert "│ locality" in rendered([Outcome("a", report("ppo")), Outcome("b", report("gspo"))], "text")
+    assert "│ locality" in rendered([Outcome("a", report("ppo")), Outcome("b", report("gspo"))], "text", full=True)
 
 
 # ---------------------------------------------------------------- Markdown
@@ -195,7 +195,16 @@ def test_markdown_is_one_table_with_all_cells() -> None:
     assert below == [
         f"{mark.sign} {escaped(note)}" for name in ("gspo", "padded length") for mark, note in notes(report(name))
     ]
-    assert as_markdown([Outcome("a", report("ppo"))]) == markdown([report("ppo")])
+    assert as_markdown([Outcome("a", report("ppo"))], full=True) == markdown([report("ppo")])
+
+
+def test_brief_markdown_has_a_row_per_hierarchy_then_failures_then_what_is_given_up() -> None:
+    page = as_markdown([Outcome(name, report(name)) for name in ("gspo", "padded length", "ppo")])
+    table, *below = page.split("\n\n")
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()]
+    assert [row[:2] for row in rows[2:]] == [["✓", "gspo"], ["✗", "two"], ["✓", "ppo"]]
+    assert rows[2][2] == "verified: 10 laws hold, 2 given up" and rows[3][2].startswith("refused: ")
+    assert below == [f"{m.sign} {escaped(n)}" for name in ("gspo", "padded length") for m, n in notes(report(name))]
 
 
 def test_a_reason_is_escaped_in_markdown() -> None:

@@ -62,14 +62,18 @@ def test_reasons_are_escaped_in_notebooks() -> None:
     assert given_up == ["–\N{NO-BREAK SPACE}given up", "inward", "gate on trajectory", "given up: " + "\n".join(words)]
 
 
-def test_a_report_has_a_row_per_verdict_and_fact() -> None:
-    report = fibration.load("fiberpo_inward").verify()
+def test_a_report_has_what_to_act_on_and_says_where_the_rest_is() -> None:
+    report = fibration.load("fiberpo_domain").verify()
     head, *table = rows(report._repr_markdown_())  # type: ignore[attr-defined]
     assert head == ["", "law", "of", "because"]
-    expected = [[v.law, v.subject, v.argument] for v in report.verdicts]
-    facts = [[f.name, f.subject, f"{f.value} ({f.argument})" if f.argument else f.value] for f in report.facts]
-    assert [row[1:] for row in table] == expected + facts
-    assert report._repr_markdown_().startswith("**fiberpo_inward** verified ")  # type: ignore[attr-defined]
+    given_up = [v for v in report.verdicts if v.status != "proved"]
+    expected = [[v.law, v.subject, f"given up: {v.given_up}"] for v in given_up]
+    facts = [[f.name, f.subject, f"{f.value} ({f.argument})" if f.argument else f.value] for f in report.noted]
+    assert expected and [row[1:] for row in table] == expected + facts
+    begin = f"**fiberpo_domain** verified: {len(report.hold)} laws hold, which `print(report.table())` lists\n"
+    assert report._repr_markdown_().startswith(begin)  # type: ignore[attr-defined]
+    assert all(v.argument in report.table() for v in report.verdicts if v.status == "proved")
+    assert all(f.value in report.table() for f in report.facts)
 
 
 def test_a_refusal_has_its_counterexample_and_what_follows_once() -> None:

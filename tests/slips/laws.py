@@ -4,6 +4,18 @@ from slips.slip import slip
 
 SLIPS = (
     slip(
+        "rows of a group count as one", "laws/test_facts_weight_sums",
+        "gathered = self.counted(source, target) if rest == 1 else", "gathered = 1 if rest == 1 else",
+    ),
+    slip(
+        "a sum that no usual mean has is no warning", "laws/test_facts_weight_sums",
+        "return sorted(powers) in ([], [1], [-1, 1])", "return len(powers) < 3",
+    ),
+    slip(
+        "a bound that does not mend the law is offered", "laws/test_remedies",
+        "if holds(with_declared(h, {given: other})):", "if with_declared(h, {given: other}):",
+    ),
+    slip(
         "a score that turns advantages round is proved", "laws/test_inward",
         """    if subject.proved("positivity"):
         return proved("hierarchy", "𝒢(r) > 0,""",

@@ -13,7 +13,7 @@ from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.order import Ordered
 from fibration.language.penalties import Penalty
 from fibration.language.places import is_beyond_rows, whole_batch
-from fibration.language.report import Fact
+from fibration.language.report import NOTE, Fact
 from fibration.language.statistics import atoms_within, within
 from fibration.language.sympy_bridge import to_sympy, vanishes
 from fibration.language.traversal import applications, atoms, desugar
@@ -34,7 +34,7 @@ def second_moment(subject: Subject) -> Iterator[Fact]:
     for weight in h.objective.weighed:
         most, name = supremum(h, weight), topic.weight(weight)
         if most == oo:
-            yield Fact("second_moment", name, "w has no bound that is known", WHY_NOT)
+            yield Fact("second_moment", name, "w has no bound that is known", WHY_NOT, NOTE)
             continue
         policy = sampled_from(h, weight)
         square = most if policy else sympy.expand(most**2)
@@ -42,7 +42,7 @@ def second_moment(subject: Subject) -> Iterator[Fact]:
         why = (
             f"w is at most a ratio to the probabilities of {policy}, whose mean there is 1" if policy else "w², at most"
         )
-        yield Fact("second_moment", name, f"w is at most {text(most)}, E[w²] at most {text(square)}{where}", why)
+        yield Fact("second_moment", name, f"w is at most {text(most)}, E[w²] at most {text(square)}{where}", why, NOTE)
 
 
 def normaliser(h: Hierarchy) -> Fact:

@@ -10,13 +10,14 @@ from sympy import oo
 
 from fibration.language.atoms import Density, Stratum, advantage, in_channel, pull
 from fibration.language.hierarchy import gates
-from fibration.language.report import Fact
+from fibration.language.report import DETAIL, NOTE, Fact
 from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
 from fibration.laws import topic
 from fibration.laws.facts.amplification import amplification
 from fibration.laws.facts.batch_facts import blocks, normaliser, second_moment
+from fibration.laws.facts.weight_sums import weight
 from fibration.laws.gates.contributions import Lines, contribution, reads_batch
 from fibration.laws.gates.coordinates import coordinate, lines
 from fibration.laws.gates.pieces import Line, Piece, extremes, text
@@ -26,7 +27,7 @@ from fibration.laws.signs.neighbourhood import RHO, WORDS
 from fibration.laws.subject import Subject
 
 # the most expensive fact comes last
-NAMES = ("radius", "bounds", "continuity", "blocks", "second_moment", "normaliser", "amplification")
+NAMES = ("radius", "bounds", "continuity", "blocks", "second_moment", "normaliser", "weight", "amplification")
 
 
 def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
@@ -42,6 +43,7 @@ def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
     yield "blocks", _one(lambda: blocks(h))
     yield "second_moment", second_moment(subject)
     yield "normaliser", _one(lambda: normaliser(h))
+    yield "weight", weight(h)
     yield "amplification", amplification(subject, table, known)
 
 
@@ -61,7 +63,7 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
             return
         smooth = subject.proved("identity")
         why = "some gate is not the identity on any neighbourhood of 0"
-        yield Fact("radius", "hierarchy", "0", why + ("; agreement is to first order only" if smooth else ""))
+        yield Fact("radius", "hierarchy", "0", why + ("; agreement is to first order only" if smooth else ""), NOTE)
         return
     limits: list[Any] = []
     is_closed = True
@@ -75,7 +77,7 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
             ends = reach(h, stratum, known, *interval, subject.at(stratum))
             if ends is None and is_effect(h, stratum):
                 why = f"the effects on {stratum}, of a least-squares fit, have no bound that holds for every crossing"
-                yield Fact("radius", "hierarchy", "not certified", why)
+                yield Fact("radius", "hierarchy", "not certified", why, NOTE)
                 return
             if ends is None or any(reads_batch(v) for v in ends):
                 return
@@ -86,7 +88,7 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
     value = text(smallest[0]) if len(smallest) == 1 else f"min({', '.join(text(v) for v in smallest)})"
     within = "at most" if is_closed else "below"
     why = f"𝒢(r) = r while every |log r| is {within} this: no residual leaves its gate's pass-through interval"
-    yield Fact("radius", "hierarchy", value, why)
+    yield Fact("radius", "hierarchy", value, why, NOTE)
 
 
 def _makes_up(subject: Subject) -> bool:
@@ -150,8 +152,9 @@ def _continuity(subject: Subject, table: Lines, acts_on: str) -> Iterator[Fact]:
             continue
         read = [str(a) for a in atoms(h.gate(stratum)) if isinstance(a, Density) or moves_along(a)]
         held = f" in its residual, with {' and '.join(read)} held" if read else ""  # it may jump across a density
-        how = f"continuous{held}" if all(line.continuous() for line in known) else "has a jump"
-        yield Fact("continuity", topic.gate(stratum), how)
+        is_continuous = all(line.continuous() for line in known)
+        how, level = (f"continuous{held}", DETAIL) if is_continuous else ("has a jump", NOTE)
+        yield Fact("continuity", topic.gate(stratum), how, level=level)
         least = domain(h, stratum, acts_on)[0]
         regions = dict.fromkeys(
             r for c in h.decomposition.channels for r in _regions(subject, stratum, c, table, least)

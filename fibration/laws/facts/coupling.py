@@ -5,7 +5,7 @@ from __future__ import annotations
 from fibration.compiler.coupling import coupling_of
 from fibration.language.expressions import ExpressionTooLarge
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.report import Fact
+from fibration.language.report import DETAIL, NOTE, WARNING, Fact
 from fibration.laws.law import FILE_AN_ISSUE, INTERNAL_ERROR, internal_error
 
 
@@ -19,9 +19,12 @@ def coupling(hierarchy: Hierarchy) -> Fact:
         raise
     except Exception as error:
         reason = internal_error("the fact 'coupling'", error)
-        return Fact("coupling", "hierarchy", f"not certified: {INTERNAL_ERROR}", f"{reason}; {FILE_AN_ISSUE}")
+        return Fact("coupling", "hierarchy", f"not certified: {INTERNAL_ERROR}", f"{reason}; {FILE_AN_ISSUE}", WARNING)
     if found.is_row_local:
-        why = "a row's coefficients need its log-probs alone: a micro-batch of whole rows needs no second pass"
+        level, why = (
+            DETAIL,
+            "a row's coefficients need its log-probs alone: a micro-batch of whole rows needs no second pass",
+        )
     else:
-        why = "a micro-batch has all of these rows; else a pass over all rows of the step comes first"
-    return Fact("coupling", "hierarchy", str(found), why)
+        level, why = NOTE, "a micro-batch has all of these rows; else a pass over all rows of the step comes first"
+    return Fact("coupling", "hierarchy", str(found), why, level)

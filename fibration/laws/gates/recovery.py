@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 
-from fibration.language.atoms import Stratum, advantage, token_log_ratio
+from fibration.language.atoms import Stratum, advantage, mass, token_log_ratio
+from fibration.language.decompositions import Decomposition, log_ratio, ratio_deviation, signed_log_ratio
 from fibration.language.exact import NoValue, TooLarge
-from fibration.language.expressions import Expression
+from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.operators import exp
+from fibration.language.operators import POSITIVE, exp
 from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.sympy_bridge import show, vanishes
@@ -26,6 +27,7 @@ from fibration.laws.gates.exponentials import is_the_ratio
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
+from fibration.laws.signs.claim import Claim, known_at
 from fibration.laws.subject import Subject
 from fibration.laws.values.intervals import Unsure, enclose, of_its_sign
 from fibration.laws.values.probes import between, crossings, turning
@@ -42,12 +44,24 @@ def decide_recovery(subject: Subject) -> Iterator[Decision]:
         return
     lost = next(((leaf, w) for leaf in h.leaves if (w := ratio_not_recovered(h, leaf))), None)
     if lost:
-        remedy = "divide by the scale in R that F multiplies by: signed_log_ratio(scale), log_ratio(scale)"
-        yield refuted("decomposition", f"R(F(r)) = {composed(h, lost[0])}", remedy, lost[1])
+        yield refuted("decomposition", f"R(F(r)) = {composed(h, lost[0])}", inverted(h), lost[1])
     else:
         leaf = next(leaf for leaf, argument in arguments.items() if argument is None)
-        remedy = "use signed_log_ratio(scale), log_ratio(scale) or ratio_deviation(scale)"
-        yield undecided("decomposition", f"R(F(r)) = {composed(h, leaf)}", remedy)
+        yield undecided("decomposition", f"R(F(r)) = {composed(h, leaf)}", inverted(h))
+
+
+def inverted(h: Hierarchy) -> str:
+    """The remedy: the decomposition to write, whose `R` inverts its `F`, with this one's scale if that is above 0."""
+    made = (log_ratio, ratio_deviation) if h.decomposition.channels == ("",) else (signed_log_ratio,)
+    scale = h.decomposition.scale
+    same = next((make for make in made if scaled(make, scale).densities == h.decomposition.densities), made[0])
+    above_0 = all(Claim(h.with_mass(scale, s), known_at(h, s), POSITIVE).is_shown for s in h.leaves)
+    return f"write decomposition={scaled(same, scale if above_0 else mass)!r}, whose R inverts its F"
+
+
+def scaled(make: Callable[..., Decomposition], scale: Expression) -> Decomposition:
+    """The decomposition that a constructor makes; a scale of 1 is not written."""
+    return make() if scale == as_expression(1) else make(scale=scale)
 
 
 def recovers_case_by_case(whole: Expression, known: Assumptions) -> str | None:

@@ -13,9 +13,11 @@ from fibration.laws.batches.search import find
 from fibration.laws.batches.words import Witness, in_full, rounded
 from fibration.laws.kernels.kernel_search import Fibre, weights
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
+from fibration.laws.remedies import bounded
 from fibration.laws.signs.claim import Claim
 from fibration.laws.subject import Subject
 
+ONE_MEASURE = "use uniform(), or proportional(m) with a count or the total of a positive attribute"
 STATEMENT = "every weight K(a|b) is defined and at least 0"
 
 
@@ -26,11 +28,19 @@ def decide_markov(subject: Subject) -> Iterator[Decision]:
         if Claim(f.weight, subject.at(f.source), POSITIVE).is_shown:
             yield proved(kernel, f"{f.weight} ≥ 0, since counts and positive attributes are above 0")
         elif witness := negative_weight(subject.hierarchy, f):
-            remedy = "use uniform(), or proportional(m) with a count or the total of a positive attribute"
-            yield refuted(kernel, str(f.weight), remedy, witness)
+            yield refuted(kernel, str(f.weight), _remedy(subject.hierarchy, f), witness)
         else:
-            remedy = "write it as a quotient of sums of positive terms, or declare attributes positive"
-            yield undecided(kernel, f"{f.weight}, whose sign could not be decided", remedy)
+            yield undecided(kernel, f"{f.weight}, whose sign could not be decided", _remedy(subject.hierarchy, f))
+
+
+def _remedy(h: Hierarchy, given: Fibration) -> str:
+    """The remedy: a bound of a parameter or attribute with which weights are positive, or else other kernels."""
+
+    def is_positive(changed: Hierarchy) -> bool:
+        (f,) = (f for f in changed.fibrations if f.name == given.name)
+        return Claim(f.weight, Subject(changed, []).at(f.source), POSITIVE).is_shown
+
+    return "; or ".join(filter(None, (bounded(h, [given.weight], is_positive), ONE_MEASURE)))
 
 
 def negative_weight(h: Hierarchy, f: Fibration) -> Witness | None:

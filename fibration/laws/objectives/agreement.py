@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
 from fibration.language.sympy_bridge import vanishes
 from fibration.language.traversal import desugar
 from fibration.laws import topic
@@ -19,6 +20,7 @@ from fibration.laws.batches.first_update import CLOSE, NO_VALUE
 from fibration.laws.batches.words import Witness, in_brief, rounded
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.objectives import coinciding_search
+from fibration.laws.remedies import bounded
 from fibration.laws.signs.claim import factors
 from fibration.laws.signs.coinciding import everywhere
 from fibration.laws.subject import Subject
@@ -26,9 +28,9 @@ from fibration.laws.subject import Subject
 STATEMENT = "where all policies coincide every weight of a token is 1, and it tends to 1 towards that from every side"
 REMEDY = (
     "weigh by what is 1 where policies agree, such as a ratio of two of them or minimum(ratio, C) with "
-    "Parameter('C', lower=1); lengths belong in the objective, as in trajectory_mean(); or gives_up={'agreement': "
-    "'why'}"
+    "Parameter('C', lower=1); lengths belong in the objective, as in trajectory_mean()"
 )
+GIVE_UP = "gives_up={'agreement': 'why'}"
 
 
 def decide_agreement(subject: Subject) -> Iterator[Decision]:
@@ -54,7 +56,15 @@ def _refused(subject: Subject, weight: Expression, name: str) -> Decision:
     questions = (here.question(weight, 1) for here in everywhere(subject.hierarchy))
     where = next((f", not 1 where {words}" for words in questions if words), "")
     found = f"w = {weight}{where}" + ("" if witness else ", which was not shown to tend to 1")
-    return following(unproved(name, found, REMEDY, witness), subject.failure("objective", name))
+    bound = bounded(subject.hierarchy, [weight], _all_tend_to_one)
+    return following(
+        unproved(name, found, f"{bound}; or {GIVE_UP}" if bound else f"{REMEDY}; or {GIVE_UP}", witness),
+        subject.failure("objective", name),
+    )
+
+
+def _all_tend_to_one(h: Hierarchy) -> bool:
+    return all(_tends_to_one(Subject(h, []), weight) for weight in h.objective.weighed)
 
 
 def weight_off_one(subject: Subject, weight: Expression) -> Witness | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fibration.language.atoms import at
+from fibration.language.atoms import BATCH, Stratum, Summary, at
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.statistics import atoms_within
 from fibration.language.sympy_bridge import show
 from fibration.language.traversal import desugar
 from fibration.laws.law import Decision, Law, following, proved, unproved
@@ -25,8 +26,8 @@ STATEMENT = (
     "κ: A = κ·(R - b). κ is given, the same at all tokens of a row, nowhere below 0, above 0 where rows are compared"
 )
 REMEDY = (
-    "take off what is not of its own sample: centred(reward, over=prompt_group, leave_one_out=True), or an attribute; "
-    "divide by no statistic of rewards, multiply by nothing that changes along a row; or gives_up={'baseline': 'why'}"
+    "take off what is not of its own sample: centred(reward, over={group}, leave_one_out=True), or an attribute; "
+    "divide by no statistic of rewards, multiply by nothing that changes along a row; or gives_up={{'baseline': 'why'}}"
 )
 
 WEAKER = (
@@ -54,8 +55,15 @@ def _decided(subject: Subject, h: Hierarchy) -> Decision:
         return proved("advantages", f"{share}, R {of}, and b is of nothing that was sampled there{granted}")
     witness = not_its_own(h, desugar(formula), of_tokens(h, formula))
     unknown = "" if witness else ", which was not shown to be a reward less a baseline"
-    decision = unproved("advantages", f"A = {h.advantages}{unknown}", REMEDY, witness)
+    decision = unproved("advantages", f"A = {h.advantages}{unknown}", REMEDY.format(group=_compared(h)), witness)
     return following(decision, subject.failure("objective", "advantages"))
+
+
+def _compared(h: Hierarchy) -> str:
+    """The stratum over which the advantages compare rows."""
+    assert h.advantages is not None
+    over = (a.over for a in atoms_within(h.advantages, Summary))
+    return next((str(s) for s in over if isinstance(s, Stratum) and s not in (*h.leaves, h.rows)), BATCH)
 
 
 def remainder(subject: Subject) -> Iterator[Decision]:

@@ -23,8 +23,8 @@ from fibration.laws.subject import Subject
 
 STATEMENT = "no weight and no condition of a token depends on what comes after it in its row, nor on how much does"
 REMEDY = (
-    "read what is the token's own, before(f, over=row) or position(over=row); or gives_up={'causal': 'why'}, where the "
-    "whole sequence is meant to be weighed or dropped"
+    "read what is the token's own, before(x, over={rows}) or position(over={rows}); or gives_up={{'causal': 'why'}}, "
+    "where the whole sequence is meant to be weighed or dropped"
 )
 
 
@@ -43,7 +43,9 @@ def _decided(subject: Subject, name: topic.Topic, formula: Expression) -> Decisi
         return proved(name, f"{formula} reads a token and its prefix alone{Samples(h).granted(formula)}")
     witness = changed_by_later(h, formula, name.kind)
     found = f"{formula}, which reads {ahead[0]}" + ("" if witness else ", and was not shown to be free of what follows")
-    decision = replace(unproved(name, found, REMEDY, witness), fault=f"reads {listed(sorted(map(str, ahead)))}")
+    decision = replace(
+        unproved(name, found, REMEDY.format(rows=h.rows), witness), fault=f"reads {listed(sorted(map(str, ahead)))}"
+    )
     return following(decision, subject.failure("objective", name))
 
 

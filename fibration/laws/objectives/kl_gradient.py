@@ -9,12 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
-from fibration.language.atoms import at
+import sympy
+
+from fibration.language.atoms import Parameter, at
+from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.operators import exp
 from fibration.language.penalties import Penalty
-from fibration.language.policies import CURRENT, OLD, LogProb
+from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.statistics import atoms_within
+from fibration.language.sympy_bridge import ATOM_OF, show, to_sympy, vanishes
 from fibration.language.traversal import desugar
 from fibration.laws import topic
 from fibration.laws.law import Decision, Law, proved, unproved
@@ -36,11 +42,8 @@ STATEMENT = (
     "∂P/∂log π = κ·(log π - log q) + const, or κ·log π + const; κ reads the state alone, is not 0, and for a policy q "
     "is never below 0"
 )
-REMEDY = (
-    "with d = log_prob(current) - log_prob(q) write d**2/2 (k2), or exp(token_log_ratio)*d, which is right off policy "
-    "too; for the entropy exp(token_log_ratio)*(log_prob(current) - 1); or gives_up={'kl_gradient': 'why'}"
-)
-REMEDY_OF_WEAKER = "turn its sign: a penalty is subtracted from the objective"
+ENTROPY = "exp(token_log_ratio)*(log_prob(current) - 1)"
+GIVE_UP = "or gives_up={'kl_gradient': 'why'}"
 NOTHING = "nothing left in expectation"
 
 
@@ -68,10 +71,51 @@ def _of_penalty(subject: Subject, name: str, penalty: Penalty) -> Decision:
     said = "" if witness else ", of which it was not shown what its derivative is the gradient of"
     turned = Penalty(-penalty.formula, penalty.objective, penalty.over)
     is_turned = all(divergence(h, leaf, turned) is not None for leaf in h.leaves)
-    remedy = REMEDY_OF_WEAKER if is_turned else REMEDY
-    decision = unproved(name, f"P = {penalty.formula}{said}", remedy, witness)
+    remedy = _turned(penalty) if is_turned else _remedy(h, penalty)
+    decision = unproved(name, f"P = {penalty.formula}{estimator(h, penalty)}{said}", remedy, witness)
     is_nothing = is_flat and any(has_slope(h, leaf, penalty) and is_flat_near(h, leaf, penalty) for leaf in h.leaves)
     return replace(decision, fault=NOTHING if is_nothing else "")
+
+
+def _differences(h: Hierarchy) -> dict[str, Expression]:
+    """`log π - log q` for every policy `q` of the hierarchy but the current one."""
+    current = LogProb(Policy(CURRENT))
+    return {name: current - LogProb(Policy(name)) for name in (*h.policies, OLD) if name != CURRENT}
+
+
+def estimator(h: Hierarchy, penalty: Penalty) -> str:
+    """The name of the estimator that a penalty is a multiple of, with the policy: ` (0.04 times k3 of reference)`."""
+    for q, d in _differences(h).items():
+        for name, formula in (("k1", d), ("k2", d * d / 2), ("k3", exp(-d) - 1 + d)):
+            factor = _multiple(to_sympy(penalty.formula), to_sympy(formula))
+            if factor is not None:
+                return f" ({'' if factor == '1' else f'{factor} times '}{name} of {q})"
+    return ""
+
+
+def _multiple(value: Any, formula: Any) -> str | None:
+    """The factor, of numbers and parameters, by which a value is a formula; None if there is none."""
+    try:
+        factor = sympy.cancel(sympy.expand(value) / sympy.expand(formula))
+    except (sympy.PolynomialError, NotImplementedError):
+        return None
+    if factor == 0 or not all(isinstance(ATOM_OF.get(s), Parameter) for s in factor.free_symbols):
+        return None
+    return show(factor) if vanishes(value - factor * formula) else None
+
+
+def _remedy(h: Hierarchy, penalty: Penalty) -> str:
+    """The remedy: estimators with the gradient of the divergence to the policy that the penalty reads."""
+    read = {a.policy.name for a in atoms_within(penalty.formula, LogProb)} - {CURRENT}
+    passed = sorted(read - {OLD}) or sorted(read)
+    if not passed:
+        return f"for the entropy write {ENTROPY}; {GIVE_UP}"
+    kinds = f"write d**2/2 (k2), or exp(token_log_ratio)*d, which is right off policy too; for the entropy {ENTROPY}"
+    return f"with d = log_prob(current) - log_prob({passed[0]}) {kinds}; {GIVE_UP}"
+
+
+def _turned(penalty: Penalty) -> str:
+    return f"turn its sign, since a penalty is subtracted from the objective: {-penalty.formula}"
 
 
 WEAKER = (
@@ -93,7 +137,13 @@ def remainder(subject: Subject) -> Iterator[Decision]:
         passed = sorted(name for name in read if name not in (CURRENT, OLD))
         named = bool(read) and OLD not in read
         witness = leads_nowhere(h, formula, passed, named, False in rising)
-        left = unproved(topic.penalty(name), f"P = {penalty.formula}", REMEDY_OF_WEAKER, witness, required=WEAKER)
+        left = unproved(
+            topic.penalty(name),
+            f"P = {penalty.formula}{estimator(h, penalty)}",
+            _turned(penalty),
+            witness,
+            required=WEAKER,
+        )
         yield replace(left, fault=NOTHING if all(found is False for found in rising) else "")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fibration.language.hierarchy import Hierarchy
 from fibration.language.objectives import Keep
 from fibration.language.operators import where
 from fibration.laws import topic
@@ -15,14 +16,13 @@ from fibration.laws.batches.first_update import NO_VALUE
 from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.objectives import coinciding_search
+from fibration.laws.remedies import bounded
 from fibration.laws.signs.coinciding import everywhere
 from fibration.laws.subject import Subject
 
 STATEMENT = "where all policies coincide, and near it, every condition holds: no token is dropped"
-REMEDY = (
-    "leave room on both sides of what is kept, such as ratio < C with Parameter('C', lower=1); or, if the loss means "
-    "to drop tokens on policy, gives_up={'mask_open': 'why'}"
-)
+REMEDY = "leave room on both sides of what is kept, such as ratio < C with Parameter('C', lower=1)"
+GIVE_UP = "gives_up={'mask_open': 'why'}"
 
 
 def decide_mask_open(subject: Subject) -> Iterator[Decision]:
@@ -35,7 +35,13 @@ def decide_mask_open(subject: Subject) -> Iterator[Decision]:
             questions = (here.question(where(keep.condition, 1, 0), 1) for here in everywhere(subject.hierarchy))
             failing = next((f", which fails where {words}" for words in questions if words), "")
             found = f"keep({keep.condition}){failing}" + ("" if witness else ", which was not shown to hold there")
-            yield following(unproved(name, found, REMEDY, witness), subject.failure("objective", name))
+            bound = bounded(subject.hierarchy, [keep.condition], _all_open)
+            remedy = f"{bound or REMEDY}; or, if the loss means to drop tokens on policy, {GIVE_UP}"
+            yield following(unproved(name, found, remedy, witness), subject.failure("objective", name))
+
+
+def _all_open(h: Hierarchy) -> bool:
+    return all(here.outcomes(k.condition) == {True} for k in h.objective.kept for here in everywhere(h))
 
 
 def token_dropped(subject: Subject, keep: Keep) -> Witness | None:

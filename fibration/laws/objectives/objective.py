@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 
 from fibration.errors import an
@@ -21,6 +22,7 @@ from fibration.language.operators import ANY, NOT_NEGATIVE, Signs, where
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.strata import Shape
+from fibration.language.sympy_bridge import show
 from fibration.language.traversal import atoms
 from fibration.laws import topic
 from fibration.laws.batches import caps
@@ -30,7 +32,9 @@ from fibration.laws.batches.tokens import places_of
 from fibration.laws.batches.words import Witness, number
 from fibration.laws.law import Decision, Law, proved, unproved
 from fibration.laws.objectives import objective_search
+from fibration.laws.remedies import bounded
 from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.claim import Claim, divided, inside, known_at
 from fibration.laws.subject import Subject
 
@@ -110,11 +114,26 @@ def _of_mu(subject: Subject, objective: Objective, whose: str) -> Decision:
         return proved(f"weight{whose}", argument)
     witness = token_without_weight(h, shape, weight)
     found = f"μ = {weight}" + ("" if witness else f", which could not be shown to have a value at every {loose}")
-    remedy = (
-        "divide by counts or by what is positive, and take logarithms and roots of what is positive; bound a "
-        "parameter, Parameter(..., lower=...), or declare an attribute positive"
-    )
-    return unproved(f"weight{whose}", found, defined[loose].remedy(h) or remedy, witness)
+    remedy = defined[loose].remedy(h) or bounded(h, [weight], _has_weights) or _floor(defined[loose])
+    return unproved(f"weight{whose}", found, remedy, witness)
+
+
+def _has_weights(h: Hierarchy) -> bool:
+    weight, shape = h.objective.spelled_out(h.leaves, h.rows), whole_batch(h)
+    return all(Claim(weight, Assumptions(shape, h.assume, leaf)).is_shown for leaf in h.leaves)
+
+
+def _floor(claim: Claim) -> str:
+    """The remedy for a divisor, or the argument of a logarithm or root, that may be 0 or below."""
+    written = "x"
+    with suppress(TooManyCases):
+        for case in cases(claim.formula, claim.assume):
+            known = claim.assume.with_signs(dict(case.signs))
+            loose = next((n.value for n in case.needs if not known.signs(n.value) <= n.signs), None)
+            if loose is not None:
+                written = show(loose)
+                break
+    return f"divide by, or take the logarithm or root of, maximum({written}, 1) in the place of {written}"
 
 
 def token_without_weight(h: Hierarchy, shape: Shape, weight: Expression) -> Witness | None:

@@ -18,12 +18,14 @@ from dataclasses import replace
 from sympy import oo
 
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.language.decompositions import log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.sympy_bridge import from_sympy
 from fibration.language.traversal import atoms
 from fibration.laws import topic
 from fibration.laws.batches.words import Witness
 from fibration.laws.gates.coordinates import coordinate
+from fibration.laws.gates.recovery import scaled
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.off_policy.inward_search import Span, negative_ratio, pushed_further_out
 from fibration.laws.off_policy.pushes import LOST, OPENED, TURNED, Fault, Pushed
@@ -53,7 +55,8 @@ def _of_score(subject: Subject) -> Decision:
     """The decision for a score estimator, whose coefficients are `μ·𝒢·A`."""
     if subject.proved("positivity"):
         return proved("hierarchy", "𝒢(r) > 0, so that every coefficient μ·𝒢·A has the sign of its advantage")
-    remedy = f"bound 𝒢 below by 0; {GIVE_UP}"
+    ratios = scaled(log_ratio, subject.hierarchy.decomposition.scale)
+    remedy = f"gate log ratios, whose R is above 0: decomposition={ratios!r}; {GIVE_UP}"
     witness = negative_ratio(subject.hierarchy)
     found = "𝒢(r), which turns advantages round where it is below 0" if witness else "𝒢(r), whose sign was not found"
     return following(unproved("hierarchy", found, remedy, witness), subject.first_failure("recovery", "positivity"))
@@ -104,7 +107,8 @@ def _is_known(end: Expression | None) -> bool:
 def _refused(subject: Subject, stratum: Stratum, found: list[Fault], witness: Witness | None) -> Decision:
     gate = subject.hierarchy.gates[stratum]
     what = {str(witness.values["what"])} if witness else {f.what for f in found}
-    fault, why, remedy = "", "whose slopes were not decided", "bound what decides them"
+    fault, why = "", "whose slopes were not decided"
+    remedy = f"write a gate whose pieces have known slopes, such as {stratum}: {ORDER} in gates"
     if TURNED in what:
         fault, why = TURNED, "which reverses an inward pull"
         remedy = f"pass inward pulls: {gate.inward()}"
@@ -112,7 +116,7 @@ def _refused(subject: Subject, stratum: Stratum, found: list[Fault], witness: Wi
         fault, why, remedy = (
             OPENED,
             "which passes outward pulls again beyond the point where it stops them",
-            "stop it for good",
+            f"clip at the bound, as {stratum}: clip_gate(bound) in gates does, and let nothing pass beyond it",
         )
     elif what:
         fault, why = LOST, "which stops inward pulls, and no outward pull"

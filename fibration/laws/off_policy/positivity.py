@@ -10,8 +10,10 @@ from typing import NamedTuple
 import sympy
 from sympy import oo
 
-from fibration.language.atoms import Summary, advantage, gated, in_channel, residual
+from fibration.language.atoms import Summary, advantage, gated, in_channel, mass, residual
+from fibration.language.decompositions import log_ratio, signed_log_ratio
 from fibration.language.expressions import Expression, as_expression
+from fibration.language.gates import clip_gate
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.operators import NOT_NEGATIVE, POSITIVE, log
 from fibration.language.policies import LogProb
@@ -24,11 +26,13 @@ from fibration.laws.batches.words import Witness, in_full, rounded
 from fibration.laws.gates.coordinates import coordinate, intensive, is_logarithmic, normal_recovery
 from fibration.laws.gates.pieces import Piece, pieces
 from fibration.laws.gates.reach import domain
+from fibration.laws.gates.recovery import scaled
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.off_policy import positivity_search
 from fibration.laws.off_policy.deviations import stay_above_minus_1
 from fibration.laws.off_policy.shrinking import shrinks
 from fibration.laws.on_policy.identity import gate_without_a_value
+from fibration.laws.remedies import bounded
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.claim import Claim, divided, inside, known_at
 from fibration.laws.signs.neighbourhood import RHO
@@ -42,7 +46,7 @@ def decide_positivity(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
     known = coordinate(h, subject)
     recovery = " and ".join(dict.fromkeys(str(normal_recovery(h, leaf)) for leaf in h.leaves))
-    remedy = "bound the gate below by less than 1, for example Parameter(..., upper=1), or gate log ratios"
+    remedy = ""
     loose = next((found for found in _must_have_values(subject, known) if not found.claim.is_shown), None)
     cause = subject.first_failure("recovery")
     if loose is None:
@@ -55,11 +59,33 @@ def decide_positivity(subject: Subject) -> Iterator[Decision]:
         return
     else:
         found = f"{loose.words}, which may have no value: a division by 0, or a logarithm or root outside its domain"
-        remedy, cause = loose.claim.remedy(h) or remedy, loose.cause
+        remedy, cause = loose.claim.remedy(h), loose.cause
     witness = ratio_not_positive(h, known) if len(h.order) == 1 else None
     if witness is None and subject.first_failure("markov", "reflecting", "coherent", "recovery") is None:
         witness = positivity_search.ratio_not_positive(h)
-    yield following(unproved("hierarchy", found, remedy, witness), cause)
+    yield following(unproved("hierarchy", found, remedy or _remedy(h), witness), cause)
+
+
+def _remedy(h: Hierarchy) -> str:
+    """The bound of a parameter, the decomposition or the gate with which gated ratios are positive."""
+    ratios = scaled(log_ratio, h.decomposition.scale)
+    if h.decomposition.channels != ("",):
+        ratios = scaled(signed_log_ratio, mass)
+    offers = [bounded(h, [g for _, _, g in gates(h)], _is_positive)]
+    if _is_positive(h.replace(decomposition=ratios)):
+        offers.append(f"gate log ratios: decomposition={ratios!r}, whose R is positive whatever the gates give")
+    elif len(h.order) == 1 and _is_positive(h.replace(gates={h.order[0]: clip_gate(as_expression(0.2))})):
+        offers.append(f"write {h.order[0]}: clip_gate(0.2) in gates")
+    found = "; or ".join(filter(None, offers))
+    return found or "divide by, or take the logarithm or root of, what is positive, as maximum(x, 1e-6) is"
+
+
+def _is_positive(h: Hierarchy) -> bool:
+    subject = Subject(h, [])
+    known = coordinate(h, subject)
+    recovery = " and ".join(dict.fromkeys(str(normal_recovery(h, leaf)) for leaf in h.leaves))
+    in_general = all(found.claim.is_shown for found in _must_have_values(subject, known))
+    return bool(why_positive(subject, known, recovery) if in_general else why_positive_alone(subject))
 
 
 def why_positive(subject: Subject, known: str, recovery: str) -> str | None:

@@ -14,6 +14,7 @@ from fibration.language.hierarchy import gates
 from fibration.language.report import Verdict
 from fibration.laws.batches import first_update
 from fibration.laws.batches.words import Witness
+from fibration.laws.gates.recovery import inverted
 from fibration.laws.law import Decision, Law, following, proved, refuted, unproved
 from fibration.laws.on_policy import levels_together
 from fibration.laws.on_policy.at_ratio_one import can_add, has_slope_one, is_one, is_smooth, reads_order, recovers
@@ -34,7 +35,7 @@ def decide_first_order(subject: Subject) -> Iterator[Decision]:
         yield wrong_start(subject) or proved("hierarchy", argument)
         return
     found = f"{failure.subject} fails '{failure.law}'" if failure else f"R = {subject.hierarchy.decomposition.recovery}"
-    remedy = failure.remedy if failure else "write a recovery that has one slope at 0"
+    remedy = failure.remedy if failure else inverted(subject.hierarchy)
     yield following(unproved("hierarchy", found, remedy, _felt(subject, failure)), failure)
     coarse = subspace(subject)
     if coarse is not None:

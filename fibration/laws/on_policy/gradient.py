@@ -19,12 +19,15 @@ from fibration.language.atoms import Stratum, reward
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import home, whole_batch
 from fibration.language.traversal import atoms, desugar
+from fibration.laws import topic
 from fibration.laws.batches.first_update import start_not_recovered, wrong_coefficients
 from fibration.laws.gates.coordinates import composed
+from fibration.laws.gates.recovery import inverted
 from fibration.laws.law import Decision, Law, following, proved, undecided, unproved
 from fibration.laws.objectives.own_reward import of_tokens
 from fibration.laws.on_policy.at_ratio_one import has_slope_one, is_one, is_smooth, reads_order, starts
 from fibration.laws.on_policy.first_order_subspace import constant_on
+from fibration.laws.on_policy.identity import GIVE_UP
 from fibration.laws.subject import Subject
 
 STATEMENT = "on policy the gradient is that of the true objective: at r = 1 and towards it, ∂J/∂log π_i = μ_i·A_i"
@@ -54,9 +57,8 @@ def wrong_start(subject: Subject, held: bool = False) -> Decision | None:
     if witness is None and reads_order(h):
         witness = wrong_coefficients(h)
     found = f"R(F(r)) = {wholes[off.leaf]}"
-    owner = "let one channel own x = 0: where(token_log_ratio >= 0, ...)"
-    remedy = "divide by the scale in R that F multiplies by" if off.side else owner
-    return unproved("decomposition", found, remedy, witness, START)
+    owner = "" if off.side else "one channel alone has x = 0, as where(token_log_ratio >= 0, ...) and its negation: "
+    return unproved("decomposition", found, f"{owner}{inverted(h)}", witness, START)
 
 
 def _of_score(subject: Subject) -> Decision | None:
@@ -95,13 +97,23 @@ def _is_one_number(h: Hierarchy, coarse: Stratum) -> bool:
     return not of_tokens(h, formula) and all(home(h, a) in places for a in read)
 
 
+def _passing(subject: Subject) -> str:
+    """The remedy: gates that pass small residuals, at the levels that do not. Of one level, what `identity` says."""
+    h = subject.hierarchy
+    own = next((v.remedy for v in subject.verdicts if v.law == "identity" and v.status != "proved"), "")
+    if len(h.order) == 1 and own:
+        return own.removesuffix(f"; {GIVE_UP}")
+    levels = [s.name for s in h.order if (v := subject.verdict("identity", topic.gate(s))) and v.status != "proved"]
+    gates = ", ".join(f"{s}: identity_gate()" for s in levels or map(str, h.order))
+    return f"write gates={{{gates}, ...}}, or clip_gate(bound) there: they pass small residuals with slope 1"
+
+
 def _refused(subject: Subject) -> Decision:
     witness = wrong_coefficients(subject.hierarchy)
     score = subject.hierarchy.objective.estimator == "score"
     part = "value 𝒢(1)" if score else "slope 𝒢'(1)"
     found = f"a {part} that is not 1" if witness else f"a {part} that was not found"
-    remedy = "scale the gates so that on policy nothing is gated" if score else "let small residuals pass, with slope 1"
-    remedy += "; or gives_up={'gradient': 'why'}, if the loss means it"
+    remedy = _passing(subject) + "; or gives_up={'gradient': 'why'}, if the loss means it"
     # a law that no loss may give up comes first: once it holds, what the loss gives up may be harmless
     lacking = subject.kernel_without_a_value(*subject.hierarchy.fibrations)
     cause = lacking or subject.first_failure("reflecting", "coherent", "identity")

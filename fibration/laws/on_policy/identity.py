@@ -11,12 +11,15 @@ own adds nothing. (A residual taken against the gated base fails here.) Its slop
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import sympy
+
+from fibration.errors import FibrationError
 from fibration.language.atoms import (
     Attribute,
     Component,
@@ -31,9 +34,12 @@ from fibration.language.atoms import (
 )
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression, Number
+from fibration.language.gates import Gate
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
+from fibration.language.sympy_bridge import from_sympy
 from fibration.language.traversal import applications, atoms
 from fibration.laws import topic
 from fibration.laws.batches import caps
@@ -45,8 +51,11 @@ from fibration.laws.batches.tokens import attempt, read_on_policy
 from fibration.laws.batches.words import Witness, in_brief, shown
 from fibration.laws.law import Decision, Law, proved, undecided, unproved
 from fibration.laws.on_policy.at_ratio_one import reference_is_zero
+from fibration.laws.remedies import bounded
+from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.claim import Claim
-from fibration.laws.signs.neighbourhood import Germ, open_question
+from fibration.laws.signs.neighbourhood import RHO, Germ, open_question
 from fibration.laws.subject import Subject
 from fibration.laws.values.duals import Dual, Real, differentiate, slopes_of
 from fibration.laws.values.intervals import Unsure, branching
@@ -54,11 +63,7 @@ from fibration.laws.values.probes import between
 from fibration.laws.values.series import Series, evaluate_series
 
 STATEMENT = "g(0) = 0 and g'(0) = 1 at the on-policy residual 0, from both sides"
-REMEDY = "let small residuals pass; if the loss breaks this on purpose, gives_up={'first_order': 'why'}"
-BOUNDS = (
-    "bound what decides it, Parameter(..., lower=..., upper=...); or, if the loss means it, gives_up={'first_order': "
-    "'why'}, which covers 'identity'"
-)
+GIVE_UP = "or, if the loss means it, gives_up={'first_order': 'why'}, which covers 'identity'"
 NO_VALUE = "has no value"
 # DEEP: residuals for the slope; FAR: densities for the value; NEAR: densities for the slope, in units of the residual
 DEEP = (*STEPS, Fraction(1, 10**40), Fraction(1, 10**80), Fraction(1, 10**160))
@@ -68,7 +73,7 @@ FAR, NEAR = (Fraction(1, 10), Fraction(1), Fraction(10)), (Fraction(1000),)
 def decide_identity(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
     if not reference_is_zero(subject):
-        remedy = "use log-ratio or deviation coordinates"
+        remedy = "write decomposition=log_ratio(), signed_log_ratio() or ratio_deviation(), whose F(1) is 0"
         yield undecided("reference", "densities that are not 0 on policy", remedy, "F(1) = 0")
         return
     for stratum in h.order:
@@ -94,8 +99,41 @@ def _not_identity(subject: Subject, stratum: Stratum, channel: str, germ: Germ) 
     why += f": it is not known whether {question}" if question else ""
     # a count that may be 0 matters only if a value is missing, or may be
     lacks = witness is None or witness.has_no_value
-    remedy = (Claim(gate, assume).remedy(h) if lacks else "") or _below_0(gate) or (BOUNDS if question else REMEDY)
+    remedy = (Claim(gate, assume).remedy(h) if lacks else "") or _below_0(gate) or _passing(subject, stratum)
     return unproved(topic.gate(stratum), f"{h.gates[stratum]}, {why}", remedy, witness)
+
+
+def _passing(subject: Subject, stratum: Stratum) -> str:
+    """The remedy: a bound of a parameter, or a gate to write, with which small residuals pass."""
+
+    def passes(h: Hierarchy) -> bool:
+        changed = Subject(h, [])
+        germs = [changed.germ(in_channel(h.gate(stratum), c), stratum) for c in h.decomposition.channels]
+        return all(germ.value_ok and germ.slope_ok for germ in germs)
+
+    h = subject.hierarchy
+    own = [in_channel(h.gate(stratum), c) for c in h.decomposition.channels]
+    plain = f"write {stratum}: identity_gate() in gates, or clip_gate(bound), which passes small residuals alone"
+    offers = [bounded(h, own, passes) or _normalised(h, stratum, passes), plain]
+    return "; or ".join(filter(None, offers)) + f"; {GIVE_UP}"
+
+
+def _normalised(h: Hierarchy, stratum: Stratum, passes: Callable[[Hierarchy], bool]) -> str:
+    """The gate to write, less its value at 0 and divided by its slope there; '' if that is not the identity near 0."""
+    gate = h.gates[stratum]
+    try:
+        (case,) = cases(gate.expression, Assumptions(whole_batch(h), h.assume, stratum))
+        whole = case.sympy()
+        value, slope = whole.subs(RHO, 0), case.slope(RHO).subs(RHO, 0)
+        if whole.is_rational_function():
+            made = Gate(from_sympy(sympy.cancel((whole - value) / slope)))
+        else:
+            kept = gate.expression if value == 0 else gate.expression - from_sympy(value)
+            made = Gate(kept if slope == 1 else from_sympy(sympy.cancel(1 / slope)) * kept)
+        mended = h.replace(gates={**h.gates, stratum: made})
+    except (FibrationError, TooManyCases, ValueError):  # several branches, or no value or slope at 0
+        return ""
+    return f"write {stratum}: {made} in gates" if passes(mended) else ""
 
 
 def gate_without_a_value(subject: Subject, stratum: Stratum) -> Verdict | None:

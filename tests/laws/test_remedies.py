@@ -1,0 +1,114 @@
+"""What the fix of a refusal says to write is accepted: the law then holds."""
+
+import re
+
+import pytest
+from hierarchies.wrong_specs import wrong
+
+import fibration
+from fibration import (
+    Fibration,
+    Gate,
+    Parameter,
+    clip_gate,
+    exp,
+    load,
+    log_prob,
+    policies,
+    residual,
+    strata,
+    uniform,
+    where,
+)
+from fibration.language.atoms import mass
+from fibration.language.pairs import with_declared
+
+WRONG = wrong()
+token, trajectory = strata("token trajectory")
+current, old, reference = policies("current old reference")
+
+
+def verdict(h, law, subject):
+    return next(v for v in h.verify().verdicts if (v.law, v.subject) == (law, subject))
+
+
+def words(h):
+    known = {n: getattr(fibration, n) for n in fibration.__all__} | {s.name: s for s in h.strata}
+    return known | dict(h.parameters) | dict(h.attributes) | {"mass": mass}
+
+
+def mends(h, fix):
+    """The hierarchies that the parts of a fix describe where a part is one declaration, each with the part."""
+    known = words(h)
+    for text in re.findall(r"declare ((?:Parameter|Attribute)\(.*?\))(?:;|$)", fix):
+        made = eval(text, known)
+        yield text, with_declared(h, {(h.parameters | h.attributes)[made.name]: made})
+    for name, text in re.findall(r"write (\w+): ((?:Gate|\w+_gate)\(.*?\)) in gates", fix):
+        (stratum,) = (s for s in h.strata if s.name == name)
+        yield text, h.replace(gates={**h.gates, stratum: eval(text, known)})
+    for text in re.findall(r"decomposition=(\w+\(.*?\)), whose", fix):
+        yield text, h.replace(decomposition=eval(text, known))
+    if "use uniform()" in fix:
+        yield "uniform()", h.replace(fibrations=[Fibration(f.source, f.target, uniform()) for f in h.fibrations])
+    for key in re.findall(r"^remove '(\w+)' from gives_up$", fix):
+        yield fix, h.replace(gives_up={k: why for k, why in h.gives_up.items() if k != key})
+    if found := re.fullmatch(r"remove one of its fibrations, such as Fibration\((\w+), (\w+), \.\.\.\)", fix):
+        edges = [f for f in h.fibrations if (f.source.name, f.target.name) != found.groups()]
+        met = {s for f in edges for s in (f.source, f.target)} or h.gates.keys()
+        yield fix, h.replace(fibrations=edges, gates={s: h.gates[s] for s in h.gates if s in met})
+    if found := re.fullmatch(r"join them with a fibration, such as (.*)", fix):
+        yield fix, h.replace(fibrations=[*h.fibrations, eval(found[1], known)])
+
+
+ONE_DECLARATION = {"identity", "positivity", "recovery", "markov", "reflecting"}
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", WRONG)
+def test_what_a_fix_says_to_write_mends_the_law(name):
+    spec = WRONG[name]
+    fix = verdict(spec.hierarchy, spec.law, spec.subject).remedy
+    found = list(mends(spec.hierarchy, fix))
+    if spec.law in ONE_DECLARATION and "clip(residual" not in fix:
+        assert found, fix
+    for text, mended in found:
+        assert mended != spec.hierarchy
+        left = [v for v in mended.verify().verdicts if (v.law, v.subject) == (spec.law, spec.subject)]
+        assert all(v.status == "proved" for v in left), (text, left)
+
+
+def test_a_bound_of_the_parameter_is_the_fix_of_a_gate_that_reaches_0():
+    low = Parameter("low", default=0.2)
+    h = load("grpo").replace(name="loose", gates={token: Gate(where(residual < -low / 2, -low, residual))})
+    fix = verdict(h, "positivity", "hierarchy").remedy
+    assert fix.startswith(
+        "declare Parameter('low', default=0.2, upper=1); or gate log ratios: decomposition=log_ratio()"
+    )
+    assert [
+        text for text, mended in mends(h, fix) if verdict(mended, "positivity", "hierarchy").status == "proved"
+    ] == [
+        "Parameter('low', default=0.2, upper=1)",
+        "log_ratio()",
+    ]
+
+
+def test_a_bound_that_does_not_mend_the_law_is_not_offered():
+    """Of `upper=1` and `lower=0` the second alone makes a budget positive."""
+    loose = Parameter("loose", default=0.5, lower=-1)
+    h = load("grpo").replace(name="loose", gates={token: clip_gate(loose)})
+    fix = verdict(h, "identity", "gate on token").remedy
+    assert fix.startswith("declare Parameter('loose', default=0.5, lower=0); or write token: identity_gate() in gates")
+
+
+KINDS = {"k1": lambda d: d, "k3": lambda d: exp(-d) - 1 + d}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_penalty_without_the_gradient_is_called_by_its_name_and_k2_mends_it(kind):
+    d = log_prob(current) - log_prob(reference)
+    h = load("grpo").replace(name="penalised", penalties={"kl": 0.04 * KINDS[kind](d)})
+    found = verdict(h, "kl_gradient", "penalty 'kl'")
+    assert f"(0.04 times {kind} of reference)" in found.found
+    (q,) = re.findall(r"with d = log_prob\(current\) - log_prob\((\w+)\) write d\*\*2/2 \(k2\)", found.remedy)
+    assert q == "reference"
+    assert verdict(h.replace(penalties={"kl": 0.04 * d**2 / 2}), "kl_gradient", "penalty 'kl'").status == "proved"
