@@ -1,0 +1,364 @@
+"""The shipped losses that a loss is, or from which it differs by one thing.
+
+A loss has seven parts: its gates (with kernels and decomposition), μ, the estimator, weights, conditions, advantages
+and penalties. Parts that are one formula are equal. Other parts are compared inside the shipped loss: it is the same
+loss with the part of the other one, or it is not. So a gate that is written by hand is recognised too.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fibration.errors import FibrationError, listed
+from fibration.language.atoms import Parameter, Reading, token_log_ratio
+from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.loading import load, shipped
+from fibration.language.objectives import Objective
+from fibration.language.operators import exp
+from fibration.language.pairs import pair
+from fibration.language.penalties import Penalty
+from fibration.language.renaming import renamed
+from fibration.language.roles import contradict, desugared
+from fibration.language.statistics import rewritten
+from fibration.language.traversal import transform
+from fibration.laws.equivalent.matching import Matched, match_by_role
+from fibration.laws.equivalent.same_loss import same_loss
+from fibration.laws.equivalent.search import FEW, difference
+from fibration.laws.law import Proved
+
+COMMON = ("ppo", "dapo", "grpo", "gspo", "cispo", "reinforce")  # named first
+MOST = 12  # shipped losses whose parts are compared by value
+FAR = 3  # parts; a loss that differs in more of them is no candidate
+RATIO = exp(token_log_ratio)
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A shipped loss beside another one.
+
+    - `name`: the shipped loss.
+    - `differences`: what differs, in words: `("with the ratio twice",)`. Empty if the losses are the same.
+    - `match`: names of the other loss that stand for names of the shipped one, `("epsilon_low", "eps_lo")`.
+    """
+
+    name: str
+    differences: tuple[str, ...] = ()
+    match: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_same(self) -> bool:
+        return not self.differences
+
+    def __str__(self) -> str:
+        said = f"`{self.name}`" + (f" {listed(self.differences)}" if self.differences else "")
+        return said + (f" ({', '.join(f'{a} ↔ {b}' for a, b in self.match)})" if self.match else "")
+
+
+def neighbours(hierarchy: Hierarchy, *, ignore_advantages: bool = False) -> list[Neighbour]:
+    """Returns the shipped losses that a loss is; if there are none, those from which it differs by one thing.
+
+    Losses that differ in one value of a parameter's default are the same; defaults of two bounds that are exchanged
+    are a difference. Needs seconds: a part is compared by value only in the shipped losses that are nearest by formula.
+    Returns [] if no shipped loss is that near.
+    """
+    found = _Survey(hierarchy, ignore_advantages).run()
+    same = [n for n in found if n.is_same]
+    return same or [n for n in found if len(n.differences) == 1]
+
+
+def nearest(hierarchy: Hierarchy, *, ignore_advantages: bool = False) -> list[Neighbour]:
+    """As `neighbours`; if there are none, the shipped losses that differ in the fewest parts."""
+    found = _Survey(hierarchy, ignore_advantages).run()
+    least = min((len(n.differences) for n in found), default=0)
+    return [n for n in found if len(n.differences) == least]
+
+
+# ---------------------------------------------------------------- parts
+
+
+def _gates(h: Hierarchy) -> Hashable:
+    split = h.decomposition
+    return (
+        frozenset((f.source, f.target, _plain(f.weight)) for f in h.fibrations),
+        frozenset((s, _plain(h.gate(s))) for s in h.gates),
+        frozenset((c, _plain(e)) for c, e in split.densities),
+        _plain(split.recovery), _plain(split.scale), h.orthogonalise,
+    )  # fmt: skip
+
+
+def _penalties(h: Hierarchy) -> Counter[Hashable]:
+    return Counter(_penalty(h, p) for p in h.penalties.values())
+
+
+def _penalty(h: Hierarchy, p: Penalty) -> Hashable:
+    o = p.objective
+    own = None if o is None else (_plain(o.spelled_out(h.leaves, h.rows)), _weights(o), _conditions(o))
+    return _plain(p.formula), own, p.over
+
+
+def _weights(o: Objective) -> Hashable:
+    return frozenset(Counter(map(_plain, o.weighed)).items())
+
+
+def _conditions(o: Objective) -> Hashable:
+    return frozenset(Counter((_plain(k.condition), k.normaliser) for k in o.kept).items())
+
+
+@functools.lru_cache(4096)
+def _plain(e: Expression) -> Expression:
+    """A formula without sugar, in which a parameter is its name alone."""
+
+    def named(a: Expression) -> Expression:
+        return Reading(f"parameter {a.name}") if isinstance(a, Parameter) else a
+
+    return rewritten(desugared(e), lambda inner: transform(inner, named))
+
+
+PARTS: Mapping[str, Callable[[Hierarchy], Hashable]] = {
+    "gates": _gates,
+    "μ": lambda h: _plain(h.objective.spelled_out(h.leaves, h.rows)),
+    "estimator": lambda h: h.objective.estimator,
+    "weights": lambda h: _weights(h.objective),
+    "conditions": lambda h: _conditions(h.objective),
+    "advantages": lambda h: None if h.advantages is None else _plain(h.advantages),
+    "penalties": lambda h: frozenset(_penalties(h).items()),
+}
+
+
+def _objective(base: Objective, **parts: Any) -> Objective:
+    """An objective with some of its parts replaced: weight, estimator, weighed, kept."""
+    take = {"weight": base.weight, "estimator": base.estimator, "weighed": base.weighed, "kept": base.kept, **parts}
+    made = Objective(take["weight"])
+    made = made.score() if take["estimator"] == "score" else made
+    for w in take["weighed"]:
+        made = made.weigh(w)
+    for k in take["kept"]:
+        made = made.keep(k.condition, k.normaliser)
+    return made
+
+
+def _with_part(shipped_one: Hierarchy, h: Hierarchy, part: str) -> Hierarchy:
+    """The shipped loss with one part of another loss. Raises SpecError if it cannot have it."""
+    o, own = shipped_one.objective, h.objective
+    changes: dict[str, Any] = {
+        "gates": {
+            "gates": h.gates, "fibrations": h.fibrations, "decomposition": h.decomposition,
+            "orthogonalise": h.orthogonalise, "assume": h.assume,
+        },
+        "μ": {"objective": _objective(o, weight=own.weight)},
+        "estimator": {"objective": _objective(o, estimator=own.estimator)},
+        "weights": {"objective": _objective(o, weighed=own.weighed)},
+        "conditions": {"objective": _objective(o, kept=own.kept)},
+        "advantages": {"advantages": h.advantages, "groups": dict.fromkeys((*shipped_one.groups, *h.groups))},
+        "penalties": {"penalties": h.penalties},
+    }[part]  # fmt: skip
+    return _bare(shipped_one).replace(**changes)
+
+
+def _bare(h: Hierarchy) -> Hierarchy:
+    """A loss without the laws that it gives up: its other parts may have no subject for them."""
+    return h.replace(gives_up={})
+
+
+def are_same(first: Hierarchy, second: Hierarchy) -> bool:
+    """Whether two losses with matched names are proved the same, after a quick search for a difference."""
+    try:
+        both = pair(first, second)
+        return difference(both, FEW) is None and isinstance(same_loss(both), Proved)
+    except (FibrationError, ArithmeticError):
+        return False
+
+
+# ---------------------------------------------------------------- the survey
+
+
+@functools.lru_cache(2)
+def _all_shipped(ignore_advantages: bool) -> tuple[Hierarchy, ...]:
+    found = (load(n) for n in sorted(shipped(), key=lambda n: (n not in COMMON, n)))
+    return tuple(h.replace(advantages=None, gives_up={}) if ignore_advantages else h for h in found)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A shipped loss, the other loss in its names, and the parts whose formulas differ."""
+
+    shipped: Hierarchy
+    matched: Matched
+    differing: tuple[str, ...]
+
+    @property
+    def h(self) -> Hierarchy:
+        return self.matched.second
+
+
+class _Survey:
+    def __init__(self, h: Hierarchy, ignore_advantages: bool) -> None:
+        self.h = h.replace(advantages=None, gives_up={}) if ignore_advantages else h
+        self.shipped = _all_shipped(ignore_advantages)
+
+    def run(self) -> list[Neighbour]:
+        found = [c for s in self.shipped if (c := self._candidate(s)) is not None]
+        if all("gates" in c.differing for c in found):
+            found = self._with_equal_gates(found)
+        near = sorted(found, key=lambda c: len(c.differing))[:MOST]
+        made = [self._judged(c) for c in near if len(c.differing) <= FAR]
+        if not any(len(n.differences) <= 1 for n in made):
+            made = [*made, *self._with_the_ratio_twice(found)]
+        return sorted(made, key=lambda n: len(n.differences))
+
+    def _candidate(self, s: Hierarchy) -> _Candidate | None:
+        if {x.name for x in s.leaves} != {x.name for x in self.h.leaves} and len(s.leaves) + len(self.h.leaves) > 2:
+            return None
+        try:
+            matched = match_by_role(s, self.h, {}, {})
+        except FibrationError:
+            return None
+        differing = tuple(name for name, part in PARTS.items() if part(s) != part(matched.second))
+        return _Candidate(s, matched, differing)
+
+    def _with_equal_gates(self, found: list[_Candidate]) -> list[_Candidate]:
+        """The candidates, those whose gates are equal by value without "gates" among what differs."""
+        verdicts: dict[Hashable, bool] = {}
+
+        def equal(c: _Candidate) -> bool:
+            key = _gates(c.shipped), tuple(c.matched.pairs)
+            if key not in verdicts:
+                verdicts[key] = _gates_are_same(c.shipped, c.h)
+            return verdicts[key]
+
+        return [
+            _Candidate(c.shipped, c.matched, tuple(p for p in c.differing if p != "gates")) if equal(c) else c
+            for c in found
+        ]
+
+    def _judged(self, c: _Candidate) -> Neighbour:
+        parts = [p for p in c.differing if not _is_same_part(c, p)]
+        said = [_words(c, p) for p in parts]
+        if not said and c.differing and not are_same(c.shipped, c.h):
+            said = [f"but for {listed(c.differing)} together"]
+        if not said:
+            said = list(_exchanged_defaults(c))
+        return Neighbour(c.shipped.name, tuple(said), c.matched.pairs)
+
+    def _with_the_ratio_twice(self, found: list[_Candidate]) -> Iterator[Neighbour]:
+        """Score estimators that are written as a ratio times a weight: the gradient has the ratio once more."""
+        for c in found:
+            if c.shipped.objective.estimator != "score" or self.h.objective.estimator == "score":
+                continue
+            if {"advantages", "penalties"} & set(c.differing):
+                continue
+            if are_same(_bare(c.shipped).replace(objective=c.shipped.objective.weigh(RATIO)), c.h):
+                yield Neighbour(c.shipped.name, ("with the ratio twice",), c.matched.pairs)
+
+
+def _gates_are_same(s: Hierarchy, h: Hierarchy) -> bool:
+    """Whether two losses have equal gates by value: as ratio estimators with one μ, without weights and terms."""
+
+    def alone(x: Hierarchy) -> Hierarchy:
+        objective = Objective(s.objective.weight)
+        return x.replace(objective=objective, penalties={}, advantages=None, gives_up={})
+
+    try:
+        return are_same(alone(s), alone(h))
+    except FibrationError:
+        return False
+
+
+def _is_same_part(c: _Candidate, part: str) -> bool:
+    if part == "estimator":
+        return False
+    try:
+        return are_same(_bare(c.shipped), _with_part(c.shipped, c.h, part))
+    except FibrationError:
+        return False
+
+
+# ---------------------------------------------------------------- words
+
+
+def _words(c: _Candidate, part: str) -> str:
+    s, h = c.shipped, c.h
+    if part == "gates":
+        return _words_of_gates(c)
+    if part == "μ":
+        return f"but for μ: {h.objective.spelled_out(h.leaves, h.rows)} in place of {s.objective.spelled_out(s.leaves, s.rows)}"
+    if part == "estimator":
+        return "with a score estimator" if h.objective.estimator == "score" else "without the score estimator"
+    if part == "weights":
+        return _words_of_weights(c)
+    if part == "conditions":
+        pick = [[(k.condition, k.normaliser) for k in x.objective.kept] for x in (s, h)]
+        lost, new = _apart(*([f"{e}" if n == "all" else f'{e} (normaliser="kept")' for e, n in p] for p in pick))
+        return _gone_and_new("the mask of", lost, new)
+    if part == "advantages":
+        given = "given advantages"
+        return f"but for its advantages: {h.advantages or given} in place of {s.advantages or given}"
+    lost, new = _apart(*([str(p) for p in x.penalties.values()] for x in (s, h)))
+    return _gone_and_new("the penalty", lost, new)
+
+
+def _words_of_weights(c: _Candidate) -> str:
+    lost, new = _apart(*([str(w) for w in x.objective.weighed] for x in (c.shipped, c.h)))
+    twice = _bare(c.shipped).replace(objective=c.shipped.objective.weigh(RATIO))
+    if len(new) == 1 and not lost and _has_ratio(c.shipped) and are_same(twice, _with_part(c.shipped, c.h, "weights")):
+        return "with the ratio twice"
+    return _gone_and_new("the weight", lost, new)
+
+
+def _has_ratio(h: Hierarchy) -> bool:
+    """Whether the ratio counts in a loss: it is no score estimator with a gate that passes nothing."""
+    return h.objective.estimator == "ratio" or any(str(g.expression) != "0" for g in h.gates.values())
+
+
+def _words_of_gates(c: _Candidate) -> str:
+    s, h = c.shipped, c.h
+    for a, b in itertools.combinations(h.parameters, 2):
+        swapped = renamed(h, {a: b, b: a})
+        if _gates(swapped) == _gates(s) or (contradict(a, b) and _gates_are_same(s, swapped)):
+            return f"with {a} and {b} exchanged"
+    apart = [x for x in s.gates if x in h.gates and _plain(s.gate(x)) != _plain(h.gate(x))]
+    if (
+        set(s.gates) == set(h.gates)
+        and len(apart) == 1
+        and _gates(s.replace(gates={**s.gates, apart[0]: h.gates[apart[0]]}, gives_up={})) == _gates(h)
+    ):
+        (x,) = apart
+        return f"but for the gate on {x}: {h.gates[x]} in place of {s.gates[x]}"
+    if set(s.gates) != set(h.gates):
+        return (
+            f"but for its levels: {', '.join(x.name for x in h.order)} in place of {', '.join(x.name for x in s.order)}"
+        )
+    return "but for its gates, kernels and decomposition"
+
+
+def _exchanged_defaults(c: _Candidate) -> Iterator[str]:
+    """Two parameters of a loss that have each other's defaults."""
+    mine = {n: p.default for n, p in c.h.parameters.items()}
+    theirs = {n: p.default for n, p in c.shipped.parameters.items()}
+    for a, b in itertools.combinations([n for n in theirs if n in mine], 2):
+        if (
+            theirs[a] != theirs[b]
+            and None not in (theirs[a], theirs[b])
+            and (mine[a], mine[b]) == (theirs[b], theirs[a])
+        ):
+            yield f"with the values of {a} and {b} exchanged"
+
+
+def _apart(one: list[str], other: list[str]) -> tuple[list[str], list[str]]:
+    """What is only in the first list, and what is only in the second."""
+    first, second = Counter(one), Counter(other)
+    return list((first - second).elements()), list((second - first).elements())
+
+
+def _gone_and_new(what: str, lost: list[str], new: list[str]) -> str:
+    if not lost and not new:
+        return f"but for {what} tokens"
+    if lost and new:
+        return f"with {what} {listed(new)} in place of {listed(lost)}"
+    return f"with {what} {listed(new)}" if new else f"without {what} {listed(lost)}"
