@@ -8,8 +8,8 @@ from fractions import Fraction
 
 from fibration.errors import ParameterError, located
 from fibration.language.atoms import Parameter, Stratum
-from fibration.language.expressions import Expression, as_expression
 from fibration.language.decompositions import Decomposition
+from fibration.language.expressions import Expression, as_expression
 from fibration.language.gates import Gate, GatePerChannel
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, MarkovKernel

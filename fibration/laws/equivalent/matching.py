@@ -41,7 +41,9 @@ class Matched:
         taken = declared_names(self.second) - set(match)
         ties = {a: b for b, a in match.items() if a in taken}  # the name has another meaning there
         second = renamed(self.second, {b: a for b, a in match.items() if a not in taken})
-        return Matched(self.first, second, {**self.given, **ties}, (*self.pairs, *((a, b) for b, a in match.items())))
+        order = [*self.first.parameters]  # other names come first
+        pairs = sorted(((a, b) for b, a in match.items()), key=lambda p: order.index(p[0]) if p[0] in order else -1)
+        return Matched(self.first, second, {**self.given, **ties}, (*self.pairs, *pairs))
 
     @property
     def alone(self) -> tuple[list[str], list[str]]:
@@ -87,7 +89,7 @@ def _as_said(found: Matched, match: Mapping[str, str]) -> Matched:
             ties[a] = b
         elif a in declared_names(found.second) and a != b:
             raise SpecError(
-                f"'{found.second.name}' has another '{a}', so its '{b}' cannot be matched with that of '{found.first.name}'",
+                f"'{found.second.name}' has another '{a}', so its '{b}' cannot be that of '{found.first.name}'",
                 required="a name that the other loss does not use",
                 remedy=f"rename '{a}' in '{found.second.name}'",
             )

@@ -287,7 +287,8 @@ def _words(c: _Candidate, part: str) -> str:
     if part == "gates":
         return _words_of_gates(c)
     if part == "μ":
-        return f"but for μ: {h.objective.spelled_out(h.leaves, h.rows)} in place of {s.objective.spelled_out(s.leaves, s.rows)}"
+        own, theirs = (x.objective.spelled_out(x.leaves, x.rows) for x in (h, s))
+        return f"but for μ: {own} in place of {theirs}"
     if part == "estimator":
         return "with a score estimator" if h.objective.estimator == "score" else "without the score estimator"
     if part == "weights":
