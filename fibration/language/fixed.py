@@ -42,12 +42,12 @@ def with_parameters(
         fibrations=[Fibration(f.source, f.target, MarkovKernel(put(f.kernel.weight, f.source))) for f in h.fibrations],
         gates={s: Gate(put(g.expression, s)) for s, g in h.gates.items()},
         decomposition=Decomposition(densities, put(split.recovery), put(split.scale)),
-        objective=_objective(h.objective, put),
+        objective=_objective(h, h.objective, put),
         advantages=None if h.advantages is None else put(h.advantages),
         penalties={
             name: Penalty(
                 put(p.formula, *([p.over] if p.over else []), through=SUMS),
-                p.objective and _objective(p.objective, put),
+                p.objective and _objective(h, p.objective, put),
                 p.over,
             )
             for name, p in h.penalties.items()
@@ -69,8 +69,10 @@ def put_parameters(
     return substitute(e, {**renamed, **numbers})
 
 
-def _objective(given: Objective, put: Callable[[Expression], Expression]) -> Objective:
-    made = Objective(put(given.weight))
+def _objective(h: Hierarchy, given: Objective, put: Callable[[Expression], Expression]) -> Objective:
+    if all(put(e) == e for e in (given.weight, *given.formulas)):
+        return given
+    made = Objective(put(given.spelled_out(h.leaves, h.rows)))
     made = made.score() if given.estimator == "score" else made
     for w in given.weighed:
         made = made.weigh(put(w))

@@ -72,7 +72,7 @@ def test_bounds_written_by_hand_are_matched(names):
     low, high = (Parameter(n, default=0.2, upper=u) for n, u in zip(names, (1, None), strict=True))
     report = equivalent(by_hand("ours", low, high), dapo)
     assert report.ok
-    assert f"'dapo' with {names[0]} ↔ epsilon_low, {names[1]} ↔ epsilon_high" in report.outcome
+    assert all(f"{a} ↔ {b}" in report.outcome for a, b in zip(names, ("epsilon_low", "epsilon_high"), strict=True))
 
 
 def test_one_bound_each_is_matched_whatever_its_name():
@@ -125,7 +125,7 @@ def test_parameters_that_no_role_matches_are_tried():
     ours = by_hand("ours", Parameter("a", default=0.2, upper=1), Parameter("b", default=0.3, upper=1))
     other = ours.replace(name="other", gates={token: pessimistic_clip_gate(*_two("c", "d"))})
     (verdict,) = equivalent(ours, other).verdicts
-    assert verdict.status == "proved" and "'other' with a ↔ c, b ↔ d" in verdict.subject
+    assert verdict.status == "proved" and "a ↔ c" in verdict.subject and "b ↔ d" in verdict.subject
 
 
 def _two(*names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 
 import pytest
 from hierarchies.loss_pairs import dapo, grpo, token
@@ -13,6 +14,7 @@ from fibration import (
     Objective,
     Parameter,
     Penalty,
+    Stratum,
     advantage,
     clip,
     count,
@@ -29,18 +31,22 @@ from fibration import (
     where,
 )
 from fibration.language.loading import shipped
-from fibration.language.objectives import LEAF, ROWS, WHOLE
 from fibration.language.renaming import renamed
 from fibration.laws.equivalent.decide import equivalent
 from fibration.laws.equivalent.neighbours import nearest, neighbours
 
 current, reference, teacher = policies("current reference teacher")
-ODD = Objective(1 / (count(ROWS, over=WHOLE) * (count(LEAF, over=ROWS) + 1)))  # a slip: T + 1 for T
+
+
+def odd_weight(h):
+    """A slip: `T + 1` for `T`."""
+    length = functools.reduce(operator.add, [count(leaf, over=h.rows) for leaf in h.leaves])
+    return 1 / (count(h.rows, over=Stratum("batch")) * (length + 1))
 
 
 def changed(h, **parts):
     objective = h.objective
-    made = Objective(parts.get("weight", objective.weight))
+    made = Objective(parts.get("weight", objective.spelled_out(h.leaves, h.rows)))
     made = made.score() if objective.estimator == "score" else made
     for w in parts.get("weighed", objective.weighed):
         made = made.weigh(w)
@@ -50,7 +56,7 @@ def changed(h, **parts):
 
 
 def other_mu(h):
-    return changed(h, weight=ODD.weight), "but for μ"
+    return changed(h, weight=odd_weight(h)), "but for μ"
 
 
 def ratio_twice(h):
@@ -131,7 +137,7 @@ def test_a_gate_that_is_written_by_hand_is_recognised():
     ours = dapo.replace(name="ours", gates={token: Gate(gate)})
     (found,) = neighbours(ours)
     assert str(found) == "`dapo` (epsilon_low ↔ eps_lo, epsilon_high ↔ eps_hi)"
-    near = neighbours(changed(ours, weight=ODD.weight))
+    near = neighbours(changed(ours, weight=odd_weight(grpo)))
     assert {"dapo", "grpo"} <= {n.name for n in near}
     assert all("but for μ" in str(n) for n in near)
 
@@ -161,7 +167,7 @@ def test_a_loss_that_is_far_from_all_has_no_neighbour():
     far = grpo.replace(
         name="far",
         gates={token: Gate(residual / (1 + residual * residual))},
-        objective=ODD.weigh(exp(log_prob(reference))),
+        objective=Objective(odd_weight(grpo)).weigh(exp(log_prob(reference))),
         penalties={"near": log_prob(teacher) ** 2 * log_prob(current)},
     )
     assert neighbours(far) == []

@@ -125,7 +125,7 @@ def match_by_trial(found: Matched, when: object) -> Matched:
     equal: list[Matched] = []
     for option in options[:MOST]:
         tried = found.under(option)
-        if difference(pair(tried.first, tried.second, when, tried.given), FEW) is None:
+        if difference(pair(tried.first, tried.second, when, tried.given), FEW, any_size=True) is None:
             equal.append(tried)
     if len(equal) == 1 and len(options) <= MOST:
         return equal[0]

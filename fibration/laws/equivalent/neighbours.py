@@ -16,7 +16,10 @@ from typing import Any
 
 from fibration.errors import FibrationError, listed
 from fibration.language.atoms import Parameter, Reading, token_log_ratio
+from fibration.language.decompositions import ratio_deviation
 from fibration.language.expressions import Expression
+from fibration.language.fixed import with_parameters
+from fibration.language.gates import zero_gate
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load, shipped
 from fibration.language.objectives import Objective
@@ -27,15 +30,19 @@ from fibration.language.renaming import renamed
 from fibration.language.roles import contradict, desugared
 from fibration.language.statistics import rewritten
 from fibration.language.traversal import transform
+from fibration.laws.budget import Budget
 from fibration.laws.equivalent.matching import Matched, match_by_role
 from fibration.laws.equivalent.same_loss import same_loss
 from fibration.laws.equivalent.search import FEW, difference
 from fibration.laws.law import Proved
 
 COMMON = ("ppo", "dapo", "grpo", "gspo", "cispo", "reinforce")  # named first
-MOST = 12  # shipped losses whose parts are compared by value
+MOST = 10  # shipped losses whose parts are compared by value
+FEWEST = 3  # losses that differ in a gate alone, if there are no others
 FAR = 3  # parts; a loss that differs in more of them is no candidate
 RATIO = exp(token_log_ratio)
+GATE = "the gate"
+SECONDS = 2.0  # for the comparison of one part
 
 
 @dataclass(frozen=True)
@@ -63,13 +70,13 @@ class Neighbour:
 def neighbours(hierarchy: Hierarchy, *, ignore_advantages: bool = False) -> list[Neighbour]:
     """Returns the shipped losses that a loss is; if there are none, those from which it differs by one thing.
 
-    Losses that differ in one value of a parameter's default are the same; defaults of two bounds that are exchanged
-    are a difference. Needs seconds: a part is compared by value only in the shipped losses that are nearest by formula.
+    Other defaults are no difference; two bounds with each other's defaults are. Needs seconds: a part is compared by value only in the shipped losses that are nearest by formula.
     Returns [] if no shipped loss is that near.
     """
     found = _Survey(hierarchy, ignore_advantages).run()
-    same = [n for n in found if n.is_same]
-    return same or [n for n in found if len(n.differences) == 1]
+    near = [n for n in found if len(n.differences) <= min(1, *(len(m.differences) for m in found))]
+    told = [n for n in near if not any(GATE in d for d in n.differences)]
+    return told or near[:FEWEST]
 
 
 def nearest(hierarchy: Hierarchy, *, ignore_advantages: bool = False) -> list[Neighbour]:
@@ -82,7 +89,7 @@ def nearest(hierarchy: Hierarchy, *, ignore_advantages: bool = False) -> list[Ne
 # ---------------------------------------------------------------- parts
 
 
-def _gates(h: Hierarchy) -> Hashable:
+def _gates(h: Hierarchy) -> tuple[Any, ...]:
     split = h.decomposition
     return (
         frozenset((f.source, f.target, _plain(f.weight)) for f in h.fibrations),
@@ -168,11 +175,35 @@ def _bare(h: Hierarchy) -> Hierarchy:
 
 def are_same(first: Hierarchy, second: Hierarchy) -> bool:
     """Whether two losses with matched names are proved the same, after a quick search for a difference."""
-    try:
+    found: list[bool] = []
+
+    def decide() -> None:
         both = pair(first, second)
-        return difference(both, FEW) is None and isinstance(same_loss(both), Proved)
+        found.append(difference(both, FEW, any_size=True) is None and isinstance(same_loss(both), Proved))
+
+    try:
+        return Budget(SECONDS).allows(decide) and found[0]
     except (FibrationError, ArithmeticError):
         return False
+
+
+def _light(h: Hierarchy) -> Hierarchy:
+    """A loss with the same weights and terms, and a gate that is proved at once: the gradient is `Σ μ·w·A·∇log π`."""
+    if len(h.leaves) > 1:
+        return h
+    (leaf,) = h.leaves
+    groups = dict.fromkeys(s for s in (*h.strata, *h.groups) if s not in (leaf, h.rows))
+    objective = _objective(h.objective, estimator="score")
+    changes = {
+        "gates": {leaf: zero_gate()},
+        "fibrations": (),
+        "decomposition": ratio_deviation(),
+        "orthogonalise": None,
+    }
+    try:
+        return h.replace(**changes, groups=groups, objective=objective, assume=(), gives_up={})
+    except FibrationError:  # a stratum below the rows
+        return h
 
 
 # ---------------------------------------------------------------- the survey
@@ -196,6 +227,12 @@ class _Candidate:
     def h(self) -> Hierarchy:
         return self.matched.second
 
+    @functools.cached_property
+    def unified(self) -> Hierarchy:
+        """The other loss with the shipped loss's declarations of parameters, so that parts of both go together."""
+        mine, theirs = self.h.parameters, self.shipped.parameters
+        return with_parameters(self.h, {mine[n]: theirs[n] for n in mine if n in theirs and mine[n] != theirs[n]}, {})
+
 
 class _Survey:
     def __init__(self, h: Hierarchy, ignore_advantages: bool) -> None:
@@ -204,10 +241,12 @@ class _Survey:
 
     def run(self) -> list[Neighbour]:
         found = [c for s in self.shipped if (c := self._candidate(s)) is not None]
-        if all("gates" in c.differing for c in found):
+        equal = [c for c in found if not c.differing]
+        if not equal and all("gates" in c.differing for c in found):
             found = self._with_equal_gates(found)
-        near = sorted(found, key=lambda c: len(c.differing))[:MOST]
-        made = [self._judged(c) for c in near if len(c.differing) <= FAR]
+        near = sorted((c for c in found if len(c.differing) <= FAR), key=lambda c: len(c.differing))
+        least = len(near[0].differing) if near else 0
+        made = [self._judged(c) for c in equal or near[:MOST] if len(c.differing) <= max(least, 1) + 1]
         if not any(len(n.differences) <= 1 for n in made):
             made = [*made, *self._with_the_ratio_twice(found)]
         return sorted(made, key=lambda n: len(n.differences))
@@ -239,7 +278,7 @@ class _Survey:
 
     def _judged(self, c: _Candidate) -> Neighbour:
         parts = [p for p in c.differing if not _is_same_part(c, p)]
-        said = [_words(c, p) for p in parts]
+        said = [w for p in parts for w in (_words_of_gates(c) if p == "gates" else [_words(c, p)])]
         if not said and c.differing and not are_same(c.shipped, c.h):
             said = [f"but for {listed(c.differing)} together"]
         if not said:
@@ -271,12 +310,18 @@ def _gates_are_same(s: Hierarchy, h: Hierarchy) -> bool:
 
 
 def _is_same_part(c: _Candidate, part: str) -> bool:
-    if part == "estimator":
+    if part == "estimator" or not (_has(c.shipped, part) and _has(c.h, part)):
         return False
     try:
-        return are_same(_bare(c.shipped), _with_part(c.shipped, c.h, part))
+        both = _bare(c.shipped), _with_part(c.shipped, c.unified, part)
+        return _gates_are_same(c.shipped, c.h) if part == "gates" else are_same(*map(_light, both))
     except FibrationError:
         return False
+
+
+def _has(h: Hierarchy, part: str) -> bool:
+    has = {"weights": h.objective.weighed, "conditions": h.objective.kept, "penalties": h.penalties}
+    return h.advantages is not None if part == "advantages" else bool(has.get(part, True))
 
 
 # ---------------------------------------------------------------- words
@@ -284,8 +329,6 @@ def _is_same_part(c: _Candidate, part: str) -> bool:
 
 def _words(c: _Candidate, part: str) -> str:
     s, h = c.shipped, c.h
-    if part == "gates":
-        return _words_of_gates(c)
     if part == "μ":
         own, theirs = (x.objective.spelled_out(x.leaves, x.rows) for x in (h, s))
         return f"but for μ: {own} in place of {theirs}"
@@ -298,17 +341,21 @@ def _words(c: _Candidate, part: str) -> str:
         lost, new = _apart(*([f"{e}" if n == "all" else f'{e} (normaliser="kept")' for e, n in p] for p in pick))
         return _gone_and_new("the mask of", lost, new)
     if part == "advantages":
-        given = "given advantages"
-        return f"but for its advantages: {h.advantages or given} in place of {s.advantages or given}"
+        own, theirs = ("given ones" if x.advantages is None else str(x.advantages) for x in (h, s))
+        return f"but for its advantages: {own} in place of {theirs}"
     lost, new = _apart(*([str(p) for p in x.penalties.values()] for x in (s, h)))
     return _gone_and_new("the penalty", lost, new)
 
 
 def _words_of_weights(c: _Candidate) -> str:
     lost, new = _apart(*([str(w) for w in x.objective.weighed] for x in (c.shipped, c.h)))
-    twice = _bare(c.shipped).replace(objective=c.shipped.objective.weigh(RATIO))
-    if len(new) == 1 and not lost and _has_ratio(c.shipped) and are_same(twice, _with_part(c.shipped, c.h, "weights")):
-        return "with the ratio twice"
+    if len(new) == 1 and not lost and _has_ratio(c.shipped):
+        (weight,) = (w for w in c.h.objective.weighed if str(w) == new[0])
+        plain = _light(_bare(c.shipped)).replace(penalties={}, advantages=None)
+        if are_same(
+            *(plain.replace(objective=Objective(plain.objective.weight).score().weigh(w)) for w in (weight, RATIO))
+        ):
+            return "with the ratio twice"
     return _gone_and_new("the weight", lost, new)
 
 
@@ -317,25 +364,25 @@ def _has_ratio(h: Hierarchy) -> bool:
     return h.objective.estimator == "ratio" or any(str(g.expression) != "0" for g in h.gates.values())
 
 
-def _words_of_gates(c: _Candidate) -> str:
+def _words_of_gates(c: _Candidate) -> list[str]:
     s, h = c.shipped, c.h
     for a, b in itertools.combinations(h.parameters, 2):
         swapped = renamed(h, {a: b, b: a})
         if _gates(swapped) == _gates(s) or (contradict(a, b) and _gates_are_same(s, swapped)):
-            return f"with {a} and {b} exchanged"
-    apart = [x for x in s.gates if x in h.gates and _plain(s.gate(x)) != _plain(h.gate(x))]
-    if (
-        set(s.gates) == set(h.gates)
-        and len(apart) == 1
-        and _gates(s.replace(gates={**s.gates, apart[0]: h.gates[apart[0]]}, gives_up={})) == _gates(h)
-    ):
-        (x,) = apart
-        return f"but for the gate on {x}: {h.gates[x]} in place of {s.gates[x]}"
+            return [f"with {a} and {b} exchanged"]
+    found = []
     if set(s.gates) != set(h.gates):
-        return (
-            f"but for its levels: {', '.join(x.name for x in h.order)} in place of {', '.join(x.name for x in s.order)}"
-        )
-    return "but for its gates, kernels and decomposition"
+        levels = [", ".join(x.name for x in one.order) for one in (h, s)]
+        found.append(f"but for its levels: {levels[0]} in place of {levels[1]}")
+    apart = [x for x in s.gates if x in h.gates and _plain(s.gate(x)) != _plain(h.gate(x))]
+    found += [f"but for {GATE} on {x}: {h.gates[x]} in place of {s.gates[x]}" for x in apart]
+    kernels, _, *split = _gates(s)
+    own_kernels, _, *own_split = _gates(h)
+    found += ["but for its kernels"] if kernels != own_kernels and set(s.gates) == set(h.gates) else []
+    found += (
+        [f"but for the decomposition: {h.decomposition} in place of {s.decomposition}"] if split != own_split else []
+    )
+    return found or [f"but for {GATE}s"]
 
 
 def _exchanged_defaults(c: _Candidate) -> Iterator[str]:
