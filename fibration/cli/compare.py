@@ -55,7 +55,7 @@ def _check(first: str, second: str | None, with_all: bool, settings: Settings) -
         raise SpecError(
             f"'{first}' is compared with nothing",
             required="a second SPEC, or --with-all for the shipped losses",
-            remedy=f"fibration compare {first} grpo; or fibration compare {first} --with-all",
+            remedy=f"fibration compare {first} --with-all; or fibration compare {first} SPEC",
         )
     if second is not None and with_all:
         raise SpecError(

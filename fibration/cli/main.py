@@ -41,6 +41,9 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except UsageError as error:
+            error.message = error.message.replace("Value error, ", "")  # of pydantic, which typer passes on
+            raise
         except LawError as error:
             fail(error, 1)
         except FibrationError as error:
@@ -94,7 +97,7 @@ def root(
 @app.command()
 def init(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="A folder. Default: this folder.", show_default=False)
+        Path, typer.Argument(metavar="DIR", help="A folder. Default: this folder.", show_default=False)
     ] = Path("."),
 ) -> None:
     """Start a project: a loss of your own, a test of it, and CI.
@@ -109,7 +112,7 @@ def init(
 @app.command()
 def doctor(
     spec: Annotated[
-        str | None, typer.Argument(metavar="[SPEC]", help="The loss on which backends are tried. Default: fiberpo.")
+        str | None, typer.Argument(metavar="SPEC", help="The loss on which backends are tried. Default: fiberpo.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
@@ -157,7 +160,7 @@ def verify(
 def compare(
     first: Spec,
     second: Annotated[
-        str | None, typer.Argument(metavar="[SPEC]", help="The loss to compare it with.", show_default=False)
+        str | None, typer.Argument(metavar="SPEC", help="The loss to compare it with.", show_default=False)
     ] = None,
     when: Annotated[
         list[str] | None,
@@ -434,7 +437,7 @@ def record(
 @app.command()
 def bench(
     specs: Annotated[
-        list[str] | None, typer.Argument(metavar="[SPEC]...", help="Specs. Default: some shipped losses.")
+        list[str] | None, typer.Argument(metavar="SPEC", help="Specs. Default: some shipped losses.")
     ] = None,
     backend: Annotated[
         list[str] | None, typer.Option("--backend", "-b", help="Default: all backends. May be repeated.")

@@ -10,31 +10,20 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from fibration.errors import FibrationError, listed
-from fibration.language.atoms import Parameter, Reading, token_log_ratio
-from fibration.language.decompositions import ratio_deviation
-from fibration.language.expressions import Expression
+from fibration.language.atoms import token_log_ratio
 from fibration.language.fixed import with_parameters
-from fibration.language.gates import zero_gate
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load, shipped
 from fibration.language.objectives import Objective
 from fibration.language.operators import exp
-from fibration.language.pairs import pair
-from fibration.language.penalties import Penalty
 from fibration.language.renaming import renamed
-from fibration.language.roles import contradict, desugared
-from fibration.language.statistics import rewritten
-from fibration.language.traversal import transform
-from fibration.laws.budget import Budget
+from fibration.language.roles import contradict, words
 from fibration.laws.equivalent.matching import Matched, match_by_role
-from fibration.laws.equivalent.same_loss import same_loss
-from fibration.laws.equivalent.search import FEW, difference
-from fibration.laws.law import Proved
+from fibration.laws.equivalent.parts import PARTS, are_same, bare, gates_of, light, plain, with_part
 
 COMMON = ("ppo", "dapo", "grpo", "gspo", "cispo", "reinforce")  # named first
 MOST = 10  # shipped losses whose parts are compared by value
@@ -42,7 +31,6 @@ FEWEST = 3  # losses that differ in a gate alone, if there are no others
 FAR = 3  # parts; a loss that differs in more of them is no candidate
 RATIO = exp(token_log_ratio)
 GATE = "the gate"
-SECONDS = 2.0  # for the comparison of one part
 
 
 @dataclass(frozen=True)
@@ -70,7 +58,8 @@ class Neighbour:
 def neighbours(hierarchy: Hierarchy, *, ignore_advantages: bool = False) -> list[Neighbour]:
     """Returns the shipped losses that a loss is; if there are none, those from which it differs by one thing.
 
-    Other defaults are no difference; two bounds with each other's defaults are. Needs seconds: a part is compared by value only in the shipped losses that are nearest by formula.
+    Other defaults are no difference; two bounds with each other's defaults are. Needs seconds: a part is compared by
+    value only in the shipped losses that are nearest by formula.
     Returns [] if no shipped loss is that near.
     """
     found = _Survey(hierarchy, ignore_advantages).run()
@@ -84,126 +73,6 @@ def nearest(hierarchy: Hierarchy, *, ignore_advantages: bool = False) -> list[Ne
     found = _Survey(hierarchy, ignore_advantages).run()
     least = min((len(n.differences) for n in found), default=0)
     return [n for n in found if len(n.differences) == least]
-
-
-# ---------------------------------------------------------------- parts
-
-
-def _gates(h: Hierarchy) -> tuple[Any, ...]:
-    split = h.decomposition
-    return (
-        frozenset((f.source, f.target, _plain(f.weight)) for f in h.fibrations),
-        frozenset((s, _plain(h.gate(s))) for s in h.gates),
-        frozenset((c, _plain(e)) for c, e in split.densities),
-        _plain(split.recovery), _plain(split.scale), h.orthogonalise,
-    )  # fmt: skip
-
-
-def _penalties(h: Hierarchy) -> Counter[Hashable]:
-    return Counter(_penalty(h, p) for p in h.penalties.values())
-
-
-def _penalty(h: Hierarchy, p: Penalty) -> Hashable:
-    o = p.objective
-    own = None if o is None else (_plain(o.spelled_out(h.leaves, h.rows)), _weights(o), _conditions(o))
-    return _plain(p.formula), own, p.over
-
-
-def _weights(o: Objective) -> Hashable:
-    return frozenset(Counter(map(_plain, o.weighed)).items())
-
-
-def _conditions(o: Objective) -> Hashable:
-    return frozenset(Counter((_plain(k.condition), k.normaliser) for k in o.kept).items())
-
-
-@functools.lru_cache(4096)
-def _plain(e: Expression) -> Expression:
-    """A formula without sugar, in which a parameter is its name alone."""
-
-    def named(a: Expression) -> Expression:
-        return Reading(f"parameter {a.name}") if isinstance(a, Parameter) else a
-
-    return rewritten(desugared(e), lambda inner: transform(inner, named))
-
-
-PARTS: Mapping[str, Callable[[Hierarchy], Hashable]] = {
-    "gates": _gates,
-    "μ": lambda h: _plain(h.objective.spelled_out(h.leaves, h.rows)),
-    "estimator": lambda h: h.objective.estimator,
-    "weights": lambda h: _weights(h.objective),
-    "conditions": lambda h: _conditions(h.objective),
-    "advantages": lambda h: None if h.advantages is None else _plain(h.advantages),
-    "penalties": lambda h: frozenset(_penalties(h).items()),
-}
-
-
-def _objective(base: Objective, **parts: Any) -> Objective:
-    """An objective with some of its parts replaced: weight, estimator, weighed, kept."""
-    take = {"weight": base.weight, "estimator": base.estimator, "weighed": base.weighed, "kept": base.kept, **parts}
-    made = Objective(take["weight"])
-    made = made.score() if take["estimator"] == "score" else made
-    for w in take["weighed"]:
-        made = made.weigh(w)
-    for k in take["kept"]:
-        made = made.keep(k.condition, k.normaliser)
-    return made
-
-
-def _with_part(shipped_one: Hierarchy, h: Hierarchy, part: str) -> Hierarchy:
-    """The shipped loss with one part of another loss. Raises SpecError if it cannot have it."""
-    o, own = shipped_one.objective, h.objective
-    changes: dict[str, Any] = {
-        "gates": {
-            "gates": h.gates, "fibrations": h.fibrations, "decomposition": h.decomposition,
-            "orthogonalise": h.orthogonalise, "assume": h.assume,
-        },
-        "μ": {"objective": _objective(o, weight=own.weight)},
-        "estimator": {"objective": _objective(o, estimator=own.estimator)},
-        "weights": {"objective": _objective(o, weighed=own.weighed)},
-        "conditions": {"objective": _objective(o, kept=own.kept)},
-        "advantages": {"advantages": h.advantages, "groups": dict.fromkeys((*shipped_one.groups, *h.groups))},
-        "penalties": {"penalties": h.penalties},
-    }[part]  # fmt: skip
-    return _bare(shipped_one).replace(**changes)
-
-
-def _bare(h: Hierarchy) -> Hierarchy:
-    """A loss without the laws that it gives up: its other parts may have no subject for them."""
-    return h.replace(gives_up={})
-
-
-def are_same(first: Hierarchy, second: Hierarchy) -> bool:
-    """Whether two losses with matched names are proved the same, after a quick search for a difference."""
-    found: list[bool] = []
-
-    def decide() -> None:
-        both = pair(first, second)
-        found.append(difference(both, FEW, any_size=True) is None and isinstance(same_loss(both), Proved))
-
-    try:
-        return Budget(SECONDS).allows(decide) and found[0]
-    except (FibrationError, ArithmeticError):
-        return False
-
-
-def _light(h: Hierarchy) -> Hierarchy:
-    """A loss with the same weights and terms, and a gate that is proved at once: the gradient is `Σ μ·w·A·∇log π`."""
-    if len(h.leaves) > 1:
-        return h
-    (leaf,) = h.leaves
-    groups = dict.fromkeys(s for s in (*h.strata, *h.groups) if s not in (leaf, h.rows))
-    objective = _objective(h.objective, estimator="score")
-    changes = {
-        "gates": {leaf: zero_gate()},
-        "fibrations": (),
-        "decomposition": ratio_deviation(),
-        "orthogonalise": None,
-    }
-    try:
-        return h.replace(**changes, groups=groups, objective=objective, assume=(), gives_up={})
-    except FibrationError:  # a stratum below the rows
-        return h
 
 
 # ---------------------------------------------------------------- the survey
@@ -249,7 +118,7 @@ class _Survey:
         made = [self._judged(c) for c in equal or near[:MOST] if len(c.differing) <= max(least, 1) + 1]
         if not any(len(n.differences) <= 1 for n in made):
             made = [*made, *self._with_the_ratio_twice(found)]
-        return sorted(made, key=lambda n: len(n.differences))
+        return sorted(made, key=lambda n: (len(n.differences), not any("exchanged" in d for d in n.differences)))
 
     def _candidate(self, s: Hierarchy) -> _Candidate | None:
         if {x.name for x in s.leaves} != {x.name for x in self.h.leaves} and len(s.leaves) + len(self.h.leaves) > 2:
@@ -266,7 +135,7 @@ class _Survey:
         verdicts: dict[Hashable, bool] = {}
 
         def equal(c: _Candidate) -> bool:
-            key = _gates(c.shipped), tuple(c.matched.pairs)
+            key = gates_of(c.shipped), tuple(c.matched.pairs)
             if key not in verdicts:
                 verdicts[key] = _gates_are_same(c.shipped, c.h)
             return verdicts[key]
@@ -277,6 +146,8 @@ class _Survey:
         ]
 
     def _judged(self, c: _Candidate) -> Neighbour:
+        if c.differing and (swapped := next(_exchanged(c), None)):
+            return Neighbour(c.shipped.name, (swapped,), c.matched.pairs)
         parts = [p for p in c.differing if not _is_same_part(c, p)]
         said = [w for p in parts for w in (_words_of_gates(c) if p == "gates" else [_words(c, p)])]
         if not said and c.differing and not are_same(c.shipped, c.h):
@@ -292,7 +163,7 @@ class _Survey:
                 continue
             if {"advantages", "penalties"} & set(c.differing):
                 continue
-            if are_same(_bare(c.shipped).replace(objective=c.shipped.objective.weigh(RATIO)), c.h):
+            if are_same(bare(c.shipped).replace(objective=c.shipped.objective.weigh(RATIO)), c.h):
                 yield Neighbour(c.shipped.name, ("with the ratio twice",), c.matched.pairs)
 
 
@@ -313,8 +184,8 @@ def _is_same_part(c: _Candidate, part: str) -> bool:
     if part == "estimator" or not (_has(c.shipped, part) and _has(c.h, part)):
         return False
     try:
-        both = _bare(c.shipped), _with_part(c.shipped, c.unified, part)
-        return _gates_are_same(c.shipped, c.h) if part == "gates" else are_same(*map(_light, both))
+        both = bare(c.shipped), with_part(c.shipped, c.unified, part)
+        return _gates_are_same(c.shipped, c.h) if part == "gates" else are_same(*map(light, both))
     except FibrationError:
         return False
 
@@ -351,9 +222,9 @@ def _words_of_weights(c: _Candidate) -> str:
     lost, new = _apart(*([str(w) for w in x.objective.weighed] for x in (c.shipped, c.h)))
     if len(new) == 1 and not lost and _has_ratio(c.shipped):
         (weight,) = (w for w in c.h.objective.weighed if str(w) == new[0])
-        plain = _light(_bare(c.shipped)).replace(penalties={}, advantages=None)
+        base_loss = light(bare(c.shipped)).replace(penalties={}, advantages=None)
         if are_same(
-            *(plain.replace(objective=Objective(plain.objective.weight).score().weigh(w)) for w in (weight, RATIO))
+            *(plain.replace(objective=Objective(base_loss.objective.weight).score().weigh(w)) for w in (weight, RATIO))
         ):
             return "with the ratio twice"
     return _gone_and_new("the weight", lost, new)
@@ -366,18 +237,17 @@ def _has_ratio(h: Hierarchy) -> bool:
 
 def _words_of_gates(c: _Candidate) -> list[str]:
     s, h = c.shipped, c.h
-    for a, b in itertools.combinations(h.parameters, 2):
-        swapped = renamed(h, {a: b, b: a})
-        if _gates(swapped) == _gates(s) or (contradict(a, b) and _gates_are_same(s, swapped)):
+    for a, b in _pairs(c):
+        if contradict(a, b) and _gates_are_same(s, renamed(h, {a: b, b: a})):
             return [f"with {a} and {b} exchanged"]
     found = []
     if set(s.gates) != set(h.gates):
         levels = [", ".join(x.name for x in one.order) for one in (h, s)]
         found.append(f"but for its levels: {levels[0]} in place of {levels[1]}")
-    apart = [x for x in s.gates if x in h.gates and _plain(s.gate(x)) != _plain(h.gate(x))]
+    apart = [x for x in s.gates if x in h.gates and plain(s.gate(x)) != plain(h.gate(x))]
     found += [f"but for {GATE} on {x}: {h.gates[x]} in place of {s.gates[x]}" for x in apart]
-    kernels, _, *split = _gates(s)
-    own_kernels, _, *own_split = _gates(h)
+    kernels, _, *split = gates_of(s)
+    own_kernels, _, *own_split = gates_of(h)
     found += ["but for its kernels"] if kernels != own_kernels and set(s.gates) == set(h.gates) else []
     found += (
         [f"but for the decomposition: {h.decomposition} in place of {s.decomposition}"] if split != own_split else []
@@ -385,11 +255,25 @@ def _words_of_gates(c: _Candidate) -> list[str]:
     return found or [f"but for {GATE}s"]
 
 
+def _pairs(c: _Candidate) -> Iterator[tuple[str, str]]:
+    """Two parameters that both losses have, low before high."""
+    names = [n for n in c.shipped.parameters if n in c.h.parameters]
+    return itertools.combinations(sorted(names, key=lambda n: bool({"high", "most"} & set(words(n)))), 2)
+
+
+def _exchanged(c: _Candidate) -> Iterator[str]:
+    """Two parameters of which each stands where the other one stands in the shipped loss."""
+    for a, b in _pairs(c):
+        swapped = renamed(c.h, {a: b, b: a})
+        if all(part(swapped) == part(c.shipped) for part in PARTS.values()):
+            yield f"with {a} and {b} exchanged"
+
+
 def _exchanged_defaults(c: _Candidate) -> Iterator[str]:
     """Two parameters of a loss that have each other's defaults."""
     mine = {n: p.default for n, p in c.h.parameters.items()}
     theirs = {n: p.default for n, p in c.shipped.parameters.items()}
-    for a, b in itertools.combinations([n for n in theirs if n in mine], 2):
+    for a, b in _pairs(c):
         if (
             theirs[a] != theirs[b]
             and None not in (theirs[a], theirs[b])
