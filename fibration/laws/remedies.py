@@ -12,7 +12,7 @@ from fibration.errors import FibrationError
 from fibration.language.atoms import Attribute, Parameter, Total
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.pairs import with_declared
+from fibration.language.fixed import with_declared
 from fibration.language.statistics import atoms_within
 from fibration.language.traversal import atoms
 

@@ -527,7 +527,21 @@ LENGTHS = "equal(count(token, over=trajectory))"
         (["grpo", "dapo", "--when", LENGTHS], 0, f"'grpo' is the same loss as 'dapo' when {LENGTHS}"),
         (["grpo", "dapo"], 1, "'grpo' is not the same loss as 'dapo'"),
         (["ppo", "dapo", "--param", "ceiling=inf"], 0, "'ppo' is the same loss as 'dapo' with ceiling = inf"),
-        (["grpo", "truly_ppo", "--param", "epsilon_low=epsilon"], 2, "alpha only in 'truly_ppo'"),
+        (["grpo", "truly_ppo", "--param", "epsilon_low=epsilon"], 1, "with epsilon_high ↔ alpha"),
+        (["ppo", "truly_ppo"], 2, "alpha only in 'truly_ppo'"),
+        (
+            ["ppo", "truly_ppo", "--match", "epsilon_low=epsilon", "--match", "ceiling=alpha"],
+            1,
+            "epsilon_low ↔ epsilon",
+        ),
+        (["grpo", "dapo", "--match", "epsilon_low"], 2, "--match 'epsilon_low' cannot be read"),
+        (["grpo", "dapo", "--match", "a=b"], 2, "the names 'a' and 'b' cannot be matched"),
+        (["ppo", "dapo", "--at-defaults"], 1, "with all parameters at their defaults"),
+        (["grpo_rewards", "grpo", "--ignore-advantages"], 0, "with advantages given to both"),
+        (["dapo"], 2, "'dapo' is compared with nothing"),
+        (["dapo", "grpo", "--with-all"], 2, "leave one of them out"),
+        (["dapo", "--with-all", "--at-defaults"], 2, "--with-all takes no --at-defaults"),
+        (["dapo", "--with-all"], 0, "'dapo' is the same loss as 'dapo'"),
         (["grpo", "dapo", "--when", LENGTHS, "--param", "epsilon_low=0.1 + epsilon_low"], 1, "is not the same loss"),
         (["grpo", "gone.py"], 2, "there is no such file"),
         (["grpo", "dapo", "--when", "advantage="], 2, "cannot be read"),
@@ -537,6 +551,15 @@ def test_two_losses_are_compared(arguments, code, said):
     found, output = invoke("compare", *arguments)
     assert found == code
     assert said in output
+
+
+def test_a_loss_is_compared_with_all_shipped_ones(tmp_path: Path) -> None:
+    odd = fibration.load("grpo").replace(name="odd", objective=fibration.Objective(0.001))
+    (tmp_path / "odd.json").write_text(odd.model_dump_json())
+    code, output = invoke("compare", tmp_path / "odd.json", "--with-all", "-f", "markdown")
+    assert code == 1
+    assert "'odd' is not shown to be the same loss as any shipped loss" in output
+    assert "`grpo` but for μ: 0.001 in place of" in output
 
 
 def test_comparisons_have_the_formats_of_reports(tmp_path: Path):

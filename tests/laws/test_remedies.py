@@ -21,7 +21,7 @@ from fibration import (
     where,
 )
 from fibration.language.atoms import mass
-from fibration.language.pairs import with_declared
+from fibration.language.fixed import with_declared
 
 WRONG = wrong()
 token, trajectory = strata("token trajectory")
