@@ -178,7 +178,8 @@ def engine(f: Function) -> Finding | None:
         x = b.of("old_log_probs") - b.of("rollout_log_probs")
         c = f.evaluate(b).coefficients * b.advantages
         x, c = x[c != 0], c[c != 0]
-        return bool(len(c) > 1 and (np.diff(x) > 0).all() and (np.diff(c) < -1e-6 * np.abs(c).max()).all())
+        step = np.diff(c) / np.abs(c).max(initial=1e-300)
+        return bool((np.diff(x) > 0).all() and (step < 1e-6).all() and (step < -1e-6).any())
 
     if at := first_failure(f, shrinks, (probe(apart, np.ones(len(apart)), True),)):
         text = (

@@ -41,7 +41,7 @@ class Audits(NamedFiles):
 
     kind = AuditItem
 
-    def __init__(self, config: pytest.Config, listed: str) -> None:
+    def __init__(self, config: pytest.Config, listed: object) -> None:
         base, files = base_of(config), dict[Path, dict[str, str]]()
         for function, like in _read(listed).items():
             text, name = split(function)
@@ -71,9 +71,9 @@ def _loss(base: Path, like: str) -> str:
     return spec
 
 
-def _read(listed: str) -> dict[str, str]:
+def _read(listed: object) -> dict[str, str]:
     try:
-        found = ast.literal_eval(listed.strip())
+        found = ast.literal_eval(str(listed).strip())
     except (ValueError, SyntaxError):
         found = None
     if not isinstance(found, dict) or not all(isinstance(v, str) for pair in found.items() for v in pair):
