@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -22,7 +22,7 @@ from fibration.errors import AuditError, listed
 
 Floats = NDArray[np.float64]
 MARK = {"holds": "✓", "fails": "✗", "note": "·"}
-FEW = 3  # names in a message
+FEW = 2  # names in a message
 LOSS_SCALE = 256  # the smallest factor that is read as the scale of a GradScaler
 OTHER = (
     "other rows, labels, advantages, masks or old log-probs than the declared loss has, or log-probs of other weights"
@@ -80,8 +80,9 @@ def beside(
     group: Any = None,
     max_grad_norm: float | None = None,
     tolerance: float | None = None,
+    read: str = "",
 ) -> StepAudit:
-    """The gradient of a step beside the declared one. Arguments as in `audit_step`."""
+    """The gradient of a step beside the declared one. Arguments as in `audit_step`; `read`: when it was read."""
     if any(g is not None and not bool(g.isfinite().all()) for g in declared.gradients.values()):
         raise AuditError(
             "the declared loss has a gradient that is NaN or infinite",
@@ -97,12 +98,13 @@ def beside(
     norm = _clipped_to(total(recorded.found), scaled, max_grad_norm, close)
     clip = scaled if norm is not None and scaled is not None else 1.0
     findings = [*_broken(compared), *_missing(compared, recorded), *_steps(recorded)]
-    told = _factor(compared, clip, len(passes), ranks)
+    told, why = _factor(compared, clip, len(passes), ranks), None
     if told.status == "fails":
         alone = ranks > 1 and _is_alone(recorded, declared, close)
         why = _alone() if alone else explained(found, passes, wanted, parts, close)
-        findings += [why] if why else []
-    findings.append(told)
+    if why is None and told.name == "direction":
+        told = replace(told, text=f"{told.text}: {OTHER}")
+    findings += [told] if why is None else [why, told]
     if norm is not None:
         findings.append(Finding("clipping", "note", f"clipped to the norm {norm:g}: × {clip:.4g}"))
     elif scaled is not None and abs(scaled - 1) > close:
@@ -110,7 +112,7 @@ def beside(
         findings.append(Finding("scaling", "note", text))
     factor = None if compared.factor is None else compared.factor / clip
     factors = {name: f / clip for name, f in compared.factors().items()}
-    return StepAudit(factor, factors, tuple(findings), len(recorded.passes), _read(recorded))
+    return StepAudit(factor, factors, tuple(findings), len(recorded.passes), _read(recorded, read))
 
 
 def _sampled(recorded: Recorded, declared: Declared, group: Any) -> tuple[Floats, Floats, Floats, Floats]:
@@ -173,8 +175,7 @@ def _missing(compared: Comparison, recorded: Recorded) -> Iterable[Finding]:
         text = f"{_names(compared.extra)} gets a gradient, and the declared loss gives none"
         yield Finding("extra", "fails", f"{text}: does the step add a term of its own?")
     if recorded.unstepped:
-        few = listed(recorded.unstepped[:FEW])
-        yield Finding("optimizer", "fails", f"no optimizer has {few}{_more(recorded.unstepped)}")
+        yield Finding("optimizer", "fails", f"no optimizer has {_few(recorded.unstepped)}")
 
 
 def _steps(recorded: Recorded) -> Iterable[Finding]:
@@ -188,8 +189,8 @@ def _factor(compared: Comparison, clip: float, passes: int, ranks: int) -> Findi
     close, groups = compared.tolerance, compared.groups()
     if compared.turned or not groups:
         many = f"{_names(compared.turned or compared.pairs)} of {len(compared.pairs)} parameters"
-        said = f"another direction in {many}; the cosine over all is {compared.cosine:.4g}"
-        return Finding("direction", "fails", f"{said}: {OTHER}")
+        said = f"another direction in {many}; the cosine over all is {compared.cosine:.6g}"
+        return Finding("direction", "fails", said)
     told = [(f / clip, members) for f, members in groups]
     if len(told) > 1:
         by = listed(f"{_ratio(f, close)} in {_names(members)}" for f, members in told[:FEW])
@@ -237,17 +238,15 @@ def _ratio(k: float, close: float) -> str:
 
 
 def _names(pairs: Sequence[Pair]) -> str:
-    return listed([p.name for p in pairs[:FEW]]) + _more(pairs)
+    return _few([p.name for p in pairs])
 
 
-def _more(names: Sequence[Any]) -> str:
-    return f" and {len(names) - FEW} more" if len(names) > FEW else ""
+def _few(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:FEW])} and {len(names) - FEW} more" if len(names) > FEW else listed(names)
 
 
-def _read(recorded: Recorded) -> str:
+def _read(recorded: Recorded, when: str) -> str:
     seen = len(recorded.passes)
     passes = f"{seen} backward pass{'' if seen == 1 else 'es'}" if seen else "backward passes that were not seen"
-    when = (
-        "as an optimizer began its step: after clipping and unscaling" if recorded.steps else "when the step returned"
-    )
-    return f"{passes}. The gradient was read {when}."
+    began = "as an optimizer began its step: after clipping and unscaling"
+    return f"{passes}. The gradient was read {when or (began if recorded.steps else 'when the step returned')}."

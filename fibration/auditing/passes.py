@@ -15,18 +15,18 @@ Floats = NDArray[np.float64]
 
 def fitted(target: Floats, rows: Floats, tolerance: float) -> Floats | None:
     """The numbers by which the rows `[k, n]` have to be multiplied to add up to the target `[n]`; None if there are
-    none.
+    none. NaN for rows that are as small as rounding, of which nothing can be said.
     """
     if not len(rows) or not target.any():
         return None
     scales = np.linalg.norm(rows, axis=1)
-    used = scales > 0
-    found = np.zeros(len(rows))
+    used = scales > 10 * tolerance * scales.max()
+    found = np.full(len(rows), np.nan)
     if not used.any():
         return None
     unit = rows[used] / scales[used, None]
     found[used] = np.linalg.lstsq(unit.T, target, rcond=1e-8)[0] / scales[used]
-    rest = np.linalg.norm(found @ rows - target)
+    rest = np.linalg.norm(found[used] @ rows[used] - target)
     return found if rest <= tolerance * np.linalg.norm(target) else None
 
 
@@ -52,10 +52,10 @@ def _kept(found: Floats, passes: Floats, declared: Floats, parts: Floats, tolera
     """Backward passes that are not in the gradient."""
     if len(passes) < 2 or (kept := fitted(found, passes, tolerance)) is None:
         return ""
-    gone = np.abs(kept) < 0.05 * np.abs(kept).max()
+    gone = np.abs(kept) < 0.05 * np.nanmax(np.abs(kept))
     if not gone.any():
         return ""
-    if gone[:-1].all():
+    if (gone | np.isnan(kept))[:-1].all() and not gone[-1]:
         return (
             f"the gradient is that of the last of {len(passes)} backward passes alone: it is overwritten, as by "
             "zero_grad() between them"
@@ -76,7 +76,7 @@ def _twice(found: Floats, passes: Floats, declared: Floats, parts: Floats, toler
 def _weights(found: Floats, passes: Floats, declared: Floats, parts: Floats, tolerance: float) -> str:
     """Micro-batches that count differently in the step and in the declared loss."""
     owed = fitted(declared, passes, tolerance) if len(passes) > 1 else None
-    if owed is not None and np.ptp(owed) > 3 * tolerance * np.abs(owed).max():
+    if owed is not None and _spread(owed) > 3 * tolerance * np.nanmax(np.abs(owed)):
         by = listed(f"{w:.4g}" for w in owed)
         return (
             f"the backward passes have to be multiplied by {by} to add up to the declared loss: each has a normaliser "
@@ -89,15 +89,19 @@ def _left_out(found: Floats, passes: Floats, declared: Floats, parts: Floats, to
     """Micro-batches of the declared loss that are not in the step, or too often."""
     if len(parts) < 2 or (counted := fitted(found, parts, tolerance)) is None:
         return ""
-    usual = float(np.median(counted[np.abs(counted) > 0.05 * np.abs(counted).max()]))
+    usual = float(np.median(counted[np.abs(counted) > 0.05 * np.nanmax(np.abs(counted))]))
     times = counted / usual
     gone = np.abs(times) < 0.05
     if gone.any():
         return f"{_numbered('micro-batch', gone)} of {len(parts)} of the declared loss {_are(gone)} left out"
-    if np.ptp(times) > 3 * tolerance:
+    if _spread(times) > 3 * tolerance:
         by = listed(f"{w:.4g}" for w in counted)
         return f"the micro-batches of the declared loss are in the gradient {by} times"
     return ""
+
+
+def _spread(values: Floats) -> float:
+    return float(np.nanmax(values) - np.nanmin(values))
 
 
 def _numbered(what: str, chosen: NDArray[np.bool_]) -> str:

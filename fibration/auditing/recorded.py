@@ -49,11 +49,13 @@ class Recorded:
         self._names = {id(p): name for name, p in self.named.items()}
         self._order = {name: i for i, name in enumerate(self.named)}
         self._places: dict[str, Tensor] = {}
+        self._arrived: dict[str, Tensor] = {}
         self._handles: list[Any] = []
 
     def __enter__(self) -> Recorded:
         for name, p in self.named.items():
-            self._handles.append(p.register_hook(lambda g, name=name: self._add(name, g)))
+            self._handles.append(p.register_hook(lambda g, name=name: self._arrive(name, g)))
+            self._handles.append(p.register_post_accumulate_grad_hook(lambda _, name=name: self._add(name)))
         for module in self.model.modules():
             if not any(True for _ in module.children()):
                 self._handles.append(module.register_forward_hook(self._see))
@@ -81,10 +83,14 @@ class Recorded:
             self._places[name] = places.to(flat.device)
         return flat[self._places[name]].double().cpu()
 
-    def _add(self, name: str, gradient: Tensor) -> None:
+    def _arrive(self, name: str, gradient: Tensor) -> None:
+        self._arrived[name] = self.sample(name, gradient)
+
+    def _add(self, name: str) -> None:
+        """What arrived is in the parameter's gradient now; what `torch.autograd.grad` returns never is."""
         if not self.passes or name in self.passes[-1]:  # a parameter gets its gradient once in a backward pass
             self.passes.append({})
-        self.passes[-1][name] = self.sample(name, gradient)
+        self.passes[-1][name] = self._arrived.pop(name)
 
     def _see(self, _: nn.Module, __: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.is_floating_point():
