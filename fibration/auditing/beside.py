@@ -81,8 +81,12 @@ def beside(
     max_grad_norm: float | None = None,
     tolerance: float | None = None,
     read: str = "",
+    counts: tuple[int, int] | None = None,
 ) -> StepAudit:
-    """The gradient of a step beside the declared one. Arguments as in `audit_step`; `read`: when it was read."""
+    """The gradient of a step beside the declared one. Arguments as in `audit_step`; `read`: when it was read.
+
+    `counts`: of micro-batches and ranks, where backward passes cannot be seen and gradients are averaged already.
+    """
     if any(g is not None and not bool(g.isfinite().all()) for g in declared.gradients.values()):
         raise AuditError(
             "the declared loss has a gradient that is NaN or infinite",
@@ -98,7 +102,7 @@ def beside(
     norm = _clipped_to(total(recorded.found), scaled, max_grad_norm, close)
     clip = scaled if norm is not None and scaled is not None else 1.0
     findings = [*_broken(compared), *_missing(compared, recorded), *_steps(recorded)]
-    told, why = _factor(compared, clip, len(passes), ranks), None
+    told, why = _factor(compared, clip, *(counts or (len(passes), ranks))), None
     if told.status == "fails":
         alone = ranks > 1 and _is_alone(recorded, declared, close)
         why = _alone() if alone else explained(found, passes, wanted, parts, close)

@@ -87,7 +87,12 @@ class Recorded:
         self._arrived[name] = self.sample(name, gradient)
 
     def _add(self, name: str) -> None:
-        """What arrived is in the parameter's gradient now; what `torch.autograd.grad` returns never is."""
+        """What arrived is in the parameter's gradient now; what `torch.autograd.grad` returns never is.
+
+        Of a sharded parameter nothing arrives: FSDP puts its gradient there.
+        """
+        if name not in self._arrived:
+            return
         if not self.passes or name in self.passes[-1]:  # a parameter gets its gradient once in a backward pass
             self.passes.append({})
         self.passes[-1][name] = self._arrived.pop(name)

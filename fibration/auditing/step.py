@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fibration.auditing.beside import Declared, StepAudit, beside
-from fibration.auditing.recorded import Recorded, as_found, local, moved, trained
+from fibration.auditing.recorded import COARSE, Recorded, as_found, local, moved, trained
 from fibration.errors import AuditError, FibrationError
 
 Loss = Callable[[], Tensor | Iterable[Tensor]]
@@ -69,32 +70,51 @@ def audit_step(
 def declared_gradients(model: nn.Module, loss: Loss, group: Any = None) -> Declared:
     """The gradient of a loss, or of losses that add up, and of each of these sampled elements.
 
-    It leaves its gradients in the parameters: run it inside `as_found`.
+    It may leave gradients in the parameters: run it inside `as_found`.
     """
-    recorded, values = Recorded(model), list[float]()
-    with recorded:
-        synced = model.no_sync() if isinstance(model, nn.parallel.DistributedDataParallel) else None
-        if synced is not None:
-            synced.__enter__()
-        try:
-            for part in _parts(loss):
-                values.append(float(part.detach()))
-                part.backward()  # type: ignore[no-untyped-call]
-        finally:
-            if synced is not None:
-                synced.__exit__(None, None, None)
-        recorded.read()
-    own = recorded.found
+    is_sharded = any(hasattr(p, "to_local") for p in trained(model).values())
+    synced = model.no_sync() if isinstance(model, nn.parallel.DistributedDataParallel) else nullcontext()
+    with synced:
+        try:  # DDP hears of no gradient that autograd.grad returns
+            own, parts = (_accumulated if is_sharded else _returned)(model, loss)
+        except RuntimeError as error:
+            if "use_reentrant" not in str(error):  # such checkpoints refuse autograd.grad
+                raise
+            own, parts = _accumulated(model, loss)
     whole = own if group is None else {name: _summed(g, model, name, group) for name, g in own.items()}
     if not any(g is not None and bool((g != 0).any()) for g in whole.values()):
         raise AuditError(
             "the declared loss has no gradient in the parameters of the model",
             required="a loss of the model's own log-probs, whose graph reaches the parameters",
-            found=f"a loss of {sum(values):.6g}",
             remedy="does `loss` compute log-probs of this model, and of rows with advantages that are not 0?",
         )
-    passes = recorded.passes if len(recorded.passes) == len(values) else []
-    return Declared(whole, passes, own)
+    return Declared(whole, parts, own)
+
+
+def _returned(model: nn.Module, loss: Loss) -> tuple[dict[str, Tensor | None], list[dict[str, Tensor]]]:
+    recorded, parts = Recorded(model), list[dict[str, Tensor]]()
+    found: dict[str, Tensor | None] = dict.fromkeys(recorded.named)
+    for part in _parts(loss):
+        each = torch.autograd.grad(part, list(recorded.named.values()), allow_unused=True)
+        made = {name: g for name, g in zip(recorded.named, each, strict=True) if g is not None}
+        parts.append({name: recorded.sample(name, g) for name, g in made.items()})
+        for name, g in made.items():
+            wide = g.float() if g.dtype in COARSE else g
+            before = found[name]
+            found[name] = wide if before is None else before + wide
+    return found, parts
+
+
+def _accumulated(model: nn.Module, loss: Loss) -> tuple[dict[str, Tensor | None], list[dict[str, Tensor]]]:
+    for p in model.parameters():
+        p.grad = None
+    with Recorded(model) as recorded:
+        count = 0
+        for part in _parts(loss):
+            part.backward()  # type: ignore[no-untyped-call]
+            count += 1
+        recorded.read()
+    return recorded.found, recorded.passes if len(recorded.passes) == count else []
 
 
 def _summed(gradient: Tensor | None, model: nn.Module, name: str, group: Any) -> Tensor:
@@ -106,7 +126,7 @@ def _summed(gradient: Tensor | None, model: nn.Module, name: str, group: Any) ->
     ranks = dist.get_world_size(group)
     if hasattr(p, "to_local"):
         return found * ranks
-    found = found.float() if found.dtype in (torch.bfloat16, torch.float16) else found.clone()
+    found = found.float() if found.dtype in COARSE else found.clone()
     dist.all_reduce(found, group=group)
     return found
 

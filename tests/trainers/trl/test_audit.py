@@ -112,5 +112,3 @@ def test_audited_steps_train_as_others_do(found, ranks):
 def test_what_cannot_be_audited_is_refused(tmp_path, config, like, words):
     with pytest.raises(TrainerError, match=words):
         audit_first_steps(theirs(tmp_path, **config), like)
-
-
