@@ -124,8 +124,8 @@ def _sampled(recorded: Recorded, declared: Declared, group: Any) -> tuple[Floats
     names = list(recorded.named)
 
     def vector(of: Mapping[str, Tensor]) -> Floats:
-        empty = {n: torch.zeros_like(recorded.sample(n, recorded.named[n])) for n in names if n not in of}
-        return np.asarray(torch.cat([of.get(n, empty.get(n)) for n in names]).numpy())  # type: ignore[misc]
+        each = [of[n] if n in of else torch.zeros_like(recorded.sample(n, recorded.named[n])) for n in names]
+        return np.asarray(torch.cat(each).numpy())
 
     def whole(gradients: Mapping[str, Tensor | None]) -> Floats:
         return vector({n: recorded.sample(n, g) for n, g in gradients.items() if g is not None})
@@ -144,6 +144,8 @@ def _averaged(passes: Floats, group: Any) -> Floats:
     ranks = dist.get_world_size(group)
     counts: list[Any] = [None] * ranks
     dist.all_gather_object(counts, len(passes), group=group)
+    if not max(counts):  # sharded parameters, of which each rank has others
+        return passes
     padded = np.zeros((max(counts), passes.shape[1]))
     padded[: len(passes)] = passes
     given: list[Any] = [None] * ranks

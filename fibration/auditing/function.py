@@ -233,8 +233,9 @@ class _Casts(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         first = args[0] if args else None
-        cast = isinstance(found, Tensor) and isinstance(first, Tensor) and found.shape == first.shape
-        if cast and found.dtype in HALF and first.dtype not in HALF and not torch.equal(found.to(first.dtype), first):
+        if not (isinstance(found, Tensor) and isinstance(first, Tensor)) or found.shape != first.shape:
+            return found
+        if found.dtype in HALF and first.dtype not in HALF and not torch.equal(found.to(first.dtype), first):
             self.lossy.add(found.dtype)
         return found
 

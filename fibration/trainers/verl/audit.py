@@ -29,7 +29,7 @@ from fibration.trainers.verl.worker import ROWS, STRATEGIES, FibrationTrainingWo
 READ = "before the engine's optimizer step: before clipping"
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Asked:
     """The declared loss, in the form of the options of our policy loss."""
 

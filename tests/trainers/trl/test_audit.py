@@ -28,7 +28,7 @@ UNSEEN = {
     "planted: advantages of TRL's",  # the audit takes the trainer's advantages as given
     "planted: two passes that differ",  # its gradient is as wanted; metrics tell
 }
-every_size = pytest.mark.parametrize("ranks", (1, 2))
+every_size = pytest.mark.parametrize("ranks", [1, 2])
 
 
 @pytest.fixture(scope="session")

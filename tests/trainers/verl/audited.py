@@ -84,22 +84,24 @@ def other_rows(loss: Any, given: Any) -> Any:
     return loss(**{**given, "advantages": given["advantages"].roll(1, 0)})
 
 
+# Mistakes in what the audit takes from our worker: how it lays out a mini-batch, and the advantages that it makes.
+SHARED = ("weights behind the loss", "labels of other rows", "advantages of verl's", "advantages of a mini-batch")
 MEAN = {"actor.loss_agg_mode": "seq-mean-token-mean"}
 RIGHT: dict[str, Any] = {
     "verl token-mean": lambda data: theirs(data, "dapo"),
-    "verl seq-mean-token-mean": lambda data: theirs(data, "grpo", **MEAN),
     "ours": lambda data: ours(data, CASES["fixed, padded"]),
     "ours, nested": lambda data: ours(data, CASES["weights, dynamic, nested"]),
 }
 WRONG: dict[str, Any] = {
     "another normaliser": lambda data: theirs(data, "grpo"),
-    "three times": lambda data: theirs(data, "dapo", scaled(5.0)),
+    "a row without tokens counts": lambda data: theirs(data, "grpo", **MEAN),
+    "scaled": lambda data: theirs(data, "dapo", scaled(5.0)),
     "advantages of other rows": lambda data: theirs(data, "dapo", in_verls_loss(other_rows)),
 }
 WRONG |= {
     f"planted: {name}": (lambda data, how=how, case=case: ours(data, case, how))
     for name, (how, case, ranks) in MISTAKES.items()
-    if ranks <= 1
+    if ranks <= 1 and name not in SHARED
 }
 
 
