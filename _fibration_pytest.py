@@ -1,7 +1,7 @@
 """The pytest plugin's options, outside the package: pytest imports every plugin that is installed.
 
 Any module of `fibration` brings sympy with it, and whoever has no specs to verify must not wait for that. What does the
-work is `fibration.cli.pytest_plugin`, imported once specs are named.
+work is `fibration.cli.pytest_plugin` and `fibration.cli.pytest_audits`, imported once specs or functions are named.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "Specs and folders whose hierarchies are tests; relative to this file.",
         type="args",
     )
+    parser.addini(
+        "fibration_audits",
+        'Loss functions whose audits are tests, each with the loss that it should be: {"my_loss.py:loss": "grpo"}.',
+        type="string",
+    )
     parser.addini("fibration_timeout", "Seconds for the laws of a hierarchy; inf for no limit.")
 
 
@@ -34,3 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if asked or listed:
         specs = import_module("fibration.cli.pytest_plugin").Specs
         config.pluginmanager.register(specs(config, asked, listed), "fibration-specs")
+    audits = config.getini("fibration_audits")
+    if audits:
+        audited = import_module("fibration.cli.pytest_audits").Audits
+        config.pluginmanager.register(audited(config, audits), "fibration-audits")

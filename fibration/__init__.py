@@ -86,7 +86,7 @@ from fibration.laws.verify import verify as _verify  # noqa: F401  (gives Hierar
 
 if TYPE_CHECKING:
     from fibration import head as head
-    from fibration.auditing import Audit, audit
+    from fibration.auditing import Audit, StepAudit, audit, audit_step
     from fibration.cli.run import run
     from fibration.language.loading import load
     from fibration.pipeline import compile
@@ -96,6 +96,8 @@ if TYPE_CHECKING:
 _LAZY = {
     "Audit": "fibration.auditing",
     "audit": "fibration.auditing",
+    "StepAudit": "fibration.auditing",
+    "audit_step": "fibration.auditing",
     "compile": "fibration.pipeline",
     "load": "fibration.language.loading",
     "Operator": "fibration.runtime.operator",
@@ -108,14 +110,15 @@ __all__ = [
     "Attribute", "Audit", "AuditError", "BackendError", "BatchError", "Decomposition", "Fibration", "FibrationError",
     "Gate", "Hierarchy", "HierarchyIndexError", "LawError", "MarkovKernel", "MissingDependency", "NoHierarchy",
     "Objective", "Operator", "Parameter", "ParameterError", "Penalty", "Policy", "PrecisionWarning", "RanksError",
-    "Report", "Rollouts", "RolloutsError", "SpecError", "Stratum", "TrainerError", "absolute", "advantage", "after",
-    "aggregate_gate", "atan", "audit", "balanced", "before", "centred", "channel_sign", "clip", "clip_gate", "compile",
-    "constant_normaliser", "count", "decomposition", "density", "deviation", "dual_clip_gate", "equal", "equivalent",
-    "exp", "expm1", "gated", "identity_gate", "largest", "load", "load_rollouts", "log", "log1p", "log_clip_gate",
-    "log_prob", "log_ratio", "mass", "maximum", "mean", "minimum", "on_policy", "one", "pessimistic_clip_gate",
-    "policies", "populated", "position", "proportional", "pull", "quantile", "ratio_deviation", "residual", "reward",
-    "run", "same", "sigmoid", "sign", "signed_log_ratio", "softplus", "some", "sqrt", "standardised", "stop", "strata",
-    "tanh", "token_log_ratio", "token_mean", "total", "trajectory_mean", "uniform", "where", "zero_gate",
+    "Report", "Rollouts", "RolloutsError", "SpecError", "StepAudit", "Stratum", "TrainerError", "absolute", "advantage",
+    "after", "aggregate_gate", "atan", "audit", "audit_step", "balanced", "before", "centred", "channel_sign", "clip",
+    "clip_gate", "compile", "constant_normaliser", "count", "decomposition", "density", "deviation", "dual_clip_gate",
+    "equal", "equivalent", "exp", "expm1", "gated", "identity_gate", "largest", "load", "load_rollouts", "log", "log1p",
+    "log_clip_gate", "log_prob", "log_ratio", "mass", "maximum", "mean", "minimum", "on_policy", "one",
+    "pessimistic_clip_gate", "policies", "populated", "position", "proportional", "pull", "quantile", "ratio_deviation",
+    "residual", "reward", "run", "same", "sigmoid", "sign", "signed_log_ratio", "softplus", "some", "sqrt",
+    "standardised", "stop", "strata", "tanh", "token_log_ratio", "token_mean", "total", "trajectory_mean", "uniform",
+    "where", "zero_gate",
 ]  # fmt: skip
 
 

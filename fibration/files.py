@@ -37,10 +37,20 @@ def check_writable(folder: Path, option: str, what: str = "the pictures") -> Non
         )
 
 
-def check_writable_file(path: Path | None, suffix: str = "") -> None:
-    """Raises BackendError unless the file can be written and its name ends in `suffix`; makes nothing."""
+def check_writable_file(path: Path | None, suffix: str = "", in_folder: bool = False) -> None:
+    """Raises BackendError unless the file can be written and its name ends in `suffix`; makes nothing.
+
+    `in_folder`: its folder has to exist.
+    """
     if path is None:
         return
+    if in_folder and not path.absolute().parent.exists():
+        raise BackendError(
+            f"'{path}' cannot be written",
+            required="a file in a folder that exists",
+            found=f"no folder '{path.parent}'",
+            remedy=f"mkdir -p '{path.parent}', or name another file",
+        )
     if path.suffix != suffix and suffix:
         raise BackendError(
             f"'{path}' cannot be written",

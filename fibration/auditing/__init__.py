@@ -2,11 +2,13 @@
 
 `function.py` calls it, `battery.py` has the batches. `identify.py` finds the declared loss that it is, with the
 parameters of `fit.py`. `soundness.py` asks what any loss owes, `features.py` what tells losses apart. `report.py` says
-what was found.
+what was found. `step.py` compares the gradient of one optimizer step with that of a declared loss.
 
 May import: `errors`, `language`, `runtime`, `pipeline`.
 """
 
+from fibration.auditing.beside import StepAudit
 from fibration.auditing.call import Audit, audit
+from fibration.auditing.step import audit_step
 
-__all__ = ["Audit", "audit"]
+__all__ = ["Audit", "StepAudit", "audit", "audit_step"]

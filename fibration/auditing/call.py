@@ -8,7 +8,7 @@ from typing import Any
 from fibration.auditing import features, soundness
 from fibration.auditing.batch import Batch
 from fibration.auditing.finding import Finding
-from fibration.auditing.function import Found, Function
+from fibration.auditing.function import Found, Function, name_of
 from fibration.auditing.identify import Compared, Likeness, identify
 from fibration.auditing.reference import Reference, lacks
 from fibration.auditing.report import as_dict, as_text
@@ -16,11 +16,12 @@ from fibration.auditing.result import Result
 from fibration.errors import AuditError, ParameterError, listed, suggest
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load
+from fibration.runtime.parameters import in_channel
 
 Ask = Callable[[Function], Finding | None]
 SOUND: tuple[Ask, ...] = (
     soundness.mask, soundness.padding, soundness.rows, soundness.detached, soundness.inputs, soundness.sign,
-    soundness.finite, soundness.precision,
+    soundness.finite, soundness.precision, soundness.engine,
 )  # fmt: skip
 TELLING: tuple[Ask, ...] = (
     features.first_update, features.normaliser, features.baseline, features.sides, features.reference,
@@ -79,7 +80,7 @@ def audit(
     proof; a difference is one, with its smallest batch found.
 
     Raises AuditError for a function that cannot be called so, raises, gives no finite loss, or is not deterministic;
-    ParameterError for a parameter that `like` does not have.
+    ParameterError for a parameter that `like` does not have, or out of its bounds.
     """
     if parameters and like is None:
         raise ParameterError(
@@ -87,7 +88,7 @@ def audit(
             required="like=... beside parameters",
             remedy="name the loss: audit(function, like='grpo', parameters=...), or --as grpo",
         )
-    subject = Function(function, name or getattr(function, "__name__", "the function"))
+    subject = Function(function, name or name_of(function))
     compared = Compared(subject)
     asked = ""
     if like is None:
@@ -101,6 +102,9 @@ def audit(
                 required=f"one of {listed(h.parameters)}" if h.parameters else "none: it has no parameters",
                 remedy=suggest(parameter, h.parameters),
             )
+        for parameter, value in (parameters or {}).items():
+            for channel in ("+", "-") if h.parameters[parameter].per_channel else ("",):
+                in_channel(h.parameters[parameter], channel, value, "the value")
         if missing := lacks(h, subject):
             raise AuditError(
                 f"'{subject.name}' cannot be '{h.name}', which reads {missing}",

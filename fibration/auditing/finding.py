@@ -20,12 +20,13 @@ SMALL = (drawn(1, (2, 1), 0.1), drawn(2, (3, 5, 1), 0.6), drawn(3, (4, 2), 2.0))
 
 @dataclass(frozen=True)
 class Finding:
-    """One property. `batch`: the smallest found on which it fails."""
+    """One property. `batch`: the smallest found on which it fails. `other`: one that should have the same loss."""
 
     name: str
     status: Status
     text: str
     batch: Batch | None = None
+    other: Batch | None = None
 
 
 def is_close(one: Floats, other: Floats, scale: float | None = None) -> bool:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fibration.auditing.batch import UNDER, Batch, Floats, drawn
 from fibration.errors import AuditError, listed
+from fibration.language.loading import staying
 
 # What an argument is, by its name. The first name is the one that messages use.
 ROLES: Mapping[str, tuple[str, ...]] = {
@@ -48,6 +50,7 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 NAMES = {name: role for role, names in ROLES.items() for name in names}
 FIRST_FOUR = ("log_probs", "old_log_probs", "advantages", "mask")
 WIDE = torch.float64
+HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -112,10 +115,14 @@ class Function:
     def loss(self, given: Mapping[str, Tensor]) -> Tensor:
         """The loss of tensors by role. Raises AuditError for a result that is no scalar."""
         try:
-            result = self.call(**{name: given[role] for name, role in self.arguments.items()})
-        except Exception as error:
+            with staying():
+                result = self.call(**{name: given[role] for name, role in self.arguments.items()})
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also SystemExit, which os._exit raises here
+            said = str(error).splitlines()
             raise AuditError(
-                f"'{self.name}' raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+                f"'{self.name}' raises {type(error).__name__}: {said[0] if said else ''}",
                 required=f"a loss of {_shapes(given)}, all on the CPU",
                 remedy="audit a function of three lines that calls it with the arguments that it needs",
             ) from error
@@ -140,6 +147,12 @@ class Function:
             return Found(value, coefficients.numpy(), np.zeros(0))
         mask = batch.mask
         return Found(value, coefficients[mask].numpy(), coefficients[~mask].numpy())
+
+    def halves(self, batch: Batch) -> set[torch.dtype]:
+        """The dtypes of 16 bits to which the function rounds numbers of float64 inputs."""
+        with _Casts() as casts:
+            self.loss(self.given(batch))
+        return casts.lossy
 
     def leaks(self, batch: Batch) -> set[str]:
         """The arguments beside the log-probs of the current policy into which a gradient flows."""
@@ -166,6 +179,16 @@ class Function:
     @cached_property
     def reads_rewards(self) -> bool:
         return "advantages" not in self.roles
+
+    @cached_property
+    def whitens(self) -> bool:
+        """Whether advantages are standardised inside: scaled and shifted ones give the same gradient."""
+        if self.reads_rewards:
+            return False
+        b = drawn(0, (5, 2, 4, 3), 0.1).on_policy()
+        other = replace(b, rows=tuple(replace(r, advantage=2 * r.advantage + 3) for r in b.rows))
+        one, two = self.evaluate(b).coefficients, self.evaluate(other).coefficients
+        return bool(np.abs(one - two).max() <= 1e-4 * np.abs(one).max())  # functions write ÷ (std + 1e-6)
 
     def _try(self) -> None:
         """Finds out how advantages and the mask are passed, and refuses what no audit can be made of."""
@@ -198,6 +221,23 @@ class Function:
                 required="the same result for the same inputs",
                 remedy="does it draw random numbers, or change what it reads?",
             )
+
+
+class _Casts(TorchDispatchMode):
+    """Sees casts to 16 bits that change a number. `lossy`: the dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lossy: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        first = args[0] if args else None
+        if not (isinstance(found, Tensor) and isinstance(first, Tensor)) or found.shape != first.shape:
+            return found
+        if found.dtype in HALF and first.dtype not in HALF and not torch.equal(found.to(first.dtype), first):
+            self.lossy.add(found.dtype)
+        return found
 
 
 def _arguments(call: Callable[..., Any], name: str) -> dict[str, str]:
@@ -240,6 +280,13 @@ def _arguments(call: Callable[..., Any], name: str) -> dict[str, str]:
             remedy=f"audit a function that passes them: {example}",
         )
     return roles
+
+
+def name_of(call: Any) -> str:
+    """The name of a function for messages; that of a lambda is its line."""
+    name = str(getattr(call, "__name__", "the function"))
+    code = getattr(call, "__code__", None)
+    return name if name != "<lambda>" or code is None else f"the lambda in line {code.co_firstlineno}"
 
 
 def _shapes(given: Mapping[str, Tensor]) -> str:

@@ -8,8 +8,10 @@ from typing import Any
 from xml.etree import ElementTree as Xml
 
 import numpy as np
+import torch
 
 from fibration.auditing.batch import Batch
+from fibration.auditing.finding import Finding
 from fibration.auditing.identify import Likeness
 from fibration.auditing.result import Result, apart
 from fibration.errors import AuditError, listed
@@ -52,7 +54,7 @@ def as_text(a: Result) -> str:
     lines += [f"  {MARK[f.status]} {f.name:<13} {f.text}" for f in a.findings]
     for f in a.failures:
         if f.batch is not None:
-            lines += ["", f"  {f.name}, on the smallest batch found:", *_indented(as_torch(a, f.batch))]
+            lines += ["", f"  {f.name}, on the smallest batch found:", *_indented(shown_batches(a, f))]
     if a.losses and a.losses[0].batch is not None:
         lines += ["", f"  '{a.losses[0].name}' differs on:", *_indented(as_torch(a, a.losses[0].batch, a.losses[0]))]
     lines += ["", f"  {NO_PROOF}"]
@@ -63,16 +65,24 @@ def _indented(text: str) -> list[str]:
     return [f"    {line}" for line in text.splitlines()]
 
 
+def shown_batches(a: Result, f: Finding) -> str:
+    """The batch on which a property fails as lines of torch, and the one that should have the same loss."""
+    if f.batch is None:
+        return ""
+    return as_torch(a, f.batch) + ("" if f.other is None else f"\n# and beside it\n{as_torch(a, f.other)}")
+
+
 def as_torch(a: Result, batch: Batch, beside: Likeness | None = None) -> str:
     """A batch as lines of torch that can be pasted, and what comes of it."""
     given = a.function.given(batch)
     lines = ["import torch", "nan = float('nan')"] if np.isnan(batch.padding.value) else ["import torch"]
     for role, t in given.items():
         grad = ", requires_grad=True" if role == "log_probs" else ""
-        kind = ", dtype=torch.float64" if t.is_floating_point() else ""
+        kind = f", dtype={t.dtype}" if t.dtype not in (torch.int64, torch.bool) else ""
         lines.append(f"{role} = torch.tensor({_rounded(t.tolist())}{kind}{grad})")
     passed = ", ".join(f"{name}={role}" for name, role in a.function.arguments.items())
-    lines.append(f"loss = {getattr(a.function.call, '__name__', 'loss_function')}({passed})")
+    name = getattr(a.function.call, "__name__", "")
+    lines.append(f"loss = {name if name.isidentifier() else 'loss_function'}({passed})")
     try:
         found = a.function.evaluate(batch)
     except AuditError as error:
@@ -108,7 +118,10 @@ def as_dict(a: Result) -> dict[str, Any]:
             }
             for x in a.losses
         ],
-        "findings": [{"name": f.name, "status": f.status, "text": f.text, "batch": batch(f.batch)} for f in a.findings],
+        "findings": [
+            {"name": f.name, "status": f.status, "text": f.text, "batch": batch(f.batch), "beside": batch(f.other)}
+            for f in a.findings
+        ],
         "differences": [{"name": own.name, "found": own.text, "expected": other.text} for own, other in a.differences],
     }  # fmt: skip
 
@@ -116,7 +129,7 @@ def as_dict(a: Result) -> dict[str, Any]:
 def as_markdown(a: Result) -> str:
     lines = [f"### `{a.name}`", "", identity(a), "", "| | property | |", "|---|---|---|"]
     lines += [f"| {MARK[f.status]} | {f.name} | {f.text} |" for f in a.findings]
-    blocks = [(f.name, as_torch(a, f.batch)) for f in a.failures if f.batch is not None]
+    blocks = [(f.name, shown_batches(a, f)) for f in a.failures if f.batch is not None]
     if a.losses and a.losses[0].batch is not None:
         blocks.append((f"differs from {a.losses[0].name}", as_torch(a, a.losses[0].batch, a.losses[0])))
     for title, text in blocks:
@@ -144,7 +157,7 @@ def as_junit(a: Result) -> str:
     for f in a.findings:
         case = Xml.SubElement(suite, "testcase", classname=a.name, name=f.name)
         if f.status == "fails":
-            Xml.SubElement(case, "failure", message=f.text).text = "" if f.batch is None else as_torch(a, f.batch)
+            Xml.SubElement(case, "failure", message=f.text).text = shown_batches(a, f)
     return Xml.tostring(suite, encoding="unicode", xml_declaration=True)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fibration.auditing.batch import Batch, Padding, drawn
+from fibration.auditing.batch import Batch, Padding, drawn, probe
 from fibration.auditing.battery import on_policy
 from fibration.auditing.finding import CLOSE, SMALL, Finding, Status, alike, first_failure
 from fibration.auditing.function import Found, Function
@@ -39,7 +39,7 @@ def mask(f: Function) -> Finding | None:
             return not alike(f.evaluate(b), found) or bool((found.outside != 0).any())
 
         if at := first_failure(f, matters, batches):
-            return Finding("mask", status, said, replace(at, padding=replace(at.padding, value=value)))
+            return Finding("mask", status, said, replace(at, padding=replace(at.padding, value=value)), at)
     return Finding("mask", "holds", "what lies under the mask decides nothing, NaN included")
 
 
@@ -52,13 +52,14 @@ def padding(f: Function) -> Finding | None:
         return not alike(f.evaluate(b), f.evaluate(replace(b, padding=replace(b.padding, after=3))))
 
     if at := first_failure(f, matters):
-        wide = f.evaluate(replace(at, padding=replace(at.padding, after=3)))
+        wider = replace(at, padding=replace(at.padding, after=3))
+        wide = f.evaluate(wider)
         text = "three more masked places change the loss"
         if (c := f.evaluate(at).coefficients)[0] and wide.coefficients[0] != c[0]:
             text = (
                 f"three more masked places change the gradient: × {wide.coefficients[0] / c[0]:.3g} of the first token"
             )
-        return Finding("padding", "fails", text, at)
+        return Finding("padding", "fails", text, at, wider)
     return Finding("padding", "holds", "the padded width decides nothing")
 
 
@@ -71,7 +72,8 @@ def rows(f: Function) -> Finding:
         return not alike(f.evaluate(b), Found(back.value, np.concatenate(parts), back.outside))
 
     if at := first_failure(f, order):
-        return Finding("rows", "fails", "the order of rows changes the gradient", at)
+        back = replace(at, rows=at.rows[::-1])
+        return Finding("rows", "fails", "the order of rows changes the gradient", at, back)
     if at := first_failure(f, lambda b: not f.evaluate(b).is_finite, (drawn(4, (1, 3), 0.2),)):
         return Finding("rows", "fails", "a row of one token makes the loss or a gradient NaN", at)
     empty = drawn(4, (2, 0, 3), 0.2, groups=[0, 0, 0])
@@ -121,7 +123,7 @@ def inputs(f: Function) -> Finding | None:
 
 def sign(f: Function) -> Finding | None:
     """At ratio 1 every token is pushed with its advantage."""
-    if f.reads_rewards:
+    if f.reads_rewards or f.whitens:  # whitened ones may have another sign
         return None
 
     def against(b: Batch) -> bool:
@@ -136,9 +138,12 @@ def finite(f: Function) -> Finding:
     """Ratios of e²⁰ and e⁻²⁰ give finite losses and gradients, in float32 too."""
 
     def breaks(b: Batch) -> bool:
+        if not f.evaluate(b.on_policy()).is_finite:  # it is not the ratio
+            return False
         return not all(f.evaluate(b, dtype).is_finite for dtype in (torch.float64, torch.float32))
 
-    far = tuple(Batch(drawn(8, (2,), 0.0).rows).moved(np.array(x)) for x in ([20.0, 0.1], [-20.0, 0.1], [12.0, -12.0]))
+    places = ([20.0, 0.1], [-20.0, 0.1], [12.0, -12.0])
+    far = tuple(drawn(8, lengths, 0.0).moved(np.array(x)) for x in places for lengths in ((2,), (1, 1)))
     far += tuple(replace(b, rows=tuple(replace(r, advantage=-r.advantage) for r in b.rows)) for b in far)
     if at := first_failure(f, breaks, far):
         text = "a token far off policy (a log ratio of 12 or 20) makes the loss NaN or infinite"
@@ -147,7 +152,7 @@ def finite(f: Function) -> Finding:
 
 
 def precision(f: Function) -> Finding | None:
-    """float32 is as good as float64, up to rounding."""
+    """float32 is as good as float64, up to rounding, and nothing is rounded to 16 bits."""
 
     def coarse(b: Batch) -> bool:
         wide, narrow = f.evaluate(b).coefficients, f.evaluate(b, torch.float32).coefficients
@@ -155,4 +160,30 @@ def precision(f: Function) -> Finding | None:
 
     if at := first_failure(f, coarse, (*SMALL[:2], drawn(9, (4, 3), 0.05))):
         return Finding("precision", "fails", "float32 inputs give another gradient: is half precision used inside?", at)
+    if at := first_failure(f, lambda b: bool(f.halves(b))):
+        names = listed(sorted(str(t).removeprefix("torch.") for t in f.halves(at)))
+        return Finding(
+            "precision", "fails", f"numbers are rounded to {names} inside: log-probs lose 0.4 % and more", at
+        )
     return Finding("precision", "holds", "float32 inputs give the gradient of float64 ones")
+
+
+def engine(f: Function) -> Finding | None:
+    """The weight for the rollout engine is old over rollout: it grows with the old policy's log-prob."""
+    if "rollout_log_probs" not in f.roles or f.reads_rewards:
+        return None
+    apart = np.array([-0.4, -0.2, -0.1, 0.1, 0.2, 0.4])  # log π_old − log π_rollout
+
+    def shrinks(b: Batch) -> bool:
+        x = b.of("old_log_probs") - b.of("rollout_log_probs")
+        c = f.evaluate(b).coefficients * b.advantages
+        x, c = x[c != 0], c[c != 0]
+        step = np.diff(c) / np.abs(c).max(initial=1e-300)
+        return bool((np.diff(x) > 0).all() and (step < 1e-6).all() and (step < -1e-6).any())
+
+    if at := first_failure(f, shrinks, (probe(apart, np.ones(len(apart)), True),)):
+        text = (
+            "tokens weigh less where old log-probs are above the rollout engine's: the importance weight is upside down"
+        )
+        return Finding("engine", "fails", f"{text}, old and rollout exchanged?", at)
+    return Finding("engine", "holds", "no importance weight shrinks as old log-probs rise above the rollout engine's")

@@ -250,7 +250,7 @@ def audit(
     from fibration.auditing.report import rendered
     from fibration.printing.progress import working
 
-    check_writable_file(output)
+    check_writable_file(output, in_folder=True)
     loaded, file = load_function(function)
     with working(f"calling {function}"):
         found = examine(loaded, like, parameters=parameters(param or ()), name=function)

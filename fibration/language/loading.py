@@ -178,7 +178,7 @@ def import_file(path: Path, required: str = "a Python file that declares a Hiera
     module = importlib.util.module_from_spec(found)
     sys.path.insert(0, str(path.resolve().parent))
     try:
-        with _staying():
+        with staying():
             found.loader.exec_module(module)
     except (FibrationError, KeyboardInterrupt):
         raise
@@ -196,7 +196,7 @@ def import_file(path: Path, required: str = "a Python file that declares a Hiera
 
 
 @contextmanager
-def _staying() -> Iterator[None]:
+def staying() -> Iterator[None]:
     """Makes `os._exit` raise SystemExit inside the block, but not in other threads or forked processes."""
     end, here = os._exit, {(os.getpid(), threading.get_ident())}
 

@@ -28,4 +28,45 @@ SLIPS = (
         "parameters that are given are fitted", "auditing/test_identify",
         "made: dict[str, Any] = dict(self.fixed)", "made: dict[str, Any] = {}",
     ),
+    slip(
+        "a mask in bfloat16 is a fault", "auditing/test_reports",
+        "and not torch.equal(found.to(first.dtype), first):", "and True:",
+    ),
+    slip(
+        "whitening is accused of NaN at large ratios", "auditing/test_reports",
+        "if not f.evaluate(b.on_policy()).is_finite:  # it is not the ratio", "if False:",
+    ),
+    slip(
+        "an importance weight that is masked far out is upside down", "auditing/test_reports",
+        "x, c = x[c != 0], c[c != 0]", "pass",
+    ),
+    slip(
+        "the factor of a clipped step is that after clipping", "auditing/test_step",
+        "factor = None if compared.factor is None else compared.factor / clip",
+        "factor = compared.factor",
+    ),
+    slip(
+        "a division at the end is read as clipping", "auditing/test_step",
+        "return simple if abs(norm / simple - 1) <= near else None", "return norm",
+    ),
+    slip(
+        "passes that autograd.grad returns are in the gradient", "trainers/trl/test_audit auditing/test_step",
+        "self.passes[-1][name] = self._arrived.pop(name)", "self.passes[-1][name] = self._arrived[name] * 0",
+    ),
+    slip(
+        "an optimizer steps in an audit", "auditing/test_step",
+        "        for p in given:\n            p.grad = None\n", "",
+    ),
+    slip(
+        "gradients of ranks are not added up", "auditing/test_step_on_ranks",
+        "    dist.all_reduce(found, group=group)\n", "",
+    ),
+    slip(
+        "a micro-batch that is left out has no name", "auditing/test_step",
+        "gone = np.abs(times) < 0.05", "gone = np.abs(times) < 0",
+    ),
+    slip(
+        "dropout is drawn in an audit", "auditing/test_step",
+        "setattr(module, word, 0.0)", "pass",
+    ),
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """`FibrationGRPOTrainer`: `trl.GRPOTrainer` with a hierarchy as its loss (`trainer.py`).
 
-Options and data that would change its gradients are refused (`refusals.py`).
+Options and data that would change its gradients are refused (`refusals.py`). `audit.py` audits the first steps of
+this trainer, or of TRL's own, beside a declared loss.
 """
 
 from importlib.util import find_spec
@@ -15,7 +16,8 @@ if find_spec("trl") is None:
         remedy="install fibration with its extra: pip install '.[trl]' in its checkout",
     )
 
+from fibration.trainers.trl.audit import StepAudits, audit_first_steps
 from fibration.trainers.trl.refusals import BY_PROMPT
 from fibration.trainers.trl.trainer import FibrationGRPOTrainer
 
-__all__ = ["BY_PROMPT", "FibrationGRPOTrainer"]
+__all__ = ["BY_PROMPT", "FibrationGRPOTrainer", "StepAudits", "audit_first_steps"]

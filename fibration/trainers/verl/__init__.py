@@ -12,7 +12,7 @@ actor_rollout_ref:
 verl builds the config in every process with an actor; building it replaces verl's worker by ours (`config.py`). A
 mini-batch is one optimizer step. The worker computes log-probs of all its rows, then coefficients over all ranks, and
 passes them to verl as advantages (`worker.py`). The policy loss sums them (`loss.py`). verl imports `plugin.py`, which
-registers that loss by name.
+registers that loss by name. `audit.py` audits the first steps of an actor, with verl's loss or ours.
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fibration.trainers.verl.audit import audited_worker
     from fibration.trainers.verl.config import FibrationPolicyLossConfig
     from fibration.trainers.verl.worker import FibrationTrainingWorker
 
-_LAZY = {"FibrationPolicyLossConfig": "config", "FibrationTrainingWorker": "worker"}
+_LAZY = {
+    "FibrationPolicyLossConfig": "config",
+    "FibrationTrainingWorker": "worker",
+    "audited_worker": "audit",
+}
 
-__all__ = ["FibrationPolicyLossConfig", "FibrationTrainingWorker"]
+__all__ = ["FibrationPolicyLossConfig", "FibrationTrainingWorker", "audited_worker"]
 
 
 def __getattr__(name: str) -> object:

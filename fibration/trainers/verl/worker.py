@@ -46,7 +46,7 @@ ROWS = "fibration_rows"  # our field: the places of a micro-batch's rows in the 
 STRATEGIES = ("fsdp", "fsdp2")
 
 
-def _as(method: Callable[..., Any]) -> Callable[..., Any]:
+def as_verls(method: Callable[..., Any]) -> Callable[..., Any]:
     """Register a method with verl's controller as verl's own method is: same dispatch, same collection of results."""
     decorate: Callable[..., Any] = register(**getattr(method, MAGIC_ATTR))
     return decorate
@@ -65,7 +65,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
     _made = False  # whether advantages are already the hierarchy's, of all mini-batches
     _readers: tuple[str, ...] = ()  # logged reasons to train on dead rows
 
-    @_as(TrainingWorker.set_loss_fn)
+    @as_verls(TrainingWorker.set_loss_fn)
     def set_loss_fn(self, loss_fn: Any) -> None:
         super().set_loss_fn(loss_fn)
         self.settings, self._scale, self._known = settings_of(loss_fn), Scale("verl's engine"), Known()
@@ -90,7 +90,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
     def _sequence_parallel(self) -> int:
         return int(self.engine_config.get("ulysses_sequence_parallel_size", 1))
 
-    @_as(TrainingWorker.infer_batch)
+    @as_verls(TrainingWorker.infer_batch)
     def infer_batch(self, data: TensorDict) -> TensorDict:
         """verl's own; remembers the old log-probs, if they may be reused."""
         own = not tu.get(data, key="no_lora_adapter", default=False)  # without the adapter it is the reference model
@@ -100,7 +100,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
             self._known.add(self.engine.module, _temperature(data), log_probs)
         return output
 
-    @_as(TrainingWorker.train_mini_batch)
+    @as_verls(TrainingWorker.train_mini_batch)
     def train_mini_batch(self, data: TensorDict) -> TensorDict:
         """verl's own; the hierarchy's advantages come from the rewards of all mini-batches, in whole groups."""
         if self.settings is None or self.settings.operator.hierarchy.advantages is None:
@@ -111,7 +111,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
         finally:
             self._made = False
 
-    @_as(TrainingWorker.train_batch)
+    @as_verls(TrainingWorker.train_batch)
     def train_batch(self, data: TensorDict) -> TensorDict:
         """verl's own, on coefficients; adds the hierarchy's metrics under `fibration/`."""
         if self.settings is None:

@@ -1,0 +1,81 @@
+"""Loss functions as pytest items: each function in `fibration_audits` is a test that audits it.
+
+    fibration_audits = {"my_loss.py:loss": "grpo", "my_loss.py:other": ""}
+
+A function's value is the loss that it should be; "" asks for no loss, and reports what is wrong with any.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from os.path import abspath
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fibration.cli.pytest_files import Item, NamedFile, NamedFiles, base_of, shown
+from fibration.errors import FibrationError
+from fibration.language.loading import load, shipped, split
+
+EXAMPLE = 'fibration_audits = {"my_loss.py:loss" = "grpo"} in pyproject.toml, {"my_loss.py:loss": "grpo"} elsewhere'
+
+
+class AuditItem(Item):
+    """A test that passes if the function is sound, and the loss that it should be; else it fails with the report."""
+
+    def __init__(self, *, function: str, like: str, **rest: Any) -> None:
+        super().__init__(**rest)
+        self.function, self.like = function, like
+
+    def runtest(self) -> None:
+        from fibration.auditing.call import audit
+        from fibration.auditing.load import load_function
+
+        audit(load_function(self.function)[0], self.like or None, name=self.function).raise_for_status()
+
+
+class Audits(NamedFiles):
+    """The functions that a project audits. Raises pytest.UsageError for a missing file, and for an unknown loss."""
+
+    kind = AuditItem
+
+    def __init__(self, config: pytest.Config, listed: object) -> None:
+        base, files = base_of(config), dict[Path, dict[str, str]]()
+        for function, like in _read(listed).items():
+            text, name = split(function)
+            path = Path(abspath(base / text))
+            if path.suffix != ".py" or not path.is_file() or not name:
+                raise pytest.UsageError(f"fibration_audits names {function!r}: required FILE.py:FUNCTION, of a file")
+            files.setdefault(path, {})[name] = _loss(base, like)
+        super().__init__(config, {}, files)
+
+    def items(self, file: NamedFile) -> Iterable[AuditItem]:
+        for name, like in self.listed[file.path].items():
+            function = f"{shown(file.path)}:{name}"
+            yield AuditItem.from_parent(file, name=name, function=function, like=like)
+
+
+def _loss(base: Path, like: str) -> str:
+    """The name of a loss, or the path of one; paths are relative to the configuration."""
+    if not like or like in shipped():
+        return like
+    file, name = split(like)
+    path = base / file
+    spec = like if not path.exists() else f"{path}:{name}" if name else str(path)
+    try:
+        load(spec)
+    except FibrationError as error:
+        raise pytest.UsageError(f"fibration_audits: {error}") from None
+    return spec
+
+
+def _read(listed: object) -> dict[str, str]:
+    try:
+        found = ast.literal_eval(str(listed).strip())
+    except (ValueError, SyntaxError):
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(v, str) for pair in found.items() for v in pair):
+        raise pytest.UsageError(f"fibration_audits is {listed!r}, which names no functions and losses: write {EXAMPLE}")
+    return found
