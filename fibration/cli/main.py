@@ -19,6 +19,8 @@ from typer.core import TyperGroup
 
 from fibration.cli.arguments import Parameters, ShowFormat, Spec, Timeout, VerifyFormat, parameters
 from fibration.cli.outcome import to_its_end
+from fibration.configs.files import is_config
+from fibration.configs.specs import as_spec
 from fibration.errors import BackendError, FibrationError, LawError
 from fibration.files import check_writable, check_writable_file, write_file
 from fibration.language.loading import shipped, split
@@ -34,7 +36,7 @@ class Commands(TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except UsageError as error:
-            if args[0] in shipped() or Path(split(args[0])[0]).exists():
+            if args[0] in shipped() or is_config(args[0]) or Path(split(args[0])[0]).exists():
                 error.message += f" A command comes first, such as: fibration verify {args[0]}"
             raise
 
@@ -59,7 +61,8 @@ def fail(error: object, code: int) -> NoReturn:
 app = typer.Typer(
     cls=Commands,
     help="Check, compare, compile and measure losses for RL of language models.\n\n"
-    "SPEC is path.py, path.py:NAME, a JSON file, or the name of a shipped loss.",
+    "SPEC is path.py, path.py:NAME, a JSON file, or the name of a shipped loss. Or it is trl:FILE or verl:FILE, a config "
+    "of a trainer in YAML or JSON; words KEY=VALUE after it change its options.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -109,7 +112,7 @@ def init(
 @app.command()
 def doctor(
     spec: Annotated[
-        str | None, typer.Argument(metavar="[SPEC]", help="The loss on which backends are tried. Default: fiberpo.")
+        list[str] | None, typer.Argument(metavar="[SPEC]", help="The loss on which backends are tried. Default: fiberpo.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
@@ -155,8 +158,9 @@ def verify(
 
 @app.command()
 def compare(
-    first: Spec,
-    second: Annotated[str, typer.Argument(metavar="SPEC", help="The loss to compare it with.", show_default=False)],
+    specs: Annotated[
+        list[str], typer.Argument(metavar="SPEC SPEC", help="Two losses. KEY=VALUE may come after each config.", show_default=False)
+    ],
     when: Annotated[
         list[str] | None,
         typer.Option(metavar="CONDITION", help="Compare only on batches that meet this. May be repeated."),
@@ -176,7 +180,8 @@ def compare(
 ) -> None:
     """Decide whether two losses are the same.
 
-    Two losses are the same if every token has the same coefficient on every batch of every size.
+    Two losses are the same if every token has the same coefficient on every batch of every size. The parameters of a
+    config have its numbers.
 
     CONDITION is a comparison that holds at every token ('advantage >= 0'), 'equal(count(token, over=trajectory))',
     'equal(advantage, on=trajectory)' or short 'advantage=trajectory', 'one(domain)', 'same(old, rollout)', on_policy.
@@ -192,8 +197,8 @@ def compare(
 
     check_writable_file(output)
     matched = matches(param or (), parameters)
-    with working(f"comparing {first} with {second}"):
-        outcomes = compare_specs(first, second, when or (), matched, timeout)
+    with working(f"comparing {' '.join(specs)}"):
+        outcomes = compare_specs(specs, when or (), matched, timeout)
     raise typer.Exit(say(outcomes, format, output))
 
 
@@ -270,10 +275,12 @@ def show(
     """
     from fibration.compiler.coupling import coupling_of
     from fibration.printing.latex import latex
-    from fibration.printing.reports import load_quietly
+    from fibration.printing import configs
+    from fibration.printing.reports import loss_quietly
     from fibration.printing.text import mermaid, text
 
-    hierarchy = load_quietly(spec)
+    loss = loss_quietly(spec)
+    hierarchy = loss.hierarchy
     if format is ShowFormat.json:
         typer.echo(hierarchy.model_dump_json(indent=2))
     elif format is ShowFormat.schema:
@@ -282,6 +289,8 @@ def show(
         typer.echo({"text": text, "mermaid": mermaid, "latex": latex}[format](hierarchy))
         if format is ShowFormat.text:
             typer.echo(f"\nmicro-batches\n  {coupling_of(hierarchy)}")
+            for line in configs.lines(f"\n{configs.title(as_spec(spec).trainer)}", loss.around):
+                typer.echo(line)
 
 
 @app.command()

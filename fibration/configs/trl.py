@@ -172,7 +172,11 @@ class _Loss:
         """The log of vLLM's weight of a token, which `vespo` takes into its own weight. None for other losses."""
         if not self.corrects or self.kind != "vespo":
             return None
-        mode = self.options.choice("vllm_importance_sampling_mode", ("token_truncate", "token_mask"))
+        mode = self.options.choice("vllm_importance_sampling_mode", MODES)
+        if mode.startswith("sequence"):
+            raise self.options.refusal(
+                "vllm_importance_sampling_mode", "token_truncate or token_mask with loss_type=vespo, as TRL requires"
+            )
         return vespo_log_weight(self.apart, *self._bounds(), masks=mode == "token_mask")
 
     def add_weights(self) -> None:

@@ -315,6 +315,11 @@ def _both(one: tuple[Hierarchy, Parameter], other: tuple[Hierarchy, Parameter]) 
     return first, a.model_copy(update=update)
 
 
+def with_numbers(h: Hierarchy, numbers: Mapping[str, float | Fraction]) -> Hierarchy:
+    """Returns the hierarchy with numbers in the place of some parameters, by name."""
+    return _with(h, {}, {h.parameters[name]: value for name, value in numbers.items()})
+
+
 def _with(
     h: Hierarchy, renamed: Mapping[Expression, Expression], fixed: Mapping[Parameter, float | Fraction]
 ) -> Hierarchy:
