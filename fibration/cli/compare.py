@@ -36,9 +36,12 @@ def compare(
         other = loss_quietly(specs[1])
         blamed = first
         a, b, note = _of_advantages(one.hierarchy, other.hierarchy, [bool(spec.trainer) for spec in specs])
-        around = [sentence for loss, spec in zip((one, other), specs, strict=True) for sentence in _around(loss, spec.trainer)]
+        around = [
+            sentence for loss, spec in zip((one, other), specs, strict=True) for sentence in _around(loss, spec.trainer)
+        ]
         if all(spec.trainer for spec in specs):
             a, b = (with_numbers(h, _numbers(h, parameters)) for h in (a, b))
+            b = b.replace(name=f"{b.name}_2") if a.name == b.name else b
         else:
             for h, spec in zip((a, b), specs, strict=True):
                 parameters = {**(_numbers(h, parameters) if spec.trainer else {}), **parameters}
@@ -51,13 +54,17 @@ def compare(
 def _numbers(h: Hierarchy, given: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a config's parameters, without those that the user matches or fixes."""
     matched = {*given, *(value for value in given.values() if isinstance(value, str))}
-    return {name: p.default for name, p in h.parameters.items() if name not in matched and isinstance(p.default, float | int)}
+    return {
+        name: p.default
+        for name, p in h.parameters.items()
+        if name not in matched and isinstance(p.default, float | int)
+    }
 
 
 def _of_advantages(
     one: Hierarchy, other: Hierarchy, configs: Sequence[bool]
 ) -> tuple[Hierarchy, Hierarchy, tuple[str, ...]]:
-    """Two hierarchies of which both make their advantages of rewards, or none does, and a sentence if one was changed."""
+    """Two hierarchies that both make advantages of rewards, or both do not, and a sentence if one was changed."""
     pair = [one, other]
     for k in (0, 1):
         h, beside = pair[k], pair[1 - k]

@@ -61,8 +61,8 @@ def fail(error: object, code: int) -> NoReturn:
 app = typer.Typer(
     cls=Commands,
     help="Check, compare, compile and measure losses for RL of language models.\n\n"
-    "SPEC is path.py, path.py:NAME, a JSON file, or the name of a shipped loss. Or it is trl:FILE or verl:FILE, a config "
-    "of a trainer in YAML or JSON; words KEY=VALUE after it change its options.",
+    "SPEC is path.py, path.py:NAME, a JSON file, or the name of a shipped loss. Or it is trl:FILE or verl:FILE, a "
+    "config of a trainer in YAML or JSON; words KEY=VALUE after it change its options.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -112,7 +112,8 @@ def init(
 @app.command()
 def doctor(
     spec: Annotated[
-        list[str] | None, typer.Argument(metavar="[SPEC]", help="The loss on which backends are tried. Default: fiberpo.")
+        list[str] | None,
+        typer.Argument(metavar="[SPEC]", help="The loss on which backends are tried. Default: fiberpo."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
@@ -159,7 +160,10 @@ def verify(
 @app.command()
 def compare(
     specs: Annotated[
-        list[str], typer.Argument(metavar="SPEC SPEC", help="Two losses. KEY=VALUE may come after each config.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="SPEC SPEC", help="Two losses. KEY=VALUE may come after each config.", show_default=False
+        ),
     ],
     when: Annotated[
         list[str] | None,
@@ -274,8 +278,8 @@ def show(
     `schema` is the JSON Schema of all hierarchies. The command proves nothing.
     """
     from fibration.compiler.coupling import coupling_of
-    from fibration.printing.latex import latex
     from fibration.printing import configs
+    from fibration.printing.latex import latex
     from fibration.printing.reports import loss_quietly
     from fibration.printing.text import mermaid, text
 

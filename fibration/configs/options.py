@@ -39,9 +39,7 @@ class Options:
         exact = {name for name in harmless if not name.endswith(".")}
         below = tuple(name for name in harmless if name.endswith("."))
         for name in self.given:
-            if not isinstance(name, str) or (
-                name not in defaults and name not in exact and not name.startswith(below)
-            ):
+            if not isinstance(name, str) or (name not in defaults and name not in exact and not name.startswith(below)):
                 raise SpecError(
                     f"{trainer}: the option '{name}' is not known",
                     required="an option that is read, or that does not touch the loss",

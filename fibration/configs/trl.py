@@ -68,7 +68,9 @@ def _options(config: Any) -> Options:
     given |= {  # a field of a subclass, or of another release, may touch the loss
         each.name: value
         for each in fields(config)
-        if each.name not in DEFAULTS and each.name not in HARMLESS and (value := getattr(config, each.name)) != each.default
+        if each.name not in DEFAULTS
+        and each.name not in HARMLESS
+        and (value := getattr(config, each.name)) != each.default
     }
     given.pop("generation_batch_size", None)  # GRPOConfig has made it, or steps_per_generation of it
     return Options(TRL, given, DEFAULTS, HARMLESS)
@@ -102,9 +104,7 @@ class _Loss:
         if self.kind in BY_ROWS or (self.kind == "bnpo" and self.options.whole("per_device_train_batch_size") == 1):
             return trajectory_mean()
         if self.kind == "dr_grpo":
-            return constant_normaliser(
-                Parameter("length", default=self.options.whole("max_completion_length"))
-            )
+            return constant_normaliser(Parameter("length", default=self.options.whole("max_completion_length")))
         return constant_normaliser(1) if self.kind == "luspo" else token_mean()
 
     # ------------------------------------------------------------ masks and weights
@@ -152,7 +152,9 @@ class _Loss:
         if most is not None and most < 1:
             raise o.refusal(name, "at least 1: below, no token keeps its weight of 1 where vLLM and the trainer agree")
         if least is not None and least > 1:
-            raise o.refusal("vllm_importance_sampling_clip_min", "at most 1, the weight where vLLM and the trainer agree")
+            raise o.refusal(
+                "vllm_importance_sampling_clip_min", "at most 1, the weight where vLLM and the trainer agree"
+            )
         mode = o.choice("vllm_importance_sampling_mode", MODES)
         if least is not None and most is not None and not least < most:
             raise o.refusal("vllm_importance_sampling_clip_min", f"less than {name}={most:g}")
@@ -190,7 +192,9 @@ class _Loss:
         ratio = exp(total(self.apart, over=trajectory) if whole else self.apart)
         if mode.endswith("truncate"):
             ratio = ratio if most is None else minimum(ratio, most)
-            self.weigh(ratio if least is None else maximum(ratio, least), f"{said}: a completion is weighed whole" * whole)
+            self.weigh(
+                ratio if least is None else maximum(ratio, least), f"{said}: a completion is weighed whole" * whole
+            )
             return
         self.weigh(ratio, f"{said}: a completion is weighed whole" * whole)
         inside = [] if least is None else [ratio >= least]
@@ -231,8 +235,7 @@ class _Loss:
     # ------------------------------------------------------------ the whole
 
     def hierarchy(self) -> Hierarchy:
-        advantages, reason = advantages_of(self.options)
-        reasons = self.reasons | ({"baseline": reason} if reason else {})
+        advantages, reasons = advantages_of(self.options)
         return Hierarchy(
             name=f"trl_{self.kind}" + "_sequence" * (self.by_sequence and self.kind != "vespo"),
             fibrations=self.token.fibrations,
@@ -242,6 +245,5 @@ class _Loss:
             groups=[prompt_group],
             advantages=advantages,
             penalties=self.penalties,
-            gives_up=reasons,
+            gives_up=self.reasons | reasons,
         )
-

@@ -13,11 +13,12 @@ OF_GENERATIONS = ("dapo", "cispo", "vespo")  # losses that divide by the tokens 
 
 
 def around(o: Options) -> tuple[str, ...]:
-    """One sentence for each thing. Options are read, so that `o.unread()` names those without an effect."""
+    """One sentence for each thing. Call it last: the options that nobody has read by then have no effect."""
     found = [*_steps(o), *_masked(o), *_rewards(o), *_terms(o), *_sampling(o)]
     if unused := o.unread():
         has = "have" if len(unused) > 1 else "has"
-        found.append(f"{listed(o.said(name) for name in unused)} {has} no effect with {o.said('loss_type')} and the other options")
+        options = listed(o.said(name) for name in unused)
+        found.append(f"{options} {has} no effect with {o.said('loss_type')} and the other options")
     return tuple(f"{sentence}." for sentence in found)
 
 
@@ -27,8 +28,8 @@ def _steps(o: Options) -> Iterator[str]:
     rows, again = o.whole("per_device_train_batch_size"), o.whole("num_iterations")
     if kind == "bnpo" and rows > 1:
         yield (
-            f"loss_type=bnpo: every micro-batch of {rows} rows is divided by its own tokens, and a step is the mean of its "
-            "micro-batches: the hierarchy's batch is one micro-batch"
+            f"loss_type=bnpo: every micro-batch of {rows} rows is divided by its own tokens, and a step is the mean of "
+            "its micro-batches: the hierarchy's batch is one micro-batch"
         )
     if o["generation_batch_size"] is not None and o["steps_per_generation"] is None:
         yield (
@@ -39,8 +40,9 @@ def _steps(o: Options) -> Iterator[str]:
     in_generation = in_step if o["steps_per_generation"] is None else o.whole("steps_per_generation")
     if in_step % (in_generation * again) == 0:
         yield (
-            f"All ratios are exactly 1, so that no clip ever acts: {o.said('num_iterations')}, and a generation has one "
-            f"optimizer step. More steps: num_iterations=2, or steps_per_generation={2 * in_step}"
+            f"All ratios are exactly 1, so that no clip ever acts: with {o.said('num_iterations')}, no optimizer step "
+            f"comes after another one on the same generation. num_iterations=2 or steps_per_generation={2 * in_step} "
+            "makes more steps"
         )
     if in_generation != in_step:
         both = f"steps_per_generation={in_generation} and gradient_accumulation_steps={in_step}"
@@ -49,21 +51,25 @@ def _steps(o: Options) -> Iterator[str]:
                 f"{both}: a step is divided by {in_step}/{in_generation} of its generation's tokens, not by its own "
                 "tokens as the hierarchy's batch is"
             )
-        yield f"{both}: rewards are compared within whole generations, and a step trains on other rows than one generation"
+        yield f"{both}: rewards are compared within whole generations, and a step has other rows than one generation"
 
 
 def _masked(o: Options) -> Iterator[str]:
     if o.flag("mask_truncated_completions"):
-        yield "mask_truncated_completions=True: a completion that is cut has no token in the loss"
-        if o["loss_type"] in COUNTS_ROWS or (o["loss_type"] == "bnpo" and o["per_device_train_batch_size"] == 1):
+        yield (
+            "mask_truncated_completions=True: a completion that is cut has no token in the loss; TRL compares its "
+            "reward with those of its prompt group, and the hierarchy leaves rows without a token out"
+        )
+        if o["loss_type"] in COUNTS_ROWS or (o["loss_type"] == "bnpo" and o.whole("per_device_train_batch_size") == 1):
             yield (
                 "mask_truncated_completions=True: TRL divides by all rows, the hierarchy by rows with a token: its "
                 "gradient is larger by their quotient"
             )
     if o.number("top_entropy_quantile") < 1:
         yield (
-            f"{o.said('top_entropy_quantile')}: the quantile is that of one micro-batch of all processes, the hierarchy's is "
-            "that of its batch; the attribute `entropy` of a token is that of the whole vocabulary's distribution, in nats"
+            f"{o.said('top_entropy_quantile')}: TRL takes the quantile of one micro-batch of all processes, and the "
+            "hierarchy that of its batch. The attribute `entropy` of a token is the entropy of the whole vocabulary's "
+            "distribution, in nats"
         )
 
 
@@ -84,17 +90,19 @@ def _terms(o: Options) -> Iterator[str]:
     """Further terms of the loss."""
     adapts, coef = o.flag("use_adaptive_entropy"), o.number("entropy_coef")
     if adapts or coef:
-        subset = " of the tokens that top_entropy_quantile keeps" if o.number("top_entropy_quantile") < 1 else ""
+        subset = " that top_entropy_quantile keeps" if o.number("top_entropy_quantile") < 1 else ""
+        changes = f"; {o.said('use_adaptive_entropy')} changes the factor every step" if adapts else ""
         yield (
-            f"{o.said('entropy_coef')}: minus {coef:g} times the mean entropy of the whole vocabulary's distribution per token{subset}, of "
-            "each micro-batch" + (f"; {o.said('use_adaptive_entropy')} changes the factor every step" if adapts else "")
+            f"{o.said('entropy_coef')}: minus {coef:g} times the mean over the tokens of each micro-batch{subset} of "
+            f"the entropy of the whole vocabulary's distribution{changes}"
         )
     if (router := o.number_or_none("router_aux_loss_coef")) is not None and router:
         yield f"{o.said('router_aux_loss_coef')}: plus that times the load balancing loss of a mixture of experts"
     if o.number("beta") and o.flag("sync_ref_model"):
+        steps, share = o.whole("ref_model_sync_steps"), o.number("ref_model_mixup_alpha")
         yield (
-            f"{o.said('sync_ref_model')}: every {o.whole('ref_model_sync_steps')} steps the reference model moves to the policy by "
-            f"{o.number('ref_model_mixup_alpha'):g} of the way"
+            f"{o.said('sync_ref_model')}: every {steps} steps the reference model moves to the policy by {share:g} of "
+            "the way"
         )
 
 

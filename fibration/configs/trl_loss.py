@@ -64,7 +64,7 @@ def token_loss(o: Options, kind: str, by_sequence: bool, engine: Expression | No
 
 def _of_sequence(o: Options, gate: Gate, why: str = "") -> Token:
     """One ratio per completion, the geometric mean of its tokens' ratios, as in GSPO."""
-    said = f"{o.said('importance_sampling_level')}: one ratio per completion: what single tokens do beyond their mean is dropped"
+    said = f"{o.said('importance_sampling_level')}: one ratio per completion, and what its tokens do beside it is lost"
     return Token(
         {trajectory: gate, token: zero_gate()},
         log_ratio(scale=1 / count(token, over=trajectory)),
@@ -158,17 +158,16 @@ def _number(o: Options, option: str, name: str) -> Operand:
     return Parameter(name, default=value) if value > 0 else value
 
 
-def _rate(o: Options, sign: str) -> Operand:
+def _rate(o: Options, sign: str) -> Parameter:
     """λ of `vespo`, which TRL raises to 0.0001."""
-    value = o.number(f"vespo_lambda_{sign}")
-    return Parameter(f"lambda_{sign}", default=value) if value > 1e-4 else 1e-4
+    return Parameter(f"lambda_{sign}", default=max(o.number(f"vespo_lambda_{sign}"), 1e-4))
 
 
 # ---------------------------------------------------------------- advantages
 
 
-def advantages_of(o: Options) -> tuple[Expression, str]:
-    """TRL's advantages of rewards, and why they have no baseline, or ""."""
+def advantages_of(o: Options) -> tuple[Expression, dict[str, str]]:
+    """TRL's advantages of rewards, and the laws that they break, by key of `gives_up`."""
     o.whole("num_generations", least=2)
     weights = reward_weights(o)
     how = o.choice("multi_objective_aggregation", ("sum_then_normalize", "normalize_then_sum"))
@@ -176,21 +175,26 @@ def advantages_of(o: Options) -> tuple[Expression, str]:
         of_one = standardised(reward, over=prompt_group, epsilon=EPSILON)
         if weights is not None and weights[0] != 1:
             of_one = weights[0] * of_one
-        summed = of_one if number_of_rewards(o) == 1 else reward
+        is_one = number_of_rewards(o) == 1
         why = f"{o.said('multi_objective_aggregation')}: divided by deviations, the completion's own reward among them"
-        return standardised(summed, over=batch, of=trajectory, epsilon=EPSILON), why
+        reasons = {"baseline": why}
+        if is_one:
+            reasons["baseline of what is left of advantages"] = f"{why}; whether A rises with it is not decided"
+        return standardised(of_one if is_one else reward, over=batch, of=trajectory, epsilon=EPSILON), reasons
     scale = o["scale_rewards"]
     if not isinstance(scale, str):
         scale = {True: "group", False: "none"}.get(scale, scale) if isinstance(scale, int) else scale
     if scale == "none":
-        return centred(reward, over=prompt_group), ""
+        return centred(reward, over=prompt_group), {}
     if scale not in ("group", "batch"):
         raise o.refusal("scale_rewards", "group, batch or none; or true or false")
     why = f"{o.said('scale_rewards')}: "
     if scale == "group":
-        return standardised(reward, over=prompt_group, epsilon=EPSILON), why + "groups whose rewards differ less count for more"
+        why += "groups whose rewards differ less count for more"
+        return standardised(reward, over=prompt_group, epsilon=EPSILON), {"baseline": why}
     spread = deviation(reward, over=batch, of=trajectory) + EPSILON
-    return centred(reward, over=prompt_group) / spread, why + "divided by a deviation, the completion's own reward among them"
+    why += "divided by a deviation, the completion's own reward among them"
+    return centred(reward, over=prompt_group) / spread, {"baseline": why}
 
 
 def reward_weights(o: Options) -> list[float] | None:

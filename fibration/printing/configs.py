@@ -16,10 +16,14 @@ def title(trainer: str) -> str:
     return f"what {trainer} does around this loss"
 
 
+# A loss that breaks one of these trains something else from the first update on.
+FIRST = ("gradient", "agreement", "mask_open", "kl_gradient")
+
+
 def findings(report: Report) -> dict[str, list[str]]:
-    """Returns the reasons of a config for the laws that its loss breaks, each with these laws."""
+    """Returns the reasons of a config for the laws that its loss breaks, each with these laws; the worst come first."""
     found: dict[str, list[str]] = {}
-    for verdict in report.verdicts:
+    for verdict in sorted(report.verdicts, key=lambda v: v.law not in FIRST):
         if verdict.given_up and verdict.status != "proved":
             laws = found.setdefault(verdict.given_up, [])
             laws += [] if verdict.law in laws else [verdict.law]

@@ -200,7 +200,9 @@ def _beside(outcome: Outcome) -> list[str]:
     """Returns lines on trainers' configs: what is off in one, and what the trainer does around its loss."""
     if outcome.asked == "compare":
         return list(configs.lines(configs.BESIDE, outcome.around))
-    return list(configs.lines(configs.title(outcome.trainer), outcome.around, outcome.report if outcome.trainer else None))
+    return list(
+        configs.lines(configs.title(outcome.trainer), outcome.around, outcome.report if outcome.trainer else None)
+    )
 
 
 def _said(line: str) -> RenderableType:
@@ -212,7 +214,9 @@ def _said(line: str) -> RenderableType:
 
 def as_json(outcomes: Sequence[Outcome]) -> str:
     """Returns a list of `Report.to_dict()`. Unusable inputs appear only on stderr and in the exit code."""
-    found = [{**o.report.to_dict(), **configs.as_dict(o.around, o.report, bool(o.trainer))} for o in outcomes if o.report]
+    found = [
+        {**o.report.to_dict(), **configs.as_dict(o.around, o.report, bool(o.trainer))} for o in outcomes if o.report
+    ]
     return json.dumps(found, indent=2, ensure_ascii=False)
 
 
@@ -223,7 +227,11 @@ def as_markdown(outcomes: Sequence[Outcome]) -> str:
     else:
         found = [markdown([o.report for o in outcomes if o.report])]
     beside = (_beside(o) for o in outcomes)
-    found += ["\n".join(f"- {x.strip()}" if x.startswith(" ") else f"\n**{x}**\n" for x in part).strip() for part in beside if part]
+    found += [
+        "\n".join(f"- {x.strip()}" if x.startswith(" ") else f"\n**{x}**\n" for x in part).strip()
+        for part in beside
+        if part
+    ]
     return "\n\n".join(found)
 
 
@@ -283,7 +291,9 @@ def _xml(text: str) -> str:
 
 
 def as_github(outcomes: Sequence[Outcome]) -> str:
-    """Returns an `::error` workflow command per cause of refusal and per unusable input, then a summary line."""
+    """Returns an `::error` workflow command per cause of refusal and per unusable input, then a summary line.
+
+    What is off in a trainer's config is a `::notice`."""
     lines = []
     for o in outcomes:
         if o.error:
@@ -291,12 +301,14 @@ def as_github(outcomes: Sequence[Outcome]) -> str:
         if o.report:
             name = o.report.hierarchy.name
             lines += [_annotation(o, f"{name}: {v.law}", str(o.report.error(v))) for v in o.report.causes]
+            off = configs.findings(o.report) if o.trainer and o.asked == "verify" else {}
+            lines += [_annotation(o, configs.OFF, reason, "notice") for reason in off]
     return "\n".join([*lines, _escape(summary(outcomes))])
 
 
-def _annotation(outcome: Outcome, title: str, message: str) -> str:
+def _annotation(outcome: Outcome, title: str, message: str, level: str = "error") -> str:
     place = f"file={_property(outcome.file)}," if outcome.file else ""
-    return f"::error {place}title={_property(title)}::{_escape(message)}"
+    return f"::{level} {place}title={_property(title)}::{_escape(message)}"
 
 
 def _escape(text: str) -> str:

@@ -35,7 +35,13 @@ def test_json_is_read(written):
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("", "nothing"), ("- beta", "a list"), ("beta", "a str"), ("beta: [", "flow sequence"), ("!!python/object:os.system {}", "python")],
+    [
+        ("", "nothing"),
+        ("- beta", "a list"),
+        ("beta", "a str"),
+        ("beta: [", "stream end"),
+        ("!!python/object:os.system {}", "python"),
+    ],
     ids=["an empty file", "a list", "a word", "no YAML", "a tag that runs code"],
 )
 def test_what_is_no_mapping_is_an_error_that_says_what_it_is(written, text, found):

@@ -110,8 +110,16 @@ def test_the_laws_that_a_config_breaks_are_given_up_and_no_others(options):
 
 
 SAID = [
-    (dict(loss_type="grpo", beta=0.04, use_bias_correction_kl=False), "kl_gradient", "use_bias_correction_kl=False: k3"),
-    (dict(loss_type="cispo"), "gradient", "epsilon=0.2 (the default) in the place of epsilon_high: loss_type=cispo reads it"),
+    (
+        dict(loss_type="grpo", beta=0.04, use_bias_correction_kl=False),
+        "kl_gradient",
+        "use_bias_correction_kl=False: k3",
+    ),
+    (
+        dict(loss_type="cispo"),
+        "gradient",
+        "epsilon=0.2 (the default) in the place of epsilon_high: loss_type=cispo reads it",
+    ),
     (dict(loss_type="grpo", importance_sampling_level="sequence"), "first_order", "importance_sampling_level=sequence"),
     (dict(top_entropy_quantile=0.2), "mask_open", "top_entropy_quantile=0.2"),
     (dict(use_vllm=True), "causal", "vllm_importance_sampling_mode=sequence_mask (the default)"),
@@ -121,7 +129,9 @@ SAID = [
 
 @pytest.mark.parametrize(("options", "law", "words"), SAID, ids=[s[1] for s in SAID])
 def test_a_broken_law_is_said_with_the_option_that_breaks_it(options, law, words):
-    found = {law for reason, laws in findings(of(**options).hierarchy.verify()).items() if words in reason for law in laws}
+    found = {
+        law for reason, laws in findings(of(**options).hierarchy.verify()).items() if words in reason for law in laws
+    }
     assert law in found
 
 
@@ -131,12 +141,15 @@ AROUND = [
     (dict(), "All ratios are exactly 1"),
     (dict(num_iterations=2), None),
     (dict(gradient_accumulation_steps=2, steps_per_generation=4), "2/4 of its generation's tokens"),
-    (dict(loss_type="grpo", gradient_accumulation_steps=2, steps_per_generation=4), "rewards are compared within whole"),
+    (
+        dict(loss_type="grpo", gradient_accumulation_steps=2, steps_per_generation=4),
+        "rewards are compared within whole",
+    ),
     (dict(generation_batch_size=64), "the number of processes decides"),
     (dict(loss_type="bnpo"), "divided by its own tokens"),
     (dict(loss_type="grpo", mask_truncated_completions=True), "TRL divides by all rows"),
     (dict(mask_truncated_completions=True), "has no token in the loss"),
-    (dict(entropy_coef=0.01), "0.01 times the mean entropy"),
+    (dict(entropy_coef=0.01), "minus 0.01 times the mean"),
     (dict(use_adaptive_entropy=True), "use_adaptive_entropy=True changes the factor"),
     (dict(router_aux_loss_coef=0.1), "load balancing"),
     (dict(beta=0.1, sync_ref_model=True), "every 512 steps the reference model moves"),
@@ -146,10 +159,13 @@ AROUND = [
     (dict(repetition_penalty=1.1), "repetition_penalty=1.1"),
     (dict(reward_weights=[1, 2]), "weighed by reward_weights=[1.0, 2.0]"),
     (dict(multi_objective_aggregation="normalize_then_sum"), "each minus its mean"),
-    (dict(top_entropy_quantile=0.2), "the quantile is that of one micro-batch"),
+    (dict(top_entropy_quantile=0.2), "the quantile of one micro-batch"),
     (dict(loss_type="vespo", epsilon=0.3, delta=2), "epsilon=0.3 and delta=2 have no effect"),
     (dict(vllm_importance_sampling_mode="token_mask"), "vllm_importance_sampling_mode=token_mask has no effect"),
-    (dict(multi_objective_aggregation="normalize_then_sum", scale_rewards="batch"), "scale_rewards=batch has no effect"),
+    (
+        dict(multi_objective_aggregation="normalize_then_sum", scale_rewards="batch"),
+        "scale_rewards=batch has no effect",
+    ),
 ]
 
 
@@ -199,7 +215,9 @@ def test_an_unknown_option_is_an_error(name):
         of(**{name: 1})
 
 
-@pytest.mark.parametrize("name", ["learning_rate", "model_name_or_path", "lora_r", "dataset_name", "max_prompt_length", "env"])
+@pytest.mark.parametrize(
+    "name", ["learning_rate", "model_name_or_path", "lora_r", "dataset_name", "max_prompt_length", "env"]
+)
 def test_an_option_that_does_not_touch_the_loss_changes_nothing(name):
     assert of(**{name: 1}) == of()
 
@@ -221,7 +239,9 @@ def test_a_config_object_is_read_by_attribute():
 
 
 def test_a_field_of_a_subclass_is_an_error_where_it_is_set():
-    mine = dataclasses.make_dataclass("Mine", [("my_bound", float, dataclasses.field(default=0.0))], bases=(GRPOConfig,))
+    mine = dataclasses.make_dataclass(
+        "Mine", [("my_bound", float, dataclasses.field(default=0.0))], bases=(GRPOConfig,)
+    )
     assert hierarchy_of(mine()) == of()
     with pytest.raises(SpecError, match="'my_bound' is not known"):
         hierarchy_of(mine(my_bound=1.0))

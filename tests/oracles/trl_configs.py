@@ -71,10 +71,15 @@ EVERY = {
 READ_BY = {"temperatures": "sapo", "gammas": "vespo", "length": "dr_grpo", "batch": "bnpo"}
 
 
-def is_refused(options: dict[str, Any]) -> bool:
-    """Whether TRL refuses the combination: `vespo` takes weights of tokens alone."""
+def is_left_out(options: dict[str, Any]) -> bool:
+    """Whether TRL refuses the combination, or a quantile would be one of a single row.
+
+    TRL refuses `vespo` with weights of sequences.
+    """
     corrects = options.get("use_vllm") and options.get("vllm_importance_sampling_correction", True)
     mode = options.get("vllm_importance_sampling_mode", "sequence_mask")
+    if options.get("per_device_train_batch_size") == 1 and "top_entropy_quantile" in options:
+        return True
     return bool(options.get("loss_type") == "vespo" and corrects and mode.startswith("sequence"))
 
 
@@ -94,6 +99,6 @@ def pairs(number: int) -> dict[str, dict[str, Any]]:
         for group in groups:
             options = draw.choice(GROUPS[group])
             chosen |= with_loss(group, options)
-        if not is_refused(chosen):
+        if not is_left_out(chosen):
             found[", ".join(f"{k}={v}" for k, v in chosen.items())] = chosen
     return found
