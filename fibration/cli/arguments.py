@@ -15,7 +15,7 @@ from fibration.errors import ParameterError
 from fibration.language.read_document import GivenTwice, once
 
 VerifyFormat = StrEnum("VerifyFormat", "text json junit github markdown")
-ShowFormat = StrEnum("ShowFormat", "text mermaid latex json schema")
+ShowFormat = StrEnum("ShowFormat", "text python mermaid latex json schema")
 Spec = Annotated[
     list[str],
     typer.Argument(metavar="SPEC", help=f"{HELP}.", show_default=False),

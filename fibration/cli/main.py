@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from fibration.cli.arguments import Parameters, ShowFormat, Spec, Timeout, VerifyFormat, parameters
 from fibration.cli.outcome import to_its_end
 from fibration.configs.files import is_config
-from fibration.configs.specs import as_spec
+from fibration.configs.specs import as_spec, as_specs
 from fibration.errors import BackendError, FibrationError, LawError
 from fibration.files import check_writable, check_writable_file, write_file
 from fibration.language.loading import shipped, split
@@ -201,7 +201,7 @@ def compare(
 
     check_writable_file(output)
     matched = matches(param or (), parameters)
-    with working(f"comparing {' '.join(specs)}"):
+    with working(f"comparing {' with '.join(spec.name for spec in as_specs(specs))}"):
         outcomes = compare_specs(specs, when or (), matched, timeout)
     raise typer.Exit(say(outcomes, format, output))
 
@@ -273,13 +273,14 @@ def show(
         ShowFormat, typer.Option("--format", "-f", case_sensitive=False, help="The format.")
     ] = ShowFormat.text,
 ) -> None:
-    """Print a hierarchy as text, mermaid, LaTeX or JSON.
+    """Print a hierarchy as text, Python, mermaid, LaTeX or JSON.
 
-    `schema` is the JSON Schema of all hierarchies. The command proves nothing.
+    `python` is a file that declares it, to be edited. `schema` is the JSON Schema of all hierarchies. The command proves nothing.
     """
     from fibration.compiler.coupling import coupling_of
     from fibration.printing import configs
     from fibration.printing.latex import latex
+    from fibration.printing.python import python
     from fibration.printing.reports import loss_quietly
     from fibration.printing.text import mermaid, text
 
@@ -289,6 +290,9 @@ def show(
         typer.echo(hierarchy.model_dump_json(indent=2))
     elif format is ShowFormat.schema:
         typer.echo(json.dumps(hierarchy.model_json_schema(), indent=2))
+    elif format is ShowFormat.python:
+        beside = configs.lines(configs.title(as_spec(spec).trainer), loss.around)
+        typer.echo("".join(f"# {line.strip()}\n" for line in beside) + python(hierarchy), nl=False)
     else:
         typer.echo({"text": text, "mermaid": mermaid, "latex": latex}[format](hierarchy))
         if format is ShowFormat.text:

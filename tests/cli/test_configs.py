@@ -5,10 +5,12 @@ from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
-from fibration import Hierarchy
+from fibration import Hierarchy, load
 from fibration.cli.main import app
+from fibration.configs.trl import hierarchy_of
 
 CONFIG = """
 learning_rate: 1e-6
@@ -139,3 +141,10 @@ def test_a_config_as_a_command_is_an_error_that_names_the_command(config):
 def test_a_file_that_is_missing_is_unusable_and_stops_no_other():
     code, output = invoke("verify", "trl:none.yaml", "dapo")
     assert code == 2 and "cannot read 'trl:none.yaml'" in output and "dapo  verified" in output
+
+
+def test_show_in_python_is_a_file_that_declares_the_loss(config, tmp_path):
+    code, output = invoke("show", config, "-f", "python")
+    assert code == 0 and output.startswith(f"# what TRL does around this loss\n# {AROUND}\nfrom fibration import")
+    (tmp_path / "mine.py").write_text(output)
+    assert load(tmp_path / "mine.py") == hierarchy_of(yaml.safe_load(CONFIG)).hierarchy
