@@ -275,7 +275,8 @@ def show(
 ) -> None:
     """Print a hierarchy as text, Python, mermaid, LaTeX or JSON.
 
-    `python` is a file that declares it, to be edited. `schema` is the JSON Schema of all hierarchies. The command proves nothing.
+    `python` is a file that declares it, to be edited. `schema` is the JSON Schema of all hierarchies. The command
+    proves nothing.
     """
     from fibration.compiler.coupling import coupling_of
     from fibration.printing import configs
