@@ -58,7 +58,7 @@ def _options(config: Any) -> Options:
                 "generation_batch_size", "nothing beside steps_per_generation, as TRL requires", "leave one of them out"
             )
         return options
-    if not is_dataclass(config) or all(base.__name__ != "GRPOConfig" for base in type(config).__mro__):
+    if not is_dataclass(config) or "GRPOConfig" not in [base.__name__ for base in type(config).mro()]:
         raise SpecError(
             f"a {type(config).__name__} is no config of TRL's GRPOTrainer",
             required="a trl.GRPOConfig, or a mapping of its options",
@@ -224,10 +224,14 @@ class _Loss:
             )
         elif self.by_sequence:
             kl = Parameter("beta", default=beta) * exp(mean(token_log_ratio, over=trajectory)) * k3
-            self.reasons["kl_gradient"] = (
+            why = (
                 f"{said}: with {o.said('importance_sampling_level')} k3 is multiplied by the ratio of the whole "
-                "completion, and its gradient is no divergence's"
+                "completion. Its gradient is not shown to be a divergence's"
             )
+            self.reasons |= {
+                "kl_gradient": why,
+                "kl_gradient of what is left of kl": f"{why}, nor to pull towards the reference",
+            }
         else:
             kl = Parameter("beta", default=beta) * exp(token_log_ratio) * k3
         self.penalties["kl"] = kl

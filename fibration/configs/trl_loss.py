@@ -57,19 +57,21 @@ def token_loss(o: Options, kind: str, by_sequence: bool, engine: Expression | No
         tau = where(advantage > 0, *(_positive(o, f"sapo_temperature_{s}", f"tau_{s}") for s in ("pos", "neg")))
         why = f"{o.said('loss_type')}: the value at ratio 1 is 2/temperature; the slope is 1"
         if by_sequence:
-            return _of_sequence(o, Gate(log(4 / tau * sigmoid(tau * expm1(residual)))), why)
+            both = f"{o.said('loss_type')} with {o.said('importance_sampling_level')}"
+            unproved = f"{both}: no proof was found that the slope at ratio 1 is 1"
+            return _of_sequence(o, Gate(log(4 / tau * sigmoid(tau * expm1(residual)))), why, {"gradient": unproved})
         return Token({token: Gate(4 / tau * sigmoid(tau * residual) - 1)}, reasons={"first_order": why})
     return _of_sequence(o, _clipped(o, True)) if by_sequence else Token({token: _clipped(o, False)})
 
 
-def _of_sequence(o: Options, gate: Gate, why: str = "") -> Token:
+def _of_sequence(o: Options, gate: Gate, why: str = "", more: Mapping[str, str] | None = None) -> Token:
     """One ratio per completion, the geometric mean of its tokens' ratios, as in GSPO."""
     said = f"{o.said('importance_sampling_level')}: one ratio per completion, and what its tokens do beside it is lost"
     return Token(
         {trajectory: gate, token: zero_gate()},
         log_ratio(scale=1 / count(token, over=trajectory)),
         (Fibration(token, trajectory, kernel=uniform()),),
-        reasons={"first_order": f"{said}. {why}" if why else said},
+        reasons={"first_order": f"{said}. {why}" if why else said, **(more or {})},
     )
 
 
@@ -125,7 +127,7 @@ def _cispo(o: Options, by_sequence: bool) -> Token:
 def _vespo(o: Options, engine: Expression | None) -> Token:
     k = where(advantage >= 0, *(_number(o, f"vespo_k_{s}", f"k_{s}") for s in ("pos", "neg")))
     rate = where(advantage >= 0, *(_rate(o, s) for s in ("pos", "neg")))
-    log_w = total(clip(token_log_ratio, -FAR, FAR), over=trajectory)
+    log_w: Expression = total(clip(token_log_ratio, -FAR, FAR), over=trajectory)
     if engine is not None:
         log_w = log_w + total(engine, over=trajectory)
     log_w = clip(log_w, NEAR_ZERO, FAR)
@@ -182,8 +184,8 @@ def advantages_of(o: Options) -> tuple[Expression, dict[str, str]]:
             reasons["baseline of what is left of advantages"] = f"{why}; whether A rises with it is not decided"
         return standardised(of_one if is_one else reward, over=batch, of=trajectory, epsilon=EPSILON), reasons
     scale = o["scale_rewards"]
-    if not isinstance(scale, str):
-        scale = {True: "group", False: "none"}.get(scale, scale) if isinstance(scale, int) else scale
+    if isinstance(scale, bool):
+        scale = "group" if scale else "none"
     if scale == "none":
         return centred(reward, over=prompt_group), {}
     if scale not in ("group", "batch"):

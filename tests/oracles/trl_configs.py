@@ -25,7 +25,10 @@ GROUPS: dict[str, list[dict[str, Any]]] = {
         {"epsilon": 2.0, "epsilon_high": 0.1},
     ],
     "ceiling": [{"delta": 1.5}, {"delta": 1.1}, {"delta": 1.1, "epsilon": 1.0}, {"delta": 4, "epsilon": 1.5}],
-    "temperatures": [{"sapo_temperature_pos": 2.0, "sapo_temperature_neg": 0.5}],
+    "temperatures": [
+        {"sapo_temperature_pos": 2.0, "sapo_temperature_neg": 0.5},
+        {"sapo_temperature_pos": 0.5, "importance_sampling_level": "sequence"},
+    ],
     "gammas": [
         {"vespo_k_pos": 1.0, "vespo_lambda_pos": 1.5, "vespo_k_neg": 2.0, "vespo_lambda_neg": 0.5},
         {"vespo_k_pos": 0.0, "vespo_lambda_neg": 0.0},
@@ -51,6 +54,7 @@ GROUPS: dict[str, list[dict[str, Any]]] = {
         {"beta": 0.04},
         {"beta": 0.04, "use_bias_correction_kl": False},
         {"beta": "1e-1", "sync_ref_model": True},
+        {"beta": 0.04, "importance_sampling_level": "sequence"},
     ],
     "rewards": [
         {"scale_rewards": False},
