@@ -58,7 +58,8 @@ def _options(config: Any) -> Options:
                 "generation_batch_size", "nothing beside steps_per_generation, as TRL requires", "leave one of them out"
             )
         return options
-    if not is_dataclass(config) or "GRPOConfig" not in [base.__name__ for base in type(config).mro()]:
+    kinds = [base.__name__ for base in type(config).__mro__]
+    if "GRPOConfig" not in kinds or not is_dataclass(config):
         raise SpecError(
             f"a {type(config).__name__} is no config of TRL's GRPOTrainer",
             required="a trl.GRPOConfig, or a mapping of its options",

@@ -20,8 +20,8 @@ def python(hierarchy: Hierarchy) -> str:
     """
     h = hierarchy
     body = repr(h)
-    named = [*h.parameters.values(), *h.attributes.values()]
-    declared = {each.name: each.declaration() for each in named}
+    declared = {p.name: p.declaration() for p in h.parameters.values()}
+    declared |= {a.name: a.declaration() for a in h.attributes.values()}
     read = _words("\n".join([body, *declared.values()]))
     strata = [word for word in read if word in {s.name for s in _strata(h)}]
     policies = [word for word in read if word in {p.name for p in h.policies.values()}]

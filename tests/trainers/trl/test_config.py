@@ -4,14 +4,19 @@ A real GRPOTrainer scores completions and computes its loss. The log-probs of ea
 return, are random numbers. Gradients are those in the log-probs.
 """
 
+import ast
 import dataclasses
 import os
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 os.environ |= {"HF_HUB_OFFLINE": "1"}
 
 import pytest
 import torch
+import trl
+import yaml
 from oracles.trl_configs import EVERY, LOSS_TYPES, pairs, with_loss
 from recorded_training import dataset, saved, tokenizer
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments
@@ -21,6 +26,7 @@ from trl.trainer.utils import split_tensor_dict
 
 import fibration
 from fibration.configs.trl_options import DEFAULTS, HARMLESS
+from fibration.errors import SpecError
 from fibration.trainers.trl import hierarchy_of
 
 BOUND = 1e-9
@@ -228,3 +234,27 @@ def test_a_config_object_of_trl_is_read(tmp_path):
     assert found == hierarchy_of(
         {"loss_type": "grpo", "epsilon_high": 0.3, "beta": 0.1, "num_generations": 4, "steps_per_generation": 1}
     )
+
+
+def examples():
+    """The options of every `GRPOConfig(...)` with options in TRL's own pages and docstrings."""
+    for file in Path(trl.__file__).parent.rglob("*"):
+        if file.suffix in (".py", ".md") and "GRPOConfig(" in (text := file.read_text()):
+            for call in re.findall(r"(?<!Async)GRPOConfig\(([^()]*=[^()]*)\)", text):
+                made = ast.parse(f"f({call})", mode="eval").body
+                yield {word.arg: ast.literal_eval(word.value) for word in made.keywords}
+
+
+def test_the_configs_in_trls_own_pages_are_read():
+    found = [options for options in examples() if "max_steps" not in options or len(options) > 1]
+    assert len(found) >= 2
+    for options in found:
+        assert hierarchy_of(options).hierarchy.name == "trl_dapo"
+
+
+def test_a_config_of_accelerate_is_none_of_trl():
+    files = sorted((Path(trl.__file__).parent / "accelerate_configs").glob("*.yaml"))
+    assert files
+    for file in files:
+        with pytest.raises(SpecError, match="'compute_environment' is not known"):
+            hierarchy_of(yaml.safe_load(file.read_text()))
