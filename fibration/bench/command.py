@@ -16,6 +16,7 @@ from fibration.bench.machine import describe_machine
 from fibration.bench.measure import bandwidth, clock
 from fibration.bench.rows import Measured, Plan, measure
 from fibration.bench.shapes import DTYPES, KI, MI, Shape, parse_count, sweep
+from fibration.configs.specs import as_specs
 from fibration.errors import BackendError, BatchError
 from fibration.files import check_writable_file, write_file
 from fibration.language.hierarchy import Hierarchy
@@ -124,7 +125,7 @@ def check(settings: Settings) -> list[Hierarchy]:
     for text in (*settings.tokens, settings.length):
         parse_count(text)
     _check_outputs(settings)
-    found = [load_quietly(spec) for spec in settings.specs or _usual(settings)]
+    found = [load_quietly(spec) for spec in as_specs(settings.specs or _usual(settings))]
     with working("laws") as tell:
         for hierarchy in found:
             tell(f"laws of {hierarchy.name}")

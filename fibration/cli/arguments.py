@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fibration.configs.specs import HELP
 from fibration.errors import ParameterError
 from fibration.language.read_document import GivenTwice, once
 
@@ -17,8 +18,8 @@ VerifyFormat = StrEnum("VerifyFormat", "text json junit github markdown")
 ShowFormat = StrEnum("ShowFormat", "text python mermaid latex json schema")
 OUTPUT = ("--output", "--out", "-o")  # of every command that writes a file or a folder
 Spec = Annotated[
-    str,
-    typer.Argument(metavar="SPEC", help="path.py, path.py:NAME, a JSON file, or a shipped loss.", show_default=False),
+    list[str],
+    typer.Argument(metavar="SPEC", help=f"{HELP}.", show_default=False),
 ]
 Timeout = Annotated[float, typer.Option(metavar="S", help="Seconds for the proofs of a hierarchy. inf: no limit.")]
 Parameters = Annotated[

@@ -6,15 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fibration.configs.options import TrainerLoss
+from fibration.configs.specs import as_specs
 from fibration.errors import FibrationError, ParameterError, SpecError, listed
+from fibration.language.fixed import at_defaults
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
 from fibration.laws.budget import Budget
 from fibration.laws.equivalent.decide import STATEMENT, Comparison, Comparisons, equivalent
 from fibration.laws.equivalent.neighbours import Neighbour, nearest
 from fibration.laws.verify import OUT_OF_TIME
-from fibration.printing.reports import Outcome, load_quietly
+from fibration.printing.reports import Outcome, loss_quietly
 
+FROM_ADVANTAGES = "Compared are losses of advantages: '{}' makes them of rewards, {}, and '{}' is given them."
 MOST = 3  # nearest losses that are listed
 
 
@@ -30,36 +34,51 @@ class Settings:
     timeout: float | None = None
 
 
-def compare(first: str, second: str | None, with_all: bool, settings: Settings) -> list[Outcome]:
-    """The outcome of a comparison, named after the first spec. An error is named after the spec that causes it."""
-    _check(first, second, with_all, settings)
-    blamed = first
+def compare(words: Sequence[str], with_all: bool, settings: Settings) -> list[Outcome]:
+    """The outcome of a comparison, named after the first spec. An error is named after the spec that causes it.
+
+    `words`: two SPECs, or one with `with_all`. The parameters of a trainer's config have the config's numbers, unless
+    `settings` says more. If only one of the two makes its advantages of rewards, and is a config, then what they do
+    with advantages is compared.
+    """
+    specs = as_specs(words)
+    _check([spec.name for spec in specs], with_all, settings)
+    blamed = first = specs[0].name
     try:
-        one = load_quietly(first)
-        if second is None:
-            return [Outcome(first, report=_with_all(one, settings), asked="compare")]
-        blamed = second
-        other = load_quietly(second)
+        losses = []
+        for spec in specs:
+            blamed = spec.name
+            losses.append(loss_quietly(spec))
         blamed = first
+        around = [line for loss, spec in zip(losses, specs, strict=True) for line in _around(loss, spec.trainer)]
+        if with_all:
+            return [Outcome(first, report=_with_all(losses[0].hierarchy, settings), asked="compare", around=(*around,))]
+        from_configs = [bool(spec.trainer) for spec in specs]
+        one, other, note = _of_advantages(*(loss.hierarchy for loss in losses), from_configs)
+        one, other, parameters = _with_numbers((one, other), from_configs, settings)
         report = equivalent(
-            one, other, settings.when, parameters=settings.parameters, match=settings.match,
+            one, other, settings.when, parameters=parameters, match=settings.match,
             at_defaults=settings.at_defaults, ignore_advantages=settings.ignore_advantages, timeout=settings.timeout,
         )  # fmt: skip
-        return [Outcome(first, report=report, asked="compare")]
+        return [Outcome(first, report=report, asked="compare", around=(*note, *around))]
     except FibrationError as error:
         return [Outcome(blamed, error=error, asked="compare")]
 
 
-def _check(first: str, second: str | None, with_all: bool, settings: Settings) -> None:
-    if second is None and not with_all:
+def _check(named: Sequence[str], with_all: bool, settings: Settings) -> None:
+    first = named[0]
+    if len(named) > 2:
+        found = listed(f"'{name}'" for name in named)
+        raise SpecError("two losses are compared", required="two SPECs", found=found)
+    if len(named) == 1 and not with_all:
         raise SpecError(
             f"'{first}' is compared with nothing",
             required="a second SPEC, or --with-all for the shipped losses",
             remedy=f"fibration compare {first} --with-all; or fibration compare {first} SPEC",
         )
-    if second is not None and with_all:
+    if len(named) == 2 and with_all:
         raise SpecError(
-            f"--with-all compares '{first}' with every shipped loss, and '{second}' is one SPEC",
+            f"--with-all compares '{first}' with every shipped loss, and '{named[1]}' is one SPEC",
             required="a second SPEC or --with-all",
             remedy="leave one of them out",
         )
@@ -93,6 +112,49 @@ def _with_all(h: Hierarchy, settings: Settings) -> Report:
     remedy = "a batch that tells them apart: fibration compare SPEC " + (found[0].name if found else "grpo")
     near = f"nearest: {told}" if found else "no shipped loss is near: each differs in more than three parts"
     return Comparisons(h, (Comparison("equivalent", subject, "undecided", "", STATEMENT, near, remedy),))
+
+
+def _with_numbers(
+    pair: tuple[Hierarchy, Hierarchy], from_configs: Sequence[bool], settings: Settings
+) -> tuple[Hierarchy, Hierarchy, Mapping[str, Any]]:
+    """The two losses, and numbers of their parameters: two configs have their own, one has its numbers for both."""
+    one, other = pair
+    parameters = dict(settings.parameters)
+    if all(from_configs):
+        named = {*parameters, *(value for value in parameters.values() if isinstance(value, str))}
+        one, other = (at_defaults(h, without=named) for h in pair)
+        other = other.replace(name=f"{other.name}_2") if one.name == other.name else other
+    else:
+        for h, is_config in zip(pair, from_configs, strict=True):
+            parameters = {**(_numbers(h, parameters) if is_config else {}), **parameters}
+    return one, other, parameters
+
+
+def _numbers(h: Hierarchy, given: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a config's parameters, without those that the user matches or fixes."""
+    matched = {*given, *(value for value in given.values() if isinstance(value, str))}
+    return {
+        name: p.default
+        for name, p in h.parameters.items()
+        if name not in matched and isinstance(p.default, float | int)
+    }
+
+
+def _of_advantages(
+    one: Hierarchy, other: Hierarchy, configs: Sequence[bool]
+) -> tuple[Hierarchy, Hierarchy, tuple[str, ...]]:
+    """Two hierarchies that both make advantages of rewards, or both do not, and a sentence if one was changed."""
+    pair = [one, other]
+    for k in (0, 1):
+        h, beside = pair[k], pair[1 - k]
+        if configs[k] and h.advantages is not None and beside.advantages is None:
+            pair[k] = h.replace(advantages=None, gives_up={})
+            return pair[0], pair[1], (FROM_ADVANTAGES.format(h.name, h.advantages, beside.name),)
+    return one, other, ()
+
+
+def _around(loss: TrainerLoss, trainer: str) -> list[str]:
+    return [f"{trainer}: {sentence}" for sentence in loss.around]
 
 
 def matches(given: Sequence[str], numbers: Callable[[Sequence[str]], dict[str, Any]]) -> dict[str, Any]:

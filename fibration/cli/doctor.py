@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata, util
@@ -59,7 +59,7 @@ class Finding:
     remedy: str = ""
 
 
-def doctor(console: Console, spec: str | None, as_json: bool) -> int:
+def doctor(console: Console, spec: Sequence[str] | None, as_json: bool) -> int:
     """Print the findings. Returns the exit code, 1 if something is broken."""
     hierarchy = reports.load_quietly(spec or TRIED)
     hierarchy.verify().raise_for_status()

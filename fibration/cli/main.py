@@ -19,6 +19,8 @@ from typer.core import TyperGroup
 
 from fibration.cli.arguments import OUTPUT, Parameters, ShowFormat, Spec, Timeout, VerifyFormat, parameters
 from fibration.cli.outcome import to_its_end
+from fibration.configs.files import is_config
+from fibration.configs.specs import as_spec, as_specs
 from fibration.errors import BackendError, FibrationError, LawError
 from fibration.files import check_writable, check_writable_file, write_file
 from fibration.language.loading import shipped, split
@@ -34,7 +36,7 @@ class Commands(TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except UsageError as error:
-            if args[0] in shipped() or Path(split(args[0])[0]).exists():
+            if args[0] in shipped() or is_config(args[0]) or Path(split(args[0])[0]).exists():
                 error.message += f" A command comes first, such as: fibration verify {args[0]}"
             raise
 
@@ -62,7 +64,8 @@ def fail(error: object, code: int) -> NoReturn:
 app = typer.Typer(
     cls=Commands,
     help="Check, compare, compile and measure losses for RL of language models.\n\n"
-    "SPEC is path.py, path.py:NAME, a JSON file, or the name of a shipped loss.",
+    "SPEC is path.py, path.py:NAME, a JSON file, or the name of a shipped loss. Or it is trl:FILE or verl:FILE, a "
+    "config of a trainer in YAML or JSON; words KEY=VALUE after it change its options.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -112,7 +115,8 @@ def init(
 @app.command()
 def doctor(
     spec: Annotated[
-        str | None, typer.Argument(metavar="SPEC", help="The loss on which backends are tried. Default: fiberpo.")
+        list[str] | None,
+        typer.Argument(metavar="[SPEC]", help="The loss on which backends are tried. Default: fiberpo."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
@@ -161,10 +165,12 @@ def verify(
 
 @app.command()
 def compare(
-    first: Spec,
-    second: Annotated[
-        str | None, typer.Argument(metavar="SPEC", help="The loss to compare it with.", show_default=False)
-    ] = None,
+    specs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SPEC SPEC", help="Two losses. KEY=VALUE may come after each config.", show_default=False
+        ),
+    ],
     when: Annotated[
         list[str] | None,
         typer.Option(metavar="CONDITION", help="Compare only on batches that meet this. May be repeated."),
@@ -196,7 +202,8 @@ def compare(
 ) -> None:
     """Decide whether two losses are the same, or which shipped loss one is (--with-all).
 
-    Two losses are the same if every token has the same coefficient on every batch of every size.
+    Two losses are the same if every token has the same coefficient on every batch of every size. The parameters of a
+    config have its numbers.
 
     Parameters are matched by name, then by role: the report lists each match of two names. --match says which belong
     together where that is not unique.
@@ -217,8 +224,9 @@ def compare(
     settings = Settings(
         when or (), matches(param or (), parameters), names(match or ()), at_defaults, ignore_advantages, timeout
     )
-    with working(f"comparing {first} with {second or 'all shipped losses'}"):
-        outcomes = compare_specs(first, second, with_all, settings)
+    named = " with ".join(spec.name for spec in as_specs(specs))
+    with working(f"comparing {named}{' with all shipped losses' if with_all else ''}"):
+        outcomes = compare_specs(specs, with_all, settings)
     raise typer.Exit(say(outcomes, format, output))
 
 
@@ -293,22 +301,27 @@ def show(
     command proves nothing.
     """
     from fibration.compiler.coupling import coupling_of
+    from fibration.printing import configs
     from fibration.printing.latex import latex
     from fibration.printing.python import python
-    from fibration.printing.reports import load_quietly
+    from fibration.printing.reports import loss_quietly
     from fibration.printing.text import mermaid, text
 
-    hierarchy = load_quietly(spec)
+    loss = loss_quietly(spec)
+    hierarchy = loss.hierarchy
     if format is ShowFormat.json:
         typer.echo(hierarchy.model_dump_json(indent=2))
-    elif format is ShowFormat.python:
-        typer.echo(python(hierarchy), nl=False)
     elif format is ShowFormat.schema:
         typer.echo(json.dumps(hierarchy.model_json_schema(), indent=2))
+    elif format is ShowFormat.python:
+        beside = configs.lines(configs.title(as_spec(spec).trainer), loss.around)
+        typer.echo("".join(f"# {line.strip()}\n" for line in beside) + python(hierarchy), nl=False)
     else:
         typer.echo({"text": text, "mermaid": mermaid, "latex": latex}[format](hierarchy))
         if format is ShowFormat.text:
             typer.echo(f"\nmicro-batches\n  {coupling_of(hierarchy)}")
+            for line in configs.lines(f"\n{configs.title(as_spec(spec).trainer)}", loss.around):
+                typer.echo(line)
 
 
 @app.command()

@@ -87,7 +87,7 @@ def run(
 
 def command(
     console: Console,
-    spec: str,
+    spec: str | Sequence[str],
     rollouts: Path | None,
     verify: Sequence[str],
     out: Path,
@@ -112,7 +112,8 @@ def command(
                 say.body(reports.refusals(o.report))
         if reports.exit_code(outcomes):
             return reports.exit_code(outcomes)
-    gated, differs = _gate(say, hierarchy, spec, rollouts, parameters, timeout, by)
+    named = spec if isinstance(spec, str) else " ".join(spec)
+    gated, differs = _gate(say, hierarchy, named, rollouts, parameters, timeout, by)
     if differs:
         return 1
     _draw(say, gated, out)

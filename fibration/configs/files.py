@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 from fibration.configs.options import TrainerLoss
 from fibration.errors import SpecError
 
-TRAINERS = ("trl", "verl")
+TRAINERS = {"trl": "TRL", "verl": "verl"}
 MAX_BYTES = 1_000_000
 
 
@@ -50,7 +50,7 @@ def read(path: Path, spec: str) -> dict[str, Any]:
             f"cannot read '{spec}'", required="a YAML or JSON file", found=str(error), remedy=remedy
         ) from error
     except yaml.YAMLError as error:
-        raise SpecError(f"cannot read '{spec}'", required="YAML or JSON", found=str(error)) from error
+        raise SpecError(f"cannot read '{spec}'", required="YAML or JSON", found=" ".join(str(error).split())) from error
     if not isinstance(found, Mapping):
         kind = "nothing" if found is None else f"a {type(found).__name__}"
         raise SpecError(f"cannot read '{spec}'", required="a mapping of options", found=kind)

@@ -16,6 +16,8 @@ class TrainerLoss:
 
     `around`: what the trainer does beside it that no hierarchy says, a sentence each, such as a normaliser per
     micro-batch or dropped groups.
+
+    The reasons of `hierarchy.gives_up` name the option that breaks the law, with its value.
     """
 
     hierarchy: Hierarchy
@@ -33,40 +35,70 @@ class Options:
         self, trainer: str, given: Mapping[str, Any], defaults: Mapping[str, Any], harmless: Iterable[str] = ()
     ) -> None:
         self.trainer, self.given, self.defaults = trainer, dict(given), defaults
+        self._read: set[str] = set()
         exact = {name for name in harmless if not name.endswith(".")}
         below = tuple(name for name in harmless if name.endswith("."))
         for name in self.given:
-            if name not in defaults and name not in exact and not name.startswith(below):
+            if not isinstance(name, str) or (name not in defaults and name not in exact and not name.startswith(below)):
                 raise SpecError(
                     f"{trainer}: the option '{name}' is not known",
                     required="an option that is read, or that does not touch the loss",
                     found=f"{name} = {shown(self.given[name])}",
-                    remedy=suggest(name, [*defaults, *exact]) or "leave it out if it does not touch the loss",
+                    remedy=suggest(str(name), [*defaults, *exact]) or "leave it out if it does not touch the loss",
                 )
 
     def __getitem__(self, name: str) -> Any:
+        self._read.add(name)
         return self.given.get(name, self.defaults[name])
 
     def is_given(self, name: str) -> bool:
         return name in self.given
 
-    def flag(self, name: str) -> bool:
-        return bool(self._of_kind(name, bool, "true or false"))
+    def unread(self) -> tuple[str, ...]:
+        """The options that are given with another value than the default, and were never asked for."""
+        return tuple(
+            name
+            for name, value in self.given.items()
+            if name in self.defaults and name not in self._read and value != self.defaults[name]
+        )
 
-    def number(self, name: str) -> float:
-        """A finite number. A text that writes one, as `1e-4` in YAML, counts."""
+    def said(self, name: str) -> str:
+        """`beta=0.04`, and where the config does not set it, `loss_type=dapo (the default)`."""
+        return f"{name}={self[name]}{'' if self.is_given(name) else ' (the default)'}"
+
+    def flag(self, name: str) -> bool:
+        """True or False. Their names as text count."""
+        value = self[name]
+        if isinstance(value, str) and value.casefold() in ("true", "false"):
+            return value.casefold() == "true"
+        if not isinstance(value, bool):
+            raise self.refusal(name, "true or false")
+        return value
+
+    def number(self, name: str, above: float | None = None) -> float:
+        """A finite number, above a bound if there is one. A text that writes one, as `1e-4` in YAML, counts."""
+        required = "a finite number" if above is None else f"a finite number above {above:g}"
         value = self[name]
         if isinstance(value, str):
             try:
                 value = float(value)
             except ValueError:
-                value = self[name]
+                raise self.refusal(name, required) from None
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
-            raise self.refusal(name, "a finite number")
+            raise self.refusal(name, required)
+        if above is not None and not value > above:
+            raise self.refusal(name, required)
         return float(value)
 
-    def number_or_none(self, name: str) -> float | None:
-        return None if self[name] is None else self.number(name)
+    def number_or_none(self, name: str, above: float | None = None) -> float | None:
+        return None if self[name] is None else self.number(name, above)
+
+    def whole(self, name: str, least: int = 1) -> int:
+        """A whole number, at least `least`."""
+        value = self.number(name)
+        if value != int(value) or value < least:
+            raise self.refusal(name, f"a whole number, at least {least}")
+        return int(value)
 
     def choice(self, name: str, values: Iterable[str]) -> str:
         """One of `values`. Raises SpecError for any other: it is not known what it would train."""
@@ -80,11 +112,6 @@ class Options:
         return SpecError(
             f"{self.trainer}: the option '{name}'", required=required, found=shown(self[name]), remedy=remedy
         )
-
-    def _of_kind(self, name: str, kind: type, required: str) -> Any:
-        if not isinstance(self[name], kind):
-            raise self.refusal(name, required)
-        return self[name]
 
 
 def flattened(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -11,8 +11,8 @@ from itertools import islice
 from fibration.errors import FibrationError
 from fibration.language.atoms import Attribute, Parameter, Total
 from fibration.language.expressions import Expression
-from fibration.language.hierarchy import Hierarchy
 from fibration.language.fixed import with_declared
+from fibration.language.hierarchy import Hierarchy
 from fibration.language.statistics import atoms_within
 from fibration.language.traversal import atoms
 

@@ -10,19 +10,24 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 from xml.etree import ElementTree as Xml
 
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fibration.configs.options import TrainerLoss
+from fibration.configs.specs import Spec, as_spec, as_specs
 from fibration.errors import FibrationError, NoHierarchy
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.loading import load, load_all, spec_files, split
+from fibration.language.loading import load_all, spec_files, split
 from fibration.language.report import BUDGET, Fact, Report, Verdict, named
 from fibration.laws.budget import Budget
+from fibration.printing import configs
 from fibration.printing.law_table import (
     KINDS,
     Overview,
@@ -50,11 +55,17 @@ class Outcome:
     report: Report | None = None
     error: FibrationError | None = None
     asked: Literal["verify", "compare"] = "verify"
+    around: tuple[str, ...] = ()  # what a trainer does around the loss of its config
+
+    @property
+    def trainer(self) -> str:
+        """The trainer whose config this is, or ''."""
+        return Spec(self.source).trainer
 
     @property
     def file(self) -> str:
         """The file that an annotation points at; '' if the source is no file, such as a shipped hierarchy's name."""
-        path = split(self.source)[0]
+        path = self.source.partition(":")[2] if self.trainer else split(self.source)[0]
         return path if Path(path).is_file() else ""
 
 
@@ -79,20 +90,31 @@ def check(
             outcomes.append(Outcome(source, error=None if if_any and isinstance(error, NoHierarchy) else error))
             return ()
 
-    for spec in specs:
-        for file in usable(spec, spec_files, spec):
-            for hierarchy in usable(file, _quietly, load_all, file):
-                step(hierarchy.name)
-                outcomes += [Outcome(file, report=r) for r in usable(file, lambda h: [h.verify(timeout)], hierarchy)]
+    for spec in as_specs(specs):
+        for file in [spec.name] if spec.trainer else usable(spec.name, spec_files, spec.name):
+            for loss in usable(file, _quietly, _losses, Spec(file, spec.overrides)):
+                step(loss.hierarchy.name)
+                for report in usable(file, lambda h: [h.verify(timeout)], loss.hierarchy):
+                    outcomes.append(Outcome(file, report=report, around=loss.around))
     return outcomes
 
 
-def load_quietly(spec: str) -> Hierarchy:
-    """Returns the hierarchy that a SPEC of the command line names."""
-    return _quietly(load, spec)
+def load_quietly(spec: str | Sequence[str] | Spec) -> Hierarchy:
+    """Returns the hierarchy that a SPEC of the command line names, in one word or in several."""
+    return loss_quietly(spec).hierarchy
 
 
-def _quietly(function: Callable[[str], T], spec: str) -> T:
+def loss_quietly(spec: str | Sequence[str] | Spec) -> TrainerLoss:
+    """Returns the loss that a SPEC of the command line names, with what a trainer does around it."""
+    return _quietly(Spec.load, spec if isinstance(spec, Spec) else as_spec(spec))
+
+
+def _losses(spec: Spec) -> list[TrainerLoss]:
+    """Returns every loss of one file, shipped name or config."""
+    return [spec.load()] if spec.trainer else [TrainerLoss(h) for h in load_all(spec.name)]
+
+
+def _quietly(function: Callable[[Spec], T], spec: Spec) -> T:
     """Runs `function` with stdout sent to stderr, so that a spec's own prints stay out of JSON and generated code."""
     with contextlib.redirect_stdout(sys.stderr):
         try:
@@ -219,13 +241,29 @@ def as_text(outcomes: Sequence[Outcome], full: bool = False) -> RenderableType:
     parts: list[RenderableType] = []
     reports = [o.report for o in outcomes if o.report]
     if full or any(o.asked == "compare" for o in outcomes):
-        for report in reports:
-            parts += [table(report), Text()]
+        for outcome in outcomes:
+            if outcome.report:
+                parts += [table(outcome.report), *map(_line, _beside(outcome)), Text()]
         if len(reports) > 1:
             parts += [Overview(reports), Text()]
     elif reports:
-        parts += [short(reports[0]) if len(reports) == 1 else compact(reports), Text()]
+        around = (configs.lines(configs.title(o.trainer), o.around) for o in outcomes)
+        parts += [short(reports[0]) if len(reports) == 1 else compact(reports)]
+        parts += [*map(_line, chain.from_iterable(around)), Text()]
     return Group(*parts, Text(summary(outcomes)))
+
+
+def _beside(outcome: Outcome) -> list[str]:
+    """Returns lines on trainers' configs: what is off in one, and what the trainer does around its loss."""
+    if outcome.asked == "compare":
+        return list(configs.lines(configs.BESIDE, outcome.around))
+    return list(
+        configs.lines(configs.title(outcome.trainer), outcome.around, outcome.report if outcome.trainer else None)
+    )
+
+
+def _line(line: str) -> RenderableType:
+    return Padding(line.strip(), (0, 0, 0, 2)) if line.startswith(" ") else Text(f"\n{line}", "bold")
 
 
 # ---------------------------------------------------------------- for programs
@@ -233,7 +271,10 @@ def as_text(outcomes: Sequence[Outcome], full: bool = False) -> RenderableType:
 
 def as_json(outcomes: Sequence[Outcome], full: bool = True) -> str:
     """Returns a list of `Report.to_dict()`. Unusable inputs appear only on stderr and in the exit code."""
-    return json.dumps([o.report.to_dict() for o in outcomes if o.report], indent=2, ensure_ascii=False)
+    found = [
+        {**o.report.to_dict(), **configs.as_dict(o.around, o.report, bool(o.trainer))} for o in outcomes if o.report
+    ]
+    return json.dumps(found, indent=2, ensure_ascii=False)
 
 
 def as_markdown(outcomes: Sequence[Outcome], full: bool = False) -> str:
@@ -242,9 +283,17 @@ def as_markdown(outcomes: Sequence[Outcome], full: bool = False) -> str:
     `full`: the table of laws.
     """
     if any(o.asked == "compare" for o in outcomes):
-        return "\n\n".join(compared(o.report) for o in outcomes if o.report)
-    reports = [o.report for o in outcomes if o.report]
-    return markdown(reports) if full else brief(reports)
+        found = [compared(o.report) for o in outcomes if o.report]
+    else:
+        reports = [o.report for o in outcomes if o.report]
+        found = [markdown(reports) if full else brief(reports)]
+    beside = (_beside(o) for o in outcomes)
+    found += [
+        "\n".join(f"- {x.strip()}" if x.startswith(" ") else f"\n**{x}**\n" for x in part).strip()
+        for part in beside
+        if part
+    ]
+    return "\n\n".join(found)
 
 
 # XML 1.0 forbids other control characters, and a reason to give up a law may be any text.
@@ -269,6 +318,8 @@ def as_junit(outcomes: Sequence[Outcome], full: bool = True) -> str:
             _child(case, "error", o.error.what, str(o.error), "unusable")
         for v in o.report.verdicts if o.report else ():
             _case(suite, o.report, v)  # type: ignore[arg-type]
+        if beside := "\n".join(_beside(o)):
+            _child(suite, "system-out", "", beside)
         for element in (suite, root):
             for name, tag in _COUNTED.items():
                 element.set(name, str(len(list(element.iter(tag)))))
@@ -302,7 +353,7 @@ def _xml(text: str) -> str:
 
 def as_github(outcomes: Sequence[Outcome], full: bool = False) -> str:
     """Returns an `::error` workflow command per cause of refusal and per unusable input, a `::warning` per fact that
-    warns, then a summary line.
+    warns, a `::notice` for what is off in a trainer's config, then a summary line.
     """
     lines = []
     for o in outcomes:
@@ -312,6 +363,8 @@ def as_github(outcomes: Sequence[Outcome], full: bool = False) -> str:
             name = o.report.hierarchy.name
             lines += [_annotation(o, f"{name}: {v.law}", str(o.report.error(v))) for v in o.report.causes]
             lines += [_annotation(o, f"{name}: {f.name}", _said(f), "warning") for f in _warned(o)]
+            off = configs.findings(o.report) if o.trainer and o.asked == "verify" else {}
+            lines += [_annotation(o, configs.OFF, reason, "notice") for reason in off]
     return "\n".join([*lines, _escape(summary(outcomes))])
 
 

@@ -64,7 +64,10 @@ class Penalties(Words):
             own = own.weigh(self.weight())
         for _ in range(self.random.choice([0, 1, 1])):
             own = own.keep(self.condition(), normaliser=self.random.choice(["all", "kept"]))
-        return Penalty(formula, objective=own.model_copy(update={"estimator": "ratio", "written": own.written.replace(".score()", "")}))
+        return Penalty(
+            formula,
+            objective=own.model_copy(update={"estimator": "ratio", "written": own.written.replace(".score()", "")}),
+        )
 
     def of_elements(self) -> Penalty:
         s = self.random.choice(self.over)

@@ -1,0 +1,58 @@
+"""What a SPEC of the command line may be: a file, a shipped name, or a trainer's config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fibration.configs.files import TRAINERS, is_config, load_config
+from fibration.configs.options import TrainerLoss
+from fibration.errors import SpecError
+from fibration.language.loading import load
+
+HELP = "path.py, path.py:NAME, a JSON file, a shipped loss; or trl:FILE or verl:FILE, a trainer's config, and KEY=VALUE"
+_OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_][\w.]*=")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A SPEC. `overrides`: the words `KEY=VALUE` after a trainer's config."""
+
+    name: str
+    overrides: tuple[str, ...] = ()
+
+    @property
+    def trainer(self) -> str:
+        """The name of the trainer whose config it is, or ""."""
+        return TRAINERS[self.name.partition(":")[0]] if is_config(self.name) else ""
+
+    def load(self) -> TrainerLoss:
+        """The loss, and what a trainer does around it. Raises SpecError."""
+        if self.trainer:
+            return load_config(self.name, self.overrides)
+        return TrainerLoss(load(self.name))
+
+
+def as_specs(words: Sequence[str]) -> list[Spec]:
+    """The SPECs in words of a command line: `KEY=VALUE` after a config belongs to the config."""
+    found: list[Spec] = []
+    for word in words:
+        if found and found[-1].trainer and _OVERRIDE.match(word):
+            found[-1] = Spec(found[-1].name, (*found[-1].overrides, word))
+        else:
+            found.append(Spec(word))
+    return found
+
+
+def as_spec(words: str | Sequence[str]) -> Spec:
+    """The one SPEC in words of a command line. Raises SpecError for several."""
+    found = as_specs([words] if isinstance(words, str) else words)
+    if len(found) != 1:
+        names = ", ".join(f"'{spec.name}'" for spec in found)
+        raise SpecError(
+            f"{len(found)} SPECs: {names}",
+            required="one SPEC; KEY=VALUE may come after trl:FILE or verl:FILE",
+            remedy="name one",
+        )
+    return found[0]

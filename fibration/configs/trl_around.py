@@ -1,0 +1,116 @@
+"""What TRL does around a loss that no hierarchy says, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fibration.configs.options import Options
+from fibration.configs.trl_loss import number_of_rewards, reward_weights
+from fibration.errors import listed
+
+COUNTS_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by a number of rows
+OF_GENERATIONS = ("dapo", "cispo", "vespo")  # losses that divide by the tokens of a generation
+
+
+def around(o: Options) -> tuple[str, ...]:
+    """One sentence for each thing. Call it last: the options that nobody has read by then have no effect."""
+    found = [*_steps(o), *_masked(o), *_rewards(o), *_terms(o), *_sampling(o)]
+    if unused := o.unread():
+        has = "have" if len(unused) > 1 else "has"
+        options = listed(o.said(name) for name in unused)
+        found.append(f"{options} {has} no effect with {o.said('loss_type')} and the other options")
+    return tuple(f"{sentence}." for sentence in found)
+
+
+def _steps(o: Options) -> Iterator[str]:
+    """Which rows share a step, and what a step is divided by."""
+    kind, in_step = o["loss_type"], o.whole("gradient_accumulation_steps")
+    rows, again = o.whole("per_device_train_batch_size"), o.whole("num_iterations")
+    if kind == "bnpo" and rows > 1:
+        yield (
+            f"loss_type=bnpo: every micro-batch of {rows} rows is divided by its own tokens, and a step is the mean of "
+            "its micro-batches: the hierarchy's batch is one micro-batch"
+        )
+    if o["generation_batch_size"] is not None and o["steps_per_generation"] is None:
+        yield (
+            f"{o.said('generation_batch_size')}: the number of processes decides how many optimizer steps one "
+            "generation has"
+        )
+        return
+    in_generation = in_step if o["steps_per_generation"] is None else o.whole("steps_per_generation")
+    if in_step % (in_generation * again) == 0:
+        yield (
+            f"All ratios are exactly 1, so that no clip ever acts: with {o.said('num_iterations')}, no optimizer step "
+            f"comes after another one on the same generation. num_iterations=2 or steps_per_generation={2 * in_step} "
+            "makes more steps"
+        )
+    if in_generation != in_step:
+        both = f"steps_per_generation={in_generation} and gradient_accumulation_steps={in_step}"
+        if kind in OF_GENERATIONS:
+            yield (
+                f"{both}: a step is divided by {in_step}/{in_generation} of its generation's tokens, not by its own "
+                "tokens as the hierarchy's batch is"
+            )
+        yield f"{both}: rewards are compared within whole generations, and a step has other rows than one generation"
+
+
+def _masked(o: Options) -> Iterator[str]:
+    if o.flag("mask_truncated_completions"):
+        yield (
+            "mask_truncated_completions=True: a completion that is cut has no token in the loss; TRL compares its "
+            "reward with those of its prompt group, and the hierarchy leaves rows without a token out"
+        )
+        if o["loss_type"] in COUNTS_ROWS or (o["loss_type"] == "bnpo" and o.whole("per_device_train_batch_size") == 1):
+            yield (
+                "mask_truncated_completions=True: TRL divides by all rows, the hierarchy by rows with a token: its "
+                "gradient is larger by their quotient"
+            )
+    if o.number("top_entropy_quantile") < 1:
+        yield (
+            f"{o.said('top_entropy_quantile')}: TRL takes the quantile of one micro-batch of all processes, and the "
+            "hierarchy that of its batch. The attribute `entropy` of a token is the entropy of the whole vocabulary's "
+            "distribution, in nats"
+        )
+
+
+def _rewards(o: Options) -> Iterator[str]:
+    number, weights = number_of_rewards(o), reward_weights(o)
+    weighed = f", weighed by reward_weights={list(weights)}" if weights is not None else ""
+    if o["multi_objective_aggregation"] == "normalize_then_sum":
+        if number != 1:
+            yield (
+                "multi_objective_aggregation=normalize_then_sum: `reward` is the sum of the reward functions' values"
+                f"{weighed}, each minus its mean in the prompt group and divided by its deviation there plus 0.0001"
+            )
+    elif number != 1 or weighed:
+        yield f"`reward` is the sum of the reward functions' values{weighed}"
+
+
+def _terms(o: Options) -> Iterator[str]:
+    """Further terms of the loss."""
+    adapts, coef = o.flag("use_adaptive_entropy"), o.number("entropy_coef")
+    if adapts or coef:
+        subset = " that top_entropy_quantile keeps" if o.number("top_entropy_quantile") < 1 else ""
+        changes = f"; {o.said('use_adaptive_entropy')} changes the factor every step" if adapts else ""
+        yield (
+            f"{o.said('entropy_coef')}: minus {coef:g} times the mean over the tokens of each micro-batch{subset} of "
+            f"the entropy of the whole vocabulary's distribution{changes}"
+        )
+    if (router := o.number_or_none("router_aux_loss_coef")) is not None and router:
+        yield f"{o.said('router_aux_loss_coef')}: plus that times the load balancing loss of a mixture of experts"
+    if o.number("beta") and o.flag("sync_ref_model"):
+        steps, share = o.whole("ref_model_sync_steps"), o.number("ref_model_mixup_alpha")
+        yield (
+            f"{o.said('sync_ref_model')}: every {steps} steps the reference model moves to the policy by {share:g} of "
+            "the way"
+        )
+
+
+def _sampling(o: Options) -> Iterator[str]:
+    heat = o.number("temperature")
+    if heat != 1:
+        yield f"{o.said('temperature')}: all log-probs are those of logits divided by {heat:g}"
+    plain = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
+    cuts = [o.said(name) for name, value in plain.items() if o[name] != value and not (name == "min_p" and not o[name])]
+    if cuts:
+        yield f"Completions are sampled with {listed(cuts)}, and log-probs are those of the whole distribution"

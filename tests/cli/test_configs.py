@@ -1,0 +1,150 @@
+"""A trainer's config in the place of a SPEC: every command, every format, and what they say beside the loss."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree as Xml
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from fibration import Hierarchy, load
+from fibration.cli.main import app
+from fibration.configs.trl import hierarchy_of
+
+CONFIG = """
+learning_rate: 1e-6
+loss_type: grpo
+num_iterations: 2
+beta: 0.04
+use_bias_correction_kl: false
+"""
+K3 = "use_bias_correction_kl=False: k3 in the loss: its gradient is that of the other divergence"
+AROUND = "`reward` is the sum of the reward functions' values."
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    (tmp_path / "grpo.yaml").write_text(CONFIG)
+    return f"trl:{tmp_path / 'grpo.yaml'}"
+
+
+def invoke(*arguments: object) -> tuple[int, str]:
+    """Exit code, and stdout with stderr."""
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result.exit_code, result.output
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_show_prints_the_loss_and_what_surrounds_it(config):
+    code, output = invoke("show", config, "epsilon=0.3")
+    assert code == 0
+    assert "name='trl_grpo'" in output and "Parameter('epsilon_low', default=0.3" in output
+    assert output.endswith(f"what TRL does around this loss\n  {AROUND}\n")
+
+
+def test_show_in_json_can_be_read_back(config):
+    code, output = invoke("show", config, "-f", "json")
+    assert code == 0 and Hierarchy.model_validate_json(output).name == "trl_grpo"
+
+
+def test_verify_says_what_is_off_in_the_trainers_words(config):
+    code, output = invoke("verify", config)
+    assert code == 0
+    _, _, beside = output.partition("what is off in this config")
+    assert K3 in flat(beside) and AROUND in flat(beside)
+
+
+def test_what_is_worst_comes_first(config):
+    code, output = invoke("verify", config, "loss_type=cispo")
+    _, _, beside = output.partition("what is off in this config")
+    assert code == 0 and flat(beside).startswith("epsilon=0.2 (the default) in the place of epsilon_high")
+
+
+def test_words_with_an_equals_sign_belong_to_the_config_before_them(config):
+    code, output = invoke("verify", "dapo", config, "beta=0", config, "loss_type=sapo", "gspo", "-f", "json")
+    found = json.loads(output)
+    assert code == 0
+    assert [report["hierarchy"] for report in found] == ["dapo", "trl_grpo", "trl_sapo", "gspo"]
+    assert ["off" in report for report in found] == [False, True, True, False]
+    assert not any("k3" in each["reason"] for each in found[1]["off"]) and found[1]["around"][0] == AROUND
+    assert any("k3" in each["reason"] for each in found[2]["off"])
+
+
+def test_every_format_is_valid_and_says_what_is_off(config):
+    _, junit = invoke("verify", config, "-f", "junit")
+    (said,) = [each.text for each in Xml.fromstring(junit).findall("testsuite/system-out")]
+    assert K3 in said and AROUND in said
+    _, markdown = invoke("verify", config, "-f", "markdown")
+    assert f"- {AROUND}" in markdown and K3 in markdown
+    _, github = invoke("verify", config, "-f", "github")
+    lines = [line for line in github.splitlines() if K3 in line]
+    assert len(lines) == 1 and lines[0].startswith(f"::notice file={config.removeprefix('trl:')},title=what is off")
+
+
+def test_a_config_is_compared_at_its_numbers(config):
+    code, output = invoke("compare", config, "beta=0", "grpo")
+    assert code == 0
+    assert "with epsilon_high = 0.2, epsilon_low = 0.2" in flat(output)
+    assert "makes them of rewards" in flat(output) and f"TRL: {AROUND}" in flat(output)
+
+
+def test_two_configs_with_other_numbers_are_other_losses(config):
+    assert invoke("compare", config, config)[0] == 0
+    code, output = invoke("compare", config, config, "epsilon_high=0.28")
+    assert code == 1 and "'trl_grpo' is not the same loss as 'trl_grpo_2'" in flat(output)
+
+
+def test_a_parameter_of_a_config_may_be_matched_by_hand(config):
+    code, output = invoke("compare", config, "beta=0", "delta=3", "loss_type=dapo", "ppo", "--param", "ceiling=3")
+    assert code == 0, output
+
+
+def test_two_losses_are_compared_not_one_and_not_three(config):
+    for words in ([config, "beta=0"], ["dapo", "gspo", config]):
+        code, output = invoke("compare", *words)
+        assert code == 2 and "two SPECs" in output
+
+
+def test_commands_of_one_loss_take_a_config(config, tmp_path):
+    code, output = invoke("compile", config, "beta=0", "-b", "torch")
+    assert code == 0 and "trl_grpo" in output
+    code, output = invoke("plot", config, "beta=0", "--figure", "gates", "-o", tmp_path / "out")
+    assert code == 0 and "trl_grpo" in output
+    code, output = invoke("show", config, "dapo")
+    assert code == 2 and "one SPEC" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["bta=0"], "did you mean 'beta'?"),
+        (["loss_type=ppo"], "the option 'loss_type'"),
+        (["beta=[0"], "cannot read 'beta=[0'"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_unusable(config, words, found):
+    for command in ("show", "verify"):
+        code, output = invoke(command, config, *words)
+        assert code == 2 and found in output and "Traceback" not in output
+
+
+def test_a_config_as_a_command_is_an_error_that_names_the_command(config):
+    code, output = invoke(config)
+    assert code == 2 and f"fibration verify {config}" in flat(output)
+
+
+def test_a_file_that_is_missing_is_unusable_and_stops_no_other():
+    code, output = invoke("verify", "trl:none.yaml", "dapo")
+    assert code == 2 and "cannot read 'trl:none.yaml'" in output and "dapo  verified" in output
+
+
+def test_show_in_python_is_a_file_that_declares_the_loss(config, tmp_path):
+    code, output = invoke("show", config, "-f", "python")
+    assert code == 0 and output.startswith(f"# what TRL does around this loss\n# {AROUND}\nfrom fibration import")
+    (tmp_path / "mine.py").write_text(output)
+    assert load(tmp_path / "mine.py") == hierarchy_of(yaml.safe_load(CONFIG)).hierarchy

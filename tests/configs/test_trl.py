@@ -1,0 +1,257 @@
+"""The loss of a config of TRL. TRL's own loss is beside it in tests/trainers/trl/test_config.py."""
+
+import dataclasses
+import sys
+
+import pytest
+from oracles.trl_configs import EVERY, pairs, with_loss
+
+from fibration import equivalent, load
+from fibration.configs.trl import hierarchy_of
+from fibration.configs.trl_options import DEFAULTS, HARMLESS
+from fibration.errors import SpecError
+from fibration.printing.configs import findings
+
+
+def of(**options):
+    return hierarchy_of(options)
+
+
+def without_rewards(loss):
+    return loss.hierarchy.replace(advantages=None, groups=(), gives_up={})
+
+
+# A config, the shipped loss that it is, and parameters that have another name there.
+NONE = dict(scale_rewards=False)
+SAME = [
+    (dict(loss_type="grpo"), "grpo", {}),
+    (dict(), "dapo", {}),
+    (dict(loss_type="bnpo"), "dapo", {}),
+    (dict(loss_type="bnpo", per_device_train_batch_size=1), "grpo", {}),
+    (dict(delta=2.0), "ppo", {}),
+    (dict(loss_type="dr_grpo"), "dr_grpo", {}),
+    (dict(loss_type="cispo", epsilon_high=5), "cispo_absolute", {}),
+    (dict(loss_type="sapo"), "sapo", {}),
+    (dict(loss_type="grpo", importance_sampling_level="sequence"), "gspo", {}),
+    (dict(loss_type="luspo", importance_sampling_level="sequence"), "luspo", {}),
+    (dict(loss_type="grpo", off_policy_mask_threshold=0.1), "opsm", {"delta": "threshold"}),
+    (dict(use_vllm=True), "mis", {"ceiling": "most"}),
+    (dict(use_vllm=True, vllm_importance_sampling_mode="token_truncate"), "tis", {"ceiling": "most"}),
+    (dict(use_vllm=True, vllm_importance_sampling_mode="sequence_truncate"), "sequence_tis", {"ceiling": "most"}),
+    (
+        dict(use_vllm=True, vllm_importance_sampling_mode="token_mask", vllm_importance_sampling_clip_min=0.5),
+        "icepop",
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "name", "named"), SAME, ids=[f"{s[1]}: {s[0]}" for s in SAME])
+def test_a_config_is_the_shipped_loss_that_its_page_names(options, name, named):
+    report = equivalent(without_rewards(of(**options)), load(name), parameters=named)
+    assert report.verdicts[0].status == "proved", str(report)
+
+
+FROM_REWARDS = [
+    (dict(loss_type="grpo", beta=0.04, use_bias_correction_kl=False), "grpo_k3"),
+    (dict(loss_type="dr_grpo", scale_rewards=False), "dr_grpo_rewards"),
+]
+
+
+@pytest.mark.parametrize(("options", "name"), FROM_REWARDS, ids=[s[1] for s in FROM_REWARDS])
+def test_a_config_is_the_shipped_loss_from_rewards_on(options, name):
+    report = equivalent(of(**options).hierarchy, load(name))
+    assert report.verdicts[0].status == "proved", str(report)
+
+
+def test_the_unbiased_divergence_is_that_of_grpo_rk3():
+    one = without_rewards(of(loss_type="grpo", beta=0.04))
+    assert equivalent(one, load("grpo_rk3").replace(advantages=None, groups=(), gives_up={})).ok
+
+
+def test_trls_deviation_has_another_epsilon_than_grpo_rewards():
+    assert not equivalent(of(loss_type="grpo").hierarchy, load("grpo_rewards")).ok
+
+
+NUMBERS = [
+    (dict(epsilon=0.1), {"epsilon_low": 0.1, "epsilon_high": 0.1}),
+    (dict(epsilon=0.1, epsilon_high=0.3), {"epsilon_low": 0.1, "epsilon_high": 0.3}),
+    (dict(delta=2), {"ceiling": 2}),
+    (dict(loss_type="dr_grpo", max_completion_length=64), {"length": 64}),
+    (dict(loss_type="sapo", sapo_temperature_pos=2, sapo_temperature_neg=3), {"tau_pos": 2, "tau_neg": 3}),
+    (
+        dict(loss_type="vespo", vespo_k_pos=1, vespo_k_neg=4, vespo_lambda_pos=5, vespo_lambda_neg=6),
+        {"k_pos": 1, "k_neg": 4, "lambda_pos": 5, "lambda_neg": 6},
+    ),
+    (dict(beta="1e-3"), {"beta": 1e-3}),
+    (dict(off_policy_mask_threshold=0.5), {"threshold": 0.5}),
+    (dict(use_vllm=True), {"most": 3}),
+    (dict(use_vllm=True, vllm_importance_sampling_cap=2), {"most": 2}),
+]
+
+
+@pytest.mark.parametrize(("options", "numbers"), NUMBERS, ids=[str(n[0]) for n in NUMBERS])
+def test_the_numbers_of_a_config_are_defaults_of_parameters(options, numbers):
+    found = of(**options).hierarchy.parameters
+    assert {name: found[name].default for name in numbers} == numbers
+
+
+# ---------------------------------------------------------------- laws
+
+LAWFUL = {**{name: with_loss(name, options) for name, options in EVERY.items()}, **pairs(12)}
+CAN_BE_READ = {name: o for name, o in LAWFUL.items() if name != "loss: loss_type=cispo"}
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("options", LAWFUL.values(), ids=LAWFUL)
+def test_the_laws_that_a_config_breaks_are_given_up_and_no_others(options):
+    report = hierarchy_of(options).hierarchy.verify()
+    assert report.ok, str(report)
+
+
+SAID = [
+    (
+        dict(loss_type="grpo", beta=0.04, use_bias_correction_kl=False),
+        "kl_gradient",
+        "use_bias_correction_kl=False: k3",
+    ),
+    (
+        dict(loss_type="cispo"),
+        "gradient",
+        "epsilon=0.2 (the default) in the place of epsilon_high: loss_type=cispo reads it",
+    ),
+    (dict(loss_type="grpo", importance_sampling_level="sequence"), "first_order", "importance_sampling_level=sequence"),
+    (dict(top_entropy_quantile=0.2), "mask_open", "top_entropy_quantile=0.2"),
+    (dict(use_vllm=True), "causal", "vllm_importance_sampling_mode=sequence_mask (the default)"),
+    (dict(), "baseline", "scale_rewards=group (the default)"),
+]
+
+
+@pytest.mark.parametrize(("options", "law", "words"), SAID, ids=[s[1] for s in SAID])
+def test_a_broken_law_is_said_with_the_option_that_breaks_it(options, law, words):
+    found = {
+        law for reason, laws in findings(of(**options).hierarchy.verify()).items() if words in reason for law in laws
+    }
+    assert law in found
+
+
+# ---------------------------------------------------------------- what surrounds the loss
+
+AROUND = [
+    (dict(), "All ratios are exactly 1"),
+    (dict(num_iterations=2), None),
+    (dict(gradient_accumulation_steps=2, steps_per_generation=4), "2/4 of its generation's tokens"),
+    (
+        dict(loss_type="grpo", gradient_accumulation_steps=2, steps_per_generation=4),
+        "rewards are compared within whole",
+    ),
+    (dict(generation_batch_size=64), "the number of processes decides"),
+    (dict(loss_type="bnpo"), "divided by its own tokens"),
+    (dict(loss_type="grpo", mask_truncated_completions=True), "TRL divides by all rows"),
+    (dict(mask_truncated_completions=True), "has no token in the loss"),
+    (dict(entropy_coef=0.01), "minus 0.01 times the mean"),
+    (dict(use_adaptive_entropy=True), "use_adaptive_entropy=True changes the factor"),
+    (dict(router_aux_loss_coef=0.1), "load balancing"),
+    (dict(beta=0.1, sync_ref_model=True), "every 512 steps the reference model moves"),
+    (dict(temperature=0.7), "logits divided by 0.7"),
+    (dict(top_p=0.9, top_k=5), "top_p=0.9 and top_k=5"),
+    (dict(min_p=0.1), "min_p=0.1"),
+    (dict(repetition_penalty=1.1), "repetition_penalty=1.1"),
+    (dict(reward_weights=[1, 2]), "weighed by reward_weights=[1.0, 2.0]"),
+    (dict(multi_objective_aggregation="normalize_then_sum"), "each minus its mean"),
+    (dict(top_entropy_quantile=0.2), "the quantile of one micro-batch"),
+    (dict(loss_type="vespo", epsilon=0.3, delta=2), "epsilon=0.3 and delta=2 have no effect"),
+    (dict(vllm_importance_sampling_mode="token_mask"), "vllm_importance_sampling_mode=token_mask has no effect"),
+    (
+        dict(multi_objective_aggregation="normalize_then_sum", scale_rewards="batch"),
+        "scale_rewards=batch has no effect",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), AROUND, ids=[str(a[0]) for a in AROUND])
+def test_what_no_hierarchy_says_is_said_in_a_sentence(options, words):
+    found = of(**options).around
+    assert all(sentence.endswith(".") for sentence in found)
+    if words is None:
+        assert not any("All ratios" in sentence for sentence in found)
+    else:
+        assert any(words in sentence for sentence in found), found
+
+
+def test_nothing_else_surrounds_a_plain_config():
+    plain = of(loss_type="grpo", num_iterations=2, reward_funcs=["accuracy_reward"])
+    assert plain.around == ()
+
+
+# ---------------------------------------------------------------- refusals
+
+WRONG = [
+    dict(loss_type="grpo_"), dict(loss_type=None), dict(importance_sampling_level="turn"), dict(epsilon=0),
+    dict(epsilon="a"), dict(epsilon_high=-0.1), dict(delta=1), dict(delta=0.5), dict(loss_type="sapo", sapo_temperature_pos=0),
+    dict(beta=-0.1), dict(beta=None), dict(scale_rewards="std"), dict(scale_rewards=2), dict(multi_objective_aggregation="sum"),
+    dict(reward_weights=[]), dict(reward_weights=["a"]), dict(reward_weights=3), dict(reward_weights=[float("nan")]),
+    dict(num_generations=1), dict(off_policy_mask_threshold=0), dict(off_policy_mask_threshold=-1), dict(top_entropy_quantile=1.5),
+    dict(use_vllm="perhaps"), dict(use_vllm=True, vllm_importance_sampling_mode="row_mask"),
+    dict(use_vllm=True, vllm_importance_sampling_clip_max=0.5), dict(use_vllm=True, vllm_importance_sampling_clip_min=1.5),
+    dict(use_vllm=True, vllm_importance_sampling_clip_max=1, vllm_importance_sampling_clip_min=1),
+    dict(use_vllm=True, vllm_importance_sampling_mode="token_truncate", vllm_importance_sampling_clip_max=None),
+    dict(use_vllm=True, loss_type="vespo", vllm_importance_sampling_mode="sequence_mask"), dict(loss_type="dr_grpo", max_completion_length=None),
+    dict(generation_batch_size=8, steps_per_generation=2), dict(steps_per_generation=0), dict(gradient_accumulation_steps=1.5),
+    dict(num_iterations=0), dict(entropy_coef="much"), dict(mask_truncated_completions=2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", WRONG, ids=map(str, WRONG))
+def test_a_value_that_cannot_be_read_is_an_error_that_names_its_option(options):
+    with pytest.raises(SpecError, match="TRL: the option '") as error:
+        of(**options)
+    assert any(f"'{name}'" in error.value.what for name in options)
+
+
+@pytest.mark.parametrize("name", ["use_liger_loss", "kl_coef", "epsilon_hi", "max_prompt_len"])
+def test_an_unknown_option_is_an_error(name):
+    with pytest.raises(SpecError, match=f"'{name}' is not known"):
+        of(**{name: 1})
+
+
+@pytest.mark.parametrize(
+    "name", ["learning_rate", "model_name_or_path", "lora_r", "dataset_name", "max_prompt_length", "env"]
+)
+def test_an_option_that_does_not_touch_the_loss_changes_nothing(name):
+    assert of(**{name: 1}) == of()
+
+
+def test_no_option_is_both_read_and_ignored():
+    assert not HARMLESS & DEFAULTS.keys()
+
+
+# ---------------------------------------------------------------- objects
+
+GRPOConfig = dataclasses.make_dataclass(
+    "GRPOConfig", [(name, object, dataclasses.field(default=value)) for name, value in DEFAULTS.items()]
+)
+
+
+def test_a_config_object_is_read_by_attribute():
+    made = GRPOConfig(loss_type="grpo", epsilon=0.1, steps_per_generation=1, generation_batch_size=8)
+    assert hierarchy_of(made) == of(loss_type="grpo", epsilon=0.1, steps_per_generation=1)
+
+
+def test_a_field_of_a_subclass_is_an_error_where_it_is_set():
+    mine = dataclasses.make_dataclass(
+        "Mine", [("my_bound", float, dataclasses.field(default=0.0))], bases=(GRPOConfig,)
+    )
+    assert hierarchy_of(mine()) == of()
+    with pytest.raises(SpecError, match="'my_bound' is not known"):
+        hierarchy_of(mine(my_bound=1.0))
+
+
+@pytest.mark.parametrize("config", [None, "grpo.yaml", 3, object(), GRPOConfig])
+def test_what_is_no_config_is_an_error(config):
+    with pytest.raises(SpecError, match=r"is no config of TRL's GRPOTrainer"):
+        hierarchy_of(config)
+
+
+def test_trl_is_not_imported():
+    assert "trl" not in sys.modules
