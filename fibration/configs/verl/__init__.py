@@ -37,6 +37,11 @@ WRONG_KL = {
     "k3": "its gradient is that of the other divergence, KL(reference‖current)",
 }
 
+LEFT_OF_KL = {  # the rest of the law is not decided for these
+    "abs": "its gradient is beta above the reference and -beta below it",
+    "k3": f"verl cuts it at {K3_MOST:g}, where its gradient ends",
+}
+
 
 def hierarchy_of(config: Any) -> TrainerLoss:
     """The loss that verl 0.9.1 trains with a config, with the config's numbers as its parameters' defaults.
@@ -241,8 +246,8 @@ def _kl_loss(d: Draft, mean: str, aggregation: str) -> None:
     d.penalties["kl"] = term if mean == aggregation else Penalty(term, objective=_reduction(d, aggregation))  # type: ignore[assignment]
     if kind in WRONG_KL:
         d.gives_up["kl_gradient of kl"] = f"kl_loss_type={d.options[name]} ({kind}) in the loss: {WRONG_KL[kind]}"
-    elif d.mask is not None:
-        d.gives_up["kl_gradient of kl"] = "rollout_rs drops tokens of the KL loss, by what was sampled"
+    if kind in LEFT_OF_KL:
+        d.gives_up["kl_gradient of what is left of kl"] = f"kl_loss_type={d.options[name]} ({kind}): {LEFT_OF_KL[kind]}"
     if kind == "abs":
         d.say("Where a log-prob equals the reference's exactly, the slope of kl_loss_type=abs is 0 in verl.")
 

@@ -22,6 +22,7 @@ WHITENING = 1e-8  # beside variances of tokens
 K3_MOST = 10.0  # verl cuts k3 there, in losses and in rewards
 KINDS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 KL_NAMES = (*KINDS, *(f"{name}+" for name in KINDS))
+REST = "baseline of what is left of advantages"  # not decided for formulas that are divided twice
 DEVIATES = "groups whose rewards differ less count for more"
 
 
@@ -184,6 +185,8 @@ def _alpha(score: Expression) -> Expression:
 
 def _gdpo(d: Draft, r: Rewards) -> Expression:
     scale = _gdpo_weight(d, r)
+    if d.options.flag(f"{ALGORITHM}norm_adv_by_std_in_grpo"):
+        d.gives_up[REST] = "gdpo: divided by a deviation of the group, then of all tokens"
     return _whitened(d, scale * _normed(d, reward) if scale != 1 else _normed(d, reward))
 
 
@@ -219,7 +222,10 @@ def _reinforce_pp(d: Draft, r: Rewards) -> Expression:
     if gamma == 1:
         return _whitened(d, r.to_go)
     d.say(PER_TOKEN)
-    return _whitened(d, r.of_token + (0 if gamma == 0 else after(r.of_token, over=trajectory, discount=gamma)))
+    if gamma == 0:
+        return _whitened(d, r.of_token)
+    d.gives_up[REST] = "reinforce_plus_plus: discounted sums, divided by their deviation"
+    return _whitened(d, r.of_token + after(r.of_token, over=trajectory, discount=gamma))
 
 
 def _gae(d: Draft, r: Rewards) -> Expression:
@@ -237,6 +243,7 @@ def _gae(d: Draft, r: Rewards) -> Expression:
     apart = r.of_token - value
     if gamma == 0:
         return _whitened(d, apart)
+    d.gives_up[REST] = "gae: sums of rewards and values, divided by their deviation"
     # What a value is worth at later tokens telescopes, as in the shipped loss ppo_gae.
     later = r.of_token if lam == 1 else r.of_token + (1 - lam) / lam * value
     return _whitened(d, apart + after(later, over=trajectory, discount=gamma * lam))

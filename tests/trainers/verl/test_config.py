@@ -64,6 +64,7 @@ def composed(config):
 def batch(seed, config):
     """Rows off policy. Rewards are per answer, for `gae` per token."""
     b = rows("grpo_k3", seed)
+    b = replace(b, reference=b.reference - 0.01)  # nowhere equal to the policy: `abs` has no slope there
     draw = torch.Generator().manual_seed(seed)
     if config[f"{ALGORITHM}adv_estimator"] == "gae" or config.get(f"{ALGORITHM}gamma", 1) != 1:
         return replace(b, rewards=torch.randn(b.mask.shape, generator=draw, dtype=torch.float64))
@@ -91,9 +92,9 @@ def theirs(config, b, monkeypatch):
         "rollout_log_probs": b.rollout,
         "ref_log_prob": b.reference,
         "values": b.values,
-        "reward_baselines": b.greedy,
+        **({"reward_baselines": b.greedy} if algorithm.adv_estimator == "remax" else {}),
         "prompts": torch.zeros(len(mask), 2),
-        "attention_mask": torch.cat([torch.ones(len(mask), 2), mask], 1),
+        "attention_mask": torch.cat([torch.ones(len(mask), 2), mask], 1).long(),
     }
     labels = {"uid": np.array([str(g) for g in b.prompt_group], dtype=object), "acc": b.rewards[:, 0].numpy()}
     data = DataProto.from_dict(tensors=tensors, non_tensors={k: v.astype(object) for k, v in labels.items()})
