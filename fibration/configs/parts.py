@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fibration.language.atoms import Parameter, strata
+from fibration.language.atoms import Parameter, count, strata
 from fibration.language.expressions import Expression
 from fibration.language.operators import absolute, exp, maximum, minimum, sqrt, stop, where
 from fibration.language.statistics import deviation, mean, total
@@ -49,8 +49,10 @@ def whitened(formula: Expression, epsilon: float, kept: Expression | None = None
 
     `kept`: both are of the tokens that meet this condition.
     """
-    apart = formula - mean_of(formula, batch, kept)
+    middle = mean_of(formula, batch, kept)
     if kept is None:
-        return apart / sqrt(deviation(formula, over=batch) ** 2 + epsilon)
-    others = maximum(total(where(kept, 1, 0), over=batch) - 1, 1)
-    return apart / sqrt(total(where(kept, apart**2, 0), over=batch) / others + epsilon)
+        return (formula - middle) / sqrt(deviation(formula, over=batch) ** 2 + epsilon)
+    # Dropped tokens count with the mean of the others, so that they add nothing to the sum of squares.
+    variance = deviation(where(kept, formula, middle), over=batch) ** 2
+    scale = (count(token, over=batch) - 1) / maximum(counted(kept, batch) - 1, 1)
+    return (formula - middle) / sqrt(variance * scale + epsilon)

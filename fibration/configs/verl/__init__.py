@@ -246,7 +246,12 @@ def _kl_loss(d: Draft, mean: str, aggregation: str) -> None:
     d.penalties["kl"] = term if mean == aggregation else Penalty(term, objective=_reduction(d, aggregation))  # type: ignore[assignment]
     if kind in WRONG_KL:
         d.gives_up["kl_gradient of kl"] = f"kl_loss_type={d.options[name]} ({kind}) in the loss: {WRONG_KL[kind]}"
-    if kind in LEFT_OF_KL:
+    elif d.by_token and aggregation == ROW_MEAN:
+        why = "rollout_rs: a row is divided by the tokens that are left in it"
+        d.gives_up |= {"kl_gradient of kl": why, "kl_gradient of what is left of kl": why}
+    if kind == "k1" and d.mask is not None:
+        d.gives_up["kl_gradient of what is left of kl"] = "rollout_rs drops tokens of the KL loss, by what was sampled"
+    elif kind in LEFT_OF_KL:
         d.gives_up["kl_gradient of what is left of kl"] = f"kl_loss_type={d.options[name]} ({kind}): {LEFT_OF_KL[kind]}"
     if kind == "abs":
         d.say("Where a log-prob equals the reference's exactly, the slope of kl_loss_type=abs is 0 in verl.")

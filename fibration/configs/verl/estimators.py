@@ -209,6 +209,8 @@ def _gdpo_weight(d: Draft, r: Rewards) -> float:
 
 
 def _reinforce_pp_baseline(d: Draft, r: Rewards) -> Expression:
+    if d.mask is not None:
+        d.gives_up["baseline of what is left of hierarchy"] = "rollout_rs: divided by a deviation of the tokens that are left"
     return _whitened(d, centred(r.of_row, over=prompt_group))
 
 
