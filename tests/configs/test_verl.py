@@ -170,7 +170,12 @@ def test_the_numbers_of_the_config_are_the_defaults():
 def test_nested_dotted_and_composed_configs_are_the_same():
     nested = {"algorithm": {"adv_estimator": "grpo"}, "actor_rollout_ref": {"rollout": {"n": 8}}}
     mixed = {"algorithm.adv_estimator": "grpo", "actor_rollout_ref": {"rollout.n": 8}}
-    whole = {**{k: v for k, v in DEFAULTS.items() if v is not None}, **GROUPS, "data.train_files": "x", "trainer.nnodes": 2}
+    whole = {
+        **{k: v for k, v in DEFAULTS.items() if v is not None},
+        **GROUPS,
+        "data.train_files": "x",
+        "trainer.nnodes": 2,
+    }
     for config in (nested, mixed, whole):
         assert hierarchy_of(config) == read(GROUPS)
 
@@ -194,7 +199,9 @@ def test_an_interpolation_in_an_option_that_counts_is_refused():
 
 
 def test_verl_need_not_be_installed():
-    code = "from fibration.trainers.verl import hierarchy_of; hierarchy_of({}); import sys; print('verl' in sys.modules)"
+    code = (
+        "from fibration.trainers.verl import hierarchy_of; hierarchy_of({}); import sys; print('verl' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
@@ -216,7 +223,9 @@ def test_an_unknown_option_is_refused_with_the_likely_one(name, likely):
     assert f"'{name}'" in text and f"'{likely}'" in text
 
 
-@pytest.mark.parametrize("name", ["data.x", "trainer.x.y", "critic.optim.lr", f"{ROLLOUT}temperature", f"{ACTOR}optim.lr"])
+@pytest.mark.parametrize(
+    "name", ["data.x", "trainer.x.y", "critic.optim.lr", f"{ROLLOUT}temperature", f"{ACTOR}optim.lr"]
+)
 def test_options_that_do_not_touch_the_loss_are_not_read(name):
     assert read(GROUPS, {name: object()}) == read(GROUPS)
 
@@ -329,7 +338,9 @@ def test_a_config_is_not_equivalent_to_another_shipped_loss():
 
 LAWS = {
     **{f"loss_mode={m}": {MODE: m, **NEEDS.get(m, {})} for m in LOSSES},
-    **{f"kl_loss_type={k}": {**KL, f"{ACTOR}kl_loss_type": k} for k in ("kl", "abs", "mse", "low_var_kl", "kl+", "k3+")},
+    **{
+        f"kl_loss_type={k}": {**KL, f"{ACTOR}kl_loss_type": k} for k in ("kl", "abs", "mse", "low_var_kl", "kl+", "k3+")
+    },
     **{f"adv_estimator={m}": {ESTIMATOR: m, **NEEDS.get(m, {})} for m in ESTIMATORS},
     "discounts": {ESTIMATOR: "gae", f"{ALGORITHM}gamma": 0.99, f"{ALGORITHM}lam": 0.95},
     "token weights": IS,

@@ -15,7 +15,15 @@ from fibration.configs.verl.corrections import Weights, masks, weights
 from fibration.configs.verl.draft import Draft
 from fibration.configs.verl.estimators import K3_MOST, advantages, kl_kind
 from fibration.configs.verl.losses import LOSSES, OF_ROWS, ROW_MEAN, gpg, in_rows, vanilla
-from fibration.configs.verl.options import ACTOR, ALGORITHM, CORRECTION, OWN_CORRECTION, POLICY_LOSS, ROLLOUT, options_of
+from fibration.configs.verl.options import (
+    ACTOR,
+    ALGORITHM,
+    CORRECTION,
+    OWN_CORRECTION,
+    POLICY_LOSS,
+    ROLLOUT,
+    options_of,
+)
 from fibration.language.atoms import count, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -37,6 +45,7 @@ WRONG_KL = {
     "k3": "its gradient is that of the other divergence, KL(reference‖current)",
 }
 
+LEFT_IN_ROW = "rollout_rs: a row is divided by the tokens that are left in it"
 LEFT_OF_KL = {  # the rest of the law is not decided for these
     "abs": "its gradient is beta above the reference and -beta below it",
     "k3": f"verl cuts it at {K3_MOST:g}, where its gradient ends",
@@ -49,8 +58,8 @@ def hierarchy_of(config: Any) -> TrainerLoss:
     `config`: a mapping, nested or with dotted names such as `algorithm.adv_estimator`, or an OmegaConf `DictConfig`.
     Options that it lacks have verl's defaults. verl need not be installed.
 
-    `around` of the result says what verl does beside the hierarchy, a sentence each. Raises SpecError for an option that
-    is not known, and for a value that verl refuses or that no hierarchy can say.
+    `around` of the result says what verl does beside the hierarchy, a sentence each. Raises SpecError for an option
+    that is not known, and for a value that verl refuses or that no hierarchy can say.
     """
     d = Draft(options_of(config))
     legacy = not d.options.flag("trainer.use_v1") or any(n.startswith("async_training.") for n in d.options.given)
@@ -100,11 +109,15 @@ def _correction(d: Draft) -> Weights | None:
     """The weights and masks that verl makes of rollout log-probs before it trains on a batch."""
     asked = [n for n in ("rollout_is", "rollout_rs") if d.options[f"{CORRECTION}{n}"] is not None]
     if d.options.flag(f"{CORRECTION}bypass_mode"):
-        d.say("bypass_mode: old_log_probs are those of the rollout engine, so that ratios are to the policy that sampled.")
+        d.say(
+            "bypass_mode: old_log_probs are those of the rollout engine, so that ratios are to the policy that sampled."
+        )
         return None
     if asked and not d.options.flag(f"{ROLLOUT}calculate_log_probs"):
-        d.say(f"{' and '.join(asked)} have no effect: with {ROLLOUT}calculate_log_probs=false verl has no log-probs of "
-              "the engine.")
+        d.say(
+            f"{' and '.join(asked)} have no effect: with {ROLLOUT}calculate_log_probs=false verl has no log-probs of "
+            "the engine."
+        )
         return None
     log_ratio = log_prob(old) - log_prob(rollout)
     d.kept, d.by_token = masks(d, CORRECTION, log_ratio)
@@ -114,8 +127,14 @@ def _correction(d: Draft) -> Weights | None:
 def _policy_loss(d: Draft, mode: str, legacy: bool) -> tuple[Weights | None, tuple[tuple[Expression, ...], bool]]:
     """Reads the policy loss into `d`. Returns the weights and masks that `bypass_mode` makes of current log-probs."""
     if d.mask is not None and (mode == "kl_cov" or (d.by_token and mode in OF_ROWS)):
-        why = "counts the tokens that are left" if mode == "kl_cov" else "takes means of the tokens that are left in a row"
-        raise d.options.refusal(f"{CORRECTION}rollout_rs", f"null with loss_mode={mode}, which {why}: no word says that")
+        why = (
+            "counts the tokens that are left"
+            if mode == "kl_cov"
+            else "takes means of the tokens that are left in a row"
+        )
+        raise d.options.refusal(
+            f"{CORRECTION}rollout_rs", f"null with loss_mode={mode}, which {why}: no word says that"
+        )
     if mode != BYPASS:
         _say_unread(d, legacy)
         LOSSES[mode](d)
@@ -134,7 +153,11 @@ def _policy_loss(d: Draft, mode: str, legacy: bool) -> tuple[Weights | None, tup
 
 def _say_unread(d: Draft, legacy: bool) -> None:
     unread = [n for n in ("rollout_is", "rollout_rs") if d.options[f"{CORRECTION}{n}"] is not None]
-    if d.options.flag(f"{CORRECTION}bypass_mode") and not legacy and (unread or d.options.is_given(f"{CORRECTION}loss_type")):
+    if (
+        d.options.flag(f"{CORRECTION}bypass_mode")
+        and not legacy
+        and (unread or d.options[f"{CORRECTION}loss_type"] != "ppo_clip")
+    ):
         d.say(
             "rollout_is, rollout_rs and loss_type have no effect: with trainer.use_v1=true and bypass_mode=true verl "
             "0.9.1 takes the loss of policy_loss.loss_mode. policy_loss.loss_mode=bypass_mode reads "
@@ -153,8 +176,8 @@ def _reduction(d: Draft, mean: str) -> Objective:
         if factor is None:
             factor = d.options.number("data.max_response_length")
             d.say(
-                "loss_scale_factor=null: verl divides by the width of each micro-batch, its longest response. Here it is "
-                f"data.max_response_length={factor:g}."
+                "loss_scale_factor=null: verl divides by the width of each micro-batch, its longest response. Here it "
+                f"is data.max_response_length={factor:g}."
             )
         if factor <= 0:
             raise d.options.refusal(name, "a number of tokens, above 0")
@@ -191,7 +214,7 @@ def _objective(
             if by_token:
                 share = _per_kept(conditions)
                 objective = objective.weigh(share)
-                d.gives_up[f"causal of weight {share}"] = "rollout_rs: a row is divided by the tokens that are left in it"
+                d.gives_up[f"causal of weight {share}"] = LEFT_IN_ROW
     return objective
 
 
@@ -202,8 +225,14 @@ def _weighed(d: Draft, objective: Objective, each: Weights) -> Objective:
         d.say("geo_mean adds 1e-10 to weights before it takes their logarithm.")
         d.gives_up[f"causal of weight {formula}"] = "geo_mean: a row has the geometric mean of its tokens' weights"
         return objective.weigh(formula)
+    if each.why:
+        d.gives_up[f"causal of weight {formula}"] = each.why
     objective = objective.weigh(formula)
-    return objective if each.condition is None else objective.keep(each.condition)
+    if each.condition is None:
+        return objective
+    if each.of_rows:
+        d.gives_up[f"causal of condition {each.condition}"] = "rollout_is=sequence: a row is dropped whole"
+    return objective.keep(each.condition)
 
 
 def _per_kept(conditions: tuple[Expression, ...]) -> Expression:
@@ -224,6 +253,9 @@ def _terms_of_the_loss(d: Draft, mean: str, sampled: Weights | None) -> None:
             weighed = sampled.formula * term
             term = weighed if sampled.condition is None else where(sampled.condition, weighed, 0)
         d.penalties[name] = _masked(d, term, mean)
+        if name == "square" and (sampled is not None or d.mask is not None):
+            why = "dro with rollout_correction: the square has the weight and the mask of the sampled token"
+            d.gives_up |= {"kl_gradient of square": why, "kl_gradient of what is left of square": why}
 
 
 def _masked(d: Draft, term: Expression, mean: str) -> Expression:
@@ -247,8 +279,7 @@ def _kl_loss(d: Draft, mean: str, aggregation: str) -> None:
     if kind in WRONG_KL:
         d.gives_up["kl_gradient of kl"] = f"kl_loss_type={d.options[name]} ({kind}) in the loss: {WRONG_KL[kind]}"
     elif d.by_token and aggregation == ROW_MEAN:
-        why = "rollout_rs: a row is divided by the tokens that are left in it"
-        d.gives_up |= {"kl_gradient of kl": why, "kl_gradient of what is left of kl": why}
+        d.gives_up |= {"kl_gradient of kl": LEFT_IN_ROW, "kl_gradient of what is left of kl": LEFT_IN_ROW}
     if kind == "k1" and d.mask is not None:
         d.gives_up["kl_gradient of what is left of kl"] = "rollout_rs drops tokens of the KL loss, by what was sampled"
     elif kind in LEFT_OF_KL:
@@ -270,8 +301,8 @@ def _say_around(d: Draft, mean: str, legacy: bool) -> None:
     )
     if mean.startswith("seq-mean") and not d.weighs_rows:
         d.say(
-            f"verl divides by {prompts * answers:g} rows, the size of a mini-batch, also where a row has no token or the "
-            "last mini-batch has fewer rows; here empty rows do not count."
+            f"verl divides by {prompts * answers:g} rows, the size of a mini-batch, also where a row has no token, or "
+            "where the last mini-batch has fewer rows; here empty rows do not count."
         )
     if mean == ROW_MEAN:
         d.say("verl adds 1e-8 to the lengths of rows that it divides by.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fibration.configs.parts import batch, trajectory
@@ -20,10 +21,15 @@ MASKS = (
 
 @dataclass(frozen=True)
 class Weights:
-    """The weight of a token, and the condition outside of which it is 0."""
+    """The weight of a token, and the condition outside of which it is 0.
+
+    `why`: why the weight of a token depends on later ones, or ""; `of_rows`: a condition is one of whole rows.
+    """
 
     formula: Expression
     condition: Expression | None = None
+    why: str = ""
+    of_rows: bool = False
 
 
 def weights(d: Draft, prefix: str, log_ratio: Expression) -> Weights | None:
@@ -36,28 +42,23 @@ def weights(d: Draft, prefix: str, log_ratio: Expression) -> Weights | None:
     rho = exp(total(log_ratio, over=trajectory) if whole else log_ratio)
     lower, upper = _interval(d, f"{prefix}rollout_is_threshold")
     if lower is None:
-        found = Weights(minimum(rho, d.parameter("ceiling", upper, lower=1, otherwise="rollout_ceiling")))
-        size = found.formula
+        formula, condition = minimum(rho, d.parameter("ceiling", upper, lower=1, otherwise="rollout_ceiling")), None
+        size = formula
     else:
         least = d.parameter("least", lower, upper=1, otherwise="rollout_least")
         most = d.parameter("most", upper, lower=1, otherwise="rollout_most")
-        found = Weights(rho, (rho >= least) & (rho <= most))
-        size = where((rho >= least) & (rho <= most), rho, 0)
+        formula, condition = rho, (rho >= least) & (rho <= most)
+        size = where(condition, rho, 0)
     why = f"rollout_is={level}: a row is weighed whole" if whole else ""
     if d.options.flag(f"{prefix}rollout_is_batch_normalize"):
-        of = dict(of=trajectory) if whole else {}
-        found = Weights(found.formula / mean(size, over=batch, **of), found.condition)
+        formula = formula / mean(size, over=batch, of=trajectory if whole else None)
         why = "rollout_is_batch_normalize: weights are divided by their mean over the batch"
         d.say(
             "rollout_is_batch_normalize divides by the mean weight of all rows that verl sampled for a training step; "
             "here it is that of the batch at hand, a mini-batch. verl adds 1e-8 to what it counts."
         )
-    if why:
-        d.gives_up[f"causal of weight {found.formula}"] = why
-    if whole and found.condition is not None:
-        d.gives_up[f"causal of condition {found.condition}"] = f"rollout_is={level}: a row is dropped whole"
     d.say("verl cuts log ratios to the rollout engine at ±20 before it exponentiates them.")
-    return found
+    return Weights(formula, condition, why, whole)
 
 
 def masks(d: Draft, prefix: str, log_ratio: Expression) -> tuple[tuple[Expression, ...], bool]:
@@ -88,13 +89,18 @@ def _condition(
         return d.parameter(f"{mode}_{name}" if several else name, value, least, most, otherwise=f"{mode}_{name}")
 
     kind, level = mode[-2:], mode[:-3]
-    over = {"seq_sum": total, "seq_mean": mean, "seq_max": largest}.get(level)
+    gathered: dict[str, Callable[[Expression], Expression]] = {
+        "token": lambda x: x,
+        "seq_sum": lambda x: total(x, over=trajectory),
+        "seq_mean": lambda x: mean(x, over=trajectory),
+        "seq_max": lambda x: largest(x, over=trajectory),
+    }
     if kind == "k1":  # its statistic is -log ρ, between the logarithms of the bounds
         assert lower is not None
-        rho = exp(log_ratio if over is None else over(log_ratio, over=trajectory))
+        rho = exp(gathered[level](log_ratio))
         return (rho >= parameter("least", 1 / upper, 0.0, 1)) & (rho <= parameter("most", 1 / lower, 1))
     statistic = log_ratio**2 / 2 if kind == "k2" else exp(log_ratio) - 1 - log_ratio
-    return (statistic if over is None else over(statistic, over=trajectory)) <= parameter("most", upper)
+    return gathered[level](statistic) <= parameter("most", upper)
 
 
 # ---------------------------------------------------------------- thresholds

@@ -210,7 +210,9 @@ def _gdpo_weight(d: Draft, r: Rewards) -> float:
 
 def _reinforce_pp_baseline(d: Draft, r: Rewards) -> Expression:
     if d.mask is not None:
-        d.gives_up["baseline of what is left of hierarchy"] = "rollout_rs: divided by a deviation of the tokens that are left"
+        d.gives_up["baseline of what is left of hierarchy"] = (
+            "rollout_rs: divided by a deviation of the tokens that are left"
+        )
     return _whitened(d, centred(r.of_row, over=prompt_group))
 
 
@@ -235,8 +237,9 @@ def _gae(d: Draft, r: Rewards) -> Expression:
     gamma, lam = _discount(d, "gamma"), _discount(d, "lam")
     if lam == 0 and gamma != 0:
         raise d.options.refusal(
-            f"{ALGORITHM}lam", "a number above 0: at 0 an advantage is one step of the next value, for which there is "
-            "no word", "algorithm.lam=0.001"
+            f"{ALGORITHM}lam",
+            "a number above 0: at 0 an advantage is one step of the next value, for which there is no word",
+            "algorithm.lam=0.001",
         )
     d.say(PER_TOKEN)
     d.say("gae: the attribute 'value' of a token is what the critic says of it. The critic's own loss is no part.")

@@ -65,9 +65,7 @@ def dppo_kl(d: Draft) -> None:
     low, high = clip_range(d, upper=None)
     p, q = exp(log_prob(current)), exp(log_prob(old))
     kl = q * (log_prob(old) - log_prob(current)) + (1 - q) * log((1 - q + 1e-8) / (1 - p + 1e-8))
-    _dppo(
-        d, (advantage > 0) & ((kl <= high) | (p <= q)), (advantage <= 0) & ((kl <= low) | (p >= q))
-    )
+    _dppo(d, (advantage > 0) & ((kl <= high) | (p <= q)), (advantage <= 0) & ((kl <= low) | (p >= q)))
 
 
 def _dppo(d: Draft, above: Expression, below: Expression) -> None:

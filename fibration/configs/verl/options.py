@@ -80,7 +80,10 @@ HARMLESS: tuple[str, ...] = (
     *_ELSEWHERE.split(),
 )
 # Files of verl whose values are the defaults above, as Hydra's `defaults:` names them.
-_OWN_FILES = re.compile(r"_self_|(legacy_reward_impl|rollout_correction|ppo(_\w+)?_trainer)|((dp|megatron|torchtitan|veomni)_)?actor|\$\{.*\}_actor")
+_OWN_FILES = re.compile(
+    r"_self_|legacy_reward_impl|rollout_correction|ppo(_\w+)?_trainer|((dp|megatron|torchtitan|veomni)_)?actor|"
+    r"\$\{.*\}_actor"
+)
 _OWN_GROUPS = ("actor", "algorithm")
 
 

@@ -66,6 +66,8 @@ def batch(seed, config):
     b = rows("grpo_k3", seed)
     b = replace(b, reference=b.reference - 0.01)  # nowhere equal to the policy: `abs` has no slope there
     draw = torch.Generator().manual_seed(seed)
+    if config[f"{ALGORITHM}adv_estimator"] == "grpo_vectorized":  # where rewards are equal it rounds, as `around` says
+        return replace(b, rewards=b.rewards + torch.randn(len(b.mask), 1, generator=draw, dtype=torch.float64))
     if config[f"{ALGORITHM}adv_estimator"] == "gae" or config.get(f"{ALGORITHM}gamma", 1) != 1:
         return replace(b, rewards=torch.randn(b.mask.shape, generator=draw, dtype=torch.float64))
     return b
@@ -147,7 +149,11 @@ IN_REWARD = {f"{ALGORITHM}use_kl_in_reward": True, f"{ALGORITHM}kl_ctrl.kl_coef"
 SCALED = {f"{ACTOR}loss_scale_factor": 16}
 # What an option needs beside it.
 NEEDS = {
-    "clip_cov": {f"{POLICY_LOSS}clip_cov_ratio": 1.0, f"{POLICY_LOSS}clip_cov_lb": 0.3, f"{POLICY_LOSS}clip_cov_ub": 0.8},
+    "clip_cov": {
+        f"{POLICY_LOSS}clip_cov_ratio": 1.0,
+        f"{POLICY_LOSS}clip_cov_lb": 0.3,
+        f"{POLICY_LOSS}clip_cov_ub": 0.8,
+    },
     "kl_cov": {f"{POLICY_LOSS}kl_cov_ratio": 5.1 / 42, f"{POLICY_LOSS}ppo_kl_coef": 0.7},
     "dro": {f"{POLICY_LOSS}dro_beta": 0.3},
     "gdpo": {f"{ALGORITHM}gdpo_reward_keys": ["acc"], f"{ALGORITHM}gdpo_reward_weights": [2.0]},
