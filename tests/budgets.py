@@ -19,6 +19,7 @@ BUDGETS = {
     "bench": 4,
     "cli": 35,
     "compiler": 10,
+    "configs": 20,
     "fuzz": 4,
     "head": 25,
     "language": 15,
