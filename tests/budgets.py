@@ -19,7 +19,7 @@ BUDGETS = {
     "bench": 4,
     "cli": 45,
     "compiler": 10,
-    "configs": 10,
+    "configs": 20,
     "fuzz": 4,
     "head": 25,
     "language": 15,

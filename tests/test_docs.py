@@ -307,6 +307,7 @@ def test_the_tutorial_shows_the_output_of_its_blocks(capsys, monkeypatch):
         "backends",
         "batches",
         "facts",
+        "how-to/configs-verl",
         "how-laws-are-decided",
         "how-to/audit_step",
         "how-to/dead-rows",

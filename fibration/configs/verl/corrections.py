@@ -1,0 +1,144 @@
+"""verl's rollout correction: weights `rollout_is` and masks `rollout_rs`, of the log ratio of two policies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fibration.configs.parts import batch, trajectory
+from fibration.configs.verl.draft import Draft
+from fibration.language.expressions import Expression
+from fibration.language.operators import exp, minimum, where
+from fibration.language.statistics import largest, mean, total
+
+LEVELS = ("token", "sequence")
+MASKS = (
+    *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
+    *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"),
+)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weight of a token, and the condition outside of which it is 0.
+
+    `why`: why the weight of a token depends on later ones, or ""; `of_rows`: a condition is one of whole rows.
+    """
+
+    formula: Expression
+    condition: Expression | None = None
+    why: str = ""
+    of_rows: bool = False
+
+
+def weights(d: Draft, prefix: str, log_ratio: Expression) -> Weights | None:
+    """What `rollout_is` multiplies losses by. `prefix`: where the options are, with a dot at the end."""
+    name = f"{prefix}rollout_is"
+    if d.options[name] is None or d.options[f"{prefix}rollout_is_threshold"] is None:
+        return None
+    level = d.options.choice(name, LEVELS)
+    whole = level == "sequence"
+    rho = exp(total(log_ratio, over=trajectory) if whole else log_ratio)
+    lower, upper = _interval(d, f"{prefix}rollout_is_threshold")
+    if lower is None:
+        formula, condition = minimum(rho, d.parameter("ceiling", upper, lower=1, otherwise="rollout_ceiling")), None
+        size = formula
+    else:
+        least = d.parameter("least", lower, upper=1, otherwise="rollout_least")
+        most = d.parameter("most", upper, lower=1, otherwise="rollout_most")
+        formula, condition = rho, (rho >= least) & (rho <= most)
+        size = where(condition, rho, 0)
+    why = f"rollout_is={level}: a row is weighed whole" if whole else ""
+    if d.options.flag(f"{prefix}rollout_is_batch_normalize"):
+        formula = formula / mean(size, over=batch, of=trajectory if whole else None)
+        why = "rollout_is_batch_normalize: weights are divided by their mean over the batch"
+        d.say(
+            "rollout_is_batch_normalize divides by the mean weight of all rows that verl sampled for a training step; "
+            "here it is that of the batch at hand, a mini-batch. verl adds 1e-8 to what it counts."
+        )
+    d.say("verl cuts log ratios to the rollout engine at ±20 before it exponentiates them.")
+    return Weights(formula, condition, why, whole)
+
+
+def masks(d: Draft, prefix: str, log_ratio: Expression) -> tuple[tuple[Expression, ...], bool]:
+    """The conditions of `rollout_rs` that a kept token meets, and whether one of them drops single tokens."""
+    name = f"{prefix}rollout_rs"
+    if d.options[name] is None:
+        return (), False
+    given = [part.strip() for part in str(d.options[name]).split(",") if part.strip()]
+    modes = list(dict.fromkeys(given))
+    if not modes or not set(modes) <= set(MASKS):
+        raise d.options.refusal(name, f"some of {', '.join(MASKS)}, with commas between")
+    bounds = _thresholds(d, f"{prefix}rollout_rs_threshold", modes)
+    conditions = []
+    for mode, (lower, upper) in zip(modes, bounds, strict=True):
+        condition = _condition(d, mode, lower, upper, log_ratio, len(modes) > 1)
+        conditions.append(condition)
+        if mode.startswith("seq"):
+            d.gives_up[f"causal of condition {condition}"] = f"rollout_rs={mode}: a row is dropped whole"
+    if any("_mean_" in mode for mode in modes):
+        d.say("verl adds 1e-8 to the lengths of rows that it divides by, in the means of rollout_rs too.")
+    return tuple(conditions), any(mode.startswith("token") for mode in modes)
+
+
+def _condition(
+    d: Draft, mode: str, lower: float | None, upper: float, log_ratio: Expression, several: bool
+) -> Expression:
+    def parameter(name: str, value: float, least: float | None = 0.0, most: float | None = None) -> Expression:
+        return d.parameter(f"{mode}_{name}" if several else name, value, least, most, otherwise=f"{mode}_{name}")
+
+    kind, level = mode[-2:], mode[:-3]
+    gathered: dict[str, Callable[[Expression], Expression]] = {
+        "token": lambda x: x,
+        "seq_sum": lambda x: total(x, over=trajectory),
+        "seq_mean": lambda x: mean(x, over=trajectory),
+        "seq_max": lambda x: largest(x, over=trajectory),
+    }
+    if kind == "k1":  # its statistic is -log ρ, between the logarithms of the bounds
+        assert lower is not None
+        rho = exp(gathered[level](log_ratio))
+        return (rho >= parameter("least", 1 / upper, 0.0, 1)) & (rho <= parameter("most", 1 / lower, 1))
+    statistic = log_ratio**2 / 2 if kind == "k2" else exp(log_ratio) - 1 - log_ratio
+    return gathered[level](statistic) <= parameter("most", upper)
+
+
+# ---------------------------------------------------------------- thresholds
+
+
+def _interval(d: Draft, name: str) -> tuple[float | None, float]:
+    """`2.0` is an upper bound, `"0.5_5.0"` are two."""
+    found = _numbers(d, name, str(d.options[name]))
+    lower, upper = (None, found[0]) if len(found) == 1 else found
+    return lower, upper
+
+
+def _thresholds(d: Draft, name: str, modes: list[str]) -> list[tuple[float | None, float]]:
+    """The bounds of each mask. One threshold is that of all; a single bound of k1 has its inverse below."""
+    if d.options[name] is None:
+        raise d.options.refusal(name, "a threshold, since rollout_rs is set", f"{name}=0.5_2.0")
+    texts = [part.strip() for part in str(d.options[name]).split(",") if part.strip()]
+    if len(texts) not in (1, len(modes)):
+        raise d.options.refusal(name, f"one threshold, or {len(modes)}: one for each of {', '.join(modes)}")
+    bounds: list[tuple[float | None, float]] = []
+    for mode, text in zip(modes, texts * len(modes) if len(texts) == 1 else texts, strict=True):
+        found = _numbers(d, name, text)
+        if len(found) == 2 and not mode.endswith("k1"):
+            raise d.options.refusal(name, f"one upper bound for {mode}")
+        lower = found[0] if len(found) == 2 else 1 / found[0]
+        if mode.endswith("k1") and lower > found[-1]:
+            raise d.options.refusal(name, f"for {mode} an upper bound of 1 or more, whose inverse is the lower one")
+        bounds.append((lower if mode.endswith("k1") else None, found[-1]))
+    return bounds
+
+
+def _numbers(d: Draft, name: str, text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split("_", 1))
+    except ValueError:
+        found = ()
+    if not found or isinstance(d.options[name], bool) or not all(0 < x < math.inf for x in found):
+        raise d.options.refusal(name, 'a number above 0, or two as "0.5_2.0"')
+    if found[0] > found[-1]:
+        raise d.options.refusal(name, "a lower bound that is at most the upper one")
+    return found

@@ -1,0 +1,78 @@
+"""The loss of a config while it is read: its parts, the laws that it gives up, and what verl does around it."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+from fibration.configs.options import Options
+from fibration.configs.parts import bounded
+from fibration.language.atoms import Parameter, Stratum
+from fibration.language.decompositions import Decomposition, ratio_deviation
+from fibration.language.expressions import Expression
+from fibration.language.gates import Gate
+from fibration.language.kernels import Fibration
+
+SCORE = "a score estimator: its value is not the objective"
+
+
+@dataclass
+class Draft:
+    """What is known of the loss.
+
+    - `is_score`: the policy loss is `w·A·log π`. `condition`: tokens that the policy loss drops.
+    - `mean`: the `loss_agg_mode` that the policy loss has whatever the option says, and why.
+    - `kept`: what every token of the response mask meets after `rollout_rs`; `by_token`: it drops single tokens.
+    - `weighs_rows`: a row has the geometric mean of the weights of its tokens.
+    """
+
+    options: Options
+    gates: dict[Stratum, Gate] = field(default_factory=dict)
+    decomposition: Decomposition = field(default_factory=ratio_deviation)
+    fibrations: tuple[Fibration, ...] = ()
+    is_score: bool = False
+    condition: Expression | None = None
+    mean: str = ""
+    kept: tuple[Expression, ...] = ()
+    by_token: bool = False
+    weighs_rows: bool = False
+    penalties: dict[str, Expression] = field(default_factory=dict)
+    gives_up: dict[str, str] = field(default_factory=dict)
+    around: list[str] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+
+    @property
+    def mask(self) -> Expression | None:
+        """The conditions of `kept` together; None where `rollout_rs` drops nothing."""
+        return functools.reduce(operator.and_, self.kept) if self.kept else None
+
+    def parameter(
+        self,
+        name: str,
+        value: float,
+        lower: float | None = 0.0,
+        upper: float | None = None,
+        otherwise: str = "",
+    ) -> Parameter:
+        """A parameter whose default is a number of the config. It is called `otherwise` if `name` is taken."""
+        free = otherwise if name in self.names and otherwise else name
+        self.names.add(free)
+        return bounded(free, value, lower, upper)
+
+    def say(self, sentence: str) -> None:
+        self.around.append(sentence)
+
+    def known(self, name: str) -> str:
+        """`actor.clip_ratio=0.2`: an option and its value, as verl's users write it."""
+        return f"{name}={written(self.options[name])}"
+
+
+def written(value: Any) -> str:
+    """A value as on verl's command line."""
+    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if _is_plain(value) else str(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool)

@@ -1,0 +1,287 @@
+"""verl's estimators of advantages, by `adv_estimator`: formulas of rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fibration.configs.parts import batch, estimated_kl, mean_of, prompt_group, token, trajectory, whitened
+from fibration.configs.verl.draft import Draft
+from fibration.configs.verl.options import ALGORITHM, CORRECTION, ROLLOUT
+from fibration.language.advantages import centred, standardised
+from fibration.language.atoms import Attribute, count, reward
+from fibration.language.expressions import Expression
+from fibration.language.operators import maximum, where
+from fibration.language.order import after
+from fibration.language.policies import log_prob, policies
+from fibration.language.statistics import deviation, largest, total
+
+old, reference = policies("old reference")
+EPSILON = 1e-6  # beside deviations of groups
+WHITENING = 1e-8  # beside variances of tokens
+K3_MOST = 10.0  # verl cuts k3 there, in losses and in rewards
+KINDS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+KL_NAMES = (*KINDS, *(f"{name}+" for name in KINDS))
+REST = "baseline of what is left of advantages"  # not decided for formulas that are divided twice
+DEVIATES = "groups whose rewards differ less count for more"
+
+
+def kl_kind(d: Draft, name: str) -> str:
+    """`k1`, `abs`, `k2`, `k3`, or one of these with a `+`, for verl's name of it."""
+    if d.options[name] in ("full", "full+"):
+        raise d.options.refusal(name, "another estimator: verl has no code for 'full'")
+    chosen = d.options.choice(name, KL_NAMES)
+    return KINDS[chosen.rstrip("+")] + "+" * chosen.endswith("+")
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """Rewards as verl's estimators see them: of a token, of a row, and from a token on. `kl`: subtracted per token."""
+
+    kl: Expression | None
+
+    @property
+    def of_token(self) -> Expression:
+        return reward if self.kl is None else reward - self.kl
+
+    @property
+    def of_row(self) -> Expression:
+        return reward if self.kl is None else reward - total(self.kl, over=trajectory)
+
+    @property
+    def to_go(self) -> Expression:
+        """Of a row whose reward comes at its end, without a discount."""
+        return reward if self.kl is None else reward - (self.kl + after(self.kl, over=trajectory))
+
+
+def rewards_of(d: Draft) -> Rewards:
+    if not d.options.flag(f"{ALGORITHM}use_kl_in_reward"):
+        return Rewards(None)
+    kind = kl_kind(d, f"{ALGORITHM}kl_penalty").rstrip("+")  # no gradient flows through rewards
+    control = d.options.choice(f"{ALGORITHM}kl_ctrl.type", ("fixed", "adaptive"))
+    size = d.options.number(f"{ALGORITHM}kl_ctrl.kl_coef")
+    if control == "adaptive":
+        d.say("kl_ctrl.type=adaptive changes kl_coef after each batch: set the parameter 'kl_coef' in each call.")
+    coef = d.parameter("kl_coef" if control == "adaptive" else "beta", size, otherwise="kl_coef")
+    return Rewards(coef * estimated_kl(kind, log_prob(old) - log_prob(reference), K3_MOST))
+
+
+def advantages(d: Draft) -> tuple[Expression, tuple[object, ...]]:
+    """The formula of advantages, and the groups that it reads. Adds the laws that it gives up."""
+    name = f"{ALGORITHM}adv_estimator"
+    if d.options[name] in BY_POSITION:
+        raise d.options.refusal(
+            name,
+            "an estimator whose baseline is one per row or group: this one has a baseline for each position in the "
+            "answers of a group, from Σπ² of the whole vocabulary",
+            "hierarchies take its advantages as given: fibration show dapo",
+        )
+    estimator = d.options.choice(name, ESTIMATORS)
+    if d.by_token and estimator in ("gae", "reinforce_plus_plus", "remax"):
+        raise d.options.refusal(
+            f"{CORRECTION}rollout_rs",
+            f"masks of whole rows with adv_estimator={estimator}, whose sums skip tokens that are dropped",
+            "rollout_rs=seq_mean_k1",
+        )
+    alone = d.options.number(f"{ROLLOUT}n") < 2
+    if alone and estimator in OF_GROUPS:
+        return _of_one(d, estimator)
+    formula = ESTIMATORS[estimator](d, rewards_of(d))
+    if estimator in OF_GROUPS:
+        if estimator not in ("grpo_passk", "rloo_vectorized"):
+            d.say(_SINGLE[estimator == "rloo"])
+        return formula, (prompt_group,)
+    return formula, ()
+
+
+_SINGLE = (
+    "A group of one answer, which filters may leave, has its undivided reward as advantage in verl; here it has 0.",
+    "A group of one answer, which filters may leave, has its undivided reward as advantage in verl; here it is an "
+    "error.",
+)
+
+
+def _of_one(d: Draft, estimator: str) -> tuple[Expression, tuple[object, ...]]:
+    """One answer to a prompt has none to be compared with."""
+    if estimator in ("grpo_passk", "rloo_vectorized"):
+        why = "raises an error" if estimator == "grpo_passk" else "gives every answer the advantage 0"
+        raise d.options.refusal(f"{ROLLOUT}n", f"2 or more: adv_estimator={estimator} {why}", f"{ROLLOUT}n=8")
+    d.say(
+        f"{ROLLOUT}n=1: an answer is compared with no other, so that {estimator} takes its reward for the advantage. "
+        f"Set {ROLLOUT}n for groups."
+    )
+    rewards = rewards_of(d)
+    score = _gdpo_weight(d, rewards) * reward if estimator == "gdpo" else rewards.of_row
+    if estimator in ("grpo", "grpo_vectorized", "gdpo"):
+        score = score / (1 + EPSILON) if d.options.flag(f"{ALGORITHM}norm_adv_by_std_in_grpo") else score
+    if estimator == "gpg":
+        score = _alpha(score) * score
+        d.gives_up["baseline"] = "gpg: scaled by how many rewards are not 0"
+    if estimator in ("reinforce_plus_plus_baseline", "gdpo"):
+        score = _whitened(d, score)
+    return score, ()
+
+
+def _normed(d: Draft, score: Expression) -> Expression:
+    if not d.options.flag(f"{ALGORITHM}norm_adv_by_std_in_grpo"):
+        return centred(score, over=prompt_group)
+    d.gives_up["baseline"] = DEVIATES
+    return standardised(score, over=prompt_group, epsilon=EPSILON)
+
+
+def _whitened(d: Draft, formula: Expression) -> Expression:
+    d.gives_up["baseline"] = "divided by a deviation of all tokens, the row's own among them"
+    d.say(
+        "Advantages are whitened over the tokens of all rows that verl sampled for a training step, with 1e-8 beside "
+        "their number; here over those of the batch at hand."
+    )
+    return whitened(formula, WHITENING, d.mask)
+
+
+def _grpo(d: Draft, r: Rewards) -> Expression:
+    return _normed(d, r.of_row)
+
+
+def _grpo_vectorized(d: Draft, r: Rewards) -> Expression:
+    d.say(
+        "grpo_vectorized takes means and deviations in float32: where all rewards of a group are equal its advantages "
+        "are up to 0.01, here exactly 0."
+    )
+    return _normed(d, r.of_row)
+
+
+def _rloo(d: Draft, r: Rewards) -> Expression:
+    return centred(r.of_row, over=prompt_group, leave_one_out=True)
+
+
+def _opo(d: Draft, r: Rewards) -> Expression:
+    d.gives_up["baseline"] = "an answer's own length and reward are in what it is compared with"
+    return r.of_row - mean_of(r.of_row, prompt_group, d.mask)
+
+
+def _passk(d: Draft, r: Rewards) -> Expression:
+    best = largest(r.of_row, over=prompt_group, of=trajectory)
+    least = -largest(-r.of_row, over=prompt_group, of=trajectory)
+    second = largest(where(r.of_row >= best, least, r.of_row), over=prompt_group, of=trajectory)
+    at_best = total(where(r.of_row >= best, 1, 0), over=prompt_group, of=trajectory)
+    d.gives_up["baseline"] = "an answer's own reward decides whether it is compared"
+    lead = r.of_row - second
+    if d.options.flag(f"{ALGORITHM}norm_adv_by_std_in_grpo"):
+        lead = lead / (deviation(r.of_row, over=prompt_group, of=trajectory) + EPSILON)
+    return where((r.of_row >= best) & (at_best <= 1), lead, 0)
+
+
+def _gpg(d: Draft, r: Rewards) -> Expression:
+    d.gives_up["baseline"] = "gpg: scaled by how many rewards are not 0"
+    d.say("gpg counts rewards that are not 0 among all rows that verl sampled for a training step.")
+    return _alpha(r.of_row) * centred(r.of_row, over=prompt_group)
+
+
+def _alpha(score: Expression) -> Expression:
+    """How many rows there are for each whose score is not 0."""
+    scored = total(where((score > 0) | (score < 0), 1, 0), over=batch, of=trajectory)
+    return count(trajectory, over=batch) / maximum(scored, 1)
+
+
+def _gdpo(d: Draft, r: Rewards) -> Expression:
+    scale = _gdpo_weight(d, r)
+    if d.options.flag(f"{ALGORITHM}norm_adv_by_std_in_grpo"):
+        d.gives_up[REST] = "gdpo: divided by a deviation of the group, then of all tokens"
+    return _whitened(d, scale * _normed(d, reward) if scale != 1 else _normed(d, reward))
+
+
+def _gdpo_weight(d: Draft, r: Rewards) -> float:
+    """The weight of the one reward that gdpo has."""
+    name, weights_name = f"{ALGORITHM}gdpo_reward_keys", f"{ALGORITHM}gdpo_reward_weights"
+    keys, weights = d.options[name], d.options[weights_name]
+    if not isinstance(keys, list | tuple) or not keys or not all(isinstance(key, str) for key in keys):
+        raise d.options.refusal(name, "the names of the rewards, as verl does with adv_estimator=gdpo", f"{name}=[acc]")
+    if weights is not None and (len(weights) != len(keys) or not all(isinstance(w, int | float) for w in weights)):
+        raise d.options.refusal(weights_name, f"{len(keys)} numbers, one for each of gdpo_reward_keys")
+    if len(keys) > 1:
+        raise d.options.refusal(
+            name, "one reward: a call of a hierarchy takes one reward per row, and gdpo standardises each by itself"
+        )
+    if r.kl is not None:
+        d.say("gdpo reads the rewards of gdpo_reward_keys: use_kl_in_reward has no effect on them.")
+    d.say("gdpo takes rewards in float32.")
+    return 1.0 if weights is None else float(weights[0])
+
+
+def _reinforce_pp_baseline(d: Draft, r: Rewards) -> Expression:
+    if d.mask is not None:
+        d.gives_up["baseline of what is left of hierarchy"] = (
+            "rollout_rs: divided by a deviation of the tokens that are left"
+        )
+    return _whitened(d, centred(r.of_row, over=prompt_group))
+
+
+def _remax(d: Draft, r: Rewards) -> Expression:
+    d.say("remax: the attribute 'greedy_reward' of a row is the reward of the greedy answer to its prompt.")
+    return r.to_go - Attribute("greedy_reward", on=trajectory, positive=False)
+
+
+def _reinforce_pp(d: Draft, r: Rewards) -> Expression:
+    gamma = _discount(d, "gamma")
+    if gamma == 1:
+        return _whitened(d, r.to_go)
+    d.say(PER_TOKEN)
+    if gamma == 0:
+        return _whitened(d, r.of_token)
+    d.gives_up[REST] = "reinforce_plus_plus: discounted sums, divided by their deviation"
+    return _whitened(d, r.of_token + after(r.of_token, over=trajectory, discount=gamma))
+
+
+def _gae(d: Draft, r: Rewards) -> Expression:
+    value = Attribute("value", on=token, positive=False)
+    gamma, lam = _discount(d, "gamma"), _discount(d, "lam")
+    if lam == 0 and gamma != 0:
+        raise d.options.refusal(
+            f"{ALGORITHM}lam",
+            "a number above 0: at 0 an advantage is one step of the next value, for which there is no word",
+            "algorithm.lam=0.001",
+        )
+    d.say(PER_TOKEN)
+    d.say("gae: the attribute 'value' of a token is what the critic says of it. The critic's own loss is no part.")
+    if d.options.flag(f"{ALGORITHM}use_pf_ppo"):
+        d.say("use_pf_ppo draws rows at random, with chances that depend on their rewards, before they are trained on.")
+    apart = r.of_token - value
+    if gamma == 0:
+        return _whitened(d, apart)
+    d.gives_up[REST] = "gae: sums of rewards and values, divided by their deviation"
+    # What a value is worth at later tokens telescopes, as in the shipped loss ppo_gae.
+    later = r.of_token if lam == 1 else r.of_token + (1 - lam) / lam * value
+    return _whitened(d, apart + after(later, over=trajectory, discount=gamma * lam))
+
+
+PER_TOKEN = "Rewards are per token [B, T]: verl puts the reward of an answer on its last token, and 0 on the others."
+
+
+def _discount(d: Draft, which: str) -> Expression | float:
+    """0 and 1 are numbers, since bounds of parameters are strict."""
+    name = f"{ALGORITHM}{which}"
+    value = d.options.number(name)
+    if not 0 <= value <= 1:
+        raise d.options.refusal(name, "a number from 0 to 1")
+    return int(value) if value in (0, 1) else d.parameter(which, value, upper=1)
+
+
+OF_GROUPS = (
+    *("grpo", "grpo_vectorized", "gdpo", "grpo_passk", "gpg", "rloo", "rloo_vectorized", "opo"),
+    "reinforce_plus_plus_baseline",
+)
+BY_POSITION = ("optimal_token_baseline", "tir_optimal_token_baseline")
+ESTIMATORS: dict[str, Callable[[Draft, Rewards], Expression]] = {
+    "gae": _gae,
+    "grpo": _grpo,
+    "grpo_vectorized": _grpo_vectorized,
+    "gdpo": _gdpo,
+    "grpo_passk": _passk,
+    "gpg": _gpg,
+    "rloo": _rloo,
+    "rloo_vectorized": _rloo,
+    "opo": _opo,
+    "reinforce_plus_plus": _reinforce_pp,
+    "reinforce_plus_plus_baseline": _reinforce_pp_baseline,
+    "remax": _remax,
+}
