@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,8 @@ from fibration.auditing.reference import Reference
 
 EXACT = 2e-6  # relative to the largest coefficient of a batch: functions write ÷ (n + 1e-6) for ÷ n
 SCALES = 2.0 ** np.arange(-8, 9)  # of a declared number, at which bounds of a batch are tried
+NARROWER = 2.0 ** -np.arange(1, 32)  # logarithms of steps, on the way to a bound
+ROBUST = 4  # Gauss-Newton steps with all tokens
 Slot = tuple[str, str]  # a parameter and its channel, or ''
 Values = dict[Slot, float]
 Score = tuple[int, int, float]
@@ -165,27 +167,28 @@ class Fit:
             self.restart()
             if first(numbers):
                 return
-            self.along_gradients()
-            if self.among(numbers):
-                return
+            held = {slot for slot, v in self.values.items() if v in numbers}
+            for still in (held, set()) if held else (set(),):
+                self.along_gradients(still)
+                if self.is_exact or self.among(numbers):
+                    return
             found.append((self.least, self.values))
         self.least, self.values = min(found, key=lambda x: x[0])
 
     def along_bounds(self) -> bool:
         """Takes the best bounds on a grid that narrows around them. Returns whether they reproduce the function."""
-        for _ in range(2):
+        for _ in range(3):
             before = self.least
             for slot in self.values:
                 if self.is_exact:
                     break
                 self.keep_best([{**self.values, slot: v} for v in self._grid(slot)])
-                for width in 2.0 ** -np.arange(1, 9):
+                for width in NARROWER:
                     if self.is_exact:
                         break
-                    v = self.values[slot]
-                    self.keep_best([{**self.values, slot: w} for w in self._near(slot, v, width)])
+                    self.keep_best([{**self.values, slot: v} for v in self._near(slot, width)])
             if not self.is_exact:
-                self.along_gradients()
+                self.along_gradients(set())
             if self.is_exact or self.least == before:
                 break
         return self.is_exact
@@ -195,28 +198,30 @@ class Fit:
         below = [] if upper is None else [upper - (upper - declared) * k for k in SCALES]
         return sorted({declared * k for k in SCALES} | set(below))
 
-    def _near(self, slot: Slot, value: float, width: float) -> list[float]:
-        upper = self.reference.hierarchy.parameters[slot[0]].upper
+    def _near(self, slot: Slot, width: float) -> list[float]:
+        value, upper = self.values[slot], self.reference.hierarchy.parameters[slot[0]].upper
         found = [value * 2.0**width, value * 2.0**-width]
         return found if upper is None else [*found, *(upper - (upper - value) * 2.0**k for k in (width, -width))]
 
-    def along_gradients(self) -> None:
-        """Improves parameters that are no bounds by Gauss-Newton steps, in their logarithms."""
-        start = dict(self.values)
-        for scale in (1.0, 0.2, 5.0):
-            values = {s: v * scale for s, v in start.items()}
-            for _ in range(12):
-                slots = list(values)
+    def along_gradients(self, still: Collection[Slot]) -> None:
+        """Improves parameters by Gauss-Newton steps, in their logarithms; those that stand `still` are left."""
+        start, slots = dict(self.values), [s for s in self.values if s not in still]
+        for scale in (1.0, 0.2, 5.0) if slots else ():
+            values = {s: v * (scale if s in slots else 1.0) for s, v in start.items()}
+            for turn in range(15):
                 each = [values, *({**values, s: values[s] * (1 + 1e-6)} for s in slots)]
                 error = (self.coefficients(each) - self.targets.coefficients) / self._scale
-                if not slots or not np.isfinite(error[0]).all():
+                if not np.isfinite(error[0]).all():
                     break
                 moved = np.isfinite(error[1:]).all(1)
                 jacobian = np.where(moved[:, None], (error[1:] - error[0]) / 1e-6, 0.0).T
+                if turn > ROBUST:  # a token on the wrong side of a bound says nothing
+                    size = np.abs(error[0])
+                    jacobian = jacobian * (size <= 10 * np.median(size) + 1e-9)[:, None]
                 if not jacobian.any():
                     break
                 step = np.clip(np.linalg.lstsq(jacobian, -error[0], rcond=1e-10)[0], -1.5, 1.5)
-                values = {s: v * float(np.exp(d)) for (s, v), d in zip(values.items(), step, strict=True)}
+                values |= {s: values[s] * float(np.exp(d)) for s, d in zip(slots, step, strict=True)}
                 if np.abs(step).max() < 1e-13:
                     break
             self.keep_best([{s: nice(v, 1e-7) for s, v in values.items()}, values])

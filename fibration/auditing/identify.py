@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +22,7 @@ from fibration.language.loading import load, shipped
 
 SAME_VALUE = 1e-5
 COMMON = ("ppo", "dapo", "grpo", "gspo", "reinforce", "cispo")  # named first among equals
-NUMBERS = 30  # at which parameters are tried: those of the bends nearest to ratio 1
+NUMBERS = 120  # at which parameters are tried: those of the bends nearest to ratio 1
 MOST = 6  # losses whose parameters are searched along gradients: those that come nearest without
 FEW = 3  # losses whose bounds are then searched on a grid
 
@@ -92,18 +93,20 @@ class Compared:
 
     def _target(self, batch: Batch) -> Target | None:
         """What the function makes of a batch; None if a group of one row is an error, or NaN."""
+        if not self._is_alone(batch):
+            return Target(batch, self.function.evaluate(batch))
         try:
-            found = self.function.evaluate(batch)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns of the deviation of one number
+                found = self.function.evaluate(batch)
         except AuditError:
-            if self._is_alone(batch):
-                return None
-            raise
-        return Target(batch, found) if found.is_finite or not self._is_alone(batch) else None
+            return None
+        return Target(batch, found) if found.is_finite else None
 
     def _is_alone(self, batch: Batch) -> bool:
-        """Whether a group has one row, in which no answer can be compared: trainers have none."""
-        groups = [r.group for r in batch.rows]
-        return "group_ids" in self.function.roles and any(groups.count(g) == 1 for g in groups)
+        """Whether a reward has no other to be compared with: trainers have no such batches."""
+        groups = [r.group for r in batch.rows] if "group_ids" in self.function.roles else [0] * len(batch.rows)
+        return self.function.reads_rewards and any(groups.count(g) == 1 for g in groups)
 
     def beside(self, references: Sequence[Reference], fixed: Mapping[str, Any]) -> list[Likeness]:
         """Losses with the parameters that bring them nearest to the function: those that are the same, or else all."""

@@ -34,6 +34,7 @@ LABELS = {
 }
 FACTOR = 1.1837  # of a declared number
 OTHER: Mapping[str, Mapping[str, Any]] = {
+    "cispo": {"epsilon_low": 0.3137, "epsilon_high": 0.2219},
     "bapo": {"c_low": 0.713, "c_high": 1.217},
     "dcpo": {"epsilon_low": 0.0237, "epsilon_high": 0.1437, "ceiling": 4.13},
     "clip_cov": {"least": 0.3137, "most": 0.8219},
