@@ -69,6 +69,11 @@ class Batch:
         return sum(self.lengths)
 
     @property
+    def is_probe(self) -> bool:
+        """Whether every row has one token."""
+        return max(self.lengths, default=0) == 1
+
+    @property
     def advantages(self) -> Floats:
         """Per token."""
         return np.repeat([r.advantage for r in self.rows], self.lengths)

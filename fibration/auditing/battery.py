@@ -9,9 +9,10 @@ import numpy as np
 
 from fibration.auditing.batch import Batch, Floats, Padding, drawn, probe
 
+ASKEW = 0.987  # of log ratios where A < 0: no two tokens have equal covariances of A and log π
 SPREADS = (1e-3, 0.02, 0.15, 0.5, 1.5)  # of log ratios
-SHAPES = ((1,), (4,), (1, 3, 5, 2), (2, 2), (6, 1, 1, 3, 4), (2, 1, 3, 2, 4, 1, 2))
-GROUPS = ((0,), (0,), (0, 1, 0, 1), (0, 1), (0, 1, 0, 1, 2), (0, 0, 0, 0, 0, 1, 1))  # of rows, in each shape
+SHAPES = ((1,), (4,), (1, 3, 5, 2), (2, 2), (6, 1, 1, 3, 4), (2, 1, 3, 2, 4, 1, 2, 3))
+GROUPS = ((0,), (0,), (0, 1, 0, 1), (0, 1), (0, 1, 0, 1, 2), (0, 0, 0, 0, 0, 0, 1, 1))  # of rows, in each shape
 
 
 def steps(most: float = 4.5, count: int = 64) -> Floats:
@@ -24,7 +25,7 @@ def steps(most: float = 4.5, count: int = 64) -> Floats:
 def ladder(mismatch: bool = False, others: int = 0) -> Batch:
     """Rows of one token, over log ratios and both signs of the advantage; `others`: see `probe`."""
     x = steps()[:: 1 + bool(others)]
-    return probe(np.concatenate([x, x]), np.repeat([1.0, -1.0], len(x)), mismatch, others)
+    return probe(np.concatenate([x, ASKEW * x]), np.repeat([1.0, -1.0], len(x)), mismatch, others)
 
 
 @cache
@@ -56,5 +57,6 @@ def fitted() -> Batch:
 def around(places: Sequence[float], mismatch: bool = False, others: int = 0) -> Batch:
     """Rows of one token on both sides of these log ratios, near and less near."""
     distances = np.array([1e-6, 1e-4, 1e-3, 1e-2, 3e-2])
-    x = np.concatenate([p + np.concatenate([-distances, distances]) for p in places])
-    return probe(np.concatenate([x, x]), np.repeat([1.0, -1.0], len(x)), mismatch, others)
+    near = np.concatenate([-distances[::-1], distances])
+    x = [np.concatenate([p + k * near for p in places]) for k in (1.0, ASKEW)]
+    return probe(np.concatenate(x), np.repeat([1.0, -1.0], len(x[0])), mismatch, others)

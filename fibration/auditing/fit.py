@@ -11,17 +11,19 @@ import numpy as np
 
 from fibration.auditing.batch import Batch, Floats
 from fibration.auditing.function import Found
-from fibration.auditing.joined import Joined
+from fibration.auditing.joined import Codes, Joined
 from fibration.auditing.numbers import nice
 from fibration.auditing.reference import Reference
 
 EXACT = 2e-6  # relative to the largest coefficient of a batch: functions write ÷ (n + 1e-6) for ÷ n
 SCALES = 2.0 ** np.arange(-8, 9)  # of a declared number, at which bounds of a batch are tried
-NARROWER = 2.0 ** -np.arange(1, 32)  # logarithms of steps, on the way to a bound
+ZOOMS = 10  # grids on the way to a bound
 ROBUST = 4  # Gauss-Newton steps with all tokens
 Slot = tuple[str, str]  # a parameter and its channel, or ''
 Values = dict[Slot, float]
-Score = tuple[int, int, float]
+Score = tuple[int, int, int, float]
+CLOSEST = 1e-5  # between neighbours
+JUMP = 1e-4  # relative: neighbours that differ by more have a jump between them
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,25 @@ class Targets:
     def of(cls, targets: Sequence[Target]) -> Targets:
         coefficients = np.concatenate([np.zeros(0), *(t.found.coefficients for t in targets)])
         return cls(Joined(tuple(t.batch for t in targets)), coefficients, np.array([t.found.value for t in targets]))
+
+    @cached_property
+    def neighbours(self) -> tuple[Codes, Codes]:
+        """Tokens of rows of one token that follow each other in a batch, with almost the same log-probs."""
+        x, rollout = self.joined.log_probs("log_probs"), self.joined.log_probs("rollout_log_probs")
+        near = (np.abs(np.diff(x)) < CLOSEST) & (np.abs(np.diff(rollout)) < CLOSEST)
+        probes = np.concatenate([np.zeros(0, bool), *(np.full(b.tokens, b.is_probe) for b in self.joined.batches)])
+        first = np.flatnonzero(near & probes[:-1] & (np.diff(self.joined.batch_of_token) == 0))
+        return first, first + 1
+
+    def jumps(self, other: Floats) -> Floats:
+        """Between how many neighbours one of both jumps, the function or the loss `[parameters, tokens]`, and not both."""
+        one, two = self.neighbours
+
+        def jump(c: Floats) -> Floats:
+            a, b = c[..., one], c[..., two]
+            return np.asarray(np.abs(a - b) > JUMP * np.maximum(np.abs(a), np.abs(b)))
+
+        return np.asarray((jump(other) != jump(self.coefficients)).sum(-1))
 
     def subset(self, which: Sequence[int]) -> Targets:
         if len(which) == len(self.values):
@@ -121,18 +142,26 @@ class Fit:
         return self.reference.evaluate_each(self.targets.joined, [self.parameters(v) for v in each])[0]
 
     def scores(self, each: Sequence[Values]) -> list[Score]:
-        """How many tokens differ by more than a factor of their batch; how many differ; and by how much all do."""
+        """How many jumps are elsewhere; how many tokens differ by more than a factor of their batch; how many differ;
+        and by how much all do.
+        """
         if not len(self.targets.values):
-            return [(0, 0, 0.0)] * len(each)
+            return [(0, 0, 0, 0.0)] * len(each)
         other = self.coefficients(each)
         error = self.targets.differ(other)
-        shape, number = self.targets.differ_in_shape(other), (error > EXACT).sum(1)
-        size = np.minimum(error, 10.0).sum(1)
-        return [(int(s) if n else 0, int(n), float(e)) for s, n, e in zip(shape, number, size, strict=True)]
+        counts = self.targets.jumps(other), self.targets.differ_in_shape(other), (error > EXACT).sum(1)
+        rows = zip(*counts, np.minimum(error, 10.0).sum(1), strict=True)
+        return [(int(j), int(s), int(n), float(e)) if n else (0, 0, 0, float(e)) for j, s, n, e in rows]
 
     @property
     def is_exact(self) -> bool:
-        return not self.least[1]
+        return not self.least[2]
+
+    def widen(self, targets: Targets) -> bool:
+        """Takes more targets. Returns whether they are reproduced too."""
+        self.targets = targets.subset(self.reference.taken(targets.joined))
+        self.least = self.scores([self.values])[0]
+        return self.is_exact
 
     def keep_best(self, each: Sequence[Values]) -> bool:
         """Takes the best of these values if they are better. Returns whether they are."""
@@ -156,7 +185,7 @@ class Fit:
             for slot in self.values:
                 if not self.is_exact:
                     better |= self.keep_best([{**self.values, slot: v} for v in tried if v != self.values[slot]])
-            if self.is_exact or not better or 2 * self.least[0] > len(self.targets.coefficients):
+            if self.is_exact or not better or 2 * self.least[1] > len(self.targets.coefficients):
                 break
         return self.is_exact
 
@@ -168,6 +197,8 @@ class Fit:
             if first(numbers):
                 return
             held = {slot for slot, v in self.values.items() if v in numbers}
+            for slot in held:
+                self.along_gradients(set(self.values) - {slot}, {**self.values, slot: self.declared[slot]})
             for still in (held, set()) if held else (set(),):
                 self.along_gradients(still)
                 if self.is_exact or self.among(numbers):
@@ -180,33 +211,38 @@ class Fit:
         for _ in range(3):
             before = self.least
             for slot in self.values:
-                if self.is_exact:
-                    break
-                self.keep_best([{**self.values, slot: v} for v in self._grid(slot)])
-                for width in NARROWER:
-                    if self.is_exact:
-                        break
-                    self.keep_best([{**self.values, slot: v} for v in self._near(slot, width)])
+                if not self.is_exact:
+                    self._zoom(slot)
             if not self.is_exact:
                 self.along_gradients(set())
             if self.is_exact or self.least == before:
                 break
         return self.is_exact
 
-    def _grid(self, slot: Slot) -> list[float]:
+    def _zoom(self, slot: Slot) -> None:
+        """The best value of a parameter: of a coarse grid, and of finer ones between the neighbours of the best."""
         declared, upper = self.declared[slot], self.reference.hierarchy.parameters[slot[0]].upper
         below = [] if upper is None else [upper - (upper - declared) * k for k in SCALES]
-        return sorted({declared * k for k in SCALES} | set(below))
+        grid = np.unique([self.values[slot], *(declared * SCALES), *(v for v in below if v > 0)])
+        for _ in range(ZOOMS):
+            each = [{**self.values, slot: float(v)} for v in grid]
+            scores = self.scores(each)
+            best = [i for i, score in enumerate(scores) if score[:3] == min(scores)[:3]]
+            run = [i for i in best if i - best[0] == best.index(i)]  # next to each other
+            self.keep_best([each[run[len(run) // 2]], each[scores.index(min(scores))]])
+            low, high = grid[max(run[0] - 1, 0)], grid[min(run[-1] + 1, len(grid) - 1)]
+            if self.is_exact or not high - low > 1e-12 * abs(high):
+                break
+            grid = np.linspace(low, high, 17)
 
-    def _near(self, slot: Slot, width: float) -> list[float]:
-        value, upper = self.values[slot], self.reference.hierarchy.parameters[slot[0]].upper
-        found = [value * 2.0**width, value * 2.0**-width]
-        return found if upper is None else [*found, *(upper - (upper - value) * 2.0**k for k in (width, -width))]
+    def along_gradients(self, still: Collection[Slot], start: Values | None = None) -> None:
+        """Improves parameters by Gauss-Newton steps, in their logarithms; those that stand `still` are left.
 
-    def along_gradients(self, still: Collection[Slot]) -> None:
-        """Improves parameters by Gauss-Newton steps, in their logarithms; those that stand `still` are left."""
-        start, slots = dict(self.values), [s for s in self.values if s not in still]
-        for scale in (1.0, 0.2, 5.0) if slots else ():
+        `start`: where they start, once; None: at the present values, and at smaller and larger ones.
+        """
+        scales = (1.0,) if start else (1.0, 0.2, 5.0)
+        start, slots = start or dict(self.values), [s for s in self.values if s not in still]
+        for scale in scales if slots else ():
             values = {s: v * (scale if s in slots else 1.0) for s, v in start.items()}
             for turn in range(15):
                 each = [values, *({**values, s: values[s] * (1 + 1e-6)} for s in slots)]

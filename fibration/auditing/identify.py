@@ -111,12 +111,13 @@ class Compared:
     def beside(self, references: Sequence[Reference], fixed: Mapping[str, Any]) -> list[Likeness]:
         """Losses with the parameters that bring them nearest to the function: those that are the same, or else all."""
         fits = [Fit(r, self.fitted, fixed) for r in references]
-        same = [fit for fit in fits if fit.among(self.numbers)]
+        same = [fit for fit in fits if fit.among(self.numbers) and fit.widen(self.targets)]
         found = [self._judged(fit) for fit in same]
         if any(x.is_same for x in found):
             return found
         rest = sorted((fit for fit in fits if fit not in same), key=lambda fit: fit.least)[:MOST]
         for fit in rest:
+            fit.widen(self.targets)
             fit.run(self.numbers)
         if not any(fit.is_exact for fit in rest):
             for fit in sorted(rest, key=lambda fit: fit.least)[:FEW]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fibration.auditing.batch import Batch, Floats
-from fibration.auditing.fit import Fit, Slot, Targets
+from fibration.auditing.fit import Fit, Slot
 from fibration.auditing.function import Function
 from fibration.auditing.joined import Joined
 from fibration.auditing.numbers import nice
@@ -57,7 +57,7 @@ def sharpen(fit: Fit, function: Function) -> dict[str, Range]:
         if found is None and None in (low, high):  # no batch reaches it
             continue
         better = known.shortest if found is None else nice(found, 1e-9)
-        if not fit.scores([{**fit.values, slot: better}])[0][1]:
+        if not fit.scores([{**fit.values, slot: better}])[0][2]:
             fit.values = {**fit.values, slot: better}
         if found is None:
             unsure[slot[0]] = known

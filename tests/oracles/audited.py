@@ -61,19 +61,25 @@ def parameters(name: str) -> dict[str, Any]:
     )
 
 
+def _aligned(values, mask):
+    """The tokens of each row first, in their order: sources count places."""
+    return values.gather(1, (~mask.bool()).to(torch.int8).argsort(dim=1, stable=True))
+
+
 def _rows(log_probs, old_log_probs, mask, advantages=None, rollout_log_probs=None):
     """Rows of a padded batch; policies that are not given are the old one."""
     a = torch.zeros(len(mask), dtype=log_probs.dtype) if advantages is None else advantages
     rollout = old_log_probs if rollout_log_probs is None else rollout_log_probs
+    log_probs, old_log_probs, rollout, mask = (_aligned(t, mask) for t in (log_probs, old_log_probs, rollout, mask))
     return Rows(log_probs, log_probs.detach(), old_log_probs, rollout, a[:, None].expand_as(log_probs), mask.bool())
 
 
-def _scored(rows, rewards=None, group_ids=None, ref_log_probs=None, values=None, greedy=None, domain=None):
+def _scored(rows, rewards=None, group_ids=None, reference=None, values=None, greedy=None, domain=None):
     some = torch.zeros(len(rows.mask), dtype=rows.log_prob.dtype) if rewards is None else rewards
     groups = tuple(range(len(rows.mask))) if group_ids is None else tuple(group_ids.tolist())
     return Scored(
         **vars(rows),
-        reference=rows.old if ref_log_probs is None else ref_log_probs,
+        reference=rows.old if reference is None else reference,
         rewards=some[:, None].expand_as(rows.mask),
         values=torch.zeros_like(rows.log_prob) if values is None else values,
         greedy=torch.zeros_like(some) if greedy is None else greedy,
@@ -105,7 +111,8 @@ def _of_rewards(name: str, given: Mapping[str, Any]) -> Loss:
     formula, policies = OBJECTIVES[name], set(spec(name).policies)
 
     def with_reference(log_probs, old_log_probs, ref_log_probs, rewards, mask, group_ids):
-        return -formula(_scored(_rows(log_probs, old_log_probs, mask), rewards, group_ids, ref_log_probs), given)[0]
+        reference = _aligned(ref_log_probs, mask)
+        return -formula(_scored(_rows(log_probs, old_log_probs, mask), rewards, group_ids, reference), given)[0]
 
     def plain(log_probs, old_log_probs, rewards, mask, group_ids):
         return with_reference(log_probs, old_log_probs, old_log_probs, rewards, mask, group_ids)
