@@ -121,12 +121,8 @@ class Batch:
         return replace(self, rows=tuple(rows))
 
     def scaled(self, t: float) -> Batch:
-        """The batch with the log-probs of every policy `t` times as far from the old policy's."""
-
-        def moved(r: Row, policy: str) -> tuple[float, ...]:
-            return tuple(o + t * (v - o) for v, o in zip(getattr(r, policy), r.old_log_probs, strict=True))
-
-        return replace(self, rows=tuple(replace(r, **{p: moved(r, p) for p in POLICIES}) for r in self.rows))
+        """The batch with all log-probs, and so all log ratios, times `t`."""
+        return replace(self, rows=tuple(r.mapped(lambda v: tuple(t * x for x in v)) for r in self.rows))
 
     def on_policy(self) -> Batch:
         """The batch with the old policy's log-probs for every policy."""

@@ -23,8 +23,7 @@ from fibration.language.loading import load, shipped
 SAME_VALUE = 1e-5
 COMMON = ("ppo", "dapo", "grpo", "gspo", "reinforce", "cispo")  # named first among equals
 NUMBERS = 120  # at which parameters are tried: those of the bends nearest to ratio 1
-MOST = 6  # losses whose parameters are searched along gradients: those that come nearest without
-FEW = 3  # losses whose bounds are then searched on a grid
+MOST = 6  # losses whose parameters are searched along gradients and on grids: those that come nearest without
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ class Compared:
             fit.widen(self.targets)
             fit.run(self.numbers)
         if not any(fit.is_exact for fit in rest):
-            for fit in sorted(rest, key=lambda fit: fit.least)[:FEW]:
+            for fit in rest:
                 fit.along_bounds()
         return [*found, *(self._judged(fit) for fit in rest)]
 

@@ -117,7 +117,7 @@ def _paths(fit: Fit, slot: Slot, known: Range) -> Iterator[_Path]:
 
 @dataclass(frozen=True)
 class _Path:
-    """Batches on which all policies are more, or less, far from the old one than on `batch`; one token is watched.
+    """`batch` with all log-probs times a number, and so all log ratios; one token is watched.
 
     Between the ends of the range, the loss with the low end and with the high end give that token other coefficients.
     """
@@ -127,9 +127,6 @@ class _Path:
     ends: tuple[float, float]
     batch: Batch
     token: int
-
-    def at(self, t: float) -> Batch:
-        return self.batch.scaled(t)
 
     def _losses(self, batch: Batch, values: Floats) -> Floats:
         """The watched coefficient for values of the parameter."""
@@ -141,7 +138,7 @@ class _Path:
 
         def is_high(t: float) -> bool | None:
             """Whether the function is as the loss with the high end; None if both ends give the same."""
-            batch = self.at(t)
+            batch = self.batch.scaled(t)
             low, high = self._losses(batch, np.array(self.ends))
             if not abs(high - low) > 1e-9 * max(abs(high), abs(low)):
                 return None
@@ -186,7 +183,7 @@ class _Path:
         if not seen:  # the loss with both ends changed there, and the function with it
             return None
         low, high = self.ends
-        batch = self.at(near)
+        batch = self.batch.scaled(near)
         ends = self._losses(batch, np.array(self.ends))
         for _ in range(14):
             between = np.linspace(low, high, 17)
