@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -60,7 +60,7 @@ class Batch:
     rows: tuple[Row, ...]
     padding: Padding = Padding()
 
-    @property
+    @cached_property
     def lengths(self) -> tuple[int, ...]:
         return tuple(map(len, self.rows))
 

@@ -62,7 +62,8 @@ class Targets:
 
         def jump(c: Floats) -> Floats:
             a, b = c[..., one], c[..., two]
-            return np.asarray(np.abs(a - b) > JUMP * np.maximum(np.abs(a), np.abs(b)))
+            with np.errstate(all="ignore"):
+                return np.asarray(np.abs(a - b) > JUMP * np.maximum(np.abs(a), np.abs(b)))
 
         return np.asarray((jump(other) != jump(self.coefficients)).sum(-1))
 
@@ -149,8 +150,10 @@ class Fit:
             return [(0, 0, 0, 0.0)] * len(each)
         other = self.coefficients(each)
         error = self.targets.differ(other)
-        counts = self.targets.jumps(other), self.targets.differ_in_shape(other), (error > EXACT).sum(1)
-        rows = zip(*counts, np.minimum(error, 10.0).sum(1), strict=True)
+        jumps = self.targets.jumps(other)
+        shape = np.full(len(each), other.shape[1])  # is compared where jumps are equal
+        shape[jumps == jumps.min()] = self.targets.differ_in_shape(other[jumps == jumps.min()])
+        rows = zip(jumps, shape, (error > EXACT).sum(1), np.minimum(error, 10.0).sum(1), strict=True)
         return [(int(j), int(s), int(n), float(e)) if n else (0, 0, 0, float(e)) for j, s, n, e in rows]
 
     @property
@@ -230,7 +233,10 @@ class Fit:
             best = [i for i, score in enumerate(scores) if score[:3] == min(scores)[:3]]
             run = [i for i in best if i - best[0] == best.index(i)]  # next to each other
             self.keep_best([each[run[len(run) // 2]], each[scores.index(min(scores))]])
-            low, high = grid[max(run[0] - 1, 0)], grid[min(run[-1] + 1, len(grid) - 1)]
+            wrong = self.targets.differ(self.coefficients([each[i] for i in run])) > EXACT
+            changes = np.flatnonzero((wrong[1:] != wrong[:-1]).any(1))  # other tokens are wrong: the bound is between
+            first, last = (run[0] - 1, run[-1] + 1) if not len(changes) else (run[changes[0]], run[changes[0]] + 1)
+            low, high = grid[max(first, 0)], grid[min(last, len(grid) - 1)]
             if self.is_exact or not high - low > 1e-12 * abs(high):
                 break
             grid = np.linspace(low, high, 17)

@@ -114,7 +114,7 @@ class Compared:
         found = [self._judged(fit) for fit in same]
         if any(x.is_same for x in found):
             return found
-        rest = sorted((fit for fit in fits if fit not in same), key=lambda fit: fit.least)[:MOST]
+        rest = sorted((fit for fit in fits if fit not in same), key=lambda fit: fit.least[1:])[:MOST]
         for fit in rest:
             fit.widen(self.targets)
             fit.run(self.numbers)

@@ -44,17 +44,19 @@ class Joined:
         return np.repeat(np.arange(len(self.batches)), self.lengths)
 
     @cached_property
-    def _log_probs(self) -> dict[str, Floats]:
+    def _numbers(self) -> dict[str, Floats]:
         return {}
 
     def log_probs(self, policy: str) -> Floats:
-        if policy not in self._log_probs:
-            self._log_probs[policy] = np.concatenate([b.of(policy) for b in self.batches])
-        return self._log_probs[policy]
+        if policy not in self._numbers:
+            self._numbers[policy] = np.concatenate([b.of(policy) for b in self.batches])
+        return self._numbers[policy]
 
     def given(self, name: str) -> Floats:
         """The advantage or the reward of every row that has a token."""
-        return np.array([getattr(r, name) for b in self.batches for r in b.rows if len(r)], np.float64)
+        if name not in self._numbers:
+            self._numbers[name] = np.array([getattr(r, name) for b in self.batches for r in b.rows if len(r)], float)
+        return self._numbers[name]
 
     def largest(self, values: Floats) -> Floats:
         """The largest of values `[..., tokens]` of each batch: `[..., batches]`."""
