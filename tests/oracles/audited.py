@@ -107,12 +107,19 @@ def _of_advantages(name: str, given: Mapping[str, Any]) -> Loss:
     return with_rollout if "rollout" in policies else plain
 
 
-def _of_rewards(name: str, given: Mapping[str, Any]) -> Loss:
+def _of_rewards(name: str, given: Mapping[str, Any], hidden: bool) -> Loss:
+    """`hidden`: domains, values and greedy rewards are those of the number of the row."""
     formula, policies = OBJECTIVES[name], set(spec(name).policies)
 
+    def more(rows):
+        n = torch.arange(len(rows.mask), dtype=rows.log_prob.dtype)
+        values = (0.3 + 0.1 * n)[:, None].expand_as(rows.mask)
+        return dict(values=values, greedy=0.3 + 0.1 * n, domain=(0,) * len(rows.mask)) if hidden else {}
+
     def with_reference(log_probs, old_log_probs, ref_log_probs, rewards, mask, group_ids):
-        reference = _aligned(ref_log_probs, mask)
-        return -formula(_scored(_rows(log_probs, old_log_probs, mask), rewards, group_ids, reference), given)[0]
+        rows = _rows(log_probs, old_log_probs, mask)
+        scored = _scored(rows, rewards, group_ids, _aligned(ref_log_probs, mask), **more(rows))
+        return -formula(scored, given)[0]
 
     def plain(log_probs, old_log_probs, rewards, mask, group_ids):
         return with_reference(log_probs, old_log_probs, old_log_probs, rewards, mask, group_ids)
@@ -163,6 +170,6 @@ def gspo_residual(b: Rows, p):
 OWN = {f.__name__: f for f in (fiberpo_inward, fiberpo_inward_clip, gspo_residual)}
 
 
-def function(name: str, given: Mapping[str, Any]) -> Loss:
+def function(name: str, given: Mapping[str, Any], hidden: bool = False) -> Loss:
     """A padded function of a loss, with these parameters."""
-    return (_of_rewards if spec(name).advantages is not None else _of_advantages)(name, given)
+    return _of_advantages(name, given) if spec(name).advantages is None else _of_rewards(name, given, hidden)
