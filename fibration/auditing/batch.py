@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -60,13 +60,18 @@ class Batch:
     rows: tuple[Row, ...]
     padding: Padding = Padding()
 
-    @property
+    @cached_property
     def lengths(self) -> tuple[int, ...]:
         return tuple(map(len, self.rows))
 
     @property
     def tokens(self) -> int:
         return sum(self.lengths)
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether every row has one token."""
+        return max(self.lengths, default=0) == 1
 
     @property
     def advantages(self) -> Floats:
@@ -115,6 +120,10 @@ class Batch:
         )
         return replace(self, rows=tuple(rows))
 
+    def scaled(self, t: float) -> Batch:
+        """The batch with all log-probs, and so all log ratios, times `t`."""
+        return replace(self, rows=tuple(r.mapped(lambda v: tuple(t * x for x in v)) for r in self.rows))
+
     def on_policy(self) -> Batch:
         """The batch with the old policy's log-probs for every policy."""
 
@@ -154,16 +163,23 @@ def drawn(
     return Batch(tuple(map(row, lengths, groups, given)), padding)
 
 
-def probe(log_ratios: Floats, advantages: Floats, mismatch: bool = False) -> Batch:
+def probe(log_ratios: Floats, advantages: Floats, mismatch: bool = False, others: int = 0) -> Batch:
     """A row of one token for every log ratio of the current to the old policy; or, for `mismatch`, of the old policy to
     the rollout's. The reference is the current policy.
+
+    Each row is of a group of its own, with `others` on policy after it: they have no reward where it has one, and one
+    of them has one where it has none. So its advantage has the sign that is asked, whatever baseline is taken.
     """
 
-    def row(number: int, x: float, advantage: float) -> Row:
+    def rows(number: int, x: float, advantage: float) -> Iterator[Row]:
         log_prob, rollout = (OLD, OLD - x) if mismatch else (OLD + x, OLD)
-        return Row((log_prob,), (OLD,), (log_prob,), (rollout,), advantage, advantage, number)
+        reward = float(advantage > 0) if others else advantage
+        yield Row((log_prob,), (OLD,), (log_prob,), (rollout,), advantage, reward, number)
+        for k in range(others):
+            yield Row((OLD,), (OLD,), (OLD,), (OLD,), -advantage, float(advantage <= 0 and not k), number)
 
-    return Batch(tuple(row(i, float(x), float(a)) for i, (x, a) in enumerate(zip(log_ratios, advantages, strict=True))))
+    pairs = enumerate(zip(log_ratios, advantages, strict=True))
+    return Batch(tuple(row for i, (x, a) in pairs for row in rows(i, float(x), float(a))))
 
 
 def smaller(batch: Batch) -> Iterator[Batch]:

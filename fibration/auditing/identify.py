@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from fibration.auditing.batch import Batch, shrunk
-from fibration.auditing.battery import around, fitted, ladder, off_policy, on_policy
-from fibration.auditing.fit import EXACT, Fit, Target, differs
+from fibration.auditing.batch import Batch, Floats, shrunk
+from fibration.auditing.battery import around, ladder, off_policy, on_policy
+from fibration.auditing.battery import fitted as fitted_batch
+from fibration.auditing.fit import EXACT, Fit, Target, Targets, differs
 from fibration.auditing.function import Found, Function
-from fibration.auditing.numbers import bends, written
+from fibration.auditing.numbers import OTHERS, bends, written
 from fibration.auditing.reference import Reference, lacks
+from fibration.auditing.sharpen import Range, sharpen
 from fibration.errors import AuditError
 from fibration.language.loading import load, shipped
 
 SAME_VALUE = 1e-5
 COMMON = ("ppo", "dapo", "grpo", "gspo", "reinforce", "cispo")  # named first among equals
-NUMBERS = 30  # at which parameters are tried: those of the bends nearest to ratio 1
-MOST = 6  # losses whose parameters are searched along gradients: those that come nearest without
+NUMBERS = 120  # at which parameters are tried: those of the bends nearest to ratio 1
+MOST = 6  # losses whose parameters are searched along gradients and on grids: those that come nearest without
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Likeness:
 
     `differing`: on how many of `batches` a coefficient differs. `same_value`: whether the loss has the same value on
     all of them. `unseen`: parameters that decide nothing on these batches, such as a bound beyond all ratios: their
-    values are not the function's. `batch`: the smallest found on which they differ; None if there is none.
+    values are not the function's. `between`: parameters that are known to lie in a range, and no better, such as a
+    quantile's level. `batch`: the smallest found on which they differ; None if there is none.
     """
 
     reference: Reference
@@ -38,6 +42,7 @@ class Likeness:
     differing: int
     same_value: bool
     unseen: tuple[str, ...] = ()
+    between: Mapping[str, Range] = field(default_factory=dict)
     batch: Batch | None = None
 
     @property
@@ -67,47 +72,69 @@ class Compared:
 
     def __init__(self, function: Function) -> None:
         self.function = function
+        others = OTHERS if function.reads_rewards else 0
 
         def targets(*batches: Batch) -> list[Target]:
-            return [Target(b, function.evaluate(b)) for b in batches]
+            return [t for b in batches if (t := self._target(b)) is not None]
 
-        self.fresh = targets(*on_policy())
-        self.fitted = targets(ladder(), fitted())
+        self.fresh = Targets.of(targets(*on_policy()))
+        fitted = targets(ladder(others=others), fitted_batch())
         near: list[float] = []
         for mismatch in (False, True) if "rollout_log_probs" in function.roles else (False,):
-            places = sorted({x for sign in (1.0, -1.0) for x in bends(function.evaluate, sign, mismatch)}, key=abs)
+            found = {x for a in (1.0, -1.0) for x in bends(function.evaluate, a, mismatch, function.reads_rewards)}
+            places = sorted(found, key=abs)
             near += [v for x in places for v in written(x)][:NUMBERS]
-            self.fitted += targets(ladder(mismatch)) if mismatch else []
-            self.fitted += targets(around(places, mismatch)) if places else []
+            fitted += targets(ladder(mismatch, others)) if mismatch else []
+            fitted += targets(around(places, mismatch, others)) if places else []
         self.numbers = list(dict.fromkeys(near))
-        self.targets = [*self.fitted, *self.fresh, *targets(*off_policy())]
+        self.fitted = Targets.of(fitted)
+        self.targets = Targets.of([*fitted, *targets(*on_policy(), *off_policy())])
+
+    def _target(self, batch: Batch) -> Target | None:
+        """What the function makes of a batch; None if a group of one row is an error, or NaN."""
+        if not self._is_alone(batch):
+            return Target(batch, self.function.evaluate(batch))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns of the deviation of one number
+                found = self.function.evaluate(batch)
+        except AuditError:
+            return None
+        return Target(batch, found) if found.is_finite else None
+
+    def _is_alone(self, batch: Batch) -> bool:
+        """Whether a reward has no other to be compared with: trainers have no such batches."""
+        groups = [r.group for r in batch.rows] if "group_ids" in self.function.roles else [0] * len(batch.rows)
+        return self.function.reads_rewards and any(groups.count(g) == 1 for g in groups)
 
     def beside(self, references: Sequence[Reference], fixed: Mapping[str, Any]) -> list[Likeness]:
         """Losses with the parameters that bring them nearest to the function: those that are the same, or else all."""
-        fits = [Fit(r, [t for t in self.fitted if r.takes(t.batch)], fixed) for r in references]
-        declared = [dict(fit.values) for fit in fits]
-        same = [fit for fit in fits if fit.among(self.numbers)]
+        fits = [Fit(r, self.fitted, fixed) for r in references]
+        same = [fit for fit in fits if fit.among(self.numbers) and fit.widen(self.targets)]
         found = [self._judged(fit) for fit in same]
         if any(x.is_same for x in found):
             return found
-        rest = [(fit, values) for fit, values in zip(fits, declared, strict=True) if fit not in same]
-        rest = sorted(rest, key=lambda x: x[0].least)[:MOST]
-        for fit, values in rest:
-            fit.values = values
+        rest = sorted((fit for fit in fits if fit not in same), key=lambda fit: fit.least[1:])[:MOST]
+        for fit in rest:
+            fit.widen(self.targets)
             fit.run(self.numbers)
-        return [*found, *(self._judged(fit) for fit, _ in rest)]
+        if not any(fit.is_exact for fit in rest):
+            for fit in rest:
+                fit.along_bounds()
+        return [*found, *(self._judged(fit) for fit in rest)]
 
     def _judged(self, fit: Fit) -> Likeness:
+        between = sharpen(fit, self.function) if fit.is_exact and len(fit.targets.values) else {}
         reference, parameters = fit.reference, fit.parameters(fit.values)
-        apart, same_value = [], True
-        taken = [t for t in self.targets if reference.takes(t.batch)]
-        for t in taken:
-            other = reference.evaluate(t.batch, parameters)
-            if differs(t.found, other).max(initial=0) > EXACT:
-                apart.append(t.batch)
-            elif other is not None:
-                same_value &= abs(other.value - t.found.value) <= SAME_VALUE * (1 + abs(other.value))
-        likeness = Likeness(reference, parameters, len(taken), len(apart), same_value, fit.unseen())
+        taken = self.targets.subset(reference.taken(self.targets.joined))
+        if not len(taken.values):
+            return Likeness(reference, parameters, 0, 0, True)
+        coefficients, values = (v[0] for v in reference.evaluate_each(taken.joined, [parameters]))
+        error = taken.joined.largest(taken.differ(coefficients))
+        apart = [b for b, e in zip(taken.joined.batches, error, strict=True) if e > EXACT]
+        close = np.abs(values - taken.values) <= SAME_VALUE * (1 + np.abs(values))
+        same_value = bool(close[error <= EXACT].all())
+        likeness = Likeness(reference, parameters, len(error), len(apart), same_value, fit.unseen(), between)
         if not apart:
             return likeness
         start = min(apart, key=lambda b: b.tokens)
@@ -123,22 +150,29 @@ class Compared:
         return other is not None and found.is_finite and bool(differs(found, other).max(initial=0) > 100 * EXACT)
 
     def fits_on_policy(self, reference: Reference) -> bool:
-        """Whether a loss has the function's coefficients on fresh batches, up to one factor for all."""
-        factors = []
-        for t in self.fresh:
-            other = reference.evaluate(t.batch)
-            if other is None:
-                if reference.takes(t.batch):
-                    return True  # a parameter without a default decides
-                continue
-            size = float(np.abs(other.coefficients).max(initial=0))
-            if not size or not np.isfinite(size):
-                return True  # its parameters decide
-            k = float(t.found.coefficients @ other.coefficients / (other.coefficients @ other.coefficients))
-            if np.abs(t.found.coefficients - k * other.coefficients).max() > 1e-6 * abs(k) * size:
-                return False
-            factors.append(k)
-        return not factors or max(factors) - min(factors) <= 1e-6 * max(map(abs, factors))
+        """Whether a loss has the function's coefficients on fresh batches, up to one factor for all.
+
+        True if its parameters decide more than a factor there.
+        """
+        fresh = self.fresh.subset(reference.taken(self.fresh.joined))
+        if reference.lacks_a_number or not len(fresh.values):
+            return True
+        fit = Fit(reference, fresh, {})
+        moved = [{**fit.values, slot: v * k} for slot, v in fit.values.items() for k in (0.5, 0.9, 1.1, 2.0)]
+        other, *others = fit.coefficients([fit.values, *moved])
+        others = [o for o in others if np.isfinite(o).all()]  # the rest is out of bounds
+        if not (np.isfinite(other).all() and other.any()):
+            return True
+        if not all(_is_multiple(o, other, fresh) for o in others):
+            return True
+        return _is_multiple(fresh.coefficients, other, fresh)
+
+
+def _is_multiple(one: Floats, other: Floats, of: Targets) -> bool:
+    """Whether coefficients of batches are others times one factor for all."""
+    k = float(one @ other / (other @ other))
+    size = np.maximum(of.joined.largest(np.abs(one)), abs(k) * of.joined.largest(np.abs(other)))
+    return bool((np.abs(one - k * other) <= 1e-6 * size[of.joined.batch_of_token]).all())
 
 
 def identify(compared: Compared, names: Sequence[str] | None = None) -> list[Likeness]:
@@ -149,8 +183,10 @@ def identify(compared: Compared, names: Sequence[str] | None = None) -> list[Lik
         if not lacks(h := load(n), compared.function)
     ]
     near = [r for r in candidates if compared.fits_on_policy(r)]
-    found = compared.beside(near or candidates, {})
+    found = compared.beside(near, {})
     same = [x for x in found if x.is_same] or [x for x in found if x.has_same_gradient]
+    if not same:
+        found += compared.beside([r for r in candidates if r not in near], {})
     if same:
         return sorted(
             same, key=lambda x: (x.is_strained, len(x.unseen), len(x.parameters), x.name not in COMMON, x.name)

@@ -11,6 +11,7 @@ from fibration.auditing.battery import steps
 from fibration.auditing.function import Found
 
 Evaluate = Callable[[Batch], Found | None]
+OTHERS = 4  # rows beside each probe of a function of rewards: pass@4 needs as many
 
 
 def slope(evaluate: Evaluate, x: Floats, sign: float, mismatch: bool = False) -> Floats:
@@ -19,12 +20,42 @@ def slope(evaluate: Evaluate, x: Floats, sign: float, mismatch: bool = False) ->
     return np.full(len(x), np.nan) if found is None else found.coefficients * len(x) * sign
 
 
-def bends(evaluate: Evaluate, sign: float, mismatch: bool = False) -> list[float]:
+class Probe:
+    """A function along one token's log ratio. Where other rows decide too, each token has a batch of its own."""
+
+    def __init__(self, evaluate: Evaluate, sign: float, mismatch: bool, rewards: bool) -> None:
+        self.evaluate, self.sign, self.mismatch = evaluate, sign, mismatch
+        self.others = OTHERS if rewards else 0
+        x = steps()[::9]
+        many, few = self._together(x), self._together(x[::2])
+        self.is_alone = not bool((np.abs(many[::2] - few) <= 1e-9 * np.abs(many).max()).all())
+
+    def __call__(self, x: Floats) -> Floats:
+        if not self.is_alone:
+            return self._together(x)
+        return np.array([self._one(float(v)) for v in x])
+
+    def _together(self, x: Floats) -> Floats:
+        b = probe(x, np.full(len(x), self.sign), self.mismatch, self.others)
+        found = self.evaluate(b)
+        if found is None:
+            return np.full(len(x), np.nan)
+        return found.coefficients[:: 1 + self.others] * b.tokens * self.sign
+
+    def _one(self, x: float) -> float:
+        """Beside a row on policy, so that a mask never leaves an empty batch."""
+        b = probe(np.array([x, 0.0]), np.full(2, self.sign), self.mismatch, self.others)
+        found = self.evaluate(b)
+        return np.nan if found is None else float(found.coefficients[0]) * b.tokens * self.sign
+
+
+def bends(evaluate: Evaluate, sign: float, mismatch: bool = False, rewards: bool = False) -> list[float]:
     """The log ratios at which the coefficient of one token jumps or bends, for advantages of one sign."""
     found: list[float] = []
+    whole = Probe(evaluate, sign, mismatch, rewards)
     for order in (0, 1):
         x = steps()
-        f = _derivative(evaluate, sign, order, mismatch)
+        f = whole if order == 0 else _derivative(whole)
         values = f(x)
         if not np.isfinite(values).all():
             continue
@@ -45,21 +76,22 @@ def bends(evaluate: Evaluate, sign: float, mismatch: bool = False) -> list[float
             left = np.abs(value - first) >= np.abs(last - value)
             high, last = np.where(left, middle, high), np.where(left, value, last)
             low, first = np.where(left, low, middle), np.where(left, first, value)
-        stays = np.abs(last - first) > 0.3 * size
-        found += [float(v) for v in ((low + high) / 2)[stays]]
+            stays = np.abs(last - first) > 0.3 * size
+            low, high, first, last, size = low[stays], high[stays], first[stays], last[stays], size[stays]
+            if not len(low):
+                break
+        found += [float(v) for v in (low + high) / 2]
     return _distinct(found)
 
 
-def _derivative(evaluate: Evaluate, sign: float, order: int, mismatch: bool) -> Callable[[Floats], Floats]:
-    if order == 0:
-        return lambda x: slope(evaluate, x, sign, mismatch)
+def _derivative(f: Callable[[Floats], Floats]) -> Callable[[Floats], Floats]:
     step = 1e-7
 
-    def f(x: Floats) -> Floats:
-        both = slope(evaluate, np.concatenate([x + step, x - step]), sign, mismatch)
-        return (both[: len(x)] - both[len(x) :]) / (2 * step)
+    def slopes(x: Floats) -> Floats:
+        both = f(np.concatenate([x + step, x - step]))
+        return np.asarray((both[: len(x)] - both[len(x) :]) / (2 * step))
 
-    return f
+    return slopes
 
 
 def _distinct(values: list[float]) -> list[float]:

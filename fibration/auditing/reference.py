@@ -1,26 +1,30 @@
-"""A declared loss on the batches of an audit."""
+"""A declared loss on the batches of an audit, for many parameters at once."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import torch
 
-from fibration.auditing.batch import Batch
+from fibration.auditing.batch import Batch, Floats
 from fibration.auditing.function import Found, Function
-from fibration.errors import BatchError, FibrationError, HierarchyIndexError
+from fibration.auditing.joined import LABELLED, Joined, Layout
+from fibration.compiler.adjoint import adjoint
+from fibration.compiler.advantages import advantages
+from fibration.compiler.interpret import interpret
+from fibration.compiler.ir import BATCH, Const, Input, Matrix, Scan
+from fibration.compiler.keys import Key
+from fibration.compiler.lower import from_log_probs, from_log_ratios, lower
+from fibration.compiler.program import Program
+from fibration.errors import BatchError
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.report import Report
-from fibration.pipeline import emit, load, programs
-from fibration.runtime.operator import Operator
 
 ARGUMENT_OF = {"reference": "ref_log_probs", "rollout": "rollout_log_probs"}  # of a policy
-LABELLED = {"prompt_group"}  # strata whose labels are `group_ids`
+COPIES = 1 << 15  # tokens of all copies of the batches that are computed together
 
 
 def lacks(h: Hierarchy, function: Function) -> str:
@@ -35,7 +39,7 @@ def lacks(h: Hierarchy, function: Function) -> str:
         return "rewards"  # with advantages in their place it is a loss without its name
     strata = (*h.strata, *h.groups) if function.reads_rewards else h.strata
     for s in strata:
-        known = s in h.leaves or s == h.rows or s.name == "batch"
+        known = s in h.leaves or s == h.rows or s.name == BATCH
         if not known and not (s.name in LABELLED and "group_ids" in roles):
             return f"labels of {s.name}"
     if len(h.leaves) > 1:
@@ -46,62 +50,144 @@ def lacks(h: Hierarchy, function: Function) -> str:
 
 
 @functools.lru_cache(128)
-def operator(h: Hierarchy) -> Operator:
-    """An operator of a loss that may break a law: its numbers are asked, no proof."""
-    made = emit(h, "torch", programs(h))
-    return Operator(h, Report(h, ()), "torch", made.source, made.programs, load(made))
+def programs(h: Hierarchy) -> tuple[Program, Program | None]:
+    """What computes the objective and its coefficients, and what makes advantages of rewards. No law is asked."""
+    base = lower(h)
+    (leaf,) = base.leaves
+    moving = {Key("coefficients"): tuple(base.token_input(kind, leaf) for kind in ("log_ratio", "log_prob"))}
+    weighed = (h.objective, *(p.objective for p in h.penalties.values()))
+    drops = any(objective is not None and objective.kept for objective in weighed)
+    both = adjoint(base, {Key("objective"): Const(1.0, BATCH)}, moving, drops)
+    wanted = {key: both.outputs[key] for key in (Key("objective"), Key("coefficients"))}
+    made = advantages(h).get("advantages")
+    if made is not None:
+        made = from_log_ratios(replace(made, outputs={Key("advantages"): made.outputs[Key("advantages")]}))
+    return from_log_probs(replace(both, outputs=wanted)), made
 
 
-@dataclass
+@dataclass(frozen=True)
 class Reference:
-    """A hierarchy, with the indexes of the batches that it was asked for."""
+    """A hierarchy as a loss. `from_rewards`: its advantages are made of rewards, and not given."""
 
-    op: Operator
+    hierarchy: Hierarchy
     from_rewards: bool
-    _indexes: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, h: Hierarchy, function: Function) -> Reference:
-        return cls(operator(h), function.reads_rewards)
+        return cls(h, function.reads_rewards)
 
-    @property
-    def hierarchy(self) -> Hierarchy:
-        return self.op.hierarchy
+    @functools.cached_property
+    def lacks_a_number(self) -> bool:
+        """Whether a parameter has no default."""
+        return any(p.default is None for p in self.hierarchy.parameters.values())
+
+    @functools.cached_property
+    def _has_scans(self) -> bool:
+        """Whether a discount may differ between parameters: the interpreter takes one for all elements."""
+        return any(isinstance(n, Scan) for p in programs(self.hierarchy) if p is not None for n in p.nodes())
+
+    def taken(self, joined: Joined) -> tuple[int, ...]:
+        """Which batches have what the loss needs, such as two rows in each group."""
+        layout = joined.layout(self.hierarchy, self.from_rewards)
+        return tuple(i for i in layout.taken if self._agrees(joined.batches[i]))
 
     def takes(self, batch: Batch) -> bool:
-        """Whether the batch has what the loss needs, such as two rows in each group."""
-        try:
-            self._evaluate(batch, {})
-        except (HierarchyIndexError, BatchError):
-            return False
-        except FibrationError:  # a parameter without a default
+        return bool(self.taken(Joined((batch,))))
+
+    def _agrees(self, batch: Batch) -> bool:
+        """Whether a formula of groups that reads an advantage finds one for all rows of the group."""
+        read = {n.over for n in programs(self.hierarchy)[0].inputs if n.kind == "advantage"}
+        if not read - {s.name for s in (*self.hierarchy.leaves, self.hierarchy.rows)} or self.from_rewards:
             return True
+        groups: dict[int, float] = {}
+        return all(groups.setdefault(r.group, r.advantage) == r.advantage for r in batch.rows)
+
+    def accepts(self, parameters: Mapping[str, Any]) -> bool:
+        """Whether every parameter has a number within its bounds."""
+        for p in self.hierarchy.parameters.values():
+            given = parameters.get(p.name, p.default)
+            numbers = list(given.values()) if isinstance(given, Mapping) else [given]
+            if any(v is None or not np.isfinite(v) for v in numbers) or p.is_outside(np.array(numbers, float)).any():
+                return False
         return True
 
     def evaluate(self, batch: Batch, parameters: Mapping[str, Any] = MappingProxyType({})) -> Found | None:
         """Its loss and coefficients; None if it does not take the batch or the parameters."""
-        try:
-            return self._evaluate(batch, parameters)
-        except FibrationError:
+        joined = Joined((batch,))
+        if not self.accepts(parameters) or not self.taken(joined):
             return None
+        coefficients, values = self.evaluate_each(joined, [parameters])
+        return Found(float(values[0, 0]), coefficients[0], np.zeros(0))
 
-    def _evaluate(self, batch: Batch, parameters: Mapping[str, Any]) -> Found:
-        h = self.hierarchy
-        groups = tuple(r.group for r in batch.rows)
-        key = batch.lengths, groups
-        if key not in self._indexes:
-            labels: dict[str, Any] = {s.name: list(groups) for s in (*h.strata, *h.groups) if s.name in LABELLED}
-            self._indexes[key] = self.op.index(offsets=np.cumsum([0, *batch.lengths]), **labels)
-        numbers = [r.reward if self.from_rewards else r.advantage for r in batch.rows]
-        given = torch.tensor(numbers, dtype=torch.float64)
-        found = self.op.coefficients(
-            torch.from_numpy(batch.of("log_probs")),
-            torch.from_numpy(batch.of("old_log_probs")),
-            None if self.from_rewards else given,
-            self._indexes[key],
-            dict(parameters),
-            rewards=given if self.from_rewards else None,
-            policies={p: torch.from_numpy(batch.of(a)) for p, a in ARGUMENT_OF.items() if p in h.policies},
-            metrics=False,
-        )
-        return Found(-float(found.objective), found.values.numpy(), np.zeros(0))
+    def evaluate_each(self, joined: Joined, parameters: Sequence[Mapping[str, Any]]) -> tuple[Floats, Floats]:
+        """Coefficients `[parameters, tokens]` and losses `[parameters, batches]` of batches that it takes all.
+
+        They are NaN for parameters out of bounds.
+        """
+        chunk = 1 if self._has_scans else max(1, COPIES // max(int(joined.starts[-1]), 1))
+        found = [self._chunk(joined, parameters[i : i + chunk]) for i in range(0, len(parameters), chunk)]
+        return np.concatenate([c for c, _ in found]), np.concatenate([v for _, v in found])
+
+    def _chunk(self, joined: Joined, parameters: Sequence[Mapping[str, Any]]) -> tuple[Floats, Floats]:
+        fine = np.array([self.accepts(p) for p in parameters])
+        coefficients = np.full((len(parameters), joined.starts[-1]), np.nan)
+        values = np.full((len(parameters), len(joined.batches)), np.nan)
+        accepted = [p for p, good in zip(parameters, fine, strict=True) if good]
+        if accepted:
+            outputs = self._run(joined, accepted)
+            coefficients[fine] = outputs[Key("coefficients")].reshape(len(accepted), -1)
+            values[fine] = -outputs[Key("objective")].reshape(len(accepted), -1)
+        return coefficients, values
+
+    def _run(self, joined: Joined, parameters: Sequence[Mapping[str, Any]]) -> dict[Key, Floats]:
+        objective, made = programs(self.hierarchy)
+        layout, copies = joined.layout(self.hierarchy, self.from_rewards), len(parameters)
+        call = _Call(self.hierarchy, joined, layout, parameters)
+        per_row = np.tile(joined.given("reward" if self.from_rewards else "advantage"), copies)
+        leaf, rows = self.hierarchy.leaves[0].name, self.hierarchy.rows.name
+        size, row = layout.size[rows], layout.parent(leaf, rows) if leaf != rows else np.arange(layout.size[rows])
+        per_token = per_row.reshape(copies, size)[:, row].ravel()
+        if self.from_rewards:
+            assert made is not None
+            per_token = interpret(made, call.inputs(made, per_token), layout.sizes(made, copies))[Key("advantages")]
+        return interpret(objective, call.inputs(objective, per_token), layout.sizes(objective, copies))
+
+
+@dataclass(frozen=True)
+class _Call:
+    hierarchy: Hierarchy
+    joined: Joined
+    layout: Layout
+    parameters: Sequence[Mapping[str, Any]]
+
+    def inputs(self, program: Program, given: Floats) -> dict[Input | Matrix, Any]:
+        """`given`: the advantage, or the reward, of every token of every copy."""
+        return {node: self._input(node, program, given) for node in program.inputs}
+
+    def _input(self, node: Input, program: Program, given: Floats) -> Floats:
+        copies, size = len(self.parameters), self.layout.size[node.over]
+        if node.kind in ("advantage", "reward"):
+            return self._at(node.over, program.leaves[0], given)
+        if node.kind == "parameter":
+            name, channel = node.key
+            return np.repeat([self._number(p, name, channel) for p in self.parameters], size)
+        if node.kind == "count":
+            return np.tile(self.layout.count(*node.key), copies)
+        argument = {"log_prob": "log_probs", "old_log_prob": "old_log_probs"}.get(node.kind)
+        if argument is None:
+            if node.kind != "policy_log_prob":
+                raise BatchError(f"'{self.hierarchy.name}' reads {node.word}, which no batch of an audit has")
+            argument = ARGUMENT_OF[node.key[0]]
+        return np.tile(self.joined.log_probs(argument), copies)
+
+    def _number(self, parameters: Mapping[str, Any], name: str, channel: str) -> float:
+        value = parameters.get(name, self.hierarchy.parameters[name].default)
+        return float(value[channel] if isinstance(value, Mapping) else value)
+
+    def _at(self, stratum: str, leaf: str, given: Floats) -> Floats:
+        if stratum == leaf:
+            return given
+        copies = len(self.parameters)
+        found = np.zeros((copies, self.layout.size[stratum]))
+        found[:, self.layout.parent(leaf, stratum)] = given.reshape(copies, -1)
+        return found.ravel()

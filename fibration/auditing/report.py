@@ -30,14 +30,19 @@ def identity(a: Result) -> str:
         return f"{what}{_with(first)}: a gradient differs on {first.differing} of {first.batches} batches"
     value = "" if first.is_same else "; the loss has another value"
     said = f"the same gradient as '{first.name}'{_with(first)} on all {first.batches} batches{value}"
-    same = [f"'{x.name}'{_with(x)}" for x in others if not x.is_strained]
+    same = [f"'{x.name}'{_with(x)}" for x in others if not x.is_strained and len(x.unseen) <= len(first.unseen)]
     return said + (f"; so has {listed(same)}" if same else "")
 
 
 def _with(x: Likeness) -> str:
-    seen = [f"{name} = {_number(v)}" for name, v in x.parameters.items() if name not in x.unseen]
+    seen = [f"{name} = {_number(v)}{_or(x, name)}" for name, v in x.parameters.items() if name not in x.unseen]
     said = f" with {', '.join(seen)}" if seen else ""
     return said + (f" (no batch here reaches {listed(x.unseen)})" if x.unseen else "")
+
+
+def _or(x: Likeness, name: str) -> str:
+    between = x.between.get(name)
+    return "" if between is None else f" (or another from {between.low:.6g} to {between.high:.6g})"
 
 
 def _number(value: Any) -> str:
@@ -114,6 +119,7 @@ def as_dict(a: Result) -> dict[str, Any]:
             {
                 "name": x.name, "parameters": dict(x.parameters), "same_gradient": x.has_same_gradient,
                 "same_value": x.is_same, "unseen": list(x.unseen),
+                "between": {name: [r.low, r.high] for name, r in x.between.items()},
                 "batches": x.batches, "differing": x.differing, "batch": batch(x.batch),
             }
             for x in a.losses

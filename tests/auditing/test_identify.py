@@ -2,49 +2,82 @@
 
 import pytest
 import torch
-from oracles.published import PUBLISHED, Rows
-from oracles.published_comparison import PARAMETERS
+from oracles.audited import LABELS, function, parameters
+from support import refuses
 
-from fibration import audit, load
-from fibration.auditing.function import Function
-from fibration.auditing.identify import Compared, identify
+from fibration import AuditError, audit
+from fibration.language.loading import shipped
 
-# Losses that have the gradient of another one for some parameters, or where each row has one advantage.
-SAME = {
-    "bapo": {"dapo"}, "gspo_token": {"gspo"}, "cispo_absolute": {"cispo"},
-}  # fmt: skip
+# Losses that are another one for the parameters of these tests, or where each row has one advantage.
+SAME = {"bapo": "dapo", "gspo_token": "gspo"}
 
-# Thresholds of covariances of the batch, bounds that depend on probabilities, normalisers that count what is kept.
-UNFOUND = {"clip_cov", "dcpo", "geometric_mask", "token_veto"}
+# What is not called equal, and why.
+NOT_EQUAL = {
+    "kl_cov": "at ratio 1 exactly, the slope of |log r| is 0 in torch and 1 in the declared loss",
+}
+AUDITED = [n for n in shipped() if n not in LABELS and n not in NOT_EQUAL]
 
 
-def as_function(name):
-    h = load(name)
-    given = {p.name: p.default for p in h.parameters.values()} | PARAMETERS.get(name, {})
-
-    def of(log_probs, old_log_probs, rollout_log_probs, advantages, mask):
-        a = advantages[:, None].expand_as(log_probs)
-        rows = Rows(log_probs, log_probs.detach(), old_log_probs, rollout_log_probs, a, mask.bool())
-        return -PUBLISHED[name](rows, given)[0]
-
-    def without_rollout(log_probs, old_log_probs, advantages, mask):
-        return of(log_probs, old_log_probs, old_log_probs, advantages, mask)
-
-    return (of if "rollout" in h.policies else without_rollout), given
+def flat(values):
+    return {(k, c): v for k, m in values.items() for c, v in (m.items() if isinstance(m, dict) else [("", m)])}
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("name", [n for n in PUBLISHED if n not in UNFOUND])
-def test_a_published_formula_is_identified(name):
-    function, given = as_function(name)
-    found = identify(Compared(Function(function, name)), (name, "bapo", "dapo", "grpo", "gspo", "reinforce"))
-    names = {x.name for x in found}
-    assert found[0].has_same_gradient, (found[0].name, found[0].parameters, found[0].differing)
-    assert name in names or names & SAME.get(name, set())
-    for x in found:
-        if x.name == name:
-            for key, value in given.items():
-                assert x.parameters[key] == pytest.approx(value, rel=1e-6)
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")  # of sources, where a group has one row
+@pytest.mark.parametrize("name", AUDITED)
+def test_a_published_formula_is_identified_with_its_parameters(name):
+    given = parameters(name)
+    found = audit(function(name, given), name=name)
+    assert found.identified, str(found)
+    assert found.losses[0].name in (name, SAME.get(name)), str(found)
+    own = next(x for x in found.losses if x.name == name)
+    assert not own.between
+    values = flat(own.parameters)
+    for key, value in flat(given).items():
+        assert key[0] in own.unseen or values[key] == pytest.approx(value, rel=1e-6)
+
+
+# Parameters that decide nothing on the batches of an audit.
+UNSEEN = {"best_of_group": ("epsilon_low",)}  # no answer but the best has an advantage
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", UNSEEN)
+def test_a_parameter_that_decides_nothing_is_named(name):
+    own = next(x for x in audit(function(name, parameters(name))).losses if x.name == name)
+    assert own.unseen == UNSEEN[name]
+
+
+@pytest.mark.parametrize("name", NOT_EQUAL)
+def test_what_differs_at_ratio_1_is_not_called_equal(name):
+    found = audit(function(name, parameters(name)), name)
+    assert not found.identified and found.losses[0].batch.tokens <= 4
+
+
+def test_every_shipped_loss_is_audited_or_lacks_an_argument():
+    assert len(shipped()) == 77 == len(AUDITED) + len(NOT_EQUAL) + len(LABELS)
+
+
+@pytest.mark.parametrize("name", LABELS)
+def test_a_loss_that_needs_more_than_an_audit_gives_is_refused(name):
+    def loss(log_probs, old_log_probs, advantages, mask, rollout_log_probs, ref_log_probs):
+        return -(log_probs * advantages[:, None] * mask).sum()
+
+    refuses(AuditError, lambda: audit(loss, name), what="cannot be")
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", ["hierarchical_grpo", "ppo_gae", "remax"])
+def test_a_function_that_knows_what_no_argument_says_is_called_no_other_loss(name):
+    """Its labels, values or greedy rewards are written into it."""
+    given = parameters(name)
+    found = audit(function(name, given, hidden=True), name=name)
+    assert not found.identified and found.losses[0].batch.tokens <= 8, str(found)
+
+
+def as_function(name):
+    given = parameters(name)
+    return function(name, given), given
 
 
 def test_the_answer_is_the_same_every_time():
@@ -77,7 +110,7 @@ def test_a_function_that_is_nan_on_some_batch_is_not_the_same():
 
 def test_given_parameters_are_not_fitted():
     function, _ = as_function("dapo")
-    assert audit(function, "dapo", parameters={"epsilon_high": 0.28}).identified
+    assert audit(function, "dapo", parameters={"epsilon_high": parameters("dapo")["epsilon_high"]}).identified
     assert not audit(function, "dapo", parameters={"epsilon_high": 0.3}).identified
 
 
@@ -103,3 +136,28 @@ def test_a_bound_of_weights_is_found():
     (found,) = audit(loss, "tis").losses
     assert found.has_same_gradient and found.parameters["ceiling"] == pytest.approx(10) and not found.unseen
     assert not audit(loss, "tis", parameters={"ceiling": 2.0}).identified
+
+
+def test_a_parameter_that_only_a_range_is_known_of_says_so():
+    """A quantile of few tokens is the same for many levels."""
+
+    def loss(log_probs, old_log_probs, advantages, mask):
+        kept, x, a = mask.bool(), log_probs - old_log_probs, advantages[:, None].expand_as(log_probs)
+        p, b = log_probs.detach()[kept], a[kept]
+        cov = (b - b.mean()) * (p - p.mean())
+        taken = cov > torch.quantile(cov, 0.81)
+        size = torch.where(x[kept] >= 0, x[kept], -x[kept])  # with the slope 1 at 0
+        return -(x[kept].exp() * b - 0.7 * taken * size).mean()
+
+    (found,) = audit(loss, "kl_cov").losses
+    assert found.has_same_gradient and found.parameters["coef"] == pytest.approx(0.7, rel=1e-6)
+    between = found.between["level"]
+    assert between.low < 0.81 < between.high and found.parameters["level"] == 0.81
+    assert "level = 0.81 (or another from" in str(audit(loss, "kl_cov"))
+
+
+def test_an_audit_does_not_depend_on_those_before_it():
+    one, other = as_function("clip_cov")[0], as_function("gspo")[0]
+    alone = audit(one, "clip_cov").to_dict()
+    audit(other, "gspo")
+    assert audit(one, "clip_cov").to_dict() == alone

@@ -25,6 +25,26 @@ SLIPS = (
         "        for first in (self.among, lambda _: False):", "        for first in (self.among,):",
     ),
     slip(
+        "copies of joined batches share their rows", "auditing/test_reference",
+        "            shift = self.size[t] * np.arange(copies)[:, None]", "            shift = 0 * np.arange(copies)[:, None]",
+    ),
+    slip(
+        "one discount serves all parameters", "auditing/test_reference",
+        "chunk = 1 if self._has_scans else max(", "chunk = max(",
+    ),
+    slip(
+        "losses whose parameters decide on policy are left out", "auditing/test_identify",
+        "        if not all(_is_multiple(o, other, fresh) for o in others):\n            return True\n", "",
+    ),
+    slip(
+        "a bound that no token shows stays where a batch puts it", "auditing/test_identify",
+        "between = sharpen(fit, self.function) if fit.is_exact and len(fit.targets.values) else {}", "between = {}",
+    ),
+    slip(
+        "rewards are probed alone in their groups", "auditing/test_identify",
+        "self.others = OTHERS if rewards else 0", "self.others = 0",
+    ),
+    slip(
         "parameters that are given are fitted", "auditing/test_identify",
         "made: dict[str, Any] = dict(self.fixed)", "made: dict[str, Any] = {}",
     ),
