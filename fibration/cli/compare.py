@@ -54,7 +54,7 @@ def compare(words: Sequence[str], with_all: bool, settings: Settings) -> list[Ou
         if with_all:
             return [Outcome(first, report=_with_all(losses[0].hierarchy, settings), asked="compare", around=(*around,))]
         from_configs = [bool(spec.trainer) for spec in specs]
-        one, other, note = _of_advantages(*(loss.hierarchy for loss in losses), from_configs)
+        one, other, note = _of_advantages(losses[0].hierarchy, losses[1].hierarchy, from_configs)
         one, other, parameters = _with_numbers((one, other), from_configs, settings)
         report = equivalent(
             one, other, settings.when, parameters=parameters, match=settings.match,
@@ -68,8 +68,7 @@ def compare(words: Sequence[str], with_all: bool, settings: Settings) -> list[Ou
 def _check(named: Sequence[str], with_all: bool, settings: Settings) -> None:
     first = named[0]
     if len(named) > 2:
-        found = listed(f"'{name}'" for name in named)
-        raise SpecError("two losses are compared", required="two SPECs", found=found)
+        raise SpecError("two losses are compared", required="two SPECs", found=listed(f"'{name}'" for name in named))
     if len(named) == 1 and not with_all:
         raise SpecError(
             f"'{first}' is compared with nothing",

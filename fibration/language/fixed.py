@@ -61,7 +61,10 @@ def with_declared(h: Hierarchy, replaced: Mapping[Expression, Expression]) -> Hi
     Raises SpecError if two of one name would differ.
     """
     totals = {a for e in h._expressions() for a in atoms_within(e, Total) if a.attribute in replaced}
-    made = {a: Total(replaced[a.attribute], a.over) for a in totals}  # type: ignore[arg-type]
+    made: dict[Expression, Expression] = {
+        a: Total(replaced[a.attribute], a.over)  # type: ignore[arg-type]
+        for a in totals
+    }
     return with_parameters(h, {**replaced, **made}, {})
 
 
