@@ -133,9 +133,8 @@ def _of_weight(e: Apply) -> Call | None:
     above, below = e.arguments
     if isinstance(below, Apply) and below.operator == "*" and isinstance(below.arguments[0], Count):
         length = below.arguments[1]
-        return (
-            Call("constant_normaliser", (length,), field="weight") if constant_normaliser(length).weight == e else None
-        )
+        is_one = constant_normaliser(length).weight == e
+        return Call("constant_normaliser", (length,), field="weight") if is_one else None
     if not any(isinstance(a, Gathered) and a.over == SOURCE for a in atoms(above)):
         return None
 
@@ -148,7 +147,8 @@ def _of_weight(e: Apply) -> Call | None:
 
 def with_strata(e: Expression, source: Stratum, target: Stratum) -> Expression:
     """Returns a kernel's formula with its strata for `source` and `target`, but in the weights of public kernels."""
-    if _call(e) is not None and _call(e).field:  # type: ignore[union-attr]
+    call = _call(e)
+    if call is not None and call.field:
         return e
     if isinstance(e, Apply):
         return Apply(e.operator, tuple(with_strata(a, source, target) for a in e.arguments))

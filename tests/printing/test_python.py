@@ -43,9 +43,9 @@ from fibration import (
     trajectory_mean,
 )
 from fibration.cli.main import app
+from fibration.cli.project import init
 from fibration.language.fingerprint import fingerprint
-from fibration.language.gates import Gate as _Gate
-from fibration.language.loading import shipped
+from fibration.language.loading import load_all, shipped
 from fibration.language.registry import CONSTRUCTORS, constructor
 from fibration.pipeline import generate
 from fibration.printing.layout import WIDTH, Quotation, lay, quoted
@@ -123,6 +123,13 @@ def from_json(**changes: Any) -> Hierarchy:
 def test_every_shipped_loss_is_declared_by_its_text() -> None:
     for name in shipped():
         printed(name)
+
+
+def test_specs_of_docs_and_of_new_projects_are_declared_by_their_texts(tmp_path: Path) -> None:
+    check(load(Path(__file__).parents[2] / "docs" / "fiberpo_k.py"))
+    init(tmp_path)
+    for h in load_all(tmp_path / "specs"):
+        check(h)
 
 
 @pytest.mark.thorough
@@ -276,16 +283,9 @@ def test_formulas_of_json_keep_their_structure(formula: str) -> None:
 
 def test_reasons_are_quoted(tmp_path: Path) -> None:
     reasons = [
-        '"""\n',
-        "'",
-        '"',
-        "\\",
-        """'' "" \\' \\" '""",
-        "a\r\n\0\x7f\u202e\u2028\xa0",
-        "} = __import__('os')",
-        "long " * 199,
-        "x" * 999,
-    ]
+        '"""\n', "'", '"', "\\", """'' "" \\' \\" '""",
+        "a\r\n\0\x7f\u202e\u2028\xa0", "} = __import__('os')", "long " * 199, "x" * 999,
+    ]  # fmt: skip
     for reason in reasons:
         text = check(one(gives_up={"inward": reason, f"baseline of {reason[:20]}": "why"}))
         assert all(line.isprintable() for line in text.split("\n"))
@@ -373,7 +373,7 @@ def test_a_constructor_of_another_package_is_refused() -> None:
     def theirs(bound):  # type: ignore[no-untyped-def]
         return Gate(minimum(residual, bound))
 
-    made = constructor(_Gate, examples=())(theirs)
+    made = constructor(Gate, examples=())(theirs)
     try:
         with pytest.raises(SpecError, match=r"theirs\(...\).*no public name") as found:
             python(one(gates={token: made(0.5)}))
