@@ -144,6 +144,7 @@ def test_a_broken_law_is_said_with_the_option_that_breaks_it(options, law, words
 
 AROUND = [
     (dict(), "All ratios are exactly 1"),
+    (dict(use_vllm=True), "All ratios are 1 up to rounding"),
     (dict(num_iterations=2), None),
     (dict(gradient_accumulation_steps=2, steps_per_generation=4), "2/4 of its generation's tokens"),
     (
