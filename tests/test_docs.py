@@ -308,6 +308,7 @@ def test_the_tutorial_shows_the_output_of_its_blocks(capsys, monkeypatch):
         "batches",
         "facts",
         "how-laws-are-decided",
+        "how-to/configs",
         "how-to/dead-rows",
         "how-to/head",
         "laws",
