@@ -4,35 +4,45 @@ from slips.slip import slip
 
 SLIPS = (
     slip(
-        "an option that nobody knows is ignored", "configs/test_options.py",
-        "name not in defaults and name not in exact and not name.startswith(below)", "name is None",
+        "an option that nobody knows is ignored",
+        "configs/test_options.py",
+        "name not in defaults and name not in exact and not name.startswith(below)",
+        "name is None",
     ),
     slip(
-        "a word after a config that is no option of it becomes one", "configs/test_files.py",
-        '_OVERRIDE = re.compile(r"\\+{0,2}[A-Za-z_][\\w.]*=")', '_OVERRIDE = re.compile(r"[^=]+=")',
+        "a word after a config that is no option of it becomes one",
+        "configs/test_files.py",
+        '_OVERRIDE = re.compile(r"\\+{0,2}[A-Za-z_][\\w.]*=")',
+        '_OVERRIDE = re.compile(r"[^=]+=")',
     ),
     slip(
-        "bnpo of one row is a mean over tokens", "configs/test_trl.py",
+        "bnpo of one row is a mean over tokens",
+        "configs/test_trl.py",
         'if self.kind in BY_ROWS or (self.kind == "bnpo" and self.options.whole("per_device_train_batch_size") == 1):',
         "if self.kind in BY_ROWS:",
     ),
     slip(
-        "the ratio of a completion is that of its tokens in the divergence", "configs/test_trl.py",
+        "the ratio of a completion is that of its tokens in the divergence",
+        "configs/test_trl.py",
         'kl = Parameter("beta", default=beta) * exp(mean(token_log_ratio, over=trajectory)) * k3',
         'kl = Parameter("beta", default=beta) * exp(token_log_ratio) * k3',
     ),
     slip(
-        "cispo reads its bound as a distance from 1", "configs/test_trl.py",
+        "cispo reads its bound as a distance from 1",
+        "configs/test_trl.py",
         "return Token({token: Gate(minimum(residual, ceiling - 1))}, reasons=reasons)",
         "return Token({token: Gate(minimum(residual, ceiling))}, reasons=reasons)",
     ),
     slip(
-        "the reasons of the worst laws come last", "cli/test_configs.py",
+        "the reasons of the worst laws come last",
+        "cli/test_configs.py",
         "for verdict in sorted(report.verdicts, key=lambda v: v.law not in FIRST):",
         "for verdict in sorted(report.verdicts, key=lambda v: v.law in FIRST):",
     ),
     slip(
-        "configs are compared whatever their numbers are", "cli/test_configs.py",
-        "a, b = (with_numbers(h, _numbers(h, parameters)) for h in (a, b))", "a, b = (with_numbers(h, {}) for h in (a, b))",
+        "configs are compared whatever their numbers are",
+        "cli/test_configs.py",
+        "a, b = (with_numbers(h, _numbers(h, parameters)) for h in (a, b))",
+        "a, b = (with_numbers(h, {}) for h in (a, b))",
     ),
 )
