@@ -26,7 +26,7 @@ BUDGETS = {
     "laws": 120,
     "packaging": 4,
     "plotting": 30,
-    "printing": 8,
+    "printing": 10,
     "processes": 1,
     "ptx": 1,
     "rollouts": 8,

@@ -310,6 +310,7 @@ def test_the_tutorial_shows_the_output_of_its_blocks(capsys, monkeypatch):
         "how-to/configs-verl",
         "how-laws-are-decided",
         "how-to/audit_step",
+        "how-to/configs",
         "how-to/dead-rows",
         "how-to/head",
         "laws",

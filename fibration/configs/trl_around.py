@@ -39,8 +39,10 @@ def _steps(o: Options) -> Iterator[str]:
         return
     in_generation = in_step if o["steps_per_generation"] is None else o.whole("steps_per_generation")
     if in_step % (in_generation * again) == 0:
+        corrects = o.flag("use_vllm") and o.flag("vllm_importance_sampling_correction")
+        exactly = "1 up to rounding" if corrects else "exactly 1"
         yield (
-            f"All ratios are exactly 1, so that no clip ever acts: with {o.said('num_iterations')}, no optimizer step "
+            f"All ratios are {exactly}, so that no clip ever acts: with {o.said('num_iterations')}, no optimizer step "
             f"comes after another one on the same generation. num_iterations=2 or steps_per_generation={2 * in_step} "
             "makes more steps"
         )
