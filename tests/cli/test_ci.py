@@ -269,7 +269,7 @@ def test_the_github_workflow_of_the_page_runs(project: Path) -> None:
     assert made.returncode == 1
     assert made.stdout.startswith("::error file=specs/wrong.json,title=ppo%3A given_up::")
     assert shell(summarise, GITHUB_STEP_SUMMARY=str(project / "summary.md")).returncode == 1
-    assert (project / "summary.md").read_text().startswith("| hierarchy | structure |")
+    assert (project / "summary.md").read_text().startswith("|  | hierarchy | outcome |\n")
     (project / "specs" / "wrong.json").unlink()
     made = shell(annotate)
     assert (made.returncode, made.stdout) == (0, "1 of 1 hierarchy verified\n")
