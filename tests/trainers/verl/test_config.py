@@ -219,6 +219,7 @@ OPTIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_value_of_an_option_trains_what_verl_trains(name, monkeypatch):
     same({**BASE, **OPTIONS[name]}, monkeypatch)
@@ -240,6 +241,7 @@ def pairs(count):
 PAIRS = pairs(60)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("first", "second"), PAIRS, ids=[" and ".join(pair) for pair in PAIRS])
 def test_two_options_together_train_what_verl_trains(first, second, monkeypatch):
     config = {**BASE, **OPTIONS[first], **OPTIONS[second]}
