@@ -36,7 +36,9 @@ def mean_of(formula: Expression, over: object, kept: Expression | None = None) -
     """The mean over the tokens of an element of `over`, or over those of them on which `kept` holds."""
     if kept is None:
         return mean(formula, over=over)  # type: ignore[arg-type]
-    return total(where(kept, formula, 0), over=over) / counted(kept, over)  # type: ignore[arg-type]
+    # No total: a formula that adds up rewards of tokens would need one reward per token.
+    share = count(token, over=over) / counted(kept, over)  # type: ignore[arg-type]
+    return mean(where(kept, formula, 0), over=over) * share  # type: ignore[arg-type]
 
 
 def counted(kept: Expression, over: object) -> Expression:

@@ -41,8 +41,8 @@ WRITTEN = [
     *sorted((CONFIGS.parents[1] / "experimental").glob("*/config/*.yaml")),
 ]
 BOUND = 1e-9
-ROUNDED = 3e-8  # verl adds 1e-8 to numbers of tokens that it divides by, as `around` says
-SINGLE = 1e-5  # gdpo and grpo_vectorized compute in float32, as `around` says
+ROUNDED = 1e-7  # verl adds 1e-8 to numbers of tokens that it divides by, as `around` says
+SINGLE = 1e-4  # gdpo and grpo_vectorized compute in float32, as `around` says
 BASE = {
     f"{ALGORITHM}adv_estimator": "grpo",
     f"{ROLLOUT}n": 4,
@@ -219,15 +219,17 @@ OPTIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_value_of_an_option_trains_what_verl_trains(name, monkeypatch):
     same({**BASE, **OPTIONS[name]}, monkeypatch)
 
 
 def pairs(count):
-    """Random pairs of options that differ in every key, or agree where they share one."""
+    """Pairs with masks that estimators read, then random pairs; in each, the two agree where they share a key."""
     draw = random.Random(7)
-    made = []
+    masked = ("gdpo", "gae", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+    made = [("rollout_rs=seq_mean_k1", f"adv_estimator={name}") for name in masked]
     while len(made) < count:
         first, second = draw.sample(sorted(OPTIONS), 2)
         config = {**OPTIONS[first], **OPTIONS[second]}
@@ -236,7 +238,11 @@ def pairs(count):
     return made
 
 
-@pytest.mark.parametrize(("first", "second"), pairs(60), ids=[" and ".join(pair) for pair in pairs(60)])
+PAIRS = pairs(60)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(("first", "second"), PAIRS, ids=[" and ".join(pair) for pair in PAIRS])
 def test_two_options_together_train_what_verl_trains(first, second, monkeypatch):
     config = {**BASE, **OPTIONS[first], **OPTIONS[second]}
     try:
