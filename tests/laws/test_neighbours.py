@@ -148,6 +148,13 @@ def test_a_gate_that_is_written_by_hand_is_recognised():
     assert all("but for μ" in str(n) for n in near)
 
 
+def test_a_weight_that_is_not_the_ratio_is_named_itself():
+    twice = neighbours(changed(grpo, weighed=(exp(2 * token_log_ratio),)))
+    assert [str(n) for n in twice if n.name == "grpo"] == ["`grpo` with the weight exp(2*token_log_ratio)"]
+    written = neighbours(changed(grpo, weighed=(exp(log_prob(current) - log_prob(policies("old")[0])),)))
+    assert [str(n) for n in written if n.name == "grpo"] == ["`grpo` with the ratio twice"]
+
+
 def test_cispo_with_the_ratio_twice():
     """The weight is CISPO's clipped ratio, and the estimator has a ratio of its own."""
     low, high = load("cispo").parameters.values()
