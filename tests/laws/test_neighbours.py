@@ -187,7 +187,7 @@ def test_a_loss_that_is_far_from_all_has_no_neighbour():
     assert all(len(n.differences) > 1 for n in nearest(far))
 
 
-@pytest.mark.sampled
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OF_EVERY_KIND)
 def test_no_neighbour_is_called_the_same_that_is_not(name):
     for mutation in MUTATIONS:
