@@ -114,7 +114,10 @@ class _Survey:
         equal = [c for c in found if not c.differing]
         if not equal and all("gates" in c.differing for c in found):
             found = self._with_equal_gates(found)
-        near = sorted((c for c in found if len(c.differing) <= FAR), key=lambda c: len(c.differing))
+        near = sorted(
+            (c for c in found if len(c.differing) <= FAR),
+            key=lambda c: (len(c.differing), len(c.differing) != 1 or not any(_exchanged(c))),
+        )
         least = len(near[0].differing) if near else 0
         made = [self._judged(c) for c in equal or near[:MOST] if len(c.differing) <= max(least, 1) + 1]
         if not any(len(n.differences) <= 1 for n in made):
@@ -271,6 +274,8 @@ def _pairs(c: _Candidate) -> Iterator[tuple[str, str]]:
 def _exchanged(c: _Candidate) -> Iterator[str]:
     """Two parameters of which each stands where the other one stands in the shipped loss."""
     for a, b in _pairs(c):
+        if not contradict(a, b):  # places match other names
+            continue
         swapped = renamed(c.h, {a: b, b: a})
         if all(part(swapped) == part(c.shipped) for part in PARTS.values()):
             yield f"with {a} and {b} exchanged"
