@@ -184,11 +184,12 @@ def import_file(path: Path, required: str = "a Python file that declares a Hiera
         raise
     except BaseException as error:  # also SystemExit, and pytest's exception that skips a module
         line = _line_in(found.origin or str(path), error)
+        ends, alone = isinstance(error, SystemExit), f"run it by itself: python {path}"
         raise SpecError(
             f"'{path}' does not import",
             required=required,
-            found=f"{type(error).__name__}: {error}{line}",
-            remedy=f"run it by itself: python {path}",
+            found=f"{type(error).__name__}{f': {error}' if str(error) else ''}{line}",
+            remedy=f"end the process under if __name__ == '__main__': alone; {alone}" if ends else alone,
         ) from error
     finally:
         sys.path.pop(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -409,6 +410,18 @@ def test_missing_rollouts_fail_before_the_work(tmp_path: Path) -> None:
     assert output.startswith("error: ") and "holds no rollouts" in output
 
 
+@pytest.mark.parametrize("command", ["show", "verify", "compare", "audit"])
+def test_an_unknown_format_is_named_without_words_of_pydantic(command: str) -> None:
+    code, output = invoke(command, "ppo", "--format", "yaml")
+    assert code == 2
+    assert "'yaml' is not one of 'text'" in output and "Value error" not in output
+
+
+@pytest.mark.parametrize("command", ["verify", "compare", "audit", "compile", "run", "plot", "record"])
+def test_every_command_that_writes_has_one_spelling_of_its_output(command: str) -> None:
+    assert {"--output", "--out", "-o"} <= set(re.findall(r"--?\w+", invoke(command, "--help")[1]))
+
+
 def test_wrong_usage_exits_with_2() -> None:
     assert invoke("verify")[0] == 2
     assert invoke("verify", "ppo", "--format", "yaml")[0] == 2
@@ -556,9 +569,9 @@ def test_two_losses_are_compared(arguments, code, said):
 def test_a_loss_is_compared_with_all_shipped_ones(tmp_path: Path) -> None:
     odd = fibration.load("grpo").replace(name="odd", objective=fibration.Objective(0.001))
     (tmp_path / "odd.json").write_text(odd.model_dump_json())
-    code, output = invoke("compare", tmp_path / "odd.json", "--with-all", "-f", "markdown")
+    code, output = invoke("compare", tmp_path / "odd.json", "--with-all", "-f", "json")
     assert code == 1
-    assert "'odd' is not shown to be the same loss as any shipped loss" in output
+    assert json.loads(output)[0]["verdicts"][0]["subject"] == "any shipped loss"
     assert "`grpo` but for μ: 0.001 in place of" in output
 
 

@@ -45,6 +45,7 @@ def status(first, second, **given):
     return equivalent(first, second, **given).verdicts[0].status
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_loss_with_names_of_its_own_is_the_same_loss(name):
     """Names that say nothing, in an order that says nothing. By name alone none of them can be compared."""

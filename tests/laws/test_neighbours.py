@@ -148,6 +148,13 @@ def test_a_gate_that_is_written_by_hand_is_recognised():
     assert all("but for μ" in str(n) for n in near)
 
 
+def test_a_weight_that_is_not_the_ratio_is_named_itself():
+    twice = neighbours(changed(grpo, weighed=(exp(2 * token_log_ratio),)))
+    assert [str(n) for n in twice if n.name == "grpo"] == ["`grpo` with the weight exp(2*token_log_ratio)"]
+    written = neighbours(changed(grpo, weighed=(exp(log_prob(current) - log_prob(policies("old")[0])),)))
+    assert [str(n) for n in written if n.name == "grpo"] == ["`grpo` with the ratio twice"]
+
+
 def test_cispo_with_the_ratio_twice():
     """The weight is CISPO's clipped ratio, and the estimator has a ratio of its own."""
     low, high = load("cispo").parameters.values()
@@ -180,7 +187,7 @@ def test_a_loss_that_is_far_from_all_has_no_neighbour():
     assert all(len(n.differences) > 1 for n in nearest(far))
 
 
-@pytest.mark.sampled
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OF_EVERY_KIND)
 def test_no_neighbour_is_called_the_same_that_is_not(name):
     for mutation in MUTATIONS:

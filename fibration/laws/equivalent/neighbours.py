@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from fibration.errors import FibrationError, listed
 from fibration.language.atoms import token_log_ratio
+from fibration.language.expressions import Expression
 from fibration.language.fixed import with_parameters
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load, shipped
@@ -113,7 +114,10 @@ class _Survey:
         equal = [c for c in found if not c.differing]
         if not equal and all("gates" in c.differing for c in found):
             found = self._with_equal_gates(found)
-        near = sorted((c for c in found if len(c.differing) <= FAR), key=lambda c: len(c.differing))
+        near = sorted(
+            (c for c in found if len(c.differing) <= FAR),
+            key=lambda c: (len(c.differing), len(c.differing) != 1 or not any(_exchanged(c))),
+        )
         least = len(near[0].differing) if near else 0
         made = [self._judged(c) for c in equal or near[:MOST] if len(c.differing) <= max(least, 1) + 1]
         if not any(len(n.differences) <= 1 for n in made):
@@ -212,8 +216,8 @@ def _words(c: _Candidate, part: str) -> str:
         lost, new = _apart(*([f"{e}" if n == "all" else f'{e} (normaliser="kept")' for e, n in p] for p in pick))
         return _gone_and_new("the mask of", lost, new)
     if part == "advantages":
-        own, theirs = ("given ones" if x.advantages is None else str(x.advantages) for x in (h, s))
-        return f"but for its advantages: {own} in place of {theirs}"
+        made, other = ("given ones" if x.advantages is None else str(x.advantages) for x in (h, s))
+        return f"but for its advantages: {made} in place of {other}"
     lost, new = _apart(*([str(p) for p in x.penalties.values()] for x in (s, h)))
     return _gone_and_new("the penalty", lost, new)
 
@@ -221,13 +225,19 @@ def _words(c: _Candidate, part: str) -> str:
 def _words_of_weights(c: _Candidate) -> str:
     lost, new = _apart(*([str(w) for w in x.objective.weighed] for x in (c.shipped, c.h)))
     if len(new) == 1 and not lost and _has_ratio(c.shipped):
-        (weight,) = (w for w in c.h.objective.weighed if str(w) == new[0])
-        base_loss = light(bare(c.shipped)).replace(penalties={}, advantages=None)
-        if are_same(
-            *(plain.replace(objective=Objective(base_loss.objective.weight).score().weigh(w)) for w in (weight, RATIO))
-        ):
+        (weight,) = (w for w in c.unified.objective.weighed if str(w) == new[0])
+        if _is_ratio(c, weight):
             return "with the ratio twice"
     return _gone_and_new("the weight", lost, new)
+
+
+def _is_ratio(c: _Candidate, weight: Expression) -> bool:
+    try:
+        base = light(bare(c.shipped)).replace(penalties={}, advantages=None)
+        score = Objective(base.objective.weight).score()
+        return are_same(*(base.replace(objective=score.weigh(w)) for w in (weight, RATIO)))
+    except FibrationError:
+        return False
 
 
 def _has_ratio(h: Hierarchy) -> bool:
@@ -264,6 +274,8 @@ def _pairs(c: _Candidate) -> Iterator[tuple[str, str]]:
 def _exchanged(c: _Candidate) -> Iterator[str]:
     """Two parameters of which each stands where the other one stands in the shipped loss."""
     for a, b in _pairs(c):
+        if not contradict(a, b):  # places match other names
+            continue
         swapped = renamed(c.h, {a: b, b: a})
         if all(part(swapped) == part(c.shipped) for part in PARTS.values()):
             yield f"with {a} and {b} exchanged"

@@ -91,7 +91,7 @@ def objective_with(base: Objective, **parts: Any) -> Objective:
 def with_part(shipped_one: Hierarchy, h: Hierarchy, part: str) -> Hierarchy:
     """The shipped loss with one part of another loss. Raises SpecError if it cannot have it."""
     o, own = shipped_one.objective, h.objective
-    changes: dict[str, Any] = {
+    changes: dict[str, dict[str, Any]] = {
         "gates": {
             "gates": h.gates, "fibrations": h.fibrations, "decomposition": h.decomposition,
             "orthogonalise": h.orthogonalise, "assume": h.assume,
@@ -102,8 +102,8 @@ def with_part(shipped_one: Hierarchy, h: Hierarchy, part: str) -> Hierarchy:
         "conditions": {"objective": objective_with(o, kept=own.kept)},
         "advantages": {"advantages": h.advantages, "groups": dict.fromkeys((*shipped_one.groups, *h.groups))},
         "penalties": {"penalties": h.penalties},
-    }[part]  # fmt: skip
-    return bare(shipped_one).replace(**changes)
+    }  # fmt: skip
+    return bare(shipped_one).replace(**changes[part])
 
 
 def bare(h: Hierarchy) -> Hierarchy:
