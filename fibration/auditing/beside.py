@@ -22,6 +22,7 @@ from fibration.errors import AuditError, listed
 
 Floats = NDArray[np.float64]
 MARK = {"holds": "✓", "fails": "✗", "note": "·"}
+EXACT = 0.3  # times the tolerance: how far the factor of all parameters together may be from 1
 FEW = 2  # names in a message
 LOSS_SCALE = 256  # the smallest factor that is read as the scale of a GradScaler
 OTHER = (
@@ -193,16 +194,18 @@ def _steps(recorded: Recorded) -> Iterable[Finding]:
 def _factor(compared: Comparison, clip: float, passes: int, ranks: int) -> Finding:
     """By what the declared gradient is multiplied."""
     close, groups = compared.tolerance, compared.groups()
-    if compared.turned or not groups:
-        many = f"{_names(compared.turned or compared.pairs)} of {len(compared.pairs)} parameters"
+    if compared.turned:
+        many = f"{_names(compared.turned)} of {len(compared.pairs)} parameters"
         said = f"another direction in {many}; the cosine over all is {compared.cosine:.6g}"
         return Finding("direction", "fails", said)
+    if not groups:
+        return Finding("factor", "fails", "no parameter has a gradient that can be compared")
     told = [(f / clip, members) for f, members in groups]
     if len(told) > 1:
         by = listed(f"{_ratio(f, close)} in {_names(members)}" for f, members in told[:FEW])
         return Finding("factor", "fails", f"the gradient is not one multiple of the declared one: × {by}")
     k = told[0][0]
-    if abs(k - 1) <= close:
+    if abs(k - 1) <= EXACT * close:
         return Finding("factor", "holds", "the gradient is that of the declared loss")
     return Finding(
         "factor", "fails", f"the gradient is {_ratio(k, close)} times the declared one{_cause(k, passes, ranks, close)}"

@@ -20,7 +20,7 @@ def fitted(target: Floats, rows: Floats, tolerance: float) -> Floats | None:
     if not len(rows) or not target.any():
         return None
     scales = np.linalg.norm(rows, axis=1)
-    used = scales > 10 * tolerance * scales.max()
+    used = scales > min(10 * tolerance, 0.3) * scales.max()
     found = np.full(len(rows), np.nan)
     if not used.any():
         return None

@@ -127,10 +127,11 @@ def as_found(model: nn.Module) -> Iterator[None]:
     gradients = [(p, p.grad, None if p.grad is None else local(p.grad).clone()) for p in model.parameters()]
     modes = [(m, m.training) for m in model.modules()]
     drawn = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     for p in model.parameters():
         p.grad = None
     try:
-        with torch.random.fork_rng(), silenced(model):
+        with torch.random.fork_rng(devices), silenced(model):
             yield
     finally:
         random.setstate(drawn[0])
@@ -154,7 +155,8 @@ def silenced(model: nn.Module) -> Iterator[None]:
     for module in model.modules():
         is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
         for word, value in vars(module).items():
-            if isinstance(value, float) and value > 0 and ("drop" in word or (is_dropout and word == "p")):
+            noisy = "drop" in word or "jitter" in word or (is_dropout and word == "p")
+            if noisy and isinstance(value, float) and value > 0:
                 rates.append((module, word, value))
     for module, word, _ in rates:
         setattr(module, word, 0.0)

@@ -118,6 +118,7 @@ def weighted(weight):
 UPSIDE_DOWN = {
     "truncated": lambda x: (-x).exp().clamp(max=2),
     "bare": lambda x: (-x).exp(),
+    "masked": lambda x: (-x).exp() * (x.abs() < 0.15),
     "truncated near 1": lambda x: (-x).exp().clamp(max=1.15),
 }
 UPRIGHT = {

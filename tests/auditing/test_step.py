@@ -46,6 +46,25 @@ def test_a_clipped_step_passes_and_the_factor_is_the_one_before(model, norm):
     assert "clipped to the norm" in str(found)
 
 
+def test_a_clipped_step_in_bfloat16_passes():
+    model = policy(torch.bfloat16)
+    d = data(model)
+    trainer = Trainer(model, d, after=lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.02))
+    found = audit_step(model, trainer, declared(model, d))
+    assert found.ok and found.factor == pytest.approx(1, abs=0.03)
+
+
+def test_a_gradient_of_zeros_is_missing(model):
+    d = data(model)
+
+    def zero():
+        for p in model.parameters():
+            p.grad.zero_()
+
+    found = audit_step(model, Trainer(model, d, after=zero), declared(model, d))
+    assert "no gradient but 0" in said(found, "missing") and found.factor is None
+
+
 def test_a_wrong_step_that_is_clipped_is_found(model):
     d = data(model)
     trainer = Trainer(model, d, divide=1, after=lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.01))
@@ -114,7 +133,7 @@ def test_without_grad_and_with_dropout():
     model = policy(dropout=0.5)
     d = data(model)
     with torch.no_grad():
-        assert audit_step(model, Trainer(model, d), declared(model, d)).ok
+        assert audit_step(model, Trainer(model, d, order=[3, 2, 1, 0]), declared(model, d)).ok
     assert model.drop.p == 0.5
 
 

@@ -57,7 +57,7 @@ SLIPS = (
         "if not f.evaluate(b.on_policy()).is_finite:  # it is not the ratio", "if False:",
     ),
     slip(
-        "an importance weight that is masked far out is upside down", "auditing/test_reports",
+        "an importance weight upside down that is masked far out passes", "auditing/test_reports",
         "x, c = x[c != 0], c[c != 0]", "pass",
     ),
     slip(

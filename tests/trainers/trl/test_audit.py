@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
             if not (folder / "done").exists():
                 folder.mkdir(exist_ok=True)
                 env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *path()])}
-                done = torchrun(ranks, HERE / "audited.py", folder, env=env, timeout=900)
+                if ranks == 1:  # without DDP
+                    command = [sys.executable, HERE / "audited.py", folder]
+                    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
+                else:
+                    done = torchrun(ranks, HERE / "audited.py", folder, env=env, timeout=900)
                 (folder / "done").write_text(done.stdout + done.stderr)
         result: dict[str, Any] = json.loads((folder / "0.json").read_text())
         return result
