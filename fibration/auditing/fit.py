@@ -57,7 +57,7 @@ class Targets:
         return first, first + 1
 
     def jumps(self, other: Floats) -> Floats:
-        """Between how many neighbours either the function or the loss `[parameters, tokens]` jumps, and the other not."""
+        """Between how many neighbours the function jumps and a loss `[parameters, tokens]` not, or the reverse."""
         one, two = self.neighbours
 
         def jump(c: Floats) -> Floats:
