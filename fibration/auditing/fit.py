@@ -57,7 +57,7 @@ class Targets:
         return first, first + 1
 
     def jumps(self, other: Floats) -> Floats:
-        """Between how many neighbours one of both jumps, the function or the loss `[parameters, tokens]`, and not both."""
+        """Between how many neighbours the function jumps and a loss `[parameters, tokens]` not, or the reverse."""
         one, two = self.neighbours
 
         def jump(c: Floats) -> Floats:
@@ -88,7 +88,7 @@ class Targets:
         return np.where(np.isfinite(error) & np.isfinite(scale), error, np.inf)
 
     def differ_in_shape(self, other: Floats) -> Floats:
-        """The number of tokens whose coefficients `[parameters, tokens]` differ by more than one factor of their batch."""
+        """How many tokens differ by more than one factor of their batch. `other`: `[parameters, tokens]`."""
         count = np.zeros(len(other))
         for i, end in enumerate(self.joined.starts[1:]):
             mine, theirs = self.coefficients[self.joined.starts[i] : end], other[:, self.joined.starts[i] : end]

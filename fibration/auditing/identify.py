@@ -108,7 +108,14 @@ class Compared:
         return self.function.reads_rewards and any(groups.count(g) == 1 for g in groups)
 
     def beside(self, references: Sequence[Reference], fixed: Mapping[str, Any]) -> list[Likeness]:
-        """Losses with the parameters that bring them nearest to the function: those that are the same, or else all."""
+        """As `tried`, with the smallest batch on which each differs."""
+        return [self.with_batch(x) for x in self.tried(references, fixed)]
+
+    def tried(self, references: Sequence[Reference], fixed: Mapping[str, Any], may_be: bool = True) -> list[Likeness]:
+        """Losses with the parameters that bring them nearest to the function: those that are the same, or else all.
+
+        `may_be`: whether one of them may be the function. Otherwise the nearest is good enough.
+        """
         fits = [Fit(r, self.fitted, fixed) for r in references]
         same = [fit for fit in fits if fit.among(self.numbers) and fit.widen(self.targets)]
         found = [self._judged(fit) for fit in same]
@@ -117,8 +124,9 @@ class Compared:
         rest = sorted((fit for fit in fits if fit not in same), key=lambda fit: fit.least[1:])[:MOST]
         for fit in rest:
             fit.widen(self.targets)
-            fit.run(self.numbers)
-        if not any(fit.is_exact for fit in rest):
+            if may_be:
+                fit.run(self.numbers)
+        if may_be and not any(fit.is_exact for fit in rest):
             for fit in rest:
                 fit.along_bounds()
         return [*found, *(self._judged(fit) for fit in rest)]
@@ -134,12 +142,14 @@ class Compared:
         apart = [b for b, e in zip(taken.joined.batches, error, strict=True) if e > EXACT]
         close = np.abs(values - taken.values) <= SAME_VALUE * (1 + np.abs(values))
         same_value = bool(close[error <= EXACT].all())
-        likeness = Likeness(reference, parameters, len(error), len(apart), same_value, fit.unseen(), between)
-        if not apart:
-            return likeness
-        start = min(apart, key=lambda b: b.tokens)
-        smallest = shrunk(start, lambda b: self._differs(reference, parameters, b))
-        return replace(likeness, batch=smallest)
+        start = min(apart, key=lambda b: b.tokens, default=None)
+        return Likeness(reference, parameters, len(error), len(apart), same_value, fit.unseen(), between, start)
+
+    def with_batch(self, x: Likeness) -> Likeness:
+        """With the smallest batch found on which it differs, if it does."""
+        if x.batch is None:
+            return x
+        return replace(x, batch=shrunk(x.batch, lambda b: self._differs(x.reference, x.parameters, b)))
 
     def _differs(self, reference: Reference, parameters: Mapping[str, Any], batch: Batch) -> bool:
         try:
@@ -183,12 +193,12 @@ def identify(compared: Compared, names: Sequence[str] | None = None) -> list[Lik
         if not lacks(h := load(n), compared.function)
     ]
     near = [r for r in candidates if compared.fits_on_policy(r)]
-    found = compared.beside(near, {})
+    found = compared.tried(near, {})
     same = [x for x in found if x.is_same] or [x for x in found if x.has_same_gradient]
     if not same:
-        found += compared.beside([r for r in candidates if r not in near], {})
+        found += compared.tried([r for r in candidates if r not in near], {}, may_be=False)
     if same:
         return sorted(
             same, key=lambda x: (x.is_strained, len(x.unseen), len(x.parameters), x.name not in COMMON, x.name)
         )
-    return sorted(found, key=lambda x: (x.differing, len(x.parameters)))[:1]
+    return [compared.with_batch(x) for x in sorted(found, key=lambda x: (x.differing, len(x.parameters)))[:1]]

@@ -58,7 +58,9 @@ SAME = [
 ]
 
 
-@pytest.mark.parametrize(("name", "called", "changes", "expected", "numbers"), SAME, ids=[f"{c[0]}, {c[1]}" for c in SAME])
+@pytest.mark.parametrize(
+    ("name", "called", "changes", "expected", "numbers"), SAME, ids=[f"{c[0]}, {c[1]}" for c in SAME]
+)
 def test_polgrads_loss_is_identified_with_its_numbers(name, called, changes, expected, numbers):
     found = audit(polgrads(name, **changes)[called])
     assert found.identified, str(found)
