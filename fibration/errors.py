@@ -61,10 +61,14 @@ def listed(words: Iterable[object]) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """Returns `did you mean 'grpo' or 'gspo'?`, the closest known words, or "". Ignores case; reads `-` as `_`."""
+    """Returns `did you mean 'grpo' or 'gspo'?`, the closest known words, or "". Ignores case; reads `-` as `_`.
+
+    A word with the same letters in another order comes before all others: `gpro` is `grpo`.
+    """
     written = {name.casefold(): name for name in known}
     typed = word.casefold().replace("-", "_")
-    close = difflib.get_close_matches(typed, written, 2)
+    swapped = [name for name in written if sorted(name) == sorted(typed)]
+    close = swapped or difflib.get_close_matches(typed, written, 2)
     likeness = [difflib.SequenceMatcher(None, typed, name).ratio() for name in close]
     alike = [f"'{written[name]}'" for name, near in zip(close, likeness, strict=True) if near > likeness[0] - 0.05]
     return f"did you mean {' or '.join(alike)}?" if alike else ""

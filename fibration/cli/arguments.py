@@ -15,6 +15,7 @@ from fibration.language.read_document import GivenTwice, once
 
 VerifyFormat = StrEnum("VerifyFormat", "text json junit github markdown")
 ShowFormat = StrEnum("ShowFormat", "text mermaid latex json schema")
+OUTPUT = ("--output", "--out", "-o")  # of every command that writes a file or a folder
 Spec = Annotated[
     str,
     typer.Argument(metavar="SPEC", help="path.py, path.py:NAME, a JSON file, or a shipped loss.", show_default=False),

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-from fibration.cli.arguments import Parameters, ShowFormat, Spec, Timeout, VerifyFormat, parameters
+from fibration.cli.arguments import OUTPUT, Parameters, ShowFormat, Spec, Timeout, VerifyFormat, parameters
 from fibration.cli.outcome import to_its_end
 from fibration.errors import BackendError, FibrationError, LawError
 from fibration.files import check_writable, check_writable_file, write_file
@@ -41,6 +41,9 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except UsageError as error:
+            error.message = error.message.replace("Value error, ", "")  # of pydantic, which typer passes on
+            raise
         except LawError as error:
             fail(error, 1)
         except FibrationError as error:
@@ -94,7 +97,7 @@ def root(
 @app.command()
 def init(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="A folder. Default: this folder.", show_default=False)
+        Path, typer.Argument(metavar="DIR", help="A folder. Default: this folder.", show_default=False)
     ] = Path("."),
 ) -> None:
     """Start a project: a loss of your own, a test of it, and CI.
@@ -109,7 +112,7 @@ def init(
 @app.command()
 def doctor(
     spec: Annotated[
-        str | None, typer.Argument(metavar="[SPEC]", help="The loss on which backends are tried. Default: fiberpo.")
+        str | None, typer.Argument(metavar="SPEC", help="The loss on which backends are tried. Default: fiberpo.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
@@ -133,7 +136,7 @@ def verify(
     ] = VerifyFormat.text,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the report to a file, and print a summary."),
+        typer.Option(*OUTPUT, metavar="FILE", help="Write the report to a file, and print a summary."),
     ] = None,
     if_any: Annotated[bool, typer.Option("--if-any", help="Skip files and folders that declare no hierarchy.")] = False,
     timeout: Timeout = BUDGET,
@@ -156,7 +159,9 @@ def verify(
 @app.command()
 def compare(
     first: Spec,
-    second: Annotated[str, typer.Argument(metavar="SPEC", help="The loss to compare it with.", show_default=False)],
+    second: Annotated[
+        str | None, typer.Argument(metavar="SPEC", help="The loss to compare it with.", show_default=False)
+    ] = None,
     when: Annotated[
         list[str] | None,
         typer.Option(metavar="CONDITION", help="Compare only on batches that meet this. May be repeated."),
@@ -165,18 +170,33 @@ def compare(
         list[str] | None,
         typer.Option(metavar="NAME=NAME|FORMULA|NUMBER", help="Match two parameters, or fix one. inf: it never binds."),
     ] = None,
+    match: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NAME", help="Two names of one parameter, stratum, policy or attribute."),
+    ] = None,
+    at_defaults: Annotated[
+        bool, typer.Option("--at-defaults", help="Each loss has its own defaults as constants.")
+    ] = False,
+    ignore_advantages: Annotated[
+        bool, typer.Option("--ignore-advantages", help="How advantages are made of rewards does not count.")
+    ] = False,
+    with_all: Annotated[
+        bool, typer.Option("--with-all", help="Compare with all shipped losses, and name the nearest.")
+    ] = False,
     format: Annotated[
         VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="The format of the report.")
     ] = VerifyFormat.text,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the report to a file, and print a summary."),
+        Path | None, typer.Option(*OUTPUT, metavar="FILE", help="Write the report to a file, and print a summary.")
     ] = None,
     timeout: Timeout = BUDGET,
 ) -> None:
-    """Decide whether two losses are the same.
+    """Decide whether two losses are the same, or which shipped loss one is (--with-all).
 
     Two losses are the same if every token has the same coefficient on every batch of every size.
+
+    Parameters are matched by name, then by role: the report lists each match of two names. --match says which belong
+    together where that is not unique.
 
     CONDITION is a comparison that holds at every token ('advantage >= 0'), 'equal(count(token, over=trajectory))',
     'equal(advantage, on=trajectory)' or short 'advantage=trajectory', 'one(domain)', 'same(old, rollout)', on_policy.
@@ -186,14 +206,16 @@ def compare(
     Exit code 0: proved. 1: refuted by a batch, the smallest found, or undecided. 2: the losses cannot be compared, or
     an input is unusable.
     """
+    from fibration.cli.compare import Settings, matches, names
     from fibration.cli.compare import compare as compare_specs
-    from fibration.cli.compare import matches
     from fibration.printing.progress import working
 
     check_writable_file(output)
-    matched = matches(param or (), parameters)
-    with working(f"comparing {first} with {second}"):
-        outcomes = compare_specs(first, second, when or (), matched, timeout)
+    settings = Settings(
+        when or (), matches(param or (), parameters), names(match or ()), at_defaults, ignore_advantages, timeout
+    )
+    with working(f"comparing {first} with {second or 'all shipped losses'}"):
+        outcomes = compare_specs(first, second, with_all, settings)
     raise typer.Exit(say(outcomes, format, output))
 
 
@@ -210,9 +232,7 @@ def audit(
     format: Annotated[
         VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="The format of the report.")
     ] = VerifyFormat.text,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report to a file.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option(*OUTPUT, metavar="FILE", help="Write the report to a file.")] = None,
 ) -> None:
     """Find out which loss a function is, and what is wrong with it.
 
@@ -290,7 +310,7 @@ def compile(
     backend: Annotated[str, typer.Option("--backend", "-b", help="torch, c, triton or auto.")] = "auto",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="Write NAME_BACKEND.py and NAME_certificate.json here."),
+        typer.Option(*OUTPUT, metavar="DIR", help="Write NAME_BACKEND.py and NAME_certificate.json here."),
     ] = None,
     arch: Annotated[
         str | None, typer.Option(metavar="sm_90", help="Triton: also write machine code for this chip. Needs -o.")
@@ -340,9 +360,7 @@ def run(
     verify: Annotated[
         list[str] | None, typer.Option(metavar="SPEC|DIR", help="Verify this spec or folder first. May be repeated.")
     ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", "--output", "-o", metavar="DIR", help="The folder for pictures.")
-    ] = Path("out"),
+    out: Annotated[Path, typer.Option(*OUTPUT, metavar="DIR", help="The folder for pictures.")] = Path("out"),
     by: Annotated[
         str | None,
         typer.Option(
@@ -370,9 +388,7 @@ def plot(
     ] = None,
     param: Parameters = None,
     paper: Annotated[bool, typer.Option("--paper", help="Use the parameters in the paper's captions.")] = False,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The folder for figures.")] = Path(
-        "out"
-    ),
+    output: Annotated[Path, typer.Option(*OUTPUT, metavar="DIR", help="The folder for figures.")] = Path("out"),
     format: Annotated[str, typer.Option("--format", "-f", metavar="png,svg", help="One format, or both.")] = "png",
 ) -> None:
     """Draw the paper's figures of a hierarchy.
@@ -391,7 +407,9 @@ def plot(
 
 @app.command()
 def record(
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The safetensors file to write.", show_default=False)],
+    out: Annotated[
+        Path, typer.Option(*OUTPUT, metavar="FILE", help="The safetensors file to write.", show_default=False)
+    ],
     prompts_per_domain: Annotated[int, typer.Option(min=1, help="Prompts of each domain.")] = 8,
     samples: Annotated[int, typer.Option(min=1, help="Trajectories per prompt.")] = 8,
     updates: Annotated[int, typer.Option(min=0, help="Optimiser steps on the batch.")] = 4,
@@ -419,7 +437,7 @@ def record(
 @app.command()
 def bench(
     specs: Annotated[
-        list[str] | None, typer.Argument(metavar="[SPEC]...", help="Specs. Default: some shipped losses.")
+        list[str] | None, typer.Argument(metavar="SPEC", help="Specs. Default: some shipped losses.")
     ] = None,
     backend: Annotated[
         list[str] | None, typer.Option("--backend", "-b", help="Default: all backends. May be repeated.")

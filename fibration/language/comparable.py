@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from fibration.errors import SpecError
 from fibration.language.hierarchy import Hierarchy
 
+_ONE_NAME = "say that they are one: --match {mine}={yours}; or give it one name in both"
+
 
 def check_strata(first: Hierarchy, second: Hierarchy) -> None:
     for what, stratum, strata in (
@@ -31,8 +33,8 @@ def check_rewards(first: Hierarchy, second: Hierarchy) -> None:
             f"'{made.name}' makes its advantages of rewards, and '{taken.name}' is given advantages",
             required="two losses from rewards, or two from advantages",
             found=f"advantages={made.advantages} only in '{made.name}'",
-            remedy=f"compare what they do with advantages: replace(advantages=None) of '{made.name}'; or give "
-            f"'{taken.name}' the same formula",
+            remedy="compare what they do with advantages: --ignore-advantages, or replace(advantages=None) of "
+            f"'{made.name}'; or give '{taken.name}' the same formula",
         )
 
 
@@ -45,7 +47,7 @@ def check_attributes(first: Hierarchy, second: Hierarchy) -> None:
                 required="one declaration",
                 found=f"{a.model_dump()} and {b.model_dump()}",
             )
-    check_alone("attribute", first, second, first.attributes, second.attributes, "give it one name in both")
+    check_alone("attribute", first, second, first.attributes, second.attributes, _ONE_NAME)
 
 
 def check_alone(

@@ -47,6 +47,8 @@ def shipped_file(name: str) -> Path:
 def load(spec: str | Path) -> Hierarchy:
     """Returns the hierarchy that `spec` names: `path.py`, `path.py:NAME`, a JSON file or a shipped name.
 
+    NAME is the variable, or else the `name=` of the hierarchy.
+
     A Python file is imported, so its code runs. A JSON file is only read. Raises SpecError if `spec` has no hierarchy,
     or several and no NAME.
     """
@@ -182,11 +184,12 @@ def import_file(path: Path, required: str = "a Python file that declares a Hiera
         raise
     except BaseException as error:  # also SystemExit, and pytest's exception that skips a module
         line = _line_in(found.origin or str(path), error)
+        ends, alone = isinstance(error, SystemExit), f"run it by itself: python {path}"
         raise SpecError(
             f"'{path}' does not import",
             required=required,
-            found=f"{type(error).__name__}: {error}{line}",
-            remedy=f"run it by itself: python {path}",
+            found=f"{type(error).__name__}{f': {error}' if str(error) else ''}{line}",
+            remedy=f"end the process under if __name__ == '__main__': alone; {alone}" if ends else alone,
         ) from error
     finally:
         sys.path.pop(0)
@@ -227,13 +230,21 @@ def _hierarchies(module: ModuleType) -> dict[str, Hierarchy]:
 def _pick(module: ModuleType, where: str, name: str | None) -> Hierarchy:
     found = _hierarchies(module)
     if name is not None:
-        if name not in found:
+        called = [h for h in found.values() if h.name == name]  # NAME is a variable, or the hierarchy's own name
+        if name not in found and len(called) != 1:
+            known = {v: v if h.name == v else f"{v} (name={h.name!r})" for v, h in found.items()}
+            variables = [v for v, h in found.items() if h.name == name]
             raise SpecError(
-                f"'{where}' holds no hierarchy called '{name}'",
-                required=f"one of {', '.join(found)}" if found else f"{name} = Hierarchy(...) at the top level",
+                f"'{where}' holds {len(called) or 'no'} {'hierarchies' if called else 'hierarchy'} called '{name}'",
+                required=f"one of {', '.join(known.values())}"
+                if found
+                else f"{name} = Hierarchy(...) at the top level",
                 found="" if found else "no hierarchy at all",
+                remedy=f"name the variable: {where}:{variables[0]}"
+                if variables
+                else suggest(name, [*found, *(h.name for h in found.values())]),
             )
-        return found[name]
+        return found[name] if name in found else called[0]
     if len(found) != 1:
         raise (SpecError if found else NoHierarchy)(
             f"'{where}' holds {'no hierarchy' if not found else f'{len(found)} hierarchies'}",

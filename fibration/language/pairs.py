@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -21,22 +21,18 @@ from fibration.language.atoms import Count, Parameter, Stratum, Summary, advanta
 from fibration.language.comparable import check_alone, check_attributes, check_rewards, check_strata
 from fibration.language.conditions import Condition, Equal, OnPolicy, Same, condition, policies_of, strata_of
 from fibration.language.declared import NAME, FrozenMap
-from fibration.language.decompositions import Decomposition
 from fibration.language.expressions import Expression, as_expression
-from fibration.language.gates import Gate
+from fibration.language.fixed import put_parameters, with_parameters
 from fibration.language.grammar import parse
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration, MarkovKernel, uniform
-from fibration.language.limits import Here, at_infinity
-from fibration.language.objectives import Objective
-from fibration.language.penalties import Penalty
+from fibration.language.kernels import Fibration, uniform
+from fibration.language.limits import Here
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, Policy
-from fibration.language.statistics import Aggregate, atoms_within, rewritten_within
-from fibration.language.stops import NO_KINDS, ORDER, SUMS
+from fibration.language.statistics import Aggregate, atoms_within
 from fibration.language.strata import Shape
 from fibration.language.token_formulas import roots
-from fibration.language.traversal import atoms, substitute
+from fibration.language.traversal import atoms
 
 Given = Mapping[str, str | float | Fraction]
 
@@ -139,14 +135,24 @@ class Pair:
         return any({CURRENT, OLD} <= g for g in self.same_policies)
 
 
-def pair(first: Hierarchy, second: Hierarchy, when: object = None, parameters: Given | None = None) -> Pair:
-    """Returns two hierarchies made comparable. Raises SpecError or ParameterError for a mismatch."""
+def check_hierarchies(first: object, second: object) -> None:
+    """Raises SpecError for anything that is no hierarchy."""
     for h in (first, second):
         if not isinstance(h, Hierarchy):
             raise SpecError(f"{h!r} is no hierarchy", remedy="load one: fibration.load('gspo')")
+
+
+def check_comparable(first: Hierarchy, second: Hierarchy) -> None:
+    """Raises SpecError for two hierarchies that do not read the same batches."""
     check_strata(first, second)
     check_rewards(first, second)
     check_attributes(first, second)
+
+
+def pair(first: Hierarchy, second: Hierarchy, when: object = None, parameters: Given | None = None) -> Pair:
+    """Returns two hierarchies made comparable. Raises SpecError or ParameterError for a mismatch."""
+    check_hierarchies(first, second)
+    check_comparable(first, second)
     first, second, fixed, ranges = _matched(first, second, parameters or {})
     names: dict[str, object] = {s.name: s for h in (first, second) for s in whole_batch(h).strata}
     for h in (first, second):
@@ -213,13 +219,13 @@ def _matched(
     ranges: list[Expression] = []
     for name, w in written.items():
         p, k = both[w.owner].parameters[name], 1 - w.owner
-        renamed[w.owner][p] = formula = _put(w.formula, renamed[k], values[k], Here(both[k].shape))
+        renamed[w.owner][p] = formula = put_parameters(w.formula, renamed[k], values[k], Here(both[k].shape))
         ranges += [formula > as_expression(p.lower)] if p.lower not in (None, -math.inf) else []
         ranges += [formula < as_expression(p.upper)] if p.upper not in (None, math.inf) else []
     hierarchies = []
     for h, change, numbers in zip(both, renamed, values, strict=True):
         with located(f"hierarchy '{h.name}'"):
-            hierarchies.append(_with(h, change, numbers))
+            hierarchies.append(with_parameters(h, change, numbers))
     said: dict[str, float | str] = {n: str(w.formula) for n, w in written.items()}
     return hierarchies[0], hierarchies[1], said | {k: float(v) for k, v in fixed.items()}, tuple(ranges)
 
@@ -313,69 +319,3 @@ def _both(one: tuple[Hierarchy, Parameter], other: tuple[Hierarchy, Parameter]) 
     inside = all((lower is None or v > lower) and (upper is None or v < upper) for _, v in a.default_items())
     update = {"lower": lower, "upper": upper, "default": a.default if inside else None, "on": None}
     return first, a.model_copy(update=update)
-
-
-def _with(
-    h: Hierarchy, renamed: Mapping[Expression, Expression], fixed: Mapping[Parameter, float | Fraction]
-) -> Hierarchy:
-    """Returns the hierarchy with parameters replaced, some of them by numbers."""
-    if not renamed and not fixed:
-        return h
-
-    shape, leaves = whole_batch(h), h.leaves
-
-    def put(e: Expression, *strata: Stratum, through: frozenset[str] = NO_KINDS) -> Expression:
-        inside, here = Here(shape), Here(shape, strata or leaves, h.masses)
-        gathered = rewritten_within(e, lambda inner: _put(inner, renamed, fixed, inside, through))
-        return _put(gathered, renamed, fixed, here, through)
-
-    split = h.decomposition
-    densities = {c: put(e, through=ORDER) for c, e in split.densities}
-    return h.replace(
-        fibrations=[Fibration(f.source, f.target, MarkovKernel(put(f.kernel.weight, f.source))) for f in h.fibrations],
-        gates={s: Gate(put(g.expression, s)) for s, g in h.gates.items()},
-        decomposition=Decomposition(densities, put(split.recovery), put(split.scale)),
-        objective=_objective(h.objective, put),
-        advantages=None if h.advantages is None else put(h.advantages),
-        penalties={
-            name: Penalty(
-                put(p.formula, *([p.over] if p.over else []), through=SUMS),
-                p.objective and _objective(p.objective, put),
-                p.over,
-            )
-            for name, p in h.penalties.items()
-        },
-    )
-
-
-def _put(
-    e: Expression,
-    renamed: Mapping[Expression, Expression],
-    fixed: Mapping[Parameter, float | Fraction],
-    here: Here,
-    through: frozenset[str] = NO_KINDS,
-) -> Expression:
-    """Returns a formula with parameters replaced, some by numbers. `through`: see `carries_gradient`."""
-    numbers: dict[Expression, Expression] = {p: as_expression(v) for p, v in fixed.items() if _is_finite(p, v)}
-    infinite: dict[Expression, int] = {p: 1 if value > 0 else -1 for p, value in fixed.items() if p not in numbers}
-    e = at_infinity(e, infinite, here, through)
-    return substitute(e, {**renamed, **numbers})
-
-
-def _objective(given: Objective, put: Callable[[Expression], Expression]) -> Objective:
-    made = Objective(put(given.weight))
-    made = made.score() if given.estimator == "score" else made
-    for w in given.weighed:
-        made = made.weigh(put(w))
-    for k in given.kept:
-        made = made.keep(put(k.condition), k.normaliser)
-    return made
-
-
-def _is_finite(p: Parameter, value: float | Fraction) -> bool:
-    """Whether a value is finite. Raises ParameterError if the parameter cannot have it."""
-    unbounded = {math.inf: p.upper in (None, math.inf), -math.inf: p.lower in (None, -math.inf)}
-    if unbounded.get(float(value), False):
-        return False
-    p.check(float(value), "the value to compare at")
-    return True

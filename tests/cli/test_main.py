@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -365,6 +366,18 @@ def test_missing_rollouts_fail_before_the_work(tmp_path: Path) -> None:
     assert output.startswith("error: ") and "holds no rollouts" in output
 
 
+@pytest.mark.parametrize("command", ["show", "verify", "compare", "audit"])
+def test_an_unknown_format_is_named_without_words_of_pydantic(command: str) -> None:
+    code, output = invoke(command, "ppo", "--format", "yaml")
+    assert code == 2
+    assert "'yaml' is not one of 'text'" in output and "Value error" not in output
+
+
+@pytest.mark.parametrize("command", ["verify", "compare", "audit", "compile", "run", "plot", "record"])
+def test_every_command_that_writes_has_one_spelling_of_its_output(command: str) -> None:
+    assert {"--output", "--out", "-o"} <= set(re.findall(r"--?\w+", invoke(command, "--help")[1]))
+
+
 def test_wrong_usage_exits_with_2() -> None:
     assert invoke("verify")[0] == 2
     assert invoke("verify", "ppo", "--format", "yaml")[0] == 2
@@ -483,7 +496,21 @@ LENGTHS = "equal(count(token, over=trajectory))"
         (["grpo", "dapo", "--when", LENGTHS], 0, f"'grpo' is the same loss as 'dapo' when {LENGTHS}"),
         (["grpo", "dapo"], 1, "'grpo' is not the same loss as 'dapo'"),
         (["ppo", "dapo", "--param", "ceiling=inf"], 0, "'ppo' is the same loss as 'dapo' with ceiling = inf"),
-        (["grpo", "truly_ppo", "--param", "epsilon_low=epsilon"], 2, "alpha only in 'truly_ppo'"),
+        (["grpo", "truly_ppo", "--param", "epsilon_low=epsilon"], 1, "with epsilon_high ↔ alpha"),
+        (["ppo", "truly_ppo"], 2, "alpha only in 'truly_ppo'"),
+        (
+            ["ppo", "truly_ppo", "--match", "epsilon_low=epsilon", "--match", "ceiling=alpha"],
+            1,
+            "epsilon_low ↔ epsilon",
+        ),
+        (["grpo", "dapo", "--match", "epsilon_low"], 2, "--match 'epsilon_low' cannot be read"),
+        (["grpo", "dapo", "--match", "a=b"], 2, "the names 'a' and 'b' cannot be matched"),
+        (["ppo", "dapo", "--at-defaults"], 1, "with all parameters at their defaults"),
+        (["grpo_rewards", "grpo", "--ignore-advantages"], 0, "with advantages given to both"),
+        (["dapo"], 2, "'dapo' is compared with nothing"),
+        (["dapo", "grpo", "--with-all"], 2, "leave one of them out"),
+        (["dapo", "--with-all", "--at-defaults"], 2, "--with-all takes no --at-defaults"),
+        (["dapo", "--with-all"], 0, "'dapo' is the same loss as 'dapo'"),
         (["grpo", "dapo", "--when", LENGTHS, "--param", "epsilon_low=0.1 + epsilon_low"], 1, "is not the same loss"),
         (["grpo", "gone.py"], 2, "there is no such file"),
         (["grpo", "dapo", "--when", "advantage="], 2, "cannot be read"),
@@ -493,6 +520,15 @@ def test_two_losses_are_compared(arguments, code, said):
     found, output = invoke("compare", *arguments)
     assert found == code
     assert said in output
+
+
+def test_a_loss_is_compared_with_all_shipped_ones(tmp_path: Path) -> None:
+    odd = fibration.load("grpo").replace(name="odd", objective=fibration.Objective(0.001))
+    (tmp_path / "odd.json").write_text(odd.model_dump_json())
+    code, output = invoke("compare", tmp_path / "odd.json", "--with-all", "-f", "json")
+    assert code == 1
+    assert json.loads(output)[0]["verdicts"][0]["subject"] == "any shipped loss"
+    assert "`grpo` but for μ: 0.001 in place of" in output
 
 
 def test_comparisons_have_the_formats_of_reports(tmp_path: Path):

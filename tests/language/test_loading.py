@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fibration import load
+from fibration import SpecError, load
 from fibration.errors import NoHierarchy
 from fibration.language.loading import load_all, shipped, shipped_file, spec_files
 
@@ -44,3 +44,31 @@ def test_a_folder_without_specs_is_an_error(folder):
     (folder / "empty" / "deep").mkdir(parents=True)
     with pytest.raises(NoHierarchy, match="holds no spec"):
         spec_files(folder / "empty")
+
+
+def test_a_name_is_a_variable_or_that_of_a_hierarchy(tmp_path):
+    text = 'from fibration import load\na = load("grpo").replace(name="first")\nb = load("dapo").replace(name="a")\n'
+    path = tmp_path / "two.py"
+    path.write_text(text + 'c = load("ppo").replace(name="same")\nd = load("gspo").replace(name="same")\n')
+    assert load(f"{path}:first").name == load(f"{path}:a").name == "first"  # a variable comes first
+    with pytest.raises(SpecError, match=r"2 hierarchies called 'same'(?s:.*)name the variable: .*two.py:c"):
+        load(f"{path}:same")
+    with pytest.raises(SpecError, match="did you mean 'first'"):
+        load(f"{path}:frist")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("gpro", "grpo"), ("GRPO", "grpo"), ("dr-grpo", "dr_grpo"), ("DAPO", "dapo")]
+)
+def test_one_shipped_loss_is_suggested_for_a_slip(typed, meant):
+    with pytest.raises(SpecError) as caught:
+        load(typed)
+    assert caught.value.remedy == f"did you mean '{meant}'?"
+
+
+def test_a_spec_that_exits_is_told_what_to_do(tmp_path):
+    (tmp_path / "ends.py").write_text("raise SystemExit\n")
+    with pytest.raises(SpecError) as caught:
+        load(tmp_path / "ends.py")
+    assert caught.value.found == "SystemExit (line 1)"
+    assert "under if __name__ == '__main__'" in caught.value.remedy

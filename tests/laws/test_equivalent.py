@@ -382,7 +382,11 @@ def test_losses_with_different_penalties_or_advantages_differ() -> None:
     assert "replace(advantages=None)" in str(caught.value)
 
 
-def test_losses_of_one_name_need_the_same_row_stratum() -> None:
+def test_rows_are_rows_under_two_names() -> None:
+    """The rows of both losses are the rows of one batch; a loss that has other strata of these names is refused."""
     episode = Stratum("episode")
+    (verdict,) = equivalent(grpo, grpo.replace(rows=episode, objective=token_mean())).verdicts
+    assert (verdict.status, verdict.subject) == ("refuted", "'grpo' with trajectory ↔ episode")
+    assert equivalent(dapo, dapo.replace(rows=episode)).ok
     with pytest.raises(SpecError, match="use different row strata"):
-        equivalent(grpo, grpo.replace(rows=episode, objective=token_mean()))
+        equivalent(gspo, geometric.replace(rows=prompt_group))

@@ -4,6 +4,27 @@ from slips.slip import slip
 
 SLIPS = (
     slip(
+        "a bound that says low is matched with one that says high", "laws*by_role",
+        "overlap and not contradict(one.name, other.name)", "overlap",
+    ),
+    slip(
+        "a match that is not unique is made all the same", "laws*by_role",
+        "if len(equal) == 1 and len(options) <= MOST:", "if not equal:\n        return found.under(options[0])\n    if len(equal) == 1:",
+    ),
+    slip(
+        "all losses are at the defaults of the first", "laws*by_role",
+        "one, other = (with_defaults(h, said) for h in (one, other))",
+        "one, other = (with_defaults(h, said) for h in (one, one))",
+    ),
+    slip(
+        "any added weight is the ratio", "laws*neighbours",
+        "if len(new) == 1 and not lost and _has_ratio(c.shipped):", "if len(new) == 1 and not lost:\n        return 'with the ratio twice'\n    if new:",
+    ),
+    slip(
+        "parts are the same if no small batch tells them apart", "laws*neighbours",
+        "return Budget(SECONDS).allows(decide) and found[0]", "return Budget(SECONDS).allows(decide) or True",
+    ),
+    slip(
         "the law of inward gates forgets which way a channel moves the ratio", "laws/test_inward",
         "assume.with_signs({base: frozenset({p * up})}) for p in WAYS}",
         "assume.with_signs({base: frozenset({p})}) for p in WAYS}",

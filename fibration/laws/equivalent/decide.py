@@ -6,18 +6,21 @@ It searches a few small batches for a difference, then tries to prove equality f
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from fibration.errors import LawError, SpecError, listed
+from fibration.errors import FibrationError, LawError, SpecError, listed
 from fibration.language.atoms import advantage
 from fibration.language.comparable import declared_differences
 from fibration.language.conditions import Equal
+from fibration.language.fixed import at_defaults as with_defaults
 from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
-from fibration.language.pairs import Given, Pair, pair
+from fibration.language.pairs import Given, Pair, check_comparable, check_hierarchies, pair
 from fibration.language.report import BUDGET, Report, Verdict
 from fibration.language.traversal import atoms
 from fibration.laws import LAWS
 from fibration.laws.budget import Budget
+from fibration.laws.equivalent.matching import Matched, match_by_role, match_by_trial
 from fibration.laws.equivalent.same_loss import NoBatchError, same_loss
 from fibration.laws.equivalent.search import FEW, MANY, difference
 from fibration.laws.law import FILE_AN_ISSUE, Proved, internal_error
@@ -26,8 +29,8 @@ from fibration.laws.verify import OUT_OF_TIME
 
 STATEMENT = "the same coefficients c_i = ∂J/∂log π_i on every batch"
 REMEDY = (
-    "change one of them; or ask for fewer batches with when=... (--when), and match or fix parameters with "
-    "parameters={...} (--param)"
+    "change one of them; or ask for fewer batches with when=... (--when), match names with match={...} (--match), and "
+    "fix parameters with parameters={...} (--param)"
 )
 
 
@@ -58,6 +61,9 @@ def equivalent(
     when: object = None,
     *,
     parameters: Given | None = None,
+    match: Mapping[str, str] | None = None,
+    at_defaults: bool = False,
+    ignore_advantages: bool = False,
     timeout: float | None = BUDGET,
 ) -> Report:
     """Decide whether two losses are the same for batches of all sizes. Returns a `Report` with one verdict.
@@ -71,7 +77,9 @@ def equivalent(
     - *undecided*: no proof and no such batch was found, the time was over, or the comparison raised an exception. After
       an exception the report asks for an issue.
 
-    Levels may differ in names, number and shape. Tokens, rows, policies and attributes are matched by name.
+    Levels may differ in names, number and shape. Tokens, rows, policies and attributes are matched by name; tokens and
+    rows also under two names. Parameters are matched by name, then by role. The verdict's subject lists each match of
+    two names, and `when` uses the first loss's names.
 
     - `when`: one or several conditions, as objects or text. Only batches that meet all of them are compared. A
       condition is a comparison that holds at every token (`advantage >= 0`), `equal(advantage, on=trajectory)`,
@@ -80,22 +88,100 @@ def equivalent(
     - `parameters`: matches or fixes parameters. A parameter of both losses has one value. `{"epsilon": "eps_low"}`
       matches two names. `{"bound": "1 + epsilon"}` writes a parameter in parameters of the other loss.
       `{"C": math.inf}` fixes a parameter: here a budget that never binds.
+    - `match`: names of one thing, `{"epsilon_low": "eps_lo", "reference": "teacher"}`: parameters, strata, policies and
+      attributes.
+    - `at_defaults`: each loss has its own defaults as constants, but for the parameters in `parameters` and `match`.
+    - `ignore_advantages`: compares the losses as functions of given advantages. How a loss computes advantages from
+      rewards does not count.
     - `timeout`: seconds. None is no limit.
 
-    Raises SpecError and ParameterError if the two hierarchies do not match, if no batch meets `when`, or if a
-    foundation of a hierarchy fails: `structure`, `locality`, a law of kernels, or `objective`.
+    Raises SpecError and ParameterError if the two hierarchies do not match, if a match of parameters is not unique, if
+    no batch meets `when`, or if a foundation of a hierarchy fails: `structure`, `locality`, a law of kernels, or
+    `objective`.
     """
-    both, budget, found = pair(first, second, when, parameters), Budget(timeout), list[Comparison]()
-    if not budget.allows(lambda: found.append(_decide(both))):
+    check_hierarchies(first, second)
+    budget, given = Budget(timeout), dict(parameters or {})
+    one, other = (h.replace(advantages=None) if ignore_advantages else h for h in (first, second))
+    if at_defaults:
+        said = {*given, *(v for v in given.values() if isinstance(v, str)), *(match or {}), *(match or {}).values()}
+        one, other = (with_defaults(h, said) for h in (one, other))
+    matched = match_by_role(one, other, given, match or {})
+    check_comparable(matched.first, matched.second)
+    asked = _Asked(matched, when, at_defaults, ignore_advantages)
+    if not all(matched.alone):  # else the conditions can be read only once the parameters are matched
+        asked.pair = asked.paired()
+    found: list[Comparison] = []
+    if not budget.allows(lambda: found.append(asked.decide())):
         late = f"{OUT_OF_TIME} after {budget.seconds:g} s"
         more = f"give it more: timeout={10 * budget.seconds:g}, or --timeout {10 * budget.seconds:g}"
-        found = [Comparison("equivalent", _subject(both), "undecided", "", STATEMENT, late, more, out_of_time=True)]
-    if found[0].status == "refuted":
-        found = [replace(found[0], found=declared_differences(first, second))]
-    notes = [note for note in (_one_advantage(both), _defaults(first, second, parameters or {})) if note]
-    if found[0].status == "proved":
-        found = [replace(found[0], argument=". ".join([found[0].argument, *notes]))]
+        found = [Comparison("equivalent", asked.subject, "undecided", "", STATEMENT, late, more, out_of_time=True)]
     return Comparisons(first, tuple(found))
+
+
+class _Broken(Exception):
+    """A foundation raised an exception. The argument is the text for the verdict."""
+
+
+@dataclass
+class _Asked:
+    """A comparison: two hierarchies with matched names, and how they are compared."""
+
+    matched: Matched
+    when: object
+    at_defaults: bool
+    ignores_advantages: bool
+    pair: Pair | None = None
+
+    def decide(self) -> Comparison:
+        try:
+            for h in (self.matched.first, self.matched.second):
+                _check_foundations(h)
+        except _Broken as error:
+            return self._broken(str(error))
+        try:
+            if self.pair is None:
+                self.matched = match_by_trial(self.matched, self.when)
+        except (FibrationError, MemoryError):  # errors of the caller and of the machine
+            raise
+        except Exception as error:
+            return self._broken(internal_error("a match of parameters", error))
+        both = self.pair = self.pair or self.paired()
+        try:
+            return self._told(_compare(both, self.subject), both)
+        except (NoBatchError, MemoryError):
+            raise
+        except Exception as error:
+            return self._broken(internal_error("a comparison", error))
+
+    def paired(self) -> Pair:
+        return pair(self.matched.first, self.matched.second, self.when, self.matched.given)
+
+    def _told(self, found: Comparison, both: Pair) -> Comparison:
+        """The verdict with what a reader should know: how the declarations differ, and on what the proof rests."""
+        first, second = self.matched.first, self.matched.second
+        if found.status == "refuted":
+            return replace(found, found=declared_differences(first, second))
+        notes = [n for n in (_one_advantage(both), _defaults(first, second, self.matched.given)) if n]
+        if found.status == "proved":
+            return replace(found, argument=". ".join([found.argument, *notes]))
+        return found
+
+    def _broken(self, found: str) -> Comparison:
+        return Comparison(
+            "equivalent", self.subject, "undecided", "", STATEMENT, found, FILE_AN_ISSUE, internal_error=True
+        )
+
+    @property
+    def subject(self) -> str:
+        both = self.pair
+        fixed = dict(both.fixed) if both else {}
+        said = [*self.matched.words, *(f"{n} = {v if isinstance(v, str) else f'{v:g}'}" for n, v in fixed.items())]
+        said += ["all parameters at their defaults"] if self.at_defaults else []
+        said += ["advantages given to both"] if self.ignores_advantages else []
+        subject = f"'{self.matched.second.name}'" + (f" with {', '.join(said)}" if said else "")
+        if both and both.when:
+            subject += f" when {' and '.join(map(repr, both.when))}"
+        return subject
 
 
 def _one_advantage(both: Pair) -> str:
@@ -123,42 +209,7 @@ def _defaults(first: Hierarchy, second: Hierarchy, given: Given) -> str:
     return f"A parameter has one value in both, whatever its defaults: {listed(apart)}" if apart else ""
 
 
-def _subject(both: Pair) -> str:
-    subject = f"'{both.second.name}'"
-    if both.fixed:
-        said = (f"{n} = {v if isinstance(v, str) else f'{v:g}'}" for n, v in both.fixed.items())
-        subject += f" with {', '.join(said)}"
-    if both.when:
-        subject += f" when {' and '.join(map(repr, both.when))}"
-    return subject
-
-
-class _Broken(Exception):
-    """A foundation raised an exception. The argument is the text for the verdict."""
-
-
-def _decide(both: Pair) -> Comparison:
-    try:
-        for h in both:
-            _check_foundations(h)
-    except _Broken as error:
-        return _broken(both, str(error))
-    try:
-        return _compare(both)
-    except (NoBatchError, MemoryError):  # errors of the caller and of the machine
-        raise
-    except Exception as error:
-        return _broken(both, internal_error("a comparison", error))
-
-
-def _broken(both: Pair, found: str) -> Comparison:
-    return Comparison(
-        "equivalent", _subject(both), "undecided", "", STATEMENT, found, FILE_AN_ISSUE, internal_error=True
-    )
-
-
-def _compare(both: Pair) -> Comparison:
-    subject = _subject(both)
+def _compare(both: Pair, subject: str) -> Comparison:
     if (witness := difference(both, FEW)) is None:
         proof = same_loss(both)
         if isinstance(proof, Proved):

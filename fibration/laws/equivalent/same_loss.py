@@ -64,7 +64,7 @@ def _content(h: Hierarchy) -> object:
     split, objective = h.decomposition, h.objective
     return (
         {(f.source, f.target): f.weight for f in h.fibrations}, {s: h.gate(s) for s in h.gates},
-        split.densities, split.recovery, split.scale, objective.weight, objective.estimator,
+        split.densities, split.recovery, split.scale, objective.spelled_out(h.leaves, h.rows), objective.estimator,
         Counter(objective.weighed), Counter(objective.kept), h.rows, h.orthogonalise, h.groups, h.advantages,
         Counter(h.penalties.values()),
     )  # fmt: skip

@@ -57,13 +57,18 @@ exact_exp, exact_log = transcendental("exp"), transcendental("log")
 HALF = exact_log(Fraction(1, 2))  # the log-prob used where a gate compares its residual with a function of one
 
 
-def difference(pair: Pair, most: Tries) -> Witness | None:
-    """The smallest batch found on which a token has different coefficients in the two hierarchies; None if none is."""
+def difference(pair: Pair, most: Tries, any_size: bool = False) -> Witness | None:
+    """The smallest batch found on which a token has different coefficients in the two hierarchies; None if none is.
+
+    `any_size`: the first batch found, which may not be the smallest. That takes less time.
+    """
     if any(h.orthogonalise is not None for h in pair):
         return None
     off = rounding(*(e for h in pair for e in read_by(h))) * 10**5
     for n, number in most.items():
         found = _first(pair, n, number, off)
+        if found is not None and any_size:
+            return found
         if found is not None:
             smaller = (_first(pair, k, MANY[k], off) for k in range(1, n or MOST_TOKENS + 1) if most[k] < MANY[k])
             return next((w for w in smaller if w is not None), found)

@@ -1,0 +1,308 @@
+"""The shipped losses that a loss is, or from which it differs by one thing.
+
+A loss has seven parts: its gates (with kernels and decomposition), μ, the estimator, weights, conditions, advantages
+and penalties. Parts that are one formula are equal. Other parts are compared inside the shipped loss: it is the same
+loss with the part of the other one, or it is not. So a gate that is written by hand is recognised too.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+from fibration.errors import FibrationError, listed
+from fibration.language.atoms import token_log_ratio
+from fibration.language.expressions import Expression
+from fibration.language.fixed import with_parameters
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.loading import load, shipped
+from fibration.language.objectives import Objective
+from fibration.language.operators import exp
+from fibration.language.renaming import renamed
+from fibration.language.roles import contradict, words
+from fibration.laws.equivalent.matching import Matched, match_by_role
+from fibration.laws.equivalent.parts import PARTS, are_same, bare, gates_of, light, plain, with_part
+
+COMMON = ("ppo", "dapo", "grpo", "gspo", "cispo", "reinforce")  # named first
+MOST = 10  # shipped losses whose parts are compared by value
+FEWEST = 3  # losses that differ in a gate alone, if there are no others
+FAR = 3  # parts; a loss that differs in more of them is no candidate
+RATIO = exp(token_log_ratio)
+GATE = "the gate"
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A shipped loss beside another one.
+
+    - `name`: the shipped loss.
+    - `differences`: what differs, in words: `("with the ratio twice",)`. Empty if the losses are the same.
+    - `match`: names of the other loss that stand for names of the shipped one, `("epsilon_low", "eps_lo")`.
+    """
+
+    name: str
+    differences: tuple[str, ...] = ()
+    match: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def is_same(self) -> bool:
+        return not self.differences
+
+    def __str__(self) -> str:
+        said = f"`{self.name}`" + (f" {listed(self.differences)}" if self.differences else "")
+        return said + (f" ({', '.join(f'{a} ↔ {b}' for a, b in self.match)})" if self.match else "")
+
+
+def neighbours(hierarchy: Hierarchy, *, ignore_advantages: bool = False) -> list[Neighbour]:
+    """Returns the shipped losses that a loss is; if there are none, those from which it differs by one thing.
+
+    Other defaults are no difference; two bounds with each other's defaults are. Needs seconds: a part is compared by
+    value only in the shipped losses that are nearest by formula.
+    Returns [] if no shipped loss is that near.
+    """
+    found = _Survey(hierarchy, ignore_advantages).run()
+    near = [n for n in found if len(n.differences) <= min(1, *(len(m.differences) for m in found))]
+    told = [n for n in near if not any(GATE in d for d in n.differences)]
+    return told or near[:FEWEST]
+
+
+def nearest(hierarchy: Hierarchy, *, ignore_advantages: bool = False) -> list[Neighbour]:
+    """As `neighbours`; if there are none, the shipped losses that differ in the fewest parts."""
+    found = _Survey(hierarchy, ignore_advantages).run()
+    least = min((len(n.differences) for n in found), default=0)
+    return [n for n in found if len(n.differences) == least]
+
+
+# ---------------------------------------------------------------- the survey
+
+
+@functools.lru_cache(2)
+def _all_shipped(ignore_advantages: bool) -> tuple[Hierarchy, ...]:
+    found = (load(n) for n in sorted(shipped(), key=lambda n: (n not in COMMON, n)))
+    return tuple(h.replace(advantages=None, gives_up={}) if ignore_advantages else h for h in found)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A shipped loss, the other loss in its names, and the parts whose formulas differ."""
+
+    shipped: Hierarchy
+    matched: Matched
+    differing: tuple[str, ...]
+
+    @property
+    def h(self) -> Hierarchy:
+        return self.matched.second
+
+    @functools.cached_property
+    def unified(self) -> Hierarchy:
+        """The other loss with the shipped loss's declarations of parameters, so that parts of both go together."""
+        mine, theirs = self.h.parameters, self.shipped.parameters
+        return with_parameters(self.h, {mine[n]: theirs[n] for n in mine if n in theirs and mine[n] != theirs[n]}, {})
+
+
+class _Survey:
+    def __init__(self, h: Hierarchy, ignore_advantages: bool) -> None:
+        self.h = h.replace(advantages=None, gives_up={}) if ignore_advantages else h
+        self.shipped = _all_shipped(ignore_advantages)
+
+    def run(self) -> list[Neighbour]:
+        found = [c for s in self.shipped if (c := self._candidate(s)) is not None]
+        equal = [c for c in found if not c.differing]
+        if not equal and all("gates" in c.differing for c in found):
+            found = self._with_equal_gates(found)
+        near = sorted(
+            (c for c in found if len(c.differing) <= FAR),
+            key=lambda c: (len(c.differing), len(c.differing) != 1 or not any(_exchanged(c))),
+        )
+        least = len(near[0].differing) if near else 0
+        made = [self._judged(c) for c in equal or near[:MOST] if len(c.differing) <= max(least, 1) + 1]
+        if not any(len(n.differences) <= 1 for n in made):
+            made = [*made, *self._with_the_ratio_twice(found)]
+        return sorted(made, key=lambda n: (len(n.differences), not any("exchanged" in d for d in n.differences)))
+
+    def _candidate(self, s: Hierarchy) -> _Candidate | None:
+        if {x.name for x in s.leaves} != {x.name for x in self.h.leaves} and len(s.leaves) + len(self.h.leaves) > 2:
+            return None
+        try:
+            matched = match_by_role(s, self.h, {}, {})
+        except FibrationError:
+            return None
+        differing = tuple(name for name, part in PARTS.items() if part(s) != part(matched.second))
+        return _Candidate(s, matched, differing)
+
+    def _with_equal_gates(self, found: list[_Candidate]) -> list[_Candidate]:
+        """The candidates, those whose gates are equal by value without "gates" among what differs."""
+        verdicts: dict[Hashable, bool] = {}
+
+        def equal(c: _Candidate) -> bool:
+            key = gates_of(c.shipped), tuple(c.matched.pairs)
+            if key not in verdicts:
+                verdicts[key] = _gates_are_same(c.shipped, c.h)
+            return verdicts[key]
+
+        return [
+            _Candidate(c.shipped, c.matched, tuple(p for p in c.differing if p != "gates")) if equal(c) else c
+            for c in found
+        ]
+
+    def _judged(self, c: _Candidate) -> Neighbour:
+        if c.differing and (swapped := next(_exchanged(c), None)):
+            return Neighbour(c.shipped.name, (swapped,), c.matched.pairs)
+        parts = [p for p in c.differing if not _is_same_part(c, p)]
+        said = [w for p in parts for w in (_words_of_gates(c) if p == "gates" else [_words(c, p)])]
+        if not said and c.differing and not are_same(c.shipped, c.h):
+            said = [f"but for {listed(c.differing)} together"]
+        if not said:
+            said = list(_exchanged_defaults(c))
+        return Neighbour(c.shipped.name, tuple(said), c.matched.pairs)
+
+    def _with_the_ratio_twice(self, found: list[_Candidate]) -> Iterator[Neighbour]:
+        """Score estimators that are written as a ratio times a weight: the gradient has the ratio once more."""
+        for c in found:
+            if c.shipped.objective.estimator != "score" or self.h.objective.estimator == "score":
+                continue
+            if {"advantages", "penalties"} & set(c.differing):
+                continue
+            if are_same(bare(c.shipped).replace(objective=c.shipped.objective.weigh(RATIO)), c.h):
+                yield Neighbour(c.shipped.name, ("with the ratio twice",), c.matched.pairs)
+
+
+def _gates_are_same(s: Hierarchy, h: Hierarchy) -> bool:
+    """Whether two losses have equal gates by value: as ratio estimators with one μ, without weights and terms."""
+
+    def alone(x: Hierarchy) -> Hierarchy:
+        objective = Objective(s.objective.weight)
+        return x.replace(objective=objective, penalties={}, advantages=None, gives_up={})
+
+    try:
+        return are_same(alone(s), alone(h))
+    except FibrationError:
+        return False
+
+
+def _is_same_part(c: _Candidate, part: str) -> bool:
+    if part == "estimator" or not (_has(c.shipped, part) and _has(c.h, part)):
+        return False
+    try:
+        both = bare(c.shipped), with_part(c.shipped, c.unified, part)
+        return _gates_are_same(c.shipped, c.h) if part == "gates" else are_same(*map(light, both))
+    except FibrationError:
+        return False
+
+
+def _has(h: Hierarchy, part: str) -> bool:
+    has = {"weights": h.objective.weighed, "conditions": h.objective.kept, "penalties": h.penalties}
+    return h.advantages is not None if part == "advantages" else bool(has.get(part, True))
+
+
+# ---------------------------------------------------------------- words
+
+
+def _words(c: _Candidate, part: str) -> str:
+    s, h = c.shipped, c.h
+    if part == "μ":
+        own, theirs = (x.objective.spelled_out(x.leaves, x.rows) for x in (h, s))
+        return f"but for μ: {own} in place of {theirs}"
+    if part == "estimator":
+        return "with a score estimator" if h.objective.estimator == "score" else "without the score estimator"
+    if part == "weights":
+        return _words_of_weights(c)
+    if part == "conditions":
+        pick = [[(k.condition, k.normaliser) for k in x.objective.kept] for x in (s, h)]
+        lost, new = _apart(*([f"{e}" if n == "all" else f'{e} (normaliser="kept")' for e, n in p] for p in pick))
+        return _gone_and_new("the mask of", lost, new)
+    if part == "advantages":
+        made, other = ("given ones" if x.advantages is None else str(x.advantages) for x in (h, s))
+        return f"but for its advantages: {made} in place of {other}"
+    lost, new = _apart(*([str(p) for p in x.penalties.values()] for x in (s, h)))
+    return _gone_and_new("the penalty", lost, new)
+
+
+def _words_of_weights(c: _Candidate) -> str:
+    lost, new = _apart(*([str(w) for w in x.objective.weighed] for x in (c.shipped, c.h)))
+    if len(new) == 1 and not lost and _has_ratio(c.shipped):
+        (weight,) = (w for w in c.unified.objective.weighed if str(w) == new[0])
+        if _is_ratio(c, weight):
+            return "with the ratio twice"
+    return _gone_and_new("the weight", lost, new)
+
+
+def _is_ratio(c: _Candidate, weight: Expression) -> bool:
+    try:
+        base = light(bare(c.shipped)).replace(penalties={}, advantages=None)
+        score = Objective(base.objective.weight).score()
+        return are_same(*(base.replace(objective=score.weigh(w)) for w in (weight, RATIO)))
+    except FibrationError:
+        return False
+
+
+def _has_ratio(h: Hierarchy) -> bool:
+    """Whether the ratio counts in a loss: it is no score estimator with a gate that passes nothing."""
+    return h.objective.estimator == "ratio" or any(str(g.expression) != "0" for g in h.gates.values())
+
+
+def _words_of_gates(c: _Candidate) -> list[str]:
+    s, h = c.shipped, c.h
+    for a, b in _pairs(c):
+        if contradict(a, b) and _gates_are_same(s, renamed(h, {a: b, b: a})):
+            return [f"with {a} and {b} exchanged"]
+    found = []
+    if set(s.gates) != set(h.gates):
+        levels = [", ".join(x.name for x in one.order) for one in (h, s)]
+        found.append(f"but for its levels: {levels[0]} in place of {levels[1]}")
+    apart = [x for x in s.gates if x in h.gates and plain(s.gate(x)) != plain(h.gate(x))]
+    found += [f"but for {GATE} on {x}: {h.gates[x]} in place of {s.gates[x]}" for x in apart]
+    kernels, _, *split = gates_of(s)
+    own_kernels, _, *own_split = gates_of(h)
+    found += ["but for its kernels"] if kernels != own_kernels and set(s.gates) == set(h.gates) else []
+    found += (
+        [f"but for the decomposition: {h.decomposition} in place of {s.decomposition}"] if split != own_split else []
+    )
+    return found or [f"but for {GATE}s"]
+
+
+def _pairs(c: _Candidate) -> Iterator[tuple[str, str]]:
+    """Two parameters that both losses have, low before high."""
+    names = [n for n in c.shipped.parameters if n in c.h.parameters]
+    return itertools.combinations(sorted(names, key=lambda n: bool({"high", "most"} & set(words(n)))), 2)
+
+
+def _exchanged(c: _Candidate) -> Iterator[str]:
+    """Two parameters of which each stands where the other one stands in the shipped loss."""
+    for a, b in _pairs(c):
+        if not contradict(a, b):  # places match other names
+            continue
+        swapped = renamed(c.h, {a: b, b: a})
+        if all(part(swapped) == part(c.shipped) for part in PARTS.values()):
+            yield f"with {a} and {b} exchanged"
+
+
+def _exchanged_defaults(c: _Candidate) -> Iterator[str]:
+    """Two parameters of a loss that have each other's defaults."""
+    mine = {n: p.default for n, p in c.h.parameters.items()}
+    theirs = {n: p.default for n, p in c.shipped.parameters.items()}
+    for a, b in _pairs(c):
+        if (
+            theirs[a] != theirs[b]
+            and None not in (theirs[a], theirs[b])
+            and (mine[a], mine[b]) == (theirs[b], theirs[a])
+        ):
+            yield f"with the values of {a} and {b} exchanged"
+
+
+def _apart(one: list[str], other: list[str]) -> tuple[list[str], list[str]]:
+    """What is only in the first list, and what is only in the second."""
+    first, second = Counter(one), Counter(other)
+    return list((first - second).elements()), list((second - first).elements())
+
+
+def _gone_and_new(what: str, lost: list[str], new: list[str]) -> str:
+    if not lost and not new:
+        return f"but for {what} tokens"
+    if lost and new:
+        return f"with {what} {listed(new)} in place of {listed(lost)}"
+    return f"with {what} {listed(new)}" if new else f"without {what} {listed(lost)}"

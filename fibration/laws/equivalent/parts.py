@@ -1,0 +1,144 @@
+"""The parts of a loss: gates, μ, estimator, weights, conditions, advantages and penalties."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+from fibration.errors import FibrationError
+from fibration.language.atoms import Parameter, Reading
+from fibration.language.decompositions import ratio_deviation
+from fibration.language.expressions import Expression
+from fibration.language.gates import zero_gate
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.objectives import Objective
+from fibration.language.pairs import pair
+from fibration.language.penalties import Penalty
+from fibration.language.roles import desugared
+from fibration.language.statistics import rewritten
+from fibration.language.traversal import transform
+from fibration.laws.budget import Budget
+from fibration.laws.equivalent.same_loss import same_loss
+from fibration.laws.equivalent.search import FEW, difference
+from fibration.laws.law import Proved
+
+SECONDS = 2.0  # for the comparison of one part
+
+
+def gates_of(h: Hierarchy) -> tuple[Any, ...]:
+    split = h.decomposition
+    return (
+        frozenset((f.source, f.target, plain(f.weight)) for f in h.fibrations),
+        frozenset((s, plain(h.gate(s))) for s in h.gates),
+        frozenset((c, plain(e)) for c, e in split.densities),
+        plain(split.recovery), plain(split.scale), h.orthogonalise,
+    )  # fmt: skip
+
+
+def _penalties(h: Hierarchy) -> Counter[Hashable]:
+    return Counter(_penalty(h, p) for p in h.penalties.values())
+
+
+def _penalty(h: Hierarchy, p: Penalty) -> Hashable:
+    o = p.objective
+    own = None if o is None else (plain(o.spelled_out(h.leaves, h.rows)), _weights(o), _conditions(o))
+    return plain(p.formula), own, p.over
+
+
+def _weights(o: Objective) -> Hashable:
+    return frozenset(Counter(map(plain, o.weighed)).items())
+
+
+def _conditions(o: Objective) -> Hashable:
+    return frozenset(Counter((plain(k.condition), k.normaliser) for k in o.kept).items())
+
+
+@functools.lru_cache(4096)
+def plain(e: Expression) -> Expression:
+    """A formula without sugar, in which a parameter is its name alone."""
+
+    def named(a: Expression) -> Expression:
+        return Reading(f"parameter {a.name}") if isinstance(a, Parameter) else a
+
+    return rewritten(desugared(e), lambda inner: transform(inner, named))
+
+
+PARTS: Mapping[str, Callable[[Hierarchy], Hashable]] = {
+    "gates": gates_of,
+    "μ": lambda h: plain(h.objective.spelled_out(h.leaves, h.rows)),
+    "estimator": lambda h: h.objective.estimator,
+    "weights": lambda h: _weights(h.objective),
+    "conditions": lambda h: _conditions(h.objective),
+    "advantages": lambda h: None if h.advantages is None else plain(h.advantages),
+    "penalties": lambda h: frozenset(_penalties(h).items()),
+}
+
+
+def objective_with(base: Objective, **parts: Any) -> Objective:
+    """An objective with some of its parts replaced: weight, estimator, weighed, kept."""
+    take = {"weight": base.weight, "estimator": base.estimator, "weighed": base.weighed, "kept": base.kept, **parts}
+    made = Objective(take["weight"])
+    made = made.score() if take["estimator"] == "score" else made
+    for w in take["weighed"]:
+        made = made.weigh(w)
+    for k in take["kept"]:
+        made = made.keep(k.condition, k.normaliser)
+    return made
+
+
+def with_part(shipped_one: Hierarchy, h: Hierarchy, part: str) -> Hierarchy:
+    """The shipped loss with one part of another loss. Raises SpecError if it cannot have it."""
+    o, own = shipped_one.objective, h.objective
+    changes: dict[str, dict[str, Any]] = {
+        "gates": {
+            "gates": h.gates, "fibrations": h.fibrations, "decomposition": h.decomposition,
+            "orthogonalise": h.orthogonalise, "assume": h.assume,
+        },
+        "μ": {"objective": objective_with(o, weight=own.weight)},
+        "estimator": {"objective": objective_with(o, estimator=own.estimator)},
+        "weights": {"objective": objective_with(o, weighed=own.weighed)},
+        "conditions": {"objective": objective_with(o, kept=own.kept)},
+        "advantages": {"advantages": h.advantages, "groups": dict.fromkeys((*shipped_one.groups, *h.groups))},
+        "penalties": {"penalties": h.penalties},
+    }  # fmt: skip
+    return bare(shipped_one).replace(**changes[part])
+
+
+def bare(h: Hierarchy) -> Hierarchy:
+    """A loss without the laws that it gives up: its other parts may have no subject for them."""
+    return h.replace(gives_up={})
+
+
+def are_same(first: Hierarchy, second: Hierarchy) -> bool:
+    """Whether two losses with matched names are proved the same, after a quick search for a difference."""
+    found: list[bool] = []
+
+    def decide() -> None:
+        both = pair(first, second)
+        found.append(difference(both, FEW, any_size=True) is None and isinstance(same_loss(both), Proved))
+
+    try:
+        return Budget(SECONDS).allows(decide) and found[0]
+    except (FibrationError, ArithmeticError):
+        return False
+
+
+def light(h: Hierarchy) -> Hierarchy:
+    """A loss with the same weights and terms, and a gate that is proved at once: the gradient is `Σ μ·w·A·∇log π`."""
+    if len(h.leaves) > 1:
+        return h
+    (leaf,) = h.leaves
+    groups = dict.fromkeys(s for s in (*h.strata, *h.groups) if s not in (leaf, h.rows))
+    objective = objective_with(h.objective, estimator="score")
+    changes = {
+        "gates": {leaf: zero_gate()},
+        "fibrations": (),
+        "decomposition": ratio_deviation(),
+        "orthogonalise": None,
+    }
+    try:
+        return h.replace(**changes, groups=groups, objective=objective, assume=(), gives_up={})
+    except FibrationError:  # a stratum below the rows
+        return h
