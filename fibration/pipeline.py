@@ -19,7 +19,7 @@ import torch
 
 from fibration.backends.standalone import Export
 from fibration.cache import Recent
-from fibration.compiler.adjoint import adjoint
+from fibration.compiler.adjoint import adjoint, drops_tokens
 from fibration.compiler.advantages import advantages
 from fibration.compiler.coupling import micro_batch
 from fibration.compiler.diagnostics import (
@@ -171,9 +171,8 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
     seeds = {key: cotangent for key, (cotangent,) in per_leaf("gated_ratio", "cotangent").items()}
     transposed = adjoint(base, seeds, per_leaf("log_ratio_gradient", "log_ratio"))
     moving = per_leaf("coefficients", "log_ratio", "log_prob")  # both depend on log π
-    weighed = (hierarchy.objective, *(p.objective for p in hierarchy.penalties.values()))
-    drops = any(objective is not None and objective.kept for objective in weighed)
-    evaluate = adjoint(instrument(base, reported), {Key("objective"): Const(1.0, BATCH)}, moving, drops)
+    seed = {Key("objective"): Const(1.0, BATCH)}
+    evaluate = adjoint(instrument(base, reported), seed, moving, drops_tokens(hierarchy))
 
     def only(program: Program, *words: str) -> Program:
         return replace(program, outputs={k: v for k, v in program.outputs.items() if k.word in words})

@@ -13,7 +13,7 @@ import numpy as np
 from fibration.auditing.batch import Batch, Floats
 from fibration.auditing.function import Found, Function
 from fibration.auditing.joined import LABELLED, Joined, Layout
-from fibration.compiler.adjoint import adjoint
+from fibration.compiler.adjoint import adjoint, drops_tokens
 from fibration.compiler.advantages import advantages
 from fibration.compiler.interpret import interpret
 from fibration.compiler.ir import BATCH, Const, Input, Matrix, Scan
@@ -55,9 +55,7 @@ def programs(h: Hierarchy) -> tuple[Program, Program | None]:
     base = lower(h)
     (leaf,) = base.leaves
     moving = {Key("coefficients"): tuple(base.token_input(kind, leaf) for kind in ("log_ratio", "log_prob"))}
-    weighed = (h.objective, *(p.objective for p in h.penalties.values()))
-    drops = any(objective is not None and objective.kept for objective in weighed)
-    both = adjoint(base, {Key("objective"): Const(1.0, BATCH)}, moving, drops)
+    both = adjoint(base, {Key("objective"): Const(1.0, BATCH)}, moving, drops_tokens(h))
     wanted = {key: both.outputs[key] for key in (Key("objective"), Key("coefficients"))}
     made = advantages(h).get("advantages")
     if made is not None:

@@ -200,7 +200,7 @@ def compare(
     ] = None,
     timeout: Timeout = BUDGET,
 ) -> None:
-    """Decide whether two losses are the same, or which shipped loss one is (--with-all).
+    """Decide whether two losses are the same, or which one a loss is.
 
     Two losses are the same if every token has the same coefficient on every batch of every size. The parameters of a
     config have its numbers.

@@ -34,6 +34,13 @@ from fibration.compiler.ir import (
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 from fibration.errors import IRError
+from fibration.language.hierarchy import Hierarchy
+
+
+def drops_tokens(h: Hierarchy) -> bool:
+    """Whether the objective, or that of a penalty, leaves tokens out."""
+    objectives = (h.objective, *(p.objective for p in h.penalties.values()))
+    return any(objective is not None and objective.kept for objective in objectives)
 
 
 def adjoint(
@@ -41,8 +48,8 @@ def adjoint(
 ) -> Program:
     """`program` with one more output per entry of `results`: the sum of the derivatives with respect to its inputs.
 
-    `seeds` are the cotangents of outputs. A result has the stratum of its inputs. `drops`: the objective drops some
-    tokens; their derivative is 0, however large a slope is there.
+    `seeds` are the cotangents of outputs. A result has the stratum of its inputs. `drops`: what `drops_tokens`
+    says; the derivative of a dropped token is 0, however large a slope is there.
     """
     order = list(program.nodes())
     targets = {i for inputs in results.values() for i in inputs}

@@ -289,8 +289,9 @@ def test_the_gitlab_job_of_the_page_runs(project: Path) -> None:
 def test_the_pytest_configuration_of_the_page_is_valid() -> None:
     from _fibration_pytest import pytest_addoption
 
-    (example,) = examples("toml")
-    options = tomllib.loads(example)["tool"]["pytest"]["ini_options"]
+    options = {}
+    for example in examples("toml"):
+        options |= tomllib.loads(example)["tool"]["pytest"]["ini_options"]
     parser = pytest.Parser(_ispytest=True)
     pytest_addoption(parser)
     assert options.keys() == parser._inidict.keys()

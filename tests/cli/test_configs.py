@@ -53,14 +53,14 @@ def test_show_in_json_can_be_read_back(config):
 
 
 def test_verify_says_what_is_off_in_the_trainers_words(config):
-    code, output = invoke("verify", config)
+    code, output = invoke("verify", config, "--all")
     assert code == 0
     _, _, beside = output.partition("what is off in this config")
     assert K3 in flat(beside) and AROUND in flat(beside)
 
 
 def test_what_is_worst_comes_first(config):
-    code, output = invoke("verify", config, "loss_type=cispo")
+    code, output = invoke("verify", config, "loss_type=cispo", "--all")
     _, _, beside = output.partition("what is off in this config")
     assert code == 0 and flat(beside).startswith("epsilon=0.2 (the default) in the place of epsilon_high")
 
@@ -105,9 +105,15 @@ def test_a_parameter_of_a_config_may_be_matched_by_hand(config):
 
 
 def test_two_losses_are_compared_not_one_and_not_three(config):
-    for words in ([config, "beta=0"], ["dapo", "gspo", config]):
+    for words, said in (([config, "beta=0"], "a second SPEC"), (["dapo", "gspo", config], "two SPECs")):
         code, output = invoke("compare", *words)
-        assert code == 2 and "two SPECs" in output
+        assert code == 2 and said in output
+
+
+def test_verify_says_briefly_what_a_config_gives_up_and_what_surrounds_it(config):
+    code, output = invoke("verify", config)
+    assert code == 0 and K3 in flat(output) and AROUND in flat(output)
+    assert "what is off" not in output  # the same lines again
 
 
 def test_commands_of_one_loss_take_a_config(config, tmp_path):

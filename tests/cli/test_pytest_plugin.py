@@ -243,7 +243,9 @@ def test_an_unknown_name_in_a_spec_is_an_error(project: pytest.Pytester) -> None
     configure(project, "specs/a.py:third")
     result = project.runpytest(*USED)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*holds no hierarchy called 'third'", "*one of good, other"])
+    result.stdout.fnmatch_lines(
+        ["*holds no hierarchy called 'third'", "*one of good (name='good_name'), other (name='other_name')"]
+    )
 
 
 @pytest.mark.sampled

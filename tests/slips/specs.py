@@ -5,7 +5,7 @@ from slips.slip import slip
 SLIPS = (
     slip(
         "GSPO-token's own ratio has a value too", "published",
-        "where(passes, x - stop(x), 0)", "where(passes, x, 0)",
+        "where(passes, x - stop(x), 0)) / T)}", "where(passes, x, 0)) / T)}",
     ),
     slip(
         "geometric masks count the tokens that they drop", "published",
