@@ -282,6 +282,6 @@ class Fit:
             return ()
         each = [self.values, *({**self.values, s: k * self.values[s]} for s in slots for k in (0.5, 2.0))]
         error = self.targets.differ(self.coefficients(each))
-        same = np.array([np.array_equal(error[0], e) for e in error[1:]]).reshape(len(slots), 2).any(1)
+        same = {s: any(np.array_equal(error[0], error[1 + 2 * i + k]) for k in (0, 1)) for i, s in enumerate(slots)}
         names = dict.fromkeys(name for name, _ in slots)
-        return tuple(n for n in names if all(s for slot, s in zip(slots, same, strict=True) if slot[0] == n))
+        return tuple(n for n in names if all(same[slot] for slot in slots if slot[0] == n))
