@@ -255,7 +255,7 @@ class Fit:
                 error = (self.coefficients(each) - self.targets.coefficients) / self._scale
                 if not np.isfinite(error[0]).all():
                     break
-                moved = np.isfinite(error[1:]).all(1)
+                moved = np.asarray(np.isfinite(error[1:]).all(axis=1))
                 jacobian = np.where(moved[:, None], (error[1:] - error[0]) / 1e-6, 0.0).T
                 if turn > ROBUST:  # a token on the wrong side of a bound says nothing
                     size = np.abs(error[0])
