@@ -255,7 +255,7 @@ class Fit:
                 error = (self.coefficients(each) - self.targets.coefficients) / self._scale
                 if not np.isfinite(error[0]).all():
                     break
-                moved = np.isfinite(error[1:]).all(1)
+                moved = np.asarray(np.isfinite(error[1:]).all(axis=1))
                 jacobian = np.where(moved[:, None], (error[1:] - error[0]) / 1e-6, 0.0).T
                 if turn > ROBUST:  # a token on the wrong side of a bound says nothing
                     size = np.abs(error[0])
@@ -282,6 +282,6 @@ class Fit:
             return ()
         each = [self.values, *({**self.values, s: k * self.values[s]} for s in slots for k in (0.5, 2.0))]
         error = self.targets.differ(self.coefficients(each))
-        same = np.array([np.array_equal(error[0], e) for e in error[1:]]).reshape(len(slots), 2).any(1)
+        same = {s: any(np.array_equal(error[0], error[1 + 2 * i + k]) for k in (0, 1)) for i, s in enumerate(slots)}
         names = dict.fromkeys(name for name, _ in slots)
-        return tuple(n for n in names if all(s for slot, s in zip(slots, same, strict=True) if slot[0] == n))
+        return tuple(n for n in names if all(same[slot] for slot in slots if slot[0] == n))

@@ -66,7 +66,7 @@ def twice(log_probs, logprobs, advantages, mask):
 REFUSED = {
     raises: dict(what="'raises' raises RuntimeError", remedy="a function of three lines"),
     nan: dict(what="'nan' gives nan", required="finite losses"),
-    per_row: dict(what="does not return a loss", found="shape [4]", remedy="the mean or the sum"),
+    per_row: dict(what="does not return a loss", found="shape [8]", remedy="the mean or the sum"),
     nothing: dict(what="does not return a loss", found="a NoneType"),
     constant: dict(what="has no gradient in the log-probs", remedy="detach"),
     random: dict(what="for the same inputs", remedy="random numbers"),
