@@ -317,6 +317,7 @@ def test_the_tutorial_shows_the_output_of_its_blocks(capsys, monkeypatch):
         "operator",
         "precision",
         "torch-compile",
+        "what-is-my-loss",
     ],
 )
 def test_the_blocks_of_a_page_run_and_print_their_comments(page, capsys):
