@@ -270,7 +270,7 @@ class Fit:
             if self.is_exact:
                 break
 
-    @cached_property
+    @property
     def _scale(self) -> Floats:
         scale = self.targets.scale[self.targets.joined.batch_of_token]
         return np.where(scale > 0, scale, 1.0)

@@ -121,6 +121,9 @@ class Compared:
         found = [self._judged(fit) for fit in same]
         if any(x.is_same for x in found):
             return found
+        for fit in fits if may_be else ():
+            if fit not in same:
+                fit.along_gradients(set(), dict(fit.values))
         rest = sorted((fit for fit in fits if fit not in same), key=lambda fit: fit.least[1:])[:MOST]
         for fit in rest:
             fit.widen(self.targets)

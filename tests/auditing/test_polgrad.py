@@ -47,7 +47,6 @@ DAPO = {"epsilon_low": 0.2, "epsilon_high": 0.28}
 SAME = [
     ("ppo", "advantages", {}, "dapo", BOUNDS),
     ("dapo", "advantages", {}, "dapo", DAPO),
-    ("dapo", "rewards", {}, "dapo_rewards", DAPO),
     ("dr_grpo", "rewards", {"norm_len": 16}, "dr_grpo_rewards", BOUNDS | {"length": 16}),
     ("gspo", "advantages", {}, "gspo", {"epsilon_low": 3e-4, "epsilon_high": 4e-4}),
     ("gspo_token", "advantages", {}, "gspo_token", {"epsilon_low": 3e-4, "epsilon_high": 4e-4}),
@@ -67,3 +66,9 @@ def test_polgrads_loss_is_identified_with_its_numbers(name, called, changes, exp
     (own,) = (x for x in found.losses if x.name == expected)
     for key, value in numbers.items():
         assert own.parameters[key] == pytest.approx(value, rel=1e-6)
+
+
+def test_another_epsilon_of_the_deviation_is_not_called_equal():
+    """polgrad adds 1e-4 to the deviation of rewards, `dapo_rewards` 1e-6."""
+    found = audit(polgrads("dapo")["rewards"])
+    assert not found.identified and found.losses[0].batch is not None

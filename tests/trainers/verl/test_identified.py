@@ -82,10 +82,6 @@ SAME = {
         "sequence_tis", CLIPPED | {"ceiling": 1.7},
         verls("vanilla", "token-mean", NO_DUAL, CLIPPED, weights=("sequence", "1.7")),
     ),
-    "vanilla, tokens masked": (
-        "icepop", CLIPPED | {"least": 0.7, "most": 1.6},
-        verls("vanilla", "token-mean", NO_DUAL, CLIPPED, weights=("token", "0.7_1.6")),
-    ),
 }  # fmt: skip
 
 
