@@ -14,7 +14,7 @@ from thorough import LEVEL
 
 HERE = Path(__file__).parent
 BUDGETS = {
-    "auditing": 25,
+    "auditing": 50,
     "backends": 85,
     "bench": 4,
     "cli": 45,

@@ -85,7 +85,8 @@ def put_parameters(
 def _objective(h: Hierarchy, given: Objective, put: Callable[[Expression], Expression]) -> Objective:
     if all(put(e) == e for e in (given.weight, *given.formulas)):
         return given
-    made = Objective(put(given.spelled_out(h.leaves, h.rows)))
+    changes = put(given.weight) != given.weight
+    made = Objective(put(given.spelled_out(h.leaves, h.rows)) if changes else given.weight)
     made = made.score() if given.estimator == "score" else made
     for w in given.weighed:
         made = made.weigh(put(w))

@@ -148,6 +148,7 @@ def test_a_gate_that_is_written_by_hand_is_recognised():
     assert all("but for μ" in str(n) for n in near)
 
 
+@pytest.mark.thorough
 def test_a_weight_that_is_not_the_ratio_is_named_itself():
     twice = neighbours(changed(grpo, weighed=(exp(2 * token_log_ratio),)))
     assert [str(n) for n in twice if n.name == "grpo"] == ["`grpo` with the weight exp(2*token_log_ratio)"]
@@ -176,6 +177,7 @@ def test_how_advantages_are_made_may_not_count():
     assert "grpo" not in {n.name for n in neighbours(load("grpo_rewards"))}
 
 
+@pytest.mark.thorough
 def test_a_loss_that_is_far_from_all_has_no_neighbour():
     far = grpo.replace(
         name="far",
