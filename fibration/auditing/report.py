@@ -87,7 +87,7 @@ def as_torch(a: Result, batch: Batch, beside: Likeness | None = None) -> str:
         lines.append(f"{role} = torch.tensor({_rounded(t.tolist())}{kind}{grad})")
     passed = ", ".join(f"{name}={role}" for name, role in a.function.arguments.items())
     name = getattr(a.function.call, "__name__", "")
-    lines.append(f"loss = {name if name.isidentifier() else 'loss_function'}({passed})")
+    lines.append(f"value = {name if name.isidentifier() else 'loss_function'}({passed})")
     try:
         found = a.function.evaluate(batch)
     except AuditError as error:

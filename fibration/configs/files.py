@@ -13,6 +13,7 @@ from fibration.configs.options import TrainerLoss
 from fibration.errors import SpecError
 
 TRAINERS = {"trl": "TRL", "verl": "verl"}
+TELLING = {"trl": ("loss_type", "per_device_train_batch_size", "model_name_or_path"), "verl": ("actor_rollout_ref",)}
 MAX_BYTES = 1_000_000
 
 
@@ -29,6 +30,14 @@ def load_config(spec: str, overrides: Iterable[str] = ()) -> TrainerLoss:
     """
     trainer, _, file = spec.partition(":")
     config = read(Path(file), spec)
+    for other, keys in TELLING.items():
+        if other != trainer and (key := next((key for key in keys if key in config), "")):
+            raise SpecError(
+                f"'{spec}' is no config of {TRAINERS[trainer]}",
+                required=f"a config of {TRAINERS[trainer]}",
+                found=f"'{key}', an option of {TRAINERS[other]}",
+                remedy=f"write {other}:{file}",
+            )
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:

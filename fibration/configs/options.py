@@ -40,11 +40,15 @@ class Options:
         below = tuple(name for name in harmless if name.endswith("."))
         for name in self.given:
             if not isinstance(name, str) or (name not in defaults and name not in exact and not name.startswith(below)):
+                known = [*defaults, *exact]
+                whole = [each for each in known if each.rpartition(".")[2] == name]  # the rest of its name is missing
                 raise SpecError(
                     f"{trainer}: the option '{name}' is not known",
                     required="an option that is read, or that does not touch the loss",
                     found=f"{name} = {shown(self.given[name])}",
-                    remedy=suggest(str(name), [*defaults, *exact]) or "leave it out if it does not touch the loss",
+                    remedy=f"write {' or '.join(whole)}"
+                    if whole
+                    else suggest(str(name), known) or "leave it out if it does not touch the loss",
                 )
 
     def __getitem__(self, name: str) -> Any:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fibration.configs.files import TRAINERS, is_config, load_config
 from fibration.configs.options import TrainerLoss
 from fibration.errors import SpecError
-from fibration.language.loading import load
+from fibration.language.loading import load, shipped
 
 HELP = "path.py, path.py:NAME, a JSON file, a shipped loss; or trl:FILE or verl:FILE, a trainer's config, and KEY=VALUE"
+_OPTION = re.compile(r"\w+(\.\w+)*")
 _OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_][\w.]*=")
 
 
@@ -40,9 +42,19 @@ def as_specs(words: Sequence[str]) -> list[Spec]:
     for word in words:
         if found and found[-1].trainer and _OVERRIDE.match(word):
             found[-1] = Spec(found[-1].name, (*found[-1].overrides, word))
+        elif found and found[-1].trainer and _OPTION.fullmatch(word) and not _is_spec(word):
+            raise SpecError(
+                f"'{word}' after '{found[-1].name}'",
+                required="KEY=VALUE, an option of this config, or a SPEC",
+                remedy=f"write {word}=VALUE",
+            )
         else:
             found.append(Spec(word))
     return found
+
+
+def _is_spec(word: str) -> bool:
+    return word in shipped() or Path(word).suffix in (".py", ".json", ".yaml", ".yml") or Path(word).exists()
 
 
 def as_spec(words: str | Sequence[str]) -> Spec:

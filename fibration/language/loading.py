@@ -72,6 +72,9 @@ def _nowhere(text: str, path: Path) -> SpecError:
         names = [str(file) for file in sorted(_below(path))[:3]]
         problem = "it is a folder, and one hierarchy is asked for"
         remedy = f"name a file in it: {', '.join(names)}" if names else "it holds no .py or .json file"
+    elif path.suffix in (".yaml", ".yml"):
+        file = text.rpartition(":")[2]
+        problem, remedy = "it is not said whose config it is", f"on the command line write trl:{file} or verl:{file}"
     elif path.is_file():
         problem, otherwise = "it is a file, and no .py or .json", "declare a hierarchy in one of those"
     elif path.suffix in (".py", ".json") or len(path.parts) > 1:

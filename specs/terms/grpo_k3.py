@@ -1,10 +1,10 @@
 """GRPO as published (Shao et al. 2024, 2402.03300): rewards standardised in the group, and k3 to a reference as a loss.
 
 `J = Σ μ·(min(r·A, clip(r, 1-low, 1+high)·A) - beta·k3)`, `k3 = exp(-x) + x - 1`, `x = log(π/π_reference)`, `A` as in
-`grpo_rewards`, `μ = 1/(trajectories·T)`. TRL with `beta`, verl with `kl_loss_type=low_var_kl`, and ms-swift; with
-weights for the engine, TRL adds the term after the weight, ms-swift before it. All laws hold but `baseline`, and
-`kl_gradient`: the expectation of its gradient `1 - exp(-x)` is that of KL(reference ‖ current), not of KL(current ‖
-reference).
+`grpo_rewards`, `μ = 1/(trajectories·T)`. TRL with `beta` and `use_bias_correction_kl=False`, verl with
+`kl_loss_type=low_var_kl`, and ms-swift; with weights for the engine, TRL adds the term after the weight, ms-swift
+before it. All laws hold but `baseline`, and `kl_gradient`: the expectation of its gradient `1 - exp(-x)` is that of
+KL(reference ‖ current), not of KL(current ‖ reference).
 """
 
 from fibration import (

@@ -1,8 +1,9 @@
 """GRPO with an unbiased KL (DeepSeek-V3.2 2025, 2512.02556): k3 times the ratio, through which gradients flow.
 
 `J = Σ μ·(min(r·A, clip(r, 1-low, 1+high)·A) - beta·r·k3)`, `k3 = exp(-x) + x - 1`, `x = log(π/π_reference)`, `A` as in
-`grpo_rewards`, `μ = 1/(trajectories·T)`. TRL's `use_bias_correction_kl`. All laws hold but `baseline`: the gradient of
-`r·k3` is `r·x`, that of the divergence, off policy too. `opsm` is the mask of the same report.
+`grpo_rewards`, `μ = 1/(trajectories·T)`. TRL with `beta`, where `use_bias_correction_kl` is on by default. All laws
+hold but `baseline`: the gradient of `r·k3` is `r·x`, that of the divergence, off policy too. `opsm` is the mask of the
+same report.
 """
 
 from fibration import (

@@ -9,8 +9,9 @@ from support import refuses
 from typer.testing import CliRunner
 
 from fibration import AuditError, ParameterError, audit
-from fibration.auditing import soundness
+from fibration.auditing import features, soundness
 from fibration.auditing.function import Function
+from fibration.auditing.report import shown_batches
 from fibration.cli.main import app
 
 
@@ -162,7 +163,7 @@ def test_a_lambda_has_a_name_that_can_be_found():
     found = audit(lambda log_probs, advantages, mask: (log_probs * advantages[:, None] * mask).mean(), "reinforce")
     line = test_a_lambda_has_a_name_that_can_be_found.__code__.co_firstlineno + 1
     assert found.name == f"the lambda in line {line}" and "<lambda>" not in str(found)
-    assert "loss = loss_function(" in str(found)
+    assert "value = loss_function(" in str(found)
 
 
 def test_offsets_are_printed_in_their_dtype():
@@ -173,3 +174,23 @@ def test_offsets_are_printed_in_their_dtype():
         return ((log_probs - old_log_probs).exp() * a).sum() / len(log_probs)
 
     assert "cu_seqlens = torch.tensor([0, 1], dtype=torch.int32)" in str(audit(packed, "reinforce"))
+
+
+def test_two_batches_of_a_report_can_be_pasted_into_one_session():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        return (per_token(log_probs, old_log_probs, advantages) * mask).mean()
+
+    found = audit(loss)
+    (failure,) = (f for f in found.failures if f.name == "padding")
+    session = {"loss": loss}
+    exec(shown_batches(found, failure), session)
+    assert session["loss"] is loss and session["value"].requires_grad
+
+
+def test_a_ratio_of_rows_with_narrow_bounds_reads_later_tokens():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        ratio = ((log_probs - old_log_probs) * mask).sum(-1).div(mask.sum(-1).clamp(min=1)).exp()
+        return -(ratio.clamp(1 - 3e-4, 1 + 4e-4) * advantages).mean()
+
+    finding = features.causal(Function(loss, "loss"))
+    assert finding.status == "note" and "later tokens" in finding.text

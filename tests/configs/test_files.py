@@ -109,3 +109,30 @@ def test_a_word_with_an_equals_sign_after_another_spec_is_a_spec():
 def test_several_specs_in_the_place_of_one_are_an_error():
     with pytest.raises(SpecError, match="2 SPECs: 'dapo', 'gspo'"):
         as_spec(["dapo", "gspo"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "text", "fix"),
+    [
+        ("trl:{}", "actor_rollout_ref: {rollout: {n: 8}}", "write verl:{}"),
+        ("verl:{}", "loss_type: dapo", "write trl:{}"),
+        ("{}", "loss_type: dapo", "write trl:{} or verl:{}"),
+        ("vrl:{}", "loss_type: dapo", "write trl:{} or verl:{}"),
+    ],
+)
+def test_a_config_under_the_wrong_name_says_which_to_write(tmp_path, spec, text, fix):
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises(SpecError) as caught:
+        as_spec(spec.format(file)).load()
+    assert fix.format(file, file) in str(caught.value)
+
+
+def test_an_option_without_a_value_and_one_without_its_path_say_what_to_write(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("actor_rollout_ref: {rollout: {n: 8}}")
+    with pytest.raises(SpecError, match=r"write clip_ratio_c=VALUE"):
+        as_specs([f"verl:{file}", "clip_ratio_c", "dapo"])
+    assert [s.name for s in as_specs([f"verl:{file}", "dapo"])] == [f"verl:{file}", "dapo"]
+    with pytest.raises(SpecError, match=r"write actor_rollout_ref\.actor\.clip_ratio_c"):
+        as_spec([f"verl:{file}", "clip_ratio_c=5"]).load()

@@ -91,6 +91,7 @@ CHANGES = {
     f"{ALGORITHM}filter_groups.metric": ("acc", {f"{ALGORITHM}filter_groups.enable": True}),
     f"{ROLLOUT}n": (1, {}),
     f"{ROLLOUT}calculate_log_probs": (False, IS),
+    f"{ROLLOUT}temperature": (0.7, {}),
     "data.max_response_length": (2048, {f"{ACTOR}loss_agg_mode": "seq-mean-token-sum-norm"}),
     "distillation.enabled": (True, {}),
     "trainer.use_v1": (False, RS),
@@ -224,7 +225,7 @@ def test_an_unknown_option_is_refused_with_the_likely_one(name, likely):
 
 
 @pytest.mark.parametrize(
-    "name", ["data.x", "trainer.x.y", "critic.optim.lr", f"{ROLLOUT}temperature", f"{ACTOR}optim.lr"]
+    "name", ["data.x", "trainer.x.y", "critic.optim.lr", f"{ROLLOUT}gpu_memory_utilization", f"{ACTOR}optim.lr"]
 )
 def test_options_that_do_not_touch_the_loss_are_not_read(name):
     assert read(GROUPS, {name: object()}) == read(GROUPS)

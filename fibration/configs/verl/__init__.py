@@ -273,7 +273,8 @@ def _kl_loss(d: Draft, mean: str, aggregation: str) -> None:
         d.say("kl_loss_coef=0: verl computes the KL loss and subtracts nothing.")
         return
     x = log_prob(current) - log_prob(reference)
-    term = d.parameter("beta", coef, otherwise="kl_loss_coef") * estimated_kl(kind, x, K3_MOST)
+    beta = d.parameter("beta", coef, otherwise="kl_loss_coef")
+    term = beta * x**2 / 2 if kind == "k2" else beta * estimated_kl(kind, x, K3_MOST)  # as `grpo_k2` writes it
     term = _masked(d, term, aggregation)
     d.penalties["kl"] = term if mean == aggregation else Penalty(term, objective=_reduction(d, aggregation))  # type: ignore[assignment]
     if kind in WRONG_KL:
@@ -304,6 +305,8 @@ def _say_around(d: Draft, mean: str, legacy: bool) -> None:
             f"verl divides by {prompts * answers:g} rows, the size of a mini-batch, also where a row has no token, or "
             "where the last mini-batch has fewer rows; here empty rows do not count."
         )
+    if (heat := d.options.number(f"{ROLLOUT}temperature")) != 1:
+        d.say(f"rollout.temperature={heat:g}: all log-probs are those of logits divided by {heat:g}.")
     if mean == ROW_MEAN:
         d.say("verl adds 1e-8 to the lengths of rows that it divides by.")
     if d.options.number(f"{ACTOR}entropy_coeff"):

@@ -42,7 +42,7 @@ DEFAULTS: dict[str, Any] = {
     **_below(f"{ALGORITHM}kl_ctrl.", type="fixed", kl_coef=0.001),
     **_below(ALGORITHM, gdpo_reward_keys=None, gdpo_reward_weights=None),
     **_below(f"{ALGORITHM}filter_groups.", enable=False, metric="reward"),
-    **_below(ROLLOUT, n=1, calculate_log_probs=True),
+    **_below(ROLLOUT, n=1, calculate_log_probs=True, temperature=1.0),
     "data.max_response_length": 512,
     "distillation.enabled": False,
     "trainer.use_v1": True,
