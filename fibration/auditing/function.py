@@ -192,7 +192,8 @@ class Function:
 
     def _try(self) -> None:
         """Finds out how advantages and the mask are passed, and refuses what no audit can be made of."""
-        batch = drawn(13, (5, 2, 4, 3, 1, 2, 2, 1), 0.1, groups=(0, 0, 0, 0, 0, 0, 1, 1))  # pass@4 needs so many
+        # pass@4 needs so many rows; none has one token, of which some functions make NaN
+        batch = drawn(13, (5, 2, 4, 3, 2, 2, 3, 2), 0.1, groups=(0, 0, 0, 0, 0, 0, 1, 1))
         errors: list[AuditError] = []
         for self.mask_is_bool, self.per_token in itertools.product((False, True), (False, True)):
             try:

@@ -14,7 +14,7 @@ from fibration.auditing.joined import Joined
 from fibration.auditing.numbers import nice
 from fibration.errors import AuditError
 
-PRECISE = 1e-8  # relative: a bound that is known so well is sharp
+PRECISE = 1e-7  # relative: a bound that is known so well is sharp
 WIDEST = 16.0  # by which factor a value is moved in search of a batch that notices
 STEPS = np.concatenate([-np.geomspace(1e-3, 0.7, 14), np.geomspace(1e-3, 1.5, 14)])  # of a path, both ways
 State = Callable[[float], bool | None]
