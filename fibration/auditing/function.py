@@ -209,7 +209,7 @@ class Function:
                 required="finite losses and gradients of finite inputs",
                 remedy="log-probs are in nats and below 0, the mask is 1 at tokens: see how the function reads them",
             )
-        if not first.coefficients.any():
+        if not first.coefficients.any() and not self.evaluate(batch.on_policy()).coefficients.any():
             raise AuditError(
                 f"the loss of '{self.name}' has no gradient in the log-probs",
                 required="a loss that is differentiable in log_probs",

@@ -132,7 +132,7 @@ def test_the_batch_of_a_report_runs_as_printed():
         world = {"wrong": wrong}
         exec("\n".join(line.strip() for line in part.splitlines()), world)
         said = float(part.split("# loss ")[1].split(",")[0])
-        assert float(world["loss"].detach()) == pytest.approx(said, rel=1e-5)
+        assert float(world["value"].detach()) == pytest.approx(said, rel=1e-5)
 
 
 @pytest.mark.parametrize(("function", "code"), [("right", 0), ("wrong", 1), ("missing", 2)])
