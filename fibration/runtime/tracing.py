@@ -32,7 +32,7 @@ TRANSFORMS = {
 def is_followed() -> bool:
     """Whether a call uses custom torch operators. Raises BatchError where it cannot."""
     if torch.compiler.is_dynamo_compiling():
-        # `is_exporting()` is always true in here before torch 2.13; the flag is there since torch 2.7
+        # `is_exporting()` is always true in here with torch 2.11; the flag is there since torch 2.7
         if getattr(torch.compiler, "_is_exporting_flag", False):
             raise NotImplementedError(f"torch.export of a call of an operator: {CONSTANTS}")  # torch prints this text
         return True
