@@ -14,14 +14,13 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.auditing.finding import Finding
+from fibration.auditing.finding import MARK, Finding
 from fibration.auditing.parameters import CLOSE, Comparison, Pair
 from fibration.auditing.passes import explained, scale_of
 from fibration.auditing.recorded import Recorded, total
 from fibration.errors import AuditError, listed
 
 Floats = NDArray[np.float64]
-MARK = {"holds": "✓", "fails": "✗", "note": "·"}
 EXACT = 0.3  # times the tolerance: how far the factor of all parameters together may be from 1
 FEW = 2  # names in a message
 LOSS_SCALE = 256  # the smallest factor that is read as the scale of a GradScaler
@@ -182,7 +181,10 @@ def _missing(compared: Comparison, recorded: Recorded) -> Iterable[Finding]:
         text = f"{_names(compared.extra)} gets a gradient, and the declared loss gives none"
         yield Finding("extra", "fails", f"{text}: does the step add a term of its own?")
     if recorded.unstepped:
-        yield Finding("optimizer", "fails", f"no optimizer has {_few(recorded.unstepped)}")
+        text = (
+            f"no optimizer has {_few(recorded.unstepped)}, so that it never moves: add it to the optimizer's parameters"
+        )
+        yield Finding("optimizer", "fails", text)
 
 
 def _steps(recorded: Recorded) -> Iterable[Finding]:

@@ -13,6 +13,7 @@ from fibration.auditing.function import Found, Function
 from fibration.errors import AuditError
 
 Status = Literal["holds", "fails", "note"]
+MARK: dict[Status, str] = {"holds": "✓", "fails": "✗", "note": "·"}
 CLOSE = 1e-9
 MU = 2e-6  # functions write ÷ (n + 1e-6) for ÷ n
 SMALL = (drawn(1, (2, 1), 0.1), drawn(2, (3, 5, 1), 0.6), drawn(3, (4, 2), 2.0))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,7 +126,8 @@ class Function:
             raise AuditError(
                 f"'{self.name}' raises {type(error).__name__}: {said[0] if said else ''}",
                 required=f"a loss of {_shapes(given)}, all on the CPU",
-                remedy="audit a function of three lines that calls it with the arguments that it needs",
+                found=_where(self.call, error),
+                remedy="mend it there; or audit a function of three lines that calls it with other arguments",
             ) from error
         first = result[0] if isinstance(result, (tuple, list)) and len(result) else result
         first = first.get("loss") if isinstance(first, Mapping) else first
@@ -281,6 +284,13 @@ def _arguments(call: Callable[..., Any], name: str) -> dict[str, str]:
             remedy=f"audit a function that passes them: {example}",
         )
     return roles
+
+
+def _where(call: Any, error: BaseException) -> str:
+    """The last line of the function's own file that an error came through: `line 7 of my.py`; '' if there is none."""
+    file = getattr(getattr(call, "__code__", None), "co_filename", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"line {lines[-1]} of {Path(str(file)).name}" if lines else ""
 
 
 def name_of(call: Any) -> str:

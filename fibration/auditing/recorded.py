@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from fibration.runtime.noise import silenced
+
 SAMPLE = 256  # elements of a parameter that are kept of every backward pass
 COARSE = (torch.bfloat16, torch.float16)
 
@@ -146,25 +148,6 @@ def as_found(model: nn.Module) -> Iterator[None]:
                 p.grad = gradient
         for module, mode in modes:
             module.training = mode
-
-
-@contextmanager
-def silenced(model: nn.Module) -> Iterator[None]:
-    """While the body runs, the rates of dropout are 0: two forward passes are then the same policy."""
-    rates: list[tuple[nn.Module, str, float]] = []
-    for module in model.modules():
-        is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
-        for word, value in vars(module).items():
-            noisy = "drop" in word or "jitter" in word or (is_dropout and word == "p")
-            if noisy and isinstance(value, float) and value > 0:
-                rates.append((module, word, value))
-    for module, word, _ in rates:
-        setattr(module, word, 0.0)
-    try:
-        yield
-    finally:
-        for module, word, value in rates:
-            setattr(module, word, value)
 
 
 def moved(model: nn.Module, by: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree as Xml
@@ -11,12 +12,11 @@ import numpy as np
 import torch
 
 from fibration.auditing.batch import Batch
-from fibration.auditing.finding import Finding
+from fibration.auditing.finding import MARK, Finding
 from fibration.auditing.identify import Likeness
 from fibration.auditing.result import Result, apart
 from fibration.errors import AuditError, listed
 
-MARK = {"holds": "✓", "fails": "✗", "note": "·"}
 NO_PROOF = "Equality on these batches is no proof."
 
 
@@ -106,9 +106,16 @@ def _rounded(values: Any, digits: int = 12) -> Any:
     return f"{values:.{digits}g}" if isinstance(values, float) else values
 
 
+def _finite(value: Any) -> Any:
+    """Nested lists of numbers, in which null stands for NaN and infinities, which JSON does not have."""
+    if isinstance(value, list):
+        return [_finite(v) for v in value]
+    return value if not isinstance(value, float) or math.isfinite(value) else None
+
+
 def as_dict(a: Result) -> dict[str, Any]:
     def batch(b: Batch | None) -> dict[str, Any] | None:
-        return None if b is None else {r: t.tolist() for r, t in a.function.given(b).items()}
+        return None if b is None else {r: _finite(t.tolist()) for r, t in a.function.given(b).items()}
 
     return {
         "function": a.name,

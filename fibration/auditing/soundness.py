@@ -163,7 +163,7 @@ def precision(f: Function) -> Finding | None:
     if at := first_failure(f, lambda b: bool(f.halves(b))):
         names = listed(sorted(str(t).removeprefix("torch.") for t in f.halves(at)))
         return Finding(
-            "precision", "fails", f"numbers are rounded to {names} inside: log-probs lose 0.4 % and more", at
+            "precision", "fails", f"numbers are rounded to {names} inside: compute log-probs and ratios in float32", at
         )
     return Finding("precision", "holds", "float32 inputs give the gradient of float64 ones")
 

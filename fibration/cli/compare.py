@@ -14,6 +14,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
 from fibration.laws.budget import Budget
 from fibration.laws.equivalent.decide import STATEMENT, Comparison, Comparisons, equivalent
+from fibration.laws.equivalent.matching import match_by_role
 from fibration.laws.equivalent.neighbours import Neighbour, nearest
 from fibration.laws.verify import OUT_OF_TIME
 from fibration.printing.reports import Outcome, loss_quietly
@@ -52,7 +53,8 @@ def compare(words: Sequence[str], with_all: bool, settings: Settings) -> list[Ou
         blamed = first
         around = [line for loss, spec in zip(losses, specs, strict=True) for line in _around(loss, spec.trainer)]
         if with_all:
-            return [Outcome(first, report=_with_all(losses[0].hierarchy, settings), asked="compare", around=(*around,))]
+            report = _with_all(losses[0].hierarchy, words, settings)
+            return [Outcome(first, report=report, asked="compare", around=(*around,))]
         from_configs = [bool(spec.trainer) for spec in specs]
         one, other, note = _of_advantages(losses[0].hierarchy, losses[1].hierarchy, from_configs)
         one, other, parameters = _with_numbers((one, other), from_configs, settings)
@@ -68,7 +70,12 @@ def compare(words: Sequence[str], with_all: bool, settings: Settings) -> list[Ou
 def _check(named: Sequence[str], with_all: bool, settings: Settings) -> None:
     first = named[0]
     if len(named) > 2:
-        raise SpecError("two losses are compared", required="two SPECs", found=listed(f"'{name}'" for name in named))
+        raise SpecError(
+            f"{len(named)} SPECs are compared",
+            required="two SPECs",
+            found=listed(f"'{name}'" for name in named),
+            remedy=f"fibration compare {first} {named[1]}",
+        )
     if len(named) == 1 and not with_all:
         raise SpecError(
             f"'{first}' is compared with nothing",
@@ -92,7 +99,7 @@ def _check(named: Sequence[str], with_all: bool, settings: Settings) -> None:
         )
 
 
-def _with_all(h: Hierarchy, settings: Settings) -> Report:
+def _with_all(h: Hierarchy, words: Sequence[str], settings: Settings) -> Report:
     """The report on a loss beside all shipped losses: proved if it is one of them, else with the nearest ones."""
     budget, found = Budget(settings.timeout), list[Neighbour]()
     given = " with advantages given to both" if settings.ignore_advantages else ""
@@ -108,7 +115,8 @@ def _with_all(h: Hierarchy, settings: Settings) -> Report:
         names = listed(str(n).replace("`", "'") for n in same)
         return Comparisons(h, (Comparison("equivalent", f"{names}{given}", "proved", "part by part"),))
     told = "\n".join(map(str, found[:MOST]))
-    remedy = "a batch that tells them apart: fibration compare SPEC " + (found[0].name if found else "grpo")
+    remedy = f"a batch that tells them apart: fibration compare {' '.join(words)} {found[0].name if found else 'grpo'}"
+    remedy += " --ignore-advantages" * settings.ignore_advantages
     near = f"nearest: {told}" if found else "no shipped loss is near: each differs in more than three parts"
     return Comparisons(h, (Comparison("equivalent", subject, "undecided", "", STATEMENT, near, remedy),))
 
@@ -116,27 +124,25 @@ def _with_all(h: Hierarchy, settings: Settings) -> Report:
 def _with_numbers(
     pair: tuple[Hierarchy, Hierarchy], from_configs: Sequence[bool], settings: Settings
 ) -> tuple[Hierarchy, Hierarchy, Mapping[str, Any]]:
-    """The two losses, and numbers of their parameters: two configs have their own, one has its numbers for both."""
-    one, other = pair
+    """The two losses, and numbers of their parameters: two configs have their own, one has its numbers for both.
+
+    A parameter of the other loss that is matched with a config's has that one's number.
+    """
     parameters = dict(settings.parameters)
+    named = {*parameters, *(value for value in parameters.values() if isinstance(value, str))}
     if all(from_configs):
-        named = {*parameters, *(value for value in parameters.values() if isinstance(value, str))}
         one, other = (at_defaults(h, without=named) for h in pair)
-        other = other.replace(name=f"{other.name}_2") if one.name == other.name else other
-    else:
-        for h, is_config in zip(pair, from_configs, strict=True):
-            parameters = {**(_numbers(h, parameters) if is_config else {}), **parameters}
-    return one, other, parameters
-
-
-def _numbers(h: Hierarchy, given: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a config's parameters, without those that the user matches or fixes."""
-    matched = {*given, *(value for value in given.values() if isinstance(value, str))}
-    return {
+        return one, other.replace(name=f"{other.name}_2") if one.name == other.name else other, parameters
+    numbers = {
         name: p.default
+        for h, is_config in zip(pair, from_configs, strict=True)
         for name, p in h.parameters.items()
-        if name not in matched and isinstance(p.default, float | int)
+        if is_config and name not in named and isinstance(p.default, float | int)
     }
+    pairs = match_by_role(*pair, parameters, settings.match).pairs
+    partners = {**dict(pairs), **{b: a for a, b in pairs}}
+    numbers |= {partners[name]: value for name, value in numbers.items() if name in partners}
+    return *pair, {**numbers, **parameters}
 
 
 def _of_advantages(

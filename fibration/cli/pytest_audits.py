@@ -47,7 +47,8 @@ class Audits(NamedFiles):
             text, name = split(function)
             path = Path(abspath(base / text))
             if path.suffix != ".py" or not path.is_file() or not name:
-                raise pytest.UsageError(f"fibration_audits names {function!r}: required FILE.py:FUNCTION, of a file")
+                found = "no such file" if path.suffix == ".py" and not path.is_file() else "no FILE.py:FUNCTION"
+                raise pytest.UsageError(f"fibration_audits names {function!r}, {found}: write {EXAMPLE}")
             files.setdefault(path, {})[name] = _loss(base, like)
         super().__init__(config, {}, files)
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from fibration.configs.options import Options, TrainerLoss
+from fibration.configs.parts import batch, estimated_kl, prompt_group, token, trajectory
 from fibration.configs.trl_around import around
 from fibration.configs.trl_loss import SCORES, advantages_of, token_loss, vespo_log_weight
 from fibration.configs.trl_options import DEFAULTS, HARMLESS
 from fibration.errors import SpecError
-from fibration.language.atoms import Attribute, Parameter, advantage, strata, token_log_ratio
+from fibration.language.atoms import Attribute, Parameter, advantage, token_log_ratio
 from fibration.language.expressions import Expression, Operand
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.objectives import Objective, constant_normaliser, token_mean, trajectory_mean
@@ -25,7 +26,6 @@ BY_ROWS, BY_TOKENS = ("grpo", "sapo"), ("cispo", "dapo", "vespo")
 LOSS_TYPES = (*BY_ROWS, *BY_TOKENS, "bnpo", "dr_grpo", "luspo")
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
-token, trajectory, prompt_group, batch = strata("token trajectory prompt_group batch")
 current, old, rollout, reference = policies("current old rollout reference")
 
 
@@ -216,7 +216,7 @@ class _Loss:
         if beta < 0:
             raise o.refusal("beta", "0 or more: below, the policy is pushed away from the reference model")
         x = log_prob(current) - log_prob(reference)
-        k3 = exp(-x) + x - 1
+        k3 = estimated_kl("k3", x)
         kl = Parameter("beta", default=beta) * k3
         said = f"{o.said('beta')} with {o.said('use_bias_correction_kl')}"
         if not o.flag("use_bias_correction_kl"):

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fibration.configs.options import Options
+from fibration.configs.parts import batch, prompt_group, token, trajectory
 from fibration.language.advantages import centred, standardised
-from fibration.language.atoms import Parameter, Stratum, advantage, count, residual, reward, strata, token_log_ratio
+from fibration.language.atoms import Parameter, Stratum, advantage, count, residual, reward, token_log_ratio
 from fibration.language.decompositions import Decomposition, log_ratio, ratio_deviation
 from fibration.language.expressions import Expression, Operand
 from fibration.language.gates import Gate, dual_clip_gate, log_clip_gate, pessimistic_clip_gate, zero_gate
@@ -29,8 +30,6 @@ from fibration.language.statistics import deviation, mean, total
 SCORES = ("cispo", "vespo")  # values of loss_type that are score estimators
 EPSILON = 1e-4  # TRL adds it to deviations of rewards
 FAR, NEAR_ZERO = 20.0, math.log(1e-8)  # `vespo` cuts log ratios here
-
-token, trajectory, prompt_group, batch = strata("token trajectory prompt_group batch")
 
 
 @dataclass(frozen=True)

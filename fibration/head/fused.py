@@ -60,7 +60,7 @@ def differentiate(
     n, columns = len(targets), z.shape[1]
     aliased = which is not None and into.data_ptr() == z.data_ptr()
     for rows in blocks(n, columns, z.device) if aliased else (slice(0, n),):
-        here, c, stats = which if which is None else which[rows], coefficients[rows].float(), known.of(rows)
+        here, c, stats = which if which is None else which[rows], coefficients[rows], known.of(rows)
         source = z
         if aliased:  # programs write rows that others still have to read
             assert here is not None

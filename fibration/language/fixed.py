@@ -86,13 +86,11 @@ def _objective(h: Hierarchy, given: Objective, put: Callable[[Expression], Expre
     if all(put(e) == e for e in (given.weight, *given.formulas)):
         return given
     changes = put(given.weight) != given.weight
-    made = Objective(put(given.spelled_out(h.leaves, h.rows)) if changes else given.weight)
-    made = made.score() if given.estimator == "score" else made
-    for w in given.weighed:
-        made = made.weigh(put(w))
-    for k in given.kept:
-        made = made.keep(put(k.condition), k.normaliser)
-    return made
+    return given.with_parts(
+        weight=put(given.spelled_out(h.leaves, h.rows)) if changes else given.weight,
+        weighed=map(put, given.weighed),
+        kept=[k.model_copy(update={"condition": put(k.condition)}) for k in given.kept],
+    )
 
 
 def _is_finite(p: Parameter, value: float | Fraction) -> bool:

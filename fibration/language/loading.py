@@ -245,6 +245,8 @@ def _pick(module: ModuleType, where: str, name: str | None) -> Hierarchy:
                 found="" if found else "no hierarchy at all",
                 remedy=f"name the variable: {where}:{variables[0]}"
                 if variables
+                else f"'{name}' is a function: fibration audit {where}:{name} says which loss it is"
+                if callable(getattr(module, name, None))
                 else suggest(name, [*found, *(h.name for h in found.values())]),
             )
         return found[name] if name in found else called[0]

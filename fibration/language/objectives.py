@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, ClassVar, Literal
 
 from fibration.errors import SpecError, an
@@ -106,6 +106,23 @@ class Objective(Written):
         said = "" if normaliser == "all" else f', normaliser="{normaliser}"'
         keep = Keep(condition=value, normaliser=normaliser)
         return self.model_copy(update={"kept": (*self.kept, keep), "written": f"{self.written}.keep({value}{said})"})
+
+    def with_parts(
+        self,
+        *,
+        weight: Expression | None = None,
+        estimator: str = "",
+        weighed: Iterable[Expression] | None = None,
+        kept: Iterable[Keep] | None = None,
+    ) -> Objective:
+        """Returns the objective with some parts replaced. Raises SpecError for a part that it cannot have."""
+        made = Objective(self.weight if weight is None else weight)
+        made = made.score() if (estimator or self.estimator) == "score" else made
+        for w in self.weighed if weighed is None else weighed:
+            made = made.weigh(w)
+        for k in self.kept if kept is None else kept:
+            made = made.keep(k.condition, k.normaliser)
+        return made
 
     @property
     def formulas(self) -> tuple[Expression, ...]:

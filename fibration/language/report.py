@@ -203,7 +203,7 @@ class Report:
             raise self.error(min(self.causes, key=lambda v: v.status == "undecided"))
 
     @property
-    def hold(self) -> tuple[str, ...]:
+    def proved_laws(self) -> tuple[str, ...]:
         """The laws that are proved for all of their subjects."""
         return tuple(dict.fromkeys(v.law for v in self.verdicts if v.law not in self._not_proved))
 
@@ -212,9 +212,9 @@ class Report:
         return {v.law for v in self.verdicts if v.status != "proved"}
 
     @property
-    def holds(self) -> str:
+    def proved_in_words(self) -> str:
         """How many laws hold, in words: `17 laws hold`."""
-        return f"{len(self.hold)} {'law holds' if len(self.hold) == 1 else 'laws hold'}"
+        return f"{len(self.proved_laws)} {'law holds' if len(self.proved_laws) == 1 else 'laws hold'}"
 
     @property
     def given_up(self) -> dict[str, list[str]]:
@@ -254,7 +254,7 @@ class Report:
         lines = [f"{self.hierarchy.name}: {self.outcome}", *(row for v in self.causes for row in self._rows(v))]
         lines += [f"  – {'given up':<16} {', '.join(laws)}: {why}" for why, laws in self.given_up.items()]
         lines += [_row(f) for f in self.noted]
-        return "\n".join([*lines, f"  ✓ {self.holds}; print(report.table()) lists them"])
+        return "\n".join([*lines, f"  ✓ {self.proved_in_words}; print(report.table()) lists them"])
 
     def table(self) -> str:
         """Returns every verdict with its argument, then all facts, as text."""

@@ -68,7 +68,7 @@ def tally(report: Report) -> str:
     numbers = {"given up": sum(map(len, report.given_up.values()))}
     numbers |= {word: sum(v.status == word for v in report.causes) for word in ("refuted", "undecided")}
     warnings = len(report.warnings)
-    said = [report.holds, *(f"{n} {word}" for word, n in numbers.items() if n)]
+    said = [report.proved_in_words, *(f"{n} {word}" for word, n in numbers.items() if n)]
     return ", ".join([*said, *([f"{warnings} warning{'s' * (warnings > 1)}"] if warnings else [])])
 
 

@@ -34,7 +34,7 @@ def report(r: Report) -> str:
     for f in r.noted:
         because = f" ({f.argument})" if f.argument else ""
         rows.append([_sign(mark_of(f)), f.name, f.subject, f"{f.value}{because}"])
-    name, said = r.hierarchy.name, f" {r.outcome}: {r.holds}, which `print(report.table())` lists"
+    name, said = r.hierarchy.name, f" {r.outcome}: {r.proved_in_words}, which `print(report.table())` lists"
     table = ["|  | law | of | because |", "| --- | --- | --- | --- |"]
     table += [f"| {mark} | {' | '.join(map(_cell, row))} |" for mark, *row in rows]
     return "\n".join([f"**{_cell(name)}**{said}", "", *(table if rows else ()), ""])

@@ -157,7 +157,7 @@ def short(report: Report) -> RenderableType:
     title = Text.assemble((report.hierarchy.name, "bold"), "  ", outcome_of(report))
     rows = _rows(report, report.causes, report.noted, report.given_up)
     hold = Text.assemble(
-        "  ", (f"{KINDS['proved'].sign} {report.holds}", KINDS["proved"].style), ("; --all lists them", "dim")
+        "  ", (f"{KINDS['proved'].sign} {report.proved_in_words}", KINDS["proved"].style), ("; --all lists them", "dim")
     )
     return Group(title, rows, hold)
 

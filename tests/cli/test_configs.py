@@ -93,6 +93,24 @@ def test_a_config_is_compared_at_its_numbers(config):
     assert "makes them of rewards" in flat(output) and f"TRL: {AROUND}" in flat(output)
 
 
+def test_a_config_is_compared_with_a_loss_that_calls_its_parameters_otherwise(config, tmp_path):
+    """The other loss has other defaults: both have the config's numbers."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from fibration import *\n"
+        "(token,) = strata('token')\n"
+        "lo, hi = Parameter('eps_lo', default=0.1, upper=1), Parameter('eps_hi', default=0.5)\n"
+        "mine = Hierarchy(name='mine', gates={token: pessimistic_clip_gate(lo, hi)}, decomposition=ratio_deviation(),\n"
+        "                 objective=trajectory_mean())\n"
+    )
+    for words in ([config, "beta=0", str(file)], [str(file), config, "beta=0"]):
+        code, output = invoke("compare", *words)
+        assert code == 0, output
+        assert "eps_hi = 0.2" in flat(output) and "eps_lo = 0.2" in flat(output)
+    code, output = invoke("compare", config, "beta=0", "loss_type=dapo", str(file))
+    assert code == 1, output
+
+
 def test_two_configs_with_other_numbers_are_other_losses(config):
     assert invoke("compare", config, config)[0] == 0
     code, output = invoke("compare", config, config, "epsilon_high=0.28")

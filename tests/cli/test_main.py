@@ -101,12 +101,14 @@ def test_text_shows_first_what_to_act_on_and_counts_what_holds() -> None:
     assert code == 0
     first, *rows, holds, empty, last = output.splitlines()
     assert (first, empty, last) == ("gspo  verified", "", "1 of 1 hierarchy verified")
-    assert holds == f"  ✓ {len(report.hold)} laws hold; --all lists them"
+    assert holds == f"  ✓ {len(report.proved_laws)} laws hold; --all lists them"
     kinds = [row[2:] for row in rows if row[2] != " "]
     assert [row.split()[:4] for row in kinds[:2]] == [["–", "given", "up", law] for law in ("identity", "first_order")]
     assert "one ratio per trajectory" in " ".join(output.split()) and "as identity" in output
     assert [row.split()[:3] for row in kinds[2:]] == [["·", "fact", f.name] for f in report.noted]
-    assert {v.law for v in report.verdicts if v.status != "proved"} | {*report.hold} == {v.law for v in report.verdicts}
+    assert {v.law for v in report.verdicts if v.status != "proved"} | {*report.proved_laws} == {
+        v.law for v in report.verdicts
+    }
 
 
 def test_a_failure_stands_before_what_is_given_up_and_before_warnings(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A config of verl as a hierarchy, without verl: which options are read, what is refused, and which shipped loss it is."""
 
+import re
 import subprocess
 import sys
 
@@ -120,6 +121,15 @@ def test_a_value_of_another_kind_is_refused_or_changes_nothing_silently(name):
     if name in (f"{POLICY_LOSS}hierarchy", f"{ALGORITHM}filter_groups.metric"):  # any text
         return
     assert isinstance(text, str) and name in text
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_each_reason_begins_with_the_option_that_breaks_the_law(name):
+    value, beside = CHANGES[name]
+    found = outcome({**GROUPS, **beside, name: value})
+    options = {each.rpartition(".")[2] for each in DEFAULTS}
+    for law, why in () if isinstance(found, str) else found.hierarchy.gives_up.items():
+        assert re.match(r"\w+", why)[0] in options, (law, why)
 
 
 # ---------------------------------------------------------------- every value is read

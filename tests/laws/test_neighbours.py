@@ -203,3 +203,12 @@ def test_no_neighbour_is_called_the_same_that_is_not(name):
             if n.is_same:
                 h = mutation(load(name))[0]
                 assert equivalent(h.replace(name="ours"), load(n.name)).ok
+
+
+def test_a_bound_for_each_channel_is_not_one_bound():
+    """The names are equal, and values of one loss cannot be given to the other."""
+    each = Parameter("epsilon_high", default=0.2, per_channel=True)
+    h = grpo.replace(
+        name="ours", gates={token: pessimistic_clip_gate(grpo.parameters["epsilon_low"], each)}, gives_up={}
+    )
+    assert not any(n.is_same for n in neighbours(h))

@@ -45,4 +45,10 @@ SLIPS = (
         "one, other = (at_defaults(h, without=named) for h in pair)",
         "one, other = pair",
     ),
+    slip(
+        "a loss with other names has no numbers of the config",
+        "cli/test_configs",
+        "numbers |= {partners[name]: value for name, value in numbers.items() if name in partners}",
+        "",
+    ),
 )

@@ -59,11 +59,11 @@ SLIPS = (
         "if before or not shares:", "if not shares:",
     ),
     slip(
-        "dropout of attention is no noise", "trainers/test_noise",
+        "dropout of attention is no noise", "runtime/test_noise",
         '("drop" in word or "jitter" in word)', '"jitter" in word',
     ),
     slip(
-        "dropout that a forward pass reads of its config is no noise", "trainers/test_noise",
+        "dropout that a forward pass reads of its config is no noise", "runtime/test_noise",
         "config if isinstance(config, Mapping) else getattr(config, \"__dict__\", {})",
         "config if isinstance(config, Mapping) else {}",
     ),

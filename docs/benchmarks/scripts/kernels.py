@@ -109,7 +109,8 @@ def main() -> None:
     parser.add_argument("specs", nargs="*", default=["ppo", "gspo", "fiberpo", "fiberpo_domain"])
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    bandwidth, rows = copy_bandwidth(), []
+    bandwidth, rows = copy_bandwidth(), list[dict[str, Any]]()
+    measured = {"machine": describe_machine(torch.device("cuda")), "copy_tb_s": bandwidth / 1e6}
     print(f"a copy moves {bandwidth / 1e6:.2f} TB/s; kernels, graph, host in µs")
     for spec in given.specs:
         for shape in SHAPES:
@@ -121,13 +122,12 @@ def main() -> None:
                 if name != "loss":  # its backward pass runs on another thread
                     row[name]["graph_us"] = in_graph(call)
             rows.append(row)
+            if given.json:  # after each, so that an interruption loses nothing
+                write_file(given.json, json.dumps({**measured, "rows": rows}, indent=1))
             print(f"{spec}, {shape}: floor {row['floor_us']:.0f}", *(
                 f"{name} {row[name]['kernels_us']:.0f}, {row[name].get('graph_us', 0):.0f}, {row[name]['host_us']:.0f}"
                 for name in calls
             ), sep="; ", flush=True)  # fmt: skip
-    if given.json:
-        machine = describe_machine(torch.device("cuda"))
-        write_file(given.json, json.dumps({"machine": machine, "copy_tb_s": bandwidth / 1e6, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

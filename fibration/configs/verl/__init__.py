@@ -12,9 +12,9 @@ from typing import Any
 from fibration.configs.options import TrainerLoss
 from fibration.configs.parts import counted, estimated_kl, token, trajectory
 from fibration.configs.verl.corrections import Weights, masks, weights
-from fibration.configs.verl.draft import Draft
+from fibration.configs.verl.draft import Draft, together
 from fibration.configs.verl.estimators import K3_MOST, advantages, kl_kind
-from fibration.configs.verl.losses import LOSSES, OF_ROWS, ROW_MEAN, gpg, in_rows, vanilla
+from fibration.configs.verl.losses import LOSSES, MODE, OF_ROWS, ROW_MEAN, gpg, in_rows, vanilla
 from fibration.configs.verl.options import (
     ACTOR,
     ALGORITHM,
@@ -92,7 +92,7 @@ def hierarchy_of(config: Any) -> TrainerLoss:
 
 def _loss_mode(d: Draft, legacy: bool) -> str:
     """The policy loss that verl calls."""
-    name = f"{POLICY_LOSS}loss_mode"
+    name = MODE
     if d.options.flag("distillation.enabled"):
         raise d.options.refusal("distillation.enabled", "false: distillation has a loss of its own, from a teacher")
     if d.options[name] == OURS:
@@ -147,7 +147,7 @@ def _policy_loss(d: Draft, mode: str, legacy: bool) -> tuple[Weights | None, tup
         if d.options[f"{prefix}rollout_is"] is not None:
             d.say("loss_type=ppo_clip: the weights of rollout_is are logged and not applied.")
         return None, masks(d, prefix, token_log_ratio)
-    gpg(d)
+    gpg(d, f"{prefix}loss_type")
     return weights(d, prefix, token_log_ratio), masks(d, prefix, token_log_ratio)
 
 
@@ -223,7 +223,7 @@ def _weighed(d: Draft, objective: Objective, each: Weights) -> Objective:
     if d.weighs_rows:
         formula = in_rows(formula, each.condition)
         d.say("geo_mean adds 1e-10 to weights before it takes their logarithm.")
-        d.gives_up[f"causal of weight {formula}"] = "geo_mean: a row has the geometric mean of its tokens' weights"
+        d.give_up(f"causal of weight {formula}", MODE, "a row has the geometric mean of its tokens' weights")
         return objective.weigh(formula)
     if each.why:
         d.gives_up[f"causal of weight {formula}"] = each.why
@@ -237,10 +237,7 @@ def _weighed(d: Draft, objective: Objective, each: Weights) -> Objective:
 
 def _per_kept(conditions: tuple[Expression, ...]) -> Expression:
     """The tokens of a row, for each of those that are left in it."""
-    together = conditions[0]
-    for condition in conditions[1:]:
-        together = together & condition
-    return count(token, over=trajectory) / counted(together, trajectory)
+    return count(token, over=trajectory) / counted(together(conditions), trajectory)
 
 
 # ---------------------------------------------------------------- penalties
@@ -254,8 +251,8 @@ def _terms_of_the_loss(d: Draft, mean: str, sampled: Weights | None) -> None:
             term = weighed if sampled.condition is None else where(sampled.condition, weighed, 0)
         d.penalties[name] = _masked(d, term, mean)
         if name == "square" and (sampled is not None or d.mask is not None):
-            why = "dro with rollout_correction: the square has the weight and the mask of the sampled token"
-            d.gives_up |= {"kl_gradient of square": why, "kl_gradient of what is left of square": why}
+            for law in ("kl_gradient of square", "kl_gradient of what is left of square"):
+                d.give_up(law, MODE, "the square has the weight and the mask of rollout_correction")
 
 
 def _masked(d: Draft, term: Expression, mean: str) -> Expression:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +48,7 @@ class Draft:
     @property
     def mask(self) -> Expression | None:
         """The conditions of `kept` together; None where `rollout_rs` drops nothing."""
-        return functools.reduce(operator.and_, self.kept) if self.kept else None
+        return together(self.kept) if self.kept else None
 
     def parameter(
         self,
@@ -65,14 +67,18 @@ class Draft:
         self.around.append(sentence)
 
     def known(self, name: str) -> str:
-        """`actor.clip_ratio=0.2`: an option and its value, as verl's users write it."""
+        """`actor_rollout_ref.actor.clip_ratio=0.2`: an option and its value, as on verl's command line."""
         return f"{name}={written(self.options[name])}"
+
+    def give_up(self, law: str, option: str, why: str) -> None:
+        """Gives a law up: `loss_mode=cispo: why`."""
+        self.gives_up[law] = f"{option.rpartition('.')[2]}={written(self.options[option])}: {why}"
+
+
+def together(conditions: Sequence[Expression]) -> Expression:
+    return functools.reduce(operator.and_, conditions)
 
 
 def written(value: Any) -> str:
-    """A value as on verl's command line."""
-    return {None: "null", True: "true", False: "false"}.get(value, str(value)) if _is_plain(value) else str(value)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
+    """A value as on verl's command line: `null`, `true`, `0.2`."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

@@ -17,6 +17,7 @@ from fibration.language.policies import log_prob, policies
 from fibration.language.statistics import deviation, largest, total
 
 old, reference = policies("old reference")
+ESTIMATOR = f"{ALGORITHM}adv_estimator"
 EPSILON = 1e-6  # beside deviations of groups
 WHITENING = 1e-8  # beside variances of tokens
 K3_MOST = 10.0  # verl cuts k3 there, in losses and in rewards
@@ -68,15 +69,14 @@ def rewards_of(d: Draft) -> Rewards:
 
 def advantages(d: Draft) -> tuple[Expression, tuple[object, ...]]:
     """The formula of advantages, and the groups that it reads. Adds the laws that it gives up."""
-    name = f"{ALGORITHM}adv_estimator"
-    if d.options[name] in BY_POSITION:
+    if d.options[ESTIMATOR] in BY_POSITION:
         raise d.options.refusal(
-            name,
+            ESTIMATOR,
             "an estimator whose baseline is one per row or group: this one has a baseline for each position in the "
             "answers of a group, from Σπ² of the whole vocabulary",
             "hierarchies take its advantages as given: fibration show dapo",
         )
-    estimator = d.options.choice(name, ESTIMATORS)
+    estimator = d.options.choice(ESTIMATOR, ESTIMATORS)
     if d.by_token and estimator in ("gae", "reinforce_plus_plus", "remax"):
         raise d.options.refusal(
             f"{CORRECTION}rollout_rs",
@@ -116,7 +116,7 @@ def _of_one(d: Draft, estimator: str) -> tuple[Expression, tuple[object, ...]]:
         score = score / (1 + EPSILON) if d.options.flag(f"{ALGORITHM}norm_adv_by_std_in_grpo") else score
     if estimator == "gpg":
         score = _alpha(score) * score
-        d.gives_up["baseline"] = "gpg: scaled by how many rewards are not 0"
+        d.give_up("baseline", ESTIMATOR, "scaled by how many rewards are not 0")
     if estimator in ("reinforce_plus_plus_baseline", "gdpo"):
         score = _whitened(d, score)
     return score, ()
@@ -125,12 +125,12 @@ def _of_one(d: Draft, estimator: str) -> tuple[Expression, tuple[object, ...]]:
 def _normed(d: Draft, score: Expression) -> Expression:
     if not d.options.flag(f"{ALGORITHM}norm_adv_by_std_in_grpo"):
         return centred(score, over=prompt_group)
-    d.gives_up["baseline"] = DEVIATES
+    d.give_up("baseline", f"{ALGORITHM}norm_adv_by_std_in_grpo", DEVIATES)
     return standardised(score, over=prompt_group, epsilon=EPSILON)
 
 
 def _whitened(d: Draft, formula: Expression) -> Expression:
-    d.gives_up["baseline"] = "divided by a deviation of all tokens, the row's own among them"
+    d.give_up("baseline", ESTIMATOR, "divided by a deviation of all tokens, the row's own among them")
     d.say(
         "Advantages are whitened over the tokens of all rows that verl sampled for a training step, with 1e-8 beside "
         "their number; here over those of the batch at hand."
@@ -155,7 +155,7 @@ def _rloo(d: Draft, r: Rewards) -> Expression:
 
 
 def _opo(d: Draft, r: Rewards) -> Expression:
-    d.gives_up["baseline"] = "an answer's own length and reward are in what it is compared with"
+    d.give_up("baseline", ESTIMATOR, "an answer's own length and reward are in what it is compared with")
     return r.of_row - mean_of(r.of_row, prompt_group, d.mask)
 
 
@@ -164,7 +164,7 @@ def _passk(d: Draft, r: Rewards) -> Expression:
     least = -largest(-r.of_row, over=prompt_group, of=trajectory)
     second = largest(where(r.of_row >= best, least, r.of_row), over=prompt_group, of=trajectory)
     at_best = total(where(r.of_row >= best, 1, 0), over=prompt_group, of=trajectory)
-    d.gives_up["baseline"] = "an answer's own reward decides whether it is compared"
+    d.give_up("baseline", ESTIMATOR, "an answer's own reward decides whether it is compared")
     lead = r.of_row - second
     if d.options.flag(f"{ALGORITHM}norm_adv_by_std_in_grpo"):
         lead = lead / (deviation(r.of_row, over=prompt_group, of=trajectory) + EPSILON)
@@ -172,7 +172,7 @@ def _passk(d: Draft, r: Rewards) -> Expression:
 
 
 def _gpg(d: Draft, r: Rewards) -> Expression:
-    d.gives_up["baseline"] = "gpg: scaled by how many rewards are not 0"
+    d.give_up("baseline", ESTIMATOR, "scaled by how many rewards are not 0")
     d.say("gpg counts rewards that are not 0 among all rows that verl sampled for a training step.")
     return _alpha(r.of_row) * centred(r.of_row, over=prompt_group)
 
@@ -186,7 +186,7 @@ def _alpha(score: Expression) -> Expression:
 def _gdpo(d: Draft, r: Rewards) -> Expression:
     scale = _gdpo_weight(d, r)
     if d.options.flag(f"{ALGORITHM}norm_adv_by_std_in_grpo"):
-        d.gives_up[REST] = "gdpo: divided by a deviation of the group, then of all tokens"
+        d.give_up(REST, ESTIMATOR, "divided by a deviation of the group, then of all tokens")
     return _whitened(d, scale * _normed(d, reward) if scale != 1 else _normed(d, reward))
 
 
@@ -228,7 +228,7 @@ def _reinforce_pp(d: Draft, r: Rewards) -> Expression:
     d.say(PER_TOKEN)
     if gamma == 0:
         return _whitened(d, r.of_token)
-    d.gives_up[REST] = "reinforce_plus_plus: discounted sums, divided by their deviation"
+    d.give_up(REST, ESTIMATOR, "discounted sums, divided by their deviation")
     return _whitened(d, r.of_token + after(r.of_token, over=trajectory, discount=gamma))
 
 
@@ -248,7 +248,7 @@ def _gae(d: Draft, r: Rewards) -> Expression:
     apart = r.of_token - value
     if gamma == 0:
         return _whitened(d, apart)
-    d.gives_up[REST] = "gae: sums of rewards and values, divided by their deviation"
+    d.give_up(REST, ESTIMATOR, "sums of rewards and values, divided by their deviation")
     # What a value is worth at later tokens telescopes, as in the shipped loss ppo_gae.
     later = r.of_token if lam == 1 else r.of_token + (1 - lam) / lam * value
     return _whitened(d, apart + after(later, over=trajectory, discount=gamma * lam))

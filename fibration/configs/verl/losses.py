@@ -19,6 +19,7 @@ from fibration.language.statistics import mean, quantile
 current, old = policies("current old")
 CUT = "verl cuts the log ratio at ±20 before it exponentiates: a token beyond has no gradient there."
 ROW_MEAN = "seq-mean-token-mean"
+MODE = f"{POLICY_LOSS}loss_mode"
 
 
 def clip_range(d: Draft, upper: float | None = 1.0) -> tuple[Expression, Expression]:
@@ -71,7 +72,7 @@ def dppo_kl(d: Draft) -> None:
 def _dppo(d: Draft, above: Expression, below: Expression) -> None:
     d.gates = {token: Gate(minimum(residual, ceiling_of(d) - 1))}
     d.is_score, d.condition = True, above | below
-    d.gives_up["first_order"] = SCORE
+    d.give_up("first_order", MODE, SCORE)
     d.say(CUT)
 
 
@@ -85,7 +86,7 @@ def gspo(d: Draft) -> None:
     d.fibrations = (Fibration(token, trajectory, kernel=uniform()),)
     d.gates = {trajectory: zero_gate(), token: Gate((stop(clipped) + where(passes, x - stop(x), 0)) / tokens)}
     d.decomposition = log_ratio(scale=1 / tokens)
-    d.gives_up["first_order"] = "in value a token has the ratio of its trajectory"
+    d.give_up("first_order", MODE, "in value a token has the ratio of its trajectory")
     d.say("verl cuts the mean log ratio of a row at 10: a row beyond has no gradient there.")
 
 
@@ -96,8 +97,8 @@ def geo_mean(d: Draft) -> None:
     d.fibrations = (Fibration(token, trajectory, kernel=uniform()),)
     d.gates = {trajectory: identity_gate(), token: zero_gate()}
     d.decomposition = decomposition(density=x / tokens, recovery=exp(tokens * gated("")), scale=1 / tokens)
-    d.gives_up["recovery"] = "tokens are clipped before their mean is taken"
-    d.gives_up["first_order"] = "one ratio per trajectory: what single tokens do beyond their mean is dropped"
+    d.give_up("recovery", MODE, "tokens are clipped before their mean is taken")
+    d.give_up("first_order", MODE, "one ratio per trajectory: what single tokens do beyond their mean is dropped")
     d.mean, d.weighs_rows = ROW_MEAN, True
     d.say(
         "geo_mean does not read loss_agg_mode: it averages over the rows of a micro-batch, and verl adds up the "
@@ -114,7 +115,7 @@ def sapo(d: Draft) -> None:
         tau[name] = d.parameter(name, value)
     each = where(advantage > 0, tau["tau_pos"], tau["tau_neg"])
     d.gates = {token: Gate(4 / each * sigmoid(each * residual) - 1)}
-    d.gives_up["first_order"] = "the value at r = 1 is 2/tau"
+    d.give_up("first_order", MODE, "the value at r = 1 is 2/tau")
     d.mean = ROW_MEAN
     if d.options[f"{ACTOR}loss_agg_mode"] != ROW_MEAN:
         d.say(
@@ -124,17 +125,18 @@ def sapo(d: Draft) -> None:
     d.say(CUT)
 
 
-def gpg(d: Draft) -> None:
+def gpg(d: Draft, chosen_by: str = MODE) -> None:
+    """`chosen_by`: the option that chooses this loss."""
     d.gates = {token: zero_gate()}
     d.is_score = True
-    d.gives_up["first_order"] = "a score estimator without a ratio"
+    d.give_up("first_order", chosen_by, "a score estimator without a ratio")
 
 
 def cispo(d: Draft) -> None:
     low, high = clip_range(d, upper=None)
     d.gates = {token: Gate(clip(residual, -low, high))}
     d.is_score = True
-    d.gives_up["first_order"] = SCORE
+    d.give_up("first_order", MODE, SCORE)
     d.say(CUT)
 
 
@@ -157,10 +159,8 @@ def clip_cov(d: Draft) -> None:
     cov = covariance(d.mask)
     d.gates = {token: pessimistic_clip_gate(low, high)}
     d.condition = closed | (cov <= least) | (cov >= most)
-    d.gives_up |= {
-        f"mask_open of condition {d.condition}": "clip_cov: covariances are large on policy too",
-        f"causal of condition {d.condition}": "clip_cov: means are of the whole batch",
-    }
+    d.give_up(f"mask_open of condition {d.condition}", MODE, "covariances are large on policy too")
+    d.give_up(f"causal of condition {d.condition}", MODE, "means are of the whole batch")
     d.say(
         "clip_cov takes means of advantages and log-probs over a micro-batch of one rank; here they are of the batch."
     )
@@ -199,7 +199,7 @@ def dro(d: Draft) -> None:
     d.gates = {token: zero_gate()}
     d.is_score = True
     d.penalties["square"] = d.parameter("beta", beta) / 2 * token_log_ratio**2
-    d.gives_up["first_order"] = SCORE
+    d.give_up("first_order", MODE, SCORE)
 
 
 LOSSES: dict[str, Callable[[Draft], None]] = {

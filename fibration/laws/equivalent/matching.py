@@ -83,6 +83,7 @@ def _as_said(found: Matched, match: Mapping[str, str]) -> Matched:
                 found="; ".join(
                     f"{', '.join(sorted(declared_names(h)))} in '{h.name}'" for h in (found.first, found.second)
                 ),
+                remedy=f"--match A=B, with A of '{found.first.name}' and B of '{found.second.name}', of one kind",
             )
         a, b, kind = fits
         if kind == "parameter":

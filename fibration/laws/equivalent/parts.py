@@ -57,10 +57,12 @@ def _conditions(o: Objective) -> Hashable:
 
 @functools.lru_cache(4096)
 def plain(e: Expression) -> Expression:
-    """A formula without sugar, in which a parameter is its name alone."""
+    """A formula without sugar, in which a parameter is its name, and what it has a value for."""
 
     def named(a: Expression) -> Expression:
-        return Reading(f"parameter {a.name}") if isinstance(a, Parameter) else a
+        if not isinstance(a, Parameter):
+            return a
+        return Reading(f"parameter {a.name} on {a.on}, {'per channel' if a.per_channel else 'one'}")
 
     return rewritten(desugared(e), lambda inner: transform(inner, named))
 
@@ -76,18 +78,6 @@ PARTS: Mapping[str, Callable[[Hierarchy], Hashable]] = {
 }
 
 
-def objective_with(base: Objective, **parts: Any) -> Objective:
-    """An objective with some of its parts replaced: weight, estimator, weighed, kept."""
-    take = {"weight": base.weight, "estimator": base.estimator, "weighed": base.weighed, "kept": base.kept, **parts}
-    made = Objective(take["weight"])
-    made = made.score() if take["estimator"] == "score" else made
-    for w in take["weighed"]:
-        made = made.weigh(w)
-    for k in take["kept"]:
-        made = made.keep(k.condition, k.normaliser)
-    return made
-
-
 def with_part(shipped_one: Hierarchy, h: Hierarchy, part: str) -> Hierarchy:
     """The shipped loss with one part of another loss. Raises SpecError if it cannot have it."""
     o, own = shipped_one.objective, h.objective
@@ -96,10 +86,10 @@ def with_part(shipped_one: Hierarchy, h: Hierarchy, part: str) -> Hierarchy:
             "gates": h.gates, "fibrations": h.fibrations, "decomposition": h.decomposition,
             "orthogonalise": h.orthogonalise, "assume": h.assume,
         },
-        "μ": {"objective": objective_with(o, weight=own.weight)},
-        "estimator": {"objective": objective_with(o, estimator=own.estimator)},
-        "weights": {"objective": objective_with(o, weighed=own.weighed)},
-        "conditions": {"objective": objective_with(o, kept=own.kept)},
+        "μ": {"objective": o.with_parts(weight=own.weight)},
+        "estimator": {"objective": o.with_parts(estimator=own.estimator)},
+        "weights": {"objective": o.with_parts(weighed=own.weighed)},
+        "conditions": {"objective": o.with_parts(kept=own.kept)},
         "advantages": {"advantages": h.advantages, "groups": dict.fromkeys((*shipped_one.groups, *h.groups))},
         "penalties": {"penalties": h.penalties},
     }  # fmt: skip
@@ -131,7 +121,7 @@ def light(h: Hierarchy) -> Hierarchy:
         return h
     (leaf,) = h.leaves
     groups = dict.fromkeys(s for s in (*h.strata, *h.groups) if s not in (leaf, h.rows))
-    objective = objective_with(h.objective, estimator="score")
+    objective = h.objective.with_parts(estimator="score")
     changes = {
         "gates": {leaf: zero_gate()},
         "fibrations": (),

@@ -13,10 +13,11 @@ from transformers import TrainerCallback
 from trl import GRPOTrainer
 
 from fibration.auditing.beside import StepAudit, beside
-from fibration.auditing.recorded import Recorded, as_found, silenced
+from fibration.auditing.recorded import Recorded, as_found
 from fibration.auditing.step import declared_gradients
 from fibration.errors import TrainerError, listed
 from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.noise import silenced
 from fibration.runtime.operator import Operator
 from fibration.trainers.labels import as_operator, wanted
 from fibration.trainers.parameters import check_parameters

@@ -14,9 +14,9 @@ from fibration.errors import TrainerError, listed, shown
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import shipped
 from fibration.language.rewards import adds_up_tokens
+from fibration.runtime.noise import noise
 from fibration.trainers.clip_range import in_its_place
 from fibration.trainers.labels import as_label, option
-from fibration.trainers.noise import noise
 from fibration.trainers.parameters import check_labelled
 from fibration.trainers.policies import REFERENCE, ROLLOUT, check_policies, corrected_twice, kept_near_twice
 

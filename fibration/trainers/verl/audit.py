@@ -16,9 +16,10 @@ from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
 from fibration.auditing.beside import Declared, StepAudit, beside
-from fibration.auditing.recorded import Recorded, as_found, silenced
+from fibration.auditing.recorded import Recorded, as_found
 from fibration.errors import TrainerError
 from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.noise import silenced
 from fibration.runtime.operator import Operator
 from fibration.trainers.labels import as_operator, sources
 from fibration.trainers.parameters import check_parameters

@@ -26,11 +26,11 @@ from verl.workers.utils.padding import no_padding_2_padding
 from fibration.errors import TrainerError, listed
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.rewards import adds_up_tokens
+from fibration.runtime.noise import noise
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
 from fibration.trainers import dead_rows
 from fibration.trainers.micro_batches import MicroBatches
-from fibration.trainers.noise import noise
 from fibration.trainers.policies import REFERENCE, ROLLOUT, corrected_twice, kept_near_twice
 from fibration.trainers.scale import Scale
 from fibration.trainers.verl.fields import column, padded, refuse_several, replace_advantages

@@ -9,11 +9,13 @@ same in both steps, so its difference shows the noise of the machine.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import random
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -30,11 +32,19 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
+from fibration.trainers.micro_batches import MicroBatches
+from fibration.trainers.verl.worker import FibrationTrainingWorker
+
 KINDS = ("fresh", "off policy")
 SIZES = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 4}
 PROMPT, RESPONSE, GROUPS, SAMPLES = 32, 64, 8, 4
 SETTING = {"actor.optim.lr": 0.0, "actor.ppo_micro_batch_size_per_gpu": 8, "model.use_remove_padding": False}
 VERL = "verl"  # its own loss, in its own worker
+OWN = "own, s per step"
+ADAPTER: dict[type, tuple[str, ...]] = {
+    FibrationTrainingWorker: ("_complete", "_micro_batches", "_window", "_with_advantages", "_skips_dead_rows"),
+    MicroBatches: ("coefficients", "measure", "live"),
+}
 
 
 def rows(equal: float) -> list[Row]:
@@ -114,11 +124,35 @@ def times(worker: ActorRolloutRefWorker, given: list[Row]) -> dict[str, Any]:
     return found
 
 
+class OwnTime:
+    """The CPU time of this thread in functions of the adapter; those that they call count once."""
+
+    def __init__(self) -> None:
+        self.seconds, self._depth = 0.0, 0
+        for owner, names in ADAPTER.items():
+            for name in names:
+                setattr(owner, name, self._timed(getattr(owner, name)))
+
+    def _timed(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def call(*given: Any, **named: Any) -> Any:
+            start = time.thread_time()
+            self._depth += 1
+            try:
+                return plain(*given, **named)
+            finally:
+                self._depth -= 1
+                self.seconds += (time.thread_time() - start) * (not self._depth)
+
+        return call
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--losses", nargs="+", default=[VERL, "grpo", "fiberpo_domain"])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--equal", type=float, default=0.0, help="share of prompt groups with equal rewards")
+    parser.add_argument("--own", action="store_true", help="also the CPU time of the adapter's own functions")
     parser.add_argument("--json", type=Path, help="where all samples go")
     said = parser.parse_args()
     os.environ |= {
@@ -130,6 +164,7 @@ def main() -> None:
     }
     dist.init_process_group("gloo")
     given, samples = rows(said.equal), []
+    own = OwnTime() if said.own else None
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder)
         rollouts.save(model)
@@ -140,7 +175,10 @@ def main() -> None:
             times(worker, given)  # allocations and caches
         for k in range(said.rounds):
             for loss in said.losses if k % 2 else reversed(said.losses):
+                before = own.seconds if own else 0.0
                 samples.append({"round": k, "loss": loss, **times(workers[loss], given)})
+                if own:
+                    samples[-1][OWN] = (own.seconds - before) / len(KINDS)
     dist.destroy_process_group()
     beside = said.losses[0]
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {said.rounds} rounds\n")
@@ -158,6 +196,8 @@ def main() -> None:
                 f"{mine[0][f'{kind}: rows trained']:.2f}",
             ]
         print("|", loss, "|", " | ".join(cells), "|")
+    for loss, mine in by_loss.items() if own else ():
+        print(f"{loss}: the adapter's own functions, ms of CPU per step: {1e3 * median(s[OWN] for s in mine):.0f}")
     if said.json:
         said.json.write_text(json.dumps({"threads": torch.get_num_threads(), "samples": samples}, indent=1) + "\n")
 

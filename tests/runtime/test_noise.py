@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from torch import nn
 from torch.nn.functional import dropout
 
-from fibration.trainers.noise import noise
+from fibration.runtime.noise import noise, silenced
 
 
 class Block(nn.Module):
@@ -58,3 +58,13 @@ def test_rates_of_a_config_that_only_build_layers_are_read_from_the_layers():
     assert list(noise(model)) == [("layer", "p", 0.1)]
     model.layer.p = 0.0
     assert list(noise(model)) == []
+
+
+def test_while_silenced_no_rate_is_left_and_afterwards_all_are_as_before():
+    whole = SimpleNamespace(dropout=0.1)
+    model = nn.Sequential(nn.Dropout(0.25), Block(0.1, 0.01, 0.5), Reads(whole), Reads({"router_jitter_noise": 0.01}))
+    before = list(noise(model))
+    assert len(before) == 5
+    with silenced(model):
+        assert list(noise(model)) == [] and whole.dropout == 0
+    assert list(noise(model)) == before

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
 from typing import Any
@@ -12,8 +14,46 @@ from typing import Any
 from torch import nn
 
 
+@dataclass(frozen=True)
+class Rate:
+    """How often a module draws random numbers: a number above 0 that `holder` has under `key`.
+
+    `word`: the name for messages; that of a rate in the module's config begins with `config.`.
+    """
+
+    module: str
+    word: str
+    value: float
+    holder: Any
+    key: str
+
+    def put(self, value: float) -> None:
+        if isinstance(self.holder, MutableMapping):
+            self.holder[self.key] = value
+        else:
+            setattr(self.holder, self.key, value)
+
+
+@contextmanager
+def silenced(model: nn.Module) -> Iterator[None]:
+    """While the body runs, all rates that are found are 0: two forward passes are then the same policy."""
+    found = list(rates(model))
+    for rate in found:
+        rate.put(0.0)
+    try:
+        yield
+    finally:
+        for rate in found:
+            rate.put(rate.value)
+
+
 def noise(model: nn.Module) -> Iterator[tuple[str, str, float]]:
-    """Every module that draws random numbers, the name of its rate, and the rate.
+    """Every module that draws random numbers, the name of its rate, and the rate. See `rates`."""
+    yield from ((rate.module, rate.word, rate.value) for rate in rates(model))
+
+
+def rates(model: nn.Module) -> Iterator[Rate]:
+    """The rates at which the modules of a model draw random numbers.
 
     Dropout, attention and router layers have rates as attributes. A rate in a module's `config` counts if a method of
     the module names it, other than `__init__`, which makes layers from it; its name begins with `config.`. A rate
@@ -22,15 +62,16 @@ def noise(model: nn.Module) -> Iterator[tuple[str, str, float]]:
     seen: set[tuple[int, str]] = set()
     for name, module in model.named_modules():
         own, layer = vars(module), isinstance(module, nn.modules.dropout._DropoutNd)
-        said = {word: value for word, value in own.items() if _draws(word, value) or (layer and word == "p" and value)}
+        here = name or type(module).__name__
+        for word, value in own.items():
+            if _draws(word, value) or (layer and word == "p" and value):
+                yield Rate(here, word, value, module, word)
         config = own.get("config")  # most modules share the model's; each rate is yielded once
         fields = config if isinstance(config, Mapping) else getattr(config, "__dict__", {})
         for word in [word for word, value in fields.items() if _draws(word, value) and (id(config), word) not in seen]:
             if re.search(rf"config(\.|\[.){word}\b", _methods(type(module))):  # type: ignore[arg-type]
                 seen.add((id(config), word))
-                said[f"config.{word}"] = fields[word]
-        for word, value in said.items():
-            yield name or type(module).__name__, word, value
+                yield Rate(here, f"config.{word}", fields[word], config, word)
 
 
 def _draws(word: object, value: object) -> bool:
