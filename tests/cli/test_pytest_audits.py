@@ -97,8 +97,8 @@ def test_paths_and_names_select_audits(project: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("audits", "words"),
     [
-        ('{"losses/none.py:right" = "grpo"}', "required FILE.py:FUNCTION"),
-        ('{"losses/my.py" = "grpo"}', "required FILE.py:FUNCTION"),
+        ('{"losses/none.py:right" = "grpo"}', "'losses/none.py:right', no such file"),
+        ('{"losses/my.py" = "grpo"}', "'losses/my.py', no FILE.py:FUNCTION"),
         ('{"losses/my.py:right" = "gpro"}', "'grpo'"),
         ('"losses/my.py:right"', "which names no functions and losses"),
     ],
