@@ -43,7 +43,7 @@ from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import shipped
 from fibration.language.report import BUDGET
-from fibration.runtime.batch import Batch, Executable, Outputs, Run
+from fibration.runtime.batch import Batch, Executable, Launcher, Outputs, Run, given_of, tensors_of
 from fibration.runtime.calls import Backend
 from fibration.runtime.operator import Operator
 
@@ -261,10 +261,14 @@ class _Loaded:
         self._spread: dict[bool, tuple[Artifact, Run]] = {}
         self._lock = Lock()  # ranks may be threads
 
+    def prepare(self, program: str, batch: Batch) -> Launcher:
+        return self._alone.prepare(program, batch)
+
     def __call__(self, program: str, batch: Batch) -> Outputs:
         ranks = batch.index.ranks
-        run = self._alone if ranks is None else self._made(ranks.cut)[1]
-        return run(program, batch)
+        if ranks is None:
+            return self.prepare(program, batch)(tensors_of(batch), given_of(batch))
+        return self._made(ranks.cut)[1](program, batch)
 
     def collectives(self, program: str, cut: bool) -> tuple[Collective, ...]:
         return self._made(cut)[0].plans[program].collectives  # type: ignore[no-any-return]

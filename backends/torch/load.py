@@ -5,30 +5,53 @@ from __future__ import annotations
 import builtins
 import hashlib
 import linecache
+import weakref
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fibration.compiler.ir import Input
 from fibration.compiler.schedule import Schedule
-from fibration.runtime.batch import Batch, Outputs, Run, inputs_of
+from fibration.runtime.batch import GIVEN_TENSOR, Batch, Launcher, Outputs, Run, inputs_of
 
 
 def load(name: str, source: str, schedules: Mapping[str, Schedule]) -> Run:
     """The function that runs batches through a generated module. Debuggers and tracebacks show the module's source."""
     path = f"<fibration {name} {hashlib.sha256(source.encode()).hexdigest()[:16]}>"
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
-    module: dict[str, object] = {"__name__": f"fibration_generated_{name}"}
+    module: dict[str, Any] = {"__name__": f"fibration_generated_{name}"}
     exec(builtins.compile(source, path, "exec"), module)  # our own output, over validated names
-    fibre, ordered = module["fibre"], module.get("ordered")
+    return _Module(module, schedules)
 
-    def run(function: str, batch: Batch) -> Outputs:
-        program = schedules[function].program
+
+class _Module:
+    """Runs the functions of a generated module."""
+
+    def __init__(self, module: Mapping[str, Any], schedules: Mapping[str, Schedule]) -> None:
+        self.module, self.schedules = module, schedules
+
+    def prepare(self, program: str, batch: Batch) -> Launcher:
+        index, numbers, rest = weakref.ref(batch.index), dict(batch.vectors), (batch.per_row, batch.dtype, batch.fill)
+
+        @torch.no_grad()
+        def launch(tensors: Mapping[str, Tensor], given: Mapping[Input, Tensor]) -> Outputs:
+            at = index()
+            assert at is not None
+            per_row, dtype, fill = rest
+            vectors = numbers | dict(given)
+            return self(program, Batch(at, tensors, tensors.get(GIVEN_TENSOR), per_row, vectors, dtype, fill))
+
+        return launch
+
+    def __call__(self, function: str, batch: Batch) -> Outputs:
+        program, fibre, ordered = self.schedules[function].program, self.module["fibre"], self.module.get("ordered")
         edges = {e: batch.index.fibre(*e, fibre) for e in program.edges}
         inputs = {program.given[i]: value for i, value in inputs_of(batch, program).items()}
         orders = {o: batch.index.order(o, ordered) for o in program.orders}
-        meetings = _meetings(schedules[function], batch)
-        named = module[function](inputs, edges, *([orders] if orders else []), *meetings)  # type: ignore[operator]
+        meetings = _meetings(self.schedules[function], batch)
+        named = self.module[function](inputs, edges, *([orders] if orders else []), *meetings)
         outputs = {key: named[program.called[key]] for key in program.outputs}
         results = {k: v for k, v in outputs.items() if program.outputs[k].stratum not in program.leaves}
         for key, parts in program.results().items():
@@ -37,8 +60,6 @@ def load(name: str, source: str, schedules: Mapping[str, Schedule]) -> Run:
                 scatter(outputs[output], whole, batch.index.positions_of(leaf))
             results[key] = whole
         return Outputs(results)
-
-    return run
 
 
 def _meetings(schedule: Schedule, batch: Batch) -> list[Callable[[int, list[Tensor]], list[Tensor]]]:

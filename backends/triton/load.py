@@ -7,21 +7,21 @@ import hashlib
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
 
 import numpy as np
+from torch import Tensor
 
 from fibration.backends.triton.emit import launched
 from fibration.backends.triton.kernels import kernels
 from fibration.cache import entry
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
-from fibration.runtime.batch import Batch, Outputs, Run
-from fibration.runtime.calling import Binding
+from fibration.runtime.batch import Batch, Elements, Run
+from fibration.runtime.calling import Binding, Call, Frame, Runner
 
 MODULE = "kernels.py"
 VERSION = metadata.version("fibration")
@@ -32,10 +32,9 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     """The function that runs batches through a generated module. Raises BackendError without the package triton."""
     on_cpu = interpreted()
     module = import_from_cache(name, source)
-    callers = {k: Binding(plan, launched(plan, kernels(k, plan))) for k, plan in plans.items()}
+    bindings = {k: Binding(plan, launched(plan, kernels(k, plan))) for k, plan in plans.items()}
 
-    def run(function: str, batch: Batch) -> Outputs:
-        index = batch.index
+    def check(index: Elements) -> None:
         if index.device.type != "cuda" and not on_cpu:
             raise BackendError(
                 f"operator '{name}' is compiled for the Triton backend, and the index lies on {index.device}",
@@ -43,20 +42,24 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
                 remedy="move the batch, or compile with backend='c' or backend='torch'; to debug kernels on the CPU, "
                 "set TRITON_INTERPRET=1 before triton is imported",
             )
-        call = callers[function].bind(batch)
-        values = {**call.bound.values, **call.values}
+
+    def ready(program: str, frame: Frame, batch: Batch) -> Call:
+        names = [a.name for a in bindings[program].arguments]
         # one tile shape for a whole step, so that the order of sums does not depend on a row's rank or micro-batch
-        tokens = index.tokens_of_step
+        values = {**dict(zip(names, frame.values, strict=True)), "tokens": batch.index.tokens_of_step}
 
-        def launch(name: str) -> None:
-            with one_at_a_time if on_cpu else nullcontext():
-                getattr(module, name)(**values, tokens=tokens)
+        def call(function: str, holes: list[tuple[int, Tensor]]) -> None:
+            given = {**values, **{names[i]: tensor for i, tensor in holes}}
+            if not on_cpu:
+                getattr(module, function)(**given)
+                return
+            # the interpreter computes both branches of a choice; one may overflow
+            with one_at_a_time, np.errstate(all="ignore"):
+                getattr(module, function)(**given)
 
-        with np.errstate(all="ignore"):  # the interpreter computes both branches of a choice; one may overflow
-            call.perform(function, launch)
-        return call.outputs
+        return call
 
-    return run
+    return Runner(bindings, check, ready)
 
 
 def interpreted() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -19,6 +20,7 @@ from fibration.compiler.program import Program
 
 Codes = NDArray[np.int64]
 T = TypeVar("T")
+LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,21 @@ class Outputs(MutableMapping[Key, Tensor]):
             return self.work[self.places[key]]
         return self.constant[key].clone()
 
+    def number(self, key: Key) -> float:
+        """An output of one element. On a GPU, reading it waits for the device."""
+        place = self.places.get(key)
+        if place is None or self.work is None or not self.work.is_cpu or key in self.given:
+            return float(self[key])
+        return ctypes.c_double.from_address(self.work.data_ptr() + 8 * place.start).value  # a tenth of a tensor's way
+
+    def scalar(self, key: Key, dtype: torch.dtype) -> Tensor:
+        """An output of one element, 0-d."""
+        if self.work is not None and self.work.is_cpu:
+            number = self.number(key)
+            if dtype == torch.float64 or not abs(number) > LARGEST:  # `new_full` refuses to round to infinity
+                return self.work.new_full((), number, dtype=dtype)
+        return self[key].reshape(()).to(dtype)
+
     def __setitem__(self, key: Key, value: Tensor) -> None:
         self.given[key] = value
 
@@ -201,13 +218,40 @@ class Outputs(MutableMapping[Key, Tensor]):
         return len({*self.given, *self.places, *self.constant})
 
 
-Run = Callable[[str, Batch], Outputs]  # runs the named program
+GIVEN_TENSOR = "advantages"  # a launcher's name for the tensor of advantages or rewards
+# A program on one index, with tensors by the caller's names, contiguous, and vectors of advantages or rewards.
+Launcher = Callable[[Mapping[str, Tensor], Mapping[Input, Tensor]], Outputs]
 
 
-class Executable(Protocol):
+class Run(Protocol):
+    """The programs of a generated file."""
+
+    def prepare(self, program: str, batch: Batch, /) -> Launcher:
+        """The program on the batch's index, which no ranks share, for tensors of the same dtypes and shapes.
+
+        An index keeps launchers, so a launcher does not keep its index alive.
+        """
+        ...
+
+    def __call__(self, program: str, batch: Batch, /) -> Outputs:
+        """The outputs of a program on a batch that ranks share."""
+        ...
+
+
+def tensors_of(batch: Batch) -> dict[str, Tensor]:
+    """The batch's tensors by a launcher's names."""
+    found = {name: t.contiguous() for name, t in batch.tokens.items()}
+    return found if batch.advantage is None else {**found, GIVEN_TENSOR: batch.advantage.contiguous()}
+
+
+def given_of(batch: Batch) -> dict[Input, Tensor]:
+    """The batch's vectors of advantages or rewards."""
+    return {n: v for n, v in batch.vectors.items() if isinstance(n, Input) and n.kind in GIVEN}
+
+
+class Executable(Run, Protocol):
     """The programs of an operator: each for one rank, and for a batch over several ranks."""
 
-    def __call__(self, program: str, batch: Batch, /) -> Outputs: ...
     def collectives(self, program: str, cut: bool, /) -> tuple[Collective, ...]:
         """The collectives of a program. `cut`: whether a row has tokens on several ranks."""
         ...

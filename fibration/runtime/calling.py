@@ -1,4 +1,4 @@
-"""Computes the arguments of a generated function from a batch. Arguments that depend on the index alone are cached."""
+"""The arguments of a generated function: a frame has those of the index, and holes for the tensors of a call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fibration.compiler.arguments import GIVEN, KINDS, LAYOUT, Argument, for_eac
 from fibration.compiler.ir import Const, Input, Node
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
-from fibration.runtime.batch import Batch, Elements, Outputs
+from fibration.runtime.batch import GIVEN_TENSOR, Batch, Elements, Launcher, Outputs, given_of, tensors_of
 
 
 @dataclass(frozen=True)
@@ -52,29 +52,43 @@ class BoundPlan:
 
 
 @dataclass(frozen=True)
-class Launch:
-    """One call: the arguments that depend on the batch, the results that it fills, and its workspace."""
+class Frame:
+    """The arguments of calls that differ in their tensors alone: every value in order, None in the holes.
 
+    `vectors`: outputs that are inputs. `empty` and `workspace`: tensors without places, in the dtype of results and
+    in float64.
+    """
+
+    binding: Binding
     bound: BoundPlan
-    batch: Batch
-    values: dict[str, object]
-    outputs: Outputs
-    work: Tensor
+    values: list[object]
+    vectors: Mapping[Key, Tensor]
+    shape: tuple[int, ...]
+    per_row: bool  # whether kernels read one advantage per row
+    fill: float
+    empty: Tensor
+    workspace: Tensor
 
-    def perform(self, name: str, call: Callable[[str], None]) -> None:
-        """Call the functions of a program in order. Between two functions, combine the partial sums of ranks."""
-        batch, bound, work, ranks = self.batch, self.bound, self.work, self.batch.index.ranks
-        if ranks is None:
-            call(name)
-            return
-        plan = bound.plan
-        for (function, section), stage in itertools.zip_longest(plan.functions(name).items(), plan.collectives):
-            if section:
-                call(function)
-            if stage:
-                vectors = {n: bound.vector_of(n, work, batch) for n in stage.reads}
-                for node, whole in ranks.collect(stage, vectors, batch.index).items():
-                    bound.vector_of(node, work, batch).copy_(whole)
+    def outputs(self, given: Mapping[Input, Tensor]) -> Outputs:
+        """Memory for the outputs of one call. The fill is in it where kernels do not write every place."""
+        bound, whole = self.bound, self.bound.whole
+        found = dict(self.vectors)
+        if given:
+            found |= {key: given[node] for key, node in bound.given.items() if node in given}
+        for _, key in self.binding.results:
+            found[key] = self.empty.new_empty(self.shape) if whole else self.empty.new_full(self.shape, self.fill)
+        return Outputs(found, self.workspace.new_empty(bound.length), bound.places, bound.constant)
+
+    def holes(
+        self, tensors: Mapping[str, Tensor], given: Mapping[Input, Tensor], outputs: Outputs
+    ) -> list[tuple[int, Tensor]]:
+        """What fills the holes: the caller's tensors, vectors of its advantages or rewards, and outputs."""
+        assert outputs.work is not None
+        found = [(i, tensors[name]) for i, name in self.binding.tokens]
+        found += [(i, given[node]) for i, node in self.binding.given]
+        found += [(i, outputs.given[key]) for i, key in self.binding.results]
+        found.append((self.binding.work, outputs.work))
+        return found
 
 
 class Binding:
@@ -83,10 +97,16 @@ class Binding:
     def __init__(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
         self.plan, self.arguments = plan, arguments
         self.of_index = [a for a in arguments if a.kind in OF_INDEX]
-        self.of_call = [a for a in arguments if a.kind in OF_CALL]
-        self.results = [a for a in arguments if a.kind == "result"]
         self.coarse = {k: n for k, n in plan.program.outputs.items() if n.stratum not in plan.program.leaves}
         self.reading = [s.segments for s in plan.sweeps if any(i.kind in GIVEN for p in s.passes for i in p.reads)]
+        places = {kind: [(i, a) for i, a in enumerate(arguments) if a.kind == kind] for kind in KINDS}
+        self.tokens = [(i, tensor_of(*a.key).called) for i, a in places["token"]]
+        self.tokens += [(i, GIVEN_TENSOR) for i, _ in places["advantage"]]
+        self.given = [(i, a.key[0]) for i, a in places["vector"] if a.key[0].kind in GIVEN]
+        self.results = [(i, a.key[0]) for i, a in places["result"]]
+        ((self.work, _),) = places["work"]
+        holes = {self.work, *(i for part in (self.tokens, self.given, self.results) for i, _ in part)}
+        self.of_call = [(i, a) for i, a in enumerate(arguments) if a.kind in OF_CALL and i not in holes]
 
     def on(self, index: Elements) -> BoundPlan:
         return index.kept(self, lambda: self._bound(index))
@@ -117,15 +137,79 @@ class Binding:
             given={k: n for k, n in found.items() if isinstance(n, Input)},
         )
 
-    def bind(self, batch: Batch) -> Launch:
-        bound = self.on(batch.index)
-        work = torch.empty(bound.length, dtype=torch.float64, device=batch.index.device)
-        outputs = Outputs({k: batch.vectors[n] for k, n in bound.given.items()}, work, bound.places, bound.constant)
-        call = Launch(bound, batch, {}, outputs, work)
-        call.values.update({a.name: OF_CALL[a.kind](call, a) for a in self.of_call})
-        for a in self.results:
-            outputs[a.key[0]] = call.values[a.name]  # type: ignore[assignment]
-        return call
+    def frame(self, batch: Batch) -> Frame:
+        bound, index = self.on(batch.index), batch.index
+        values: list[object] = [bound.values.get(a.name) for a in self.arguments]
+        for i, a in self.of_call:
+            values[i] = OF_CALL[a.kind](bound, batch, a)
+        return Frame(
+            binding=self,
+            bound=bound,
+            values=values,
+            vectors={key: batch.vectors[node] for key, node in bound.given.items() if node.kind not in GIVEN},
+            shape=index.shape,
+            per_row=bound.per_row(batch),
+            fill=batch.fill,
+            empty=torch.empty(0, dtype=batch.dtype, device=index.device),
+            workspace=torch.empty(0, dtype=torch.float64, device=index.device),
+        )
+
+
+Call = Callable[[str, list[tuple[int, Tensor]]], None]  # calls a function with what fills the holes
+
+
+class Runner:
+    """Runs the programs of a generated file. `ready` returns what calls the functions of one with a frame's values.
+
+    `check` raises for an index on a device that the backend cannot use.
+    """
+
+    def __init__(
+        self,
+        bindings: Mapping[str, Binding],
+        check: Callable[[Elements], None],
+        ready: Callable[[str, Frame, Batch], Call],
+    ) -> None:
+        self.bindings, self.check, self.ready = bindings, check, ready
+
+    def prepare(self, program: str, batch: Batch) -> Launcher:
+        """The program on this batch's index, without ranks."""
+        frame = self._frame(program, batch)
+        spread = _spread_of(batch.index) if batch.per_row and not frame.per_row else None
+        call = self.ready(program, frame, batch)
+
+        def launch(tensors: Mapping[str, Tensor], given: Mapping[Input, Tensor]) -> Outputs:
+            if spread is not None:
+                tensors = {**tensors, GIVEN_TENSOR: spread(tensors[GIVEN_TENSOR])}
+            outputs = frame.outputs(given)
+            call(program, frame.holes(tensors, given, outputs))
+            return outputs
+
+        return launch
+
+    def __call__(self, program: str, batch: Batch) -> Outputs:
+        """Run it over ranks. Between two functions, their partial sums are combined."""
+        frame = self._frame(program, batch)
+        call = self.ready(program, frame, batch)
+        tensors, given = tensors_of(batch), given_of(batch)
+        if batch.per_row and not frame.per_row:
+            tensors[GIVEN_TENSOR] = _spread_of(batch.index)(tensors[GIVEN_TENSOR])
+        outputs = frame.outputs(given)
+        holes = frame.holes(tensors, given, outputs)
+        plan, bound, work, ranks = frame.bound.plan, frame.bound, outputs.work, batch.index.ranks
+        assert work is not None and ranks is not None
+        for (function, section), stage in itertools.zip_longest(plan.functions(program).items(), plan.collectives):
+            if section:
+                call(function, holes)
+            if stage:
+                vectors = {n: bound.vector_of(n, work, batch) for n in stage.reads}
+                for node, whole in ranks.collect(stage, vectors, batch.index).items():
+                    bound.vector_of(node, work, batch).copy_(whole)
+        return outputs
+
+    def _frame(self, program: str, batch: Batch) -> Frame:
+        self.check(batch.index)
+        return self.bindings[program].frame(batch)
 
 
 # The value of an argument by its kind: those that depend on the index alone, then the others.
@@ -139,34 +223,26 @@ OF_INDEX: Mapping[str, Callable[[Elements, Argument], object]] = {
     "sequence_members": lambda index, a: index.sequence(*a.key).offsets,
     "places": lambda index, a: math.prod(index.shape),
 }
-OF_CALL: Mapping[str, Callable[[Launch, Argument], object]] = {
-    "token": lambda call, a: call.batch.tokens[tensor_of(*a.key).called].contiguous(),
-    "advantage": lambda call, a: _advantages(call),
-    "rows": lambda call, a: call.batch.index.rows_of(a.key[0]) if call.bound.per_row(call.batch) else None,
-    "vector": lambda call, a: call.batch.vectors[a.key[0]],
-    "stride": lambda call, a: _stride(call.batch.vectors[a.key[0]]),
-    "matrix": lambda call, a: call.batch.vectors[a.key[0]],
-    "result": lambda call, a: _result(call),
-    "fill": lambda call, a: call.batch.fill,
-    "work": lambda call, a: call.work,
+HOLES = ("token", "advantage", "result", "work")
+OF_CALL: Mapping[str, Callable[[BoundPlan, Batch, Argument], object]] = {
+    "rows": lambda bound, batch, a: batch.index.rows_of(a.key[0]) if bound.per_row(batch) else None,
+    "vector": lambda bound, batch, a: batch.vectors[a.key[0]],
+    "stride": lambda bound, batch, a: _stride(batch.vectors[a.key[0]]),
+    "matrix": lambda bound, batch, a: batch.vectors[a.key[0]],
+    "fill": lambda bound, batch, a: batch.fill,
 }
-for_each("values of arguments", KINDS, {**OF_INDEX, **OF_CALL})
+for_each("values of arguments", KINDS, {**OF_INDEX, **OF_CALL, **dict.fromkeys(HOLES)})
 
 
-def _result(call: Launch) -> Tensor:
-    batch, whole = call.batch, call.bound.whole
-    make = torch.empty if whole else torch.zeros
-    made = make(batch.index.shape, dtype=batch.dtype, device=batch.index.device)
-    return made if whole or not batch.fill else made.fill_(batch.fill)
+def _spread_of(index: Elements) -> Callable[[Tensor], Tensor]:
+    """What puts numbers per row at every token."""
+    shape, positions, rows = index.shape, index.positions, index.row_tensor()[index.row_of_token]
 
+    def spread(given: Tensor) -> Tensor:
+        made = given.new_zeros(shape)
+        made.view(-1)[positions] = given[rows]
+        return made
 
-def _advantages(call: Launch) -> Tensor | None:
-    batch = call.batch
-    given = batch.advantage
-    if given is None or not batch.per_row or call.bound.per_row(batch):
-        return None if given is None else given.contiguous()
-    spread = torch.zeros(batch.index.shape, dtype=given.dtype, device=given.device)
-    spread.view(-1)[batch.index.positions] = given[batch.index.row_tensor()][batch.index.row_of_token]
     return spread
 
 

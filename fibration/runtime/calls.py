@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ from fibration.compiler.spread import BEYOND, RANGE
 from fibration.errors import BatchError
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime import devices
-from fibration.runtime.batch import Batch, Executable, Outputs
+from fibration.runtime.batch import Batch, Executable, Launcher, Outputs, given_of, tensors_of
 from fibration.runtime.frozen import KEY as FROZEN_SUMS
 from fibration.runtime.frozen import Frozen, frozen_sums, no_live_rows, no_metrics, no_rewards, of_whole_step
-from fibration.runtime.given import check_rows_agree, checked, is_per_row, of_batch_rows, row_values
+from fibration.runtime.given import check_rows_agree, checked, has_two_readings, is_per_row, of_batch_rows, row_values
 from fibration.runtime.graphs import refuse_graphs
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.micro import MicroIndex
@@ -41,9 +42,12 @@ from fibration.runtime.live import live_rows
 from fibration.runtime.measured import Collector
 from fibration.runtime.parameters import parameter_values
 from fibration.runtime.precision import HALF, warn_of_rounding
+from fibration.runtime.prepared import Prepared, is_plain_call, keep, known
 from fibration.runtime.ranks.agreement import agree, agreed
 from fibration.runtime.ranks.collect import Shards
 from fibration.runtime.tracing import refuse_traces
+
+NONFINITE = Key("nonfinite")
 
 # What each program's call is named in errors.
 CALLS = {
@@ -204,11 +208,22 @@ class Executor:
         outputs = self._evaluate(made, batch, ranks)
         found = outputs[Key("advantages")]
         if devices.can_sync(index.device):
-            if float(outputs[Key("nonfinite")]) > 0:
+            if outputs.number(NONFINITE) > 0:
                 with agreed(group, f"what is not finite in {CALLS[made]}"):
                     refuse_advantages(batch, index, outputs, by_row)
             self._refuse_beyond(made, outputs)
         return of_batch_rows(index, found) if by_row else found
+
+    def again(
+        self, key: Hashable, index: Index, tensors: Mapping[str, Any], graph: bool
+    ) -> tuple[Prepared, Outputs] | None:
+        """A call of a kind that this index keeps, by `key`. None if `call` has to check it, or to explain it."""
+        made = known(index, key)
+        if made is None or not is_plain_call(index.device) or not made.fits(tensors, index.device, graph):
+            return None
+        outputs = made.run(tensors, index)
+        looks = devices.can_sync(index.device)  # as in `call`
+        return None if looks and outputs.number(NONFINITE) > 0 else (made, outputs)
 
     def call(
         self,
@@ -222,9 +237,10 @@ class Executor:
         graph: bool,
         fill: float = 0.0,
         metrics: object = False,
+        kept: Hashable | None = None,
     ) -> tuple[Outputs, Batch]:
         """The outputs of a program, and its batch. `graph`: whether gradients are being recorded; `metrics`: the
-        metrics to compute.
+        metrics to compute; `kept`: the key under which the index keeps this call for the next one.
         """
         ranks = index.ranks if isinstance(index, Index) else None
         group = None if ranks is None or devices.is_recording() else ranks.group
@@ -259,10 +275,12 @@ class Executor:
             self._warn_of_rounding(index, tokens["log_probs"], tokens["old_log_probs"], parameters)
         if ranks is not None and rows is not None:
             batch = check_rows_agree(batch, index, ranks, "advantage", rows)
-        outputs = self._evaluate(program, batch, ranks)
+        if program == "micro" or devices.is_recording() or has_two_readings(batch, index):
+            kept = None  # frozen sums may change; a graph keeps its own values; these advantages are compared each time
+        outputs = self._evaluate(program, batch, ranks, None if kept is None else partial(keep, index, kept, asked))
         if not devices.can_sync(index.device):  # reading a value would stall the device; results are NaN instead
             return outputs, batch
-        if float(outputs[Key("nonfinite")]) > 0:
+        if outputs.number(NONFINITE) > 0:
             with agreed(group, f"what is not finite in {CALLS[program]}"):
                 refuse_nonfinite(batch, index)
                 refuse_terms(self.hierarchy, outputs, index)
@@ -274,8 +292,8 @@ class Executor:
         self._refuse_beyond(program, outputs)
         return outputs, batch
 
-    def _refuse_beyond(self, program: str, outputs: Mapping[Key, Tensor]) -> None:
-        if BEYOND in outputs and float(outputs[BEYOND]) > 0:
+    def _refuse_beyond(self, program: str, outputs: Outputs) -> None:
+        if BEYOND in outputs and outputs.number(BEYOND) > 0:
             raise BatchError(
                 f"{CALLS[program]} sums tokens of several ranks, and one of their terms is beyond {RANGE:g}",
                 required="terms within the range of exact sums, which do not depend on the rank of a token",
@@ -297,11 +315,21 @@ class Executor:
                 agree(ranks.group, CALLS["gate_adjoint"], {})
         return self._evaluate("gate_adjoint", batch, ranks)[Key("log_ratio_gradient")]
 
-    def _evaluate(self, program: str, batch: Batch, ranks: Shards | None) -> Outputs:
+    def _evaluate(
+        self,
+        program: str,
+        batch: Batch,
+        ranks: Shards | None,
+        keep: Callable[[str, Batch, Launcher], None] | None = None,
+    ) -> Outputs:
+        """The outputs of a program. Without ranks, `keep` takes what runs it again."""
         device = batch.index.device
         run = self.on(device).run
         if ranks is None:
-            return run(program, batch)
+            launch = run.prepare(program, batch)
+            if keep is not None:
+                keep(program, batch, launch)
+            return launch(tensors_of(batch), given_of(batch))
         outputs = ranks.run(CALLS[program], run.collectives(program, ranks.cut), lambda: run(program, batch), device)
         if BEYOND in outputs:  # beyond the range of exact sums, results depend on which rank has which tokens
             for key in outputs.keys() & {Key("objective"), *map(Key, PER_TOKEN)}:

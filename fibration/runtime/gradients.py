@@ -27,11 +27,14 @@ class Share(torch.autograd.Function):
         ctx.looks = devices.can_sync(coefficients.device)
         ctx.save_for_backward(coefficients.neg_() if ctx.looks else coefficients)
         ctx.source = log_probs
-        return objective / -scale
+        return objective.neg() if scale == 1 else objective / -scale
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (known,) = ctx.saved_tensors
+        plain = ctx.looks and known.dtype == ctx.source.dtype and not torch.is_grad_enabled()
+        if plain and gradient.item() == 1.0 and not _graph_is_kept():
+            return known, None, None, None
         result = scaled(known, gradient if ctx.looks else -gradient, ctx.source.dtype)
         return once(result, ctx.source), None, None, None
 

@@ -18,7 +18,7 @@ from fibration.compiler.program import Program
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report
 from fibration.runtime import compiled
-from fibration.runtime.batch import Executable, inputs_of
+from fibration.runtime.batch import Executable, Outputs, inputs_of
 from fibration.runtime.calls import Backend, Executor
 from fibration.runtime.frozen import Unmeasured
 from fibration.runtime.gradients import Gated, Share
@@ -30,8 +30,12 @@ from fibration.runtime.index.micro import MicroIndex
 from fibration.runtime.index.spread import build_spread_index, ranks_or_labels
 from fibration.runtime.inputs import make_batch, policy_tensors
 from fibration.runtime.measured import metric_capacity
+from fibration.runtime.metrics import Asked
+from fibration.runtime.prepared import call_tensors, key_of
 from fibration.runtime.results import Coefficients, Levels, Loss
 from fibration.runtime.tracing import is_followed, refuse_transforms
+
+COEFFICIENTS, OBJECTIVE = Key("coefficients"), Key("objective")
 
 
 class Operator:
@@ -201,10 +205,17 @@ class Operator:
         if is_followed():
             given = log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
             return Coefficients(*compiled.of_coefficients(self, *given))
-        dtype, collector = _wide(log_probs), self.calls.collector
         tokens = {"log_probs": log_probs, "old_log_probs": old_log_probs}
         graph = torch.is_grad_enabled()
+        key = None if rewards is not None else key_of(self.calls, index, parameters, policies, metrics)
+        if key is not None:
+            assert index is not None
+            tensors = call_tensors(tokens, advantages, policies)
+            again = self.calls.again(key, index, tensors, graph)
+            if again is not None:
+                return self._result(again[0].program, again[1], index, again[0].asked, again[0].dtype)
         with torch.no_grad():
+            dtype, collector = _wide(log_probs), self.calls.collector
             program = (
                 self.calls.of_micro(metrics, rewards) if isinstance(index, MicroIndex) else collector.program(metrics)
             )
@@ -213,16 +224,20 @@ class Operator:
                     program, rewards, index, tokens, advantages, parameters, policies, graph
                 )
             outputs, _ = self.calls.call(
-                program, index, tokens, advantages, parameters, policies, dtype, graph, metrics=metrics
+                program, index, tokens, advantages, parameters, policies, dtype, graph, metrics=metrics, kept=key
             )
             assert index is not None
-            return Coefficients(
-                values=outputs[Key("coefficients")],
-                objective=outputs[Key("objective")].reshape(()).to(dtype),
-                measured=Unmeasured(hierarchy=self.hierarchy)
-                if isinstance(index, MicroIndex)
-                else collector.collect(program, outputs, index, collector.asked(metrics)),
-            )
+            return self._result(program, outputs, index, collector.asked(metrics), dtype)
+
+    def _result(self, program: str, outputs: Outputs, index: Index, asked: Asked, dtype: torch.dtype) -> Coefficients:
+        is_part = isinstance(index, MicroIndex)
+        return Coefficients(
+            values=outputs[COEFFICIENTS],
+            objective=outputs.scalar(OBJECTIVE, dtype),
+            measured=Unmeasured(hierarchy=self.hierarchy)
+            if is_part
+            else self.calls.collector.collect(program, outputs, index, asked),
+        )
 
     @refuse_transforms
     def freeze(

@@ -79,7 +79,7 @@ def parameter_vectors_of(
     def make() -> dict[Input, Tensor]:
         return parameter_vectors(parameter_values(hierarchy, program, index, given), index)
 
-    numbers = None if devices.is_recording() else _plain(given)
+    numbers = None if devices.is_recording() else plain(given)
     if numbers is None:
         return make()
     last: dict[object, tuple[Program, Mapping[Input, Tensor]]]
@@ -91,13 +91,13 @@ def parameter_vectors_of(
     return last[numbers][1]
 
 
-def _plain(given: object) -> object:
+def plain(given: object) -> object:
     """A cache key for plain numbers and mappings of them; None for any other value."""
     if type(given) in (float, int):
         return type(given), given or repr(given)  # 0.0 and -0.0 differ
     if type(given) is not dict:
         return None
-    found = tuple((key, _plain(value)) for key, value in given.items())
+    found = tuple((key, plain(value)) for key, value in given.items())
     return None if any(value is None for _, value in found) else found
 
 

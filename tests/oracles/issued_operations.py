@@ -27,6 +27,7 @@ from fibration import pipeline as compiling
 from fibration.language.report import Report
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
+from fibration.runtime.prepared import KEPT
 
 ELSEWHERE = torch.device("meta")
 
@@ -96,7 +97,8 @@ def elsewhere(value: Any, done: dict[int, Any] | None = None) -> Any:
     if isinstance(value, torch.device):
         return ELSEWHERE
     if isinstance(value, dict):
-        return type(value)({k: elsewhere(v, done) for k, v in value.items()})
+        # functions of kept calls have tensors on the CPU; a call that is counted is checked anew in any case
+        return type(value)({k: elsewhere(v, done) for k, v in value.items() if k != KEPT})
     if isinstance(value, tuple):
         parts = [elsewhere(v, done) for v in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)

@@ -281,6 +281,8 @@ def test_unsupported_calls_under_compile_are_refused(which):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.jit and nested tensors announce that they will change
         refuses(BatchError, lambda: call(loss, new), what=what, remedy=remedy)
+        loss(new)  # the index keeps it, and a second call of its kind is not checked
+        refuses(BatchError, lambda: call(loss, new), what=what, remedy=remedy)
 
 
 def test_calls_without_a_gradient_are_refused_under_torch_compile():

@@ -1,0 +1,116 @@
+"""Calls that were checked once on an index: the next call of the same kind looks whether its tensors fit, and launches.
+
+Whatever does not fit takes the checked way (`calls.py`), which has all messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from fibration.compiler.arguments import TOKENS
+from fibration.compiler.ir import Input
+from fibration.runtime import devices
+from fibration.runtime.batch import GIVEN_TENSOR, Batch, Launcher, Outputs, given_of, tensors_of
+from fibration.runtime.given import at_elements
+from fibration.runtime.index.index import Index
+from fibration.runtime.metrics import Asked
+from fibration.runtime.parameters import plain
+
+KEPT = "prepared calls"  # in the cache of an index
+POLICY = TOKENS["policy_log_prob"].called
+MANY = 16  # kinds of calls that an index keeps; then it forgets them
+KINDS = (Tensor, torch.nn.Parameter)  # subclasses may have no values, or other ones
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call on an index. `needs`: the name, dtype and shape of every tensor that it reads."""
+
+    program: str
+    asked: Asked
+    launch: Launcher
+    needs: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+    given: tuple[Input, ...]  # vectors of advantages or rewards
+    per_row: bool
+    dtype: torch.dtype
+
+    def fits(self, tensors: Mapping[str, Any], device: torch.device, graph: bool) -> bool:
+        """Whether the call takes these tensors, by name. `graph`: whether gradients are being recorded."""
+        if len(tensors) != len(self.needs):
+            return False
+        for name, dtype, shape in self.needs:
+            tensor: Any = tensors.get(name)
+            if type(tensor) not in KINDS or tensor.dtype is not dtype or tensor.shape != shape:
+                return False
+            if tensor.layout is not torch.strided or tensor.device != device or not tensor.is_contiguous():
+                return False
+            if graph and tensor.requires_grad and name != "log_probs":  # which alone gets a gradient
+                return False
+        return True
+
+    def run(self, tensors: Mapping[str, Tensor], index: Index) -> Outputs:
+        if not self.given:
+            return self.launch(tensors, {})
+        whole = tensors[GIVEN_TENSOR].detach()
+        return self.launch(tensors, {n: at_elements(n.over, index, n.kind, whole, self.per_row) for n in self.given})
+
+
+def key_of(calls: object, index: object, parameters: object, policies: object, metrics: object) -> Hashable | None:
+    """What calls of one kind share on an index; None if a call of this kind is not kept."""
+    numbers: object = () if parameters is None else plain(parameters)
+    if numbers is None or not isinstance(index, Index) or not (policies is None or type(policies) is dict):
+        return None
+    if type(metrics) is not bool and type(metrics) is not str:
+        if type(metrics) not in (list, tuple):
+            return None
+        metrics = tuple(metrics)  # type: ignore[arg-type]
+    return calls, metrics, numbers
+
+
+def call_tensors(
+    tokens: Mapping[str, Any], advantages: object, policies: Mapping[str, Tensor] | None
+) -> dict[str, Any]:
+    """The tensors of a call by the names that a launcher uses."""
+    found = dict(tokens)
+    if advantages is not None:
+        found[GIVEN_TENSOR] = advantages
+    if policies:
+        found |= {POLICY.format(name): tensor for name, tensor in policies.items()}
+    return found
+
+
+def known(index: Index, key: Hashable) -> Prepared | None:
+    """The call that the index keeps under this key."""
+    kept: dict[Hashable, Prepared] = index.kept(KEPT, dict)
+    return kept.get(key)
+
+
+def keep(index: Index, key: Hashable, asked: Asked, program: str, batch: Batch, launch: Launcher) -> None:
+    """Keep the call that was checked with this batch."""
+    kept: dict[Hashable, Prepared] = index.kept(KEPT, dict)
+    if len(kept) >= MANY:
+        kept.clear()
+    kept[key] = Prepared(
+        program=program,
+        asked=asked,
+        launch=launch,
+        needs=tuple((name, t.dtype, tuple(t.shape)) for name, t in tensors_of(batch).items()),
+        given=tuple(given_of(batch)),
+        per_row=batch.per_row,
+        dtype=batch.dtype,
+    )
+
+
+def is_plain_call(device: torch.device) -> bool:
+    """Whether nothing traces, records or differentiates forward, so that a call may launch at once."""
+    if torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack():
+        return False
+    if forward_ad._current_level >= 0:
+        return False
+    return device.type == "cpu" or not devices.is_recording()
