@@ -172,7 +172,7 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
     transposed = adjoint(base, seeds, per_leaf("log_ratio_gradient", "log_ratio"))
     moving = per_leaf("coefficients", "log_ratio", "log_prob")  # both depend on log π
     seed = {Key("objective"): Const(1.0, BATCH)}
-    evaluate = adjoint(instrument(base, reported), seed, moving, drops_tokens(hierarchy))
+    evaluate = adjoint(instrument(base, reported, hierarchy), seed, moving, drops_tokens(hierarchy))
 
     def only(program: Program, *words: str) -> Program:
         return replace(program, outputs={k: v for k, v in program.outputs.items() if k.word in words})
@@ -186,7 +186,7 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
         terms = {leaf: (*terms[leaf], slope) for leaf, slope in slopes.items()}
     return {
         "evaluate": checked(evaluate, terms),
-        "objective": checked(only(evaluate, "objective", "coefficients", "penalty"), terms),
+        "objective": checked(only(evaluate, "objective", "coefficients", "penalty", "penalty_sum"), terms),
         "gate": checked(only(base, "gated_ratio")),
         "gate_adjoint": mark_nonfinite(only(transposed, "log_ratio_gradient"), hierarchy),
         "levels": count_nonfinite(only(base, "residual", "gated"), hierarchy),  # figures read it as formulas too

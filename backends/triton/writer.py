@@ -106,7 +106,8 @@ class Writer:
         registers earlier."""
         body = "\n".join(self.lines[since:])
         indent = "    " * (1 + self.inside)
-        self.lines[since:since] = [f"{indent}{a} = {offset}" for a, offset in self.offsets.items() if uses(body, a)]
+        used = [f"{a} = {offset}" for a, offset in self.offsets.items() if uses(body, a)]
+        self.lines[since:since] = [line for text in used for line in fitted(text, indent)]
 
     # ------------------------------------------------------------ coarse values, in float64
 

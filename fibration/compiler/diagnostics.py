@@ -1,6 +1,6 @@
 """Adds metrics to a program, as sums and maxima that ranks can combine.
 
-Metrics of every stratum and channel, per element of the coarsest strata that it lies over:
+Metrics of every stratum and channel, of the batch and per element of the coarsest strata that it lies over:
 - the number of elements that passed, rolled back, were zeroed, limited or attenuated;
 - the sum and the maximum of the drift, which is the absolute residual in intensive coordinates.
 The divisors of these sums are counts of the hierarchy. Metrics of the batch: the range of the gated ratio, and the TV
@@ -10,7 +10,7 @@ and KL estimates (eq:dhat_traj, eq:dhat_kl_traj).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
@@ -20,6 +20,7 @@ from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.penalties import Penalty
 from fibration.language.places import row_path
 
 # The regimes of a gate at one residual, decided by its value and slope. Every element is in exactly one regime.
@@ -96,6 +97,20 @@ class Report:
         """The key of a level's metric; it names `over` only if the report adds up over several strata."""
         return Key(word, stratum, channel, over if len({b for _, b in self.paths}) > 1 else "")
 
+    def total(self, word: str, stratum: str, channel: str) -> Key:
+        """The key of a level's metric of the batch."""
+        first = self.over(stratum)[0]
+        return self.key(word, stratum, channel, first) if first == BATCH else Key(word, stratum, channel, BATCH)
+
+    def has_elements(self, over: str) -> bool:
+        """Whether metrics are kept per element: not for rows, which differ between batches."""
+        return over != BATCH and over not in (path[-1] for path in self.rows.values())
+
+
+def read_at(hierarchy: Hierarchy, penalty: Penalty) -> Stratum:
+    """The stratum whose elements a penalty's mean counts."""
+    return hierarchy.rows if penalty.over is None else penalty.over
+
 
 def checked_terms(program: Program) -> dict[str, tuple[Node, ...]]:
     """By leaf, the vectors over tokens that may be infinite for finite inputs: weights and penalty terms."""
@@ -123,15 +138,25 @@ def where_kept(kept: Node | None, node: Node) -> Node:
     return Map(scalar("select", scalar("lt", ZERO, arg(0)), arg(1), ZERO), (kept, node))
 
 
-def instrument(program: Program, report: Report) -> Program:
+def instrument(program: Program, report: Report, hierarchy: Hierarchy) -> Program:
     """`program` with metric outputs. Of its own outputs only `objective` and `penalty` stay."""
     outputs = {k: v for k, v in program.outputs.items() if k.word in ("objective", "penalty")}
+
+    def report_on(word: str, stratum: str, channel: str, found: Mapping[str, Node]) -> None:
+        """Add a level's vectors, by the strata that they are added up over, and the batch's number."""
+        for i, (over, node) in enumerate(found.items()):
+            if report.has_elements(over):
+                outputs[report.key(word, stratum, channel, over)] = node
+            if i == 0:  # every `over` adds up to the same number
+                number = node if over == BATCH else Push(over, BATCH, node, "max" if word == "peak" else "sum")
+                outputs[report.total(word, stratum, channel)] = number
 
     changed: dict[str, list[Node]] = {leaf: [] for leaf in program.leaves}
     for stratum, channel in report.levels:
         residual, gated = (program.outputs[Key(word, stratum, channel)] for word in ("residual", "gated"))
         seen = regime_nodes(residual, gated)
         drift = Map(absolute(arg(0)), (residual,))
+        found: dict[str, dict[str, Node]] = {word: {} for word in (*REGIMES, "drift", "peak")}
         for over in report.over(stratum):
             path = report.paths[stratum, over]
             sums = {name: _along(path, node, "sum") for name, node in seen.items()}
@@ -139,7 +164,10 @@ def instrument(program: Program, report: Report) -> Program:
             sums["limited"] = _difference(sums["flat"], sums["zeroed"])
             sums["attenuated"] = _difference(every, sums["passed"], sums["rolled_back"], sums["flat"])
             sums["drift"], sums["peak"] = _along(path, drift, "sum"), _along(path, drift, "max")
-            outputs |= {report.key(w, stratum, channel, over): sums[w] for w in (*REGIMES, "drift", "peak")}
+            for word, of in found.items():
+                of[over] = sums[word]
+        for word, of in found.items():
+            report_on(word, stratum, channel, of)
         if stratum in changed and not isinstance(gated, Const):
             changed[stratum].append(seen["passed"])
 
@@ -148,19 +176,24 @@ def instrument(program: Program, report: Report) -> Program:
         every_channel = passed or [Const(1.0, leaf)]
         body = reduce(partial(scalar, "mul"), map(arg, range(len(every_channel))))
         clipped = Map(scalar("sub", const(1.0), body), tuple(dict.fromkeys(every_channel)))
-        for over in report.over(leaf):
-            outputs[report.key("clipped", leaf, "", over)] = _along(report.paths[leaf, over], clipped, "sum")
+        report_on("clipped", leaf, "", {o: _along(report.paths[leaf, o], clipped, "sum") for o in report.over(leaf)})
 
     means: dict[str, list[Node]] = {"tv": [], "kl": []}
+    extremes: dict[str, list[Node]] = {"max": [], "min": []}
     for leaf in program.leaves:
         rows, x = report.rows[leaf], program.token_input("log_ratio", leaf)
         ratio = program.outputs[program.part("gated_ratio", leaf)]
         way = _to_batch(report, leaf)
-        outputs[program.part("ratio_max", leaf)] = _along(way, ratio, "max")
-        outputs[program.part("ratio_min_negated", leaf)] = _along(way, Map(scalar("neg", arg(0)), (ratio,)), "max")
+        extremes["max"].append(_along(way, ratio, "max"))
+        extremes["min"].append(_along(way, Map(scalar("neg", arg(0)), (ratio,)), "max"))
         means["tv"].append(_along(rows, Map(absolute(scalar("expm1", arg(0))), (x,)), "sum"))
         means["kl"].append(_along(rows, Map(scalar("neg", arg(0)), (x,)), "sum"))
+    outputs[Key("ratio_max")] = _largest(extremes["max"])
+    outputs[Key("ratio_min")] = Map(scalar("neg", arg(0)), (_largest(extremes["min"]),))
     outputs |= _of_tokens(program, report)
+    for name, penalty in hierarchy.penalties.items():
+        pair = outputs[Key("penalty", name)], count_input(read_at(hierarchy, penalty).name, BATCH)
+        outputs[Key("penalty_sum", name)] = Map(scalar("mul", arg(0), arg(1)), pair)
     rows_stratum = next(iter(report.rows.values()))[-1]
     counts: list[Node] = [count_input(leaf, rows_stratum) for leaf in program.leaves]
     for name, sums_of in means.items():
@@ -189,8 +222,7 @@ def _of_tokens(program: Program, report: Report) -> dict[Key, Node]:
         weights = {leaf: where_kept(kept[leaf], program.outputs[program.part(word, leaf)]) for leaf in program.leaves}
         add(word, weights)
         add(f"{word}_square", {leaf: Map(square, (w,)) for leaf, w in weights.items()})
-        for leaf, w in weights.items():
-            found[program.part(f"{word}_max", leaf)] = _along(_to_batch(report, leaf), w, "max")
+        found[Key(f"{word}_max")] = _largest([_along(_to_batch(report, leaf), w, "max") for leaf, w in weights.items()])
     for name in dict.fromkeys(i.key[0] for i in program.inputs if i.kind == "policy_log_prob"):
         apart = {}
         for leaf in program.leaves:
@@ -199,6 +231,11 @@ def _of_tokens(program: Program, report: Report) -> dict[Key, Node]:
         add(f"{name}_log_ratio", apart)
         add(f"{name}_kl", {leaf: Map(estimate, (d,)) for leaf, d in apart.items()})
     return found
+
+
+def _largest(numbers: Sequence[Node]) -> Node:
+    """The largest of a few numbers of the batch."""
+    return reduce(lambda a, b: Map(scalar("select", scalar("le", arg(0), arg(1)), arg(1), arg(0)), (a, b)), numbers)
 
 
 def _to_batch(report: Report, leaf: str) -> tuple[str, ...]:

@@ -246,11 +246,18 @@ class Plan:
 
     @cached_property
     def saved(self) -> tuple[Node, ...]:
-        """Every vector that lies in memory between stages: over segments, then over coarser strata."""
+        """Every vector that lies in memory between stages. `numbers` come last."""
         found: dict[Node, None] = {}
         for stage in self.stages:
             found.update(dict.fromkeys(stage.of_tokens if isinstance(stage, Collective) else stage.saved))
-        return tuple(found)
+        last = set(self.numbers)
+        return (*(n for n in found if n not in last), *self.numbers)
+
+    @cached_property
+    def numbers(self) -> tuple[Node, ...]:
+        """The outputs of the batch that stages save, side by side, so that a caller reads them as one slice."""
+        kept = {n for s in self.stages if not isinstance(s, Collective) for n in s.saved}
+        return tuple(dict.fromkeys(n for n in self.program.outputs.values() if n.stratum == BATCH and n in kept))
 
     @cached_property
     def quantiles(self) -> tuple[Quantile, ...]:

@@ -161,35 +161,51 @@ def gather(values: Tensor, batch: Batch, leaf: str) -> Tensor:
     return values.reshape(-1)[batch.index.positions_of(leaf)].double()
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where a program's outputs lie in its workspace, float64.
+
+    `slices`: all of them. `numbers`: those of the batch by their place among each other; they lie side by side from
+    `first` on, at the end. `constant`: outputs that are the same in every call and do not lie there.
+    """
+
+    slices: Mapping[Key, slice]
+    numbers: Mapping[Key, int]
+    first: int
+    constant: Mapping[Key, Tensor]
+
+
+NOWHERE = Places({}, {}, 0, {})
+
+
 class Outputs(MutableMapping[Key, Tensor]):
     """The outputs of a program: token vectors in the index's shape, the others float64 `[elements]`, or `[1]` for a
     constant.
 
-    Most coarse outputs lie in one workspace, at `work[places[key]]`, and are sliced on access. `constant` holds
-    outputs that are the same in every call.
+    Most coarse outputs lie in one workspace, and are sliced on access.
     """
 
-    def __init__(
-        self,
-        given: dict[Key, Tensor],
-        work: Tensor | None = None,
-        places: Mapping[Key, slice] | None = None,
-        constant: Mapping[Key, Tensor] | None = None,
-    ) -> None:
-        self.given, self.work, self.places, self.constant = given, work, places or {}, constant or {}
+    def __init__(self, given: dict[Key, Tensor], work: Tensor | None = None, places: Places = NOWHERE) -> None:
+        self.given, self.work, self.places = given, work, places
 
     def __getitem__(self, key: Key) -> Tensor:
         found = self.given.get(key)
         if found is not None:
             return found
-        if key in self.places:
+        if key in self.places.slices:
             assert self.work is not None
-            return self.work[self.places[key]]
-        return self.constant[key].clone()
+            return self.work[self.places.slices[key]]
+        return self.places.constant[key].clone()
+
+    @property
+    def numbers(self) -> Tensor:
+        """The outputs of the batch that lie in the workspace, in the order of `places.numbers`: float64 [numbers]."""
+        assert self.work is not None
+        return self.work[self.places.first :]
 
     def number(self, key: Key) -> float:
         """An output of one element. On a GPU, reading it waits for the device."""
-        place = self.places.get(key)
+        place = self.places.slices.get(key)
         if place is None or self.work is None or not self.work.is_cpu or key in self.given:
             return float(self[key])
         return ctypes.c_double.from_address(self.work.data_ptr() + 8 * place.start).value  # a tenth of a tensor's way
@@ -209,13 +225,13 @@ class Outputs(MutableMapping[Key, Tensor]):
         raise TypeError(f"{key} is an output of a program")
 
     def __contains__(self, key: object) -> bool:
-        return key in self.given or key in self.places or key in self.constant
+        return key in self.given or key in self.places.slices or key in self.places.constant
 
     def __iter__(self) -> Iterator[Key]:
-        return iter(dict.fromkeys((*self.given, *self.places, *self.constant)))
+        return iter(dict.fromkeys((*self.given, *self.places.slices, *self.places.constant)))
 
     def __len__(self) -> int:
-        return len({*self.given, *self.places, *self.constant})
+        return len({*self.given, *self.places.slices, *self.places.constant})
 
 
 GIVEN_TENSOR = "advantages"  # a launcher's name for the tensor of advantages or rewards

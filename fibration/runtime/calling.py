@@ -14,7 +14,7 @@ from fibration.compiler.arguments import GIVEN, KINDS, LAYOUT, Argument, for_eac
 from fibration.compiler.ir import Const, Input, Node
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
-from fibration.runtime.batch import GIVEN_TENSOR, Batch, Elements, Launcher, Outputs, given_of, tensors_of
+from fibration.runtime.batch import GIVEN_TENSOR, Batch, Elements, Launcher, Outputs, Places, given_of, tensors_of
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ class BoundPlan:
     whole: bool
     by_row: bool
     values: Mapping[str, object]
-    places: Mapping[Key, slice]
-    constant: Mapping[Key, Tensor]
+    places: Places
     given: Mapping[Key, Input]
 
     def per_row(self, batch: Batch) -> bool:
@@ -77,7 +76,7 @@ class Frame:
             found |= {key: given[node] for key, node in bound.given.items() if node in given}
         for _, key in self.binding.results:
             found[key] = self.empty.new_empty(self.shape) if whole else self.empty.new_full(self.shape, self.fill)
-        return Outputs(found, self.workspace.new_empty(bound.length), bound.places, bound.constant)
+        return Outputs(found, self.workspace.new_empty(bound.length), bound.places)
 
     def holes(
         self, tensors: Mapping[str, Tensor], given: Mapping[Input, Tensor], outputs: Outputs
@@ -98,6 +97,8 @@ class Binding:
         self.plan, self.arguments = plan, arguments
         self.of_index = [a for a in arguments if a.kind in OF_INDEX]
         self.coarse = {k: n for k, n in plan.program.outputs.items() if n.stratum not in plan.program.leaves}
+        order = {n: i for i, n in enumerate(plan.numbers)}
+        self.numbers = {k: order[n] for k, n in self.coarse.items() if n in order}
         self.reading = [s.segments for s in plan.sweeps if any(i.kind in GIVEN for p in s.passes for i in p.reads)]
         places = {kind: [(i, a) for i, a in enumerate(arguments) if a.kind == kind] for kind in KINDS}
         self.tokens = [(i, tensor_of(*a.key).called) for i, a in places["token"]]
@@ -128,12 +129,16 @@ class Binding:
             whole=alone and all(lay.positions is None and lay.tokens is None and len(lay.starts) for lay in layouts),
             by_row=all(index.rows_of(segments) is not None for segments in self.reading),
             values={a.name: OF_INDEX[a.kind](index, a) for a in self.of_index},
-            places={k: slots[n] for k, n in self.coarse.items() if n in slots},
-            constant={
-                k: torch.full((1,), n.value, dtype=torch.float64, device=index.device)
-                for k, n in found.items()
-                if isinstance(n, Const)
-            },
+            places=Places(
+                slices={k: slots[n] for k, n in self.coarse.items() if n in slots},
+                numbers=self.numbers,
+                first=at - len(self.plan.numbers),
+                constant={
+                    k: torch.full((1,), n.value, dtype=torch.float64, device=index.device)
+                    for k, n in found.items()
+                    if isinstance(n, Const)
+                },
+            ),
             given={k: n for k, n in found.items() if isinstance(n, Input)},
         )
 

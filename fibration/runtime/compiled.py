@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +24,7 @@ from fibration.runtime.handles import INDEXES, OPERATORS
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.micro import MicroIndex
 from fibration.runtime.inputs import no_index
-from fibration.runtime.measured import Measured, Place
+from fibration.runtime.measured import Measured
 from fibration.runtime.metrics import Metric
 from fibration.runtime.tracing import is_followed, skip_dynamo
 
@@ -85,8 +85,13 @@ class DeferredMetrics:
     def _measured(self) -> Measured:
         if isinstance(self.index, MicroIndex):
             return Unmeasured(hierarchy=self.index.hierarchy)
-        places, _ = _packing(self.index, self.key, Measured())
-        return Measured(self.numbers, places) if places else Measured()
+        table = self.index.told(_table_of(*self.key))
+        return Measured(self.numbers, table, self.index)
+
+
+def _table_of(operator: int, asked: str) -> str:
+    """The name under which an index keeps where the metrics of a call lie."""
+    return f"metrics of operator {operator}: {asked}"
 
 
 def _asked(metrics: Any) -> str:
@@ -206,23 +211,10 @@ def _run_coefficients(
     result = call.op.coefficients(log_probs, old_log_probs, metrics=call.asked, **call.more)
     measured: Measured = result.measured
     numbers = torch.zeros(capacity, dtype=torch.float64, device=log_probs.device)
-    if measured.values is not None:
-        _, which = _packing(call.index, (call.op.number, _asked(call.asked)), measured)
-        numbers[: len(which)] = measured.values[which]
+    if measured.numbers is not None:
+        call.index.keep(_table_of(call.op.number, _asked(call.asked)), measured.table)
+        numbers[: len(measured.numbers)] = measured.numbers
     return result.values, result.objective.clone(), numbers
-
-
-def _packing(index: Any, key: tuple[int, str], measured: Measured) -> tuple[tuple[Place, ...], Tensor]:
-    """Where each metric lies in the packed numbers, and which numbers are packed: int64."""
-
-    def make() -> tuple[tuple[Place, ...], Tensor]:
-        found = measured.places
-        which = [i for p in found for i in (p.at, p.at if p.count is None else p.count)]
-        places = (replace(p, at=2 * i, count=None if p.count is None else 2 * i + 1) for i, p in enumerate(found))
-        return tuple(places), torch.tensor(which, dtype=torch.int64, device=index.device)
-
-    packing: tuple[tuple[Place, ...], Tensor] = index.kept(("packing", *key), make)
-    return packing
 
 
 def _run_gate(log_ratio: Tensor, *given: Any) -> Tensor:

@@ -9,8 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fibration.compiler.diagnostics import REGIMES, levels, report_of
-from fibration.compiler.ir import part
+from fibration.compiler.diagnostics import REGIMES, levels, read_at, report_of
 from fibration.compiler.keys import Key
 from fibration.errors import BatchError, an, shown, suggest
 from fibration.language.atoms import BATCH
@@ -70,20 +69,21 @@ GROUPS = ("gated_ratio", "divergences", "weights", "penalties")  # metrics that 
 
 @dataclass(frozen=True)
 class Row:
-    """One metric of a program's outputs, or one per element of `over`.
+    """One metric of a program's outputs, or one per element of `over`: a sum, or an extreme without a count.
 
-    `how`: "sum" or "max" over the elements of `over`, "each" of them, "one" number of the batch, or "least", a negated
-    maximum. Several `keys`, one per leaf, have one maximum. The count of a mean is the number of elements of
-    `count[0]` over `count[1]`, or an output. `is_mean`: the output is a mean, which is multiplied by its count.
+    `count`: what a sum is divided by: the number of elements of `count[0]` over `count[1]`, or an output.
     """
 
     name: str
     group: str
-    keys: tuple[Key, ...]
-    how: str
+    key: Key
     over: str = BATCH
     count: tuple[str, str] | Key | None = None
-    is_mean: bool = False
+    largest: bool = True
+
+    @property
+    def needs(self) -> tuple[Key, ...]:
+        return (self.key, self.count) if isinstance(self.count, Key) else (self.key,)
 
 
 @cache
@@ -96,16 +96,11 @@ def _rows(h: Hierarchy) -> Iterator[Row]:
     report, leaves, every = report_of(h), tuple(s.name for s in h.leaves), h.rows.name
 
     def of_level(name: str, word: str, stratum: str, channel: str) -> Iterator[Row]:
-        largest = word == "peak"
-        for i, over in enumerate(report.over(stratum)):
-            keys = (report.key(word, stratum, channel, over),)
-            if i == 0:  # every `over` adds up to the same number
-                yield Row(name, stratum, keys, "max" if largest else "sum", over, None if largest else (stratum, BATCH))
-            if over != every:  # rows differ between batches
-                yield Row(name, stratum, keys, "each", over, None if largest else (stratum, over))
-
-    def most(word: str) -> tuple[Key, ...]:
-        return tuple(part(word, leaf, leaves) for leaf in leaves)
+        is_sum = word != "peak"
+        yield Row(name, stratum, report.total(word, stratum, channel), BATCH, (stratum, BATCH) if is_sum else None)
+        for over in filter(report.has_elements, report.over(stratum)):
+            key = report.key(word, stratum, channel, over)
+            yield Row(name, stratum, key, over, (stratum, over) if is_sum else None)
 
     for stratum, channel in levels(h):
         key = f"{stratum}/{channel}" if channel else stratum
@@ -114,24 +109,24 @@ def _rows(h: Hierarchy) -> Iterator[Row]:
         yield from of_level(f"{key}/drift_max", "peak", stratum, channel)
     for leaf in leaves:
         yield from of_level(f"{leaf}/clipped", "clipped", leaf, "")
-    yield Row("gated_ratio/max", "gated_ratio", most("ratio_max"), "one")
-    yield Row("gated_ratio/min", "gated_ratio", most("ratio_min_negated"), "least")
+    yield Row("gated_ratio/max", "gated_ratio", Key("ratio_max"))
+    yield Row("gated_ratio/min", "gated_ratio", Key("ratio_min"), largest=False)
     for word in ("tv", "kl"):
-        yield Row(word, "divergences", (Key(word),), "one", count=(every, BATCH))
+        yield Row(word, "divergences", Key(word), count=(every, BATCH))
     kept = Key("kept") if h.objective.kept else (ALL, BATCH)
     if h.objective.kept:
-        yield Row("kept", "weights", (Key("kept"),), "one", count=(ALL, BATCH))
+        yield Row("kept", "weights", Key("kept"), count=(ALL, BATCH))
     for i in range(1, len(h.objective.weighed) + 1):
         word, name = f"weight_{i}", f"weight_{i}" if len(h.objective.weighed) > 1 else "weight"
-        yield Row(f"{name}/mean", "weights", (Key(word),), "one", count=kept)
-        yield Row(f"{name}/mean_square", "weights", (Key(f"{word}_square"),), "one", count=kept)
-        yield Row(f"{name}/max", "weights", most(f"{word}_max"), "one")
+        yield Row(f"{name}/mean", "weights", Key(word), count=kept)
+        yield Row(f"{name}/mean_square", "weights", Key(f"{word}_square"), count=kept)
+        yield Row(f"{name}/max", "weights", Key(f"{word}_max"))
     for name, penalty in h.penalties.items():
-        read_at = (h.rows if penalty.over is None else penalty.over).name
-        yield Row(f"penalty/{name}", "penalties", (Key("penalty", name),), "one", count=(read_at, BATCH), is_mean=True)
+        counted = read_at(h, penalty).name
+        yield Row(f"penalty/{name}", "penalties", Key("penalty_sum", name), count=(counted, BATCH))
     for name in (p.name for p in h.policies.values() if p.is_passed):
         for word in ("log_ratio", "kl"):
-            yield Row(f"{name}/{word}", "divergences", (Key(f"{name}_{word}"),), "one", count=(ALL, BATCH))
+            yield Row(f"{name}/{word}", "divergences", Key(f"{name}_{word}"), count=(ALL, BATCH))
 
 
 def asked_for(hierarchy: Hierarchy, metrics: object) -> Asked:
@@ -164,6 +159,6 @@ def chosen(row: Row, asked: Asked) -> bool:
     """Whether a metric is requested. Metrics per element need both names: the group and the stratum of the elements."""
     if ALL in asked:
         return True
-    if row.how == "each":
+    if row.over != BATCH:
         return row.group in asked and row.over in asked
     return row.group in asked or WHOLE in asked

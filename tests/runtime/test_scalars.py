@@ -11,7 +11,7 @@ import torch
 from oracles.issued_operations import counted
 from support import operator, packed, spec, spread_batch
 
-from fibration import BatchError, log_prob, policies
+from fibration import BatchError, exp, log_prob, policies, token_log_ratio, token_mean
 from fibration.runtime.metrics import Extreme, Mean
 
 
@@ -129,14 +129,18 @@ def test_a_metric_formats_as_a_number(metric):
 
 def test_a_metric_reads_the_memory_that_a_cuda_graph_rewrites():
     """A CUDA graph that is replayed writes there: what was handed out before says the new numbers."""
-    op, batch = operator(spec("fiberpo"), "torch"), spread_batch(scale=0.3)
+    weighed = token_mean().keep(token_log_ratio <= 0.2).weigh(exp(token_log_ratio))
+    op, batch = operator(spec("ppo").replace(name="keeps", objective=weighed), "c"), spread_batch(scale=0.3)
     result = called(op, batch)
-    before = floats(result.metrics)
-    result.measured.values.mul_(2)
-    for name, m in result.metrics.items():
-        assert float(m.sum if isinstance(m, Mean) else m.value) == pytest.approx(
-            2 * before[name] * (float(m.count) / 2 if isinstance(m, Mean) else 1), rel=1e-12
-        )
+    metrics, before = result.metrics, {}
+    for name, m in metrics.items():
+        before[name] = [float(t) for t in vars(m).values() if isinstance(t, torch.Tensor)]
+    result.measured.numbers.mul_(2)
+    for name, m in metrics.items():
+        number, *count = [float(t) for t in vars(m).values() if isinstance(t, torch.Tensor)]
+        assert number == 2 * before[name][0]
+        changes = name.startswith("weight")  # their count, of the kept tokens, is computed in each call
+        assert count == [(2 if changes else 1) * n for n in before[name][1:]], name
 
 
 def test_every_metric_has_its_own_memory():

@@ -160,7 +160,7 @@ SLIPS = (
         "a = torch.tensor(a, dtype=torch.float64, device=condition.device)",
     ),
     slip(
-        "a call in another dtype runs the functions of the first", "test_c test_layouts shipped",
+        "a call in another dtype runs the functions of the first", "backends/test_c.py test_layouts shipped runtime/test_prepared",
         "varying = (frame.empty.dtype, frame.per_row, *(tensors[called].dtype for _, called in binding.tokens))", "varying = (frame.per_row,)",
     ),
     slip(
