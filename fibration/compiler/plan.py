@@ -246,18 +246,22 @@ class Plan:
 
     @cached_property
     def saved(self) -> tuple[Node, ...]:
-        """Every vector that lies in memory between stages. `numbers` come last."""
+        """Every vector that lies in memory between stages. The `blocks` come last."""
         found: dict[Node, None] = {}
         for stage in self.stages:
             found.update(dict.fromkeys(stage.of_tokens if isinstance(stage, Collective) else stage.saved))
-        last = set(self.numbers)
-        return (*(n for n in found if n not in last), *self.numbers)
+        last = [n for block in self.blocks.values() for n in block]
+        return (*(n for n in found if n not in set(last)), *last)
 
     @cached_property
-    def numbers(self) -> tuple[Node, ...]:
-        """The outputs of the batch that stages save, side by side, so that a caller reads them as one slice."""
+    def blocks(self) -> dict[str, tuple[Node, ...]]:
+        """By coarse stratum, the outputs that stages save: side by side, so that a caller reads them as one slice."""
         kept = {n for s in self.stages if not isinstance(s, Collective) for n in s.saved}
-        return tuple(dict.fromkeys(n for n in self.program.outputs.values() if n.stratum == BATCH and n in kept))
+        found: dict[str, dict[Node, None]] = {}
+        for node in self.program.outputs.values():
+            if node in kept:
+                found.setdefault(node.stratum, {})[node] = None
+        return {stratum: tuple(nodes) for stratum, nodes in found.items()}
 
     @cached_property
     def quantiles(self) -> tuple[Quantile, ...]:

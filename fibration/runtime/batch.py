@@ -165,17 +165,17 @@ def gather(values: Tensor, batch: Batch, leaf: str) -> Tensor:
 class Places:
     """Where a program's outputs lie in its workspace, float64.
 
-    `slices`: all of them. `numbers`: those of the batch by their place among each other; they lie side by side from
-    `first` on, at the end. `constant`: outputs that are the same in every call and do not lie there.
+    `slices`: all of them. Those of a stratum lie side by side: `rows` has their order by stratum, and `blocks` the
+    place of the first and the number of elements. `constant`: outputs that are the same in every call, and not there.
     """
 
     slices: Mapping[Key, slice]
-    numbers: Mapping[Key, int]
-    first: int
+    rows: Mapping[str, Mapping[Key, int]]
+    blocks: Mapping[str, tuple[int, int]]
     constant: Mapping[Key, Tensor]
 
 
-NOWHERE = Places({}, {}, 0, {})
+NOWHERE = Places({}, {}, {}, {})
 
 
 class Outputs(MutableMapping[Key, Tensor]):
@@ -197,11 +197,11 @@ class Outputs(MutableMapping[Key, Tensor]):
             return self.work[self.places.slices[key]]
         return self.places.constant[key].clone()
 
-    @property
-    def numbers(self) -> Tensor:
-        """The outputs of the batch that lie in the workspace, in the order of `places.numbers`: float64 [numbers]."""
+    def block(self, stratum: str) -> Tensor:
+        """The outputs of a stratum that lie in the workspace: float64 [outputs, elements]."""
         assert self.work is not None
-        return self.work[self.places.first :]
+        first, elements = self.places.blocks[stratum]
+        return self.work[first : first + elements * len(self.places.rows[stratum])].view(-1, elements)
 
     def number(self, key: Key) -> float:
         """An output of one element. On a GPU, reading it waits for the device."""

@@ -97,8 +97,13 @@ class Binding:
         self.plan, self.arguments = plan, arguments
         self.of_index = [a for a in arguments if a.kind in OF_INDEX]
         self.coarse = {k: n for k, n in plan.program.outputs.items() if n.stratum not in plan.program.leaves}
-        order = {n: i for i, n in enumerate(plan.numbers)}
-        self.numbers = {k: order[n] for k, n in self.coarse.items() if n in order}
+        self.saved = [(n, n.stratum) for n in plan.saved]
+        self._constant: dict[torch.device, Mapping[Key, Tensor]] = {}
+        order = {n: i for block in plan.blocks.values() for i, n in enumerate(block)}
+        self.rows: dict[str, dict[Key, int]] = {stratum: {} for stratum in plan.blocks}
+        for key, node in self.coarse.items():
+            if node in order:
+                self.rows[node.stratum][key] = order[node]
         self.reading = [s.segments for s in plan.sweeps if any(i.kind in GIVEN for p in s.passes for i in p.reads)]
         places = {kind: [(i, a) for i, a in enumerate(arguments) if a.kind == kind] for kind in KINDS}
         self.tokens = [(i, tensor_of(*a.key).called) for i, a in places["token"]]
@@ -115,13 +120,12 @@ class Binding:
     def _bound(self, index: Elements) -> BoundPlan:
         slots: dict[Node, slice] = {}
         at = 0
-        for node in self.plan.saved:
-            slots[node] = slice(at, at + index.size[node.stratum])
-            at += index.size[node.stratum]
+        for node, stratum in self.saved:
+            slots[node] = slice(at, at + index.size[stratum])
+            at += index.size[stratum]
         # contiguous segments in order fill the gaps between them; with several leaves, such gaps hold other tokens
         layouts = [index.layout(*a.key) for a in self.arguments if a.kind == "offsets"]
         alone = len(self.plan.program.leaves) == 1
-        found = {k: n for k, n in self.coarse.items() if n not in slots}
         return BoundPlan(
             plan=self.plan,
             slots=slots,
@@ -131,16 +135,20 @@ class Binding:
             values={a.name: OF_INDEX[a.kind](index, a) for a in self.of_index},
             places=Places(
                 slices={k: slots[n] for k, n in self.coarse.items() if n in slots},
-                numbers=self.numbers,
-                first=at - len(self.plan.numbers),
-                constant={
-                    k: torch.full((1,), n.value, dtype=torch.float64, device=index.device)
-                    for k, n in found.items()
-                    if isinstance(n, Const)
-                },
+                rows=self.rows,
+                blocks={s: (slots[block[0]].start, index.size[s]) for s, block in self.plan.blocks.items()},
+                constant=self._constants(index.device),
             ),
-            given={k: n for k, n in found.items() if isinstance(n, Input)},
+            given={k: n for k, n in self.coarse.items() if isinstance(n, Input)},
         )
+
+    def _constants(self, device: torch.device) -> Mapping[Key, Tensor]:
+        """The outputs that are numbers, on a device."""
+        if device not in self._constant:
+            values = {k: n.value for k, n in self.coarse.items() if isinstance(n, Const)}
+            one = torch.ones(1, dtype=torch.float64, device=device)
+            self._constant[device] = {k: torch.full_like(one, v) for k, v in values.items()}
+        return self._constant[device]
 
     def frame(self, batch: Batch) -> Frame:
         bound, index = self.on(batch.index), batch.index

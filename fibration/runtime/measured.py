@@ -50,17 +50,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """Where the numbers of metrics lie: `gathered` among the outputs' numbers, then `vectors`, then constants."""
+    """Where the numbers of metrics lie: rows of `blocks` of a stratum's outputs, then `vectors`, then constants."""
 
-    gathered: Tensor  # int64
+    blocks: tuple[tuple[str, Tensor], ...]  # the rows of each: int64
     vectors: tuple[tuple[Key, int], ...]  # of other outputs, each with its number of elements
     fixed: Tensor  # float64
     entries: tuple[Entry, ...]
 
     def read(self, outputs: Outputs) -> Tensor:
         """The numbers, float64, in memory of their own."""
-        parts = [outputs.numbers.index_select(0, self.gathered)] if len(self.gathered) else []
-        if len(parts) == 1 and not self.vectors and not len(self.fixed):
+        parts = [outputs.block(stratum).index_select(0, rows).view(-1) for stratum, rows in self.blocks]
+        if len(parts) == 1 and not self.vectors and not self.fixed.numel():
             return parts[0]
         return torch.cat([*parts, *(outputs[key].expand(n) for key, n in self.vectors), self.fixed])
 
@@ -179,9 +179,9 @@ class Collector:
     def _table(self, program: str, outputs: Outputs, index: Index, asked: Asked) -> Table:
         names = {s: index.labels.get(s, ()) for s in dict.fromkeys(r.over for r in rows(self.hierarchy))}
         few = tuple((s, tuple(n)) for s, n in names.items() if 1 < len(n) <= FEW)
-        numbers = outputs.places.numbers
-        key = f"{program} {sorted(asked)} {index.device} {id(numbers)} {few!r}"  # `repr` tells 1 from True
-        made = self._tables.get(key, lambda: (_table(self.rows(outputs, asked), outputs, index, dict(few)), numbers))
+        lie = outputs.places.rows
+        key = f"{program} {sorted(asked)} {index.device} {id(lie)} {few!r}"  # `repr` tells 1 from True
+        made = self._tables.get(key, lambda: (_table(self.rows(outputs, asked), outputs, index, dict(few)), lie))
         if not devices.can_sync(index.device):  # a CUDA graph copies nothing from the host: count before it is recorded
             for e in made[0].entries:
                 if isinstance(e.count, tuple):
@@ -194,13 +194,19 @@ def _table(chosen: Iterable[Row], outputs: Outputs, index: Index, names: Mapping
     rows = [r for r in chosen if r.over == BATCH or r.over in names]
     wanted = [(r.key, len(names.get(r.over, (None,)))) for r in rows]
     wanted += [(r.count, 1) for r in rows if isinstance(r.count, Key)]  # one for each: see `Measured.metrics`
-    kinds = [0 if key in places.numbers else 2 if key in places.constant else 1 for key, _ in wanted]
-    gathered, vectors, fixed = ([i for i, kind in enumerate(kinds) if kind == k] for k in range(3))
+    rows_of = {key: (stratum, i) for stratum, block in places.rows.items() for key, i in block.items()}
+    blocks: dict[str, list[int]] = {}
+    vectors: list[int] = []
+    fixed: list[int] = []
+    for i, (key, _) in enumerate(wanted):
+        kind = fixed if key in places.constant else vectors
+        (blocks.setdefault(rows_of[key][0], []) if key in rows_of else kind).append(i)
     start, length = {}, 0
-    for i in (*gathered, *vectors, *fixed):
+    for i in (*(i for block in blocks.values() for i in block), *vectors, *fixed):
         start[i] = length
         length += wanted[i][1]
-    entries, counters = [], iter(range(len(rows), len(wanted)))
+    entries: list[Entry] = []
+    counters = iter(range(len(rows), len(wanted)))
     for i, r in enumerate(rows):
         counter = start[next(counters)] if isinstance(r.count, Key) else None
         for element, label in enumerate(names.get(r.over, (None,))):
@@ -208,8 +214,9 @@ def _table(chosen: Iterable[Row], outputs: Outputs, index: Index, names: Mapping
             count = counter if isinstance(r.count, Key) or r.count is None else (*r.count, element)
             entries.append(Entry(name, start[i] + element, count, r.largest))
     constants = [places.constant[wanted[i][0]].expand(wanted[i][1]) for i in fixed]
+    of_blocks = {s: torch.tensor([rows_of[wanted[i][0]][1] for i in block]) for s, block in blocks.items()}
     return Table(
-        gathered=torch.tensor([places.numbers[wanted[i][0]] for i in gathered], dtype=torch.int64, device=index.device),
+        blocks=tuple((s, numbers.to(index.device)) for s, numbers in of_blocks.items()),
         vectors=tuple(wanted[i] for i in vectors),
         fixed=torch.cat([torch.zeros(0, dtype=torch.float64, device=index.device), *constants]),
         entries=tuple(entries),

@@ -33,11 +33,18 @@ def parameter_values(hierarchy: Hierarchy, program: Program, index: Index, given
     if isinstance(index, MicroIndex):  # a value in the order of elements means those of the whole step
         whole = parameter_values(hierarchy, program, index.whole, given)
         return {n: v if len(v) == 1 else v[index.elements[n.over]] for n, v in whole.items()}
-    values = given_values(hierarchy, program, given)
-    return {
-        node: ParameterInput(hierarchy.parameters[node.key[0]], node.key[1], node.over, index).numbers(value)
-        for node, value in values.items()
-    }
+
+    def make() -> tuple[Program, Values]:
+        values = given_values(hierarchy, program, given)
+        return program, {
+            node: ParameterInput(hierarchy.parameters[node.key[0]], node.key[1], node.over, index).numbers(value)
+            for node, value in values.items()
+        }
+
+    if type(given) is dict and all(type(value) in (float, int) for value in given.values()):
+        # one number for all elements means the same on every index; the program is kept, so that no other gets its id
+        return _CHECKED.get(f"{id(program)} {plain(given)!r}", make)[1]
+    return make()[1]
 
 
 def given_values(hierarchy: Hierarchy, program: Program, given: Mapping[str, Any]) -> dict[Input, Any]:
@@ -102,6 +109,7 @@ def plain(given: object) -> object:
 
 
 _MADE: Recent[tuple[Tensor, ...]] = Recent(32)
+_CHECKED: Recent[tuple[Program, Values]] = Recent(32)
 
 
 def parameter_vectors(values: Values, index: Index) -> dict[Input, Tensor]:

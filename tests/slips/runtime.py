@@ -16,12 +16,20 @@ SLIPS = (
         "bound.vector_of(node, work, batch).copy_(whole)", "vectors[node] = whole",
     ),
     slip(
-        "metrics are gathered from beside where they lie", "backends/test_c.py",
-        "np.repeat(starts - before, lengths) + np.arange(lengths.sum())", "np.repeat(starts, lengths) + np.arange(lengths.sum())",
+        "metrics of elements lie element by element", "backends/test_c.py runtime/test_metrics",
+        ".view(-1, elements)\n", ".view(elements, -1).T\n",
+    ),
+    slip(
+        "a metric is the one beside it", "backends/test_c.py runtime/test_metrics",
+        "torch.tensor([rows_of[wanted[i][0]][1] for i in block])", "torch.tensor([rows_of[wanted[i][0]][1] - 1 for i in block]).abs()",
+    ),
+    slip(
+        "metrics with a count of their own share its memory", "runtime/test_scalars",
+        "counter = start[next(counters)] if isinstance", "counter = start[len(rows)] if isinstance",
     ),
     slip(
         "counts of single elements are those of the first", "runtime/test_metrics",
-        'key = (of, over, self.index.size[over] if row.how == "each" else 1)', "key = (of, over, 1)",
+        "return counted(self.index, of, over)[element].clone()", "return counted(self.index, of, over)[0].clone()",
     ),
     slip(
         "a quantile lies at its level of n numbers, not of the n - 1 between them", "backends*quantiles",
@@ -161,11 +169,11 @@ SLIPS = (
     ),
     slip(
         "maxima of elements are added up", "test_metrics",
-        "parts.append(block.amax(1) if largest else block.sum(1))", "parts.append(block.sum(1))",
+        'Push(over, BATCH, node, "max" if word == "peak" else "sum")', 'Push(over, BATCH, node, "sum")',
     ),
     slip(
         "the smallest ratio is shown negated", "test_metrics",
-        "            numbers[self.negated : self.negated + 1].neg_()\n", "            pass\n",
+        'Map(scalar("neg", arg(0)), (_largest(extremes["min"]),))', '_largest(extremes["min"])',
     ),
     slip(
         "single elements come where their level alone is asked for", "test_scalars",
@@ -173,8 +181,7 @@ SLIPS = (
     ),
     slip(
         "means over nothing are logged as 0", "test_scalars",
-        "            elif numbers[p.count]:\n                found[prefix + p.name] = value / numbers[p.count]",
-        "            else:\n                found[prefix + p.name] = value / max(numbers[p.count], 1)",
+        "            if count:\n                found[prefix + e.name] = value / count", "            found[prefix + e.name] = value / max(count, 1)",
     ),
     slip(
         "a row's reward counts as often as it has tokens", "test_bad_rewards",
@@ -229,7 +236,7 @@ SLIPS = (
     ),
     slip(
         "penalties of elements are counted by rows", "test_penalties",
-        "read_at = (h.rows if penalty.over is None else penalty.over).name", "read_at = h.rows.name",
+        "return hierarchy.rows if penalty.over is None else penalty.over", "return hierarchy.rows",
     ),
     slip(
         "policies that penalties read are read by nobody", "test_penalties",
