@@ -13,6 +13,8 @@ from fibration.language.statistics import Aggregate, within
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms
 
+UNIFORM = uniform()  # made once: every index asks for the whole batch
+
 
 def home(hierarchy: Outline, atom: Expression) -> str | None:
     """Returns the stratum at whose elements an atom has its values; None if it is read where it stands.
@@ -90,7 +92,7 @@ def whole_batch(h: Outline) -> Shape:
     groups = tuple((h.rows, s) for s in h.groups)
     under = [leaf for leaf, _ in rows] + ([h.rows] if groups else [])
     roots = [s for s in (*h.roots, *(t for _, t in rows[:1]), *h.groups) if s not in (batch, *under)]
-    added = tuple(Fibration(s, t, uniform()) for s, t in (*rows, *groups, *((s, batch) for s in roots)))
+    added = tuple(Fibration(s, t, UNIFORM) for s, t in (*rows, *groups, *((s, batch) for s in roots)))
     strata = dict.fromkeys((*h.strata, *(f.target for f in added)))
     return Shape(tuple(strata), (*h.fibrations, *added))
 

@@ -21,6 +21,7 @@ from fibration.errors import ParameterError, shown
 from fibration.language.report import BUDGET
 
 AGAIN = 0.05  # seconds between two `Stopped` for one thread: Python drops an exception raised in a finaliser
+INSTRUCTIONS = 1000  # within so many, an exception that was raised in a thread arrives
 PATIENCE = 1.0  # seconds of such attempts; a thread that one operation holds for longer is left running
 
 
@@ -61,6 +62,7 @@ class _Worker(threading.Thread):
         self._lock = threading.Lock()
         self._may_be_told = False
         self._has_ended = False
+        self._is_told = False
         self._error: BaseException | None = None
         self._inside: list[_Worker] = []  # workers that its work waits for
 
@@ -71,12 +73,15 @@ class _Worker(threading.Thread):
                 self._work()
             except Stopped:
                 self._may_be_told = False
-                return
             except BaseException as error:  # `ends_within` raises it in the caller
                 self._error = error
             with self._lock:
-                self._may_be_told, self._has_ended = False, True
-                _raise(self.ident, None)  # cancels an exception that has not arrived
+                self._has_ended, self._may_be_told = self._may_be_told, False
+        # One that is on its way arrives here. To cancel it, or to end before it, would leave CPython 3.11 looking for
+        # it for ever, in every thread: all code is slower then, and a profiler hangs.
+        with suppress(Stopped):
+            for _ in range(INSTRUCTIONS if self._is_told else 0):
+                pass
 
     def ends_within(self, seconds: float) -> bool:
         """Whether the work ended in time. Raises the exception of work that was not stopped."""
@@ -115,12 +120,13 @@ class _Worker(threading.Thread):
             worker._tell()
         with self._lock:
             if self._may_be_told and self.is_alive():
+                self._is_told = True
                 _raise(self.ident, Stopped)
                 return True
         return False
 
 
-def _raise(thread: int | None, what: type[BaseException] | None) -> None:
-    """Raise an exception in a thread when it next runs Python code. None cancels one that has not arrived."""
+def _raise(thread: int | None, what: type[BaseException]) -> None:
+    """Raise an exception in a thread when it next runs Python code."""
     assert thread is not None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(what) if what else None)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(what))

@@ -9,6 +9,7 @@ import json
 import math
 import pickle
 import random
+import subprocess
 import sys
 import threading
 import time as real
@@ -419,3 +420,25 @@ def test_a_number_with_many_digits_is_written_with_six():
     (verdict,) = [v for v in pair(far / (far + 1)).verify().verdicts if v.law == "reflecting"]
     assert verdict.status == "refuted"
     assert "gives 2" in str(verdict.counterexample) or "gives 1" in str(verdict.counterexample)
+
+
+AFTERWARDS = """
+import cProfile, time
+from fibration.laws.budget import Budget
+
+def busy():
+    while True:
+        pass
+
+assert Budget(10.0).allows(lambda: None)
+assert not Budget(0.05).allows(busy) if {stops} else True
+with cProfile.Profile():
+    for _ in range(3):
+        (lambda: time.time())()
+"""
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_profiler_works_after_a_verification(stops):
+    """In CPython 3.11, an exception that was set in a thread and never arrived makes every profiled call wait for it."""
+    subprocess.run([sys.executable, "-c", AFTERWARDS.format(stops=stops)], check=True, timeout=60)

@@ -109,7 +109,8 @@ def test_a_second_loss_has_the_first_ones_gradient(checks):
         (2 * loss).backward()
         found.append((loss.detach(), x.grad))
     assert len(checks) == 1
-    assert torch.equal(found[0][0], -op.coefficients(now, old, advantages, index).objective)
+    once = op.coefficients(now, old, advantages, index)
+    assert torch.equal(found[0][0], -once.objective) and torch.equal(found[0][1], -2 * once.values)
     assert all(torch.equal(a, b) for one in found[1:] for a, b in zip(found[0], one, strict=True))
 
 

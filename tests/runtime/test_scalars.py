@@ -145,8 +145,9 @@ def test_a_metric_reads_the_memory_that_a_cuda_graph_rewrites():
 
 def test_every_metric_has_its_own_memory():
     """Added up over ranks in place, one after the other: no count is added up twice."""
-    op, batch = operator(spec("fiberpo_domain"), "torch"), spread_batch(scale=0.3)
-    metrics = called(op, batch).metrics
+    weighed = spec("fiberpo_domain").objective.keep(token_log_ratio <= 0.2).weigh(exp(token_log_ratio))
+    op = operator(spec("fiberpo_domain").replace(name="keeps", objective=weighed), "c")
+    metrics = called(op, spread_batch(scale=0.3)).metrics
     tensors = [t for m in metrics.values() for t in ((m.sum, m.count) if isinstance(m, Mean) else (m.value,))]
     assert len({t.data_ptr() for t in tensors}) == len(tensors)
 
