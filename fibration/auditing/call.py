@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,8 +12,9 @@ from fibration.auditing.finding import Finding
 from fibration.auditing.function import Found, Function, name_of
 from fibration.auditing.identify import Compared, Likeness, identify
 from fibration.auditing.reference import Reference, lacks
-from fibration.auditing.report import as_dict, as_text
+from fibration.auditing.report import as_dict, as_text, number
 from fibration.auditing.result import Result
+from fibration.auditing.sharpen import Range
 from fibration.errors import AuditError, ParameterError, listed, suggest
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load
@@ -106,15 +108,36 @@ def audit(
             for channel in ("+", "-") if h.parameters[parameter].per_channel else ("",):
                 in_channel(h.parameters[parameter], channel, value, "the value")
         if missing := lacks(h, subject):
+            argument = missing.argument
             raise AuditError(
-                f"'{subject.name}' cannot be '{h.name}', which reads {missing}",
-                required=f"an argument for {missing}",
+                f"'{subject.name}' cannot be '{h.name}', which reads {missing.what}",
+                required=f"the argument {argument}" if argument else f"{missing.what}, which no audit passes",
                 found=f"({', '.join(subject.arguments)})",
-                remedy=f"fibration show {h.name} says what it reads; name a loss that needs no more",
+                remedy=f"add {argument} to the arguments of the function" if argument else "name another loss",
             )
         losses = compared.beside([Reference.of(h, subject)], parameters or {})
     findings = tuple(f for ask in (*SOUND, *TELLING) if (f := _asked(ask, subject)) is not None)
-    return Audit(subject, asked, tuple(losses), findings, tuple(_differences(subject, losses, findings)))
+    if asked and (other := _other_numbers(losses[0], parameters or {})):
+        findings = (*findings, Finding("parameters", "note", other))
+    return Audit(subject, asked, tuple(losses), findings, tuple(_differences(subject, losses, findings, asked)))
+
+
+def _other_numbers(x: Likeness, given: Mapping[str, Any]) -> str:
+    """The parameters that were fitted, and are not those that the loss declares: in words."""
+    said = []
+    for name, value in x.parameters.items() if x.has_same_gradient else ():
+        declared = x.reference.hierarchy.parameters[name].default
+        if name in given or name in x.unseen or declared is None or _is_close(value, declared, x.between.get(name)):
+            continue
+        said.append(f"{name} = {number(value)}, where '{x.name}' declares {number(declared)}")
+    return "; ".join(said)
+
+
+def _is_close(value: Any, declared: Any, between: Range | None) -> bool:
+    if isinstance(value, Mapping):
+        of = declared if isinstance(declared, Mapping) else dict.fromkeys(value, declared)
+        return all(_is_close(v, of[channel], between) for channel, v in value.items())
+    return math.isclose(value, declared, rel_tol=1e-6) or (between is not None and between.low < declared < between.high)
 
 
 def _asked(ask: Ask, function: Function) -> Finding | None:
@@ -125,10 +148,10 @@ def _asked(ask: Ask, function: Function) -> Finding | None:
 
 
 def _differences(
-    function: Function, losses: list[Likeness], findings: tuple[Finding, ...]
+    function: Function, losses: list[Likeness], findings: tuple[Finding, ...], asked: str
 ) -> list[tuple[Finding, Finding]]:
     """The findings about the function that are others about the nearest loss, with those."""
-    if not losses or losses[0].has_same_gradient:
+    if not losses or losses[0].has_same_gradient or (losses[0].is_far and not asked):
         return []
     declared, mine, found = _Declared(function, losses[0]), {f.name: f for f in findings}, []
     for ask in TELLING:

@@ -42,6 +42,15 @@ class Result:
         return tuple(f for f in self.findings if f.status == "fails")
 
     @property
+    def notes(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.status == "note")
+
+    @property
+    def nearest(self) -> Likeness | None:
+        """The loss that the function is or should be, or the nearest one; None if none is near."""
+        return self.losses[0] if self.losses and (self.asked or not self.losses[0].is_far) else None
+
+    @property
     def ok(self) -> bool:
         """Whether nothing fails, and the function is the loss that it should be, if one was named."""
         return not self.failures and (not self.asked or self.identified)

@@ -99,13 +99,14 @@ def detached(f: Function) -> Finding:
 
 def inputs(f: Function) -> Finding | None:
     """Inputs stay as they are; views are as good as copies; backward may be called twice."""
-    b = drawn(5, (2, 1), 0.2)
-    given = f.given(b)
-    before = {r: t.clone() for r, t in given.items()}
-    loss = f.loss({**given, "log_probs": given["log_probs"].requires_grad_()})
-    changed = [r for r, t in given.items() if not torch.equal(t.detach(), before[r])]
-    if changed:
-        return Finding("inputs", "fails", f"{listed(changed)} is changed in place", b)
+    b = drawn(5, (2, 1), 0.2, padding=Padding(value=-0.7))
+    for b in (_far(b), b):
+        given = f.given(b)
+        before = {r: t.clone() for r, t in given.items()}
+        loss = f.loss({**given, "log_probs": given["log_probs"].requires_grad_()})
+        changed = [r for r, t in given.items() if not torch.equal(t.detach(), before[r])]
+        if changed:
+            return Finding("inputs", "fails", f"the function changes {listed(changed)} in place: copy first", b)
     if not loss.requires_grad:
         return None
     first, second = (torch.autograd.grad(loss, given["log_probs"], retain_graph=True)[0] for _ in range(2))
@@ -119,6 +120,12 @@ def inputs(f: Function) -> Finding | None:
     if abs(float(again) - float(loss.detach())) > CLOSE:
         return Finding("inputs", "fails", "tensors that are not contiguous change the loss", b)
     return Finding("inputs", "holds", "nothing is changed in place, and views are as good as copies")
+
+
+def _far(b: Batch) -> Batch:
+    """The batch with large numbers, which a clamp in place changes."""
+    b = b.scaled(30.0)
+    return replace(b, rows=tuple(replace(r, advantage=10 * r.advantage, reward=10 * r.reward) for r in b.rows))
 
 
 def sign(f: Function) -> Finding | None:
@@ -147,6 +154,11 @@ def finite(f: Function) -> Finding:
     far += tuple(replace(b, rows=tuple(replace(r, advantage=-r.advantage) for r in b.rows)) for b in far)
     if at := first_failure(f, breaks, far):
         text = "a token far off policy (a log ratio of 12 or 20) makes the loss NaN or infinite"
+        return Finding("finite", "fails", text, at)
+    equal = drawn(8, (2, 3, 2, 2), 0.1, groups=[0] * 4)
+    equal = replace(equal, rows=tuple(replace(r, advantage=1.0, reward=1.0) for r in equal.rows))
+    if at := first_failure(f, lambda b: len(b.rows) > 1 and not f.evaluate(b).is_finite, (equal,)):
+        text = f"equal {'rewards' if f.reads_rewards else 'advantages'} make NaN: add 1e-6 to the deviation, which is 0"
         return Finding("finite", "fails", text, at)
     return Finding("finite", "holds", "ratios from e⁻²⁰ to e²⁰ have finite gradients")
 
@@ -186,4 +198,23 @@ def engine(f: Function) -> Finding | None:
             "tokens weigh less where old log-probs are above the rollout engine's: the importance weight is upside down"
         )
         return Finding("engine", "fails", f"{text}, old and rollout exchanged?", at)
+    if _weight_has_gradient(f):
+        text = "the weight by rollout_log_probs carries a gradient into log_probs: detach the weight"
+        return Finding("engine", "fails", text, probe(np.array([0.1]), np.ones(1), True))
     return Finding("engine", "holds", "no importance weight shrinks as old log-probs rise above the rollout engine's")
+
+
+def _weight_has_gradient(f: Function) -> bool:
+    """Whether a weight by the rollout engine has a gradient, beside the rest of the loss.
+
+    At ratio 1 with a detached weight, `log π` has the same effect on the value, relative to it, whatever the engine's
+    log-probs are. A gradient of `exp(log π − log π_rollout)` adds 1 to that where the weight is not truncated.
+    """
+    found = [f.evaluate(probe(np.array([x]), np.ones(1), True)) for x in np.linspace(-3.05, 3.05, 13)]
+    slopes = np.array([-x.coefficients[0] / x.value for x in found if x.value and x.is_finite])
+    if len(slopes) < 2:
+        return False
+    low, high = slopes.min(), slopes.max()
+    steps = np.minimum(slopes - low, high - slopes)
+    is_truncated = abs(high - low - 1) < 1e-6 and steps.max() < 1e-6 and abs(low) > 1e-6  # at 0 it is the ratio itself
+    return bool(is_truncated or np.abs(slopes - 2).max() < 1e-6)
