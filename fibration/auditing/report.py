@@ -65,7 +65,8 @@ def as_text(a: Result, full: bool = False) -> str:
     alone = holds if full else [f for f in holds if f.name in TELLS and not a.identified]
     lines += [f"  {MARK[f.status]} {f.name:<13} {f.text}" for f in (*a.failures, *a.notes, *alone)]
     if rest := [f.name for f in holds if f not in alone]:
-        lines.append(f"  {MARK['holds']} {listed(rest)} hold{'s' * (len(rest) == 1)}; --all lists {"it" if len(rest) == 1 else "them"}")
+        one = len(rest) == 1
+        lines.append(f"  {MARK['holds']} {listed(rest)} hold{'s' * one}; --all lists {'it' if one else 'them'}")
     for f in a.failures:
         if f.batch is not None:
             lines += ["", f"  {f.name}, on the smallest batch found:", *_indented(shown_batches(a, f))]

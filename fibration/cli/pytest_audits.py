@@ -2,7 +2,7 @@
 
     fibration_audits = {"my_loss.py:loss": "grpo", "my_loss.py:other": ""}
 
-A function's value is the loss that it should be; "" asks for no loss, and reports what is wrong with any.
+A function's value is the loss that it should be, or a trainer's config, `trl:FILE KEY=VALUE`; "" asks for no loss, and reports what is wrong with any.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from fibration.cli.pytest_files import Item, NamedFile, NamedFiles, base_of, shown
+from fibration.configs.files import is_config
 from fibration.errors import FibrationError
 from fibration.language.loading import load, shipped, split
 
@@ -30,10 +31,11 @@ class AuditItem(Item):
         self.function, self.like = function, like
 
     def runtest(self) -> None:
-        from fibration.auditing.call import audit
         from fibration.auditing.load import load_function
+        from fibration.cli.audits import audited, expected
 
-        audit(load_function(self.function)[0], self.like or None, name=self.function).raise_for_status()
+        function = load_function(self.function)[0]
+        audited(function, expected(self.like.split(), function, self.function), self.function).raise_for_status()
 
 
 class Audits(NamedFiles):
@@ -62,6 +64,9 @@ def _loss(base: Path, like: str) -> str:
     """The name of a loss, or the path of one; paths are relative to the configuration."""
     if not like or like in shipped():
         return like
+    if is_config(like):  # trl:FILE KEY=VALUE
+        trainer, _, file = like.partition(":")
+        return f"{trainer}:{base / file}"
     file, name = split(like)
     path = base / file
     spec = like if not path.exists() else f"{path}:{name}" if name else str(path)
