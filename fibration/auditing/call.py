@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fibration.auditing import features, soundness
@@ -117,9 +118,21 @@ def audit(
             )
         losses = compared.beside([Reference.of(h, subject)], parameters or {})
     findings = tuple(f for ask in (*SOUND, *TELLING) if (f := _asked(ask, subject)) is not None)
+    findings = tuple(_as_declared(f, subject, losses) for f in findings)
     if asked and (other := _other_numbers(losses[0], parameters or {})):
         findings = (*findings, Finding("parameters", "note", other))
     return Audit(subject, asked, tuple(losses), findings, tuple(_differences(subject, losses, findings, asked)))
+
+
+def _as_declared(finding: Finding, function: Function, losses: list[Likeness]) -> Finding:
+    """What a loss with the same gradient does too, such as an entropy bonus at ratio 1, is a note."""
+    ask = next((ask for ask in TELLING if ask.__name__ == finding.name), None)
+    if finding.status != "fails" or ask is None or not losses or not losses[0].has_same_gradient:
+        return finding
+    theirs = _asked(ask, _Declared(function, losses[0]))
+    if theirs is None or theirs.status != "fails":
+        return finding
+    return replace(finding, status="note", text=f"{finding.text}: so it is declared in '{losses[0].name}'")
 
 
 def _other_numbers(x: Likeness, given: Mapping[str, Any]) -> str:

@@ -22,7 +22,8 @@ def mask(f: Function) -> Finding | None:
     batches = tuple(replace(b, padding=p) for b in SMALL for p in shapes)
 
     def reaches(b: Batch) -> bool:
-        return bool((f.evaluate(b).outside != 0).any())
+        found = f.evaluate(b)
+        return found.is_finite and bool((found.outside != 0).any())
 
     if at := first_failure(f, reaches, batches):
         return Finding("mask", "fails", "a masked place gets a gradient, or NaN", at)
@@ -36,7 +37,7 @@ def mask(f: Function) -> Finding | None:
 
         def matters(b: Batch, value: float = value) -> bool:
             found = f.evaluate(replace(b, padding=replace(b.padding, value=value)))
-            return not alike(f.evaluate(b), found) or bool((found.outside != 0).any())
+            return not alike(f.evaluate(b), found) or (found.is_finite and bool((found.outside != 0).any()))
 
         if at := first_failure(f, matters, batches):
             return Finding("mask", status, said, replace(at, padding=replace(at.padding, value=value)), at)
@@ -74,7 +75,7 @@ def rows(f: Function) -> Finding:
     if at := first_failure(f, order):
         back = replace(at, rows=at.rows[::-1])
         return Finding("rows", "fails", "the order of rows changes the gradient", at, back)
-    if at := first_failure(f, lambda b: not f.evaluate(b).is_finite, (drawn(4, (1, 3), 0.2),)):
+    if at := first_failure(f, lambda b: not f.evaluate(b).is_finite, (drawn(4, (1, 3), 0.0).on_policy(),)):
         return Finding("rows", "fails", "a row of one token makes the loss or a gradient NaN", at)
     empty = drawn(4, (2, 0, 3), 0.2, groups=[0, 0, 0])
     try:
@@ -125,7 +126,7 @@ def inputs(f: Function) -> Finding | None:
 def _far(b: Batch) -> Batch:
     """The batch with large numbers, which a clamp in place changes."""
     b = b.scaled(30.0)
-    return replace(b, rows=tuple(replace(r, advantage=10 * r.advantage, reward=10 * r.reward) for r in b.rows))
+    return replace(b, rows=tuple(replace(r, advantage=30 * r.advantage, reward=30 * r.reward) for r in b.rows))
 
 
 def sign(f: Function) -> Finding | None:
@@ -160,6 +161,10 @@ def finite(f: Function) -> Finding:
     if at := first_failure(f, lambda b: len(b.rows) > 1 and not f.evaluate(b).is_finite, (equal,)):
         text = f"equal {'rewards' if f.reads_rewards else 'advantages'} make NaN: add 1e-6 to the deviation, which is 0"
         return Finding("finite", "fails", text, at)
+    one = drawn(8, (3,), 0.1)
+    if first_failure(f, lambda b: not f.evaluate(b).is_finite, (one,)):
+        whose = "a group" if "group_ids" in f.roles else "a batch"
+        return Finding("finite", "note", f"{whose} of one row makes the loss NaN, as a deviation of one number is", one)
     return Finding("finite", "holds", "ratios from e⁻²⁰ to e²⁰ have finite gradients")
 
 
@@ -184,6 +189,9 @@ def engine(f: Function) -> Finding | None:
     """The weight for the rollout engine is old over rollout: it grows with the old policy's log-prob."""
     if "rollout_log_probs" not in f.roles or f.reads_rewards:
         return None
+    if _weight_has_gradient(f):
+        text = "the weight by rollout_log_probs carries a gradient into log_probs: detach the weight"
+        return Finding("engine", "fails", text, probe(np.array([0.1]), np.ones(1), True))
     apart = np.array([-0.4, -0.2, -0.1, 0.1, 0.2, 0.4])  # log π_old − log π_rollout
 
     def shrinks(b: Batch) -> bool:
@@ -198,9 +206,6 @@ def engine(f: Function) -> Finding | None:
             "tokens weigh less where old log-probs are above the rollout engine's: the importance weight is upside down"
         )
         return Finding("engine", "fails", f"{text}, old and rollout exchanged?", at)
-    if _weight_has_gradient(f):
-        text = "the weight by rollout_log_probs carries a gradient into log_probs: detach the weight"
-        return Finding("engine", "fails", text, probe(np.array([0.1]), np.ones(1), True))
     return Finding("engine", "holds", "no importance weight shrinks as old log-probs rise above the rollout engine's")
 
 

@@ -69,6 +69,10 @@ ALONE = {
     "mean_over_masked_places": (soundness.padding, "three more masked places"),
     "a_weight_that_sees_later_tokens": (features.causal, "later tokens of its row"),
     "power_of_a_huge_ratio": (soundness.finite, "far off policy"),
+    "an_attached_weight": (soundness.engine, "the weight by rollout_log_probs carries a gradient"),
+    "an_attached_weight_without_bound": (soundness.engine, "the weight by rollout_log_probs carries a gradient"),
+    "an_attached_weight_of_log_probs": (soundness.engine, "the weight by rollout_log_probs carries a gradient"),
+    "k3_exchanged": (features.reference, "k3 with the policy and the reference exchanged"),
 }
 
 

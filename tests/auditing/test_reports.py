@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fibration import AuditError, ParameterError, audit
 from fibration.auditing import features, soundness
 from fibration.auditing.function import Function
-from fibration.auditing.report import shown_batches
+from fibration.auditing.report import as_text, shown_batches
 from fibration.cli.main import app
 
 
@@ -62,16 +62,59 @@ def test_a_mask_in_half_precision_is_not_accused(function):
 # ------------------------------------------------------------ whitening
 
 
-@pytest.mark.parametrize("correction", [0, 1])
-@pytest.mark.parametrize("epsilon", [0.0, 1e-8])
-def test_whitened_advantages_are_not_accused_of_nan_or_a_sign(correction, epsilon):
+def whitened(correction, epsilon, values=per_token):
     def loss(log_probs, old_log_probs, advantages, mask):
         a = (advantages - advantages.mean()) / (advantages.std(correction=correction) + epsilon)
-        return right(log_probs, old_log_probs, a, mask)
+        return token_mean(values(log_probs, old_log_probs, a), mask)
+
+    return Function(loss, "loss")
+
+
+@pytest.mark.parametrize("correction", [0, 1])
+def test_whitened_advantages_are_not_accused(correction):
+    f = whitened(correction, 1e-8)
+    assert f.whitens and soundness.finite(f).status != "fails" and soundness.sign(f) is None
+    assert features.first_update(f).status == "note" and features.normaliser(f) is None
+    assert features.sides(f).text.endswith("A > 0 at the ratio 1.2 and outward ones with A < 0 at the ratio 0.8")
+    assert not Function(right, "right").whitens
+
+
+def test_a_batch_of_one_row_that_makes_nan_is_a_note():
+    found = soundness.finite(whitened(1, 1e-8))
+    assert found.status == "note" and found.text.startswith("a batch of one row makes the loss NaN")
+
+
+def test_a_loss_that_is_nan_where_all_is_masked_is_accused_of_nothing_else():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        near = mask * ((log_probs - old_log_probs).abs() < 1)
+        return token_mean(per_token(log_probs, old_log_probs, advantages), near)
 
     f = Function(loss, "loss")
-    assert f.whitens and soundness.finite(f).status == "holds" and soundness.sign(f) is None
-    assert not Function(right, "right").whitens
+    assert {ask(f).status for ask in (soundness.padding, soundness.rows)} == {"holds"}
+    assert soundness.mask(f).status == "note" and soundness.finite(f).status == "fails"
+
+
+def test_an_entropy_bonus_is_no_mistake_of_the_loss_that_declares_it():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        entropy = 0.01 * (log_probs - old_log_probs).exp() * (log_probs - 1)
+        return token_mean(per_token(log_probs, old_log_probs, advantages) + entropy, mask)
+
+    found = audit(loss, "ppo_entropy")
+    assert found.ok and "so it is declared in 'ppo_entropy'" in str(found)
+
+
+def test_equal_advantages_that_make_nan_are_found():
+    found = soundness.finite(whitened(0, 0.0))
+    assert found.status == "fails" and "equal advantages make NaN" in found.text and found.batch.lengths == (1, 1)
+
+
+def test_a_clip_on_the_wrong_side_is_found_beside_whitening():
+    def values(log_probs, old_log_probs, a):
+        r, a = (log_probs - old_log_probs).exp(), a[:, None]
+        return -torch.maximum(r * a, r.clamp(0.8, 1.2) * a)
+
+    found = features.sides(whitened(0, 1e-8, values))
+    assert found.status == "fails" and "max for min" in found.text and len(found.batch.rows) == 2
 
 
 def test_a_huge_ratio_is_found_beside_whitening():
@@ -139,6 +182,87 @@ def test_an_importance_weight_upside_down_is_found_without_a_loss_beside_it(name
 @pytest.mark.parametrize("name", UPRIGHT)
 def test_an_importance_weight_is_not_accused(name):
     assert weighted(UPRIGHT[name]).status == "holds"
+
+
+# The ratio of a pair of policies is itself no weight beside another one.
+NO_WEIGHT = {
+    "the ratio itself": lambda x, y: x.exp(),
+    "the ratio itself, clipped": lambda x, y: x.exp().clamp(0.8, 1.2),
+    "a detached weight": lambda x, y: x.exp().clamp(max=2).detach() * y.exp(),
+    "a detached weight without bound": lambda x, y: x.exp().detach() * y.exp(),
+}
+
+
+@pytest.mark.parametrize("name", NO_WEIGHT)
+def test_a_ratio_to_the_rollout_engine_is_not_accused(name):
+    def loss(log_probs, old_log_probs, rollout_log_probs, advantages, mask):
+        values = NO_WEIGHT[name](log_probs - rollout_log_probs, log_probs - old_log_probs)
+        return token_mean(-values * advantages[:, None], mask)
+
+    assert soundness.engine(Function(loss, "loss")).status == "holds"
+
+
+# ------------------------------------------------------------ bounds, micro-batches
+
+
+def row_ratio(log_probs, old_log_probs, mask):
+    return (((log_probs - old_log_probs) * mask).sum(-1) / mask.sum(-1).clamp(min=1)).exp()
+
+
+def test_a_loss_without_a_bound_is_told_so_and_not_accused():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        return -(row_ratio(log_probs, old_log_probs, mask) * advantages).mean()
+
+    found = features.sides(Function(loss, "loss"))
+    assert found.status == "note" and found.text.startswith("no bound: with A > 0 the coefficient grows")
+    assert "no bound" not in features.sides(Function(right, "right")).text
+
+
+SHARES = {
+    "rows: the": lambda v, m: (v.sum(-1) / m.sum(-1).clamp(min=1)).mean(),
+    "tokens: the": lambda v, m: v.sum() / m.sum(),
+    "places, rows × width": lambda v, m: v.mean(),
+    "its width ÷ that of the batch": lambda v, m: v.sum() / m.shape[1],
+    "as they are": lambda v, m: v.sum(),
+    "no share of rows or tokens: 0.625 for 5 rows": lambda v, m: v.sum() / (m.sum() + 1),
+}
+
+
+@pytest.mark.parametrize("words", SHARES)
+def test_the_factor_of_micro_batches_is_in_words(words):
+    def loss(log_probs, old_log_probs, advantages, mask):
+        return SHARES[words](per_token(log_probs, old_log_probs, advantages) * mask, mask)
+
+    assert words in features.accumulation(Function(loss, "loss")).text
+
+
+# ------------------------------------------------------------ the report
+
+
+def test_failures_come_first_and_what_holds_is_one_line():
+    found = audit(over_the_width, "dapo")
+    lines = [line for line in as_text(found).splitlines() if line[2:3] in "✗·✓" and line[2:3]]
+    assert [line[2] for line in lines] == sorted((line[2] for line in lines), key="✗·✓".index)
+    assert lines[-1].endswith("hold; --all lists them") and "padding" not in lines[-1]
+    full = as_text(found, full=True)
+    assert "--all" not in full and all(f.text in full for f in found.findings)
+
+
+def test_numbers_that_a_loss_declares_otherwise_are_named():
+    def said(**parameters):
+        return [f.text for f in audit(right, "dapo", parameters=parameters).findings if f.name == "parameters"]
+
+    assert said() == ["epsilon_high = 0.2, where 'dapo' declares 0.28"]
+    assert said(epsilon_high=0.2) == []
+
+
+def test_a_loss_that_is_far_from_all_is_not_called_after_one():
+    def loss(log_probs, advantages, mask):
+        return -(log_probs.square() * advantages[:, None].exp() * mask).sum().sqrt()
+
+    found = audit(loss)
+    assert found.nearest is None and not found.differences
+    assert "none is near" in str(found) and f"'{found.losses[0].name}'" not in str(found)
 
 
 # ------------------------------------------------------------ the command
