@@ -92,36 +92,38 @@ def audit(
             remedy="name the loss: audit(function, like='grpo', parameters=...), or --as grpo",
         )
     subject = Function(function, name or name_of(function))
-    compared = Compared(subject)
-    asked = ""
     if like is None:
-        losses = identify(compared)
+        asked, losses = "", identify(Compared(subject))
     else:
         h = load(like) if isinstance(like, str) else like
-        asked = h.name
-        for parameter in sorted(set(parameters or ()) - set(h.parameters)):
-            raise ParameterError(
-                f"'{h.name}' has no parameter '{parameter}'",
-                required=f"one of {listed(h.parameters)}" if h.parameters else "none: it has no parameters",
-                remedy=suggest(parameter, h.parameters),
-            )
-        for parameter, value in (parameters or {}).items():
-            for channel in ("+", "-") if h.parameters[parameter].per_channel else ("",):
-                in_channel(h.parameters[parameter], channel, value, "the value")
-        if missing := lacks(h, subject):
-            argument = missing.argument
-            raise AuditError(
-                f"'{subject.name}' cannot be '{h.name}', which reads {missing.what}",
-                required=f"the argument {argument}" if argument else f"{missing.what}, which no audit passes",
-                found=f"({', '.join(subject.arguments)})",
-                remedy=f"add {argument} to the arguments of the function" if argument else "name another loss",
-            )
-        losses = compared.beside([Reference.of(h, subject)], parameters or {})
+        _check(h, subject, parameters or {})
+        asked, losses = h.name, Compared(subject).beside([Reference.of(h, subject)], parameters or {})
     findings = tuple(f for ask in (*SOUND, *TELLING) if (f := _asked(ask, subject)) is not None)
     findings = tuple(_as_declared(f, subject, losses) for f in findings)
-    if asked and (other := _other_numbers(losses[0], parameters or {})):
+    if asked and (other := other_numbers(losses[0], parameters or {})):
         findings = (*findings, Finding("parameters", "note", other))
     return Audit(subject, asked, tuple(losses), findings, tuple(_differences(subject, losses, findings, asked)))
+
+
+def _check(h: Hierarchy, function: Function, parameters: Mapping[str, Any]) -> None:
+    """Raises for parameters that a loss does not have or take, and for a loss that reads what no argument gives."""
+    for parameter in sorted(set(parameters) - set(h.parameters)):
+        raise ParameterError(
+            f"'{h.name}' has no parameter '{parameter}'",
+            required=f"one of {listed(h.parameters)}" if h.parameters else "none: it has no parameters",
+            remedy=suggest(parameter, h.parameters),
+        )
+    for parameter, value in parameters.items():
+        for channel in ("+", "-") if h.parameters[parameter].per_channel else ("",):
+            in_channel(h.parameters[parameter], channel, value, "the value")
+    if missing := lacks(h, function):
+        argument = missing.argument
+        raise AuditError(
+            f"'{function.name}' cannot be '{h.name}', which reads {missing.what}",
+            required=f"the argument {argument}" if argument else f"{missing.what}, which no audit passes",
+            found=f"({', '.join(function.arguments)})",
+            remedy=f"add {argument} to the arguments of the function" if argument else "name another loss",
+        )
 
 
 def _as_declared(finding: Finding, function: Function, losses: list[Likeness]) -> Finding:
@@ -135,7 +137,7 @@ def _as_declared(finding: Finding, function: Function, losses: list[Likeness]) -
     return replace(finding, status="note", text=f"{finding.text}: so it is declared in '{losses[0].name}'")
 
 
-def _other_numbers(x: Likeness, given: Mapping[str, Any]) -> str:
+def other_numbers(x: Likeness, given: Mapping[str, Any]) -> str:
     """The parameters that were fitted, and are not those that the loss declares: in words."""
     said = []
     for name, value in x.parameters.items() if x.has_same_gradient else ():

@@ -149,12 +149,16 @@ def test_a_lambda_and_positional_names_are_audited():
     assert audit(lambda a1, b1, c1, d1: token_mean(per_token(a1, b1, c1), d1), "dapo").identified
 
 
-@pytest.mark.parametrize("format", ["text", "json", "markdown", "junit", "github"])
-def test_every_format_names_what_fails(format):
+@pytest.fixture(scope="module")
+def found():
     def wrong(log_probs, old_log_probs, advantages, mask):
         return -right(log_probs, old_log_probs, advantages, mask)
 
-    found = audit(wrong, "dapo", name="my.py:wrong")
+    return audit(wrong, "dapo", name="my.py:wrong")
+
+
+@pytest.mark.parametrize("format", ["text", "json", "markdown", "junit", "github"])
+def test_every_format_names_what_fails(format, found):
     text = rendered(found, format, "my.py")
     assert "my.py:wrong" in text and "against its advantage" in text
     if format == "json":

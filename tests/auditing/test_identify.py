@@ -48,6 +48,7 @@ def test_a_parameter_that_decides_nothing_is_named(name):
     assert own.unseen == UNSEEN[name]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NOT_EQUAL)
 def test_what_differs_at_ratio_1_is_not_called_equal(name):
     found = audit(function(name, parameters(name)), name)
@@ -156,6 +157,7 @@ def test_a_parameter_that_only_a_range_is_known_of_says_so():
     assert "level = 0.81 (or another from" in str(audit(loss, "kl_cov"))
 
 
+@pytest.mark.thorough
 def test_an_audit_does_not_depend_on_those_before_it():
     one, other = as_function("clip_cov")[0], as_function("gspo")[0]
     alone = audit(one, "clip_cov").to_dict()

@@ -1,6 +1,7 @@
 """What an audit says of functions that newcomers brought: nothing is accused that is right, and nothing wrong is passed."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from fibration import AuditError, ParameterError, audit
 from fibration.auditing import features, soundness
+from fibration.auditing.call import other_numbers
 from fibration.auditing.function import Function
 from fibration.auditing.report import as_text, shown_batches
 from fibration.cli.main import app
@@ -249,20 +251,20 @@ def test_failures_come_first_and_what_holds_is_one_line():
 
 
 def test_numbers_that_a_loss_declares_otherwise_are_named():
-    def said(**parameters):
-        return [f.text for f in audit(right, "dapo", parameters=parameters).findings if f.name == "parameters"]
-
-    assert said() == ["epsilon_high = 0.2, where 'dapo' declares 0.28"]
-    assert said(epsilon_high=0.2) == []
+    found = audit(right, "dapo")
+    (finding,) = (f for f in found.findings if f.name == "parameters")
+    assert finding.status == "note" and finding.text == "epsilon_high = 0.2, where 'dapo' declares 0.28"
+    assert other_numbers(found.losses[0], {"epsilon_high": 0.2}) == ""
 
 
 def test_a_loss_that_is_far_from_all_is_not_called_after_one():
     def loss(log_probs, advantages, mask):
         return -(log_probs.square() * advantages[:, None].exp() * mask).sum().sqrt()
 
-    found = audit(loss)
-    assert found.nearest is None and not found.differences
-    assert "none is near" in str(found) and f"'{found.losses[0].name}'" not in str(found)
+    found = audit(loss, "dapo")
+    assert found.nearest.is_far and not audit(over_the_width, "dapo").nearest.is_far
+    alone = replace(found, asked="", differences=())
+    assert alone.nearest is None and "none is near" in str(alone) and "dapo" not in str(alone)
 
 
 # ------------------------------------------------------------ the command
@@ -304,7 +306,7 @@ def test_two_batches_of_a_report_can_be_pasted_into_one_session():
     def loss(log_probs, old_log_probs, advantages, mask):
         return (per_token(log_probs, old_log_probs, advantages) * mask).mean()
 
-    found = audit(loss)
+    found = audit(loss, "dapo")
     (failure,) = (f for f in found.failures if f.name == "padding")
     session = {"loss": loss}
     exec(shown_batches(found, failure), session)
