@@ -42,12 +42,12 @@ CALLED = {
     "mean_of_all_tokens": "dapo",
     "low_and_high_exchanged": "dapo",
     "no_dual_clip": "dapo",
-    "sum_over_rows": "dr_grpo",
     **dict.fromkeys(
         ("one_token_too_many", "max_for_min", "dropped_minus", "scaled_by_accumulation", "squared_ratio"), ""
     ),
     **dict.fromkeys(("root_of_the_length", "clipped_alone", "sequence_ratios_of_tokens", "advantage_squared"), ""),
     **dict.fromkeys(("own_reward_in_the_baseline", "spread_of_the_batch", "k1_as_a_loss"), ""),
+    "sum_over_rows": "dr_grpo",
 }
 
 

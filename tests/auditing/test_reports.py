@@ -139,9 +139,14 @@ def over_the_width(log_probs, old_log_probs, advantages, mask):
     return (per_token(log_probs, old_log_probs, advantages) * mask).mean()
 
 
+@pytest.fixture(scope="module")
+def found():
+    return audit(over_the_width, "dapo")
+
+
 @pytest.mark.parametrize(("function", "name"), [(of_the_first_row, "rows"), (over_the_width, "padding")])
-def test_a_finding_about_two_batches_prints_both(function, name):
-    found = audit(function, "dapo")
+def test_a_finding_about_two_batches_prints_both(function, name, found):
+    found = found if function is over_the_width else audit(function, "dapo")
     (finding,) = [f for f in found.failures if f.name == name]
     assert finding.other is not None and finding.other != finding.batch
     text = str(found).split(f"{name}, on the smallest batch found:")[1].split("\n\n")[0]
@@ -241,8 +246,7 @@ def test_the_factor_of_micro_batches_is_in_words(words):
 # ------------------------------------------------------------ the report
 
 
-def test_failures_come_first_and_what_holds_is_one_line():
-    found = audit(over_the_width, "dapo")
+def test_failures_come_first_and_what_holds_is_one_line(found):
     lines = [line for line in as_text(found).splitlines() if line[2:3] in "✗·✓" and line[2:3]]
     assert [line[2] for line in lines] == sorted((line[2] for line in lines), key="✗·✓".index)
     assert lines[-1].endswith("hold; --all lists them") and "padding" not in lines[-1]
@@ -257,13 +261,13 @@ def test_numbers_that_a_loss_declares_otherwise_are_named():
     assert other_numbers(found.losses[0], {"epsilon_high": 0.2}) == ""
 
 
-def test_a_loss_that_is_far_from_all_is_not_called_after_one():
+def test_a_loss_that_is_far_from_all_is_not_called_after_one(found):
     def loss(log_probs, advantages, mask):
         return -(log_probs.square() * advantages[:, None].exp() * mask).sum().sqrt()
 
-    found = audit(loss, "dapo")
-    assert found.nearest.is_far and not audit(over_the_width, "dapo").nearest.is_far
-    alone = replace(found, asked="", differences=())
+    far = audit(loss, "dapo")
+    assert far.nearest.is_far and not found.nearest.is_far
+    alone = replace(far, asked="", differences=())
     assert alone.nearest is None and "none is near" in str(alone) and "dapo" not in str(alone)
 
 
@@ -302,15 +306,11 @@ def test_offsets_are_printed_in_their_dtype():
     assert "cu_seqlens = torch.tensor([0, 1], dtype=torch.int32)" in str(audit(packed, "reinforce"))
 
 
-def test_two_batches_of_a_report_can_be_pasted_into_one_session():
-    def loss(log_probs, old_log_probs, advantages, mask):
-        return (per_token(log_probs, old_log_probs, advantages) * mask).mean()
-
-    found = audit(loss, "dapo")
+def test_two_batches_of_a_report_can_be_pasted_into_one_session(found):
     (failure,) = (f for f in found.failures if f.name == "padding")
-    session = {"loss": loss}
+    session = {"over_the_width": over_the_width}
     exec(shown_batches(found, failure), session)
-    assert session["loss"] is loss and session["value"].requires_grad
+    assert session["over_the_width"] is over_the_width and session["value"].requires_grad
 
 
 def test_a_ratio_of_rows_with_narrow_bounds_reads_later_tokens():
