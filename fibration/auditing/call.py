@@ -127,11 +127,13 @@ def _check(h: Hierarchy, function: Function, parameters: Mapping[str, Any]) -> N
 
 
 def _as_declared(finding: Finding, function: Function, losses: list[Likeness]) -> Finding:
-    """What a loss with the same gradient does too, such as an entropy bonus at ratio 1, is a note."""
+    """A failure that the same loss has with its declared numbers, such as an entropy bonus, is a note."""
     ask = next((ask for ask in TELLING if ask.__name__ == finding.name), None)
     if finding.status != "fails" or ask is None or not losses or not losses[0].has_same_gradient:
         return finding
-    theirs = _asked(ask, _Declared(function, losses[0]))
+    if losses[0].reference.lacks_a_number:
+        return finding
+    theirs = _asked(ask, _Declared(function, replace(losses[0], parameters={})))
     if theirs is None or theirs.status != "fails":
         return finding
     return replace(finding, status="note", text=f"{finding.text}: so it is declared in '{losses[0].name}'")
@@ -152,7 +154,9 @@ def _is_close(value: Any, declared: Any, between: Range | None) -> bool:
     if isinstance(value, Mapping):
         of = declared if isinstance(declared, Mapping) else dict.fromkeys(value, declared)
         return all(_is_close(v, of[channel], between) for channel, v in value.items())
-    return math.isclose(value, declared, rel_tol=1e-6) or (between is not None and between.low < declared < between.high)
+    return math.isclose(value, declared, rel_tol=1e-6) or (
+        between is not None and between.low < declared < between.high
+    )
 
 
 def _asked(ask: Ask, function: Function) -> Finding | None:

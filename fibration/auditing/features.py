@@ -16,7 +16,6 @@ from fibration.auditing.function import Found, Function
 from fibration.auditing.numbers import slope
 from fibration.errors import listed
 
-
 EXCHANGED = "k3 with the policy and the reference exchanged"
 
 
@@ -74,7 +73,9 @@ def mu_of(f: Function) -> Mu | None:
         "the sum of each row, averaged over rows": [1 / r for r in rows],
         "the sum over all tokens": one,
         "each row's mean, summed": [1 / n for n in lengths],
-        "the sum over all tokens ÷ all places of the padded batch, rows × width": [1 / (r * w) for r, w in zip(rows, widths, strict=True)],
+        "the sum over all tokens ÷ all places of the padded batch, rows × width": [
+            1 / (r * w) for r, w in zip(rows, widths, strict=True)
+        ],
         "the sum over all tokens ÷ the width of the padded batch": [1 / w for w in widths],
     }
     for words, shapes in known.items():

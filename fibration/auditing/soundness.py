@@ -100,8 +100,8 @@ def detached(f: Function) -> Finding:
 
 def inputs(f: Function) -> Finding | None:
     """Inputs stay as they are; views are as good as copies; backward may be called twice."""
-    b = drawn(5, (2, 1), 0.2, padding=Padding(value=-0.7))
-    for b in (_far(b), b):
+    usual = drawn(5, (2, 1), 0.2, padding=Padding(value=-0.7))
+    for b in (_far(usual), usual):
         given = f.given(b)
         before = {r: t.clone() for r, t in given.items()}
         loss = f.loss({**given, "log_probs": given["log_probs"].requires_grad_()})

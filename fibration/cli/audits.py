@@ -8,6 +8,7 @@ from typing import Any
 
 from fibration.auditing.call import Audit, audit
 from fibration.auditing.function import Function
+from fibration.cli.compare import FROM_ADVANTAGES
 from fibration.configs.specs import Spec, as_spec
 from fibration.errors import SpecError
 from fibration.language.hierarchy import Hierarchy
@@ -36,7 +37,7 @@ def expected(words: Sequence[str], function: Callable[..., Any], name: str) -> E
     loss = spec.load()
     h, around = loss.hierarchy, tuple(loss.around)
     if h.advantages is not None and not Function(function, name).reads_rewards:
-        around = (*around, f"'{h.name}' makes advantages of rewards: {h.advantages}; the function is given advantages")
+        around = (FROM_ADVANTAGES.format(h.name, h.advantages, name), *around)
         h = h.replace(advantages=None, groups=(), gives_up={})
     numbers = {n: p.default for n, p in h.parameters.items() if p.default is not None}
     return Expected(h, numbers, around, spec.trainer)
@@ -52,7 +53,9 @@ def _alone(words: Sequence[str]) -> Spec:
     return Spec(words[0])
 
 
-def audited(function: Callable[..., Any], like: Expected, name: str, parameters: Mapping[str, Any] | None = None) -> Audit:
+def audited(
+    function: Callable[..., Any], like: Expected, name: str, parameters: Mapping[str, Any] | None = None
+) -> Audit:
     """The audit of a function. `parameters` come before a config's numbers."""
     given = {**like.parameters, **(parameters or {})}
     return audit(function, like.loss, parameters=given or None, name=name)

@@ -268,7 +268,9 @@ def audit(
     check_writable_file(output, in_folder=True)
     function, *overrides = words
     if overrides and like is None:
-        raise UsageError(f"'{overrides[0]}' after {function}: KEY=VALUE changes the config of --as trl:FILE or verl:FILE.")
+        raise UsageError(
+            f"'{overrides[0]}' after {function}: KEY=VALUE changes the config of --as trl:FILE or verl:FILE."
+        )
     loaded, file = load_function(function)
     loss = expected([like, *overrides] if like else [], loaded, function)
     with working(f"calling {function}"):

@@ -2,7 +2,8 @@
 
     fibration_audits = {"my_loss.py:loss": "grpo", "my_loss.py:other": ""}
 
-A function's value is the loss that it should be, or a trainer's config, `trl:FILE KEY=VALUE`; "" asks for no loss, and reports what is wrong with any.
+A function's value is the loss that it should be, or a trainer's config, `trl:FILE KEY=VALUE`. "" asks for no loss, and
+reports what is wrong with any.
 """
 
 from __future__ import annotations

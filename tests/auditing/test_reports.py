@@ -105,6 +105,17 @@ def test_an_entropy_bonus_is_no_mistake_of_the_loss_that_declares_it():
     assert found.ok and "so it is declared in 'ppo_entropy'" in str(found)
 
 
+def test_a_mistake_that_is_a_loss_with_other_numbers_than_declared_stays_one():
+    """The gradient is 0 beyond the bound on both sides: that of `ppo` with the ceiling 1.28 and no other bound."""
+
+    def loss(log_probs, old_log_probs, advantages, mask):
+        r = (log_probs - old_log_probs).exp()
+        return token_mean(-r * (r < 1.28) * advantages[:, None], mask)
+
+    found = audit(loss, "ppo")
+    assert found.identified and [f.name for f in found.failures] == ["sides"]
+
+
 def test_equal_advantages_that_make_nan_are_found():
     found = soundness.finite(whitened(0, 0.0))
     assert found.status == "fails" and "equal advantages make NaN" in found.text and found.batch.lengths == (1, 1)
