@@ -58,6 +58,10 @@ class Audit(Result):
     def __str__(self) -> str:
         return as_text(self)
 
+    def table(self) -> str:
+        """The report with a line for every property, as `--all` prints it."""
+        return as_text(self, full=True)
+
     def to_dict(self) -> dict[str, Any]:
         return as_dict(self)
 

@@ -261,7 +261,7 @@ def test_failures_come_first_and_what_holds_is_one_line(found):
     lines = [line for line in as_text(found).splitlines() if line[2:3] in "✗·✓" and line[2:3]]
     assert [line[2] for line in lines] == sorted((line[2] for line in lines), key="✗·✓".index)
     assert lines[-1].endswith("hold; --all lists them") and "padding" not in lines[-1]
-    full = as_text(found, full=True)
+    full = found.table()
     assert "--all" not in full and all(f.text in full for f in found.findings)
 
 
