@@ -14,7 +14,7 @@ import torch
 from fibration.auditing.batch import Batch
 from fibration.auditing.finding import MARK, Finding, Status
 from fibration.auditing.identify import Likeness
-from fibration.auditing.result import Result, apart
+from fibration.auditing.result import Result
 from fibration.errors import AuditError, listed
 
 NO_PROOF = "Equality on these batches is no proof."
@@ -105,8 +105,8 @@ def as_torch(a: Result, batch: Batch, beside: Likeness | None = None) -> str:
     lines.append(f"# loss {found.value:.6g}, gradient of the tokens {_rounded((-found.coefficients).tolist(), 6)}")
     if found.outside.any():
         lines.append(f"# gradient at masked places {_rounded((-found.outside).tolist(), 6)}")
-    if beside is not None and (both := apart(a.function, beside, batch)) is not None:
-        lines.append(f"# '{beside.name}': {both[1].value:.6g}, {_rounded((-both[1].coefficients).tolist(), 6)}")
+    if beside is not None and (other := beside.other(batch)) is not None:
+        lines.append(f"# '{beside.name}': {other.value:.6g}, {_rounded((-other.coefficients).tolist(), 6)}")
     return "\n".join(lines)
 
 
