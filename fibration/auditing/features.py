@@ -207,11 +207,11 @@ def _pushed_away(f: Function, b: Batch) -> bool:
 
 def reference(f: Function) -> Finding | None:
     """A term of the reference policy pulls towards it, and not where the policies agree."""
-    if "ref_log_probs" not in f.roles or f.reads_rewards:
+    if "ref_log_probs" not in f.roles:
         return None
 
     def still(b: Batch) -> Batch:
-        return replace(b, rows=tuple(replace(r, advantage=0.0) for r in b.on_policy().rows))
+        return replace(b, rows=tuple(replace(r, advantage=0.0, reward=0.0) for r in b.on_policy().rows))
 
     def pulls(b: Batch) -> bool:
         return bool((np.abs(f.evaluate(still(b)).coefficients) > 1e-12).any())
@@ -221,13 +221,14 @@ def reference(f: Function) -> Finding | None:
         return Finding("reference", "fails", text, still(at))
 
     def moved(y: Floats) -> Batch:
-        base = still(drawn(6, (len(y),), 0.0))
-        (row,) = base.rows
-        ref = tuple(float(v - d) for v, d in zip(row.log_probs, y, strict=True))
-        return replace(base, rows=(replace(row, ref_log_probs=ref),))
+        base = still(drawn(6, (1,) * len(y), 0.0, groups=[0] * len(y)))
+        moves = zip(base.rows, y, strict=True)
+        return replace(base, rows=tuple(replace(r, ref_log_probs=(float(r.log_probs[0] - d),)) for r, d in moves))
 
     y = np.array([-1.0, -0.3, 0.4, 1.2])
     c = f.evaluate(moved(y)).coefficients
+    if not np.isfinite(c).all():
+        return None
     if not c.any():
         return Finding("reference", "note", "the log-probs of the reference decide no gradient")
     if (c * y > 0).any():
@@ -240,7 +241,7 @@ def reference(f: Function) -> Finding | None:
     for status, words, expected in known:
         k = -c / expected
         if np.ptp(k) <= MU * abs(k[0]):
-            at = moved(y[-1:]) if status == "fails" else None
+            at = moved(y[2:]) if status == "fails" else None
             return Finding("reference", status, f"the term of the reference is {words}", at)
     return Finding("reference", "holds", "the term of the reference pulls towards it")
 

@@ -72,6 +72,7 @@ ALONE = {
     "an_attached_weight": (soundness.engine, "the weight by rollout_log_probs carries a gradient"),
     "an_attached_weight_without_bound": (soundness.engine, "the weight by rollout_log_probs carries a gradient"),
     "an_attached_weight_of_log_probs": (soundness.engine, "the weight by rollout_log_probs carries a gradient"),
+    "k3_exchanged_of_rewards": (features.reference, "k3 with the policy and the reference exchanged"),
     "k3_exchanged": (features.reference, "k3 with the policy and the reference exchanged"),
 }
 

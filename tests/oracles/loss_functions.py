@@ -457,6 +457,12 @@ def _held(log_probs, old_log_probs, advantages):
 
 
 TRUNCATED = _attached(lambda x: x.exp().clamp(max=2), per_token)
+def _k3_exchanged_of_rewards(log_probs, old_log_probs, rewards, mask, group_ids, ref_log_probs):
+    same = (group_ids[:, None] == group_ids).to(rewards.dtype)
+    return _k3_exchanged(log_probs, old_log_probs, rewards - same @ rewards / same.sum(-1), mask, ref_log_probs)
+
+
+MISTAKES["k3_exchanged_of_rewards"] = Mistake(_k3_exchanged_of_rewards, "grpo_k3", "reference")
 MISTAKES["an_attached_weight"] = Mistake(TRUNCATED, "tis", "engine")
 MISTAKES["an_attached_weight_without_bound"] = Mistake(_attached(torch.exp, per_token), "tis", "engine")
 MISTAKES["an_attached_weight_of_log_probs"] = Mistake(_attached(lambda x: x.exp().clamp(max=2), _held), "tis", "engine")
