@@ -140,7 +140,7 @@ def _as_declared(finding: Finding, function: Function, losses: list[Likeness]) -
     theirs = _asked(ask, _Declared(function, replace(losses[0], parameters={})))
     if theirs is None or theirs.status != "fails":
         return finding
-    return replace(finding, status="note", text=f"{finding.text}: so it is declared in '{losses[0].name}'")
+    return replace(finding, status="note", text=f"{finding.text}; '{losses[0].name}' declares it so")
 
 
 def other_numbers(x: Likeness, given: Mapping[str, Any]) -> str:

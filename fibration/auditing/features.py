@@ -28,7 +28,7 @@ def first_update(f: Function) -> Finding | None:
     if f.reads_rewards:
         return None
     if f.whitens:
-        text = "advantages are standardised inside, over the rows of each call: micro-batches have other means"
+        text = "the function standardises advantages over the rows of each call: each micro-batch has its own mean"
         return Finding("first_update", "note", text)
 
     def bends(b: Batch) -> bool:

@@ -29,7 +29,7 @@ def identity(a: Result) -> str:
     first, *others = a.losses
     if not first.has_same_gradient:
         if first.is_far and not a.asked:
-            return "no shipped loss, and none is near: each has another gradient on more than half of the tokens"
+            return "no shipped loss, and none is near: the nearest differs at more than half of the tokens"
         what = f"not '{first.name}'" if a.asked else f"no shipped loss; the nearest is '{first.name}'"
         return f"{what}{_with(first)}: a gradient differs on {first.differing} of {first.batches} batches"
     value = "" if first.is_same else "; the loss has another value"
@@ -135,7 +135,7 @@ def as_dict(a: Result) -> dict[str, Any]:
         "losses": [
             {
                 "name": x.name, "parameters": dict(x.parameters), "same_gradient": x.has_same_gradient,
-                "same_value": x.is_same, "unseen": list(x.unseen),
+                "same_value": x.is_same, "far": x.is_far, "unseen": list(x.unseen),
                 "between": {name: [r.low, r.high] for name, r in x.between.items()},
                 "batches": x.batches, "differing": x.differing, "batch": batch(x.batch),
             }

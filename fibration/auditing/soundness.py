@@ -164,7 +164,7 @@ def finite(f: Function) -> Finding:
     one = drawn(8, (3,), 0.1)
     if first_failure(f, lambda b: not f.evaluate(b).is_finite, (one,)):
         whose = "a group" if "group_ids" in f.roles else "a batch"
-        return Finding("finite", "note", f"{whose} of one row makes the loss NaN, as a deviation of one number is", one)
+        return Finding("finite", "note", f"{whose} of one row makes the loss NaN: a deviation of one number?", one)
     return Finding("finite", "holds", "ratios from e⁻²⁰ to e²⁰ have finite gradients")
 
 

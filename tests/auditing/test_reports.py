@@ -102,7 +102,7 @@ def test_an_entropy_bonus_is_no_mistake_of_the_loss_that_declares_it():
         return token_mean(per_token(log_probs, old_log_probs, advantages) + entropy, mask)
 
     found = audit(loss, "ppo_entropy")
-    assert found.ok and "so it is declared in 'ppo_entropy'" in str(found)
+    assert found.ok and "'ppo_entropy' declares it so" in str(found)
 
 
 def test_a_mistake_that_is_a_loss_with_other_numbers_than_declared_stays_one():

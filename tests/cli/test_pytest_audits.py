@@ -82,6 +82,14 @@ def test_a_function_is_compared_with_a_trainers_config(project: pytest.Pytester)
     (project.path / "losses" / "my.py").write_text(CISPO)
     configure(project, '{"losses/my.py:loss" = "trl:losses/trl.yaml epsilon_high=4"}')
     run(project, "losses").assert_outcomes(passed=1)
+    configure(project, '{"losses/my.py:loss" = "trl:losses/other.yaml"}')
+    assert "cannot read 'trl:" in run(project).stderr.str()
+
+
+def test_a_path_may_have_blanks(project: pytest.Pytester) -> None:
+    (project.path / "losses" / "my spec.py").write_text(SPEC)
+    configure(project, '{"losses/my.py:right" = "losses/my spec.py:mine"}')
+    run(project, "losses").assert_outcomes(passed=1)
 
 
 def test_a_function_that_cannot_be_audited_fails_in_words(project: pytest.Pytester) -> None:

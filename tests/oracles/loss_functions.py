@@ -457,6 +457,8 @@ def _held(log_probs, old_log_probs, advantages):
 
 
 TRUNCATED = _attached(lambda x: x.exp().clamp(max=2), per_token)
+
+
 def _k3_exchanged_of_rewards(log_probs, old_log_probs, rewards, mask, group_ids, ref_log_probs):
     same = (group_ids[:, None] == group_ids).to(rewards.dtype)
     return _k3_exchanged(log_probs, old_log_probs, rewards - same @ rewards / same.sum(-1), mask, ref_log_probs)
