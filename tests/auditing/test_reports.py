@@ -93,7 +93,22 @@ def test_a_loss_that_is_nan_where_all_is_masked_is_accused_of_nothing_else():
 
     f = Function(loss, "loss")
     assert {ask(f).status for ask in (soundness.mask, soundness.padding, soundness.rows)} == {"holds"}
-    assert soundness.finite(f).status == "fails"
+    assert "far off policy" in soundness.finite(f).text
+
+
+def test_equal_advantages_are_not_accused_of_another_nan():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        return right(log_probs, old_log_probs, advantages, mask) * (torch.nan if len(mask) == 4 else 1)
+
+    assert soundness.finite(Function(loss, "loss")).status != "fails"
+
+
+def test_an_input_that_is_too_large_for_the_function_is_no_change_of_it():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        assert float((advantages.abs()).max()) < 9
+        return right(log_probs, old_log_probs, advantages, mask)
+
+    assert soundness.inputs(Function(loss, "loss")).status == "holds"
 
 
 def test_an_entropy_bonus_is_no_mistake_of_the_loss_that_declares_it():
