@@ -8,6 +8,9 @@ TELLING = {
     "auditing/test_planted.py::test_a_right_function_is_identified_and_not_accused[a_constant_length]": (
         "bounds are tried once, before the scale is known",
     ),
+    "auditing/test_identify.py::test_a_published_formula_is_identified_with_its_parameters[best_of_group]": (
+        "rewards are probed alone in their groups",
+    ),
     "auditing/test_identify.py::test_a_published_formula_is_identified_with_its_parameters[clip_cov]": (
         "losses whose parameters decide on policy are left out",
         "a bound that no token shows stays where a batch puts it",

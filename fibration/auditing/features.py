@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,10 +11,12 @@ from numpy.typing import NDArray
 
 from fibration.auditing.batch import Batch, Floats, drawn, probe
 from fibration.auditing.battery import on_policy, steps
-from fibration.auditing.finding import MU, Finding, first_failure, is_close
+from fibration.auditing.finding import MU, Finding, Status, first_failure, is_close
 from fibration.auditing.function import Found, Function
 from fibration.auditing.numbers import slope
 from fibration.errors import listed
+
+EXCHANGED = "k3 with the policy and the reference exchanged"
 
 
 def _fresh(f: Function) -> list[tuple[Batch, Found]]:
@@ -24,6 +27,9 @@ def first_update(f: Function) -> Finding | None:
     """At ratio 1 `−∂loss/∂log π = μ·A`, with a μ that reads neither log-probs nor advantages."""
     if f.reads_rewards:
         return None
+    if f.whitens:
+        text = "the function standardises advantages over the rows of each call: each micro-batch has its own mean"
+        return Finding("first_update", "note", text)
 
     def bends(b: Batch) -> bool:
         b = b.on_policy()
@@ -67,8 +73,10 @@ def mu_of(f: Function) -> Mu | None:
         "the sum of each row, averaged over rows": [1 / r for r in rows],
         "the sum over all tokens": one,
         "each row's mean, summed": [1 / n for n in lengths],
-        "÷ rows × padded width": [1 / (r * w) for r, w in zip(rows, widths, strict=True)],
-        "each row's sum ÷ padded width": [1 / w for w in widths],
+        "the sum over all tokens ÷ all places of the padded batch, rows × width": [
+            1 / (r * w) for r, w in zip(rows, widths, strict=True)
+        ],
+        "the sum over all tokens ÷ the width of the padded batch": [1 / w for w in widths],
     }
     for words, shapes in known.items():
         k = np.concatenate([mu / s for (_, mu), s in zip(seen, shapes, strict=True)])
@@ -79,7 +87,7 @@ def mu_of(f: Function) -> Mu | None:
 
 def normaliser(f: Function) -> Finding | None:
     """What the loss divides by."""
-    if f.reads_rewards or (mu := mu_of(f)) is None or (first := first_update(f)) is None or first.status == "fails":
+    if f.reads_rewards or (mu := mu_of(f)) is None or (first := first_update(f)) is None or first.status != "holds":
         return None  # then there is no μ
     if mu.known:
         times = "" if abs(mu.factor - 1) < MU else f" × {mu.factor:.6g}"
@@ -143,22 +151,27 @@ def sides(f: Function) -> Finding | None:
         return None
     x, said = steps(3.0), list[str]()  # further out, soft gates are 0 but for rounding
     for a, sign in ((1.0, "> 0"), (-1.0, "< 0")):
-        c = slope(f.evaluate, x, a)
+        c = slope(f.evaluate, x, a, f.whitens)
         if not np.isfinite(c).all():
             continue
         outward, stopped, against = x * a > 0, c == 0, c < -1e-9 * np.abs(c).max()
         if stopped[~outward].any() and not stopped[outward].any():
-            at = first_failure(f, partial(_one_sided, f, a), _rows_at(x[stopped & ~outward], a))
+            at = first_failure(f, partial(_one_sided, f, a), _rows_at(f, x[stopped & ~outward], a))
             text = f"with A {sign}, a bound stops a ratio on its way back to 1, and none on its way out"
             return Finding("sides", "fails", f"{text}: max for min, or a clip on the wrong side?", at)
         if (against & ~outward).any():
-            at = first_failure(f, partial(_pushed_away, f), _rows_at(x[against & ~outward], a))
+            at = first_failure(f, partial(_pushed_away, f), _rows_at(f, x[against & ~outward], a))
             text = f"with A {sign}, a token is pushed further out against its advantage"
             return Finding("sides", "fails", text, at)
         for way, name in ((outward, "outward"), (~outward, "inward")):
             if stopped[way].any():
                 said.append(f"{name} ones with A {sign} at the ratio {np.exp(_edge(f, x[way], stopped[way], a)):.6g}")
-    return Finding("sides", "holds", f"pushes stop: {listed(said)}" if said else "no bound stops a token")
+    stops = f"pushes stop: {listed(said)}" if said else "no bound stops a token"
+    limit = "with A > 0 the coefficient grows with the ratio without limit"
+    near, far, further = slope(f.evaluate, np.array([3.0, 6.0, 9.0]), 1.0, f.whitens)
+    if further > 2 * far > 4 * near > 0:
+        return Finding("sides", "note", f"{stops}; {limit}" if said else f"no bound: {limit}")
+    return Finding("sides", "holds", stops)
 
 
 def _edge(f: Function, x: Floats, stopped: NDArray[np.bool_], a: float) -> float:
@@ -168,19 +181,22 @@ def _edge(f: Function, x: Floats, stopped: NDArray[np.bool_], a: float) -> float
     closed, open_ = x[order[first]], x[order[first - 1]] if first else 0.0
     for _ in range(40):
         middle = (closed + open_) / 2
-        if slope(f.evaluate, np.array([middle]), a)[0] == 0:
+        if slope(f.evaluate, np.array([middle]), a, f.whitens)[0] == 0:
             closed = middle
         else:
             open_ = middle
     return float(closed)
 
 
-def _rows_at(x: Floats, a: float) -> tuple[Batch, ...]:
-    return tuple(probe(np.array([v]), np.array([a])) for v in x)
+def _rows_at(f: Function, x: Floats, a: float) -> tuple[Batch, ...]:
+    signs = np.array([a, -a] if f.whitens else [a])
+    return tuple(probe(np.full(len(signs), v), signs) for v in x)
 
 
 def _one_sided(f: Function, a: float, b: Batch) -> bool:
     found = f.evaluate(b).coefficients
+    if not f.evaluate(b.on_policy()).coefficients.all():  # it is not the bound
+        return False
     return bool(((found == 0) & (b.log_ratios * b.advantages < 0) & (b.advantages * a > 0)).any())
 
 
@@ -191,11 +207,11 @@ def _pushed_away(f: Function, b: Batch) -> bool:
 
 def reference(f: Function) -> Finding | None:
     """A term of the reference policy pulls towards it, and not where the policies agree."""
-    if "ref_log_probs" not in f.roles or f.reads_rewards:
+    if "ref_log_probs" not in f.roles:
         return None
 
     def still(b: Batch) -> Batch:
-        return replace(b, rows=tuple(replace(r, advantage=0.0) for r in b.on_policy().rows))
+        return replace(b, rows=tuple(replace(r, advantage=0.0, reward=0.0) for r in b.on_policy().rows))
 
     def pulls(b: Batch) -> bool:
         return bool((np.abs(f.evaluate(still(b)).coefficients) > 1e-12).any())
@@ -204,25 +220,29 @@ def reference(f: Function) -> Finding | None:
         text = "without advantages, and with log-probs equal to the reference's, there is a gradient: k1 as a loss?"
         return Finding("reference", "fails", text, still(at))
 
-    def moved(y: Floats) -> Floats:
-        base = still(drawn(6, (len(y),), 0.0))
-        (row,) = base.rows
-        ref = tuple(float(v - d) for v, d in zip(row.log_probs, y, strict=True))
-        return f.evaluate(replace(base, rows=(replace(row, ref_log_probs=ref),))).coefficients
+    def moved(y: Floats) -> Batch:
+        base = still(drawn(6, (1,) * len(y), 0.0, groups=[0] * len(y)))
+        moves = zip(base.rows, y, strict=True)
+        return replace(base, rows=tuple(replace(r, ref_log_probs=(float(r.log_probs[0] - d),)) for r, d in moves))
 
     y = np.array([-1.0, -0.3, 0.4, 1.2])
-    c = moved(y)
+    c = f.evaluate(moved(y)).coefficients
+    if not np.isfinite(c).all():
+        return None
     if not c.any():
         return Finding("reference", "note", "the log-probs of the reference decide no gradient")
     if (c * y > 0).any():
         return Finding("reference", "fails", "the term of the reference pushes away from it")
-    for words, expected in (
-        ("k3: its gradient is that of the other divergence, KL(reference ‖ policy)", 1 - np.exp(-y)),
-        ("k2: its gradient is that of KL(policy ‖ reference), where tokens are the policy's own", y),
-    ):
+    known: tuple[tuple[Status, str, Floats], ...] = (
+        ("note", "k3: its gradient is that of the other divergence, KL(reference ‖ policy)", 1 - np.exp(-y)),
+        ("note", "k2: its gradient is that of KL(policy ‖ reference), where tokens are the policy's own", y),
+        ("fails", f"{EXCHANGED}: its gradient, π/π_reference − 1, is that of no KL and has no bound", np.expm1(y)),
+    )
+    for status, words, expected in known:
         k = -c / expected
         if np.ptp(k) <= MU * abs(k[0]):
-            return Finding("reference", "note", f"the term of the reference is {words}")
+            at = moved(y[2:]) if status == "fails" else None
+            return Finding("reference", status, f"the term of the reference is {words}", at)
     return Finding("reference", "holds", "the term of the reference pulls towards it")
 
 
@@ -254,9 +274,9 @@ def causal(f: Function) -> Finding:
 
 def accumulation(f: Function) -> Finding:
     """By what each micro-batch's loss has to be scaled, so that the sum is the loss of the whole batch."""
-    whole = drawn(11, (3, 1, 4, 2, 2, 6), 0.0, groups=[0, 0, 0, 1, 1, 1]).on_policy()
+    whole = drawn(11, (3, 1, 4, 2, 4, 2, 6, 1), 0.0, groups=[0] * 5 + [1] * 3).on_policy()
     found = f.evaluate(whole).coefficients
-    cut = (whole.rows[:3], whole.rows[3:4] + whole.rows[4:])
+    cut = (whole.rows[:5], whole.rows[5:])
     parts = [Batch(p) for p in cut]
     own = [f.evaluate(p).coefficients for p in parts]
     ends = [0, parts[0].tokens, whole.tokens]
@@ -268,13 +288,25 @@ def accumulation(f: Function) -> Finding:
             text = "the parts of a batch do not add up to the whole, whatever they are scaled by"
             return Finding("accumulation", "note", text)
         factors.append(k)
-    share = [
-        ("nothing: micro-batches add up", [1.0, 1.0]),
-        ("its share of the rows", [len(p.rows) / len(whole.rows) for p in parts]),
-        ("its share of the tokens", [p.tokens / whole.tokens for p in parts]),
-    ]
-    for words, expected in share:
+
+    def share(size: Callable[[Batch], float]) -> list[float]:
+        return [size(p) / size(whole) for p in parts]
+
+    shares = (
+        ("its share of the rows: the loss is a mean over rows", share(lambda b: len(b.rows))),
+        ("its share of the tokens: the loss is a mean over tokens", share(lambda b: b.tokens)),
+        ("its share of the padded places, rows × width: the loss is a mean over places", share(_places)),
+        ("its width ÷ that of the batch: the loss divides by the padded width", share(lambda b: max(b.lengths))),
+        ("its share of the prompt groups: the loss is a mean over groups", [0.5, 0.5]),
+    )
+    if np.allclose(factors, 1, rtol=MU, atol=0):
+        return Finding("accumulation", "note", "add up the losses of micro-batches as they are: the loss is a sum")
+    for words, expected in shares:
         if np.allclose(factors, expected, rtol=MU, atol=0):
-            return Finding("accumulation", "note", f"scale the loss of each micro-batch by {words}")
-    by = listed(f"{k:.4g}" for k in factors)
-    return Finding("accumulation", "note", f"scale the loss of micro-batches of {whole} by {by}")
+            return Finding("accumulation", "note", f"multiply the loss of each micro-batch by {words}")
+    by = listed(f"{k:.4g} for {p}" for k, p in zip(factors, parts, strict=True))
+    return Finding("accumulation", "note", f"micro-batches need factors that are no share of rows or tokens: {by}")
+
+
+def _places(b: Batch) -> float:
+    return len(b.rows) * max(b.lengths)

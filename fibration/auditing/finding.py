@@ -36,6 +36,9 @@ def is_close(one: Floats, other: Floats, scale: float | None = None) -> bool:
 
 
 def alike(one: Found, other: Found) -> bool:
+    """Whether coefficients and values are equal. Two results with NaN are: NaN is a property of its own."""
+    if not one.is_finite:
+        return not other.is_finite
     return is_close(one.coefficients, other.coefficients) and abs(one.value - other.value) <= CLOSE * (
         1 + abs(one.value)
     )

@@ -104,8 +104,8 @@ class Targets:
 
 
 def differs(found: Found, other: Found | None) -> Floats:
-    """By how much coefficients differ, relative to the largest: `[tokens]`."""
-    if other is None or not (np.isfinite(other.coefficients).all() and np.isfinite(found.coefficients).all()):
+    """By how much finite coefficients differ from others, relative to the largest: `[tokens]`."""
+    if other is None or not np.isfinite(other.coefficients).all():
         return np.full(len(found.coefficients), np.inf)
     scale = max(float(np.abs(found.coefficients).max(initial=0)), float(np.abs(other.coefficients).max(initial=0)))
     return np.asarray(np.abs(found.coefficients - other.coefficients) / (scale or 1.0))

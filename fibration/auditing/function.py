@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import traceback
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fibration.auditing.batch import UNDER, Batch, Floats, drawn
-from fibration.errors import AuditError, listed
+from fibration.errors import AuditError, an, listed
 from fibration.language.loading import staying
 
 # What an argument is, by its name. The first name is the one that messages use.
@@ -53,6 +54,7 @@ NAMES = {name: role for role, names in ROLES.items() for name in names}
 FIRST_FOUR = ("log_probs", "old_log_probs", "advantages", "mask")
 WIDE = torch.float64
 HALF = (torch.bfloat16, torch.float16)
+IN_PLACE = "a leaf Variable that requires grad is being used in an in-place operation"  # torch, of an input
 
 
 @dataclass(frozen=True)
@@ -117,12 +119,20 @@ class Function:
     def loss(self, given: Mapping[str, Tensor]) -> Tensor:
         """The loss of tensors by role. Raises AuditError for a result that is no scalar."""
         try:
-            with staying():
+            with staying(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", r"std\(\): degrees of freedom")  # of one row
                 result = self.call(**{name: given[role] for name, role in self.arguments.items()})
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # also SystemExit, which os._exit raises here
             said = str(error).splitlines()
+            if IN_PLACE in str(error):
+                raise AuditError(
+                    f"'{self.name}' changes log_probs in place",
+                    required="inputs that stay as they are",
+                    found=_where(self.call, error),
+                    remedy="write x = x.clamp(...) for x.clamp_(...)",
+                ) from error
             raise AuditError(
                 f"'{self.name}' raises {type(error).__name__}: {said[0] if said else ''}",
                 required=f"a loss of {_shapes(given)}, all on the CPU",
@@ -132,14 +142,24 @@ class Function:
         first = result[0] if isinstance(result, (tuple, list)) and len(result) else result
         first = first.get("loss") if isinstance(first, Mapping) else first
         if not isinstance(first, Tensor) or first.numel() != 1:
-            found = f"shape {list(first.shape)}" if isinstance(first, Tensor) else f"a {type(first).__name__}"
-            raise AuditError(
-                f"'{self.name}' does not return a loss",
-                required="a tensor of one number, or a tuple that begins with it, or a mapping with the key 'loss'",
-                found=found,
-                remedy="audit a function that returns the mean or the sum, as the trainer takes it",
-            )
+            raise self._no_loss(first)
         return first.reshape(())
+
+    def _no_loss(self, result: Any) -> AuditError:
+        found, remedy = f"{an(type(result).__name__)}", "return the mean or the sum, as the trainer takes it"
+        if isinstance(result, Tensor):
+            found = f"a tensor of shape {list(result.shape)}"
+        elif isinstance(result, (int, float, np.number)):
+            found = f"the number {result:.6g}, {an(type(result).__name__)} without a gradient"
+            remedy = "return the tensor itself, without .item() or float()"
+        elif result is None:
+            found, remedy = "None", "end the function with `return loss`; if it returns a mapping, call the loss 'loss'"
+        return AuditError(
+            f"'{self.name}' does not return a loss",
+            required="a tensor of one number, or a tuple that begins with it, or a mapping with the key 'loss'",
+            found=found,
+            remedy=remedy,
+        )
 
     def evaluate(self, batch: Batch, dtype: torch.dtype = WIDE) -> Found:
         given = self.given(batch, dtype)
@@ -172,10 +192,14 @@ class Function:
         try:
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         except RuntimeError as error:  # what the gradient needs was changed in place, or is gone
+            in_place = "modified by an inplace operation" in str(error)
             raise AuditError(
-                f"the loss of '{self.name}' has no gradient: {str(error).splitlines()[0]}",
+                f"'{self.name}' changes in place what its gradient needs"
+                if in_place
+                else f"the loss of '{self.name}' has no gradient: {str(error).splitlines()[0]}",
                 required="a loss whose gradient can be taken once it is returned",
-                remedy="does it call backward, or change in place what its gradient needs?",
+                found=str(error).partition(" Hint:")[0].partition("operation: ")[2] if in_place else "",
+                remedy="write r = r.clamp(...) for r.clamp_(...)" if in_place else "does it call backward?",
             ) from error
         return loss.detach(), {r: g for r, g in zip(leaves, found, strict=True) if g is not None}
 
@@ -246,10 +270,19 @@ class _Casts(TorchDispatchMode):
 
 def _arguments(call: Callable[..., Any], name: str) -> dict[str, str]:
     """The role of every argument that is passed."""
+    if inspect.isclass(call):
+        raise AuditError(
+            f"'{name}' is a class",
+            required="a function of tensors, or an object of the class that can be called",
+            remedy=f"in its file write loss = {call.__name__}(...), and audit FILE.py:loss",
+        )
     try:
         found = inspect.signature(getattr(call, "forward", call)).parameters.values()
     except (TypeError, ValueError):
-        raise AuditError(f"'{name}' is no function", required="a function of tensors") from None
+        remedy = "pass the function itself, as in audit(my_loss)"
+        raise AuditError(
+            f"'{name}' is no function", required="a function of tensors", found=_is(call), remedy=remedy
+        ) from None
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     usable = [p for p in found if p.kind in kinds]
     roles = {p.name: NAMES[p.name] for p in usable if p.name in NAMES}
@@ -265,6 +298,9 @@ def _arguments(call: Callable[..., Any], name: str) -> dict[str, str]:
             if unknown
             else f"'{name}' has arguments without names",
             required=f"arguments called {listed(ROLES)}, or one of their usual other names",
+            found=f"{_is(call)}, which is called with ({', '.join(p.name for p in found)})"
+            if isinstance(call, torch.nn.Module)
+            else "",
             remedy=f"audit a function that passes them: {example}",
         )
     twice = {r for r in roles.values() if list(roles.values()).count(r) > 1}
@@ -284,6 +320,11 @@ def _arguments(call: Callable[..., Any], name: str) -> dict[str, str]:
             remedy=f"audit a function that passes them: {example}",
         )
     return roles
+
+
+def _is(value: object) -> str:
+    """`a dict`; `a Sequential, a torch.nn.Module`."""
+    return an(type(value).__name__) + (", a torch.nn.Module" if isinstance(value, torch.nn.Module) else "")
 
 
 def _where(call: Any, error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,7 +29,8 @@ MOST = 6  # losses whose parameters are searched along gradients and on grids: t
 class Likeness:
     """A declared loss beside the function.
 
-    `differing`: on how many of `batches` a coefficient differs. `same_value`: whether the loss has the same value on
+    `differing`: on how many of `batches` a coefficient differs. `is_far`: whether more than half of the tokens differ,
+    by more than a factor of their batch. `same_value`: whether the loss has the same value on
     all of them. `unseen`: parameters that decide nothing on these batches, such as a bound beyond all ratios: their
     values are not the function's. `between`: parameters that are known to lie in a range, and no better, such as a
     quantile's level. `batch`: the smallest found on which they differ; None if there is none.
@@ -41,6 +41,7 @@ class Likeness:
     batches: int
     differing: int
     same_value: bool
+    is_far: bool = False
     unseen: tuple[str, ...] = ()
     between: Mapping[str, Range] = field(default_factory=dict)
     batch: Batch | None = None
@@ -95,9 +96,7 @@ class Compared:
         if not self._is_alone(batch):
             return Target(batch, self.function.evaluate(batch))
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch warns of the deviation of one number
-                found = self.function.evaluate(batch)
+            found = self.function.evaluate(batch)
         except AuditError:
             return None
         return Target(batch, found) if found.is_finite else None
@@ -146,7 +145,9 @@ class Compared:
         close = np.abs(values - taken.values) <= SAME_VALUE * (1 + np.abs(values))
         same_value = bool(close[error <= EXACT].all())
         start = min(apart, key=lambda b: b.tokens, default=None)
-        return Likeness(reference, parameters, len(error), len(apart), same_value, fit.unseen(), between, start)
+        few = len(taken.coefficients) / 2
+        is_far = bool((taken.differ(coefficients) > EXACT).sum() > few < taken.differ_in_shape(coefficients[None])[0])
+        return Likeness(reference, parameters, len(error), len(apart), same_value, is_far, fit.unseen(), between, start)
 
     def with_batch(self, x: Likeness) -> Likeness:
         """With the smallest batch found on which it differs, if it does."""
@@ -204,4 +205,4 @@ def identify(compared: Compared, names: Sequence[str] | None = None) -> list[Lik
         return sorted(
             same, key=lambda x: (x.is_strained, len(x.unseen), len(x.parameters), x.name not in COMMON, x.name)
         )
-    return [compared.with_batch(x) for x in sorted(found, key=lambda x: (x.differing, len(x.parameters)))[:1]]
+    return [compared.with_batch(x) for x in sorted(found, key=lambda x: (x.is_far, x.differing, len(x.parameters)))[:1]]

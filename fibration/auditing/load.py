@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fibration.errors import AuditError, suggest
+from fibration.errors import AuditError, an, suggest
 from fibration.language.loading import import_file, split
 
 
@@ -25,8 +25,9 @@ def load_function(text: str) -> tuple[Callable[..., Any], str]:
     own = {n: f for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__}
     found = getattr(module, name, None) if name else next(iter(own.values()), None) if len(own) == 1 else None
     if not callable(found):
+        what = f"'{file}' has no function '{name}'" if name else f"'{file}' has {len(own)} functions"
         raise AuditError(
-            f"'{file}' has no function '{name}'" if name else f"'{file}' has {len(own)} functions",
+            what if found is None else f"'{name}' in '{file}' is {an(type(found).__name__)}, and no function",
             required="FILE.py:FUNCTION",
             found=f"functions {', '.join(own)}" if own else "no function",
             remedy=suggest(name or "", own) or (f"name one: {file}:{next(iter(own))}" if own else ""),

@@ -14,10 +14,14 @@ Evaluate = Callable[[Batch], Found | None]
 OTHERS = 4  # rows beside each probe of a function of rewards: pass@4 needs as many
 
 
-def slope(evaluate: Evaluate, x: Floats, sign: float, mismatch: bool = False) -> Floats:
-    """The coefficients of many rows of one token (`probe`), times the number of rows and the advantage's sign."""
-    found = evaluate(probe(x, np.full(len(x), sign), mismatch))
-    return np.full(len(x), np.nan) if found is None else found.coefficients * len(x) * sign
+def slope(evaluate: Evaluate, x: Floats, sign: float, both: bool = False) -> Floats:
+    """The coefficients of many rows of one token (`probe`), times the number of rows and the advantage's sign.
+
+    `both`: each row has one beside it with the other sign, so that standardised advantages keep theirs.
+    """
+    signs = np.repeat([sign, -sign][: 1 + both], len(x))
+    found = evaluate(probe(np.tile(x, 1 + both), signs))
+    return np.full(len(x), np.nan) if found is None else found.coefficients[: len(x)] * len(signs) * sign
 
 
 class Probe:

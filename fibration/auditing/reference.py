@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,26 +27,32 @@ ARGUMENT_OF = {"reference": "ref_log_probs", "rollout": "rollout_log_probs"}  # 
 COPIES = 1 << 15  # tokens of all copies of the batches that are computed together
 
 
-def lacks(h: Hierarchy, function: Function) -> str:
-    """What a loss reads and a function is not given; '' if nothing."""
+class Lack(NamedTuple):
+    """What a loss reads and a function is not given. `argument`: which would give it; '' if no audit passes it."""
+
+    what: str
+    argument: str = ""
+
+
+def lacks(h: Hierarchy, function: Function) -> Lack | None:
     roles = function.roles
     for policy in sorted(set(h.policies) - {"current", "old"}):
-        if ARGUMENT_OF.get(policy) not in roles:
-            return f"log-probs of the policy '{policy}'"
+        if (argument := ARGUMENT_OF.get(policy, "")) not in roles:
+            return Lack(f"log-probs of the policy '{policy}'", argument)
     if h.advantages is None and function.reads_rewards:
-        return "advantages"
+        return Lack("advantages", "advantages")
     if h.advantages is not None and not function.reads_rewards and not h.penalties:
-        return "rewards"  # with advantages in their place it is a loss without its name
+        return Lack("rewards", "rewards")  # with advantages in their place it is a loss without its name
     strata = (*h.strata, *h.groups) if function.reads_rewards else h.strata
-    for s in strata:
+    for s in sorted(strata, key=lambda s: s.name in LABELLED):  # first what no argument gives
         known = s in h.leaves or s == h.rows or s.name == BATCH
         if not known and not (s.name in LABELLED and "group_ids" in roles):
-            return f"labels of {s.name}"
+            return Lack(f"labels of {s.name}", "group_ids" if s.name in LABELLED else "")
     if len(h.leaves) > 1:
-        return f"which tokens are of {h.leaves[0]}"
+        return Lack(f"which tokens are of {h.leaves[0]}")
     if h.attributes:
-        return f"the attribute '{next(iter(h.attributes))}'"
-    return ""
+        return Lack(f"the attribute '{next(iter(h.attributes))}'")
+    return None
 
 
 @functools.lru_cache(128)

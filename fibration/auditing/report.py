@@ -12,12 +12,14 @@ import numpy as np
 import torch
 
 from fibration.auditing.batch import Batch
-from fibration.auditing.finding import MARK, Finding
+from fibration.auditing.finding import MARK, Finding, Status
 from fibration.auditing.identify import Likeness
-from fibration.auditing.result import Result, apart
+from fibration.auditing.result import Result
 from fibration.errors import AuditError, listed
 
 NO_PROOF = "Equality on these batches is no proof."
+TELLS = ("normaliser", "baseline", "sides", "reference")  # what a function does, where no loss says it
+ORDER: dict[Status, int] = {"fails": 0, "note": 1, "holds": 2}
 
 
 def identity(a: Result) -> str:
@@ -26,6 +28,8 @@ def identity(a: Result) -> str:
         return "no shipped loss takes these arguments"
     first, *others = a.losses
     if not first.has_same_gradient:
+        if first.is_far and not a.asked:
+            return "no shipped loss, and none is near: the nearest differs at more than half of the tokens"
         what = f"not '{first.name}'" if a.asked else f"no shipped loss; the nearest is '{first.name}'"
         return f"{what}{_with(first)}: a gradient differs on {first.differing} of {first.batches} batches"
     value = "" if first.is_same else "; the loss has another value"
@@ -35,7 +39,7 @@ def identity(a: Result) -> str:
 
 
 def _with(x: Likeness) -> str:
-    seen = [f"{name} = {_number(v)}{_or(x, name)}" for name, v in x.parameters.items() if name not in x.unseen]
+    seen = [f"{name} = {number(v)}{_or(x, name)}" for name, v in x.parameters.items() if name not in x.unseen]
     said = f" with {', '.join(seen)}" if seen else ""
     return said + (f" (no batch here reaches {listed(x.unseen)})" if x.unseen else "")
 
@@ -45,23 +49,29 @@ def _or(x: Likeness, name: str) -> str:
     return "" if between is None else f" (or another from {between.low:.6g} to {between.high:.6g})"
 
 
-def _number(value: Any) -> str:
+def number(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f'"{k}": {_number(v)}' for k, v in value.items()) + "}"
+        return "{" + ", ".join(f'"{k}": {number(v)}' for k, v in value.items()) + "}"
     return f"{value:.6g}"
 
 
-def as_text(a: Result) -> str:
+def as_text(a: Result, full: bool = False) -> str:
+    """What fails, what is worth knowing, and one line for what holds. `full`: a line for each property that holds."""
     lines = [a.name, "", f"  {identity(a)}"]
     for own, theirs in a.differences:
         lines += [f"    {own.name}: {own.text}", f"      '{a.losses[0].name}': {theirs.text}"]
     lines.append("")
-    lines += [f"  {MARK[f.status]} {f.name:<13} {f.text}" for f in a.findings]
+    holds = [f for f in a.findings if f.status == "holds"]
+    alone = holds if full else [f for f in holds if f.name in TELLS and not a.identified]
+    lines += [f"  {MARK[f.status]} {f.name:<13} {f.text}" for f in (*a.failures, *a.notes, *alone)]
+    if rest := [f.name for f in holds if f not in alone]:
+        one = len(rest) == 1
+        lines.append(f"  {MARK['holds']} {listed(rest)} hold{'s' * one}; --all lists {'it' if one else 'them'}")
     for f in a.failures:
         if f.batch is not None:
             lines += ["", f"  {f.name}, on the smallest batch found:", *_indented(shown_batches(a, f))]
-    if a.losses and a.losses[0].batch is not None:
-        lines += ["", f"  '{a.losses[0].name}' differs on:", *_indented(as_torch(a, a.losses[0].batch, a.losses[0]))]
+    if (near := a.nearest) is not None and near.batch is not None:
+        lines += ["", f"  '{a.losses[0].name}' differs on:", *_indented(as_torch(a, near.batch, near))]
     lines += ["", f"  {NO_PROOF}"]
     return "\n".join(lines)
 
@@ -95,8 +105,8 @@ def as_torch(a: Result, batch: Batch, beside: Likeness | None = None) -> str:
     lines.append(f"# loss {found.value:.6g}, gradient of the tokens {_rounded((-found.coefficients).tolist(), 6)}")
     if found.outside.any():
         lines.append(f"# gradient at masked places {_rounded((-found.outside).tolist(), 6)}")
-    if beside is not None and (both := apart(a.function, beside, batch)) is not None:
-        lines.append(f"# '{beside.name}': {both[1].value:.6g}, {_rounded((-both[1].coefficients).tolist(), 6)}")
+    if beside is not None and (other := beside.other(batch)) is not None:
+        lines.append(f"# '{beside.name}': {other.value:.6g}, {_rounded((-other.coefficients).tolist(), 6)}")
     return "\n".join(lines)
 
 
@@ -125,7 +135,7 @@ def as_dict(a: Result) -> dict[str, Any]:
         "losses": [
             {
                 "name": x.name, "parameters": dict(x.parameters), "same_gradient": x.has_same_gradient,
-                "same_value": x.is_same, "unseen": list(x.unseen),
+                "same_value": x.is_same, "far": x.is_far, "unseen": list(x.unseen),
                 "between": {name: [r.low, r.high] for name, r in x.between.items()},
                 "batches": x.batches, "differing": x.differing, "batch": batch(x.batch),
             }
@@ -141,10 +151,10 @@ def as_dict(a: Result) -> dict[str, Any]:
 
 def as_markdown(a: Result) -> str:
     lines = [f"### `{a.name}`", "", identity(a), "", "| | property | |", "|---|---|---|"]
-    lines += [f"| {MARK[f.status]} | {f.name} | {f.text} |" for f in a.findings]
+    lines += [f"| {MARK[f.status]} | {f.name} | {f.text} |" for f in sorted(a.findings, key=lambda f: ORDER[f.status])]
     blocks = [(f.name, shown_batches(a, f)) for f in a.failures if f.batch is not None]
-    if a.losses and a.losses[0].batch is not None:
-        blocks.append((f"differs from {a.losses[0].name}", as_torch(a, a.losses[0].batch, a.losses[0])))
+    if (near := a.nearest) is not None and near.batch is not None:
+        blocks.append((f"differs from {near.name}", as_torch(a, near.batch, near)))
     for title, text in blocks:
         lines += ["", f"{title}:", "", "```python", text, "```"]
     return "\n".join(lines)
@@ -174,9 +184,9 @@ def as_junit(a: Result) -> str:
     return Xml.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
-def rendered(a: Result, format: str, file: str = "") -> str:
+def rendered(a: Result, format: str, file: str = "", full: bool = False) -> str:
     made = {
-        "text": as_text,
+        "text": lambda a: as_text(a, full),
         "json": lambda a: json.dumps(as_dict(a), indent=2),
         "markdown": as_markdown,
         "github": lambda a: as_github(a, file),

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from fibration.auditing.batch import Batch
 from fibration.auditing.finding import Finding
-from fibration.auditing.fit import differs
-from fibration.auditing.function import Found, Function
+from fibration.auditing.function import Function
 from fibration.auditing.identify import Likeness
 
 
@@ -42,15 +38,15 @@ class Result:
         return tuple(f for f in self.findings if f.status == "fails")
 
     @property
+    def notes(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.status == "note")
+
+    @property
+    def nearest(self) -> Likeness | None:
+        """The loss that the function is or should be, or the nearest one; None if none is near."""
+        return self.losses[0] if self.losses and (self.asked or not self.losses[0].is_far) else None
+
+    @property
     def ok(self) -> bool:
         """Whether nothing fails, and the function is the loss that it should be, if one was named."""
         return not self.failures and (not self.asked or self.identified)
-
-
-def apart(function: Function, likeness: Likeness, batch: Batch) -> tuple[Found, Found, int] | None:
-    """Both losses on a batch, and the token at which they differ most."""
-    other = likeness.other(batch)
-    if other is None:
-        return None
-    found = function.evaluate(batch)
-    return found, other, int(np.argmax(differs(found, other)))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from fibration.auditing.batch import Batch, Floats
 from fibration.auditing.fit import Fit, Slot
 from fibration.auditing.function import Function
-from fibration.auditing.joined import Joined
+from fibration.auditing.joined import Joined, Layout
 from fibration.auditing.numbers import nice
 from fibration.errors import AuditError
 
@@ -127,11 +128,12 @@ class _Path:
     ends: tuple[float, float]
     batch: Batch
     token: int
+    _layouts: dict[Any, Layout] = field(default_factory=dict)  # of all batches of the path
 
     def _losses(self, batch: Batch, values: Floats) -> Floats:
         """The watched coefficient for values of the parameter."""
         each = [self.fit.parameters({**self.fit.values, self.slot: float(v)}) for v in values]
-        return self.fit.reference.evaluate_each(Joined((batch,)), each)[0][:, self.token]
+        return self.fit.reference.evaluate_each(Joined((batch,), self._layouts), each)[0][:, self.token]
 
     def bound(self, function: Function) -> float | None:
         """The parameter of the function; None if the path does not show it."""

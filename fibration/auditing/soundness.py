@@ -22,7 +22,8 @@ def mask(f: Function) -> Finding | None:
     batches = tuple(replace(b, padding=p) for b in SMALL for p in shapes)
 
     def reaches(b: Batch) -> bool:
-        return bool((f.evaluate(b).outside != 0).any())
+        found = f.evaluate(b)
+        return found.is_finite and bool((found.outside != 0).any())
 
     if at := first_failure(f, reaches, batches):
         return Finding("mask", "fails", "a masked place gets a gradient, or NaN", at)
@@ -36,7 +37,7 @@ def mask(f: Function) -> Finding | None:
 
         def matters(b: Batch, value: float = value) -> bool:
             found = f.evaluate(replace(b, padding=replace(b.padding, value=value)))
-            return not alike(f.evaluate(b), found) or bool((found.outside != 0).any())
+            return not alike(f.evaluate(b), found) or (found.is_finite and bool((found.outside != 0).any()))
 
         if at := first_failure(f, matters, batches):
             return Finding("mask", status, said, replace(at, padding=replace(at.padding, value=value)), at)
@@ -74,7 +75,7 @@ def rows(f: Function) -> Finding:
     if at := first_failure(f, order):
         back = replace(at, rows=at.rows[::-1])
         return Finding("rows", "fails", "the order of rows changes the gradient", at, back)
-    if at := first_failure(f, lambda b: not f.evaluate(b).is_finite, (drawn(4, (1, 3), 0.2),)):
+    if at := first_failure(f, lambda b: not f.evaluate(b).is_finite, (drawn(4, (1, 3), 0.0).on_policy(),)):
         return Finding("rows", "fails", "a row of one token makes the loss or a gradient NaN", at)
     empty = drawn(4, (2, 0, 3), 0.2, groups=[0, 0, 0])
     try:
@@ -99,13 +100,19 @@ def detached(f: Function) -> Finding:
 
 def inputs(f: Function) -> Finding | None:
     """Inputs stay as they are; views are as good as copies; backward may be called twice."""
-    b = drawn(5, (2, 1), 0.2)
-    given = f.given(b)
-    before = {r: t.clone() for r, t in given.items()}
-    loss = f.loss({**given, "log_probs": given["log_probs"].requires_grad_()})
-    changed = [r for r, t in given.items() if not torch.equal(t.detach(), before[r])]
-    if changed:
-        return Finding("inputs", "fails", f"{listed(changed)} is changed in place", b)
+    usual = drawn(5, (2, 1), 0.2, padding=Padding(value=-0.7))
+    for b in (_far(usual), usual):
+        given = f.given(b)
+        before = {r: t.clone() for r, t in given.items()}
+        try:
+            loss = f.loss({**given, "log_probs": given["log_probs"].requires_grad_()})
+        except AuditError:
+            if b is usual:
+                raise
+            continue
+        changed = [r for r, t in given.items() if not torch.equal(t.detach(), before[r])]
+        if changed:
+            return Finding("inputs", "fails", f"the function changes {listed(changed)} in place: copy first", b)
     if not loss.requires_grad:
         return None
     first, second = (torch.autograd.grad(loss, given["log_probs"], retain_graph=True)[0] for _ in range(2))
@@ -119,6 +126,12 @@ def inputs(f: Function) -> Finding | None:
     if abs(float(again) - float(loss.detach())) > CLOSE:
         return Finding("inputs", "fails", "tensors that are not contiguous change the loss", b)
     return Finding("inputs", "holds", "nothing is changed in place, and views are as good as copies")
+
+
+def _far(b: Batch) -> Batch:
+    """The batch with large numbers, which a clamp in place changes."""
+    b = b.scaled(30.0)
+    return replace(b, rows=tuple(replace(r, advantage=30 * r.advantage, reward=30 * r.reward) for r in b.rows))
 
 
 def sign(f: Function) -> Finding | None:
@@ -148,6 +161,23 @@ def finite(f: Function) -> Finding:
     if at := first_failure(f, breaks, far):
         text = "a token far off policy (a log ratio of 12 or 20) makes the loss NaN or infinite"
         return Finding("finite", "fails", text, at)
+
+    def with_numbers(b: Batch, step: float) -> Batch:
+        numbers = [1.0 + step * i for i in range(len(b.rows))]
+        return replace(b, rows=tuple(replace(r, advantage=n, reward=n) for r, n in zip(b.rows, numbers, strict=True)))
+
+    def is_flat(b: Batch) -> bool:
+        equal, other = (f.evaluate(with_numbers(b, step)) for step in (0.0, -1.0))
+        return other.is_finite and not equal.is_finite
+
+    if at := first_failure(f, is_flat, (drawn(8, (2, 3, 2, 2), 0.1, groups=[0] * 4),)):
+        at = with_numbers(at, 0.0)
+        text = f"equal {'rewards' if f.reads_rewards else 'advantages'} make NaN: add 1e-6 to the deviation, which is 0"
+        return Finding("finite", "fails", text, at)
+    one = drawn(8, (3,), 0.1)
+    if first_failure(f, lambda b: not f.evaluate(b).is_finite, (one,)):
+        whose = "a group" if "group_ids" in f.roles else "a batch"
+        return Finding("finite", "note", f"{whose} of one row makes the loss NaN: a deviation of one number?", one)
     return Finding("finite", "holds", "ratios from e⁻²⁰ to e²⁰ have finite gradients")
 
 
@@ -172,6 +202,9 @@ def engine(f: Function) -> Finding | None:
     """The weight for the rollout engine is old over rollout: it grows with the old policy's log-prob."""
     if "rollout_log_probs" not in f.roles or f.reads_rewards:
         return None
+    if _weight_has_gradient(f):
+        text = "the weight by rollout_log_probs carries a gradient into log_probs: detach the weight"
+        return Finding("engine", "fails", text, probe(np.array([0.1]), np.ones(1), True))
     apart = np.array([-0.4, -0.2, -0.1, 0.1, 0.2, 0.4])  # log π_old − log π_rollout
 
     def shrinks(b: Batch) -> bool:
@@ -187,3 +220,19 @@ def engine(f: Function) -> Finding | None:
         )
         return Finding("engine", "fails", f"{text}, old and rollout exchanged?", at)
     return Finding("engine", "holds", "no importance weight shrinks as old log-probs rise above the rollout engine's")
+
+
+def _weight_has_gradient(f: Function) -> bool:
+    """Whether a weight by the rollout engine has a gradient, beside the rest of the loss.
+
+    At ratio 1 with a detached weight, `log π` has the same effect on the value, relative to it, whatever the engine's
+    log-probs are. A gradient of `exp(log π − log π_rollout)` adds 1 to that where the weight is not truncated.
+    """
+    found = [f.evaluate(probe(np.array([x]), np.ones(1), True)) for x in np.linspace(-3.05, 3.05, 13)]
+    slopes = np.array([-x.coefficients[0] / x.value for x in found if x.value and x.is_finite])
+    if len(slopes) < 2:
+        return False
+    low, high = slopes.min(), slopes.max()
+    steps = np.minimum(slopes - low, high - slopes)
+    is_truncated = abs(high - low - 1) < 1e-6 and steps.max() < 1e-6 and abs(low) > 1e-6  # at 0 it is the ratio itself
+    return bool(is_truncated or np.abs(slopes - 2).max() < 1e-6)

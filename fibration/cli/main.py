@@ -232,8 +232,13 @@ def compare(
 
 @app.command()
 def audit(
-    function: Annotated[
-        str, typer.Argument(metavar="FILE.py:FUNCTION", help="A loss function of torch.", show_default=False)
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE.py:FUNCTION",
+            help="A loss function of torch. KEY=VALUE may come after it for --as trl:FILE or verl:FILE.",
+            show_default=False,
+        ),
     ],
     like: Annotated[
         str | None,
@@ -244,6 +249,7 @@ def audit(
         VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="The format of the report.")
     ] = VerifyFormat.text,
     output: Annotated[Path | None, typer.Option(*OUTPUT, metavar="FILE", help="Write the report to a file.")] = None,
+    all: Annotated[bool, typer.Option("--all", help="List every property that holds.")] = False,
 ) -> None:
     """Find out which loss a function is, and what is wrong with it.
 
@@ -253,16 +259,25 @@ def audit(
 
     Exit code 0: nothing is wrong, and it is SPEC if --as names one. 1: something is wrong. 2: it cannot be audited.
     """
-    from fibration.auditing.call import audit as examine
     from fibration.auditing.load import load_function
     from fibration.auditing.report import rendered
+    from fibration.cli.audits import audited, expected
+    from fibration.printing.configs import lines, title
     from fibration.printing.progress import working
 
     check_writable_file(output, in_folder=True)
+    function, *overrides = words
+    if overrides and like is None:
+        raise UsageError(
+            f"'{overrides[0]}' after {function}: KEY=VALUE changes the config of --as trl:FILE or verl:FILE."
+        )
     loaded, file = load_function(function)
+    loss = expected([like, *overrides] if like else [], loaded, function)
     with working(f"calling {function}"):
-        found = examine(loaded, like, parameters=parameters(param or ()), name=function)
-    text = rendered(found, format.value, file)
+        found = audited(loaded, loss, function, parameters(param or ()))
+    text = rendered(found, format.value, file, all)
+    if format is VerifyFormat.text:
+        text = "\n".join([text, *lines(f"\n  {title(loss.trainer)}", [f"  {s}" for s in loss.around])])
     if output is not None:
         write_file(output, text)
         typer.echo(f"{'fine' if found.ok else 'not fine'}; report in {output}")

@@ -2,12 +2,14 @@
 
     fibration_audits = {"my_loss.py:loss": "grpo", "my_loss.py:other": ""}
 
-A function's value is the loss that it should be; "" asks for no loss, and reports what is wrong with any.
+A function's value is the loss that it should be, or a trainer's config, `trl:FILE KEY=VALUE`. "" asks for no loss, and
+reports what is wrong with any.
 """
 
 from __future__ import annotations
 
 import ast
+import shlex
 from collections.abc import Iterable
 from os.path import abspath
 from pathlib import Path
@@ -16,8 +18,10 @@ from typing import Any
 import pytest
 
 from fibration.cli.pytest_files import Item, NamedFile, NamedFiles, base_of, shown
+from fibration.configs.files import is_config
+from fibration.configs.specs import as_spec
 from fibration.errors import FibrationError
-from fibration.language.loading import load, shipped, split
+from fibration.language.loading import shipped, split
 
 EXAMPLE = 'fibration_audits = {"my_loss.py:loss" = "grpo"} in pyproject.toml, {"my_loss.py:loss": "grpo"} elsewhere'
 
@@ -30,10 +34,11 @@ class AuditItem(Item):
         self.function, self.like = function, like
 
     def runtest(self) -> None:
-        from fibration.auditing.call import audit
         from fibration.auditing.load import load_function
+        from fibration.cli.audits import audited, expected
 
-        audit(load_function(self.function)[0], self.like or None, name=self.function).raise_for_status()
+        function = load_function(self.function)[0]
+        audited(function, expected(shlex.split(self.like), function, self.function), self.function).raise_for_status()
 
 
 class Audits(NamedFiles):
@@ -59,17 +64,22 @@ class Audits(NamedFiles):
 
 
 def _loss(base: Path, like: str) -> str:
-    """The name of a loss, or the path of one; paths are relative to the configuration."""
+    """The words of a SPEC for a shell; paths are relative to the configuration."""
     if not like or like in shipped():
         return like
-    file, name = split(like)
-    path = base / file
-    spec = like if not path.exists() else f"{path}:{name}" if name else str(path)
+    words = [like]
+    if is_config(like):
+        trainer, _, rest = like.partition(":")
+        file, *overrides = rest.split() or [""]
+        words = [f"{trainer}:{base / file}", *overrides]
+    elif (path := base / split(like)[0]).exists():
+        name = split(like)[1]
+        words = [f"{path}:{name}" if name else str(path)]
     try:
-        load(spec)
+        as_spec(words).load()
     except FibrationError as error:
         raise pytest.UsageError(f"fibration_audits: {error}") from None
-    return spec
+    return shlex.join(words)
 
 
 def _read(listed: object) -> dict[str, str]:

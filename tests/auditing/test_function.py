@@ -10,6 +10,8 @@ from support import refuses
 from typer.testing import CliRunner
 
 from fibration import AuditError, ParameterError, audit
+from fibration.auditing import soundness
+from fibration.auditing.function import Function
 from fibration.auditing.report import rendered
 from fibration.cli.main import app
 
@@ -59,6 +61,26 @@ def no_mask(log_probs, advantages):
     return log_probs.sum()
 
 
+def number(log_probs, old_log_probs, advantages, mask):
+    return right(log_probs, old_log_probs, advantages, mask).item()
+
+
+def clamps_in_place(log_probs, old_log_probs, advantages, mask):
+    return token_mean(-(log_probs - old_log_probs).exp_().clamp_(0.8, 1.2) * advantages[:, None], mask)
+
+
+class Loss(torch.nn.Module):
+    def forward(self, log_probs, advantages, mask):
+        return -(log_probs * advantages[:, None] * mask).sum()
+
+
+class Scorer(torch.nn.Module):
+    __name__ = "Scorer"
+
+    def forward(self, hidden):
+        return hidden.sum()
+
+
 def twice(log_probs, logprobs, advantages, mask):
     return log_probs.sum()
 
@@ -67,10 +89,14 @@ REFUSED = {
     raises: dict(what="'raises' raises RuntimeError", remedy="a function of three lines"),
     nan: dict(what="'nan' gives nan", required="finite losses"),
     per_row: dict(what="does not return a loss", found="shape [8]", remedy="the mean or the sum"),
-    nothing: dict(what="does not return a loss", found="a NoneType"),
+    nothing: dict(what="does not return a loss", found="None", remedy="`return loss`"),
+    number: dict(what="does not return a loss", found="a float without a gradient", remedy="without .item()"),
+    Loss: dict(what="'Loss' is a class", remedy="loss = Loss(...)"),
+    Scorer(): dict(what="the argument hidden", found="a Scorer, a torch.nn.Module, which is called with (hidden)"),
     constant: dict(what="has no gradient in the log-probs", remedy="detach"),
     random: dict(what="for the same inputs", remedy="random numbers"),
-    changes_log_probs: dict(what="raises RuntimeError: a leaf Variable"),
+    changes_log_probs: dict(what="changes log_probs in place", remedy="x.clamp("),
+    clamps_in_place: dict(what="changes in place what its gradient needs", found="output 0 of Exp", remedy="r.clamp("),
     unknown: dict(what="the argument temperature_of_the_sampler", remedy="def audited("),
     no_mask: dict(what="has no argument mask", found="(log_probs, advantages)"),
     twice: dict(what="has log_probs and logprobs for one thing"),
@@ -82,15 +108,34 @@ def test_what_cannot_be_audited_is_refused_in_words(function):
     refuses(AuditError, lambda: audit(function, "reinforce"), **REFUSED[function])
 
 
+def test_what_is_no_function_is_refused():
+    refuses(AuditError, lambda: audit({}, "reinforce"), what="is no function", found="a dict", remedy="audit(my_loss)")
+
+
+def clamps(name):
+    def loss(log_probs, old_log_probs, advantages, mask):
+        {"old": old_log_probs, "advantages": advantages, "log_probs": log_probs.data}[name].clamp_(-20, 20)
+        return right(log_probs, old_log_probs, advantages, mask)
+
+    return loss
+
+
+@pytest.mark.parametrize("name", ["old", "advantages", "log_probs"])
+def test_a_clamp_in_place_that_moves_few_numbers_is_found(name):
+    found = soundness.inputs(Function(clamps(name), "loss"))
+    assert found.status == "fails" and f"changes {name}" in found.text and "in place" in found.text
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_function_that_needs_a_gpu_is_refused():
     refuses(AuditError, lambda: audit(on_a_gpu, "reinforce"), what="'on_a_gpu' raises", required="all on the CPU")
 
 
 def test_a_loss_that_needs_more_arguments_is_refused():
-    refuses(AuditError, lambda: audit(right, "tis"), what="reads log-probs of the policy 'rollout'")
-    refuses(AuditError, lambda: audit(right, "rloo"), what="reads rewards")
-    refuses(AuditError, lambda: audit(right, "fiberpo_domain"), what="reads labels of")
+    missing = dict(required="the argument rollout_log_probs", remedy="add rollout_log_probs")
+    refuses(AuditError, lambda: audit(right, "tis"), what="reads log-probs of the policy 'rollout'", **missing)
+    refuses(AuditError, lambda: audit(right, "rloo"), what="reads rewards", required="the argument rewards")
+    refuses(AuditError, lambda: audit(right, "fiberpo_domain"), what="reads labels of", required="no audit passes")
 
 
 def test_parameters_are_those_of_the_loss():
@@ -101,15 +146,20 @@ def test_parameters_are_those_of_the_loss():
 
 
 def test_a_lambda_and_positional_names_are_audited():
-    assert audit(lambda a1, b1, c1, d1: token_mean(per_token(a1, b1, c1), d1), "dapo").identified
+    f = Function(lambda a1, b1, c1, d1: token_mean(per_token(a1, b1, c1), d1), "lambda")
+    assert f.arguments == {"a1": "log_probs", "b1": "old_log_probs", "c1": "advantages", "d1": "mask"}
 
 
-@pytest.mark.parametrize("format", ["text", "json", "markdown", "junit", "github"])
-def test_every_format_names_what_fails(format):
+@pytest.fixture(scope="module")
+def found():
     def wrong(log_probs, old_log_probs, advantages, mask):
         return -right(log_probs, old_log_probs, advantages, mask)
 
-    found = audit(wrong, "dapo", name="my.py:wrong")
+    return audit(wrong, "dapo", name="my.py:wrong")
+
+
+@pytest.mark.parametrize("format", ["text", "json", "markdown", "junit", "github"])
+def test_every_format_names_what_fails(format, found):
     text = rendered(found, format, "my.py")
     assert "my.py:wrong" in text and "against its advantage" in text
     if format == "json":
@@ -140,9 +190,12 @@ def test_exit_codes(function, code, tmp_path):
     file = tmp_path / "my.py"
     file.write_text(
         "def right(log_probs, advantages, mask):\n    return -(log_probs * advantages[:, None] * mask).sum() / mask.sum()\n"
+        "sizes = {}\n"
         "def wrong(log_probs, advantages, mask):\n    return -right(log_probs, advantages, mask)\n"
     )
     done = CliRunner().invoke(app, ["audit", f"{file}:{function}", "--as", "reinforce"])
     assert done.exit_code == code, done.output
     if code == 2:
+        other = CliRunner().invoke(app, ["audit", f"{file}:sizes"])
+        assert other.exit_code == 2 and f"'sizes' in '{file}' is a dict" in other.stderr
         assert "has no function 'missing'" in done.stderr and "right, wrong" in done.stderr

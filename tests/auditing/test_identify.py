@@ -48,6 +48,7 @@ def test_a_parameter_that_decides_nothing_is_named(name):
     assert own.unseen == UNSEEN[name]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NOT_EQUAL)
 def test_what_differs_at_ratio_1_is_not_called_equal(name):
     found = audit(function(name, parameters(name)), name)
@@ -66,8 +67,9 @@ def test_a_loss_that_needs_more_than_an_audit_gives_is_refused(name):
     refuses(AuditError, lambda: audit(loss, name), what="cannot be")
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", ["hierarchical_grpo", "ppo_gae", "remax"])
+@pytest.mark.parametrize(
+    "name", ["remax", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("hierarchical_grpo", "ppo_gae"))]
+)
 def test_a_function_that_knows_what_no_argument_says_is_called_no_other_loss(name):
     """Its labels, values or greedy rewards are written into it."""
     given = parameters(name)
@@ -135,7 +137,6 @@ def test_a_bound_of_weights_is_found():
 
     (found,) = audit(loss, "tis").losses
     assert found.has_same_gradient and found.parameters["ceiling"] == pytest.approx(10) and not found.unseen
-    assert not audit(loss, "tis", parameters={"ceiling": 2.0}).identified
 
 
 def test_a_parameter_that_only_a_range_is_known_of_says_so():
@@ -149,13 +150,15 @@ def test_a_parameter_that_only_a_range_is_known_of_says_so():
         size = torch.where(x[kept] >= 0, x[kept], -x[kept])  # with the slope 1 at 0
         return -(x[kept].exp() * b - 0.7 * taken * size).mean()
 
-    (found,) = audit(loss, "kl_cov").losses
+    audited = audit(loss, "kl_cov")
+    (found,) = audited.losses
     assert found.has_same_gradient and found.parameters["coef"] == pytest.approx(0.7, rel=1e-6)
     between = found.between["level"]
     assert between.low < 0.81 < between.high and found.parameters["level"] == 0.81
-    assert "level = 0.81 (or another from" in str(audit(loss, "kl_cov"))
+    assert "level = 0.81 (or another from" in str(audited)
 
 
+@pytest.mark.thorough
 def test_an_audit_does_not_depend_on_those_before_it():
     one, other = as_function("clip_cov")[0], as_function("gspo")[0]
     alone = audit(one, "clip_cov").to_dict()

@@ -42,12 +42,12 @@ CALLED = {
     "mean_of_all_tokens": "dapo",
     "low_and_high_exchanged": "dapo",
     "no_dual_clip": "dapo",
-    "sum_over_rows": "dr_grpo",
     **dict.fromkeys(
         ("one_token_too_many", "max_for_min", "dropped_minus", "scaled_by_accumulation", "squared_ratio"), ""
     ),
     **dict.fromkeys(("root_of_the_length", "clipped_alone", "sequence_ratios_of_tokens", "advantage_squared"), ""),
     **dict.fromkeys(("own_reward_in_the_baseline", "spread_of_the_batch", "k1_as_a_loss"), ""),
+    "sum_over_rows": "dr_grpo",
 }
 
 
@@ -69,6 +69,11 @@ ALONE = {
     "mean_over_masked_places": (soundness.padding, "three more masked places"),
     "a_weight_that_sees_later_tokens": (features.causal, "later tokens of its row"),
     "power_of_a_huge_ratio": (soundness.finite, "far off policy"),
+    "an_attached_weight": (soundness.engine, "the weight by rollout_log_probs carries a gradient"),
+    "an_attached_weight_without_bound": (soundness.engine, "the weight by rollout_log_probs carries a gradient"),
+    "an_attached_weight_of_log_probs": (soundness.engine, "the weight by rollout_log_probs carries a gradient"),
+    "k3_exchanged_of_rewards": (features.reference, "k3 with the policy and the reference exchanged"),
+    "k3_exchanged": (features.reference, "k3 with the policy and the reference exchanged"),
 }
 
 

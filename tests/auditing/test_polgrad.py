@@ -57,7 +57,7 @@ SAME = [
 ]
 
 
-@pytest.mark.sampled
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "called", "changes", "expected", "numbers"), SAME, ids=[f"{c[0]}, {c[1]}" for c in SAME]
 )

@@ -1,6 +1,7 @@
 """What an audit says of functions that newcomers brought: nothing is accused that is right, and nothing wrong is passed."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from typer.testing import CliRunner
 
 from fibration import AuditError, ParameterError, audit
 from fibration.auditing import features, soundness
+from fibration.auditing.call import other_numbers
 from fibration.auditing.function import Function
-from fibration.auditing.report import shown_batches
+from fibration.auditing.report import as_text, shown_batches
 from fibration.cli.main import app
 
 
@@ -62,16 +64,85 @@ def test_a_mask_in_half_precision_is_not_accused(function):
 # ------------------------------------------------------------ whitening
 
 
-@pytest.mark.parametrize("correction", [0, 1])
-@pytest.mark.parametrize("epsilon", [0.0, 1e-8])
-def test_whitened_advantages_are_not_accused_of_nan_or_a_sign(correction, epsilon):
+def whitened(correction, epsilon, values=per_token):
     def loss(log_probs, old_log_probs, advantages, mask):
         a = (advantages - advantages.mean()) / (advantages.std(correction=correction) + epsilon)
-        return right(log_probs, old_log_probs, a, mask)
+        return token_mean(values(log_probs, old_log_probs, a), mask)
+
+    return Function(loss, "loss")
+
+
+@pytest.mark.parametrize("correction", [0, 1])
+def test_whitened_advantages_are_not_accused(correction):
+    f = whitened(correction, 1e-8)
+    assert f.whitens and soundness.finite(f).status != "fails" and soundness.sign(f) is None
+    assert features.first_update(f).status == "note" and features.normaliser(f) is None
+    assert features.sides(f).text.endswith("A > 0 at the ratio 1.2 and outward ones with A < 0 at the ratio 0.8")
+    assert not Function(right, "right").whitens
+
+
+def test_a_batch_of_one_row_that_makes_nan_is_a_note():
+    found = soundness.finite(whitened(1, 1e-8))
+    assert found.status == "note" and found.text.startswith("a batch of one row makes the loss NaN")
+
+
+def test_a_loss_that_is_nan_where_all_is_masked_is_accused_of_nothing_else():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        near = mask * ((log_probs - old_log_probs).abs() < 0.03)
+        return token_mean(per_token(log_probs, old_log_probs, advantages), near)
 
     f = Function(loss, "loss")
-    assert f.whitens and soundness.finite(f).status == "holds" and soundness.sign(f) is None
-    assert not Function(right, "right").whitens
+    assert {ask(f).status for ask in (soundness.mask, soundness.padding, soundness.rows)} == {"holds"}
+    assert "far off policy" in soundness.finite(f).text
+
+
+def test_equal_advantages_are_not_accused_of_another_nan():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        return right(log_probs, old_log_probs, advantages, mask) * (torch.nan if len(mask) == 4 else 1)
+
+    assert soundness.finite(Function(loss, "loss")).status != "fails"
+
+
+def test_an_input_that_is_too_large_for_the_function_is_no_change_of_it():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        assert float((advantages.abs()).max()) < 9
+        return right(log_probs, old_log_probs, advantages, mask)
+
+    assert soundness.inputs(Function(loss, "loss")).status == "holds"
+
+
+def test_an_entropy_bonus_is_no_mistake_of_the_loss_that_declares_it():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        entropy = 0.01 * (log_probs - old_log_probs).exp() * (log_probs - 1)
+        return token_mean(per_token(log_probs, old_log_probs, advantages) + entropy, mask)
+
+    found = audit(loss, "ppo_entropy")
+    assert found.ok and "'ppo_entropy' declares it so" in str(found)
+
+
+def test_a_mistake_that_is_a_loss_with_other_numbers_than_declared_stays_one():
+    """The gradient is 0 beyond the bound on both sides: that of `ppo` with the ceiling 1.28 and no other bound."""
+
+    def loss(log_probs, old_log_probs, advantages, mask):
+        r = (log_probs - old_log_probs).exp()
+        return token_mean(-r * (r < 1.28) * advantages[:, None], mask)
+
+    found = audit(loss, "ppo")
+    assert found.identified and [f.name for f in found.failures] == ["sides"]
+
+
+def test_equal_advantages_that_make_nan_are_found():
+    found = soundness.finite(whitened(0, 0.0))
+    assert found.status == "fails" and "equal advantages make NaN" in found.text and found.batch.lengths == (1, 1)
+
+
+def test_a_clip_on_the_wrong_side_is_found_beside_whitening():
+    def values(log_probs, old_log_probs, a):
+        r, a = (log_probs - old_log_probs).exp(), a[:, None]
+        return -torch.maximum(r * a, r.clamp(0.8, 1.2) * a)
+
+    found = features.sides(whitened(0, 1e-8, values))
+    assert found.status == "fails" and "max for min" in found.text and len(found.batch.rows) == 2
 
 
 def test_a_huge_ratio_is_found_beside_whitening():
@@ -94,9 +165,14 @@ def over_the_width(log_probs, old_log_probs, advantages, mask):
     return (per_token(log_probs, old_log_probs, advantages) * mask).mean()
 
 
+@pytest.fixture(scope="module")
+def found():
+    return audit(over_the_width, "dapo")
+
+
 @pytest.mark.parametrize(("function", "name"), [(of_the_first_row, "rows"), (over_the_width, "padding")])
-def test_a_finding_about_two_batches_prints_both(function, name):
-    found = audit(function, "dapo")
+def test_a_finding_about_two_batches_prints_both(function, name, found):
+    found = found if function is over_the_width else audit(function, "dapo")
     (finding,) = [f for f in found.failures if f.name == name]
     assert finding.other is not None and finding.other != finding.batch
     text = str(found).split(f"{name}, on the smallest batch found:")[1].split("\n\n")[0]
@@ -141,6 +217,86 @@ def test_an_importance_weight_is_not_accused(name):
     assert weighted(UPRIGHT[name]).status == "holds"
 
 
+# The ratio of a pair of policies is itself no weight beside another one.
+NO_WEIGHT = {
+    "the ratio itself": lambda x, y: x.exp(),
+    "the ratio itself, clipped": lambda x, y: x.exp().clamp(0.8, 1.2),
+    "a detached weight": lambda x, y: x.exp().clamp(max=2).detach() * y.exp(),
+    "a detached weight without bound": lambda x, y: x.exp().detach() * y.exp(),
+}
+
+
+@pytest.mark.parametrize("name", NO_WEIGHT)
+def test_a_ratio_to_the_rollout_engine_is_not_accused(name):
+    def loss(log_probs, old_log_probs, rollout_log_probs, advantages, mask):
+        values = NO_WEIGHT[name](log_probs - rollout_log_probs, log_probs - old_log_probs)
+        return token_mean(-values * advantages[:, None], mask)
+
+    assert soundness.engine(Function(loss, "loss")).status == "holds"
+
+
+# ------------------------------------------------------------ bounds, micro-batches
+
+
+def row_ratio(log_probs, old_log_probs, mask):
+    return (((log_probs - old_log_probs) * mask).sum(-1) / mask.sum(-1).clamp(min=1)).exp()
+
+
+def test_a_loss_without_a_bound_is_told_so_and_not_accused():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        return -(row_ratio(log_probs, old_log_probs, mask) * advantages).mean()
+
+    found = features.sides(Function(loss, "loss"))
+    assert found.status == "note" and found.text.startswith("no bound: with A > 0 the coefficient grows")
+    assert "no bound" not in features.sides(Function(right, "right")).text
+
+
+SHARES = {
+    "rows: the": lambda v, m: (v.sum(-1) / m.sum(-1).clamp(min=1)).mean(),
+    "tokens: the": lambda v, m: v.sum() / m.sum(),
+    "places, rows × width": lambda v, m: v.mean(),
+    "its width ÷ that of the batch": lambda v, m: v.sum() / m.shape[1],
+    "as they are": lambda v, m: v.sum(),
+    "no share of rows or tokens: 0.625 for 5 rows": lambda v, m: v.sum() / (m.sum() + 1),
+}
+
+
+@pytest.mark.parametrize("words", SHARES)
+def test_the_factor_of_micro_batches_is_in_words(words):
+    def loss(log_probs, old_log_probs, advantages, mask):
+        return SHARES[words](per_token(log_probs, old_log_probs, advantages) * mask, mask)
+
+    assert words in features.accumulation(Function(loss, "loss")).text
+
+
+# ------------------------------------------------------------ the report
+
+
+def test_failures_come_first_and_what_holds_is_one_line(found):
+    lines = [line for line in as_text(found).splitlines() if line[2:3] in "✗·✓" and line[2:3]]
+    assert [line[2] for line in lines] == sorted((line[2] for line in lines), key="✗·✓".index)
+    assert lines[-1].endswith("hold; --all lists them") and "padding" not in lines[-1]
+    full = found.table()
+    assert "--all" not in full and all(f.text in full for f in found.findings)
+
+
+def test_numbers_that_a_loss_declares_otherwise_are_named():
+    found = audit(right, "dapo")
+    (finding,) = (f for f in found.findings if f.name == "parameters")
+    assert finding.status == "note" and finding.text == "epsilon_high = 0.2, where 'dapo' declares 0.28"
+    assert other_numbers(found.losses[0], {"epsilon_high": 0.2}) == ""
+
+
+def test_a_loss_that_is_far_from_all_is_not_called_after_one(found):
+    def loss(log_probs, advantages, mask):
+        return -(log_probs.square() * advantages[:, None].exp() * mask).sum().sqrt()
+
+    far = audit(loss, "dapo")
+    assert far.nearest.is_far and not found.nearest.is_far
+    alone = replace(far, asked="", differences=())
+    assert alone.nearest is None and "none is near" in str(alone) and "dapo" not in str(alone)
+
+
 # ------------------------------------------------------------ the command
 
 
@@ -176,15 +332,11 @@ def test_offsets_are_printed_in_their_dtype():
     assert "cu_seqlens = torch.tensor([0, 1], dtype=torch.int32)" in str(audit(packed, "reinforce"))
 
 
-def test_two_batches_of_a_report_can_be_pasted_into_one_session():
-    def loss(log_probs, old_log_probs, advantages, mask):
-        return (per_token(log_probs, old_log_probs, advantages) * mask).mean()
-
-    found = audit(loss)
+def test_two_batches_of_a_report_can_be_pasted_into_one_session(found):
     (failure,) = (f for f in found.failures if f.name == "padding")
-    session = {"loss": loss}
+    session = {"over_the_width": over_the_width}
     exec(shown_batches(found, failure), session)
-    assert session["loss"] is loss and session["value"].requires_grad
+    assert session["over_the_width"] is over_the_width and session["value"].requires_grad
 
 
 def test_a_ratio_of_rows_with_narrow_bounds_reads_later_tokens():

@@ -172,3 +172,56 @@ def test_show_in_python_is_a_file_that_declares_the_loss(config, tmp_path):
     assert code == 0 and output.startswith(f"# what TRL does around this loss\n# {AROUND}\nfrom fibration import")
     (tmp_path / "mine.py").write_text(output)
     assert load(tmp_path / "mine.py") == hierarchy_of(yaml.safe_load(CONFIG)).hierarchy
+
+
+# ---------------------------------------------------------------- audits
+
+FUNCTIONS = """
+import torch
+
+def grpo(log_probs, old_log_probs, advantages, mask, ref_log_probs):
+    r, a, d = (log_probs - old_log_probs).exp(), advantages[:, None], ref_log_probs - log_probs
+    values = -torch.minimum(r * a, r.clamp(0.8, 1.2) * a) + 0.04 * (d.exp() - d - 1)
+    return ((values * mask).sum(-1) / mask.sum(-1).clamp(min=1)).mean()
+
+def ppo(log_prob, old_log_prob, advantages, response_mask):
+    r, a = (log_prob - old_log_prob).exp(), advantages[:, None]
+    values = torch.maximum(-r * a, -r.clamp(0.8, 1.2) * a)
+    values = torch.where(a < 0, torch.minimum(-3 * a, values), values)
+    return (values * response_mask).sum() / response_mask.sum()
+"""
+
+
+def test_a_function_is_audited_beside_a_config(config, tmp_path):
+    (tmp_path / "my.py").write_text(FUNCTIONS)
+    grpo = f"{tmp_path / 'my.py'}:grpo"
+    code, output = invoke("audit", grpo, "--as", config)
+    assert code == 0 and "the same gradient as 'trl_grpo' with" in output
+    _, _, beside = flat(output).partition("what TRL does around this loss")
+    assert "'trl_grpo' makes them of rewards" in beside and AROUND in beside
+    code, output = invoke("audit", grpo, "--as", config, "epsilon_high=0.28", "--all")
+    assert code == 1 and "epsilon_high = 0.28" in output and "at the ratio 1.28" in output and "--all" not in output
+    code, output = invoke(
+        "audit", grpo, "--as", config, "epsilon_high=0.28", "--param", "epsilon_high=0.2", "-f", "json"
+    )
+    assert code == 0 and json.loads(output)["losses"][0]["parameters"]["epsilon_high"] == 0.2
+
+
+def test_a_function_is_audited_beside_a_config_of_verl(tmp_path):
+    (tmp_path / "my.py").write_text(FUNCTIONS)
+    options = {"adv_estimator": "grpo"}, {"rollout": {"n": 8}, "actor": {"loss_agg_mode": "token-mean"}}
+    (tmp_path / "verl.yaml").write_text(
+        yaml.safe_dump(dict(zip(("algorithm", "actor_rollout_ref"), options, strict=True)))
+    )
+    given = "audit", f"{tmp_path / 'my.py'}:ppo", "--as", f"verl:{tmp_path / 'verl.yaml'}"
+    assert invoke(*given)[0] == 0
+    code, output = invoke(*given, "actor_rollout_ref.actor.clip_ratio_c=10")
+    assert code == 1 and "ceiling = 10" in output
+
+
+def test_options_of_a_config_stand_beside_a_config_alone(tmp_path):
+    (tmp_path / "my.py").write_text(FUNCTIONS)
+    code, output = invoke("audit", f"{tmp_path / 'my.py'}:ppo", "epsilon=0.3")
+    assert code == 2 and "--as trl:FILE" in output
+    code, output = invoke("audit", f"{tmp_path / 'my.py'}:ppo", "--as", "ppo", "epsilon=0.3")
+    assert code == 2 and "--param NAME=VALUE" in output

@@ -26,6 +26,11 @@ from fibration import load
 
 mine = load("reinforce").replace(name="mine")
 """
+CISPO = """
+def loss(log_probs, old_log_probs, advantages, mask):
+    weight = (log_probs - old_log_probs).exp().clamp(max=4).detach()
+    return -(weight * advantages[:, None] * log_probs * mask).sum() / mask.sum()
+"""
 USED = ["-p", "_fibration_pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
 
 
@@ -70,6 +75,21 @@ def test_each_function_is_a_test_whose_failure_is_the_report(project: pytest.Pyt
     text = result.stdout.str()
     assert "at ratio 1 a token is pushed against its advantage" in text and "not 'mine'" in text
     assert "Traceback" not in text and "raise_for_status" not in text
+
+
+def test_a_function_is_compared_with_a_trainers_config(project: pytest.Pytester) -> None:
+    (project.path / "losses" / "trl.yaml").write_text("loss_type: cispo\nepsilon_high: 5\n")
+    (project.path / "losses" / "my.py").write_text(CISPO)
+    configure(project, '{"losses/my.py:loss" = "trl:losses/trl.yaml epsilon_high=4"}')
+    run(project, "losses").assert_outcomes(passed=1)
+    configure(project, '{"losses/my.py:loss" = "trl:losses/other.yaml"}')
+    assert "cannot read 'trl:" in run(project).stderr.str()
+
+
+def test_a_path_may_have_blanks(project: pytest.Pytester) -> None:
+    (project.path / "losses" / "my spec.py").write_text(SPEC)
+    configure(project, '{"losses/my.py:right" = "losses/my spec.py:mine"}')
+    run(project, "losses").assert_outcomes(passed=1)
 
 
 def test_a_function_that_cannot_be_audited_fails_in_words(project: pytest.Pytester) -> None:

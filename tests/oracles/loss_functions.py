@@ -440,6 +440,35 @@ def _away(log_probs, old_log_probs, advantages, mask, ref_log_probs):
     return row_mean(per_token(log_probs, old_log_probs, advantages) - 0.04 * (d.exp() - d - 1), mask)
 
 
+def _k3_exchanged(log_probs, old_log_probs, advantages, mask, ref_log_probs):
+    d = log_probs - ref_log_probs
+    return row_mean(per_token(log_probs, old_log_probs, advantages) + 0.04 * (d.exp() - d - 1), mask)
+
+
+def _attached(weight, body):
+    def loss(log_probs, old_log_probs, rollout_log_probs, advantages, mask):
+        return token_mean(weight(log_probs - rollout_log_probs) * body(log_probs, old_log_probs, advantages), mask)
+
+    return loss
+
+
+def _held(log_probs, old_log_probs, advantages):
+    return -ratio(log_probs, old_log_probs).clamp(0.5, 1.28).detach() * advantages[:, None] * log_probs
+
+
+TRUNCATED = _attached(lambda x: x.exp().clamp(max=2), per_token)
+
+
+def _k3_exchanged_of_rewards(log_probs, old_log_probs, rewards, mask, group_ids, ref_log_probs):
+    same = (group_ids[:, None] == group_ids).to(rewards.dtype)
+    return _k3_exchanged(log_probs, old_log_probs, rewards - same @ rewards / same.sum(-1), mask, ref_log_probs)
+
+
+MISTAKES["k3_exchanged_of_rewards"] = Mistake(_k3_exchanged_of_rewards, "grpo_k3", "reference")
+MISTAKES["an_attached_weight"] = Mistake(TRUNCATED, "tis", "engine")
+MISTAKES["an_attached_weight_without_bound"] = Mistake(_attached(torch.exp, per_token), "tis", "engine")
+MISTAKES["an_attached_weight_of_log_probs"] = Mistake(_attached(lambda x: x.exp().clamp(max=2), _held), "tis", "engine")
+MISTAKES["k3_exchanged"] = Mistake(_k3_exchanged, "grpo", "reference")
 MISTAKES["k1_as_a_loss"] = Mistake(_k1, "grpo", "reference")
 MISTAKES["pushed_away_from_the_reference"] = Mistake(_away, "grpo", "reference")
 

@@ -1,0 +1,61 @@
+"""The loss that `fibration audit --as` and `fibration_audits` name: a shipped one, a file, or a trainer's config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fibration.auditing.call import Audit, audit
+from fibration.auditing.function import Function
+from fibration.cli.compare import FROM_ADVANTAGES
+from fibration.configs.specs import Spec, as_spec
+from fibration.errors import SpecError
+from fibration.language.hierarchy import Hierarchy
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A loss that a function should be. `around`: what `trainer` does around the loss of its config."""
+
+    loss: str | Hierarchy | None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    around: tuple[str, ...] = ()
+    trainer: str = ""
+
+
+def expected(words: Sequence[str], function: Callable[..., Any], name: str) -> Expected:
+    """The loss of a SPEC and the `KEY=VALUE` after it. The parameters of a config have its numbers.
+
+    A function of advantages is compared with a config's loss of given advantages.
+    """
+    if not words:
+        return Expected(None)
+    spec = as_spec(words) if Spec(words[0]).trainer else _alone(words)
+    if not spec.trainer:
+        return Expected(spec.name)
+    loss = spec.load()
+    h, around = loss.hierarchy, tuple(loss.around)
+    if h.advantages is not None and not Function(function, name).reads_rewards:
+        around = (FROM_ADVANTAGES.format(h.name, h.advantages, name), *around)
+        h = h.replace(advantages=None, groups=(), gives_up={})
+    numbers = {n: p.default for n, p in h.parameters.items() if p.default is not None}
+    return Expected(h, numbers, around, spec.trainer)
+
+
+def _alone(words: Sequence[str]) -> Spec:
+    if len(words) > 1:
+        raise SpecError(
+            f"'{words[1]}' beside --as {words[0]}",
+            required="KEY=VALUE beside a trainer's config alone, --as trl:FILE or --as verl:FILE",
+            remedy="give a parameter of the loss with --param NAME=VALUE",
+        )
+    return Spec(words[0])
+
+
+def audited(
+    function: Callable[..., Any], like: Expected, name: str, parameters: Mapping[str, Any] | None = None
+) -> Audit:
+    """The audit of a function. `parameters` come before a config's numbers."""
+    given = {**like.parameters, **(parameters or {})}
+    return audit(function, like.loss, parameters=given or None, name=name)
