@@ -124,8 +124,12 @@ SLIPS = (
         "            caller._inside.append(self)", "            pass",
     ),
     slip(
-        "a work that has ended may be told", "laws*timeout",
-        "self._may_be_told, self._has_ended = False, True", "self._has_ended = True",
+        "a work that has ended may be told", "laws/test_timeout",
+        "self._has_ended, self._may_be_told = self._may_be_told, False", "self._has_ended = self._may_be_told",
+    ),
+    slip(
+        "a thread ends before what was raised in it arrives", "laws/test_timeout",
+        "for _ in range(INSTRUCTIONS if self._is_told else 0):", "for _ in [ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), None)]:",
     ),
     slip(
         "a weight that may be 0 counts as one above 0",
