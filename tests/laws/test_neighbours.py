@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 
 import pytest
@@ -32,6 +33,8 @@ from fibration import (
 )
 from fibration.language.loading import shipped
 from fibration.language.renaming import renamed
+from fibration.laws import budget
+from fibration.laws.equivalent import parts
 from fibration.laws.equivalent.decide import equivalent
 from fibration.laws.equivalent.neighbours import nearest, neighbours
 
@@ -151,6 +154,17 @@ def test_a_gate_that_is_written_by_hand_is_recognised():
     near = neighbours(changed(ours, weight=odd_weight(grpo)))
     assert {"dapo", "grpo"} <= {n.name for n in near}
     assert all("but for μ" in str(n) for n in near)
+
+
+def test_no_clock_decides_which_parts_are_the_same(monkeypatch):
+    """The comparisons of a proof are counted, so that a busy machine gives the same answer."""
+    monkeypatch.setattr(budget, "monotonic", itertools.count(0, 1000).__next__)
+    low, high = Parameter("eps_lo", default=0.2, upper=1), Parameter("eps_hi", default=0.2)
+    gate = where(advantage < 0, where(residual >= -low, residual, -low), where(residual <= high, residual, high))
+    ours = dapo.replace(name="ours", gates={token: Gate(gate)})
+    assert [n.name for n in neighbours(ours) if n.is_same] == ["dapo"]
+    monkeypatch.setattr(parts, "COMPARISONS", 1)
+    assert not any(n.is_same for n in neighbours(ours))
 
 
 @pytest.mark.thorough
