@@ -331,7 +331,7 @@ def test_a_clip_on_the_wrong_side_is_refuted_and_that_of_ppo_is_proved():
 def test_the_remedy_for_swapped_bounds_is_to_swap_them():
     """`inward()` would leave the gate without a bound. The coefficient is too large, not of the wrong sign."""
     found = verdict(REFUTED["a clip on the wrong side"][0], "token")
-    assert found.remedy.startswith("swap what bounds its two sides, as pessimistic_clip_gate(low, high) has them")
+    assert found.remedy.startswith("write token: pessimistic_clip_gate(low, high) in gates")
     text = str(found.counterexample)
     assert "its gate lets pass, though it stops what would come back from there" in text
     assert "instead of" not in text and ", all of μ·A·r" in text
@@ -345,7 +345,9 @@ def test_the_remedy_for_swapped_bounds_is_to_swap_them():
 
 def test_the_remedy_for_gates_per_channel_names_each_channel():
     found = verdict(two(outer={"+": STRIP, "-": aggregate_gate(epsilon, rollback=1)}), "trajectory")
-    mended = f'pass inward pulls: {{"+": {STRIP}.inward(), "-": {aggregate_gate(epsilon, rollback=1)}.inward()}};'
+    mended = (
+        f'write trajectory: {{"+": {STRIP}.inward(), "-": {aggregate_gate(epsilon, rollback=1)}.inward()}} in gates;'
+    )
     assert found.remedy.startswith(mended)
 
 
