@@ -225,7 +225,8 @@ def cancelled(value: Any) -> Any:
         base, exponent = v.as_base_exp()
         if not exponent.is_Integer and any(max(abs(c.p), c.q) > MOST_POWERS for c in exponent.atoms(sympy.Rational)):
             alike.setdefault((base, exponent.as_coeff_Mul(rational=True)[1]), []).append(v)
-    powers, meaning = {}, {}
+    powers: dict[Any, Any] = {}
+    meaning: dict[Any, Any] = {}
     for (base, rest), found in alike.items():
         factors = [v.as_base_exp()[1].as_coeff_Mul(rational=True)[0] for v in found]
         unit = reduce(sympy.Rational.gcd, factors)

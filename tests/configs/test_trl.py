@@ -148,6 +148,7 @@ AROUND = [
     (dict(num_iterations=2), "A generation takes 2 optimizer steps (num_iterations=2, "),
     (dict(num_iterations=3), "the policy is 2 steps away from the one that sampled"),
     (dict(gradient_accumulation_steps=2, steps_per_generation=3), "takes 1.5 optimizer steps"),
+    (dict(gradient_accumulation_steps=4, steps_per_generation=7), "the policy is 2 steps away"),  # not always aligned
     (dict(num_iterations=2), None),
     (dict(gradient_accumulation_steps=2, steps_per_generation=4), "2/4 of its generation's tokens"),
     (
