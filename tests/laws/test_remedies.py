@@ -18,6 +18,7 @@ from fibration import (
     policies,
     residual,
     strata,
+    token_log_ratio,
     uniform,
     where,
 )
@@ -108,6 +109,18 @@ def test_a_bound_of_the_parameter_is_the_fix_of_a_gate_that_reaches_0():
         "Parameter('low', default=0.2, upper=1)",
         "log_ratio()",
     ]
+
+
+def test_a_gate_to_write_reads_nothing_else_that_it_may_not_read():
+    """Of two slips in one gate, another atom in place of the first leaves the second."""
+    one, two = residual * token_log_ratio, residual * token_log_ratio * exp(log_prob(current))
+    fixes = [
+        verdict(
+            load("grpo").replace(name="raw", gates={token: Gate(g)}, gives_up={}), "locality", "gate on token"
+        ).remedy
+        for g in (one, two)
+    ]
+    assert fixes == ["write token: Gate(residual*residual) in gates; that is, read `residual`", "read `residual`"]
 
 
 def test_a_bound_that_does_not_mend_the_law_is_not_offered():
