@@ -34,6 +34,7 @@ from fibration import (
 from fibration.language.loading import shipped
 from fibration.language.renaming import renamed
 from fibration.laws import budget
+from fibration.laws.equivalent import neighbours as module
 from fibration.laws.equivalent import parts
 from fibration.laws.equivalent.decide import equivalent
 from fibration.laws.equivalent.neighbours import nearest, neighbours
@@ -165,6 +166,14 @@ def test_no_clock_decides_which_parts_are_the_same(monkeypatch):
     assert parts.are_same(dapo, ours)
     monkeypatch.setattr(parts, "COMPARISONS", 1)
     assert not parts.are_same(dapo, ours)
+
+
+def test_a_weight_is_the_ratio_by_its_value():
+    said = []
+    for weight in (exp(2 * token_log_ratio), exp(log_prob(current) - log_prob(policies("old")[0]))):
+        survey = module._Survey(changed(grpo, weighed=(weight,)).replace(name="ours"), False)
+        said.append(module._words(survey._candidate(grpo), "weights"))
+    assert said == ["with the weight exp(2*token_log_ratio)", "with the ratio twice"]
 
 
 @pytest.mark.thorough
