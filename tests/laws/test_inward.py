@@ -132,6 +132,9 @@ REFUTED = {
     "steeper where the mean log ratio is above -1": (
         two(inner=Gate(residual * (1 + density(trajectory))), split=LOG), "token", TURNED,
     ),
+    "steeper where a sum of ratios is above its length less 1": (
+        two(inner=Gate(residual * (1 + density(trajectory))), split=ratio_deviation()), "token", TURNED,
+    ),
     "steeper where the mean ratio is above 2/3": (
         two(inner=Gate(residual * (1 + 3 * density(trajectory))), split=ratio_deviation(scale=1 / T)), "token", TURNED,
     ),
@@ -190,9 +193,6 @@ NOT_PROVED = {
     "between a bound and its square": (logs(reopens(abs(residual) <= budget, residual**2 <= other)), OPENED),
     "at one residual": (logs(where(residual < budget, residual, where(residual <= budget, budget, residual))), None),
     "turned at one residual": (logs(where((residual <= budget) & (residual >= budget), back, residual)), None),
-    "a sum of deviations, which may be below -1": (
-        (two(inner=Gate(residual * (1 + above)), split=ratio_deviation()), "token"), None,
-    ),
     "a density that opens": (reads(where(abs(above) > budget, residual, 0)), OPENED),
     "a density that opens again": (reads(reopens(abs(residual) <= budget, abs(residual) < budget + abs(above))), None),
     "a density on the wrong side": (
@@ -277,6 +277,13 @@ def test_a_gate_that_pushes_further_out_is_refuted(name):
     assert "inward" in found.remedy
     plain = h.replace(orthogonalise=None) if h.orthogonalise else h  # on a balanced batch they agree
     brute_force.confirm(plain, from_json(h, found))
+
+
+def test_a_sum_of_deviations_is_below_minus_1_where_several_ratios_fall():
+    """Rows of equal advantages have the coefficients of no gate: residuals add up to 0. The text says so."""
+    found = verdict(two(inner=Gate(residual * (1 + density(trajectory))), split=ratio_deviation()), "token")
+    assert found.status == "refuted" and found.counterexample.values["ratios"] == (1, Fraction(2, 5), Fraction(2, 5))
+    assert "those of μ·A·r: other tokens make up for it on this batch" in found.counterexample.text
 
 
 @pytest.mark.sampled

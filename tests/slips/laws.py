@@ -36,6 +36,10 @@ SLIPS = (
         "step = unit if all(abs(each) <= MOST_POWERS * unit for each in factors) else c", "step = c",
     ),
     slip(
+        "ratios never fall together", "laws/test_inward",
+        "if together and n > 2:", "if together and n > 99:",
+    ),
+    slip(
         "a score that turns advantages round is proved", "laws/test_inward",
         """    if subject.proved("positivity"):
         return proved("hierarchy", "𝒢(r) > 0,""",
