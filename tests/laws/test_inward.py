@@ -1,5 +1,7 @@
 """Levels that push elements further out than their budget are refuted by a batch, and all others are proved."""
 
+from fractions import Fraction
+
 import pytest
 from hierarchies.builders import T, W, budget, chain, epsilon, one, prompt_group, token, trajectory, two, weight
 from oracles import brute_force, verdicts
