@@ -283,7 +283,8 @@ def test_a_gate_that_pushes_further_out_is_refuted(name):
 
 def test_a_sum_of_deviations_is_below_minus_1_where_several_ratios_fall():
     """Rows of equal advantages have the coefficients of no gate: residuals add up to 0. The text says so."""
-    found = verdict(two(inner=Gate(residual * (1 + density(trajectory))), split=ratio_deviation()), "token")
+    h = two(outer=identity_gate(), inner=Gate(residual * (1 + density(trajectory))), split=ratio_deviation())
+    found = verdict(h, "token")
     assert found.status == "refuted" and found.counterexample.values["ratios"] == (1, Fraction(2, 5), Fraction(2, 5))
     assert "those of μ·A·r: other tokens make up for it on this batch" in found.counterexample.text
 
