@@ -41,7 +41,8 @@ class Options:
         for name in self.given:
             if not isinstance(name, str) or (name not in defaults and name not in exact and not name.startswith(below)):
                 known = [*defaults, *exact]
-                whole = [each for each in known if each.rpartition(".")[2] == name]  # the rest of its name is missing
+                last = str(name).rpartition(".")[2]  # the rest of its name is missing, or another one
+                whole = [each for each in known if each.rpartition(".")[2] == last]
                 raise SpecError(
                     f"{trainer}: the option '{name}' is not known",
                     required="an option that is read, or that does not touch the loss",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from fibration.configs.options import Options
@@ -45,6 +46,14 @@ def _steps(o: Options) -> Iterator[str]:
             f"All ratios are {exactly}, so that no clip ever acts: with {o.said('num_iterations')}, no optimizer step "
             f"comes after another one on the same generation. num_iterations=2 or steps_per_generation={2 * in_step} "
             "makes more steps"
+        )
+    else:
+        passes = in_generation * again  # micro-batches; where they are no whole steps, generations begin within one
+        away = (in_step - math.gcd(in_step, passes) + passes - 1) // in_step
+        yield (
+            f"A generation takes {passes / in_step:g} optimizer steps (num_iterations={again}, "
+            f"steps_per_generation={in_generation}, gradient_accumulation_steps={in_step}): in the last, the policy is "
+            f"{away} {'step' if away == 1 else 'steps'} away from the one that sampled"
         )
     if in_generation != in_step:
         both = f"steps_per_generation={in_generation} and gradient_accumulation_steps={in_step}"
@@ -93,13 +102,20 @@ def _terms(o: Options) -> Iterator[str]:
     adapts, coef = o.flag("use_adaptive_entropy"), o.number("entropy_coef")
     if adapts or coef:
         subset = " that top_entropy_quantile keeps" if o.number("top_entropy_quantile") < 1 else ""
-        changes = f"; {o.said('use_adaptive_entropy')} changes the factor every step" if adapts else ""
+        changes = (
+            f"; {o.said('use_adaptive_entropy')} changes the factor after every step, to 0 above entropy_target"
+            if adapts
+            else ""
+        )
         yield (
             f"{o.said('entropy_coef')}: minus {coef:g} times the mean over the tokens of each micro-batch{subset} of "
             f"the entropy of the whole vocabulary's distribution{changes}"
         )
     if (router := o.number_or_none("router_aux_loss_coef")) is not None and router:
-        yield f"{o.said('router_aux_loss_coef')}: plus that times the load balancing loss of a mixture of experts"
+        yield (
+            f"{o.said('router_aux_loss_coef')}: plus that times the load balancing loss of a mixture of experts, "
+            "of which a step has the mean over its micro-batches"
+        )
     if o.number("beta") and o.flag("sync_ref_model"):
         steps, share = o.whole("ref_model_sync_steps"), o.number("ref_model_mixup_alpha")
         yield (

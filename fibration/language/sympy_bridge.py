@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
 from typing import Any, TypeGuard
 
 import sympy
@@ -20,6 +20,7 @@ from fibration.language.polynomials import Polynomial, Quotient, TooLarge
 # sqrt(-1), log(0) and 0/0 have no value, and sympy cannot compare I, zoo and nan: a symbol stands for each.
 NO_VALUES = {c: Dummy(f"value of {c}", real=True) for c in (sympy.I, sympy.nan, sympy.zoo)}
 COMPARING = (*COMPARISONS, "minimum", "maximum", "clip")
+MOST_POWERS = 100  # of a root or an exponential function that sympy cancels
 MOST_FACTORED = 6  # sympy factors no expression with more symbols
 ATOM_OF: dict[Dummy, Expression] = {}  # the atom of every symbol
 OPERATOR_OF: dict[Any, str] = {head: name for name, row in OPERATORS.items() for head in row.heads}
@@ -213,6 +214,28 @@ def from_polynomial(p: Polynomial) -> Any:
     return sympy.Add(*terms)
 
 
+def cancelled(value: Any) -> Any:
+    """Returns `sympy.cancel` of a value, in which roots and exponential functions with large exponents are atoms.
+
+    sympy writes `exp(1.0001*x)` as a power of `exp(x/10000)`, and one operation on a polynomial of degree 10001 takes
+    hours, in which no time limit can stop it.
+    """
+    alike: dict[Any, list[Any]] = {}
+    for v in value.atoms(sympy.Pow, sympy.exp):
+        base, exponent = v.as_base_exp()
+        if not exponent.is_Integer and any(max(abs(c.p), c.q) > MOST_POWERS for c in exponent.atoms(sympy.Rational)):
+            alike.setdefault((base, exponent.as_coeff_Mul(rational=True)[1]), []).append(v)
+    powers: dict[Any, Any] = {}
+    meaning: dict[Any, Any] = {}
+    for (base, rest), found in alike.items():
+        factors = [v.as_base_exp()[1].as_coeff_Mul(rational=True)[0] for v in found]
+        unit = reduce(sympy.Rational.gcd, factors)
+        for v, c in zip(found, factors, strict=True):
+            step = unit if all(abs(each) <= MOST_POWERS * unit for each in factors) else c
+            powers[v] = meaning.setdefault(base ** (step * rest), Dummy()) ** (c / step)
+    return sympy.cancel(value.xreplace(powers)).xreplace({atom: v for v, atom in meaning.items()})
+
+
 def vanishes(value: Any) -> bool:
     """Whether an expression is shown to be identically zero. Complete for rational functions that are not too large."""
     return _vanishes(sympy.sympify(value))
@@ -227,5 +250,5 @@ def _vanishes(value: Any) -> bool:
         return False
     if value.is_rational_function():
         return False
-    reduced = sympy.cancel(sympy.together(value))  # unlike our atoms, sympy functions have identities
+    reduced = cancelled(sympy.together(value))  # unlike our atoms, sympy functions have identities
     return bool(reduced == 0 or sympy.expand(reduced) == 0)

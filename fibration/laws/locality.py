@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from fibration.errors import an
@@ -24,12 +25,13 @@ from fibration.language.atoms import (
     token_log_ratio,
 )
 from fibration.language.expressions import Expression
+from fibration.language.gates import Gate
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
-from fibration.language.traversal import atoms
+from fibration.language.traversal import atoms, substitute
 from fibration.laws import topic
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.shapes import regular_maps
@@ -47,7 +49,6 @@ STATEMENT = (
 )
 
 
-WEIGHTS = "write uniform(), or proportional(m) of a count or of the total of an attribute"
 Problem = tuple[str, str, str]  # what is read, why it may not be read there, a remedy
 
 
@@ -57,12 +58,12 @@ def decide_locality(subject: Subject) -> Iterator[Decision]:
     readers = [(topic.kernel(f), Weight(h, f.source), f.weight) for f in h.fibrations]
     readers += [(topic.gate(s), Reader(h, s), h.gate(s)) for s in h.gates]
     for what, reader, expression in readers:
-        problem = next(filter(None, (reader.problem(a) for a in atoms(expression))), None)
+        problem = next((_declared(reader, a, p) for a in atoms(expression) if (p := reader.problem(a))), None)
         problem = problem or (_of_none(h, reader.stratum) if type(reader) is Reader else None)
         read = ", ".join(str(a) for a in atoms(expression))
         yield _nonlocal(h, what, reader.stratum, problem) if problem else proved(what, f"reads {read or 'nothing'}")
     densities: list[tuple[type[Reader], Expression]] = [(Densities, e) for _, e in h.decomposition.densities]
-    back = [(Recovery, h.decomposition.recovery), (Weight, h.decomposition.scale)]
+    back = [(Recovery, h.decomposition.recovery), (Scale, h.decomposition.scale)]
     for what, parts in (("decomposition", densities), ("recovery", back)):
         # the decisions on kernels cover what the mass reads
         read_by = ((part(h, leaf), a) for leaf in h.leaves for part, e in parts for a in atoms(e) if a != mass)
@@ -71,6 +72,26 @@ def decide_locality(subject: Subject) -> Iterator[Decision]:
         if any(isinstance(a, Ordered) for _, e in parts for a in atoms(e)):
             own += ", and what comes before it or after it"
         yield _nonlocal(h, what, *found) if found else proved(what, own)
+
+
+def _declared(reader: Reader, atom: Expression, problem: Problem) -> Problem:
+    """The problem with an atom; its remedy is the gate to write, if another atom in its place mends the gate."""
+    found, why, remedy = problem
+    h, s = reader.h, reader.stratum
+    others: list[Expression] = []
+    if isinstance(atom, (Count, Total, Aggregate)):
+        others = [replace(atom, over=place) for place in reader.here if place != atom.of]
+    elif isinstance(atom, Attribute) and s in h.coarser(atom.on):
+        others = [Total(atom, over=s)]
+    elif isinstance(atom, Density) and atom.stratum != s:
+        others = [Density(place, atom.channel) for place in reader.coarser]
+    elif remedy.startswith("read `residual`"):
+        others = [residual]
+    for other in others if type(reader) is Reader else ():
+        made = substitute(h.gate(s), {atom: other})
+        if not any(reader.problem(a) for a in atoms(made)):
+            return found, why, f"write {s}: {Gate(made)} in gates; that is, {remedy}"
+    return problem
 
 
 def _of_none(h: Hierarchy, stratum: Stratum) -> Problem | None:
@@ -91,6 +112,15 @@ def _nonlocal(h: Hierarchy, what: str, stratum: Stratum, problem: Problem) -> De
     # the smallest regular hierarchy in which every element but the root has a sibling
     siblings = Concrete(h.shape, regular_maps(h.shape, {s: 1 if s == h.order[0] else 2 for s in h.order}))
     return refuted(what, found, remedy, Witness(why, siblings, {"stratum": stratum.name}))
+
+
+def _redeclared(p: Parameter, **changes: Any) -> str:
+    """The call that declares a parameter otherwise, with one default."""
+    given = {"lower": p.lower, "upper": p.upper, "per_channel": p.per_channel, "on": p.on, **changes}
+    default = p.default
+    if isinstance(default, Mapping) and not given["per_channel"]:
+        default = next(iter(default.values()))
+    return Parameter(p.name, default, **given).declaration()
 
 
 class Reader:
@@ -131,13 +161,13 @@ class Reader:
             return (
                 f"parameter '{p.name}', which varies over {p.on}",
                 f"{an(self.stratum)} lies over no single {p.on}",
-                f"declare Parameter({p.name!r}, on=...) on one of {_names(self.here)}",
+                f"declare {_redeclared(p, on=self.here[0])}",
             )
         if p.per_channel and (why := self.one_channel):
             return (
                 f"the per-channel parameter '{p.name}'",
                 why,
-                f"declare Parameter({p.name!r}, ...) without per_channel=True",
+                f"declare {_redeclared(p, per_channel=False)}",
             )
         return None
 
@@ -259,15 +289,15 @@ class Reader:
 class Weight(Reader):
     """What a kernel weight may read: nothing of the policy."""
 
+    remedy = "write uniform(), or proportional(m) of a count or of the total of an attribute"
+
     def parameter(self, atom: Parameter | Component) -> Problem | None:
         p = atom.parameter if isinstance(atom, Component) else atom
         if p.on == self.stratum:
             return (
                 f"parameter '{p.name}', which varies over {p.on}",
                 f"two {plural(self.stratum.name)} of one fibre may have different values, and the weights another sum",
-                f"declare Parameter({p.name!r}, on=...) on one of {_names(self.coarser)}"
-                if self.coarser
-                else f"declare Parameter({p.name!r}) without on=",
+                f"declare {_redeclared(p, on=next(iter(self.coarser), None))}",
             )
         return super().parameter(atom)
 
@@ -277,18 +307,24 @@ class Weight(Reader):
         if atom == mass:
             return f"'{atom}'", "the mass is what the kernels spread: this one would define itself", "read counts"
         why = "the weight would change with the policy, and the pushforward of a kernel with it"
-        return f"'{atom}'", why, WEIGHTS
+        return f"'{atom}'", why, self.remedy
 
     def tokens(self, atom: Any) -> Problem | None:
         why = "kernels spread one measure, whatever policies say of its tokens"
-        return f"'{atom}'", why, WEIGHTS
+        return f"'{atom}'", why, self.remedy
 
     def order(self, atom: Ordered) -> Problem | None:
         why = "kernels spread one measure, in whatever order its elements come"
-        return f"'{atom}'", why, WEIGHTS
+        return f"'{atom}'", why, self.remedy
 
     density = reading = gated = policy
     log_prob = statistic = tokens
+
+
+class Scale(Weight):
+    """What the scale of a decomposition may read: what a kernel weight may read."""
+
+    remedy = "write a scale of counts, attributes and parameters"
 
 
 class Densities(Reader):

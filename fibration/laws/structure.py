@@ -65,9 +65,10 @@ def _graph_fault(h: Hierarchy) -> Fault | None:
         ends = next(s for s in h.order if s in one), next(s for s in reversed(h.order) if s in other)
         join = f"join them with a fibration, such as Fibration({ends[0]}, {ends[1]}, uniform())"
         return "several parts", join, f"no path between {{{'} and {'.join(parts)}}}"
-    twice = next((f"two fibrations {s} → {t}" for s, t in g.edges() if g.number_of_edges(s, t) > 1), None)
+    twice = next((f for k, f in enumerate(h.fibrations) if f.name in [g.name for g in h.fibrations[:k]]), None)
     if twice:
-        return "a fibration declared twice", f"keep one of the {twice}", twice
+        keep = f"keep one of them, such as Fibration({twice.source}, {twice.target}, {twice.kernel})"
+        return "a fibration declared twice", keep, f"two fibrations {twice.name}"
     if h.rows in h.leaves:
         return (
             f"the rows of the batch are the sampled stratum '{h.rows}'",
@@ -105,7 +106,7 @@ def _beside_the_rows(h: Hierarchy) -> Fault | None:
         return None
     return (
         f"rows={h.rows}, over which {' and '.join(s.name for s in beside)} does not lie",
-        f"add Fibration({beside[0]}, {h.rows}, ...), or declare rows= as a stratum of its own: it need not be gated",
+        f"add Fibration({beside[0]}, {h.rows}, uniform()), or declare rows= as another stratum, which needs no gate",
         f"{an(beside[0])} in the first row does not lie over {h.rows} 1",
     )
 
@@ -144,7 +145,7 @@ def _flat(h: Hierarchy) -> Fault | None:
         return None
     return (
         "orthogonalise='projection', where nothing crosses",
-        "drop orthogonalise: residuals of a tree are orthogonal as they are",
+        "write orthogonalise=None: residuals of a tree are orthogonal as they are",
         f"no stratum of {', '.join(s.name for s in h.order)} lies directly over two others",
     )
 

@@ -20,6 +20,10 @@ beta: 0.04
 use_bias_correction_kl: false
 """
 K3 = "use_bias_correction_kl=False: k3 in the loss: its gradient is that of the other divergence"
+STEPS = (
+    "A generation takes 2 optimizer steps (num_iterations=2, steps_per_generation=1, gradient_accumulation_steps=1): in "
+    "the last, the policy is 1 step away from the one that sampled."
+)
 AROUND = "`reward` is the sum of the reward functions' values."
 
 
@@ -44,7 +48,7 @@ def test_show_prints_the_loss_and_what_surrounds_it(config):
     code, output = invoke("show", config, "epsilon=0.3")
     assert code == 0
     assert "name='trl_grpo'" in output and "Parameter('epsilon_low', default=0.3" in output
-    assert output.endswith(f"what TRL does around this loss\n  {AROUND}\n")
+    assert output.endswith(f"what TRL does around this loss\n  {STEPS}\n  {AROUND}\n")
 
 
 def test_show_in_json_can_be_read_back(config):
@@ -71,7 +75,7 @@ def test_words_with_an_equals_sign_belong_to_the_config_before_them(config):
     assert code == 0
     assert [report["hierarchy"] for report in found] == ["dapo", "trl_grpo", "trl_sapo", "gspo"]
     assert ["off" in report for report in found] == [False, True, True, False]
-    assert not any("k3" in each["reason"] for each in found[1]["off"]) and found[1]["around"][0] == AROUND
+    assert not any("k3" in each["reason"] for each in found[1]["off"]) and found[1]["around"][:2] == [STEPS, AROUND]
     assert any("k3" in each["reason"] for each in found[2]["off"])
 
 
@@ -169,7 +173,9 @@ def test_a_file_that_is_missing_is_unusable_and_stops_no_other():
 
 def test_show_in_python_is_a_file_that_declares_the_loss(config, tmp_path):
     code, output = invoke("show", config, "-f", "python")
-    assert code == 0 and output.startswith(f"# what TRL does around this loss\n# {AROUND}\nfrom fibration import")
+    assert code == 0 and output.startswith(
+        f"# what TRL does around this loss\n# {STEPS}\n# {AROUND}\nfrom fibration import"
+    )
     (tmp_path / "mine.py").write_text(output)
     assert load(tmp_path / "mine.py") == hierarchy_of(yaml.safe_load(CONFIG)).hierarchy
 

@@ -145,6 +145,10 @@ def test_a_broken_law_is_said_with_the_option_that_breaks_it(options, law, words
 AROUND = [
     (dict(), "All ratios are exactly 1"),
     (dict(use_vllm=True), "All ratios are 1 up to rounding"),
+    (dict(num_iterations=2), "A generation takes 2 optimizer steps (num_iterations=2, "),
+    (dict(num_iterations=3), "the policy is 2 steps away from the one that sampled"),
+    (dict(gradient_accumulation_steps=2, steps_per_generation=3), "takes 1.5 optimizer steps"),
+    (dict(gradient_accumulation_steps=4, steps_per_generation=7), "the policy is 2 steps away"),  # not always aligned
     (dict(num_iterations=2), None),
     (dict(gradient_accumulation_steps=2, steps_per_generation=4), "2/4 of its generation's tokens"),
     (
@@ -156,7 +160,10 @@ AROUND = [
     (dict(loss_type="grpo", mask_truncated_completions=True), "TRL divides by all rows"),
     (dict(mask_truncated_completions=True), "has no token in the loss"),
     (dict(entropy_coef=0.01), "minus 0.01 times the mean"),
-    (dict(use_adaptive_entropy=True), "use_adaptive_entropy=True changes the factor"),
+    (
+        dict(use_adaptive_entropy=True),
+        "use_adaptive_entropy=True changes the factor after every step, to 0 above entropy_target",
+    ),
     (dict(router_aux_loss_coef=0.1), "load balancing"),
     (dict(beta=0.1, sync_ref_model=True), "every 512 steps the reference model moves"),
     (dict(temperature=0.7), "logits divided by 0.7"),
@@ -187,7 +194,8 @@ def test_what_no_hierarchy_says_is_said_in_a_sentence(options, words):
 
 def test_nothing_else_surrounds_a_plain_config():
     plain = of(loss_type="grpo", num_iterations=2, reward_funcs=["accuracy_reward"])
-    assert plain.around == ()
+    (steps,) = plain.around
+    assert steps.startswith("A generation takes 2 optimizer steps")
 
 
 # ---------------------------------------------------------------- refusals

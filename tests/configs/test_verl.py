@@ -17,6 +17,7 @@ MEANS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean",
 GROUPS = {f"{ALGORITHM}adv_estimator": "grpo", f"{ROLLOUT}n": 8}
 KL = {f"{ACTOR}use_kl_loss": True}
 IN_REWARD = {f"{ALGORITHM}use_kl_in_reward": True}
+PROMPTS = "data.train_batch_size"
 MODE, ESTIMATOR = f"{POLICY_LOSS}loss_mode", f"{ALGORITHM}adv_estimator"
 IS = {f"{CORRECTION}rollout_is": "token"}
 RS = {f"{CORRECTION}rollout_rs": "token_k3", f"{CORRECTION}rollout_rs_threshold": 0.1}
@@ -56,6 +57,9 @@ CHANGES = {
     f"{ACTOR}kl_loss_coef": (0.1, KL),
     f"{ACTOR}kl_loss_type": ("mse", KL),
     f"{ACTOR}ppo_mini_batch_size": (64, {}),
+    f"{ACTOR}ppo_epochs": (2, {}),
+    PROMPTS: (512, {}),
+    "trainer.v1.trainer_mode": ("separate_async", {}),
     f"{POLICY_LOSS}loss_mode": ("cispo", {}),
     f"{POLICY_LOSS}clip_cov_ratio": (1.0, {MODE: "clip_cov"}),
     f"{POLICY_LOSS}clip_cov_lb": (0.5, {MODE: "clip_cov", f"{POLICY_LOSS}clip_cov_ratio": 1.0}),
@@ -231,7 +235,7 @@ def test_verl_need_not_be_installed():
 )
 def test_an_unknown_option_is_refused_with_the_likely_one(name, likely):
     text = refusal({name: 1})
-    assert f"'{name}'" in text and f"'{likely}'" in text
+    assert f"'{name}'" in text and re.search(rf"(did you mean '|write ){re.escape(likely)}\b", text)
 
 
 @pytest.mark.parametrize(
@@ -251,6 +255,8 @@ CANNOT = [
     ({f"{ACTOR}loss_agg_mode": "token_mean"}, "'token-mean'"),
     ({**KL, f"{ACTOR}kl_loss_type": "full"}, "no code for 'full'"),
     ({**IN_REWARD, f"{ALGORITHM}kl_penalty": "k4"}, "low_var_kl"),
+    ({PROMPTS: 300, "trainer.use_v1": False}, "a multiple of ppo_mini_batch_size=256"),
+    ({PROMPTS: -1}, "at least 0"),
     ({ESTIMATOR: "gdpo"}, "gdpo_reward_keys"),
     ({ESTIMATOR: "gdpo", f"{ALGORITHM}gdpo_reward_keys": ["a", "b"]}, "one reward"),
     ({ESTIMATOR: "gae", f"{ALGORITHM}gamma": 1.1}, "from 0 to 1"),
@@ -301,6 +307,19 @@ def test_what_is_no_config_is_refused(config):
         ({f"{ROLLOUT}n": 1}, "compared with no other"),
         ({f"{ACTOR}ppo_mini_batch_size": 64}, "64 prompts with 8 answers"),
         ({ESTIMATOR: "gae"}, "critic"),
+        ({PROMPTS: 256}, "takes one optimizer step (train_batch_size=256, ppo_mini_batch_size=256, ppo_epochs=1): all"),
+        ({PROMPTS: 256}, "No clip ever acts"),
+        ({f"{ACTOR}ppo_epochs": 2}, "takes 8 optimizer steps"),
+        ({f"{ACTOR}ppo_epochs": 2}, "the policy is 7 steps away from the one that sampled"),
+        ({PROMPTS: 512}, "the policy is 1 step away"),
+        ({PROMPTS: 300}, "fills 300 prompts up to 512"),
+        (
+            {PROMPTS: 256, f"{CORRECTION}bypass_mode": True},
+            "ratios differ from 1 as far as engine and trainer disagree",
+        ),
+        ({"trainer.v1.trainer_mode": "separate_async"}, "answers may be of older weights"),
+        ({PROMPTS: 0}, "async_training"),
+        ({"async_training.staleness_threshold": 0.5}, "async_training"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )

@@ -253,7 +253,7 @@ def wrong() -> dict[str, Case]:
         "balance without a meet": structure(
             make(*CROSS[:3], assume=[DM]), "without a stratum that both lie over", "Fibration(domain, batch, ...)"
         ),
-        "projection of a tree": structure(make(*TREE, orthogonalise="projection"), "nothing crosses", "drop orthogonalise"),
+        "projection of a tree": structure(make(*TREE, orthogonalise="projection"), "nothing crosses", "write orthogonalise=None"),
         "balance in masses of a parameter": structure(
             make(*PARTED, assume=[DM]),
             "balanced(domain, modality) needs the masses of a batch", "kernel reads the parameter 'share'",
@@ -421,10 +421,10 @@ def wrong() -> dict[str, Case]:
             "orthogonality", "residual on image_token", ("camera",),
         ),
         "projection with balance": Case(
-            make(*CROSS, assume=[DM], orthogonalise="projection"), "orthogonality", "hierarchy", ("none is needed", "drop orthogonalise")
+            make(*CROSS, assume=[DM], orthogonalise="projection"), "orthogonality", "hierarchy", ("none is needed", "write orthogonalise=None")
         ),
         "projection of a shortcut": Case(
-            make(*SHORT, orthogonalise="projection"), "orthogonality", "hierarchy", ("no two strata cross", "drop orthogonalise")
+            make(*SHORT, orthogonalise="projection"), "orthogonality", "hierarchy", ("no two strata cross", "write orthogonalise=None")
         ),
     }  # fmt: skip
 

@@ -10,6 +10,7 @@ from hierarchies.loss_pairs import DIFFERENT, dapo, grpo, ppo, token, truly_ppo
 
 from fibration import (
     Gate,
+    Objective,
     Parameter,
     ParameterError,
     SpecError,
@@ -140,6 +141,12 @@ def test_a_match_that_is_not_unique_is_asked_for():
     assert "epsilon, alpha only in 'truly_ppo'; epsilon_high, epsilon_low, ceiling only in 'ppo'" in said
     assert "matches are possible" in said and "--match epsilon=epsilon_high" in said
     assert status(truly_ppo, ppo, match={"epsilon": "epsilon_high", "alpha": "ceiling"}) == "refuted"
+
+
+def test_a_match_that_no_trial_makes_equal_is_asked_for():
+    """The two losses differ in μ, so that every match of their bounds leaves them different."""
+    with pytest.raises(SpecError, match="matches are possible, and none of them could be shown"):
+        equivalent(truly_ppo, ppo.replace(name="sums", objective=Objective(1)))
 
 
 def test_names_are_matched_as_the_user_says():

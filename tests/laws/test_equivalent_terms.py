@@ -48,6 +48,19 @@ def test_a_deviation_of_equal_values_on_several_leaves_is_0():
     assert isinstance(same_loss(pair(one, other)), Unknown)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("grpo_rewards", "dr_grpo_rewards"), ("rloo", "opo"), ("reinforce_pp", "reinforce_pp_baseline")],
+)
+def test_advantages_that_differ_are_shown_where_nothing_is_clipped(first, second):
+    """All ratios are 1, and the coefficients differ in print too."""
+    (found,) = equivalent(load(first), load(second)).verdicts
+    assert found.status == "refuted" and "with ratios 1, 1" in found.counterexample.text
+    values = found.counterexample.values
+    place = values["tokens"].index(values["token"])
+    assert len({f"{float(values[key][place]):.5g}" for key in ("coefficients", "other_coefficients")}) == 2
+
+
 def test_a_counterexample_has_the_log_probs_and_rewards_of_both_losses():
     """It has log-probs of every policy, and rewards if advantages come from rewards."""
     text = str(equivalent(less(k2), less(k3)))

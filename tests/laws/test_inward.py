@@ -1,5 +1,7 @@
 """Levels that push elements further out than their budget are refuted by a batch, and all others are proved."""
 
+from fractions import Fraction
+
 import pytest
 from hierarchies.builders import T, W, budget, chain, epsilon, one, prompt_group, token, trajectory, two, weight
 from oracles import brute_force, verdicts
@@ -132,6 +134,9 @@ REFUTED = {
     "steeper where the mean log ratio is above -1": (
         two(inner=Gate(residual * (1 + density(trajectory))), split=LOG), "token", TURNED,
     ),
+    "steeper where a sum of ratios is above its length less 1": (
+        two(inner=Gate(residual * (1 + density(trajectory))), split=ratio_deviation()), "token", TURNED,
+    ),
     "steeper where the mean ratio is above 2/3": (
         two(inner=Gate(residual * (1 + 3 * density(trajectory))), split=ratio_deviation(scale=1 / T)), "token", TURNED,
     ),
@@ -190,9 +195,6 @@ NOT_PROVED = {
     "between a bound and its square": (logs(reopens(abs(residual) <= budget, residual**2 <= other)), OPENED),
     "at one residual": (logs(where(residual < budget, residual, where(residual <= budget, budget, residual))), None),
     "turned at one residual": (logs(where((residual <= budget) & (residual >= budget), back, residual)), None),
-    "a sum of deviations, which may be below -1": (
-        (two(inner=Gate(residual * (1 + above)), split=ratio_deviation()), "token"), None,
-    ),
     "a density that opens": (reads(where(abs(above) > budget, residual, 0)), OPENED),
     "a density that opens again": (reads(reopens(abs(residual) <= budget, abs(residual) < budget + abs(above))), None),
     "a density on the wrong side": (
@@ -279,6 +281,14 @@ def test_a_gate_that_pushes_further_out_is_refuted(name):
     brute_force.confirm(plain, from_json(h, found))
 
 
+def test_a_sum_of_deviations_is_below_minus_1_where_several_ratios_fall():
+    """Rows of equal advantages have the coefficients of no gate: residuals add up to 0. The text says so."""
+    h = two(outer=identity_gate(), inner=Gate(residual * (1 + density(trajectory))), split=ratio_deviation())
+    found = verdict(h, "token")
+    assert found.status == "refuted" and found.counterexample.values["ratios"] == (1, Fraction(2, 5), Fraction(2, 5))
+    assert "those of μ·A·r: other tokens make up for it on this batch" in found.counterexample.text
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", NOT_PROVED)
 def test_a_gate_with_stopped_slopes_or_unordered_breakpoints_is_not_proved(name):
@@ -331,7 +341,7 @@ def test_a_clip_on_the_wrong_side_is_refuted_and_that_of_ppo_is_proved():
 def test_the_remedy_for_swapped_bounds_is_to_swap_them():
     """`inward()` would leave the gate without a bound. The coefficient is too large, not of the wrong sign."""
     found = verdict(REFUTED["a clip on the wrong side"][0], "token")
-    assert found.remedy.startswith("swap what bounds its two sides, as pessimistic_clip_gate(low, high) has them")
+    assert found.remedy.startswith("write token: pessimistic_clip_gate(low, high) in gates")
     text = str(found.counterexample)
     assert "its gate lets pass, though it stops what would come back from there" in text
     assert "instead of" not in text and ", all of μ·A·r" in text
@@ -345,7 +355,9 @@ def test_the_remedy_for_swapped_bounds_is_to_swap_them():
 
 def test_the_remedy_for_gates_per_channel_names_each_channel():
     found = verdict(two(outer={"+": STRIP, "-": aggregate_gate(epsilon, rollback=1)}), "trajectory")
-    mended = f'pass inward pulls: {{"+": {STRIP}.inward(), "-": {aggregate_gate(epsilon, rollback=1)}.inward()}};'
+    mended = (
+        f'write trajectory: {{"+": {STRIP}.inward(), "-": {aggregate_gate(epsilon, rollback=1)}.inward()}} in gates;'
+    )
     assert found.remedy.startswith(mended)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 
 import pytest
@@ -32,6 +33,9 @@ from fibration import (
 )
 from fibration.language.loading import shipped
 from fibration.language.renaming import renamed
+from fibration.laws import budget
+from fibration.laws.equivalent import neighbours as module
+from fibration.laws.equivalent import parts
 from fibration.laws.equivalent.decide import equivalent
 from fibration.laws.equivalent.neighbours import nearest, neighbours
 
@@ -151,6 +155,25 @@ def test_a_gate_that_is_written_by_hand_is_recognised():
     near = neighbours(changed(ours, weight=odd_weight(grpo)))
     assert {"dapo", "grpo"} <= {n.name for n in near}
     assert all("but for μ" in str(n) for n in near)
+
+
+def test_no_clock_decides_which_parts_are_the_same(monkeypatch):
+    """The comparisons of a proof are counted, so that a busy machine gives the same answer."""
+    monkeypatch.setattr(budget, "monotonic", itertools.count(0, 1000).__next__)
+    low, high = (dapo.parameters[name] for name in ("epsilon_low", "epsilon_high"))
+    gate = where(advantage < 0, where(residual >= -low, residual, -low), where(residual <= high, residual, high))
+    ours = dapo.replace(name="ours", gates={token: Gate(gate)})
+    assert parts.are_same(dapo, ours)
+    monkeypatch.setattr(parts, "COMPARISONS", 1)
+    assert not parts.are_same(dapo, ours)
+
+
+def test_a_weight_is_the_ratio_by_its_value():
+    said = []
+    for weight in (exp(2 * token_log_ratio), exp(log_prob(current) - log_prob(policies("old")[0]))):
+        survey = module._Survey(changed(grpo, weighed=(weight,)).replace(name="ours"), False)
+        said.append(module._words(survey._candidate(grpo), "weights"))
+    assert said == ["with the weight exp(2*token_log_ratio)", "with the ratio twice"]
 
 
 @pytest.mark.thorough

@@ -12,11 +12,13 @@ from fibration import (
     Parameter,
     clip_gate,
     exp,
+    identity_gate,
     load,
     log_prob,
     policies,
     residual,
     strata,
+    token_log_ratio,
     uniform,
     where,
 )
@@ -34,6 +36,7 @@ def verdict(h, law, subject):
 
 def words(h):
     known = {n: getattr(fibration, n) for n in fibration.__all__} | {s.name: s for s in h.strata}
+    known |= {name: policies(name)[0] for name in ("current", "old", *h.policies)}
     return known | dict(h.parameters) | dict(h.attributes) | {"mass": mass}
 
 
@@ -48,7 +51,7 @@ def mends(h, fix):
         yield text, h.replace(gates={**h.gates, stratum: eval(text, known)})
     for text in re.findall(r"decomposition=(\w+\(.*?\)), whose", fix):
         yield text, h.replace(decomposition=eval(text, known))
-    if "use uniform()" in fix:
+    if "use uniform()" in fix or fix.startswith("write uniform()"):
         yield "uniform()", h.replace(fibrations=[Fibration(f.source, f.target, uniform()) for f in h.fibrations])
     for key in re.findall(r"^remove '(\w+)' from gives_up$", fix):
         yield fix, h.replace(gives_up={k: why for k, why in h.gives_up.items() if k != key})
@@ -56,11 +59,27 @@ def mends(h, fix):
         edges = [f for f in h.fibrations if (f.source.name, f.target.name) != found.groups()]
         met = {s for f in edges for s in (f.source, f.target)} or h.gates.keys()
         yield fix, h.replace(fibrations=edges, gates={s: h.gates[s] for s in h.gates if s in met})
+    if found := re.fullmatch(r"keep one of them, such as (Fibration\((\w+), (\w+), .*\))", fix):
+        others = [f for f in h.fibrations if (f.source.name, f.target.name) != found.groups()[1:]]
+        yield fix, h.replace(fibrations=[*others, eval(found[1], known)])
+    if found := re.match(r"declare rows=(\w+),", fix):
+        yield fix, h.replace(rows=known[found[1]])
+    if fix.startswith("write orthogonalise=None"):
+        yield fix, h.replace(orthogonalise=None)
+    for text in re.findall(r"assume=\[(balanced\(.*?\))\],", fix):
+        yield text, h.replace(assume=[*h.assume, *eval(f"[{text}]", known)])
+    if found := re.match(r"add a common coarsening of .*, for example (?:strata\('(\w+)'\) with )?(.*)$", fix):
+        batch = strata("batch")[0]
+        made = eval(f"[{found[2].replace(' and ', ', ').replace('...', 'uniform()')}]", known | {"batch": batch})
+        yield fix, h.replace(fibrations=[*h.fibrations, *made], gates={**h.gates, batch: identity_gate()})
+    if fix.startswith("leave pull= out of inward()"):
+        for s, gate in ((s, g) for s, g in h.gates.items() if "pull=" in str(g)):
+            yield fix, h.replace(gates={**h.gates, s: eval(re.sub(r"pull=[^,()]*", "", str(gate)), known)})
     if found := re.fullmatch(r"join them with a fibration, such as (.*)", fix):
         yield fix, h.replace(fibrations=[*h.fibrations, eval(found[1], known)])
 
 
-ONE_DECLARATION = {"identity", "positivity", "recovery", "markov", "reflecting"}
+ONE_DECLARATION = {"identity", "positivity", "recovery", "markov", "reflecting", "structure", "orthogonality", "inward"}
 
 
 @pytest.mark.sampled
@@ -90,6 +109,18 @@ def test_a_bound_of_the_parameter_is_the_fix_of_a_gate_that_reaches_0():
         "Parameter('low', default=0.2, upper=1)",
         "log_ratio()",
     ]
+
+
+def test_a_gate_to_write_reads_nothing_else_that_it_may_not_read():
+    """Of two slips in one gate, another atom in place of the first leaves the second."""
+    one, two = residual * token_log_ratio, residual * token_log_ratio * exp(log_prob(current))
+    fixes = [
+        verdict(
+            load("grpo").replace(name="raw", gates={token: Gate(g)}, gives_up={}), "locality", "gate on token"
+        ).remedy
+        for g in (one, two)
+    ]
+    assert fixes == ["write token: Gate(residual*residual) in gates; that is, read `residual`", "read `residual`"]
 
 
 def test_a_bound_that_does_not_mend_the_law_is_not_offered():

@@ -33,6 +33,9 @@ from fibration import (
     clip_gate,
     count,
     exp,
+    log,
+    log_prob,
+    policies,
     residual,
     strata,
     token_mean,
@@ -42,6 +45,7 @@ from fibration.cli.main import app
 from fibration.language.atoms import Parameter
 from fibration.language.decompositions import log_ratio
 from fibration.language.exact import transcendental
+from fibration.language.sympy_bridge import cancelled
 from fibration.laws import LAWS, budget, kept
 from fibration.laws import verify as module
 from fibration.laws.budget import Budget, Stopped
@@ -412,6 +416,40 @@ def test_a_number_too_large_to_compute_leaves_laws_undecided():
     (verdict,) = [v for v in found.verdicts if v.law == "identity"]
     assert verdict.status == "undecided"
     assert "262144 binary digits" in verdict.found
+
+
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        lambda x: exp(1.0001 * log(1 + exp(1.0001 * x))),
+        lambda x: exp(0.0001 * x) + exp(-x) - exp(1e-8 * x),
+        lambda x: 1 / (1 + exp(0.12345 * x) + exp(x / 3)),
+    ],
+    ids=["a power of 1.0001", "exponents with large denominators", "a sigmoid"],
+)
+def test_sympy_cancels_no_polynomial_of_high_degree(penalty, monkeypatch):
+    """`exp(1.0001*x)` is `exp(x/10000)**10001`: one operation on such a polynomial outlasts every time limit."""
+    cancel, exponents = sympy.cancel, []
+
+    def watched(value):
+        found = [e.as_base_exp()[1] for e in value.atoms(sympy.Pow, sympy.exp)]
+        exponents.extend(c for e in found if not e.is_Integer for c in e.atoms(sympy.Rational))
+        assert all(max(abs(c.p), c.q) <= 100 for c in exponents)
+        return cancel(value)
+
+    monkeypatch.setattr(sympy, "cancel", watched)
+    log_ratio = log_prob(policies("current")[0]) - log_prob(policies("reference")[0])
+    found = one(penalties={"far": penalty(log_ratio)}).verify(timeout=None)
+    assert [v.status for v in found.verdicts if v.law == "kl_gradient"] == ["refuted"]
+    assert exponents
+
+
+def test_roots_and_exponentials_that_are_atoms_still_cancel():
+    x, y = sympy.symbols("x y", positive=True)
+    for power in (sympy.exp(x * sympy.Rational(10001, 10000)), (1 + x) ** sympy.Rational(3, 1000)):
+        assert cancelled((power**2 * y - 1) / (power * y * y) + 1 / (power * y * y)) == power / y
+        assert cancelled((power + 1 / power) / (power**2 + 1)) == 1 / power
+    assert cancelled((sympy.exp(2 * x) - 1) / (sympy.exp(x) - 1)) == sympy.exp(x) + 1
 
 
 def test_a_number_with_many_digits_is_written_with_six():

@@ -4,6 +4,12 @@ from slips.slip import slip
 
 SLIPS = (
     slip(
+        "a generation that begins within a step is as old as one that does not",
+        "configs/test_trl.py",
+        "away = (in_step - math.gcd(in_step, passes) + passes - 1) // in_step",
+        "away = (passes - 1) // in_step",
+    ),
+    slip(
         "an option that nobody knows is ignored",
         "configs/test_options.py",
         "name not in defaults and name not in exact and not name.startswith(below)",

@@ -4,6 +4,14 @@ from slips.slip import slip
 
 SLIPS = (
     slip(
+        "several epochs are one", "configs/test_verl",
+        "-(-prompts // mini_batch) * epochs, -prompts % mini_batch", "-(-prompts // mini_batch), -prompts % mini_batch",
+    ),
+    slip(
+        "a wrong path is given up", "configs/test_examples",
+        'last = str(name).rpartition(".")[2]', "last = str(name)",
+    ),
+    slip(
         "clip_ratio replaces the bounds that verl reads", "configs/test_verl",
         'source = f"{ACTOR}clip_ratio" if d.options[name] is None else name', 'source = f"{ACTOR}clip_ratio"',
     ),

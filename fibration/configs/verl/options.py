@@ -32,7 +32,9 @@ _NO_CORRECTION = dict(
 DEFAULTS: dict[str, Any] = {
     **_below(ACTOR, clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0, tau_pos=1.0),
     **_below(ACTOR, tau_neg=1.05, loss_agg_mode="token-mean", loss_scale_factor=None, entropy_coeff=0),
-    **_below(ACTOR, use_kl_loss=False, kl_loss_coef=0.001, kl_loss_type="low_var_kl", ppo_mini_batch_size=256),
+    **_below(
+        ACTOR, use_kl_loss=False, kl_loss_coef=0.001, kl_loss_type="low_var_kl", ppo_mini_batch_size=256, ppo_epochs=1
+    ),
     **_below(POLICY_LOSS, loss_mode="vanilla", clip_cov_ratio=0.0002, clip_cov_lb=1.0, clip_cov_ub=5.0),
     **_below(POLICY_LOSS, kl_cov_ratio=0.0002, ppo_kl_coef=0.1, dro_beta=None, hierarchy=""),
     **_below(OWN_CORRECTION, **{**_NO_CORRECTION, "rollout_is": "sequence"}),  # what its dataclass says
@@ -44,8 +46,10 @@ DEFAULTS: dict[str, Any] = {
     **_below(f"{ALGORITHM}filter_groups.", enable=False, metric="reward"),
     **_below(ROLLOUT, n=1, calculate_log_probs=True, temperature=1.0),
     "data.max_response_length": 512,
+    "data.train_batch_size": 1024,
     "distillation.enabled": False,
     "trainer.use_v1": True,
+    "trainer.v1.trainer_mode": "sync",
 }
 # `null` in the place of a whole subtree leaves it at its defaults.
 SUBTREES = (f"{ALGORITHM}rollout_correction", f"{ALGORITHM}filter_groups")
@@ -53,7 +57,7 @@ SUBTREES = (f"{ALGORITHM}rollout_correction", f"{ALGORITHM}filter_groups")
 _OF_ACTOR = """
     _target_ calculate_entropy calculate_sum_pi_squared data_loader_seed entropy_checkpointing
     entropy_from_logits_chunk_size entropy_from_logits_with_chunking freeze_vision_tower grad_clip load_weight
-    pad_to_length ppo_epochs ppo_infer_max_token_len_per_gpu ppo_infer_micro_batch_size_per_gpu
+    pad_to_length ppo_infer_max_token_len_per_gpu ppo_infer_micro_batch_size_per_gpu
     ppo_max_token_len_per_gpu ppo_micro_batch_size ppo_micro_batch_size_per_gpu rollout_n shuffle strategy
     ulysses_sequence_parallel_size use_dynamic_bsz use_fused_kernels use_prefix_grouper use_remove_padding
     use_rollout_log_probs use_torch_compile checkpoint. engine. fsdp_config. global_batch_info. megatron.

@@ -11,7 +11,7 @@ import sympy
 from fibration.language.atoms import Gated, Reading
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.operators import ZERO, Signs, where
-from fibration.language.sympy_bridge import ATOM_OF, vanishes
+from fibration.language.sympy_bridge import ATOM_OF, cancelled, vanishes
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import Case, Conditions, TooManyCases, cases, merged
 from fibration.laws.signs.feasible import feasible, normal
@@ -119,5 +119,5 @@ def identical(one: Any, other: Any) -> bool:
         return True
     if not difference.has(sympy.exp):
         return False
-    plain = difference.replace(sympy.exp, lambda a: sympy.exp(sympy.expand(sympy.cancel(sympy.together(a)))))
+    plain = difference.replace(sympy.exp, lambda a: sympy.exp(sympy.expand(cancelled(sympy.together(a)))))
     return vanishes(sympy.expand(plain))

@@ -40,7 +40,7 @@ from fibration.laws.batches.concrete import Concrete, is_balanced, rounding
 from fibration.laws.batches.search import find
 from fibration.laws.batches.shapes import regular, small
 from fibration.laws.batches.values_tried import OTHER_PATTERNS, POSITIVE_PATTERNS, parameter_values
-from fibration.laws.batches.words import Witness
+from fibration.laws.batches.words import Witness, in_brief
 from fibration.laws.equivalent.counterexample import Token, witness
 from fibration.laws.equivalent.log_prob_samples import Breaks, breaks, draw_log_probs, read_by, reads_policies
 from fibration.laws.values.duals import TooClose, value_of
@@ -76,6 +76,9 @@ def difference(pair: Pair, most: Tries, any_size: bool = False) -> Witness | Non
 
 
 def _first(pair: Pair, n: int, number: int, off: Fraction) -> Witness | None:
+    """The first batch of `n` tokens on which a coefficient differs; rather one that differs in print too."""
+    alike: list[Witness] = []
+
     def fails(tried: Points) -> Witness | None:
         point, other, rewards = tried
         try:
@@ -85,10 +88,14 @@ def _first(pair: Pair, n: int, number: int, off: Fraction) -> Witness | None:
         for token, c in mine.items():
             d = yours[token]
             if abs(c - d) > off * max(ONE, abs(c), abs(d)):
-                return witness(pair, (point, other), rewards, token, mine, yours, off)
+                found = witness(pair, (point, other), rewards, token, mine, yours, off)
+                if in_brief(c) != in_brief(d):
+                    return found
+                alike.append(found)
+                break
         return None
 
-    return find(itertools.islice(points(pair, n), number), fails)
+    return find(itertools.islice(points(pair, n), number), fails) or next(iter(alike), None)
 
 
 def _coefficients(point: Point) -> dict[Token, Fraction]:
@@ -245,7 +252,9 @@ def _advantages(
     part = _parts(concrete, tokens, same)
     n = max(part) + 1
     patterns: list[tuple[Fraction, ...]] = [(ONE,) * n, (-ONE,) * n]
-    patterns += [tuple(ONE if i == k else -ONE for i in range(n)) for k in range(min(n, 2)) if n > 1]
+    mixed = [tuple(ONE if i == k else -ONE for i in range(n)) for k in range(min(n, 2)) if n > 1]
+    # equal rewards often make no advantage; the first patterns are tried at ratio 1, where a batch is easy to read
+    patterns = [*mixed, *patterns] if pair.takes_rewards else [*patterns, *mixed]
     patterns += [tuple(Fraction(rng.choice((-3, -2, -1, 0, 1, 2, 3)), 2) for _ in range(n)) for _ in range(3)]
     of_advantages = [c for c in pair.conditions if isinstance(c, Expression) and not reads_tokens(c)]
     of_advantages = [c for c in of_advantages if not (pair.takes_rewards and advantage in atoms(c))]

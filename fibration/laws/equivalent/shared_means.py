@@ -34,7 +34,7 @@ from fibration.language.expressions import Expression, as_expression
 from fibration.language.operators import ANY, POSITIVE, Signs, stop
 from fibration.language.pairs import Pair
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
-from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy
+from fibration.language.sympy_bridge import ATOM_OF, cancelled, from_sympy, symbol, to_sympy
 from fibration.language.traversal import atoms, transform
 from fibration.laws.equivalent.branchwise import may_move, normal_form, outcomes, same
 from fibration.laws.gates.coordinates import X
@@ -169,7 +169,7 @@ class Variables:
         assume = self.at(leaf, side)
         found = cases(e, assume)
         if len(found) == 1 and self._is_defined(found[0], assume, by_value):
-            made = sympy.expand(sympy.cancel(to_sympy(found[0].value)))
+            made = sympy.expand(cancelled(to_sympy(found[0].value)))
             if self.partial_in(e) <= {ATOM_OF[z] for z in made.free_symbols}:  # a factor that cancels must have a value
                 return made
         known = self._functions.setdefault((leaf, side, by_value), [])

@@ -13,7 +13,7 @@ from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.stops import ORDER
-from fibration.language.sympy_bridge import to_sympy
+from fibration.language.sympy_bridge import cancelled, to_sympy
 from fibration.language.traversal import atoms, substitute
 from fibration.laws.equivalent.token_formulas import TokenFormulas
 from fibration.laws.signs.branches import cases
@@ -100,4 +100,4 @@ class Form:
 @functools.lru_cache(1024)
 def _quotient(one: Expression, other: Expression) -> Any:
     """A quotient without common factors. Cached, because the same few masses recur."""
-    return sympy.cancel(sympy.together(to_sympy(one / other)))
+    return cancelled(sympy.together(to_sympy(one / other)))

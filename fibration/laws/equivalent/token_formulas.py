@@ -28,7 +28,7 @@ from fibration.language.operators import ANY, Signs, stop, where
 from fibration.language.order import Ordered
 from fibration.language.statistics import Aggregate
 from fibration.language.stops import NO_KINDS, ORDER
-from fibration.language.sympy_bridge import ATOM_OF, from_sympy, symbol, to_sympy
+from fibration.language.sympy_bridge import ATOM_OF, cancelled, from_sympy, symbol, to_sympy
 from fibration.language.traversal import atoms, desugar, rewrite, substitute, transform
 from fibration.laws.equivalent.shared_means import Variables
 from fibration.laws.signs.branches import cases
@@ -205,7 +205,7 @@ class TokenFormulas:
             )
             of = of if kind == "deviation" else None
             return self._variable(Gathered(kind, there, level, made, of))
-        share = sympy.cancel(1 / to_sympy(number))
+        share = cancelled(1 / to_sympy(number))
         terms = []
         for side in sides:
             made = tuple((s, share, v.function(e, s, side, by_value)) for s, e in formulas.items())

@@ -26,7 +26,7 @@ from sympy import oo
 
 from fibration.language.atoms import BATCH, Count, Reading, Stratum, advantage, read_at
 from fibration.language.hierarchy import gates
-from fibration.language.sympy_bridge import from_sympy, symbol, to_sympy, vanishes
+from fibration.language.sympy_bridge import cancelled, from_sympy, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
 from fibration.laws.gates.contributions import Lines, contribution, reads_batch, slopes
 from fibration.laws.gates.coordinates import X
@@ -229,7 +229,7 @@ class Amplified:
             if not is_log:
                 return [(steep, oo if p.high == oo else 1 + p.high)]
             end = p.high if (signs == {1}) == (up == 1) else p.low
-            return [(steep, oo if end in (oo, -oo) else up * sympy.cancel(p.value.subs(RHO, end)))]
+            return [(steep, oo if end in (oo, -oo) else up * cancelled(p.value.subs(RHO, end)))]
         pull = slope * (sympy.exp(up * p.value) if is_log else 1 + RHO)
         direction = Piece(p.low, p.high, pull, sympy.diff(pull, RHO)).direction(assume)
         if direction is None or signs not in ({1}, {-1}):
@@ -346,7 +346,7 @@ class Amplified:
     def _weighed(self, u: Stratum, leaf: Stratum) -> Any:
         """`E_m[μ/m | u]·m/μ`: 1 if the objective weighs what lies over one element of `u` as the kernels do."""
         weight = to_sympy(self.h.objective.spelled_out(self.h.leaves, self.h.rows))
-        shares = {o: sympy.cancel(weight / to_sympy(self.h.masses[o])) for o in self.shape.leaves_over(u)}
+        shares = {o: cancelled(weight / to_sympy(self.h.masses[o])) for o in self.shape.leaves_over(u)}
         fixed = {u, *self.h.coarser(u), Stratum(BATCH), None}
         own = shares[leaf]
         read = {read_at(from_sympy(t)) for s in shares.values() for t in s.free_symbols}
@@ -360,7 +360,7 @@ class Amplified:
             if one is None:
                 raise NotCertified(f"the objective does not weigh what lies over one {u} as the kernels do")
             total += one.subs({v: t for t, v in fixed_at.items()})
-        return sympy.cancel(total / to_sympy(self.h.masses[u]) / own)
+        return cancelled(total / to_sympy(self.h.masses[u]) / own)
 
     def _of_one_ratio(self, table: Lines) -> Bound | None:
         """The amplification if all ratios are one number: the root gate's, on its steepest piece; None if unknown."""

@@ -27,7 +27,7 @@ from fibration.language.objectives import Objective, constant_normaliser, token_
 from fibration.language.places import whole_batch
 from fibration.language.report import NOTE, WARNING, Fact
 from fibration.language.strata import Shape
-from fibration.language.sympy_bridge import ATOM_OF, from_sympy, show, to_sympy, vanishes
+from fibration.language.sympy_bridge import ATOM_OF, cancelled, from_sympy, show, to_sympy, vanishes
 from fibration.laws import topic
 from fibration.laws.batches.values_tried import parameter_values
 from fibration.laws.batches.words import number
@@ -284,7 +284,7 @@ def simple(value: Any) -> Any:
     """A sum in lowest terms, if it is a quotient of polynomials."""
     if not value.is_rational_function():
         return value
-    reduced = sympy.cancel(sympy.together(value))
+    reduced = cancelled(sympy.together(value))
     return sympy.factor(reduced) if len(reduced.free_symbols) <= MOST_FACTORED else reduced
 
 

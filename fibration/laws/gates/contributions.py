@@ -11,7 +11,7 @@ from sympy import oo
 
 from fibration.language.atoms import Density, Reading, Stratum, Summary
 from fibration.language.policies import LogProb
-from fibration.language.sympy_bridge import from_sympy
+from fibration.language.sympy_bridge import cancelled, from_sympy
 from fibration.laws.gates.pieces import Line, extremes
 from fibration.laws.gates.reach import domain, stays_below
 from fibration.laws.signs.neighbourhood import RHO, is_kinked
@@ -58,7 +58,7 @@ def _span(lows: list[Any], highs: list[Any], subject: Subject) -> tuple[Any, Any
 
 
 def _minus(a: Any, b: Any) -> Any:
-    return a if a in (oo, -oo) else -b if b in (oo, -oo) else sympy.cancel(a - b)
+    return a if a in (oo, -oo) else -b if b in (oo, -oo) else cancelled(a - b)
 
 
 def _range(found: list[Line] | None, low: Any, high: Any, subject: Subject) -> tuple[Any, Any] | None:

@@ -10,7 +10,7 @@ from fibration.language.atoms import Gated, Stratum, gated, in_channel, residual
 from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy, gates
-from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
+from fibration.language.sympy_bridge import cancelled, symbol, to_sympy, vanishes
 from fibration.language.traversal import substitute
 from fibration.laws.gates.pieces import Line, pieces
 from fibration.laws.signs.branches import TooManyCases, cases
@@ -96,6 +96,6 @@ def composed(h: Hierarchy, leaf: Stratum) -> Expression:
 
 def log_of(ratio: Any) -> Any:
     """`log` of a branch-free ratio, with `exp(a)/exp(b)` and `1 + (exp(x) - 1)` taken apart."""
-    ratio = ratio.replace(sympy.exp, lambda a: sympy.exp(sympy.cancel(sympy.together(a))))
+    ratio = ratio.replace(sympy.exp, lambda a: sympy.exp(cancelled(sympy.together(a))))
     ratio = sympy.powsimp(sympy.expand(sympy.together(ratio)))
     return ratio.args[0] if isinstance(ratio, sympy.exp) else sympy.log(ratio)

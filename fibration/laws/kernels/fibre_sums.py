@@ -16,7 +16,7 @@ from fibration.language.atoms import Attribute, Count, Stratum, Total, read_at
 from fibration.language.expressions import Expression
 from fibration.language.kernels import Fibration
 from fibration.language.operators import ANY, Signs
-from fibration.language.sympy_bridge import from_sympy, symbol
+from fibration.language.sympy_bridge import cancelled, from_sympy, symbol
 from fibration.laws.signs.branches import Case, TooManyCases, cases
 from fibration.laws.signs.populations import Populations
 from fibration.laws.subject import Subject
@@ -39,7 +39,7 @@ def fibre_sum(weight: Any, source: Stratum, target: Stratum, known: Populations)
         return None
     if not varying:
         return weight * symbol(Count(source, target))
-    weight = sympy.cancel(sympy.together(weight))
+    weight = cancelled(sympy.together(weight))
     if not weight.is_polynomial(*varying):
         return None
     polynomial = sympy.Poly(weight, *varying)

@@ -80,7 +80,7 @@ def _unneeded(h: Hierarchy) -> Decision:
     assumed = [a for a in h.assume if isinstance(a, Balanced)]
     why = f" with {', '.join(map(repr, assumed))}" if assumed else ": no two strata cross"
     found = f"a projection that is asked for where none is needed: every residual is orthogonal{why}"
-    remedy = "drop orthogonalise" + (f", or {' and '.join(map(repr, assumed))}" if assumed else "")
+    remedy = "write orthogonalise=None" + (f", or leave out {' and '.join(map(repr, assumed))}" if assumed else "")
     return refuted("hierarchy", found, remedy, None, UNNEEDED)
 
 

@@ -34,7 +34,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, MarkovKernel
 from fibration.language.operators import ZERO, Signs
 from fibration.language.report import Cause
-from fibration.language.sympy_bridge import show, symbol, vanishes
+from fibration.language.sympy_bridge import cancelled, show, symbol, vanishes
 from fibration.language.traversal import rewrite
 from fibration.laws import topic
 from fibration.laws.batches.concrete import Concrete, rounding
@@ -207,12 +207,12 @@ def _line(filled: list[Fibration], sums: Sums, empty: Cover, known: Populations)
         return f"Σ over {f.source} of {case.value} = {f'{form} = ' * bool(form)}1"
     parts = [f"Σ over {f.source} of {case.value}" for f, case in zip(filled, sums.cases, strict=True)]
     where = f"without {' and '.join(f.source.name for f in empty)}: " if empty else ""
-    return f"{where}{' + '.join(parts)} = {' + '.join(show(sympy.cancel(t)) for t in sums.terms)} = 1"
+    return f"{where}{' + '.join(parts)} = {' + '.join(show(cancelled(t)) for t in sums.terms)} = 1"
 
 
 def _product_form(case: Case, f: Fibration, known: Populations) -> str:
     """How the sum comes about, before it is cancelled: `count(token) · 1/count(token)`; '' if it takes steps."""
-    weight = sympy.cancel(sympy.together(case.sympy()))
+    weight = cancelled(sympy.together(case.sympy()))
     varying = [s for s in weight.free_symbols if varies(s, f.target, known)]
     if not varying:
         return f"{Count(f.source, f.target)} · {case.value}"
@@ -277,7 +277,7 @@ def _sums_to_share(f: Fibration, way: Way, subject: Subject) -> str | None:
             for found in kernel_sums([f, *filled], signs, subject, [1, *(-1 for _ in filled)]):
                 if found is None or not vanishes(found.total):
                     return None
-                summed = f"Σ over {f.source} of {found.cases[0].value} = {show(sympy.cancel(found.terms[0]))}"
+                summed = f"Σ over {f.source} of {found.cases[0].value} = {show(cancelled(found.terms[0]))}"
                 lines.append(f"{without}{summed}, the share of {_leaves(way)} by way of {way.through}")
     return "; ".join(dict.fromkeys(lines)) or None
 
@@ -335,7 +335,7 @@ def _share_remedy(f: Fibration, way: Way, subject: Subject) -> str:
         terms.append(case.sympy() if k.source == f.source else fibre_sum(case.sympy(), k.source, f.source, known))
     else:
         if None not in terms:
-            return f"let it be m(a)/m(b) of the measure that the other kernels spread: {show(sympy.cancel(sum(terms)))}"
+            return f"let it be m(a)/m(b) of the measure that the other kernels spread: {show(cancelled(sum(terms)))}"
     return "let it be m(a)/m(b) of the measure m that the other kernels spread"
 
 

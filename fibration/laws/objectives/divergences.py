@@ -30,6 +30,7 @@ from fibration.language.sympy_bridge import (
     ATOM_OF,
     CURRENT_LOG_PROB,
     OLD_LOG_PROB,
+    cancelled,
     from_sympy,
     show,
     symbol,
@@ -211,7 +212,7 @@ class _Sampled:
             drift = sum((sympy.diff(c, s) for s in drawn), sympy.Integer(0))
             if not alone or not all(vanishes(b.subs(X, 0) - c) for b in branches) or (targets and not vanishes(drift)):
                 return None
-            rates.append(self.assume.signs(sympy.cancel(rate)))
+            rates.append(self.assume.signs(cancelled(rate)))
         ways = [frozenset({0, 1})] if targets else [frozenset({0, 1}), frozenset({-1, 0})]
         one_way = any(all(signs <= way for signs in rates) for way in ways)
         return (one_way and any(0 not in signs for signs in rates)) or None

@@ -20,7 +20,7 @@ from fibration.language.operators import exp
 from fibration.language.penalties import Penalty
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.statistics import atoms_within
-from fibration.language.sympy_bridge import ATOM_OF, show, to_sympy, vanishes
+from fibration.language.sympy_bridge import ATOM_OF, cancelled, show, to_sympy, vanishes
 from fibration.language.traversal import desugar
 from fibration.laws import topic
 from fibration.laws.law import Decision, Law, proved, unproved
@@ -96,7 +96,7 @@ def estimator(h: Hierarchy, penalty: Penalty) -> str:
 def _multiple(value: Any, formula: Any) -> str | None:
     """The factor, of numbers and parameters, by which a value is a formula; None if there is none."""
     try:
-        factor = sympy.cancel(sympy.expand(value) / sympy.expand(formula))
+        factor = cancelled(sympy.expand(value) / sympy.expand(formula))
     except (sympy.PolynomialError, NotImplementedError):
         return None
     if factor == 0 or not all(isinstance(ATOM_OF.get(s), Parameter) for s in factor.free_symbols):

@@ -14,8 +14,6 @@ from functools import cached_property, reduce
 from operator import or_
 from typing import Any
 
-import sympy
-
 from fibration.language.atoms import Attribute, Count, Parameter, Reading, Stratum, read_at, reward
 from fibration.language.expressions import Apply, Expression, Number, apply, as_expression
 from fibration.language.hierarchy import Hierarchy
@@ -24,7 +22,7 @@ from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate, atoms_within
-from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
+from fibration.language.sympy_bridge import cancelled, symbol, to_sympy, vanishes
 from fibration.language.traversal import desugar
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import Case, TooManyCases, cases
@@ -177,7 +175,7 @@ def rises(h: Hierarchy, formula: Expression) -> bool | None:
 
 def _is_not_below_0(case: Case, known: Assumptions) -> bool:
     value, inside = case.sympy(), known.with_signs(dict(case.signs))
-    if case.defined(known) and (-1 not in inside.signs(value) or -1 not in inside.signs(sympy.cancel(value))):
+    if case.defined(known) and (-1 not in inside.signs(value) or -1 not in inside.signs(cancelled(value))):
         return True
     return any(_contradict(one, other, known) for one, other in itertools.combinations(case.signs, 2))
 

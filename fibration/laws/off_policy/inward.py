@@ -17,9 +17,12 @@ from dataclasses import replace
 
 from sympy import oo
 
+from fibration.errors import FibrationError
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
 from fibration.language.decompositions import log_ratio
 from fibration.language.expressions import Expression
+from fibration.language.gates import Gate, clip_gate, pessimistic_clip_gate
+from fibration.language.roles import words
 from fibration.language.sympy_bridge import from_sympy
 from fibration.language.traversal import atoms
 from fibration.laws import topic
@@ -123,11 +126,31 @@ def _refused(subject: Subject, stratum: Stratum, found: list[Fault], witness: Wi
         remedy = f"swap what bounds its two sides, as {ORDER} has them; inward() alone would leave no bound"
     if "pull=" in str(gate) and {TURNED, LOST} & what:
         remedy = "leave pull= out of inward(): it then is what the law asks of"
+    elif made := _gate_to_write(subject, stratum, fault):
+        remedy = f"write {stratum}: {made} in gates"
     decision = unproved(topic.gate(stratum), f"{gate}, {why}", f"{remedy}; {GIVE_UP}", witness)
     decision = replace(decision, fault=fault)
     lacking = subject.kernel_without_a_value(*subject.hierarchy.fibrations) or gate_without_a_value(subject, stratum)
     cause = lacking or subject.first_failure("reflecting", "coherent", "recovery")
     return decision if witness else following(decision, cause)
+
+
+def _gate_to_write(subject: Subject, stratum: Stratum, fault: str) -> Gate | None:
+    """A gate with the bounds of the declared one, for which the law is proved."""
+    h, gate = subject.hierarchy, subject.hierarchy.gates[stratum]
+    bounds = [a for a in dict.fromkeys(atoms(gate.expression)) if isinstance(a, Parameter)][:2]
+    bounds.sort(key=lambda p: "high" in words(p.name))
+    clips = [lambda: pessimistic_clip_gate(bounds[0], bounds[-1]), lambda: clip_gate(bounds[0])] if bounds else []
+    offers = [gate.inward] if fault == TURNED else clips[::-1] if fault == OPENED else clips
+    for offer in offers:
+        try:
+            made = offer()
+            mended = Subject(h.replace(gates={**h.gates, stratum: made}), [])
+        except FibrationError:  # a bound that this gate cannot have
+            continue
+        if all(Pushed(mended, stratum, channel).is_kept() for channel in h.decomposition.channels):
+            return made
+    return None
 
 
 def remainder(subject: Subject) -> Iterator[Decision]:

@@ -51,6 +51,7 @@ from fibration.laws.values.probes import between
 MOST_TOKENS, MOST_SHAPES = 4, 60  # of batches with usual values
 MOST_POINTS = 500  # drifts of all batches together
 SIZES = tuple(Fraction(n, 100) * Fraction(5, 4) ** k for n in (1, 100) for k in range(20))  # how far tokens drift
+FALLS = (Fraction(1, 10), Fraction(3, 5), Fraction(9, 10))  # of ratios, where densities are read
 MOST_DOUBLED = 8
 PLACES = (Fraction(1, 2), Fraction(1, 10))  # within an interval
 TURNED, LOST, OPENED = "turned", "lost", "opened"
@@ -116,22 +117,27 @@ def pushed_further_out(
 ) -> Witness | None:
     """The smallest batch found on which a level has one of the faults `what`, with residuals in the spans; or None.
 
+    Where a gate reads densities of ratio deviations, all ratios but one may fall too: sums get below -1 there.
+
     `of`: what drifts by multiples of one number, so that residuals do too: log ratios ("log") or ratios ("deviation").
     """
     h, tried = _by_recursion(h), 0
     gate = in_channel(h.gate(stratum), channel)
     mixed = bool(atoms(gate, Summary))
-    for concrete, way in _batches(h):
+    together = of == "deviation" and bool(atoms(gate, Density))
+    for concrete, way in _batches(h, together):
         spread = _sizes(h, concrete, stratum, channel, way, spans, of)
+        if together and spread == list(SIZES):
+            spread = list(FALLS)
         others = _others_than_signs(gate, concrete, stratum) if advantage in atoms(gate) else []
         other: Witness | None = None
         for advantages in (*_advantages(h, concrete, way, mixed), *((a,) * len(way) for a in others)):
             found: list[tuple[Point, list[Level]]] = []
             for t in spread:
-                tried += 1
+                point = _point(h, concrete, way, t, advantages, of)
+                tried += point is not None
                 if tried > MOST_POINTS:
                     return other
-                point = _point(h, concrete, way, t, advantages, of)
                 if point is not None and (here := _levels(point, stratum, channel)):
                     found.append((point, here))
             # another element of the batch may have no value; the coefficients then have none either
@@ -179,14 +185,17 @@ def _by_recursion(h: Hierarchy) -> Hierarchy:
     return h.replace(orthogonalise=None, assume=(*h.assume, *even))
 
 
-def _batches(h: Hierarchy) -> Iterator[tuple[Concrete, tuple[int, ...]]]:
+def _batches(h: Hierarchy, together: bool = False) -> Iterator[tuple[Concrete, tuple[int, ...]]]:
     """Yields batches with the direction in which each token drifts; batches of usual values come first."""
     shape = whole_batch(h)
     usual = (c for n in range(1, MOST_TOKENS + 1) for c in itertools.islice(smallest(h, shape, n), MOST_SHAPES))
     read = [*formulas(h), h.objective.spelled_out(h.leaves, h.rows)]
     for concrete in itertools.chain(usual, concretes(h, read, caps.INWARD, shape)):
         if not leaves_one_alone(h, concrete):
-            yield from ((concrete, way) for way in directions(concrete.tokens))
+            n = concrete.tokens
+            yield from ((concrete, way) for way in directions(n))
+            if together and n > 2:  # sums of deviations get below -1 where several ratios fall
+                yield from ((concrete, tuple(-int(i != k) for i in range(n))) for k in range(n))
 
 
 def _attempt(evaluate: Callable[[], Any]) -> Any:
@@ -320,8 +329,8 @@ def _witness(
     beside = f" instead of μ·A·r = {in_brief(*ungated)}"
     if what != TURNED:  # the coefficient has the right sign, and should be nearer to 0
         beside = f", of μ·A·r = {in_brief(*ungated)}"
-        if all(abs(c - u) <= max(exact, far) for c, u in zip(coefficients, ungated, strict=True)):
-            beside = ", all of μ·A·r"
+    if all(abs(c - u) <= max(exact, far) for c, u in zip(coefficients, ungated, strict=True)):
+        beside = ", all of μ·A·r" if what != TURNED else ", those of μ·A·r: other tokens make up for it on this batch"
     text = (
         f"{in_batch(h, concrete)} with {_advantages_in_words(point.advantages)} and {kind if many else kind[:-1]} "
         f"{in_brief(*drift)}, "

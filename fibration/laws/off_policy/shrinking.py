@@ -12,7 +12,7 @@ from typing import Any
 import sympy
 
 from fibration.language.atoms import Density
-from fibration.language.sympy_bridge import symbol
+from fibration.language.sympy_bridge import cancelled, symbol
 from fibration.laws.on_policy.levels_together import Stack, stacks, usable
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import Case, TooManyCases, cases
@@ -43,7 +43,7 @@ def _between(stack: Stack, sign: int) -> bool:
         facts = facts_of(case)
         if is_impossible(case, assume):
             continue
-        added = sympy.cancel(sympy.together(case.sympy() * mass.sympy()))
+        added = cancelled(sympy.together(case.sympy() * mass.sympy()))
         if not (_is_at_least_0(sign * added, facts, assume) and _is_at_least_0(sign * (own - added), facts, assume)):
             return False
     return True

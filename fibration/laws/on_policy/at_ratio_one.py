@@ -15,7 +15,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import Stopped
 from fibration.language.order import Ordered
 from fibration.language.statistics import atoms_within
-from fibration.language.sympy_bridge import flowing, symbol, to_sympy, vanishes
+from fibration.language.sympy_bridge import cancelled, flowing, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
 from fibration.laws.gates.coordinates import X, composed
 from fibration.laws.on_policy import levels_together
@@ -73,7 +73,7 @@ def starts(subject: Subject) -> Iterator[Start]:
                 terms = value, case.slope(X), sympy.diff(value, X)
                 there = {X: 0, **order}
                 others = [case.slope(s).subs(there) for s in order] + [sympy.diff(value, s).subs(there) for s in order]
-                first, slope, rise = (sympy.cancel(v.subs(there)) for v in terms)
+                first, slope, rise = (cancelled(v.subs(there)) for v in terms)
                 yield Start(leaf, side, first, slope, rise, tuple(others))
             else:
                 yield Start(leaf, side)

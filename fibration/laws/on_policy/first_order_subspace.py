@@ -12,7 +12,7 @@ from fibration.language.atoms import BATCH, Stratum, advantage, gated
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.operators import Signs
 from fibration.language.places import home
-from fibration.language.sympy_bridge import from_sympy, symbol, to_sympy, vanishes
+from fibration.language.sympy_bridge import cancelled, from_sympy, symbol, to_sympy, vanishes
 from fibration.laws import topic
 from fibration.laws.kernels.orthogonality import LAW as ORTHOGONALITY
 from fibration.laws.on_policy.at_ratio_one import starts
@@ -127,5 +127,5 @@ def _shares(subject: Subject) -> list[list[Any]]:
 def _is_constant(h: Hierarchy, value: Any, stratum: Stratum) -> bool:
     """Whether a value is constant on each element of a stratum, as the advantage is assumed to be."""
     allowed = {s.name for s in (stratum, *h.coarser(stratum))} | {BATCH}
-    read = (from_sympy(s) for s in sympy.cancel(sympy.together(value)).free_symbols)
+    read = (from_sympy(s) for s in cancelled(sympy.together(value)).free_symbols)
     return all(atom == advantage or home(h, atom) in allowed for atom in read)

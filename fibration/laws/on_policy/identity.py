@@ -17,8 +17,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import sympy
-
 from fibration.errors import FibrationError
 from fibration.language.atoms import (
     Attribute,
@@ -39,7 +37,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
-from fibration.language.sympy_bridge import from_sympy
+from fibration.language.sympy_bridge import cancelled, from_sympy
 from fibration.language.traversal import applications, atoms
 from fibration.laws import topic
 from fibration.laws.batches import caps
@@ -126,10 +124,10 @@ def _normalised(h: Hierarchy, stratum: Stratum, passes: Callable[[Hierarchy], bo
         whole = case.sympy()
         value, slope = whole.subs(RHO, 0), case.slope(RHO).subs(RHO, 0)
         if whole.is_rational_function():
-            made = Gate(from_sympy(sympy.cancel((whole - value) / slope)))
+            made = Gate(from_sympy(cancelled((whole - value) / slope)))
         else:
             kept = gate.expression if value == 0 else gate.expression - from_sympy(value)
-            made = Gate(kept if slope == 1 else from_sympy(sympy.cancel(1 / slope)) * kept)
+            made = Gate(kept if slope == 1 else from_sympy(cancelled(1 / slope)) * kept)
         mended = h.replace(gates={**h.gates, stratum: made})
     except (FibrationError, TooManyCases, ValueError):  # several branches, or no value or slope at 0
         return ""

@@ -23,7 +23,7 @@ from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import gates
 from fibration.language.operators import NOT_NEGATIVE, Signs
-from fibration.language.sympy_bridge import flowing, show, symbol, vanishes
+from fibration.language.sympy_bridge import cancelled, flowing, show, symbol, vanishes
 from fibration.language.traversal import substitute
 from fibration.laws.signs.branches import Case, Conditions, TooManyCases, cases, merged
 from fibration.laws.signs.claim import divided, inside
@@ -148,7 +148,7 @@ class Stack:
             except (ValueError, TooManyCases):
                 return ""
             value = branches[0].sympy().subs(symbol(Density(s, self.channel)), density.sympy()) * mass.sympy()
-            parts.append(f"{show(sympy.cancel(value))} on {s}")
+            parts.append(f"{show(cancelled(value))} on {s}")
         return " and ".join(parts)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -18,6 +20,7 @@ from fibration.laws.signs import smooth_signs
 from fibration.laws.signs.assumptions import Assumptions
 
 MAX_CASES = 512
+_LEFT: ContextVar[list[int] | None] = ContextVar("comparisons that are left", default=None)
 NOTHING = Number(Fraction(0))
 _TRUE_SIGNS: dict[str, Signs] = {
     "<": frozenset({-1}), "<=": frozenset({-1, 0}), ">": frozenset({1}), ">=": frozenset({0, 1}),
@@ -78,7 +81,17 @@ class Case:
 
 
 class TooManyCases(Exception):
-    """An expression has more than `MAX_CASES` branches; the law is then undecided."""
+    """An expression has more than `MAX_CASES` branches, or needs too many comparisons; the law is then undecided."""
+
+
+@contextmanager
+def at_most(comparisons: int) -> Iterator[None]:
+    """Inside, this thread splits expressions with so many comparisons in all; more of them raise `TooManyCases`."""
+    before = _LEFT.set([comparisons])
+    try:
+        yield
+    finally:
+        _LEFT.reset(before)
 
 
 def cases(expression: Expression, assume: Assumptions) -> list[Case]:
@@ -184,6 +197,10 @@ def _outcomes(condition: Expression, path: Path, assume: Assumptions) -> list[tu
 
 
 def _compare(operator: str, difference: Any, path: Path, assume: Assumptions) -> list[tuple[Path, bool]]:
+    if (left := _LEFT.get()) is not None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise TooManyCases("too many comparisons")
     true = _TRUE_SIGNS[operator]
     sign, difference = assume.decisive(difference)
     if difference.could_extract_minus_sign():

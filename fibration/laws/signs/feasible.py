@@ -15,7 +15,7 @@ import sympy
 
 from fibration.language.atoms import Component, Count, Parameter
 from fibration.language.operators import POSITIVE, Signs
-from fibration.language.sympy_bridge import ATOM_OF, NO_VALUES
+from fibration.language.sympy_bridge import ATOM_OF, NO_VALUES, cancelled
 from fibration.laws.signs.assumptions import Assumptions
 
 MOST = 150  # inequalities before an elimination; with more, nothing is decided
@@ -61,9 +61,9 @@ def _without_exponential(value: Any, assume: Assumptions) -> tuple[Any, int] | N
     if a == 0 or b.has(e) or a.has(e):
         return None
     sign = assume.signs(a)
-    if len(sign) != 1 or 0 in sign or assume.signs(sympy.cancel(b / a)) != POSITIVE:
+    if len(sign) != 1 or 0 in sign or assume.signs(cancelled(b / a)) != POSITIVE:
         return None
-    return sympy.expand(e.args[0] - sympy.log(sympy.cancel(b / a))), next(iter(sign))
+    return sympy.expand(e.args[0] - sympy.log(cancelled(b / a))), next(iter(sign))
 
 
 def _over(value: Any, positive: Any) -> Any:

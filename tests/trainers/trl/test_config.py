@@ -22,6 +22,7 @@ from recorded_training import dataset, saved, tokenizer
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments
 from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.utils import DatasetMixtureConfig
+from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import split_tensor_dict
 
 import fibration
@@ -79,8 +80,11 @@ def number_of_rewards(options):
     return len(options.get("reward_weights") or options.get("reward_funcs") or REWARDS[:1])
 
 
-def theirs(options, b, model, folder, truncated=()):
-    """TRL's loss over all micro-batches of a step, and its gradient in the log-probs of the policy."""
+def theirs(options, b, model, folder, truncated=(), router=None):
+    """TRL's loss over all micro-batches of a step, and its gradient in the log-probs of the policy.
+
+    `router`: the coefficient of a mixture of experts, whose load balancing loss is the row's number, averaged.
+    """
     rows = micro_batch(options)
     usual = dict(
         num_generations=4, num_iterations=2, gradient_accumulation_steps=ROWS // rows, max_completion_length=WIDTH
@@ -91,6 +95,7 @@ def theirs(options, b, model, folder, truncated=()):
     functions = [lambda prompts, k=k, **_: list(REWARDS[k]) for k in range(number_of_rewards(options))]
     trainer = GRPOTrainer(model, functions, args, dataset(8), processing_class=tokenizer())
     trainer.use_vllm = options.get("use_vllm", False)  # without an engine
+    trainer.aux_loss_enabled, trainer.router_aux_loss_coef = router is not None, router
     ids = [[FIRST + row] * (n - 1) + [FIRST + row if row in truncated else 1] for row, n in enumerate(LENGTHS)]
     sampled = [b.rollout[row, :n].tolist() for row, n in enumerate(LENGTHS)] if trainer.use_vllm else None
     trainer._generate = lambda prompts: (
@@ -104,7 +109,7 @@ def theirs(options, b, model, folder, truncated=()):
             values = b.reference
         else:
             values = log_prob if torch.is_grad_enabled() else b.old
-        return values[at], b.entropy[at], None
+        return values[at], b.entropy[at], at.double().mean()
 
     trainer._get_per_token_logps_and_entropies = scores
     trainer.model.train()
@@ -212,6 +217,76 @@ def test_ratios_are_exactly_1_where_around_says_so(model, tmp_path):
     expected = theirs(options, b, model, tmp_path)
     b.old = b.current
     assert_same(ours(options, b), expected)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dapo", "dr_grpo", "luspo"])
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_the_entropy_bonus_is_that_of_around(kind, share, model, tmp_path):
+    """A mean over the tokens of each micro-batch, whatever the loss divides by."""
+    plain = {"loss_type": kind, "importance_sampling_level": "sequence" if kind == "luspo" else "token"}
+    plain |= {"top_entropy_quantile": share}
+    b = batch(0)
+    said = " ".join(hierarchy_of({**plain, "entropy_coef": 0.3}).around)
+    assert "minus 0.3 times the mean over the tokens of each micro-batch" in said
+    assert ("that top_entropy_quantile keeps" in said) is (share < 1)
+    (with_bonus, _), (without, _) = (
+        theirs({**plain, **more}, b, model, tmp_path) for more in ({"entropy_coef": 0.3}, {})
+    )
+    kept = b.mask & (b.entropy >= b.entropy[b.mask].float().quantile(1 - share).double())
+    rows = micro_batch(plain)
+    means = [b.entropy[k : k + rows][kept[k : k + rows]].mean() for k in range(0, ROWS, rows)]
+    assert with_bonus - without == pytest.approx(-0.3 * float(sum(means)) / len(means), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dapo", "bnpo"])
+def test_the_loss_of_the_router_is_that_of_around(kind, model, tmp_path):
+    options = {"loss_type": kind}
+    b = batch(0)
+    assert "router_aux_loss_coef=0.2: plus that times" in " ".join(
+        hierarchy_of({**options, "router_aux_loss_coef": 0.2}).around
+    )
+    (with_router, _), (without, _) = (theirs(options, b, model, tmp_path, router=r) for r in (0.2, None))
+    assert with_router - without == pytest.approx(0.2 * (ROWS - 1) / 2)  # the mean of 0, 1, ..., of rows of one size
+
+
+def test_the_reference_model_moves_as_around_says():
+    (said,) = [
+        s for s in hierarchy_of({"beta": 0.1, "sync_ref_model": True, "num_iterations": 2}).around if "sync" in s
+    ]
+    steps, share = map(float, re.search(r"every (\d+) steps the reference model moves .* by ([\d.]+)", said).groups())
+    policy, reference = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    before, after = float(reference.weight), float(policy.weight)
+    args = SimpleNamespace(**{name: DEFAULTS[name] for name in ("ref_model_sync_steps", "ref_model_mixup_alpha")})
+    callback = SyncRefModelCallback(ref_model=reference, accelerator=None)
+    for step in range(1, int(steps) + 1):
+        assert float(reference.weight) == before
+        callback.on_step_end(args, SimpleNamespace(global_step=step), None, model=policy)
+    assert float(reference.weight) == pytest.approx(before + share * (after - before))
+
+
+@pytest.mark.parametrize(
+    "counts", [(1, 1, 1), (2, 1, 1), (1, 4, 1), (1, 4, 2), (3, 2, 2), (3, 1, 2), (7, 1, 4), (1, 2, 8), (2, 5, 3)]
+)
+def test_a_generation_takes_the_steps_that_around_says(counts, model, tmp_path):
+    """Micro-batches in turn, as TRL's trainer prepares them: how old is what they train on?"""
+    names = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps")
+    options = {**dict(zip(names, counts, strict=True)), "num_generations": 4, "per_device_train_batch_size": 4}
+    args = GRPOConfig(str(tmp_path), use_cpu=True, bf16=False, report_to=[], **options)
+    trainer = GRPOTrainer(
+        model, lambda prompts, **_: [0.0] * len(prompts), args, dataset(8), processing_class=tokenizer()
+    )
+    trainer.model.train()
+    rows, accumulation = 4 * args.steps_per_generation, args.gradient_accumulation_steps
+    trainer._generate_and_score_completions = lambda _: {"step": torch.full((rows,), trainer._step // accumulation)}
+    ages = []
+    for trainer._step in range(60):
+        ages.append(trainer._step // accumulation - int(trainer._prepare_inputs([])["step"][0]))
+    said = " ".join(hierarchy_of(options).around)
+    found = re.search(r"A generation takes ([\d.]+) optimizer steps .* the policy is (\d+) step", said)
+    assert bool(found) is (max(ages) > 0) is ("All ratios are exactly 1" not in said)
+    if found:
+        assert float(found[1]) == pytest.approx(counts[0] * counts[1] / counts[2], abs=1e-5)
+        assert int(found[2]) == max(ages)
 
 
 # ---------------------------------------------------------------- names

@@ -7,6 +7,7 @@ The config goes through verl's YAML and dataclasses. A batch goes through `apply
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +26,9 @@ from verl.trainer.ppo.rollout_corr_helper import (
     SUPPORTED_ROLLOUT_RS_OPTIONS,
     compute_rollout_correction_and_add_to_batch,
 )
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.tensordict_utils import make_iterator
 from verl.workers.utils import losses
 
 from fibration.configs.verl.corrections import MASKS
@@ -80,8 +83,8 @@ class MiniBatch(dict):
         return TensorDict({f: self[f] for f in fields}, batch_size=len(self["response_mask"]))
 
 
-def theirs(config, b, monkeypatch):
-    """verl's objective and its gradient in the log-probs of the tokens."""
+def theirs(config, b, monkeypatch, **output):
+    """verl's objective and its gradient in the log-probs of the tokens. `output`: what the model returns beside them."""
     made = composed(config)
     actor, algorithm = (omega_conf_to_dataclass(c) for c in (made.actor_rollout_ref.actor, made.algorithm))
     correction, mask = RolloutCorrectionConfig(**algorithm.rollout_correction), b.mask.double()
@@ -114,7 +117,7 @@ def theirs(config, b, monkeypatch):
     known = {"dp_size": 1, "batch_num_tokens": counted.sum().item(), "global_batch_size": len(mask)}
     monkeypatch.setattr(losses, "no_padding_2_padding", lambda tensor, _: tensor)
     log_prob = b.log_prob.clone().requires_grad_()
-    value, _ = losses.ppo_loss(actor, {"log_probs": log_prob}, MiniBatch({**data.batch, **known}))
+    value, _ = losses.ppo_loss(actor, {"log_probs": log_prob, **output}, MiniBatch({**data.batch, **known}))
     (slope,) = torch.autograd.grad(value, log_prob)
     return -float(value.detach()), -slope[b.mask].numpy()
 
@@ -250,6 +253,49 @@ def test_two_options_together_train_what_verl_trains(first, second, monkeypatch)
     except SpecError as error:
         pytest.skip(f"refused: {error}")
     same(config, monkeypatch, seed=2)
+
+
+# ---------------------------------------------------------------- what `around` says
+
+
+@pytest.mark.parametrize("mode", MEANS)
+def test_the_entropy_bonus_is_averaged_as_around_says(mode, monkeypatch):
+    config = {**BASE, **NEEDS.get(mode, {}), f"{ACTOR}loss_agg_mode": mode}
+    b = batch(1, config)
+    said = " ".join(hierarchy_of({**config, f"{ACTOR}entropy_coeff": 0.3}).around)
+    assert "entropy_coeff=0.3 adds the exact entropy of each token's distribution" in said
+    assert f"averaged as {ACTOR}loss_agg_mode={mode}" in said
+    entropy = b.log_prob.detach().abs()
+    (with_bonus, _), (without, _) = (
+        theirs({**config, f"{ACTOR}entropy_coeff": coef}, b, monkeypatch, entropy=entropy) for coef in (0.3, 0.0)
+    )
+    lengths, width = b.mask.sum(-1), 16
+    per_row = (entropy * b.mask).sum(-1)
+    expected = {
+        "token-mean": per_row.sum() / lengths.sum(),
+        "token-sum": per_row.sum(),
+        "seq-mean-token-sum": per_row.mean(),
+        "seq-mean-token-mean": (per_row / lengths).mean(),
+        "seq-mean-token-sum-norm": per_row.mean() / width,
+    }[mode]
+    assert with_bonus - without == pytest.approx(0.3 * float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize(("prompts", "mini", "epochs"), [(8, 8, 1), (8, 2, 1), (8, 8, 3), (8, 4, 2), (10, 4, 1)])
+def test_a_batch_takes_the_steps_that_around_says(prompts, mini, epochs):
+    options = {f"{ACTOR}ppo_mini_batch_size": mini, f"{ACTOR}ppo_epochs": epochs, "data.train_batch_size": prompts}
+    made = composed({**BASE, **options})
+    trainer = SimpleNamespace(use_critic=False, config=made, global_steps=1)
+    multiple, answers = PPOTrainer._get_required_batch_multiple(trainer, 1), made.actor_rollout_ref.rollout.n
+    filled = -(-prompts * answers // multiple) * multiple
+    data = TensorDict({"row": torch.arange(filled)}, batch_size=filled)
+    steps = len(list(make_iterator(data, mini * answers, epochs)))  # as the worker's train_mini_batch
+    said = " ".join(hierarchy_of({**BASE, **options}).around)
+    if steps == 1:
+        assert f"{prompts} prompts takes one optimizer step" in said and "No clip ever acts" in said
+    else:
+        assert f"{prompts} prompts takes {steps} optimizer steps" in said and f"is {steps - 1} step" in said
+    assert (f"verl fills {prompts} prompts up to {filled // answers}," in said) is (filled > prompts * answers)
 
 
 # ---------------------------------------------------------------- tables
