@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from fibration.compiler.arguments import TOKENS
 from fibration.compiler.ir import Input
+from fibration.compiler.keys import Key
 from fibration.runtime import devices
 from fibration.runtime.batch import GIVEN_TENSOR, Batch, Launcher, Outputs, given_of, tensors_of
 from fibration.runtime.given import at_elements
@@ -22,6 +23,7 @@ from fibration.runtime.index.index import Index
 from fibration.runtime.metrics import Asked
 from fibration.runtime.parameters import plain
 
+NONFINITE = Key("nonfinite")
 KEPT = "prepared calls"  # in the cache of an index
 POLICY = TOKENS["policy_log_prob"].called
 MANY = 16  # kinds of calls that an index keeps; then it forgets them
@@ -85,10 +87,15 @@ def call_tensors(
     return found
 
 
-def known(index: Index, key: Hashable) -> Prepared | None:
-    """The call that the index keeps under this key."""
+def again(key: Hashable, index: Index, tensors: Mapping[str, Any], graph: bool) -> tuple[Prepared, Outputs] | None:
+    """The call that the index keeps under `key`, and its outputs; None if it has to be checked, or to be explained."""
     kept: dict[Hashable, Prepared] = index.kept(KEPT, dict)
-    return kept.get(key)
+    made = kept.get(key)
+    if made is None or not is_plain_call(index.device) or not made.fits(tensors, index.device, graph):
+        return None
+    outputs = made.run(tensors, index)
+    looks = devices.can_sync(index.device)  # as where a call is checked
+    return None if looks and outputs.number(NONFINITE) > 0 else (made, outputs)
 
 
 def keep(index: Index, key: Hashable, asked: Asked, program: str, batch: Batch, launch: Launcher) -> None:
