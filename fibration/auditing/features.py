@@ -145,11 +145,14 @@ def baseline(f: Function) -> Finding | None:
     return Finding("baseline", "note", "advantages come of rewards in a way without a name here")
 
 
+BACK = "as a clip without min(ratio·A, clip(ratio)·A) does"
+
+
 def sides(f: Function) -> Finding | None:
     """Where a token's gradient is 0: a bound stops what pushes outward, away from the old policy."""
     if f.reads_rewards:
         return None
-    x, said = steps(3.0), list[str]()  # further out, soft gates are 0 but for rounding
+    x, said, both = steps(3.0), list[str](), list[str]()  # further out, soft gates are 0 but for rounding
     for a, sign in ((1.0, "> 0"), (-1.0, "< 0")):
         c = slope(f.evaluate, x, a, f.whitens)
         if not np.isfinite(c).all():
@@ -163,15 +166,19 @@ def sides(f: Function) -> Finding | None:
             at = first_failure(f, partial(_pushed_away, f), _rows_at(f, x[against & ~outward], a))
             text = f"with A {sign}, a token is pushed further out against its advantage"
             return Finding("sides", "fails", text, at)
+        edges = {}
         for way, name in ((outward, "outward"), (~outward, "inward")):
             if stopped[way].any():
-                said.append(f"{name} ones with A {sign} at the ratio {np.exp(_edge(f, x[way], stopped[way], a)):.6g}")
+                edges[name] = _edge(f, x[way], stopped[way], a)
+                said.append(f"{name} ones with A {sign} at the ratio {np.exp(edges[name]):.6g}")
+        if len(edges) == 2 and abs(edges["inward"]) < 2 * abs(edges["outward"]):  # the bound of a dual clip is further
+            both.append(f"with A {sign} a bound also stops ratios on their way back to 1, {BACK}")
     stops = f"pushes stop: {listed(said)}" if said else "no bound stops a token"
     limit = "with A > 0 the coefficient grows with the ratio without limit"
     near, far, further = slope(f.evaluate, np.array([3.0, 6.0, 9.0]), 1.0, f.whitens)
     if further > 2 * far > 4 * near > 0:
         return Finding("sides", "note", f"{stops}; {limit}" if said else f"no bound: {limit}")
-    return Finding("sides", "holds", stops)
+    return Finding("sides", "note", "; ".join([stops, *both])) if both else Finding("sides", "holds", stops)
 
 
 def _edge(f: Function, x: Floats, stopped: NDArray[np.bool_], a: float) -> float:

@@ -346,3 +346,32 @@ def test_a_ratio_of_rows_with_narrow_bounds_reads_later_tokens():
 
     finding = features.causal(Function(loss, "loss"))
     assert finding.status == "note" and "later tokens" in finding.text
+
+
+def test_a_clip_without_a_minimum_is_said_to_stop_what_comes_back():
+    """Tokens with A < 0 above the band have no gradient: the mistake of `clamp(ratio) * advantages`."""
+
+    def loss(log_probs, old_log_probs, advantages, mask):
+        ratio = torch.exp(torch.where(mask, log_probs - old_log_probs.detach(), 0.0))
+        a = advantages.detach()[:, None]
+        clipped = ratio.clamp(0.8, 1.2) * a
+        return -(torch.where(a > 0, torch.min(ratio * a, clipped), clipped) * mask).sum() / mask.sum()
+
+    def dual(log_probs, old_log_probs, advantages, mask):
+        ratio = torch.exp(torch.where(mask, log_probs - old_log_probs.detach(), 0.0))
+        a = advantages.detach()[:, None]
+        clipped = torch.min(ratio * a, ratio.clamp(0.8, 1.2) * a)
+        return -(torch.where(a < 0, torch.max(clipped, 3 * a), clipped) * mask).sum() / mask.sum()
+
+    found = features.sides(Function(loss, "loss"))
+    assert found.status == "note" and found.text.endswith(
+        "with A < 0 a bound also stops ratios on their way back to 1, as a clip without min(ratio·A, clip(ratio)·A) does"
+    )
+    assert features.sides(Function(dual, "dual")).status == "holds"
+
+
+def test_a_report_says_that_equality_is_no_proof_where_it_found_one():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        return -(torch.tanh(log_probs) * advantages[:, None] * mask).sum() / mask.sum()
+
+    assert "is no proof" not in str(audit(loss))
