@@ -173,6 +173,8 @@ def sides(f: Function) -> Finding | None:
                 said.append(f"{name} ones with A {sign} at the ratio {np.exp(edges[name]):.6g}")
         if len(edges) == 2 and abs(edges["inward"]) < 2 * abs(edges["outward"]):  # the bound of a dual clip is further
             both.append(f"with A {sign} a bound also stops ratios on their way back to 1, {BACK}")
+    if not said and np.any(f.evaluate(probe(x, np.zeros(len(x)))).coefficients):
+        return Finding("sides", "note", "not seen: another term has a gradient, also where advantages are 0")
     stops = f"pushes stop: {listed(said)}" if said else "no bound stops a token"
     limit = "with A > 0 the coefficient grows with the ratio without limit"
     near, far, further = slope(f.evaluate, np.array([3.0, 6.0, 9.0]), 1.0, f.whitens)

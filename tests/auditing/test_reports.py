@@ -375,3 +375,14 @@ def test_a_report_says_that_equality_is_no_proof_where_it_found_one():
         return -(torch.tanh(log_probs) * advantages[:, None] * mask).sum() / mask.sum()
 
     assert "is no proof" not in str(audit(loss))
+
+
+def test_bounds_beside_a_term_of_its_own_gradient_are_not_denied():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        y = torch.where(mask, log_probs - old_log_probs.detach(), 0.0)
+        a = advantages.detach()[:, None]
+        clipped = torch.min(y.exp() * a, y.exp().clamp(0.8, 1.2) * a)
+        return -((clipped - 0.1 * (torch.exp(-y) + y - 1)) * mask).sum() / mask.sum()
+
+    found = features.sides(Function(loss, "loss"))
+    assert found.status == "note" and found.text.startswith("not seen: another term has a gradient")

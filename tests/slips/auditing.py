@@ -72,6 +72,10 @@ SLIPS = (
         "given = {**like.parameters, **(parameters or {})}", "given = {**(parameters or {})}",
     ),
     slip(
+        "a bound that another term hides is denied", "auditing/test_reports",
+        "if not said and np.any(f.evaluate(probe(x, np.zeros(len(x)))).coefficients):", "if False:",
+    ),
+    slip(
         "a clip without a minimum is like any other", "auditing/test_reports",
         'abs(edges["inward"]) < 2 * abs(edges["outward"])', "False",
     ),
