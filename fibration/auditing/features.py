@@ -107,6 +107,13 @@ def normaliser(f: Function) -> Finding | None:
     return Finding("normaliser", "fails" if at else "note", text if at else f"μ is {mu.words}", at)
 
 
+OF_ALL = "the rewards less the mean of all"
+
+
+def _is_near(one: Floats, other: Floats) -> bool:
+    return bool(np.abs(one - other).max() <= 2e-3 * np.abs(other).max())
+
+
 def baseline(f: Function) -> Finding | None:
     """How advantages come of rewards, on fresh rows of one token."""
     if not f.reads_rewards:
@@ -127,21 +134,22 @@ def baseline(f: Function) -> Finding | None:
     wide = np.array([r[row].std(ddof=1) for row in inside])
     known = {
         "the rewards": r,
-        "the rewards less the mean of all": r - r.mean(),
+        OF_ALL: r - r.mean(),
         "the rewards less the mean of their group, their own included": own,
         "the rewards less the mean of the others of their group": others,
         "the rewards standardised in their group (÷ n)": own / spread,
         "the rewards standardised in their group (÷ n − 1)": own / wide,
-        "the rewards standardised over all (÷ n)": (r - r.mean()) / r.std(),
-        "the rewards standardised over all (÷ n − 1)": (r - r.mean()) / r.std(ddof=1),
     }
     for words, a in known.items():
         k = float(found @ a / (a @ a))
-        if np.abs(found - k * a).max() <= 2e-3 * np.abs(found).max():  # functions write ÷ (std + 1e-6), or 1e-4
-            sign = "" if k > 0 else "minus "
-            return Finding(
-                "baseline", "holds" if k > 0 else "fails", f"advantages are {sign}{words}", None if k > 0 else b
-            )
+        if _is_near(k * a, found):  # functions write ÷ (std + 1e-6), or 1e-4
+            if words == OF_ALL:  # which differs from standardised rewards by one factor
+                twice = f.evaluate(replace(b, rows=tuple(replace(row, reward=2 * row.reward) for row in b.rows)))
+                words = "the rewards standardised over all" if _is_near(twice.coefficients, found) else words
+            text = f"advantages are {'' if k > 0 else 'minus '}{words}"
+            if "all" in words and "group_ids" in f.arguments.values():
+                return Finding("baseline", "note" if k > 0 else "fails", f"{text}, though group_ids are given", b)
+            return Finding("baseline", "holds" if k > 0 else "fails", text, None if k > 0 else b)
     return Finding("baseline", "note", "advantages come of rewards in a way without a name here")
 
 

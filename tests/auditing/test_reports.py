@@ -386,3 +386,17 @@ def test_bounds_beside_a_term_of_its_own_gradient_are_not_denied():
 
     found = features.sides(Function(loss, "loss"))
     assert found.status == "note" and found.text.startswith("not seen: another term has a gradient")
+
+
+@pytest.mark.parametrize(
+    ("scaled", "words"),
+    [(False, "the rewards less the mean of all"), (True, "the rewards standardised over all")],
+)
+def test_a_mean_of_all_rewards_is_noted_where_groups_are_given(scaled, words):
+    def loss(log_probs, old_log_probs, rewards, group_ids, mask):
+        a = rewards - rewards.mean()
+        a = (a / (rewards.std() + 1e-6) if scaled else a)[:, None]
+        return -((log_probs - old_log_probs.detach()).masked_fill(~mask.bool(), 0.0).exp() * a * mask).sum()
+
+    found = features.baseline(Function(loss, "loss"))
+    assert (found.status, found.text) == ("note", f"advantages are {words}, though group_ids are given")
