@@ -48,7 +48,7 @@ class Prepared:
             return False
         for name, dtype, shape in self.needs:
             tensor: Any = tensors.get(name)
-            if type(tensor) not in KINDS or tensor.dtype is not dtype or tensor.shape != shape:
+            if type(tensor) not in KINDS or tensor.is_nested or tensor.dtype is not dtype or tensor.shape != shape:
                 return False
             if tensor.layout is not torch.strided or tensor.device != device or not tensor.is_contiguous():
                 return False
