@@ -49,7 +49,11 @@ def _number(word: str) -> tuple[str, float]:
     try:
         return name, float(number)
     except ValueError:
-        raise SpecError(f"{word!r} after the loss", required="NAME=NUMBER for each parameter that is given") from None
+        raise SpecError(
+            f"{word!r} after the loss",
+            required="NAME=NUMBER for each parameter that is given",
+            remedy=f"write {name or 'epsilon_low'}=0.2, with the number that the function has",
+        ) from None
 
 
 def audited(

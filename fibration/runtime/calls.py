@@ -307,15 +307,15 @@ class Executor:
         program: str,
         batch: Batch,
         ranks: Shards | None,
-        keep: Callable[[str, Batch, Launcher], None] | None = None,
+        store: Callable[[str, Batch, Launcher], None] | None = None,
     ) -> Outputs:
-        """The outputs of a program. Without ranks, `keep` takes what runs it again."""
+        """The outputs of a program. Without ranks, `store` takes what runs it again."""
         device = batch.index.device
         run = self.on(device).run
         if ranks is None:
             launch = run.prepare(program, batch)
-            if keep is not None:
-                keep(program, batch, launch)
+            if store is not None:
+                store(program, batch, launch)
             return launch(tensors_of(batch), given_of(batch))
         outputs = ranks.run(CALLS[program], run.collectives(program, ranks.cut), lambda: run(program, batch), device)
         if BEYOND in outputs:  # beyond the range of exact sums, results depend on which rank has which tokens

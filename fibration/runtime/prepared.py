@@ -41,6 +41,7 @@ class Prepared:
     given: tuple[Input, ...]  # vectors of advantages or rewards
     per_row: bool
     dtype: torch.dtype
+    looks: bool  # whether the device lets a call read values
 
     def fits(self, tensors: Mapping[str, Any], device: torch.device, graph: bool) -> bool:
         """Whether the call takes these tensors, by name. `graph`: whether gradients are being recorded."""
@@ -50,7 +51,7 @@ class Prepared:
             tensor: Any = tensors.get(name)
             if type(tensor) not in KINDS or tensor.is_nested or tensor.dtype is not dtype or tensor.shape != shape:
                 return False
-            if tensor.layout is not torch.strided or tensor.device != device or not tensor.is_contiguous():
+            if tensor.layout is not torch.strided or tensor.device != device:
                 return False
             if graph and tensor.requires_grad and name != "log_probs":  # which alone gets a gradient
                 return False
@@ -94,8 +95,7 @@ def again(key: Hashable, index: Index, tensors: Mapping[str, Any], graph: bool) 
     if made is None or not is_plain_call(index.device) or not made.fits(tensors, index.device, graph):
         return None
     outputs = made.run(tensors, index)
-    looks = devices.can_sync(index.device)  # as where a call is checked
-    return None if looks and outputs.number(NONFINITE) > 0 else (made, outputs)
+    return None if made.looks and outputs.number(NONFINITE) > 0 else (made, outputs)
 
 
 def keep(index: Index, key: Hashable, asked: Asked, program: str, batch: Batch, launch: Launcher) -> None:
@@ -111,6 +111,7 @@ def keep(index: Index, key: Hashable, asked: Asked, program: str, batch: Batch, 
         given=tuple(given_of(batch)),
         per_row=batch.per_row,
         dtype=batch.dtype,
+        looks=devices.can_sync(index.device),
     )
 
 
