@@ -5,8 +5,8 @@ kernel. For calls of one kind on one index, the result is the same each time. So
 kernels with their grids and arguments, and a later call fills in the addresses of its tensors. Many indexes see one
 call of a kind, and keep nothing.
 
-Triton's tutorial on fused softmax launches compiled kernels in the same way: `compiled[grid](*values)`. This form honours
-launch hooks (profilers).
+Triton's tutorial on fused softmax launches compiled kernels in the same way: `compiled[grid](*values)`. Launch hooks
+(profilers) see such launches too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Holes = Sequence[tuple[int, Tensor]]  # the numbers of arguments of the function
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A compiled kernel on its grid. `holes`: the places in `values` of a call's tensors, and which tensor each takes."""
+    """A compiled kernel on its grid. `holes`: the places in `values` for a call's tensors, and the number of each."""
 
     run: Callable[..., object]
     values: tuple[object, ...]
@@ -159,10 +159,11 @@ def noting(function: Any, kernels: Sequence[str], noted: list[_Noted]) -> Callab
 def is_launchable(noted: _Noted) -> bool:
     """Whether the installed Triton launches the compiled kernel as this module does.
 
-    From triton 3.2 to 3.9 it does: `kernel[grid](...)` returns the compiled kernel, and `compiled[grid]` takes a value for
-    each name of `src.signature`. Constants are among these names since 3.3.
+    From triton 3.2 to 3.9 it does: `kernel[grid](...)` returns the compiled kernel, and `compiled[grid]` takes a value
+    for each name of `src.signature`. Constants are among these names since 3.3.
     """
-    if not _is_compiled(type(noted.compiled)):
+    kind: type = type(noted.compiled)
+    if not _is_compiled(kind):
         return False
     signature = getattr(noted.compiled.src, "signature", None)
     return isinstance(signature, dict) and signature.keys() <= noted.arguments.keys()

@@ -67,9 +67,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
             launches = known.get(function)
             if launches is None:
                 changing = [names[i] for i, _ in holes]
-                launches = known[function] = Launches(
-                    getattr(module, function), values, changing, kernels[function]
-                )
+                launches = known[function] = Launches(getattr(module, function), values, changing, kernels[function])
             launches(holes)
 
         return call

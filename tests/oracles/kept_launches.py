@@ -11,7 +11,7 @@ import json
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -187,7 +187,6 @@ def a_call_passes_few_functions() -> None:
                 op.coefficients(x, old, advantages, index, metrics=metrics)
             finally:
                 sys.setprofile(None)
-            print(name, metrics, len(calls), sum("fibration/" in c for c in calls), file=sys.stderr)
             assert len(calls) <= most, (name, metrics, len(calls), calls)
 
 
@@ -264,8 +263,6 @@ if __name__ == "__main__":
 
     import torch
     from hierarchies.random_quivers import batch_for
-    from oracles.issued_operations import called
-    from oracles.stand_in_driver import STREAM, installed
     from support import packed, padded, programs, spec
     from triton import knobs
     from triton.runtime.jit import JITFunction
@@ -276,12 +273,14 @@ if __name__ == "__main__":
     from fibration.runtime import devices
     from fibration.runtime.calling import Runner
     from fibration.runtime.operator import Operator
+    from oracles.issued_operations import called
+    from oracles.stand_in_driver import STREAM, installed
 
     driver = installed()
     devices.can_sync = lambda device: False
     load.Runner = lambda bindings, check, ready: Runner(bindings, lambda index: None, ready)  # tensors are on the CPU
     MADE: dict[str, Any] = {}
-    LIMITS = {"ppo": {False: 60, True: 70}, "fiberpo_domain": {False: 90}}
+    LIMITS = {"ppo": {False: 52, True: 58}, "fiberpo_domain": {False: 75}}  # with triton 3.7
     COUNTS, run = threading.local(), JITFunction.run
 
     def dispatch(kernel: Any, *values: Any, **options: Any) -> Any:
