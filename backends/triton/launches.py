@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fibration.backends.triton.writer import SHARED, Kernel
+from fibration.backends.triton.writer import COUNTER, MOST_PARTS, PARTS, Kernel
 
 ALIGNED = 16  # bytes; Triton compiles a kernel for addresses that are multiples of it, and one for others
-COUNTER = SHARED[1]
 Holes = Sequence[tuple[int, Tensor]]  # the numbers of arguments of the function, and the tensors of one call
 
 
@@ -56,8 +55,9 @@ class Launches:
         self.is_kept = not any(k.call for k in kernels) and torch.version.hip is None
         # by which tensors of the call are aligned; None after the first call
         self.kept: dict[tuple[bool, ...], list[Launch] | None] = {}
-        self.counts = any(k.shared for k in kernels)
-        self.counters: dict[int, Tensor] = {}
+        self.parts = MOST_PARTS * max((k.shares.parts for k in kernels), default=0)
+        self.shares = any(k.shares.types for k in kernels)
+        self.shared: dict[int, tuple[Tensor, Tensor]] = {}  # by stream
 
     def __call__(self, holes: Holes) -> None:
         if not self.is_kept:
@@ -94,7 +94,9 @@ class Launches:
             self.kept[aligned] = [self.launch(n, fixed) for n in noted]
 
     def launch(self, noted: _Noted, fixed: Mapping[str, object]) -> Launch:
-        number = {name: i for i, name in enumerate((*self.holes, COUNTER))}
+        number = {name: i for i, name in enumerate((*self.holes, COUNTER, PARTS))}
+        if noted.arguments.get(COUNTER) is None:  # of one program
+            del number[COUNTER]
         given, names = {**noted.arguments, **fixed}, list(noted.compiled.src.signature)
         values = tuple([None if name in number else given[name] for name in names])
         holes = tuple([(place, number[name]) for place, name in enumerate(names) if name in number])
@@ -103,21 +105,24 @@ class Launches:
     def again(self, known: list[Launch], addresses: list[int], driver: Any, work: Tensor) -> None:
         """Launches compiled kernels on the current device and stream."""
         stream = driver.get_current_stream(driver.get_current_device())
-        if self.counts:
-            addresses.append(self.counter(stream, work).data_ptr())
+        if self.shares:
+            addresses += [tensor.data_ptr() for tensor in self.memory(stream, work.device)]
         for launch in known:
             values = list(launch.values)
             for place, number in launch.holes:
                 values[place] = addresses[number]
             launch.run(*values, stream=stream)
 
-    def counter(self, stream: int, work: Tensor) -> Tensor:
-        """The number of programs that have arrived: int32 [1]. Every launch leaves 0 in it, and launches on one stream
-        follow one another. So each stream has one counter.
+    def memory(self, stream: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """What the programs of a launch share: the number of those that have arrived, int32 [1], and parts of sums.
+
+        Every launch leaves 0 in the first. Launches on one stream follow one another, so there is one pair per stream.
         """
-        found = self.counters.get(stream)
+        found = self.shared.get(stream)
         if found is None:
-            found = self.counters[stream] = torch.zeros(1, dtype=torch.int32, device=work.device)
+            counter = torch.zeros(1, dtype=torch.int32, device=device)
+            parts = torch.empty(self.parts, dtype=torch.float64, device=device)
+            found = self.shared[stream] = counter, parts
         return found
 
 

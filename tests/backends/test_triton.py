@@ -199,7 +199,7 @@ def test_programs_of_one_launch_do_not_wait_for_each_other(name):
     for plan_name, plan in triton_artifact(name).plans.items():
         for kernel in kernels(plan_name, plan):
             begin, arrived, _ = kernel.text.partition("if last_to_arrive(counter):")
-            if not kernel.shared:
+            if not kernel.shares.types:
                 assert not arrived
                 continue
             shared += 1
@@ -207,6 +207,22 @@ def test_programs_of_one_launch_do_not_wait_for_each_other(name):
             for array, at in re.findall(r"(?:fresh|tl\.load)\(\s*(\w+_of)\b(?: \+ (\w+))?", begin):
                 assert array not in stored or (array in own and at == "b"), (kernel.name, array)
     assert shared
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["ppo", "fiberpo_domain"])
+def test_sums_over_many_rows_are_of_several_programs(name):
+    """Their parts add up to what torch finds."""
+    batch = batch_of([1 + i % 2 for i in range(1100)], groups=50)
+    results = []
+    for backend in ("torch", "triton"):
+        op = operator(spec(name), backend)
+        layout = packed(op, batch)
+        given = (layout.tensor(t) for t in (batch.x - 1, -np.ones(batch.tokens), batch.advantages[batch.row]))
+        results.append(op.coefficients(*given, layout.index))
+    torch.testing.assert_close(results[1].values, results[0].values, rtol=1e-10, atol=1e-16)
+    for key, value in results[0].scalars().items():
+        assert results[1].scalars()[key] == pytest.approx(value, rel=1e-10), key
 
 
 def test_literals_are_recognised():

@@ -203,7 +203,7 @@ SLIPS = (
     ),
     slip(
         "kept launches of all streams share a counter", "backends/test_launches",
-        "found = self.counters.get(stream)", "found = next(iter(self.counters.values()), None)",
+        "found = self.shared.get(stream)", "found = next(iter(self.shared.values()), None)",
     ),
     slip(
         "kept launches run on the default stream", "backends/test_launches",
@@ -220,5 +220,21 @@ SLIPS = (
     slip(
         "a row in several pieces has the advantage of one", "runtime backends/test_hard_inputs backends/test_soft_gates",
         "or not index.is_in_pieces(stratum, leaves[0]):", "or not index.is_in_pieces:",
+    ),
+    slip(
+        "kept launches of one program take a counter", "backends/test_launches",
+        "if noted.arguments.get(COUNTER) is None:", "if COUNTER not in noted.arguments:",
+    ),
+    slip(
+        "programs that share a sum over the batch read the same elements", "backends/test_ptx",
+        "range(part * BLOCK_P, {size}, programs * BLOCK_P):", "range(part * BLOCK_P, {size}, BLOCK_P):",
+    ),
+    slip(
+        "the last program to arrive adds up one part", "backends/test_ptx",
+        "is_part = each_part < programs", "is_part = each_part < 1",
+    ),
+    slip(
+        "programs share sums over the batch of what their launch computes", "backends/test_triton",
+        "return not any(computed & {*n.operands} for n in group.values)", "return bool(computed)",
     ),
 )  # fmt: skip
