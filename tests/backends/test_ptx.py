@@ -235,7 +235,7 @@ def test_the_emulator_finds_mistakes_in_parts_of_sums(emitter, words, small_part
 
 
 def objective(emitter: Emitter, edit: Edit) -> None:
-    """The coefficients of `fiberpo_domain`, in three launches, of which two end with a coarse stage."""
+    """The coefficients of `fiberpo_domain`, whose coarse stages share one counter."""
     given = drawn("fiberpo_domain", F32)
     with Device(emitter, edit=edit).used():
         backend = OnDevice()
