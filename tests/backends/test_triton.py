@@ -23,6 +23,7 @@ from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.language import FUNCTIONS, fitted, is_literal, typed
 from fibration.language.operators import PRIMITIVES
 from fibration.pipeline import choose, compile
+from fibration.pipeline import load as load_artifact
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 interpreted = pytest.mark.skipif(not triton_interprets(), reason="kernels are compiled where there is a GPU")
@@ -246,7 +247,7 @@ def test_long_statements_are_broken_where_python_allows_it():
 def test_tensors_on_the_cpu_are_refused(monkeypatch):
     monkeypatch.setattr(load, "interpreted", lambda: False)
     made = triton_artifact("fiberpo")
-    run = load.load("fiberpo", made.source, made.plans)
+    run = load_artifact(made)
     op = compiled(spec("fiberpo"), "torch")
     layout = packed(op, batch_of(SHORT))
     op = type(op)(op.hierarchy, op.report, "triton", made.source, made.programs, run)
