@@ -128,8 +128,7 @@ class Operator:
           `index`, and then every function that takes the index. Labels of one element must be equal on all ranks.
 
         `trajectory=keys` names the rows. With `positions` or `group`, rows of one name are pieces of one trajectory.
-        Over ranks, named rows also number all elements by label, independently of the rank that has a row. Pass
-        parameters per element by label then, not in the order of elements.
+        Over ranks, named rows also number all elements by label, independently of the rank that has a row.
 
         Raises HierarchyIndexError with the row, token, label or element that does not fit. Examples: a missing label, a
         negative integer as the label of a token, an element that lies over two elements, a batch that breaks an
