@@ -32,7 +32,7 @@ from fibration.runtime.index import sequence
 from fibration.runtime.index.derived import Edge, Parents, Summed, once
 from fibration.runtime.index.spans import Intervals, Spans, lay_out, place_of
 from fibration.runtime.ranks.collect import Shards
-from fibration.runtime.ranks.group import Communicator
+from fibration.runtime.ranks.group import Group
 from fibration.runtime.sums import Sums, Vector
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ class Index:
         return replace(self, edges=edges, values=values, device=target, _cache={})
 
     @property
-    def group(self) -> Communicator | None:
+    def group(self) -> Group | None:
         """The ranks that share the batch; None for one process."""
         return None
 

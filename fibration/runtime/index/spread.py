@@ -30,7 +30,7 @@ from fibration.runtime.index.positions import KEYWORD as POSITIONS
 from fibration.runtime.index.positions import check_order, read_over, runs_of, unordered
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.collect import RankElements, Shards
-from fibration.runtime.ranks.group import ALONE, Communicator, as_group, is_group
+from fibration.runtime.ranks.group import ALONE, Group, as_group, is_group
 from fibration.runtime.ranks.labels import digests
 from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, GlobalLayout, LocalLayout
 from fibration.runtime.ranks.pieces import Pieces
@@ -41,7 +41,7 @@ GROUP = "group"  # the keyword for ranks in `Operator.index`
 
 def ranks_or_labels(
     h: Hierarchy, given: Any, labels: dict[str, Any], positions: bool = False
-) -> tuple[Communicator | None, dict[str, Any]]:
+) -> tuple[Group | None, dict[str, Any]]:
     """The ranks and the labels; `group=` has the labels of a stratum if one has that name.
 
     Without `group=`, named rows with `positions` form a group of this process alone: rows of one name are then pieces.
@@ -62,7 +62,7 @@ def ranks_or_labels(
 
 def build_spread_index(
     hierarchy: Hierarchy,
-    group: Communicator,
+    group: Group,
     labels: Mapping[str, Any],
     mask: Any = None,
     offsets: Any = None,
@@ -107,7 +107,7 @@ class SpreadIndex(Index):
     first: Mapping[str, Tensor]  # of coarser strata whose order is read: the sort key of the first token on any rank
 
     @property
-    def group(self) -> Communicator:
+    def group(self) -> Group:
         return self.ranks.group
 
     @once
@@ -235,7 +235,7 @@ def _in_pieces(h: Hierarchy, whole: GlobalLayout, given: bool) -> dict[str, NDAr
 
 
 def _joined(
-    group: Communicator, local: Index, whole: GlobalLayout, pieces: Mapping[str, Pieces], device: torch.device
+    group: Group, local: Index, whole: GlobalLayout, pieces: Mapping[str, Pieces], device: torch.device
 ) -> SpreadIndex:
     """The index of this rank's tokens over the elements of the whole batch."""
 

@@ -1,6 +1,6 @@
 """A batch over ranks: their group, checks that must agree on all ranks, and collectives.
 
-A `Communicator` (group.py) wraps the user's group, with errors that name what was gathered. `RankElements` lists, per
+A `Group` (group.py) gathers from all ranks, with errors that name what was gathered. `RankElements` lists, per
 coarser stratum, the elements of which each rank has tokens. `Shards` (collect.py) has the group and these lists, and
 runs a plan's collectives. Each rank sends its `LocalLayout`, and computes the same `GlobalLayout` from all of them
 (merge.py). A `SpreadIndex` (index/spread.py) has one rank's tokens and the `Shards`.

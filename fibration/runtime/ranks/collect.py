@@ -26,7 +26,7 @@ from fibration.runtime.batch import Elements
 from fibration.runtime.quantiles import quantile
 from fibration.runtime.ranks.agreement import agree
 from fibration.runtime.ranks.carries import Carries
-from fibration.runtime.ranks.group import Communicator
+from fibration.runtime.ranks.group import Group
 from fibration.runtime.ranks.pieces import Pieces
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Shards:
     indexes with equal digests give equal results.
     """
 
-    group: Communicator
+    group: Group
     cut: bool  # whether a row has tokens on several ranks
     tokens: int  # the number of unmasked tokens on all ranks
     rank_elements: Mapping[str, RankElements]
