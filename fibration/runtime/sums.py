@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fibration.runtime.batch import Codes
-
+Codes = NDArray[np.int64]
 Vector = NDArray[np.float64]
 WIDTH = 28  # bits of a digit
 BLOCK = 1 << 17  # numbers that fit in a CPU cache

@@ -12,10 +12,9 @@ from fibration.errors import HierarchyIndexError, an
 from fibration.language.assumptions import Balanced, Populated
 from fibration.language.atoms import BATCH
 from fibration.language.kernels import Fibration
-from fibration.runtime.batch import Codes
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.mass_on_batch import Measure
-from fibration.runtime.sums import Vector
+from fibration.runtime.sums import Codes, Vector
 
 TOLERANCE = 1e-9  # relative, of products of masses
 CHUNK = 1 << 22  # cells checked at a time

@@ -15,7 +15,6 @@ from torch import Tensor
 from fibration.errors import HierarchyIndexError, located, shown
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.batch import Codes
 from fibration.runtime.devices import usable
 from fibration.runtime.index.assumed import alone_with_rewards, check
 from fibration.runtime.index.attributes import Numbers
@@ -26,6 +25,7 @@ from fibration.runtime.index.masks import as_mask, as_offsets, every_place
 from fibration.runtime.index.positions import check_order, read_positions
 from fibration.runtime.index.projection import Projection
 from fibration.runtime.index.spans import Intervals, Spans, place_of
+from fibration.runtime.sums import Codes
 
 
 def build_index(

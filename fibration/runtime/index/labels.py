@@ -14,10 +14,10 @@ from fibration.errors import HierarchyIndexError, an, shown
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
-from fibration.runtime.batch import Codes
 from fibration.runtime.index.columns import chosen, is_nested, listed, plain, to_list
 from fibration.runtime.index.numbering import Names, numbered, renumbered
 from fibration.runtime.index.spans import Spans, place_of
+from fibration.runtime.sums import Codes
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from fibration.errors import HierarchyIndexError, an, located, shown
 from fibration.language.atoms import BATCH, Attribute
-from fibration.runtime.batch import Codes
 from fibration.runtime.index.attributes import to_numpy
 from fibration.runtime.index.build import Builder
-from fibration.runtime.index.derived import once
+from fibration.runtime.index.elements import once
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.labels import Encoded, Names, Places
 from fibration.runtime.index.numbering import renumbered
 from fibration.runtime.index.spans import spread_out
+from fibration.runtime.sums import Codes
 
 
 @dataclass(eq=False, kw_only=True)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from fibration.errors import HierarchyIndexError, an
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import Ordered
-from fibration.runtime.batch import Codes
 from fibration.runtime.index.attributes import to_numpy
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.sequence import LAST, in_several_rows, keys_of, numbers_of, sorted_by, under
 from fibration.runtime.index.spans import Spans
 from fibration.runtime.ranks.pieces import PositionRanges
+from fibration.runtime.sums import Codes
 
 KEYWORD = "positions"  # of `Operator.index`
 

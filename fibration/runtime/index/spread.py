@@ -20,10 +20,9 @@ from fibration.errors import HierarchyIndexError, listed, located
 from fibration.language.atoms import BATCH, Attribute, Stratum
 from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.batch import Codes
 from fibration.runtime.index.build import Builder, finished
-from fibration.runtime.index.derived import Edge, Summed, once
-from fibration.runtime.index.index import Index
+from fibration.runtime.index.elements import Edge, once
+from fibration.runtime.index.index import Index, Summed
 from fibration.runtime.index.keywords import refuse_others
 from fibration.runtime.index.labels import Encoded, nothing_over
 from fibration.runtime.index.positions import KEYWORD as POSITIONS
@@ -34,7 +33,7 @@ from fibration.runtime.ranks.group import ALONE, Group, as_group, is_group
 from fibration.runtime.ranks.labels import digests
 from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, GlobalLayout, LocalLayout
 from fibration.runtime.ranks.pieces import Pieces
-from fibration.runtime.sums import Sums, Vector
+from fibration.runtime.sums import Codes, Sums, Vector
 
 GROUP = "group"  # the keyword for ranks in `Operator.index`
 
@@ -106,10 +105,6 @@ class SpreadIndex(Index):
     inside: Mapping[str, Tensor | None]  # the row of each element; None if an element has tokens in several rows
     first: Mapping[str, Tensor]  # of coarser strata whose order is read: the sort key of the first token on any rank
 
-    @property
-    def group(self) -> Group:
-        return self.ranks.group
-
     @once
     def count(self, of: str, over: str) -> Tensor:
         if of in self.leaves and over == BATCH:
@@ -127,12 +122,13 @@ class SpreadIndex(Index):
         here = np.unique(at)  # sends only the cells of this rank's tokens
         sent = here, Sums(len(here), {k: digit[here] for k, digit in mine.digits.items()})
         total = Sums(size, {})
-        for cells, sums in self.group.all_gather_object(sent, f"masses of {source}"):
+        for cells, sums in self.ranks.group.all_gather_object(sent, f"masses of {source}"):
             total = total.plus(sums.over(cells, size))
         return total
 
     def occurring(self, keys: Codes) -> Codes:
-        return np.unique(np.concatenate(self.group.all_gather_object(super().occurring(keys), "what occurs together")))
+        every = self.ranks.group.all_gather_object(super().occurring(keys), "what occurs together")
+        return np.unique(np.concatenate(every))
 
     @once
     def places(self, stratum: str) -> Tensor:
@@ -157,7 +153,7 @@ class SpreadIndex(Index):
     def __repr__(self) -> str:
         sizes = [f"{self.size[s]} of {n} {s}" for s, n in self.tokens.items()]
         sizes += [f"{n} {s}" for s, n in self.size.items() if s not in self.tokens and s != BATCH]
-        rank = f"rank {self.group.rank} of {self.group.size}"
+        rank = f"rank {self.ranks.group.rank} of {self.ranks.group.size}"
         return f"Index({self.hierarchy.name!r}: {', '.join(sizes)}; {rank}; {self.device})"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -22,12 +22,14 @@ from fibration.compiler.ir import Input, Node, Quantile, Scan
 from fibration.compiler.plan import Collective
 from fibration.errors import RanksError, an, listed
 from fibration.runtime import devices
-from fibration.runtime.batch import Elements
 from fibration.runtime.quantiles import quantile
 from fibration.runtime.ranks.agreement import agree
 from fibration.runtime.ranks.carries import Carries
 from fibration.runtime.ranks.group import Group
 from fibration.runtime.ranks.pieces import Pieces
+
+if TYPE_CHECKING:
+    from fibration.runtime.index.elements import Elements
 
 T = TypeVar("T")
 UNSAID = -torch.inf  # sent for an element of which a rank has tokens but no value

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from fibration.compiler.spread import TOKENS as MOST
 from fibration.errors import HierarchyIndexError, an, listed
 from fibration.language.atoms import BATCH
-from fibration.runtime.batch import Codes
 from fibration.runtime.ranks.labels import Digests, collision
-from fibration.runtime.sums import Sums, Vector
+from fibration.runtime.sums import Codes, Sums, Vector
 
 Edge = tuple[str, str]
 NOWHERE, STRADDLES = -1, -2  # in place of an element: none, and several

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from fibration.errors import HierarchyIndexError, an
-from fibration.runtime.batch import Codes
+from fibration.runtime.sums import Codes
 
 
 @dataclass(frozen=True)
