@@ -263,6 +263,8 @@ class Elements:
 
         int64 [elements]; only their order has a meaning.
         """
+        if self.ranks is not None and stratum in self.ranks.first:
+            return self.ranks.first[stratum]
         of_tokens = stratum in self.leaves
         return self._move(sequence.keys_of(self, stratum) if of_tokens else sequence.first_tokens(self, stratum))
 
@@ -279,14 +281,26 @@ class Elements:
 
     @once
     def rows_of(self, segments: str) -> Tensor | None:
-        """The batch's row of each element: int64 [elements]; None if an element has tokens in several rows."""
-        if segments == self.hierarchy.rows.name:
+        """The batch's row of each element: int64 [elements]; None if an element has tokens in several rows.
+
+        Over ranks, a row of this rank's tensors: -1 without tokens on this rank, and one piece of a row in pieces.
+        """
+        if self.ranks is None and segments == self.hierarchy.rows.name:
             return self.row_tensor()
-        row = self._row_under(segments)
-        return None if row is None else self.row_tensor()[row]
+        under = self._row_under(segments)
+        if self.ranks is None:
+            return None if under is None else self.row_tensor()[under]
+        if under is None and segments not in self.leaves:
+            return None
+        row = torch.full((self.size[segments],), -1, dtype=torch.int64, device=self.device)
+        for parent, rows in self.over_rows(segments):
+            row[parent] = self.row_tensor()[rows]
+        return row
 
     def _row_under(self, segments: str) -> Tensor | None:
         """The non-empty row of each element, by number; None if an element has tokens in several rows."""
+        if self.ranks is not None:
+            return self.ranks.inside.get(segments)
         row = torch.empty(self.size[segments], dtype=torch.int64, device=self.device)
         under = self.over_rows(segments)
         for parent, rows in under:

@@ -117,6 +117,8 @@ class Index(Elements):
     @once
     def count(self, of: str, over: str) -> Tensor:
         """The number of `of` elements over each `over` element: float64 [over]."""
+        if self.ranks is not None and (of, over) in self.ranks.counts:
+            return self.ranks.counts[of, over]
         if over == BATCH:
             return torch.tensor([self.size[of]], device=self.device).double()
         between = self.between(of, over)
@@ -138,20 +140,26 @@ class Index(Elements):
     @once
     def summed(self, attribute: Attribute) -> Summed:
         """An attribute, and its sums over coarser strata."""
-        return Summed(self, attribute.on.name, self.values[attribute.name].cpu().numpy())
+        known = {} if self.ranks is None else self.ranks.sums
+        found = {over: sums for (name, over), sums in known.items() if name == attribute.name}
+        return Summed(self, attribute.on.name, self.values[attribute.name].cpu().numpy(), found)
 
     def added(self, source: str, at: Codes, values: Vector, size: int) -> Sums:
         """The sums of one number per element of `source` over `size` cells; element `i` is in cell `at[i]`.
 
         Sums over a leaf are the whole batch's, so every rank of a distributed index must call it.
         """
-        return Sums.of(values, at, size)
+        mine = Sums.of(values, at, size)
+        if self.ranks is None or source not in self.leaves:
+            return mine
+        return self.ranks.add(mine, at, f"masses of {source}")
 
     def occurring(self, keys: Codes) -> Codes:
         """The distinct `keys` (one per token) in the whole batch, ascending. Every rank of a distributed index must
         call it.
         """
-        return np.unique(keys)
+        mine = np.unique(keys)
+        return mine if self.ranks is None else self.ranks.unite(mine, "what occurs together")
 
     def rows_are_tokens(self) -> bool:
         """Whether every row is one packed token, so that numbers per row and per token coincide."""
@@ -203,8 +211,12 @@ class Index(Elements):
         return f"{stratum} {self.labels[stratum][element]!r}" if stratum in self.labels else f"the {stratum}"
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{n} {s}" for s, n in self.size.items() if s != BATCH)
-        return f"Index({self.hierarchy.name!r}: {sizes}; {self.device})"
+        of, rank = dict.fromkeys(self.size, ""), ""
+        if self.ranks is not None:
+            of |= {leaf: f" of {int(self.ranks.counts[leaf, BATCH])}" for leaf in self.leaves}
+            rank = f"; rank {self.ranks.group.rank} of {self.ranks.group.size}"
+        sizes = ", ".join(f"{n}{of[s]} {s}" for s, n in self.size.items() if s != BATCH)
+        return f"Index({self.hierarchy.name!r}: {sizes}{rank}; {self.device})"
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,12 @@ from fibration.runtime.ranks.agreement import agree
 from fibration.runtime.ranks.carries import Carries
 from fibration.runtime.ranks.group import Group
 from fibration.runtime.ranks.pieces import Pieces
+from fibration.runtime.sums import Codes, Sums
 
 if TYPE_CHECKING:
     from fibration.runtime.index.elements import Elements
 
+Edge = tuple[str, str]
 T = TypeVar("T")
 UNSAID = -torch.inf  # sent for an element of which a rank has tokens but no value
 NOWHERE = -1  # the element of padding
@@ -72,10 +74,10 @@ class RankElements:
 
 @dataclass(frozen=True)
 class Shards:
-    """The ranks that share a batch. `rank_elements`: by stratum coarser than the leaves.
+    """The ranks that share a batch: which elements each has, and what an index cannot count on one rank.
 
-    `labels`: of labelled strata, for errors. `structure`: a digest of the fibrations and of each rank's elements;
-    indexes with equal digests give equal results.
+    `rank_elements`: by stratum coarser than the leaves. `labels`: of labelled strata, for errors. `structure`: a digest
+    of the fibrations and of each rank's elements; indexes with equal digests give equal results.
     """
 
     group: Group
@@ -86,7 +88,24 @@ class Shards:
     structure: str = ""
     most: Mapping[str, int] = field(default_factory=dict)  # by leaf: the most tokens that one rank has
     pieces: Mapping[str, Pieces] = field(default_factory=dict)  # of elements on several ranks whose order is read
+    counts: Mapping[Edge, Tensor] = field(default_factory=dict)  # float64 [target]: a leaf's tokens on all ranks
+    sums: Mapping[Edge, Sums] = field(default_factory=dict)  # by attribute of a leaf, and a stratum directly under it
+    inside: Mapping[str, Tensor | None] = field(default_factory=dict)  # elements' rows; None if one has several
+    first: Mapping[str, Tensor] = field(default_factory=dict)  # the sort key of elements whose order is read
     _met: list[Collective] = field(default_factory=list, repr=False, compare=False)  # collectives of this call so far
+
+    def add(self, mine: Sums, at: Codes, what: str) -> Sums:
+        """Sums over the whole batch from this rank's, which has tokens in the cells `at` alone. All ranks call it."""
+        here = np.unique(at)  # sends only the cells of this rank's tokens
+        sent = here, Sums(len(here), {k: digit[here] for k, digit in mine.digits.items()})
+        total = Sums(mine.size, {})
+        for cells, sums in self.group.all_gather_object(sent, what):
+            total = total.plus(sums.over(cells, mine.size))
+        return total
+
+    def unite(self, mine: Codes, what: str) -> Codes:
+        """The distinct numbers of all ranks, ascending. All ranks call it."""
+        return np.unique(np.concatenate(self.group.all_gather_object(mine, what)))
 
     def collect(
         self,

@@ -1,6 +1,6 @@
-"""The parts of all ranks → the whole batch, computed by each rank.
+"""The shards of all ranks → the whole batch, computed by each rank.
 
-All ranks have the same parts, so all find the same errors, in the same words.
+All ranks have the same shards, so all find the same errors, in the same words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOWHERE, STRADDLES = -1, -2  # in place of an element: none, and several
 
 
 @dataclass(frozen=True)
-class LocalLayout:
+class Shard:
     """One rank's part of a batch, without its tokens. Elements have this rank's numbers."""
 
     rows: str  # the stratum of the rows
@@ -41,7 +41,7 @@ class LocalLayout:
     first: Mapping[str, Codes]  # of coarser strata whose order is read: the sort key of an element's first token
 
 
-class GlobalLayout:
+class WholeBatch:
     """The whole batch, with one numbering of its elements.
 
     Elements are numbered by first appearance, rank after rank. If rows have keys, they are numbered by the hash of
@@ -49,7 +49,7 @@ class GlobalLayout:
     disagree.
     """
 
-    def __init__(self, parts: Sequence[LocalLayout]) -> None:
+    def __init__(self, parts: Sequence[Shard]) -> None:
         self.parts = parts
         self.rows = parts[0].rows
         self.keyed = self.rows in parts[0].digests
