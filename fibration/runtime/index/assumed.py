@@ -66,10 +66,7 @@ def paths_agree(index: Index) -> None:
 
 
 def _along(index: Index, path: tuple[Fibration, ...]) -> Tensor:
-    parent = index.parents[path[0].source.name, path[0].target.name]
-    for f in path[1:]:
-        parent = index.parents[f.source.name, f.target.name][parent]
-    return parent
+    return index.along([(f.source.name, f.target.name) for f in path])
 
 
 def _by_way_of(index: Index, path: tuple[Fibration, ...], element: int) -> str:

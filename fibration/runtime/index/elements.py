@@ -6,7 +6,7 @@ on demand, unless labels were given per token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -155,15 +155,19 @@ class Elements:
             path = frontier.pop(0)
             end = path[-1][1]
             if end == target:
-                parent = self.parent(*path[0])
-                for edge in path[1:]:
-                    parent = self.parent(*edge)[parent]
-                return parent
+                return self.along(path)
             frontier += [(*path, e) for e in self.edges if e[0] == end and self._reaches(end, target)]
         inside = self._row_under(source) if target == self.hierarchy.rows.name and source in self.size else None
         if inside is None:
             raise HierarchyIndexError(f"'{source}' does not lie over '{target}' in '{self.hierarchy.name}'")
         return inside
+
+    def along(self, path: Sequence[Edge]) -> Tensor:
+        """The elements at the end of a path of fibrations, for each element of its first stratum: int64 [source]."""
+        parent = self.parent(*path[0])
+        for edge in path[1:]:
+            parent = self.parent(*edge)[parent]
+        return parent
 
     @once
     def of_rows(self, leaf: str, target: str) -> Tensor | None:
