@@ -27,7 +27,7 @@ from fibration.runtime.ranks.agreement import agree
 from fibration.runtime.ranks.carries import Carries
 from fibration.runtime.ranks.group import Group
 from fibration.runtime.ranks.pieces import Pieces
-from fibration.runtime.sums import Codes, Sums
+from fibration.runtime.sums import Codes, Sums, sum_of_multiples
 
 if TYPE_CHECKING:
     from fibration.runtime.index.elements import Elements
@@ -36,7 +36,6 @@ Edge = tuple[str, str]
 T = TypeVar("T")
 UNSAID = -torch.inf  # sent for an element of which a rank has tokens but no value
 NOWHERE = -1  # the element of padding
-EXACT = 2.0**53  # a float64 has all whole numbers up to here
 
 
 class _FailedElsewhere(Exception):
@@ -142,7 +141,7 @@ class Shards:
             known = gathered[:, at : at + rank_elements.most].reshape(-1)[rank_elements.places]
             at += rank_elements.most
             if node in stage.units:
-                result[node] = _added(known, rank_elements, stage.units[node])  # type: ignore[index]
+                result[node] = sum_of_multiples(known, rank_elements.element, rank_elements.size, stage.units[node])  # type: ignore[index]
             elif node in stage.parts:
                 result[node] = _extreme(known, rank_elements, "amax")
             else:
@@ -252,13 +251,3 @@ def _joined(node: Scan, values: Mapping[Node, Tensor], index: Elements) -> Tenso
 def _extreme(known: Tensor, rank_elements: RankElements, reduce: str) -> Tensor:
     worst = -torch.inf if reduce == "amax" else torch.inf
     return known.new_full((rank_elements.size,), worst).scatter_reduce_(0, rank_elements.element, known, reduce)
-
-
-def _added(known: Tensor, rank_elements: RankElements, unit: float) -> Tensor:
-    """The sum of whole numbers of units, exact in int64 and rounded once."""
-    multiples = known / unit
-    exact = multiples.abs() <= EXACT
-    total = torch.zeros(rank_elements.size, dtype=torch.int64, device=known.device)
-    lost = torch.zeros_like(total).index_add_(0, rank_elements.element, (~exact).long())
-    total.index_add_(0, rank_elements.element, torch.where(exact, multiples, 0.0).long())
-    return torch.where(lost > 0, torch.nan, total.double() * unit)
