@@ -19,8 +19,8 @@ from fibration.runtime import devices
 from fibration.runtime.batch import Batch
 from fibration.runtime.index.index import Index
 from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.collect import UNSAID, Shards
 from fibration.runtime.ranks.group import Group
+from fibration.runtime.ranks.shards import UNSAID, Shards
 from fibration.runtime.tracing import refuse_kind
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

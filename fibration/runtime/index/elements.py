@@ -20,7 +20,7 @@ from fibration.language.atoms import BATCH
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.index import sequence
 from fibration.runtime.index.spans import Intervals, Layout, Members, Ordering, Spans, lay_out
-from fibration.runtime.ranks.collect import Shards
+from fibration.runtime.ranks.shards import Shards
 from fibration.runtime.sums import Codes
 
 if TYPE_CHECKING:

@@ -27,11 +27,11 @@ from fibration.runtime.index.labels import Encoded, nothing_over
 from fibration.runtime.index.positions import KEYWORD as POSITIONS
 from fibration.runtime.index.positions import check_order, read_over, runs_of, unordered
 from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.collect import RankElements, Shards
 from fibration.runtime.ranks.group import ALONE, Group, as_group, is_group
 from fibration.runtime.ranks.labels import digests
 from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, Shard, WholeBatch
 from fibration.runtime.ranks.pieces import Pieces
+from fibration.runtime.ranks.shards import RankElements, Shards
 from fibration.runtime.sums import Codes, Sums
 
 GROUP = "group"  # the keyword for ranks in `Operator.index`

@@ -1,7 +1,7 @@
 """A batch over ranks: their group, checks that must agree on all ranks, and collectives.
 
 A `Group` (group.py) gathers from all ranks, with errors that name what was gathered. `RankElements` lists, per
-coarser stratum, the elements of which each rank has tokens. `Shards` (collect.py) has the group and these lists, and
+coarser stratum, the elements of which each rank has tokens. `Shards` (shards.py) has the group and these lists, and
 runs a plan's collectives. Each rank sends its `Shard`, and computes the same `WholeBatch` from all of them (merge.py).
 An index (index/spread.py) has one rank's tokens and the `Shards`.
 

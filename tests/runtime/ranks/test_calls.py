@@ -335,7 +335,7 @@ class TestErrors:
             check(error, RanksError, what="ranks differ in the index", found=("2 domain", "on ranks 1 and 2"))
 
     def test_a_rank_that_runs_out_of_memory_is_an_error_on_all_ranks(self, monkeypatch):
-        import fibration.runtime.ranks.collect as module
+        import fibration.runtime.ranks.shards as module
 
         error, calls = MemoryError("64 GiB"), []
         mine = module.Shards._mine

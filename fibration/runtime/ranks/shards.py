@@ -1,8 +1,9 @@
-"""Combines vectors over strata from all ranks: the result has the same bits on each rank, wherever tokens lie.
+"""The shards of a batch: which rank has which elements, and how ranks combine vectors over strata.
 
-There is one all-gather per stage. A rank sends numbers for the elements of which it has tokens, so the traffic grows
-with rows and coarser elements, not with tokens. Quantiles over elements in pieces are the exception: ranks send token
-values. Nothing is read back from a device, and no floats are added.
+A combined vector has the same bits on each rank, wherever tokens lie. There is one all-gather per stage. A rank sends
+numbers for the elements of which it has tokens, so the traffic grows with rows and coarser elements, not with tokens.
+Quantiles over elements in pieces are the exception: ranks send token values. Nothing is read back from a device, and no
+floats are added.
 """
 
 from __future__ import annotations
