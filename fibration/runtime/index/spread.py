@@ -1,7 +1,7 @@
 """The index of a batch over ranks: tokens are this rank's, coarser elements are the whole batch's.
 
-Every rank builds the index of its own part, and sends everything coarser than tokens. From all parts each rank
-computes the same global layout (`runtime/ranks/merge.py`), and maps its tokens to the elements there.
+Every rank builds the index of its own tokens, and sends its shard: everything coarser than tokens. From all shards each
+rank computes the same `WholeBatch` (`runtime/ranks/merge.py`), and maps its tokens to the elements there.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def build_spread_index(
             builder = Builder(hierarchy, mask, offsets, device, spread=True)
             local = builder.build(labels, attributes, torch.device("cpu"), positions)
             check_order(local)
-            part = _shard(local, builder.encoded, keyed)
-    parts = group.all_gather_object(part, "op.index")
+            shard = _shard(local, builder.encoded, keyed)
+    shards = group.all_gather_object(shard, "op.index")
     with located(here):
-        whole = WholeBatch(parts)
+        whole = WholeBatch(shards)
         _check(hierarchy, whole)
         cut = _in_pieces(hierarchy, whole, positions is not None)
     said_of = {over: runs_of(local, over, whole.numbers[over][group.rank], several) for over, several in cut.items()}
@@ -161,7 +161,7 @@ def _in_pieces(h: Hierarchy, whole: WholeBatch, given: bool) -> dict[str, NDArra
     cut = {over: several for over, several in found.items() if several.any()}
     for over in () if given else cut:
         element = int(np.argmax(cut[over]))
-        ranks = [f"rank {rank}" for rank in range(len(whole.parts)) if element in whole.elements_on(over, rank)]
+        ranks = [f"rank {rank}" for rank in range(len(whole.shards)) if element in whole.elements_on(over, rank)]
         raise unordered(read_over(h)[over], whole.words(over)(element), f"tokens on {listed(ranks)}")
     return cut
 
@@ -186,7 +186,7 @@ def _joined(group: Group, local: Index, whole: WholeBatch, pieces: Mapping[str, 
         rank_elements=_rank_elements(whole, move),
         labels=labels,
         structure=_structure(whole, pieces),
-        most={leaf: max(p.tokens[leaf] for p in whole.parts) for leaf in whole.tokens},
+        most={leaf: max(p.tokens[leaf] for p in whole.shards) for leaf in whole.tokens},
         pieces=pieces,
         counts=counts,
         sums=whole.sums,
