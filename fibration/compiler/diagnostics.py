@@ -17,6 +17,7 @@ from functools import partial
 from fibration.compiler import ir
 from fibration.compiler.derivative import ZERO, derivative
 from fibration.compiler.formulas import Formulas
+from fibration.compiler.hoist import UNLESS
 from fibration.compiler.ir import Const, Map, Node, Push, Scalar, arg, const, count_input, scalar, total
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
@@ -292,7 +293,7 @@ def _nothing(program: Program, hierarchy: Hierarchy, terms: Terms) -> dict[str, 
 
 def _unless(nothing: Node, node: Node) -> Node:
     """`node`, bit for bit, where `nothing` is 0, else NaN."""
-    return Map(scalar("select", scalar("le", arg(1), ZERO), arg(0), const(float("nan"))), (node, nothing))
+    return Map(UNLESS, (node, nothing))
 
 
 def levels(hierarchy: Hierarchy) -> Iterator[tuple[str, str]]:
