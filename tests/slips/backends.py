@@ -193,4 +193,48 @@ SLIPS = (
         "a constant of -0.0 has no parentheses", "backends/test_nonfinite",
         "if math.copysign(1.0, value) < 0 else", "if value < 0 else",
     ),
+    slip(
+        "kept launches do not tell addresses by their alignment", "backends/test_launches",
+        "aligned = tuple([address % ALIGNED == 0 for address in addresses])", "aligned = (True,)",
+    ),
+    slip(
+        "a kept kernel takes one tensor for all", "backends/test_launches",
+        "values[place] = addresses[number]", "values[place] = addresses[0]",
+    ),
+    slip(
+        "kept launches of all streams share a counter", "backends/test_launches",
+        "found = self.shared.get(stream)", "found = next(iter(self.shared.values()), None)",
+    ),
+    slip(
+        "kept launches run on the default stream", "backends/test_launches",
+        "launch.run(*values, stream=stream)", "launch.run(*values, stream=0)",
+    ),
+    slip(
+        "kept launches run on the current device, wherever their tensors are", "backends/test_launches",
+        "if work.is_cuda and work.get_device() != driver.get_current_device():", "if work.is_cuda and work.get_device() < 0:",
+    ),
+    slip(
+        "launches of functions that use torch between them are kept", "backends/test_launches",
+        "self.is_kept = not any(k.call for k in kernels) and", "self.is_kept =",
+    ),
+    slip(
+        "a row in several pieces has the advantage of one", "runtime backends/test_hard_inputs backends/test_soft_gates",
+        "or not index.is_in_pieces(stratum, leaves[0]):", "or not index.is_in_pieces:",
+    ),
+    slip(
+        "kept launches of one program take a counter", "backends/test_launches",
+        "if noted.arguments.get(COUNTER) is None:", "if COUNTER not in noted.arguments:",
+    ),
+    slip(
+        "programs that share a sum over the batch read the same elements", "backends/test_ptx",
+        "range(part * BLOCK_P, {size}, programs * BLOCK_P):", "range(part * BLOCK_P, {size}, BLOCK_P):",
+    ),
+    slip(
+        "the last program to arrive adds up one part", "backends/test_ptx",
+        "is_part = each_part < programs", "is_part = each_part < 1",
+    ),
+    slip(
+        "programs share sums over the batch of what their launch computes", "backends/test_triton",
+        "return not any(computed & {*n.operands} for n in group.values)", "return bool(computed)",
+    ),
 )  # fmt: skip
