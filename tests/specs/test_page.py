@@ -21,7 +21,7 @@ from fibration.laws import LAWS
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "losses.md"
 PAGES = ROOT / "docs" / "losses"
-FOLDERS = ("tokens", "sequences", "rollout", "masks", "rewards", "terms", "order", "fiberpo")
+FOLDERS = ("tokens", "sequences", "rollout", "masks", "rewards", "terms", "order", "attenuated", "fiberpo")
 TRAINERS = ("TRL", "verl", "SkyRL", "NeMo-RL", "OpenRLHF", "AReaL", "ROLL", "slime", "prime-rl", "ms-swift", "Tinker")
 FORMULA = re.compile(r"`((?:J|𝒢\(r\)|log 𝒢) = [^`]*|min\([^`]*|clip\([^`]*)`")
 WORDS = "weigh keep log_prob total mean largest some quantile deviation before after position stop inward".split()

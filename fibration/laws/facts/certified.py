@@ -30,7 +30,7 @@ from fibration.laws.subject import Subject
 # the most expensive fact comes last
 NAMES = (
     "radius", "bounds", "continuity", "blocks", "second_moment", "normaliser", "weight", "share", "idle", "spill",
-    "amplification",
+    "reversal", "amplification",
 )  # fmt: skip
 
 
@@ -51,6 +51,7 @@ def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
     yield "share", levels.share(subject, known)
     yield "idle", levels.idle(subject, known)
     yield "spill", levels.spill(subject, known)
+    yield "reversal", levels.reversal(subject, known, table)
     yield "amplification", amplification(subject, table, known)
 
 

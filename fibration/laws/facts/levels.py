@@ -1,4 +1,4 @@
-"""Three facts about the levels of a hierarchy: `idle`, `share` and `spill`.
+"""Four facts about the levels of a hierarchy: `idle`, `share`, `spill` and `reversal`.
 
 In units of the leaf measure `m`, let `h'_v` be the slope of the gate on a stratum `v` at the element that a token lies
 over, and `Y_v = E_m[(μ/m)·w·A·∂𝒢/∂D | v]` the mean pull there. Then
@@ -31,7 +31,10 @@ from fibration.laws import topic
 from fibration.laws.batches.words import plural
 from fibration.laws.facts.batch_facts import is_identity
 from fibration.laws.facts.weight_sums import Sums
+from fibration.laws.gates.contributions import Lines
 from fibration.laws.objectives.centred import is_centred
+from fibration.laws.off_policy.reversal import never_reverses, one_advantage
+from fibration.laws.off_policy.reversal_search import reversed_token
 from fibration.laws.on_policy.at_ratio_one import is_one
 from fibration.laws.subject import Subject
 
@@ -178,3 +181,23 @@ def spill(subject: Subject, known: str) -> Iterator[Fact]:
         why = f"{an(stratum)} keeps its share of its {f.target}'s mass, and the others over the {f.target} get the rest"
         is_coarse = stratum == h.rows or stratum in whole_batch(h).coarser(h.rows)
         yield Fact("spill", topic.gate(stratum), value, f"{why}{ratio}", NOTE if is_coarse else DETAIL)
+
+
+# ---------------------------------------------------------------- reversal
+
+
+def reversal(subject: Subject, known: str, table: Lines) -> Iterator[Fact]:
+    """Yields whether some token is pushed further out against its own advantage; with the smallest batch found."""
+    h = subject.hierarchy
+    mu = Sums(h, h.objective).mu
+    is_mean = all(-1 not in subject.at(leaf).signs(mu) for leaf in h.leaves)
+    shown = never_reverses(subject, table, known) if is_mean else None
+    if shown is not None:
+        free = len(h.order) > 1 and h.objective.estimator == "ratio" and not one_advantage(h)
+        condition = f" where every {h.rows} has one advantage" if free else ""
+        yield Fact("reversal", "hierarchy", f"none{condition}", shown.argument)
+    elif (witness := reversed_token(h)) is not None:
+        yield Fact("reversal", "hierarchy", "some tokens are pushed out against their advantage", str(witness), NOTE)
+    else:
+        why = "no argument applies, and no small batch was found with such a token"
+        yield Fact("reversal", "hierarchy", "not certified", why)
