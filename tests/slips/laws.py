@@ -4,6 +4,30 @@ from slips.slip import slip
 
 SLIPS = (
     slip(
+        "tokens of several rows have advantages of one sign", "laws/test_reversal",
+        "if any(s != h.rows and s not in whole_batch(h).finer(h.rows) for s in coupled):", "if False:",
+    ),
+    slip(
+        "a level may pass on less than the level over it", "laws/test_reversal",
+        "or not _are_at_least(subject, own[0], over[1]):", "or False:",
+    ),
+    slip(
+        "a gate that turns pulls round reverses no token", "laws/test_reversal",
+        "pushed.is_kept(but=OPENED) or pushed.is_kept(but=LOST)", 'pushed.is_kept(but="turned")',
+    ),
+    slip(
+        "a mean may weigh tokens below 0", "laws/test_reversal",
+        "shown = never_reverses(subject, table, known) if is_mean else None", "shown = never_reverses(subject, table, known)",
+    ),
+    slip(
+        "a token that its advantage pushes out is reversed", "laws/test_reversal",
+        "c * x > 0 > a * x", "c * x > 0 < a * x",
+    ),
+    slip(
+        "groups of given advantages need no labels", "auditing/test_identify",
+        "if function.reads_rewards or h.advantages is None else h.strata", "if function.reads_rewards else h.strata",
+    ),
+    slip(
         "rows of all lengths count the same", "laws/test_facts_levels",
         "is_centred(self.h, of_row, over, rows)", "is_centred(self.h, sympy.Integer(1), over, rows)",
     ),

@@ -33,7 +33,7 @@ SIDES = (1, -1)  # of the advantage
 
 
 def never_reverses(subject: Subject, table: Lines, known: str) -> Proved | None:
-    """The argument that no token is pushed further out against its advantage, for `μ` of at least 0; None without one."""
+    """The argument that no token is pushed out against its advantage, if `μ` is at least 0; None without one."""
     h = subject.hierarchy
     if h.objective.estimator == "score":
         why = "every coefficient is μ·w·𝒢·A, and 𝒢(r) > 0"
