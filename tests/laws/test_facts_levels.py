@@ -184,6 +184,14 @@ def test_a_level_is_idle_if_no_slope_of_its_gate_moves_a_coefficient_on_policy(k
         assert moved or stratum.name in said, stratum  # nothing that holds is left out
 
 
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("group", {"domain", "prompt_group"}), ("domain", {"domain"}), ("batch", set()), ("hierarchical", {"domain"})],
+)
+def test_advantages_leave_idle_what_lies_below_the_stratum_that_centres_them(kind, names):
+    assert set(facts(tower(kind, "rows"), "idle")) == names
+
+
 @pytest.mark.thorough
 def test_enough_levels_are_idle_and_enough_are_not():
     idle = [len(facts(tower(k, o), "idle")) for k in ADVANTAGES for o in OBJECTIVES]

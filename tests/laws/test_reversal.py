@@ -147,13 +147,20 @@ def test_of_shipped_losses(name):
 
 
 def test_inward_gates_of_prompt_groups_reverse_a_token_of_another_answer():
-    """Every gate keeps the law `inward`, and the tower does not: the smallest batch has several answers."""
+    """Every gate keeps the law `inward`, and the tower reverses tokens: only batches of several answers show it."""
     h = spec("fiberpo_domain_inward")
     assert all(v.status == "proved" for v in h.verify().verdicts if v.law == "inward")
     assert said(h).level == "note" and "in a batch of" in said(h).argument
 
 
 # ---------------------------------------------------------------- conditions of the proofs
+
+
+def test_one_gate_may_turn_outward_pulls_round_and_no_inward_ones():
+    rolled_back = aggregate_gate(budget, rollback=2)
+    assert said(chain({token: rolled_back})).value == SOME
+    assert said(chain({token: rolled_back.inward()})).value == NONE
+    assert said(chain({token: clip_gate(budget)})).value == NONE
 
 
 def test_levels_that_read_no_advantage_need_one_for_each_row():
@@ -172,7 +179,8 @@ def test_a_mean_with_weights_below_0_is_not_certified_as_none():
 
 def test_a_level_of_groups_that_passes_everything_couples_nothing():
     assert said(three({})).value == said(three({token: zero_gate()})).value == ONE_EACH
-    assert said(three({trajectory: zero_gate()})).value == SOME  # a group's pull is that of other rows
+    for dropped in ([trajectory], [trajectory, token]):  # a group's pull is that of other rows
+        assert said(three(dict.fromkeys(dropped, zero_gate()))).value == SOME
 
 
 def test_declared_advantages_are_those_of_rewards():

@@ -69,6 +69,16 @@ def laws() -> str:
     return "\n".join(["", "| law | given up by |", "|---|---|", *rows, ""])
 
 
+def reversals() -> str:
+    """What the fact `reversal` says of every loss."""
+    found = defaultdict(list)
+    for name in shipped():
+        (value,) = (f.value for f in spec(name).verify().facts if f.name == "reversal")
+        found[value].append(f"[{name}](losses/{shipped_file(name).parent.name}.md#{name})")
+    rows = [f"| {value} | {', '.join(found[value])} |" for value in sorted(found, key=lambda v: len(found[v]))]
+    return "\n".join(["", "| fact | losses |", "|---|---|", *rows, ""])
+
+
 def title(folder: str) -> str:
     return (ROOT / "specs" / folder / "__init__.py").read_text().strip().strip('"')
 
@@ -134,6 +144,15 @@ def test_the_pages_of_losses_equal_their_specs():
     measured = [d for text in written.values() for d in MEASURED.findall(text)]
     assert len(measured) == len(SOURCES)
     assert max(map(float, measured)) < 1e-13
+
+
+@pytest.mark.thorough
+def test_the_page_states_which_losses_reverse_tokens():
+    made, (before, written, after) = reversals(), parts(PAGE.read_text(), "reversal")
+    if os.environ.get("FIBRATION_UPDATE_GOLDEN") == "1":
+        PAGE.write_text(f"{before}{made}{after}")
+        written = made
+    assert written == made
 
 
 @pytest.mark.skipif(not ALL, reason="what `test_published.py` asks of fewer batches")

@@ -21,9 +21,10 @@ from fibration.laws.batches.tokens import Tokens, attempt, rows_of
 from fibration.laws.batches.words import Witness, in_batch, in_brief, rounded
 from fibration.laws.values.duals import value_of
 
-FEW_TOKENS, MOST_TOKENS = 2, 4  # batches of few tokens are tried with all values, larger ones with random values
-MOST_SHAPES, MOST_POINTS, SAMPLED = 12, 300, 200  # shapes of one size, points of all small batches, points of one size
-SHARES = tuple(Fraction(s, 20) for s in (20, 12, 2, -2, -20))  # of the largest drift
+MOST_SHAPES = 12  # of batches of one size
+SAMPLED = {2: 150, 3: 150, 4: 100}  # points of batches of so many tokens; of a single token all
+SHARES = tuple(Fraction(s, 20) for s in (20, 12, 2, 1, -10))  # of the largest drift
+BEYOND = (Fraction(21, 20), Fraction(3, 2), Fraction(4))  # times the default of a parameter
 CLOSE = Fraction(1, 10**20)  # a coefficient of at most this size has no sign, where numbers are rounded
 Tried = tuple[Concrete, tuple[Fraction, ...], tuple[Fraction, ...]]  # a batch, advantages and log ratios of its tokens
 
@@ -40,23 +41,22 @@ def reversed_token(h: Hierarchy) -> Witness | None:
 
 
 def _tried(h: Hierarchy) -> Iterator[Tried]:
-    """Yields the points of small batches, then the same random points of larger ones in every run."""
-    small = ((c, a, x) for c in _batches(h, 1, FEW_TOKENS) for a in _advantages(h, c) for x in _drifts(h, c))
-    yield from itertools.islice(small, MOST_POINTS)
-    rng = random.Random(0)
-    for n in range(FEW_TOKENS + 1, MOST_TOKENS + 1):
-        each = [(c, list(_advantages(h, c)), list(_drifts(h, c))) for c in _batches(h, n, n)]
-        each = [one for one in each if one[1]]
-        for _ in range(SAMPLED if each else 0):
-            concrete, advantages, drifts = rng.choice(each)
-            yield concrete, rng.choice(advantages), rng.choice(drifts)
+    """Yields the points of single tokens, then random points of larger batches, the same in every run."""
+    sizes, rng = _sizes(h), random.Random(0)
+    yield from ((c, a, (t * d,)) for c in _batches(h, 1) for a in _advantages(h, c) for t in sizes for d in (1, -1))
+    for n in SAMPLED:
+        each = [(c, found) for c in _batches(h, n) if (found := list(_advantages(h, c)))]
+        for _ in range(SAMPLED[n] if each else 0):
+            concrete, advantages = rng.choice(each)
+            first, size = rng.randrange(n), rng.choice(sizes) * rng.choice((1, -1))
+            drift = tuple(size * (rng.choice(SHARES) if k != first else 1) for k in range(n))
+            yield concrete, rng.choice(advantages), drift
 
 
-def _batches(h: Hierarchy, least: int, most: int) -> Iterator[Concrete]:
-    """Yields the batches of `least` to `most` tokens that an index takes."""
-    shape = whole_batch(h)
-    each = (itertools.islice(smallest(h, shape, n), MOST_SHAPES) for n in range(least, most + 1))
-    return (c for c in itertools.chain.from_iterable(each) if not leaves_one_alone(h, c))
+def _batches(h: Hierarchy, tokens: int) -> Iterator[Concrete]:
+    """Yields batches of this many tokens that an index takes."""
+    found = itertools.islice(smallest(h, whole_batch(h), tokens), MOST_SHAPES)
+    return (c for c in found if not leaves_one_alone(h, c))
 
 
 def _advantages(h: Hierarchy, concrete: Concrete) -> Iterator[tuple[Fraction, ...]]:
@@ -80,13 +80,10 @@ def _declared(h: Hierarchy, here: Tokens) -> tuple[Fraction, ...] | None:
     return attempt(lambda: tuple(value_of(here.value(formula, k)) for k in range(len(here.places))))
 
 
-def _drifts(h: Hierarchy, concrete: Concrete) -> Iterator[tuple[Fraction, ...]]:
-    """Yields log ratios: around the parameters' defaults, and one of 1; of later tokens shares of the first one's."""
+def _sizes(h: Hierarchy) -> list[Fraction]:
+    """How far the token drifts that drifts most: beyond the defaults of parameters, and 1."""
     values = sorted({abs(v) for v in usual(h).values() if v})[:3]
-    sizes = sorted({*(v * f for v in values for f in (Fraction(3, 2), Fraction(4))), Fraction(1)})
-    shares = itertools.product(SHARES, repeat=concrete.tokens)
-    patterns = [p for p in shares if max(p) == 1 or min(p) == -1]
-    return (tuple(t * share for share in p) for t in sizes for p in patterns)
+    return sorted({*(v * f for v in values for f in BEYOND), Fraction(1)})
 
 
 def _witness(
