@@ -158,7 +158,7 @@ def towers_of(h, rng):
 def moves(kind, h, stratum, seed=0, at_0=True):
     """Whether some batch has other coefficients with another slope at this level."""
     rng, other = random.Random(seed), h.replace(gates={**h.gates, stratum: Gate(residual / 3)})
-    for world in (towers_of(h, rng) for _ in range(5 if at_0 else 3)):
+    for world in (towers_of(h, rng) for _ in range(5 if at_0 else 2)):
         rewards = [F(rng.randint(-9, 9), 2) for _ in range(world.size(trajectory))]
         own = advantages_of(kind, world, rewards)
         advantages = [own[r] for r in rows_of(world)]

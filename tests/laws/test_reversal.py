@@ -141,6 +141,7 @@ EXPECTED = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", EXPECTED)
 def test_of_shipped_losses(name):
     assert said(spec(name)).value == EXPECTED[name]
@@ -168,6 +169,8 @@ def test_levels_that_read_no_advantage_need_one_for_each_row():
     assert said(plain).value == ONE_EACH
     assert said(chain({trajectory: identity_gate(), token: identity_gate()})).value.startswith(NONE)
     assert said(chain({trajectory: clip_gate(budget).per(mass).inward(), token: zero_gate()})).value == NONE
+    # a closed trajectory leaves what its tokens add beyond their mean, in either direction
+    assert said(chain({trajectory: clip_gate(budget).per(mass), token: identity_gate()})).value == SOME
 
 
 def test_a_mean_with_weights_below_0_is_not_certified_as_none():

@@ -321,11 +321,8 @@ def attenuated(b: Scored, p: Parameters, drift: Tensor) -> Found:
     """An outward token beyond its budget counts `C/d`."""
     outward, budget = b.advantages * b.held > 0, either(b.advantages > 0, p["C_high"], p["C_low"])
     far = (drift > budget).expand_as(b.mask)
-    terms = b.x.exp() * b.advantages
-    return trajectory_mean(b, torch.where(outward & far, budget / drift * terms, terms)), [
-        outward & far,
-        ~outward & far,
-    ]
+    weight = torch.where(outward, budget / torch.maximum(drift, budget), 1)
+    return trajectory_mean(b, weight * b.x.exp() * b.advantages), [outward & far, ~outward & far]
 
 
 def over_label(b: Scored, label: tuple[int, ...]) -> Tensor:
