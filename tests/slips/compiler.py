@@ -367,7 +367,7 @@ SLIPS = (
         '-sign if s.op == "neg" or (s.op == "sub" and i == 1) else sign', "sign",
     ),
     slip(
-        "metrics of two programs lie in the places of one", "compiler/test_split",
+        "metrics of two programs lie in the places of one", "runtime/test_metrics",
         "index.kept((self, id(outputs.places.rows), program, asked), made)", "index.kept((self, program, asked), made)",
     ),
 )  # fmt: skip
