@@ -23,7 +23,7 @@ BUDGETS = {
     "fuzz": 4,
     "head": 25,
     "language": 15,
-    "laws": 120,
+    "laws": 150,
     "packaging": 4,
     "plotting": 30,
     "printing": 10,
