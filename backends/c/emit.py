@@ -204,9 +204,9 @@ class _Function(CoarseStages):
             if node.stratum not in self.plan.program.leaves:
                 self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
         for room, _ in self.room.values():
-            self.line(2, f"__builtin_free({room});")
+            self.line(2, f"release({room}, {room}_small);")
         for lanes in self.lanes.values():
-            self.line(2, f"__builtin_free({lanes} - WIDTH);")
+            self.line(2, f"release({lanes} - WIDTH, {lanes}_small);")
         stored = [k for p in sweep.passes for k, _ in p.stores]
         if stored and len(self.plan.program.leaves) == 1:
             (w,) = words
@@ -227,23 +227,25 @@ class _Function(CoarseStages):
         for node in taken:
             if isinstance(node, Quantile) and node.values not in self.room:
                 words = [self.signature.layouts[sweep.segments, leaf] for leaf in node.sources]
-                room, size = self.free(f"values_of_{self.names[node]}"), self.free(f"number_of_{self.names[node]}")
+                room, size = self.free(f"values_of_{self.names[node]}", "", "_small"), self.free(f"number_of_{self.names[node]}")
                 number = " + ".join(f"{w}_offsets[b + 1] - {w}_offsets[b]" for w in words)
                 self.line(2, f"const int64_t {size} = {number};")
-                self.line(2, f"double *restrict {room} = reserve(2 * {size});")
+                self.line(2, f"double {room}_small[3 * SHORT];")
+                self.line(2, f"double *restrict {room} = reserve_beyond({room}_small, 3 * SHORT, 3 * {size});")
                 self.room[node.values] = room, size
 
         self.lanes: dict[Scan, str] = {}
         for scan in (scan for one in sweep.passes for scan in one.scans):
             w = self.signature.layouts[sweep.segments, scan.into]
-            self.lanes[scan] = self.free(f"values_of_{self.names[scan]}")
+            self.lanes[scan] = self.free(f"values_of_{self.names[scan]}", "", "_small")
             size = f"{w}_offsets[b + 1] - {w}_offsets[b]"
-            self.line(2, f"double *restrict {self.lanes[scan]} = reserve_several({size});")
+            self.line(2, f"double {self.lanes[scan]}_small[SEVERAL];")
+            self.line(2, f"double *restrict {self.lanes[scan]} = reserve_several({self.lanes[scan]}_small, {size});")
 
     def picked(self, node: Quantile) -> None:
         """Writes the quantile of a segment, from the values in its room."""
         room, size = self.room[node.values]
-        text = f"quantile({room}, {room} + {size}, {size}, {self.operand(node.level)})"
+        text = f"quantile({room}, {room} + {size}, {size}, {self.operand(node.level)}, 1)"
         self.assign(2, "double", self.names[node], text)
 
     def set_aside(self, depth: int, node: Node, value: str, step: Pass, sweep: Sweep, word: str) -> None:
@@ -361,7 +363,7 @@ class _Function(CoarseStages):
         if node in self.arrays:
             return f"{self.arrays[node]}[TOKEN({word}, i)]"
         if node in self.lanes:
-            return f"{self.lanes[node]}[i]"
+            return f"{self.lanes[node]}[i {'-' if node.forward else '+'} 1]"
         (value,) = node.values  # a constant, times the number of tokens before or after
         assert isinstance(value, Const)
         places = "i" if node.forward else "(tokens - 1 - i)"
