@@ -128,6 +128,8 @@ static int64_t keep_of_pieces(
     return total;
 }
 
+static void bounds_of_many(const double *x, int64_t n, int64_t k, double *low, double *high);
+
 /* The values that sorting puts at k and at k + next, which is k or k + 1; both are NaN if a value is NaN. `room` has
    space for 2 n values. */
 static void neighbours(
@@ -136,25 +138,26 @@ static void neighbours(
     const int64_t half = n;
     int64_t kept, below;
     for (int round = 0, poor = 0; n > FEW; round++, n = kept, k -= below) {
-        double sample[3 * SAMPLE], low, high, other;
-        const int64_t size = n > MANY ? SAMPLE : FEW, at = k * size / n;
-        for (int64_t i = 0; i < size; i++) sample[i] = x[(2 * i + 1) * n / (2 * size)];
-        const double deviation = __builtin_sqrt((double)(at * (size - at)) / (double)size);
-        const int64_t wide = n > MANY ? 2 + (int64_t)(2.5 * deviation) : 2, from = at - wide, to = at + wide;
-        if (n <= MANY) places_of_few(sample, FEW, from, to, &low, &high);
+        double low, high;
+        if (n > MANY) bounds_of_many(x, n, k, &low, &high);
         else {
-            neighbours(sample, sample + size, size, MORE(from, 0), 0, 1, &low, &other);
-            neighbours(sample, sample + size, size, to < size ? to : 0, 0, 1, &high, &other);
+            double sample[FEW];
+            const int64_t at = k * FEW / n;
+            for (int i = 0; i < FEW; i++) sample[i] = x[(2 * i + 1) * (uint64_t)n / (2 * FEW)];
+            places_of_few(sample, FEW, at - 2, at + 2, &low, &high);
+            if (at + 2 >= FEW) high = INFINITY;
         }
-        if (from < 0) low = -INFINITY;
-        if (to >= size) high = INFINITY;
         double *found = room + round % 2 * half;
         while (1) {
             kept = n > MANY && threads > 1 ? keep_of_pieces(x, found, n, low, high, &below, threads)
                                            : keep_inside(x, found, n, low, high, &below);
-            if (k < below) low = -INFINITY;
-            else if (k + next >= below + kept) high = INFINITY;
-            else break;
+            if (k < below) {
+                if (k + next < below) high = low;
+                low = -INFINITY;
+            } else if (k + next >= below + kept) {
+                if (k >= below + kept) low = high;
+                high = INFINITY;
+            } else break;
         }
         x = found;
         poor += 2 * kept > n;
@@ -168,6 +171,18 @@ static void neighbours(
     }
     places_of_few(x, n, k, k + next, at_k, after);
     if (any_nan(x, n)) *at_k = *after = NAN;
+}
+
+/* Two values of a large sample, between which the value at k lies, unless the sample is very uneven. */
+static void bounds_of_many(const double *x, int64_t n, int64_t k, double *low, double *high)
+{
+    double sample[3 * SAMPLE], other;
+    const int64_t at = k * SAMPLE / n;
+    for (int64_t i = 0; i < SAMPLE; i++) sample[i] = x[(2 * i + 1) * n / (2 * SAMPLE)];
+    const int64_t away = 2 + (int64_t)(2.5 * __builtin_sqrt((double)(at * (SAMPLE - at)) / SAMPLE));
+    *low = -INFINITY, *high = INFINITY;
+    if (at >= away) neighbours(sample, sample + SAMPLE, SAMPLE, at - away, 0, 1, low, &other);
+    if (at + away < SAMPLE) neighbours(sample, sample + SAMPLE, SAMPLE, at + away, 0, 1, high, &other);
 }
 
 /* a + t (b - a), computed from the nearer end; 0 instead of -0. */

@@ -46,7 +46,7 @@ def library(vectors: bool) -> ctypes.CDLL:
     quantiles = PARTS["quantiles"].read_text()
     for line, times in VISITS.items():
         assert quantiles.count(line) == times, line
-        quantiles = quantiles.replace(line, f"{line}\n_Pragma(\"omp atomic\")\nvisited += n;\n")
+        quantiles = quantiles.replace(line, f'{line}\n_Pragma("omp atomic")\nvisited += n;\n')
     parts = [PARTS["math"].read_text(), storage, PARTS["room"].read_text(), "static int64_t visited;", quantiles, ENTRY]
     plain = "" if vectors else "#undef __AVX512F__\n"
     try:
@@ -119,7 +119,7 @@ def worst_for_samples(n: int) -> Vector:
         read = left[(2 * np.arange(16) + 1) * len(left) // 32]
         new = read[x[read] < 0]
         x[new] = n - round - np.arange(len(new)) / 32
-        left = left[x[left] <= np.sort(x[read])[min(k * 16 // len(left) + 2, 15)]]
+        left = left[x[left] <= np.sort(x[read])[max(k * 16 // len(left) - 2, 0)]]
     return x
 
 

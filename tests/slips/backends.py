@@ -21,11 +21,35 @@ SLIPS = (
     ),
     slip(
         "the upper neighbour of a quantile may lie beyond the bound", "backends*quantiles",
-        "if (k + next >= n - above) high = INFINITY, above = 0;", "if (k >= n - above) high = INFINITY, above = 0;",
+        "} else if (k + next >= below + kept) {", "} else if (k >= below + kept) {",
     ),
     slip(
         "C finds a quantile among what is no number", "backends*quantiles",
-        "if (kept + below + above < n) return NAN;", "if (n < 0) return NAN;",
+        "    if (any_nan(x, n)) *at_k = *after = NAN;\n}", "}",
+    ),
+    slip(
+        "C goes on with samples that do not help", "test_c_quantiles",
+        "if (low == high || kept == n || poor > 4) {", "if (low == high || kept == n) {",
+    ),
+    slip(
+        "C keeps what it finds over what it searches", "test_c_quantiles",
+        "double *found = room + round % 2 * half;", "double *found = room;",
+    ),
+    slip(
+        "C moves the kept values of a thread from where they go", "test_c_quantiles",
+        "memmove(found + total, found + p * size, (size_t)kept[p]", "memmove(found + total, found + total, (size_t)kept[p]",
+    ),
+    slip(
+        "C passes on what is after the last number of a row", "test_order",
+        "room[forward ? k - 1 : k + 1];", "room[k];",
+    ),
+    slip(
+        "C rounds a quantile's value for the token that has it", "backends*quantiles",
+        "return frozenset(wanted | set(step.found))", "return frozenset(wanted - set(step.found))",
+    ),
+    slip(
+        "a formula reads a quantile's value with other arguments", "backends*quantiles test_weights_and_statistics",
+        "[arg(inputs.index(o)) for o in value.inputs]", "[arg(i) for i, _ in enumerate(value.inputs)]",
     ),
     slip(
         "of several leaves the values set aside last are left", "backends*quantiles",
