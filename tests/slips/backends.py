@@ -9,7 +9,7 @@ SLIPS = (
     ),
     slip(
         "what comes after is left in the wrong order", "test_order",
-        "if (!forward) found = SHUFFLE(found, REVERSE);", "",
+        "shares[k] = powers[forward ? k + 1 : WIDTH - k];", "shares[k] = powers[k + 1];",
     ),
     slip(
         "a token is among those that come after it", "test_order",
