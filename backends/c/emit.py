@@ -236,7 +236,7 @@ class _Function(CoarseStages):
                 )
                 number = " + ".join(f"{w}_offsets[b + 1] - {w}_offsets[b]" for w in words)
                 self.line(2, f"const int64_t {size} = {number};")
-                self.line(2, f"double {room}_small[3 * SHORT];")
+                self.line(2, f"_Alignas(64) double {room}_small[3 * SHORT];")
                 self.line(2, f"double *restrict {room} = reserve_beyond({room}_small, 3 * SHORT, 3 * {size});")
                 self.room[node.values] = room, size
 
@@ -245,7 +245,7 @@ class _Function(CoarseStages):
             w = self.signature.layouts[sweep.segments, scan.into]
             self.lanes[scan] = self.free(f"values_of_{self.names[scan]}", "", "_small")
             size = f"{w}_offsets[b + 1] - {w}_offsets[b]"
-            self.line(2, f"double {self.lanes[scan]}_small[SEVERAL];")
+            self.line(2, f"_Alignas(64) double {self.lanes[scan]}_small[SEVERAL];")
             self.line(2, f"double *restrict {self.lanes[scan]} = reserve_several({self.lanes[scan]}_small, {size});")
 
     def picked(self, node: Quantile) -> None:

@@ -94,7 +94,8 @@ static void scans(double *out, int into, int parts, const double *const *x, cons
 #pragma omp parallel for schedule(dynamic, 16) num_threads(threads) if (members[targets] > LONG)
     for (int64_t b = 0; b < targets; b++) {
         const int64_t from = members[b], n = members[b + 1] - from;
-        double small[SEVERAL], *room = reserve_several(small, n);
+        _Alignas(64) double small[SEVERAL];
+        double *room = reserve_several(small, n);
         for (int64_t k = 0; k < n; k++) {
             int64_t element = order ? order[from + k] : from + k;
             int p = 0;

@@ -42,9 +42,14 @@ def read_quantile_values(program: Program) -> Program:
 
 
 def _replaced(body: Scalar, old: Scalar, new: Scalar) -> Scalar:
-    if body is old:
-        return new
-    return Scalar(body.op, tuple(_replaced(a, old, new) for a in body.args), body.value) if body.args else body
+    done = {old: new}  # bodies share parts
+
+    def of(part: Scalar) -> Scalar:
+        if part not in done:
+            done[part] = Scalar(part.op, tuple(map(of, part.args)), part.value) if part.args else part
+        return done[part]
+
+    return of(body)
 
 
 def find_aside(plan: Plan) -> Plan:

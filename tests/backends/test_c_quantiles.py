@@ -170,7 +170,7 @@ def test_threads_that_share_many_values_find_the_same(order: str, select) -> Non
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(("n", "order"), [
-    *((3000, order) for order in ORDERS), *((2**20, order) for order in ("random", "organ pipe", "two values"))
+    *((30_000, order) for order in ORDERS if order != "worst for samples"), *((2**20, order) for order in ("random", "organ pipe", "two values"))
 ])  # fmt: skip
 def test_the_work_is_linear_for_every_order(n: int, order: str, select) -> None:
     """Counted in visits of values: at most 80 passes over all of them, and few where values are spread out."""
@@ -179,6 +179,13 @@ def test_the_work_is_linear_for_every_order(n: int, order: str, select) -> None:
         found, steps = select(x, level)
         assert same(found, interpolated(x, level))
         assert steps <= (6 if order in SPREAD else 80) * n, (level, steps / n)
+
+
+def test_samples_that_never_help_give_way_to_bisection(select) -> None:
+    x = worst_for_samples(3000)
+    found, steps = select(x, 0.5)
+    assert same(found, interpolated(x, 0.5))
+    assert steps <= 80 * len(x)
 
 
 def places_of_nan(n: int) -> Iterator[Vector]:

@@ -45,11 +45,16 @@ SLIPS = (
     ),
     slip(
         "C rounds a quantile's value for the token that has it", "backends*quantiles",
-        "return frozenset(wanted | set(step.found))", "return frozenset(wanted - set(step.found))",
+        'f"const double {self.names[node]} = {room}[{place}];"', 'f"const real {self.names[node]} = {room}[{place}];"',
     ),
     slip(
-        "a formula reads a quantile's value with other arguments", "backends*quantiles test_weights_and_statistics",
+        "a formula reads a quantile's value with other arguments", "compiler*reuse",
         "[arg(inputs.index(o)) for o in value.inputs]", "[arg(i) for i, _ in enumerate(value.inputs)]",
+    ),
+    slip(
+        "a loop computes all that quantiles read in float64", "compiler*reuse",
+        "wanted.update(o for o in node.operands if o in self.precise)\n        return frozenset(wanted | set(step.found))",
+        "wanted.update(o for o in node.operands if o in self.precise)\n        return frozenset(set(step.values) & self.precise | set(step.found))",
     ),
     slip(
         "of several leaves the values set aside last are left", "backends*quantiles",
