@@ -199,7 +199,8 @@ def test_values_that_are_equal_in_float32_are_compared_in_float64(backend: Backe
     h, n = spec("gspo"), (41, 1000)
     x = np.concatenate([np.float32(1e-3) + np.arange(float(k)) * 2.0**-33 for k in n]).astype(np.float32).astype(float)
     layout = packed(operator(h, "torch"), Tokens(n, x, np.zeros(len(x))))
-    holds(h, backend.name, [("trajectory", 0.5), ("batch", 0.3)], layout, x, F32, STEEP)
+    for taken in ([("trajectory", 0.5)], [("batch", 0.3)]):
+        holds(h, backend.name, taken, layout, x, F32, STEEP)
 
 
 @pytest.mark.thorough
