@@ -278,7 +278,7 @@ class Plan:
 
     @cached_property
     def precise(self) -> frozenset[Node]:
-        """The token values that every pass computes in float64. They are values that:
+        """The token values that are float64 in every pass that compares them. They are values that:
 
         - a quantile reads, or that read a quantile: a token with the quantile's value equals it in every pass;
         - may jump with a sum in order: the sum is above a bound in every pass that compares them, or in none.
