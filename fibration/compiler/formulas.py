@@ -259,8 +259,8 @@ class Formulas:
     def sum_apart(self, each: Each, largest: Node, over: str) -> Node:
         """The sum of the differences of values from the `largest` over an element of `over`.
 
-        Tokens differ from the largest of their row, and the row's from the largest: while a loop sums a row, only the
-        row's is known. A row without tokens adds 0.
+        For tokens it is the sum of their differences from the largest value of their row, and of the row's difference
+        for each token: a sweep knows no more than a row. A row without tokens of the leaf adds 0.
         """
         source, row = next(iter(itertools.pairwise(way(self.h, each.source, over))), (each.source, over))
         if each.times is not None or source not in self.leaves or row == over:

@@ -17,10 +17,6 @@ SLIPS = (
         "wanted = {n for n in step.values if n in self._compared}",
     ),
     slip(
-        "a row without tokens is infinitely far from the largest value", "backends*rewards",
-        'ir.scalar("add", ir.arg(3), ir.scalar("select", some, away, ir.const(0)))', 'ir.scalar("add", ir.arg(3), away)',
-    ),
-    slip(
         "the values of a row count once in a mean over groups", "backends*rewards",
         'away = ir.scalar("mul", ir.arg(0), ir.scalar("sub", ir.arg(1), ir.arg(2)))',
         'away = ir.scalar("sub", ir.arg(1), ir.arg(2))',
