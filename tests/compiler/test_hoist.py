@@ -64,7 +64,8 @@ LEAVES = {
     "a constant alone": Z,
 }
 STAYS = {
-    "a denominator": of("div", x, of("add", Z, Const(9.0, "fine"))),
+    "a denominator": of("div", x, of("mul", Z, of("exp", y))),
+    "a summand of a denominator": of("div", x, of("add", Z, Const(9.0, "fine"))),
     "a summand": of("add", Z, x),
     "another factor in each branch": chosen(of("mul", Z, y), of("mul", W, y)),
     "a factor of one branch": chosen(of("mul", Z, y), y),
