@@ -261,7 +261,9 @@ class Formulas:
         """
         source, row = next(iter(itertools.pairwise(way(self.h, each.source, over))), (each.source, over))
         if each.times is not None or source not in self.leaves or row == over:
-            return self.reduce([replace(each, values=binary("sub", each.values, self.broadcast(largest, source)))], over)
+            return self.reduce(
+                [replace(each, values=binary("sub", each.values, self.broadcast(largest, source)))], over
+            )
         top: Node = Detach(self.pushed(source, row, each.values, "max"))
         inside = self.pushed(source, row, binary("sub", each.values, self.broadcast(top, source)), wide=True)
         away = ir.scalar("mul", ir.arg(0), ir.scalar("sub", ir.arg(1), ir.arg(2)))
