@@ -13,6 +13,7 @@ from functools import cache
 
 from fibration.backends.c.coarse import CoarseStages
 from fibration.backends.c.language import FUNCTIONS, PARTS, RESERVED, TOKEN, WIDE, token_constant, wide_constant
+from fibration.backends.c.precision import Precisions
 from fibration.compiler.arguments import (
     FLOATS,
     GIVEN,
@@ -34,14 +35,14 @@ from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Qu
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Pass, Plan, Scalars, Spread, Sweep
 from fibration.compiler.program import Program
-from fibration.compiler.reuse import keep
+from fibration.compiler.reuse import find_aside, keep, read_quantile_values
 from fibration.errors import BackendError
 
 
 def plan(program: Program, rows: str, spread: Spread | None = None) -> Plan:
     """Fused sweeps over the tokens. Arithmetic is the main cost, so the coefficients' memory keeps a value."""
-    fused = sweeps(program, rows, RESERVED, spread)
-    return keep(fused, Key("coefficients"))
+    fused = sweeps(read_quantile_values(program), rows, RESERVED, spread)
+    return keep(find_aside(fused), Key("coefficients"))
 
 
 def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
@@ -118,6 +119,8 @@ def reductions(parts: Mapping[Push, str]) -> str:
 
 class _Function(CoarseStages):
     def text(self) -> str:
+        self.halves: dict[Node, str] = {}  # names of float64 values in the tokens' precision
+        self.precisions = Precisions(self.plan)
         self.line(0, f"/* {self.title}")
         width = max(len(a.name) for a in self.arguments)
         for a in self.arguments:
@@ -204,9 +207,9 @@ class _Function(CoarseStages):
             if node.stratum not in self.plan.program.leaves:
                 self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
         for room, _ in self.room.values():
-            self.line(2, f"__builtin_free({room});")
+            self.line(2, f"release({room}, {room}_small);")
         for lanes in self.lanes.values():
-            self.line(2, f"__builtin_free({lanes} - WIDTH);")
+            self.line(2, f"release({lanes} - WIDTH, {lanes}_small);")
         stored = [k for p in sweep.passes for k, _ in p.stores]
         if stored and len(self.plan.program.leaves) == 1:
             (w,) = words
@@ -227,31 +230,42 @@ class _Function(CoarseStages):
         for node in taken:
             if isinstance(node, Quantile) and node.values not in self.room:
                 words = [self.signature.layouts[sweep.segments, leaf] for leaf in node.sources]
-                room, size = self.free(f"values_of_{self.names[node]}"), self.free(f"number_of_{self.names[node]}")
+                room, size = (
+                    self.free(f"values_of_{self.names[node]}", "", "_small"),
+                    self.free(f"number_of_{self.names[node]}"),
+                )
                 number = " + ".join(f"{w}_offsets[b + 1] - {w}_offsets[b]" for w in words)
                 self.line(2, f"const int64_t {size} = {number};")
-                self.line(2, f"double *restrict {room} = reserve(2 * {size});")
+                self.line(2, f"_Alignas(64) double {room}_small[3 * SHORT];")
+                self.line(2, f"double *restrict {room} = reserve_beyond({room}_small, 3 * SHORT, 3 * {size});")
                 self.room[node.values] = room, size
 
         self.lanes: dict[Scan, str] = {}
         for scan in (scan for one in sweep.passes for scan in one.scans):
             w = self.signature.layouts[sweep.segments, scan.into]
-            self.lanes[scan] = self.free(f"values_of_{self.names[scan]}")
+            self.lanes[scan] = self.free(f"values_of_{self.names[scan]}", "", "_small")
             size = f"{w}_offsets[b + 1] - {w}_offsets[b]"
-            self.line(2, f"double *restrict {self.lanes[scan]} = reserve_several({size});")
+            self.line(2, f"_Alignas(64) double {self.lanes[scan]}_small[SEVERAL];")
+            self.line(2, f"double *restrict {self.lanes[scan]} = reserve_several({self.lanes[scan]}_small, {size});")
 
     def picked(self, node: Quantile) -> None:
         """Writes the quantile of a segment, from the values in its room."""
         room, size = self.room[node.values]
-        text = f"quantile({room}, {room} + {size}, {size}, {self.operand(node.level)})"
+        text = f"quantile({room}, {room} + {size}, {size}, {self.operand(node.level)}, 1)"
         self.assign(2, "double", self.names[node], text)
+
+    def set_place(self, node: Node, sweep: Sweep, values: tuple[Node, ...] = ()) -> tuple[str, str]:
+        """The memory, and the place in it, of a token's value among `values` of a quantile, or of any."""
+        values = values or next(v for v in self.room if node in v)
+        before = [self.signature.layouts[sweep.segments, v.stratum] for v in values[: values.index(node)]]
+        place = " + ".join(["i", *(f"{w}_offsets[b + 1] - {w}_offsets[b]" for w in before)])
+        return self.room[values][0], place
 
     def set_aside(self, depth: int, node: Node, value: str, step: Pass, sweep: Sweep, word: str) -> None:
         """Stores a token's value for quantiles and sums in order, of this sweep and of later stages."""
-        for values, (room, _) in self.room.items():
+        for values in self.room:
             if node in values:
-                before = [self.signature.layouts[sweep.segments, v.stratum] for v in values[: values.index(node)]]
-                place = " + ".join(["i", *(f"{w}_offsets[b + 1] - {w}_offsets[b]" for w in before)])
+                room, place = self.set_place(node, sweep, values)
                 self.line(depth, f"{room}[{place}] = {value};")
         for scan in step.scans:
             if node in scan.values:
@@ -268,7 +282,7 @@ class _Function(CoarseStages):
         for node in step.values:
             if isinstance(node, Pull) and node.target in (s, BATCH):
                 readers = {u for u in step.values if node in u.operands} | {p for p in step.pushes if p.operand is node}
-                if not step.wide and not (readers and readers <= self.plan.precise):
+                if not step.wide and not (readers and readers <= self.precisions.precise(step)):
                     self.rounded_scalar(node.operand, False)
         parts = {p: self.free(f"part_{self.plan.names[p]}") for p in step.pushes}
         for push in parts:
@@ -288,6 +302,9 @@ class _Function(CoarseStages):
         if step.recalled:
             k, node = step.recalled
             self.line(depth + 1, f"const real {self.names[node]} = (real)LOAD(RESULT, {self.out(k)}, AT({word}, i));")
+        for node in step.found:
+            room, place = self.set_place(node, sweep)
+            self.line(depth + 1, f"const double {self.names[node]} = {room}[{place}];")
         for node in step.values:
             self.token_value(depth + 1, node, step, s, word)
         for push, part in parts.items():
@@ -295,7 +312,7 @@ class _Function(CoarseStages):
         for node in step.aside:
             self.set_aside(depth + 1, node, self.token_operand(node, step, s, True), step, sweep, word)
         for k, node in [*step.stores, *([step.kept] if step.kept else [])]:
-            value = self.token_operand(node, step, s, step.wide or node in self.plan.precise)
+            value = self.token_operand(node, step, s, step.wide or node in self.precisions.precise(step))
             self.line(depth + 1, f"STORE(RESULT, {self.out(k)}, AT({word}, i), {value});")
         self.line(depth, "}")
         for push, part in parts.items():
@@ -317,10 +334,18 @@ class _Function(CoarseStages):
         return self.rounded[node]
 
     def token_value(self, depth: int, node: Node, step: Pass, s: str, word: str) -> None:
-        wide = step.wide or node in self.plan.precise
-        kind, language = ("double", WIDE) if wide else ("real", TOKEN)
+        """Computes a token's value, in float64 and in the tokens' precision if readers need both and it is cheap."""
         if isinstance(node, Pull) and node.target in (s, BATCH):
             return
+        wide = step.wide or node in self.precisions.precise(step)
+        self.token_value_as(depth, node, step, s, word, wide, self.names[node])
+        if node in self.precisions.both(step):
+            if node not in self.halves:
+                self.halves[node] = self.free(f"{self.names[node]}_r")
+            self.token_value_as(depth, node, step, s, word, False, self.halves[node])
+
+    def token_value_as(self, depth: int, node: Node, step: Pass, s: str, word: str, wide: bool, name: str) -> None:
+        kind, language = ("double", WIDE) if wide else ("real", TOKEN)
         if isinstance(node, Input):
             text = self.token_input(node, word, kind)
         elif isinstance(node, Scan):
@@ -332,12 +357,12 @@ class _Function(CoarseStages):
             text = language.constant(node.value)
         elif isinstance(node, Map):
             operands = [self.token_operand(o, step, s, wide) for o in node.inputs]
-            before, text = language.write(node.body, operands, self.names[node], self.taken)
-            for name, shared in before:
-                self.assign(depth, kind, name, shared)
+            before, text = language.write(node.body, operands, name, self.taken)
+            for part, shared in before:
+                self.assign(depth, kind, part, shared)
         else:
             raise BackendError(f"the C backend cannot emit {type(node).__name__} on {node.stratum}")
-        self.assign(depth, kind, self.names[node], text)
+        self.assign(depth, kind, name, text)
 
     def token_operand(self, node: Node, step: Pass, s: str, wide: bool) -> str:
         """A value of a pass, in the precision of its reader."""
@@ -345,7 +370,9 @@ class _Function(CoarseStages):
             return (WIDE if wide else TOKEN).constant(node.value)
         if isinstance(node, Pull) and node.target in (s, BATCH):
             return self.rounded_scalar(node.operand, wide)
-        return self.names[node] if wide or step.wide or node not in self.plan.precise else f"((real){self.names[node]})"
+        if wide or step.wide or node not in self.precisions.precise(step):
+            return self.names[node]
+        return self.halves[node] if node in self.precisions.both(step) else f"((real){self.names[node]})"
 
     def token_input(self, node: Input, s: str, kind: str) -> str:
         if node.kind in TOKENS:
@@ -361,7 +388,7 @@ class _Function(CoarseStages):
         if node in self.arrays:
             return f"{self.arrays[node]}[TOKEN({word}, i)]"
         if node in self.lanes:
-            return f"{self.lanes[node]}[i]"
+            return f"{self.lanes[node]}[i {'-' if node.forward else '+'} 1]"
         (value,) = node.values  # a constant, times the number of tokens before or after
         assert isinstance(value, Const)
         places = "i" if node.forward else "(tokens - 1 - i)"
