@@ -114,7 +114,8 @@ def _compiled(kernel: str, arch: str, made: Mapping[str, Any], file: Path) -> Co
     else:
         target = re.findall(r'\.amdgcn_target ".*--(.*)"', assembly)
         arguments = assembly[assembly.index(".args:") : assembly.index(".kernarg_segment_size:")]
-        sizes = [int(size) for size in re.findall(r"^\s*\.size:\s+(\d+)", arguments, re.MULTILINE)]
+        pairs = re.findall(r"^\s*\.size:\s+(\d+)\n\s*\.value_kind:\s+(\w+)", arguments, re.MULTILINE)
+        sizes = [int(size) for size, kind in pairs if not kind.startswith("hidden_")]  # the driver fills hidden ones
     added = max(0, len(sizes) - len(made["parameters"]))
     parameters = {**made["parameters"], **dict.fromkeys(SCRATCH[:added], "*i8")}
     known = [BYTES.get(kind, 8) for kind in parameters.values()]
