@@ -210,7 +210,7 @@ class _Function(CoarseStages):
         stored = [k for p in sweep.passes for k, _ in p.stores]
         if stored and len(self.plan.program.leaves) == 1:
             (w,) = words
-            self.line(2, f"if (WHOLE_{w} && COUNTED_{w}) {{ /* masked places before and after */")
+            self.line(2, f"if (WHOLE_{w} && COUNTED_{w} && !isnan(fill)) {{ /* masked places before and after */")
             for out in map(self.out, stored):
                 self.line(3, f"if (!b) FILL_GAP({out}, 0, start);")
                 self.line(3, f"FILL_GAP({out}, start + tokens, b + 1 < {n} ? {w}_starts[b + 1] : places);")

@@ -6,7 +6,9 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +17,9 @@ from fibration.compiler.ir import Const, Input, Node
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan
 from fibration.runtime.batch import GIVEN_TENSOR, Batch, Elements, Launcher, Outputs, Places, given_of, tensors_of
+
+MAPPED = 32 << 20  # bytes from which glibc's malloc never keeps freed memory for the next call
+ALIGNMENT = 64  # bytes, as torch aligns its own memory
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,16 @@ class Frame:
     empty: Tensor
     workspace: Tensor
 
+    @cached_property
+    def is_mapped(self) -> bool:
+        """Whether results are so large that malloc asks the system for their pages in every call."""
+        return self.empty.is_cpu and math.prod(self.shape) * self.empty.itemsize >= MAPPED
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether memory for results comes with the fill in it, so that kernels need not write it."""
+        return self.is_mapped and self.fill == 0
+
     def outputs(self, given: Mapping[Input, Tensor]) -> Outputs:
         """Memory for the outputs of one call. The fill is in it where kernels do not write every place."""
         bound, whole = self.bound, self.bound.whole
@@ -75,7 +90,12 @@ class Frame:
         if given:
             found |= {key: given[node] for key, node in bound.given.items() if node in given}
         for _, key in self.binding.results:
-            found[key] = self.empty.new_empty(self.shape) if whole else self.empty.new_full(self.shape, self.fill)
+            if self.is_mapped:
+                found[key] = mapped_zeros(self.shape, self.empty.dtype)
+                if not whole and self.fill:
+                    found[key].fill_(self.fill)
+            else:
+                found[key] = self.empty.new_empty(self.shape) if whole else self.empty.new_full(self.shape, self.fill)
         return Outputs(found, self.workspace.new_empty(bound.length), bound.places)
 
     def holes(
@@ -88,6 +108,17 @@ class Frame:
         found += [(i, outputs.given[key]) for i, key in self.binding.results]
         found.append((self.binding.work, outputs.work))
         return found
+
+
+def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros whose pages the system hands out when they are first written, and huge pages where it has them.
+
+    `torch.zeros` writes every page, and its pages are small.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    first = -memory.ctypes.data % ALIGNMENT
+    return torch.from_numpy(memory[first : first + size]).view(dtype).view(shape)
 
 
 class Binding:

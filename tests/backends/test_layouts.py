@@ -6,8 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from support import operator as unasked
 from support import spec
 
+from fibration.runtime import calling
 from fibration.runtime.index.spans import Intervals, Spans
 
 MASKS = {
@@ -68,3 +70,43 @@ def test_a_rank_without_tokens_has_empty_segments(operator):
         del found
     layout = index.layout("trajectory")
     assert (layout.offsets.tolist(), layout.starts.tolist(), layout.positions) == ([0] * 5, [0] * 4, None)
+
+
+@pytest.mark.parametrize("name", ["gaps between", "tokens apart"])
+def test_results_in_mapped_memory_are_those_of_other_memory(operator, name, monkeypatch):
+    op, mask = operator(spec("fiberpo")), torch.tensor(MASKS[name], dtype=torch.bool)
+    x = torch.where(mask, torch.linspace(-1, 1, mask.numel()).reshape(mask.shape), math.nan)
+    old, advantages = torch.zeros_like(x), torch.linspace(-1, 1, len(mask))
+
+    def results():
+        index = op.index(mask=mask)
+        return [op.coefficients(x, old, advantages, index, metrics=False).values, op.gate(x, index)]
+
+    expected = results()
+    monkeypatch.setattr(calling, "MAPPED", 1)
+    found, again = results(), results()
+    for one, other, third, fill in zip(expected, found, again, (0, 1), strict=True):
+        assert torch.equal(one, other)
+        assert (other[~mask] == fill).all()
+        assert other.data_ptr() % calling.ALIGNMENT == 0 and other.is_contiguous()
+        third.fill_(7)  # every call has memory of its own
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_mapped_memory_is_0_in_every_dtype(dtype):
+    made = calling.mapped_zeros((3, 5), dtype)
+    assert made.dtype == dtype and made.shape == (3, 5) and (made == 0).all()
+    assert calling.mapped_zeros((0, 5), dtype).shape == (0, 5)
+
+
+def test_kernels_leave_masked_places_of_mapped_memory_alone(monkeypatch):
+    """Pages that no kernel writes are never handed out."""
+    op, mask = unasked(spec("fiberpo"), backend="c"), torch.tensor(MASKS["gaps between"], dtype=torch.bool)
+    x = torch.zeros(mask.shape)
+    monkeypatch.setattr(calling, "MAPPED", 1)
+    monkeypatch.setattr(calling, "mapped_zeros", lambda shape, dtype: torch.full(shape, 7, dtype=dtype))
+    index = op.index(mask=mask)
+    values = op.coefficients(x, x, torch.ones(len(mask)), index, metrics=False).values
+    assert (values[~mask] == 7).all() and (values[mask] != 7).all()
+    assert (op.gate(x, index)[~mask] == 1).all()  # the system hands out zeros alone
