@@ -2,7 +2,8 @@
 
 This module writes the loops; their bodies come from the plan. A pass in float64 sums into doubles. A pass in the
 tokens' precision sums chunks of `CHUNK` tokens in that precision, and the chunks in double. No sum depends on the
-number of threads: one thread computes a segment, and long coarse sums are cut at fixed places.
+number of threads: one thread computes a segment, and long coarse sums are cut at fixed places. Sweeps over short
+segments are in `blocks.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import textwrap
 from collections.abc import Mapping
 from functools import cache
 
-from fibration.backends.c.coarse import CoarseStages
+from fibration.backends.c.blocks import BlockStages, add_to, dtype_of, end_of, reductions, start_of
 from fibration.backends.c.language import FUNCTIONS, PARTS, RESERVED, TOKEN, WIDE, token_constant, wide_constant
 from fibration.compiler.arguments import (
     FLOATS,
@@ -30,7 +31,7 @@ from fibration.compiler.arguments import (
     signature,
 )
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Quantile, Scan
+from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Quantile, Scan
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Pass, Plan, Scalars, Spread, Sweep
 from fibration.compiler.program import Program
@@ -98,25 +99,11 @@ DECLARED = for_each("C declarations", HOLDS, {
 })  # fmt: skip
 
 
-def dtype_of(argument: str) -> str:
-    """The macro for the dtype of a tensor of floats."""
-    return f"DTYPE_{argument}"
-
-
 def declared(argument: Argument) -> str:
     return DECLARED[argument.holds].format(argument.name, dtype_of(argument.name))
 
 
-REDUCTIONS = {"sum": "+", "max": "max"}  # OpenMP's operators
-
-
-def reductions(parts: Mapping[Push, str]) -> str:
-    """The clauses that let a loop add up in any order."""
-    named = {sign: ", ".join(p for push, p in parts.items() if push.reduce == r) for r, sign in REDUCTIONS.items()}
-    return "".join(f" reduction({sign} : {chosen})" for sign, chosen in named.items() if chosen)
-
-
-class _Function(CoarseStages):
+class _Function(BlockStages):
     def text(self) -> str:
         self.line(0, f"/* {self.title}")
         width = max(len(a.name) for a in self.arguments)
@@ -156,6 +143,9 @@ class _Function(CoarseStages):
         for scan, powers in self.powers.items():
             self.line(1, f"double {powers}[WIDTH + 1];")
             self.line(1, f"powers_of({powers}, {self.at(scan.discount, '0')});")
+        blocks = self.goes_in_blocks(sweep)
+        if blocks:
+            self.line(1, f"if (!({self.block_condition(sweep)}))")
         self.line(0, f"#pragma omp parallel for schedule(dynamic, GRAIN({n}, {total})) num_threads(threads) \\")
         self.line(1, f"if ({total} > LONG)")
         self.line(1, f"for (int64_t b = 0; b < {n}; b++) {{")
@@ -179,11 +169,7 @@ class _Function(CoarseStages):
             if node not in computed and not isinstance(node, Const):
                 self.line(2, f"const double {self.names[node]} = {self.at(node, 'b')};")
         if any(i.kind in GIVEN for p in sweep.passes for i in p.reads):
-            row = f"{self.called('rows', s)}[b]"
-            here = f"PER_ROW && {row} >= 0" if self.plan.spread else "PER_ROW"
-            given = self.called("advantage")
-            load = f"LOAD({dtype_of(given)}, {given}, {row})"
-            self.line(2, f"const double row_advantage = {here} ? (double){load} : 0;")
+            self.line(2, f"const double row_advantage = {self.row_advantage(sweep, 'b', 'double')};")
         self.rounded = {}
         self.rooms(sweep)
         for step in sweep.steps:
@@ -216,6 +202,10 @@ class _Function(CoarseStages):
                 self.line(3, f"FILL_GAP({out}, start + tokens, b + 1 < {n} ? {w}_starts[b + 1] : places);")
             self.line(2, "}")
         self.line(1, "}")
+        if blocks:
+            self.line(1, "else {")
+            self.block(sweep)
+            self.line(1, "}")
 
     def rooms(self, sweep: Sweep) -> None:
         """Reserves memory for the values of this sweep's quantiles, as much again to find them, and memory for sums in
@@ -262,7 +252,6 @@ class _Function(CoarseStages):
         """Writes the loop over a segment's tokens."""
         s = sweep.segments
         word = self.signature.layouts[s, step.leaf]
-        kind = "double" if step.wide else "real"
         self.line(0)
         for node in step.values:
             if isinstance(node, Pull) and node.target in (s, BATCH):
@@ -275,34 +264,37 @@ class _Function(CoarseStages):
         if parts:
             self.line(2, "for (int64_t at = 0; at < tokens; at += CHUNK) {")
             self.line(3, "const int64_t to = at + CHUNK < tokens ? at + CHUNK : tokens;")
-        precision = "f64" if step.wide else "real"
-        start = {"sum": f"{kind} {{}} = 0;", "max": f"ordered_{precision} {{}} = order_{precision}(-INFINITY);"}
-        add = {"sum": "{0} += {1};", "max": f"{{0}} = MORE({{0}}, order_{precision}({{1}}));"}
-        end = {"sum": "{0} += {1};", "max": f"{{0}} = MORE({{0}}, unorder_{precision}({{1}}));"}
         for push, part in parts.items():
-            self.line(3, start[push.reduce].format(part))
+            self.line(3, start_of(push, step.wide, part))
         depth, bounds = (3, "int64_t i = at; i < to") if parts else (2, "int64_t i = 0; i < tokens")
         self.line(0, f"#pragma omp simd{reductions(parts)}")
         self.line(depth, f"for ({bounds}; i++) {{")
-        if step.recalled:
-            k, node = step.recalled
-            self.line(depth + 1, f"const real {self.names[node]} = (real)LOAD(RESULT, {self.out(k)}, AT({word}, i));")
+        self.recall(depth + 1, step, word)
         for node in step.values:
             self.token_value(depth + 1, node, step, s, word)
         for push, part in parts.items():
-            self.line(depth + 1, add[push.reduce].format(part, self.token_operand(push.operand, step, s, step.wide)))
+            self.line(depth + 1, add_to(push, step.wide, part, self.token_operand(push.operand, step, s, step.wide)))
         for node in step.aside:
             self.set_aside(depth + 1, node, self.token_operand(node, step, s, True), step, sweep, word)
-        for k, node in [*step.stores, *([step.kept] if step.kept else [])]:
-            value = self.token_operand(node, step, s, step.wide or node in self.plan.precise)
-            self.line(depth + 1, f"STORE(RESULT, {self.out(k)}, AT({word}, i), {value});")
+        self.store(depth + 1, step, s, word)
         self.line(depth, "}")
         for push, part in parts.items():
-            self.line(3, end[push.reduce].format(self.names[push], part))
+            whole, value = self.names[push], end_of(push, step.wide, part)
+            self.line(3, f"{whole} += {value};" if push.reduce == "sum" else f"{whole} = MORE({whole}, {value});")
         if parts:
             self.line(2, "}")
         for scan in step.scans:
             self.line(2, f"scan({self.lanes[scan]}, tokens, {self.powers[scan]}, {int(scan.forward)});")
+
+    def recall(self, depth: int, step: Pass, word: str) -> None:
+        if step.recalled:
+            k, node = step.recalled
+            self.line(depth, f"const real {self.names[node]} = (real)LOAD(RESULT, {self.out(k)}, {self.place(word)});")
+
+    def store(self, depth: int, step: Pass, s: str, word: str) -> None:
+        for k, node in [*step.stores, *([step.kept] if step.kept else [])]:
+            value = self.token_operand(node, step, s, step.wide or node in self.plan.precise)
+            self.line(depth, f"STORE(RESULT, {self.out(k)}, {self.place(word)}, {value});")
 
     def rounded_scalar(self, node: Node, wide: bool) -> str:
         """A segment's value, in the precision of a pass over its tokens."""
@@ -326,7 +318,7 @@ class _Function(CoarseStages):
             text = f"({kind}){self.in_order(node, word)}"
         elif isinstance(node, Pull):
             parent = self.called("parent", node.source, node.target)
-            text = f"({kind}){self.at(node.operand, f'{parent}[TOKEN({word}, i)]')}"
+            text = f"({kind}){self.at(node.operand, f'{parent}[{self.number(word)}]')}"
         elif isinstance(node, Const):
             text = language.constant(node.value)
         elif isinstance(node, Map):
@@ -349,11 +341,12 @@ class _Function(CoarseStages):
     def token_input(self, node: Input, s: str, kind: str) -> str:
         if node.kind in TOKENS:
             array = self.called("token", node.kind, *node.key)
-            return f"({kind})LOAD({dtype_of(array)}, {array}, AT({s}, i))"
+            return f"({kind})LOAD({dtype_of(array)}, {self.memory(array)}, {self.place(s)})"
         if node.kind in GIVEN:
             array = self.called("advantage")
-            return f"PER_ROW ? ({kind})row_advantage : ({kind})LOAD({dtype_of(array)}, {array}, AT({s}, i))"
-        return f"({kind}){self.arrays[node]}[TOKEN({s}, i)]"
+            own = f"LOAD({dtype_of(array)}, {self.memory(array)}, {self.place(s)})"
+            return f"PER_ROW ? ({kind})row_advantage : ({kind}){own}"
+        return f"({kind}){self.arrays[node]}[{self.number(s)}]"
 
     def in_order(self, node: Scan, word: str) -> str:
         """The sum over the tokens before a token, or after it."""
@@ -368,4 +361,4 @@ class _Function(CoarseStages):
 
     def out(self, output: Key) -> str:
         """The array that an output over tokens is written to."""
-        return self.called("result", result_of(self.plan, output))
+        return self.memory(self.called("result", result_of(self.plan, output)))

@@ -34,7 +34,8 @@ real row_advantage b i k at to from first tokens start threads places fill work 
 AT mix mix_transposed TOKEN LOAD STORE INFINITY NAN CHUNK LONG REAL RESULT PER_ROW FILL_GAP errno signal linux unix
 int64_t uint16_t uint32_t uint64_t int32_t size_t memcpy abs reserve quantile quantiles FEW SAMPLE
 reserve_several powers_of scan_way scan scans several places_of_several WIDTH SHUFFLE LAST REVERSE
-BEFORE_1 BEFORE_2 BEFORE_4
+BEFORE_1 BEFORE_2 BEFORE_4 isnan
+b0 r rows joined offsets starts LANES ROWS BLOCK are_short spread_real spread_double column_of COPY_ROWS
 """.split()
 PRECISIONS = ("f32", "f64", "real")
 RESERVED = frozenset({*KEYWORDS, *SKELETON_WORDS, *FUNCTIONS, *(f"{f}_{p}" for f in FUNCTIONS for p in PRECISIONS)})

@@ -20,6 +20,17 @@
 #define TOKEN(S, i) (COUNTED_##S ? first + (i) : S##_tokens[first + (i)])
 #define GRAIN(segments, tokens) (1 + (segments) * LONG / (1 + (tokens)) / 2)
 
+
+#if defined(__AVX512F__) /* numbers of a vector: fewer are summed one after another */
+#define LANES (64 / (int64_t)sizeof(real))
+#elif defined(__AVX__)
+#define LANES (32 / (int64_t)sizeof(real))
+#else
+#define LANES (16 / (int64_t)sizeof(real))
+#endif
+#define ROWS 32 /* short segments of a block */
+#define BLOCK (ROWS * LANES)
+
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 #define STORED(what) JOIN(stored_, what)
@@ -55,3 +66,32 @@ typedef JOIN(ordered_, REAL) ordered_real;
 #define order_real JOIN(order_, REAL)
 #define unorder_real JOIN(unorder_, REAL)
 {functions}
+
+/* Blocks of short segments. Whether all segments are; one number for each token of a row; parameters of rows; and copies
+   of rows, one after another. */
+static inline int are_short(const int64_t *offsets, int64_t n)
+{
+    for (int64_t b = 0; b < n; b++)
+        if (offsets[b + 1] - offsets[b] >= LANES) return 0;
+    return 1;
+}
+#define SPREAD(NAME, KIND)                                                                                       \
+    static inline void NAME(KIND *to, const KIND *from, const int64_t *offsets, int64_t rows)                    \
+    {                                                                                                            \
+        for (int64_t r = 0; r < rows; r++) /* a whole vector: the next row comes after it */                     \
+            for (int64_t i = 0; i < LANES; i++) to[offsets[r] - offsets[0] + i] = from[r];                       \
+    }
+SPREAD(spread_real, real)
+SPREAD(spread_double, double)
+static inline void column_of(double *to, const double *from, int64_t stride, int64_t rows)
+{
+    if (stride)
+        for (int64_t r = 0; r < rows; r++) to[r] = from[r];
+    else
+        for (int64_t r = 0; r < rows; r++) to[r] = from[0];
+}
+#define COPY_ROWS(to, to_row, from, from_row)                                                                    \
+    for (int64_t r = 0; r < rows; r++) {                                                                         \
+        const int64_t into = (to_row), of = (from_row), n = offsets[r + 1] - offsets[r];                         \
+        _Pragma("omp simd") for (int64_t i = 0; i < LANES; i++) if (i < n) (to)[into + i] = (from)[of + i];      \
+    }

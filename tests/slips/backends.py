@@ -110,6 +110,39 @@ SLIPS = (
         "first = -memory.ctypes.data % ALIGNMENT", "first = 0",
     ),
     slip(
+        "C takes rows of a block to be joined", "backends/test_blocks",
+        "joined = starts[rows - 1] - starts[0] == offsets[rows - 1] - first;", "joined = 1;",
+    ),
+    slip(
+        "C spreads the number of a block's first row", "backends/test_blocks",
+        "to[offsets[r] - offsets[0] + i] = from[r];", "to[offsets[r] - offsets[0] + i] = from[0];",
+    ),
+    slip(
+        "a block's later sweep recalls what it has not read", "backends/test_blocks",
+        "if const or array in recalled:", "if const:",
+    ),
+    slip(
+        "all rows of a block have the parameter of the first", "backends/test_blocks",
+        "to[r] = from[r];\n    else", "to[r] = from[0];\n    else",
+    ),
+    slip(
+        "C saves numbers of every block for the first", "backends/test_blocks",
+        '{self.arrays[node]}[b0 + r] = ', '{self.arrays[node]}[r] = ',
+    ),
+    slip(
+        "C fills the gap after a block alone", "backends/test_blocks",
+        "r = joined ? rows - 1 : 0; r < rows", "r = rows - 1; r < rows",
+    ),
+    slip(
+        "a pass over a block adds up the token after a row", "backends/test_blocks",
+        '"for (int64_t i = offsets[r] - first; i < offsets[r + 1] - first; i++) {"',
+        '"for (int64_t i = offsets[r] - first; i <= offsets[r + 1] - first; i++) {"',
+    ),
+    slip(
+        "advantages of all packed tokens are taken for those of rows", "backends/test_blocks test_operator",
+        "of_rows = per_row or index.rows_are_tokens()", "of_rows = per_row or len(index.shape) == 1",
+    ),
+    slip(
         "Triton fills gaps between segments that are out of order", "backends/test_layouts",
         'f"if {word}_positions is None and {word}_tokens is None:"', 'f"if {word}_positions is None:"',
     ),
