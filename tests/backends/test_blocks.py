@@ -58,7 +58,7 @@ def labels(name, rows):
 
 @pytest.mark.parametrize("name", ["ppo", "gspo", "fiberpo_domain"])
 @pytest.mark.parametrize("layout", ["packed", "equal", "ragged"])
-@pytest.mark.parametrize("longest", [1, ALIKE - 1, LANES - 1, LANES, LANES + 1])
+@pytest.mark.parametrize("longest", [1, ALIKE - 1, LANES - 1, LANES])
 def test_blocks_compute_what_loops_over_segments_compute(both, name, layout, longest):
     for rows in (1, ROWS - 1, ROWS, ROWS + 1):
         torch.manual_seed(rows)
