@@ -196,7 +196,8 @@ class _Function(BlockStages):
         stored = [k for p in sweep.passes for k, _ in p.stores]
         if stored and len(self.plan.program.leaves) == 1:
             (w,) = words
-            self.line(2, f"if (WHOLE_{w} && COUNTED_{w} && !isnan(fill)) {{ /* masked places before and after */")
+            self.line(2, "/* masked places before and after, which have the fill already if it is NaN */")
+            self.line(2, f"if (WHOLE_{w} && COUNTED_{w} && !isnan(fill)) {{")
             for out in map(self.out, stored):
                 self.line(3, f"if (!b) FILL_GAP({out}, 0, start);")
                 self.line(3, f"FILL_GAP({out}, start + tokens, b + 1 < {n} ? {w}_starts[b + 1] : places);")

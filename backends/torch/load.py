@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fibration.compiler.ir import Input
 from fibration.compiler.schedule import Schedule
-from fibration.runtime.batch import GIVEN_TENSOR, Batch, Launcher, Outputs, Run, inputs_of
+from fibration.runtime.batch import GIVEN_TENSOR, Batch, Launcher, Outputs, Run, given_of, inputs_of
 
 
 def load(name: str, source: str, schedules: Mapping[str, Schedule]) -> Run:
@@ -33,14 +33,16 @@ class _Module:
         self.module, self.schedules = module, schedules
 
     def prepare(self, program: str, batch: Batch) -> Launcher:
-        index, numbers, rest = weakref.ref(batch.index), dict(batch.vectors), (batch.per_row, batch.dtype, batch.fill)
+        index, computed = weakref.ref(batch.index), given_of(batch)
+        kept = {n: v for n, v in batch.vectors.items() if n not in computed}
+        per_row, dtype, fill = batch.per_row, batch.dtype, batch.fill
 
         @torch.no_grad()
         def launch(tensors: Mapping[str, Tensor], given: Mapping[Input, Tensor]) -> Outputs:
             at = index()
             assert at is not None
-            per_row, dtype, fill = rest
-            vectors = numbers | dict(given)
+            vectors = dict(kept)
+            vectors.update(given.items())
             return self(program, Batch(at, tensors, tensors.get(GIVEN_TENSOR), per_row, vectors, dtype, fill))
 
         return launch

@@ -107,6 +107,13 @@ def normaliser(f: Function) -> Finding | None:
     return Finding("normaliser", "fails" if at else "note", text if at else f"μ is {mu.words}", at)
 
 
+OF_ALL = "the rewards less the mean of all"
+
+
+def _is_near(one: Floats, other: Floats) -> bool:
+    return bool(np.abs(one - other).max() <= 2e-3 * np.abs(other).max())
+
+
 def baseline(f: Function) -> Finding | None:
     """How advantages come of rewards, on fresh rows of one token."""
     if not f.reads_rewards:
@@ -127,29 +134,33 @@ def baseline(f: Function) -> Finding | None:
     wide = np.array([r[row].std(ddof=1) for row in inside])
     known = {
         "the rewards": r,
-        "the rewards less the mean of all": r - r.mean(),
+        OF_ALL: r - r.mean(),
         "the rewards less the mean of their group, their own included": own,
         "the rewards less the mean of the others of their group": others,
         "the rewards standardised in their group (÷ n)": own / spread,
         "the rewards standardised in their group (÷ n − 1)": own / wide,
-        "the rewards standardised over all (÷ n)": (r - r.mean()) / r.std(),
-        "the rewards standardised over all (÷ n − 1)": (r - r.mean()) / r.std(ddof=1),
     }
     for words, a in known.items():
         k = float(found @ a / (a @ a))
-        if np.abs(found - k * a).max() <= 2e-3 * np.abs(found).max():  # functions write ÷ (std + 1e-6), or 1e-4
-            sign = "" if k > 0 else "minus "
-            return Finding(
-                "baseline", "holds" if k > 0 else "fails", f"advantages are {sign}{words}", None if k > 0 else b
-            )
+        if _is_near(k * a, found):  # functions write ÷ (std + 1e-6), or 1e-4
+            if words == OF_ALL:  # which differs from standardised rewards by one factor
+                twice = f.evaluate(replace(b, rows=tuple(replace(row, reward=2 * row.reward) for row in b.rows)))
+                words = "the rewards standardised over all" if _is_near(twice.coefficients, found) else words
+            text = f"advantages are {'' if k > 0 else 'minus '}{words}"
+            if "all" in words and "group_ids" in f.arguments.values():
+                return Finding("baseline", "note" if k > 0 else "fails", f"{text}, though group_ids are given", b)
+            return Finding("baseline", "holds" if k > 0 else "fails", text, None if k > 0 else b)
     return Finding("baseline", "note", "advantages come of rewards in a way without a name here")
+
+
+BACK = "as a clip without min(ratio·A, clip(ratio)·A) does"
 
 
 def sides(f: Function) -> Finding | None:
     """Where a token's gradient is 0: a bound stops what pushes outward, away from the old policy."""
     if f.reads_rewards:
         return None
-    x, said = steps(3.0), list[str]()  # further out, soft gates are 0 but for rounding
+    x, said, both = steps(3.0), list[str](), list[str]()  # further out, soft gates are 0 but for rounding
     for a, sign in ((1.0, "> 0"), (-1.0, "< 0")):
         c = slope(f.evaluate, x, a, f.whitens)
         if not np.isfinite(c).all():
@@ -163,15 +174,21 @@ def sides(f: Function) -> Finding | None:
             at = first_failure(f, partial(_pushed_away, f), _rows_at(f, x[against & ~outward], a))
             text = f"with A {sign}, a token is pushed further out against its advantage"
             return Finding("sides", "fails", text, at)
+        edges = {}
         for way, name in ((outward, "outward"), (~outward, "inward")):
             if stopped[way].any():
-                said.append(f"{name} ones with A {sign} at the ratio {np.exp(_edge(f, x[way], stopped[way], a)):.6g}")
+                edges[name] = _edge(f, x[way], stopped[way], a)
+                said.append(f"{name} ones with A {sign} at the ratio {np.exp(edges[name]):.6g}")
+        if len(edges) == 2 and abs(edges["inward"]) < 2 * abs(edges["outward"]):  # the bound of a dual clip is further
+            both.append(f"with A {sign} a bound also stops ratios on their way back to 1, {BACK}")
+    if not said and np.any(f.evaluate(probe(x, np.zeros(len(x)))).coefficients):
+        return Finding("sides", "note", "not seen: another term has a gradient, also where advantages are 0")
     stops = f"pushes stop: {listed(said)}" if said else "no bound stops a token"
     limit = "with A > 0 the coefficient grows with the ratio without limit"
     near, far, further = slope(f.evaluate, np.array([3.0, 6.0, 9.0]), 1.0, f.whitens)
     if further > 2 * far > 4 * near > 0:
         return Finding("sides", "note", f"{stops}; {limit}" if said else f"no bound: {limit}")
-    return Finding("sides", "holds", stops)
+    return Finding("sides", "note", "; ".join([stops, *both])) if both else Finding("sides", "holds", stops)
 
 
 def _edge(f: Function, x: Floats, stopped: NDArray[np.bool_], a: float) -> float:

@@ -72,7 +72,8 @@ def as_text(a: Result, full: bool = False) -> str:
             lines += ["", f"  {f.name}, on the smallest batch found:", *_indented(shown_batches(a, f))]
     if (near := a.nearest) is not None and near.batch is not None:
         lines += ["", f"  '{a.losses[0].name}' differs on:", *_indented(as_torch(a, near.batch, near))]
-    lines += ["", f"  {NO_PROOF}"]
+    if a.identified:
+        lines += ["", f"  {NO_PROOF}"]
     return "\n".join(lines)
 
 

@@ -30,8 +30,12 @@ def mask(f: Function) -> Finding | None:
     cases: tuple[tuple[float, Status, str], ...] = (
         (-0.7, "fails", "the log-probs under the mask change the loss or the gradient"),
         (-30.0, "fails", "large ratios under the mask change the loss or the gradient"),
-        (-1e4, "note", "a ratio that overflows under the mask makes NaN (0·inf): masked_fill log_probs before exp"),
-        (float("nan"), "note", "NaN under the mask reaches the loss or a gradient: masked_fill log_probs before exp"),
+        (-1e4, "note", "a ratio that overflows under the mask makes NaN (0·inf): masked_fill the log ratio before exp"),
+        (
+            float("nan"),
+            "note",
+            "NaN under the mask reaches the loss or a gradient: masked_fill the log ratio before exp",
+        ),
     )
     for value, status, said in cases:
 

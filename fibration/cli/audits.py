@@ -31,9 +31,9 @@ def expected(words: Sequence[str], function: Callable[..., Any], name: str) -> E
     """
     if not words:
         return Expected(None)
-    spec = as_spec(words) if Spec(words[0]).trainer else _alone(words)
+    spec = as_spec(words) if Spec(words[0]).trainer else Spec(words[0])
     if not spec.trainer:
-        return Expected(spec.name)
+        return Expected(spec.name, dict(map(_number, words[1:])))
     loss = spec.load()
     h, around = loss.hierarchy, tuple(loss.around)
     if h.advantages is not None and not Function(function, name).reads_rewards:
@@ -43,14 +43,17 @@ def expected(words: Sequence[str], function: Callable[..., Any], name: str) -> E
     return Expected(h, numbers, around, spec.trainer)
 
 
-def _alone(words: Sequence[str]) -> Spec:
-    if len(words) > 1:
+def _number(word: str) -> tuple[str, float]:
+    """A parameter's name and number, of `NAME=NUMBER`."""
+    name, _, number = word.partition("=")
+    try:
+        return name, float(number)
+    except ValueError:
         raise SpecError(
-            f"'{words[1]}' beside --as {words[0]}",
-            required="KEY=VALUE beside a trainer's config alone, --as trl:FILE or --as verl:FILE",
-            remedy="give a parameter of the loss with --param NAME=VALUE",
-        )
-    return Spec(words[0])
+            f"{word!r} after the loss",
+            required="NAME=NUMBER for each parameter that is given",
+            remedy=f"write {name or 'epsilon_low'}=0.2, with the number that the function has",
+        ) from None
 
 
 def audited(

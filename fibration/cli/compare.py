@@ -159,7 +159,7 @@ def _of_advantages(
 
 
 def _around(loss: TrainerLoss, trainer: str) -> list[str]:
-    return [f"{trainer}: {sentence}" for sentence in loss.around]
+    return [s if s.startswith(trainer) else f"{trainer}: {s}" for s in loss.around]
 
 
 def matches(given: Sequence[str], numbers: Callable[[Sequence[str]], dict[str, Any]]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
     fibration_audits = {"my_loss.py:loss": "grpo", "my_loss.py:other": ""}
 
-A function's value is the loss that it should be, or a trainer's config, `trl:FILE KEY=VALUE`. "" asks for no loss, and
-reports what is wrong with any.
+A function's value is the loss that it should be, `grpo epsilon_low=0.2`, or a trainer's config, `trl:FILE KEY=VALUE`.
+"" asks for no loss, and reports what is wrong with any.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Audits(NamedFiles):
 
 def _loss(base: Path, like: str) -> str:
     """The words of a SPEC for a shell; paths are relative to the configuration."""
-    if not like or like in shipped():
+    if not like or like.split()[0] in shipped():
         return like
     words = [like]
     if is_config(like):

@@ -235,7 +235,7 @@ class Outputs(MutableMapping[Key, Tensor]):
 
 
 GIVEN_TENSOR = "advantages"  # a launcher's name for the tensor of advantages or rewards
-# A program on one index, with tensors by the caller's names, contiguous, and vectors of advantages or rewards.
+# A program on one index, with tensors by the caller's names, and vectors of advantages or rewards.
 Launcher = Callable[[Mapping[str, Tensor], Mapping[Input, Tensor]], Outputs]
 
 
@@ -256,8 +256,7 @@ class Run(Protocol):
 
 def tensors_of(batch: Batch) -> dict[str, Tensor]:
     """The batch's tensors by a launcher's names."""
-    found = {name: t.contiguous() for name, t in batch.tokens.items()}
-    return found if batch.advantage is None else {**found, GIVEN_TENSOR: batch.advantage.contiguous()}
+    return dict(batch.tokens) if batch.advantage is None else {**batch.tokens, GIVEN_TENSOR: batch.advantage}
 
 
 def given_of(batch: Batch) -> dict[Input, Tensor]:

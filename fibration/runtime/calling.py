@@ -103,7 +103,7 @@ class Frame:
     ) -> list[tuple[int, Tensor]]:
         """What fills the holes: the caller's tensors, vectors of its advantages or rewards, and outputs."""
         assert outputs.work is not None
-        found = [(i, tensors[name]) for i, name in self.binding.tokens]
+        found = [(i, tensors[name].contiguous()) for i, name in self.binding.tokens]
         found += [(i, given[node]) for i, node in self.binding.given]
         found += [(i, outputs.given[key]) for i, key in self.binding.results]
         found.append((self.binding.work, outputs.work))
@@ -199,7 +199,9 @@ class Binding:
         )
 
 
-Call = Callable[[str, list[tuple[int, Tensor]]], None]  # calls a function with what fills the holes
+Holes = list[tuple[int, Tensor]]  # the places of arguments, and what fills them
+Fill = Callable[[Mapping[str, Tensor], Mapping[Input, Tensor]], tuple[Outputs, Holes]]
+Call = Callable[[str, Holes], None]
 
 
 class Runner:
@@ -218,28 +220,19 @@ class Runner:
 
     def prepare(self, program: str, batch: Batch) -> Launcher:
         """The program on this batch's index, without ranks."""
-        frame = self._frame(program, batch)
-        spread = _spread_of(batch.index) if batch.per_row and not frame.per_row else None
-        call = self.ready(program, frame, batch)
+        _, fill, call = self._ready(program, batch)
 
         def launch(tensors: Mapping[str, Tensor], given: Mapping[Input, Tensor]) -> Outputs:
-            if spread is not None:
-                tensors = {**tensors, GIVEN_TENSOR: spread(tensors[GIVEN_TENSOR])}
-            outputs = frame.outputs(given)
-            call(program, frame.holes(tensors, given, outputs))
+            outputs, holes = fill(tensors, given)
+            call(program, holes)
             return outputs
 
         return launch
 
     def __call__(self, program: str, batch: Batch) -> Outputs:
         """Run it over ranks. Between two functions, their partial sums are combined."""
-        frame = self._frame(program, batch)
-        call = self.ready(program, frame, batch)
-        tensors, given = tensors_of(batch), given_of(batch)
-        if batch.per_row and not frame.per_row:
-            tensors[GIVEN_TENSOR] = _spread_of(batch.index)(tensors[GIVEN_TENSOR])
-        outputs = frame.outputs(given)
-        holes = frame.holes(tensors, given, outputs)
+        frame, fill, call = self._ready(program, batch)
+        outputs, holes = fill(tensors_of(batch), given_of(batch))
         plan, bound, work, ranks = frame.bound.plan, frame.bound, outputs.work, batch.index.ranks
         assert work is not None and ranks is not None
         for (function, section), stage in itertools.zip_longest(plan.functions(program).items(), plan.collectives):
@@ -251,9 +244,19 @@ class Runner:
                     bound.vector_of(node, work, batch).copy_(whole)
         return outputs
 
-    def _frame(self, program: str, batch: Batch) -> Frame:
+    def _ready(self, program: str, batch: Batch) -> tuple[Frame, Fill, Call]:
+        """A frame, what fills its holes for one call, and what calls the program's functions."""
         self.check(batch.index)
-        return self.bindings[program].frame(batch)
+        frame = self.bindings[program].frame(batch)
+        spread = _spread_of(batch.index) if batch.per_row and not frame.per_row else None
+
+        def fill(tensors: Mapping[str, Tensor], given: Mapping[Input, Tensor]) -> tuple[Outputs, Holes]:
+            if spread is not None:
+                tensors = {**tensors, GIVEN_TENSOR: spread(tensors[GIVEN_TENSOR])}
+            outputs = frame.outputs(given)
+            return outputs, frame.holes(tensors, given, outputs)
+
+        return frame, fill, self.ready(program, frame, batch)
 
 
 # The value of an argument by its kind: those that depend on the index alone, then the others.

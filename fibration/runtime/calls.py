@@ -42,12 +42,10 @@ from fibration.runtime.live import live_rows
 from fibration.runtime.measured import Collector
 from fibration.runtime.parameters import parameter_values
 from fibration.runtime.precision import HALF, warn_of_rounding
-from fibration.runtime.prepared import Prepared, is_plain_call, keep, known
+from fibration.runtime.prepared import NONFINITE, keep
 from fibration.runtime.ranks.agreement import agree, agreed
 from fibration.runtime.ranks.collect import Shards
 from fibration.runtime.tracing import refuse_traces
-
-NONFINITE = Key("nonfinite")
 
 # What each program's call is named in errors.
 CALLS = {
@@ -214,17 +212,6 @@ class Executor:
             self._refuse_beyond(made, outputs)
         return of_batch_rows(index, found) if by_row else found
 
-    def again(
-        self, key: Hashable, index: Index, tensors: Mapping[str, Any], graph: bool
-    ) -> tuple[Prepared, Outputs] | None:
-        """A call of a kind that this index keeps, by `key`. None if `call` has to check it, or to explain it."""
-        made = known(index, key)
-        if made is None or not is_plain_call(index.device) or not made.fits(tensors, index.device, graph):
-            return None
-        outputs = made.run(tensors, index)
-        looks = devices.can_sync(index.device)  # as in `call`
-        return None if looks and outputs.number(NONFINITE) > 0 else (made, outputs)
-
     def call(
         self,
         program: str,
@@ -320,15 +307,15 @@ class Executor:
         program: str,
         batch: Batch,
         ranks: Shards | None,
-        keep: Callable[[str, Batch, Launcher], None] | None = None,
+        store: Callable[[str, Batch, Launcher], None] | None = None,
     ) -> Outputs:
-        """The outputs of a program. Without ranks, `keep` takes what runs it again."""
+        """The outputs of a program. Without ranks, `store` takes what runs it again."""
         device = batch.index.device
         run = self.on(device).run
         if ranks is None:
             launch = run.prepare(program, batch)
-            if keep is not None:
-                keep(program, batch, launch)
+            if store is not None:
+                store(program, batch, launch)
             return launch(tensors_of(batch), given_of(batch))
         outputs = ranks.run(CALLS[program], run.collectives(program, ranks.cut), lambda: run(program, batch), device)
         if BEYOND in outputs:  # beyond the range of exact sums, results depend on which rank has which tokens

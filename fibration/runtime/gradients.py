@@ -32,19 +32,16 @@ class Share(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (known,) = ctx.saved_tensors
-        plain = ctx.looks and known.dtype == ctx.source.dtype and not torch.is_grad_enabled()
-        if plain and gradient.item() == 1.0 and not _graph_is_kept():
-            return known, None, None, None
         result = scaled(known, gradient if ctx.looks else -gradient, ctx.source.dtype)
         return once(result, ctx.source), None, None, None
 
 
-@torch.no_grad()
 def scaled(known: Tensor, times: Tensor, dtype: torch.dtype) -> Tensor:
     """A saved gradient times the incoming one, a scalar, in `dtype`: `known` itself if it fits and is not kept."""
-    if devices.can_sync(times.device) and float(times) == 1.0:
+    if devices.can_sync(times.device) and times.item() == 1.0:
         return known.to(dtype, copy=_graph_is_kept())
-    return known * times if known.dtype == dtype else torch.mul(known, times, out=known.new_empty(0, dtype=dtype))
+    with torch.no_grad():
+        return known * times if known.dtype == dtype else torch.mul(known, times, out=known.new_empty(0, dtype=dtype))
 
 
 def _graph_is_kept() -> bool:

@@ -31,8 +31,8 @@ FEW = 32  # a coarsest stratum with more elements has no metrics per element
 
 
 def metric_capacity(hierarchy: Hierarchy) -> int:
-    """The most numbers that the metrics of a call have, whatever the batch."""
-    return sum(1 if row.over == BATCH else FEW for row in rows(hierarchy)) + 1
+    """The most numbers that the metrics of a call have, whatever the batch: each has its own, and its own count."""
+    return sum((1 if row.over == BATCH else FEW) + isinstance(row.count, Key) for row in rows(hierarchy))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from fibration.runtime.index.spread import build_spread_index, ranks_or_labels
 from fibration.runtime.inputs import make_batch, policy_tensors
 from fibration.runtime.measured import metric_capacity
 from fibration.runtime.metrics import Asked
-from fibration.runtime.prepared import call_tensors, key_of
+from fibration.runtime.prepared import again, call_tensors, key_of
 from fibration.runtime.results import Coefficients, Levels, Loss
 from fibration.runtime.tracing import is_followed, refuse_transforms
 
@@ -210,10 +210,10 @@ class Operator:
         key = None if rewards is not None else key_of(self.calls, index, parameters, policies, metrics)
         if key is not None:
             assert index is not None
-            tensors = call_tensors(tokens, advantages, policies)
-            again = self.calls.again(key, index, tensors, graph)
-            if again is not None:
-                return self._result(again[0].program, again[1], index, again[0].asked, again[0].dtype)
+            known = again(key, index, call_tensors(tokens, advantages, policies), graph)
+            if known is not None:
+                call, outputs = known
+                return self._result(call.program, outputs, index, call.asked, call.dtype)
         with torch.no_grad():
             dtype, collector = _wide(log_probs), self.calls.collector
             program = (

@@ -41,7 +41,7 @@ def parameter_values(hierarchy: Hierarchy, program: Program, index: Index, given
             for node, value in values.items()
         }
 
-    if type(given) is dict and all(type(value) in (float, int) for value in given.values()):
+    if type(given) is dict and all(type(v) is float or (type(v) is int and abs(v) < LARGE) for v in given.values()):
         # one number for all elements means the same on every index; the program is kept, so that no other gets its id
         return _CHECKED.get(f"{id(program)} {plain(given)!r}", make)[1]
     return make()[1]
@@ -109,6 +109,7 @@ def plain(given: object) -> object:
 
 
 _MADE: Recent[tuple[Tensor, ...]] = Recent(32)
+LARGE = 2**53  # Python refuses to write whole numbers of some thousand digits
 _CHECKED: Recent[tuple[Program, Values]] = Recent(32)
 
 

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from fibration.compiler.arguments import TOKENS
 from fibration.compiler.ir import Input
+from fibration.compiler.keys import Key
 from fibration.runtime import devices
 from fibration.runtime.batch import GIVEN_TENSOR, Batch, Launcher, Outputs, given_of, tensors_of
 from fibration.runtime.given import at_elements
@@ -22,6 +23,7 @@ from fibration.runtime.index.index import Index
 from fibration.runtime.metrics import Asked
 from fibration.runtime.parameters import plain
 
+NONFINITE = Key("nonfinite")
 KEPT = "prepared calls"  # in the cache of an index
 POLICY = TOKENS["policy_log_prob"].called
 MANY = 16  # kinds of calls that an index keeps; then it forgets them
@@ -39,6 +41,7 @@ class Prepared:
     given: tuple[Input, ...]  # vectors of advantages or rewards
     per_row: bool
     dtype: torch.dtype
+    looks: bool  # whether the device lets a call read values
 
     def fits(self, tensors: Mapping[str, Any], device: torch.device, graph: bool) -> bool:
         """Whether the call takes these tensors, by name. `graph`: whether gradients are being recorded."""
@@ -46,9 +49,9 @@ class Prepared:
             return False
         for name, dtype, shape in self.needs:
             tensor: Any = tensors.get(name)
-            if type(tensor) not in KINDS or tensor.dtype is not dtype or tensor.shape != shape:
+            if type(tensor) not in KINDS or tensor.is_nested or tensor.dtype is not dtype or tensor.shape != shape:
                 return False
-            if tensor.layout is not torch.strided or tensor.device != device or not tensor.is_contiguous():
+            if tensor.layout is not torch.strided or tensor.device != device:
                 return False
             if graph and tensor.requires_grad and name != "log_probs":  # which alone gets a gradient
                 return False
@@ -85,10 +88,14 @@ def call_tensors(
     return found
 
 
-def known(index: Index, key: Hashable) -> Prepared | None:
-    """The call that the index keeps under this key."""
+def again(key: Hashable, index: Index, tensors: Mapping[str, Any], graph: bool) -> tuple[Prepared, Outputs] | None:
+    """The call that the index keeps under `key`, and its outputs; None if it has to be checked, or to be explained."""
     kept: dict[Hashable, Prepared] = index.kept(KEPT, dict)
-    return kept.get(key)
+    made = kept.get(key)
+    if made is None or not is_plain_call(index.device) or not made.fits(tensors, index.device, graph):
+        return None
+    outputs = made.run(tensors, index)
+    return None if made.looks and outputs.number(NONFINITE) > 0 else (made, outputs)
 
 
 def keep(index: Index, key: Hashable, asked: Asked, program: str, batch: Batch, launch: Launcher) -> None:
@@ -104,6 +111,7 @@ def keep(index: Index, key: Hashable, asked: Asked, program: str, batch: Batch, 
         given=tuple(given_of(batch)),
         per_row=batch.per_row,
         dtype=batch.dtype,
+        looks=devices.can_sync(index.device),
     )
 
 

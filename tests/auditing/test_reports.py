@@ -346,3 +346,57 @@ def test_a_ratio_of_rows_with_narrow_bounds_reads_later_tokens():
 
     finding = features.causal(Function(loss, "loss"))
     assert finding.status == "note" and "later tokens" in finding.text
+
+
+def test_a_clip_without_a_minimum_is_said_to_stop_what_comes_back():
+    """Tokens with A < 0 above the band have no gradient: the mistake of `clamp(ratio) * advantages`."""
+
+    def loss(log_probs, old_log_probs, advantages, mask):
+        ratio = torch.exp(torch.where(mask, log_probs - old_log_probs.detach(), 0.0))
+        a = advantages.detach()[:, None]
+        clipped = ratio.clamp(0.8, 1.2) * a
+        return -(torch.where(a > 0, torch.min(ratio * a, clipped), clipped) * mask).sum() / mask.sum()
+
+    def dual(log_probs, old_log_probs, advantages, mask):
+        ratio = torch.exp(torch.where(mask, log_probs - old_log_probs.detach(), 0.0))
+        a = advantages.detach()[:, None]
+        clipped = torch.min(ratio * a, ratio.clamp(0.8, 1.2) * a)
+        return -(torch.where(a < 0, torch.max(clipped, 3 * a), clipped) * mask).sum() / mask.sum()
+
+    found = features.sides(Function(loss, "loss"))
+    assert found.status == "note" and found.text.endswith(
+        "with A < 0 a bound also stops ratios on their way back to 1, as a clip without min(ratio·A, clip(ratio)·A) does"
+    )
+    assert features.sides(Function(dual, "dual")).status == "holds"
+
+
+def test_a_report_says_that_equality_is_no_proof_where_it_found_one():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        return -(torch.tanh(log_probs) * advantages[:, None] * mask).sum() / mask.sum()
+
+    assert "is no proof" not in str(audit(loss))
+
+
+def test_bounds_beside_a_term_of_its_own_gradient_are_not_denied():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        y = torch.where(mask, log_probs - old_log_probs.detach(), 0.0)
+        a = advantages.detach()[:, None]
+        clipped = torch.min(y.exp() * a, y.exp().clamp(0.8, 1.2) * a)
+        return -((clipped - 0.1 * (torch.exp(-y) + y - 1)) * mask).sum() / mask.sum()
+
+    found = features.sides(Function(loss, "loss"))
+    assert found.status == "note" and found.text.startswith("not seen: another term has a gradient")
+
+
+@pytest.mark.parametrize(
+    ("scaled", "words"),
+    [(False, "the rewards less the mean of all"), (True, "the rewards standardised over all")],
+)
+def test_a_mean_of_all_rewards_is_noted_where_groups_are_given(scaled, words):
+    def loss(log_probs, old_log_probs, rewards, group_ids, mask):
+        a = rewards - rewards.mean()
+        a = (a / (rewards.std() + 1e-6) if scaled else a)[:, None]
+        return -((log_probs - old_log_probs.detach()).masked_fill(~mask.bool(), 0.0).exp() * a * mask).sum()
+
+    found = features.baseline(Function(loss, "loss"))
+    assert (found.status, found.text) == ("note", f"advantages are {words}, though group_ids are given")

@@ -22,7 +22,7 @@ from fibration.runtime import devices
 
 BACKENDS = ["torch", *(["triton"] if triton_interprets() else [])]
 # Operations of one call besides the kernels of the program: memory that is filled, results that are brought to a dtype.
-BESIDES = {"loss": 25, "coefficients": 14, "advantages per row": 12, "gate": 24, "levels": 64}
+BESIDES = {"loss": 20, "coefficients": 13, "advantages per row": 11, "gate": 18, "levels": 38}
 PROGRAMS = {"loss": ["evaluate"], "gate": ["gate", "gate_adjoint"], "levels": ["levels"]}
 
 

@@ -225,9 +225,14 @@ def test_a_function_is_audited_beside_a_config_of_verl(tmp_path):
     assert code == 1 and "ceiling = 10" in output
 
 
-def test_options_of_a_config_stand_beside_a_config_alone(tmp_path):
+def test_numbers_beside_a_loss_are_its_parameters(tmp_path):
     (tmp_path / "my.py").write_text(FUNCTIONS)
     code, output = invoke("audit", f"{tmp_path / 'my.py'}:ppo", "epsilon=0.3")
     assert code == 2 and "--as trl:FILE" in output
-    code, output = invoke("audit", f"{tmp_path / 'my.py'}:ppo", "--as", "ppo", "epsilon=0.3")
-    assert code == 2 and "--param NAME=VALUE" in output
+    code, output = invoke("audit", f"{tmp_path / 'my.py'}:ppo", "--as", "ppo", "epsilon_low=0.2")
+    assert code == 0, output
+    code, output = invoke("audit", f"{tmp_path / 'my.py'}:ppo", "--as", "ppo", "epsilon_low=0.3")
+    assert code == 1 and "epsilon_low = 0.3" in output
+    for word in ("epsilon=0.3", "epsilon_low=x", "epsilon_low"):
+        code, output = invoke("audit", f"{tmp_path / 'my.py'}:ppo", "--as", "ppo", word)
+        assert code == 2 and word.split("=")[0] in output

@@ -101,6 +101,13 @@ def test_a_function_that_cannot_be_audited_fails_in_words(project: pytest.Pytest
     assert "has no function 'missing'" in text and "Traceback" not in text
 
 
+def test_numbers_after_a_loss_are_its_parameters(project: pytest.Pytester) -> None:
+    configure(project, '{"losses/my.py:right" = "grpo epsilon_lo=0.3"}')
+    result = run(project, "losses")
+    result.assert_outcomes(failed=1)
+    assert "'grpo' has no parameter 'epsilon_lo'" in result.stdout.str()
+
+
 def test_paths_and_names_select_audits(project: pytest.Pytester) -> None:
     configure(project, '{"losses/my.py:right" = "", "losses/my.py:wrong" = ""}')
 

@@ -303,7 +303,7 @@ def test_what_is_no_config_is_refused(config):
         ({**IS, f"{CORRECTION}bypass_mode": True}, "have no effect: with trainer.use_v1=true"),
         ({MODE: "geo_mean"}, "K times as large"),
         ({MODE: "sapo"}, "whatever loss_agg_mode says"),
-        ({f"{ACTOR}loss_agg_mode": "seq-mean-token-sum-norm"}, "width of each micro-batch"),
+        ({f"{ACTOR}loss_agg_mode": "seq-mean-token-sum-norm"}, "each micro-batch by its own width"),
         ({f"{ROLLOUT}n": 1}, "compared with no other"),
         ({f"{ACTOR}ppo_mini_batch_size": 64}, "64 prompts with 8 answers"),
         ({ESTIMATOR: "gae"}, "critic"),
@@ -396,3 +396,11 @@ def test_every_law_holds_or_is_given_up_in_verls_words(name):
 def test_verify_says_in_verls_words_what_is_off():
     text = str(read(GROUPS, KL).hierarchy.verify())
     assert "kl_loss_type=low_var_kl (k3) in the loss: its gradient is that of the other divergence" in text
+
+
+@pytest.mark.parametrize(("factor", "adds_up"), [(None, False), (1024, True)])
+def test_micro_batches_divided_by_their_own_widths_do_not_add_up(factor, adds_up):
+    config = {f"{ACTOR}loss_agg_mode": "seq-mean-token-sum-norm", f"{ACTOR}loss_scale_factor": factor}
+    around = " ".join(hierarchy_of(config).around)
+    assert ("however they are cut" in around) is adds_up
+    assert ("do not add up" in around) is not adds_up

@@ -28,7 +28,7 @@ Edit = Callable[[str], str]
 
 @dataclass
 class Fresh:
-    """Memory from `torch.empty`: what was in it when it was last looked at, and which of that somebody wrote."""
+    """Memory from `torch.empty` or `new_empty`: what was in it when it was last looked at, and which of that somebody wrote."""
 
     tensor: Tensor  # held, so that no other memory gets its address
     content: Bytes
@@ -77,10 +77,16 @@ class Device:
                 self.fresh[tensor.data_ptr()] = Fresh(tensor, content.copy(), np.zeros(len(content), bool))
             return tensor
 
+        def nobody_wrote_like(like: Tensor, *size: Any, **options: Any) -> Tensor:
+            if size == (0,):  # grows later, which memory that is looked at cannot
+                return empty(0, **{"dtype": like.dtype, **options})
+            return nobody_wrote(*size, **{"dtype": like.dtype, "device": like.device, **options})
+
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(load, "interpreted", lambda: True)
             patch.setattr(load, "import_from_cache", module)
             patch.setattr(torch, "empty", nobody_wrote)
+            patch.setattr(Tensor, "new_empty", nobody_wrote_like)
             yield
 
     def launch(

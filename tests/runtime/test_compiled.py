@@ -12,7 +12,7 @@ import torch
 from support import operator, refuses, spec
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from fibration import BatchError, ParameterError, centred, log_prob, policies, reward, strata
+from fibration import BatchError, ParameterError, centred, exp, log_prob, policies, reward, strata, token_log_ratio
 
 rollout, _ = policies("rollout old")
 domain, prompt_group = strata("domain prompt_group")
@@ -297,3 +297,20 @@ def test_calls_without_a_gradient_are_refused_under_torch_compile():
             what="a transform of torch.func",
             remedy="outside",
         )
+
+
+@pytest.mark.parametrize("metrics", [True, "weights"])
+def test_metrics_with_counts_of_their_own_have_room_under_torch_compile(metrics):
+    """Means of weights are over kept tokens, whose number every call computes."""
+    weighed = (
+        spec("ppo").objective.keep(token_log_ratio <= 0.2).weigh(exp(token_log_ratio)).weigh(exp(-token_log_ratio))
+    )
+    op = operator(spec("ppo").replace(name="keeps", objective=weighed))
+    new, old, a, index = a_batch(op, 4, 5)
+
+    def step(x):
+        return op.loss(x, old, a, index, metrics=metrics)
+
+    inside, _ = compiled(step)
+    results = [{k: repr(m) for k, m in f(new).metrics.items()} for f in (step, inside)]
+    assert results[0] == results[1] and "weight_2/mean" in results[0]

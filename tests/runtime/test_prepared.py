@@ -2,7 +2,9 @@
 
 import copy
 import gc
+import os
 import pickle
+import sys
 import threading
 import weakref
 
@@ -14,10 +16,12 @@ from oracles.backend_cases import triton_interprets
 from support import OF_EVERY_KIND, message, operator, packed, padded, random_hierarchy, spec, spread_batch
 from thorough import ALL, some
 
+import fibration
 from fibration import BatchError, FibrationError, ParameterError
 from fibration.runtime import calls
 from fibration.runtime.prepared import MANY
 
+LIBRARY = os.path.dirname(fibration.__file__)
 BACKENDS = ["c", "torch", *(["triton"] if triton_interprets() else [])]
 
 
@@ -120,6 +124,44 @@ def test_tensors_that_are_not_contiguous_are_read_right():
     given = [t.nan_to_num(nan=-0.5) for t in tensors(layout, batch)]  # NaN read by mistake would be checked again
     first = op.coefficients(*given, layout.index)
     same(op.coefficients(*(t.T.contiguous().T for t in given), layout.index), first)
+
+
+def test_a_tensor_that_is_not_contiguous_is_copied_once(monkeypatch):
+    op, batch = operator(spec("grpo"), "c"), spread_batch()
+    layout = padded(op, batch)
+    given = [t.T.contiguous().T for t in tensors(layout, batch)]
+    copied = []
+    real = torch.Tensor.contiguous
+
+    def contiguous(tensor):
+        copied.extend([tensor] * (not tensor.is_contiguous()))
+        return real(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "contiguous", contiguous)
+    for _ in range(2):
+        copied.clear()
+        op.coefficients(*given, layout.index)
+        assert len(copied) == 3
+
+
+def test_a_second_call_passes_few_files():
+    """What docs/backends.md says of a call."""
+    op, index, given = ppo()
+    op.coefficients(*given, index, metrics=False)
+    files, calls_made = set(), []
+
+    def seen(frame, event, _):
+        path = frame.f_code.co_filename
+        if event == "call" and f"{LIBRARY}{os.sep}" in path:
+            files.add(path)
+            calls_made.append(frame.f_code.co_name)
+
+    sys.setprofile(seen)
+    try:
+        op.coefficients(*given, index, metrics=False)
+    finally:
+        sys.setprofile(None)
+    assert len(files) <= 8 and len(calls_made) <= 24
 
 
 def test_changed_parameters_are_read_again():

@@ -72,6 +72,18 @@ SLIPS = (
         "given = {**like.parameters, **(parameters or {})}", "given = {**(parameters or {})}",
     ),
     slip(
+        "a bound that another term hides is denied", "auditing/test_reports",
+        "if not said and np.any(f.evaluate(probe(x, np.zeros(len(x)))).coefficients):", "if False:",
+    ),
+    slip(
+        "a clip without a minimum is like any other", "auditing/test_reports",
+        'abs(edges["inward"]) < 2 * abs(edges["outward"])', "False",
+    ),
+    slip(
+        "a dual clip is taken for a clip without a minimum", "auditing/test_reports",
+        'abs(edges["inward"]) < 2 * abs(edges["outward"])', "True",
+    ),
+    slip(
         "KEY=VALUE beside --as is dropped", "cli/test_configs",
         "expected([like, *overrides] if like else [], loaded, function)", "expected([like] if like else [], loaded, function)",
     ),

@@ -162,11 +162,6 @@ SLIPS = (
         "Claim(f.weight, subject.at(f.source), frozenset({0, 1}))",
     ),
     slip(
-        "a gated ratio of 0 is no counterexample", "laws*positivity laws*facts laws/test_random",
-        "value <= -exact or (value == 0 and not exact)",
-        "value < -exact",
-    ),
-    slip(
         "a kernel in no cover is not asked", "laws/test_reflecting laws/test_quivers",
         "yield from (decide_share(f, wrong, subject) for f in h.shape.uncovered())", "yield from ()",
     ),

@@ -1,14 +1,19 @@
 """Time calls of a few thousand tokens, where the host's work is most of it, beside eager torch.
 
 OMP_NUM_THREADS=2 python docs/benchmarks/scripts/small.py [SPEC...] [--tokens 8Ki] [--json FILE.json]
+OMP_NUM_THREADS=1 python docs/benchmarks/scripts/small.py [SPEC...] --alone
+
+`--alone` times each call in a loop of its own, on warm caches, and first calls on a new index.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
-from collections.abc import Iterator, Sequence
+import timeit
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +102,38 @@ def _cells(result: OnThreads, backend: str) -> Iterator[str]:
             yield "" if beside is None else f"{beside:.2f}"
 
 
+def alone(hierarchy: Hierarchy, tokens: int, length: int) -> Iterator[tuple[str, float]]:
+    """Seconds of every kind of call in a loop of its own, on the CPU: the median of 25 loops."""
+    op, make = pipeline.compile(hierarchy, backend="c"), torch.Generator().manual_seed(0)
+    rows, labelled = tokens // length, {s.name for s in hierarchy.order}
+    old = -torch.rand(rows, length, generator=make)
+    log_probs = old + 0.1 * torch.randn(rows, length, generator=make)
+    advantages, mask = torch.randn(rows, generator=make), torch.ones(rows, length, dtype=torch.bool)
+    named = {"prompt_group": [i // 8 for i in range(rows)], "domain": [2 * i // rows for i in range(rows)]}
+    labels = {name: of for name, of in named.items() if name in labelled}
+    moving = log_probs.clone().requires_grad_()
+    index = op.index(mask=mask, **labels)
+
+    def first(metrics: bool) -> None:
+        op.coefficients(log_probs, old, advantages, op.index(mask=mask, **labels), metrics=metrics)
+
+    def step(metrics: bool) -> None:
+        moving.grad = None
+        op.loss(moving, old, advantages, index, metrics=metrics).loss.backward()
+
+    calls: dict[str, Callable[[], object]] = {
+        "coefficients": lambda: op.coefficients(log_probs, old, advantages, index, metrics=False),
+        "coefficients with metrics": lambda: op.coefficients(log_probs, old, advantages, index),
+        "loss and backward": lambda: step(False),
+        "loss and backward with metrics": lambda: step(True),
+        "index and first call": lambda: first(False),
+        "index and first call with metrics": lambda: first(True),
+    }
+    for what, call in calls.items():
+        times = timeit.repeat(call, number=100, repeat=26)
+        yield what, statistics.median(times[1:]) / 100
+
+
 def document(results: Sequence[OnThreads]) -> dict[str, Any]:
     """Medians, quartiles and the best of everything, in seconds."""
 
@@ -128,9 +165,14 @@ def main() -> None:
     parser.add_argument("--length", default="128")
     parser.add_argument("--repeats", type=int, default=301)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--alone", action="store_true", help="each call in a loop of its own, one thread, CPU")
     given = parser.parse_args()
-    backends, plan = [pipeline.choose(given.backend)], Plan(given.repeats)
     tokens, length = parse_count(given.tokens), parse_count(given.length)
+    if given.alone:
+        for spec in given.specs:
+            print(spec, *(f"{what} {t * 1e6:.0f}" for what, t in alone(load_quietly(spec), tokens, length)), sep=", ")
+        return
+    backends, plan = [pipeline.choose(given.backend)], Plan(given.repeats)
     results = [r for spec in given.specs for r in measure_small(load_quietly(spec), backends, tokens, length, plan)]
     emit_tables(Console(), results, backends)
     if given.json:

@@ -36,7 +36,8 @@ __all__ = ["hierarchy_of"]
 
 current, old, rollout, reference = policies("current old rollout reference")
 BYPASS, OURS = "bypass_mode", "fibration"
-MEANS = ("token-mean", "token-sum", "seq-mean-token-sum", ROW_MEAN, "seq-mean-token-sum-norm")
+NORM, SCALE = "seq-mean-token-sum-norm", f"{ACTOR}loss_scale_factor"
+MEANS = ("token-mean", "token-sum", "seq-mean-token-sum", ROW_MEAN, NORM)
 # Names of parameters that a policy loss needs, which a correction must not take.
 TAKEN = {"vanilla": {"ceiling"}, "dppo_tv": {"ceiling"}, "dppo_kl": {"ceiling"}, "clip_cov": {"least", "most"}}
 WRONG_KL = {
@@ -170,17 +171,19 @@ def _say_unread(d: Draft, legacy: bool) -> None:
 
 def _reduction(d: Draft, mean: str) -> Objective:
     """`agg_loss` over a whole mini-batch on all ranks."""
-    if mean == "seq-mean-token-sum-norm":
-        name = f"{ACTOR}loss_scale_factor"
-        factor = d.options.number_or_none(name)
+    if mean == NORM:
+        factor = d.options.number_or_none(SCALE)
         if factor is None:
             factor = d.options.number("data.max_response_length")
             d.say(
-                "loss_scale_factor=null: verl divides by the width of each micro-batch, its longest response. Here it "
-                f"is data.max_response_length={factor:g}."
+                "loss_scale_factor=null: verl divides each micro-batch by its own width, its longest response. So its "
+                "micro-batches do not add up to one loss, and their scale changes from step to step. Here the number "
+                f"is {factor:g}, data.max_response_length{d.default('data.max_response_length')}. "
+                f"loss_scale_factor={factor:g} makes verl divide by it.",
+                first=True,
             )
         if factor <= 0:
-            raise d.options.refusal(name, "a number of tokens, above 0")
+            raise d.options.refusal(SCALE, "a number of tokens, above 0")
         return constant_normaliser(d.parameter("length", factor))
     if mean == "token-mean":
         return token_mean()
@@ -291,17 +294,16 @@ def _kl_loss(d: Draft, mean: str, aggregation: str) -> None:
 
 def _say_around(d: Draft, mean: str, legacy: bool) -> None:
     prompts, answers = (d.options.whole(n) for n in (f"{ACTOR}ppo_mini_batch_size", f"{ROLLOUT}n"))
+    adds_up = not d.weighs_rows and not (mean == NORM and d.options.number_or_none(SCALE) is None)
     d.say(
-        f"An optimizer step is a mini-batch of {prompts} prompts with {answers} answers each, on all ranks. Its "
-        "micro-batches add up to its loss, however they are cut."
-        if not d.weighs_rows
-        else f"An optimizer step is a mini-batch of {prompts} prompts with {answers} answers each, on all ranks."
+        f"An optimizer step is a mini-batch of {prompts} prompts with {answers} answers each, on all ranks."
+        + " Its micro-batches add up to its loss, however they are cut." * adds_up
     )
     _say_steps(d, prompts, legacy)
     if mean.startswith("seq-mean") and not d.weighs_rows:
         d.say(
-            f"verl divides by {prompts * answers} rows, the size of a mini-batch, also where a row has no token, or "
-            "where the last mini-batch has fewer rows; here empty rows do not count."
+            f"verl divides by {prompts} × {answers} = {prompts * answers} rows, the size of a mini-batch, also where a "
+            "row has no token, or where the last mini-batch has fewer rows; here empty rows do not count."
         )
     if (heat := d.options.number(f"{ROLLOUT}temperature")) != 1:
         d.say(f"rollout.temperature={heat:g}: all log-probs are those of logits divided by {heat:g}.")

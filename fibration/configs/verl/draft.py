@@ -63,8 +63,12 @@ class Draft:
         self.names.add(free)
         return bounded(free, value, lower, upper)
 
-    def say(self, sentence: str) -> None:
-        self.around.append(sentence)
+    def say(self, sentence: str, first: bool = False) -> None:
+        self.around.insert(0 if first else len(self.around), sentence)
+
+    def default(self, name: str) -> str:
+        """` (the default)` for an option that the config does not name."""
+        return "" if self.options.is_given(name) else " (the default)"
 
     def known(self, name: str) -> str:
         """`actor_rollout_ref.actor.clip_ratio=0.2`: an option and its value, as on verl's command line."""

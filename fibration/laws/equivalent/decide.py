@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fibration.errors import FibrationError, LawError, SpecError, listed
 from fibration.language.atoms import advantage
 from fibration.language.comparable import declared_differences
-from fibration.language.conditions import Equal
+from fibration.language.conditions import Equal, on_policy
 from fibration.language.fixed import at_defaults as with_defaults
 from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
 from fibration.language.pairs import Given, Pair, check_comparable, check_hierarchies, pair
@@ -181,6 +181,9 @@ class _Asked:
         subject = f"'{self.matched.second.name}'" + (f" with {', '.join(said)}" if said else "")
         if both and both.when:
             subject += f" when {' and '.join(map(repr, both.when))}"
+            others = [p.name for p in both.policies]
+            if on_policy in both.when and others:
+                subject += f", which makes {listed(others)} the current policy too"
         return subject
 
 

@@ -203,7 +203,7 @@ def ratio_not_positive(h: Hierarchy, known: str) -> Witness | None:
         for a, (r, drift) in itertools.product((Fraction(1), Fraction(-1)), zip(RATIOS, drifts, strict=True)):
             g = concrete.attempt(gate, leaf, 0, {residual: unit * drift, advantage: a})
             value = None if g is None else concrete.attempt(recovery, leaf, 0, {gated(""): g})
-            if value is None or value <= -exact or (value == 0 and not exact):
+            if value is None or value <= -exact:
                 value = value and rounded(value, exact)
                 got = "no value" if value is None else f"the gated ratio {in_full(value)}"
                 text = f"a token with ratio {r} and advantage {a}{concrete.chosen} gets {got}"
