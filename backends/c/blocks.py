@@ -2,54 +2,21 @@
 
 A loop over the few tokens of one segment is scalar code. So one loop computes the values of all tokens of a block of
 segments, as vector code, and stores those that are summed. Sums are then taken segment by segment, in the order of
-tokens: that of `emit.py`'s loops where a segment is shorter than a vector. Numbers of segments lie in arrays over the
-rows of the block.
+`emit.py`'s loops, so no bit depends on which loops a batch takes. Numbers of segments lie in arrays over the rows of
+the block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fibration.backends.c.coarse import CoarseStages
+from fibration.backends.c.lanes import precision_of
+from fibration.backends.c.language import dtype_of
 from fibration.compiler.arguments import FLOATS, GIVEN
-from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Quantile
+from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Quantile
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Pass, Scalars, Sweep
-
-REDUCTIONS = {"sum": "+", "max": "max"}  # OpenMP's operators
-
-
-def dtype_of(argument: str) -> str:
-    """The macro for the dtype of a tensor of floats."""
-    return f"DTYPE_{argument}"
-
-
-def reductions(parts: Mapping[Push, str]) -> str:
-    """The clauses that let a loop add up in any order."""
-    named = {sign: ", ".join(p for push, p in parts.items() if push.reduce == r) for r, sign in REDUCTIONS.items()}
-    return "".join(f" reduction({sign} : {chosen})" for sign, chosen in named.items() if chosen)
-
-
-def start_of(push: Push, wide: bool, part: str) -> str:
-    """Declares the part of a sum or maximum that one loop takes."""
-    kind, precision = ("double", "f64") if wide else ("real", "real")
-    return (
-        f"{kind} {part} = 0;" if push.reduce == "sum" else f"ordered_{precision} {part} = order_{precision}(-INFINITY);"
-    )
-
-
-def add_to(push: Push, wide: bool, part: str, value: str) -> str:
-    return f"{part} += {value};" if push.reduce == "sum" else f"{part} = MORE({part}, order_{_of(wide)}({value}));"
-
-
-def end_of(push: Push, wide: bool, part: str) -> str:
-    """The value of a part."""
-    return part if push.reduce == "sum" else f"unorder_{_of(wide)}({part})"
-
-
-def _of(wide: bool) -> str:
-    return "f64" if wide else "real"
 
 
 def _memory(step: Pass) -> list[tuple[Key, Node]]:
@@ -85,9 +52,9 @@ class BlockStages(CoarseStages):
         return plain and len(sweep.leaves) == 1
 
     def block_condition(self, sweep: Sweep) -> str:
-        """Holds where the sums of all segments are too short for a vector, so that they are in the order of tokens."""
+        """Holds where no segment has more tokens than there are lanes."""
         w = self.word = self.signature.layouts[sweep.segments, sweep.leaves[0]]
-        return f"WHOLE_{w} && COUNTED_{w} && are_short({w}_offsets, {self.size(sweep.segments)})"
+        return f"WHOLE_{w} && COUNTED_{w} && longest_of({w}_offsets, {self.size(sweep.segments)}) <= LANES"
 
     def _tensors(self, sweep: Sweep) -> dict[str, str]:
         """The tensors that a sweep reads and writes, and the macros of their dtypes."""
@@ -112,6 +79,7 @@ class BlockStages(CoarseStages):
         self.line(3, f"const int64_t rows = {n} - b0 < ROWS ? {n} - b0 : ROWS;")
         self.line(3, f"const int64_t *offsets = {w}_offsets + b0, *starts = {w}_starts + b0;")
         self.line(3, "const int64_t first = offsets[0], tokens = offsets[rows] - first;")
+        self.line(3, "const int64_t longest = longest_of(offsets, rows);")
         self.line(3, "const int joined = starts[rows - 1] - starts[0] == offsets[rows - 1] - first;")
         kept = {p.kept for p in sweep.passes}
         recalled = {self.out(p.recalled[0]) for p in sweep.passes if p.recalled and p.recalled not in kept}
@@ -279,7 +247,7 @@ class BlockStages(CoarseStages):
         kind = "double" if step.wide else "real"
         summed = {p: self.free(f"values_of_{self.names[p]}") for p in step.pushes}
         for array in summed.values():
-            self.line(3, f"{kind} {array}[BLOCK];")
+            self.line(3, f"{kind} {array}[BLOCK + LANES];")
         self.line(0, "#pragma omp simd")
         self.line(3, "for (int64_t i = 0; i < tokens; i++) {")
         for node, of in reads:
@@ -294,21 +262,11 @@ class BlockStages(CoarseStages):
             self.line(4, f"{array}[i] = {self.token_operand(push.operand, step, s, step.wide)};")
         self.store(4, step, s, self.word)
         self.line(3, "}")
-        if not summed:
-            return
-        for push in summed:
-            self._column(push)
-        parts = {p: self.free(f"part_{self.names[p]}") for p in summed}
-        self.line(3, "for (int64_t r = 0; r < rows; r++) {")
-        for push, part in parts.items():
-            self.line(4, start_of(push, step.wide, part))
-        self.line(4, "for (int64_t i = offsets[r] - first; i < offsets[r + 1] - first; i++) {")
-        for push, part in parts.items():
-            self.line(5, add_to(push, step.wide, part, f"{summed[push]}[i]"))
-        self.line(4, "}")
-        for push, part in parts.items():
-            self.line(4, f"{self.columns[push]}[r] = {end_of(push, step.wide, part)};")
-        self.line(3, "}")
+        for push, array in summed.items():
+            self.line(
+                3,
+                f"{push.reduce}_rows_{precision_of(step.wide)}({self._column(push)}, {array}, offsets, rows, longest);",
+            )
 
     def _rows(self) -> None:
         self.line(0, "#pragma omp simd")

@@ -1,9 +1,9 @@
 """Writes a fused plan as one standalone, readable C file (C11 and OpenMP).
 
 This module writes the loops; their bodies come from the plan. A pass in float64 sums into doubles. A pass in the
-tokens' precision sums chunks of `CHUNK` tokens in that precision, and the chunks in double. No sum depends on the
-number of threads: one thread computes a segment, and long coarse sums are cut at fixed places. Sweeps over short
-segments are in `blocks.py`.
+tokens' precision sums chunks of `CHUNK` tokens in that precision, and the chunks in double. The order of a sum depends
+on nothing but the segment's tokens and the dtypes: chunks and lanes (`fibres.h`) begin at its first token, and long
+coarse sums are cut at fixed places. Sweeps over short segments are in `blocks.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,18 @@ import textwrap
 from collections.abc import Mapping
 from functools import cache
 
-from fibration.backends.c.blocks import BlockStages, add_to, dtype_of, end_of, reductions, start_of
-from fibration.backends.c.language import FUNCTIONS, PARTS, RESERVED, TOKEN, WIDE, token_constant, wide_constant
+from fibration.backends.c.blocks import BlockStages
+from fibration.backends.c.lanes import add_to, add_up, start_of
+from fibration.backends.c.language import (
+    FUNCTIONS,
+    PARTS,
+    RESERVED,
+    TOKEN,
+    WIDE,
+    dtype_of,
+    token_constant,
+    wide_constant,
+)
 from fibration.compiler.arguments import (
     FLOATS,
     GIVEN,
@@ -31,7 +41,7 @@ from fibration.compiler.arguments import (
     signature,
 )
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Quantile, Scan
+from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Quantile, Scan
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Pass, Plan, Scalars, Spread, Sweep
 from fibration.compiler.program import Program
@@ -252,40 +262,63 @@ class _Function(BlockStages):
     def tokens(self, step: Pass, sweep: Sweep) -> None:
         """Writes the loop over a segment's tokens."""
         s = sweep.segments
-        word = self.signature.layouts[s, step.leaf]
         self.line(0)
         for node in step.values:
             if isinstance(node, Pull) and node.target in (s, BATCH):
                 readers = {u for u in step.values if node in u.operands} | {p for p in step.pushes if p.operand is node}
                 if not step.wide and not (readers and readers <= self.plan.precise):
                     self.rounded_scalar(node.operand, False)
-        parts = {p: self.free(f"part_{self.plan.names[p]}") for p in step.pushes}
-        for push in parts:
-            self.line(2, f"double {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};")
-        if parts:
-            self.line(2, "for (int64_t at = 0; at < tokens; at += CHUNK) {")
-            self.line(3, "const int64_t to = at + CHUNK < tokens ? at + CHUNK : tokens;")
-        for push, part in parts.items():
-            self.line(3, start_of(push, step.wide, part))
-        depth, bounds = (3, "int64_t i = at; i < to") if parts else (2, "int64_t i = 0; i < tokens")
-        self.line(0, f"#pragma omp simd{reductions(parts)}")
-        self.line(depth, f"for ({bounds}; i++) {{")
-        self.recall(depth + 1, step, word)
-        for node in step.values:
-            self.token_value(depth + 1, node, step, s, word)
-        for push, part in parts.items():
-            self.line(depth + 1, add_to(push, step.wide, part, self.token_operand(push.operand, step, s, step.wide)))
-        for node in step.aside:
-            self.set_aside(depth + 1, node, self.token_operand(node, step, s, True), step, sweep, word)
-        self.store(depth + 1, step, s, word)
-        self.line(depth, "}")
-        for push, part in parts.items():
-            whole, value = self.names[push], end_of(push, step.wide, part)
-            self.line(3, f"{whole} += {value};" if push.reduce == "sum" else f"{whole} = MORE({whole}, {value});")
-        if parts:
+        lanes = {p: self.free(f"lanes_of_{self.plan.names[p]}") for p in step.pushes}
+        if lanes:
+            self.chunks(step, sweep, lanes)
+        else:
+            self.line(0, "#pragma omp simd")
+            self.line(2, "for (int64_t i = 0; i < tokens; i++) {")
+            self.body(3, step, sweep, lanes)
             self.line(2, "}")
         for scan in step.scans:
             self.line(2, f"scan({self.lanes[scan]}, tokens, {self.powers[scan]}, {int(scan.forward)});")
+
+    def chunks(self, step: Pass, sweep: Sweep, lanes: Mapping[Push, str]) -> None:
+        """Writes a loop that sums: the whole groups of `LANES` tokens of each chunk, and then the other tokens."""
+        for push in lanes:
+            self.line(2, f"double {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};")
+        self.line(2, "for (int64_t at = 0; at < tokens; at += CHUNK) {")
+        self.line(3, "const int64_t to = at + CHUNK < tokens ? at + CHUNK : tokens;")
+        self.line(3, "const int64_t others = (to - at) % LANES, whole = to - others;")
+        for push, array in lanes.items():
+            self.line(3, start_of(push, step.wide, array))
+        self.line(3, "for (int64_t group = at; group < whole; group += LANES) {")
+        self.line(0, "#pragma GCC unroll 4")
+        self.line(4, "for (int lane = 0; lane < LANES; lane += ABREAST) {")
+        self.line(0, "#pragma omp simd")
+        self.line(5, "for (int k = lane; k < lane + ABREAST; k++) {")
+        self.line(6, "const int64_t i = group + k;")
+        self.body(6, step, sweep, lanes)
+        self.line(5, "}")
+        self.line(4, "}")
+        self.line(3, "}")
+        self.line(0, "#pragma omp simd")
+        self.line(3, "for (int k = 0; k < others; k++) {")
+        self.line(4, "const int64_t i = whole + k;")
+        self.body(4, step, sweep, lanes)
+        self.line(3, "}")
+        for push, array in lanes.items():
+            self.line(3, add_up(push, step.wide, self.names[push], array))
+        self.line(2, "}")
+
+    def body(self, depth: int, step: Pass, sweep: Sweep, lanes: Mapping[Push, str]) -> None:
+        """Writes what a pass does with token `i`, which belongs to lane `k`."""
+        s = sweep.segments
+        word = self.signature.layouts[s, step.leaf]
+        self.recall(depth, step, word)
+        for node in step.values:
+            self.token_value(depth, node, step, s, word)
+        for push, array in lanes.items():
+            self.line(depth, add_to(push, step.wide, array, self.token_operand(push.operand, step, s, step.wide)))
+        for node in step.aside:
+            self.set_aside(depth, node, self.token_operand(node, step, s, True), step, sweep, word)
+        self.store(depth, step, s, word)
 
     def recall(self, depth: int, step: Pass, word: str) -> None:
         if step.recalled:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pprint import pformat
 
 from fibration.backends.c.build import FLAGS
-from fibration.backends.c.emit import LACKING, dtype_of
+from fibration.backends.c.emit import LACKING
+from fibration.backends.c.language import dtype_of
 from fibration.backends.standalone import LAY_OUT, Export, further, table, written
 from fibration.compiler.ir import BATCH
 from fibration.compiler.plan import Plan

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fibration.backends.c.build import build, compiler
-from fibration.backends.c.emit import LACKING, dtype_of
+from fibration.backends.c.emit import LACKING
+from fibration.backends.c.language import dtype_of
 from fibration.compiler.arguments import FLOATS, INTEGER, REAL, Argument, Signature, signature
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
@@ -101,6 +102,8 @@ def variant(
     # A value that is kept in a result's memory must fit its dtype; coefficients are as wide as the log-probs.
     keeps = any(p.kept for sweep in plan.sweeps for p in sweep.passes)
     wide = dtype == torch.float64 if keeps else torch.float64 in (dtype, *log_probs)
+    read = [a for a in given.arguments if a.holds == FLOATS and not (per_row and a.kind == "advantage")]
+    defines["NARROW"] = str(min(v.element_size() for a in read if isinstance(v := values.get(a.name), Tensor)))
     defines["REAL"] = "f64" if wide else "f32"
     return defines
 

@@ -20,13 +20,16 @@
 #define TOKEN(S, i) (COUNTED_##S ? first + (i) : S##_tokens[first + (i)])
 #define GRAIN(segments, tokens) (1 + (segments) * LONG / (1 + (tokens)) / 2)
 
-
-#if defined(__AVX512F__) /* numbers of a vector: fewer are summed one after another */
-#define LANES (64 / (int64_t)sizeof(real))
+#ifndef NARROW /* bytes of the narrowest number that a loop reads */
+#define NARROW 4
+#endif
+#define LANES (64 / NARROW) /* sums that are taken side by side: the same number on every processor */
+#if defined(__AVX512F__) /* lanes that fit into a vector, which changes no bit */
+#define ABREAST LANES
 #elif defined(__AVX__)
-#define LANES (32 / (int64_t)sizeof(real))
+#define ABREAST (LANES / 2)
 #else
-#define LANES (16 / (int64_t)sizeof(real))
+#define ABREAST (LANES / 4)
 #endif
 #define ROWS 32 /* short segments of a block */
 #define BLOCK (ROWS * LANES)
@@ -67,13 +70,13 @@ typedef JOIN(ordered_, REAL) ordered_real;
 #define unorder_real JOIN(unorder_, REAL)
 {functions}
 
-/* Blocks of short segments. Whether all segments are; one number for each token of a row; parameters of rows; and copies
+/* Blocks of short segments: the length of the longest; one number for each token of a row; parameters of rows; and copies
    of rows, one after another. */
-static inline int are_short(const int64_t *offsets, int64_t n)
+static inline int64_t longest_of(const int64_t *offsets, int64_t n)
 {
-    for (int64_t b = 0; b < n; b++)
-        if (offsets[b + 1] - offsets[b] >= LANES) return 0;
-    return 1;
+    int64_t longest = 0;
+    for (int64_t b = 0; b < n; b++) longest = MORE(longest, offsets[b + 1] - offsets[b]);
+    return longest;
 }
 #define SPREAD(NAME, KIND)                                                                                       \
     static inline void NAME(KIND *to, const KIND *from, const int64_t *offsets, int64_t rows)                    \
