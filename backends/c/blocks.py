@@ -54,7 +54,7 @@ class BlockStages(CoarseStages):
     def block_condition(self, sweep: Sweep) -> str:
         """Holds where no segment has more tokens than there are lanes."""
         w = self.word = self.signature.layouts[sweep.segments, sweep.leaves[0]]
-        return f"WHOLE_{w} && COUNTED_{w} && longest_of({w}_offsets, {self.size(sweep.segments)}) <= LANES"
+        return f"SHORT_{w} && WHOLE_{w} && COUNTED_{w}"
 
     def _tensors(self, sweep: Sweep) -> dict[str, str]:
         """The tensors that a sweep reads and writes, and the macros of their dtypes."""
@@ -72,15 +72,14 @@ class BlockStages(CoarseStages):
         """Writes the loop over blocks."""
         s, w = sweep.segments, self.word
         n, tensors = self.size(s), self._tensors(sweep)
-        self.line(2, "/* in blocks of short rows */")
         self.line(0, "#pragma omp parallel for schedule(dynamic, 16) num_threads(threads) \\")
-        self.line(2, f"if ({w}_offsets[{n}] > LONG)")
-        self.line(2, f"for (int64_t b0 = 0; b0 < {n}; b0 += ROWS) {{")
-        self.line(3, f"const int64_t rows = {n} - b0 < ROWS ? {n} - b0 : ROWS;")
-        self.line(3, f"const int64_t *offsets = {w}_offsets + b0, *starts = {w}_starts + b0;")
-        self.line(3, "const int64_t first = offsets[0], tokens = offsets[rows] - first;")
-        self.line(3, "const int64_t longest = longest_of(offsets, rows);")
-        self.line(3, "const int joined = starts[rows - 1] - starts[0] == offsets[rows - 1] - first;")
+        self.line(1, f"if ({w}_offsets[{n}] > LONG)")
+        self.line(1, f"for (int64_t b0 = 0; b0 < {n}; b0 += ROWS) {{")
+        self.line(2, f"const int64_t rows = {n} - b0 < ROWS ? {n} - b0 : ROWS;")
+        self.line(2, f"const int64_t *offsets = {w}_offsets + b0, *starts = {w}_starts + b0;")
+        self.line(2, "const int64_t first = offsets[0], tokens = offsets[rows] - first;")
+        self.line(2, "const int64_t longest = longest_of(offsets, rows);")
+        self.line(2, "const int joined = starts[rows - 1] - starts[0] == offsets[rows - 1] - first;")
         kept = {p.kept for p in sweep.passes}
         recalled = {self.out(p.recalled[0]) for p in sweep.passes if p.recalled and p.recalled not in kept}
         filled = {self.out(k) for p in sweep.passes for k, _ in p.stores}
@@ -88,12 +87,12 @@ class BlockStages(CoarseStages):
         for array, dtype in tensors.items():
             here = self.here[array] = self.free(f"{array}_here")
             room, kind = self.free(f"{array}_room"), f"STORED({dtype})"
-            self.line(3, f"{kind} {room}[BLOCK];")
+            self.line(2, f"{kind} {room}[BLOCK];")
             const = "" if dtype == "RESULT" else "const "
             lacking = "!PER_ROW && " if array in self._advantages() else ""
             if const or array in recalled:
-                self.line(3, f"if ({lacking}!joined) COPY_ROWS({room}, offsets[r] - first, {array}, starts[r])")
-            self.line(3, f"{const}{kind} *restrict {here} = joined ? {array} + starts[0] : {room};")
+                self.line(2, f"if ({lacking}!joined) COPY_ROWS({room}, offsets[r] - first, {array}, starts[r])")
+            self.line(2, f"{const}{kind} *restrict {here} = joined ? {array} + starts[0] : {room};")
         self.columns: dict[Node, str] = {}
         self.in_block, self.rounded = True, {}
         self.later = self._read_later(sweep)
@@ -101,7 +100,7 @@ class BlockStages(CoarseStages):
             if not (isinstance(given, Input) and given.kind == "parameter" and given.stratum != BATCH):
                 continue
             stride, array = self.called("stride", given), self._column(given)
-            self.line(3, f"column_of({array}, {self.arrays[given]} + b0 * {stride}, {stride}, rows);")
+            self.line(2, f"column_of({array}, {self.arrays[given]} + b0 * {stride}, {stride}, rows);")
         self._given_per_row(sweep)
         self._of_batch(sweep)
         self.of_tokens: dict[tuple[Node, str], tuple[str, str]] = {}
@@ -114,21 +113,21 @@ class BlockStages(CoarseStages):
         self.in_block, self.rounded = False, {}
         saved = [node for node in sweep.saved if node.stratum not in self.plan.program.leaves]
         if saved:
-            self.line(3, "for (int64_t r = 0; r < rows; r++) {")
+            self.line(2, "for (int64_t r = 0; r < rows; r++) {")
             for node in saved:
-                self.line(4, f"{self.arrays[node]}[b0 + r] = {self.columns[node]}[r];")
-            self.line(3, "}")
+                self.line(3, f"{self.arrays[node]}[b0 + r] = {self.columns[node]}[r];")
+            self.line(2, "}")
         for array in (a for a, dtype in tensors.items() if dtype == "RESULT"):
-            self.line(3, f"if (!joined) COPY_ROWS({array}, starts[r], {self.here[array]}, offsets[r] - first)")
+            self.line(2, f"if (!joined) COPY_ROWS({array}, starts[r], {self.here[array]}, offsets[r] - first)")
             if array not in filled:
                 continue
-            self.line(3, "if (!isnan(fill)) { /* masked places before and after */")
-            self.line(4, f"if (!b0) FILL_GAP({array}, 0, starts[0]);")
-            self.line(4, "for (int64_t r = joined ? rows - 1 : 0; r < rows; r++)")
+            self.line(2, "if (!isnan(fill)) { /* masked places before and after */")
+            self.line(3, f"if (!b0) FILL_GAP({array}, 0, starts[0]);")
+            self.line(3, "for (int64_t r = joined ? rows - 1 : 0; r < rows; r++)")
             end = f"b0 + r + 1 < {n} ? starts[r + 1] : places"
-            self.line(5, f"FILL_GAP({array}, starts[r] + offsets[r + 1] - offsets[r], {end});")
-            self.line(3, "}")
-        self.line(2, "}")
+            self.line(4, f"FILL_GAP({array}, starts[r] + offsets[r + 1] - offsets[r], {end});")
+            self.line(2, "}")
+        self.line(1, "}")
 
     def _advantages(self) -> set[str]:
         return {a.name for a in self.arguments if a.kind == "advantage"}
@@ -138,12 +137,10 @@ class BlockStages(CoarseStages):
         self.given = ""
         if any(i.kind in GIVEN for p in sweep.passes for i in p.reads):
             self.given = self.free("row_advantages", "_of_tokens")
-            self.line(3, f"real {self.given}[ROWS], {self.given}_of_tokens[BLOCK + LANES];")
-            self.line(
-                3,
-                f"for (int64_t r = 0; r < rows; r++) {self.given}[r] = {self.row_advantage(sweep, 'b0 + r', 'real')};",
-            )
-            self.line(3, f"if (PER_ROW) spread_real({self.given}_of_tokens, {self.given}, offsets, rows);")
+            self.line(2, f"real {self.given}[ROWS], {self.given}_of_tokens[BLOCK + LANES];")
+            own = self.row_advantage(sweep, "b0 + r", "real")
+            self.line(2, f"for (int64_t r = 0; r < rows; r++) {self.given}[r] = {own};")
+            self.line(2, f"if (PER_ROW) spread_real({self.given}_of_tokens, {self.given}, offsets, rows);")
 
     def row_advantage(self, sweep: Sweep, b: str, kind: str) -> str:
         row, given = f"{self.called('rows', sweep.segments)}[{b}]", self.called("advantage")
@@ -155,8 +152,8 @@ class BlockStages(CoarseStages):
         read = (n.operand for p in sweep.passes for n in p.values if isinstance(n, Pull) and n.target == BATCH)
         self.of_batch = {n: self.free(f"{self.names[n]}_r") for n in read if not isinstance(n, Const)}
         for node, rounded in self.of_batch.items():
-            self.line(3, f"const double {self.names[node]} = {self._of_row(node)};")
-            self.line(3, f"const real {rounded} = (real){self.names[node]};")
+            self.line(2, f"const double {self.names[node]} = {self._of_row(node)};")
+            self.line(2, f"const real {rounded} = (real){self.names[node]};")
 
     def _read_later(self, sweep: Sweep) -> dict[Node, None]:
         """The values of segments that other steps or stages read."""
@@ -169,7 +166,7 @@ class BlockStages(CoarseStages):
     def _column(self, node: Node) -> str:
         """A new array with one number per row of the block."""
         array = self.columns[node] = self.free(f"{self.names[node]}_at")
-        self.line(3, f"double {array}[ROWS];")
+        self.line(2, f"double {array}[ROWS];")
         return array
 
     def _of_row(self, node: Node) -> str:
@@ -183,12 +180,12 @@ class BlockStages(CoarseStages):
         self._rows()
         for node in wanted:
             if not isinstance(node, Const) and node.stratum not in self.plan.program.leaves:
-                self.line(4, f"const double {self.names[node]} = {self._of_row(node)};")
+                self.line(3, f"const double {self.names[node]} = {self._of_row(node)};")
         for node in step.values:
-            self.value(4, node, "(b0 + r)")
+            self.value(3, node, "(b0 + r)")
         for node, array in kept:
-            self.line(4, f"{array}[r] = {self.names[node]};")
-        self.line(3, "}")
+            self.line(3, f"{array}[r] = {self.names[node]};")
+        self.line(2, "}")
 
     def _pass(self, step: Pass, s: str) -> None:
         """One loop over all tokens of the block, then one for the sums of each segment."""
@@ -214,23 +211,23 @@ class BlockStages(CoarseStages):
         called |= {n: self.names[n] for n in uniform}
         arrays = {n: self.free(f"{called[n]}_at") for n in new}
         for array in arrays.values():
-            self.line(3, f"{kind} {array}[ROWS];")
+            self.line(2, f"{kind} {array}[ROWS];")
         if arrays:
             self._rows()
             for node in of_segments:
-                self.line(4, f"const {kind} {called[node]} = ({kind}){self._of_row(node)};")
+                self.line(3, f"const {kind} {called[node]} = ({kind}){self._of_row(node)};")
             for node in uniform:
-                self.token_value(4, node, step, s, self.word)
+                self.token_value(3, node, step, s, self.word)
             for node, array in arrays.items():
-                self.line(4, f"{array}[r] = {called[node]};")
-            self.line(3, "}")
+                self.line(3, f"{array}[r] = {called[node]};")
+            self.line(2, "}")
         for node, array in arrays.items():
             self._spread(node, called[node], array, kind)
         doubles = [] if step.wide else [n for n in of_segments if pulled[n] in wide]
         for node in (n for n in doubles if (n, "double") not in self.of_tokens):
             if node not in self.columns:
                 array = self._column(node)
-                self.line(3, f"for (int64_t r = 0; r < rows; r++) {array}[r] = {self.at(node, '(b0 + r)')};")
+                self.line(2, f"for (int64_t r = 0; r < rows; r++) {array}[r] = {self.at(node, '(b0 + r)')};")
             self._spread(node, self.names[node], self.columns[node], "double")
         reads = [(n, kind) for n in [*of_segments, *uniform] if n in arrays or n in known]
         self._loop(step, s, others, [*reads, *((n, "double") for n in doubles)])
@@ -239,29 +236,29 @@ class BlockStages(CoarseStages):
         """Repeats the numbers of segments for their tokens."""
         tokens = self.free(f"{name}_of_tokens")
         self.of_tokens[node, kind] = name, tokens
-        self.line(3, f"{kind} {tokens}[BLOCK + LANES];")
-        self.line(3, f"spread_{kind}({tokens}, {array}, offsets, rows);")
+        self.line(2, f"{kind} {tokens}[BLOCK + LANES];")
+        self.line(2, f"spread_{kind}({tokens}, {array}, offsets, rows);")
 
     def _loop(self, step: Pass, s: str, values: list[Node], reads: list[tuple[Node, str]]) -> None:
         """The loops of a pass: its values for all tokens, then its sums."""
         kind = "double" if step.wide else "real"
         summed = {p: self.free(f"values_of_{self.names[p]}") for p in step.pushes}
         for array in summed.values():
-            self.line(3, f"{kind} {array}[BLOCK + LANES];")
+            self.line(2, f"{kind} {array}[BLOCK + LANES];")
         self.line(0, "#pragma omp simd")
-        self.line(3, "for (int64_t i = 0; i < tokens; i++) {")
+        self.line(2, "for (int64_t i = 0; i < tokens; i++) {")
         for node, of in reads:
             name, tokens = self.of_tokens[node, of]
-            self.line(4, f"const {of} {name} = {tokens}[i];")
+            self.line(3, f"const {of} {name} = {tokens}[i];")
         if any(i.kind in GIVEN for i in step.reads):
-            self.line(4, f"const real row_advantage = PER_ROW ? {self.given}_of_tokens[i] : 0;")
-        self.recall(4, step, self.word)
+            self.line(3, f"const real row_advantage = PER_ROW ? {self.given}_of_tokens[i] : 0;")
+        self.recall(3, step, self.word)
         for node in values:
-            self.token_value(4, node, step, s, self.word)
+            self.token_value(3, node, step, s, self.word)
         for push, array in summed.items():
-            self.line(4, f"{array}[i] = {self.token_operand(push.operand, step, s, step.wide)};")
-        self.store(4, step, s, self.word)
-        self.line(3, "}")
+            self.line(3, f"{array}[i] = {self.token_operand(push.operand, step, s, step.wide)};")
+        self.store(3, step, s, self.word)
+        self.line(2, "}")
         for push, array in summed.items():
             self.line(
                 3,
@@ -270,4 +267,4 @@ class BlockStages(CoarseStages):
 
     def _rows(self) -> None:
         self.line(0, "#pragma omp simd")
-        self.line(3, "for (int64_t r = 0; r < rows; r++) {")
+        self.line(2, "for (int64_t r = 0; r < rows; r++) {")

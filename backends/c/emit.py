@@ -92,6 +92,9 @@ VARIANT = """\
 #ifndef COUNTED_{s} /* 1: tokens are numbered {s} by {s}. 0: {s}_tokens has their numbers */
 #define COUNTED_{s} 1
 #endif
+#ifndef SHORT_{s} /* 1: no {s} has more than LANES tokens. 0: any number, with the same bits */
+#define SHORT_{s} 0
+#endif
 """
 
 DTYPE = """\
@@ -153,9 +156,8 @@ class _Function(BlockStages):
         for scan, powers in self.powers.items():
             self.line(1, f"double {powers}[WIDTH + 1];")
             self.line(1, f"powers_of({powers}, {self.at(scan.discount, '0')});")
-        blocks = self.goes_in_blocks(sweep)
-        if blocks:
-            self.line(1, f"if (!({self.block_condition(sweep)}))")
+        if blocks := self.goes_in_blocks(sweep):
+            self.line(0, f"#if !({self.block_condition(sweep)})")
         self.line(0, f"#pragma omp parallel for schedule(dynamic, GRAIN({n}, {total})) num_threads(threads) \\")
         self.line(1, f"if ({total} > LONG)")
         self.line(1, f"for (int64_t b = 0; b < {n}; b++) {{")
@@ -214,9 +216,9 @@ class _Function(BlockStages):
             self.line(2, "}")
         self.line(1, "}")
         if blocks:
-            self.line(1, "else {")
+            self.line(0, "#else /* in blocks of short segments */")
             self.block(sweep)
-            self.line(1, "}")
+            self.line(0, "#endif")
 
     def rooms(self, sweep: Sweep) -> None:
         """Reserves memory for the values of this sweep's quantiles, as much again to find them, and memory for sums in
@@ -280,7 +282,7 @@ class _Function(BlockStages):
             self.line(2, f"scan({self.lanes[scan]}, tokens, {self.powers[scan]}, {int(scan.forward)});")
 
     def chunks(self, step: Pass, sweep: Sweep, lanes: Mapping[Push, str]) -> None:
-        """Writes a loop that sums: the whole groups of `LANES` tokens of each chunk, and then the other tokens."""
+        """Writes a loop with sums: over the whole groups of `LANES` tokens of a chunk, then over its other tokens."""
         for push in lanes:
             self.line(2, f"double {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};")
         self.line(2, "for (int64_t at = 0; at < tokens; at += CHUNK) {")

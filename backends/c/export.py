@@ -69,6 +69,8 @@ def call(function, given):
             defines[{macro}] = STORAGE[values[name].dtype]
         if kind in LACKING_MACRO:
             defines[LACKING_MACRO[kind] + "_" + name.removesuffix("_" + kind)] = str(int(values[name] is None))
+    sizes = (values[name].element_size() for name, kind, _ in arguments if kind == "token")
+    defines["NARROW"] = str(min(sizes, default=4))
     passed = (v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values.values())
     _function(function, defines)(*passed, torch.get_num_threads())
     return results

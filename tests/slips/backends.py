@@ -139,8 +139,16 @@ SLIPS = (
     ),
     slip(
         "a pass over a block adds up the token after a row", "backends/test_blocks",
-        '"for (int64_t i = offsets[r] - first; i < offsets[r + 1] - first; i++) {"',
-        '"for (int64_t i = offsets[r] - first; i <= offsets[r + 1] - first; i++) {"',
+        "part[k] = k < n ? IN(x[at + k]) : NONE;", "part[k] = k <= n ? IN(x[at + k]) : NONE;",
+    ),
+    slip(
+        "long rows are summed in one lane, short ones in several", "backends/test_order_of_sums",
+        'return f"{lanes}[k] += {value};"', 'return f"{lanes}[0] += {value};"',
+    ),
+    slip(
+        "the number of lanes is that of the processor", "backends/test_order_of_sums",
+        "#define LANES (64 / NARROW) /*",
+        "#ifdef __AVX512F__\n#define LANES (64 / NARROW)\n#else\n#define LANES (32 / NARROW)\n#endif\n/*",
     ),
     slip(
         "advantages of all packed tokens are taken for those of rows", "backends/test_blocks test_operator",
