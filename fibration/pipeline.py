@@ -38,11 +38,12 @@ from fibration.compiler.lower import from_log_probs, from_log_ratios, lower
 from fibration.compiler.optimise import optimise
 from fibration.compiler.plan import Collective, Plan, Spread
 from fibration.compiler.program import Program
+from fibration.compiler.split import LIMIT, SUFFIX, Licence, split
 from fibration.errors import BackendError, SpecError, suggest
 from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import shipped
-from fibration.language.report import BUDGET
+from fibration.language.report import BUDGET, Report
 from fibration.runtime.batch import Batch, Executable, Launcher, Outputs, Run, given_of, tensors_of
 from fibration.runtime.calls import Backend
 from fibration.runtime.operator import Operator
@@ -71,6 +72,7 @@ class Artifact:
     source: str
     programs: Mapping[str, Program]
     plans: Mapping[str, Any]  # a Schedule or a Plan per program
+    licence: Licence | None = None  # for the programs that split exponentials
 
 
 def compile(hierarchy: Hierarchy, backend: str = "auto", timeout: float | None = BUDGET) -> Operator:
@@ -89,33 +91,41 @@ def compile(hierarchy: Hierarchy, backend: str = "auto", timeout: float | None =
     chosen = choose(backend)  # before the proofs: a wrong name fails at once
     report = hierarchy.verify(timeout)
     report.raise_for_status()
-    artifact = generate(hierarchy, chosen)
+    artifact = generate(hierarchy, chosen, report)
     everywhere = backend == "auto" and chosen == "triton"
     again = partial(compile, backend="auto" if everywhere else chosen, timeout=timeout)
-    on_cpu = partial(_on_cpu, hierarchy) if everywhere else None
+    on_cpu = partial(_on_cpu, hierarchy, report) if everywhere else None
     given = hierarchy, report, chosen, artifact.source, artifact.programs
     return Operator(*given, load(artifact), again, on_cpu)
 
 
-def _on_cpu(hierarchy: Hierarchy) -> Backend:
+def _on_cpu(hierarchy: Hierarchy, report: Report) -> Backend:
     """The backend for batches on the CPU, on a machine with a GPU."""
     name, why = best(gpu=False)
     log.info("fibration: backend '%s' for batches on the CPU (%s)", name, why)
-    return Backend(name, load(generate(hierarchy, name)))
+    return Backend(name, load(generate(hierarchy, name, report)))
 
 
 VERSION = metadata.version("fibration")  # read once, as it searches the installed packages
 ARTIFACTS: Recent[Artifact] = Recent(32)
 
 
-def generate(hierarchy: Hierarchy, backend: str) -> Artifact:
-    """Returns source for one backend from a hierarchy that verifies. Recent results serve equal hierarchies again."""
+def generate(hierarchy: Hierarchy, backend: str, report: Report | None = None) -> Artifact:
+    """Returns source for one backend from a hierarchy that verifies. Recent results serve equal hierarchies again.
+
+    `report`: the hierarchy's. Its facts allow programs with fewer sweeps, for parameters that they are valid for.
+    """
 
     def make() -> Artifact:
-        return emit(hierarchy, backend, programs(hierarchy))
+        made = programs(hierarchy)
+        found = None if report is None or backend == "torch" else bounded(hierarchy, made, report)
+        if found is None:
+            return emit(hierarchy, backend, made)
+        more, licence = found
+        return replace(emit(hierarchy, backend, {**made, **more}), licence=licence)
 
     key = fingerprint(hierarchy)
-    return _printed(ARTIFACTS.get(f"{backend} {key}", make) if key else make())
+    return _printed(ARTIFACTS.get(f"{backend} {report is not None} {key}", make) if key else make())
 
 
 def _printed(artifact: Artifact) -> Artifact:
@@ -134,11 +144,24 @@ def programs(hierarchy: Hierarchy) -> dict[str, Program]:
     return {**found, **micro_batch(found["objective"], hierarchy)}
 
 
+def bounded(
+    hierarchy: Hierarchy, made: Mapping[str, Program], report: Report
+) -> tuple[dict[str, Program], Licence] | None:
+    """Returns programs with split exponentials, and what licenses them; None if they save no sweep, or without facts.
+
+    A loss has all of them or none, so that coefficients have the same bits with metrics and without.
+    """
+    found = {name: optimise(split(made[name])) for name in ("evaluate", "objective", "micro") if name in made}
+    before, after = (len(sweeps(p["objective"], hierarchy.rows.name).sweeps) for p in (made, found))
+    licence = Licence.of(report.facts, len(hierarchy.leaves)) if after < before else None
+    return None if licence is None else ({f"{name}{SUFFIX}": p for name, p in found.items()}, licence)
+
+
 def emit(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program], spread: Spread | None = None) -> Artifact:
     """Returns source for one backend from optimised programs. `spread`: how batches lie on ranks, if they do."""
     emitter = import_module(f"fibration.backends.{backend}.emit")
     plans = {name: emitter.plan(program, hierarchy.rows.name, spread) for name, program in programs.items()}
-    source = emitter.emit(header(hierarchy, backend, programs), plans, TITLES)
+    source = emitter.emit(header(hierarchy, backend, programs), plans, {name: title(name) for name in programs})
     return Artifact(hierarchy, backend, source, programs, plans)
 
 
@@ -148,12 +171,15 @@ def plan(hierarchy: Hierarchy, program: str, ranks: str = "") -> Plan:
     `ranks`: "" for one process; for a batch spread over ranks, whether its rows are "whole" or "cut".
     """
     for what, given, known in (
-        ("program", program, tuple(TITLES)),
+        ("program", program.removesuffix(SUFFIX), tuple(TITLES)),
         ("way to lie on ranks", ranks, ("", "whole", "cut")),
     ):
         if given not in known:
             raise BackendError(f"no {what} '{given}'", required=f"one of {', '.join(map(repr, known))}")
     made = programs(hierarchy)
+    if program.endswith(SUFFIX):
+        found = bounded(hierarchy, made, hierarchy.verify())
+        made |= found[0] if found is not None else {}
     if program not in made:
         raise BackendError(f"'{hierarchy.name}' has no program '{program}'", required=f"one of {', '.join(made)}")
     spread = spread_of(hierarchy, ranks == "cut") if ranks else None
@@ -192,6 +218,12 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
         "levels": count_nonfinite(only(base, "residual", "gated"), hierarchy),  # figures read it as formulas too
         **advantages(hierarchy),
     }
+
+
+def title(program: str) -> str:
+    """Returns the first line of the comment on a generated function."""
+    name = program.removesuffix(SUFFIX)
+    return TITLES[name] + (f" Its levels add at most {LIMIT:g} to log r." if name != program else "")
 
 
 def choose(backend: str) -> str:
@@ -243,7 +275,7 @@ def export(artifact: Artifact, arch: str | None = None) -> Export:
     module = import_module(f"fibration.backends.{artifact.backend}.export")
     top = header(artifact.hierarchy, artifact.backend, artifact.programs)
     return module.export(  # type: ignore[no-any-return]
-        artifact.hierarchy.name, top, artifact.source, artifact.plans, TITLES, arch
+        artifact.hierarchy.name, top, artifact.source, artifact.plans, {n: title(n) for n in artifact.plans}, arch
     )
 
 
@@ -260,6 +292,11 @@ class _Loaded:
         self._alone = _run(artifact)
         self._spread: dict[bool, tuple[Artifact, Run]] = {}
         self._lock = Lock()  # ranks may be threads
+
+    def choose(self, program: str, batch: Batch) -> str:
+        licence, split = self.artifact.licence, f"{program}{SUFFIX}"
+        allowed = licence is not None and split in self.artifact.programs and licence.holds(batch.largest)
+        return split if allowed else program
 
     def prepare(self, program: str, batch: Batch) -> Launcher:
         return self._alone.prepare(program, batch)

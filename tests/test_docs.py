@@ -246,7 +246,14 @@ def test_the_page_of_ranks_without_torch_distributed_runs():
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(
-    "words", ["`gspo`", "`fiberpo_domain`", "`fiberpo_experts`", "`fiberpo_domain`, rows in pieces"]
+    "words",
+    [
+        "`gspo`",
+        "`fiberpo_domain`",
+        "`fiberpo_domain`, budgets",
+        "`fiberpo_experts`",
+        "`fiberpo_domain`, rows in pieces",
+    ],
 )
 def test_the_page_of_ranks_has_the_right_numbers_sent(words):
     from fibration.pipeline import plan
@@ -254,9 +261,10 @@ def test_the_page_of_ranks_has_the_right_numbers_sent(words):
     name, lie = re.match("`(.*)`", words).group(1), "cut" if "pieces" in words else "whole"
     page = (ROOT / "docs" / "ranks.md").read_text()
     (row,) = [line.strip("|").split("|") for line in page.splitlines() if re.match(rf"\| .*{words}[^|]* \|", line)
-              and ("pieces" in line) == (lie == "cut")]  # fmt: skip
+              and all((word in line) == (word in words) for word in ("pieces", "budgets"))]  # fmt: skip
+    bounded = "_bounded" if words == "`fiberpo_domain`" else ""
     sent = {"trajectory": [], "expert": []}
-    stages = plan(fibration.load(name), "objective", ranks=lie).collectives
+    stages = plan(fibration.load(name), "objective" + bounded, ranks=lie).collectives
     for stage in stages:
         for stratum in {n.stratum for n in stage.values}:
             sent[stratum].append(str(sum(n.stratum == stratum for n in stage.values)))

@@ -63,7 +63,8 @@ class _Stages(Writer):
         doc, shared = f'"""Values of {strata}, computed by one program."""', _shared(stage)
         rest = [g for g in stage.groups if g not in shared]
         if shared:
-            doc = f'"""Values of {strata}.\n\nAll programs compute sums, and the last computes the rest.\n"""'
+            how = "All programs compute sums, and the last computes the rest." if rest else "All programs share them."
+            doc = f'"""Values of {strata}.\n\n{how}\n"""'
             self.line(1, "low = tl.program_id(0).to(tl.int64) * own")
             self.line(1, f"high = tl.minimum(low + own, {self.size(shared[0].stratum)})")
             self.groups(shared, stage, ("low", "high"), blocks)
@@ -414,7 +415,9 @@ class _Stages(Writer):
 
 def _shared(stage: Coarse) -> list[Group]:
     """The groups that several programs do first: sums over segments by the elements of one stratum, and values computed
-    from them at the same element."""
+    from them at the same element. A stage of values alone, at the elements of one stratum, is shared too."""
+    if len({g.stratum for g in stage.groups}) == 1 and not any(g.source for g in stage.groups):
+        return [] if stage.groups[0].stratum == BATCH else list(stage.groups)
     computed = {n for g in stage.groups for n in g.values}
     shared: list[Group] = []
     own: set[Node] = set()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 
 from fibration.compiler.derivative import ZERO, derivative
+from fibration.compiler.hoist import UNLESS
 from fibration.compiler.ir import Const, Map, Node, Pull, Push, Scalar, arg, const, count_input, scalar, total
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
@@ -296,7 +297,7 @@ def _pulled(node: Node, leaf: Stratum, hierarchy: Hierarchy) -> Node:
 
 def _unless(nothing: Node, node: Node) -> Node:
     """`node`, bit for bit, where `nothing` is 0, else NaN."""
-    return Map(scalar("select", scalar("le", arg(1), ZERO), arg(0), const(float("nan"))), (node, nothing))
+    return Map(UNLESS, (node, nothing))
 
 
 def _along(path: tuple[str, ...], node: Node, reduction: str) -> Node:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from fibration.compiler.arguments import signature
 from fibration.compiler.ir import (
     Const,
-    Detach,
     Input,
     Map,
     Mix,
@@ -17,18 +16,19 @@ from fibration.compiler.ir import (
     Pull,
     Push,
     Quantile,
-    Scalar,
     Scan,
 )
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Spread, Stage, Sweep, counts, gathers
 from fibration.compiler.program import Program
+from fibration.compiler.reuse import cost
 from fibration.compiler.routes import route, segments_of
 from fibration.compiler.schedule import value_names
 from fibration.compiler.spread import collected, exact
+from fibration.compiler.wide import beside, compared
 from fibration.errors import IRError
 
-CONDITION_ARGS = frozenset({"lt", "le"})
+SHARED = 64  # the cost of values that are a stage of their own, because many programs can share it
 
 
 def sweeps(
@@ -71,7 +71,8 @@ class _Planner:
                 self.users[o].append(node)
         # ranks hold parts of these: sums are exact, in float64; maxima join them for the same collective
         cut = {n for n in self.order if spread is not None and spread.cuts(n, self.leaves)}
-        self.wide = _compared(program) | {n for n in self.order if isinstance(n, Push) and (n.wide or n in cut)}
+        self.wide = compared(program) | {n for n in self.order if isinstance(n, Push) and (n.wide or n in cut)}
+        self.wide |= beside(program, self.wide)
         scans = [n for n in self.order if isinstance(n, Scan) and n.stratum in self.leaves]
         # every sweep that reads a sum in order, over one segment's tokens of one leaf, computes it
         own = {n for n in scans if within and len(n.sources) == 1 and self._in_a_sweep(n)}
@@ -139,8 +140,14 @@ class _Planner:
             yield from self._coarse()
             segments = self._next_segments()
             if segments is None and (self.stores or self.asides or any(p in self.critical for p in self.pushes)):
-                # segments of one stratum read those of another: their values cannot wait for a sweep
-                yield from self._coarse(waiting=False)
+                # sums over segments read their values, or segments of one stratum those of another: they cannot wait
+                summed = self._summed_of_segments()
+                many = cost(n for n in summed if n not in self.done) > SHARED
+                stages = list(self._coarse(summed if many else self._waiting_for_no_sweep(summed)))
+                if stages:
+                    yield from stages
+                    continue
+                yield from self._coarse(self.order)
                 segments = self._next_segments()
             segments = segments or self._next_segments(urgent=False)
             if segments is None:
@@ -172,11 +179,25 @@ class _Planner:
             return False
         return all(self._scalar_ready(o, segments) for o in node.operands)
 
-    def _coarse(self, waiting: bool = True) -> Iterator[Coarse]:
-        """The coarse values that can be computed now. If `waiting`, values of segments wait for their next sweep."""
-        live = {p.target for p in self.pushes} | {self.primary[n.stratum] for _, n in self.stores} if waiting else set()
+    def _summed_of_segments(self) -> list[Node]:
+        """The values of segments that sums over segments need."""
+        segments = set(self.primary.values())
+        found: set[Node] = set()
+        for node in reversed(self.order):
+            sums = isinstance(node, Push) and node.source in segments
+            if sums or (node in found and not gathers(node)):
+                found.update(o for o in node.operands if o.stratum in segments)
+        return [n for n in self.order if n in found and not gathers(n)]
+
+    def _waiting_for_no_sweep(self, early: Collection[Node] = ()) -> list[Node]:
+        """All coarse values but those of segments that a later sweep visits; `early` ones are among them."""
+        live = {p.target for p in self.pushes} | {self.primary[n.stratum] for _, n in self.stores}
         live = {s for s in live if not self._cut(s)}
-        mine = [n for n in self.order if (n.stratum not in live or gathers(n)) and n not in self.within]
+        return [n for n in self.order if n.stratum not in live or gathers(n) or n in early]
+
+    def _coarse(self, nodes: Collection[Node] | None = None) -> Iterator[Coarse]:
+        """The coarse values among `nodes` that can be computed now. Default: those that wait for no sweep."""
+        mine = [n for n in (self._waiting_for_no_sweep() if nodes is None else nodes) if n not in self.within]
         found = [n for n in mine if self._computable(n, self.done)]
         if found:
             groups = _grouped(found)
@@ -360,24 +381,3 @@ def _grouped(nodes: list[Node]) -> list[Group]:
         else:
             take(lambda n, f=first: not gathers(n) and n.stratum == f.stratum, True)  # type: ignore[misc]
     return groups
-
-
-def _compared(program: Program) -> set[Node]:
-    """The sums over tokens that some comparison reads. A comparison with 0 does not count."""
-    order = list(program.nodes())
-    maps = (n for n in order if isinstance(n, Map))
-    marked = {node.inputs[i] for node in maps for i in _compared_arguments(node.body, False)}
-    for node in reversed(order):
-        if node in marked and not isinstance(node, Detach):
-            marked.update(node.operands)
-    return {n for n in marked if isinstance(n, Push) and n.source in program.leaves and n.reduce == "sum"}
-
-
-def _compared_arguments(body: Scalar, inside: bool) -> set[int]:
-    if body.op == "arg":
-        return {int(body.value or 0)} if inside else set()
-    if body.op in CONDITION_ARGS and any(a.op == "const" and a.value == 0.0 for a in body.args):
-        inside = False
-    else:
-        inside = inside or body.op in CONDITION_ARGS
-    return {i for a in body.args for i in _compared_arguments(a, inside)}

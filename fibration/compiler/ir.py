@@ -108,6 +108,13 @@ def with_arguments(body: Scalar, table: list[Scalar]) -> Scalar:
     return Scalar(body.op, tuple(with_arguments(a, table) for a in body.args), body.value)
 
 
+def arguments(body: Scalar) -> set[int]:
+    """The positions of the arguments that `body` reads."""
+    if body.op == "arg":
+        return {int(body.value or 0)}
+    return set().union(*map(arguments, body.args))
+
+
 @dataclass(frozen=True, eq=False)
 class Node(metaclass=_Interned):
     """A vector over `stratum`."""

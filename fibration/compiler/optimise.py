@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from fibration.compiler.derivative import ZERO
+from fibration.compiler.hoist import hoist
 from fibration.compiler.ir import (
     Const,
     Detach,
@@ -22,6 +23,7 @@ from fibration.compiler.ir import (
     Scalar,
     Scan,
     arg,
+    arguments,
     const,
     count_input,
     scalar,
@@ -40,6 +42,7 @@ def optimise(program: Program) -> Program:
     summed = {replace(n, wide=False) for n in program.nodes() if isinstance(n, Push) and n.wide}
     if summed:  # a sum that is needed in float64 is computed once, in float64
         program = program.mapped(_tidy, lambda n: replace(n, wide=True) if n in summed else n)
+    program = hoist(program)
     while True:
         uses = Counter(o for n in program.nodes() for o in n.operands)
         kept = set(program.outputs.values()) | set(program.names)
@@ -95,7 +98,7 @@ def _tidy(node: Node) -> Node:
     for o in node.inputs:
         table.append(const(o.value) if isinstance(o, Const) else arg(operands.setdefault(o, len(operands))))
     body = simplify(with_arguments(node.body, table))
-    used = sorted(_arguments(body))
+    used = sorted(arguments(body))
     if not used:
         return Const(closed_value(body), node.stratum)
     renumber = {old: arg(new) for new, old in enumerate(used)}
@@ -106,9 +109,3 @@ def _tidy(node: Node) -> Node:
 
 def _is_zero(node: Node) -> bool:
     return isinstance(node, Const) and node.value == 0.0
-
-
-def _arguments(body: Scalar) -> set[int]:
-    if body.op == "arg":
-        return {int(body.value or 0)}
-    return set().union(*(_arguments(a) for a in body.args)) if body.args else set()

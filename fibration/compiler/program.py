@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from weakref import WeakSet
@@ -116,11 +116,20 @@ class Program:
         """The orders of its scans: a target, then the strata whose elements are in order over it."""
         return tuple(dict.fromkeys(n.order for n in self.nodes() if isinstance(n, Scan)))
 
-    def mapped(self, rule: Callable[[Node], Node], before: Callable[[Node], Node] = lambda node: node) -> Program:
-        """The program with `rule` applied to every node, operands first. `before` may replace a node before that."""
+    def mapped(
+        self,
+        rule: Callable[[Node], Node],
+        before: Callable[[Node], Node] = lambda node: node,
+        apart: Collection[Node] = (),
+    ) -> Program:
+        """The program with `rule` applied to every node, operands first; only operands change of nodes `apart`.
+
+        `before` may replace a node before that.
+        """
         done: dict[Node, Node] = {}
         for node in self.nodes():
-            done[node] = rule(with_operands(before(node), done))
+            made = with_operands(before(node), done)
+            done[node] = made if node in apart else rule(made)
         names: dict[Node, Key] = {}
         for node, key in self.names.items():
             if node in done:

@@ -105,12 +105,17 @@ class Verdict:
         return result
 
 
+Width = tuple[tuple[str, str, float], ...]  # a sum: the name and the channel of a parameter, and its factor
+
+
 @dataclass(frozen=True)
 class Fact:
     """A proved property that is no law: `name` of `subject` is `value`, because of `argument`.
 
     `level`: "warning" for what is probably a slip, "note" for what users act on, "detail" for the rest. A short report
     leaves details out. No fact changes the outcome.
+
+    `width`: how far apart the ends of a range are, if they are a sum of parameters times factors, and 0 is in it.
     """
 
     name: str
@@ -118,9 +123,10 @@ class Fact:
     value: str
     argument: str = ""
     level: Level = DETAIL
+    width: Width = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if v and (k, v) != ("level", DETAIL)}
+        return {k: v for k, v in vars(self).items() if v and k != "width" and (k, v) != ("level", DETAIL)}
 
 
 def named(law: str, *subjects: str) -> str:

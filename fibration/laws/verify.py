@@ -207,7 +207,10 @@ def _read(data: list[dict[str, Any]], hierarchy: Hierarchy) -> Verdicts:
 
 VERDICTS = Kept(256, "verdicts", _write, _read)
 FACTS: Kept[Facts] = Kept(
-    256, "facts", lambda found: [vars(f) for f in found], lambda data, _: tuple(Fact(**f) for f in data)
+    256,
+    "facts",
+    lambda found: [vars(f) for f in found],
+    lambda data, _: tuple(Fact(**{**f, "width": tuple(map(tuple, f["width"]))}) for f in data),
 )
 SUBJECTS: Kept[Subject] = Kept(16)  # facts use again what the laws have worked out
 

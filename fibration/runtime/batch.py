@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -127,7 +127,7 @@ class Batch:
     tensor of that shape, or one number per row (`per_row`); rewards in a program of advantages. `vectors`: the
     program's other inputs and its matrices `[into, of]`, float64, one number per element of the stratum. An attribute
     of a leaf has one number per token. A constant vector is an expanded view. Token results have `dtype`, and `fill`
-    under the mask.
+    under the mask. `largest`: the largest value of every parameter input.
     """
 
     index: Elements
@@ -137,6 +137,7 @@ class Batch:
     vectors: Mapping[Input | Matrix, Tensor]
     dtype: torch.dtype
     fill: float
+    largest: Mapping[Input, float] = field(default_factory=dict)
 
 
 def inputs_of(batch: Batch, program: Program) -> dict[Input | Matrix, Tensor]:
@@ -266,6 +267,10 @@ def given_of(batch: Batch) -> dict[Input, Tensor]:
 
 class Executable(Run, Protocol):
     """The programs of an operator: each for one rank, and for a batch over several ranks."""
+
+    def choose(self, program: str, batch: Batch, /) -> str:
+        """The program to run for one: itself, or a faster one that the batch's parameters allow."""
+        ...
 
     def collectives(self, program: str, cut: bool, /) -> tuple[Collective, ...]:
         """The collectives of a program. `cut`: whether a row has tokens on several ranks."""

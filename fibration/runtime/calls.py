@@ -251,8 +251,9 @@ class Executor:
             if not self._knows_sign and "log_probs" in tokens and devices.can_sync(index.device):
                 refuse_negated_log_probs(batch, index)
                 self._knows_sign = True
+            chosen = self.on(index.device).run.choose(program, batch)
             if ranks is not None:
-                self.on(index.device).run.collectives(program, ranks.cut)  # compiles them, and may fail
+                self.on(index.device).run.collectives(chosen, ranks.cut)  # compiles them, and may fail
                 has_some = ranks.cut and batch.advantage is not None
                 rows = row_values(batch, index, "advantage") if has_some else None
                 said |= {"the backend": self.on(index.device).name, "the dtype of results": str(dtype)}
@@ -264,7 +265,8 @@ class Executor:
             batch = check_rows_agree(batch, index, ranks, "advantage", rows)
         if program == "micro" or devices.is_recording() or has_two_readings(batch, index):
             kept = None  # frozen sums may change; a graph keeps its own values; these advantages are compared each time
-        outputs = self._evaluate(program, batch, ranks, None if kept is None else partial(keep, index, kept, asked))
+        store = None if kept is None else partial(keep, index, kept, asked, program)
+        outputs = self._evaluate(program, batch, ranks, chosen, store)
         if not devices.can_sync(index.device):  # reading a value would stall the device; results are NaN instead
             return outputs, batch
         if outputs.number(NONFINITE) > 0:
@@ -307,17 +309,20 @@ class Executor:
         program: str,
         batch: Batch,
         ranks: Shards | None,
-        store: Callable[[str, Batch, Launcher], None] | None = None,
+        chosen: str = "",
+        store: Callable[[Batch, Launcher], None] | None = None,
     ) -> Outputs:
-        """The outputs of a program. Without ranks, `store` takes what runs it again."""
-        device = batch.index.device
+        """The outputs of a program, or of the one that was `chosen` for it. Without ranks, `store` takes what runs it
+        again.
+        """
+        device, chosen = batch.index.device, chosen or program
         run = self.on(device).run
         if ranks is None:
-            launch = run.prepare(program, batch)
+            launch = run.prepare(chosen, batch)
             if store is not None:
-                store(program, batch, launch)
+                store(batch, launch)
             return launch(tensors_of(batch), given_of(batch))
-        outputs = ranks.run(CALLS[program], run.collectives(program, ranks.cut), lambda: run(program, batch), device)
+        outputs = ranks.run(CALLS[program], run.collectives(chosen, ranks.cut), lambda: run(chosen, batch), device)
         if BEYOND in outputs:  # beyond the range of exact sums, results depend on which rank has which tokens
             for key in outputs.keys() & {Key("objective"), *map(Key, PER_TOKEN)}:
                 outputs[key] = torch.where(outputs[BEYOND] > 0, torch.nan, outputs[key])

@@ -55,7 +55,8 @@ def make_batch(
     """
     tokens = {name: t.detach() for name, t in tokens.items()}
     vectors = dict(index.kept(("inputs", id(program)), lambda: _of_index(hierarchy, program, index))[1])
-    vectors.update(parameter_vectors_of(hierarchy, declared, index, {} if parameters is None else parameters).items())
+    chosen, largest = parameter_vectors_of(hierarchy, declared, index, {} if parameters is None else parameters)
+    vectors.update(chosen.items())
     given: Tensor | None = None
     per_row = False
     for node in program.inputs:
@@ -66,7 +67,7 @@ def make_batch(
                 vectors[node] = at_elements(node.over, index, node.kind, given, per_row)
         elif node.kind == FROZEN:
             vectors[node] = frozen[node.key[0]]
-    return Batch(index, tokens, given, per_row, vectors, dtype, fill)
+    return Batch(index, tokens, given, per_row, vectors, dtype, fill, largest)
 
 
 def _of_index(hierarchy: Hierarchy, program: Program, index: Index) -> tuple[Program, Mapping[Input | Matrix, Tensor]]:

@@ -173,7 +173,7 @@ class Collector:
         if not asked:
             return Measured()
         made = partial(self._table, program, outputs, index, asked)
-        table: Table = index.kept((self, program, asked), made)
+        table: Table = index.kept((self, id(outputs.places.rows), program, asked), made)
         return Measured(table.read(outputs), table, index)
 
     def _table(self, program: str, outputs: Outputs, index: Index, asked: Asked) -> Table:

@@ -78,18 +78,25 @@ def given_values(hierarchy: Hierarchy, program: Program, given: Mapping[str, Any
     return result
 
 
-def parameter_vectors_of(
-    hierarchy: Hierarchy, program: Program, index: Index, given: Mapping[str, Any]
-) -> Mapping[Input, Tensor]:
-    """The vectors of every parameter input, checked. Plain numbers that equal the last call's are not checked again."""
+Vectors = tuple[Mapping[Input, Tensor], Mapping[Input, float]]  # of every parameter input, and the largest of each
 
-    def make() -> dict[Input, Tensor]:
-        return parameter_vectors(parameter_values(hierarchy, program, index, given), index)
+
+def parameter_vectors_of(hierarchy: Hierarchy, program: Program, index: Index, given: Mapping[str, Any]) -> Vectors:
+    """The vectors of every parameter input, checked. Plain numbers that equal the last call's are not checked again.
+
+    The largest number of each is that of the whole step.
+    """
+
+    def make() -> Vectors:
+        values = parameter_values(hierarchy, program, index, given)
+        step = index.whole if isinstance(index, MicroIndex) else None
+        whole = values if step is None else parameter_values(hierarchy, program, step, given)
+        return parameter_vectors(values, index), {n: float(v.max(initial=0.0)) for n, v in whole.items()}
 
     numbers = None if devices.is_recording() else plain(given)
     if numbers is None:
         return make()
-    last: dict[object, tuple[Program, Mapping[Input, Tensor]]]
+    last: dict[object, tuple[Program, Vectors]]
     last = index.kept(("parameters", id(program)), dict)  # keeps the program, so that no other gets its id
     if numbers not in last:
         found = make()

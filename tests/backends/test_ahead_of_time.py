@@ -13,6 +13,7 @@ from fibration import BackendError
 from fibration.backends.triton import aot
 from fibration.backends.triton.language import HELPERS
 from fibration.backends.triton.resources import SCAN, compile_all, requests, table
+from fibration.compiler.split import SUFFIX
 from fibration.pipeline import generate
 
 # What a module asks of torch when it is imported. Its kernels ask nothing, and importing it takes as long as they do.
@@ -23,7 +24,7 @@ def together(names, programs, arch):
     """The kernels of several modules in one, for one process, without torch."""
     source, wanted = "", []
     for name in names:
-        own = re.compile(r"\b(evaluate|objective|gate|gate_adjoint|levels)_(sweep|coarse)_(\d+)\b")
+        own = re.compile(r"\b(\w+)_(sweep|coarse)_(\d+)\b")
         source += own.sub(rf"{name}_\1_\2_\3", triton_artifact(name).source)
         for program in programs:
             found = requests(program, triton_artifact(name).plans[program])
@@ -40,6 +41,7 @@ KINDS = ("ppo", "gspo", "fiberpo_domain", "apc_obj", "cispo", "fiberpo_modal")  
 QUIVERS = ("fiberpo_crossed", "fiberpo_experts")  # large: not on every chip
 AHEAD = [  # every kind on some chip, the larger ones where registers are counted
     ("sm_90", "objective", (*KINDS, "fiberpo", *QUIVERS) if ALL else ("fiberpo_domain", "fiberpo_experts")),
+    ("sm_90", "objective" + SUFFIX, ("fiberpo_domain", "fiberpo_crossed") if ALL else ("fiberpo_domain",)),
     ("sm_100", "objective", KINDS if ALL else ("apc_obj",)),
     ("gfx942", "objective", (*KINDS, "fiberpo_crossed") if ALL else ("gspo",)),
 ]

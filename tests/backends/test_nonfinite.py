@@ -62,7 +62,13 @@ from fibration.runtime.operator import Operator
 HERE = [b for b in BACKENDS_HERE if b.device == "cpu"]
 FAST = [b for b in HERE if b.name == "torch"]
 BOTH_ZEROS = ("cispo", "fiberpo_turns")  # among their coefficients below
-NEVER = ("cispo", "fiberpo_crossed", "fiberpo_experts", "truly_ppo")  # no token's coefficient is 0
+NEVER = (
+    "cispo",
+    "fiberpo_crossed",
+    "fiberpo_experts",
+    "fiberpo_inward_clip",
+    "truly_ppo",
+)  # no token's coefficient is 0
 BAD = [(tensor, value) for tensor in ("now", "old", "advantages") for value in (NAN, math.inf, -math.inf)]
 
 

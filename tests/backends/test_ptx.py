@@ -196,7 +196,7 @@ def test_emulated_ptx_kernels_on_ranks_equal_one_process(emitter, name, cut):
 
 
 def objective(emitter: Emitter, edit: Edit) -> None:
-    """The coefficients of `fiberpo_domain`, in three launches, of which two end with a coarse stage."""
+    """The coefficients of `fiberpo_domain`, whose coarse stages share one counter."""
     given = drawn("fiberpo_domain", F32)
     with Device(emitter, edit=edit).used():
         backend = OnDevice()

@@ -28,6 +28,7 @@ from fibration import (
     uniform,
     zero_gate,
 )
+from fibration.runtime.batch import Outputs
 from fibration.runtime.measured import FEW
 from fibration.runtime.metrics import Extreme, Mean
 
@@ -392,3 +393,21 @@ def test_metrics_of_weights_conditions_and_policies_equal_a_plain_recount():
         assert float(metrics[name]) == pytest.approx(value, rel=1e-12), name
     plain = measured(operator(spec("ppo")), batch_for("ppo")).keys()
     assert not [name for name in plain if name.startswith(("kept", "weight"))]
+
+
+def test_a_table_of_metrics_belongs_to_the_places_of_its_program():
+    """Two programs of one loss may lay out their outputs differently, on one index."""
+    op, batch = operator(spec("fiberpo_domain"), "c"), spread_batch()
+    layout = packed(op, batch)
+    given = [layout.tensor(v, torch.float32) for v in (batch.x, 0 * batch.x, batch.advantages)]
+    tokens = {"log_probs": given[0], "old_log_probs": given[1]}
+    outputs, _ = op.calls.call("evaluate", layout.index, tokens, given[2], {}, None, torch.float32, False, metrics=True)
+    places, work = outputs.places, outputs.work.clone()
+    first, elements = places.blocks["batch"]
+    rows = len(places.rows["batch"])
+    work[first : first + rows * elements] = outputs.block("batch").flip(0).reshape(-1)
+    turned = {key: rows - 1 - i for key, i in places.rows["batch"].items()}
+    other = Outputs(outputs.given, work, replace(places, rows={**places.rows, "batch": turned}))
+    asked = op.calls.collector.asked(True)
+    found = [op.calls.collector.collect("evaluate", o, layout.index, asked).scalars("") for o in (outputs, other)]
+    assert found[0] == found[1]

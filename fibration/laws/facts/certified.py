@@ -8,11 +8,11 @@ from typing import Any
 import sympy
 from sympy import oo
 
-from fibration.language.atoms import Density, Stratum, advantage, in_channel, pull
+from fibration.language.atoms import Component, Density, Parameter, Stratum, advantage, in_channel, pull
 from fibration.language.hierarchy import gates
-from fibration.language.report import DETAIL, NOTE, Fact
+from fibration.language.report import DETAIL, NOTE, Fact, Width
 from fibration.language.statistics import Aggregate
-from fibration.language.sympy_bridge import symbol, to_sympy, vanishes
+from fibration.language.sympy_bridge import ATOM_OF, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
 from fibration.laws import topic
 from fibration.laws.facts.amplification import amplification
@@ -122,7 +122,9 @@ def _bounds(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
     if known != "deviation":
         for leaf, total in totals.items():
             what = "log 𝒢" if len(h.leaves) == 1 else f"log 𝒢 on {leaf}"
-            yield Fact("bounds", what, _interval(*total), "the sum of what the levels contribute at most")
+            width = _width(*total) if subject.proved("identity") else ()
+            why = "the sum of what the levels contribute at most"
+            yield Fact("bounds", what, _interval(*total), why, width=width)
         why = "range of its gates over the residuals that can reach them"
         for stratum, level in found.items():
             yield Fact("bounds", f"{stratum} level", _interval(*level), why)
@@ -133,6 +135,18 @@ def _bounds(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
         shown = _interval(least, 1 + high)
         why = "1 plus the range of the gate over r > 0 and every advantage"
         yield Fact("bounds", "𝒢", f"({shown[1:]}" if low == -1 else shown, why)
+
+
+def _width(low: Any, high: Any) -> Width:
+    """`high - low`, if it is a sum of parameters times factors above 0."""
+    found = []
+    for term, factor in sympy.expand(high - low).as_coefficients_dict().items():
+        read = ATOM_OF.get(term)
+        parameter, channel = (read.parameter, read.channel) if isinstance(read, Component) else (read, "")
+        if not isinstance(parameter, Parameter) or not factor > 0:
+            return ()
+        found.append((parameter.name, channel, float(factor)))
+    return tuple(sorted(found))
 
 
 def _interval(low: Any, high: Any) -> str:

@@ -1,0 +1,172 @@
+"""What is constant on a fibre is computed once per fibre, and leaves the sums over the fibre.
+
+    f(pull(x), pull(y))    →  pull(f(x, y))
+    push(pull(x)·y)        →  x·push(y)
+    unless(pull(x), y)     →  pull(unless(x, push(y)))     `unless`: x, or NaN where y is
+
+By the third row, a token that is not finite takes the result from all tokens that share it. The second row holds for
+maxima too, where the factor is an exponential.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from fibration.compiler.ir import (
+    BATCH,
+    Const,
+    Map,
+    Node,
+    Pull,
+    Push,
+    Scalar,
+    arg,
+    arguments,
+    const,
+    count_input,
+    scalar,
+    with_arguments,
+)
+from fibration.compiler.keys import Key
+from fibration.compiler.program import Program
+
+UNLESS = scalar("select", scalar("le", arg(1), const(0.0)), arg(0), const(math.nan))
+
+
+def hoist(program: Program) -> Program:
+    """`program` with these rows applied, for fibres of tokens."""
+    leaves = program.leaves
+    program = program.mapped(lambda n: _once(n) if isinstance(n, Map) and n.stratum in leaves else n)
+    program = replace(program, names={**_names_of_pulled(program), **program.names})
+    pushes = [n for n in program.nodes() if isinstance(n, Push) and n.source in leaves]
+    sums = {(p.operand, p.target): p for p in pushes if p.reduce == "sum"}
+    # the sum of a whole batch adds up the sums of its rows, if these are of the same values
+    apart = {p for p in pushes if p.target == BATCH or (p.operand, BATCH) in sums}
+    alone = len(leaves) == 1  # else an element may lie under no token of a leaf
+
+    def rule(node: Node) -> Node:
+        if isinstance(node, Push) and node.source in leaves:
+            return _taken_out(node, alone)
+        return _marked(node, sums) if isinstance(node, Map) and node.body is UNLESS else node
+
+    return program.mapped(rule, apart=apart)
+
+
+def _names_of_pulled(program: Program) -> dict[Node, Key]:
+    """The user's words for values per segment that stood for a value of each token."""
+    pulls = ((n, key) for n, key in program.names.items() if isinstance(n, Pull))
+    return {n.operand: Key(key.word, n.target, key.channel) for n, key in pulls}
+
+
+def _marked(node: Map, sums: Mapping[tuple[Node, str], Push]) -> Node:
+    """`unless(pull(x), y)` as `pull(unless(x, push(y)))`, where that sum is taken anyway."""
+    value, nothing = node.inputs
+    found = sums.get((nothing, value.target)) if isinstance(value, Pull) else None
+    if found is None or not isinstance(value, Pull):
+        return node
+    return replace(value, operand=Map(UNLESS, (value.operand, found)))
+
+
+def _once(node: Map) -> Node:
+    """`f(pull(x), pull(y))` as `pull(f(x, y))`. What is pulled from the batch alone stays: it needs no sum."""
+    targets = {o.target if isinstance(o, Pull) else None for o in node.inputs} - {BATCH}
+    if len(targets) != 1 or None in targets:
+        return node
+    (target,) = targets
+    assert target is not None
+    pulled = (_at(o, target) for o in node.inputs if isinstance(o, Pull))
+    return Pull(node.stratum, target, Map(node.body, tuple(pulled)))
+
+
+def _at(pull: Pull, target: str) -> Node:
+    """What a token of `pull` reads, over `target`, which the token lies over."""
+    return pull.operand if pull.target == target else Pull(target, pull.target, pull.operand)
+
+
+def _taken_out(push: Push, alone: bool) -> Node:
+    found = _Factoring(push.target).of_node(push.operand)
+    if found.factor is None or (push.reduce == "max" and not (found.is_positive and alone)):
+        return push
+    of = replace(push, operand=found.rest)
+    if alone:
+        return binary("mul", found.factor, of)
+    some = scalar("lt", const(0.0), arg(0))  # the factor of an element without tokens may be infinite
+    body = scalar("select", some, scalar("mul", arg(1), arg(2)), const(0.0))
+    return Map(body, (count_input(push.source, push.target), found.factor, of))
+
+
+class Factored(NamedTuple):
+    """A value of tokens: a factor over the target of a sum, or None for 1, times the rest."""
+
+    factor: Node | None
+    rest: Node
+    is_positive: bool = False  # whether the factor is certainly above 0
+
+
+@dataclass(frozen=True)
+class _Factoring:
+    """Finds the factors of token values that are constant on the fibres over `target`."""
+
+    target: str
+
+    def of_node(self, node: Node) -> Factored:
+        if isinstance(node, Pull) and node.target == self.target:
+            x = node.operand
+            return Factored(x, Const(1.0, node.source), isinstance(x, Map) and x.body.op == "exp")
+        if isinstance(node, Map):
+            found = self.of_body(node.body, node)
+            return Factored(None, node) if found.factor is None else found
+        return Factored(None, node)
+
+    def of_body(self, s: Scalar, node: Map) -> Factored:
+        """The factors of `s`, a part of the body of `node`."""
+        if s.op == "arg":
+            return self.of_node(node.inputs[int(s.value or 0)])
+        if s.op == "const":
+            return Factored(None, Const(float(s.value or 0.0), node.stratum))
+        made = None
+        if s.op == "neg":
+            x = self.of_body(s.args[0], node)
+            made = x._replace(rest=mapped(scalar("neg", arg(0)), (x.rest,)))
+        elif s.op in ("mul", "div"):
+            made = _of_product(s.op, *(self.of_body(a, node) for a in s.args))
+        elif s.op == "select":
+            made = _of_choice(s.args[0], node, *(self.of_body(a, node) for a in s.args[1:]))
+        return Factored(None, mapped(s, node.inputs)) if made is None or made.factor is None else made
+
+
+def _of_product(op: str, x: Factored, y: Factored) -> Factored | None:
+    if op == "div" and y.factor is not None:
+        return None
+    factors = [p.factor for p in (x, y) if p.factor is not None]
+    factor = binary("mul", *factors) if len(factors) == 2 else next(iter(factors), None)
+    positive = all(p.is_positive for p in (x, y) if p.factor is not None)
+    return Factored(factor, binary(op, x.rest, y.rest), positive)
+
+
+def _of_choice(condition: Scalar, node: Map, x: Factored, y: Factored) -> Factored | None:
+    """A choice between values with one common factor; 0 has every factor."""
+    zeros = [p for p in (x, y) if p.rest is Const(0.0, node.stratum)]
+    common = y if x in zeros else x
+    if x.factor is not y.factor and not zeros:
+        return None
+    n = len(node.inputs)
+    body = scalar("select", condition, arg(n), arg(n + 1))
+    return common._replace(rest=mapped(body, (*node.inputs, x.rest, y.rest)))
+
+
+def mapped(body: Scalar, inputs: tuple[Node, ...]) -> Node:
+    """A map of the distinct inputs that its body reads; of one input if it reads none."""
+    read = dict.fromkeys(inputs[i] for i in sorted(arguments(body))) or dict.fromkeys(inputs[:1])
+    place = {n: arg(i) for i, n in enumerate(read)}
+    body = with_arguments(body, [place.get(n, arg(0)) for n in inputs])
+    return next(iter(read)) if body.op == "arg" else Map(body, tuple(read))
+
+
+def binary(op: str, a: Node, b: Node) -> Node:
+    if op == "mul" and Const(1.0, a.stratum) in (a, b):
+        return b if a is Const(1.0, a.stratum) else a
+    return mapped(scalar(op, arg(0), arg(1)), (a, b))
