@@ -6,7 +6,6 @@ with one reward per row costs nothing per token.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 from fibration.compiler import ir
@@ -97,10 +96,7 @@ class _Advantages(Formulas):
             reads = ir.token_input("reward", leaf, self.leaves)
             value = _where_finite(reads, self.tokens(formula, leaf))
             found[ir.part("advantages", leaf, self.leaves)] = value
-            node = _nothing(value)
-            for source, target in itertools.pairwise(row_path(self.h, leaf)):
-                node = Push(source, target, node)
-            sums.append(node)
+            sums.append(ir.reduce(_nothing(value), row_path(self.h, leaf)))
         return self.program(found, added(sums))
 
     def program(self, found: dict[Key, Node], nothing: Node) -> Program:

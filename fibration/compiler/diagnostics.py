@@ -9,14 +9,16 @@ and KL estimates (eq:dhat_traj, eq:dhat_kl_traj).
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 
+from fibration.compiler import ir
 from fibration.compiler.derivative import ZERO, derivative
+from fibration.compiler.formulas import Formulas
 from fibration.compiler.hoist import UNLESS
-from fibration.compiler.ir import Const, Map, Node, Pull, Push, Scalar, arg, const, count_input, scalar, total
+from fibration.compiler.ir import Const, Map, Node, Push, Scalar, arg, const, count_input, scalar, total
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 from fibration.language.atoms import BATCH, Stratum
@@ -75,7 +77,7 @@ def regime_nodes(residual: Node, gated: Node) -> dict[str, Node]:
 
 def _difference(first: Node, *others: Node) -> Node:
     every = (first, *others)
-    return Map(reduce(partial(scalar, "sub"), map(arg, range(len(every)))), every)
+    return Map(functools.reduce(partial(scalar, "sub"), map(arg, range(len(every)))), every)
 
 
 @dataclass(frozen=True)
@@ -160,11 +162,11 @@ def instrument(program: Program, report: Report, hierarchy: Hierarchy) -> Progra
         found: dict[str, dict[str, Node]] = {word: {} for word in (*REGIMES, "drift", "peak")}
         for over in report.over(stratum):
             path = report.paths[stratum, over]
-            sums = {name: _along(path, node, "sum") for name, node in seen.items()}
+            sums = {name: ir.reduce(node, path) for name, node in seen.items()}
             every = Const(1.0, stratum) if stratum == over else count_input(stratum, over)
             sums["limited"] = _difference(sums["flat"], sums["zeroed"])
             sums["attenuated"] = _difference(every, sums["passed"], sums["rolled_back"], sums["flat"])
-            sums["drift"], sums["peak"] = _along(path, drift, "sum"), _along(path, drift, "max")
+            sums["drift"], sums["peak"] = ir.reduce(drift, path), ir.reduce(drift, path, "max")
             for word, of in found.items():
                 of[over] = sums[word]
         for word, of in found.items():
@@ -175,9 +177,9 @@ def instrument(program: Program, report: Report, hierarchy: Hierarchy) -> Progra
     # A token is clipped if any of its channels did not pass. A gate that removes the whole level clips nothing.
     for leaf, passed in changed.items():
         every_channel = passed or [Const(1.0, leaf)]
-        body = reduce(partial(scalar, "mul"), map(arg, range(len(every_channel))))
+        body = functools.reduce(partial(scalar, "mul"), map(arg, range(len(every_channel))))
         clipped = Map(scalar("sub", const(1.0), body), tuple(dict.fromkeys(every_channel)))
-        report_on("clipped", leaf, "", {o: _along(report.paths[leaf, o], clipped, "sum") for o in report.over(leaf)})
+        report_on("clipped", leaf, "", {o: ir.reduce(clipped, report.paths[leaf, o]) for o in report.over(leaf)})
 
     means: dict[str, list[Node]] = {"tv": [], "kl": []}
     extremes: dict[str, list[Node]] = {"max": [], "min": []}
@@ -185,10 +187,10 @@ def instrument(program: Program, report: Report, hierarchy: Hierarchy) -> Progra
         rows, x = report.rows[leaf], program.token_input("log_ratio", leaf)
         ratio = program.outputs[program.part("gated_ratio", leaf)]
         way = _to_batch(report, leaf)
-        extremes["max"].append(_along(way, ratio, "max"))
-        extremes["min"].append(_along(way, Map(scalar("neg", arg(0)), (ratio,)), "max"))
-        means["tv"].append(_along(rows, Map(absolute(scalar("expm1", arg(0))), (x,)), "sum"))
-        means["kl"].append(_along(rows, Map(scalar("neg", arg(0)), (x,)), "sum"))
+        extremes["max"].append(ir.reduce(ratio, way, "max"))
+        extremes["min"].append(ir.reduce(Map(scalar("neg", arg(0)), (ratio,)), way, "max"))
+        means["tv"].append(ir.reduce(Map(absolute(scalar("expm1", arg(0))), (x,)), rows))
+        means["kl"].append(ir.reduce(Map(scalar("neg", arg(0)), (x,)), rows))
     outputs[Key("ratio_max")] = _largest(extremes["max"])
     outputs[Key("ratio_min")] = Map(scalar("neg", arg(0)), (_largest(extremes["min"]),))
     outputs |= _of_tokens(program, report)
@@ -213,7 +215,7 @@ def _of_tokens(program: Program, report: Report) -> dict[Key, Node]:
     found: dict[Key, Node] = {}
 
     def add(word: str, of: Mapping[str, Node]) -> None:
-        sums = total([_along(report.rows[leaf], node, "sum") for leaf, node in of.items()])
+        sums = total([ir.reduce(node, report.rows[leaf]) for leaf, node in of.items()])
         found[Key(word)] = Push(sums.stratum, BATCH, sums)
 
     chosen = {leaf: node for leaf, node in kept.items() if node is not None}
@@ -223,7 +225,8 @@ def _of_tokens(program: Program, report: Report) -> dict[Key, Node]:
         weights = {leaf: where_kept(kept[leaf], program.outputs[program.part(word, leaf)]) for leaf in program.leaves}
         add(word, weights)
         add(f"{word}_square", {leaf: Map(square, (w,)) for leaf, w in weights.items()})
-        found[Key(f"{word}_max")] = _largest([_along(_to_batch(report, leaf), w, "max") for leaf, w in weights.items()])
+        largest = [ir.reduce(w, _to_batch(report, leaf), "max") for leaf, w in weights.items()]
+        found[Key(f"{word}_max")] = _largest(largest)
     for name in dict.fromkeys(i.key[0] for i in program.inputs if i.kind == "policy_log_prob"):
         apart = {}
         for leaf in program.leaves:
@@ -236,7 +239,8 @@ def _of_tokens(program: Program, report: Report) -> dict[Key, Node]:
 
 def _largest(numbers: Sequence[Node]) -> Node:
     """The largest of a few numbers of the batch."""
-    return reduce(lambda a, b: Map(scalar("select", scalar("le", arg(0), arg(1)), arg(1), arg(0)), (a, b)), numbers)
+    larger = scalar("select", scalar("le", arg(0), arg(1)), arg(1), arg(0))
+    return functools.reduce(lambda a, b: Map(larger, (a, b)), numbers)
 
 
 def _to_batch(report: Report, leaf: str) -> tuple[str, ...]:
@@ -252,7 +256,7 @@ def count_nonfinite(program: Program, hierarchy: Hierarchy, terms: Terms = NO_TE
     in `terms` count too. If the count is above 0, the objective is NaN.
     """
     rows = report_of(hierarchy).rows
-    sums = [_along(rows[leaf], node, "sum") for leaf, node in _nothing(program, hierarchy, terms).items()]
+    sums = [ir.reduce(node, rows[leaf]) for leaf, node in _nothing(program, hierarchy, terms).items()]
     lost = Map(scalar("select", equal(arg(0), ZERO), ZERO, const(1.0)), (total(sums),))
     counted = Push(next(iter(rows.values()))[-1], BATCH, lost)
     outputs = {k: _unless(counted, v) if k == Key("objective") else v for k, v in program.outputs.items()}
@@ -273,6 +277,7 @@ def _nothing(program: Program, hierarchy: Hierarchy, terms: Terms) -> dict[str, 
     """By leaf, 0 at a token whose log ratio and other inputs and terms are finite, else NaN."""
     found: dict[str, Node] = {}
     advantages = [i for i in program.inputs if i.kind == "advantage"]
+    formulas = Formulas(hierarchy)
     for leaf in hierarchy.leaves:
         read: list[Node] = [program.token_input("log_ratio", leaf.name)]  # even if no gate passes it
         kinds = ["policy_log_prob", *(["old_log_prob"] if Key("objective") not in program.outputs else [])]
@@ -280,30 +285,15 @@ def _nothing(program: Program, hierarchy: Hierarchy, terms: Terms) -> dict[str, 
         read += terms.get(leaf.name, ())
         for node in advantages:
             if node.stratum in (leaf.name, BATCH) or Stratum(node.stratum) in hierarchy.coarser(leaf):
-                read.append(_pulled(node, leaf, hierarchy))
+                read.append(formulas.broadcast(node, leaf.name))
         differences = [scalar("sub", arg(i), arg(i)) for i in range(len(read))]
-        found[leaf.name] = Map(reduce(partial(scalar, "add"), differences), tuple(read))
+        found[leaf.name] = Map(functools.reduce(partial(scalar, "add"), differences), tuple(read))
     return found
-
-
-def _pulled(node: Node, leaf: Stratum, hierarchy: Hierarchy) -> Node:
-    if node.stratum == BATCH:
-        return Pull(leaf.name, BATCH, node)
-    path = hierarchy.shape.path(leaf, Stratum(node.stratum)) if node.stratum != leaf.name else ()
-    for f in reversed(path):
-        node = Pull(f.source.name, f.target.name, node)
-    return node
 
 
 def _unless(nothing: Node, node: Node) -> Node:
     """`node`, bit for bit, where `nothing` is 0, else NaN."""
     return Map(UNLESS, (node, nothing))
-
-
-def _along(path: tuple[str, ...], node: Node, reduction: str) -> Node:
-    for source, target in itertools.pairwise(path):
-        node = Push(source, target, node, reduction)
-    return node
 
 
 def levels(hierarchy: Hierarchy) -> Iterator[tuple[str, str]]:

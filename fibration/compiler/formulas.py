@@ -58,21 +58,18 @@ class Formulas:
         self.names: dict[Node, Key] = {}
         self.density: dict[tuple[str, str], Node] = {}
 
-    def pull(self, node: Node, stratum: str) -> Node:
-        """Broadcasts `node` to `stratum`: along the fibrations, from groups through the rows, otherwise in one step."""
+    def broadcast(self, node: Node, stratum: str) -> Node:
+        """`node` at the elements of `stratum`: along the fibrations, from groups through the rows, else in one step."""
         here = node.stratum
         if here == stratum:
             return node
         if here in self.groups:
-            for source, target in reversed(list(itertools.pairwise(way(self.h, stratum, here)))):
-                node = Pull(source, target, node)
-            return node
+            return ir.broadcast(node, way(self.h, stratum, here))
         known = here in self.strata and stratum in self.strata and here != BATCH
         if not known or self.strata[here] not in self.shape.coarser(self.strata[stratum]):
             return Pull(stratum, here, node)
-        for f in reversed(self.shape.path(self.strata[stratum], self.strata[here])):
-            node = Pull(f.source.name, f.target.name, node)
-        return node
+        path = self.shape.path(self.strata[stratum], self.strata[here])
+        return ir.broadcast(node, [stratum, *(f.target.name for f in path)])
 
     def map(
         self, expression: Expression, stratum: str, bound: Mapping[Expression, Node] = MappingProxyType({})
@@ -85,7 +82,7 @@ class Formulas:
 
         def leaf_scalar(atom: Expression) -> Scalar:
             node = bound[atom] if atom in bound else self.atom(atom, stratum)
-            value = ir.arg(operands.setdefault(self.pull(node, stratum), len(operands)))
+            value = ir.arg(operands.setdefault(self.broadcast(node, stratum), len(operands)))
             return ir.scalar("lt", ir.const(0), value) if atom.is_condition else value
 
         body = to_scalar(desugar(expression), leaf_scalar)
@@ -246,18 +243,18 @@ class Formulas:
         The mean of the others leaves out the element that it is read at.
         """
         largest: Node = Detach(self.reduce(each, over, "max"))  # its derivatives cancel
-        apart = [replace(e, values=binary("sub", e.values, self.pull(largest, e.source))) for e in each]
+        apart = [replace(e, values=binary("sub", e.values, self.broadcast(largest, e.source))) for e in each]
         total, number = self.reduce(apart, over), self.number(atom, over)
         if atom.others:
             (own,) = apart
-            total = binary("sub", self.pull(total, own.source), own.values)
-            number = Map(ir.scalar("sub", ir.arg(0), ir.const(1)), (self.pull(number, own.source),))
-            largest = self.pull(largest, own.source)
+            total = binary("sub", self.broadcast(total, own.source), own.values)
+            number = Map(ir.scalar("sub", ir.arg(0), ir.const(1)), (self.broadcast(number, own.source),))
+            largest = self.broadcast(largest, own.source)
         return binary("add", largest, binary("div", total, number))
 
     def deviation(self, each: Sequence[Each], over: str, mean: Node, number: Node) -> Node:
         """`sqrt(Σ(f - mean)²/(n - 1))`, which is exactly 0 for equal numbers; a difference of squares is not."""
-        apart = (binary("sub", e.values, self.pull(mean, e.source)) for e in each)
+        apart = (binary("sub", e.values, self.broadcast(mean, e.source)) for e in each)
         squares = [replace(e, values=binary("mul", d, d)) for e, d in zip(each, apart, strict=True)]
         alone = ir.scalar("le", ir.arg(1), ir.const(1))
         root = ir.scalar("sqrt", ir.scalar("div", ir.arg(0), ir.scalar("sub", ir.arg(1), ir.const(1))))

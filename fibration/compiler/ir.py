@@ -30,7 +30,8 @@ Inputs are identified by their fields and outputs by their `Key`. Names become u
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, ClassVar
@@ -328,6 +329,20 @@ def with_operands(node: Node, new: Mapping[Node, Node]) -> Node:
     if isinstance(node, Scan):
         return replace(node, values=tuple(new[o] for o in node.values), discount=new[node.discount])
     return replace(node, operand=new[node.operand]) if isinstance(node, _Single) else node  # type: ignore[call-arg]
+
+
+def broadcast(node: Node, path: Sequence[str]) -> Node:
+    """A vector over the last stratum of a path, at the elements of the first."""
+    for source, target in reversed(list(itertools.pairwise(path))):
+        node = Pull(source, target, node)
+    return node
+
+
+def reduce(node: Node, path: Sequence[str], how: str = "sum") -> Node:
+    """The sums (or `max`) of a vector over the first stratum of a path, over the elements of the last."""
+    for source, target in itertools.pairwise(path):
+        node = Push(source, target, node, how)
+    return node
 
 
 def total(nodes: list[Node]) -> Node:

@@ -149,7 +149,7 @@ class _Lowering(Terms):
             s = density[name]
             if any(u in crossed for u in self.shape.moebius(stratum)):
                 for u in self.shape.coarser(stratum):
-                    s = minus(s, self.pull(found[u.name], name), 1)
+                    s = minus(s, self.broadcast(found[u.name], name), 1)
             else:
                 for node, sign in self.coarser(stratum, density):
                     s = minus(s, node, sign)
@@ -159,7 +159,7 @@ class _Lowering(Terms):
     def coarser(self, stratum: Stratum, vectors: dict[str, Node]) -> Iterator[tuple[Node, int]]:
         """Vectors over coarser strata, with signs. Their signed sum contains every coarser level once."""
         for u, sign in self.shape.moebius(stratum).items():
-            yield self.pull(vectors[u.name], stratum.name), sign
+            yield self.broadcast(vectors[u.name], stratum.name), sign
 
     def scaled(self, factor: Expression, node: Node) -> Node:
         if factor == as_expression(1):

@@ -6,13 +6,12 @@ map leaves out tokens that the penalty's objective drops, so that neither their 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fibration.compiler import ir
 from fibration.compiler.derivative import ZERO
-from fibration.compiler.ir import Detach, Map, Node, Pull, Push, Scalar
+from fibration.compiler.ir import Detach, Map, Node, Scalar
 from fibration.compiler.keys import Key
 from fibration.compiler.terms import Terms
 from fibration.language.atoms import BATCH, at
@@ -64,15 +63,10 @@ class Penalties(Terms):
         each = self.map(at(penalty.formula, penalty.over), stratum)
         terms = {}
         for leaf in self.leaves_over(stratum):
-            node = each
-            for source, target in reversed(list(itertools.pairwise(way(self.h, leaf, stratum)))):
-                node = Pull(source, target, node)
-            terms[leaf] = node
+            terms[leaf] = ir.broadcast(each, way(self.h, leaf, stratum))
         if stratum == BATCH:
             return each, terms
-        summed, some = each, ir.count_input(stratum, BATCH)
-        for source, target in itertools.pairwise(way(self.h, stratum, BATCH)):
-            summed = Push(source, target, summed)
+        summed, some = ir.reduce(each, way(self.h, stratum, BATCH)), ir.count_input(stratum, BATCH)
         mean = ir.scalar("div", ir.arg(0), ir.arg(1))
         return Map(ir.scalar("select", ir.scalar("lt", ZERO, ir.arg(1)), mean, ZERO), (summed, some)), terms
 

@@ -169,7 +169,7 @@ class Collective:
     quantiles: tuple[Quantile, ...] = ()
     scans: tuple[Scan, ...] = ()
 
-    @property
+    @cached_property
     def values(self) -> tuple[Node, ...]:
         """All combined values, in the order in which they are sent."""
         return (*self.whole, *self.parts, *self.of_tokens)
@@ -179,7 +179,7 @@ class Collective:
         """The values that the collective computes from token values, not from partial sums."""
         return (*self.quantiles, *self.scans)
 
-    @property
+    @cached_property
     def reads(self) -> tuple[Node, ...]:
         """The values of this rank that the collective reads."""
         return tuple(dict.fromkeys((*self.whole, *self.parts, *(o for n in self.of_tokens for o in n.operands))))

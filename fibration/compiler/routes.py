@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fibration.compiler.ir import BATCH, Node, Pull, Push
+from fibration.compiler.ir import BATCH, Node, Pull, Push, broadcast
 from fibration.compiler.program import Program
 
 
@@ -67,6 +66,4 @@ def _routed(node: Node, program: Program, segments: Mapping[str, str]) -> Node:
         return Pull(leaf, BATCH, value)
     if node.target == first or value.stratum not in reached:
         return node
-    for source, target in reversed(list(itertools.pairwise(_path(program, first, value.stratum)))):
-        value = Pull(source, target, value)
-    return Pull(leaf, first, value)
+    return Pull(leaf, first, broadcast(value, _path(program, first, value.stratum)))

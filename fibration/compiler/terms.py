@@ -27,11 +27,7 @@ class Terms(Formulas):
 
     def summed(self, objective: Objective, terms: Mapping[str, Node]) -> Node:
         """`Σ μ·term` over the tokens of every leaf."""
-        sums = []
-        for leaf, term in terms.items():
-            for source, target in itertools.pairwise(row_path(self.h, leaf)):
-                term = Push(source, target, term)
-            sums.append(term)
+        sums = [ir.reduce(term, row_path(self.h, leaf)) for leaf, term in terms.items()]
         return Push(self.rows, BATCH, binary("mul", self.normaliser(objective), added(sums)))
 
     def conditions(self, leaf: str, conditions: Sequence[Expression]) -> Node:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fibration.runtime.batch import Codes
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.micro import MicroIndex
 from fibration.runtime.index.spans import spread_out
 from fibration.runtime.operator import Operator
+from fibration.runtime.sums import Codes
 
 Chunk = slice  # of the numbers of unmasked tokens
 

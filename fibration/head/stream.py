@@ -21,7 +21,7 @@ from fibration.runtime.index.micro import MicroIndex
 from fibration.runtime.measured import Measured
 from fibration.runtime.operator import Operator
 from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.group import Communicator
+from fibration.runtime.ranks.group import Group
 from fibration.runtime.results import Coefficients, MetricSource
 
 CALL = "fibration.head.loss"
@@ -137,7 +137,7 @@ class Stream:
         every = Part(self.index, slice(0, len(self.places)))
         return self._coefficients(every, self.given.metrics).measured
 
-    def _part(self, part: Part, metrics: Metrics, group: Communicator | None = None) -> MetricSource:
+    def _part(self, part: Part, metrics: Metrics, group: Group | None = None) -> MetricSource:
         """Adds a part's objective and gradients. `group`: the ranks that meet in its coefficients."""
         chunks = part.chunks(self.head.chunk)
         if self.gradients.wanted and len(chunks) > 1 and is_of_tokens(self.op):

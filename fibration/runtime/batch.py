@@ -3,119 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fibration.compiler.arguments import GIVEN, TOKENS, token_tensor
-from fibration.compiler.ir import Input, Matrix, Node
+from fibration.compiler.ir import Input, Matrix
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Collective
 from fibration.compiler.program import Program
+from fibration.runtime.index.elements import Elements
 
-Codes = NDArray[np.int64]
-T = TypeVar("T")
 LARGEST = torch.finfo(torch.float32).max
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where the tokens of one leaf lie in the flattened tensors of a batch, by segment.
-
-    Segment `b` has the tokens `offsets[b]:offsets[b + 1]`, numbered by segment; a segment may be empty. `positions`
-    None: segments are contiguous, and segment `b` lies at `starts[b], starts[b] + 1, ...`; masked tokens and other
-    leaves' tokens may lie between segments. Otherwise token `k` lies at `positions[k]`. `tokens` None: the contiguous
-    segments are in order, and an empty segment starts where its predecessor ended.
-    """
-
-    offsets: Tensor  # int64 [segments + 1]
-    starts: Tensor  # int64 [segments]
-    positions: Tensor | None  # int64 [tokens]
-    tokens: Tensor | None  # int64 [tokens]: each token's number within its leaf; None: 0, 1, 2, ...
-
-
-@dataclass(frozen=True)
-class Members:
-    """The elements over target `b`: `order[offsets[b]:offsets[b + 1]]`. `order` None: elements are sorted by target."""
-
-    order: Tensor | None  # int64 [source]
-    offsets: Tensor  # int64 [target + 1]
-
-
-@dataclass(frozen=True)
-class Ordering:
-    """The elements of several strata over target `b`, in order: `order[offsets[b]:offsets[b + 1]]`.
-
-    Elements are numbered stratum after stratum. `order` None: these numbers are in order already.
-    """
-
-    order: Tensor | None  # int64 [elements]
-    offsets: Tensor  # int64 [targets + 1]
-    longest: int  # the most elements that one target has
-
-
-class Shards(Protocol):
-    """The ranks that share a batch, as backends see them."""
-
-    @property
-    def cut(self) -> bool:
-        """Whether a row has tokens on several ranks."""
-        ...
-
-    @property
-    def tokens(self) -> int:
-        """The number of unmasked tokens on all ranks; a kernel's shape may depend on it."""
-        ...
-
-    def collect(
-        self, stage: Collective, values: Mapping[Node, Tensor], index: Elements | None = None
-    ) -> dict[Node, Tensor]:
-        """Combine the values that a collective reads: one float64 [elements of its stratum] per node."""
-        ...
-
-
-class Elements(Protocol):
-    """The part of an index that backends use.
-
-    With `ranks`, tokens are this rank's tokens, and coarser elements are the whole batch's. A segment may then have no
-    token on this rank, and `rows_of` is -1 for it.
-    """
-
-    @property
-    def ranks(self) -> Shards | None: ...
-    @property
-    def leaves(self) -> tuple[str, ...]: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def positions(self) -> Tensor: ...
-    @property
-    def row_of_token(self) -> Tensor: ...
-    @property
-    def size(self) -> Mapping[str, int]: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def tokens_of_step(self) -> int: ...
-    def parent(self, source: str, target: str) -> Tensor: ...
-    def fibre(self, source: str, target: str, make: Any) -> Any: ...
-    def tokens_of(self, leaf: str) -> Tensor | None: ...
-    def positions_of(self, leaf: str) -> Tensor: ...
-    def rows_of_tokens(self, leaf: str) -> Tensor: ...
-    def leaves_over(self, stratum: str) -> tuple[str, ...]: ...
-    def layout(self, segments: str, leaf: str | None = None) -> Layout: ...
-    def members(self, source: str, target: str) -> Members: ...
-    def kept(self, key: Hashable, make: Callable[[], T]) -> T: ...
-    def sequence(self, target: str, *sources: str) -> Ordering: ...
-    def order(self, of: tuple[str, ...], make: Any) -> Any: ...
-    def rows_of(self, segments: str) -> Tensor | None: ...
-    def row_tensor(self) -> Tensor: ...
-    def matrix(self, into: str, of: str) -> Tensor: ...
 
 
 @dataclass(frozen=True)

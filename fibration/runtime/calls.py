@@ -44,7 +44,7 @@ from fibration.runtime.parameters import parameter_values
 from fibration.runtime.precision import HALF, warn_of_rounding
 from fibration.runtime.prepared import NONFINITE, keep
 from fibration.runtime.ranks.agreement import agree, agreed
-from fibration.runtime.ranks.collect import Shards
+from fibration.runtime.ranks.shards import Shards
 from fibration.runtime.tracing import refuse_traces
 
 # What each program's call is named in errors.

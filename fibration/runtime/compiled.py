@@ -49,17 +49,12 @@ def of_coefficients(
     rewards: Any,
     policies: Any,
     metrics: Any,
-) -> tuple[Tensor, Tensor, DeferredMetrics]:
-    """The coefficients, the objective, and its metrics."""
+) -> tuple[Tensor, Tensor, Tensor, DeferredMetrics]:
+    """A rank's share of the loss, which alone has a gradient; the coefficients, the objective, and its metrics."""
     given = _given(op, index, parameters, policies, metrics, advantages, rewards, old_log_probs=old_log_probs)
     capacity = op.metric_capacity if metrics is not False else 0
-    values, objective, numbers = _coefficients(log_probs.detach(), old_log_probs.detach(), capacity, *given)
-    return values, objective, DeferredMetrics(numbers, index, (op.number, _asked(metrics)))
-
-
-def of_share(log_probs: Tensor, values: Tensor, objective: Tensor, index: Any) -> Tensor:
-    """A rank's share of the loss."""
-    return _share(log_probs, values, objective, _handle(index))
+    share, values, objective, numbers = _coefficients(log_probs, old_log_probs.detach(), capacity, *given)
+    return share, values, objective, DeferredMetrics(numbers, index, (op.number, _asked(metrics)))
 
 
 def of_gate(
@@ -206,15 +201,16 @@ def _call(
 
 def _run_coefficients(
     log_probs: Tensor, old_log_probs: Tensor, capacity: int, *given: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     call = _call("evaluate", *given)
-    result = call.op.coefficients(log_probs, old_log_probs, metrics=call.asked, **call.more)
+    result = call.op.coefficients(log_probs.detach(), old_log_probs, metrics=call.asked, **call.more)
     measured: Measured = result.measured
     numbers = torch.zeros(capacity, dtype=torch.float64, device=log_probs.device)
     if measured.numbers is not None:
         call.index.keep(_table_of(call.op.number, _asked(call.asked)), measured.table)
         numbers[: len(measured.numbers)] = measured.numbers
-    return result.values, result.objective.clone(), numbers
+    objective = result.objective.clone()
+    return objective / -call.index.shares, result.values, objective, numbers
 
 
 def _run_gate(log_ratio: Tensor, *given: Any) -> Tensor:
@@ -231,12 +227,7 @@ def _run_gate_backward(gradient: Tensor, log_ratio: Tensor, *given: Any) -> Tens
     return torch.autograd.grad(gated, x, gradient)[0]
 
 
-def _run_share(log_probs: Tensor, values: Tensor, objective: Tensor, index: Tensor) -> Tensor:
-    at: Any = INDEXES.of(int(index))
-    return objective / -at.shares
-
-
-def _run_share_backward(gradient: Tensor, values: Tensor, log_probs: Tensor) -> Tensor:
+def _run_coefficients_backward(gradient: Tensor, values: Tensor, log_probs: Tensor) -> Tensor:
     return (-gradient * values).to(log_probs.dtype)
 
 
@@ -253,32 +244,25 @@ def _operator(name: str, run: Any, schema: str, fake: Any) -> Any:
     return made
 
 
-_coefficients = _operator(
-    "coefficients",
-    _run_coefficients,
-    f"(Tensor log_probs, Tensor old_log_probs, int capacity, {GIVEN}) -> (Tensor, Tensor, Tensor)",
-    lambda log_probs, old_log_probs, capacity, *given: (
-        log_probs.new_empty(log_probs.shape, dtype=_wide(log_probs)),
-        log_probs.new_empty((), dtype=_wide(log_probs)),
-        log_probs.new_empty((capacity,), dtype=torch.float64),
-    ),
-)
-
-
 class _Step:
     """A custom operator with a gradient, also as a `Function`, which torch.func transforms require."""
 
     def __init__(self, name: str, run: Any, schema: str, fake: Any, keep: Any, gradient: Any) -> None:
         self.operator = _operator(name, run, schema, fake)
         self.operator.register_autograd(gradient, setup_context=keep)
-        methods = {"forward": run, "setup_context": keep, "backward": gradient}
+
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            """The gradients of a `Function`, in which a list of tensors has one, None."""
+            found = gradient(ctx, *gradients)
+            return tuple(None if isinstance(g, list) else g for g in found)
+
+        methods = {"forward": run, "setup_context": keep, "backward": backward}
         made = type(name, (torch.autograd.Function,), {k: staticmethod(v) for k, v in methods.items()})
         self.function: Any = made.apply  # type: ignore[attr-defined]
 
-    def __call__(self, *given: Any) -> Tensor:
+    def __call__(self, *given: Any) -> Any:
         through = torch.compiler.is_dynamo_compiling() or not is_followed()
-        made: Tensor = self.operator(*given) if through else self.function(*given)
-        return made
+        return self.operator(*given) if through else self.function(*given)
 
 
 def _keep_nothing(ctx: Any, inputs: Any, output: Any) -> None:
@@ -289,14 +273,18 @@ def _refuse_again(ctx: Any, gradient: Tensor) -> Any:
     raise differentiated_again()
 
 
-def _keep_share(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    log_probs, values, *_ = inputs
-    ctx.save_for_backward(log_probs, values)
+def _keep_coefficients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, values, objective, numbers = output
+    ctx.mark_non_differentiable(values, objective, numbers)
+    ctx.save_for_backward(inputs[0], values)
+    ctx.counts = [len(tensors) for tensors in inputs[5:7]]
 
 
-def _share_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+def _coefficients_gradient(ctx: Any, gradient: Tensor, *others: Any) -> tuple[Any, ...]:
     log_probs, values = ctx.saved_tensors
-    return _share_backward(gradient, values, log_probs), None, None, None
+    made = _coefficients_backward(gradient, values, log_probs)
+    n, m = ctx.counts
+    return made, None, None, None, None, [None] * n, [None] * m, None, None, None
 
 
 def _keep_gate(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -309,22 +297,25 @@ def _gate_gradient(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     log_ratio, advantages, rewards, *others, index = ctx.saved_tensors
     n, m = ctx.counts
     given = advantages, rewards, others[:n], others[n:], ctx.words, index, ctx.operator
-    made = _gate_backward(gradient, log_ratio, *given)
-    of_lists = (None, None) if torch._C._are_functorch_transforms_active() else ([None] * n, [None] * m)
-    return made, None, None, *of_lists, None, None, None
+    return _gate_backward(gradient, log_ratio, *given), None, None, [None] * n, [None] * m, None, None, None
 
 
-_share = _Step(
-    "share",
-    _run_share,
-    "(Tensor log_probs, Tensor values, Tensor objective, Tensor index) -> Tensor",
-    lambda log_probs, values, objective, index: torch.empty_like(objective),
-    _keep_share,
-    _share_gradient,
+_coefficients = _Step(
+    "coefficients",
+    _run_coefficients,
+    f"(Tensor log_probs, Tensor old_log_probs, int capacity, {GIVEN}) -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda log_probs, old_log_probs, capacity, *given: (
+        log_probs.new_empty((), dtype=_wide(log_probs)),
+        log_probs.new_empty(log_probs.shape, dtype=_wide(log_probs)),
+        log_probs.new_empty((), dtype=_wide(log_probs)),
+        log_probs.new_empty((capacity,), dtype=torch.float64),
+    ),
+    _keep_coefficients,
+    _coefficients_gradient,
 )
-_share_backward = _Step(
-    "share_backward",
-    _run_share_backward,
+_coefficients_backward = _Step(
+    "coefficients_backward",
+    _run_coefficients_backward,
     "(Tensor gradient, Tensor values, Tensor log_probs) -> Tensor",
     lambda gradient, values, log_probs: values.new_empty(values.shape, dtype=log_probs.dtype),
     _keep_nothing,

@@ -19,8 +19,8 @@ from fibration.runtime import devices
 from fibration.runtime.batch import Batch
 from fibration.runtime.index.index import Index
 from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.collect import UNSAID, Shards
-from fibration.runtime.ranks.group import Communicator
+from fibration.runtime.ranks.group import Group
+from fibration.runtime.ranks.shards import UNSAID, Shards
 from fibration.runtime.tracing import refuse_kind
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -118,7 +118,7 @@ def fitted(name: str, shape: tuple[int, ...], *wanted: tuple[int, ...]) -> str:
     return ""
 
 
-def is_per_row(index: Index, given: object, group: Communicator | None = None) -> bool:
+def is_per_row(index: Index, given: object, group: Group | None = None) -> bool:
     """Whether rewards have one number per row, on all ranks. If every row is one token, both are possible."""
     shape = tuple(given.shape) if isinstance(given, Tensor) else None
     per_token = shape == index.shape and not index.rows_are_tokens()

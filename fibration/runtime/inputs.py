@@ -31,7 +31,7 @@ from fibration.runtime.given import (
 )
 from fibration.runtime.index.index import Index
 from fibration.runtime.parameters import parameter_values, parameter_vectors_of
-from fibration.runtime.ranks.collect import Shards
+from fibration.runtime.ranks.shards import Shards
 
 FEW_TOKENS = 8  # with fewer tokens, the sign of log-probs proves nothing
 

@@ -128,8 +128,7 @@ class Operator:
           `index`, and then every function that takes the index. Labels of one element must be equal on all ranks.
 
         `trajectory=keys` names the rows. With `positions` or `group`, rows of one name are pieces of one trajectory.
-        Over ranks, named rows also number all elements by label, independently of the rank that has a row. Pass
-        parameters per element by label then, not in the order of elements.
+        Over ranks, named rows also number all elements by label, independently of the rank that has a row.
 
         Raises HierarchyIndexError with the row, token, label or element that does not fit. Examples: a missing label, a
         negative integer as the label of a token, an element that lies over two elements, a batch that breaks an
@@ -176,8 +175,8 @@ class Operator:
         """
         if is_followed():
             given = log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
-            values, objective, measured = compiled.of_coefficients(self, *given)
-            return Loss(compiled.of_share(log_probs, values, objective, index), measured)
+            share, _, _, measured = compiled.of_coefficients(self, *given)
+            return Loss(share, measured)
         result = self.coefficients(
             log_probs, old_log_probs, advantages, index, parameters, rewards=rewards, policies=policies, metrics=metrics
         )
@@ -203,8 +202,9 @@ class Operator:
         `.values` of the result, in any number of pieces. Values are float64 for float64 log-probs, else float32.
         """
         if is_followed():
-            given = log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
-            return Coefficients(*compiled.of_coefficients(self, *given))
+            now = log_probs.detach()  # coefficients have no gradient
+            given = now, old_log_probs, advantages, index, parameters, rewards, policies, metrics
+            return Coefficients(*compiled.of_coefficients(self, *given)[1:])
         tokens = {"log_probs": log_probs, "old_log_probs": old_log_probs}
         graph = torch.is_grad_enabled()
         key = None if rewards is not None else key_of(self.calls, index, parameters, policies, metrics)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,12 @@ from fibration.runtime.index.micro import MicroIndex
 
 Numbers = NDArray[np.float64]
 Values = Mapping[Input, Numbers]  # [1], or [elements]
-COLUMNS = ("+", "-")  # the columns of values per element and channel
+CHANNELS = ("+", "-")
 
 
 def parameter_values(hierarchy: Hierarchy, program: Program, index: Index, given: Mapping[str, Any]) -> Values:
     """The numbers of every parameter input, checked; docs/operator.md lists the accepted forms."""
-    if isinstance(index, MicroIndex):  # a value in the order of elements means those of the whole step
+    if isinstance(index, MicroIndex):  # labels of the whole step decide which label of a mapping is a typo
         whole = parameter_values(hierarchy, program, index.whole, given)
         return {n: v if len(v) == 1 else v[index.elements[n.over]] for n, v in whole.items()}
 
@@ -158,62 +158,19 @@ class ParameterInput:
 
     def numbers(self, value: Any) -> Numbers:
         """One number for all elements, `[1]`, or one per element."""
-        if isinstance(value, Mapping) and not is_channels(value):
-            return self._by_label(value)
-        if isinstance(value, Mapping):
-            value = _of_channel(self.parameter, self.channel, value, "the value")
-            return self._in_order(value, f"the value of channel '{self.channel}'", columns=False)
-        pair = isinstance(value, list | tuple) and len(value) == 2 == self.index.size[self.stratum]
-        if self.channel and pair and all(type(v) in (int, float) for v in value):
-            self._refuse_pair(*value)
-        return self._in_order(value, "the value", columns=bool(self.channel))
-
-    def _refuse_pair(self, first: float, second: float) -> None:
-        """Refuse two bare numbers, which may be two channels or two elements."""
-        if not self.parameter.is_outside(np.array([first, second])).any():
-            raise ParameterError(
-                f"parameter '{self.parameter.name}' is {shown((first, second))}, which has two readings",
-                required=self._accepted,
-                found=f"two channels, and two elements of {self.stratum}: {self._elements}",
-                remedy=f"write {{'+': {first}, '-': {second}}} for channels, {{label: value}} for elements",
-            )
-
-    def _in_order(self, value: Any, what: str, columns: bool) -> Numbers:
-        """A number, one per element in order, or with `columns` one per element and channel."""
+        what = "the value"
+        if isinstance(value, Mapping) and is_channels(value):
+            value = _of_channel(self.parameter, self.channel, value, what)
+            what = f"the value of channel '{self.channel}'"
         if isinstance(value, Mapping):
             return self._by_label(value)
-        if not is_several(value):
-            if not hasattr(value, "__float__"):
-                raise ParameterError(
-                    f"parameter '{self.parameter.name}': {what} is {shown(value)}", required=self._accepted
-                )
-            return np.array([in_channel(self.parameter, self.channel, value, what)])
-        if _is_list(value) and set(map(type, value)) == {float}:
-            value = np.array(value)
-        ranks, size = self.index.ranks, self.index.size[self.stratum]
-        if ranks is not None:
+        if is_several(value):
+            raise in_order(self.parameter, self.stratum, value, self._accepted)
+        if not hasattr(value, "__float__"):
             raise ParameterError(
-                f"parameter '{self.parameter.name}' is given in the order of elements",
-                required=f"{self._accepted}; the order of elements differs between ranks",
-                remedy=f"pass {{label: value}} for each {self.stratum} of the whole batch",
+                f"parameter '{self.parameter.name}': {what} is {shown(value)}", required=self._accepted
             )
-        shape = _shape(value)
-        if shape != (size,) and not (columns and shape == (size, 2)):
-            raise ParameterError(
-                f"parameter '{self.parameter.name}'{_of(what)} has shape {list(shape)}",
-                required=self._accepted,
-                found=f"{size} elements of {self.stratum}: {self._elements}" if self.stratum != BATCH else "",
-                remedy=self._mend(shape, size, columns),
-            )
-        if _is_list(value):
-            return self._entries(dict(enumerate(value)), lambda i: self._words(self._element(i), what, False))
-        found = floats(self.parameter, value, what)
-        found = found[:, COLUMNS.index(self.channel)] if found.ndim == 2 else found
-        wrong = self.parameter.is_outside(found)
-        if wrong.any():
-            i = int(np.argmax(wrong))
-            self.parameter.check(float(found[i]), self._words(self._element(i), what, len(shape) == 2))
-        return np.array(found, np.float64)
+        return np.array([in_channel(self.parameter, self.channel, value, what)])
 
     def _by_label(self, value: Mapping[Any, Any]) -> Numbers:
         numbers = self.index.element_numbers.get(self.stratum)
@@ -226,66 +183,45 @@ class ParameterInput:
                 required=f"labels of {self.stratum} as they were given to the index",
                 remedy="write label.item(), or iterate over labels.unique().tolist()",
             )
-        if set(COLUMNS) & (set(value) - set(numbers)):
+        if set(CHANNELS) & (set(value) - set(numbers)):
             raise mixed(self.parameter, value)
         lacking = refuse_lacking(self.parameter, self.stratum, value, numbers, "this batch")
         value = {**dict.fromkeys(lacking, value.get(None, self.parameter.default)), **value}
-        of = {label: value[label] for label in numbers}
-        return self._entries(of, lambda label: f"the value of {self.stratum} {label!r}")
-
-    def _entries(self, entries: Mapping[Any, Any], named: Callable[[Any], str]) -> Numbers:
-        if set(map(type, entries.values())) == {float}:
-            found = np.array(list(entries.values()))
-            if not self.parameter.is_outside(found).any():
-                return found
-        return np.array([in_channel(self.parameter, self.channel, v, named(k)) for k, v in entries.items()])
-
-    def _element(self, number: int) -> str:
-        return self.index.describe_element(self.stratum, number)
-
-    def _words(self, element: str, what: str, column: bool) -> str:
-        channel = f" of channel '{self.channel}'" if column or _of(what) else ""
-        return f"the value of {element}{channel}"
-
-    @property
-    def _elements(self) -> str:
-        """The first elements, in order."""
-        size = self.index.size[self.stratum]
-        named = self.index.labels.get(self.stratum)
-        first = [repr(named[i]) if named else self._element(i) for i in range(min(size, 8))]
-        return ", ".join(first) + ", ..." * (size > 8)
+        found = [value[label] for label in numbers]
+        if set(map(type, found)) == {float} and not self.parameter.is_outside(np.array(found)).any():
+            return np.array(found)
+        what = f"the value of {self.stratum}"
+        each = zip(numbers, found, strict=True)
+        return np.array([in_channel(self.parameter, self.channel, v, f"{what} {label!r}") for label, v in each])
 
     @property
     def _accepted(self) -> str:
         """The accepted forms of a value."""
         number = "a number" + " or {'+': ..., '-': ...}" * bool(self.channel)
-        if self.stratum == BATCH:
-            return number
-        n = self.index.size[self.stratum]
-        forms = [number]
-        forms += [f"that of each {self.stratum} by label, {{label: ...}}"] * (self.stratum in self.index.labels)
-        if self.index.ranks is None:
-            columns = f" or [{n}, 2] with columns + and -" * bool(self.channel)
-            forms.append(f"a tensor, an array or a list in the order of elements, [{n}]{columns}")
-        return "; ".join(forms)
-
-    def _mend(self, shape: tuple[int, ...], size: int, columns: bool) -> str:
-        if shape == (2, size) and columns:
-            return "transpose it: a row for each element, and the columns + and -"
-        if shape == (2,) and self.channel:
-            return "for one number per channel, pass {'+': ..., '-': ...}"
-        if self.stratum == BATCH:
-            return f"declare Parameter('{self.parameter.name}', on=...) with the stratum over which it varies"
-        return "pass {label: value}: the order of elements changes with the batch"
+        by_label = f"; that of each {self.stratum} by label, {{label: ...}}"
+        return number + by_label * (self.stratum in self.index.labels)
 
 
-def _of(what: str) -> str:
-    """` of channel '+'`, of `the value of channel '+'`."""
-    return what.removeprefix("the value")
+def in_order(parameter: Parameter, stratum: str, value: Any, accepted: str) -> ParameterError:
+    """The error for a value in the order of elements, which changes with every batch and differs between ranks."""
+    found = "an order that changes with every batch"
+    if stratum == BATCH:
+        found = ""
+        remedy = f"declare Parameter('{parameter.name}', on=...) with the stratum over which it varies"
+    elif parameter.per_channel and len(value) == 2:
+        remedy = f"pass {{'+': ..., '-': ...}} for channels, {{label: ...}} for the labels of {stratum}"
+    else:
+        remedy = f"pass dict(zip(labels, values)), with the {stratum} label of each value"
+    return ParameterError(
+        f"parameter '{parameter.name}' is given in the order of elements: {shown(value)}",
+        required=accepted,
+        found=found,
+        remedy=remedy,
+    )
 
 
 def is_several(value: Any) -> bool:
-    """Whether a value lists elements in order, even if only one."""
+    """Whether a value lists several numbers, or one in a list."""
     return bool(value.ndim) if _is_array(value) else _is_list(value)
 
 
@@ -295,14 +231,6 @@ def _is_array(value: Any) -> bool:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-
-
-def _shape(value: Any) -> tuple[int, ...]:
-    """The shape of a tensor, an array, or a list of entries of one length."""
-    if _is_array(value):
-        return tuple(value.shape)
-    lengths = {len(v) if is_several(v) else None for v in value}
-    return (len(value), *[n for n in lengths if n is not None and len(lengths) == 1])
 
 
 def floats(parameter: Parameter, value: Any, what: str) -> NDArray[np.float64]:
@@ -339,7 +267,7 @@ def _on_host(value: Tensor) -> Tensor:
 
 
 def is_channels(value: Mapping[Any, Any]) -> bool:
-    return set(value) <= set(COLUMNS) and bool(value)
+    return set(value) <= set(CHANNELS) and bool(value)
 
 
 def in_channel(parameter: Parameter, channel: str, value: Any, what: str) -> float:
@@ -347,15 +275,15 @@ def in_channel(parameter: Parameter, channel: str, value: Any, what: str) -> flo
     if isinstance(value, Mapping):
         value, what = _of_channel(parameter, channel, value, what), f"{what} of channel '{channel}'"
     elif channel and is_several(value) and len(value) == 2:
-        value = _on_host(value) if isinstance(value, Tensor) else value
-        value, what = value[COLUMNS.index(channel)], f"{what} of channel '{channel}'"
+        value = floats(parameter, value, what) if _is_array(value) else value
+        value, what = value[CHANNELS.index(channel)], f"{what} of channel '{channel}'"
     if _is_array(value) and not value.ndim:
         value = float(floats(parameter, value, what))
     if hasattr(value, "to_dict"):
         raise ParameterError(
             f"parameter '{parameter.name}': {what} is a {type(value).__name__}",
-            required="numbers by label, or in the order of elements",
-            remedy="pass .to_dict() for a mapping by label, or .to_numpy() for an array",
+            required="numbers by label",
+            remedy="pass .to_dict() for a mapping by label",
         )
     return parameter.check(value, what)
 
@@ -366,7 +294,7 @@ def _of_channel(parameter: Parameter, channel: str, value: Mapping[Any, Any], wh
             f"parameter '{parameter.name}': {what} is one number per channel",
             required="one number: it is not declared per channel",
         )
-    if set(value) != set(COLUMNS):
+    if set(value) != set(CHANNELS):
         found = f"channels {', '.join(map(repr, value)) or 'none'}"
         raise ParameterError(
             f"parameter '{parameter.name}': {what} lacks a channel", required="both '+' and '-'", found=found

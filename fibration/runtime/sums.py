@@ -1,4 +1,8 @@
-"""Exact sums: their bits depend on the numbers alone, not on the order, nor on which rank adds which part."""
+"""Exact sums: their bits depend on the numbers alone, not on the order, nor on which rank adds which part.
+
+`Sums` adds any numbers, on the host, while an index is built. `sum_of_multiples` adds what a compiled program has cut
+into whole multiples of a unit (compiler/spread.py), on any device.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from fibration.runtime.batch import Codes
-
+Codes = NDArray[np.int64]
 Vector = NDArray[np.float64]
 WIDTH = 28  # bits of a digit
 BLOCK = 1 << 17  # numbers that fit in a CPU cache
+EXACT = 2.0**53  # a float64 has all whole numbers up to here
 CHUNK = 1 << 24  # so many digits add up in a float64 without rounding
 
 
@@ -68,3 +74,16 @@ def _added(values: Vector, at: Codes, size: int) -> Sums:
 
 def _scaled(values: Vector, power: int) -> Vector:
     return values * 2.0**power if abs(power) < 1000 else np.ldexp(values, power)
+
+
+def sum_of_multiples(values: Tensor, at: Tensor, size: int, unit: float) -> Tensor:
+    """The sums of whole multiples of `unit` over each of `size` elements, rounded once: float64 [size].
+
+    `values[i]` belongs to element `at[i]`. The sum of a number that is not finite, or exceeds 2^53 units, is NaN.
+    """
+    multiples = values / unit
+    exact = multiples.abs() <= EXACT
+    total = torch.zeros(size, dtype=torch.int64, device=values.device)
+    lost = torch.zeros_like(total).index_add_(0, at, (~exact).long())
+    total.index_add_(0, at, torch.where(exact, multiples, 0.0).long())
+    return torch.where(lost > 0, torch.nan, total.double() * unit)

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from fibration.compiler.lower import lower
-from fibration.errors import ParameterError, shown
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.parameters import (
     given_values,
     in_channel,
+    in_order,
     is_channels,
     is_several,
     mixed,
@@ -30,9 +30,11 @@ def check_parameters(
     """
     labelled = wanted(hierarchy) if labelled is None else labelled
     values = given_values(hierarchy, lower(hierarchy), parameters)
-    refuse_order(hierarchy, parameters)
     for node, value in values.items():
         parameter, channel = hierarchy.parameters[node.key[0]], node.key[1]
+        each = value.values() if isinstance(value, Mapping) and is_channels(value) else [value]
+        if any(map(is_several, each)):
+            raise in_order(parameter, node.over, value, "a number, or values by label")
         if _is_by_label(value):
             if {"+", "-"} & set(value):
                 raise mixed(parameter, value)
@@ -42,21 +44,6 @@ def check_parameters(
                 in_channel(parameter, channel, one, f"the value of {node.over} {label!r}")
         else:
             in_channel(parameter, channel, value, "the value")
-
-
-def refuse_order(hierarchy: Hierarchy, parameters: Mapping[str, Any] | None) -> None:
-    """Raise ParameterError for values in the order of elements. Trainers shuffle rows, so this order changes with every
-    step, and with it which element has which value.
-    """
-    for name, value in (parameters or {}).items():
-        each = value.values() if isinstance(value, Mapping) and is_channels(value) else [value]
-        if name in hierarchy.parameters and any(map(is_several, each)):
-            raise ParameterError(
-                f"parameter '{name}' of '{hierarchy.name}' is given in the order of elements: {shown(value)}",
-                required="a number, or values by label",
-                found="rows that a trainer shuffles: the first label of one step is another one's in the next",
-                remedy=f"parameters={{'{name}': {{'math': ..., 'code': ..., None: ...}}}}, with the labels of the data",
-            )
 
 
 def check_labelled(
@@ -77,8 +64,6 @@ def at_ratio_one(parameters: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in parameters.items():
         if _is_by_label(value):
             found[name] = {None: next(iter(value.values())), **value}
-        while is_several(found[name]) and len(found[name]):
-            found[name] = found[name][0]
     return found
 
 

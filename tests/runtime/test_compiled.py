@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support import operator, refuses, spec
+from thread_ranks import on_ranks
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from fibration import BatchError, ParameterError, centred, exp, log_prob, policies, reward, strata, token_log_ratio
@@ -219,6 +220,21 @@ def test_torch_func_grad_equals_the_gradient():
     ratio = (new - old).requires_grad_()
     op.gate(ratio, index).square().sum().backward()
     assert torch.equal(torch.func.grad(lambda y: op.gate(y, index).square().sum())(ratio.detach()), ratio.grad)
+    gated, pull = torch.func.vjp(lambda y: op.gate(y, index).square(), ratio.detach())
+    assert torch.equal(pull(torch.ones_like(gated))[0], ratio.grad)
+
+
+def test_a_loss_is_a_ranks_share_in_a_transform_too():
+    op = operator(spec("grpo"))
+    old, a = torch.full((3,), -1.0, dtype=torch.float64), torch.tensor([1.0, -2.0], dtype=torch.float64)
+
+    def work(group):
+        index = op.index(offsets=[0, 2, 3], group=group)
+        loss = lambda x: op.loss(x, old, a, index, metrics=False).loss  # noqa: E731
+        return torch.func.vjp(loss, old + 0.1)[0].item(), loss(old + 0.1).item()
+
+    for followed, plain in on_ranks(2, work):
+        assert followed == plain != 0
 
 
 def test_parameters_per_label_work_under_torch_compile():

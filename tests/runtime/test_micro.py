@@ -196,10 +196,10 @@ def test_an_index_of_some_rows_has_another_normaliser_than_a_micro_batch():
     assert torch.equal(op.coefficients(*given, index.micro(slice(3))).values, wanted)
 
 
-def test_parameters_per_element_have_the_order_of_the_whole_step():
+def test_parameters_per_element_are_those_of_the_whole_step():
     op = operator(spec("fiberpo"), "torch")
     index = op.index(offsets=OFFSETS)
-    parameters = {"C_trajectory": [0.01, 0.5, 0.02, 0.3, 0.04, 0.2]}
+    parameters = {"C_trajectory": dict(enumerate([0.01, 0.5, 0.02, 0.3, 0.04, 0.2]))}
     wanted = op.coefficients(NEW, OLD, A, index, parameters).values
     got = op.coefficients(of_rows(NEW, [5, 0]), of_rows(OLD, [5, 0]), A[[5, 0]], index.micro([5, 0]), parameters).values
     assert torch.equal(got, of_rows(wanted, [5, 0]))

@@ -80,7 +80,7 @@ REFUSED = {
     "rewards": ({"rewards": grad(1.0, -1.0)}, {"loss", "coefficients", "gate", "levels", "advantages"}, BatchError, "rewards require grad"),
     "a policy": ({"rollout": (OLD - 0.1).requires_grad_()}, {"loss", "coefficients", "gate", "levels"}, BatchError, "policies['rollout'] requires grad"),
     "a number": ({"parameters": {"epsilon": grad(0.2)[0]}}, {"loss", "coefficients", "gate", "levels"}, ParameterError, "parameter 'epsilon' requires grad"),
-    "per element": ({"parameters": {"wide": grad(0.1, 0.2)}}, {"loss", "coefficients", "gate", "levels"}, ParameterError, "parameter 'wide' requires grad"),
+    "a pair": ({"parameters": {"wide": {None: grad(0.1, 0.2)}}}, {"loss", "coefficients", "gate", "levels"}, ParameterError, "parameter 'wide' requires grad"),
     "per channel": ({"parameters": {"wide": {"+": 0.1, "-": grad(0.2)[0]}}}, {"loss", "coefficients", "gate", "levels"}, ParameterError, "parameter 'wide' requires grad"),
     "per label": ({"parameters": {"wide": {0: 0.1, 1: {"+": grad(0.2)[0], "-": 0.1}}}}, {"loss", "coefficients", "gate", "levels"}, ParameterError, "parameter 'wide' requires grad"),
 }  # fmt: skip

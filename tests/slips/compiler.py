@@ -23,7 +23,7 @@ SLIPS = (
     slip(
         "the residual is taken against the gated base", "vectors gradients test_quivers",
         's = self.named(residuals[name], "residual", name, channel)',
-        's = self.named(next((binary("sub", self.density[name, channel], self.pull(down[u.name, channel], name)) '
+        's = self.named(next((binary("sub", self.density[name, channel], self.broadcast(down[u.name, channel], name)) '
         'for u in self.shape.coarser(stratum)), residuals[name]), "residual", name, channel)',
     ),
     slip(
@@ -111,7 +111,7 @@ SLIPS = (
     ),
     slip(
         "a token with a channel that passed is not clipped", "metrics test_operator test_quivers",
-        'body = reduce(partial(scalar, "mul"), map(arg, range(len(every_channel))))', 'body = reduce(partial(scalar, "add"), map(arg, range(len(every_channel))))',
+        'body = functools.reduce(partial(scalar, "mul"), map(arg, range(len(every_channel))))', 'body = reduce(partial(scalar, "add"), map(arg, range(len(every_channel))))',
     ),
     slip(
         "what a coarse stage reads of other ranks' rows is not gathered", "compiler*plans_on_ranks runtime*rank_results runtime*rank_index",
@@ -269,7 +269,7 @@ SLIPS = (
     ),
     slip(
         "an element is among the others", "test_element_statistics",
-        'total = binary("sub", self.pull(total, own.source), own.values)', "total = self.pull(total, own.source)",
+        'total = binary("sub", self.broadcast(total, own.source), own.values)', "total = self.broadcast(total, own.source)",
     ),
     slip(
         "tokens of a group are counted where elements count once", "test_element_statistics",

@@ -79,7 +79,15 @@ SLIPS = (
     ),
     slip(
         "masses of other ranks' tokens are left out", "ranks/test_rank_index",
-        "        if source not in self.leaves:\n            return mine", "        if True:\n            return mine",
+        "        if self.ranks is None or source not in self.leaves:\n            return mine", "        if True:\n            return mine",
+    ),
+    slip(
+        "an index over ranks counts its own tokens alone", "ranks/test_rank_index",
+        "if self.ranks is not None and (of, over) in self.ranks.counts:", "if False:",
+    ),
+    slip(
+        "an element without tokens on a rank has its first row", "ranks/test_rank_index",
+        "row = torch.full((self.size[segments],), -1, dtype", "row = torch.full((self.size[segments],), 0, dtype",
     ),
     slip(
         "rows of one key on one rank are not cut", "ranks/test_rank_index",

@@ -12,10 +12,9 @@ from fibration.errors import HierarchyIndexError, an
 from fibration.language.assumptions import Balanced, Populated
 from fibration.language.atoms import BATCH
 from fibration.language.kernels import Fibration
-from fibration.runtime.batch import Codes
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.mass_on_batch import Measure
-from fibration.runtime.sums import Vector
+from fibration.runtime.sums import Codes, Vector
 
 TOLERANCE = 1e-9  # relative, of products of masses
 CHUNK = 1 << 22  # cells checked at a time
@@ -67,10 +66,7 @@ def paths_agree(index: Index) -> None:
 
 
 def _along(index: Index, path: tuple[Fibration, ...]) -> Tensor:
-    parent = index.parents[path[0].source.name, path[0].target.name]
-    for f in path[1:]:
-        parent = index.parents[f.source.name, f.target.name][parent]
-    return parent
+    return index.along([(f.source.name, f.target.name) for f in path])
 
 
 def _by_way_of(index: Index, path: tuple[Fibration, ...], element: int) -> str:

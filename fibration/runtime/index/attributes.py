@@ -13,13 +13,15 @@ from torch import Tensor
 from fibration.errors import HierarchyIndexError, an, shown
 from fibration.language.atoms import BATCH, Attribute
 from fibration.runtime.graphs import requires_grad
-from fibration.runtime.index.labels import Encoded, Places
+from fibration.runtime.index.labels import Encoded, TokenPlaces
 
 
 class Numbers:
     """Reads attribute values. `spread`: the batch is over ranks. `keyed`: rows have names from the caller."""
 
-    def __init__(self, places: Places, encoded: Encoded, size: Mapping[str, int], spread: bool, keyed: bool) -> None:
+    def __init__(
+        self, places: TokenPlaces, encoded: Encoded, size: Mapping[str, int], spread: bool, keyed: bool
+    ) -> None:
         self.places, self.encoded, self.size, self.spread, self.keyed = places, encoded, size, spread, keyed
         self.leaves = [s.name for s in places.hierarchy.leaves]
         self.rows = places.hierarchy.rows.name

@@ -15,17 +15,17 @@ from torch import Tensor
 from fibration.errors import HierarchyIndexError, located, shown
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.batch import Codes
 from fibration.runtime.devices import usable
 from fibration.runtime.index.assumed import alone_with_rewards, check
 from fibration.runtime.index.attributes import Numbers
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.keywords import WAYS, refuse_others, takes_labels
-from fibration.runtime.index.labels import Encoded, Encoder, Places
+from fibration.runtime.index.labels import Encoded, Encoder, TokenPlaces
 from fibration.runtime.index.masks import as_mask, as_offsets, every_place
 from fibration.runtime.index.positions import check_order, read_positions
 from fibration.runtime.index.projection import Projection
 from fibration.runtime.index.spans import Intervals, Spans, place_of
+from fibration.runtime.sums import Codes
 
 
 def build_index(
@@ -142,12 +142,12 @@ class Builder:
             | {s: len(names) for s, names in encoded.names.items() if s not in self.leaves}
         )
 
-    def places(self, is_of: Mapping[str, NDArray[np.bool_]]) -> Places:
+    def places(self, is_of: Mapping[str, NDArray[np.bool_]]) -> TokenPlaces:
         """The places of all tokens. `is_of`: per leaf, which unmasked tokens are its elements; empty for a single
         leaf.
         """
         spans = {leaf: self._spans(mine) for leaf, mine in is_of.items()} or {self.leaves[0]: self.every}
-        return Places(self.h, self.shape, self.n_rows, self.row_numbers, self.every, spans, is_of)
+        return TokenPlaces(self.h, self.shape, self.n_rows, self.row_numbers, self.every, spans, is_of)
 
     def assemble(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fibration.runtime.batch import Codes
+from fibration.runtime.sums import Codes
 
 
 def plain(label: Any) -> Any:

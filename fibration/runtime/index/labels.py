@@ -14,14 +14,14 @@ from fibration.errors import HierarchyIndexError, an, shown
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
-from fibration.runtime.batch import Codes
 from fibration.runtime.index.columns import chosen, is_nested, listed, plain, to_list
 from fibration.runtime.index.numbering import Names, numbered, renumbered
 from fibration.runtime.index.spans import Spans, place_of
+from fibration.runtime.sums import Codes
 
 
 @dataclass(frozen=True)
-class Places:
+class TokenPlaces:
     """The places of a batch's unmasked tokens, their rows and their leaves."""
 
     hierarchy: Hierarchy
@@ -69,7 +69,7 @@ class Places:
 class Encoded:
     """Element numbers of every labelled stratum, per row or per token; -1 where no element is needed."""
 
-    places: Places
+    places: TokenPlaces
     per_row: Mapping[str, Codes]
     per_token: Mapping[str, Codes]
     names: Mapping[str, Names]
@@ -128,7 +128,7 @@ class Encoder:
     `spread`: the batch is over ranks. Rows of one name are then pieces of one row.
     """
 
-    def __init__(self, places: Places, spread: bool = False) -> None:
+    def __init__(self, places: TokenPlaces, spread: bool = False) -> None:
         self.places, self.h, self.spread = places, places.hierarchy, spread
         self.kinds: dict[str, str] = {}
         self.rows = self.h.rows.name

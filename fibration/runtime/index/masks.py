@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fibration.errors import HierarchyIndexError, shown
-from fibration.runtime.batch import Codes
 from fibration.runtime.index.attributes import to_numpy
 from fibration.runtime.index.spans import Intervals
+from fibration.runtime.sums import Codes
 
 IGNORED = -100  # the label that losses of token ids ignore
 

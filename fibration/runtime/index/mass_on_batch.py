@@ -12,8 +12,7 @@ from fibration.errors import HierarchyIndexError, SpecError
 from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total, read_at
 from fibration.language.expressions import Expression
 from fibration.language.traversal import desugar
-from fibration.runtime.index.derived import Summed
-from fibration.runtime.index.index import Index
+from fibration.runtime.index.index import Index, Summed
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.sums import Vector
 

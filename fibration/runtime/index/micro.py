@@ -13,14 +13,14 @@ from torch import Tensor
 
 from fibration.errors import HierarchyIndexError, an, located, shown
 from fibration.language.atoms import BATCH, Attribute
-from fibration.runtime.batch import Codes
 from fibration.runtime.index.attributes import to_numpy
 from fibration.runtime.index.build import Builder
-from fibration.runtime.index.derived import once
+from fibration.runtime.index.elements import once
 from fibration.runtime.index.index import Index
-from fibration.runtime.index.labels import Encoded, Names, Places
+from fibration.runtime.index.labels import Encoded, Names, TokenPlaces
 from fibration.runtime.index.numbering import renumbered
 from fibration.runtime.index.spans import spread_out
+from fibration.runtime.sums import Codes
 
 
 @dataclass(eq=False, kw_only=True)
@@ -146,7 +146,7 @@ def _marked(places: Codes, size: int) -> NDArray[np.bool_]:
     return found
 
 
-def _taken(whole: Index, places: Places, rows: Codes, tokens: Codes) -> tuple[Encoded, dict[str, Codes], bool]:
+def _taken(whole: Index, places: TokenPlaces, rows: Codes, tokens: Codes) -> tuple[Encoded, dict[str, Codes], bool]:
     """The labels of some non-empty rows and of their tokens, the numbers of their elements in the whole step, and
     whether the rows keep their names. Pieces of one row are rows without names.
     """

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.runtime.batch import Codes
+from fibration.runtime.sums import Codes
 
 Names = tuple[Hashable, ...]
 

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from fibration.errors import HierarchyIndexError, an
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import Ordered
-from fibration.runtime.batch import Codes
 from fibration.runtime.index.attributes import to_numpy
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.sequence import LAST, in_several_rows, keys_of, numbers_of, sorted_by, under
 from fibration.runtime.index.spans import Spans
-from fibration.runtime.ranks.pieces import PositionRanges
+from fibration.runtime.ranks.pieces import position_ranges
+from fibration.runtime.sums import Codes
 
 KEYWORD = "positions"  # of `Operator.index`
 
@@ -84,8 +84,8 @@ def unordered(read: Ordered, element: str, found: str) -> HierarchyIndexError:
     )
 
 
-def runs_of(local: Index, over: str, number: Codes, several: NDArray[np.bool_]) -> PositionRanges:
-    """The position intervals of this rank's tokens over elements that `several` ranks share.
+def runs_of(local: Index, over: str, number: Codes, several: NDArray[np.bool_]) -> Codes:
+    """The `position_ranges` of this rank's tokens over elements that `several` ranks share: int64 [3, intervals].
 
     `number`: the whole batch's number of each of this rank's elements.
     """
@@ -93,7 +93,7 @@ def runs_of(local: Index, over: str, number: Codes, several: NDArray[np.bool_]) 
     order, parent = sorted_by(local, over, leaves)
     order = order[several[number[parent[order]]]]
     keys = np.concatenate([keys_of(local, leaf) for leaf in leaves])
-    return PositionRanges.of(number[parent[order]], keys[order])
+    return position_ranges(number[parent[order]], keys[order])
 
 
 def _refuse_repeats(index: Index, over: str) -> None:

@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 
 from fibration.errors import HierarchyIndexError, SpecError
 from fibration.language.atoms import BATCH, Stratum
-from fibration.runtime.batch import Codes
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.mass_on_batch import Measure
-from fibration.runtime.sums import Vector
+from fibration.runtime.sums import Codes, Vector
 
 Matrix = NDArray[np.float64]
 MAX_ELEMENTS = 2048  # of all strata of S: time grows with the cube, memory with the square

@@ -6,45 +6,22 @@ their first tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from fibration.runtime.batch import Codes, Ordering
-from fibration.runtime.index.spans import Intervals, Spans
+from fibration.runtime.index.spans import Ordering
+from fibration.runtime.sums import Codes
+
+if TYPE_CHECKING:
+    from fibration.runtime.index.elements import Elements
 
 LAST = np.iinfo(np.int64).max
 
 
-class Located(Protocol):
-    """The part of `Index` that this module uses."""
-
-    @property
-    def leaves(self) -> tuple[str, ...]: ...
-    @property
-    def every(self) -> Spans: ...
-    @property
-    def spans(self) -> Mapping[str, Spans]: ...
-    @property
-    def numbers(self) -> Mapping[str, Intervals]: ...
-    @property
-    def size(self) -> Mapping[str, int]: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def given_positions(self) -> Codes | None: ...
-    def parent(self, source: str, target: str) -> Tensor: ...
-    def of_rows(self, leaf: str, target: str) -> Tensor | None: ...
-    def over_rows(self, segments: str) -> tuple[tuple[Tensor, Tensor], ...]: ...
-    def leaves_over(self, stratum: str) -> tuple[str, ...]: ...
-    def places(self, stratum: str) -> Tensor: ...
-
-
-def ordering(index: Located, target: str, sources: tuple[str, ...]) -> Ordering:
+def ordering(index: Elements, target: str, sources: tuple[str, ...]) -> Ordering:
     """The elements of `sources` over each target, numbered stratum after stratum."""
     leaf = sources[0]
     of_rows = index.of_rows(leaf, target) if sources == (leaf,) and leaf in index.leaves else None
@@ -57,7 +34,7 @@ def ordering(index: Located, target: str, sources: tuple[str, ...]) -> Ordering:
     return _ordering(index, order, np.bincount(parent, minlength=index.size[target]))
 
 
-def first_tokens(index: Located, of: str) -> Codes:
+def first_tokens(index: Elements, of: str) -> Codes:
     """The sort key of each element's first token in this process."""
     first = np.full(index.size[of], LAST)
     for leaf in index.leaves_over(of):
@@ -69,7 +46,7 @@ def first_tokens(index: Located, of: str) -> Codes:
     return first
 
 
-def _ordering(index: Located, order: Codes | None, sizes: NDArray[Any]) -> Ordering:
+def _ordering(index: Elements, order: Codes | None, sizes: NDArray[Any]) -> Ordering:
     if order is not None and bool((order[1:] > order[:-1]).all()):
         order = None
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -77,25 +54,25 @@ def _ordering(index: Located, order: Codes | None, sizes: NDArray[Any]) -> Order
     return Ordering(moved, torch.from_numpy(offsets).to(index.device), int(sizes.max(initial=0)))
 
 
-def sorted_by(index: Located, target: str, sources: tuple[str, ...]) -> tuple[Codes, Codes]:
+def sorted_by(index: Elements, target: str, sources: tuple[str, ...]) -> tuple[Codes, Codes]:
     """The elements of all sources sorted by target and place; and the target of each."""
     parent = np.concatenate([index.parent(s, target).cpu().numpy() for s in sources])
     places = np.concatenate([index.places(s).cpu().numpy() for s in sources])
     return np.lexsort((places, parent)), parent
 
 
-def keys_of(index: Located, leaf: str) -> Codes:
+def keys_of(index: Elements, leaf: str) -> Codes:
     """The sort key of each token of a leaf."""
     numbers = numbers_of(index, leaf)
     return numbers if index.given_positions is None else index.given_positions[numbers]
 
 
-def numbers_of(index: Located, leaf: str) -> Codes:
+def numbers_of(index: Elements, leaf: str) -> Codes:
     """The numbers of a leaf's tokens among the unmasked tokens."""
     return index.numbers[leaf].places() if len(index.leaves) > 1 else np.arange(len(index.every))
 
 
-def in_several_rows(index: Located, over: str) -> NDArray[np.bool_]:
+def in_several_rows(index: Elements, over: str) -> NDArray[np.bool_]:
     """Whether each element has tokens in several rows of this process."""
     low, high = np.full(index.size[over], LAST), np.full(index.size[over], -1)
     for elements, rows in under(index, over):
@@ -104,5 +81,5 @@ def in_several_rows(index: Located, over: str) -> NDArray[np.bool_]:
     return high > low
 
 
-def under(index: Located, over: str) -> list[tuple[Codes, Codes]]:
+def under(index: Elements, over: str) -> list[tuple[Codes, Codes]]:
     return [(elements.cpu().numpy(), rows.cpu().numpy()) for elements, rows in index.over_rows(over)]

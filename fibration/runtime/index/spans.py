@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.runtime.batch import Codes, Layout
+from fibration.runtime.sums import Codes
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,42 @@ class Spans:
         before = np.sort(np.concatenate([self.runs.before, cuts]), kind="stable")  # merges two ascending arrays
         before = before[np.append(True, before[1:] != before[:-1])]
         return self.runs.place(before[:-1]), before
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the tokens of one leaf lie in the flattened tensors of a batch, by segment.
+
+    Segment `b` has the tokens `offsets[b]:offsets[b + 1]`, numbered by segment; a segment may be empty. `positions`
+    None: segments are contiguous, and segment `b` lies at `starts[b], starts[b] + 1, ...`; masked tokens and other
+    leaves' tokens may lie between segments. Otherwise token `k` lies at `positions[k]`. `tokens` None: the contiguous
+    segments are in order, and an empty segment starts where its predecessor ended.
+    """
+
+    offsets: Tensor  # int64 [segments + 1]
+    starts: Tensor  # int64 [segments]
+    positions: Tensor | None  # int64 [tokens]
+    tokens: Tensor | None  # int64 [tokens]: each token's number within its leaf; None: 0, 1, 2, ...
+
+
+@dataclass(frozen=True)
+class Members:
+    """The elements over target `b`: `order[offsets[b]:offsets[b + 1]]`. `order` None: elements are sorted by target."""
+
+    order: Tensor | None  # int64 [source]
+    offsets: Tensor  # int64 [target + 1]
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """The elements of several strata over target `b`, in order: `order[offsets[b]:offsets[b + 1]]`.
+
+    Elements are numbered stratum after stratum. `order` None: these numbers are in order already.
+    """
+
+    order: Tensor | None  # int64 [elements]
+    offsets: Tensor  # int64 [targets + 1]
+    longest: int  # the most elements that one target has
 
 
 def lay_out(segment: Codes, segments: int, starts: Codes, before: Codes, device: torch.device) -> Layout:

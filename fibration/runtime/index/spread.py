@@ -1,13 +1,13 @@
 """The index of a batch over ranks: tokens are this rank's, coarser elements are the whole batch's.
 
-Every rank builds the index of its own part, and sends everything coarser than tokens. From all parts each rank
-computes the same global layout (`runtime/ranks/merge.py`), and maps its tokens to the elements there.
+Every rank builds the index of its own tokens, and sends its shard: everything coarser than tokens. From all shards each
+rank computes the same `WholeBatch` (`runtime/ranks/merge.py`), and maps its tokens to the elements there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -20,28 +20,26 @@ from fibration.errors import HierarchyIndexError, listed, located
 from fibration.language.atoms import BATCH, Attribute, Stratum
 from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.batch import Codes
 from fibration.runtime.index.build import Builder, finished
-from fibration.runtime.index.derived import Edge, Summed, once
 from fibration.runtime.index.index import Index
 from fibration.runtime.index.keywords import refuse_others
 from fibration.runtime.index.labels import Encoded, nothing_over
 from fibration.runtime.index.positions import KEYWORD as POSITIONS
 from fibration.runtime.index.positions import check_order, read_over, runs_of, unordered
 from fibration.runtime.ranks.agreement import agreed
-from fibration.runtime.ranks.collect import RankElements, Shards
-from fibration.runtime.ranks.group import ALONE, Communicator, as_group, is_group
+from fibration.runtime.ranks.group import ALONE, Group, as_group, is_group
 from fibration.runtime.ranks.labels import digests
-from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, GlobalLayout, LocalLayout
+from fibration.runtime.ranks.merge import NOWHERE, STRADDLES, Shard, WholeBatch
 from fibration.runtime.ranks.pieces import Pieces
-from fibration.runtime.sums import Sums, Vector
+from fibration.runtime.ranks.shards import RankElements, Shards
+from fibration.runtime.sums import Codes, Sums
 
 GROUP = "group"  # the keyword for ranks in `Operator.index`
 
 
 def ranks_or_labels(
     h: Hierarchy, given: Any, labels: dict[str, Any], positions: bool = False
-) -> tuple[Communicator | None, dict[str, Any]]:
+) -> tuple[Group | None, dict[str, Any]]:
     """The ranks and the labels; `group=` has the labels of a stratum if one has that name.
 
     Without `group=`, named rows with `positions` form a group of this process alone: rows of one name are then pieces.
@@ -62,7 +60,7 @@ def ranks_or_labels(
 
 def build_spread_index(
     hierarchy: Hierarchy,
-    group: Communicator,
+    group: Group,
     labels: Mapping[str, Any],
     mask: Any = None,
     offsets: Any = None,
@@ -82,10 +80,10 @@ def build_spread_index(
             builder = Builder(hierarchy, mask, offsets, device, spread=True)
             local = builder.build(labels, attributes, torch.device("cpu"), positions)
             check_order(local)
-            part = _part(local, builder.encoded, keyed)
-    parts = group.all_gather_object(part, "op.index")
+            shard = _shard(local, builder.encoded, keyed)
+    shards = group.all_gather_object(shard, "op.index")
     with located(here):
-        whole = GlobalLayout(parts)
+        whole = WholeBatch(shards)
         _check(hierarchy, whole)
         cut = _in_pieces(hierarchy, whole, positions is not None)
     said_of = {over: runs_of(local, over, whole.numbers[over][group.rank], several) for over, several in cut.items()}
@@ -95,73 +93,7 @@ def build_spread_index(
     return finished(_joined(group, local, whole, pieces, builder.device))
 
 
-@dataclass(eq=False, kw_only=True)
-class SpreadIndex(Index):
-    """The index of one rank. `size` counts this rank's tokens for leaves, and the whole batch's elements otherwise."""
-
-    ranks: Shards
-    tokens: Mapping[str, int]  # per leaf, on all ranks
-    counts: Mapping[Edge, Tensor]  # float64 [target]: tokens over each element directly under a leaf, on all ranks
-    sums: Mapping[tuple[str, str], Sums]  # by attribute of a leaf, and a stratum directly under that leaf
-    inside: Mapping[str, Tensor | None]  # the row of each element; None if an element has tokens in several rows
-    first: Mapping[str, Tensor]  # of coarser strata whose order is read: the sort key of the first token on any rank
-
-    @property
-    def group(self) -> Communicator:
-        return self.ranks.group
-
-    @once
-    def count(self, of: str, over: str) -> Tensor:
-        if of in self.leaves and over == BATCH:
-            return torch.tensor([self.tokens[of]], device=self.device).double()
-        return self.counts[of, over] if (of, over) in self.counts else super().count(of, over)
-
-    def summed(self, attribute: Attribute) -> Summed:
-        known = {over: sums for (name, over), sums in self.sums.items() if name == attribute.name}
-        return replace(super().summed(attribute), known=known)
-
-    def added(self, source: str, at: Codes, values: Vector, size: int) -> Sums:
-        mine = super().added(source, at, values, size)
-        if source not in self.leaves:
-            return mine
-        here = np.unique(at)  # sends only the cells of this rank's tokens
-        sent = here, Sums(len(here), {k: digit[here] for k, digit in mine.digits.items()})
-        total = Sums(size, {})
-        for cells, sums in self.group.all_gather_object(sent, f"masses of {source}"):
-            total = total.plus(sums.over(cells, size))
-        return total
-
-    def occurring(self, keys: Codes) -> Codes:
-        return np.unique(np.concatenate(self.group.all_gather_object(super().occurring(keys), "what occurs together")))
-
-    @once
-    def places(self, stratum: str) -> Tensor:
-        return self.first[stratum] if stratum in self.first else super().places(stratum)
-
-    @once
-    def rows_of(self, segments: str) -> Tensor | None:
-        """The row of this rank's tensors of each element, -1 without tokens on this rank: int64 [elements].
-
-        None if an element has tokens in several rows. Of a row in pieces, it is one piece.
-        """
-        if segments not in self.leaves and self._row_under(segments) is None:
-            return None
-        row = torch.full((self.size[segments],), -1, dtype=torch.int64, device=self.device)
-        for parent, rows in self.over_rows(segments):
-            row[parent] = self.row_tensor()[rows]
-        return row
-
-    def _row_under(self, segments: str) -> Tensor | None:
-        return self.inside.get(segments)
-
-    def __repr__(self) -> str:
-        sizes = [f"{self.size[s]} of {n} {s}" for s, n in self.tokens.items()]
-        sizes += [f"{n} {s}" for s, n in self.size.items() if s not in self.tokens and s != BATCH]
-        rank = f"rank {self.group.rank} of {self.group.size}"
-        return f"Index({self.hierarchy.name!r}: {', '.join(sizes)}; {rank}; {self.device})"
-
-
-def _part(local: Index, encoded: Encoded, keyed: bool) -> LocalLayout:
+def _shard(local: Index, encoded: Encoded, keyed: bool) -> Shard:
     """The data that this rank sends: all except its tokens."""
     h, rows = local.hierarchy, local.hierarchy.rows.name
     direct = [edge for edge in local.edges if edge[0] in local.leaves]
@@ -172,7 +104,7 @@ def _part(local: Index, encoded: Encoded, keyed: bool) -> LocalLayout:
     covered = np.zeros(local.size[rows], np.bool_)
     pieces = encoded.per_row[rows]
     covered[pieces[encoded.places.rows_over(rows)]] = True
-    return LocalLayout(
+    return Shard(
         rows=rows,
         n_rows=local.n_rows,
         cut=len(np.unique(pieces)) < len(pieces),
@@ -213,7 +145,7 @@ def _inside(local: Index, stratum: str, pieces: Codes) -> Codes:
     return inside
 
 
-def _check(h: Hierarchy, whole: GlobalLayout) -> None:
+def _check(h: Hierarchy, whole: WholeBatch) -> None:
     """Refuse errors that need the whole batch: rows without tokens over them, and too many tokens for exact sums."""
     if h.rows in h.strata and not whole.covered.all():
         raise nothing_over(h, whole.labels[h.rows.name][int(np.argmin(whole.covered))])
@@ -223,20 +155,18 @@ def _check(h: Hierarchy, whole: GlobalLayout) -> None:
             whole.refuse_many(edge)
 
 
-def _in_pieces(h: Hierarchy, whole: GlobalLayout, given: bool) -> dict[str, NDArray[np.bool_]]:
+def _in_pieces(h: Hierarchy, whole: WholeBatch, given: bool) -> dict[str, NDArray[np.bool_]]:
     """By stratum over which an order is read: the elements that several ranks share; only strata that have some."""
     found = {over: whole.several(over) for over in read_over(h)}
     cut = {over: several for over, several in found.items() if several.any()}
     for over in () if given else cut:
         element = int(np.argmax(cut[over]))
-        ranks = [f"rank {rank}" for rank in range(len(whole.parts)) if element in whole.elements_on(over, rank)]
+        ranks = [f"rank {rank}" for rank in range(len(whole.shards)) if element in whole.elements_on(over, rank)]
         raise unordered(read_over(h)[over], whole.words(over)(element), f"tokens on {listed(ranks)}")
     return cut
 
 
-def _joined(
-    group: Communicator, local: Index, whole: GlobalLayout, pieces: Mapping[str, Pieces], device: torch.device
-) -> SpreadIndex:
+def _joined(group: Group, local: Index, whole: WholeBatch, pieces: Mapping[str, Pieces], device: torch.device) -> Index:
     """The index of this rank's tokens over the elements of the whole batch."""
 
     def move(array: NDArray[Any]) -> Tensor:
@@ -247,38 +177,35 @@ def _joined(
         below = whole.numbers[edge[1]][group.rank]
         edges[edge] = move(below[mine.numpy()] if edge[0] in local.leaves else whole.parents[edge])
     labels = {s: whole.labels[s] for s in local.labels}
-    most = {leaf: max(p.tokens[leaf] for p in whole.parts) for leaf in whole.tokens}
+    counts = {edge: move(counts).double() for edge, counts in whole.counts.items()}
+    counts |= {(leaf, BATCH): move(np.array([n])).double() for leaf, n in whole.tokens.items()}
     ranks = Shards(
-        group,
-        whole.cut,
-        sum(whole.tokens.values()),
-        _held(whole, move),
-        labels,
-        _structure(whole, pieces),
-        most,
-        pieces,
-    )
-    part = {f.name: getattr(local, f.name) for f in fields(Index) if f.name not in ("ranks", "_cache")}
-    part |= {
-        "edges": edges,
-        "size": {s: n if s in local.leaves else whole.size(s) for s, n in local.size.items()},
-        "labels": labels,
-        "values": {name: move(whole.values.get(name, mine.numpy())) for name, mine in local.values.items()},
-        "device": device,
-    }
-    inside = {s: None if (rows == STRADDLES).any() else move(rows) for s, rows in whole.inside.items()}
-    return SpreadIndex(
-        **part,
-        ranks=ranks,
-        tokens=whole.tokens,
-        counts={edge: move(counts).double() for edge, counts in whole.counts.items()},
+        group=group,
+        cut=whole.cut,
+        tokens=sum(whole.tokens.values()),
+        rank_elements=_rank_elements(whole, move),
+        labels=labels,
+        structure=_structure(whole, pieces),
+        most={leaf: max(p.tokens[leaf] for p in whole.shards) for leaf in whole.tokens},
+        pieces=pieces,
+        counts=counts,
         sums=whole.sums,
-        inside=inside,
+        inside={s: None if (rows == STRADDLES).any() else move(rows) for s, rows in whole.inside.items()},
         first={s: move(first) for s, first in whole.first.items()},
     )
+    return replace(
+        local,
+        edges=edges,
+        size={s: n if s in local.leaves else whole.size(s) for s, n in local.size.items()},
+        labels=labels,
+        values={name: move(whole.values.get(name, mine.numpy())) for name, mine in local.values.items()},
+        device=device,
+        ranks=ranks,
+        _cache={},
+    )
 
 
-def _structure(whole: GlobalLayout, pieces: Mapping[str, Pieces]) -> str:
+def _structure(whole: WholeBatch, pieces: Mapping[str, Pieces]) -> str:
     """A digest of the structure: equal on all ranks of one index, and different for most other indexes."""
     known: dict[tuple[str, ...], Codes] = {("parent", *edge): n for edge, n in whole.parents.items()}
     known |= {("count", *edge): n for edge, n in whole.counts.items()}
@@ -290,7 +217,7 @@ def _structure(whole: GlobalLayout, pieces: Mapping[str, Pieces]) -> str:
     return found.hexdigest()
 
 
-def _held(whole: GlobalLayout, move: Callable[[Codes], Tensor]) -> dict[str, RankElements]:
+def _rank_elements(whole: WholeBatch, move: Callable[[Codes], Tensor]) -> dict[str, RankElements]:
     result = {}
     for stratum, numbers in whole.numbers.items():
         here = [np.sort(whole.elements_on(stratum, rank)) for rank in range(len(numbers))]

@@ -14,11 +14,11 @@ import torch
 
 from fibration import errors
 from fibration.errors import FibrationError, RanksError, listed
-from fibration.runtime.ranks.group import ALONE, Communicator
+from fibration.runtime.ranks.group import ALONE, Group
 
 
 @contextmanager
-def agreed(group: Communicator | None, what: str) -> Iterator[dict[str, str]]:
+def agreed(group: Group | None, what: str) -> Iterator[dict[str, str]]:
     """Run the body, then check that all ranks succeeded: `with agreed(group, "index") as said: ...`.
 
     `said` takes values that must be equal on every rank: name → value as text. An error on one rank is raised on all:
@@ -39,7 +39,7 @@ def agreed(group: Communicator | None, what: str) -> Iterator[dict[str, str]]:
         agree(group, what, said)
 
 
-def agree(group: Communicator, what: str, said: Mapping[str, str], error: Exception | None = None) -> None:
+def agree(group: Group, what: str, said: Mapping[str, str], error: Exception | None = None) -> None:
     """Tell the other ranks the call and this rank's error, if any; returns if no rank has one."""
     said = {"the call": what, **said}
     word = torch.tensor([error is not None, 0 if error else digest(said)], dtype=torch.int64)
@@ -56,7 +56,7 @@ def digest(said: Mapping[str, str]) -> int:
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little", signed=True)
 
 
-def _raise_first(group: Communicator, what: str, error: Exception | None) -> None:
+def _raise_first(group: Group, what: str, error: Exception | None) -> None:
     """Raise the error of the first rank that has one; other ranks' errors become notes on it."""
     told = group.all_gather_object(None if error is None else _told(error), f"errors of {what}")
     (rank, (name, first)), *others = [(i, t) for i, t in enumerate(told) if t is not None]
@@ -83,7 +83,7 @@ def _told(error: Exception) -> tuple[str | None, dict[str, str]]:
     return ours.__name__, fields
 
 
-def _refuse_different(group: Communicator, what: str, said: Mapping[str, str]) -> None:
+def _refuse_different(group: Group, what: str, said: Mapping[str, str]) -> None:
     told = group.all_gather_object(dict(said), f"what differs in {what}")
     for name in dict.fromkeys(name for one in told for name in one):
         values = [one.get(name, "nothing") for one in told]

@@ -7,7 +7,7 @@ piece is known from the index, so each rank computes the carry into its own piec
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fibration.compiler.ir import Scan
-from fibration.runtime.batch import Elements
 from fibration.runtime.ranks.pieces import Pieces
 from fibration.runtime.scans import Order, ordered, scan
+
+if TYPE_CHECKING:
+    from fibration.runtime.index.elements import Elements
 
 
 @dataclass(frozen=True)

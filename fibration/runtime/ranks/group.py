@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,36 +12,24 @@ from torch import Tensor
 
 from fibration.errors import RanksError, an, shown
 
-T = TypeVar("T")
-
-
-class Group(Protocol):
-    """The interface of `op.index(..., group=)`, beside groups of torch.distributed. All ranks make the same calls in
-    one order.
-
-    `all_gather` returns the tensors of all ranks in order; they have one shape and dtype. The result is a sequence, or
-    one tensor with an additional first dimension. Sent and received tensors are never written to.
-    """
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    def all_gather(self, tensor: Tensor, /) -> Sequence[Tensor] | Tensor: ...
-    def all_gather_object(self, obj: Any, /) -> Sequence[Any]: ...
-
 
 @dataclass(frozen=True)
-class Communicator:
-    """A group whose failures are RanksErrors that name what was gathered."""
+class Group:
+    """A group of processes, the ranks. Its failures are RanksErrors that name what was gathered.
 
-    group: Group
+    `gather` and `gather_objects` are `all_gather` and `all_gather_object` of the caller's group. They return what every
+    rank passed, in order: tensors of one shape and dtype, as a sequence or as one tensor with an additional first
+    dimension. Sent and received tensors are never written to. All ranks make the same calls in one order.
+    """
+
     rank: int
     size: int
+    gather: Callable[[Tensor], Sequence[Tensor] | Tensor]
+    gather_objects: Callable[[Any], Sequence[Any]]
 
     def all_gather(self, tensor: Tensor, what: str) -> Tensor:
         """The tensors of all ranks, [size, ...], on the device of `tensor`."""
-        found = self._gathered(what, lambda: self.group.all_gather(tensor))
+        found = self._gathered(what, lambda: self.gather(tensor))
         parts = [found[rank].to(tensor.device) for rank in range(len(found))]
         if any(part.shape != tensor.shape or part.dtype != tensor.dtype for part in parts):
             raise RanksError(
@@ -54,7 +42,7 @@ class Communicator:
 
     def all_gather_object(self, obj: Any, what: str) -> list[Any]:
         """The objects of all ranks, in order."""
-        return list(self._gathered(what, lambda: self.group.all_gather_object(obj)))
+        return list(self._gathered(what, lambda: self.gather_objects(obj)))
 
     def _gathered(self, what: str, gather: Callable[[], Any]) -> Any:
         try:
@@ -75,8 +63,12 @@ class Communicator:
         return found
 
 
-def as_group(given: Any) -> Communicator:
-    """A group of torch.distributed, a device mesh of one dimension, or any object with the members of `Group`."""
+def as_group(given: Any) -> Group:
+    """From a group of torch.distributed, a device mesh of one dimension, or any object with `rank`, `size`,
+    `all_gather(tensor)` and `all_gather_object(obj)`.
+    """
+    if isinstance(given, Group):
+        return given
     if dist.is_available():
         if isinstance(given, dist.DeviceMesh):
             if given.ndim != 1:
@@ -87,8 +79,8 @@ def as_group(given: Any) -> Communicator:
                 )
             given = given.get_group()
         if isinstance(given, dist.ProcessGroup):
-            given = _TorchGroup(given)
-        elif isinstance(given, int) and given == dist.GroupMember.NON_GROUP_MEMBER:
+            return _of_torch(given)
+        if isinstance(given, int) and given == dist.GroupMember.NON_GROUP_MEMBER:
             raise RanksError(
                 "this process is not a member of the group", remedy="call op.index only on the group's ranks"
             )
@@ -98,15 +90,13 @@ def as_group(given: Any) -> Communicator:
             required="a group of torch.distributed, or an object with rank, size, all_gather and all_gather_object",
             remedy="pass dist.group.WORLD if all ranks share the batch; labels take their stratum's name as keyword",
         )
-    if isinstance(given, Communicator):
-        return given
     if not (isinstance(given.rank, int) and isinstance(given.size, int) and 0 <= given.rank < given.size):
         raise RanksError(
             f"the group has rank {shown(given.rank)} and size {shown(given.size)}",
             required="two whole numbers, the first below the second",
             remedy="number ranks from 0; the size is their number",
         )
-    return Communicator(given, given.rank, given.size)
+    return Group(given.rank, given.size, given.all_gather, given.all_gather_object)
 
 
 def _dimensions(names: Sequence[str] | None) -> str:
@@ -126,35 +116,28 @@ def is_group(given: Any) -> bool:
     return all(hasattr(given, name) for name in ("rank", "size", "all_gather", "all_gather_object"))
 
 
-class _TorchGroup:
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group, self.rank, self.size = group, group.rank(), group.size()
-        config = dist.get_backend_config(group)  # "cpu:gloo,cuda:nccl"
-        self.devices = tuple(pair.split(":")[0] for pair in config.split(","))
+def _of_torch(group: dist.ProcessGroup) -> Group:
+    config = dist.get_backend_config(group)  # "cpu:gloo,cuda:nccl"
+    devices = tuple(pair.split(":")[0] for pair in config.split(","))
+    size = group.size()
 
-    def all_gather(self, tensor: Tensor) -> Sequence[Tensor]:
-        if tensor.device.type not in self.devices:
-            tensor = tensor.to(self.devices[0])
-        found = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(found, tensor.contiguous(), group=self.group)
+    def gather(tensor: Tensor) -> Sequence[Tensor]:
+        if tensor.device.type not in devices:
+            tensor = tensor.to(devices[0])
+        found = [torch.empty_like(tensor) for _ in range(size)]
+        dist.all_gather(found, tensor.contiguous(), group=group)
         return found
 
-    def all_gather_object(self, obj: Any) -> list[Any]:
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, obj, group=self.group)
+    def gather_objects(obj: Any) -> list[Any]:
+        found: list[Any] = [None] * size
+        dist.all_gather_object(found, obj, group=group)
         return found
 
-
-class _Alone:
-    """The group of this process alone, whose rows may come in pieces."""
-
-    rank, size = 0, 1
-
-    def all_gather(self, tensor: Tensor) -> Sequence[Tensor]:
-        return [tensor]
-
-    def all_gather_object(self, obj: Any) -> list[Any]:
-        return [obj]
+    return Group(group.rank(), size, gather, gather_objects)
 
 
-ALONE = Communicator(_Alone(), 0, 1)
+def _only_mine(mine: Any) -> list[Any]:
+    return [mine]
+
+
+ALONE = Group(0, 1, _only_mine, _only_mine)  # this process alone, whose rows may come in pieces

@@ -1,6 +1,6 @@
-"""The parts of all ranks → the whole batch, computed by each rank.
+"""The shards of all ranks → the whole batch, computed by each rank.
 
-All ranks have the same parts, so all find the same errors, in the same words.
+All ranks have the same shards, so all find the same errors, in the same words.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from numpy.typing import NDArray
 from fibration.compiler.spread import TOKENS as MOST
 from fibration.errors import HierarchyIndexError, an, listed
 from fibration.language.atoms import BATCH
-from fibration.runtime.batch import Codes
 from fibration.runtime.ranks.labels import Digests, collision
-from fibration.runtime.sums import Sums, Vector
+from fibration.runtime.sums import Codes, Sums, Vector
 
 Edge = tuple[str, str]
 NOWHERE, STRADDLES = -1, -2  # in place of an element: none, and several
 
 
 @dataclass(frozen=True)
-class LocalLayout:
+class Shard:
     """One rank's part of a batch, without its tokens. Elements have this rank's numbers."""
 
     rows: str  # the stratum of the rows
@@ -42,7 +41,7 @@ class LocalLayout:
     first: Mapping[str, Codes]  # of coarser strata whose order is read: the sort key of an element's first token
 
 
-class GlobalLayout:
+class WholeBatch:
     """The whole batch, with one numbering of its elements.
 
     Elements are numbered by first appearance, rank after rank. If rows have keys, they are numbered by the hash of
@@ -50,35 +49,35 @@ class GlobalLayout:
     disagree.
     """
 
-    def __init__(self, parts: Sequence[LocalLayout]) -> None:
-        self.parts = parts
-        self.rows = parts[0].rows
-        self.keyed = self.rows in parts[0].digests
-        if not any(n for p in parts for n in p.tokens.values()):
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.shards = shards
+        self.rows = shards[0].rows
+        self.keyed = self.rows in shards[0].digests
+        if not any(n for p in shards for n in p.tokens.values()):
             raise HierarchyIndexError(
                 "the batch is empty",
                 required="at least one unmasked token on some rank",
-                found=f"nothing unmasked on any of {len(parts)} ranks",
+                found=f"nothing unmasked on any of {len(shards)} ranks",
                 remedy="skip the update for this batch",
             )
         self._same_kinds()
         self.numbers: dict[str, list[Codes]] = {}  # per stratum and rank: the global number of each of its elements
         self.labels: dict[str, tuple[Hashable, ...]] = {}
-        for stratum in parts[0].labels:
+        for stratum in shards[0].labels:
             self.labels[stratum], number = self._labels(stratum)
-            self.numbers[stratum] = self._per_rank(number, [len(p.labels[stratum]) for p in parts])
-        self.parents = {edge: self._parents(*edge) for edge in parts[0].parents}
-        self.values = {name: self._values(name, stratum) for name, stratum in parts[0].values}
-        self.tokens = {leaf: sum(p.tokens[leaf] for p in parts) for leaf in parts[0].tokens}
-        self.counts = {edge: self._counts(edge) for edge in parts[0].counts}
-        self.sums = {key: self._sums(*key) for key in parts[0].sums}
-        self.inside = {stratum: self._inside(stratum) for stratum in parts[0].inside}
+            self.numbers[stratum] = self._per_rank(number, [len(p.labels[stratum]) for p in shards])
+        self.parents = {edge: self._parents(*edge) for edge in shards[0].parents}
+        self.values = {name: self._values(name, stratum) for name, stratum in shards[0].values}
+        self.tokens = {leaf: sum(p.tokens[leaf] for p in shards) for leaf in shards[0].tokens}
+        self.counts = {edge: self._counts(edge) for edge in shards[0].counts}
+        self.sums = {key: self._sums(*key) for key in shards[0].sums}
+        self.inside = {stratum: self._inside(stratum) for stratum in shards[0].inside}
         self.covered = np.zeros(self.size(self.rows), np.bool_)
-        for number, p in zip(self.numbers[self.rows], parts, strict=True):
+        for number, p in zip(self.numbers[self.rows], shards, strict=True):
             self.covered[number] |= p.covered
         several = sum(map(len, self.numbers[self.rows])) > self.size(self.rows)
-        self.cut = several or any(p.cut for p in parts)
-        self.first = {of: self._first(of) for of in parts[0].first}
+        self.cut = several or any(p.cut for p in shards)
+        self.first = {of: self._first(of) for of in shards[0].first}
 
     def size(self, stratum: str) -> int:
         return len(self.labels[stratum])
@@ -88,8 +87,8 @@ class GlobalLayout:
         return np.split(values, np.cumsum(sizes)[:-1])
 
     def _same_kinds(self) -> None:
-        for stratum in dict.fromkeys(s for p in self.parts for s in p.kinds):
-            kinds = {p.kinds[stratum]: rank for rank, p in enumerate(self.parts) if stratum in p.kinds}
+        for stratum in dict.fromkeys(s for p in self.shards for s in p.kinds):
+            kinds = {p.kinds[stratum]: rank for rank, p in enumerate(self.shards) if stratum in p.kinds}
             if len(kinds) > 1:
                 found = (f"one per {kind} on rank {rank}" for kind, rank in sorted(kinds.items()))
                 raise HierarchyIndexError(
@@ -103,12 +102,12 @@ class GlobalLayout:
 
     def _labels(self, stratum: str) -> tuple[tuple[Hashable, ...], Codes]:
         """The labels of the whole batch, and the number of each label of each rank, rank after rank."""
-        names = [label for p in self.parts for label in p.labels[stratum]]
-        if stratum not in self.parts[0].digests:  # rows without keys are named by number
-            before = np.cumsum([0, *(p.n_rows for p in self.parts)])
-            rows = (n + int(b) for b, p in zip(before, self.parts, strict=False) for n in p.labels[stratum])  # type: ignore[operator]
+        names = [label for p in self.shards for label in p.labels[stratum]]
+        if stratum not in self.shards[0].digests:  # rows without keys are named by number
+            before = np.cumsum([0, *(p.n_rows for p in self.shards)])
+            rows = (n + int(b) for b, p in zip(before, self.shards, strict=False) for n in p.labels[stratum])  # type: ignore[operator]
             return tuple(rows), np.arange(len(names))
-        found = np.concatenate([p.digests[stratum] for p in self.parts])
+        found = np.concatenate([p.digests[stratum] for p in self.shards])
         _, first, number = np.unique(found, return_index=True, return_inverse=True)
         if not self.keyed:
             order = np.argsort(first)
@@ -121,12 +120,12 @@ class GlobalLayout:
 
     def _rank(self, stratum: str, place: int) -> int:
         """The rank of a label, by its place among the labels of all ranks."""
-        return int(np.searchsorted(np.cumsum([len(p.labels[stratum]) for p in self.parts]), place, side="right"))
+        return int(np.searchsorted(np.cumsum([len(p.labels[stratum]) for p in self.shards]), place, side="right"))
 
     def _name(self, stratum: str, rank: int, element: int) -> str:
         """An element as its rank names it."""
-        label = self.parts[rank].labels[stratum][element]
-        return f"{label!r} on rank {rank}" if stratum in self.parts[0].digests else f"row {label!r} of rank {rank}"
+        label = self.shards[rank].labels[stratum][element]
+        return f"{label!r} on rank {rank}" if stratum in self.shards[0].digests else f"row {label!r} of rank {rank}"
 
     # ------------------------------------------------------------ values that must agree
 
@@ -156,7 +155,7 @@ class GlobalLayout:
         def refuse(element: int, one: int, other: int) -> HierarchyIndexError:
             found = []
             for rank in (one, other):
-                below = self.parts[rank].parents[source, target][self._own(source, rank, element)]
+                below = self.shards[rank].parents[source, target][self._own(source, rank, element)]
                 found.append(self._name(target, rank, int(below)))
             if source == self.rows:
                 remedy = f"give all pieces of one {source} the same {target}, or different {source}s different keys"
@@ -170,13 +169,13 @@ class GlobalLayout:
             )
 
         said = []
-        for p, below in zip(self.parts, self.numbers[target], strict=True):
+        for p, below in zip(self.shards, self.numbers[target], strict=True):
             mine = p.parents[source, target]
             said.append(np.where(mine == NOWHERE, NOWHERE, np.append(below, NOWHERE)[mine]))
         return self._agreed(source, said, np.full(self.size(source), NOWHERE), refuse)
 
     def _values(self, name: str, stratum: str) -> Vector:
-        said = [p.values[name, stratum] for p in self.parts]
+        said = [p.values[name, stratum] for p in self.shards]
 
         def refuse(element: int, one: int, other: int) -> HierarchyIndexError:
             found = (f"{said[rank][self._own(stratum, rank, element)]:.17g} on rank {rank}" for rank in (one, other))
@@ -193,14 +192,14 @@ class GlobalLayout:
     def several(self, over: str) -> NDArray[np.bool_]:
         """Whether several ranks have tokens of each element: bool [elements]."""
         holders = np.zeros(self.size(over), np.int64)
-        for rank in range(len(self.parts)):
+        for rank in range(len(self.shards)):
             holders[self.elements_on(over, rank)] += 1
         return holders > 1
 
     def elements_on(self, stratum: str, rank: int) -> Codes:
         """The elements of which a rank has tokens. A rank without tokens has no elements, not even the batch."""
         numbers = self.numbers[stratum][rank]
-        return numbers if any(self.parts[rank].tokens.values()) else numbers[:0]
+        return numbers if any(self.shards[rank].tokens.values()) else numbers[:0]
 
     def words(self, stratum: str) -> Callable[[int], str]:
         """A function that describes an element in words."""
@@ -209,7 +208,7 @@ class GlobalLayout:
 
     def _first(self, of: str) -> Codes:
         first = np.full(self.size(of), np.iinfo(np.int64).max)
-        for p, number in zip(self.parts, self.numbers[of], strict=True):
+        for p, number in zip(self.shards, self.numbers[of], strict=True):
             first[number] = np.minimum(first[number], p.first[of])
         return first
 
@@ -217,20 +216,20 @@ class GlobalLayout:
 
     def _counts(self, edge: Edge) -> Codes:
         total = np.zeros(self.size(edge[1]), np.int64)
-        for p, number in zip(self.parts, self.numbers[edge[1]], strict=True):
+        for p, number in zip(self.shards, self.numbers[edge[1]], strict=True):
             total[number] += p.counts[edge]
         return total
 
     def _sums(self, name: str, target: str) -> Sums:
         size = self.size(target)
         total = Sums(size, {})
-        for p, number in zip(self.parts, self.numbers[target], strict=True):
+        for p, number in zip(self.shards, self.numbers[target], strict=True):
             total = total.plus(p.sums[name, target].over(number, size))
         return total
 
     def refuse_many(self, edge: Edge) -> None:
         """Refuse more tokens of one element on one rank than sums add exactly."""
-        for rank, p in enumerate(self.parts):
+        for rank, p in enumerate(self.shards):
             counts = p.counts[edge]
             if counts.max(initial=0) > MOST:
                 element = int(np.argmax(counts))
@@ -244,7 +243,7 @@ class GlobalLayout:
     def _inside(self, stratum: str) -> Codes:
         """The row of each element's tokens, or STRADDLES."""
         inside = np.full(self.size(stratum), NOWHERE)
-        for p, number, rows in zip(self.parts, self.numbers[stratum], self.numbers[self.rows], strict=True):
+        for p, number, rows in zip(self.shards, self.numbers[stratum], self.numbers[self.rows], strict=True):
             mine = p.inside[stratum]
             mine = np.where(mine == STRADDLES, STRADDLES, np.append(rows, NOWHERE)[mine])
             inside[number] = np.where((inside[number] == NOWHERE) | (inside[number] == mine), mine, STRADDLES)

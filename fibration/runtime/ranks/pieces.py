@@ -12,25 +12,17 @@ from functools import cached_property
 import numpy as np
 
 from fibration.errors import HierarchyIndexError, an
-from fibration.runtime.batch import Codes
+from fibration.runtime.sums import Codes
 
 
-@dataclass(frozen=True)
-class PositionRanges:
-    """One rank's position intervals in elements that several ranks share: [intervals] each, with global element
-    numbers.
+def position_ranges(element: Codes, position: Codes) -> Codes:
+    """The position intervals of tokens that are sorted by element and position, `[tokens]` each: int64 [3, intervals].
+
+    The rows are the element, the first position, and the number of tokens.
     """
-
-    element: Codes
-    start: Codes
-    size: Codes
-
-    @staticmethod
-    def of(element: Codes, position: Codes) -> PositionRanges:
-        """From tokens sorted by element and position: [tokens] each."""
-        follows = (element[1:] == element[:-1]) & (position[1:] == position[:-1] + 1)
-        first = np.flatnonzero(np.append(True, ~follows)[: len(element)])
-        return PositionRanges(element[first], position[first], np.diff(np.append(first, len(element))))
+    follows = (element[1:] == element[:-1]) & (position[1:] == position[:-1] + 1)
+    first = np.flatnonzero(np.append(True, ~follows)[: len(element)])
+    return np.stack([element[first], position[first], np.diff(np.append(first, len(element)))])
 
 
 @dataclass(frozen=True)
@@ -42,12 +34,13 @@ class Pieces:
     size: Codes
 
     @staticmethod
-    def of(said: Sequence[PositionRanges], over: str, describe: Callable[[int], str]) -> Pieces:
-        """From the intervals of all ranks. HierarchyIndexError names a position that two ranks have in one element."""
-        element, start, size = (
-            np.concatenate([getattr(r, what) for r in said]) for what in ("element", "start", "size")
-        )
-        rank = np.repeat(np.arange(len(said)), [len(r.element) for r in said])
+    def of(said: Sequence[Codes], over: str, describe: Callable[[int], str]) -> Pieces:
+        """From the `position_ranges` of all ranks.
+
+        HierarchyIndexError names a position that two ranks have in one element.
+        """
+        element, start, size = np.concatenate(said, axis=1)
+        rank = np.repeat(np.arange(len(said)), [ranges.shape[1] for ranges in said])
         order = np.lexsort((start, element))
         element, start, size, rank = element[order], start[order], size[order], rank[order]
         same = element[1:] == element[:-1]

@@ -20,7 +20,7 @@ from fibration.runtime.ranks.group import as_group
 from fibration.trainers import dead_rows
 from fibration.trainers.labels import as_label, as_operator, sources
 from fibration.trainers.micro_batches import MicroBatches
-from fibration.trainers.parameters import at_ratio_one, check_parameters, refuse_order
+from fibration.trainers.parameters import at_ratio_one, check_parameters
 from fibration.trainers.policies import REFERENCE, ROLLOUT
 from fibration.trainers.scale import Scale
 from fibration.trainers.trl import refusals
@@ -299,8 +299,6 @@ class FibrationGRPOTrainer(GRPOTrainer):
         """`computed`: current log-probs, used as old ones if TRL kept none. `rewards`: in place of advantages, for the
         rows that are `scored`.
         """
-
-        refuse_order(self.operator.hierarchy, self.hierarchy_parameters)  # a callback may have changed them
 
         def joined(name: str) -> Any:
             return torch.cat([piece[name] for piece in given]) if given[0].get(name) is not None else None

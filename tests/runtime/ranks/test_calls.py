@@ -136,6 +136,34 @@ def test_the_traffic_of_a_call_is_one_number_and_one_collective_per_stage():
     assert len(FIBERPO.calls.on(torch.device("cpu")).run.collectives("evaluate", False)) == len(stages)
 
 
+@pytest.mark.parametrize("budgets", [0.1, {"math": {"+": 0.44, "-": 0.1}, None: 0.2, **dict.fromkeys(range(50), 0.3)}])
+def test_ranks_agree_by_a_digest_of_one_size_in_every_call(budgets):
+    """What they agree on is sent only if digests differ, and then a second call has the first one's error."""
+    parameters = NARROW | {"C_domain": budgets}
+
+    def calls(rank, mine):
+        sent, errors = [], []
+        for given in (parameters, parameters, parameters | {"epsilon": 0.05 + rank}):
+            before = len(mine.index.group.gather.__self__._meeting.traffic.sent)
+            try:
+                coefficients(FIBERPO, mine, given, metrics=False)
+            except RanksError as error:
+                errors.append(str(error))
+            sent.append(mine.index.group.gather.__self__._meeting.traffic.sent[before:])
+        return sent, errors
+
+    def first(rank, mine):
+        coefficients(FIBERPO, mine, parameters | {"epsilon": 0.05 + rank}, metrics=False)
+
+    expected = [str(e) for e in raised(each(first))]
+    stages = FIBERPO.calls.on(torch.device("cpu")).run.collectives("objective", False)
+    for (sent, errors), one in zip(each(calls).results, expected, strict=True):
+        assert sent[0] == sent[1] and sent[0][0] == ("all_gather", 16)
+        assert [kind for kind, _ in sent[0]] == ["all_gather"] * (1 + len(stages))
+        assert sent[2] == [("all_gather", 16), ("all_gather_object", 0)]
+        assert errors == [one]
+
+
 def test_levels_of_leaves_are_those_of_the_rank():
     whole = alone()
     expected = FIBERPO.levels(whole.now, whole.index, NARROW)
@@ -307,7 +335,7 @@ class TestErrors:
             check(error, RanksError, what="ranks differ in the index", found=("2 domain", "on ranks 1 and 2"))
 
     def test_a_rank_that_runs_out_of_memory_is_an_error_on_all_ranks(self, monkeypatch):
-        import fibration.runtime.ranks.collect as module
+        import fibration.runtime.ranks.shards as module
 
         error, calls = MemoryError("64 GiB"), []
         mine = module.Shards._mine

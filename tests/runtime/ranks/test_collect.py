@@ -12,8 +12,8 @@ from thread_ranks import on_ranks, try_on_ranks
 from fibration import BatchError, RanksError
 from fibration.compiler.ir import Input, Push
 from fibration.compiler.plan import Collective
-from fibration.runtime.ranks.collect import RankElements, Shards
 from fibration.runtime.ranks.group import as_group
+from fibration.runtime.ranks.shards import RankElements, Shards
 
 UNIT = 2.0**-20
 TOKENS = Input("x", "token", "log_ratio")

@@ -17,7 +17,7 @@ from fibration.compiler.plan import Collective
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.report import Report
 from fibration.runtime.operator import Operator
-from fibration.runtime.ranks.pieces import Pieces, PositionRanges
+from fibration.runtime.ranks.pieces import Pieces
 
 EDGES = ("token -> turn", "turn -> trajectory", "trajectory -> batch")
 turn, trajectory, batch = map(Stratum, ("turn", "trajectory", BATCH))
@@ -203,7 +203,7 @@ def test_equal_positions_on_two_ranks_are_refused():
 
 def test_a_position_range_inside_another_is_refused():
     one, other = (
-        PositionRanges(np.array([0]), np.array([5]), np.array([9])),
-        PositionRanges(np.array([0, 0]), np.array([3, 8]), np.array([1, 1])),
+        np.array([[0], [5], [9]]),
+        np.array([[0, 0], [3, 8], [1, 1]]),
     )
     refuses(HierarchyIndexError, lambda: Pieces.of([one, other], "trajectory", str), what="the position 8")

@@ -1,8 +1,9 @@
-"""Combines vectors over strata from all ranks: the result has the same bits on each rank, wherever tokens lie.
+"""The shards of a batch: which rank has which elements, and how ranks combine vectors over strata.
 
-There is one all-gather per stage. A rank sends numbers for the elements of which it has tokens, so the traffic grows
-with rows and coarser elements, not with tokens. Quantiles over elements in pieces are the exception: ranks send token
-values. Nothing is read back from a device, and no floats are added.
+A combined vector has the same bits on each rank, wherever tokens lie. There is one all-gather per stage. A rank sends
+numbers for the elements of which it has tokens, so the traffic grows with rows and coarser elements, not with tokens.
+Quantiles over elements in pieces are the exception: ranks send token values. Nothing is read back from a device, and no
+floats are added.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -22,17 +23,20 @@ from fibration.compiler.ir import Input, Node, Quantile, Scan
 from fibration.compiler.plan import Collective
 from fibration.errors import RanksError, an, listed
 from fibration.runtime import devices
-from fibration.runtime.batch import Elements
 from fibration.runtime.quantiles import quantile
 from fibration.runtime.ranks.agreement import agree
 from fibration.runtime.ranks.carries import Carries
-from fibration.runtime.ranks.group import Communicator
+from fibration.runtime.ranks.group import Group
 from fibration.runtime.ranks.pieces import Pieces
+from fibration.runtime.sums import Codes, Sums, sum_of_multiples
 
+if TYPE_CHECKING:
+    from fibration.runtime.index.elements import Elements
+
+Edge = tuple[str, str]
 T = TypeVar("T")
 UNSAID = -torch.inf  # sent for an element of which a rank has tokens but no value
 NOWHERE = -1  # the element of padding
-EXACT = 2.0**53  # a float64 has all whole numbers up to here
 
 
 class _FailedElsewhere(Exception):
@@ -70,13 +74,13 @@ class RankElements:
 
 @dataclass(frozen=True)
 class Shards:
-    """The ranks that share a batch. `rank_elements`: by stratum coarser than the leaves.
+    """The ranks that share a batch: which elements each has, and what an index cannot count on one rank.
 
-    `labels`: of labelled strata, for errors. `structure`: a digest of the fibrations and of each rank's elements;
-    indexes with equal digests give equal results.
+    `rank_elements`: by stratum coarser than the leaves. `labels`: of labelled strata, for errors. `structure`: a digest
+    of the fibrations and of each rank's elements; indexes with equal digests give equal results.
     """
 
-    group: Communicator
+    group: Group
     cut: bool  # whether a row has tokens on several ranks
     tokens: int  # the number of unmasked tokens on all ranks
     rank_elements: Mapping[str, RankElements]
@@ -84,7 +88,24 @@ class Shards:
     structure: str = ""
     most: Mapping[str, int] = field(default_factory=dict)  # by leaf: the most tokens that one rank has
     pieces: Mapping[str, Pieces] = field(default_factory=dict)  # of elements on several ranks whose order is read
+    counts: Mapping[Edge, Tensor] = field(default_factory=dict)  # float64 [target]: a leaf's tokens on all ranks
+    sums: Mapping[Edge, Sums] = field(default_factory=dict)  # by attribute of a leaf, and a stratum directly under it
+    inside: Mapping[str, Tensor | None] = field(default_factory=dict)  # elements' rows; None if one has several
+    first: Mapping[str, Tensor] = field(default_factory=dict)  # the sort key of elements whose order is read
     _met: list[Collective] = field(default_factory=list, repr=False, compare=False)  # collectives of this call so far
+
+    def add(self, mine: Sums, at: Codes, what: str) -> Sums:
+        """Sums over the whole batch from this rank's, which has tokens in the cells `at` alone. All ranks call it."""
+        here = np.unique(at)  # sends only the cells of this rank's tokens
+        sent = here, Sums(len(here), {k: digit[here] for k, digit in mine.digits.items()})
+        total = Sums(mine.size, {})
+        for cells, sums in self.group.all_gather_object(sent, what):
+            total = total.plus(sums.over(cells, mine.size))
+        return total
+
+    def unite(self, mine: Codes, what: str) -> Codes:
+        """The distinct numbers of all ranks, ascending. All ranks call it."""
+        return np.unique(np.concatenate(self.group.all_gather_object(mine, what)))
 
     def collect(
         self,
@@ -121,7 +142,7 @@ class Shards:
             known = gathered[:, at : at + rank_elements.most].reshape(-1)[rank_elements.places]
             at += rank_elements.most
             if node in stage.units:
-                result[node] = _added(known, rank_elements, stage.units[node])  # type: ignore[index]
+                result[node] = sum_of_multiples(known, rank_elements.element, rank_elements.size, stage.units[node])  # type: ignore[index]
             elif node in stage.parts:
                 result[node] = _extreme(known, rank_elements, "amax")
             else:
@@ -231,13 +252,3 @@ def _joined(node: Scan, values: Mapping[Node, Tensor], index: Elements) -> Tenso
 def _extreme(known: Tensor, rank_elements: RankElements, reduce: str) -> Tensor:
     worst = -torch.inf if reduce == "amax" else torch.inf
     return known.new_full((rank_elements.size,), worst).scatter_reduce_(0, rank_elements.element, known, reduce)
-
-
-def _added(known: Tensor, rank_elements: RankElements, unit: float) -> Tensor:
-    """The sum of whole numbers of units, exact in int64 and rounded once."""
-    multiples = known / unit
-    exact = multiples.abs() <= EXACT
-    total = torch.zeros(rank_elements.size, dtype=torch.int64, device=known.device)
-    lost = torch.zeros_like(total).index_add_(0, rank_elements.element, (~exact).long())
-    total.index_add_(0, rank_elements.element, torch.where(exact, multiples, 0.0).long())
-    return torch.where(lost > 0, torch.nan, total.double() * unit)
