@@ -87,10 +87,12 @@ def test_blocks_take_parameters_per_row_and_every_dtype(both, dtype):
     rows = 2 * ROWS + 5
     mask = torch.arange(5) < (torch.arange(rows) % 3 + 1)[:, None]
     x, old = (torch.randn(rows, 5).mul(0.3).to(dtype) for _ in range(2))
-    high = torch.rand(rows, dtype=torch.float64)
+    high = {f"row {i}": float(v) for i, v in enumerate(torch.rand(rows))}
 
     def call(op):
-        result = op.coefficients(x, old, torch.randn(rows).sign(), op.index(mask=mask), {"epsilon_high": high})
+        result = op.coefficients(
+            x, old, torch.randn(rows).sign(), op.index(mask=mask, trajectory=[*high]), {"epsilon_high": high}
+        )
         return result.values, result.objective
 
     torch.manual_seed(0)
