@@ -1,6 +1,6 @@
 """The seconds of each folder of tests beside its budget, printed at the end of every run.
 
-`make test` uses two processes and takes at most four minutes on a quiet machine, start and lint included. That is 420
+`make test` uses two processes and takes at most four minutes on a quiet machine, start and lint included. That is 430
 seconds of tests. The budgets are those of the level `few`.
 """
 
@@ -15,7 +15,7 @@ from thorough import LEVEL
 HERE = Path(__file__).parent
 BUDGETS = {
     "auditing": 50,
-    "backends": 85,
+    "backends": 95,
     "bench": 4,
     "cli": 45,
     "compiler": 10,
@@ -23,7 +23,7 @@ BUDGETS = {
     "fuzz": 4,
     "head": 25,
     "language": 15,
-    "laws": 120,
+    "laws": 150,
     "packaging": 4,
     "plotting": 30,
     "printing": 10,

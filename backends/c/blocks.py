@@ -28,6 +28,7 @@ class BlockStages(CoarseStages):
     """Writes the loops over blocks of short segments, with the expressions of `_Function`."""
 
     in_block = False
+    precisions: Any
     token_value: Any
     token_operand: Any
     recall: Any
@@ -48,7 +49,9 @@ class BlockStages(CoarseStages):
     def goes_in_blocks(self, sweep: Sweep) -> bool:
         """Whether segments only sum their tokens: no quantile, no sum in order, one leaf."""
         scalars = [n for step in sweep.steps if isinstance(step, Scalars) for n in step.values]
-        plain = not any(isinstance(n, Quantile) for n in scalars) and not any(p.aside or p.scans for p in sweep.passes)
+        plain = not any(isinstance(n, Quantile) for n in scalars) and not any(
+            p.aside or p.found or p.scans for p in sweep.passes
+        )
         return plain and len(sweep.leaves) == 1
 
     def block_condition(self, sweep: Sweep) -> str:
@@ -189,7 +192,7 @@ class BlockStages(CoarseStages):
 
     def _pass(self, step: Pass, s: str) -> None:
         """One loop over all tokens of the block, then one for the sums of each segment."""
-        kind, precise = ("double" if step.wide else "real"), self.plan.precise
+        kind, precise = ("double" if step.wide else "real"), self.precisions.precise(step)
         of_rows: set[Node] = {n for n in step.values if isinstance(n, Pull) and n.target in (s, BATCH)}
         uniform = []  # values that are the same for all tokens of a segment
         for node in step.values:
@@ -200,7 +203,12 @@ class BlockStages(CoarseStages):
         others = [n for n in step.values if n not in of_rows]
         stored = {node for _, node in [*step.stores, *([step.kept] if step.kept else [])]}
         wide = {o for n in others if n in precise for o in n.operands} | (stored & precise)
-        read = {o for n in others if n not in precise for o in n.operands} | {p.operand for p in step.pushes} | stored
+        again = self.precisions.both(step)
+        read = (
+            {o for n in others if n not in precise or n in again for o in n.operands}
+            | {p.operand for p in step.pushes}
+            | stored
+        )
         pulled = {n.operand: n for n in step.values if n in of_rows and isinstance(n, Pull)}
         of_segments = [n for n in pulled if n.stratum != BATCH and not isinstance(n, Const)]
         called = {n: self.names[n] if step.wide else self.free(f"{self.names[n]}_r") for n in of_segments}

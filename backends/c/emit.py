@@ -1,9 +1,10 @@
 """Writes a fused plan as one standalone, readable C file (C11 and OpenMP).
 
-This module writes the loops; their bodies come from the plan. A pass in float64 sums into doubles. A pass in the
-tokens' precision sums chunks of `CHUNK` tokens in that precision, and the chunks in double. The order of a sum depends
-on nothing but the segment's tokens and the dtypes: chunks and lanes (`fibres.h`) begin at its first token, and long
-coarse sums are cut at fixed places. Sweeps over short segments are in `blocks.py`.
+This module writes the loops over segments, and `passes.py` those over their tokens; their bodies come from the plan. A
+pass in float64 sums into doubles. A pass in the tokens' precision sums chunks of `CHUNK` tokens in that precision, and
+the chunks in double. The order of a sum depends on nothing but the segment's tokens and the dtypes: chunks and lanes
+(`fibres.h`) begin at its first token, and long coarse sums are cut at fixed places. Sweeps over short segments are in
+`blocks.py`.
 """
 
 from __future__ import annotations
@@ -12,18 +13,14 @@ import textwrap
 from collections.abc import Mapping
 from functools import cache
 
-from fibration.backends.c.blocks import BlockStages
-from fibration.backends.c.lanes import add_to, add_up, start_of
 from fibration.backends.c.language import (
     FUNCTIONS,
     PARTS,
     RESERVED,
-    TOKEN,
-    WIDE,
     dtype_of,
-    token_constant,
-    wide_constant,
 )
+from fibration.backends.c.passes import TokenPasses
+from fibration.backends.c.precision import Precisions
 from fibration.compiler.arguments import (
     FLOATS,
     GIVEN,
@@ -33,26 +30,23 @@ from fibration.compiler.arguments import (
     REAL,
     REALS,
     RESULTS,
-    TOKENS,
     WORKSPACE,
     Argument,
     for_each,
-    result_of,
     signature,
 )
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Quantile, Scan
+from fibration.compiler.ir import BATCH, Const, Node, Pull, Quantile, Scan
 from fibration.compiler.keys import Key
-from fibration.compiler.plan import Pass, Plan, Scalars, Spread, Sweep
+from fibration.compiler.plan import Plan, Scalars, Spread, Sweep
 from fibration.compiler.program import Program
-from fibration.compiler.reuse import keep
-from fibration.errors import BackendError
+from fibration.compiler.reuse import find_aside, keep, read_quantile_values
 
 
 def plan(program: Program, rows: str, spread: Spread | None = None) -> Plan:
     """Fused sweeps over the tokens. Arithmetic is the main cost, so the coefficients' memory keeps a value."""
-    fused = sweeps(program, rows, RESERVED, spread)
-    return keep(fused, Key("coefficients"))
+    fused = sweeps(read_quantile_values(program), rows, RESERVED, spread)
+    return keep(find_aside(fused), Key("coefficients"))
 
 
 def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
@@ -116,8 +110,10 @@ def declared(argument: Argument) -> str:
     return DECLARED[argument.holds].format(argument.name, dtype_of(argument.name))
 
 
-class _Function(BlockStages):
+class _Function(TokenPasses):
     def text(self) -> str:
+        self.halves: dict[Node, str] = {}  # names of float64 values in the tokens' precision
+        self.precisions = Precisions(self.plan)
         self.line(0, f"/* {self.title}")
         width = max(len(a.name) for a in self.arguments)
         for a in self.arguments:
@@ -202,9 +198,9 @@ class _Function(BlockStages):
             if node.stratum not in self.plan.program.leaves:
                 self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
         for room, _ in self.room.values():
-            self.line(2, f"__builtin_free({room});")
+            self.line(2, f"release({room}, {room}_small);")
         for lanes in self.lanes.values():
-            self.line(2, f"__builtin_free({lanes} - WIDTH);")
+            self.line(2, f"release({lanes} - WIDTH, {lanes}_small);")
         stored = [k for p in sweep.passes for k, _ in p.stores]
         if stored and len(self.plan.program.leaves) == 1:
             (w,) = words
@@ -229,172 +225,26 @@ class _Function(BlockStages):
         for node in taken:
             if isinstance(node, Quantile) and node.values not in self.room:
                 words = [self.signature.layouts[sweep.segments, leaf] for leaf in node.sources]
-                room, size = self.free(f"values_of_{self.names[node]}"), self.free(f"number_of_{self.names[node]}")
+                room, size = (
+                    self.free(f"values_of_{self.names[node]}", "", "_small"),
+                    self.free(f"number_of_{self.names[node]}"),
+                )
                 number = " + ".join(f"{w}_offsets[b + 1] - {w}_offsets[b]" for w in words)
                 self.line(2, f"const int64_t {size} = {number};")
-                self.line(2, f"double *restrict {room} = reserve(2 * {size});")
+                self.line(2, f"_Alignas(64) double {room}_small[3 * SHORT];")
+                self.line(2, f"double *restrict {room} = reserve_beyond({room}_small, 3 * SHORT, 3 * {size});")
                 self.room[node.values] = room, size
 
         self.lanes: dict[Scan, str] = {}
         for scan in (scan for one in sweep.passes for scan in one.scans):
             w = self.signature.layouts[sweep.segments, scan.into]
-            self.lanes[scan] = self.free(f"values_of_{self.names[scan]}")
+            self.lanes[scan] = self.free(f"values_of_{self.names[scan]}", "", "_small")
             size = f"{w}_offsets[b + 1] - {w}_offsets[b]"
-            self.line(2, f"double *restrict {self.lanes[scan]} = reserve_several({size});")
+            self.line(2, f"_Alignas(64) double {self.lanes[scan]}_small[SEVERAL];")
+            self.line(2, f"double *restrict {self.lanes[scan]} = reserve_several({self.lanes[scan]}_small, {size});")
 
     def picked(self, node: Quantile) -> None:
         """Writes the quantile of a segment, from the values in its room."""
         room, size = self.room[node.values]
-        text = f"quantile({room}, {room} + {size}, {size}, {self.operand(node.level)})"
+        text = f"quantile({room}, {room} + {size}, {size}, {self.operand(node.level)}, 1)"
         self.assign(2, "double", self.names[node], text)
-
-    def set_aside(self, depth: int, node: Node, value: str, step: Pass, sweep: Sweep, word: str) -> None:
-        """Stores a token's value for quantiles and sums in order, of this sweep and of later stages."""
-        for values, (room, _) in self.room.items():
-            if node in values:
-                before = [self.signature.layouts[sweep.segments, v.stratum] for v in values[: values.index(node)]]
-                place = " + ".join(["i", *(f"{w}_offsets[b + 1] - {w}_offsets[b]" for w in before)])
-                self.line(depth, f"{room}[{place}] = {value};")
-        for scan in step.scans:
-            if node in scan.values:
-                self.line(depth, f"{self.lanes[scan]}[i] = {value};")
-        if node in sweep.saved:
-            self.line(depth, f"{self.slots[node]}[TOKEN({word}, i)] = {value};")
-
-    def tokens(self, step: Pass, sweep: Sweep) -> None:
-        """Writes the loop over a segment's tokens."""
-        s = sweep.segments
-        self.line(0)
-        for node in step.values:
-            if isinstance(node, Pull) and node.target in (s, BATCH):
-                readers = {u for u in step.values if node in u.operands} | {p for p in step.pushes if p.operand is node}
-                if not step.wide and not (readers and readers <= self.plan.precise):
-                    self.rounded_scalar(node.operand, False)
-        lanes = {p: self.free(f"lanes_of_{self.plan.names[p]}") for p in step.pushes}
-        if lanes:
-            self.chunks(step, sweep, lanes)
-        else:
-            self.line(0, "#pragma omp simd")
-            self.line(2, "for (int64_t i = 0; i < tokens; i++) {")
-            self.body(3, step, sweep, lanes)
-            self.line(2, "}")
-        for scan in step.scans:
-            self.line(2, f"scan({self.lanes[scan]}, tokens, {self.powers[scan]}, {int(scan.forward)});")
-
-    def chunks(self, step: Pass, sweep: Sweep, lanes: Mapping[Push, str]) -> None:
-        """Writes a loop with sums: over the whole groups of `LANES` tokens of a chunk, then over its other tokens."""
-        for push in lanes:
-            self.line(2, f"double {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};")
-        self.line(2, "for (int64_t at = 0; at < tokens; at += CHUNK) {")
-        self.line(3, "const int64_t to = at + CHUNK < tokens ? at + CHUNK : tokens;")
-        self.line(3, "const int64_t others = (to - at) % LANES, whole = to - others;")
-        for push, array in lanes.items():
-            self.line(3, start_of(push, step.wide, array))
-        self.line(3, "for (int64_t group = at; group < whole; group += LANES) {")
-        self.line(0, "#pragma GCC unroll 4")
-        self.line(4, "for (int lane = 0; lane < LANES; lane += ABREAST) {")
-        self.line(0, "#pragma omp simd")
-        self.line(5, "for (int k = lane; k < lane + ABREAST; k++) {")
-        self.line(6, "const int64_t i = group + k;")
-        self.body(6, step, sweep, lanes)
-        self.line(5, "}")
-        self.line(4, "}")
-        self.line(3, "}")
-        self.line(0, "#pragma omp simd")
-        self.line(3, "for (int k = 0; k < others; k++) {")
-        self.line(4, "const int64_t i = whole + k;")
-        self.body(4, step, sweep, lanes)
-        self.line(3, "}")
-        for push, array in lanes.items():
-            self.line(3, add_up(push, step.wide, self.names[push], array))
-        self.line(2, "}")
-
-    def body(self, depth: int, step: Pass, sweep: Sweep, lanes: Mapping[Push, str]) -> None:
-        """Writes what a pass does with token `i`, which belongs to lane `k`."""
-        s = sweep.segments
-        word = self.signature.layouts[s, step.leaf]
-        self.recall(depth, step, word)
-        for node in step.values:
-            self.token_value(depth, node, step, s, word)
-        for push, array in lanes.items():
-            self.line(depth, add_to(push, step.wide, array, self.token_operand(push.operand, step, s, step.wide)))
-        for node in step.aside:
-            self.set_aside(depth, node, self.token_operand(node, step, s, True), step, sweep, word)
-        self.store(depth, step, s, word)
-
-    def recall(self, depth: int, step: Pass, word: str) -> None:
-        if step.recalled:
-            k, node = step.recalled
-            self.line(depth, f"const real {self.names[node]} = (real)LOAD(RESULT, {self.out(k)}, {self.place(word)});")
-
-    def store(self, depth: int, step: Pass, s: str, word: str) -> None:
-        for k, node in [*step.stores, *([step.kept] if step.kept else [])]:
-            value = self.token_operand(node, step, s, step.wide or node in self.plan.precise)
-            self.line(depth, f"STORE(RESULT, {self.out(k)}, {self.place(word)}, {value});")
-
-    def rounded_scalar(self, node: Node, wide: bool) -> str:
-        """A segment's value, in the precision of a pass over its tokens."""
-        if isinstance(node, Const):
-            return wide_constant(node.value) if wide else token_constant(node.value)
-        if wide:
-            return self.names[node]
-        if node not in self.rounded:
-            self.rounded[node] = self.free(f"{self.names[node]}_r")
-            self.line(2, f"const real {self.rounded[node]} = (real){self.names[node]};")
-        return self.rounded[node]
-
-    def token_value(self, depth: int, node: Node, step: Pass, s: str, word: str) -> None:
-        wide = step.wide or node in self.plan.precise
-        kind, language = ("double", WIDE) if wide else ("real", TOKEN)
-        if isinstance(node, Pull) and node.target in (s, BATCH):
-            return
-        if isinstance(node, Input):
-            text = self.token_input(node, word, kind)
-        elif isinstance(node, Scan):
-            text = f"({kind}){self.in_order(node, word)}"
-        elif isinstance(node, Pull):
-            parent = self.called("parent", node.source, node.target)
-            text = f"({kind}){self.at(node.operand, f'{parent}[{self.number(word)}]')}"
-        elif isinstance(node, Const):
-            text = language.constant(node.value)
-        elif isinstance(node, Map):
-            operands = [self.token_operand(o, step, s, wide) for o in node.inputs]
-            before, text = language.write(node.body, operands, self.names[node], self.taken)
-            for name, shared in before:
-                self.assign(depth, kind, name, shared)
-        else:
-            raise BackendError(f"the C backend cannot emit {type(node).__name__} on {node.stratum}")
-        self.assign(depth, kind, self.names[node], text)
-
-    def token_operand(self, node: Node, step: Pass, s: str, wide: bool) -> str:
-        """A value of a pass, in the precision of its reader."""
-        if isinstance(node, Const):
-            return (WIDE if wide else TOKEN).constant(node.value)
-        if isinstance(node, Pull) and node.target in (s, BATCH):
-            return self.rounded_scalar(node.operand, wide)
-        return self.names[node] if wide or step.wide or node not in self.plan.precise else f"((real){self.names[node]})"
-
-    def token_input(self, node: Input, s: str, kind: str) -> str:
-        if node.kind in TOKENS:
-            array = self.called("token", node.kind, *node.key)
-            return f"({kind})LOAD({dtype_of(array)}, {self.memory(array)}, {self.place(s)})"
-        if node.kind in GIVEN:
-            array = self.called("advantage")
-            own = f"LOAD({dtype_of(array)}, {self.memory(array)}, {self.place(s)})"
-            return f"PER_ROW ? ({kind})row_advantage : ({kind}){own}"
-        return f"({kind}){self.arrays[node]}[{self.number(s)}]"
-
-    def in_order(self, node: Scan, word: str) -> str:
-        """The sum over the tokens before a token, or after it."""
-        if node in self.arrays:
-            return f"{self.arrays[node]}[TOKEN({word}, i)]"
-        if node in self.lanes:
-            return f"{self.lanes[node]}[i]"
-        (value,) = node.values  # a constant, times the number of tokens before or after
-        assert isinstance(value, Const)
-        places = "i" if node.forward else "(tokens - 1 - i)"
-        return places if value.value == 1.0 else f"({wide_constant(value.value)} * (double){places})"
-
-    def out(self, output: Key) -> str:
-        """The array that an output over tokens is written to."""
-        return self.memory(self.called("result", result_of(self.plan, output)))

@@ -6,14 +6,17 @@
 #define BEFORE_1 8, 0, 1, 2, 3, 4, 5, 6
 #define BEFORE_2 8, 8, 0, 1, 2, 3, 4, 5
 #define BEFORE_4 8, 8, 8, 8, 0, 1, 2, 3
-#define LAST 7, 7, 7, 7, 7, 7, 7, 7
-#define REVERSE 7, 6, 5, 4, 3, 2, 1, 0
+#define AFTER_1 1, 2, 3, 4, 5, 6, 7, 8
+#define AFTER_2 2, 3, 4, 5, 6, 7, 8, 8
+#define AFTER_4 4, 5, 6, 7, 8, 8, 8, 8
+#define ALL(k) k, k, k, k, k, k, k, k
 #else
 #define WIDTH 4
 #define BEFORE_1 4, 0, 1, 2
 #define BEFORE_2 4, 4, 0, 1
-#define LAST 3, 3, 3, 3
-#define REVERSE 3, 2, 1, 0
+#define AFTER_1 1, 2, 3, 4
+#define AFTER_2 2, 3, 4, 4
+#define ALL(k) k, k, k, k
 #endif
 typedef double several __attribute__((vector_size(8 * WIDTH)));
 typedef int64_t places_of_several __attribute__((vector_size(8 * WIDTH)));
@@ -30,39 +33,44 @@ static void powers_of(double *powers, double discount)
     for (int k = 0; k < WIDTH; k++) powers[k + 1] = powers[k] * discount;
 }
 
-/* Memory for n numbers to be summed in place, with zeros on both sides that fill the last vector. */
-static double *reserve_several(int64_t n)
+#define SEVERAL (SHORT + 2 * WIDTH)
+
+/* Memory for n numbers to be summed in place, with zeros on both sides that fill the last vector. `small` has space for
+   SEVERAL numbers. */
+static double *reserve_several(double *small, int64_t n)
 {
-    double *room = reserve(n + 2 * WIDTH) + WIDTH;
+    double *room = reserve_beyond(small, SEVERAL, n + 2 * WIDTH) + WIDTH;
     for (int64_t k = 0; k < WIDTH; k++) room[-1 - k] = room[n + k] = 0;
     return room;
 }
+
+#define SHIFTED(v, n) (forward ? SHUFFLE(v, BEFORE_##n) : SHUFFLE(v, AFTER_##n))
 
 /* `forward` and `discounted` are constants of each call, so that no time is lost on products with 1. */
 static inline __attribute__((always_inline)) void scan_way(
     double *x, int64_t n, const double *powers, int forward, int discounted)
 {
     several carry = {0}, shares;
-    for (int k = 0; k < WIDTH; k++) shares[k] = powers[k];
+    for (int k = 0; k < WIDTH; k++) shares[k] = powers[forward ? k + 1 : WIDTH - k];
     for (int64_t at = 0; at < n; at += WIDTH) {
         double *place = forward ? x + at : x + n - at - WIDTH;
         several v;
         memcpy(&v, place, sizeof v);
-        if (!forward) v = SHUFFLE(v, REVERSE);
         if (discounted) v *= powers[1];
-        v += discounted ? powers[1] * SHUFFLE(v, BEFORE_1) : SHUFFLE(v, BEFORE_1);
-        v += discounted ? powers[2] * SHUFFLE(v, BEFORE_2) : SHUFFLE(v, BEFORE_2);
+        v += discounted ? powers[1] * SHIFTED(v, 1) : SHIFTED(v, 1);
+        v += discounted ? powers[2] * SHIFTED(v, 2) : SHIFTED(v, 2);
 #if WIDTH == 8
-        v += discounted ? powers[4] * SHUFFLE(v, BEFORE_4) : SHUFFLE(v, BEFORE_4);
+        v += discounted ? powers[4] * SHIFTED(v, 4) : SHIFTED(v, 4);
 #endif
-        several found = SHUFFLE(v, BEFORE_1) + (discounted ? shares * carry : carry);
-        carry = SHUFFLE(v, LAST) + (discounted ? powers[WIDTH] * carry : carry);
-        if (!forward) found = SHUFFLE(found, REVERSE);
+        const several found = v + (discounted ? shares * carry : carry);
+        const several total = forward ? SHUFFLE(v, ALL(WIDTH - 1)) : SHUFFLE(v, ALL(0));
+        carry = total + (discounted ? powers[WIDTH] * carry : carry);
         memcpy(place, &found, sizeof found);
     }
 }
 
-/* Replaces each of n numbers by the discounted sum of the numbers before it, or after it, in reserved memory. */
+/* Replaces each of n numbers, in reserved memory, by the discounted sum of it and the numbers before it, or after it,
+   times the discount. So the sum before place k lies at k - 1, the sum after it at k + 1, and 0 beyond the ends. */
 static void scan(double *x, int64_t n, const double *powers, int forward)
 {
     const int discounted = powers[1] != 1;
@@ -86,7 +94,8 @@ static void scans(double *out, int into, int parts, const double *const *x, cons
 #pragma omp parallel for schedule(dynamic, 16) num_threads(threads) if (members[targets] > LONG)
     for (int64_t b = 0; b < targets; b++) {
         const int64_t from = members[b], n = members[b + 1] - from;
-        double *room = reserve_several(n);
+        _Alignas(64) double small[SEVERAL];
+        double *room = reserve_several(small, n);
         for (int64_t k = 0; k < n; k++) {
             int64_t element = order ? order[from + k] : from + k;
             int p = 0;
@@ -96,8 +105,8 @@ static void scans(double *out, int into, int parts, const double *const *x, cons
         scan(room, n, powers, forward);
         for (int64_t k = 0; k < n; k++) {
             const int64_t element = (order ? order[from + k] : from + k) - first;
-            if (element >= 0 && element < sizes[into]) out[element] = room[k];
+            if (element >= 0 && element < sizes[into]) out[element] = room[forward ? k - 1 : k + 1];
         }
-        __builtin_free(room - WIDTH);
+        release(room - WIDTH, small);
     }
 }

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from fibration.backends.triton.kernels import kernels_of_sections
 from fibration.backends.triton.language import HELPERS, RESERVED
-from fibration.backends.triton.writer import PER_WARP, Kernel
+from fibration.backends.triton.writer import MOST_PARTS, PER_WARP, Kernel
 from fibration.compiler.arguments import Argument, Signature, signature
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.plan import Plan, Spread
@@ -73,6 +73,12 @@ def share(elements):
     return max(8, triton.cdiv(elements, 128)) if ONE_LAUNCH else elements
 '''
 
+PARTS_OF = '''
+def parts_of(elements):
+    """The number of programs that share a sum over this number of elements."""
+    return max(1, min({most}, triton.cdiv(elements, {tile}))) if ONE_LAUNCH else 1
+'''
+
 EXTRA = {
     "tokens": "optional: the number of tokens, from which the shape of the launch follows",
     "shape": "optional: that shape, (BLOCK_R, BLOCK_T, warps)",
@@ -99,7 +105,9 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
                 parts.append(_launcher(function, one, titles[name], made, arguments))
     texts = "\n\n\n".join(parts)
     helpers = "".join(f"\n\n{text}\n" for text in _used(texts))
-    blocks = "\n".join(text for word, text in (("fibre_block(", FIBRE_BLOCK), ("share(", SHARE)) if word in texts)
+    parts_of = PARTS_OF.format(most=MOST_PARTS, tile=8 * PER_WARP["BLOCK_P"])  # eight warps launch a coarse stage
+    used = (("fibre_block(", FIBRE_BLOCK), ("share(", SHARE), ("parts_of(", parts_of))
+    blocks = "".join(f"{text}\n" for word, text in used if word in texts)
     body = helpers.removeprefix("\n") + "\n\n" + texts + "\n"
     module = SKELETON.replace("{blocks}\n", blocks).replace("{functions}", body)
     return module.replace("{header}", header.rstrip())  # last, because the header is free text
@@ -149,8 +157,7 @@ def _launcher(name: str, plan: Plan, title: str, made: list[Kernel], arguments: 
         floats = [a.name for a in arguments if a.kind == "token" and a.key != ("cotangent",)] + results[:1]
         lines.append(f"    wide = torch.float64 in [{', '.join(f'{f}.dtype' for f in floats)}]")
     lines.append("    with torch.cuda.device_of(work):")
-    if any(k.shared for k in made):
-        lines.append("        counter = torch.zeros(1, dtype=torch.int32, device=work.device)")
+    lines += _shared_memory(made, given)
     here = None
     for kernel in made:
         if kernel.segments and kernel.segments != here:
@@ -160,13 +167,34 @@ def _launcher(name: str, plan: Plan, title: str, made: list[Kernel], arguments: 
             lines.append(f"        grid = (triton.cdiv({size}, block_r),)")
         if kernel.segments:
             lines += _launch(kernel, "grid", "warps", given)
-        elif kernel.shared:
-            size = given.size(kernel.shared)
-            lines.append(f"        own = share({size})")
-            lines += _launch(kernel, f"triton.cdiv({size}, own),", "8", given)
+        elif kernel.shares.types:
+            programs = []
+            if kernel.shares.stratum:
+                size = given.size(kernel.shares.stratum)
+                lines.append(f"        own = share({size})")
+                programs.append(f"triton.cdiv({size}, own)")
+            programs += [f"parts_of({given.size(source)})" for source in kernel.shares.sources]
+            count = programs[0] if len(programs) == 1 else f"max({', '.join(programs)})"
+            lines += _launch(kernel, f"{count},", "8", given)
         else:
             lines += _launch(kernel, "(1,)", "8", given)
     return "\n".join(lines)
+
+
+def _shared_memory(made: list[Kernel], given: Signature) -> list[str]:
+    """The lines that allocate what the programs of coarse stages share."""
+    lines, parts = [], max(k.shares.parts for k in made)
+    zero = "torch.zeros(1, dtype=torch.int32, device=work.device)"
+    if any(k.shares.stratum for k in made):
+        lines.append(f"        counter = {zero}")
+    elif parts:
+        sizes = dict.fromkeys(given.size(source) for k in made for source in k.shares.sources)
+        longest = next(iter(sizes)) if len(sizes) == 1 else f"max({', '.join(sizes)})"
+        lines.append(f"        counter = {zero} if parts_of({longest}) > 1 else None")
+    if parts:
+        size = f"{parts} * {MOST_PARTS}"
+        lines.append(f"        parts = torch.empty({size}, dtype=torch.float64, device=work.device)")
+    return lines
 
 
 def _launch(kernel: Kernel, grid: str, warps: str, given: Signature) -> list[str]:

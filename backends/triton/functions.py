@@ -154,11 +154,14 @@ def fill_before(out, end, fill: tl.constexpr):
 
 @triton.jit
 def last_to_arrive(counter):
-    """True in the program that arrives last. It can read what the others stored, and resets the counter."""
+    """True in the program that arrives last. It can read what the others stored, and resets the counter. `counter` is
+    None if there is one program."""
     tl.debug_barrier()
-    last = tl.atomic_add(counter, 1, sem="acq_rel") == tl.num_programs(0) - 1
-    if last:
-        tl.store(counter, 0)
+    last = counter is None
+    if counter is not None:
+        last = tl.atomic_add(counter, 1, sem="acq_rel") == tl.num_programs(0) - 1
+        if last:
+            tl.store(counter, 0)
     return last
 
 

@@ -1,24 +1,23 @@
 """Writes the kernels of a fused plan: one per sweep, and a kernel or function calls per coarse stage.
 
 A program of a sweep's grid has `BLOCK_R` segments and visits their tokens in tiles `[BLOCK_R, BLOCK_T]`. Values of
-segments and coarser strata are float64. A coarse stage is a separate launch. Its programs share the sums over segments,
-which are many; the last program to arrive does the work that needs all results.
+segments and coarser strata are float64. `coarse.py` writes coarse stages.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
+from fibration.backends.triton.coarse import CoarseWriter, is_called
 from fibration.backends.triton.language import TOKEN, WIDE, constant, typed
-from fibration.backends.triton.writer import NEUTRAL, Kernel, Writer, uses
+from fibration.backends.triton.writer import NEUTRAL, Kernel, Shares, uses
 from fibration.compiler.arguments import GIVEN, TOKENS, result_of
-from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scan
+from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Scan
 from fibration.compiler.keys import Key
-from fibration.compiler.plan import Coarse, Group, Pass, Plan, Scalars, Section, Sweep
+from fibration.compiler.plan import Coarse, Pass, Plan, Scalars, Section, Sweep
 from fibration.errors import BackendError
 
-TOGETHER = 4  # the sums over the same fibres that one loop takes
 SPREAD = 4  # at most this many float64 sums stay spread over a tile until the loop ends
 
 
@@ -32,7 +31,7 @@ def kernels_of_sections(name: str, plan: Plan) -> list[list[Kernel]]:
     return _Stages(name, plan).sections()
 
 
-class _Stages(Writer):
+class _Stages(CoarseWriter):
     def sections(self) -> list[list[Kernel]]:
         numbers = {Sweep: itertools.count(1), Coarse: itertools.count(1)}
         return [self.kernels(section, numbers) for section in self.plan.sections]
@@ -42,169 +41,17 @@ class _Stages(Writer):
         stages = list(section)
         while stages:
             stage = stages.pop(0)
-            if isinstance(stage, Coarse) and _is_called(stage):
+            if isinstance(stage, Coarse) and is_called(stage):
                 alike: dict[tuple[object, ...], list[Scan]] = {}
                 for scan in stage.groups[0].scans:
                     alike.setdefault((scan.values, scan.discount, scan.forward), []).append(scan)
                 found += [*map(self.quantile, stage.groups[0].quantiles), *map(self.scans, alike.values())]
                 continue
             if isinstance(stage, Coarse):
-                found.append(self._coarse(f"{self.name}_coarse_{next(numbers[Coarse])}", stage))
+                found.append(self.coarse_stage(f"{self.name}_coarse_{next(numbers[Coarse])}", stage))
                 continue
             found.append(self._sweep(f"{self.name}_sweep_{next(numbers[Sweep])}", stage))
         return found
-
-    # ------------------------------------------------------------ coarse stages
-
-    def _coarse(self, name: str, stage: Coarse) -> Kernel:
-        self.coarse = True
-        blocks: dict[str, None] = {"BLOCK_C": None, "BLOCK_S": None, "BLOCK_B": None}
-        strata = ", ".join(dict.fromkeys(g.stratum for g in stage.groups))
-        doc, shared = f'"""Values of {strata}, computed by one program."""', _shared(stage)
-        rest = [g for g in stage.groups if g not in shared]
-        if shared:
-            how = "All programs compute sums, and the last computes the rest." if rest else "All programs share them."
-            doc = f'"""Values of {strata}.\n\n{how}\n"""'
-            self.line(1, "low = tl.program_id(0).to(tl.int64) * own")
-            self.line(1, f"high = tl.minimum(low + own, {self.size(shared[0].stratum)})")
-            self.groups(shared, stage, ("low", "high"), blocks)
-        if shared and rest:
-            self.line(1, "if last_to_arrive(counter):")
-            self.inside = 1
-        self.groups(rest, stage, None, blocks)
-        self.coarse, self.inside = False, 0
-        return self.wrapped(name, list(blocks), None, shared[0].stratum if shared else None, doc)
-
-    def groups(self, groups: list[Group], stage: Coarse, ends: tuple[str, str] | None, blocks: dict[str, None]) -> None:
-        """Writes the groups one after the other, for the elements between `ends`, or for all."""
-        for i, group in enumerate(groups):
-            if i:
-                self.line(1, "tl.debug_barrier()")
-                self.line(0)
-            within = ends or ("0", self.size(group.stratum))
-            if isinstance(group.values[0], Mix):
-                for node in group.values:
-                    if isinstance(node, Mix):
-                        self.product(node, blocks)
-            elif group.source:
-                for at in range(0, len(group.values), TOGETHER):
-                    self.sums(group, group.values[at : at + TOGETHER], within, blocks)
-            else:
-                self.elements(group, stage, within)
-
-    def quantile(self, node: Quantile) -> Kernel:
-        """The call for a quantile of values that sweeps have set aside."""
-
-        orders, befores = ([self.called(kind, s, node.target) for s in node.sources] for kind in ("order", "members"))
-        lists = [[self.vector(v) for v in node.values], orders, befores, [self.size(s) for s in node.sources]]
-        given = [f"[{', '.join(words)}]" for words in lists]
-        return self._called("digits", "quantile", [self.vector(node), *given, self.vector(node.level)])
-
-    def scans(self, nodes: list[Scan]) -> Kernel:
-        """The call for sums in order, of values that sweeps have set aside or coarse stages have saved. `nodes` are the
-        same sums into different strata."""
-        node, into = nodes[0], {n.into: self.vector(n) for n in nodes}
-        sizes = [*map(self.size, node.sources)]
-        lists = [[into.get(s, "None") for s in node.sources], [*map(self.vector, node.values)], sizes]
-        tokens = "tokens" if node.into in self.plan.program.leaves else " + ".join(sizes)
-        shape = f"shape or shape_for({tokens} / {self.size(node.target)})"
-        order, before = (self.called(kind, *node.order) for kind in ("sequence", "sequence_members"))
-        given = [*(f"[{', '.join(words)}]" for words in lists), order, before]
-        return self._called("along", "scan", [*given, self.vector(node.discount), str(node.forward), shape])
-
-    def _called(self, kernel: str, function: str, given: list[str]) -> Kernel:
-        """A call of a function of functions.py."""
-        call = "\n".join([f"{function}(", *(f"    {g}," for g in given), ")  # fmt: skip"])
-        return Kernel(kernel, tuple(a for a in self.arguments if uses(call, a.name)), (), None, None, "", call)
-
-    def vector(self, node: Node) -> str:
-        """The text of a coarse value, or of a token value that was set aside: a tensor, or a number."""
-        if node not in self.slots:
-            return constant(node.value) if isinstance(node, Const) else self.arrays[node]
-        start = self.offsets[self.slots[node]].removeprefix("work").removeprefix(" + ") or "0"
-        return f"work[{start} :][: {self.size(node.stratum)}]"
-
-    def sums(self, group: Group, pushes: Iterable[Node], within: tuple[str, str], blocks: dict[str, None]) -> None:
-        """Writes sums and maxima over the fibres of one fibration, in a fixed order."""
-        a, b = str(group.source), group.stratum
-        chosen = [p for p in pushes if isinstance(p, Push)]
-        if a == BATCH:  # the batch over itself
-            since = len(self.lines)
-            for push in chosen:
-                self.line(1, f"tl.store({self.arrays[push]}, {self.loaded(push.operand, '')})")
-            self.name_arrays(since)
-            return
-        whole = b == BATCH
-        self.line(1, f"# sums over the {a} elements of {'the batch' if whole else f'each {b}'}")
-        since = len(self.lines)
-        if whole:
-            shape, axis, depth = "[BLOCK_B]", 0, 1
-        else:
-            order, before = (self.called(kind, a, b) for kind in ("order", "members"))
-            rows, columns = f"Y_{order}", f"F_{order}"
-            blocks["BLOCK_S"] = blocks[columns] = None
-            shape, axis, depth = f"[{rows}, {columns}]", 1, 2
-            self.line(1, f"for y in range({within[0]}, {within[1]}, {rows}):")
-            self.line(2, f"b, live, first, size = fibres({before}, y, {within[1]}, {rows})")
-        parts = {p: self.free(f"{self.names[p]}_tile") for p in chosen}
-        starts = {r: f"tl.full({shape}, {NEUTRAL[r]}, tl.float64)" for r in dict.fromkeys(p.reduce for p in chosen)}
-        if not whole:
-            for reduce, word in (("sum", "nothing"), ("max", "lowest")):
-                if reduce in starts:
-                    self.line(depth, f"{word} = {starts[reduce]}")
-                    starts[reduce] = word
-        for push, part in parts.items():
-            self.line(depth, f"{part} = {starts[push.reduce]}")
-        if whole:
-            self.line(1, f"for f in range(0, {self.size(a)}, BLOCK_B):")
-            self.line(2, "a = f + tl.arange(0, BLOCK_B)")
-            self.line(2, f"m = a < {self.size(a)}")
-        else:
-            self.line(2, f"for f in range(0, tl.max(size, axis=0), {columns}):")
-            self.line(3, f"a, m = members({order}, first, size, f, {columns})")
-        for push, part in parts.items():
-            neutral = NEUTRAL[push.reduce]
-            if isinstance(push.operand, Const):
-                x = f"tl.where(m, {constant(push.operand.value)}, tl.full([], {neutral}, tl.float64))"
-            else:
-                x = self.loaded(push.operand, "a", "m", neutral)
-            self.line(depth + 1, f"{part} += {x}" if push.reduce == "sum" else f"{part} = tl.maximum({part}, {x})")
-        for push, part in parts.items():
-            total = f"tl.{push.reduce}({part}, axis={axis})"
-            array = self.arrays[push]
-            self.line(depth, f"tl.store({array}, {total})" if whole else f"tl.store({array} + b, {total}, mask=live)")
-        self.name_arrays(since)
-
-    def product(self, node: Mix, blocks: dict[str, None]) -> None:
-        """Writes a matrix of the index times a vector: one element of the result after the other."""
-        if isinstance(node.operand, Const):
-            raise BackendError("the triton backend multiplies no matrix by a constant")
-        blocks["BLOCK_S"] = None
-        matrix, columns = self.called("matrix", node.matrix), self.size(node.of)
-        self.line(1, f"# {node.stratum} from {node.source}: a product with {matrix}{' transposed' * node.transposed}")
-        since = len(self.lines)
-        strides = ("1", columns) if node.transposed else (columns, "1")
-        sizes = (self.size(node.stratum), self.size(node.source))
-        given = (self.arrays[node], matrix, self.arrays[node.operand], *sizes)
-        self.line(1, f"product({', '.join((*given, *strides, 'BLOCK_S'))})")
-        self.name_arrays(since)
-
-    def elements(self, group: Group, stage: Coarse, within: tuple[str, str]) -> None:
-        """Writes scalar work on every element of a stratum."""
-        s = group.stratum
-        depth = 1 if s == BATCH else 2
-        self.line(1, "# the batch" if s == BATCH else f"# each {s}")
-        since = len(self.lines)
-        if s != BATCH:
-            self.line(1, f"for y in range({within[0]}, {within[1]}, BLOCK_C):")
-            self.line(2, "b = y + tl.arange(0, BLOCK_C)")
-            self.line(2, f"live = b < {within[1]}")
-        self.known, self.lone, self.local = set(), set(), set()
-        for node in group.values:
-            self.value(depth, node)
-            if node in stage.saved:
-                self.save(depth, node)
-        self.name_arrays(since)
 
     # ------------------------------------------------------------ sweeps
 
@@ -264,7 +111,7 @@ class _Stages(Writer):
         if uses(body, "REAL"):
             self.lines.insert(0, "    REAL: tl.constexpr = tl.float64 if WIDE else tl.float32")
         doc = f'"""Computes each {s} and its tokens, in {_passes(sweep)}."""'
-        return self.wrapped(name, ["BLOCK_R", "BLOCK_T"], s, None, doc)
+        return self.wrapped(name, ["BLOCK_R", "BLOCK_T"], s, Shares(), doc)
 
     def segments(self, word: str, longest: bool) -> None:
         """Writes where the tokens of a program's segments lie."""
@@ -413,24 +260,6 @@ class _Stages(Writer):
             raise BackendError(f"the triton backend cannot emit {type(node).__name__} on {node.stratum}")
 
 
-def _shared(stage: Coarse) -> list[Group]:
-    """The groups that several programs do first: sums over segments by the elements of one stratum, and values computed
-    from them at the same element. A stage of values alone, at the elements of one stratum, is shared too."""
-    if len({g.stratum for g in stage.groups}) == 1 and not any(g.source for g in stage.groups):
-        return [] if stage.groups[0].stratum == BATCH else list(stage.groups)
-    computed = {n for g in stage.groups for n in g.values}
-    shared: list[Group] = []
-    own: set[Node] = set()
-    for group in stage.groups:
-        reads = {o for n in group.values for o in n.operands if o in computed} - set(group.values)
-        alone = all(isinstance(n, Map) or not computed & {*n.operands} for n in group.values)
-        summed = bool(group.source) and group.stratum != BATCH and not isinstance(group.values[0], Mix)
-        if alone and reads <= own and (group.stratum == shared[0].stratum if shared else summed):
-            shared.append(group)
-            own |= {*group.values}
-    return shared
-
-
 def _known_before(sweep: Sweep) -> list[Node]:
     """The values of segments and of the batch that a sweep reads and does not compute."""
     computed = {n for step in sweep.steps for n in (*step.values, *(step.pushes if isinstance(step, Pass) else ()))}
@@ -445,11 +274,6 @@ def _known_before(sweep: Sweep) -> list[Node]:
         or (isinstance(n, (Push, Map)) and n not in computed)
         or (n in gathered and n.operands[0] not in computed)
     ]
-
-
-def _is_called(stage: Coarse) -> bool:
-    """Whether functions of the module do the work of a stage, with launches of their own."""
-    return bool(stage.groups[0].quantiles or stage.groups[0].scans)
 
 
 def _passes(sweep: Sweep) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import hashlib
+import itertools
 import os
 import sys
 from collections.abc import Mapping
@@ -13,15 +14,15 @@ from threading import Lock
 from types import ModuleType
 
 import numpy as np
-from torch import Tensor
 
 from fibration.backends.triton.emit import launched
-from fibration.backends.triton.kernels import kernels
+from fibration.backends.triton.kernels import kernels_of_sections
+from fibration.backends.triton.launches import Launches
 from fibration.cache import entry
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 from fibration.runtime.batch import Batch, Elements, Run
-from fibration.runtime.calling import Binding, Call, Frame, Runner
+from fibration.runtime.calling import Binding, Call, Frame, Holes, Runner
 
 MODULE = "kernels.py"
 VERSION = metadata.version("fibration")
@@ -32,7 +33,9 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     """The function that runs batches through a generated module. Raises BackendError without the package triton."""
     on_cpu = interpreted()
     module = import_from_cache(name, source)
-    bindings = {k: Binding(plan, launched(plan, kernels(k, plan))) for k, plan in plans.items()}
+    sections = {k: kernels_of_sections(k, plan) for k, plan in plans.items()}
+    bindings = {k: Binding(plan, launched(plan, itertools.chain(*sections[k]))) for k, plan in plans.items()}
+    kernels = {f: made for k, plan in plans.items() for f, made in zip(plan.functions(k), sections[k], strict=True)}
 
     def check(index: Elements) -> None:
         if index.device.type != "cuda" and not on_cpu:
@@ -48,14 +51,24 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
         # one tile shape for a whole step, so that the order of sums does not depend on a row's rank or micro-batch
         values = {**dict(zip(names, frame.values, strict=True)), "tokens": batch.index.tokens_of_step}
 
-        def call(function: str, holes: list[tuple[int, Tensor]]) -> None:
-            given = {**values, **{names[i]: tensor for i, tensor in holes}}
-            if not on_cpu:
-                getattr(module, function)(**given)
-                return
-            # the interpreter computes both branches of a choice; one may overflow
-            with one_at_a_time, np.errstate(all="ignore"):
-                getattr(module, function)(**given)
+        if on_cpu:
+
+            def interpret(function: str, holes: Holes) -> None:
+                given = {**values, **{names[i]: tensor for i, tensor in holes}}
+                # the interpreter computes both branches of a choice; one may overflow
+                with one_at_a_time, np.errstate(all="ignore"):
+                    getattr(module, function)(**given)
+
+            return interpret
+
+        known: dict[str, Launches] = {}
+
+        def call(function: str, holes: Holes) -> None:
+            launches = known.get(function)
+            if launches is None:
+                changing = [names[i] for i, _ in holes]
+                launches = known[function] = Launches(getattr(module, function), values, changing, kernels[function])
+            launches(holes)
 
         return call
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fibration.backends.triton.aot import CompiledKernel, Constexpr, KernelRequest, compile_kernels
 from fibration.backends.triton.kernels import kernels
-from fibration.backends.triton.writer import PER_WARP, SHARED, Kernel
+from fibration.backends.triton.writer import PER_WARP, Kernel
 from fibration.compiler.arguments import (
     FLOATS,
     HOLDS,
@@ -98,8 +98,7 @@ def _request(kernel: Kernel, shape: tuple[int, int, int], warps: int, fill: floa
     types = {a.name: TYPES[a.holds] for a in kernel.arguments if a.kind not in LACKING and TYPES[a.holds]}
     values: dict[str, Constexpr] = {a.name: None for a in kernel.arguments if a.kind in LACKING}
     values.update({c: fill if c == "fill" else _value(c, shape, warps) for c in kernel.constants})
-    if kernel.shared:
-        types.update(zip(SHARED, ("i32", "*i32"), strict=True))
+    types.update(kernel.shares.types)
     return KernelRequest(kernel.name, types, values, num_warps=warps)
 
 

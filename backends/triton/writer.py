@@ -15,35 +15,54 @@ from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 
 # Elements that a program takes at once, per warp. Scalar work needs many registers, sums need many loads.
-PER_WARP = {"BLOCK_C": 32, "BLOCK_S": 128, "BLOCK_B": 512}
+PER_WARP = {"BLOCK_C": 32, "BLOCK_S": 128, "BLOCK_B": 512, "BLOCK_P": 64}
 NEUTRAL = {"sum": "0.0", "max": 'float("-inf")'}
 HARMLESS = "1.0"  # the value of a lane without an element
-SHARED = (
-    "own",
-    "counter",
-)  # the number of elements that each program does first, and the number of programs that have done theirs
+OWN, COUNTER, PARTS = "own", "counter", "parts"
+MOST_PARTS = 128  # the most programs that share a sum over the batch
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What the programs of a coarse stage share, before the last one to arrive goes on alone.
+
+    `stratum`: the stratum of which each program does some elements, or None. `sources`: the strata whose sums over the
+    batch have parts, one per program. `parts`: the number of these sums.
+    """
+
+    stratum: str | None = None
+    sources: tuple[str, ...] = ()
+    parts: int = 0
+
+    @property
+    def types(self) -> dict[str, str]:
+        """Arguments that every launch makes, and their Triton types: how many elements each program does, how many
+        programs have arrived, and the parts of sums.
+        """
+        found = {OWN: "i32"} if self.stratum else {}
+        found |= {COUNTER: "*i32"} if self.stratum or self.parts else {}
+        return found | ({PARTS: "*fp64"} if self.parts else {})
 
 
 @dataclass(frozen=True)
 class Kernel:
     """One kernel. `segments` is the stratum of its grid, which covers whole tiles.
 
-    `shared` is the stratum whose elements the programs of a coarse stage share first. Then the last program to arrive
-    goes on alone. Without `shared` one program does all.
+    Without `shares`, one program does all of a coarse stage.
     """
 
     name: str
     arguments: tuple[Argument, ...]
     constants: tuple[str, ...]
     segments: str | None
-    shared: str | None
+    shares: Shares
     text: str
     call: str = ""  # a call of a function of functions.py, in place of a launch
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of its run-time arguments, in order."""
-        return (*(a.name for a in self.arguments if a.holds != REAL), *(SHARED if self.shared else ()))
+        return (*(a.name for a in self.arguments if a.holds != REAL), *self.shares.types)
 
 
 class Writer:
@@ -83,15 +102,15 @@ class Writer:
         self.lines += fitted(text, "    " * (depth + self.inside))
         self.lines[-1] += f"  # {note}" if note else ""
 
-    def wrapped(self, name: str, constants: list[str], segments: str | None, shared: str | None, doc: str) -> Kernel:
+    def wrapped(self, name: str, constants: list[str], segments: str | None, shares: Shares, doc: str) -> Kernel:
         """The kernel of the lines written so far, which are then cleared. Only what they use becomes an argument."""
         body = "\n".join(self.lines)
         used = tuple(a for a in self.arguments if uses(body, a.name))
         tiles = [f"    Y{c[1:]}: tl.constexpr = BLOCK_S // {c}" for c in constants if uses(body, f"Y{c[1:]}")]
-        numbers = [*(a.name for a in used if a.holds == INTEGER), *(SHARED[:1] if shared else ())]
+        numbers = [*(a.name for a in used if a.holds == INTEGER), *((OWN,) if shares.stratum else ())]
         sizes = [f"    {n} = {n}.to(tl.int64)" for n in numbers]
         constants = [c for c in [*constants, "WIDE", "fill"] if uses("\n".join([*tiles, body]), c)]
-        names = [*(a.name for a in used if a.holds != REAL), *(SHARED if shared else ())]
+        names = [*(a.name for a in used if a.holds != REAL), *shares.types]
         wrapped = textwrap.wrap(", ".join(names) + ",", 112)
         wrapped += textwrap.wrap("".join(f"{c}: tl.constexpr, " for c in constants), 112)
         decorator = f"@triton.jit(do_not_specialize=[{', '.join(map(repr, numbers))}])" if numbers else "@triton.jit"
@@ -99,7 +118,7 @@ class Writer:
         head = [*broken, f"def {name}(", *(f"    {w}" for w in wrapped), "):  # fmt: skip"]
         text = "\n".join([*head, textwrap.indent(doc, "    "), *sizes, *tiles, body])
         self.lines, self.known, self.lone, self.local = [], set(), set(), set()
-        return Kernel(name, used, tuple(constants), segments, shared, text.rstrip())
+        return Kernel(name, used, tuple(constants), segments, shares, text.rstrip())
 
     def name_arrays(self, since: int) -> None:
         """Defines the workspace vectors that the lines from `since` on use, just before these lines: they need no

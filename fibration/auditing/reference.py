@@ -43,7 +43,8 @@ def lacks(h: Hierarchy, function: Function) -> Lack | None:
         return Lack("advantages", "advantages")
     if h.advantages is not None and not function.reads_rewards and not h.penalties:
         return Lack("rewards", "rewards")  # with advantages in their place it is a loss without its name
-    strata = (*h.strata, *h.groups) if function.reads_rewards else h.strata
+    # groups of a loss that declares advantages are those of its rewards
+    strata = (*h.strata, *h.groups) if function.reads_rewards or h.advantages is None else h.strata
     for s in sorted(strata, key=lambda s: s.name in LABELLED):  # first what no argument gives
         known = s in h.leaves or s == h.rows or s.name == BATCH
         if not known and not (s.name in LABELLED and "group_ids" in roles):

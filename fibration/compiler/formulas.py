@@ -244,13 +244,35 @@ class Formulas:
         """
         largest: Node = Detach(self.reduce(each, over, "max"))  # its derivatives cancel
         apart = [replace(e, values=binary("sub", e.values, self.broadcast(largest, e.source))) for e in each]
-        total, number = self.reduce(apart, over), self.number(atom, over)
+        total = added([self.sum_apart(e, largest, over) for e in each])
+        number = self.number(atom, over)
         if atom.others:
             (own,) = apart
             total = binary("sub", self.broadcast(total, own.source), own.values)
             number = Map(ir.scalar("sub", ir.arg(0), ir.const(1)), (self.broadcast(number, own.source),))
             largest = self.broadcast(largest, own.source)
         return binary("add", largest, binary("div", total, number))
+
+    def sum_apart(self, each: Each, largest: Node, over: str) -> Node:
+        """The sum of the differences of values from the `largest` over an element of `over`.
+
+        For tokens it is the sum of their differences from the largest value of their row, and of the row's difference
+        for each token: a sweep knows no more than a row. A row without tokens of the leaf adds 0.
+        """
+        source, row = next(iter(itertools.pairwise(way(self.h, each.source, over))), (each.source, over))
+        if each.times is not None or source not in self.leaves or row == over:
+            return self.reduce(
+                [replace(each, values=binary("sub", each.values, self.broadcast(largest, source)))], over
+            )
+        top: Node = Detach(self.pushed(source, row, each.values, "max"))
+        inside = self.pushed(source, row, binary("sub", each.values, self.broadcast(top, source)), wide=True)
+        away = ir.scalar("mul", ir.arg(0), ir.scalar("sub", ir.arg(1), ir.arg(2)))
+        some = ir.scalar("lt", ir.const(0), ir.arg(0))
+        outside = Map(
+            ir.scalar("add", ir.arg(3), ir.scalar("select", some, away, ir.const(0))),
+            (ir.count_input(source, row), top, self.broadcast(largest, row), inside),
+        )
+        return self.reduce([Each(row, outside)], over)
 
     def deviation(self, each: Sequence[Each], over: str, mean: Node, number: Node) -> Node:
         """`sqrt(Σ(f - mean)²/(n - 1))`, which is exactly 0 for equal numbers; a difference of squares is not."""

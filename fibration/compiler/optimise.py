@@ -38,10 +38,10 @@ FUSED_SIZE = 60  # a longer body is harder to read, and no faster
 
 def optimise(program: Program) -> Program:
     """Simplifies every body, then fuses a map into its only user."""
-    program = program.mapped(_tidy)
+    program = program.mapped(tidy)
     summed = {replace(n, wide=False) for n in program.nodes() if isinstance(n, Push) and n.wide}
     if summed:  # a sum that is needed in float64 is computed once, in float64
-        program = program.mapped(_tidy, lambda n: replace(n, wide=True) if n in summed else n)
+        program = program.mapped(tidy, lambda n: replace(n, wide=True) if n in summed else n)
     program = hoist(program)
     while True:
         uses = Counter(o for n in program.nodes() for o in n.operands)
@@ -51,7 +51,7 @@ def optimise(program: Program) -> Program:
             for n in program.nodes()
             if isinstance(n, Map) and uses[n] == 1 and n not in kept and size(n.body) < FUSED_SIZE
         }
-        fused = program.mapped(_tidy, partial(_fuse, inner=fusable))
+        fused = program.mapped(tidy, partial(_fuse, inner=fusable))
         if list(fused.outputs.values()) == list(program.outputs.values()):
             return fused.validate()
         program = fused
@@ -75,7 +75,7 @@ def _fuse(node: Node, inner: set[Node]) -> Node:
     return Map(with_arguments(node.body, substitution), tuple(operands))
 
 
-def _tidy(node: Node) -> Node:
+def tidy(node: Node) -> Node:
     """Simplifies a map's body, binds constant operands, and drops unused ones. A sum of a constant becomes a count."""
     if isinstance(node, Detach):  # derivatives have been taken
         return node.operand
@@ -87,9 +87,9 @@ def _tidy(node: Node) -> Node:
         value = node.operand.value
         if isinstance(node, Pull) or node.reduce == "max" or value == 0.0:
             return Const(value, node.stratum)
-        return _tidy(Map(scalar("mul", const(value), arg(0)), (count_input(node.source, node.target),)))
+        return tidy(Map(scalar("mul", const(value), arg(0)), (count_input(node.source, node.target),)))
     if isinstance(node, Push) and node.reduce == "sum" and isinstance(x := node.operand, Map) and x.body.op == "neg":
-        positive = _tidy(Map(x.body.args[0], x.inputs))  # two channels often have one sum, up to
+        positive = tidy(Map(x.body.args[0], x.inputs))  # two channels often have one sum, up to
         return Map(scalar("neg", arg(0)), (replace(node, operand=positive),))  # the sign
     if not isinstance(node, Map):
         return node

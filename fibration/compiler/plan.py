@@ -42,6 +42,7 @@ class Pass:
     scans: tuple[Scan, ...] = ()  # sums along the segment of values set aside, taken after the loop
     kept: tuple[Key, Node] | None = None  # a value that this pass leaves in a result's memory for a later one
     recalled: tuple[Key, Node] | None = None  # a value that an earlier pass has left there
+    found: tuple[Node, ...] = ()  # values that an earlier pass has set aside, for quantiles over the same segment
 
     @property
     def reads(self) -> tuple[Input, ...]:
@@ -277,20 +278,38 @@ class Plan:
 
     @cached_property
     def precise(self) -> frozenset[Node]:
-        """The token values that every pass computes in float64. They are values that:
+        """The token values that are float64 in every pass that compares them. They are values that:
 
         - a quantile reads, or that read a quantile: a token with the quantile's value equals it in every pass;
         - may jump with a sum in order: the sum is above a bound in every pass that compares them, or in none.
         """
-        order, leaves = list(self.program.nodes()), self.program.leaves
-        found: set[Node] = {v for n in order if isinstance(n, Quantile) for v in n.values}
-        found |= {n for n in order if isinstance(n, Map) and n.stratum in leaves and _jumps_by_order(n)}
-        for node in reversed(order):
+        found = set(self._compared)
+        for node in reversed(list(self.program.nodes())):
             if node in found and not isinstance(node, (Pull, Scan)):
-                found.update(o for o in node.operands if o.stratum in leaves)
-        made = of_quantiles(self.program)
-        reading = {n for n in order if isinstance(n, Map) and n.stratum in leaves and not made.isdisjoint(n.inputs)}
-        return frozenset(found | reading | {n for n in made if n.stratum in leaves})
+                found.update(o for o in node.operands if o.stratum in self.program.leaves)
+        return frozenset(found | self._reading)
+
+    @cached_property
+    def _compared(self) -> set[Node]:
+        """The values of quantiles, and the token values that may jump with a sum in order."""
+        order, leaves = list(self.program.nodes()), self.program.leaves
+        jumping = {n for n in order if isinstance(n, Map) and n.stratum in leaves and _jumps_by_order(n)}
+        return {v for n in order if isinstance(n, Quantile) for v in n.values} | jumping
+
+    @cached_property
+    def _reading(self) -> set[Node]:
+        """The token values that read a quantile."""
+        made, leaves = of_quantiles(self.program), self.program.leaves
+        maps = (n for n in self.program.nodes() if isinstance(n, Map) and n.stratum in leaves)
+        return {n for n in maps if not made.isdisjoint(n.inputs)} | {n for n in made if n.stratum in leaves}
+
+    def precise_in(self, step: Pass) -> frozenset[Node]:
+        """The values that a pass needs in float64: the precise values, without those that none of them reads here."""
+        wanted = {n for n in step.values if n in self._compared or n in self._reading}
+        for node in reversed(step.values):
+            if node in wanted and not isinstance(node, (Pull, Scan)):
+                wanted.update(o for o in node.operands if o in self.precise)
+        return frozenset(wanted | set(step.found))
 
     def __str__(self) -> str:
         passes = sum(len(s.passes) for s in self.sweeps)
@@ -327,6 +346,7 @@ class Plan:
                 lines += [f"      write {', '.join(str(k) for k, _ in step.stores)}"] if step.stores else []
                 lines += [f"      leave {self.names[step.kept[1]]} in {step.kept[0]}"] if step.kept else []
                 lines += [f"      find {self.names[step.recalled[1]]} in {step.recalled[0]}"] if step.recalled else []
+                lines += [f"      find {self._words(step.found)} where it was set aside"] if step.found else []
             lines += [f"    save {self._words(stage.saved)}"] if stage.saved else []
         return "\n".join(lines)
 

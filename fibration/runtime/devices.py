@@ -18,7 +18,8 @@ def can_sync(device: torch.device) -> bool:
 
 def is_recording() -> bool:
     """Whether a CUDA graph is being recorded, which allows no copy from the host."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    # `is_available` would count the devices in every call
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def usable(device: torch.device | str) -> torch.device:

@@ -145,10 +145,13 @@ def at_elements(stratum: str, index: Index, kind: str, given: Tensor, per_row: b
         result = (given if _every_row(index) else given[index.row_tensor()]).double().contiguous()
     else:
         elements, *parts = map(_joined, zip(*_parts(stratum, index, given, per_row), strict=True))
-        low, high = (
-            given.new_zeros(index.size[stratum]).scatter_reduce_(0, elements, part, reduce, include_self=False)
-            for part, reduce in zip(parts, ("amin", "amax"), strict=True)
-        )
+        leaves = index.leaves_over(stratum)
+        if per_row or len(leaves) > 1 or not index.is_in_pieces(stratum, leaves[0]):
+            parts = [
+                given.new_zeros(index.size[stratum]).scatter_reduce_(0, elements, part, reduce, include_self=False)
+                for part, reduce in zip(parts, ("amin", "amax"), strict=True)
+            ]
+        low, high = parts
         result = torch.where(low == high, low, torch.nan).double()
     # a finite sum has finite terms, and takes half the time to tell
     looks = devices.can_sync(index.device) and not math.isfinite(result.sum().item())

@@ -79,6 +79,20 @@ def test_a_second_call_reads_nothing_back_from_the_device(backend, name, patch):
         assert backend == "torch" or 0 < len(launches) <= most, what
 
 
+@pytest.mark.parametrize("name", ["ppo", "gspo"])
+def test_rows_without_gaps_need_fewer_operations(name, patch):
+    """What a trainer's batch is: packed rows, and advantages per token or per row."""
+    op, _ = counting_operator(spec(name), BACKENDS[-1], patch)
+    layout = packed(op, spread_batch())
+    once_here(op, layout.index, layout.shape, patch)
+    calls = called(op, elsewhere(layout.index), layout.shape)
+    for what, most in {"loss": 16, "coefficients": 9, "advantages per row": 5}.items():
+        calls[what]()
+        with counted(patch) as issued:
+            calls[what]()
+        assert issued.work.total() <= most, (what, issued.work)
+
+
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["grpo", "kl_of_tokens"])
 @pytest.mark.parametrize("backend", BACKENDS)

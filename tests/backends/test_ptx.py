@@ -35,6 +35,7 @@ from fibration import (
     log_prob,
     token_log_ratio,
 )
+from fibration.backends.triton.writer import PER_WARP
 from fibration.runtime.operator import Operator
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
@@ -190,6 +191,45 @@ def test_emulated_ptx_kernels_on_ranks_equal_one_process(emitter, name, cut):
     for mine, (values, _) in zip(parts, found, strict=True):
         bound = 1e-6 * np.abs(wanted).max() if cut else 0.0
         assert np.abs(values - wanted[mine.places]).max() <= bound
+
+
+# ---------------------------------------------------------------- sums over the batch by several programs
+
+
+def many_rows(rows: int = 70) -> Batch:
+    rng = np.random.default_rng(8)
+    lengths = tuple(int(n) for n in rng.integers(1, 3, rows))
+    labels = {"prompt_group": [i // 4 for i in range(rows)], "domain": [i // 40 for i in range(rows)]}
+    return Batch(lengths, rng.normal(size=sum(lengths)) / 10, np.repeat(rng.normal(size=rows), lengths), labels)
+
+
+def in_parts(name: str) -> Case:
+    """Under a name of its own, because code of the shipped one may be kept."""
+    batch, h = many_rows(), spec(name).replace(name=f"{name}_in_parts")
+    return case(h, batch if name == "fiberpo_domain" else replace(batch, labels={}), F32, 0)
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """A program sums 32 elements at a time, not 512: several programs sum over few rows."""
+    monkeypatch.setitem(PER_WARP, "BLOCK_P", 4)
+
+
+@pytest.mark.parametrize("name", ["ppo", "fiberpo_domain"] if ALL else ["ppo"])
+def test_emulated_parts_of_sums_equal_the_interpreter(emitter, name, small_parts):
+    """Metrics too. All schedules give the same bits, whichever program is the last to arrive."""
+    given = in_parts(name)
+    scheduled(emitter, lambda backend: holds_training(backend, given, "packed", metrics=True), seeds=3)
+
+
+@pytest.mark.parametrize("words", ["neither releases", "releases alone", "acquires alone", "store left out"])
+def test_the_emulator_finds_mistakes_in_parts_of_sums(emitter, words, small_parts):
+    given = in_parts("ppo")
+    ((edit, found),) = (planted for name, planted in PLANTED.items() if words in name)
+    with pytest.raises(Fault, match=found), Device(emitter, edit=edit).used():
+        backend = OnDevice()
+        layout = given.layout(backend, "packed")
+        backend.operator(given.hierarchy).coefficients(*given.tensors(layout), layout.index, metrics=False)
 
 
 # ---------------------------------------------------------------- planted mistakes

@@ -193,6 +193,16 @@ def test_quantiles_of_extreme_numbers_equal_numpy(kind, backend: Backend):
         holds(h, backend.name, [(stratum, level) for level in levels], layout, x)
 
 
+@pytest.mark.parametrize("backend", [b for b in CPU if not b.slow], ids=str)
+def test_values_that_are_equal_in_float32_are_compared_in_float64(backend: Backend):
+    """Half of the tokens are above the median, though all their values round to one float32."""
+    h, n = spec("gspo"), (41, 1000)
+    x = np.concatenate([np.float32(1e-3) + np.arange(float(k)) * 2.0**-33 for k in n]).astype(np.float32).astype(float)
+    layout = packed(operator(h, "torch"), Tokens(n, x, np.zeros(len(x))))
+    for taken in ([("trajectory", 0.5)], [("batch", 0.3)]):
+        holds(h, backend.name, taken, layout, x, F32, STEEP)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("backend", CPU, ids=str)
 def test_a_nan_makes_a_quantile_nan(backend: Backend):

@@ -13,6 +13,9 @@ from support import operator, packed, padded, programs, spread_batch
 from thorough import ALL
 
 from fibration import pipeline as compiling
+from fibration.language.advantages import centred
+from fibration.language.atoms import reward
+from fibration.language.order import after
 from fibration.language.rewards import adds_up_tokens
 
 
@@ -53,6 +56,29 @@ def test_published_advantages_equal_fractions(backend, name):
         close(by_row.numpy()[batch.row] if name in BY_ROW else layout.read(by_row), expected)
         if name in BY_ROW:
             assert not by_row[[n == 0 for n in batch.lengths]].any()
+
+
+def test_a_mean_over_the_tokens_of_groups_takes_one_sweep():
+    """The second sweep writes the advantages. A row is summed in the sweep that finds its largest value."""
+    h = rewarded(FIELD["grpo"])
+    to_go = reward + after(reward, over=h.rows)
+    h = h.replace(advantages=centred(to_go, over=h.groups[0], of=h.leaves[0]))
+    assert len(compiling.plan(h, "advantages").sweeps) == 2
+
+
+@pytest.mark.parametrize("backend", [b.name for b in BACKENDS_HERE if b.device == "cpu"])
+def test_equal_rewards_of_tokens_are_centred_to_exactly_zero(backend):
+    """Rows without tokens add nothing, and rows with other values are far away."""
+    batch = batch_of()
+    h = rewarded(FIELD["grpo"])
+    h = h.replace(advantages=centred(reward, over=h.groups[0], of=h.leaves[0]))
+    op = operator(h, backend)
+    layout = packed(op, batch)
+    assert 0 in batch.lengths
+    same = op.advantages(layout.tensor(np.full(batch.tokens, 0.1)), layout.index)
+    assert not layout.read(same).any()
+    other = np.where(batch.row % 2 == 0, 0.1, 1e8)
+    close(layout.read(op.advantages(layout.tensor(other), layout.index)), Rewards(h, batch, other, {}).advantages())
 
 
 @pytest.mark.sampled

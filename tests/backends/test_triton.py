@@ -23,6 +23,7 @@ from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.language import FUNCTIONS, fitted, is_literal, typed
 from fibration.language.operators import PRIMITIVES
 from fibration.pipeline import choose, compile
+from fibration.pipeline import load as load_artifact
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 interpreted = pytest.mark.skipif(not triton_interprets(), reason="kernels are compiled where there is a GPU")
@@ -199,7 +200,7 @@ def test_programs_of_one_launch_do_not_wait_for_each_other(name):
     for plan_name, plan in triton_artifact(name).plans.items():
         for kernel in kernels(plan_name, plan):
             begin, arrived, _ = kernel.text.partition("if last_to_arrive(counter):")
-            if not kernel.shared:
+            if not kernel.shares.types:
                 assert not arrived
                 continue
             shared += 1
@@ -207,6 +208,22 @@ def test_programs_of_one_launch_do_not_wait_for_each_other(name):
             for array, at in re.findall(r"(?:fresh|tl\.load)\(\s*(\w+_of)\b(?: \+ (\w+))?", begin):
                 assert array not in stored or (array in own and at == "b"), (kernel.name, array)
     assert shared
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["ppo", "fiberpo_domain"])
+def test_sums_over_many_rows_are_of_several_programs(name):
+    """Their parts add up to what torch finds."""
+    batch = batch_of([1 + i % 2 for i in range(1100)], groups=50)
+    results = []
+    for backend in ("torch", "triton"):
+        op = operator(spec(name), backend)
+        layout = packed(op, batch)
+        given = (layout.tensor(t) for t in (batch.x - 1, -np.ones(batch.tokens), batch.advantages[batch.row]))
+        results.append(op.coefficients(*given, layout.index))
+    torch.testing.assert_close(results[1].values, results[0].values, rtol=1e-10, atol=1e-16)
+    for key, value in results[0].scalars().items():
+        assert results[1].scalars()[key] == pytest.approx(value, rel=1e-10), key
 
 
 def test_literals_are_recognised():
@@ -230,7 +247,7 @@ def test_long_statements_are_broken_where_python_allows_it():
 def test_tensors_on_the_cpu_are_refused(monkeypatch):
     monkeypatch.setattr(load, "interpreted", lambda: False)
     made = triton_artifact("fiberpo")
-    run = load.load("fiberpo", made.source, made.plans)
+    run = load_artifact(made)
     op = compiled(spec("fiberpo"), "torch")
     layout = packed(op, batch_of(SHORT))
     op = type(op)(op.hierarchy, op.report, "triton", made.source, made.programs, run)

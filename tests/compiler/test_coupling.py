@@ -25,6 +25,8 @@ from fibration.language.loading import shipped
 
 COUPLED = {
     "apc_obj": ("state",),
+    "attenuated_domain": ("domain",),
+    "attenuated_group": ("prompt_group",),
     "clip_cov": (BATCH,),
     "fiberpo_crossed": (BATCH, "domain", "modality"),
     "fiberpo_domain": ("domain", "prompt_group"),

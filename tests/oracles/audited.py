@@ -20,6 +20,8 @@ Loss = Callable[..., Any]
 # What a loss reads that no argument of an audit is.
 LABELS = {
     "apc_obj": "which tokens have one prefix",
+    "attenuated_domain": "the domain of rows",
+    "attenuated_group": "the prompt group of rows, beside advantages",
     "fiberpo_crossed": "two labels of rows",
     "fiberpo_domain": "the domain of rows",
     "fiberpo_domain_inward": "the domain of rows",

@@ -65,6 +65,7 @@ PARAMETERS = {
     "ctpo": {"ceiling": 0.08},
     "fipo": {"ceiling": 2.5, "safety": 1.6, "gamma": 0.7},
     "prefix_is": {"ceiling": 1.2},
+    **{f"attenuated_{s}": {"C_high": 0.24, "C_low": 0.2} for s in ("trajectory", "group", "domain")},
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from oracles.published import (
     Parameters,
     Rows,
     clipped,
+    either,
     per_trajectory,
     ppo,
     token_mean,
@@ -316,6 +317,32 @@ def prefix_is(b: Scored, p: Parameters) -> Found:
     return per_trajectory(b, weight * b.advantages * b.log_prob), [weight == p["ceiling"]]
 
 
+def attenuated(b: Scored, p: Parameters, drift: Tensor) -> Found:
+    """An outward token beyond its budget counts `C/d`."""
+    outward, budget = b.advantages * b.held > 0, either(b.advantages > 0, p["C_high"], p["C_low"])
+    far = (drift > budget).expand_as(b.mask)
+    weight = torch.where(outward, budget / torch.maximum(drift, budget), 1)
+    return trajectory_mean(b, weight * b.x.exp() * b.advantages), [outward & far, ~outward & far]
+
+
+def over_label(b: Scored, label: tuple[int, ...]) -> Tensor:
+    """The mean `|log r|` of all tokens with the label of a row."""
+    members = [b.alone(label, i) for i in range(len(b.mask))]
+    return b.spread([b.held[m][b.mask[m]].abs().mean() for m in members])
+
+
+def attenuated_trajectory(b: Scored, p: Parameters) -> Found:
+    return attenuated(b, p, b.mean(b.held.abs()))
+
+
+def attenuated_group(b: Scored, p: Parameters) -> Found:
+    return attenuated(b, p, over_label(b, b.prompt_group))
+
+
+def attenuated_domain(b: Scored, p: Parameters) -> Found:
+    return attenuated(b, p, over_label(b, b.domain))
+
+
 OBJECTIVES: Mapping[str, Callable[[Scored, Parameters], Found]] = {
     f.__name__: f
     for f in (
@@ -323,5 +350,6 @@ OBJECTIVES: Mapping[str, Callable[[Scored, Parameters], Found]] = {
         pass_at_k, best_of_group, ppo_gae,
         grpo_k3, grpo_k2, grpo_rk3, ppo_entropy, ppo_nll, kimi_k15, kimi_k2, dro, prime_rl, kl_cov, real,
         ctpo, fipo, prefix_is, hierarchical_grpo,
+        attenuated_trajectory, attenuated_group, attenuated_domain,
     )
 }  # fmt: skip

@@ -9,7 +9,7 @@ SLIPS = (
     ),
     slip(
         "what comes after is left in the wrong order", "test_order",
-        "if (!forward) found = SHUFFLE(found, REVERSE);", "",
+        "shares[k] = powers[forward ? k + 1 : WIDTH - k];", "shares[k] = powers[k + 1];",
     ),
     slip(
         "a token is among those that come after it", "test_order",
@@ -21,11 +21,40 @@ SLIPS = (
     ),
     slip(
         "the upper neighbour of a quantile may lie beyond the bound", "backends*quantiles",
-        "if (k + next >= n - above) high = INFINITY, above = 0;", "if (k >= n - above) high = INFINITY, above = 0;",
+        "} else if (k + next >= below + kept) {", "} else if (k >= below + kept) {",
     ),
     slip(
         "C finds a quantile among what is no number", "backends*quantiles",
-        "if (kept + below + above < n) return NAN;", "if (n < 0) return NAN;",
+        "    if (any_nan(x, n)) *at_k = *after = NAN;\n}", "}",
+    ),
+    slip(
+        "C goes on with samples that do not help", "test_c_quantiles",
+        "if (low == high || kept == n || poor > 4) {", "if (low == high || kept == n) {",
+    ),
+    slip(
+        "C keeps what it finds over what it searches", "test_c_quantiles",
+        "double *found = room + round % 2 * half;", "double *found = room;",
+    ),
+    slip(
+        "C moves the kept values of a thread from where they go", "test_c_quantiles",
+        "memmove(found + total, found + p * size, (size_t)kept[p]", "memmove(found + total, found + total, (size_t)kept[p]",
+    ),
+    slip(
+        "C passes on what is after the last number of a row", "test_order",
+        "room[forward ? k - 1 : k + 1];", "room[k];",
+    ),
+    slip(
+        "C rounds a quantile's value for the token that has it", "backends*quantiles",
+        'f"const double {self.names[node]} = {room}[{place}];"', 'f"const real {self.names[node]} = {room}[{place}];"',
+    ),
+    slip(
+        "a formula reads a quantile's value with other arguments", "compiler*reuse",
+        "[arg(inputs.index(o)) for o in value.inputs]", "[arg(i) for i, _ in enumerate(value.inputs)]",
+    ),
+    slip(
+        "a loop computes all that quantiles read in float64", "compiler*reuse",
+        "wanted.update(o for o in node.operands if o in self.precise)\n        return frozenset(wanted | set(step.found))",
+        "wanted.update(o for o in node.operands if o in self.precise)\n        return frozenset(set(step.values) & self.precise | set(step.found))",
     ),
     slip(
         "of several leaves the values set aside last are left", "backends*quantiles",
@@ -237,5 +266,49 @@ SLIPS = (
     slip(
         "a constant of -0.0 has no parentheses", "backends/test_nonfinite",
         "if math.copysign(1.0, value) < 0 else", "if value < 0 else",
+    ),
+    slip(
+        "kept launches do not tell addresses by their alignment", "backends/test_launches",
+        "aligned = tuple([address % ALIGNED == 0 for address in addresses])", "aligned = (True,)",
+    ),
+    slip(
+        "a kept kernel takes one tensor for all", "backends/test_launches",
+        "values[place] = addresses[number]", "values[place] = addresses[0]",
+    ),
+    slip(
+        "kept launches of all streams share a counter", "backends/test_launches",
+        "found = self.shared.get(stream)", "found = next(iter(self.shared.values()), None)",
+    ),
+    slip(
+        "kept launches run on the default stream", "backends/test_launches",
+        "launch.run(*values, stream=stream)", "launch.run(*values, stream=0)",
+    ),
+    slip(
+        "kept launches run on the current device, wherever their tensors are", "backends/test_launches",
+        "if work.is_cuda and work.get_device() != driver.get_current_device():", "if work.is_cuda and work.get_device() < 0:",
+    ),
+    slip(
+        "launches of functions that use torch between them are kept", "backends/test_launches",
+        "self.is_kept = not any(k.call for k in kernels) and", "self.is_kept =",
+    ),
+    slip(
+        "a row in several pieces has the advantage of one", "runtime backends/test_hard_inputs backends/test_soft_gates",
+        "or not index.is_in_pieces(stratum, leaves[0]):", "or not index.is_in_pieces:",
+    ),
+    slip(
+        "kept launches of one program take a counter", "backends/test_launches",
+        "if noted.arguments.get(COUNTER) is None:", "if COUNTER not in noted.arguments:",
+    ),
+    slip(
+        "programs that share a sum over the batch read the same elements", "backends/test_ptx",
+        "range(part * BLOCK_P, {size}, programs * BLOCK_P):", "range(part * BLOCK_P, {size}, BLOCK_P):",
+    ),
+    slip(
+        "the last program to arrive adds up one part", "backends/test_ptx",
+        "is_part = each_part < programs", "is_part = each_part < 1",
+    ),
+    slip(
+        "programs share sums over the batch of what their launch computes", "backends/test_triton",
+        "return not any(computed & {*n.operands} for n in group.values)", "return bool(computed)",
     ),
 )  # fmt: skip

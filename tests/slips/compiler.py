@@ -13,7 +13,13 @@ SLIPS = (
     ),
     slip(
         "what reads a quantile is computed in the tokens' precision", "backends*quantiles",
-        "return frozenset(found | reading | {n for n in made if n.stratum in leaves})", "return frozenset(found)",
+        "wanted = {n for n in step.values if n in self._compared or n in self._reading}",
+        "wanted = {n for n in step.values if n in self._compared}",
+    ),
+    slip(
+        "the values of a row count once in a mean over groups", "backends*rewards",
+        'away = ir.scalar("mul", ir.arg(0), ir.scalar("sub", ir.arg(1), ir.arg(2)))',
+        'away = ir.scalar("sub", ir.arg(1), ir.arg(2))',
     ),
     slip(
         "a quantile over part of a segment's tokens is taken inside its sweep", "backends*quantiles",

@@ -4,6 +4,54 @@ from slips.slip import slip
 
 SLIPS = (
     slip(
+        "tokens of several rows have advantages of one sign", "laws/test_reversal",
+        "if any(s != h.rows and s not in whole_batch(h).finer(h.rows) for s in coupled):", "if False:",
+    ),
+    slip(
+        "a level may pass on less than the level over it", "laws/test_reversal",
+        "or not _are_at_least(subject, own[0], over[1]):", "or False:",
+    ),
+    slip(
+        "a gate that turns pulls round reverses no token", "laws/test_reversal",
+        "pushed.is_kept(but=OPENED) or pushed.is_kept(but=LOST)", 'pushed.is_kept(but="turned")',
+    ),
+    slip(
+        "a mean may weigh tokens below 0", "laws/test_reversal",
+        "shown = never_reverses(subject, table, known) if is_mean else None", "shown = never_reverses(subject, table, known)",
+    ),
+    slip(
+        "a token that its advantage pushes out is reversed", "laws/test_reversal",
+        "c * x > 0 > a * x", "c * x > 0 < a * x",
+    ),
+    slip(
+        "groups of given advantages need no labels", "auditing/test_identify",
+        "if function.reads_rewards or h.advantages is None else h.strata", "if function.reads_rewards else h.strata",
+    ),
+    slip(
+        "rows of all lengths count the same", "laws/test_facts_levels",
+        "is_centred(self.h, of_row, over, rows)", "is_centred(self.h, sympy.Integer(1), over, rows)",
+    ),
+    slip(
+        "weights leave a level idle", "laws/test_facts_levels",
+        "if not has_levels(subject, known) or not _has_weight_one(subject):", "if not has_levels(subject, known):",
+    ),
+    slip(
+        "log ratios leave a level idle for ever", "laws/test_facts_levels",
+        "always = known in DEVIATIONS and", "always =",
+    ),
+    slip(
+        "a mean over a coarser element is one over this one", "laws/test_facts_levels",
+        "and _is_within(h, atom.over, over):", "and atom.over is not None:",
+    ),
+    slip(
+        "an element keeps nothing of what it stops", "laws/test_facts_levels laws/test_levels_of_a_tower",
+        'else f"1 - {known_share}"', 'else f"1 - 0*{known_share}"',
+    ),
+    slip(
+        "a gate that reads densities shares as others do", "laws/test_facts_levels",
+        "atomic = not any(atoms(gate, Density) for _, _, gate in gates(h))", "atomic = True",
+    ),
+    slip(
         "rows of a group count as one", "laws/test_facts_weight_sums",
         "gathered = self.counted(source, target) if rest == 1 else", "gathered = 1 if rest == 1 else",
     ),

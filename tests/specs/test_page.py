@@ -21,7 +21,7 @@ from fibration.laws import LAWS
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "losses.md"
 PAGES = ROOT / "docs" / "losses"
-FOLDERS = ("tokens", "sequences", "rollout", "masks", "rewards", "terms", "order", "fiberpo")
+FOLDERS = ("tokens", "sequences", "rollout", "masks", "rewards", "terms", "order", "attenuated", "fiberpo")
 TRAINERS = ("TRL", "verl", "SkyRL", "NeMo-RL", "OpenRLHF", "AReaL", "ROLL", "slime", "prime-rl", "ms-swift", "Tinker")
 FORMULA = re.compile(r"`((?:J|𝒢\(r\)|log 𝒢) = [^`]*|min\([^`]*|clip\([^`]*)`")
 WORDS = "weigh keep log_prob total mean largest some quantile deviation before after position stop inward".split()
@@ -67,6 +67,16 @@ def laws() -> str:
             found[reason.partition(" ")[0]].append(f"[{name}](losses/{shipped_file(name).parent.name}.md#{name})")
     rows = (f"| `{law}` | {', '.join(dict.fromkeys(found[law]))} |" for law in LAWS if law in found)
     return "\n".join(["", "| law | given up by |", "|---|---|", *rows, ""])
+
+
+def reversals() -> str:
+    """What the fact `reversal` says of every loss."""
+    found = defaultdict(list)
+    for name in shipped():
+        (value,) = (f.value for f in spec(name).verify().facts if f.name == "reversal")
+        found[value].append(f"[{name}](losses/{shipped_file(name).parent.name}.md#{name})")
+    rows = [f"| {value} | {', '.join(found[value])} |" for value in sorted(found, key=lambda v: len(found[v]))]
+    return "\n".join(["", "| fact | losses |", "|---|---|", *rows, ""])
 
 
 def title(folder: str) -> str:
@@ -134,6 +144,15 @@ def test_the_pages_of_losses_equal_their_specs():
     measured = [d for text in written.values() for d in MEASURED.findall(text)]
     assert len(measured) == len(SOURCES)
     assert max(map(float, measured)) < 1e-13
+
+
+@pytest.mark.thorough
+def test_the_page_states_which_losses_reverse_tokens():
+    made, (before, written, after) = reversals(), parts(PAGE.read_text(), "reversal")
+    if os.environ.get("FIBRATION_UPDATE_GOLDEN") == "1":
+        PAGE.write_text(f"{before}{made}{after}")
+        written = made
+    assert written == made
 
 
 @pytest.mark.skipif(not ALL, reason="what `test_published.py` asks of fewer batches")

@@ -124,9 +124,14 @@ def read_by_gates(h: Hierarchy) -> set[Stratum]:
     """
     needed: set[Stratum] = set()
     for stratum, _, gate in gates(h):
-        if applications(desugar(gate), "where") or not vanishes(to_sympy(gate) - RHO):
+        if not is_identity(gate):
             needed |= {stratum, *h.shape.moebius(stratum)}
             needed |= {a.stratum for a in atoms(gate, Density)}
             if is_effect(h, stratum):  # a least-squares fit joins all strata that cross
                 needed.update(h.shape.crossed())
     return needed
+
+
+def is_identity(gate: Expression) -> bool:
+    """Whether a gate passes every residual unchanged, in one branch."""
+    return not applications(desugar(gate), "where") and vanishes(to_sympy(gate) - RHO)

@@ -15,6 +15,7 @@ from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import ATOM_OF, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
 from fibration.laws import topic
+from fibration.laws.facts import levels
 from fibration.laws.facts.amplification import amplification
 from fibration.laws.facts.batch_facts import blocks, normaliser, second_moment
 from fibration.laws.facts.weight_sums import weight
@@ -27,7 +28,10 @@ from fibration.laws.signs.neighbourhood import RHO, WORDS
 from fibration.laws.subject import Subject
 
 # the most expensive fact comes last
-NAMES = ("radius", "bounds", "continuity", "blocks", "second_moment", "normaliser", "weight", "amplification")
+NAMES = (
+    "radius", "bounds", "continuity", "blocks", "second_moment", "normaliser", "weight", "share", "idle", "spill",
+    "reversal", "amplification",
+)  # fmt: skip
 
 
 def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
@@ -44,6 +48,10 @@ def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
     yield "second_moment", second_moment(subject)
     yield "normaliser", _one(lambda: normaliser(h))
     yield "weight", weight(h)
+    yield "share", levels.share(subject, known)
+    yield "idle", levels.idle(subject, known)
+    yield "spill", levels.spill(subject, known)
+    yield "reversal", levels.reversal(subject, known, table)
     yield "amplification", amplification(subject, table, known)
 
 

@@ -221,6 +221,11 @@ class Elements:
         segment, starts, before = self._pieces(segments, leaf)
         return self._move(segment), self._move(np.stack([starts, starts + np.diff(before)], axis=1).reshape(-1))
 
+    @once
+    def is_in_pieces(self, segments: str, leaf: str) -> bool:
+        """Whether each element of `segments` is one interval of the leaf's tokens, in the order of the elements."""
+        return np.array_equal(self._pieces(segments, leaf)[0], np.arange(self.size[segments]))
+
     def _pieces(self, segments: str, leaf: str) -> tuple[Codes, Codes, Codes]:
         spans, of_rows = self.spans[leaf], self.of_rows(leaf, segments)
         if of_rows is None:

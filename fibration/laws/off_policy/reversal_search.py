@@ -1,0 +1,117 @@
+"""Searches small batches, in exact rationals, for a token that is pushed further out against its own advantage.
+
+Such a token has drifted, its advantage leads back, and its coefficient leads further out: `A·x < 0 < c·x`. All tokens
+of a row have one advantage.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+
+from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import whole_batch
+from fibration.laws.batches.coefficients import Point
+from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.direct_operator import formulas
+from fibration.laws.batches.search import leaves_one_alone, smallest, usual
+from fibration.laws.batches.tokens import Tokens, attempt, rows_of
+from fibration.laws.batches.words import Witness, in_batch, in_brief, rounded
+from fibration.laws.values.duals import value_of
+
+MOST_SHAPES = 12  # of batches of one size
+SAMPLED = {2: 150, 3: 150, 4: 100}  # points of batches of so many tokens; of a single token all
+SHARES = tuple(Fraction(s, 20) for s in (20, 12, 2, 1, -10))  # of the largest drift
+BEYOND = (Fraction(21, 20), Fraction(3, 2), Fraction(4))  # times the default of a parameter
+CLOSE = Fraction(1, 10**20)  # a coefficient of at most this size has no sign, where numbers are rounded
+Tried = tuple[Concrete, tuple[Fraction, ...], tuple[Fraction, ...]]  # a batch, advantages and log ratios of its tokens
+
+
+def reversed_token(h: Hierarchy) -> Witness | None:
+    """The smallest batch found with a token that is pushed against its own advantage, or None.
+
+    Declared advantages are those of rewards 0 and 1. Residuals of a least-squares fit are not searched.
+    """
+    if h.orthogonalise is not None:
+        return None
+    found = (_witness(h, *one) for one in _tried(h))
+    return next((w for w in found if w is not None), None)
+
+
+def _tried(h: Hierarchy) -> Iterator[Tried]:
+    """Yields the points of single tokens, then random points of larger batches, the same in every run."""
+    sizes, rng = _sizes(h), random.Random(0)
+    yield from ((c, a, (t * d,)) for c in _batches(h, 1) for a in _advantages(h, c) for t in sizes for d in (1, -1))
+    for n in SAMPLED:
+        each = [(c, found) for c in _batches(h, n) if (found := list(_advantages(h, c)))]
+        for _ in range(SAMPLED[n] if each else 0):
+            concrete, advantages = rng.choice(each)
+            first, size = rng.randrange(n), rng.choice(sizes) * rng.choice((1, -1))
+            drift = tuple(size * (rng.choice(SHARES) if k != first else 1) for k in range(n))
+            yield concrete, rng.choice(advantages), drift
+
+
+def _batches(h: Hierarchy, tokens: int) -> Iterator[Concrete]:
+    """Yields batches of this many tokens that an index takes."""
+    found = itertools.islice(smallest(h, whole_batch(h), tokens), MOST_SHAPES)
+    return (c for c in found if not leaves_one_alone(h, c))
+
+
+def _advantages(h: Hierarchy, concrete: Concrete) -> Iterator[tuple[Fraction, ...]]:
+    """Yields advantages of tokens: of rows 1 and -1, or one of them 3 or -3; or the declared ones of such rewards."""
+    rows, number = rows_of(h, concrete), concrete.size[h.rows]
+    for signs, large in itertools.product(
+        itertools.product((1, -1), repeat=number), range(number if number > 1 else 1)
+    ):
+        of_rows = tuple(Fraction(s * (3 if r == large and number > 1 else 1)) for r, s in enumerate(signs))
+        given = tuple(of_rows[r] for r in rows)
+        if h.advantages is None:
+            yield given
+        elif found := _declared(h, Tokens.alike(h, concrete, given)):
+            yield found
+
+
+def _declared(h: Hierarchy, here: Tokens) -> tuple[Fraction, ...] | None:
+    """The declared advantages of a batch with rewards; None if they have no value."""
+    formula = h.advantages
+    assert formula is not None
+    return attempt(lambda: tuple(value_of(here.value(formula, k)) for k in range(len(here.places))))
+
+
+def _sizes(h: Hierarchy) -> list[Fraction]:
+    """How far the token drifts that drifts most: beyond the defaults of parameters, and 1."""
+    values = sorted({abs(v) for v in usual(h).values() if v})[:3]
+    return sorted({*(v * f for v in values for f in BEYOND), Fraction(1)})
+
+
+def _witness(
+    h: Hierarchy, concrete: Concrete, advantages: tuple[Fraction, ...], log_ratios: tuple[Fraction, ...]
+) -> Witness | None:
+    if not any(a * x < 0 for a, x in zip(advantages, log_ratios, strict=True)):
+        return None
+    point = Point(h, concrete, log_ratios, advantages)
+    found = attempt(lambda: point.coefficients)
+    token = None if found is None else reversed_at(found, advantages, log_ratios)
+    if found is None or token is None:
+        return None
+    exact = rounding(*formulas(h), h.objective.spelled_out(h.leaves, h.rows))
+    coefficients = tuple(rounded(c, exact) for c in found)
+    many = len(found) > 1
+    text = (
+        f"{in_batch(h, concrete)} with {'advantages' if many else 'advantage'} {in_brief(*advantages)} and "
+        f"{'log ratios' if many else 'log ratio'} {in_brief(*log_ratios)}, "
+        f"{'the coefficients ∂J/∂log π are' if many else 'the coefficient ∂J/∂log π is'} {in_brief(*coefficients)}: "
+        f"token {token + 1} is pushed further out, against its advantage"
+    )
+    values = {"advantages": advantages, "log_ratios": log_ratios, "coefficients": coefficients, "token": token}
+    return Witness.on(concrete, text, values)
+
+
+def reversed_at(
+    coefficients: Sequence[Fraction], advantages: Sequence[Fraction], log_ratios: Sequence[Fraction]
+) -> int | None:
+    """The first token that is pushed further out against its advantage, or None."""
+    each = enumerate(zip(coefficients, advantages, log_ratios, strict=True))
+    return next((k for k, (c, a, x) in each if abs(c) > CLOSE and c * x > 0 > a * x), None)

@@ -1,0 +1,297 @@
+"""What levels can do: facts `share`, `idle` and `spill` against sums over small batches, and against the operator."""
+
+import itertools
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hierarchies.builders import FULL, budget, domain, epsilon, prompt_group, token, trajectory
+from hierarchies.centred_advantages import ADVANTAGES, advantages_of, batch, share
+from hierarchies.first_order_specs import DEVIATION, SIGNED, deep_tree, quiver, three, tree
+from oracles.certified_facts import report
+from oracles.definition import World, batches
+from oracles.pulls_of_levels import coefficients, shares
+from support import Batch, operator, packed, spec
+from support import coefficients as computed
+
+import fibration
+from fibration import (
+    Attribute,
+    Fibration,
+    Gate,
+    Hierarchy,
+    Objective,
+    advantage,
+    aggregate_gate,
+    clip_gate,
+    constant_normaliser,
+    count,
+    exp,
+    identity_gate,
+    log_prob,
+    log_ratio,
+    policies,
+    proportional,
+    ratio_deviation,
+    residual,
+    token_mean,
+    trajectory_mean,
+    uniform,
+    where,
+    zero_gate,
+)
+from fibration.language.atoms import mass
+
+F = Fraction
+M, T = count(trajectory), count(token, over=trajectory)
+
+
+def facts(h, name):
+    return {f.subject.removeprefix("gate on "): f.value for f in report(h).facts if f.name == name}
+
+
+def rows_of(world):
+    return [world.below(leaf, i, world.h.rows) for leaf, i in world.tokens]
+
+
+def random_point(world, rng, far=True):
+    """Log ratios of every token, and an advantage per row."""
+    own = [F(rng.randint(-9, 9), 7) for _ in range(world.size(world.h.rows))]
+    xs = [F(rng.randint(-40, 40), 97) if far else F(0) for _ in world.tokens]
+    return xs, [own[r] for r in rows_of(world)]
+
+
+# ---------------------------------------------------------------- share
+
+GATES = [
+    clip_gate(budget).per(mass),
+    clip_gate(epsilon).per(mass).inward(),
+    aggregate_gate(budget, rollback=2).per(mass),
+    identity_gate(),
+    Gate(residual / 3),
+]
+SPLITS = [log_ratio(scale=mass), SIGNED, ratio_deviation(scale=mass), DEVIATION]
+SHAPES = [three, tree, deep_tree, quiver]
+
+
+def random_tower(seed):
+    rng = random.Random(seed)
+    build = SHAPES[seed % len(SHAPES)]
+    gates = {s: rng.choice(GATES) for s in build({}).order}
+    return build(gates, SPLITS[(seed // 4) % 3])
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", range(21))
+def test_the_shares_of_levels_add_up_to_the_coefficients(seed):
+    h, rng = random_tower(seed), random.Random(seed)
+    assert set(facts(h, "share")) == {s.name for s in h.order}
+    for world in batches(h, seed, count=2, most=3):
+        xs, advantages = random_point(world, rng)
+        added = shares(world, xs, advantages)
+        for k, c in enumerate(coefficients(world, xs, advantages)):
+            assert abs(sum(level[k] for level in added.values()) - c) < F(1, 10**30)
+
+
+@pytest.mark.parametrize("name", ["gspo", "fiberpo", "fiberpo_domain", "fiberpo_domain_inward", "fiberpo_turns"])
+def test_the_shares_of_levels_add_up_to_what_the_operator_computes(name):
+    h, rng = spec(name), np.random.default_rng(5)
+    lengths = (3, 1, 4, 2, 3, 2)
+    labels = {"prompt_group": [0, 0, 1, 1, 2, 2], "domain": [0, 0, 0, 0, 1, 1]}
+    turns = {"turn": [f"{r}.{k // 2}" for r, n in enumerate(lengths) for k in range(n)]}
+    of_rows = rng.normal(size=len(lengths))
+    given = Batch(
+        lengths,
+        rng.normal(size=sum(lengths)) * 0.2,
+        np.repeat(of_rows, lengths),
+        labels={k: v for k, v in labels.items() if k in map(str, h.strata)},
+        token_labels={k: v for k, v in turns.items() if k in map(str, h.strata)},
+    )
+    op = operator(h)
+    found, _ = computed(op, packed(op, given), given)
+    world = World.of(h, given)
+    added = shares(world, [F(float(v)) for v in given.x], [F(float(a)) for a in given.advantages])
+    expected = np.array([float(sum(level[k] for level in added.values())) for k in range(given.tokens)])
+    assert np.abs(found - expected).max() <= 1e-13 * np.abs(expected).max()
+
+
+def test_a_gate_that_reads_densities_has_no_share():
+    assert not facts(spec("gspo_token"), "share") and not facts(spec("gspo_token"), "spill")
+    assert not facts(spec("apc_obj"), "share")
+    assert not facts(spec("grpo"), "share")  # one level
+
+
+# ---------------------------------------------------------------- idle
+
+OBJECTIVES = {
+    "rows": trajectory_mean(),
+    "tokens": token_mean(),
+    "length": constant_normaliser(7),
+    "row sums": Objective(1 / (T * count(trajectory, over=batch))),
+}
+
+
+def tower(kind, objective, split=None, levels=FULL, **more):
+    kernels = {token: uniform(), trajectory: uniform(), prompt_group: proportional(M), batch: uniform()}
+    return Hierarchy(
+        name="tower",
+        fibrations=[Fibration(a, b, kernel=kernels[a]) for a, b in itertools.pairwise(levels)],
+        gates={s: clip_gate(budget).per(mass) for s in levels},
+        decomposition=split or log_ratio(scale=mass),
+        objective=OBJECTIVES[objective],
+        **{"advantages": ADVANTAGES[kind][0] if kind else None, **more},
+    )
+
+
+def towers_of(h, rng):
+    """A random batch in which every answer has another beside it in its group."""
+    parents, roots = {}, rng.randint(1, 2)
+    width = roots
+    for s in h.order[1:]:
+        fans = [rng.randint(2, 3) if s == trajectory else rng.randint(1, 2) for _ in range(width)]
+        parents[s] = [b for b, n in enumerate(fans) for _ in range(n)]
+        width = len(parents[s])
+    return World.chain(h, parents, {budget: F(1, 5), share: F(3, 4)}, roots)
+
+
+def moves(kind, h, stratum, seed=0, at_0=True):
+    """Whether some batch has other coefficients with another slope at this level."""
+    rng, other = random.Random(seed), h.replace(gates={**h.gates, stratum: Gate(residual / 3)})
+    for world in (towers_of(h, rng) for _ in range(5 if at_0 else 2)):
+        rewards = [F(rng.randint(-9, 9), 2) for _ in range(world.size(trajectory))]
+        own = advantages_of(kind, world, rewards)
+        advantages = [own[r] for r in rows_of(world)]
+        xs = [F(0) if at_0 else F(rng.randint(-9, 9), 97) for _ in advantages]
+        changed = World(other, world.sizes, world.parents, world.values)
+        if coefficients(world, xs, advantages) != coefficients(changed, xs, advantages):
+            return True
+    return False
+
+
+CASES = [(k, o, s) for k in ADVANTAGES for o in OBJECTIVES for s in (log_ratio(scale=mass), SIGNED)]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(("kind", "objective", "split"), CASES)
+def test_a_level_is_idle_if_no_slope_of_its_gate_moves_a_coefficient_on_policy(kind, objective, split):
+    h = tower(kind, objective, split)
+    said = facts(h, "idle")
+    assert set(said.values()) <= {"idle on policy"}
+    for stratum in (domain, prompt_group, trajectory):
+        moved = moves(kind, h, stratum)
+        assert not (moved and stratum.name in said), stratum
+        assert moved or stratum.name in said, stratum  # nothing that holds is left out
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("group", {"domain", "prompt_group"}), ("domain", {"domain"}), ("batch", set()), ("hierarchical", {"domain"})],
+)
+def test_advantages_leave_idle_what_lies_below_the_stratum_that_centres_them(kind, names):
+    assert set(facts(tower(kind, "rows"), "idle")) == names
+
+
+@pytest.mark.thorough
+def test_enough_levels_are_idle_and_enough_are_not():
+    idle = [len(facts(tower(k, o), "idle")) for k in ADVANTAGES for o in OBJECTIVES]
+    assert sum(idle) >= 40 and sum(3 - n for n in idle) >= 40
+
+
+@pytest.mark.parametrize("objective", ["rows", "tokens"])
+def test_deviations_leave_a_level_idle_off_policy_too(objective):
+    h = tower("group", objective, ratio_deviation(scale=mass))
+    said = facts(h, "idle")
+    assert set(said.values()) <= {"idle"} and bool(said) is (objective == "rows")
+    for name in said:
+        assert not moves("group", h, next(s for s in h.order if s.name == name), at_0=False)
+    assert moves("group", h, trajectory, at_0=False)
+    assert moves("group", tower("group", objective), prompt_group, at_0=False)  # log ratios
+
+
+CONDITIONS = {
+    "rows": "where the advantages of the trajectories of every {} sum to 0",
+    "tokens": "where the advantages of the tokens of every {} sum to 0",
+    "length": "where the advantages of the tokens of every {} sum to 0",
+}
+
+
+@pytest.mark.parametrize("objective", CONDITIONS)
+def test_without_declared_advantages_a_level_is_idle_on_a_condition(objective):
+    said = facts(tower("", objective), "idle")
+    expected = {n: f"idle on policy {CONDITIONS[objective].format(n)}" for n in ("prompt_group", "domain")}
+    assert said == expected
+
+
+def test_weights_that_are_not_1_on_policy_leave_no_level_idle():
+    current, old, rollout = policies("current old rollout")
+    rho = exp(log_prob(old) - log_prob(rollout))
+    h = tower("group", "rows")
+    truncated = h.replace(objective=trajectory_mean().weigh(fibration.minimum(rho, 2)))
+    assert facts(truncated, "idle") == facts(h, "idle") != {}
+    by_advantage = h.replace(objective=trajectory_mean().weigh(where(advantage > 0, 2, 1)))
+    assert not facts(by_advantage, "idle")
+    dropped = h.replace(objective=trajectory_mean().keep(advantage > 0))
+    assert not facts(dropped, "idle")
+    assert not facts(h.replace(objective=trajectory_mean().score()), "idle")
+
+
+def test_a_group_without_a_level_centres_advantages_too():
+    h = tower("group", "rows", levels=(token, trajectory, batch), groups=[prompt_group])
+    assert facts(h, "idle") == {"batch": "idle on policy"}
+    without = tower("", "rows", levels=(token, trajectory))
+    assert not facts(without, "idle")
+
+
+# ---------------------------------------------------------------- spill
+
+stopped = {s: Attribute("stopped", on=s) for s in (token, trajectory, prompt_group, domain)}
+
+
+@pytest.mark.parametrize("level", [token, trajectory, prompt_group])
+@pytest.mark.parametrize("kernel", ["even", "proportional"])
+def test_siblings_get_what_an_element_does_not_keep(level, kernel):
+    """Of a pull of 1 that one gate stops, the fact says how much the tokens of its siblings gain, and it loses."""
+    h = tower("", "rows")
+    if kernel == "even":
+        h = h.replace(fibrations=[Fibration(f.source, f.target, uniform()) for f in h.fibrations])
+    shut = Gate(where(stopped[level] > 5, 0 * residual, residual))
+    base = h.replace(gates={s: identity_gate() for s in h.order} | {level: shut})
+    said = next(f for f in report(base).facts if f.name == "spill" and f.subject == f"gate on {level}").value
+    (below,) = (f.target for f in base.shape.below(level))
+    rng, seen = random.Random(3), 0
+    for world in batches(base, 7, count=16, most=6):
+        xs, advantages = random_point(world, rng, far=False)
+        count_of = world.values
+        world = World(base, world.sizes, world.parents, count_of | {stopped[level]: [F(1)] * world.size(level)})
+        before = coefficients(world, xs, advantages)
+        for b in range(world.size(level)):
+            values = {stopped[level]: [F(9 if e == b else 1) for e in range(world.size(level))]}
+            after = coefficients(World(base, world.sizes, world.parents, count_of | values), xs, advantages)
+            own = [k for k, (leaf, i) in enumerate(world.tokens) if world.below(leaf, i, level) == b]
+            over = world.below(level, b, below)
+            beside = [
+                k for k, (leaf, i) in enumerate(world.tokens) if world.below(leaf, i, below) == over and k not in own
+            ]
+            pull = sum((world.mu(k) * advantages[k] for k in own), F(0))
+            share = value_of(said, world, level, b) * pull
+            gained = sum((after[k] - before[k] for k in beside), F(0))
+            assert gained == share and sum((before[k] - after[k] for k in own), F(0)) == share
+            seen += bool(share)
+    assert seen > 8
+
+
+def value_of(text, world, stratum, element):
+    """A fact's text as a number at an element."""
+    names = {s.name: s for s in FULL} | {"count": count}
+    formula = fibration.language.expressions.as_expression(eval(text, names))
+    return world.value(formula, stratum, element)
+
+
+def test_a_level_that_passes_everything_has_no_spill():
+    h = tower("", "rows")
+    assert set(facts(h, "spill")) == {"prompt_group", "trajectory", "token"}
+    assert set(facts(h.replace(gates={**h.gates, trajectory: identity_gate()}), "spill")) == {"prompt_group", "token"}
+    assert facts(h.replace(gates={**h.gates, token: zero_gate()}), "spill")["token"] == (
+        "1 - 1/count(token, over=trajectory)"
+    )

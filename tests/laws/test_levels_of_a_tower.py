@@ -1,0 +1,107 @@
+"""What a level of a residual tower does to coefficients: numbers of the operator, as pages state them."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hierarchies.builders import FULL, domain, prompt_group, token, trajectory
+from support import Batch, operator, packed
+from support import coefficients as computed
+
+from fibration import (
+    Fibration,
+    Hierarchy,
+    Parameter,
+    clip_gate,
+    count,
+    identity_gate,
+    log_ratio,
+    proportional,
+    trajectory_mean,
+    uniform,
+)
+from fibration.language.atoms import mass
+
+M = count(trajectory)
+KERNELS = {token: uniform(), trajectory: uniform(), prompt_group: proportional(M)}
+WIDE = 100.0
+
+
+def tower(levels, gated):
+    """Clips at the budgets of `gated`, in nats of mean log ratio, that act if they stop an outward pull."""
+    budgets = {s: Parameter(f"C_{s}", default=gated[s]) for s in gated}
+    return Hierarchy(
+        name="tower",
+        fibrations=[Fibration(a, b, kernel=KERNELS[a]) for a, b in itertools.pairwise(levels)],
+        gates={s: clip_gate(budgets[s]).per(mass).inward() if s in gated else identity_gate() for s in levels},
+        decomposition=log_ratio(scale=mass),
+        objective=trajectory_mean(),
+    )
+
+
+def coefficients(h, batch):
+    op = operator(h)
+    return computed(op, packed(op, batch), batch)[0] * len(batch.lengths)
+
+
+# ---------------------------------------------------------------- spill
+
+
+def eight_answers():
+    """One right answer of eight, standardised, which has drifted by 0.15; the wrong ones have not."""
+    rewards = np.array([1.0] + 7 * [0.0])
+    advantages = (rewards - rewards.mean()) / rewards.std(ddof=1)
+    return Batch((1,) * 8, np.array([0.15] + 7 * [0.0]), advantages, {"prompt_group": [0] * 8})
+
+
+def test_a_stopped_answer_pushes_its_siblings():
+    """The right answer keeps 0.33 of 2.88, and each wrong one falls from -0.354 to -0.022."""
+    levels, batch = (token, trajectory, prompt_group), eight_answers()
+    free = coefficients(tower(levels, {}), batch)
+    assert free == pytest.approx([2.88] + 7 * [-0.354], abs=0.005)
+    stopped = coefficients(tower(levels, {trajectory: 0.05}), batch)
+    assert stopped == pytest.approx([0.33] + 7 * [-0.022], abs=0.003)
+    # what the fact says: the siblings get 1 - 1/8 of what the gate stops, the pull of the gated answer
+    (said,) = [f.value for f in tower(levels, {trajectory: 0.05}).verify().facts if f.name == "spill"]
+    assert said == "1 - 1/count(trajectory, over=prompt_group)"
+    pull = 8 * stopped[0]
+    assert stopped[1:] - free[1:] == pytest.approx(7 * [pull * (1 - 1 / 8) / 7], rel=1e-12)
+
+
+def test_without_a_level_below_nothing_is_handed_on():
+    batch = eight_answers()
+    stopped = coefficients(tower((token, trajectory), {trajectory: 0.05}), batch)
+    assert stopped == pytest.approx([0.0] + 7 * [-0.354], abs=0.001)
+    assert not [f for f in tower((token, trajectory), {trajectory: 0.05}).verify().facts if f.name == "spill"]
+
+
+# ---------------------------------------------------------------- idle
+
+
+def sixty_four_rows(centre):
+    """Four domains of four groups of four answers each."""
+    rng = np.random.default_rng(0)
+    lengths = tuple(int(n) for n in rng.integers(2, 9, size=64))
+    groups, domains = np.arange(64) // 4, np.arange(64) // 16
+    drift = 0.05 * (rng.normal(size=4)[domains] + rng.normal(size=16)[groups] + rng.normal(size=64))
+    x = np.repeat(drift, lengths) + 0.05 * rng.normal(size=sum(lengths))
+    rewards = (rng.random(64) < 0.4).astype(float) + 0.2 * domains
+    means = np.array([rewards[groups == g].mean() for g in range(16)])
+    advantages = rewards - (means[groups] if centre else 0)
+    labels = {"prompt_group": groups.tolist(), "domain": domains.tolist()}
+    return Batch(lengths, x, np.repeat(advantages, lengths), labels)
+
+
+def change(stratum, centre):
+    """How much closing the gate of a level changes the coefficients, relative to their size."""
+    batch = sixty_four_rows(centre)
+    free, closed = (coefficients(tower(FULL, g), batch) for g in ({}, {stratum: 1e-6}))
+    return np.linalg.norm(closed - free) / np.linalg.norm(free)
+
+
+def test_a_level_that_advantages_leave_idle_changes_little():
+    idle = {s: change(s, centre=True) for s in (domain, prompt_group, trajectory)}
+    assert max(idle[domain], idle[prompt_group]) < 0.1 < 0.4 < idle[trajectory]
+    assert change(domain, centre=False) > 0.25
+    said = [f.subject for f in tower(FULL, dict.fromkeys(FULL, 0.1)).verify().facts if f.name == "idle"]
+    assert said == ["gate on domain", "gate on prompt_group"]
