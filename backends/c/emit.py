@@ -1,8 +1,10 @@
 """Writes a fused plan as one standalone, readable C file (C11 and OpenMP).
 
-This module writes the loops; their bodies come from the plan. A pass in float64 sums into doubles. A pass in the
-tokens' precision sums chunks of `CHUNK` tokens in that precision, and the chunks in double. No sum depends on the
-number of threads: one thread computes a segment, and long coarse sums are cut at fixed places.
+This module writes the loops over segments, and `passes.py` those over their tokens; their bodies come from the plan. A
+pass in float64 sums into doubles. A pass in the tokens' precision sums chunks of `CHUNK` tokens in that precision, and
+the chunks in double. The order of a sum depends on nothing but the segment's tokens and the dtypes: chunks and lanes
+(`fibres.h`) begin at its first token, and long coarse sums are cut at fixed places. Sweeps over short segments are in
+`blocks.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +13,13 @@ import textwrap
 from collections.abc import Mapping
 from functools import cache
 
-from fibration.backends.c.coarse import CoarseStages
-from fibration.backends.c.language import FUNCTIONS, PARTS, RESERVED, TOKEN, WIDE, token_constant, wide_constant
+from fibration.backends.c.language import (
+    FUNCTIONS,
+    PARTS,
+    RESERVED,
+    dtype_of,
+)
+from fibration.backends.c.passes import TokenPasses
 from fibration.backends.c.precision import Precisions
 from fibration.compiler.arguments import (
     FLOATS,
@@ -23,20 +30,17 @@ from fibration.compiler.arguments import (
     REAL,
     REALS,
     RESULTS,
-    TOKENS,
     WORKSPACE,
     Argument,
     for_each,
-    result_of,
     signature,
 )
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Quantile, Scan
+from fibration.compiler.ir import BATCH, Const, Node, Pull, Quantile, Scan
 from fibration.compiler.keys import Key
-from fibration.compiler.plan import Pass, Plan, Scalars, Spread, Sweep
+from fibration.compiler.plan import Plan, Scalars, Spread, Sweep
 from fibration.compiler.program import Program
 from fibration.compiler.reuse import find_aside, keep, read_quantile_values
-from fibration.errors import BackendError
 
 
 def plan(program: Program, rows: str, spread: Spread | None = None) -> Plan:
@@ -82,6 +86,9 @@ VARIANT = """\
 #ifndef COUNTED_{s} /* 1: tokens are numbered {s} by {s}. 0: {s}_tokens has their numbers */
 #define COUNTED_{s} 1
 #endif
+#ifndef SHORT_{s} /* 1: no {s} has more than LANES tokens. 0: any number, with the same bits */
+#define SHORT_{s} 0
+#endif
 """
 
 DTYPE = """\
@@ -99,25 +106,11 @@ DECLARED = for_each("C declarations", HOLDS, {
 })  # fmt: skip
 
 
-def dtype_of(argument: str) -> str:
-    """The macro for the dtype of a tensor of floats."""
-    return f"DTYPE_{argument}"
-
-
 def declared(argument: Argument) -> str:
     return DECLARED[argument.holds].format(argument.name, dtype_of(argument.name))
 
 
-REDUCTIONS = {"sum": "+", "max": "max"}  # OpenMP's operators
-
-
-def reductions(parts: Mapping[Push, str]) -> str:
-    """The clauses that let a loop add up in any order."""
-    named = {sign: ", ".join(p for push, p in parts.items() if push.reduce == r) for r, sign in REDUCTIONS.items()}
-    return "".join(f" reduction({sign} : {chosen})" for sign, chosen in named.items() if chosen)
-
-
-class _Function(CoarseStages):
+class _Function(TokenPasses):
     def text(self) -> str:
         self.halves: dict[Node, str] = {}  # names of float64 values in the tokens' precision
         self.precisions = Precisions(self.plan)
@@ -159,6 +152,8 @@ class _Function(CoarseStages):
         for scan, powers in self.powers.items():
             self.line(1, f"double {powers}[WIDTH + 1];")
             self.line(1, f"powers_of({powers}, {self.at(scan.discount, '0')});")
+        if blocks := self.goes_in_blocks(sweep):
+            self.line(0, f"#if !({self.block_condition(sweep)})")
         self.line(0, f"#pragma omp parallel for schedule(dynamic, GRAIN({n}, {total})) num_threads(threads) \\")
         self.line(1, f"if ({total} > LONG)")
         self.line(1, f"for (int64_t b = 0; b < {n}; b++) {{")
@@ -182,11 +177,7 @@ class _Function(CoarseStages):
             if node not in computed and not isinstance(node, Const):
                 self.line(2, f"const double {self.names[node]} = {self.at(node, 'b')};")
         if any(i.kind in GIVEN for p in sweep.passes for i in p.reads):
-            row = f"{self.called('rows', s)}[b]"
-            here = f"PER_ROW && {row} >= 0" if self.plan.spread else "PER_ROW"
-            given = self.called("advantage")
-            load = f"LOAD({dtype_of(given)}, {given}, {row})"
-            self.line(2, f"const double row_advantage = {here} ? (double){load} : 0;")
+            self.line(2, f"const double row_advantage = {self.row_advantage(sweep, 'b', 'double')};")
         self.rounded = {}
         self.rooms(sweep)
         for step in sweep.steps:
@@ -220,6 +211,10 @@ class _Function(CoarseStages):
                 self.line(3, f"FILL_GAP({out}, start + tokens, b + 1 < {n} ? {w}_starts[b + 1] : places);")
             self.line(2, "}")
         self.line(1, "}")
+        if blocks:
+            self.line(0, "#else /* in blocks of short segments */")
+            self.block(sweep)
+            self.line(0, "#endif")
 
     def rooms(self, sweep: Sweep) -> None:
         """Reserves memory for the values of this sweep's quantiles, as much again to find them, and memory for sums in
@@ -253,147 +248,3 @@ class _Function(CoarseStages):
         room, size = self.room[node.values]
         text = f"quantile({room}, {room} + {size}, {size}, {self.operand(node.level)}, 1)"
         self.assign(2, "double", self.names[node], text)
-
-    def set_place(self, node: Node, sweep: Sweep, values: tuple[Node, ...] = ()) -> tuple[str, str]:
-        """The memory, and the place in it, of a token's value among `values` of a quantile, or of any."""
-        values = values or next(v for v in self.room if node in v)
-        before = [self.signature.layouts[sweep.segments, v.stratum] for v in values[: values.index(node)]]
-        place = " + ".join(["i", *(f"{w}_offsets[b + 1] - {w}_offsets[b]" for w in before)])
-        return self.room[values][0], place
-
-    def set_aside(self, depth: int, node: Node, value: str, step: Pass, sweep: Sweep, word: str) -> None:
-        """Stores a token's value for quantiles and sums in order, of this sweep and of later stages."""
-        for values in self.room:
-            if node in values:
-                room, place = self.set_place(node, sweep, values)
-                self.line(depth, f"{room}[{place}] = {value};")
-        for scan in step.scans:
-            if node in scan.values:
-                self.line(depth, f"{self.lanes[scan]}[i] = {value};")
-        if node in sweep.saved:
-            self.line(depth, f"{self.slots[node]}[TOKEN({word}, i)] = {value};")
-
-    def tokens(self, step: Pass, sweep: Sweep) -> None:
-        """Writes the loop over a segment's tokens."""
-        s = sweep.segments
-        word = self.signature.layouts[s, step.leaf]
-        kind = "double" if step.wide else "real"
-        self.line(0)
-        for node in step.values:
-            if isinstance(node, Pull) and node.target in (s, BATCH):
-                readers = {u for u in step.values if node in u.operands} | {p for p in step.pushes if p.operand is node}
-                if not step.wide and not (readers and readers <= self.precisions.precise(step)):
-                    self.rounded_scalar(node.operand, False)
-        parts = {p: self.free(f"part_{self.plan.names[p]}") for p in step.pushes}
-        for push in parts:
-            self.line(2, f"double {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};")
-        if parts:
-            self.line(2, "for (int64_t at = 0; at < tokens; at += CHUNK) {")
-            self.line(3, "const int64_t to = at + CHUNK < tokens ? at + CHUNK : tokens;")
-        precision = "f64" if step.wide else "real"
-        start = {"sum": f"{kind} {{}} = 0;", "max": f"ordered_{precision} {{}} = order_{precision}(-INFINITY);"}
-        add = {"sum": "{0} += {1};", "max": f"{{0}} = MORE({{0}}, order_{precision}({{1}}));"}
-        end = {"sum": "{0} += {1};", "max": f"{{0}} = MORE({{0}}, unorder_{precision}({{1}}));"}
-        for push, part in parts.items():
-            self.line(3, start[push.reduce].format(part))
-        depth, bounds = (3, "int64_t i = at; i < to") if parts else (2, "int64_t i = 0; i < tokens")
-        self.line(0, f"#pragma omp simd{reductions(parts)}")
-        self.line(depth, f"for ({bounds}; i++) {{")
-        if step.recalled:
-            k, node = step.recalled
-            self.line(depth + 1, f"const real {self.names[node]} = (real)LOAD(RESULT, {self.out(k)}, AT({word}, i));")
-        for node in step.found:
-            room, place = self.set_place(node, sweep)
-            self.line(depth + 1, f"const double {self.names[node]} = {room}[{place}];")
-        for node in step.values:
-            self.token_value(depth + 1, node, step, s, word)
-        for push, part in parts.items():
-            self.line(depth + 1, add[push.reduce].format(part, self.token_operand(push.operand, step, s, step.wide)))
-        for node in step.aside:
-            self.set_aside(depth + 1, node, self.token_operand(node, step, s, True), step, sweep, word)
-        for k, node in [*step.stores, *([step.kept] if step.kept else [])]:
-            value = self.token_operand(node, step, s, step.wide or node in self.precisions.precise(step))
-            self.line(depth + 1, f"STORE(RESULT, {self.out(k)}, AT({word}, i), {value});")
-        self.line(depth, "}")
-        for push, part in parts.items():
-            self.line(3, end[push.reduce].format(self.names[push], part))
-        if parts:
-            self.line(2, "}")
-        for scan in step.scans:
-            self.line(2, f"scan({self.lanes[scan]}, tokens, {self.powers[scan]}, {int(scan.forward)});")
-
-    def rounded_scalar(self, node: Node, wide: bool) -> str:
-        """A segment's value, in the precision of a pass over its tokens."""
-        if isinstance(node, Const):
-            return wide_constant(node.value) if wide else token_constant(node.value)
-        if wide:
-            return self.names[node]
-        if node not in self.rounded:
-            self.rounded[node] = self.free(f"{self.names[node]}_r")
-            self.line(2, f"const real {self.rounded[node]} = (real){self.names[node]};")
-        return self.rounded[node]
-
-    def token_value(self, depth: int, node: Node, step: Pass, s: str, word: str) -> None:
-        """Computes a token's value, in float64 and in the tokens' precision if readers need both and it is cheap."""
-        if isinstance(node, Pull) and node.target in (s, BATCH):
-            return
-        wide = step.wide or node in self.precisions.precise(step)
-        self.token_value_as(depth, node, step, s, word, wide, self.names[node])
-        if node in self.precisions.both(step):
-            if node not in self.halves:
-                self.halves[node] = self.free(f"{self.names[node]}_r")
-            self.token_value_as(depth, node, step, s, word, False, self.halves[node])
-
-    def token_value_as(self, depth: int, node: Node, step: Pass, s: str, word: str, wide: bool, name: str) -> None:
-        kind, language = ("double", WIDE) if wide else ("real", TOKEN)
-        if isinstance(node, Input):
-            text = self.token_input(node, word, kind)
-        elif isinstance(node, Scan):
-            text = f"({kind}){self.in_order(node, word)}"
-        elif isinstance(node, Pull):
-            parent = self.called("parent", node.source, node.target)
-            text = f"({kind}){self.at(node.operand, f'{parent}[TOKEN({word}, i)]')}"
-        elif isinstance(node, Const):
-            text = language.constant(node.value)
-        elif isinstance(node, Map):
-            operands = [self.token_operand(o, step, s, wide) for o in node.inputs]
-            before, text = language.write(node.body, operands, name, self.taken)
-            for part, shared in before:
-                self.assign(depth, kind, part, shared)
-        else:
-            raise BackendError(f"the C backend cannot emit {type(node).__name__} on {node.stratum}")
-        self.assign(depth, kind, name, text)
-
-    def token_operand(self, node: Node, step: Pass, s: str, wide: bool) -> str:
-        """A value of a pass, in the precision of its reader."""
-        if isinstance(node, Const):
-            return (WIDE if wide else TOKEN).constant(node.value)
-        if isinstance(node, Pull) and node.target in (s, BATCH):
-            return self.rounded_scalar(node.operand, wide)
-        if wide or step.wide or node not in self.precisions.precise(step):
-            return self.names[node]
-        return self.halves[node] if node in self.precisions.both(step) else f"((real){self.names[node]})"
-
-    def token_input(self, node: Input, s: str, kind: str) -> str:
-        if node.kind in TOKENS:
-            array = self.called("token", node.kind, *node.key)
-            return f"({kind})LOAD({dtype_of(array)}, {array}, AT({s}, i))"
-        if node.kind in GIVEN:
-            array = self.called("advantage")
-            return f"PER_ROW ? ({kind})row_advantage : ({kind})LOAD({dtype_of(array)}, {array}, AT({s}, i))"
-        return f"({kind}){self.arrays[node]}[TOKEN({s}, i)]"
-
-    def in_order(self, node: Scan, word: str) -> str:
-        """The sum over the tokens before a token, or after it."""
-        if node in self.arrays:
-            return f"{self.arrays[node]}[TOKEN({word}, i)]"
-        if node in self.lanes:
-            return f"{self.lanes[node]}[i {'-' if node.forward else '+'} 1]"
-        (value,) = node.values  # a constant, times the number of tokens before or after
-        assert isinstance(value, Const)
-        places = "i" if node.forward else "(tokens - 1 - i)"
-        return places if value.value == 1.0 else f"({wide_constant(value.value)} * (double){places})"
-
-    def out(self, output: Key) -> str:
-        """The array that an output over tokens is written to."""
-        return self.called("result", result_of(self.plan, output))

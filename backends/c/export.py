@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pprint import pformat
 
 from fibration.backends.c.build import FLAGS
-from fibration.backends.c.emit import LACKING, dtype_of
+from fibration.backends.c.emit import LACKING
+from fibration.backends.c.language import dtype_of
 from fibration.backends.standalone import LAY_OUT, Export, further, table, written
 from fibration.compiler.ir import BATCH
 from fibration.compiler.plan import Plan
@@ -68,6 +69,8 @@ def call(function, given):
             defines[{macro}] = STORAGE[values[name].dtype]
         if kind in LACKING_MACRO:
             defines[LACKING_MACRO[kind] + "_" + name.removesuffix("_" + kind)] = str(int(values[name] is None))
+    sizes = (values[name].element_size() for name, kind, _ in arguments if kind == "token")
+    defines["NARROW"] = str(min(sizes, default=4))
     passed = (v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values.values())
     _function(function, defines)(*passed, torch.get_num_threads())
     return results

@@ -35,9 +35,18 @@ AT mix mix_transposed TOKEN LOAD STORE INFINITY NAN CHUNK LONG REAL RESULT PER_R
 int64_t uint16_t uint32_t uint64_t int32_t size_t memcpy abs reserve quantile quantiles FEW MANY SAMPLE PIECES
 reserve_beyond release SHORT SEVERAL reserve_several powers_of scan_way scan scans several places_of_several WIDTH
 SHUFFLE SHIFTED ALL BEFORE_1 BEFORE_2 BEFORE_4 AFTER_1 AFTER_2 AFTER_4
+isnan
+lane lanes group whole others LANES NARROW ABREAST sum_f64 sum_real max_f64 max_real HALVE LANES_PUSH ROWS_PUSH PLUS
+sum_rows_f64 sum_rows_real max_rows_f64 max_rows_real
+b0 r rows joined offsets starts ROWS BLOCK longest_of longest spread_real spread_double column_of COPY_ROWS
 """.split()
 PRECISIONS = ("f32", "f64", "real")
 RESERVED = frozenset({*KEYWORDS, *SKELETON_WORDS, *FUNCTIONS, *(f"{f}_{p}" for f in FUNCTIONS for p in PRECISIONS)})
+
+
+def dtype_of(argument: str) -> str:
+    """The macro for the dtype of a tensor of floats."""
+    return f"DTYPE_{argument}"
 
 
 def wide_constant(value: float) -> str:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fibration.backends.c.build import build, compiler
-from fibration.backends.c.emit import LACKING, dtype_of
+from fibration.backends.c.emit import LACKING
+from fibration.backends.c.language import dtype_of
 from fibration.compiler.arguments import FLOATS, INTEGER, REAL, Argument, Signature, signature
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
@@ -20,6 +21,7 @@ from fibration.runtime.batch import Batch, Elements, Run, tensors_of
 from fibration.runtime.calling import Binding, Call, Frame, Runner
 
 STORAGE = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
+VECTOR = 64  # bytes of all lanes, for storage.h
 PASSED = {INTEGER: ctypes.c_int64, REAL: ctypes.c_double}  # by value; the others are pointers
 
 
@@ -90,14 +92,20 @@ def variant(
 ) -> dict[str, str]:
     """The macros that fit the source to a batch: the dtypes, and the layout of tokens. `dtype`: that of results."""
     defines = {"RESULT": STORAGE[dtype], "PER_ROW": str(int(per_row))}
-    log_probs = []
+    log_probs, sizes = [], []
     for a in given.arguments:
         tensor = values.get(a.name)
         if a.holds == FLOATS and isinstance(tensor, Tensor):
             defines[dtype_of(a.name)] = STORAGE[tensor.dtype]
             log_probs += [tensor.dtype] if a.kind == "token" and a.key != ("cotangent",) else []
+            sizes += [tensor.element_size()] if a.kind == "token" else []
         if a.kind in LACKING:
             defines[f"{LACKING[a.kind]}_{given.layouts[a.key]}"] = str(int(tensor is None))
+    defines["NARROW"] = str(min(sizes, default=4))
+    for a in (a for a in given.arguments if a.kind == "offsets"):
+        offsets, lanes = values[a.name], VECTOR // min(sizes, default=4)
+        assert isinstance(offsets, Tensor)
+        defines[f"SHORT_{given.layouts[a.key]}"] = str(int(bool((offsets.diff() <= lanes).all())))
     # A value that is kept in a result's memory must fit its dtype; coefficients are as wide as the log-probs.
     keeps = any(p.kept for sweep in plan.sweeps for p in sweep.passes)
     wide = dtype == torch.float64 if keeps else torch.float64 in (dtype, *log_probs)

@@ -20,6 +20,20 @@
 #define TOKEN(S, i) (COUNTED_##S ? first + (i) : S##_tokens[first + (i)])
 #define GRAIN(segments, tokens) (1 + (segments) * LONG / (1 + (tokens)) / 2)
 
+#ifndef NARROW /* bytes of the narrowest number that a loop reads */
+#define NARROW 4
+#endif
+#define LANES (64 / NARROW) /* sums that are taken side by side: the same number on every processor */
+#if defined(__AVX512F__) /* lanes that fit into a vector, which changes no bit */
+#define ABREAST LANES
+#elif defined(__AVX__)
+#define ABREAST (LANES / 2)
+#else
+#define ABREAST (LANES / 4)
+#endif
+#define ROWS 32 /* short segments of a block */
+#define BLOCK (ROWS * LANES)
+
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
 #define STORED(what) JOIN(stored_, what)
@@ -55,3 +69,32 @@ typedef JOIN(ordered_, REAL) ordered_real;
 #define order_real JOIN(order_, REAL)
 #define unorder_real JOIN(unorder_, REAL)
 {functions}
+
+/* Blocks of short segments: the length of the longest; one number for each token of a row; parameters of rows; and copies
+   of rows, one after another. */
+static inline int64_t longest_of(const int64_t *offsets, int64_t n)
+{
+    int64_t longest = 0;
+    for (int64_t b = 0; b < n; b++) longest = MORE(longest, offsets[b + 1] - offsets[b]);
+    return longest;
+}
+#define SPREAD(NAME, KIND)                                                                                       \
+    static inline void NAME(KIND *to, const KIND *from, const int64_t *offsets, int64_t rows)                    \
+    {                                                                                                            \
+        for (int64_t r = 0; r < rows; r++) /* a whole vector: the next row comes after it */                     \
+            for (int64_t i = 0; i < LANES; i++) to[offsets[r] - offsets[0] + i] = from[r];                       \
+    }
+SPREAD(spread_real, real)
+SPREAD(spread_double, double)
+static inline void column_of(double *to, const double *from, int64_t stride, int64_t rows)
+{
+    if (stride)
+        for (int64_t r = 0; r < rows; r++) to[r] = from[r];
+    else
+        for (int64_t r = 0; r < rows; r++) to[r] = from[0];
+}
+#define COPY_ROWS(to, to_row, from, from_row)                                                                    \
+    for (int64_t r = 0; r < rows; r++) {                                                                         \
+        const int64_t into = (to_row), of = (from_row), n = offsets[r + 1] - offsets[r];                         \
+        _Pragma("omp simd") for (int64_t i = 0; i < LANES; i++) if (i < n) (to)[into + i] = (from)[of + i];      \
+    }

@@ -140,7 +140,8 @@ def at_elements(stratum: str, index: Index, kind: str, given: Tensor, per_row: b
 
     Where the device allows reading values, differing tokens are an error.
     """
-    if per_row and stratum == index.hierarchy.rows.name and index.ranks is None:
+    of_rows = per_row or index.rows_are_tokens()
+    if of_rows and stratum == index.hierarchy.rows.name and index.ranks is None:
         result = (given if _every_row(index) else given[index.row_tensor()]).double().contiguous()
     else:
         elements, *parts = map(_joined, zip(*_parts(stratum, index, given, per_row), strict=True))

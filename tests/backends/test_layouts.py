@@ -100,9 +100,11 @@ def test_mapped_memory_is_0_in_every_dtype(dtype):
     assert calling.mapped_zeros((0, 5), dtype).shape == (0, 5)
 
 
-def test_kernels_leave_masked_places_of_mapped_memory_alone(monkeypatch):
+@pytest.mark.parametrize("times", [1, 8])  # rows in blocks, and longer ones
+def test_kernels_leave_masked_places_of_mapped_memory_alone(monkeypatch, times):
     """Pages that no kernel writes are never handed out."""
     op, mask = unasked(spec("fiberpo"), backend="c"), torch.tensor(MASKS["gaps between"], dtype=torch.bool)
+    mask = mask.repeat_interleave(times, 1)
     x = torch.zeros(mask.shape)
     monkeypatch.setattr(calling, "MAPPED", 1)
     monkeypatch.setattr(calling, "mapped_zeros", lambda shape, dtype: torch.full(shape, 7, dtype=dtype))

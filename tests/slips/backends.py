@@ -82,7 +82,7 @@ SLIPS = (
         "at < end ? at : end, at + LONG < end ? at + LONG : end)", "at < end ? at : end, at + LONG < end ? at + LONG : at < end ? at : end)",
     ),
     slip(
-        "C leaves a masked place before the first row as it was", "hard_inputs test_shipped test_chains",
+        "C leaves a masked place before the first row as it was", "backends/test_layouts hard_inputs test_shipped test_chains",
         'f"if (!b) FILL_GAP({out}, 0, start);"', 'f"if (!b) FILL_GAP({out}, 1, start);"',
     ),
     slip(
@@ -127,6 +127,10 @@ SLIPS = (
         "COUNTED_{w} && !isnan(fill))", "COUNTED_{w} && 1)",
     ),
     slip(
+        "C writes masked places beside a block that are 0 already", "backends/test_layouts",
+        '"if (!isnan(fill)) {', '"if (1) {',
+    ),
+    slip(
         "zeros are taken for the fill of every result", "backends/test_layouts",
         "return self.is_mapped and self.fill == 0", "return self.is_mapped",
     ),
@@ -137,6 +141,47 @@ SLIPS = (
     slip(
         "mapped memory begins where numpy's does", "backends/test_layouts",
         "first = -memory.ctypes.data % ALIGNMENT", "first = 0",
+    ),
+    slip(
+        "C takes rows of a block to be joined", "backends/test_blocks",
+        "joined = starts[rows - 1] - starts[0] == offsets[rows - 1] - first;", "joined = 1;",
+    ),
+    slip(
+        "C spreads the number of a block's first row", "backends/test_blocks",
+        "to[offsets[r] - offsets[0] + i] = from[r];", "to[offsets[r] - offsets[0] + i] = from[0];",
+    ),
+    slip(
+        "a block's later sweep recalls what it has not read", "backends/test_blocks",
+        "if const or array in recalled:", "if const:",
+    ),
+    slip(
+        "all rows of a block have the parameter of the first", "backends/test_blocks",
+        "to[r] = from[r];\n    else", "to[r] = from[0];\n    else",
+    ),
+    slip(
+        "C saves numbers of every block for the first", "backends/test_blocks",
+        '{self.arrays[node]}[b0 + r] = ', '{self.arrays[node]}[r] = ',
+    ),
+    slip(
+        "C fills the gap after a block alone", "backends/test_blocks",
+        "r = joined ? rows - 1 : 0; r < rows", "r = rows - 1; r < rows",
+    ),
+    slip(
+        "a pass over a block adds up the token after a row", "backends/test_blocks",
+        "part[k] = k < n ? IN(x[at + k]) : NONE;", "part[k] = k <= n ? IN(x[at + k]) : NONE;",
+    ),
+    slip(
+        "long rows are summed in one lane, short ones in several", "backends/test_order_of_sums",
+        'return f"{lanes}[k] += {value};"', 'return f"{lanes}[0] += {value};"',
+    ),
+    slip(
+        "the number of lanes is that of the processor", "backends/test_order_of_sums",
+        "#define LANES (64 / NARROW) /*",
+        "#ifdef __AVX512F__\n#define LANES (64 / NARROW)\n#else\n#define LANES (32 / NARROW)\n#endif\n/*",
+    ),
+    slip(
+        "advantages of all packed tokens are taken for those of rows", "backends/test_blocks test_operator",
+        "of_rows = per_row or index.rows_are_tokens()", "of_rows = per_row or len(index.shape) == 1",
     ),
     slip(
         "Triton fills gaps between segments that are out of order", "backends/test_layouts",

@@ -216,8 +216,8 @@ SLIPS = (
     ),
     slip(
         "advantages of this rank's rows are taken for those of all rows", "test_calls",
-        "if per_row and stratum == index.hierarchy.rows.name and index.ranks is None:",
-        "if per_row and stratum == index.hierarchy.rows.name:",
+        "if of_rows and stratum == index.hierarchy.rows.name and index.ranks is None:",
+        "if of_rows and stratum == index.hierarchy.rows.name:",
     ),
     slip(
         "terms beyond what is added up exactly go on as NaN", "test_calls",
