@@ -225,7 +225,8 @@ def test_a_ratio_is_not_bounded_by_less_than_0():
 def test_a_gate_with_a_pole_at_the_end_of_its_range_has_no_bound():
     """`log(1 + ρ)` tends to -∞ as the ratio tends to 0."""
     names = {f.name for f in report(one(log1p(residual))).facts}
-    assert names == {"radius", "amplification", "continuity", "blocks", "normaliser", "weight", "coupling"}
+    assert names >= {"radius", "amplification", "continuity", "blocks", "normaliser", "weight", "coupling"}
+    assert "bounds" not in names
 
 
 def test_there_is_no_radius_and_no_bound_if_a_law_of_levels_fails():
