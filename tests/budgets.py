@@ -15,10 +15,10 @@ from thorough import LEVEL
 HERE = Path(__file__).parent
 BUDGETS = {
     "auditing": 50,
-    "backends": 95,
+    "backends": 115,
     "bench": 4,
     "cli": 45,
-    "compiler": 10,
+    "compiler": 16,
     "configs": 20,
     "fuzz": 4,
     "head": 25,
