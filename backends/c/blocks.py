@@ -47,10 +47,10 @@ class BlockStages(CoarseStages):
         return self.here[array] if self.in_block else array
 
     def goes_in_blocks(self, sweep: Sweep) -> bool:
-        """Whether segments only sum their tokens: no quantile, no sum in order, one leaf."""
+        """Whether segments only sum their tokens: no quantile, no sum in order or what may jump with it, one leaf."""
         scalars = [n for step in sweep.steps if isinstance(step, Scalars) for n in step.values]
         plain = not any(isinstance(n, Quantile) for n in scalars) and not any(
-            p.aside or p.found or p.scans for p in sweep.passes
+            p.aside or p.found or p.scans or not self.plan.precise.isdisjoint(p.values) for p in sweep.passes
         )
         return plain and len(sweep.leaves) == 1
 
@@ -122,7 +122,7 @@ class BlockStages(CoarseStages):
             self.line(2, "}")
         for array in (a for a, dtype in tensors.items() if dtype == "RESULT"):
             self.line(2, f"if (!joined) COPY_ROWS({array}, starts[r], {self.here[array]}, offsets[r] - first)")
-            if array not in filled:
+            if array not in filled or len(self.plan.program.leaves) > 1:  # other leaves' tokens lie between
                 continue
             self.line(2, "if (!isnan(fill)) { /* masked places before and after */")
             self.line(3, f"if (!b0) FILL_GAP({array}, 0, starts[0]);")

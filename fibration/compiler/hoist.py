@@ -11,13 +11,14 @@ maxima too, where the factor is an exponential.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fibration.compiler.ir import (
     BATCH,
     Const,
+    Input,
     Map,
     Node,
     Pull,
@@ -33,6 +34,7 @@ from fibration.compiler.ir import (
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 
+BOUNDED = "ratio_of_coarser"  # the word of exponentials that are certainly finite
 UNLESS = scalar("select", scalar("le", arg(1), const(0.0)), arg(0), const(math.nan))
 
 
@@ -47,9 +49,11 @@ def hoist(program: Program) -> Program:
     apart = {p for p in pushes if p.target == BATCH or (p.operand, BATCH) in sums}
     alone = len(leaves) == 1  # else an element may lie under no token of a leaf
 
+    bounded = frozenset(n for n, key in program.names.items() if key.word == BOUNDED)
+
     def rule(node: Node) -> Node:
         if isinstance(node, Push) and node.source in leaves:
-            return _taken_out(node, alone)
+            return _taken_out(node, alone, bounded)
         return _marked(node, sums) if isinstance(node, Map) and node.body is UNLESS else node
 
     return program.mapped(rule, apart=apart)
@@ -73,7 +77,7 @@ def _marked(node: Map, sums: Mapping[tuple[Node, str], Push]) -> Node:
 def _once(node: Map) -> Node:
     """`f(pull(x), pull(y))` as `pull(f(x, y))`. What is pulled from the batch alone stays: it needs no sum."""
     targets = {o.target if isinstance(o, Pull) else None for o in node.inputs} - {BATCH}
-    if len(targets) != 1 or None in targets:
+    if len(targets) != 1 or None in targets or _may_be_zero(node.body):
         return node
     (target,) = targets
     assert target is not None
@@ -81,13 +85,18 @@ def _once(node: Map) -> Node:
     return Pull(node.stratum, target, Map(node.body, tuple(pulled)))
 
 
+def _may_be_zero(body: Scalar) -> bool:
+    """Whether a choice in the body has the branch 0. An infinite factor must not reach it, and moves into the other."""
+    return (body.op == "select" and const(0.0) in body.args[1:]) or any(map(_may_be_zero, body.args))
+
+
 def _at(pull: Pull, target: str) -> Node:
     """What a token of `pull` reads, over `target`, which the token lies over."""
     return pull.operand if pull.target == target else Pull(target, pull.target, pull.operand)
 
 
-def _taken_out(push: Push, alone: bool) -> Node:
-    found = _Factoring(push.target).of_node(push.operand)
+def _taken_out(push: Push, alone: bool, bounded: Collection[Node]) -> Node:
+    found = _Factoring(push.source, push.target, alone, bounded).of_node(push.operand)
     if found.factor is None or (push.reduce == "max" and not (found.is_positive and alone)):
         return push
     of = replace(push, operand=found.rest)
@@ -108,9 +117,12 @@ class Factored(NamedTuple):
 
 @dataclass(frozen=True)
 class _Factoring:
-    """Finds the factors of token values that are constant on the fibres over `target`."""
+    """Finds the factors of token values that are constant on the fibres over `target`. `bounded` ones are finite."""
 
+    leaf: str
     target: str
+    alone: bool  # whether it is the only leaf
+    bounded: Collection[Node]
 
     def of_node(self, node: Node) -> Factored:
         if isinstance(node, Pull) and node.target == self.target:
@@ -134,8 +146,55 @@ class _Factoring:
         elif s.op in ("mul", "div"):
             made = _of_product(s.op, *(self.of_body(a, node) for a in s.args))
         elif s.op == "select":
-            made = _of_choice(s.args[0], node, *(self.of_body(a, node) for a in s.args[1:]))
+            made = self.of_choice(s.args[0], node, *(self.of_body(a, node) for a in s.args[1:]))
         return Factored(None, mapped(s, node.inputs)) if made is None or made.factor is None else made
+
+    def of_choice(self, condition: Scalar, node: Map, x: Factored, y: Factored) -> Factored | None:
+        """A choice between values with one common factor. 0 has every finite factor: 0 times infinity is not 0."""
+        zeros = [p for p in (x, y) if p.rest is Const(0.0, node.stratum)]
+        common = y if x in zeros else x
+        if x.factor is not y.factor and not (zeros and common.factor is not None and self.is_finite(common.factor)):
+            return None
+        n = len(node.inputs)
+        body = scalar("select", condition, arg(n), arg(n + 1))
+        return common._replace(rest=mapped(body, (*node.inputs, x.rest, y.rest)))
+
+    def is_finite(self, node: Node) -> bool:
+        """Whether a factor is certainly finite, and not below 0, at an element with tokens: bounded, or of counts."""
+        if node in self.bounded:
+            return True
+        if isinstance(node, Map):
+            return self.is_finite_body(node.body, node)
+        if isinstance(node, Pull):
+            return self.is_finite(node.operand)
+        return isinstance(node, Input) and node.kind == "count"
+
+    def is_finite_body(self, s: Scalar, node: Map) -> bool:
+        if s.op == "arg":
+            return self.is_finite(node.inputs[int(s.value or 0)])
+        if s.op == "div":
+            return self.is_finite_body(s.args[0], node) and self.is_positive(s.args[1], node)
+        if s.op == "const":
+            return 0 <= (s.value or 0.0) < math.inf
+        return s.op in ("mul", "add") and all(self.is_finite_body(a, node) for a in s.args)
+
+    def is_positive(self, s: Scalar, node: Map) -> bool:
+        """Whether a divisor is certainly above 0: a product or a sum of counts, of tokens that are there."""
+        if s.op == "arg":
+            found = node.inputs[int(s.value or 0)]
+            while isinstance(found, Pull):
+                found = found.operand
+            if isinstance(found, Map):
+                return self.is_positive(found.body, found)
+            return isinstance(found, Input) and found.kind == "count" and (self.alone or self.counts_itself(found))
+        if s.op == "mul":
+            return all(self.is_positive(a, node) for a in s.args)
+        counts = s.op == "add" and self.is_finite_body(s, node)  # no summand is below 0
+        return (s.op == "const" and (s.value or 0.0) > 0) or (counts and any(self.is_positive(a, node) for a in s.args))
+
+    def counts_itself(self, count: Input) -> bool:
+        """Whether a count is of the leaf's tokens, or of the elements that the sum is over."""
+        return count.key[0] in (self.leaf, self.target)
 
 
 def _of_product(op: str, x: Factored, y: Factored) -> Factored | None:
@@ -145,17 +204,6 @@ def _of_product(op: str, x: Factored, y: Factored) -> Factored | None:
     factor = binary("mul", *factors) if len(factors) == 2 else next(iter(factors), None)
     positive = all(p.is_positive for p in (x, y) if p.factor is not None)
     return Factored(factor, binary(op, x.rest, y.rest), positive)
-
-
-def _of_choice(condition: Scalar, node: Map, x: Factored, y: Factored) -> Factored | None:
-    """A choice between values with one common factor; 0 has every factor."""
-    zeros = [p for p in (x, y) if p.rest is Const(0.0, node.stratum)]
-    common = y if x in zeros else x
-    if x.factor is not y.factor and not zeros:
-        return None
-    n = len(node.inputs)
-    body = scalar("select", condition, arg(n), arg(n + 1))
-    return common._replace(rest=mapped(body, (*node.inputs, x.rest, y.rest)))
 
 
 def mapped(body: Scalar, inputs: tuple[Node, ...]) -> Node:

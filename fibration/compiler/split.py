@@ -10,17 +10,19 @@ levels `x` and `y` stand for, neither is further from 0 than the ranges' widths 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fibration.compiler.hoist import binary, mapped
+from fibration.compiler.hoist import BOUNDED, binary, mapped
 from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Scalar, arg, scalar
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 from fibration.language.report import Fact, Width
 
-LIMIT = 16.0  # exp(±16) times a number from 1e-31 to 1e31 is a normal float32
+LIMIT = 16.0  # exp(±16) times a number from 1e-30 to 1e30 is a normal float32
 RATIO = "ratio"  # the word of gated ratios
+DOWN = "down"  # the word of sums of levels
 SUFFIX = "_bounded"  # of programs with split exponentials
 
 
@@ -39,22 +41,24 @@ class Licence:
     def holds(self, largest: Mapping[Input, float]) -> bool:
         """Whether exponentials may be split, where `largest` has the largest value of every parameter input."""
         of = {i.key: value for i, value in largest.items()}
-        return all(sum(f * of.get((name, channel), 0.0) for name, channel, f in w) <= LIMIT for w in self.widths)
+        return all(sum(f * of.get((name, channel), math.inf) for name, channel, f in w) <= LIMIT for w in self.widths)
 
 
 def split(program: Program) -> Program:
     """`program` with the exponentials of gated ratios split, for all strata that tokens read."""
     ratios = {node: key for node, key in program.names.items() if key.word == RATIO}
     names: dict[Node, Key] = {}
-    made = program.mapped(lambda n: _split(n, names), apart={n for n in program.nodes() if n not in ratios})
+    # a level's contribution is a named node, and stays whole: its parts have no bounds
+    levels = frozenset(node for node, key in program.names.items() if key.word != DOWN)
+    made = program.mapped(lambda n: _split(n, names, levels), apart={n for n in program.nodes() if n not in ratios})
     return replace(made, names={**names, **made.names})
 
 
-def _split(node: Node, names: dict[Node, Key]) -> Node:
+def _split(node: Node, names: dict[Node, Key], levels: Collection[Node]) -> Node:
     """The product that `node` is, if it is an exponential. `names` gets words for its factors."""
     if not (isinstance(node, Map) and node.body.op == "exp"):
         return node
-    terms = list(_terms(node.body.args[0], node, 1))
+    terms = list(_terms(node.body.args[0], node, 1, levels))
     pulled: dict[str, list[Term]] = {}
     for term in terms:
         if isinstance(term[0], Pull) and term[0].target != BATCH:
@@ -66,7 +70,7 @@ def _split(node: Node, names: dict[Node, Key]) -> Node:
     names[product] = Key(f"{RATIO}_within", node.stratum)
     for target, of in pulled.items():
         factor = _exp(_sum([(n.operand, sign) for n, sign in of if isinstance(n, Pull)]))
-        names[factor] = Key(RATIO, target)
+        names[factor] = Key(BOUNDED, target)
         product = binary("mul", Pull(node.stratum, target, factor), product)
     return product
 
@@ -74,14 +78,15 @@ def _split(node: Node, names: dict[Node, Key]) -> Node:
 Term = tuple[Node, int]  # a summand, and its sign
 
 
-def _terms(s: Scalar, node: Map, sign: int) -> Iterable[Term]:
-    """The summands of a part of a map's body."""
+def _terms(s: Scalar, node: Map, sign: int, levels: Collection[Node]) -> Iterable[Term]:
+    """The summands of a part of a map's body. The contribution of a level is one of them."""
     if s.op == "arg":
         found = node.inputs[int(s.value or 0)]
-        yield from _terms(found.body, found, sign) if isinstance(found, Map) and _adds(found.body) else [(found, sign)]
+        is_sum = isinstance(found, Map) and found not in levels and _adds(found.body)
+        yield from _terms(found.body, found, sign, levels) if is_sum else [(found, sign)]  # type: ignore[attr-defined, arg-type]
     elif _adds(s):
         for i, a in enumerate(s.args):
-            yield from _terms(a, node, -sign if s.op == "neg" or (s.op == "sub" and i == 1) else sign)
+            yield from _terms(a, node, -sign if s.op == "neg" or (s.op == "sub" and i == 1) else sign, levels)
     elif s.op == "const":
         yield Const(float(s.value or 0.0), node.stratum), sign
     else:

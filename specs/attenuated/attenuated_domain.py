@@ -1,6 +1,7 @@
 """Policy gradient whose outward tokens count less once their domain has drifted beyond its budget.
 
-Ours: `J = Σ μ·w·r·A with w = min(1, C/d) where A·log r > 0, else 1`, `d = mean |log r|` of the domain, `μ =
+Ours, on a level of def:domain_fiberpo:
+`J = Σ μ·w·r·A with w = min(1, C/d) where A·log r > 0, else 1`, `d = mean |log r|` of the domain, `μ =
 1/(trajectories·T)`. Each domain has a budget `C` of its own for rises, and one for falls. The gate of a domain moves
 nothing on policy if advantages are centred in prompt groups (`docs/facts.md`); these budgets act on the pull of each
 token instead. All laws hold but `causal`: the drift of a domain includes the later tokens of each answer.

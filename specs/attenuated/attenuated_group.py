@@ -1,6 +1,7 @@
 """Policy gradient whose outward tokens count less once their prompt group has drifted beyond a budget.
 
-Ours: `J = Σ μ·w·r·A with w = min(1, C/d) where A·log r > 0, else 1`, `d = mean |log r|` of the prompt group,
+Ours, on a level of def:domain_fiberpo:
+`J = Σ μ·w·r·A with w = min(1, C/d) where A·log r > 0, else 1`, `d = mean |log r|` of the prompt group,
 `μ = 1/(trajectories·T)`, with one budget `C` for rises and one for falls. The gate of a prompt group moves nothing on
 policy if advantages are centred in the group (`docs/facts.md`); this budget acts on the pull of each token instead. All
 laws hold but `causal`: the drift of a group includes the later tokens of each answer.

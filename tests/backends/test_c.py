@@ -285,7 +285,7 @@ def plan(name, program="objective"):
     ("name", "program", "expected"),
     [
         ("ppo", "objective", [1]),
-        ("gspo", "objective", [3]),
+        ("gspo", "objective", [2]),
         ("fiberpo", "objective", [3]),
         ("fiberpo", "evaluate", [3]),
         ("fiberpo_domain", "gate", [1, 1]),

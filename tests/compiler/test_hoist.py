@@ -4,13 +4,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from oracles.programs import program, run, x, y, z
-from support import SPECS, programs, spec
+from support import SPECS, operator, programs, spec
 
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.hoist import UNLESS, hoist
 from fibration.compiler.interpret import Sizes, interpret
-from fibration.compiler.ir import BATCH, Const, Input, Map, Pull, Push, arg, const, scalar
+from fibration.compiler.ir import BATCH, Const, Input, Map, Pull, Push, arg, const, count_input, scalar
 from fibration.compiler.keys import Key
 from fibration.compiler.optimise import optimise
 from fibration.compiler.plan import Pass
@@ -18,12 +19,14 @@ from fibration.compiler.program import Program
 
 w = Input("w", "coarse", "w")
 Z, W = Pull("fine", "coarse", z), Pull("fine", "coarse", w)
+N = Pull("fine", "coarse", count_input("fine", "coarse"))
 E = Pull("fine", "coarse", Map(scalar("exp", arg(0)), (z,)))
 VALUES = {
     "x": np.array([0.5, -2.0, 3.0, 0.0, 1.5, -0.25]),
     "y": np.array([1.0, -1.0, 2.0, -3.0, 0.0, 4.0]),
     "z": np.array([0.7, -1.3, 2.1]),
     "w": np.array([-0.4, 5.0, 0.3]),
+    "count_fine_over_coarse": np.array([2.0, 1.0, 3.0]),
 }
 
 
@@ -58,12 +61,14 @@ LEAVES = {
     "two factors": of("mul", of("mul", Z, x), of("mul", W, y)),
     "a numerator": of("div", of("mul", Z, x), y),
     "a sign": of("neg", of("mul", Z, x)),
-    "a choice with 0": chosen(ZERO, of("mul", Z, y)),
-    "the other choice with 0": chosen(of("neg", of("mul", Z, y)), ZERO),
+    "a choice with 0": chosen(ZERO, of("mul", N, y)),
+    "the other choice with 0": chosen(of("neg", of("div", of("mul", N, y), Const(3.0, "fine"))), ZERO),
     "a common factor of both": chosen(of("mul", Z, y), of("mul", x, Z)),
     "a constant alone": Z,
 }
 STAYS = {
+    "what may be infinite where 0 is chosen": chosen(ZERO, of("mul", Z, y)),
+    "a product that may be": chosen(of("mul", N, of("mul", y, Z)), ZERO),
     "a denominator": of("div", x, of("mul", Z, of("exp", y))),
     "a summand of a denominator": of("div", x, of("add", Z, Const(9.0, "fine"))),
     "a summand": of("add", Z, x),
@@ -90,7 +95,7 @@ def test_what_is_no_factor_stays(name):
 
 def test_a_condition_keeps_what_it_reads():
     """The factor leaves, and the bound that its tokens are compared with does not."""
-    node = Map(scalar("select", scalar("lt", arg(0), arg(1)), scalar("mul", arg(2), arg(3)), const(0.0)), (x, Z, W, y))
+    node = Map(scalar("select", scalar("lt", arg(0), arg(1)), scalar("mul", arg(2), arg(3)), const(0.0)), (x, Z, N, y))
     before = program(out=total(node))
     after = hoist(before)
     (push,) = (n for n in after.nodes() if isinstance(n, Push))
@@ -149,6 +154,24 @@ def test_a_value_of_all_tokens_is_lost_with_one_of_them():
     assert isinstance(after.outputs[Key("out")], Pull)
     alone = hoist(program(out=marked))
     np.testing.assert_array_equal(np.isnan(run(alone, **given)["out"]), [False, True, False, False, True, False])
+
+
+def test_a_choice_of_0_stays_where_a_factor_can_reach_its_branches():
+    node = Map(scalar("select", scalar("lt", arg(0), const(0.0)), arg(1), const(0.0)), (Z, W))
+    assert hoist(program(out=node)).outputs == program(out=node).outputs
+
+
+@pytest.mark.parametrize("backend", ["torch", "c"])
+@pytest.mark.parametrize("drift", [39.0, 59.0, 900.0])
+def test_a_dropped_row_whose_weight_overflows_adds_nothing(backend, drift):
+    """Its mask and its weight are both of the row; 0 times infinity is not 0."""
+    op, n = operator(spec("mis"), backend), 16
+    index = op.index(offsets=torch.tensor([0, n, 2 * n]))
+    old = torch.full((2 * n,), -1.0)
+    rollout = torch.cat([old[:n], old[n:] - drift])
+    found = op.loss(old.clone().requires_grad_(), old, torch.ones(2), index, policies={"rollout": rollout})
+    c = op.coefficients(old, old, torch.ones(2), index, policies={"rollout": rollout})
+    assert math.isfinite(found.loss.detach()) and (c.values[n:] == 0).all() and (c.values[:n] != 0).all()
 
 
 # ---------------------------------------------------------------- what it is for

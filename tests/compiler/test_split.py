@@ -10,13 +10,27 @@ from hierarchies.random_quivers import batch_for
 from oracles.backend_cases import BACKENDS_HERE
 from support import SPECS, operator, packed, programs, spec, spread_batch
 
-from fibration import BatchError, identity_gate
+from fibration import (
+    BatchError,
+    Gate,
+    Parameter,
+    clip_gate,
+    count,
+    identity_gate,
+    log_ratio,
+    maximum,
+    minimum,
+    residual,
+)
+from fibration import pipeline as compiling
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.interpret import interpret
 from fibration.compiler.ir import Input, Map
 from fibration.compiler.keys import Key
 from fibration.compiler.split import LIMIT, SUFFIX, Licence, split
+from fibration.language.atoms import mass
 from fibration.pipeline import bounded, generate, plan
+from fibration.runtime.operator import Operator
 
 COMPILED = [b.name for b in BACKENDS_HERE if b.device == "cpu" and b.name != "torch"]
 SPLIT = ("fiberpo_crossed", "fiberpo_domain", "fiberpo_domain_tis", "fiberpo_modal", "fiberpo_turns")
@@ -64,6 +78,30 @@ def replace_gate(h, stratum):
 def test_the_plan_is_printed():
     text = str(plan(spec("fiberpo_domain"), "objective" + SUFFIX))
     assert text.startswith("plan of fiberpo_domain: 2 sweeps, 3 passes over the tokens")
+
+
+@pytest.mark.parametrize("backend", COMPILED)
+def test_a_gate_that_is_a_sum_is_not_cut(backend):
+    """What a level adds has a bound, its summands have none: the row's mean of -120 is one of them."""
+    h = spec("fiberpo_domain")
+    token, bound = h.leaves[0], Parameter("bound", default=0.2)
+    gate = Gate(residual - maximum(residual - bound, 0) - minimum(residual + bound, 0)).per(mass)
+    gates = {s: clip_gate(Parameter(f"C_{s}", default=0.2)).per(mass) for s in h.order if s != token}
+    made = h.replace(
+        name="sums",
+        gates={**gates, token: gate},
+        gives_up={},
+        decomposition=log_ratio(scale=1 / count(token, over=h.rows)),
+    )
+    n, report = 4, made.verify()
+    assert report.ok
+    op = Operator(made, report, backend, "", (a := generate(made, backend, report)).programs, compiling.load(a))
+    index, x = op.index(offsets=torch.tensor([0, n]), prompt_group=[0], domain=[0]), torch.full((n,), -120.0)
+    given = x - 200, torch.full_like(x, -200.0), torch.linspace(-1, 1, n)
+    found = op.coefficients(*given, index, metrics=False)
+    exact = operator(made).coefficients(*(t.double() for t in given), index, metrics=False)
+    torch.testing.assert_close(found.values.double(), exact.values, rtol=1e-5, atol=1e-7)
+    assert a.licence is not None
 
 
 # ---------------------------------------------------------------- the licence
