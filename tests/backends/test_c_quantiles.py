@@ -145,7 +145,7 @@ ORDERS: dict[str, Callable[[int], Vector]] = {
     "sample misleads": misleading,
     "worst for samples": worst_for_samples,
 }
-SPREAD = list(ORDERS)[:7]  # for these, samples halve what is left
+SPREAD = [o for o in list(ORDERS)[:7] if o != "saw"]  # for these, samples halve what is left
 
 
 @pytest.mark.sampled
