@@ -3,12 +3,13 @@
 A `Sweep` visits the elements of the stratum right under the tokens: its segments, mostly trajectories, which are
 independent. For each segment it alternates loops over its tokens (`Pass`) with scalar work on the segment (`Scalars`).
 A `Coarse` stage computes the vectors over all coarser strata, which are small.
-No loop keeps values of tokens: a later loop computes them again from the inputs, which the segment's first loop left in
-the cache. The exception is the values that quantiles and sums in order read. A sweep sets them aside: for quantiles and
-sums over its segments until they are taken, for others in a vector over the tokens, which a coarse stage reads.
+Loops keep few values of tokens (`reuse.py`): a later loop computes them again from inputs, which the segment's first
+loop left in the cache. A sweep sets aside what quantiles and sums in order read: for those over its segments until they
+are taken, for others in a vector over the tokens, which a coarse stage reads.
 
     two levels         one sweep
-    any depth above    sweep, coarse, sweep, coarse, sweep: three passes over the tokens
+    any depth above    sweep, coarse, sweep, coarse, sweep
+    the same, within certified bounds (`split.py`)    sweep, coarse, sweep
 
 If a batch is spread over ranks, a sweep reads only this rank's tokens. A `Collective` combines the ranks' values of
 coarser strata, so that every rank has all of them. Collectives cut the plan into sections.
