@@ -294,9 +294,9 @@ class _Loaded:
         self._lock = Lock()  # ranks may be threads
 
     def choose(self, program: str, batch: Batch) -> str:
-        licence, split = self.artifact.licence, f"{program}{SUFFIX}"
-        allowed = licence is not None and split in self.artifact.programs and licence.holds(batch.largest)
-        return split if allowed else program
+        licence, faster = self.artifact.licence, f"{program}{SUFFIX}"
+        allowed = licence is not None and faster in self.artifact.programs and licence.holds(batch.largest)
+        return faster if allowed else program
 
     def prepare(self, program: str, batch: Batch) -> Launcher:
         return self._alone.prepare(program, batch)

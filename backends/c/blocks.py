@@ -28,7 +28,6 @@ class BlockStages(CoarseStages):
     """Writes the loops over blocks of short segments, with the expressions of `_Function`."""
 
     in_block = False
-    precisions: Any
     token_value: Any
     token_operand: Any
     recall: Any
@@ -98,8 +97,8 @@ class BlockStages(CoarseStages):
             self.line(2, f"{const}{kind} *restrict {here} = joined ? {array} + starts[0] : {room};")
         self.columns: dict[Node, str] = {}
         self.in_block, self.rounded = True, {}
-        self.later = self._read_later(sweep)
-        for given in self.later:
+        self.read_again = self._read_by_others(sweep)
+        for given in self.read_again:
             if not (isinstance(given, Input) and given.kind == "parameter" and given.stratum != BATCH):
                 continue
             stride, array = self.called("stride", given), self._column(given)
@@ -158,7 +157,7 @@ class BlockStages(CoarseStages):
             self.line(2, f"const double {self.names[node]} = {self._of_row(node)};")
             self.line(2, f"const real {rounded} = (real){self.names[node]};")
 
-    def _read_later(self, sweep: Sweep) -> dict[Node, None]:
+    def _read_by_others(self, sweep: Sweep) -> dict[Node, None]:
         """The values of segments that other steps or stages read."""
         found = dict.fromkeys(sweep.saved)
         for step in sweep.steps:
@@ -177,7 +176,7 @@ class BlockStages(CoarseStages):
         return f"{self.columns[node]}[r]" if node in self.columns else self.at(node, "(b0 + r)")
 
     def _scalars(self, step: Scalars) -> None:
-        kept = [(node, self._column(node)) for node in step.values if node in self.later]
+        kept = [(node, self._column(node)) for node in step.values if node in self.read_again]
         own = set(step.values)
         wanted = {o: None for n in step.values if not isinstance(n, Pull) for o in n.operands if o not in own}
         self._rows()
@@ -192,23 +191,16 @@ class BlockStages(CoarseStages):
 
     def _pass(self, step: Pass, s: str) -> None:
         """One loop over all tokens of the block, then one for the sums of each segment."""
-        kind, precise = ("double" if step.wide else "real"), self.precisions.precise(step)
+        kind = "double" if step.wide else "real"
         of_rows: set[Node] = {n for n in step.values if isinstance(n, Pull) and n.target in (s, BATCH)}
         uniform = []  # values that are the same for all tokens of a segment
         for node in step.values:
-            alike = isinstance(node, Map) and all(isinstance(o, Const) or o in of_rows for o in node.inputs)
-            if alike and node not in precise:
+            if isinstance(node, Map) and all(isinstance(o, Const) or o in of_rows for o in node.inputs):
                 uniform.append(node)
                 of_rows.add(node)
         others = [n for n in step.values if n not in of_rows]
-        stored = {node for _, node in [*step.stores, *([step.kept] if step.kept else [])]}
-        wide = {o for n in others if n in precise for o in n.operands} | (stored & precise)
-        again = self.precisions.both(step)
-        read = (
-            {o for n in others if n not in precise or n in again for o in n.operands}
-            | {p.operand for p in step.pushes}
-            | stored
-        )
+        read = {o for n in others for o in n.operands} | {p.operand for p in step.pushes}
+        read |= {node for _, node in [*step.stores, *([step.kept] if step.kept else [])]}
         pulled = {n.operand: n for n in step.values if n in of_rows and isinstance(n, Pull)}
         of_segments = [n for n in pulled if n.stratum != BATCH and not isinstance(n, Const)]
         called = {n: self.names[n] if step.wide else self.free(f"{self.names[n]}_r") for n in of_segments}
@@ -231,14 +223,7 @@ class BlockStages(CoarseStages):
             self.line(2, "}")
         for node, array in arrays.items():
             self._spread(node, called[node], array, kind)
-        doubles = [] if step.wide else [n for n in of_segments if pulled[n] in wide]
-        for node in (n for n in doubles if (n, "double") not in self.of_tokens):
-            if node not in self.columns:
-                array = self._column(node)
-                self.line(2, f"for (int64_t r = 0; r < rows; r++) {array}[r] = {self.at(node, '(b0 + r)')};")
-            self._spread(node, self.names[node], self.columns[node], "double")
-        reads = [(n, kind) for n in [*of_segments, *uniform] if n in arrays or n in known]
-        self._loop(step, s, others, [*reads, *((n, "double") for n in doubles)])
+        self._loop(step, s, others, [n for n in [*of_segments, *uniform] if n in arrays or n in known])
 
     def _spread(self, node: Node, name: str, array: str, kind: str) -> None:
         """Repeats the numbers of segments for their tokens."""
@@ -247,17 +232,17 @@ class BlockStages(CoarseStages):
         self.line(2, f"{kind} {tokens}[BLOCK + LANES];")
         self.line(2, f"spread_{kind}({tokens}, {array}, offsets, rows);")
 
-    def _loop(self, step: Pass, s: str, values: list[Node], reads: list[tuple[Node, str]]) -> None:
-        """The loops of a pass: its values for all tokens, then its sums."""
+    def _loop(self, step: Pass, s: str, values: list[Node], of_rows: list[Node]) -> None:
+        """The loops of a pass: its values for all tokens, then its sums. `of_rows`: the values of segments it reads."""
         kind = "double" if step.wide else "real"
         summed = {p: self.free(f"values_of_{self.names[p]}") for p in step.pushes}
         for array in summed.values():
             self.line(2, f"{kind} {array}[BLOCK + LANES];")
         self.line(0, "#pragma omp simd")
         self.line(2, "for (int64_t i = 0; i < tokens; i++) {")
-        for node, of in reads:
-            name, tokens = self.of_tokens[node, of]
-            self.line(3, f"const {of} {name} = {tokens}[i];")
+        for node in of_rows:
+            name, tokens = self.of_tokens[node, kind]
+            self.line(3, f"const {kind} {name} = {tokens}[i];")
         if any(i.kind in GIVEN for i in step.reads):
             self.line(3, f"const real row_advantage = PER_ROW ? {self.given}_of_tokens[i] : 0;")
         self.recall(3, step, self.word)

@@ -11,7 +11,7 @@ def precision_of(wide: bool) -> str:
 
 
 def start_of(push: Push, wide: bool, lanes: str) -> str:
-    """Declares the lanes."""
+    """The declaration of the lanes."""
     of = precision_of(wide)
     if push.reduce == "sum":
         return f"{'double' if wide else 'real'} {lanes}[LANES] = {{0}};"
@@ -19,14 +19,14 @@ def start_of(push: Push, wide: bool, lanes: str) -> str:
 
 
 def add_to(push: Push, wide: bool, lanes: str, value: str) -> str:
-    """Adds a token's value to lane `k`."""
+    """The statement that adds a token's value to lane `k`."""
     if push.reduce == "sum":
         return f"{lanes}[k] += {value};"
     return f"{lanes}[k] = MORE({lanes}[k], order_{precision_of(wide)}({value}));"
 
 
 def add_up(push: Push, wide: bool, total: str, lanes: str) -> str:
-    """Adds the lanes of a chunk to the total, a double."""
+    """The statement that adds the lanes of a chunk to the total, a double."""
     found = f"{push.reduce}_{precision_of(wide)}({lanes}, LANES)"
     if push.reduce == "sum":
         return f"{total} += {found};"

@@ -87,8 +87,7 @@ class Launches:
             return
         noted: list[_Noted] = []
         noting(self.function, self.kernels, noted)(**self.arguments(holes))
-        assert [n.kernel.__name__ for n in noted] == self.kernels
-        self.is_kept = all(map(is_launchable, noted))
+        self.is_kept = [n.kernel.__name__ for n in noted] == self.kernels and all(map(is_launchable, noted))
         if self.is_kept:
             fixed = {name: _address(value) for name, value in self.values.items()}
             self.kept[aligned] = [self.launch(n, fixed) for n in noted]
@@ -164,8 +163,8 @@ def noting(function: Any, kernels: Sequence[str], noted: list[_Noted]) -> Callab
 def is_launchable(noted: _Noted) -> bool:
     """Whether the installed Triton launches the compiled kernel as this module does.
 
-    From triton 3.2 to 3.9 it does: `kernel[grid](...)` returns the compiled kernel, and `compiled[grid]` takes a value
-    for each name of `src.signature`. Constants are among these names since 3.3.
+    Triton 3.2, 3.3, 3.6, 3.7 and 3.9 do: `kernel[grid](...)` returns the compiled kernel, and `compiled[grid]` takes a
+    value for each name of `src.signature`. Constants are among these names since 3.3.
     """
     kind: type = type(noted.compiled)
     if not _is_compiled(kind):

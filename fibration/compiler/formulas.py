@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from fibration.compiler import ir
-from fibration.compiler.ir import Const, Detach, Input, Map, Node, Pull, Push, Quantile, Scalar, Scan
+from fibration.compiler.ir import Const, Detach, Input, Map, Node, Pull, Push, Quantile, Scalar, Scan, binary
 from fibration.compiler.keys import Key
 from fibration.compiler.scalars import to_scalar
 from fibration.language.atoms import (
@@ -338,11 +338,6 @@ def log_ratios(formula: Expression) -> Expression:
     """`formula` with `log_prob(current) - log_prob(old)` replaced by the log ratio, which every program has."""
     known = {NOW - BEFORE: token_log_ratio, BEFORE - NOW: -token_log_ratio}
     return rewrite(formula, lambda e: known.get(e, e))
-
-
-def binary(op: str, a: Node, b: Node) -> Map:
-    operands = (a, b) if a is not b else (a,)
-    return Map(ir.scalar(op, ir.arg(0), ir.arg(len(operands) - 1)), operands)
 
 
 def _larger(a: Node, b: Node) -> Node:

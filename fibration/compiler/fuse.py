@@ -25,7 +25,7 @@ from fibration.compiler.reuse import cost
 from fibration.compiler.routes import route, segments_of
 from fibration.compiler.schedule import value_names
 from fibration.compiler.spread import collected, exact
-from fibration.compiler.wide import beside, compared
+from fibration.compiler.wide import compared, sums_of_one_pass
 from fibration.errors import IRError
 
 SHARED = 64  # the cost of values that are a stage of their own, because many programs can share it
@@ -72,7 +72,7 @@ class _Planner:
         # ranks hold parts of these: sums are exact, in float64; maxima join them for the same collective
         cut = {n for n in self.order if spread is not None and spread.cuts(n, self.leaves)}
         self.wide = compared(program) | {n for n in self.order if isinstance(n, Push) and (n.wide or n in cut)}
-        self.wide |= beside(program, self.wide)
+        self.wide |= sums_of_one_pass(program, self.wide)
         scans = [n for n in self.order if isinstance(n, Scan) and n.stratum in self.leaves]
         # every sweep that reads a sum in order, over one segment's tokens of one leaf, computes it
         own = {n for n in scans if within and len(n.sources) == 1 and self._in_a_sweep(n)}
@@ -143,7 +143,7 @@ class _Planner:
                 # sums over segments read their values, or segments of one stratum those of another: they cannot wait
                 summed = self._summed_of_segments()
                 many = cost(n for n in summed if n not in self.done) > SHARED
-                stages = list(self._coarse(summed if many else self._waiting_for_no_sweep(summed)))
+                stages = list(self._coarse(summed if many else self._coarse_nodes(summed)))
                 if stages:
                     yield from stages
                     continue
@@ -189,7 +189,7 @@ class _Planner:
                 found.update(o for o in node.operands if o.stratum in segments)
         return [n for n in self.order if n in found and not gathers(n)]
 
-    def _waiting_for_no_sweep(self, early: Collection[Node] = ()) -> list[Node]:
+    def _coarse_nodes(self, early: Collection[Node] = ()) -> list[Node]:
         """All coarse values but those of segments that a later sweep visits; `early` ones are among them."""
         live = {p.target for p in self.pushes} | {self.primary[n.stratum] for _, n in self.stores}
         live = {s for s in live if not self._cut(s)}
@@ -197,7 +197,7 @@ class _Planner:
 
     def _coarse(self, nodes: Collection[Node] | None = None) -> Iterator[Coarse]:
         """The coarse values among `nodes` that can be computed now. Default: those that wait for no sweep."""
-        mine = [n for n in (self._waiting_for_no_sweep() if nodes is None else nodes) if n not in self.within]
+        mine = [n for n in (self._coarse_nodes() if nodes is None else nodes) if n not in self.within]
         found = [n for n in mine if self._computable(n, self.done)]
         if found:
             groups = _grouped(found)

@@ -26,6 +26,7 @@ from fibration.compiler.ir import (
     Scalar,
     arg,
     arguments,
+    binary,
     const,
     count_input,
     scalar,
@@ -46,9 +47,8 @@ def hoist(program: Program) -> Program:
     pushes = [n for n in program.nodes() if isinstance(n, Push) and n.source in leaves]
     sums = {(p.operand, p.target): p for p in pushes if p.reduce == "sum"}
     # the sum of a whole batch adds up the sums of its rows, if these are of the same values
-    apart = {p for p in pushes if p.target == BATCH or (p.operand, BATCH) in sums}
+    unchanged = {p for p in pushes if p.target == BATCH or (p.operand, BATCH) in sums}
     alone = len(leaves) == 1  # else an element may lie under no token of a leaf
-
     bounded = frozenset(n for n, key in program.names.items() if key.word == BOUNDED)
 
     def rule(node: Node) -> Node:
@@ -56,7 +56,7 @@ def hoist(program: Program) -> Program:
             return _taken_out(node, alone, bounded)
         return _marked(node, sums) if isinstance(node, Map) and node.body is UNLESS else node
 
-    return program.mapped(rule, apart=apart)
+    return program.mapped(rule, unchanged=unchanged)
 
 
 def _names_of_pulled(program: Program) -> dict[Node, Key]:
@@ -96,8 +96,11 @@ def _at(pull: Pull, target: str) -> Node:
 
 
 def _taken_out(push: Push, alone: bool, bounded: Collection[Node]) -> Node:
-    found = _Factoring(push.source, push.target, alone, bounded).of_node(push.operand)
+    factors = _Factoring(push.source, push.target, alone, bounded)
+    found = factors.of_node(push.operand)
     if found.factor is None or (push.reduce == "max" and not (found.is_positive and alone)):
+        return push
+    if found.chooses_0 and not factors.is_finite(found.factor):
         return push
     of = replace(push, operand=found.rest)
     if alone:
@@ -113,6 +116,7 @@ class Factored(NamedTuple):
     factor: Node | None
     rest: Node
     is_positive: bool = False  # whether the factor is certainly above 0
+    chooses_0: bool = False  # whether the rest has a choice of 0, which an infinite factor must not multiply
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ class _Factoring:
             return Factored(x, Const(1.0, node.source), isinstance(x, Map) and x.body.op == "exp")
         if isinstance(node, Map):
             found = self.of_body(node.body, node)
-            return Factored(None, node) if found.factor is None else found
+            return found._replace(rest=node) if found.factor is None else found
         return Factored(None, node)
 
     def of_body(self, s: Scalar, node: Map) -> Factored:
@@ -142,22 +146,14 @@ class _Factoring:
         made = None
         if s.op == "neg":
             x = self.of_body(s.args[0], node)
-            made = x._replace(rest=mapped(scalar("neg", arg(0)), (x.rest,)))
+            made = x._replace(rest=map_of(scalar("neg", arg(0)), (x.rest,)))
         elif s.op in ("mul", "div"):
             made = _of_product(s.op, *(self.of_body(a, node) for a in s.args))
         elif s.op == "select":
-            made = self.of_choice(s.args[0], node, *(self.of_body(a, node) for a in s.args[1:]))
-        return Factored(None, mapped(s, node.inputs)) if made is None or made.factor is None else made
-
-    def of_choice(self, condition: Scalar, node: Map, x: Factored, y: Factored) -> Factored | None:
-        """A choice between values with one common factor. 0 has every finite factor: 0 times infinity is not 0."""
-        zeros = [p for p in (x, y) if p.rest is Const(0.0, node.stratum)]
-        common = y if x in zeros else x
-        if x.factor is not y.factor and not (zeros and common.factor is not None and self.is_finite(common.factor)):
-            return None
-        n = len(node.inputs)
-        body = scalar("select", condition, arg(n), arg(n + 1))
-        return common._replace(rest=mapped(body, (*node.inputs, x.rest, y.rest)))
+            made = _of_choice(s.args[0], node, *(self.of_body(a, node) for a in s.args[1:]))
+        if made is None or made.factor is None:
+            return Factored(None, map_of(s, node.inputs), chooses_0=made is not None and made.chooses_0)
+        return made
 
     def is_finite(self, node: Node) -> bool:
         """Whether a factor is certainly finite, and not below 0, at an element with tokens: bounded, or of counts."""
@@ -203,18 +199,24 @@ def _of_product(op: str, x: Factored, y: Factored) -> Factored | None:
     factors = [p.factor for p in (x, y) if p.factor is not None]
     factor = binary("mul", *factors) if len(factors) == 2 else next(iter(factors), None)
     positive = all(p.is_positive for p in (x, y) if p.factor is not None)
-    return Factored(factor, binary(op, x.rest, y.rest), positive)
+    return Factored(factor, binary(op, x.rest, y.rest), positive, x.chooses_0 or y.chooses_0)
 
 
-def mapped(body: Scalar, inputs: tuple[Node, ...]) -> Node:
+def _of_choice(condition: Scalar, node: Map, x: Factored, y: Factored) -> Factored:
+    """A choice between values with one common factor, or between such a value and 0."""
+    zeros = [p for p in (x, y) if p.rest is Const(0.0, node.stratum)]
+    common = y if x in zeros else x
+    n = len(node.inputs)
+    body = scalar("select", condition, arg(n), arg(n + 1))
+    rest = map_of(body, (*node.inputs, x.rest, y.rest))
+    chooses_0 = bool(zeros) or x.chooses_0 or y.chooses_0
+    is_common = x.factor is y.factor or zeros
+    return Factored(common.factor if is_common else None, rest, common.is_positive, chooses_0)
+
+
+def map_of(body: Scalar, inputs: tuple[Node, ...]) -> Node:
     """A map of the distinct inputs that its body reads; of one input if it reads none."""
     read = dict.fromkeys(inputs[i] for i in sorted(arguments(body))) or dict.fromkeys(inputs[:1])
     place = {n: arg(i) for i, n in enumerate(read)}
     body = with_arguments(body, [place.get(n, arg(0)) for n in inputs])
     return next(iter(read)) if body.op == "arg" else Map(body, tuple(read))
-
-
-def binary(op: str, a: Node, b: Node) -> Node:
-    if op == "mul" and Const(1.0, a.stratum) in (a, b):
-        return b if a is Const(1.0, a.stratum) else a
-    return mapped(scalar(op, arg(0), arg(1)), (a, b))

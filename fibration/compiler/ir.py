@@ -109,6 +109,11 @@ def with_arguments(body: Scalar, table: list[Scalar]) -> Scalar:
     return Scalar(body.op, tuple(with_arguments(a, table) for a in body.args), body.value)
 
 
+def parts(body: Scalar) -> set[Scalar]:
+    """A body and all that it is made of."""
+    return {body}.union(*map(parts, body.args))
+
+
 def arguments(body: Scalar) -> set[int]:
     """The positions of the arguments that `body` reads."""
     if body.op == "arg":
@@ -343,6 +348,11 @@ def reduce(node: Node, path: Sequence[str], how: str = "sum") -> Node:
     for source, target in itertools.pairwise(path):
         node = Push(source, target, node, how)
     return node
+
+
+def binary(op: str, a: Node, b: Node) -> Map:
+    operands = (a, b) if a is not b else (a,)
+    return Map(scalar(op, arg(0), arg(len(operands) - 1)), operands)
 
 
 def total(nodes: list[Node]) -> Node:

@@ -14,8 +14,8 @@ from fractions import Fraction
 
 from fibration.compiler import ir
 from fibration.compiler.diagnostics import where_kept
-from fibration.compiler.formulas import added, binary, minus
-from fibration.compiler.ir import Detach, Input, Map, Node, Push
+from fibration.compiler.formulas import added, minus
+from fibration.compiler.ir import Detach, Input, Map, Node, Push, binary
 from fibration.compiler.keys import Key
 from fibration.compiler.penalties import Penalties
 from fibration.compiler.program import Program

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan, arg
+from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan, arg, parts
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 
@@ -132,13 +132,9 @@ def _jumps(body: Scalar, read: set[Scalar]) -> bool:
     if body.op == "select":
         condition, *branches = body.args
         between = condition.op in ("lt", "le") and set(condition.args) == set(branches)
-        if not between and not read.isdisjoint(_parts(condition)):
+        if not between and not read.isdisjoint(parts(condition)):
             return True
     return any(_jumps(a, read) for a in body.args)
-
-
-def _parts(body: Scalar) -> set[Scalar]:
-    return {body}.union(*(_parts(a) for a in body.args))
 
 
 def gathers(node: Node) -> bool:

@@ -120,16 +120,16 @@ class Program:
         self,
         rule: Callable[[Node], Node],
         before: Callable[[Node], Node] = lambda node: node,
-        apart: Collection[Node] = (),
+        unchanged: Collection[Node] = (),
     ) -> Program:
-        """The program with `rule` applied to every node, operands first; only operands change of nodes `apart`.
+        """The program with `rule` applied to every node, operands first; `unchanged` nodes only get new operands.
 
         `before` may replace a node before that.
         """
         done: dict[Node, Node] = {}
         for node in self.nodes():
             made = with_operands(before(node), done)
-            done[node] = made if node in apart else rule(made)
+            done[node] = made if node in unchanged else rule(made)
         names: dict[Node, Key] = {}
         for node, key in self.names.items():
             if node in done:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fibration.compiler.ir import Input, Map, Node, Pull, Quantile, Scalar, Scan, arg, with_arguments
+from fibration.compiler.ir import Input, Map, Node, Pull, Quantile, Scalar, Scan, arg, parts, with_arguments
 from fibration.compiler.keys import Key
 from fibration.compiler.optimise import tidy
 from fibration.compiler.plan import Pass, Plan, Scalars, Sweep
@@ -121,9 +121,5 @@ def cost(values: Iterable[Node]) -> int:
         if isinstance(node, Input):
             total += 2
         elif isinstance(node, Map):
-            total += sum(PRIMITIVES[s.op].cost for s in _parts(node.body) if s.args)
+            total += sum(PRIMITIVES[s.op].cost for s in parts(node.body) if s.args)
     return total
-
-
-def _parts(body: Scalar) -> set[Scalar]:
-    return {body}.union(*(_parts(a) for a in body.args))

@@ -14,8 +14,8 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fibration.compiler.hoist import BOUNDED, binary, mapped
-from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Scalar, arg, scalar
+from fibration.compiler.hoist import BOUNDED, map_of
+from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Scalar, arg, binary, scalar
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 from fibration.language.report import Fact, Width
@@ -46,11 +46,11 @@ class Licence:
 
 def split(program: Program) -> Program:
     """`program` with the exponentials of gated ratios split, for all strata that tokens read."""
-    ratios = {node: key for node, key in program.names.items() if key.word == RATIO}
+    ratios = {node for node, key in program.names.items() if key.word == RATIO}
     names: dict[Node, Key] = {}
     # a level's contribution is a named node, and stays whole: its parts have no bounds
     levels = frozenset(node for node, key in program.names.items() if key.word != DOWN)
-    made = program.mapped(lambda n: _split(n, names, levels), apart={n for n in program.nodes() if n not in ratios})
+    made = program.mapped(lambda n: _split(n, names, levels), unchanged={*program.nodes()} - ratios)
     return replace(made, names={**names, **made.names})
 
 
@@ -82,15 +82,17 @@ def _terms(s: Scalar, node: Map, sign: int, levels: Collection[Node]) -> Iterabl
     """The summands of a part of a map's body. The contribution of a level is one of them."""
     if s.op == "arg":
         found = node.inputs[int(s.value or 0)]
-        is_sum = isinstance(found, Map) and found not in levels and _adds(found.body)
-        yield from _terms(found.body, found, sign, levels) if is_sum else [(found, sign)]  # type: ignore[attr-defined, arg-type]
+        if isinstance(found, Map) and found not in levels and _adds(found.body):
+            yield from _terms(found.body, found, sign, levels)
+        else:
+            yield found, sign
     elif _adds(s):
         for i, a in enumerate(s.args):
             yield from _terms(a, node, -sign if s.op == "neg" or (s.op == "sub" and i == 1) else sign, levels)
     elif s.op == "const":
         yield Const(float(s.value or 0.0), node.stratum), sign
     else:
-        yield mapped(s, node.inputs), sign
+        yield map_of(s, node.inputs), sign
 
 
 def _adds(s: Scalar) -> bool:
@@ -101,11 +103,11 @@ def _sum(terms: Sequence[Term]) -> Node:
     terms = sorted(terms, key=lambda t: -t[1])  # stable: what is added comes first
     (node, sign), *more = terms
     if sign < 0:
-        node = mapped(scalar("neg", arg(0)), (node,))
+        node = map_of(scalar("neg", arg(0)), (node,))
     for term, sign in more:
         node = binary("add" if sign > 0 else "sub", node, term)
     return node
 
 
 def _exp(node: Node) -> Node:
-    return mapped(scalar("exp", arg(0)), (node,))
+    return map_of(scalar("exp", arg(0)), (node,))

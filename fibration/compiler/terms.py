@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from fibration.compiler import ir
 from fibration.compiler.derivative import ONE, ZERO
 from fibration.compiler.diagnostics import where_kept
-from fibration.compiler.formulas import Each, Formulas, added, binary
-from fibration.compiler.ir import Detach, Map, Node, Push
+from fibration.compiler.formulas import Each, Formulas, added
+from fibration.compiler.ir import Detach, Map, Node, Push, binary
 from fibration.language.atoms import BATCH, Count, Total
 from fibration.language.expressions import Expression
 from fibration.language.objectives import Objective

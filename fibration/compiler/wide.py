@@ -24,7 +24,7 @@ def compared(program: Program) -> set[Node]:
     return {n for n in marked if isinstance(n, Push) and n.source in program.leaves and n.reduce == "sum"}
 
 
-def beside(program: Program, wide: set[Node]) -> set[Node]:
+def sums_of_one_pass(program: Program, wide: set[Node]) -> set[Node]:
     """The sums over tokens of the results, if one pass in float64 can take all of them.
 
     Results are the outputs that every program of a loss shares, so that a sum has the same bits in all.

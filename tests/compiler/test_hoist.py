@@ -64,10 +64,12 @@ LEAVES = {
     "a choice with 0": chosen(ZERO, of("mul", N, y)),
     "the other choice with 0": chosen(of("neg", of("div", of("mul", N, y), Const(3.0, "fine"))), ZERO),
     "a common factor of both": chosen(of("mul", Z, y), of("mul", x, Z)),
+    "counts of a choice of 0": of("mul", N, chosen(y, ZERO)),
     "a constant alone": Z,
 }
 STAYS = {
     "what may be infinite where 0 is chosen": chosen(ZERO, of("mul", Z, y)),
+    "a factor of a choice of 0": of("mul", Z, chosen(y, ZERO)),
     "a product that may be": chosen(of("mul", N, of("mul", y, Z)), ZERO),
     "a denominator": of("div", x, of("mul", Z, of("exp", y))),
     "a summand of a denominator": of("div", x, of("add", Z, Const(9.0, "fine"))),

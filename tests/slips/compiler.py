@@ -316,7 +316,7 @@ SLIPS = (
     ),
     slip(
         "a factor of one branch leaves the sum", "compiler/test_hoist",
-        "if x.factor is not y.factor and not (zeros", "if x.factor is None and not (zeros",
+        "is_common = x.factor is y.factor or zeros", "is_common = True",
     ),
     slip(
         "any factor leaves a maximum", "compiler/test_hoist",
@@ -332,8 +332,8 @@ SLIPS = (
     ),
     slip(
         "the sum of a batch is taken beside those of its rows", "compiler/test_hoist",
-        "apart = {p for p in pushes if p.target == BATCH or (p.operand, BATCH) in sums}",
-        "apart = {p for p in pushes if p.target == BATCH}",
+        "unchanged = {p for p in pushes if p.target == BATCH or (p.operand, BATCH) in sums}",
+        "unchanged = {p for p in pushes if p.target == BATCH}",
     ),
     slip(
         "a value of all tokens is lost at one of them alone", "compiler/test_hoist",
@@ -378,7 +378,7 @@ SLIPS = (
     ),
     slip(
         "0 has every factor, infinite ones too", "compiler/test_hoist",
-        "and common.factor is not None and self.is_finite(common.factor))", ")",
+        "found.chooses_0 and not factors.is_finite(found.factor)", "False",
     ),
     slip(
         "a choice of 0 is taken once per row", "compiler/test_hoist",
@@ -386,6 +386,10 @@ SLIPS = (
     ),
     slip(
         "the formula of a gate is cut", "compiler/test_split",
-        "isinstance(found, Map) and found not in levels and _adds", "isinstance(found, Map) and _adds",
+        "isinstance(found, Map) and found not in levels and _adds(", "isinstance(found, Map) and _adds(",
+    ),
+    slip(
+        "a choice of 0 inside a product is forgotten", "compiler/test_hoist",
+        "positive, x.chooses_0 or y.chooses_0)", "positive)",
     ),
 )  # fmt: skip
