@@ -20,11 +20,12 @@ from hierarchies.random_order import with_order
 from hierarchies.random_penalties import with_penalties
 from hierarchies.random_token_formulas import with_words
 
-BUILDERS = ("additive_kernels", "batch_of_every_regime", "builders", "every", "levels")  # without hierarchies
+# the modules that hold no hierarchies
+WITHOUT = ("additive_kernels", "batch_of_every_regime", "builders", "centred_advantages", "every", "levels")
 MODULES = tuple(
     m.name
     for m in pkgutil.iter_modules([str(Path(__file__).parent)])
-    if m.name not in BUILDERS and "random" not in m.name
+    if m.name not in WITHOUT and "random" not in m.name
 )
 CALLED = ("right", "wrong", "wrong_pushes", "undecidable", "subspaces", "interleaved")  # they return hierarchies
 

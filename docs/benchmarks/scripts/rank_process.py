@@ -29,7 +29,7 @@ from fibration.bench.shapes import DTYPES, Problem, Shape, make_problem
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
-from fibration.runtime.ranks.group import as_group
+from fibration.runtime.ranks.group import Group, as_group
 
 PATIENCE = 120  # seconds that ranks wait for one another
 
@@ -52,17 +52,17 @@ class Task:
 class Counted:
     """A group that keeps what this rank sent, in bytes per gathering."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Group) -> None:
         self._group, self.rank, self.size = group, group.rank, group.size
         self.sent: list[int] = []
 
-    def all_gather(self, tensor: Tensor) -> Sequence[Tensor]:
+    def all_gather(self, tensor: Tensor) -> Sequence[Tensor] | Tensor:
         self.sent.append(tensor.numel() * tensor.element_size())
-        return self._group.all_gather(tensor)  # type: ignore[no-any-return]
+        return self._group.gather(tensor)
 
-    def all_gather_object(self, obj: Any) -> list[Any]:
+    def all_gather_object(self, obj: Any) -> Sequence[Any]:
         self.sent.append(len(pickle.dumps(obj)))
-        return self._group.all_gather_object(obj)  # type: ignore[no-any-return]
+        return self._group.gather_objects(obj)
 
 
 def part(problem: Problem, rank: int, size: int) -> Problem:
@@ -109,7 +109,7 @@ class Rank:
 
     def sent(self) -> dict[str, Any]:
         """Bytes per gathering, of an index and of a call."""
-        counted = Counted(as_group(self.group).group)
+        counted = Counted(as_group(self.group))
         index = self.problem.index(self.operator, counted)
         at = len(counted.sent)
         self.coefficients(index)
