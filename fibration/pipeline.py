@@ -38,6 +38,7 @@ from fibration.compiler.lower import from_log_probs, from_log_ratios, lower
 from fibration.compiler.optimise import optimise
 from fibration.compiler.plan import Collective, Plan, Spread
 from fibration.compiler.program import Program
+from fibration.compiler.pulls import add_pulls, passed
 from fibration.compiler.split import LIMIT, SUFFIX, Licence, split
 from fibration.errors import BackendError, SpecError, suggest
 from fibration.language.fingerprint import fingerprint
@@ -198,7 +199,9 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
     transposed = adjoint(base, seeds, per_leaf("log_ratio_gradient", "log_ratio"))
     moving = per_leaf("coefficients", "log_ratio", "log_prob")  # both depend on log π
     seed = {Key("objective"): Const(1.0, BATCH)}
-    evaluate = adjoint(instrument(base, reported, hierarchy), seed, moving, drops_tokens(hierarchy))
+    wanted = {**moving, **passed(base, hierarchy)}
+    evaluate = adjoint(instrument(base, reported, hierarchy), seed, wanted, drops_tokens(hierarchy))
+    evaluate = add_pulls(evaluate, base, hierarchy)
 
     def only(program: Program, *words: str) -> Program:
         return replace(program, outputs={k: v for k, v in program.outputs.items() if k.word in words})

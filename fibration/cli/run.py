@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fibration.compiler.diagnostics import UNCHANGED, levels, report_of
+from fibration.compiler.pulls import has_pulls
 from fibration.errors import BackendError
 from fibration.files import check_writable
 from fibration.language.expressions import as_expression
@@ -41,6 +42,7 @@ from fibration.runtime.weights import effective
 PER_LEAF = "log 𝒢 on "  # prefix of facts about the tokens of one leaf, if there are several leaves
 GROUPS = "prompt_group"  # labels of this name are counted
 MOST = 10  # rows of a coarsest stratum per level: the elements that drift furthest at that level
+PULL = " Pull: the level's share of the sum of squared pulls on the tokens. Gates of a level without pull stop nothing."
 AGREEMENT = 1e-9  # largest relative difference from the float64 interpreter; rounding explains about 1e-13
 
 
@@ -311,11 +313,14 @@ def _regimes(g: Gated) -> Table:
     # Metrics exist per element only for strata with few elements, and never for the batch.
     coarsest = [over for over in dict.fromkeys(b for _, b in report.paths) if any(f"[{over}=" in m for m in metrics)]
     heading = coarsest[0] if len(coarsest) == 1 else "over" if coarsest else ""
-    table = _table("level", heading, "elem.", "mean\ndrift", "max\ndrift", *titles, left=2)
+    pulls = ["pull"] if has_pulls(h) else []
+    table = _table("level", heading, "elem.", "mean\ndrift", "max\ndrift", *titles, *pulls, left=2)
 
     def row(level: str, label: Text | str, key: str, suffix: str, count: float) -> None:
         shares = [_share(float(metrics[f"{key}/{k}{suffix}"]), r.style) for k, r in regimes.items()]
         drifts = [f"{float(metrics[f'{key}/{d}{suffix}']):.4f}" for d in ("drift", "drift_max")]
+        if pulls and not suffix:
+            shares.append(_share(float(metrics[f"{key}/pull"]), ""))
         table.add_row(level, label, f"{count:.0f}", *drifts, *shares)
 
     for stratum, channel in levels(h):
@@ -340,7 +345,7 @@ def _regimes(g: Gated) -> Table:
 
 
 def _share(value: float, style: str) -> Text:
-    if value == 0:
+    if not value > 0:  # nan, where there is nothing to share
         return Text("·", "dim")
     return Text("<1%" if value < 0.005 else f"{value:.0%}" if value == 1 or value < 0.995 else ">99%", style)
 
@@ -362,7 +367,7 @@ def _findings(g: Gated) -> Iterator[Any]:
     coarser = "the mean of its coarser element" if h.shape.is_tree else "the part that its coarser elements explain"
     yield Text(
         f"What every gate did. Drift: the absolute residual of an element, which is its mean {_coordinate(h)} minus "
-        f"{coarser}.{channels} Shares of elements by regime. {meanings}.",
+        f"{coarser}.{channels} Shares of elements by regime. {meanings}.{PULL if has_pulls(h) else ''}",
         "italic",
     )
     yield _regimes(g)

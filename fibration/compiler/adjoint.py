@@ -44,41 +44,41 @@ def drops_tokens(h: Hierarchy) -> bool:
 
 
 def adjoint(
-    program: Program, seeds: Mapping[Key, Node], results: Mapping[Key, tuple[Input, ...]], drops: bool = False
+    program: Program, seeds: Mapping[Key, Node], results: Mapping[Key, tuple[Node, ...]], drops: bool = False
 ) -> Program:
-    """`program` with one more output per entry of `results`: the sum of the derivatives with respect to its inputs.
+    """`program` with one more output per entry of `results`: the sum of the derivatives with respect to its nodes.
 
-    `seeds` are the cotangents of outputs. A result has the stratum of its inputs. `drops`: what `drops_tokens`
+    `seeds` are the cotangents of outputs. A result has the stratum of its nodes. `drops`: what `drops_tokens`
     says; the derivative of a dropped token is 0, however large a slope is there.
     """
     order = list(program.nodes())
-    targets = {i for inputs in results.values() for i in inputs}
-    depends: set[Node] = set(targets)
+    depends = {n for nodes in results.values() for n in nodes}
     for node in order:
         if not isinstance(node, (Detach, Quantile)) and any(o in depends for o in node.operands):
             depends.add(node)
 
     cotangents: dict[Node, list[Node]] = {}
+    received: dict[Node, Node] = {}
     for output, seed in seeds.items():
         cotangents.setdefault(program.outputs[output], []).append(seed)
     names = dict(program.names)
     for node in reversed(order):
-        if node not in depends or node not in cotangents or node in targets:
+        if node not in depends or node not in cotangents:
             continue
-        cotangent = total(cotangents.pop(node))
+        cotangent = received[node] = total(cotangents.pop(node))
         if node in program.names:
             names.setdefault(cotangent, program.names[node]._replace(word=f"d_{program.names[node].word}"))
-        for operand, contribution in _transpose(node, cotangent, depends, targets, drops):
+        for operand, contribution in _transpose(node, cotangent, depends, drops):
             cotangents.setdefault(operand, []).append(contribution)
     gradients = {}
-    for result, inputs in results.items():
-        found = [c for i in inputs for c in cotangents.get(i, [])]
-        gradients[result] = total(found or [Const(0.0, inputs[0].stratum)])
+    for result, nodes in results.items():
+        found = [received[n] for n in nodes if n in received]
+        gradients[result] = total(found or [Const(0.0, nodes[0].stratum)])
     return replace(program, outputs={**program.outputs, **gradients}, names=names).validate()
 
 
 def _transpose(
-    node: Node, cotangent: Node, depends: set[Node], targets: set[Input], drops: bool
+    node: Node, cotangent: Node, depends: set[Node], drops: bool
 ) -> list[tuple[Node, Node]]:
     if isinstance(node, Push):
         if node.reduce != "sum":
@@ -99,7 +99,7 @@ def _transpose(
             slope = derivative(node.body, i)
             if operand in depends and slope is not ZERO:
                 read = _operators(slope)
-                overflows = ("exp" in read and (drops or operand in targets)) or ("div" in read and drops)
+                overflows = ("exp" in read and (drops or isinstance(operand, Input))) or ("div" in read and drops)
                 # the slopes of exp, tanh and others contain their value: read it, do not compute it again
                 slope = _replace(slope, node.body, arg(len(bound) - 1))
                 received = arg(len(bound) - 2)

@@ -87,6 +87,8 @@ class _Lowering(Terms):
                 for node, sign in self.coarser(stratum, {k: v for (k, c), v in down.items() if c == channel}):
                     level = binary("add", node, level) if sign == 1 else minus(level, node, -sign)
                 down[name, channel] = self.named(level, "down", name, channel)
+                if name in self.leaves:
+                    outputs[Key("down", name, channel)] = level
 
         channels = h.decomposition.channels
         ratios = {leaf: self.recover(leaf, {c: down[leaf, c] for c in channels}) for leaf in self.leaves}

@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from fibration.errors import SpecError, located, suggest
-from fibration.language.atoms import Stratum, in_channel
+from fibration.language.atoms import Density, Stratum, in_channel
 from fibration.language.declared import check_name
 from fibration.language.decompositions import Decomposition
 from fibration.language.document import (
@@ -40,6 +40,7 @@ from fibration.language.readable import check, check_arguments, check_elements
 from fibration.language.reasons import LEFT, parts, short
 from fibration.language.report import Verify
 from fibration.language.statistics import of_rows
+from fibration.language.traversal import atoms
 
 # The laws (`fibration.laws`), by whether a loss may break them on purpose.
 FOUNDATIONS = ("structure", "locality", "markov", "reflecting", "coherent", "objective")
@@ -258,3 +259,12 @@ def gates(h: Hierarchy) -> Iterator[tuple[Stratum, str, Expression]]:
     for stratum in h.order:
         for channel in h.decomposition.channels:
             yield stratum, channel, in_channel(h.gate(stratum), channel)
+
+
+def adds_up_levels(h: Hierarchy) -> bool:
+    """Whether a coefficient is the sum of what several levels pass on.
+
+    A gate that reads densities passes pulls on to these too, and a projection does not subtract coarser levels.
+    """
+    atomic = not any(atoms(gate, Density) for _, _, gate in gates(h))
+    return len(h.order) > 1 and h.objective.estimator == "ratio" and atomic and h.orthogonalise is None

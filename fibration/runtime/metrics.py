@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fibration.compiler.diagnostics import REGIMES, levels, read_at, report_of
 from fibration.compiler.keys import Key
+from fibration.compiler.pulls import has_pulls
 from fibration.errors import BatchError, an, shown, suggest
 from fibration.language.atoms import BATCH
 from fibration.language.hierarchy import Hierarchy
@@ -107,6 +108,8 @@ def _rows(h: Hierarchy) -> Iterator[Row]:
         for regime in (*REGIMES, "drift"):
             yield from of_level(f"{key}/{regime}", regime, stratum, channel)
         yield from of_level(f"{key}/drift_max", "peak", stratum, channel)
+        if has_pulls(h):
+            yield Row(f"{key}/pull", stratum, Key("pull", stratum, channel), count=Key("pull_sum"))
     for leaf in leaves:
         yield from of_level(f"{leaf}/clipped", "clipped", leaf, "")
     yield Row("gated_ratio/max", "gated_ratio", Key("ratio_max"))

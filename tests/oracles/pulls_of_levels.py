@@ -68,27 +68,45 @@ def _lies_over(world, leaf, i, s, b):
     return (s == leaf or world.is_over(leaf, s)) and world.below(leaf, i, s) == b
 
 
-def shares(world, xs, advantages):
-    """What every level adds to the coefficient of every token, by the formula of the fact `share`."""
+def parts(world, xs, advantages):
+    """What every level and channel adds to the pull on every token: `P_v` of the fact `share`."""
     h = world.h
     pull, slope = reach(world, xs, advantages), slopes(world, xs, advantages)
-    added = {s: [] for s in h.order}
-    for k, (leaf, i) in enumerate(world.tokens):
-        for v in h.order:
-            total = F(0)
-            for channel in h.decomposition.channels:
-                passed = [g * y for g, y in zip(slope[v, channel], pull[v, channel], strict=True)]
-                split = h.with_mass(h.decomposition[channel], leaf)
-                own = Formulas()(split, lambda a: _at_token(world, a, leaf, i, xs[k], advantages[k])).slope  # noqa: B023
+    found = {}
+    for v in h.order:
+        for channel in h.decomposition.channels:
+            passed = [g * y for g, y in zip(slope[v, channel], pull[v, channel], strict=True)]
+            found[v, channel] = []
+            for leaf, i in world.tokens:
                 level = passed[world.below(leaf, i, v)] if v == leaf or world.is_over(leaf, v) else F(0)
                 for u, c in h.shape.moebius(v).items():
                     if leaf in h.shape.leaves_over(u):
                         at = world.below(leaf, i, u)
                         mean = (passed[b] * world.weight(v, b, u) for b in world.over(v, u, at))
                         level -= c * sum(mean, F(0))
-                total += own * level
-            added[v].append(total)
+                found[v, channel].append(level)
+    return found
+
+
+def shares(world, xs, advantages):
+    """What every level adds to the coefficient of every token, by the formula of the fact `share`."""
+    h, of_levels = world.h, parts(world, xs, advantages)
+    added = {s: [F(0)] * len(world.tokens) for s in h.order}
+    for (v, channel), levels in of_levels.items():
+        for k, (leaf, i) in enumerate(world.tokens):
+            split = h.with_mass(h.decomposition[channel], leaf)
+            own = Formulas()(split, lambda a: _at_token(world, a, leaf, i, xs[k], advantages[k])).slope  # noqa: B023
+            added[v][k] += own * levels[k]
     return added
+
+
+def squares(world, xs, advantages):
+    """`Σ m·P²` of every level and channel."""
+    masses = [world.value(world.h.masses[leaf], leaf, i) for leaf, i in world.tokens]
+    return {
+        level: sum((m * p * p for m, p in zip(masses, of_tokens, strict=True)), F(0))
+        for level, of_tokens in parts(world, xs, advantages).items()
+    }
 
 
 def _at_token(world, a, leaf, i, x, own):

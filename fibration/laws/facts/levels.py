@@ -21,12 +21,11 @@ from typing import Any
 import sympy
 
 from fibration.errors import an
-from fibration.language.atoms import Density, Stratum, read_at
-from fibration.language.hierarchy import Hierarchy, gates
+from fibration.language.atoms import Stratum, read_at
+from fibration.language.hierarchy import Hierarchy, adds_up_levels, gates
 from fibration.language.places import whole_batch
 from fibration.language.report import DETAIL, NOTE, Fact
 from fibration.language.sympy_bridge import ATOM_OF, cancelled, show, to_sympy, vanishes
-from fibration.language.traversal import atoms
 from fibration.laws import topic
 from fibration.laws.batches.words import plural
 from fibration.laws.facts.batch_facts import is_identity
@@ -124,17 +123,10 @@ class _Pulls:
 # ---------------------------------------------------------------- share
 
 
-def _is_sum_of_levels(subject: Subject, known: str) -> bool:
-    """Whether the formula of the module holds: a gate that reads densities passes pulls on to these too."""
-    h = subject.hierarchy
-    atomic = not any(atoms(gate, Density) for _, _, gate in gates(h))
-    return has_levels(subject, known) and atomic and h.orthogonalise is None
-
-
 def share(subject: Subject, known: str) -> Iterator[Fact]:
     """Yields what every level adds to a coefficient, as an expression."""
     h = subject.hierarchy
-    if not _is_sum_of_levels(subject, known):
+    if not has_levels(subject, known) or not adds_up_levels(h):
         return
     shape = whole_batch(h)
     fine = subject.proved("identity") and _has_weight_one(subject) and _has_one_pull(h)
@@ -165,7 +157,7 @@ def _times(c: int) -> str:
 def spill(subject: Subject, known: str) -> Iterator[Fact]:
     """Yields the largest share of a stopped pull that the siblings of an element get, for every level with siblings."""
     h = subject.hierarchy
-    if not _is_sum_of_levels(subject, known) or not h.shape.is_tree:
+    if not has_levels(subject, known) or not adds_up_levels(h) or not h.shape.is_tree:
         return
     passing = {s: True for s in h.order}
     for stratum, _, gate in gates(h):
