@@ -50,7 +50,7 @@ def sources(
 
     The rows may have a source too: rows of one key are pieces of one trajectory. Known sources of other strata are
     left out. `say`: the option that gives a stratum its source, for errors. Raises TrainerError for a stratum without
-    a source, for a source of another stratum, and for a hierarchy that reads more than labels of rows.
+    a source, for a source of another stratum, and for a hierarchy whose strata or orders a trainer cannot tell.
     """
     given, known = {} if given is None else given, known or {}
     if not isinstance(given, Mapping):
@@ -83,7 +83,7 @@ def sources(
 
 
 def refuse_finer(hierarchy: Hierarchy) -> None:
-    """Raise TrainerError for a hierarchy that reads data of rows that a trainer does not have: more than labels."""
+    """Raise TrainerError for a hierarchy with strata or orders that a label per row does not tell."""
     where = "call the operator in a loop of your own, as docs/ranks.md shows, with op.index(...)"
     if len(hierarchy.leaves) > 1:
         raise TrainerError(
@@ -106,12 +106,6 @@ def refuse_finer(hierarchy: Hierarchy) -> None:
                 f"token in {read.over}",
                 remedy="call the operator in a loop of your own, with op.index(positions=...)",
             )
-    for name, attribute in hierarchy.attributes.items():
-        raise TrainerError(
-            f"'{hierarchy.name}' reads the attribute '{name}' of {an(attribute.on.name)}",
-            required="a hierarchy that reads log-probs, advantages, labels and parameters",
-            remedy=where,
-        )
 
 
 def as_operator(hierarchy: Hierarchy | Operator | str, backend: str | None = None) -> Operator:

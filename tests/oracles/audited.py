@@ -22,6 +22,7 @@ LABELS = {
     "apc_obj": "which tokens have one prefix",
     "attenuated_domain": "the domain of rows",
     "attenuated_group": "the prompt group of rows, beside advantages",
+    "entropy_mask": "entropies of tokens",
     "fiberpo_crossed": "two labels of rows",
     "fiberpo_domain": "the domain of rows",
     "fiberpo_domain_inward": "the domain of rows",
@@ -30,7 +31,10 @@ LABELS = {
     "fiberpo_experts": "the expert of tokens",
     "fiberpo_modal": "tokens of two kinds",
     "fiberpo_turns": "the turn of tokens",
+    "gdpo": "two rewards per row",
     "hierarchical_grpo": "the domain of rows",
+    "opd": "log-probs of a teacher",
+    "opd_reward": "log-probs of a teacher",
     "ppo_gae": "values of a critic, and rewards per token",
     "remax": "the reward of the greedy answer",
 }
@@ -85,6 +89,8 @@ def _scored(rows, rewards=None, group_ids=None, reference=None, values=None, gre
         rewards=some[:, None].expand_as(rows.mask),
         values=torch.zeros_like(rows.log_prob) if values is None else values,
         greedy=torch.zeros_like(some) if greedy is None else greedy,
+        teacher=rows.old,
+        entropy=torch.zeros_like(rows.log_prob),
         prompt_group=groups,
         domain=groups if domain is None else domain,
     )

@@ -18,7 +18,7 @@ LENGTHS = (1, 4, 9, 2, 6, 5, 3, 12)
 # Rows have prompts and domains in no order; one group has equal rewards.
 PROMPTS, DOMAINS = (0, 1, 0, 2, 1, 2, 0, 2), (0, 0, 0, 1, 0, 1, 0, 1)
 OTHER_PROMPTS = {"pass_at_k": (1, 0, 1, 1, 1, 0, 1, 1), "kimi_k15": (0, 0, 1, 1, 1, 1, 0, 0)}
-LABELS = {"ppo_gae": "per token", **dict.fromkeys(("pass_at_k", "real"), "right or wrong")}
+LABELS = {"ppo_gae": "per token", **dict.fromkeys(("pass_at_k", "real", "maxrl"), "right or wrong")}
 PER_TOKEN = {
     *("gspo_token", "reinforce", "cispo", "cispo_absolute", "grpo", "dapo", "ppo", "dr_grpo", "sapo", "clip_cov"),
     *("ppo_entropy", "ppo_nll", "dro", "prime_rl", "kl_cov", "ctpo", "fipo", "prefix_is"),
@@ -59,6 +59,9 @@ PARAMETERS = {
     **{name: {"length": 16.0} for name in ("dr_grpo_rewards", "hierarchical_grpo")},
     **{name: {"beta": 0.3} for name in ("rloo_kl", "reinforce_pp", "grpo_k3", "grpo_k2", "grpo_rk3", "dro")},
     "ppo_gae": {"gamma": 0.9, "lam": 0.8},
+    "gdpo": {"weight_1": 0.7, "weight_2": 1.3},
+    **{name: {"beta": 0.3} for name in ("opd", "opd_reward")},
+    "entropy_mask": {"level": 0.5},
     "ppo_entropy": {"bonus": 0.2},
     "prime_rl": {"low": 0.1, "high": 0.1, "tau": 0.3},
     "kl_cov": {"level": 0.81},
@@ -96,10 +99,13 @@ def scored(name: str, b: Rows, draw: np.random.Generator, reference: np.ndarray)
         rewards = draw.normal(0, 1, b.mask.shape)
     elif LABELS.get(name):
         rewards = (draw.permutation(count) < count // 4)[:, None] + np.zeros(b.mask.shape)
-    others = (reference, rewards, draw.normal(0, 1, b.mask.shape), draw.normal(0, 1, count))
+    names = ("reference", "rewards", "values", "greedy", "teacher", "entropy")
+    others = [reference, rewards, draw.normal(0, 1, b.mask.shape), draw.normal(0, 1, count)]
+    teacher = b.old.numpy() + draw.normal(0, 0.5, b.mask.shape)
+    others += [np.minimum(teacher, -1e-3), draw.exponential(1.0, b.mask.shape)]
     return Scored(
         **vars(b),
-        **dict(zip(("reference", "rewards", "values", "greedy"), map(torch.from_numpy, others), strict=True)),
+        **dict(zip(names, map(torch.from_numpy, others), strict=True)),
         prompt_group=prompts,
         domain=DOMAINS,
     )
@@ -154,8 +160,9 @@ def placed(h: Hierarchy, backend: str, b: Rows, given: dict, place) -> Placed:
     others, attributes = {"rollout": b.rollout}, {}
     if isinstance(b, Scored):
         labels = {"prompt_group": list(b.prompt_group), "domain": list(b.domain)}
-        others["reference"] = b.reference
+        others |= {"reference": b.reference, "teacher": b.teacher}
         attributes = {"value": b.values[b.mask].numpy(), "greedy_reward": b.greedy}
+        attributes |= {"reward_1": b.of_row, "reward_2": b.greedy, "entropy": b.entropy[b.mask].numpy()}
     drift, a = ((v[b.mask]).numpy() for v in (b.held, b.advantages))
     layout = place(op, Batch(LENGTHS, drift, a, labels, attributes=attributes))
     return Placed(op, layout, b, given, {k: layout.tensor(v[b.mask].numpy()) for k, v in others.items()})

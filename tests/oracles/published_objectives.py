@@ -33,6 +33,8 @@ class Scored(Rows):
     rewards: Tensor
     values: Tensor
     greedy: Tensor
+    teacher: Tensor
+    entropy: Tensor
     prompt_group: tuple[int, ...]
     domain: tuple[int, ...]
 
@@ -194,6 +196,41 @@ def ppo_gae(b: Scored, p: Parameters) -> Found:
     return token_mean(b, terms), branches
 
 
+def maxrl(b: Scored, p: Parameters) -> Found:
+    a = by_group(b, lambda r, own: (r[own] - r.sum() / len(r)) / (r.sum() / len(r) + 1e-6))
+    terms, branches = with_advantages(b, a, p)
+    return token_mean(b, terms), [*branches, a == 0]
+
+
+def gdpo(b: Scored, p: Parameters) -> Found:
+    """The second reward is `greedy`, whose deviation a group of equal rewards has not: TRL's code, row by row."""
+    total = torch.zeros(len(b.mask), dtype=torch.float64)
+    for weight, rewards in ((p["weight_1"], b.of_row), (p["weight_2"], b.greedy)):
+        for i in range(len(b.mask)):
+            alike = rewards[b.alone(b.prompt_group, i)]
+            total[i] += weight * (rewards[i] - alike.mean()) / (alike.std() + 1e-4)
+    a = b.spread((total - total.mean()) / (total.std() + 1e-4))
+    terms, branches = with_advantages(b, a, p)
+    return token_mean(b, terms), branches
+
+
+def opd(b: Scored, p: Parameters) -> Found:
+    a = -p["beta"] * (b.old - b.teacher)
+    return token_mean(b, b.x.exp() * a), [a > 0]
+
+
+def opd_reward(b: Scored, p: Parameters) -> Found:
+    """Centred rewards times `G/(G - 1)`, plus the negative reverse KL of one sample, as in Tinker's recipe."""
+    a = by_group(b, lambda r, own: (r[own] - r.mean()) * len(r) / (len(r) - 1)) - p["beta"] * (b.old - b.teacher)
+    return token_mean(b, b.x.exp() * a), [a > 0]
+
+
+def entropy_mask(b: Scored, p: Parameters) -> Found:
+    kept = b.entropy >= torch.quantile(b.entropy[b.mask], p["level"])
+    terms, branches = with_advantages(b, b.advantages, p)
+    return token_mean(b, terms * kept), [kept, *(branch & kept for branch in branches)]
+
+
 # ---------------------------------------------------------------- terms
 
 
@@ -347,7 +384,7 @@ OBJECTIVES: Mapping[str, Callable[[Scored, Parameters], Found]] = {
     f.__name__: f
     for f in (
         grpo_rewards, dapo_rewards, dr_grpo_rewards, rloo, rloo_kl, reinforce_pp, reinforce_pp_baseline, opo, remax,
-        pass_at_k, best_of_group, ppo_gae,
+        pass_at_k, best_of_group, ppo_gae, maxrl, gdpo, opd, opd_reward, entropy_mask,
         grpo_k3, grpo_k2, grpo_rk3, ppo_entropy, ppo_nll, kimi_k15, kimi_k2, dro, prime_rl, kl_cov, real,
         ctpo, fipo, prefix_is, hierarchical_grpo,
         attenuated_trajectory, attenuated_group, attenuated_domain,

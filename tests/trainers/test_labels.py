@@ -4,10 +4,9 @@ import pytest
 import support
 import torch
 
-from fibration import Attribute, Fibration, Hierarchy, MarkovKernel, TrainerError, identity_gate, log_ratio, token_mean
+from fibration import TrainerError, token_mean
 from fibration.language.atoms import strata
 from fibration.language.order import before
-from fibration.language.statistics import total
 from fibration.trainers.labels import as_label, as_operator, sources, wanted
 
 KNOWN = {"prompt_group": "uid", "domain": "data_source"}
@@ -96,15 +95,6 @@ def test_a_value_becomes_a_label(value, label):
     assert as_label(value) == label and not isinstance(as_label(value), torch.Tensor)
 
 
-def weighted():
-    token, domain = strata("token domain")
-    weight = Attribute("weight", on=token)
-    kernel = MarkovKernel(weight / total(weight, over=domain))
-    gates = {token: identity_gate(), domain: identity_gate()}
-    fibrations = [Fibration(token, domain, kernel)]
-    return Hierarchy(name="w", gates=gates, fibrations=fibrations, decomposition=log_ratio(), objective=token_mean())
-
-
 def in_order():
     """Of trajectories, as they come in their group."""
     h = support.spec("fiberpo_domain")
@@ -120,7 +110,6 @@ def in_order():
         (in_order, "position\\(over=prompt_group\\) of 'fiberpo_domain' is an order over a prompt_group"),
         (lambda: support.spec("fiberpo_modal"), "tokens of several kinds, text_token and image_token"),
         (lambda: support.spec("fiberpo_turns"), "'turn' of 'fiberpo_turns' lies over 'trajectory', the rows"),
-        (weighted, "reads the attribute 'weight' of a token"),
     ],
 )
 def test_strata_that_no_label_per_row_can_describe_are_refused(hierarchy, says):

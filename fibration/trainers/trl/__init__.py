@@ -14,13 +14,15 @@ from fibration.errors import MissingDependency
 
 if TYPE_CHECKING:
     from fibration.trainers.trl.audit import StepAudits, audit_first_steps
+    from fibration.trainers.trl.numbers import ENTROPY
     from fibration.trainers.trl.refusals import BY_PROMPT
     from fibration.trainers.trl.trainer import FibrationGRPOTrainer
 
-__all__ = ["BY_PROMPT", "FibrationGRPOTrainer", "StepAudits", "audit_first_steps", "hierarchy_of"]
+__all__ = ["BY_PROMPT", "ENTROPY", "FibrationGRPOTrainer", "StepAudits", "audit_first_steps", "hierarchy_of"]
 
 _WITH_TRL = {
     "BY_PROMPT": "refusals",
+    "ENTROPY": "numbers",
     "FibrationGRPOTrainer": "trainer",
     "StepAudits": "audit",
     "audit_first_steps": "audit",

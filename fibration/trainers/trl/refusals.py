@@ -18,7 +18,7 @@ from fibration.runtime.noise import noise
 from fibration.trainers.clip_range import in_its_place
 from fibration.trainers.labels import as_label, option
 from fibration.trainers.parameters import check_labelled
-from fibration.trainers.policies import REFERENCE, ROLLOUT, check_policies, corrected_twice, kept_near_twice
+from fibration.trainers.policies import REFERENCE, ROLLOUT, corrected_twice, kept_near_twice
 
 WINDOWS = ("step", "generation")
 
@@ -111,7 +111,7 @@ def check(
             check_loadable(given.get("model"), config, hierarchy)
     if given.get("rollout_func") is None:  # a rollout function may add fields to the rows
         for name in ("train_dataset", "eval_dataset"):
-            for where, dataset in _datasets(name, given.get(name)):
+            for where, dataset in datasets(name, given.get(name)):
                 check_columns(where, dataset, columns)
                 for stratum, labels in _labels(where, dataset, columns):
                     if name == "train_dataset":  # evaluation runs at a ratio of 1, where gates read no parameters
@@ -167,8 +167,6 @@ def _own_bounds(config: Any, hierarchy: Hierarchy, defaults: Mapping[str, Any]) 
 
 def check_sampler(config: Any, rollout_func: Any, hierarchy: Hierarchy) -> None:
     """Refuse a hierarchy whose rollout log-probs TRL lacks, and a second correction by them."""
-    known = {ROLLOUT: "what vLLM or a rollout function sampled with", REFERENCE: "its reference model"}
-    check_policies(hierarchy, known)
     if ROLLOUT not in hierarchy.policies:
         return
     used = getattr(config, "use_vllm", False)
@@ -262,7 +260,7 @@ def check_steps(config: Any, dataset: Any) -> None:
         )
 
 
-def _datasets(name: str, given: Any) -> Iterator[tuple[str, Any]]:
+def datasets(name: str, given: Any) -> Iterator[tuple[str, Any]]:
     """Each dataset with its name in the trainer's arguments."""
     if isinstance(given, Mapping):
         yield from ((f"{name}[{key!r}]", dataset) for key, dataset in given.items())

@@ -24,6 +24,7 @@ from fibration.trainers.parameters import at_ratio_one, check_parameters
 from fibration.trainers.policies import REFERENCE, ROLLOUT
 from fibration.trainers.scale import Scale
 from fibration.trainers.trl import refusals
+from fibration.trainers.trl.numbers import Numbers, RowNumbers
 from fibration.trainers.trl.order import shuffled
 from fibration.trainers.trl.refusals import BY_PROMPT, Labels
 from fibration.trainers.trl.step import Live, Row, Step
@@ -63,6 +64,15 @@ class FibrationGRPOTrainer(GRPOTrainer):
     `labels`: for every stratum coarser than trajectories, the dataset's column with its labels, any hashable values.
     `prompt_group` needs none: the completions of one sampled prompt are a group. A stratum of another name for these
     groups has `BY_PROMPT` as its column.
+
+    `attributes`: for every attribute of the hierarchy, the dataset's column with its numbers, one per line; or
+    `"rewards/NAME"`, what the reward function of this name returned; or `ENTROPY`, for an attribute of tokens: the
+    entropy of the distribution that each token was sampled from. An attribute of tokens with the name `entropy` needs no
+    source.
+
+    `policies`: for every policy that the hierarchy reads beside `rollout` and `reference`, a model, which is frozen and
+    scores completions once, when they are sampled: `{"teacher": AutoModelForCausalLM.from_pretrained(...)}`. Or the name
+    of a field that a rollout function returns, with a list of one log-prob per token for each completion.
 
     `parameters`: values of the hierarchy's parameters that differ from its defaults, as in `op.loss`, in the units of
     its gates. The attribute `hierarchy_parameters` has them; a callback may change it between steps, equally on all
@@ -130,6 +140,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
         backend: str | None = None,
         metrics: bool | str | Sequence[str] = "levels",
         skip_dead_rows: bool = True,
+        attributes: Mapping[str, str | Numbers] | None = None,
+        policies: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         given = inspect.signature(super().__init__).bind(*args, **kwargs).arguments
@@ -141,6 +153,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
         used = {} if parameters is None else parameters
         columns = [name for name, column in self.label_columns.items() if not isinstance(column, Labels)]
         check_parameters(self.operator.hierarchy, used, columns)
+        self.row_numbers = RowNumbers(self.operator.hierarchy, attributes, policies)
+        self.row_numbers.check(given)
         refusals.check(GRPOTrainer, given, self.label_columns, self.operator.hierarchy, used)
         self.hierarchy_parameters = parameters
         refusals.check_together(together, self.label_columns)
@@ -154,6 +168,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
         with self._with_reference(given.get("args")):
             super().__init__(*args, **kwargs)
         refusals.check_model(self)
+        self.row_numbers.check_functions(self.reward_func_names)
+        self.row_numbers.prepare(self)
         self._fibration_noisy = bool(refusals.noise_of(self))
         readers = list(self._readers_of_all_rows()) if skip_dead_rows else []
         self.skips_dead_rows = skip_dead_rows and not readers
@@ -190,21 +206,36 @@ class FibrationGRPOTrainer(GRPOTrainer):
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        used = [c for c in self.label_columns.values() if c is not BY_PROMPT]
+        used = [c for c in self.label_columns.values() if c is not BY_PROMPT] + [*self.row_numbers.columns.values()]
         self._signature_columns += [column for column in used if column not in self._signature_columns]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         each = self.num_generations if self.model.training else self.num_generations_eval
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        first = self.accelerator.process_index * len(inputs)
-        group = self._group
+        assert self._fibration_rewards is not None
+        first, group, entropies = self.accelerator.process_index * len(inputs), self._group, self._sampled(output)
         with agreed(None if group is None else as_group(group), "the labels of a generation"):
             output[ROWS] = [
                 Row(self._fibration_steps, self._labels(row, (first + i) // each)) for i, row in enumerate(inputs)
             ]
+            mine, names = self._fibration_rewards[first : first + len(inputs)], self.reward_func_names
+            output |= self.row_numbers.of_rows(inputs, output, entropies, mine, names)
         if self.operator.hierarchy.advantages is not None:
             output["advantages"] = self._advantages(output)
         return output
+
+    def _sampled(self, output: dict[str, Any]) -> Tensor | None:
+        """Add the log-probs of what is sampled to a generation, as far as the hierarchy reads them when rows are
+        sampled. Returns the entropies `[b, T]`, if the hierarchy reads them.
+        """
+        hierarchy, at_once = self.operator.hierarchy, self.args.per_device_train_batch_size
+        lacks_old = hierarchy.advantages is not None and "old" in hierarchy.policies and output.get(OLD) is None
+        entropies = None
+        if lacks_old or self.row_numbers.reads_entropy:  # the current weights sampled
+            log_probs, entropies = self._scores(self.model, output, at_once)
+            output |= {OLD: log_probs} if lacks_old else {}
+        output |= self.row_numbers.log_probs(lambda model: self._scores(model, output, at_once, entropy=False)[0])
+        return entropies
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         stratum = self.together
@@ -222,8 +253,6 @@ class FibrationGRPOTrainer(GRPOTrainer):
         mine = by_function[self.accelerator.process_index * rows :][:rows]
         rewards = (mine * self.reward_weights.to(mine)).nansum(1)
         scored = ~mine.isnan().all(1)
-        if "old" in self.operator.hierarchy.policies and output.get(OLD) is None:  # the current weights sampled
-            output[OLD] = self._log_probs(self.model, output, self.args.per_device_train_batch_size)
         made = self._window([output], rewards=rewards, scored=scored).made_of_rewards()
         shown = made if made.ndim == 1 else made.sum(1) / _unmasked(output).sum(1).clamp(min=1)
         logged = self._logs["advantages"]
@@ -315,37 +344,47 @@ class FibrationGRPOTrainer(GRPOTrainer):
         if REFERENCE in self.operator.hierarchy.policies:
             policies[REFERENCE] = joined(REFERRED)
         mask = torch.cat([_unmasked(piece) for piece in given])
+        mask = mask if scored is None else mask * scored[:, None]
+        labels = {stratum: [row.labels[stratum] for row in rows] for stratum in self.label_columns}
         return Window(
             self.operator,
-            mask if scored is None else mask * scored[:, None],
+            mask,
             old,
             joined("advantages") if rewards is None else None,
-            {stratum: [row.labels[stratum] for row in rows] for stratum in self.label_columns},
+            labels,
             rewards=rewards,
             weights=joined("importance_sampling_ratio") if rewards is None else None,
-            policies=policies,
+            policies={**policies, **self.row_numbers.further(joined)},
             group=self._group,
             parameters=self.hierarchy_parameters,
+            attributes=self.row_numbers.attributes(joined, labels, mask),
         )
 
     # ------------------------------------------------------------ both passes
 
+    def _log_probs(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
+        return self._scores(model, inputs)[0]
+
     @torch.no_grad()
-    def _log_probs(self, model: Any, inputs: Mapping[str, Any], at_once: int | None = None) -> Tensor:
-        """Log-probs as TRL's loss computes them, with the same tokens and padding; `at_once`: rows per forward pass."""
+    def _scores(
+        self, model: Any, inputs: Mapping[str, Any], at_once: int | None = None, entropy: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies as TRL's loss computes them, with the same tokens and padding; `at_once`: rows per
+        forward pass.
+        """
         ids, mask = (
             torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], dim=1) for name in ("ids", "mask")
         )
-        result: Tensor = self._get_per_token_logps_and_entropies(
+        found: tuple[Tensor, Tensor, Any] = self._get_per_token_logps_and_entropies(
             model,
             ids,
             mask,
             inputs["completion_ids"].size(1),
             batch_size=at_once,
-            compute_entropy=True,
+            compute_entropy=entropy,
             **{name: value for name, value in inputs.items() if name in FORWARD},
-        )[0]
-        return result
+        )
+        return found[0], found[1]
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Tensor, attention_mask: Tensor, *args: Any, **kwargs: Any

@@ -1,0 +1,273 @@
+"""Numbers that rows have from when they were sampled: attributes, and log-probs of further policies.
+
+They are tensors in the dictionary of a generation, which TRL shuffles and splits with its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from trl.models import prepare_deepspeed, prepare_fsdp
+from trl.trainer.utils import add_fused_lm_head
+
+from fibration.errors import TrainerError, an, listed, shown
+from fibration.language.atoms import Attribute
+from fibration.language.hierarchy import Hierarchy
+from fibration.trainers.attributes import (
+    attribute_sources,
+    indexed,
+    is_per_token,
+    no_number,
+    numbers_of_rows,
+    numbers_of_tokens,
+)
+from fibration.trainers.attributes import option as attribute_option
+from fibration.trainers.policies import REFERENCE, ROLLOUT, check_policies, passed
+from fibration.trainers.policies import option as policy_option
+from fibration.trainers.trl.refusals import datasets
+
+KNOWN = {ROLLOUT: "what vLLM or a rollout function sampled with", REFERENCE: "its reference model"}
+ATTRIBUTE, POLICY = "fibration_attribute_", "fibration_policy_"  # and the name: keys in the dictionaries of TRL
+FUNCTION = "rewards/"  # and the name of a reward function, as in TRL's log
+
+
+class Numbers(Enum):
+    """Sources of attributes that are not columns."""
+
+    ENTROPY = "entropies of the policy that sampled"
+
+
+#: In place of a column: the entropy of the distribution that each token was sampled from, in nats.
+ENTROPY = Numbers.ENTROPY
+OF_TOKENS = {"entropy": ENTROPY}  # sources by the names of attributes
+
+
+class RowNumbers:
+    """The sources of a hierarchy's attributes, and of the log-probs of its further policies.
+
+    `attributes`: per attribute a column, `"rewards/NAME"` of a reward function, or `ENTROPY`. `policies`: per policy a
+    model, or the field of a rollout function with one log-prob per token.
+    """
+
+    def __init__(
+        self, hierarchy: Hierarchy, attributes: Mapping[str, Any] | None, policies: Mapping[str, Any] | None
+    ) -> None:
+        check_policies(hierarchy, KNOWN, policies)
+        self.hierarchy = hierarchy
+        self.sources = attribute_sources(hierarchy, attributes, OF_TOKENS)
+        self.policies: dict[str, str | nn.Module] = dict(policies or {})
+        for name, source in self.sources.items():
+            self._check_kind(hierarchy.attributes[name], source)
+        for name, given in self.policies.items():
+            if not isinstance(given, (str, nn.Module)):
+                raise TrainerError(
+                    f"policies={{{name!r}: {shown(given)}}}",
+                    required="a model, or the field of a rollout function that has a log-prob per token",
+                    remedy="AutoModelForCausalLM.from_pretrained(NAME)",
+                )
+
+    def _check_kind(self, attribute: Attribute, source: Any) -> None:
+        per_token = is_per_token(self.hierarchy, attribute)
+        of_row = isinstance(source, str) and source.startswith(FUNCTION)
+        if not isinstance(source, (str, Numbers)) or (of_row if per_token else source is ENTROPY):
+            has = "a number per completion" if of_row else "a number per token"
+            raise TrainerError(
+                f"attributes={{{attribute.name!r}: {shown(source)}}}, and '{attribute.name}' is an attribute of "
+                f"{an(attribute.on.name)}",
+                required="a field with a number per token, or ENTROPY (from fibration.trainers.trl)"
+                if per_token
+                else f"a column, or '{FUNCTION}NAME' of a reward function",
+                found=has if isinstance(source, (str, Numbers)) else an(type(source).__name__),
+                remedy=f"declare Attribute({attribute.name!r}, on={'trajectory' if of_row else 'token'})"
+                if isinstance(source, (str, Numbers))
+                else attribute_option(attribute.name),
+            )
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The column of each attribute that has one."""
+        found = {name: source for name, source in self.sources.items() if isinstance(source, str)}
+        return {name: column for name, column in found.items() if not column.startswith(FUNCTION)}
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Refuse errors that show before a model is loaded, in the arguments `given` to TRL's trainer."""
+        for name, model in self.policies.items():
+            if model is given.get("model"):
+                raise TrainerError(
+                    f"policies={{{name!r}: ...}} is the model that is trained",
+                    required="a frozen model of its own",
+                    remedy="load it once more: AutoModelForCausalLM.from_pretrained(NAME)",
+                )
+        if given.get("rollout_func") is not None:  # a rollout function may add fields to the rows
+            return
+        for name, model in self.policies.items():
+            if isinstance(model, str):
+                raise TrainerError(
+                    f"policies={{{name!r}: {model!r}}} names a field of completions, and TRL's own generation adds none",
+                    required="a model; or a rollout_func whose result has this field, a log-prob per token",
+                    remedy=f"policies={{{name!r}: AutoModelForCausalLM.from_pretrained({model!r})}}",
+                )
+        for name, column in self.columns.items():
+            attribute = self.hierarchy.attributes[name]
+            if is_per_token(self.hierarchy, attribute):
+                raise TrainerError(
+                    f"attributes={{{name!r}: {column!r}}}, and '{name}' is an attribute of {an(attribute.on.name)}",
+                    required="numbers of sampled tokens: ENTROPY (from fibration.trainers.trl), or a field of a "
+                    "rollout_func. A line of the dataset does not know which tokens will be sampled",
+                    remedy=f"declare Attribute({name!r}, on={self.hierarchy.rows}) for a number per line",
+                )
+            for of in ("train_dataset", "eval_dataset"):
+                for where, dataset in datasets(of, given.get(of)):
+                    self._check_column(attribute, column, where, dataset)
+
+    def _check_column(self, attribute: Attribute, column: str, where: str, dataset: Any) -> None:
+        known = getattr(dataset, "column_names", None)  # None for streams that were not read yet
+        if known is not None and column not in known:
+            raise no_column(f"the attribute '{attribute.name}'", column, known, attribute_option(attribute.name), where)
+        features = getattr(dataset, "features", None) or {}
+        kind = str(getattr(features.get(column), "dtype", "float64"))
+        if not kind.startswith(("int", "uint", "float", "bool", "null")):
+            raise no_number(attribute, f"{where} has values of the type {kind} in the column {column!r}", FIX)
+
+    def check_functions(self, names: Sequence[str]) -> None:
+        """Refuse names of reward functions that the trainer does not have."""
+        for name, source in self.sources.items():
+            if isinstance(source, str) and source.startswith(FUNCTION) and source.removeprefix(FUNCTION) not in names:
+                raise TrainerError(
+                    f"attributes={{{name!r}: {source!r}}}, and no reward function has this name",
+                    required=listed(f"{FUNCTION}{known}" for known in names),
+                    remedy="name one of them; a lambda has no name of its own, so define the function by def",
+                )
+
+    def prepare(self, trainer: Any) -> None:
+        """Freeze the models of the policies, and place them as TRL does its reference model."""
+        for name, model in self.policies.items():
+            if isinstance(model, str):
+                continue
+            words, known = len(trainer._tokenizer), model.config.get_text_config().vocab_size  # type: ignore[union-attr,operator]
+            if known < words:
+                raise TrainerError(
+                    f"the model of the policy '{name}' has a vocabulary of {known}, and the trained one's tokenizer has "
+                    f"{words}",
+                    required="a model that reads the same tokens",
+                    remedy="take a model of the same family",
+                )
+            model.eval().requires_grad_(False)
+            add_fused_lm_head(model, temperature=trainer.temperature)
+            self.policies[name] = _placed(trainer, model)
+
+    # ------------------------------------------------------------ when rows are sampled
+
+    @property
+    def reads_entropy(self) -> bool:
+        return ENTROPY in self.sources.values()
+
+    def log_probs(self, score: Callable[[Any], Tensor]) -> dict[str, Tensor]:
+        """Log-probs `[b, T]` of a generation by every further model. `score`: those of a model."""
+        return {POLICY + name: score(model) for name, model in self.policies.items() if isinstance(model, nn.Module)}
+
+    def of_rows(
+        self, rows: Sequence[Mapping[str, Any]], output: Mapping[str, Any], entropies: Tensor | None, rewards: Tensor,
+        functions: Sequence[str],
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """The numbers of a generation that no model computes.
+
+        `rows`: lines of the dataset with the fields of a rollout function. `output`: what TRL made of them. `rewards`:
+        `[b, functions]`.
+        """
+        there = output["completion_mask"].bool()
+        tools = output.get("tool_mask")
+        unmasked = there if tools is None else there & tools.bool()
+        used = unmasked.any(1).nonzero()[:, 0].tolist()
+        found: dict[str, Tensor] = {}
+        for name, source in self.sources.items():
+            attribute = self.hierarchy.attributes[name]
+            if source is ENTROPY:
+                assert entropies is not None
+                found[ATTRIBUTE + name] = numbers_of_tokens(attribute, entropies, unmasked, "TRL's entropies", FIX)
+            elif source.startswith(FUNCTION):
+                given = rewards[:, functions.index(source.removeprefix(FUNCTION))].tolist()
+                where = f"the rewards of {source.removeprefix(FUNCTION)!r}"
+                fix = "return a number for every completion, in place of None or NaN"
+                found[ATTRIBUTE + name] = numbers_of_rows(attribute, given, used, where, fix)
+            else:
+                what = f"the attribute '{name}'"
+                given = column_of(rows, source, what, attribute_option(name))
+                if is_per_token(self.hierarchy, attribute):
+                    tokens = of_tokens(given, there, source, what)
+                    found[ATTRIBUTE + name] = numbers_of_tokens(attribute, tokens, unmasked, f"{source!r}", FIX)
+                else:
+                    where = f"the column {source!r}"
+                    found[ATTRIBUTE + name] = numbers_of_rows(attribute, given, used, where, FIX)
+        for name, field in self.policies.items():
+            if isinstance(field, str):
+                what = f"the log-probs of '{name}'"
+                tokens = of_tokens(column_of(rows, field, what, policy_option(name)), there, field, what)
+                found[POLICY + name] = tokens.to(output["completion_ids"].device)
+        return found
+
+    # ------------------------------------------------------------ when rows are trained on
+
+    def attributes(
+        self, joined: Callable[[str], Any], labels: Mapping[str, Sequence[Any]], mask: Tensor
+    ) -> dict[str, Any]:
+        """What `op.index(attributes=...)` takes. `joined`: a tensor of all slices of the window."""
+        return indexed(self.hierarchy, {name: joined(ATTRIBUTE + name) for name in self.sources}, labels, mask)
+
+    def further(self, joined: Callable[[str], Any]) -> dict[str, Tensor]:
+        """Log-probs of the further policies."""
+        return {name: joined(POLICY + name) for name in passed(self.hierarchy) if name in self.policies}
+
+
+FIX = "drop such rows by dataset.filter, or give them a number by dataset.map"
+
+
+def column_of(rows: Sequence[Mapping[str, Any]], column: str, what: str, fix: str) -> list[Any]:
+    for row in rows:
+        if column not in row:
+            raise no_column(what, column, row, fix)
+    return [row[column] for row in rows]
+
+
+def of_tokens(given: Sequence[Any], there: Tensor, field: str, what: str) -> Tensor:
+    """Lists of one number per token of a completion, as float64 `[b, T]`, 0 after their ends; None is NaN.
+
+    `there`: bool `[b, T]`, the tokens of each completion. A completion that is masked as a whole is not read.
+    """
+    found = torch.zeros(there.shape, dtype=torch.float64)
+    for row, (values, tokens) in enumerate(zip(given, there.sum(1).tolist(), strict=True)):
+        if not tokens:
+            continue
+        size = len(values) if isinstance(values, (list, tuple)) or getattr(values, "ndim", 0) == 1 else None
+        if size != tokens:
+            raise TrainerError(
+                f"completion {row} has {shown(values) if size is None else f'{size} numbers'} in {field!r}, the source of "
+                f"{what}",
+                required=f"a list with one number for each of its {tokens} tokens",
+                remedy="let the rollout function return a list per completion, as long as its completion_ids",
+            )
+        found[row, :tokens] = torch.tensor([torch.nan if value is None else float(value) for value in values])
+    return found
+
+
+def no_column(
+    what: str, column: object, known: Any, fix: str, where: str = "a row of the dataset"
+) -> TrainerError:
+    return TrainerError(
+        f"{where} has no column {column!r}, the source of {what}",
+        required="a column with a value for every row",
+        found=f"columns {listed(known)}",
+        remedy=fix,
+    )
+
+
+def _placed(trainer: Any, model: Any) -> Any:
+    if trainer.is_deepspeed_enabled:
+        return prepare_deepspeed(model, trainer.accelerator)
+    if trainer.is_fsdp_enabled:
+        return prepare_fsdp(model, trainer.accelerator)
+    return trainer.accelerator.prepare_model(model, evaluation_mode=True)
