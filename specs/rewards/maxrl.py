@@ -1,10 +1,10 @@
 """MaxRL (Tajwar et al. 2026, 2602.02710): rewards centred in the prompt group and divided by its mean, the pass rate.
 
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)`, `A = (R - mean)/(mean + epsilon)` of the prompt group, over answers,
-`μ = 1/tokens`. Rewards are 0 or 1, at least not negative: a prompt that few answers solve counts for more, as `1/p` in the gradient of
-`log p`. The estimator `maxrl` of SkyRL and of the authors' fork of verl is this `A`, with `epsilon = 1e-6`. A group
-without a right answer gets exactly 0; so does a group of one, which gets its undivided reward in SkyRL. All laws hold
-but `baseline`: it divides by a mean that the answer is part of.
+`μ = 1/tokens`. Rewards are 0 or 1, at least not negative: a prompt that few answers solve counts for more, as `1/p` in
+the gradient of `log p`. The estimator `maxrl` of SkyRL and of the authors' fork of verl is this `A`, with
+`epsilon = 1e-6`. A group without a right answer gets exactly 0; so does a group of one, which gets its undivided reward
+in SkyRL. All laws hold but `baseline`: it divides by a mean that the answer is part of.
 """
 
 from fibration import (

@@ -40,7 +40,12 @@ COUPLED = {
     "real": ("prompt_group",),
 }
 current, old = policies("current old")
-FROZEN = ("entropy_mask", "geometric_mask", "ppo_nll", "token_veto")  # they count what a condition on frozen policies keeps
+FROZEN = (
+    "entropy_mask",
+    "geometric_mask",
+    "ppo_nll",
+    "token_veto",
+)  # they count what a condition on frozen policies keeps
 
 
 def of(h):

@@ -47,7 +47,12 @@ def test_sources_are_the_users_or_those_that_the_trainer_knows():
 @pytest.mark.parametrize(
     ("h", "given", "says", "remedy"),
     [
-        (H, {"difficulty": "level"}, "no numbers for the attribute 'share' of a domain", "attributes={'share': COLUMN}"),
+        (
+            H,
+            {"difficulty": "level"},
+            "no numbers for the attribute 'share' of a domain",
+            "attributes={'share': COLUMN}",
+        ),
         (H, {**GIVEN, "dificulty": "x"}, "numbers for 'dificulty', which 'reading' does not read", "did you mean"),
         (support.spec("grpo"), {"x": "y"}, "does not read", "leave 'x' out of attributes"),
         (H, ["level"], "attributes are", "attributes={"),
@@ -115,7 +120,6 @@ def test_an_index_takes_tokens_rows_and_labels():
 # ---------------------------------------------------------------- policies
 
 KNOWN = {"rollout": "what sampled", "reference": "a frozen model"}
-
 
 
 def test_a_policy_of_the_user_is_taken():

@@ -5,7 +5,6 @@ import support
 import torch
 
 from fibration import TrainerError, token_mean
-from fibration.language.atoms import strata
 from fibration.language.order import before
 from fibration.trainers.labels import as_label, as_operator, sources, wanted
 

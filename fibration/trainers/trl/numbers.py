@@ -107,7 +107,7 @@ class RowNumbers:
         for name, model in self.policies.items():
             if isinstance(model, str):
                 raise TrainerError(
-                    f"policies={{{name!r}: {model!r}}} names a field of completions, and TRL's own generation adds none",
+                    f"policies={{{name!r}: {model!r}}} names a field of completions, and TRL's generation adds none",
                     required="a model; or a rollout_func whose result has this field, a log-prob per token",
                     remedy=f"policies={{{name!r}: AutoModelForCausalLM.from_pretrained({model!r})}}",
                 )
@@ -151,8 +151,7 @@ class RowNumbers:
             words, known = len(trainer._tokenizer), model.config.get_text_config().vocab_size  # type: ignore[union-attr,operator]
             if known < words:
                 raise TrainerError(
-                    f"the model of the policy '{name}' has a vocabulary of {known}, and the trained one's tokenizer has "
-                    f"{words}",
+                    f"the model of the policy '{name}' has a vocabulary of {known}, and the tokenizer has {words} words",
                     required="a model that reads the same tokens",
                     remedy="take a model of the same family",
                 )
@@ -245,8 +244,8 @@ def of_tokens(given: Sequence[Any], there: Tensor, field: str, what: str) -> Ten
         size = len(values) if isinstance(values, (list, tuple)) or getattr(values, "ndim", 0) == 1 else None
         if size != tokens:
             raise TrainerError(
-                f"completion {row} has {shown(values) if size is None else f'{size} numbers'} in {field!r}, the source of "
-                f"{what}",
+                f"completion {row} has {shown(values) if size is None else f'{size} numbers'} in {field!r}, the source "
+                f"of {what}",
                 required=f"a list with one number for each of its {tokens} tokens",
                 remedy="let the rollout function return a list per completion, as long as its completion_ids",
             )
@@ -254,9 +253,7 @@ def of_tokens(given: Sequence[Any], there: Tensor, field: str, what: str) -> Ten
     return found
 
 
-def no_column(
-    what: str, column: object, known: Any, fix: str, where: str = "a row of the dataset"
-) -> TrainerError:
+def no_column(what: str, column: object, known: Any, fix: str, where: str = "a row of the dataset") -> TrainerError:
     return TrainerError(
         f"{where} has no column {column!r}, the source of {what}",
         required="a column with a value for every row",

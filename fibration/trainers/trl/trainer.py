@@ -65,14 +65,14 @@ class FibrationGRPOTrainer(GRPOTrainer):
     `prompt_group` needs none: the completions of one sampled prompt are a group. A stratum of another name for these
     groups has `BY_PROMPT` as its column.
 
-    `attributes`: for every attribute of the hierarchy, the dataset's column with its numbers, one per line; or
+    `attributes`: the source of every attribute of the hierarchy. It is the dataset's column with a number per line;
     `"rewards/NAME"`, what the reward function of this name returned; or `ENTROPY`, for an attribute of tokens: the
-    entropy of the distribution that each token was sampled from. An attribute of tokens with the name `entropy` needs no
-    source.
+    entropy of the distribution that each token was sampled from. An attribute of tokens with the name `entropy` needs
+    no source. A rollout function may return a field with a list of one number per token for each completion.
 
-    `policies`: for every policy that the hierarchy reads beside `rollout` and `reference`, a model, which is frozen and
-    scores completions once, when they are sampled: `{"teacher": AutoModelForCausalLM.from_pretrained(...)}`. Or the name
-    of a field that a rollout function returns, with a list of one log-prob per token for each completion.
+    `policies`: for every policy that the hierarchy reads beside `rollout` and `reference`, a model. It is frozen, and
+    scores completions once, when they are sampled: `{"teacher": AutoModelForCausalLM.from_pretrained(...)}`. Or the
+    field of a rollout function with a list of one log-prob per token for each completion.
 
     `parameters`: values of the hierarchy's parameters that differ from its defaults, as in `op.loss`, in the units of
     its gates. The attribute `hierarchy_parameters` has them; a callback may change it between steps, equally on all
