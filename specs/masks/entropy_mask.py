@@ -3,7 +3,8 @@
 `J = Σ μ·min(r·A, clip(r, 1-low, 1+high)·A)` over tokens with `entropy >= quantile(entropy, level)`, the quantile over
 the batch, `μ = 1/tokens` of all tokens. `entropy` is an attribute of the token: that of the distribution it was sampled
 from, in nats. TRL's `top_entropy_quantile = 1 - level` takes the entropies of each update, and the quantile of each
-micro-batch over all ranks: the same at a first update of one micro-batch. All laws hold.
+micro-batch over all ranks: the same at a first update of one micro-batch. All laws hold but `mask_open`, as tokens are
+dropped on policy too, and `causal`: the quantile reads later tokens.
 
 `op.index(mask=..., attributes={"entropy": entropies})` takes one number per token.
 """
@@ -30,4 +31,8 @@ entropy_mask = Hierarchy(
     gates={token: pessimistic_clip_gate(low, high)},
     decomposition=ratio_deviation(),
     objective=token_mean().keep(entropy >= quantile(entropy, level, over=batch)),
+    gives_up={
+        "mask_open": "tokens of low entropy are dropped on policy too",
+        "causal": "the quantile is one of all tokens of the batch",
+    },
 )

@@ -151,7 +151,7 @@ class RowNumbers:
             words, known = len(trainer._tokenizer), model.config.get_text_config().vocab_size  # type: ignore[union-attr,operator]
             if known < words:
                 raise TrainerError(
-                    f"the model of the policy '{name}' has a vocabulary of {known}, and the tokenizer has {words} words",
+                    f"the model of the policy '{name}' has a vocabulary of {known}, and the tokenizer has {words}",
                     required="a model that reads the same tokens",
                     remedy="take a model of the same family",
                 )
@@ -249,7 +249,8 @@ def of_tokens(given: Sequence[Any], there: Tensor, field: str, what: str) -> Ten
                 required=f"a list with one number for each of its {tokens} tokens",
                 remedy="let the rollout function return a list per completion, as long as its completion_ids",
             )
-        found[row, :tokens] = torch.tensor([torch.nan if value is None else float(value) for value in values])
+        numbers = [torch.nan if value is None else float(value) for value in values]
+        found[row, :tokens] = torch.tensor(numbers, dtype=torch.float64)
     return found
 
 

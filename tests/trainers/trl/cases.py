@@ -9,8 +9,9 @@ from typing import Any
 from fibration import load
 from fibration.compiler.coupling import coupling_of
 
-SOFT, THREE, REWARDS, SHAPED = (
-    f"{Path(__file__).parent / 'spec.py'}:{name}" for name in ("soft", "of_three", "of_rewards", "shaped")
+SOFT, THREE, REWARDS, SHAPED, MEASURED, TAUGHT = (
+    f"{Path(__file__).parent / 'spec.py'}:{name}"
+    for name in ("soft", "of_three", "of_rewards", "shaped", "measured", "taught")
 )
 # With these, elements of every level pass, are rolled back and zeroed (domains from 5 budgets on, others from 2), on both channels: after
 # an update on the same rows, and after one on other rows, which moves these less.
@@ -65,6 +66,8 @@ class Case:
     unscored: bool = False  # some completions have no reward
     noise: float = 0.0  # the rate of dropout in attention
     equal: str = ""  # "half" of the prompts, or "all", have equal rewards
+    teacher: str = ""  # log-probs of a "model", or of a "field" of what is sampled
+    two_rewards: bool = False
     every_regime: bool = True
     of_prompt: int = 0  # completions per prompt, if not as below
     before: int | None = None  # forward passes before a step that is not fresh, where groups are together
@@ -87,6 +90,7 @@ class Case:
         return PER_DEVICE * self.slices * ranks // self.samples[ranks]
 
 
+SLOW = {"learning_rate": 3e-5}  # ratios without a bound
 T, F = True, False
 CASES = {
     "fresh windows": Case(iterations=1, steps=2, exact=False, fresh=(T, T), every_regime=False),
@@ -289,6 +293,57 @@ CASES = {
         config={"entropy_coef": 0.2},
         every_regime=False,
         fresh=(T, F, T, F),
+    ),
+    "attributes": Case(
+        hierarchy=MEASURED,
+        trainer={"attributes": {"difficulty": "level", "part": "part"}},
+        every_regime=False,
+        fresh=(T, F, T, F),
+    ),
+    "attributes, parts of groups, tokens of tools": Case(
+        hierarchy=MEASURED,
+        trainer={"attributes": {"difficulty": "level", "part": "part"}},
+        slices=6,
+        iterations=1,
+        holes=True,
+        budgets=NEAR,
+        config={"eval_strategy": "steps", "eval_steps": 1, "mask_truncated_completions": True},
+        every_regime=False,
+        fresh=(T, F, T, F),
+    ),
+    "rows alone, entropies": Case(hierarchy="entropy_mask", budgets={}, every_regime=False, fresh=(T, F, T, F)),
+    "a teacher": Case(hierarchy=TAUGHT, teacher="model", every_regime=False, fresh=(T, F, T, F)),
+    "rows alone, a teacher": Case(
+        hierarchy="opd_reward", budgets={}, teacher="model", config=SLOW, every_regime=False, fresh=(T, F, T, F)
+    ),
+    "rows alone, a teacher alone": Case(
+        hierarchy="opd",
+        budgets={},
+        teacher="field",
+        config={**SLOW, "mask_truncated_completions": True},
+        every_regime=False,
+        fresh=(T, F, T, F),
+    ),
+    "rows alone, two rewards": Case(
+        hierarchy="gdpo",
+        budgets={"weight_2": 0.6},
+        two_rewards=True,
+        trainer={"attributes": {"reward_1": "rewards/reward", "reward_2": "rewards/brevity"}},
+        every_regime=False,
+        fresh=(T, F, T, F),
+    ),
+    "two rewards, a window of a generation": Case(
+        hierarchy="gdpo",
+        budgets={},
+        two_rewards=True,
+        trainer={
+            "attributes": {"reward_1": "rewards/reward", "reward_2": "rewards/brevity"},
+            "window": "generation",
+        },
+        slices=6,
+        steps=5,
+        every_regime=False,
+        fresh=(T, F, F, F, T),
     ),
     "the trainer's own loss": Case(
         hierarchy="dapo", budgets={"epsilon_high": 0.2}, exact=False, every_regime=False, fresh=(T, F, T, F)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
 
 DOMAINS = ("algebra", "code", "logic", "maps")
+PARTS = (0.8, 1.1, 1.3, 0.6)  # a number of each domain
 LEVELS, CHANNELS = ("domain", "prompt_group", "trajectory"), "+-"
 WORDS = [f"w{n}" for n in range(28)]
 LONGEST = 8
@@ -35,15 +36,24 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, padding_side="left", **special)
 
 
-def model(dtype: torch.dtype = torch.float64, **config: Any) -> LlamaForCausalLM:
+def model(dtype: torch.dtype = torch.float64, seed: int = 0, **config: Any) -> LlamaForCausalLM:
     """Two layers, and logits that differ enough for a policy to have something to lose."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         made = LlamaForCausalLM(LlamaConfig(vocab_size=3 + len(WORDS), max_position_embeddings=64, **sizes, **config))
         with torch.no_grad():
             made.lm_head.weight.mul_(20)
     return made.to(dtype)
+
+
+def teacher(dtype: torch.dtype = torch.float64) -> LlamaForCausalLM:
+    return model(dtype, seed=7)
+
+
+def level(line: int) -> float:
+    """A number of a line of the dataset."""
+    return 0.5 + line % 7 / 4
 
 
 def lines(number: int) -> list[dict[str, Any]]:
@@ -53,7 +63,10 @@ def lines(number: int) -> list[dict[str, Any]]:
     while len(texts) < number:
         text = " ".join(draw.choices(WORDS, k=draw.randint(1, 4)))
         texts += [text] if text not in texts else []
-    return [{"prompt": text, "domain": DOMAINS[n % 4], "line": n} for n, text in enumerate(texts)]
+    return [
+        {"prompt": text, "domain": DOMAINS[n % 4], "line": n, "level": level(n), "part": PARTS[n % 4]}
+        for n, text in enumerate(texts)
+    ]
 
 
 LINES = {line["prompt"]: line["line"] for line in lines(64)}
@@ -81,16 +94,27 @@ def sometimes(prompts: Sequence[str], completion_ids: Sequence[Sequence[int]], *
     return [None if n and first else value for n, (first, value) in enumerate(values)]
 
 
+def brevity(prompts: Sequence[str], completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
+    """A second reward, which the first does not decide."""
+    return [1 / len(ids) + 0.1 * (ids[0] % 3) for ids in completion_ids]
+
+
 class Rollouts:
     """Completions drawn at random, of 1 to 8 tokens, some of which do not end; and what an engine says of them.
 
     `holes`: tokens of tools between the model's, and one row of nothing else. `endless`: on the last rank none ends.
-    `unknown`: some tokens have no log-prob.
+    `unknown`: some tokens have no log-prob. `teaches`: a field has log-probs of another policy.
     """
 
     def __init__(
-        self, words: PreTrainedTokenizerFast, holes: bool = False, endless: bool = False, unknown: bool = False
+        self,
+        words: PreTrainedTokenizerFast,
+        holes: bool = False,
+        endless: bool = False,
+        unknown: bool = False,
+        teaches: bool = False,
     ) -> None:
+        self.teaches = teaches
         self.words, self.holes, self.unknown, self.draw = words, holes, unknown, random.Random(rank())
         self.ends = not endless or rank() < len(everyone(0)) - 1
 
@@ -103,6 +127,8 @@ class Rollouts:
         with torch.no_grad():
             likely, _ = scores(trainer.policy, rows, trainer.temperature)
         said["logprobs"] = [[float(v) + self.draw.gauss(0, 0.3) for v in values] for values in likely]
+        if self.teaches:
+            said["taught"] = [[-self.draw.expovariate(1) for _ in ids] for ids in said["completion_ids"]]
         if self.unknown:
             said["logprobs"] = [[None if n % 3 == 2 else v for n, v in enumerate(row)] for row in said["logprobs"]]
         if self.holes:
@@ -139,11 +165,19 @@ class Row:
     prompt: list[int]
     completion: list[int]
     mask: list[bool]
-    advantage: float
+    advantage: float | list[float]
     old: list[float] | None
     weights: list[float] | None
     reward: float | None  # as TRL keeps it, in float32
     rollout: list[float] | None = None  # NaN where the engine knows none
+    brevity: float = 0.0  # the second reward
+    entropy: list[float] | None = None  # of what sampled
+    teacher: list[float] | None = None
+
+    @property
+    def advantages(self) -> list[float]:
+        """Of every token."""
+        return self.advantage if isinstance(self.advantage, list) else [self.advantage] * len(self.mask)
 
 
 def rows_of(given: dict[str, Any], part: int, number: int = 0) -> list[Row]:
@@ -155,6 +189,7 @@ def rows_of(given: dict[str, Any], part: int, number: int = 0) -> list[Row]:
     def tokens(name: str, n: int) -> list[float] | None:
         return given[name].expand(ids.shape)[n][there[n]].tolist() if name in given else None
 
+    made = given["compared" if "compared" in given else "advantages"]
     return [
         Row(
             line=line,
@@ -164,11 +199,14 @@ def rows_of(given: dict[str, Any], part: int, number: int = 0) -> list[Row]:
             prompt=given["prompt_ids"][n][prompts[n]].tolist(),
             completion=ids[n][there[n]].tolist(),
             mask=unmasked[n][there[n]].tolist(),
-            advantage=float(given["compared" if "compared" in given else "advantages"][n]),
+            advantage=made[n][there[n]].tolist() if made.ndim == 2 else float(made[n]),
             old=tokens("old_per_token_logps", n),
             weights=tokens("importance_sampling_ratio", n),
             reward=None if (value := given["reward"][n]).isnan() else float(value),
             rollout=tokens("sampling_per_token_logps", n),
+            brevity=float(given["brevity"][n]),
+            entropy=tokens("entropy_then", n),
+            teacher=tokens("teacher_then", n),
         )
         for n, line in enumerate(given["line"].tolist())
     ]
@@ -196,8 +234,34 @@ def of_reference(first: nn.Module, rows: Sequence[Row], temperature: float) -> T
     return torch.cat([v[torch.tensor(row.mask)] for v, row in zip(said, rows, strict=True)])
 
 
-def compared(op: Any, rows: Sequence[Row], policy: nn.Module, first: nn.Module, temperature: float) -> dict[Any, float]:
-    """Advantages of all rows that were sampled together, by their texts; 0 of those without a reward or a token.
+def attributes_of(op: Any, rows: Sequence[Row]) -> dict[str, Any]:
+    """The numbers that an index of these rows takes, of their unmasked tokens."""
+    known: dict[str, Any] = {
+        "difficulty": [level(row.line) for row in rows],
+        "part": dict(zip(DOMAINS, PARTS, strict=True)),
+        "reward_1": [row.reward for row in rows],
+        "reward_2": [row.brevity for row in rows],
+    }
+    if "entropy" in op.hierarchy.attributes:
+        known["entropy"] = unmasked(rows, [row.entropy for row in rows])
+    return {name: known[name] for name in op.hierarchy.attributes}
+
+
+def unmasked(rows: Sequence[Row], each: Sequence[Any]) -> Tensor:
+    tensors = (torch.as_tensor(v, dtype=torch.float64) for v in each)
+    return torch.cat([v[torch.tensor(row.mask)] for v, row in zip(tensors, rows, strict=True)])
+
+
+def compared(
+    op: Any,
+    rows: Sequence[Row],
+    policy: nn.Module,
+    first: nn.Module,
+    temperature: float,
+    parameters: dict[str, Any],
+) -> dict[Any, Any]:
+    """Advantages of all rows that were sampled together, by their texts; 0 of those without a reward or a token. One per
+    row, or a list of one per token.
 
     `policy`: what sampled them.
     """
@@ -207,19 +271,26 @@ def compared(op: Any, rows: Sequence[Row], policy: nn.Module, first: nn.Module, 
     cut = torch.tensor([0, *(sum(row.mask) for row in used)]).cumsum(0)
     labels = {"prompt_group": [row.line for row in used], "domain": [DOMAINS[row.line % 4] for row in used]}
     known = map(str, (*op.hierarchy.strata, *op.hierarchy.groups))
-    index = op.index(offsets=cut, **{k: labels[k] for k in known if k in labels})
+    index = op.index(
+        offsets=cut, attributes=attributes_of(op, used), **{k: labels[k] for k in known if k in labels}
+    )
     policies = {}
+    if "teacher" in op.hierarchy.policies:
+        policies["teacher"] = unmasked(used, [row.teacher for row in used])
     if "reference" in op.hierarchy.policies:
         policies["reference"] = of_reference(first, used, temperature)
     if "old" in op.hierarchy.policies:
         policies["old"] = torch.cat([v[torch.tensor(row.mask)] for v, row in zip(old, used, strict=True)])
-    made = op.advantages(torch.tensor([row.reward for row in used]), index, policies=policies)
-    return {text(row): float(a) for row, a in zip(used, made, strict=True)}
+    made = op.advantages(torch.tensor([row.reward for row in used]), index, parameters, policies=policies)
+    if len(made) == len(used):
+        return {text(row): float(a) for row, a in zip(used, made, strict=True)}
+    of_tokens = iter(made.tolist())
+    return {text(row): [next(of_tokens) if kept else 0.0 for kept in row.mask] for row in used}
 
 
 def is_live(row: Row) -> bool:
     weights = row.weights or [1.0] * len(row.mask)
-    return any(m and row.advantage * w for m, w in zip(row.mask, weights, strict=True))
+    return any(m and a * w for m, a, w in zip(row.mask, row.advantages, weights, strict=True))
 
 
 def text(row: Row) -> tuple[int, tuple[int, ...]]:
@@ -272,11 +343,17 @@ def expected(
     new = torch.cat(now)
     fresh = rows[0].old is None
     old = new.detach() if fresh else joined(lambda row: row.old)
-    advantages = joined(lambda row: [row.advantage * w for w in row.weights or [1.0] * len(row.mask)])
+    advantages = joined(
+        lambda row: [a * w for a, w in zip(row.advantages, row.weights or [1.0] * len(row.mask), strict=True)]
+    )
     labels = {"prompt_group": [row.line for row in rows], "domain": [DOMAINS[row.line % 4] for row in rows]}
     strata = {stratum.name for stratum in (*op.hierarchy.order, *op.hierarchy.groups)}
-    index = op.index(offsets=cut, **{k: v for k, v in labels.items() if k in strata})
+    index = op.index(
+        offsets=cut, attributes=attributes_of(op, rows), **{k: v for k, v in labels.items() if k in strata}
+    )
     policies = {}
+    if "teacher" in op.hierarchy.policies:
+        policies["teacher"] = joined(lambda row: row.teacher)
     if "reference" in op.hierarchy.policies:
         assert first is not None
         policies["reference"] = of_reference(first, rows, temperature)
@@ -379,10 +456,28 @@ def watched(trainer: type) -> type:
             ids = [row[row != 0].tolist() for row in found["completion_ids"]]
             said = self.reward_funcs[0](prompts=[x["prompt"] for x in inputs], completion_ids=ids)
             found["reward"] = torch.tensor([float("nan") if value is None else value for value in said])
+            found["brevity"] = torch.tensor(brevity(prompts=[], completion_ids=ids))
+            self.keep(found, inputs)
             if self.op.hierarchy.advantages is not None:
                 self.compare(found)
             self.counting = counting
             return found
+
+        def keep(self, found: dict[str, Any], inputs: list[dict[str, Any]]) -> None:
+            """What a hierarchy may read of the moment of sampling: entropies, and log-probs of a teacher."""
+            rows, width = rows_of(found, 0), found["completion_ids"].shape[1]
+
+            def placed(each: Sequence[Any]) -> Tensor:
+                lists = zip((torch.as_tensor(v, dtype=torch.float64) for v in each), found["completion_mask"].any(1), strict=True)
+                return torch.stack([nn.functional.pad(v * there, (0, width - len(v))) for v, there in lists])
+
+            with torch.no_grad():
+                if "entropy" in self.op.hierarchy.attributes:
+                    found["entropy_then"] = placed(scores(self.policy, rows, self.temperature)[1])
+                if "teacher" in self.op.hierarchy.policies:
+                    own = "taught" not in inputs[0]
+                    said = scores(teacher(self.policy.dtype), rows, self.temperature)[0] if own else []
+                    found["teacher_then"] = placed(said if own else [x["taught"] for x in inputs])
 
         @property
         def start(self) -> Any:
@@ -392,9 +487,15 @@ def watched(trainer: type) -> type:
         def compare(self, found: dict[str, Any]) -> None:
             """Advantages as they should be, beside those that the trainer made."""
             rows = [row for theirs in everyone(rows_of(found, 0)) for row in theirs]
-            made = compared(self.op, rows, self.policy, self.start, self.temperature)
+            made = compared(self.op, rows, self.policy, self.start, self.temperature, self.budgets)
             mine = [made.get(text(row), 0.0) if row.reward is not None else 0.0 for row in rows_of(found, 0)]
-            found["compared"] = torch.tensor(mine, dtype=torch.float64)
+            if not any(isinstance(a, list) for a in mine):
+                found["compared"] = torch.tensor(mine, dtype=torch.float64)
+                return
+            found["compared"] = torch.zeros(found["completion_ids"].shape, dtype=torch.float64)
+            for n, a in enumerate(mine):
+                if isinstance(a, list):
+                    found["compared"][n, : len(a)] = torch.tensor(a, dtype=torch.float64)
 
         def _prepare_inputs(self, batch: Any) -> Any:
             before = self.generations

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from fibration import (
+    Attribute,
     Fibration,
     Hierarchy,
     Parameter,
@@ -15,6 +16,7 @@ from fibration import (
     log_prob,
     policies,
     proportional,
+    quantile,
     reward,
     signed_log_ratio,
     strata,
@@ -26,7 +28,9 @@ from fibration import (
 sys.path.append(str(Path(__file__).parents[2]))
 from three_policy_losses import weighed
 
-token, trajectory, prompt_group, prompt, domain = strata("token trajectory prompt_group prompt domain")
+token, trajectory, prompt_group, prompt, domain, batch = strata(
+    "token trajectory prompt_group prompt domain batch"
+)
 
 
 def gate(level, rollback=1):
@@ -76,3 +80,18 @@ near_old = soft.replace(name="near_old", penalties={"kl": moved * moved / 2})
 drifted = total(log_prob(old) - log_prob(reference), over=trajectory)
 shaped = soft.replace(name="shaped", advantages=centred(reward - beta * drifted, over=prompt_group, leave_one_out=True))
 to_go = soft.replace(name="to_go", advantages=reward + after(reward, over=trajectory))
+
+entropy = Attribute("entropy", on=token, positive=False, lower=0)
+difficulty, part = Attribute("difficulty", on=trajectory), Attribute("part", on=domain)
+high = entropy >= quantile(entropy, 0.3, over=batch)
+measured = soft.replace(
+    name="measured",
+    objective=trajectory_mean().weigh(difficulty * part).keep(high),
+    gives_up={**PULLED_BACK, "agreement": "weights of data", "mask_open": "a mask of data", "causal": "the same"},
+)
+(teacher,) = policies("teacher")
+behind = log_prob(teacher) - log_prob(old)
+taught = soft.replace(
+    name="taught",
+    advantages=centred(reward, over=prompt_group, leave_one_out=True) + 0.1 * total(behind, over=trajectory),
+)

@@ -29,6 +29,7 @@ from planted_mistakes import PLANTS
 from recorded_training import (
     Rollouts,
     all_equal,
+    brevity,
     dataset,
     distance,
     equal,
@@ -38,6 +39,7 @@ from recorded_training import (
     reward,
     saved,
     sometimes,
+    teacher,
     tokenizer,
     watched,
 )
@@ -103,16 +105,21 @@ def make(case: Case, folder: Path, base: type = FibrationGRPOTrainer, policy: An
     ours = {"hierarchy": case.hierarchy, "labels": {"domain": "domain"}, "parameters": case.budgets, **case.trainer}
     if "domain" not in map(str, (*op.hierarchy.strata, *op.hierarchy.groups)):
         del ours["labels"]
+    if case.teacher:
+        ours["policies"] = {"teacher": teacher(dtype) if case.teacher == "model" else "taught"}
     args = configuration(case, folder, **more)
+    scored = {"half": equal, "all": all_equal}.get(case.equal, sometimes if case.unscored else reward)
     data = dataset(case.prompts(RANKS) * (2 if case.steps else 1), twice=case.twice)
     trainer = watched(base)(
         policy,
-        {"half": equal, "all": all_equal}.get(case.equal, sometimes if case.unscored else reward),
+        [scored, brevity] if case.two_rewards else scored,
         args,
         train_dataset=data.to_iterable_dataset() if case.stream else data,
         eval_dataset=elsewhere(8) if args.eval_strategy != "no" else None,
         processing_class=words,
-        rollout_func=None if case.sampled else Rollouts(words, case.holes, case.endless, case.unknown),
+        rollout_func=None if case.sampled else Rollouts(
+            words, case.holes, case.endless, case.unknown, case.teacher == "field"
+        ),
         op=op,
         budgets=case.budgets,
         of_generations=case.trainer.get("window") == "generation",
