@@ -22,6 +22,7 @@ from fibration.runtime.operator import Operator
 from fibration.trainers.labels import as_operator, wanted
 from fibration.trainers.parameters import check_parameters
 from fibration.trainers.policies import REFERENCE, ROLLOUT
+from fibration.trainers.trl.numbers import RowNumbers, further
 from fibration.trainers.trl.trainer import FORWARD, OLD, REFERRED, ROWS, SAMPLED, FibrationGRPOTrainer
 from fibration.trainers.window import Window
 
@@ -169,17 +170,28 @@ class StepAudits(TrainerCallback):  # type: ignore[misc]
             policies[ROLLOUT] = sampled if old is None else torch.where(sampled.isnan(), old, sampled)
         if REFERENCE in self.operator.hierarchy.policies:
             policies[REFERENCE] = joined(REFERRED)
+        mask = mask if tools is None else mask * tools
+        labels = {name: self._labels(slices, name) for name in wanted(self.operator.hierarchy)}
+        numbers = self._numbers()
         return Window(
             self.operator,
-            mask if tools is None else mask * tools,
+            mask,
             old,
             joined("advantages"),
-            {name: self._labels(slices, name) for name in wanted(self.operator.hierarchy)},
+            labels,
             weights=joined("importance_sampling_ratio") if ROLLOUT not in policies else None,
-            policies=policies,
+            policies={**policies, **numbers.further(joined)},
             group=group,
             parameters=self.parameters,
+            attributes=numbers.attributes(joined, labels, mask),
         )
+
+    def _numbers(self) -> RowNumbers:
+        """The sources of the audited loss's attributes and further policies: those of our trainer."""
+        given = getattr(self.trainer, "row_numbers", None)
+        h = self.operator.hierarchy
+        sources = {} if given is None else {name: given.sources[name] for name in h.attributes}
+        return RowNumbers(h, sources, {name: given.policies[name] for name in further(h)} if given else {})
 
     def _labels(self, slices: list[dict[str, Any]], stratum: str) -> list[Any]:
         if isinstance(self.trainer, FibrationGRPOTrainer):
@@ -215,6 +227,14 @@ def _check(trainer: Any, hierarchy: Hierarchy) -> None:
             f"audit_first_steps beside '{hierarchy.name}' with {listed(found)}",
             required="a gradient that is that of the hierarchy alone, in one process or under DDP",
             remedy="audit a short run without it; declare a KL term as a penalty of the hierarchy",
+        )
+    known = {*trainer.row_numbers.sources, *trainer.row_numbers.policies} if ours else set()
+    if lacking := [name for name in (*hierarchy.attributes, *further(hierarchy)) if name not in known]:
+        raise TrainerError(
+            f"audit_first_steps beside '{hierarchy.name}', which reads {listed(lacking)}",
+            required="a loss whose attributes and policies the trainer has",
+            found=f"a trainer with {listed(known or ('none of either',))}",
+            remedy="give them to FibrationGRPOTrainer(attributes=, policies=), or name a loss without them",
         )
     strata = [s for s in wanted(hierarchy) if s != "prompt_group"]
     if not ours and (strata or hierarchy.advantages is not None):

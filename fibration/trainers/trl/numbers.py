@@ -18,6 +18,7 @@ from fibration.errors import TrainerError, an, listed, shown
 from fibration.language.atoms import Attribute
 from fibration.language.hierarchy import Hierarchy
 from fibration.trainers.attributes import (
+    as_number,
     attribute_sources,
     indexed,
     is_per_token,
@@ -28,7 +29,7 @@ from fibration.trainers.attributes import (
 from fibration.trainers.attributes import option as attribute_option
 from fibration.trainers.policies import REFERENCE, ROLLOUT, check_policies, passed
 from fibration.trainers.policies import option as policy_option
-from fibration.trainers.trl.refusals import datasets
+from fibration.trainers.trl.refusals import datasets, distinct
 
 KNOWN = {ROLLOUT: "what vLLM or a rollout function sampled with", REFERENCE: "its reference model"}
 ATTRIBUTE, POLICY = "fibration_attribute_", "fibration_policy_"  # and the name: keys in the dictionaries of TRL
@@ -128,10 +129,9 @@ class RowNumbers:
         known = getattr(dataset, "column_names", None)  # None for streams that were not read yet
         if known is not None and column not in known:
             raise no_column(f"the attribute '{attribute.name}'", column, known, attribute_option(attribute.name), where)
-        features = getattr(dataset, "features", None) or {}
-        kind = str(getattr(features.get(column), "dtype", "float64"))
-        if not kind.startswith(("int", "uint", "float", "bool", "null")):
-            raise no_number(attribute, f"{where} has values of the type {kind} in the column {column!r}", FIX)
+        for value in distinct(dataset, column, as_number):
+            if as_number(value) is None:
+                raise no_number(attribute, f"{where} has {shown(value)} in the column {column!r}", FIX)
 
     def check_functions(self, names: Sequence[str]) -> None:
         """Refuse names of reward functions that the trainer does not have."""
@@ -219,10 +219,15 @@ class RowNumbers:
 
     def further(self, joined: Callable[[str], Any]) -> dict[str, Tensor]:
         """Log-probs of the further policies."""
-        return {name: joined(POLICY + name) for name in passed(self.hierarchy) if name in self.policies}
+        return {name: joined(POLICY + name) for name in further(self.hierarchy)}
 
 
 FIX = "drop such rows by dataset.filter, or give them a number by dataset.map"
+
+
+def further(hierarchy: Hierarchy) -> list[str]:
+    """The policies that a hierarchy reads beside those that TRL has."""
+    return [name for name in passed(hierarchy) if name not in KNOWN]
 
 
 def column_of(rows: Sequence[Mapping[str, Any]], column: str, what: str, fix: str) -> list[Any]:
@@ -244,7 +249,7 @@ def of_tokens(given: Sequence[Any], there: Tensor, field: str, what: str) -> Ten
         size = len(values) if isinstance(values, (list, tuple)) or getattr(values, "ndim", 0) == 1 else None
         if size != tokens:
             raise TrainerError(
-                f"completion {row} has {shown(values) if size is None else f'{size} numbers'} in {field!r}, the source "
+                f"completion {row} has {shown(values) if size is None else f'a list of {size}'} in {field!r}, the source "
                 f"of {what}",
                 required=f"a list with one number for each of its {tokens} tokens",
                 remedy="let the rollout function return a list per completion, as long as its completion_ids",

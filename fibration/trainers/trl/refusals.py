@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from enum import Enum
 from typing import Any
@@ -278,16 +278,23 @@ def check_columns(name: str, dataset: Any, columns: Mapping[str, str | Labels]) 
 
 def _labels(where: str, dataset: Any, columns: Mapping[str, str | Labels]) -> Iterator[tuple[str, Collection[Any]]]:
     """Per stratum with a column in a table, all labels. Raises TrainerError if one is not a label."""
-    if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom" or not len(dataset):
-        return
     for stratum, column in columns.items():
-        if not isinstance(column, Labels):
-            first = dataset[0][column]  # a column has one type, and `unique` does not support lists
-            labels = [first] if as_label(first) is None else dataset.unique(column)
+        if not isinstance(column, Labels) and (labels := distinct(dataset, column, as_label)):
             for label in labels:
                 if as_label(label) is None:
                     raise no_label(stratum, column, label, where)
             yield stratum, labels
+
+
+def distinct(dataset: Any, column: str, read: Callable[[Any], Any]) -> Collection[Any]:
+    """The different values in a column of a table; the first one alone if `read` returns None for it. Empty for
+    streams.
+    """
+    if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom" or not len(dataset):
+        return ()
+    first = dataset[0][column]  # a column has one type, and `unique` does not support lists
+    found: Collection[Any] = [first] if read(first) is None else dataset.unique(column)
+    return found
 
 
 def check_model(trainer: Any) -> None:

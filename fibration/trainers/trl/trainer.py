@@ -220,6 +220,8 @@ class FibrationGRPOTrainer(GRPOTrainer):
             ]
             mine, names = self._fibration_rewards[first : first + len(inputs)], self.reward_func_names
             output |= self.row_numbers.of_rows(inputs, output, entropies, mine, names)
+            labels = {stratum: [row.labels[stratum] for row in output[ROWS]] for stratum in self.label_columns}
+            self.row_numbers.attributes(output.__getitem__, labels, _unmasked(output))  # raises on all ranks
         if self.operator.hierarchy.advantages is not None:
             output["advantages"] = self._advantages(output)
         return output

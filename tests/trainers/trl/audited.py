@@ -154,6 +154,8 @@ RIGHT = {
     "ours": partial(ours, case="two iterations"),
     "ours, weights per token": partial(ours, case="weights per token"),
     "ours, rewards": partial(ours, case="rewards and a reference model"),
+    "ours, attributes": partial(ours, case="attributes"),
+    "ours, a teacher": partial(ours, case="a teacher"),
 }
 WRONG = {
     "trl bnpo": partial(of_trl, like="dapo", loss_type="bnpo", parameters={"epsilon_high": 0.2}),

@@ -316,6 +316,19 @@ CASES = {
     "rows alone, a teacher": Case(
         hierarchy="opd_reward", budgets={}, teacher="model", config=SLOW, every_regime=False, fresh=(T, F, T, F)
     ),
+    "a teacher, as it is installed": Case(
+        hierarchy="opd_reward",
+        budgets={},
+        teacher="model",
+        config=SLOW,
+        exact=False,
+        sampled=True,
+        every_regime=False,
+        fresh=(T, F, T, F),
+    ),
+    "entropies, as it is installed": Case(
+        hierarchy="entropy_mask", budgets={}, exact=False, every_regime=False, fresh=(T, F, T, F)
+    ),
     "rows alone, a teacher alone": Case(
         hierarchy="opd",
         budgets={},

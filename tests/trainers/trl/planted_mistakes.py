@@ -95,6 +95,22 @@ class GroupsOfRanks(Window):
         super().__init__(op, mask, old, advantages, own, **more)
 
 
+class NumbersOfOthers(Window):
+    """Rows have the attributes of the rows before them."""
+
+    def __init__(self, *given: Any, attributes: Any = None, **more: Any) -> None:
+        turned = {k: v.roll(1, 0) if isinstance(v, Tensor) and v.ndim == 1 else v for k, v in attributes.items()}
+        super().__init__(*given, attributes=turned, **more)
+
+
+class TeacherOfOthers(Window):
+    """Rows have the teacher's log-probs of the rows before them."""
+
+    def __init__(self, *given: Any, policies: Any = None, **more: Any) -> None:
+        turned = {**policies, "teacher": policies["teacher"].roll(1, 0)}
+        super().__init__(*given, policies=turned, **more)
+
+
 def stale() -> type[Window]:
     """Coefficients of the first iteration serve the second one."""
     kept: dict[bytes, Any] = {}
@@ -231,6 +247,8 @@ PLANTS = {
     "groups of a rank": Plant(OFF, lambda: window(GroupsOfRanks), (2,)),
     "advantages of TRL's": Plant(REWARDED, theirs),
     "two divergences": Plant(REWARDED, twice_near),
+    "numbers of other rows": Plant(CASES["attributes"], lambda: window(NumbersOfOthers)),
+    "a teacher of other rows": Plant(CASES["rows alone, a teacher"], lambda: window(TeacherOfOthers)),
     "a loss that is scaled otherwise": Plant(OFF, scaled),
     "advantages that are not used": Plant(OFF, unused),
     "a column that one rank lacks": Plant(OFF, unlabelled),

@@ -36,12 +36,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, padding_side="left", **special)
 
 
-def model(dtype: torch.dtype = torch.float64, seed: int = 0, **config: Any) -> LlamaForCausalLM:
+def model(
+    dtype: torch.dtype = torch.float64, seed: int = 0, words: int = 3 + len(WORDS), **config: Any
+) -> LlamaForCausalLM:
     """Two layers, and logits that differ enough for a policy to have something to lose."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        made = LlamaForCausalLM(LlamaConfig(vocab_size=3 + len(WORDS), max_position_embeddings=64, **sizes, **config))
+        made = LlamaForCausalLM(LlamaConfig(vocab_size=words, max_position_embeddings=64, **sizes, **config))
         with torch.no_grad():
             made.lm_head.weight.mul_(20)
     return made.to(dtype)
@@ -271,9 +273,7 @@ def compared(
     cut = torch.tensor([0, *(sum(row.mask) for row in used)]).cumsum(0)
     labels = {"prompt_group": [row.line for row in used], "domain": [DOMAINS[row.line % 4] for row in used]}
     known = map(str, (*op.hierarchy.strata, *op.hierarchy.groups))
-    index = op.index(
-        offsets=cut, attributes=attributes_of(op, used), **{k: labels[k] for k in known if k in labels}
-    )
+    index = op.index(offsets=cut, attributes=attributes_of(op, used), **{k: labels[k] for k in known if k in labels})
     policies = {}
     if "teacher" in op.hierarchy.policies:
         policies["teacher"] = unmasked(used, [row.teacher for row in used])
@@ -468,7 +468,11 @@ def watched(trainer: type) -> type:
             rows, width = rows_of(found, 0), found["completion_ids"].shape[1]
 
             def placed(each: Sequence[Any]) -> Tensor:
-                lists = zip((torch.as_tensor(v, dtype=torch.float64) for v in each), found["completion_mask"].any(1), strict=True)
+                lists = zip(
+                    (torch.as_tensor(v, dtype=torch.float64) for v in each),
+                    found["completion_mask"].any(1),
+                    strict=True,
+                )
                 return torch.stack([nn.functional.pad(v * there, (0, width - len(v))) for v, there in lists])
 
             with torch.no_grad():

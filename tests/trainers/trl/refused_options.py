@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from cases import FAR
-from recorded_training import dataset
+from recorded_training import dataset, model
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,32 @@ def evaluated(**data: Any) -> dict[str, Any]:
     return {"eval_dataset": data}
 
 
+def levels(value: Any) -> Callable[[Any], Any]:
+    """The column of levels with another value where the domain is `code`."""
+    return lambda data: data.map(lambda row: {"level": value if row["domain"] == "code" else row["level"]})
+
+
+def of_code(data: Any) -> Any:
+    """Parts that differ within a domain."""
+    return data.map(lambda row: {"part": float(row["line"])})
+
+
+def too_short(prompts: Any, trainer: Any) -> dict[str, Any]:
+    """A rollout function whose field has a number for each completion, in place of one for each of its tokens."""
+    ids = [[3, 4, 5, 1] for _ in prompts]
+    return {"prompt_ids": [[3]] * len(prompts), "completion_ids": ids, "logprobs": None, "taught": [[-1.0]] * len(ids)}
+
+
 GRPO: dict[str, Any] = {"hierarchy": "grpo", "labels": None, "parameters": None}
 HERE = Path(__file__).parent / "spec.py"
+MEASURED: dict[str, Any] = {"hierarchy": f"{HERE}:measured", "attributes": {"difficulty": "level", "part": "part"}}
+OPD: dict[str, Any] = {**GRPO, "hierarchy": "opd"}
+
+
+def numbered(**attributes: Any) -> dict[str, Any]:
+    return {**MEASURED, "attributes": {**MEASURED["attributes"], **attributes}}
+
+
 WITHOUT = {**FAR, "C_domain": {"algebra": 0.01, "logic": 2.0, "maps": 0.1, "cod": 0.1}}  # a slip in code
 REFUSED = {
     **losses(),
@@ -207,6 +231,87 @@ REFUSED = {
     "labels that are one": Refused(("labels are 'domain'", "labels={'domain': COLUMN}"), trainer={"labels": "domain"}),
     "a parameter that is none": Refused(("C_domian", "C_domain"), trainer={"parameters": {"C_domian": 0.1}}),
     "a parameter out of bounds": Refused(("epsilon", "-0.1"), trainer={"parameters": {"epsilon": -0.1}}),
+    "an attribute without a source": Refused(
+        ("no numbers for the attribute 'part' of a domain", "attributes={'part': COLUMN}"),
+        trainer={**MEASURED, "attributes": {"difficulty": "level"}},
+    ),
+    "numbers that nothing reads": Refused(
+        ("numbers for 'dificulty'", "did you mean 'difficulty'"), trainer=numbered(dificulty="level")
+    ),
+    "a column of numbers that lacks": Refused(
+        ("train_dataset has no column 'levle'", "the attribute 'difficulty'"), trainer=numbered(difficulty="levle")
+    ),
+    "a column of numbers that lacks, in a stream": Refused(
+        ("no column 'levle'", "the attribute 'difficulty'"),
+        trainer=numbered(difficulty="levle"),
+        streamed=True,
+        trains=True,
+    ),
+    **{
+        f"{kind} in the place of a number{', in a stream' * streamed}": Refused(
+            (f"has {said} in the column 'level'", "attribute 'difficulty' of a trajectory", "finite number", "filter"),
+            trainer=MEASURED,
+            rows=levels(value),
+            streamed=streamed,
+            trains=streamed,
+        )
+        for kind, value, said in (("None", None, "None"), ("NaN", float("nan"), "nan"))
+        for streamed in (False, True)
+    },
+    "texts in the place of numbers": Refused(
+        ("has 'algebra' in the column 'domain'", "attribute 'difficulty'"), trainer=numbered(difficulty="domain")
+    ),
+    "several numbers of a domain": Refused(
+        ("of domain", "for its attribute 'part'", "one number for all rows of a domain"),
+        trainer=MEASURED,
+        rows=of_code,
+        trains=True,
+    ),
+    "a number out of the range": Refused(
+        ("attribute 'difficulty' of trajectory", "-1", "above 0"), trainer=MEASURED, rows=levels(-1.0), trains=True
+    ),
+    "a column of the data for tokens": Refused(
+        ("attributes={'entropy': 'level'}", "ENTROPY", "Attribute('entropy', on=trajectory)"),
+        trainer=numbered(entropy="level"),
+    ),
+    "a reward for tokens": Refused(
+        ("'rewards/reward'", "a number per completion", "Attribute('entropy', on=trajectory)"),
+        trainer=numbered(entropy="rewards/reward"),
+    ),
+    "a reward function that it has not": Refused(
+        ("'rewards/rewrad'", "no reward function", "rewards/reward"), trainer=numbered(difficulty="rewards/rewrad")
+    ),
+    "a teacher that lacks": Refused(
+        ("'opd' reads log_prob(teacher)", "policies={'teacher': MODEL}"), trainer={**OPD, "policies": {}}
+    ),
+    "a teacher that nothing reads": Refused(
+        ("policy 'teacher', which 'grpo' does not read",), trainer={**GRPO, "policies": {"teacher": model()}}
+    ),
+    "a reference of the user's": Refused(
+        ("policy 'reference', which the trainer has", "second_reference"),
+        trainer={"hierarchy": f"{HERE}:of_rewards", "policies": {"reference": model()}},
+    ),
+    "a teacher by name": Refused(
+        ("policies={'teacher': 'Qwen/Qwen3-8B'}", "AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-8B')"),
+        trainer={**OPD, "policies": {"teacher": "Qwen/Qwen3-8B"}},
+    ),
+    "a teacher that is no model": Refused(
+        ("policies={'teacher': 3}", "a model"), trainer={**OPD, "policies": {"teacher": 3}}
+    ),
+    "a teacher of other words": Refused(
+        ("policy 'teacher' has a vocabulary of 5", "the tokenizer has 31"),
+        trainer={**OPD, "policies": {"teacher": model(words=5)}},
+    ),
+    "log-probs of a teacher that are too few": Refused(
+        ("completion 0 has a list of 1 in 'taught'", "the log-probs of 'teacher'", "each of its 4 tokens"),
+        trainer={**OPD, "policies": {"teacher": "taught"}, "rollout_func": too_short},
+        trains=True,
+    ),
+    "a field of a teacher that lacks": Refused(
+        ("no column 'told'", "the log-probs of 'teacher'"),
+        trainer={**OPD, "policies": {"teacher": "told"}, "rollout_func": too_short},
+        trains=True,
+    ),
     "a hierarchy that is none": Refused(("no_such_loss",), trainer={"hierarchy": "no_such_loss"}),
 }
 

@@ -28,9 +28,7 @@ from fibration import (
 sys.path.append(str(Path(__file__).parents[2]))
 from three_policy_losses import weighed
 
-token, trajectory, prompt_group, prompt, domain, batch = strata(
-    "token trajectory prompt_group prompt domain batch"
-)
+token, trajectory, prompt_group, prompt, domain, batch = strata("token trajectory prompt_group prompt domain batch")
 
 
 def gate(level, rollback=1):

@@ -28,6 +28,7 @@ RAISED = {  # by our trainer's own checks, before the audit
 }
 UNSEEN = {
     "planted: advantages of TRL's",  # the audit takes the trainer's advantages as given
+    "planted: a teacher of other rows",  # the same
     "planted: two passes that differ",  # its gradient is as wanted; metrics tell
 }
 every_size = pytest.mark.parametrize("ranks", [1, 2])
@@ -112,6 +113,7 @@ def test_audited_steps_train_as_others_do(found, ranks):
         ({}, None, "no loss to compare with"),
         ({}, "rloo", "advantages made of rewards"),
         ({}, "fiberpo_domain", "labels of domain"),
+        ({}, "entropy_mask", "which reads entropy"),
         ({"entropy_coef": 0.1}, "grpo", "an entropy bonus"),
     ],
 )

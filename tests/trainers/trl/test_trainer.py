@@ -230,6 +230,8 @@ PLANTED = {
     "groups of a rank": (False, True, False, True),
     "advantages of TRL's": (True, True, True, True),
     "two divergences": (False, True, True, True),
+    "numbers of other rows": (True, True, True, True),
+    "a teacher of other rows": (True, True, True, True),
 }
 OF_RANKS = ("aggregates per rank", "groups of a rank")
 PLANTS = [(ranks, name) for ranks in RANKS for name in PLANTED if ranks > 1 or name not in OF_RANKS]

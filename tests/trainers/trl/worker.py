@@ -117,9 +117,9 @@ def make(case: Case, folder: Path, base: type = FibrationGRPOTrainer, policy: An
         train_dataset=data.to_iterable_dataset() if case.stream else data,
         eval_dataset=elsewhere(8) if args.eval_strategy != "no" else None,
         processing_class=words,
-        rollout_func=None if case.sampled else Rollouts(
-            words, case.holes, case.endless, case.unknown, case.teacher == "field"
-        ),
+        rollout_func=None
+        if case.sampled
+        else Rollouts(words, case.holes, case.endless, case.unknown, case.teacher == "field"),
         op=op,
         budgets=case.budgets,
         of_generations=case.trainer.get("window") == "generation",
