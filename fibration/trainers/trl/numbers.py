@@ -248,9 +248,9 @@ def of_tokens(given: Sequence[Any], there: Tensor, field: str, what: str) -> Ten
             continue
         size = len(values) if isinstance(values, (list, tuple)) or getattr(values, "ndim", 0) == 1 else None
         if size != tokens:
+            has = shown(values) if size is None else f"a list of {size}"
             raise TrainerError(
-                f"completion {row} has {shown(values) if size is None else f'a list of {size}'} in {field!r}, the source "
-                f"of {what}",
+                f"completion {row} has {has} in {field!r}, the source of {what}",
                 required=f"a list with one number for each of its {tokens} tokens",
                 remedy="let the rollout function return a list per completion, as long as its completion_ids",
             )

@@ -21,9 +21,12 @@ from fibration.errors import TrainerError
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.noise import silenced
 from fibration.runtime.operator import Operator
+from fibration.trainers.attributes import attribute_sources
 from fibration.trainers.labels import as_operator, sources
 from fibration.trainers.parameters import check_parameters
-from fibration.trainers.verl.config import KNOWN
+from fibration.trainers.policies import check_policies
+from fibration.trainers.verl.config import KNOWN, KNOWN_POLICIES
+from fibration.trainers.verl.numbers import OF_ROWS, OF_TOKENS
 from fibration.trainers.verl.settings import Settings
 from fibration.trainers.verl.worker import ROWS, STRATEGIES, FibrationTrainingWorker, as_verls
 
@@ -41,6 +44,11 @@ class _Asked:
     reuse_old_log_probs: bool = False
     metrics: Any = field(default=False)
     skip_dead_rows: bool = False
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    policies: Mapping[str, str] = field(default_factory=dict)
+
+    def attribute_sources(self) -> Mapping[str, str]:
+        return attribute_sources(self.operator.hierarchy, self.attributes, OF_TOKENS, OF_ROWS)
 
     def sources(self) -> Mapping[str, Any]:
         return sources(self.operator.hierarchy, self.labels, KNOWN)
@@ -51,6 +59,8 @@ def audited_worker(
     *,
     parameters: Mapping[str, Any] | None = None,
     labels: Mapping[str, Any] | None = None,
+    attributes: Mapping[str, str] | None = None,
+    policies: Mapping[str, str] | None = None,
     steps: int = 2,
     raises: bool = True,
 ) -> type[FibrationTrainingWorker]:
@@ -67,9 +77,9 @@ def audited_worker(
     ```
 
     `hierarchy`: the loss that the actor should have: a Hierarchy, an operator or a name. Default with
-    `loss_mode=fibration`: the config's. `parameters`, `labels`: as in the config of that loss. `raises`: whether a
-    wrong step raises AuditError, before the optimizer's step. Rank 0 logs each report. The worker keeps them in
-    `audits`.
+    `loss_mode=fibration`: the config's. `parameters`, `labels`, `attributes`, `policies`: as in the config of that
+    loss. `raises`: whether a wrong step raises AuditError, before the optimizer's step. Rank 0 logs each report. The
+    worker keeps them in `audits`.
 
     The gradient is read before the engine clips it. The declared one is that of the mini-batch on all ranks, through
     the same engine, with verl's advantages, masks and log-probs of other policies. Each rank compares the parts of
@@ -81,8 +91,16 @@ def audited_worker(
     """
     asked = None
     if hierarchy is not None:
-        asked = _Asked(as_operator(hierarchy, None), parameters or {}, labels or {})
+        asked = _Asked(
+            as_operator(hierarchy, None),
+            parameters or {},
+            labels or {},
+            attributes=attributes or {},
+            policies=policies or {},
+        )
         check_parameters(asked.operator.hierarchy, asked.parameters)
+        check_policies(asked.operator.hierarchy, KNOWN_POLICIES, policies)
+        asked.attribute_sources()
 
     class AuditedTrainingWorker(_Audited):
         pass

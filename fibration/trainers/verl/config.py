@@ -12,13 +12,25 @@ from verl.workers.config import PolicyLossConfig
 
 from fibration.errors import TrainerError, located, shown
 from fibration.runtime.operator import Operator
+from fibration.trainers.attributes import attribute_sources
 from fibration.trainers.labels import as_operator, sources
 from fibration.trainers.parameters import check_parameters
 from fibration.trainers.policies import REFERENCE, ROLLOUT, check_policies
 from fibration.trainers.verl.loss import HERE, NAME
+from fibration.trainers.verl.numbers import OF_ROWS, OF_TOKENS
 from fibration.trainers.window import check_metrics
 
 KNOWN = {"prompt_group": "uid", "domain": "data_source"}  # verl's own fields of labels
+KNOWN_POLICIES = {
+    ROLLOUT: "the rollout engine's policy (rollout_log_probs)",
+    REFERENCE: "its reference model (ref_log_prob)",
+}
+MAPPINGS = {
+    "parameters": "{name: value}",
+    "labels": "{stratum: field}",
+    "attributes": "{attribute: field}",
+    "policies": "{policy: field}",
+}
 
 
 @dataclass
@@ -35,6 +47,11 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
       C_domain: {math: {+: 0.3, -: 0.2}, code: 0.1}}`. verl's `clip_ratio` and similar options are refused.
     - `labels`: `{stratum: field}`, the field of verl's data with one label per row. Defaults: `prompt_group: uid` and
       `domain: data_source`. Several fields, `[a, b]`, make tuples.
+    - `attributes`: `{attribute: field}`, the field of verl's data with one number per row, or per token of the
+      response. `extra_fields.reward_extra_info.NAME` reads a key of dictionaries. Defaults, by name: `entropy:
+      entropy`, `value: values`, `sum_pi_squared: sum_pi_squared` of tokens, `greedy_reward: reward_baselines` of rows.
+    - `policies`: `{policy: field}`, the field with the log-probs of every token, for policies that the hierarchy reads
+      beside `rollout` and `reference`.
     - `trajectory`: the fields that name a trajectory of several rows: `[uid, session_id]` for agent loops with several
       outputs; `[]`: every row is its own trajectory, whatever its fields.
     - `reuse_old_log_probs`: ratios are exactly 1, and no pass is needed before the trained one, if this worker computed
@@ -53,6 +70,8 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
     hierarchy: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
     labels: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    policies: dict[str, Any] = field(default_factory=dict)
     trajectory: Optional[list[str]] = None  # noqa: UP045  (omegaconf reads this annotation)
     reuse_old_log_probs: bool = False
     backend: Optional[str] = None  # noqa: UP045
@@ -84,13 +103,20 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
                 remedy=f"leave it out; algorithm.rollout_correction.rollout_is and rollout_rs work with {NAME}, "
                 "if bypass_mode=false",
             )
-        for option in ("parameters", "labels"):
+        for option, pairs in MAPPINGS.items():
             if not isinstance(self[option], Mapping):
                 raise TrainerError(
                     f"{HERE}.{option}={shown(self[option])}",
-                    required="a mapping of " + {"parameters": "{name: value}", "labels": "{stratum: field}"}[option],
+                    required=f"a mapping of {pairs}",
                     remedy="leave it out, or {}",
                 )
+            for name, given in self[option].items() if option in ("attributes", "policies") else ():
+                if not isinstance(given, str) or not given:
+                    raise TrainerError(
+                        f"{HERE}.{option}.{name}={shown(given)}",
+                        required="the name of a field of verl's data",
+                        remedy=f"+{HERE}.{option}.{name}=FIELD",
+                    )
         with located(HERE):
             hierarchy = self.operator.hierarchy
             check_metrics(hierarchy, self.metrics, f"{HERE}.metrics")
@@ -103,13 +129,8 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
             found = sources(hierarchy, self.fields, KNOWN, lambda stratum: f"+{HERE}.labels.{stratum}=FIELD")
             _refuse_coarse_rows(found, hierarchy.rows.name)
             check_parameters(hierarchy, self.parameters or {})
-            check_policies(
-                hierarchy,
-                {
-                    ROLLOUT: "the rollout engine's policy (rollout_log_probs)",
-                    REFERENCE: "its reference model (ref_log_prob)",
-                },
-            )
+            self.attribute_sources()
+            check_policies(hierarchy, KNOWN_POLICIES, self.policies, lambda name: f"+{HERE}.policies.{name}=FIELD")
             if self.trajectory and hierarchy.ordered:
                 raise TrainerError(
                     f"{HERE}.trajectory=[{','.join(self.trajectory)}] with '{hierarchy.name}', which reads "
@@ -133,6 +154,16 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
     def sources(self) -> dict[str, Any]:
         """Per stratum, the fields that have its labels."""
         return sources(self.operator.hierarchy, self.fields, KNOWN)
+
+    def attribute_sources(self) -> dict[str, str]:
+        """Per attribute, the field that has its numbers."""
+        return attribute_sources(
+            self.operator.hierarchy,
+            self.attributes,
+            OF_TOKENS,
+            OF_ROWS,
+            lambda name: f"+{HERE}.attributes.{name}=FIELD",
+        )
 
 
 def _names(stratum: str, source: Any) -> frozenset[str]:

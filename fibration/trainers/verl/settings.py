@@ -30,11 +30,14 @@ class Settings(Protocol):
     reuse_old_log_probs: bool
     metrics: Any
     skip_dead_rows: bool
+    policies: Mapping[str, str]
 
     @property
     def operator(self) -> Operator: ...
 
     def sources(self) -> Mapping[str, Any]: ...
+
+    def attribute_sources(self) -> Mapping[str, str]: ...
 
 
 def settings_of(loss_fn: Any) -> Settings | None:

@@ -24,24 +24,29 @@ from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
 from fibration.errors import TrainerError, listed
-from fibration.language.hierarchy import Hierarchy
 from fibration.language.rewards import adds_up_tokens
 from fibration.runtime.noise import noise
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
 from fibration.trainers import dead_rows
 from fibration.trainers.micro_batches import MicroBatches
-from fibration.trainers.policies import REFERENCE, ROLLOUT, corrected_twice, kept_near_twice
+from fibration.trainers.policies import ROLLOUT
 from fibration.trainers.scale import Scale
 from fibration.trainers.verl.fields import column, padded, refuse_several, replace_advantages
 from fibration.trainers.verl.known import Known
 from fibration.trainers.verl.loss import HERE, NAME, Step, opened
+from fibration.trainers.verl.numbers import (
+    REWARDS,
+    SAMPLED,
+    SCORES,
+    as_floats,
+    attributes_of,
+    is_sampled_by_old,
+    policies_of,
+)
 from fibration.trainers.verl.settings import Settings, loss_terms, settings_of
 from fibration.trainers.window import Window, named, warned
 
-SAMPLED = "rollout_log_probs"  # verl's field of the rollout engine's log-probs
-REFERRED = "ref_log_prob"  # verl's field of the reference model's log-probs
-REWARDS, SCORES = "token_level_rewards", ("token_level_scores", "rm_scores")  # with and without verl's KL penalty
 ROWS = "fibration_rows"  # our field: the places of a micro-batch's rows in the mini-batch
 STRATEGIES = ("fsdp", "fsdp2")
 
@@ -246,7 +251,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
                 found=listed(sorted(data.keys())),
                 remedy="hierarchy.replace(advantages=None), which takes verl's advantages",
             )
-        rewards = _wide(padded(data, found[0]).to(self.device_name))
+        rewards = as_floats(padded(data, found[0]).to(self.device_name))
         if not adds_up_tokens(hierarchy):
             return rewards.sum(1)
         lost = (rewards != 0) & ~mask & mask.any(1, keepdim=True)
@@ -261,12 +266,12 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
     def _window(self, data: TensorDict, rewarded: bool = False) -> Window:
         """The window of this rank's rows. `rewarded`: with rewards in place of advantages."""
         assert self.settings is not None
-        old = _wide(padded(data, "old_log_probs").to(self.device_name))
+        old = as_floats(padded(data, "old_log_probs").to(self.device_name))
         mask = padded(data, "response_mask").to(self.device_name).bool()
         weights = None
         if "rollout_is_weights" in data and not rewarded:
             weights = padded(data, "rollout_is_weights").to(self.device_name)
-        group, policies = self.engine.get_data_parallel_group(), self._policies(data)
+        group = self.engine.get_data_parallel_group()
         ranks, sessions = as_group(group), ["uid", "session_id"]
         with agreed(ranks, "the labels of a mini-batch"):
             rows, sources = self.settings.operator.hierarchy.rows.name, self.settings.sources().items()
@@ -274,6 +279,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
             labels = {stratum: column(data, source, stratum, stratum == rows, used) for stratum, source in sources}
             asked = self.settings.trajectory is None and all(name in data for name in sessions)
             found = column(data, sessions, rows, True, used) if asked else ()
+            policies, attributes = self._policies(data), attributes_of(data, self.settings, labels, mask)
         if self.settings.trajectory is None:
             keys = {row: found[row] for row in used} if asked else {}
             refuse_several(ranks.all_gather_object(keys, "sessions of a mini-batch"))
@@ -288,34 +294,16 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
             policies=policies,
             group=group,
             parameters=self.settings.parameters or None,
+            attributes=attributes,
         )
 
     def _policies(self, data: TensorDict) -> dict[str, Tensor]:
-        """Log-probs of the rollout and reference policies that the hierarchy reads. verl's old policy may be a
-        recomputed proximal one.
+        """Log-probs of the further policies that the hierarchy reads. verl's old policy may be a recomputed proximal
+        one.
         """
         assert self.settings is not None
-        hierarchy, found = self.settings.operator.hierarchy, {}
-        if REFERENCE in hierarchy.policies:
-            found[REFERENCE] = self._reference(data, hierarchy)
-        if ROLLOUT not in hierarchy.policies:
-            return found
-        if "rollout_is_weights" in data:
-            raise corrected_twice(
-                hierarchy,
-                "the mini-batch has verl's 'rollout_is_weights'",
-                "algorithm.rollout_correction.rollout_is=null, which leaves the correction to the hierarchy",
-            )
-        if SAMPLED not in data:
-            raise TrainerError(
-                f"'{hierarchy.name}' reads log_prob({ROLLOUT}), and the mini-batch has no field '{SAMPLED}'",
-                required="rollout log-probs of every token",
-                remedy="actor_rollout_ref.rollout.calculate_log_probs=true, and "
-                "algorithm.rollout_correction.bypass_mode=false; with bypass_mode they replace the old ones",
-            )
-        sampled, old = (padded(data, key) for key in (SAMPLED, "old_log_probs"))
-        mask = padded(data, "response_mask").bool()
-        if not self._told and mask.any() and torch.equal(sampled[mask], old[mask]):
+        found, hierarchy = policies_of(data, self.settings, self.device_name), self.settings.operator.hierarchy
+        if ROLLOUT in found and not self._told and is_sampled_by_old(data):
             self._told = True
             warnings.warn(
                 f"'{hierarchy.name}' reads log_prob({ROLLOUT}), but on every token '{SAMPLED}' equals old_log_probs, "
@@ -324,23 +312,7 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
                 UserWarning,
                 stacklevel=2,
             )
-        return {**found, ROLLOUT: _wide(sampled.to(self.device_name))}
-
-    def _reference(self, data: TensorDict, hierarchy: Hierarchy) -> Tensor:
-        if REFERRED not in data:
-            raise TrainerError(
-                f"'{hierarchy.name}' reads log_prob({REFERENCE}), and the mini-batch has no field '{REFERRED}'",
-                required="log-probs of the reference model, of every token",
-                remedy="actor_rollout_ref.actor.use_kl_loss=true, with kl_loss_coef=0, which adds no divergence",
-            )
-        scores = next((name for name in SCORES if name in data), None)
-        if REWARDS in data and scores is not None and not torch.equal(padded(data, REWARDS), padded(data, scores)):
-            raise kept_near_twice(
-                hierarchy,
-                f"'{REWARDS}' differ from '{scores}': verl subtracts its divergence from the reference model",
-                "algorithm.use_kl_in_reward=false",
-            )
-        return _wide(padded(data, REFERRED).to(self.device_name))
+        return found
 
     def _step(self, batches: MicroBatches, finish: Callable[[], None]) -> Step:
         ranks, scaler = as_group(self.engine.get_data_parallel_group()).size, getattr(self.engine, "scaler", None)
@@ -404,7 +376,3 @@ def _seen(step: Step, own: Callable[..., Any], model_output: Any, data: TensorDi
 def _temperature(data: TensorDict) -> Any:
     found = tu.get(data, key="temperature")
     return tuple(found.tolist()) if isinstance(found, Tensor) else found
-
-
-def _wide(log_probs: Tensor) -> Tensor:
-    return log_probs if log_probs.dtype == torch.float64 else log_probs.float()

@@ -91,6 +91,21 @@ GRPO: dict[str, Any] = {"terms": Terms(weighted=True, kl=0.3, entropy=0.1, loss=
 GRPO["changes"] = KL | {"actor.policy_loss.hierarchy": "grpo"}
 
 
+LOSS = "actor.policy_loss."
+OPD: dict[str, Any] = {"terms": Terms(loss="opd", hierarchy="opd"), "budgets": {}}
+OPD["changes"] = {LOSS + "hierarchy": "opd", LOSS + "policies": {"teacher": "teacher_log_probs"}}
+GDPO: dict[str, Any] = {"terms": Terms(loss="gdpo", hierarchy="gdpo"), "budgets": {}}
+REWARD_2 = {"reward_1": "extra_fields.reward_extra_info.right", "reward_2": "brief"}
+GDPO["changes"] = {LOSS + "hierarchy": "gdpo", LOSS + "attributes": REWARD_2}
+MEASURED: dict[str, Any] = {"terms": Terms(loss=rollouts.MEASURED), "budgets": {}}
+MEASURED["changes"] = {LOSS + "hierarchy": rollouts.MEASURED, LOSS + "attributes": {"difficulty": "level"}}
+OF_TEACHER = {
+    LOSS + "hierarchy": rollouts.TAUGHT,
+    LOSS + "policies": {"teacher": "teacher_log_probs"},
+    LOSS + "attributes": {"part": "part"},
+}
+
+
 def alone(of: dict[str, Any], changes: dict[str, Any], layout: str = "padded", **more: Any) -> Case:
     """A row-local loss."""
     return Case(**(of | {"changes": of["changes"] | changes, "layout": layout, **more}))
@@ -131,6 +146,20 @@ CASES = {
     ),
     "rewards from each token on": Case(
         FIVE | {"actor.policy_loss.hierarchy": rollouts.TO_GO}, "nested", terms=Terms(hierarchy=rollouts.TO_GO)
+    ),
+    "a teacher and an attribute": Case(FIVE | OF_TEACHER, terms=Terms(hierarchy=rollouts.TAUGHT)),
+    "a teacher and an attribute, dynamic, nested, padding rows": Case(
+        dynamic(32) | OF_TEACHER, "nested", part=filled_up, terms=Terms(hierarchy=rollouts.TAUGHT)
+    ),
+    "rows alone, a teacher": alone(OPD, FIVE),
+    "rows alone, a teacher, mini-batches of parts of groups, dynamic": alone(
+        OPD, dynamic(32) | PACKED, "nested", said={"mini_batch_size": 10, "shuffle": True}
+    ),
+    "rows alone, two rewards": alone(GDPO, FIVE),
+    "rows alone, two rewards, padding rows, dynamic, nested": alone(GDPO, dynamic(32), "nested", part=filled_up),
+    "rows alone, attributes of rows and tokens": alone(MEASURED, FIVE),
+    "rows alone, attributes of rows and tokens, dynamic, nested": alone(
+        MEASURED, dynamic(32) | PACKED, "nested", part=filled_up
     ),
     "KL and entropy": Case(FIVE | KL, terms=Terms(kl=0.3, entropy=0.1)),
     "a temperature": Case(FIVE | PACKED, "nested", terms=Terms(temperature=0.75)),  # verl rounds it to float32

@@ -25,6 +25,7 @@ from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
 from fibration.runtime.results import Levels
 
+PARTS = {"math": 0.8, "code": 1.3, "logic": 0.6}
 LEVELS, CHANNELS = ("domain", "prompt_group", "trajectory"), "+-"
 WORDS, LONGEST_PROMPT, LONGEST = 24, 4, 8
 GROUPS = (("math", 4), ("math", 3), ("math", 2), ("code", 4), ("code", 2), ("logic", 3), ("logic", 2))  # 20 rows
@@ -49,6 +50,11 @@ class Row:
     rollout: list[float] = field(default_factory=list)  # log-probs of what sampled
     rewards: list[float] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
+    teacher: list[float] = field(default_factory=list)  # log-probs of another frozen model
+    entropy: list[float] = field(default_factory=list)  # of what the tokens were sampled from
+    level: float = 1.0  # a number of its own, and that of its domain
+    part: float = 1.0
+    parts: tuple[float, float] = (0.0, 0.0)  # two rewards
 
 
 def config() -> LlamaConfig:
@@ -109,7 +115,7 @@ def rows(pieces: bool = False) -> list[Row]:
 def with_log_probs(given: list[Row]) -> list[Row]:
     """What they were sampled with, and what a reference model gives, from the weights now."""
     now = [log_probs(model().double(), row)[0].tolist() for row in given]
-    draw = random.Random(4)
+    draw, other = random.Random(4), random.Random(5)
     return [
         replace(
             row,
@@ -118,6 +124,11 @@ def with_log_probs(given: list[Row]) -> list[Row]:
             rollout=[x - s - draw.gauss(0, 0.15) for x, s in zip(xs, row.shift, strict=True)],
             rewards=(rewards := [round(draw.uniform(-0.5, 1.5), 1) * kept for kept in row.mask]),
             scores=rewards,
+            teacher=[min(x + other.uniform(-1, 1), -1e-3) for x in xs],
+            entropy=[other.expovariate(1) for _ in xs],
+            level=other.uniform(0.5, 2),
+            part=PARTS[row.source],
+            parts=(other.choice((0.0, 1.0)), other.uniform(0, 2)),
         )
         for row, xs in zip(given, now, strict=True)
     ]
@@ -142,6 +153,11 @@ def padding(number: int, uid: str = "pad0") -> Row:
         rollout=nan,
         rewards=zero,
         scores=zero,
+        teacher=nan,
+        entropy=nan,
+        level=float("nan"),
+        part=float("nan"),
+        parts=(float("nan"),) * 2,
     )
 
 
@@ -192,6 +208,7 @@ def nested(given: Sequence[Row], dtype: torch.dtype) -> TensorDict:
 
 PER_TOKEN = {"old_log_probs": "old", "advantages": "advantages", "ref_log_prob": "ref", "rollout_is_weights": "weights"}
 PER_TOKEN |= {"rollout_log_probs": "rollout", "token_level_rewards": "rewards", "token_level_scores": "scores"}
+PER_TOKEN |= {"teacher_log_probs": "teacher", "entropy": "entropy"}
 
 
 def per_token(row: Row) -> dict[str, Any]:
@@ -200,7 +217,11 @@ def per_token(row: Row) -> dict[str, Any]:
 
 def labels(given: Sequence[Row]) -> dict[str, Any]:
     """Per row; `row` is the tests' own, and tells which rows an optimizer step was given."""
-    said = {"uid": [row.uid for row in given], "data_source": [row.source for row in given]}
+    said: dict[str, Any] = {"uid": [row.uid for row in given], "data_source": [row.source for row in given]}
+    said |= {"level": torch.tensor([row.level for row in given], dtype=torch.float64)}
+    said |= {"part": [row.part for row in given]}
+    extra = [{"reward_extra_info": dict(zip(("right", "brief"), row.parts, strict=True))} for row in given]
+    said |= {"extra_fields": extra, "brief": [row.parts[1] for row in given]}
     return said | {"session_id": [row.session for row in given], "row": torch.tensor([row.number for row in given])}
 
 
@@ -237,10 +258,21 @@ def compared(given: Sequence[Row], hierarchy: str) -> list[Row]:
     op = operator(hierarchy)
     mask = torch.tensor([kept for row in used for kept in row.mask], dtype=torch.bool)
     offsets = torch.tensor([0, *(len(row.mask) for row in used)]).cumsum(0)
-    at = op.index(offsets=offsets, mask=mask, **of_strata(op, [row.uid for row in used], [row.source for row in used]))
-    per_token = hierarchy == TO_GO
-    rewards = [row.rewards if per_token else [sum(row.rewards)] for row in used]
-    made = op.advantages(torch.tensor([x for row in rewards for x in row], dtype=torch.float64), at).tolist()
+    at = op.index(
+        offsets=offsets,
+        mask=mask,
+        attributes=attributes_of(op, used, used),
+        **of_strata(op, [row.uid for row in used], [row.source for row in used]),
+    )
+    rewards = [row.rewards if hierarchy == TO_GO else [sum(row.rewards)] for row in used]
+    known = {
+        name: torch.tensor([x for row in used for x in getattr(row, name)], dtype=torch.float64)
+        for name in ("old", "teacher")
+        if name in op.hierarchy.policies
+    }
+    given_rewards = torch.tensor([x for row in rewards for x in row], dtype=torch.float64)
+    made = op.advantages(given_rewards, at, policies=known).tolist()
+    per_token = len(made) != len(used)
     values = iter(made)
     found = {row.number: [next(values) for _ in (row.mask if per_token else [0])] for row in used}
     return [
@@ -249,6 +281,19 @@ def compared(given: Sequence[Row], hierarchy: str) -> list[Row]:
         )
         for row in given
     ]
+
+
+def attributes_of(op: Operator, rows: Sequence[Row], trajectories: Sequence[Row]) -> dict[str, Any]:
+    """The numbers that an index takes: of the tokens of rows, of trajectories and of domains."""
+    entropies = [x for row in rows for x in row.entropy]
+    known = {
+        "entropy": torch.tensor(entropies, dtype=torch.float64),
+        "difficulty": [row.level for row in trajectories],
+        "part": PARTS,
+        "reward_1": [row.parts[0] for row in trajectories],
+        "reward_2": [row.parts[1] for row in trajectories],
+    }
+    return {name: known[name] for name in op.hierarchy.attributes}
 
 
 def of_strata(op: Operator, uids: list[str], sources: list[str]) -> dict[str, list[str]]:
@@ -270,14 +315,14 @@ def wanted(weights: dict[str, Tensor], given: Sequence[Row], parameters: dict[st
     op = operator(terms.hierarchy or terms.loss or (THREE if terms.three else "fiberpo_domain"))
     mask = torch.tensor([kept for row in given for kept in row.mask], dtype=torch.bool)
     labels = of_strata(op, [given[n].uid for n in first], [given[n].source for n in first])
-    at = op.index(offsets=offsets, mask=mask, **labels)
+    at = op.index(offsets=offsets, mask=mask, attributes=attributes_of(op, given, [given[n] for n in first]), **labels)
 
     def tokens(name: str) -> Tensor:
         return torch.tensor([x for row in given for x in getattr(row, name)], dtype=torch.float64)
 
     now, entropy = (torch.cat(part) for part in zip(*found, strict=True))
     advantages = tokens("advantages") * (tokens("weights") if terms.weighted else 1)
-    policies = {"rollout": tokens("rollout"), "reference": tokens("ref")}
+    policies = {"rollout": tokens("rollout"), "reference": tokens("ref"), "teacher": tokens("teacher")}
     policies = {name: of for name, of in policies.items() if name in op.hierarchy.policies}
     result = op.loss(now, tokens("old"), advantages, at, parameters, policies=policies)
     behind = tokens("ref") - now
@@ -291,7 +336,9 @@ def wanted(weights: dict[str, Tensor], given: Sequence[Row], parameters: dict[st
 
 
 THREE = f"{Path(__file__).parents[2] / 'three_policy_losses.py'}:of_three"
-REWARDS, TO_GO = (f"{Path(__file__).parent / 'spec.py'}:{name}" for name in ("of_rewards", "to_go"))
+REWARDS, TO_GO, TAUGHT, MEASURED = (
+    f"{Path(__file__).parent / 'spec.py'}:{name}" for name in ("of_rewards", "to_go", "taught", "measured")
+)
 
 
 def operator(hierarchy: str = "fiberpo_domain") -> Operator:

@@ -1,0 +1,169 @@
+"""Numbers of a mini-batch that a hierarchy reads: log-probs of further policies, and attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import NonTensorStack, TensorDict
+from torch import Tensor
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.padding import no_padding_2_padding
+
+from fibration.errors import TrainerError, listed, shown
+from fibration.language.hierarchy import Hierarchy
+from fibration.trainers.attributes import indexed, is_per_token, numbers_of_rows, numbers_of_tokens
+from fibration.trainers.policies import REFERENCE, ROLLOUT, corrected_twice, kept_near_twice
+from fibration.trainers.verl.fields import padded
+from fibration.trainers.verl.loss import HERE
+from fibration.trainers.verl.settings import Settings
+
+SAMPLED = "rollout_log_probs"  # verl's field of the rollout engine's log-probs
+REFERRED = "ref_log_prob"  # verl's field of the reference model's log-probs
+REWARDS, SCORES = "token_level_rewards", ("token_level_scores", "rm_scores")  # with and without verl's KL penalty
+# verl's fields of attributes, by the names of attributes: per token, and per row.
+OF_TOKENS = {"entropy": "entropy", "value": "values", "sum_pi_squared": "sum_pi_squared"}
+OF_ROWS = {"greedy_reward": "reward_baselines"}
+FIX = "give such rows a number in the data set or in the reward function, or drop them"
+
+
+def as_floats(log_probs: Tensor) -> Tensor:
+    return log_probs if log_probs.dtype == torch.float64 else log_probs.float()
+
+
+def policies_of(data: TensorDict, settings: Settings, device: Any) -> dict[str, Tensor]:
+    """Log-probs `[B, T]` of the policies that the hierarchy reads, beside the current and the old one."""
+    hierarchy, found = settings.operator.hierarchy, {}
+    if REFERENCE in hierarchy.policies:
+        found[REFERENCE] = _reference(data, hierarchy)
+    if ROLLOUT in hierarchy.policies:
+        found[ROLLOUT] = _sampled(data, hierarchy)
+    for name, field in settings.policies.items():
+        found[name] = of_tokens(data, field, f"log-probs of the policy '{name}'", f"+{HERE}.policies.{name}=FIELD")
+    return {name: as_floats(values.to(device)) for name, values in found.items()}
+
+
+def is_sampled_by_old(data: TensorDict) -> bool:
+    """Whether the rollout engine's log-probs equal the old ones on every token."""
+    sampled, old = (padded(data, key) for key in (SAMPLED, "old_log_probs"))
+    mask = padded(data, "response_mask").bool()
+    return bool(mask.any()) and torch.equal(sampled[mask], old[mask])
+
+
+def _sampled(data: TensorDict, hierarchy: Hierarchy) -> Tensor:
+    if "rollout_is_weights" in data:
+        raise corrected_twice(
+            hierarchy,
+            "the mini-batch has verl's 'rollout_is_weights'",
+            "algorithm.rollout_correction.rollout_is=null, which leaves the correction to the hierarchy",
+        )
+    if SAMPLED not in data:
+        raise TrainerError(
+            f"'{hierarchy.name}' reads log_prob({ROLLOUT}), and the mini-batch has no field '{SAMPLED}'",
+            required="rollout log-probs of every token",
+            remedy="actor_rollout_ref.rollout.calculate_log_probs=true, and "
+            "algorithm.rollout_correction.bypass_mode=false; with bypass_mode they replace the old ones",
+        )
+    return padded(data, SAMPLED)
+
+
+def _reference(data: TensorDict, hierarchy: Hierarchy) -> Tensor:
+    if REFERRED not in data:
+        raise TrainerError(
+            f"'{hierarchy.name}' reads log_prob({REFERENCE}), and the mini-batch has no field '{REFERRED}'",
+            required="log-probs of the reference model, of every token",
+            remedy="actor_rollout_ref.actor.use_kl_loss=true, with kl_loss_coef=0, which adds no divergence",
+        )
+    scores = next((name for name in SCORES if name in data), None)
+    if REWARDS in data and scores is not None and not torch.equal(padded(data, REWARDS), padded(data, scores)):
+        raise kept_near_twice(
+            hierarchy,
+            f"'{REWARDS}' differ from '{scores}': verl subtracts its divergence from the reference model",
+            "algorithm.use_kl_in_reward=false",
+        )
+    return padded(data, REFERRED)
+
+
+def attributes_of(
+    data: TensorDict, settings: Settings, labels: Mapping[str, Sequence[Any]], mask: Tensor
+) -> dict[str, Any]:
+    """What `op.index(attributes=...)` takes. `mask`: bool `[B, T]`. `labels`: by stratum, of every row."""
+    hierarchy, used = settings.operator.hierarchy, mask.any(1).nonzero()[:, 0].tolist()
+    numbers: dict[str, Tensor] = {}
+    for name, field in settings.attribute_sources().items():
+        attribute, fix = hierarchy.attributes[name], f"+{HERE}.attributes.{name}=FIELD"
+        what = f"the attribute '{name}'"
+        if is_per_token(hierarchy, attribute):
+            values = of_tokens(data, field, what, fix)
+            numbers[name] = numbers_of_tokens(attribute, values, mask, f"the field '{field}'", FIX)
+        else:
+            given = of_rows(data, field, what, fix)
+            numbers[name] = numbers_of_rows(attribute, given, used, f"the field '{field}'", FIX)
+    return indexed(hierarchy, numbers, labels, mask)
+
+
+def of_rows(data: TensorDict, field: str, what: str, fix: str) -> Sequence[Any]:
+    """One value per row of a field. `a.b.c` reads the key `c` of the key `b` of the dictionaries in the field `a`."""
+    name, *keys = [field] if field in data else field.split(".")
+    if name not in data:
+        raise _no_field(data, name, what, "one number per row", fix)
+    found = tu.get(data, key=name)
+    if isinstance(found, Tensor):
+        if found.is_nested or found.reshape(len(data), -1).shape[1] != 1:
+            raise TrainerError(
+                f"the field '{field}', the source of {what}, has several numbers per row",
+                required="one number per row",
+                remedy=fix,
+            )
+        return list(found.reshape(-1).tolist())
+    if not isinstance(data.get(name), NonTensorStack):
+        found = [found] * len(data)  # verl stores values that are equal in all rows once
+    values = list(found)
+    for key in keys:
+        values = [value.get(key) if isinstance(value, Mapping) else None for value in values]
+    return values
+
+
+def of_tokens(data: TensorDict, field: str, what: str, fix: str) -> Tensor:
+    """A field with one number per token of the responses, or per token of prompts and responses, as `[B, T]`.
+
+    verl's values of prompts and responses are those of the next token, as its model outputs are.
+    """
+    if field not in data or not isinstance(data[field], Tensor):
+        raise _no_field(data, field, what, "a tensor with one number per token of the responses", fix)
+    given, like = data[field], padded(data, "old_log_probs")
+    rule = f"one number per token: {list(like.shape)}"
+    if given.is_nested:
+        lengths, inputs = given.offsets().diff(), data["input_ids"]
+        if inputs.is_nested and torch.equal(lengths, inputs.offsets().diff().to(lengths.device)):
+            values = no_padding_2_padding(given, data)
+            given = values.squeeze(-1) if values.ndim == 3 and values.shape[-1] == 1 else values
+        else:
+            rows = data["old_log_probs"]
+            wanted = rows.offsets().diff() if rows.is_nested else None
+            if wanted is not None and not torch.equal(lengths, wanted.to(lengths.device)):
+                row = int((lengths != wanted.to(lengths.device)).nonzero()[0])
+                raise TrainerError(
+                    f"row {row} of the field '{field}', the source of {what}, has {int(lengths[row])} numbers",
+                    required=f"one for each of its {int(wanted[row])} tokens",
+                    remedy=fix,
+                )
+            given = given.to_padded_tensor(0)
+    if given.ndim == 2 and len(given) == len(like) and given.shape[1] < like.shape[1]:
+        given = torch.nn.functional.pad(given, (0, like.shape[1] - given.shape[1]))
+    if given.shape != like.shape:
+        raise TrainerError(
+            f"the field '{field}', the source of {what}, has shape {list(given.shape)}", required=rule, remedy=fix
+        )
+    return given
+
+
+def _no_field(data: TensorDict, field: str, what: str, required: str, fix: str) -> TrainerError:
+    has = f"has no field '{field}'" if field not in data else f"has {shown(tu.get(data, key=field))} in '{field}'"
+    return TrainerError(
+        f"the mini-batch {has}, the source of {what}",
+        required=required,
+        found=f"fields {listed(sorted(data.keys()))}",
+        remedy=f"name another field: {fix}; or let the data set, the reward function or the agent loop add this one",
+    )
