@@ -137,8 +137,8 @@ def of_tokens(data: TensorDict, field: str, what: str, fix: str) -> Tensor:
     if given.is_nested:
         lengths, inputs = given.offsets().diff(), data["input_ids"]
         if inputs.is_nested and torch.equal(lengths, inputs.offsets().diff().to(lengths.device)):
-            values = no_padding_2_padding(given, data)
-            given = values.squeeze(-1) if values.ndim == 3 and values.shape[-1] == 1 else values
+            given = no_padding_2_padding(given, data)
+            given = given.flatten(1) if given.shape[2:].numel() == 1 else given  # verl's teacher has its one best token
         else:
             rows = data["old_log_probs"]
             wanted = rows.offsets().diff() if rows.is_nested else None

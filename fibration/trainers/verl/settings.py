@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
+from functools import partial
 from typing import Any, Protocol
 
+from verl.trainer.distillation import distillation_ppo_loss
 from verl.workers.utils.losses import ppo_loss
 
 from fibration.errors import TrainerError
@@ -20,6 +22,11 @@ UNREAD = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "ta
 CLIP_RANGE = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
 UNREAD_LOSS = ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio", "ppo_kl_coef", "dro_beta")
 UNREAD_TERMS = ("loss_agg_mode", "loss_scale_factor")
+UNREAD_DISTILLATION = (
+    "use_task_rewards", "distillation_loss_coef", "loss_max_clamp", "use_policy_gradient", "policy_loss_mode",
+    "clip_ratio", "clip_ratio_low", "clip_ratio_high",
+)  # fmt: skip
+TEACHER = "teacher_logprobs"  # verl's field of the log-probs of its teacher
 
 
 class Settings(Protocol):
@@ -52,11 +59,14 @@ def settings_of(loss_fn: Any) -> Settings | None:
             required="the config that has the hierarchy",
             remedy=f"{HERE}._target_={TARGET}",
         )
-    if loss_fn.func is not ppo_loss:
+    if loss_fn.func is distillation_ppo_loss and TEACHER in given.policies.values():
+        _check_distillation(loss_fn.keywords["distillation_config"].distillation_loss)
+    elif loss_fn.func is not ppo_loss:
         raise TrainerError(
             f"{HERE}.loss_mode={NAME} inside of {loss_fn.func.__name__}",
-            required="verl's ppo_loss itself",
-            remedy="leave distillation out: its own policy gradient would have no coefficients",
+            required="verl's ppo_loss itself; or distillation with a hierarchy that reads the teacher's log-probs",
+            remedy="leave distillation out: its own policy gradient would have no coefficients; or "
+            f"+{HERE}.hierarchy=opd and +{HERE}.policies.teacher={TEACHER}",
         )
     hierarchy = given.operator.hierarchy
     if REFERENCE in hierarchy.policies and config.use_kl_loss and config.kl_loss_coef:
@@ -87,6 +97,28 @@ def settings_of(loss_fn: Any) -> Settings | None:
                 )
     found: Settings = given
     return found
+
+
+def own_loss(loss_fn: Any) -> Any:
+    """verl's loss function without its distillation, which the hierarchy replaces."""
+    return partial(ppo_loss, config=loss_fn.keywords["config"]) if loss_fn.func is distillation_ppo_loss else loss_fn
+
+
+def _check_distillation(given: Any) -> None:
+    """Raise TrainerError for options of verl's distillation that would have no effect, or give no log-probs."""
+    if not given.loss_settings.use_estimator:
+        raise TrainerError(
+            f"distillation.distillation_loss.loss_mode={given.loss_mode} with policy_loss.loss_mode={NAME}",
+            required="a mode for which verl's teacher scores the sampled tokens",
+            remedy="distillation.distillation_loss.loss_mode=k1",
+        )
+    for option in fields(given):
+        if option.name in UNREAD_DISTILLATION and given[option.name] != option.default:
+            raise TrainerError(
+                f"distillation.distillation_loss.{option.name}={given[option.name]} with policy_loss.loss_mode={NAME}",
+                required=f"verl's default, {option.default}: the hierarchy alone says what the teacher's log-probs do",
+                remedy=f"leave it out, and say it in {HERE}.hierarchy",
+            )
 
 
 def _own_bounds(config: Any, hierarchy: Hierarchy) -> str:

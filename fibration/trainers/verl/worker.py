@@ -44,7 +44,7 @@ from fibration.trainers.verl.numbers import (
     is_sampled_by_old,
     policies_of,
 )
-from fibration.trainers.verl.settings import Settings, loss_terms, settings_of
+from fibration.trainers.verl.settings import Settings, loss_terms, own_loss, settings_of
 from fibration.trainers.window import Window, named, warned
 
 ROWS = "fibration_rows"  # our field: the places of a micro-batch's rows in the mini-batch
@@ -74,6 +74,8 @@ class FibrationTrainingWorker(TrainingWorker):  # type: ignore[misc]
     def set_loss_fn(self, loss_fn: Any) -> None:
         super().set_loss_fn(loss_fn)
         self.settings, self._scale, self._known = settings_of(loss_fn), Scale("verl's engine"), Known()
+        if self.settings is not None:
+            self.loss_fn = own_loss(loss_fn)
         if self.settings is not None and self.engine_config.strategy not in STRATEGIES:
             raise TrainerError(
                 f"actor.strategy={self.engine_config.strategy} with policy_loss.loss_mode={NAME}",

@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,9 +19,11 @@ import torch
 import torch.distributed as dist
 from recorded_worker import Watched, dynamic
 from rollouts import Row, Terms
+from verl.trainer.distillation import distillation_ppo_loss
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
+from verl.workers.config import DistillationLossConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
@@ -74,6 +77,7 @@ class Case:
     said: dict[str, Any] = field(default_factory=dict)
     dead: bool = False  # about half of the groups have equal rewards
     every_row: bool = False  # something else reads them
+    distilled: str = ""  # verl's loss with a teacher, of this mode
 
     @property
     def couples_tokens(self) -> bool:
@@ -94,6 +98,7 @@ GRPO["changes"] = KL | {"actor.policy_loss.hierarchy": "grpo"}
 LOSS = "actor.policy_loss."
 OPD: dict[str, Any] = {"terms": Terms(loss="opd", hierarchy="opd"), "budgets": {}}
 OPD["changes"] = {LOSS + "hierarchy": "opd", LOSS + "policies": {"teacher": "teacher_log_probs"}}
+VERLS = {"teacher": "teacher_logprobs"}
 GDPO: dict[str, Any] = {"terms": Terms(loss="gdpo", hierarchy="gdpo"), "budgets": {}}
 REWARD_2 = {"reward_1": "extra_fields.reward_extra_info.right", "reward_2": "brief"}
 GDPO["changes"] = {LOSS + "hierarchy": "gdpo", LOSS + "attributes": REWARD_2}
@@ -155,6 +160,10 @@ CASES = {
     "rows alone, a teacher, mini-batches of parts of groups, dynamic": alone(
         OPD, dynamic(32) | PACKED, "nested", said={"mini_batch_size": 10, "shuffle": True}
     ),
+    "rows alone, verl's own teacher": alone(OPD, FIVE | {LOSS + "policies": VERLS}, "nested", distilled="k1"),
+    "rows alone, verl's own teacher, dynamic, packed, padding rows": alone(
+        OPD, dynamic(32) | PACKED | {LOSS + "policies": VERLS}, "nested", distilled="k3", part=filled_up
+    ),
     "rows alone, two rewards": alone(GDPO, FIVE),
     "rows alone, two rewards, padding rows, dynamic, nested": alone(GDPO, dynamic(32), "nested", part=filled_up),
     "rows alone, attributes of rows and tokens": alone(MEASURED, FIVE),
@@ -190,6 +199,13 @@ CASES = {
     ),
     "KL and entropy, weights, dynamic": Case(dynamic(32) | KL | PACKED, "nested", terms=Terms(True, 0.3, 0.1)),
 }
+
+
+def distil(found: Watched, **options: Any) -> None:
+    """Give the actor verl's loss with a teacher, as verl does with `distillation.enabled`."""
+    own = found.actor.loss_fn.keywords["config"]
+    config = SimpleNamespace(distillation_loss=DistillationLossConfig(**options))
+    found.actor.set_loss_fn(partial(distillation_ppo_loss, config=own, distillation_config=config))
 
 
 def apart(layout: list[list[int]], sources: dict[int, str]) -> list[set[Any]]:
@@ -229,7 +245,10 @@ class Rollouts:
 
     def watched(self, case: Case) -> Watched:
         changes = {"actor.policy_loss.parameters": self.parameters(case)} | case.changes
-        return Watched(self.model, changes, case.dtype)
+        found = Watched(self.model, changes, case.dtype)
+        if case.distilled:
+            distil(found, loss_mode=case.distilled)
+        return found
 
     def train(self, found: Watched, case: Case) -> dict[str, Any]:
         rows = case.part(self.carried(case))
@@ -552,6 +571,14 @@ def other_rows(labels: dict[str, Any], more: dict[str, Any]) -> None:
     labels |= {stratum: [*of[1:], of[0]] for stratum, of in labels.items()}
 
 
+def other_numbers(labels: dict[str, Any], more: dict[str, Any]) -> None:
+    more["attributes"] = {name: values.flip(0) for name, values in more["attributes"].items()}
+
+
+def other_teacher(labels: dict[str, Any], more: dict[str, Any]) -> None:
+    more["policies"] = {name: values.roll(1, 1) for name, values in more["policies"].items()}
+
+
 WEIGHTED = CASES["weights, dynamic, nested"]
 # Mistakes, the case that they are made in, and how many ranks it takes.
 MISTAKES: dict[str, tuple[Any, Case, int]] = {
@@ -561,6 +588,8 @@ MISTAKES: dict[str, tuple[Any, Case, int]] = {
     "ranks of another number": (of_another_size, Case(said={"mini_batch_size": 10}), 2),
     "weights behind the loss": (in_the_window(lambda labels, more: more.update(weights=None)), WEIGHTED, 1),
     "labels of other rows": (in_the_window(other_rows), CASES["dynamic, padded"], 1),
+    "attributes of other rows": (in_the_window(other_numbers), CASES["rows alone, attributes of rows and tokens"], 1),
+    "a teacher's log-probs of other tokens": (in_the_window(other_teacher), CASES["rows alone, a teacher"], 1),
     "log-probs of other rows": (in_the_worker("_log_probs", log_probs_of_others), CASES["fixed, padded"], 1),
     "rows in another order": (
         in_the_worker("_rows", lambda self, data: own_rows(self, data)[::-1]),

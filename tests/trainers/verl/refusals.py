@@ -10,7 +10,7 @@ from unittest.mock import patch
 import rollouts
 import torch
 import torch.distributed as dist
-from cases import CASES, OF_REWARDS, OF_THREE, Case, Rollouts, spread
+from cases import CASES, GDPO, MEASURED, OF_REWARDS, OF_TEACHER, OF_THREE, OPD, VERLS, Case, Rollouts, distil, spread
 from tensordict import NonTensorData, NonTensorStack
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import PolicyLossConfig
@@ -20,6 +20,7 @@ from fibration.trainers.verl.loss import HERE
 
 LOSS = "actor.policy_loss."
 GSPO = {LOSS + "hierarchy": "gspo", LOSS + "parameters": {}}
+NONE = {LOSS + "parameters": {}}
 DROPS = {"model.override_config.attention_dropout": 0.1}
 
 
@@ -82,6 +83,12 @@ def distilled(data: Rollouts) -> Any:
 
     made = data.watched(Case())
     return made.actor.set_loss_fn(partial(distillation_ppo_loss, config=made.actor.loss_fn.keywords["config"]))
+
+
+def with_teacher(**options: Any) -> Callable[[Rollouts], Any]:
+    """verl's loss with a teacher whose log-probs the hierarchy reads, with these options."""
+    changes = {**OPD["changes"], LOSS + "policies": VERLS}
+    return lambda data: distil(data.watched(Case(changes, budgets={})), **options)
 
 
 def lost_rows(data: Rollouts) -> Any:
@@ -266,7 +273,64 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
     "another worker's advantages": (elsewhere, ("no mini-batch whose coefficients it could take", "_target_")),
     "beside another worker": (beside_another_worker, ("is already", "Other", "FibrationTrainingWorker")),
     "another engine": (another_engine, ("actor.strategy=veomni", "fsdp")),
-    "distillation": (distilled, ("distillation_ppo_loss", "ppo_loss itself")),
+    "distillation": (distilled, ("distillation_ppo_loss", "ppo_loss itself", "policies.teacher=teacher_logprobs")),
+    "distillation of many tokens": (
+        with_teacher(loss_mode="forward_kl_topk"),
+        ("loss_mode=forward_kl_topk", "scores the sampled tokens", "loss_mode=k1"),
+    ),
+    "distillation with a coefficient": (
+        with_teacher(loss_mode="k1", distillation_loss_coef=0.5),
+        ("distillation_loss.distillation_loss_coef=0.5", "default, 1.0"),
+    ),
+    "an attribute without a field": (
+        configured(hierarchy="gdpo", parameters={}, attributes={"reward_1": "brief"}),
+        ("no numbers for the attribute 'reward_2'", "attributes.reward_2=FIELD"),
+    ),
+    "a field that is no name": (
+        configured(hierarchy="gdpo", parameters={}, attributes={"reward_1": ["brief"]}),
+        ("attributes.reward_1=['brief']", "the name of a field"),
+    ),
+    "a teacher without a field": (
+        configured(hierarchy="opd", parameters={}),
+        ("log_prob(teacher)", "policies.teacher=FIELD"),
+    ),
+    "a field of numbers that lacks": (
+        lambda data: trained(data, GDPO["changes"] | NONE, brief=None),
+        ("no field 'brief'", "the attribute 'reward_2'", "attributes.reward_2=FIELD"),
+    ),
+    "a key that lacks": (
+        lambda data: trained(
+            data,
+            GDPO["changes"] | NONE | {LOSS + "attributes": {"reward_1": "extra_fields.score", "reward_2": "brief"}},
+        ),
+        ("row 0 has None in the field 'extra_fields.score'", "attribute 'reward_1' of a trajectory"),
+    ),
+    "a number that is NaN": (
+        lambda data: trained(
+            data, MEASURED["changes"] | NONE, level=torch.where(torch.arange(20) == 3, torch.nan, torch.ones(20))
+        ),
+        ("row 3 has nan in the field 'level'", "attribute 'difficulty' of a trajectory", "a finite number"),
+    ),
+    "a token's number that is NaN": (
+        lambda data: trained(data, MEASURED["changes"] | NONE, entropy=torch.full((20, rollouts.LONGEST), torch.nan)),
+        ("of row 0 has nan in the field 'entropy'", "attribute 'entropy' of a token"),
+    ),
+    "numbers of too many tokens": (
+        lambda data: trained(data, MEASURED["changes"] | NONE, entropy=torch.ones(20, rollouts.LONGEST + 1)),
+        ("the field 'entropy'", f"has shape [20, {rollouts.LONGEST + 1}]", f"[20, {rollouts.LONGEST}]"),
+    ),
+    "a number per token for a row": (
+        lambda data: trained(data, MEASURED["changes"] | NONE | {LOSS + "attributes": {"difficulty": "advantages"}}),
+        ("'advantages'", "several numbers per row"),
+    ),
+    "log-probs of a teacher that lack": (
+        lambda data: trained(data, OPD["changes"] | NONE, teacher_log_probs=None),
+        ("no field 'teacher_log_probs'", "log-probs of the policy 'teacher'", "policies.teacher=FIELD"),
+    ),
+    "two numbers of a domain": (
+        lambda data: trained(data, OF_TEACHER, part=torch.arange(20.0)),
+        ("of domain 'math' have 0 and 1 for its attribute 'part'",),
+    ),
     "rows that are not trained on": (lost_rows, ("18 of the 20 rows",)),
     "another loss in its place": (replaced_loss, ("the advantages of 4 of 4 micro-batches got no gradient",)),
 }

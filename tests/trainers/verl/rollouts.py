@@ -202,6 +202,8 @@ def nested(given: Sequence[Row], dtype: torch.dtype) -> TensorDict:
         values["loss_mask"] = values["response_mask"]
         for key, value in values.items():
             fields.setdefault(key, []).append(torch.tensor(list(value), dtype=dtype if key in PER_TOKEN else None))
+        by_verl = [0.0] * (len(row.prompt) - 1) + list(row.teacher) + [0.0]  # of the token after each, in one column
+        fields.setdefault("teacher_logprobs", []).append(torch.tensor(by_verl, dtype=dtype)[:, None])
     tensors = {key: torch.nested.as_nested_tensor(value, layout=torch.jagged) for key, value in fields.items()}
     return tu.get_tensordict(tensors | labels(given))
 
