@@ -54,7 +54,8 @@ def ours(data: Any, case: Case, how: Any = None) -> dict[str, Any]:
     if how is None:
         return train(data, case, audited_worker(raises=False))
     like = case.changes.get("actor.policy_loss.hierarchy", "fiberpo_domain")
-    return train(data, case, audited_worker(like, parameters=data.parameters(case), raises=False), how)
+    sources = {name: case.changes.get(f"actor.policy_loss.{name}") for name in ("attributes", "policies")}
+    return train(data, case, audited_worker(like, parameters=data.parameters(case), raises=False, **sources), how)
 
 
 def in_verls_loss(change: Callable[..., Any]) -> Any:
@@ -85,12 +86,16 @@ def other_rows(loss: Any, given: Any) -> Any:
 
 
 # Mistakes in what the audit takes from our worker: how it lays out a mini-batch, and the advantages that it makes.
-SHARED = ("weights behind the loss", "labels of other rows", "advantages of verl's", "advantages of a mini-batch")
+SHARED = (
+    "weights behind the loss", "labels of other rows", "attributes of other rows", "advantages of verl's",
+    "advantages of a mini-batch", "a teacher's log-probs of other tokens",
+)  # fmt: skip
 MEAN = {"actor.loss_agg_mode": "seq-mean-token-mean"}
 RIGHT: dict[str, Any] = {
     "verl token-mean": lambda data: theirs(data, "dapo"),
     "ours": lambda data: ours(data, CASES["fixed, padded"]),
     "ours, nested": lambda data: ours(data, CASES["weights, dynamic, nested"]),
+    "ours, a teacher": lambda data: ours(data, CASES["a teacher and an attribute, dynamic, nested, padding rows"]),
 }
 WRONG: dict[str, Any] = {
     "another normaliser": lambda data: theirs(data, "grpo"),

@@ -572,7 +572,7 @@ def other_rows(labels: dict[str, Any], more: dict[str, Any]) -> None:
 
 
 def other_numbers(labels: dict[str, Any], more: dict[str, Any]) -> None:
-    more["attributes"] = {name: values.flip(0) for name, values in more["attributes"].items()}
+    more["attributes"] = {name: values.nan_to_num(1.0).flip(0) for name, values in more["attributes"].items()}
 
 
 def other_teacher(labels: dict[str, Any], more: dict[str, Any]) -> None:
@@ -626,5 +626,5 @@ def mistaken(data: Rollouts, name: str) -> dict[str, Any]:
             return {"error": f"{type(error).__name__}: {error}"}
     step = found.steps[0]
     rows = [row for row in data.given(case) if row.number in step.rows]
-    right = rollouts.wanted(step.weights, rows, data.budgets[case.pieces], case.terms)
+    right = rollouts.wanted(step.weights, rows, data.parameters(case), case.terms)
     return {"distance": rollouts.distance(step.gradients, right.gradients)}
