@@ -124,6 +124,8 @@ def check_options(config: Any, hierarchy: Hierarchy) -> None:
             own = (
                 f"; for the loss of that name, hierarchy={value!r}"
                 if name == "loss_type" and value in shipped()
+                else f"; hierarchy='entropy_mask' with parameters={{'level': {1 - value:g}}} drops them as elements"
+                if name == "top_entropy_quantile"
                 else ""
             )
             raise TrainerError(
