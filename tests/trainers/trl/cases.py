@@ -318,11 +318,10 @@ CASES = {
     ),
     "a teacher, as it is installed": Case(
         hierarchy="opd_reward",
-        budgets={},
+        budgets={"beta": 0.1},
         teacher="model",
         config=SLOW,
         exact=False,
-        sampled=True,
         every_regime=False,
         fresh=(T, F, T, F),
     ),

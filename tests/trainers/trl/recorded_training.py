@@ -631,7 +631,7 @@ def watched(trainer: type) -> type:
                     metrics=wanted.metrics,
                     logged={k: v for k, v in logged.items() if k.removeprefix("fibration/") not in wanted.metrics},
                     metrics_error=max((abs(f - w) / max(1.0, abs(w)) for f, w in pairs), default=0.0),
-                    missing=[name for name in wanted.metrics if name not in ours and name != "entropy"],
+                    missing=[k for k, v in wanted.metrics.items() if k not in ours and v == v and k != "entropy"],
                 )
             )
             self.window, self.passes, self.values, self.forwards, self.passed = [], [], [], 0, []

@@ -87,7 +87,9 @@ REFUSED = {
         ("importance_sampling_level", "sequence"), {"importance_sampling_level": "sequence"}
     ),
     "delta": Refused(("delta", "2.0"), {"delta": 2.0}),
-    "top_entropy_quantile": Refused(("top_entropy_quantile=0.5", "entropy_mask", "{'level': 0.5}"), {"top_entropy_quantile": 0.5}),
+    "top_entropy_quantile": Refused(
+        ("top_entropy_quantile=0.5", "entropy_mask", "{'level': 0.5}"), {"top_entropy_quantile": 0.5}
+    ),
     "off_policy_mask_threshold": Refused(("off_policy_mask_threshold",), {"off_policy_mask_threshold": 0.5}),
     "use_bias_correction_kl": Refused(
         ("TRL's default", "GRPOConfig(beta=0.1, use_bias_correction_kl=False)"), {"beta": 0.1}
