@@ -51,9 +51,9 @@ def add_pulls(program: Program, levels_of: Program, hierarchy: Hierarchy) -> Pro
     pulls = _Pulls(hierarchy)
     found = {}
     for stratum, channel in levels(hierarchy):
-        own = (levels_of.outputs[Key(word, stratum, channel)] for word in ("residual", "gated"))
+        residual, gated = (levels_of.outputs[Key(word, stratum, channel)] for word in ("residual", "gated"))
         of_tokens = {leaf: received[Key(RECEIVED, leaf, channel)] for leaf in pulls.leaves}
-        found[Key("pull", stratum, channel)] = pulls.square(pulls.strata[stratum], *own, of_tokens)
+        found[Key("pull", stratum, channel)] = pulls.square(pulls.strata[stratum], residual, gated, of_tokens)
     outputs |= {**found, Key("pull_sum"): added(list(found.values()))}
     return replace(program, outputs=outputs).validate()
 
@@ -65,7 +65,9 @@ class _Pulls(Formulas):
         if slope is None:
             return Const(0.0, BATCH)
         over = self.shape.leaves_over(stratum)
-        pull = added([ir.reduce(received[leaf.name], self.path(leaf, stratum)) for leaf in self.h.leaves if leaf in over])
+        pull = added(
+            [ir.reduce(received[leaf.name], self.path(leaf, stratum)) for leaf in self.h.leaves if leaf in over]
+        )
         read = gated.inputs if isinstance(gated, Map) and gated is not residual else (residual,)
         passed_on = Map(scalar("mul", slope, arg(len(read))), (*read, pull))  # m·h'·Y
         found = self.square_of(passed_on)
