@@ -20,6 +20,7 @@ from fibration.compiler.ir import Const, Map, Node, Push, arg, binary, const, sc
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 from fibration.language.atoms import BATCH, Stratum
+from fibration.language.cancel import cancel
 from fibration.language.hierarchy import Hierarchy, adds_up_levels
 from fibration.language.places import row_path
 
@@ -79,12 +80,13 @@ class _Pulls(Formulas):
     def square_of(self, node: Node) -> Node:
         """`Σ m·(node/m)²` over the batch."""
         name = node.stratum
-        term = Map(scalar("div", scalar("mul", arg(0), arg(0)), arg(1)), (node, self.mass(name)))
-        way = row_path(self.h, name) if name in self.leaves else [name]
+        square, mass = scalar("mul", arg(0), arg(0)), self.h.masses[self.strata[name]]
+        if name in self.leaves:  # a product: what rows share leaves the sum
+            term = Map(scalar("mul", square, arg(1)), (node, self.map(cancel(1 / mass), name)))
+            way = row_path(self.h, name)
+        else:
+            term, way = Map(scalar("div", square, arg(1)), (node, self.map(mass, name))), [name]
         return term if name == BATCH else Push(way[-1], BATCH, ir.reduce(term, way))
 
     def path(self, source: Stratum, target: Stratum) -> list[str]:
         return [source.name, *(f.target.name for f in self.shape.path(source, target))]
-
-    def mass(self, name: str) -> Node:
-        return self.map(self.h.masses[self.strata[name]], name)
