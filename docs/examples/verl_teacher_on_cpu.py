@@ -1,4 +1,4 @@
-"""On-policy distillation in verl's own actor worker on CPUs: `opd` reads a teacher's log-probs from a field of the batch.
+"""On-policy distillation in verl's own actor worker on CPUs: `opd` reads a teacher's log-probs from the batch.
 
     python docs/examples/verl_teacher_on_cpu.py
 

@@ -23,7 +23,8 @@ from fibration.trainers.labels import as_operator, wanted
 from fibration.trainers.parameters import check_parameters
 from fibration.trainers.policies import REFERENCE, ROLLOUT
 from fibration.trainers.trl.numbers import RowNumbers, further
-from fibration.trainers.trl.trainer import FORWARD, OLD, REFERRED, ROWS, SAMPLED, FibrationGRPOTrainer
+from fibration.trainers.trl.scoring import FORWARD
+from fibration.trainers.trl.trainer import OLD, REFERRED, ROWS, SAMPLED, FibrationGRPOTrainer
 from fibration.trainers.window import Window
 
 GROUPS = "fibration_groups"  # our prompt group of every row, in the dictionaries that TRL shuffles and splits

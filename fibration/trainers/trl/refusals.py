@@ -121,13 +121,9 @@ def check(
 def check_options(config: Any, hierarchy: Hierarchy) -> None:
     for name, (must, why) in OPTIONS.items():
         if (value := getattr(config, name, must)) != must:
-            own = (
-                f"; for the loss of that name, hierarchy={value!r}"
-                if name == "loss_type" and value in shipped()
-                else f"; hierarchy='entropy_mask' with parameters={{'level': {1 - value:g}}} drops them as elements"
-                if name == "top_entropy_quantile"
-                else ""
-            )
+            own = f"; for the loss of that name, hierarchy={value!r}" if value in shipped() else ""
+            if name == "top_entropy_quantile":
+                own = f"; hierarchy='entropy_mask' with parameters={{'level': {1 - value:g}}} drops them as elements"
             raise TrainerError(
                 f"{name}={shown(value)}", required=f"{name}={must!r}: {why}", remedy=f"leave {name} out{own}"
             )
@@ -289,9 +285,7 @@ def _labels(where: str, dataset: Any, columns: Mapping[str, str | Labels]) -> It
 
 
 def distinct(dataset: Any, column: str, read: Callable[[Any], Any]) -> Collection[Any]:
-    """The different values in a column of a table; the first one alone if `read` returns None for it. Empty for
-    streams.
-    """
+    """The different values in a column of a table, or its first one if `read` gives None for it; none of streams."""
     if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom" or not len(dataset):
         return ()
     first = dataset[0][column]  # a column has one type, and `unique` does not support lists

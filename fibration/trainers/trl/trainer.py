@@ -27,17 +27,16 @@ from fibration.trainers.trl import refusals
 from fibration.trainers.trl.numbers import Numbers, RowNumbers
 from fibration.trainers.trl.order import shuffled
 from fibration.trainers.trl.refusals import BY_PROMPT, Labels
+from fibration.trainers.trl.scoring import ScoringTrainer
 from fibration.trainers.trl.step import Live, Row, Step
 from fibration.trainers.window import Window, check_metrics, named, warned
 
 OLD, REFERRED = "old_per_token_logps", "ref_per_token_logps"  # TRL's names
 SAMPLED = "sampling_per_token_logps"  # from vLLM or a rollout function
 ROWS = "fibration_rows"  # our data of every row, in the dictionaries that TRL shuffles and splits
-# Keys of a slice that are inputs of the model, beside its tokens.
-FORWARD = set(inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters)
 
 
-class FibrationGRPOTrainer(GRPOTrainer):
+class FibrationGRPOTrainer(ScoringTrainer):
     """`trl.GRPOTrainer` with a hierarchy as its loss: every optimizer step has the gradient of `op.loss` on all of the
     step's rows, over all micro-batches and ranks.
 
@@ -161,8 +160,6 @@ class FibrationGRPOTrainer(GRPOTrainer):
         self.window_kind, self.together, self.metrics_kind = window, together, metrics
         self._fibration_step: Step | None = None
         self._fibration_steps = 0  # the number of steps begun
-        self._fibration_hears: Callable[[Tensor], None] | None = None  # called with the running loss's log-probs
-        self._fibration_live: Live | None = None  # the rows that the running loss's forward pass takes; None: all
         self._fibration_warned = False
         self._fibration_rewards: Tensor | None = None  # of all processes, per function
         with self._with_reference(given.get("args")):
@@ -363,41 +360,6 @@ class FibrationGRPOTrainer(GRPOTrainer):
         )
 
     # ------------------------------------------------------------ both passes
-
-    def _log_probs(self, model: Any, inputs: Mapping[str, Any]) -> Tensor:
-        return self._scores(model, inputs)[0]
-
-    @torch.no_grad()
-    def _scores(
-        self, model: Any, inputs: Mapping[str, Any], at_once: int | None = None, entropy: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies as TRL's loss computes them, with the same tokens and padding; `at_once`: rows per
-        forward pass.
-        """
-        ids, mask = (
-            torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], dim=1) for name in ("ids", "mask")
-        )
-        found: tuple[Tensor, Tensor, Any] = self._get_per_token_logps_and_entropies(
-            model,
-            ids,
-            mask,
-            inputs["completion_ids"].size(1),
-            batch_size=at_once,
-            compute_entropy=entropy,
-            **{name: value for name, value in inputs.items() if name in FORWARD},
-        )
-        return found[0], found[1]
-
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: Tensor, attention_mask: Tensor, *args: Any, **kwargs: Any
-    ) -> Any:
-        live = self._fibration_live
-        if live is not None:
-            input_ids, attention_mask = live.of(input_ids), live.of(attention_mask)
-        found = super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, *args, **kwargs)
-        if self._fibration_hears is not None:
-            self._fibration_hears(found[0].detach())
-        return found if live is None else (live.placed(found[0]), live.placed(found[1]), *found[2:])
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         if not self.model.training:

@@ -45,3 +45,23 @@ def test_the_script_trains_with_a_reference_model(tmp_path):
     assert (
         float(fresh["penalty"]) == 0 < float(moved["penalty"])
     )  # the reference is the model that training starts from
+
+
+def test_the_script_trains_with_two_rewards_and_with_a_teacher(tmp_path):
+    (brief,) = (block for block in BLOCKS if "def brief" in block)
+    rewards, numbers = re.search(r"^    (reward_funcs=\[.*\],)\n    (hierarchy=.*,)$", PAGE, re.MULTILINE).groups()
+    (loaded,) = re.findall(r"^    (teacher = load_model.*)$", PAGE, re.MULTILINE)
+    taught, policies = re.search(r'^    (hierarchy="opd_reward".*,)\n    (policies=.*,)$', PAGE, re.MULTILINE).groups()
+    own = r'^    hierarchy="fiberpo_domain_inward",.*\n    labels=.*$'
+    shown = 'print(row["step"], f"kl {row[\'fibration/kl\']:.9f}", sep="  ")'
+    script = re.sub(r"print\(row\[.*", shown, SCRIPT)
+    two = script.replace("trainer = ", f"{brief}\ntrainer = ")
+    two = re.sub(r"^    reward_funcs=.*$", f"    {rewards}", two, flags=re.MULTILINE)
+    two, put = re.subn(own, f"    {numbers}", two, flags=re.MULTILINE)
+    (tmp_path / "two.py").write_text(two)
+    one, again = re.subn(own, f"    {taught}\n    {policies}", script, flags=re.MULTILINE)
+    (tmp_path / "taught.py").write_text(re.sub(r"^(model, tokenizer = .*)$", rf"\1\n{loaded}", one, flags=re.MULTILINE))
+    assert (put, again) == (1, 1)
+    for name in ("two.py", "taught.py"):
+        fresh, moved = run(tmp_path, name, "2")[:2]
+        assert float(fresh["kl"]) == 0 != float(moved["kl"])
