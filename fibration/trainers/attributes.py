@@ -70,7 +70,7 @@ def attribute_sources(
                 + (f"; the trainer knows {listed(known)} by name" if known else ""),
                 remedy=f"name the field of the data that has them: {say(name)}",
             )
-        found[name] = given[name] if name in given else known[name]
+        found[name] = {**known, **given}[name]
     return found
 
 

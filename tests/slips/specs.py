@@ -37,7 +37,8 @@ SLIPS = (
     ),
     slip(
         "RLOO compares an answer with itself", "published",
-        "advantages=centred(reward, over=prompt_group, leave_one_out=True)", "advantages=centred(reward, over=prompt_group)",
+        "advantages=centred(reward, over=prompt_group, leave_one_out=True),",
+        "advantages=centred(reward, over=prompt_group),",
     ),
     slip(
         "generalised advantages count later values whole", "published",
@@ -72,6 +73,22 @@ SLIPS = (
     slip(
         "a set of answers is drawn with answers put back", "published",
         "(M - 1) * (M - 2) * (M - 3) / maximum((N - 1) * (N - 2) * (N - 3), 1)", "M * M * M / maximum(N * N * N, 1)",
+    ),
+    slip(
+        "MaxRL divides by the mean of tokens", "published",
+        "pass_rate = mean(reward, over=prompt_group, of=trajectory)", "pass_rate = mean(reward, over=prompt_group)",
+    ),
+    slip(
+        "GDPO standardises the second reward with the first's weight", "published",
+        "weights[0] * alone(first) + weights[1] * alone(second)", "weights[0] * (alone(first) + alone(second))",
+    ),
+    slip(
+        "a student leads its teacher", "published",
+        "advantages=beta * (log_prob(teacher) - log_prob(old))", "advantages=beta * (log_prob(old) - log_prob(teacher))",
+    ),
+    slip(
+        "tokens of low entropy are kept", "published",
+        "entropy >= quantile(entropy, level, over=batch)", "entropy <= quantile(entropy, level, over=batch)",
     ),
     slip(
         "the ratio before k3 is held", "published",

@@ -224,4 +224,24 @@ SLIPS = (
         "if unknown := [name for name in given if name not in (*names, rows)]:",
         "if unknown := [name for name in given if name not in (*names, rows)][:1]:",
     ),
+    slip(
+        "what a trainer knows per token is a source of numbers per row", "trainers/test_attributes",
+        "known = (of_tokens if is_per_token(hierarchy, attribute) else of_rows) or {}", "known = of_tokens or {}",
+    ),
+    slip(
+        "rows of one label may have other numbers", "trainers/test_attributes",
+        "if other != number:", "if False:",
+    ),
+    slip(
+        "masked rows need a number", "trainers/test_attributes",
+        "for row in used:\n        number = as_number(given[row])", "for row in range(len(given)):\n        number = as_number(given[row])",
+    ),
+    slip(
+        "masked tokens need a number", "trainers/test_attributes",
+        "wrong = there & ~values.isfinite()", "wrong = ~values.isfinite()",
+    ),
+    slip(
+        "a policy of the user's takes the place of the trainer's own", "trainers/test_attributes",
+        "if name not in further:", "if name not in reads:",
+    ),
 )  # fmt: skip
