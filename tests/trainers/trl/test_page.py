@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fibration
+
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "trainers" / "trl.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -65,3 +67,11 @@ def test_the_script_trains_with_two_rewards_and_with_a_teacher(tmp_path):
     for name in ("two.py", "taught.py"):
         fresh, moved = run(tmp_path, name, "2")[:2]
         assert float(fresh["kl"]) == 0 != float(moved["kl"])
+
+
+def test_the_weighted_loss_of_the_page_reads_a_number_per_line(tmp_path):
+    (weighted,) = (block for block in BLOCKS if "weighted = " in block)
+    (tmp_path / "weighted.py").write_text(weighted)
+    h = fibration.load(f"{tmp_path / 'weighted.py'}:weighted")
+    h.verify().raise_for_status()
+    assert [str(a.on) for a in h.attributes.values()] == ["trajectory"]
