@@ -150,8 +150,6 @@ def of_tokens(data: TensorDict, field: str, what: str, fix: str) -> Tensor:
                     remedy=fix,
                 )
             given = given.to_padded_tensor(0)
-    if given.ndim == 2 and len(given) == len(like) and given.shape[1] < like.shape[1]:
-        given = torch.nn.functional.pad(given, (0, like.shape[1] - given.shape[1]))
     if given.shape != like.shape:
         raise TrainerError(
             f"the field '{field}', the source of {what}, has shape {list(given.shape)}", required=rule, remedy=fix

@@ -104,6 +104,10 @@ REWARD_2 = {"reward_1": "extra_fields.reward_extra_info.right", "reward_2": "bri
 GDPO["changes"] = {LOSS + "hierarchy": "gdpo", LOSS + "attributes": REWARD_2}
 MEASURED: dict[str, Any] = {"terms": Terms(loss=rollouts.MEASURED), "budgets": {}}
 MEASURED["changes"] = {LOSS + "hierarchy": rollouts.MEASURED, LOSS + "attributes": {"difficulty": "level"}}
+GAE: dict[str, Any] = {"terms": Terms(loss="ppo_gae", hierarchy="ppo_gae"), "budgets": {}}
+GAE["changes"] = {LOSS + "hierarchy": "ppo_gae"}
+REMAX: dict[str, Any] = {"terms": Terms(loss="remax", hierarchy="remax"), "budgets": {}}
+REMAX["changes"] = {LOSS + "hierarchy": "remax"}
 OF_TEACHER = {
     LOSS + "hierarchy": rollouts.TAUGHT,
     LOSS + "policies": {"teacher": "teacher_log_probs"},
@@ -170,6 +174,8 @@ CASES = {
     "rows alone, attributes of rows and tokens, dynamic, nested": alone(
         MEASURED, dynamic(32) | PACKED, "nested", part=filled_up
     ),
+    "rows alone, values of verl's critic": alone(GAE, dynamic(32), "nested", part=filled_up),
+    "rows alone, no ratio, verl's greedy rewards": alone(REMAX, FIVE),
     "KL and entropy": Case(FIVE | KL, terms=Terms(kl=0.3, entropy=0.1)),
     "a temperature": Case(FIVE | PACKED, "nested", terms=Terms(temperature=0.75)),  # verl rounds it to float32
     "rows alone, fixed, padded": alone(GSPO, FIVE),

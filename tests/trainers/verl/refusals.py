@@ -319,6 +319,10 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
         lambda data: trained(data, MEASURED["changes"] | NONE, entropy=torch.ones(20, rollouts.LONGEST + 1)),
         ("the field 'entropy'", f"has shape [20, {rollouts.LONGEST + 1}]", f"[20, {rollouts.LONGEST}]"),
     ),
+    "numbers of too few tokens": (
+        lambda data: trained(data, MEASURED["changes"] | NONE, entropy=torch.ones(20, rollouts.LONGEST - 1)),
+        ("the field 'entropy'", f"has shape [20, {rollouts.LONGEST - 1}]", f"[20, {rollouts.LONGEST}]"),
+    ),
     "a number per token for a row": (
         lambda data: trained(data, MEASURED["changes"] | NONE | {LOSS + "attributes": {"difficulty": "advantages"}}),
         ("'advantages'", "several numbers per row"),

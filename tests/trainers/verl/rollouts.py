@@ -52,6 +52,8 @@ class Row:
     scores: list[float] = field(default_factory=list)
     teacher: list[float] = field(default_factory=list)  # log-probs of another frozen model
     entropy: list[float] = field(default_factory=list)  # of what the tokens were sampled from
+    values: list[float] = field(default_factory=list)  # of a critic
+    greedy: float = 0.0  # the reward of the greedy answer
     level: float = 1.0  # a number of its own, and that of its domain
     part: float = 1.0
     parts: tuple[float, float] = (0.0, 0.0)  # two rewards
@@ -126,6 +128,8 @@ def with_log_probs(given: list[Row]) -> list[Row]:
             scores=rewards,
             teacher=[min(x + other.uniform(-1, 1), -1e-3) for x in xs],
             entropy=[other.expovariate(1) for _ in xs],
+            values=[other.uniform(-1, 1) for _ in xs],
+            greedy=other.uniform(-1, 1),
             level=other.uniform(0.5, 2),
             part=PARTS[row.source],
             parts=(other.choice((0.0, 1.0)), other.uniform(0, 2)),
@@ -155,6 +159,8 @@ def padding(number: int, uid: str = "pad0") -> Row:
         scores=zero,
         teacher=nan,
         entropy=nan,
+        values=nan,
+        greedy=float("nan"),
         level=float("nan"),
         part=float("nan"),
         parts=(float("nan"),) * 2,
@@ -210,7 +216,7 @@ def nested(given: Sequence[Row], dtype: torch.dtype) -> TensorDict:
 
 PER_TOKEN = {"old_log_probs": "old", "advantages": "advantages", "ref_log_prob": "ref", "rollout_is_weights": "weights"}
 PER_TOKEN |= {"rollout_log_probs": "rollout", "token_level_rewards": "rewards", "token_level_scores": "scores"}
-PER_TOKEN |= {"teacher_log_probs": "teacher", "entropy": "entropy"}
+PER_TOKEN |= {"teacher_log_probs": "teacher", "entropy": "entropy", "values": "values"}
 
 
 def per_token(row: Row) -> dict[str, Any]:
@@ -221,6 +227,7 @@ def labels(given: Sequence[Row]) -> dict[str, Any]:
     """Per row; `row` is the tests' own, and tells which rows an optimizer step was given."""
     said: dict[str, Any] = {"uid": [row.uid for row in given], "data_source": [row.source for row in given]}
     said |= {"level": torch.tensor([row.level for row in given], dtype=torch.float64)}
+    said |= {"reward_baselines": torch.tensor([row.greedy for row in given], dtype=torch.float64)}
     said |= {"part": [row.part for row in given]}
     extra = [{"reward_extra_info": dict(zip(("right", "brief"), row.parts, strict=True))} for row in given]
     said |= {"extra_fields": extra, "brief": [row.parts[1] for row in given]}
@@ -266,7 +273,7 @@ def compared(given: Sequence[Row], hierarchy: str) -> list[Row]:
         attributes=attributes_of(op, used, used),
         **of_strata(op, [row.uid for row in used], [row.source for row in used]),
     )
-    rewards = [row.rewards if hierarchy == TO_GO else [sum(row.rewards)] for row in used]
+    rewards = [row.rewards if hierarchy in (TO_GO, "ppo_gae") else [sum(row.rewards)] for row in used]
     known = {
         name: torch.tensor([x for row in used for x in getattr(row, name)], dtype=torch.float64)
         for name in ("old", "teacher")
@@ -287,9 +294,11 @@ def compared(given: Sequence[Row], hierarchy: str) -> list[Row]:
 
 def attributes_of(op: Operator, rows: Sequence[Row], trajectories: Sequence[Row]) -> dict[str, Any]:
     """The numbers that an index takes: of the tokens of rows, of trajectories and of domains."""
-    entropies = [x for row in rows for x in row.entropy]
+    entropies, values = ([x for row in rows for x in getattr(row, name)] for name in ("entropy", "values"))
     known = {
         "entropy": torch.tensor(entropies, dtype=torch.float64),
+        "value": torch.tensor(values, dtype=torch.float64),
+        "greedy_reward": [row.greedy for row in trajectories],
         "difficulty": [row.level for row in trajectories],
         "part": PARTS,
         "reward_1": [row.parts[0] for row in trajectories],
