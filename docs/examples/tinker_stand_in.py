@@ -81,9 +81,10 @@ class Service(ThreadingHTTPServer):
         adam = asked["adam_params"]
         settings = {"lr": adam["learning_rate"], "betas": (adam["beta1"], adam["beta2"]), "eps": adam["eps"]}
         optimizer.param_groups[0].update(settings)
+        norm = 0.0 if table.grad is None else float(table.grad.norm())
         optimizer.step()
         optimizer.zero_grad()
-        return self.later({"metrics": {}})
+        return self.later({"metrics": {"grad_norm": norm}})
 
     def save_weights_for_sampler(self, asked: dict[str, Any]) -> dict[str, Any]:
         name = f"sampler {next(self.numbers)}"
@@ -119,7 +120,6 @@ class Service(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
     server: Service
 
     def do_POST(self) -> None:  # noqa: N802
