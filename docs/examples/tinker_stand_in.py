@@ -74,7 +74,8 @@ class Service(ThreadingHTTPServer):
         ends = np.array([0, *itertools.accumulate(4 * len(row) for row in rows)], np.int64)
         field = proto.BatchedTensor(data=given.tobytes(), offsets=ends.tobytes(), dtype=proto.DTYPE_FLOAT32)
         record = proto.ArrayRecord(fields={"logprobs": field}, num_datums=len(rows))
-        return self.later(proto.ForwardBackwardOutput(loss_fn_outputs=[record], metrics={"loss:sum": float(loss.detach())}))
+        metrics = {"loss:sum": float(loss.detach())}
+        return self.later(proto.ForwardBackwardOutput(loss_fn_outputs=[record], metrics=metrics))
 
     def optim_step(self, asked: dict[str, Any]) -> dict[str, Any]:
         table, optimizer = self.models[asked["model_id"]]
@@ -122,7 +123,7 @@ class Service(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: Service
 
-    def do_POST(self) -> None:  # noqa: N802
+    def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         with self.server.lock:
             found = self.server.answer(self.path.removeprefix("/api/v1/"), body)

@@ -50,15 +50,16 @@ def custom_loss(
     for a field that is missing or has another length. Errors of the batch are those of `op.index` and `op.loss`.
     """
     fields = {OLD: LOG_PROBS, **(policies or {})}
-    labels = labels or {}
-    pieces = {"group": Alone()} if labels.get(op.hierarchy.rows.name) is not None else {}  # equal keys are one trajectory
+    indexed: dict[str, Any] = dict(labels or {})
+    if indexed.get(op.hierarchy.rows.name) is not None:
+        indexed["group"] = Alone()  # without a group, equal keys are an error
 
     def loss(data: Sequence[Any], log_probs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
         def packed(field: str) -> Tensor:
             return torch.cat([_field(place, row, field, data[place]) for place, row in enumerate(log_probs)]).double()
 
         offsets = torch.tensor([0, *accumulate(map(len, log_probs))])
-        index = op.index(offsets=offsets, mask=packed(MASK) != 0, **labels, **pieces)
+        index = op.index(offsets=offsets, mask=packed(MASK) != 0, **indexed)
         old, *others = (packed(field) for field in fields.values())
         made = op.loss(
             torch.cat(list(log_probs)).double(),

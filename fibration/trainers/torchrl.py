@@ -6,16 +6,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import NestedKey, TensorDictBase
 from torch import Tensor
 from torch.nn.functional import pad
-from torchrl.objectives.llm import GRPOLoss
 
-from fibration.errors import TrainerError, listed
+from fibration.errors import MissingDependency, TrainerError, listed
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.operator import Operator
 from fibration.trainers.labels import as_operator
 from fibration.trainers.window import check_metrics, named
+
+try:
+    from tensordict import NestedKey, TensorDictBase
+    from torchrl.objectives.llm import GRPOLoss
+except ModuleNotFoundError as missing:
+    raise MissingDependency(
+        "fibration.trainers.torchrl requires torchrl",
+        required="the package torchrl",
+        found=f"{missing.name} is not installed",
+        remedy="install fibration with its extra: pip install '.[torchrl]' in its checkout",
+    ) from missing
 
 UNUSED = ("clip_epsilon", "kl_mask_threshold", "aggregation", "reduction", "clip_value")  # the hierarchy decides these
 COEFFICIENTS, SHARE = ("fibration", "coefficients"), ("fibration", "share")  # keys that `prepare` adds
@@ -123,10 +132,11 @@ class HierarchyLoss(GRPOLoss):  # type: ignore[misc]
                 raise TrainerError(f"the tensordict has no {key!r}", found=listed(map(repr, rows.keys(True))))
             return values.reshape(len(mask)).tolist()
 
+        labels: dict[str, Any] = {stratum: column(key) for stratum, key in self.labels.items()}
         return {
             "old_log_probs": padded(self.tensor_keys.sample_log_prob),
             "advantages": padded(self.tensor_keys.advantage),
-            "index": self.op.index(mask=mask, **{stratum: column(key) for stratum, key in self.labels.items()}),
+            "index": self.op.index(mask=mask, **labels),
             "parameters": self.gate_parameters,
             "policies": {name: padded(key) for name, key in self.policies.items()},
             "metrics": self.metrics,

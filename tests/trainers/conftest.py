@@ -16,7 +16,9 @@ class Elsewhere(pytest.Module):
 
     def collect(self):
         name = self.path.relative_to(HERE).parts[0]
-        pytest.skip(f"needs {name}: `make test-trainers` runs it in .venv-{ENVIRONMENTS[name]}", allow_module_level=True)
+        pytest.skip(
+            f"needs {name}: `make test-trainers` runs it in .venv-{ENVIRONMENTS[name]}", allow_module_level=True
+        )
 
 
 def pytest_configure(config):
@@ -28,4 +30,6 @@ def pytest_configure(config):
 
 def pytest_pycollect_makemodule(module_path, parent):
     trainer = module_path.relative_to(HERE).parts[0]
-    return Elsewhere.from_parent(parent, path=module_path) if trainer in ENVIRONMENTS and trainer not in WANTED else None
+    return (
+        Elsewhere.from_parent(parent, path=module_path) if trainer in ENVIRONMENTS and trainer not in WANTED else None
+    )

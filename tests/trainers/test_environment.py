@@ -12,7 +12,18 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDED = ("accelerate", "datasets", "omegaconf", "ray", "tensordict", "tinker", "torchrl", "transformers", "trl", "verl")
+NEEDED = (
+    "accelerate",
+    "datasets",
+    "omegaconf",
+    "ray",
+    "tensordict",
+    "tinker",
+    "torchrl",
+    "transformers",
+    "trl",
+    "verl",
+)
 
 
 @pytest.mark.thorough

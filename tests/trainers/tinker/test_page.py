@@ -44,4 +44,6 @@ def test_the_script_trains_and_the_check_finds_a_service_that_rescales(loss, tmp
     table = [dict(re.findall(r"([\w/-]+) (-?\d\.\d+)", line)) for line in lines]
     assert len(table) == 12 and len(SHOWN.splitlines()) == 12
     assert float(table[-1]["reward"]) > float(table[0]["reward"]) + 0.1
-    assert {row["token/clipped"] for row in table[::2]} == {"0.000"} and min(float(row["token/clipped"]) for row in table[1::2]) > 0.1
+    assert {row["token/clipped"] for row in table[::2]} == {"0.000"} and min(
+        float(row["token/clipped"]) for row in table[1::2]
+    ) > 0.1

@@ -30,7 +30,10 @@ PROMPT = 3  # tokens, of which two are targets
 
 def step() -> dict[str, Tensor]:
     """Tokens, and the tensors of a step whose ratios are those of `off_policy_step`."""
-    return {**off_policy_step.step(), "tokens": torch.randint(32, (B, PROMPT + T), generator=torch.Generator().manual_seed(5))}
+    return {
+        **off_policy_step.step(),
+        "tokens": torch.randint(32, (B, PROMPT + T), generator=torch.Generator().manual_seed(5)),
+    }
 
 
 def of_table(table: Tensor, tokens: Tensor) -> Tensor:
@@ -135,7 +138,9 @@ def test_the_service_gets_the_coefficients_of_the_whole_step_rounded_once(connec
     assert done.metrics["loss:sum"] == pytest.approx(float(result.loss), rel=1e-12, abs=1e-15)
     found = {k: x for k, x in done.metrics.items() if k.startswith("fibration/")}
     assert found == pytest.approx(
-        {f"fibration/{k}": x for k, x in result.scalars().items() if k != "loss" and math.isfinite(x)}, rel=1e-9, abs=1e-15
+        {f"fibration/{k}": x for k, x in result.scalars().items() if k != "loss" and math.isfinite(x)},
+        rel=1e-9,
+        abs=1e-15,
     )
 
 
