@@ -144,10 +144,15 @@ def test_the_service_gets_the_coefficients_of_the_whole_step_rounded_once(connec
     )
 
 
-def test_an_error_in_the_batch_is_the_error_of_the_future(connect):
+def test_an_error_in_the_batch_is_the_error_of_the_future_and_of_a_call_before(connect):
     _, client = connect()
     s = step()
     bare = data_of(s, s["old"])
+    value, _ = custom_loss(off_policy_step.operator("dapo"))(
+        bare, [d.loss_fn_inputs["logprobs"].to_torch() for d in bare]
+    )
+    advantages = as_sent(s["advantages"])[:, None].expand(B, T)[s["mask"]]
+    torch.testing.assert_close(value, -advantages.mean(), rtol=1e-12, atol=0)
     del bare[4].loss_fn_inputs["mask"]
     with pytest.raises(TrainerError, match=r"datum 4 has no loss_fn_inputs\['mask'\]"):
         client.forward_backward_custom(bare, custom_loss(off_policy_step.operator("dapo"))).result()
