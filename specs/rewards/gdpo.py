@@ -14,9 +14,10 @@ from fibration import (
     Attribute,
     Hierarchy,
     Parameter,
+    deviation,
+    mean,
     pessimistic_clip_gate,
     ratio_deviation,
-    standardised,
     strata,
     token_mean,
 )
@@ -28,8 +29,9 @@ first, second = (Attribute(f"reward_{n}", on=trajectory, positive=False) for n i
 weights = [Parameter(f"weight_{n}", default=1.0) for n in (1, 2)]
 
 
-def alone(reward):
-    return standardised(reward, over=prompt_group, epsilon=1e-4)
+def alone(given, over):
+    """Standardised, over the answers of a stratum."""
+    return (given - mean(given, over=over, of=trajectory)) / (deviation(given, over=over, of=trajectory) + 1e-4)
 
 
 gdpo = Hierarchy(
@@ -38,7 +40,7 @@ gdpo = Hierarchy(
     decomposition=ratio_deviation(),
     objective=token_mean(),
     groups=[prompt_group],
-    advantages=standardised(weights[0] * alone(first) + weights[1] * alone(second), over=batch, epsilon=1e-4),
+    advantages=alone(weights[0] * alone(first, prompt_group) + alone(second, prompt_group) * weights[1], batch),
     gives_up={
         "baseline": "each reward is divided by its deviation, and their sum by that of the batch",
         "baseline of what is left of advantages": "the rewards are attributes, and reward is not read",

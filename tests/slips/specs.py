@@ -80,7 +80,7 @@ SLIPS = (
     ),
     slip(
         "GDPO standardises the second reward with the first's weight", "published",
-        "weights[0] * alone(first) + weights[1] * alone(second)", "weights[0] * (alone(first) + alone(second))",
+        "alone(second, prompt_group) * weights[1]", "alone(second, prompt_group) * weights[0]",
     ),
     slip(
         "a student leads its teacher", "published",
