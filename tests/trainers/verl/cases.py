@@ -311,6 +311,7 @@ class Rollouts:
         return result | {
             "distance": rollouts.distance(step.gradients, right.gradients),
             "live": live,
+            "nearly": [row.number for row in given if 0 < max(map(abs, row.advantages)) < 1e-12],
             "wanted": {"pg_loss": -right.objective, "loss": right.loss},
             "metrics": {name: value for name, value in metrics.items() if value == value},
             "missing": [] if case.terms.loss else rollouts.missing(right.metrics),
