@@ -34,7 +34,8 @@ OPERATORS: Mapping[str, str] = {
 }  # fmt: skip
 # Words that the skeleton uses. No value of a program has one as its name.
 SKELETON_WORDS = """
-jax jnp lax math Any Array NamedTuple WIDTH Fibre fold push pull spread Layout with_gradient quantile scan inputs over at
+jax jnp lax math Any Array NamedTuple WIDTH Fibre fold push pull spread Layout with_gradient quantile scan inputs over
+at
 """.split()
 RESERVED = frozenset({*keyword.kwlist, *dir(builtins), *SKELETON_WORDS})
 
@@ -171,8 +172,8 @@ def _call(s: Signature, function: str, shape: str) -> str:
 
 def _refuse(program: Program, caller: Caller) -> None:
     def refused(found: str, required: str) -> BackendError:
-        remedy = "take --backend torch, c or triton"
-        return BackendError(f"the jax backend cannot write '{caller.name}'", required=required, found=found, remedy=remedy)
+        what = f"the jax backend cannot write '{caller.name}'"
+        return BackendError(what, required=required, found=found, remedy="take --backend torch, c or triton")
 
     if len(program.leaves) > 1:
         raise refused(f"leaves {', '.join(program.leaves)}", "one kind of tokens")

@@ -65,8 +65,8 @@ class _Arguments:
                 self.s.vectors[i] = f"at.given({name!r}, {name}, {i.over!r})"
         of_rewards = any(i.kind == "reward" for i in read)  # they may be per row, and then the mask alone has the shape
         self.add("mask", ("mask",), f"{in_shape}, True at tokens that count", "" if of_rewards else "None")
-        segments = f"for packed tokens, the {rows} of each: ascending whole numbers from 0 on, below 0 where no token is"
-        self.add("segments", ("segments",), segments, "None")
+        each = f"for packed tokens, the {rows} of each: ascending whole numbers from 0 on, below 0 where no token is"
+        self.add("segments", ("segments",), each, "None")
         self.s.rows = self.add(f"n_{rows}", ("size", rows), f"for packed tokens, how many {rows} elements", "None")
         for stratum in self.labelled():
             self.label(stratum)
@@ -112,6 +112,7 @@ class _Arguments:
             default = self.caller.defaults[i.key]
             each = f", or one per {i.over}" if i.over != BATCH else ""
             about = f"the parameter: one number{each}, in {self.caller.ranges[i.key[0]]}"
-            name = self.add(self.program.given[i], ("parameter", *i.key, i.over), about, "" if default is None else repr(default))
+            text = "" if default is None else repr(default)
+            name = self.add(self.program.given[i], ("parameter", *i.key, i.over), about, text)
             return f"at.vector({name!r}, {name}, {i.over!r})"
         raise BackendError(f"the jax backend has no argument for the input '{i.word}' of kind {i.kind}")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from hierarchies.advantage_formulas import BY_ROW, FIELD, rewarded
-from oracles.backend_cases import F32, F64, FLOAT64, TORCH, case
+from oracles.backend_cases import F32, F64, FLOAT64, TORCH, Case, rounded
 from oracles.jax_calls import array, jax_call, jax_module, jitted, named, numbers, shipped_module
 from oracles.rewards import Rewards
 from support import operator, packed, padded, random_hierarchy, refuses, spec, spread_batch
@@ -31,7 +31,7 @@ TAKEN = [name for name in sorted(shipped()) if name not in ("fiberpo_modal", "fi
 token, trajectory, prompt_group = strata("token trajectory prompt_group")
 
 
-def batch_for(h, seed=0, lengths=(3, 1, 0, 4, 2, 5, 1, 6)):
+def batch_for(h, seed, lengths):
     """Empty rows and rows of one token among others; no prompt group is one row alone."""
     batch = spread_batch(lengths, seed=seed, scale=0.2, per_row=True)
     generator = np.random.default_rng([seed, 5])
@@ -41,8 +41,13 @@ def batch_for(h, seed=0, lengths=(3, 1, 0, 4, 2, 5, 1, 6)):
 
 
 @functools.cache
-def drawn(h, dtype, seed):
-    return case(h, batch_for(h, seed), dtype, seed)
+def drawn(h, dtype, seed, lengths=(3, 1, 0, 4, 2, 5, 1, 6)):
+    """A batch whose log-probs and advantages are numbers of one precision."""
+    batch = batch_for(h, seed, lengths)
+    old = rounded(np.random.default_rng([seed, 11]).uniform(-3, -0.01, batch.tokens), dtype)
+    others = {name: rounded(values, dtype) for name, values in batch.policies.items()}
+    batch = replace(batch, advantages=rounded(batch.advantages, dtype), policies=others)
+    return Case(h, batch.with_x(rounded(old + batch.x, dtype) - old), old, dtype, seed)
 
 
 def holds(h, dtype, kind, seed=0):
@@ -72,7 +77,9 @@ def kinds_of(number):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize(("name", "dtype", "kind"), [(n, *kind) for i, n in enumerate(TAKEN) for kind in kinds_of(i)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype", "kind"), [(n, *kind) for i, n in enumerate(TAKEN) for kind in kinds_of(i)], ids=str
+)
 def test_shipped_losses_equal_the_interpreter(name, dtype, kind):
     """NaN and infinity under the mask."""
     holds(spec(name), dtype, kind)
@@ -89,7 +96,7 @@ def test_random_chains_equal_the_interpreter(seed):
 @pytest.mark.parametrize("name", ["grpo", "gspo", "fiberpo_domain", "ctpo", "kl_cov"])
 def test_rows_of_one_token_equal_the_interpreter(name):
     h = spec(name)
-    c = case(h, batch_for(h, lengths=(1,) * 6), F64)
+    c = drawn(h, F64, 0, (1,) * 6)
     for kind in ("padded", "packed"):
         layout = c.layout(TORCH, kind)
         value, found, _ = jax_call(c, layout, kind)
@@ -132,10 +139,11 @@ def test_the_gradient_of_the_loss_is_that_of_the_coefficients(dtype):
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ["grpo", "fiberpo_domain", "gmpo"])
 def test_near_ratio_one_the_coefficients_are_those_of_the_policy_gradient(name):
-    h, batch = spec(name), batch_for(spec(name))
+    c = drawn(spec(name), F64, 0)
+    batch = c.batch
     for size in (0.0, 1e-9):
         x = size * np.cos(np.arange(batch.tokens))
-        c = replace(drawn(h, F64, 0), batch=batch.with_x(x), old=np.full(batch.tokens, -1.0))
+        c = replace(c, batch=batch.with_x(x), old=np.full(batch.tokens, -1.0))
         layout = c.layout(TORCH, "padded")
         _, found, _ = jax_call(c, layout, "padded")
         lengths = np.array(batch.lengths)[batch.row]
@@ -304,7 +312,9 @@ def test_the_library_imports_jax_in_the_text_of_modules_alone():
 def test_names_that_the_module_needs_get_numbers():
     gates = {token: Gate(where(residual <= fibration.Parameter("mask", 2.0), residual, fibration.Parameter("lambda_")))}
     (lamp,) = policies("at")
-    h = spec("grpo").replace(name="named", gates=gates, objective=spec("grpo").objective.weigh(sigmoid(fibration.log_prob(lamp))))
+    h = spec("grpo").replace(
+        name="named", gates=gates, objective=spec("grpo").objective.weigh(sigmoid(fibration.log_prob(lamp)))
+    )
     source = generate(h, "jax").source
     compile(source, "named_jax.py", "exec")
     assert "mask_2: Any = 2.0" in source and "at_log_probs: Any" in source and "lambda_: Any,\n" in source

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from oracles.backend_cases import Case
 from support import Batch, Layout, spec
 
 from fibration import Hierarchy
 from fibration.pipeline import generate
+from oracles.backend_cases import Case
 
 
 @functools.cache
