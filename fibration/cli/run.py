@@ -42,7 +42,7 @@ from fibration.runtime.weights import effective
 PER_LEAF = "log 𝒢 on "  # prefix of facts about the tokens of one leaf, if there are several leaves
 GROUPS = "prompt_group"  # labels of this name are counted
 MOST = 10  # rows of a coarsest stratum per level: the elements that drift furthest at that level
-PULL = " Pull: the level's share of the sum of squared pulls on the tokens. Gates of a level without pull stop nothing."
+PULL = " Pull: the level's share of the sum of squared pulls on the tokens; near 0, the level is idle."
 AGREEMENT = 1e-9  # largest relative difference from the float64 interpreter; rounding explains about 1e-13
 
 
@@ -335,7 +335,7 @@ def _regimes(g: Gated) -> Table:
             if len(names) > MOST:
                 shown = sorted(sorted(shown, key=lambda i: -far[i] if far[i] == far[i] else 0.0)[: MOST - 1])
             for i in shown:
-                row(level, shortened(str(names[i]), 14), key, f"[{over}={names[i]}]", float(counts[i]))
+                row(level, shortened(str(names[i]), 11), key, f"[{over}={names[i]}]", float(counts[i]))
                 level = ""
             if len(names) > MOST:
                 table.add_row("", Text(f"{len(names) - len(shown)} others", "dim"))

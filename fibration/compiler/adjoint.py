@@ -77,9 +77,7 @@ def adjoint(
     return replace(program, outputs={**program.outputs, **gradients}, names=names).validate()
 
 
-def _transpose(
-    node: Node, cotangent: Node, depends: set[Node], drops: bool
-) -> list[tuple[Node, Node]]:
+def _transpose(node: Node, cotangent: Node, depends: set[Node], drops: bool) -> list[tuple[Node, Node]]:
     if isinstance(node, Push):
         if node.reduce != "sum":
             raise IRError(f"a push with reduction '{node.reduce}' has no derivative here")

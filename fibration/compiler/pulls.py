@@ -20,6 +20,7 @@ from fibration.compiler.ir import Const, Map, Node, Push, arg, binary, const, sc
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 from fibration.language.atoms import BATCH, Stratum
+from fibration.language.cancel import cancel
 from fibration.language.hierarchy import Hierarchy, adds_up_levels
 from fibration.language.places import row_path
 
@@ -51,9 +52,9 @@ def add_pulls(program: Program, levels_of: Program, hierarchy: Hierarchy) -> Pro
     pulls = _Pulls(hierarchy)
     found = {}
     for stratum, channel in levels(hierarchy):
-        own = (levels_of.outputs[Key(word, stratum, channel)] for word in ("residual", "gated"))
+        residual, gated = (levels_of.outputs[Key(word, stratum, channel)] for word in ("residual", "gated"))
         of_tokens = {leaf: received[Key(RECEIVED, leaf, channel)] for leaf in pulls.leaves}
-        found[Key("pull", stratum, channel)] = pulls.square(pulls.strata[stratum], *own, of_tokens)
+        found[Key("pull", stratum, channel)] = pulls.square(pulls.strata[stratum], residual, gated, of_tokens)
     outputs |= {**found, Key("pull_sum"): added(list(found.values()))}
     return replace(program, outputs=outputs).validate()
 
@@ -65,7 +66,9 @@ class _Pulls(Formulas):
         if slope is None:
             return Const(0.0, BATCH)
         over = self.shape.leaves_over(stratum)
-        pull = added([ir.reduce(received[leaf.name], self.path(leaf, stratum)) for leaf in self.h.leaves if leaf in over])
+        pull = added(
+            [ir.reduce(received[leaf.name], self.path(leaf, stratum)) for leaf in self.h.leaves if leaf in over]
+        )
         read = gated.inputs if isinstance(gated, Map) and gated is not residual else (residual,)
         passed_on = Map(scalar("mul", slope, arg(len(read))), (*read, pull))  # m·h'·Y
         found = self.square_of(passed_on)
@@ -77,12 +80,13 @@ class _Pulls(Formulas):
     def square_of(self, node: Node) -> Node:
         """`Σ m·(node/m)²` over the batch."""
         name = node.stratum
-        term = Map(scalar("div", scalar("mul", arg(0), arg(0)), arg(1)), (node, self.mass(name)))
-        way = row_path(self.h, name) if name in self.leaves else [name]
+        square, mass = scalar("mul", arg(0), arg(0)), self.h.masses[self.strata[name]]
+        if name in self.leaves:  # a product: what rows share leaves the sum
+            term = Map(scalar("mul", square, arg(1)), (node, self.map(cancel(1 / mass), name)))
+            way = row_path(self.h, name)
+        else:
+            term, way = Map(scalar("div", square, arg(1)), (node, self.map(mass, name))), [name]
         return term if name == BATCH else Push(way[-1], BATCH, ir.reduce(term, way))
 
     def path(self, source: Stratum, target: Stratum) -> list[str]:
         return [source.name, *(f.target.name for f in self.shape.path(source, target))]
-
-    def mass(self, name: str) -> Node:
-        return self.map(self.h.masses[self.strata[name]], name)

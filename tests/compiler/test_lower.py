@@ -45,7 +45,8 @@ def test_a_lowered_program_has_the_expected_outputs():
     assert list(map(str, p.outputs)) == [
         "gated_ratio", "objective",
         "residual_trajectory_plus", "gated_trajectory_plus", "residual_token_plus", "gated_token_plus",
-        "residual_trajectory_minus", "gated_trajectory_minus", "residual_token_minus", "gated_token_minus",
+        "down_token_plus", "residual_trajectory_minus", "gated_trajectory_minus", "residual_token_minus", "gated_token_minus",
+        "down_token_minus",
     ]  # fmt: skip
     assert p.outputs[Key("objective")].stratum == "batch"
     assert p.outputs[Key("gated_ratio")].stratum == "token"

@@ -202,6 +202,8 @@ def test_metrics_of_two_parts_add_up_to_the_whole(name):
         measured(op, batch.permuted([r for r, d in enumerate(domains) if d == label])[0]) for label in ("math", "code")
     ]
     for key, value in whole.items():
+        if key.endswith("/pull"):  # of coefficients, whose μ counts the rows of the batch
+            continue
         if "[" in key:
             label = key.partition("=")[2].rstrip("]")
             own = parts[("math", "code").index(label)][key.partition("[")[0]]

@@ -11,8 +11,8 @@ from oracles.definition import World
 from oracles.pulls_of_levels import squares
 from support import Batch, operator, packed, prompt_group, random_hierarchy, spec, trajectory
 
-from fibration.language.atoms import Component
 from fibration.compiler.pulls import has_pulls
+from fibration.language.atoms import Component
 from fibration.language.loading import shipped
 
 F = Fraction
@@ -53,7 +53,10 @@ def two_leaves(h, texts, images):
     """Texts and images over their trajectories, these over two prompt groups."""
     text, image = h.leaves
     parents = {(text, trajectory): list(texts), (image, trajectory): list(images), (trajectory, prompt_group): GROUPS}
-    given = {p: p.default if isinstance(p.default, Mapping) else dict.fromkeys("+-", p.default) for p in h.parameters.values()}
+    given = {
+        p: p.default if isinstance(p.default, Mapping) else dict.fromkeys("+-", p.default)
+        for p in h.parameters.values()
+    }
     values = {Component(p, c): F(float(v)) for p, channels in given.items() for c, v in channels.items()}
     values |= {p: F(float(p.default)) for p in given if not p.per_channel}
     sizes = {text: len(texts), image: len(images), trajectory: len(LENGTHS), prompt_group: 2}
@@ -105,6 +108,13 @@ def test_groups_and_domains_idle_under_centred_advantages():
         assert float(moved[level]) < 0.05
     assert float(still["token/+"]) == pytest.approx(0, abs=1e-15)
     assert float(moved["trajectory/+"]) + float(moved["trajectory/-"]) > 0.5
+
+
+def test_no_rounding_makes_a_share_negative():
+    h = spec("fiberpo_domain")
+    for seed in range(8):
+        batch = batch_for(h, seed, centred=True)
+        assert all(float(m) >= 0 for m in measured(h, batch.with_x(np.zeros(batch.tokens))).values())
 
 
 def test_without_a_pull_there_is_no_share():

@@ -4,6 +4,18 @@ from slips.slip import slip
 
 SLIPS = (
     slip(
+        "the share of a level keeps what its coarser elements have in common", "metrics_of_pulls",
+        'found = binary("sub", found, self.square_of(ir.reduce(passed_on, self.path(stratum, f.target))))', "pass",
+    ),
+    slip(
+        "a closed gate has a share of the pull", "metrics_of_pulls",
+        'passed_on = Map(scalar("mul", slope, arg(len(read))), (*read, pull))  # m·h\'·Y', "passed_on = pull",
+    ),
+    slip(
+        "a share of the pull is negative by a rounding", "metrics_of_pulls",
+        "        return Map(rounded, (found,))", "        return found",
+    ),
+    slip(
         "a threshold does not move with the log-probs that it is taken of", "compiler/test_coupling",
         "not self.moving.isdisjoint(n.operands)", "not isinstance(n, Quantile) and not self.moving.isdisjoint(n.operands)",
     ),
