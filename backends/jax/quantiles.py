@@ -18,7 +18,7 @@ def quantile(x: Array, f: Fibre, level: Array) -> Array:
     x = x[jnp.lexsort((x, parent))]  # by target, ascending, NaN last; absent elements at the end
     sizes = jnp.zeros(f.targets, jnp.int32).at[parent].add(1, mode="drop")
     first, last = jnp.cumsum(sizes) - sizes, jnp.maximum(sizes - 1, 0)
-    place = level * last
+    place = last * level
     low = jnp.floor(place).astype(jnp.int32)
     a, b, t = x[first + low], x[first + jnp.minimum(low + 1, last)], place - low
     gap = b - a

@@ -311,4 +311,47 @@ SLIPS = (
         "programs share sums over the batch of what their launch computes", "backends/test_triton",
         "return not any(computed & {*n.operands} for n in group.values)", "return bool(computed)",
     ),
+    slip(
+        "JAX: masked tokens are added up", "backends/test_jax",
+        "    x = jnp.where(f.present, x, nothing)\n    if f.grid", "    x = jnp.broadcast_to(x, f.parent.shape)\n    if f.grid",
+    ),
+    slip(
+        "JAX: sums of packed rows reach into the row before", "backends/test_jax",
+        "return jnp.where(room >= reach, both, x)", "return jnp.where(room >= reach - 1, both, x)",
+    ),
+    slip(
+        "JAX: a long row is added up one number after the other", "backends/test_jax",
+        "x = lax.fori_loop(0, max(x.shape[0] - 1, 0).bit_length(), step, x)",
+        "x = lax.fori_loop(1, max(x.shape[0] - 1, 0).bit_length(), step, x)",
+    ),
+    slip(
+        "JAX: a discount counts masked tokens", "backends/test_jax",
+        "share = jnp.where(present, discount, 1.0).astype(x.dtype)", "share = jnp.broadcast_to(discount, x.shape)",
+    ),
+    slip(
+        "JAX: absent elements enter a quantile", "backends/test_jax",
+        "parent = jnp.where(f.present, f.parent, f.targets)", "parent = f.parent",
+    ),
+    slip(
+        "JAX: an absent row counts", "backends/test_jax",
+        "self.present = {leaf: present, rows: self._reached(self.row, present, n_rows)}",
+        "self.present = {leaf: present, rows: jnp.ones(n_rows, bool)}",
+    ),
+    slip(
+        "JAX: a group may have two domains", "backends/test_jax",
+        "self.checks.append(jnp.all(~self.present[source] | (low == high)))", "pass",
+    ),
+    slip(
+        "JAX: rows may come in any order", "backends/test_jax",
+        "jnp.all(~present | ((row == given) & (row < n_rows)))", "jnp.all(~present | (row < n_rows))",
+    ),
+    slip(
+        "JAX: the gradient has the loss's sign twice", "backends/test_jax",
+        "return cotangent * coefficients, None, None", "return -cotangent * coefficients, None, None",
+    ),
+    slip(
+        "JAX: a sum in order may go over several rows", "backends/test_jax",
+        "if node.sources != program.leaves or node.target not in (caller.rows, *caller.in_rows):",
+        "if node.sources != program.leaves:",
+    ),
 )  # fmt: skip
