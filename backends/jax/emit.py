@@ -34,7 +34,7 @@ OPERATORS: Mapping[str, str] = {
 }  # fmt: skip
 # Words that the skeleton uses. No value of a program has one as its name.
 SKELETON_WORDS = """
-jax jnp lax math Any Array NamedTuple WIDTH Fibre fold push pull spread Layout with_gradient quantile scan inputs over
+jax jnp lax math Any Array NamedTuple WIDTH Fibre blocks push pull spread Layout with_gradient quantile scan inputs over
 at
 """.split()
 RESERVED = frozenset({*keyword.kwlist, *dir(builtins), *SKELETON_WORDS})

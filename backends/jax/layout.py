@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fibration.backends.jax.fibres import Fibre, push
+from fibration.backends.jax.fibres import Fibre, pull, push
 
 
 class Layout:
@@ -34,6 +34,7 @@ class Layout:
         self.leaf, self.rows, self.shape = leaf, rows, shape
         self.real = jnp.result_type(float)  # float64 if jax_enable_x64 is set, else float32
         self.checks: list[Array] = []
+        self.fibres: dict[tuple[str, str], Fibre] = {}
         n = math.prod(shape)
         present = jnp.ones(n, bool) if mask is None else self._shaped("mask", mask, shape) != 0
         self.grid: tuple[int, int] | None = None
@@ -47,32 +48,33 @@ class Layout:
                 raise ValueError(f"segments need n_{rows}, the number of {rows} elements, as a Python integer")
             given = self._shaped("segments", segments, shape)
             present &= given >= 0
-            row = lax.cummax(jnp.where(present, given, 0))
-            self.checks.append(jnp.all(~present | ((row == given) & (row < n_rows))))
-            self.row = jnp.minimum(row, n_rows - 1)
+            self.row = jnp.clip(given, 0, n_rows - 1)
+            place, number = jnp.where(present, given, n_rows), jnp.arange(n)
+            first = jnp.full(n_rows, n).at[place].min(number, mode="drop")
+            last = jnp.full(n_rows, -1).at[place].max(number, mode="drop")
+            ends = jnp.concatenate([jnp.full(1, -1), lax.cummax(last)[:-1]])  # of all rows before
+            self.checks += [jnp.all((last < 0) | (ends < first)), jnp.all(~present | (given < n_rows))]
+            self.fibres[leaf, rows] = Fibre(self.row, present, n_rows, first, last)
         self.size = {"batch": 1, leaf: n, rows: n_rows}
         self.labels: dict[str, tuple[str, Array]] = {rows: (leaf, self.row)}
-        self.present = {leaf: present, rows: self._reached(self.row, present, n_rows)}
+        self.present = {leaf: present}
+        self.present[rows] = push(jnp.ones((), self.real), self.fibre(leaf, rows)) > 0
         for stratum, (values, number, at) in labels.items():
             self._label(stratum, values, self.size[at] if number is None else number, at)
-        self.fibres: dict[tuple[str, str], Fibre] = {}
 
     def _label(self, stratum: str, values: Any, number: int, at: str) -> None:
         label = self._shaped(stratum, values, self.shape if at == self.leaf else (self.size[at],))
         self.checks.append(jnp.all(~self.present[at] | ((label >= 0) & (label < number))))
         label = jnp.clip(label, 0, number - 1)
         self.size[stratum], self.labels[stratum] = number, (at, label)
-        self.present[stratum] = self._reached(label, self.present[at], number)
+        place = jnp.where(self.present[at], label, number)
+        self.present[stratum] = jnp.zeros(number, bool).at[place].set(True, mode="drop")
 
     @staticmethod
     def _shaped(name: str, values: Any, shape: tuple[int, ...]) -> Array:
         if jnp.shape(values) != shape:
             raise ValueError(f"{name} has shape {jnp.shape(values)}: pass shape {shape}")
         return jnp.asarray(values).reshape(-1)
-
-    @staticmethod
-    def _reached(parent: Array, present: Array, number: int) -> Array:
-        return jnp.zeros(number, bool).at[jnp.where(present, parent, number)].set(True, mode="drop")
 
     def parent(self, source: str, target: str) -> Array:
         """The target of every source element: int32 [source]. All tokens of an element must agree."""
@@ -100,26 +102,25 @@ class Layout:
         if target == "batch":
             zero = jnp.zeros(1, int)
             return Fibre(jnp.zeros(sources, int), present, 1, zero, zero + sources - 1, grid=(1, sources))
-        parent, in_order = self.parent(source, target), (source, target) == (self.leaf, self.rows)
-        if in_order and self.grid is not None:
+        parent = self.parent(source, target)
+        if (source, target) == (self.leaf, self.rows) and self.grid is not None:
             first = jnp.arange(targets) * self.grid[1]
             return Fibre(parent, present, targets, first, first + self.grid[1] - 1, grid=self.grid)
-        order, place = None, parent  # masked tokens lie between those of a row
-        if not in_order:
-            place = jnp.where(present, parent, targets)
-            order = jnp.argsort(place, stable=True)
-            place = place[order]
-        first = jnp.full(targets, sources).at[place].min(jnp.arange(sources), mode="drop")
-        last = jnp.full(targets, -1).at[place].max(jnp.arange(sources), mode="drop")
-        return Fibre(parent, present, targets, first, last, order=order)
+        place = jnp.where(present, parent, targets)
+        order = jnp.argsort(place, stable=True)
+        first, end = (jnp.searchsorted(place[order], jnp.arange(targets), side) for side in ("left", "right"))
+        return Fibre(parent, present, targets, first, end - 1, order=order)
 
     def count(self, of: str, over: str) -> Array:
         """The number of `of` elements over each `over` element: [over]; 1 for an absent `over` element."""
         if over == "batch":
-            return jnp.maximum(jnp.sum(self.present[of], keepdims=True), 1).astype(self.real)
-        place = jnp.where(self.present[of], self.parent(of, over), self.size[over])
-        counts = jnp.zeros(self.size[over], jnp.int32).at[place].add(1, mode="drop")
-        return jnp.where(self.present[over], counts, 1).astype(self.real)
+            counts = jnp.sum(self.present[of], keepdims=True)
+        elif (of, over) == (self.leaf, self.rows):
+            counts = push(jnp.ones((), self.real), self.fibre(of, over))
+        else:
+            place = jnp.where(self.present[of], self.parent(of, over), self.size[over])
+            counts = jnp.zeros(self.size[over], int).at[place].add(1, mode="drop")
+        return jnp.maximum(counts, 1).astype(self.real)
 
     def tokens(self, name: str, values: Any) -> Array:
         """A tensor of floats over the tokens, as [token]; 0 at masked tokens."""
@@ -147,7 +148,7 @@ class Layout:
         if stratum == self.rows and not per_token:
             return found
         if stratum == self.leaf:
-            of_row = found[self.row] if per_row else found.reshape(-1)
+            of_row = pull(found, self.fibre(self.leaf, self.rows)) if per_row else found.reshape(-1)
             of_token = found.reshape(-1) if per_token else of_row
             agreed = jnp.where(of_row == of_token, of_token, jnp.nan)  # differ only where the shape has two readings
             return jnp.where(self.present[self.leaf], agreed, 0.0)

@@ -13,20 +13,19 @@ def scan(x: Array, f: Fibre, discount: Array, forward: bool) -> Array:
 
     Masked tokens are not counted. No sum is a difference of sums, and none depends on another target.
     """
-    order = jnp.arange(f.parent.shape[0]) if f.order is None else f.order
-    parent, present = f.parent[order], f.present[order]
-    place, way = jnp.arange(order.shape[0]), 1 if forward else -1
-    room = place - f.first[parent] if forward else f.last[parent] - place  # how many sources precede, or follow
-    x = jnp.where(present, discount * jnp.broadcast_to(x, parent.shape)[order], 0.0)
-    share = jnp.where(present, discount, 1.0).astype(x.dtype)
+    place = jnp.where(f.present, f.parent, f.targets)
+    order = jnp.argsort(place, stable=True)  # the tokens of each target, in order; masked ones last
+    place, number = place[order], jnp.arange(order.shape[0])
+    bounds = jnp.searchsorted(place, jnp.arange(f.targets + 2))
+    room = number - bounds[place] if forward else bounds[place + 1] - 1 - number  # how many precede, or follow
+    way = 1 if forward else -1
 
     def step(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        """A token turns the sum `s` before it into `share·s + x`; this composes the maps of 2^k tokens with as many."""
         (share, x), reach = carry, jnp.left_shift(1, k)
-        others, sums = jnp.roll(share, way * reach), jnp.roll(x, way * reach)
-        inside = room >= reach
-        return jnp.where(inside, share * others, share), jnp.where(inside, share * sums + x, x)
+        return share * share, jnp.where(room >= reach, x + share * jnp.roll(x, way * reach), x)
 
-    _, x = lax.fori_loop(0, max(x.shape[0] - 1, 0).bit_length(), step, (share, x))
-    x = jnp.where(room >= 1, jnp.roll(x, way), 0.0)
+    # after k steps, at every token, the sum over 2^k tokens up to it
+    carry = discount.reshape(()), jnp.broadcast_to(x, place.shape)[order]
+    _, x = lax.fori_loop(0, max(order.shape[0] - 1, 0).bit_length(), step, carry)
+    x = jnp.where((room >= 1) & (place < f.targets), discount * jnp.roll(x, way), 0.0)
     return jnp.zeros_like(x).at[order].set(x, unique_indices=True)
