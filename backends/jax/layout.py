@@ -49,9 +49,9 @@ class Layout:
             given = self._shaped("segments", segments, shape)
             present &= given >= 0
             self.row = jnp.clip(given, 0, n_rows - 1)
-            place, number = jnp.where(present, given, n_rows), jnp.arange(n)
-            first = jnp.full(n_rows, n).at[place].min(number, mode="drop")
-            last = jnp.full(n_rows, -1).at[place].max(number, mode="drop")
+            place, every = jnp.where(present, given, n_rows), jnp.arange(n)
+            first = jnp.full(n_rows, n).at[place].min(every, mode="drop")
+            last = jnp.full(n_rows, -1).at[place].max(every, mode="drop")
             ends = jnp.concatenate([jnp.full(1, -1), lax.cummax(last)[:-1]])  # of all rows before
             self.checks += [jnp.all((last < 0) | (ends < first)), jnp.all(~present | (given < n_rows))]
             self.fibres[leaf, rows] = Fibre(self.row, present, n_rows, first, last)

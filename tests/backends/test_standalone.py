@@ -231,7 +231,12 @@ def test_machine_code_comes_with_its_resources(tmp_path):
 
 @pytest.mark.parametrize(
     ("backend", "arch", "words"),
-    [("torch", "sm_90", "no architecture"), ("jax", "sm_90", "no architecture"), ("c", "sm_90", "leave --arch out"), ("triton", "sm_12", "'sm_12'")],
+    [
+        ("torch", "sm_90", "no architecture"),
+        ("jax", "sm_90", "no architecture"),
+        ("c", "sm_90", "leave --arch out"),
+        ("triton", "sm_12", "'sm_12'"),
+    ],
 )
 def test_an_unknown_architecture_is_refused(backend, arch, words, tmp_path):
     done = write("ppo", backend, tmp_path / "out", "--arch", arch)
