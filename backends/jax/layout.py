@@ -63,6 +63,8 @@ class Layout:
             self._label(stratum, values, self.size[at] if number is None else number, at)
 
     def _label(self, stratum: str, values: Any, number: int, at: str) -> None:
+        if at == self.leaf and jnp.shape(values) == (self.size[self.rows],) != self.shape:
+            values = jnp.asarray(values)[self.row].reshape(self.shape)  # one per row
         label = self._shaped(stratum, values, self.shape if at == self.leaf else (self.size[at],))
         self.checks.append(jnp.all(~self.present[at] | ((label >= 0) & (label < number))))
         label = jnp.clip(label, 0, number - 1)

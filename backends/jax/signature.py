@@ -92,7 +92,7 @@ class _Arguments:
 
     def label(self, stratum: str) -> None:
         at = self.caller.rows if stratum in self.caller.over_rows else self.leaf
-        which = f"one per {at}" if at == self.caller.rows else "in the shape of the batch"
+        which = f"one per {self.caller.rows}" + ", or in the shape of the batch" * (at == self.leaf)
         name = self.add(stratum, ("label", stratum), f"the {stratum} of each {at}, {which}: whole numbers from 0 on")
         most = f"how many {stratum} elements at most; by default as many as {at} elements"
         self.s.labels[stratum] = (name, self.add(f"n_{stratum}", ("size", stratum), most, "None"), at)

@@ -83,7 +83,8 @@ def kinds_of(number):
 )
 def test_shipped_losses_equal_the_interpreter(name, dtype, kind):
     """NaN and infinity under the mask."""
-    holds(spec(name), dtype, kind)
+    h = spec(name)
+    holds(h.replace(advantages=None) if h.attributes else h, dtype, kind)  # attributes of rewards alone
 
 
 @pytest.mark.sampled
