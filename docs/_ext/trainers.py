@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-PACKAGES = {"accelerate", "datasets", "omegaconf", "ray", "tensordict", "transformers", "trl", "verl"}
+PACKAGES = {"accelerate", "datasets", "omegaconf", "ray", "tensordict", "torchrl", "transformers", "trl", "verl"}
 
 
 def function(*given: Any, **_: Any) -> Any:

@@ -43,7 +43,7 @@ SIGNS: dict[State, tuple[str, str]] = {
     "broken": ("✗", "bold red"),
 }
 PACKAGES = ("torch", "triton", "numpy", "sympy")
-TRAINERS = ("trl", "verl", "transformers")  # shown if installed
+TRAINERS = ("trl", "verl", "tinker", "torchrl", "transformers")  # shown if installed
 DRIVERS = {"NVIDIA": Path("/proc/driver/nvidia/version"), "AMD": Path("/dev/kfd")}
 TRIED = "fiberpo"  # if no SPEC is named
 AGREEMENT = 1e-9  # in float64, relative to the largest coefficient; rounding explains about 1e-13

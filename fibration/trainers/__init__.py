@@ -5,5 +5,7 @@ a step are concatenated (`window.py`, with labels from `labels.py`), and coeffic
 gets them as advantages, at a ratio of 1. Its divisions by accumulation steps, tokens or ranks are undone beforehand
 (`advantages.py`, for trainers without a file here), and measured in its own backward pass (`scale.py`).
 
+Tinker's client and torchrl call a loss on all rows of a step: `tinker.py` and `torchrl.py` have such losses.
+
 May import: `errors`, `files`, `language`, `configs`, `laws`, `compiler`, `runtime`, `backends`, `pipeline`, `auditing`.
 """

@@ -69,7 +69,7 @@ class Window:
     ) -> None:
         self.ranks = None if group is None else as_group(group)
         if self.ranks is None and labels.get(op.hierarchy.rows.name) is not None:
-            self.ranks = as_group(_Alone())  # without a group, repeated keys are an error
+            self.ranks = as_group(Alone())  # without a group, repeated keys are an error
         with agreed(self.ranks, "a window") as said:
             said["old log-probs"] = "none" if old_log_probs is None else "given"
             if not isinstance(mask, Tensor) or mask.ndim != 2:
@@ -320,7 +320,7 @@ def warned(found: Mapping[str, float], before: bool = False) -> bool:
     return True
 
 
-class _Alone:
+class Alone:
     """A group of one rank."""
 
     rank, size = 0, 1

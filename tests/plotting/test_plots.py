@@ -36,6 +36,7 @@ from fibration import (
     trajectory_mean,
     uniform,
 )
+from fibration.cli import findings
 from fibration.cli import run as run_module
 from fibration.cli.main import app
 from fibration.compiler.interpret import interpret
@@ -133,7 +134,7 @@ def test_run_writes_its_tables_and_pictures(file: Path, tmp_path: Path) -> None:
 
 def test_the_tables_are_the_metrics(batch: Gated) -> None:
     console = Console(width=80, file=io.StringIO())
-    for part in run_module._findings(batch):
+    for part in findings.findings(batch):
         console.print(part)
     output = console.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in output.replace(" … ", "").replace("with $ …o long", "")
@@ -343,7 +344,7 @@ def test_a_quiver_of_known_strata_runs() -> None:
     g = gated(crossed())
     metrics, total = g.result.metrics, g.rollouts.n_tokens
     console = Console(width=100, file=io.StringIO())
-    console.print(run_module._regimes(g))
+    console.print(findings.table_of_regimes(g))
     rows = [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     # over both coarsest strata, each level's own rows first and then all of its elements
     here = next(i for i, r in enumerate(rows) if r[:3] == ["token", "+", "prompt_group"])
@@ -389,7 +390,7 @@ def test_tokens_outside_a_branch_are_drawn() -> None:
     for figure in (hierarchy(op.hierarchy, g), regimes(g), ratios(g)):
         inside(figure)
     console = Console(width=100, file=io.StringIO())
-    for part in run_module._findings(g):
+    for part in findings.findings(g):
         console.print(part)
     words = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
     assert "tokens that the gates on text_token and image_token changed" in words

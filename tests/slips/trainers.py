@@ -39,7 +39,28 @@ SLIPS = (
     ),
     slip(
         "rows of one key are trajectories of their own", "trainers/test_window",
-        "self.ranks = as_group(_Alone())", "labels = {k: v for k, v in labels.items() if k != op.hierarchy.rows.name}",
+        "self.ranks = as_group(Alone())", "labels = {k: v for k, v in labels.items() if k != op.hierarchy.rows.name}",
+    ),
+    slip(
+        "data of one trajectory are trajectories of their own", "trainers/test_tinker",
+        'indexed["group"] = Alone()', "del indexed[op.hierarchy.rows.name]",
+    ),
+    slip(
+        "the prompts of Tinker's data are tokens too", "trainers/test_tinker",
+        "mask=packed(MASK) != 0, **indexed)", "**indexed)",
+    ),
+    slip(
+        "a further policy of Tinker's data is the old one", "trainers/test_tinker",
+        "old, *others = (packed(field) for field in fields.values())",
+        "old, *others = (packed(LOG_PROBS) for field in fields.values())",
+    ),
+    slip(
+        "parameters are left out of Tinker's loss", "trainers/test_tinker",
+        "            parameters,\n            rewards=None if rewards", "            None,\n            rewards=None if rewards",
+    ),
+    slip(
+        "Tinker's loss computes in float32", "trainers/test_tinker",
+        "torch.cat(list(log_probs)).double(),", "torch.cat(list(log_probs)).float(),",
     ),
     slip(
         "a step without tokens is an error", "trainers/test_window",

@@ -22,6 +22,13 @@ def test_a_missing_trl_is_an_error_with_the_command_that_installs_it(package, na
         getattr(package, name)
 
 
+def test_a_missing_torchrl_is_an_error_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchrl", None)
+    monkeypatch.delitem(sys.modules, "fibration.trainers.torchrl", raising=False)
+    with pytest.raises(MissingDependency, match=r"pip install '\.\[torchrl\]'"):
+        importlib.import_module("fibration.trainers.torchrl")
+
+
 def test_a_config_is_read_without_trl(package):
     assert package.hierarchy_of({"loss_type": "grpo"}).hierarchy.name == "trl_grpo"
 

@@ -1,6 +1,7 @@
 """The runs of [README.md](README.md): do log ratios within an answer go together, and do domains share the pull?
 
-    python docs/studies/levels/pilot.py --advantages centred --rate 4e-5
+    python docs/studies/levels/pilot.py --advantages centred --rate 1e-4
+    python docs/studies/levels/pilot.py --report
 
 SmolLM2-135M-Instruct answers questions of four domains of reasoning-gym with at most 128 tokens, and is trained with
 `grpo`. Each rollout serves four epochs, of which the last three are off policy. Every epoch appends a line to
@@ -127,13 +128,37 @@ def shares(op, now: Tensor, answers: Answers, old: Tensor, given: Tensor) -> dic
     return {str(s): float(metrics[f"{s}/pull"]) for s in op.hierarchy.order}
 
 
+def report() -> None:
+    """A row for every epoch off policy, and which of them count: `grpo` gates between 3 and 10 % of the tokens."""
+    print("| run | rollout, epoch | gated, % | correlation | design effect | trajectories, % | domains, % | counts |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for file in sorted((HERE / "results").glob("*.jsonl")):
+        for d in map(json.loads, file.read_text().splitlines()):
+            if d["epoch"]:
+                kind = file.name.split("_")[0]
+                pull = {level: f"{100 * d[f'pull_{kind}'][level]:.1f}" for level in ("trajectory", "domain")}
+                counts = "yes" if 0.03 <= d["clipped"] <= 0.1 else "·"
+                cells = (
+                    f"{100 * d['clipped']:.1f}",
+                    f"{d['icc']:.2f}",
+                    f"{d['design_effect']:.0f}",
+                    *pull.values(),
+                    counts,
+                )
+                print(f"| {file.stem} | {d['rollout']}, {d['epoch']} | {' | '.join(cells)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--advantages", choices=("centred", "running"), required=True)
-    parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--advantages", choices=("centred", "running"), default="centred")
+    parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--rollouts", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--report", action="store_true", help="print the table of all results, and run nothing")
     given = parser.parse_args()
+    if given.report:
+        report()
+        return
     (HERE / "results").mkdir(exist_ok=True)
     log = HERE / "results" / f"{given.advantages}_{given.rate:g}_{given.seed}.jsonl"
     log.write_text("")
