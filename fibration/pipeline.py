@@ -21,6 +21,7 @@ from fibration.backends.standalone import Export
 from fibration.cache import Recent
 from fibration.compiler.adjoint import adjoint, drops_tokens
 from fibration.compiler.advantages import advantages
+from fibration.compiler.caller import caller
 from fibration.compiler.coupling import micro_batch
 from fibration.compiler.diagnostics import (
     NO_TERMS,
@@ -50,6 +51,7 @@ from fibration.runtime.calls import Backend
 from fibration.runtime.operator import Operator
 
 BACKENDS = ("torch", "c", "triton")
+WRITTEN = "jax"  # `generate` writes modules of this backend, and no operator runs them
 TITLES = {
     "evaluate": "J, its coefficients, and the diagnostics of every level.",
     "objective": "J and its coefficients ∂J/∂log π.",
@@ -119,7 +121,7 @@ def generate(hierarchy: Hierarchy, backend: str, report: Report | None = None) -
 
     def make() -> Artifact:
         made = programs(hierarchy)
-        found = None if report is None or backend == "torch" else bounded(hierarchy, made, report)
+        found = None if report is None or backend in ("torch", WRITTEN) else bounded(hierarchy, made, report)
         if found is None:
             return emit(hierarchy, backend, made)
         more, licence = found
@@ -162,7 +164,9 @@ def emit(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program], sp
     """Returns source for one backend from optimised programs. `spread`: how batches lie on ranks, if they do."""
     emitter = import_module(f"fibration.backends.{backend}.emit")
     plans = {name: emitter.plan(program, hierarchy.rows.name, spread) for name, program in programs.items()}
-    source = emitter.emit(header(hierarchy, backend, programs), plans, {name: title(name) for name in programs})
+    more = (caller(hierarchy),) if backend == WRITTEN else ()  # modules of the others get vectors and layouts alone
+    titles = {name: title(name) for name in programs}
+    source = emitter.emit(header(hierarchy, backend, programs), plans, titles, *more)
     return Artifact(hierarchy, backend, source, programs, plans)
 
 
@@ -229,7 +233,16 @@ def title(program: str) -> str:
     return TITLES[name] + (f" Its levels add at most {LIMIT:g} to log r." if name != program else "")
 
 
-def choose(backend: str) -> str:
+def choose(backend: str, written: bool = False) -> str:
+    """Returns the name of a backend. `written`: whether one that only writes files may be chosen."""
+    if backend == WRITTEN:
+        if written:
+            return backend
+        raise BackendError(
+            f"the {backend} backend writes modules, and has no operator: tensors of an operator are torch's",
+            required=f"one of auto, {', '.join(BACKENDS)}",
+            remedy=f"fibration compile SPEC --backend {backend} -o DIR, and import what it writes",
+        )
     if backend == "auto":
         backend, why = best()
         log.info("fibration: backend '%s' (%s)", backend, why)
@@ -237,7 +250,7 @@ def choose(backend: str) -> str:
     if backend not in BACKENDS:
         raise BackendError(
             f"no backend '{backend}'",
-            required=f"one of auto, {', '.join(BACKENDS)}",
+            required=f"one of auto, {', '.join((*BACKENDS, *[WRITTEN] * written))}",
             remedy=suggest(str(backend), ("auto", *BACKENDS)) or "backend='auto'",
         )
     return backend

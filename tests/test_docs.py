@@ -348,6 +348,21 @@ def test_the_blocks_of_a_page_run_and_print_their_comments(page, capsys):
         assert all(said in printed for said in re.findall(r"^# (.*)$", block, re.MULTILINE)), block
 
 
+def test_the_page_of_jax_says_what_its_blocks_print(capsys, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from fibration.cli.main import app
+
+    page = (ROOT / "docs" / "how-to" / "jax.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("grpo", "grpo_rewards"):
+        command = f"compile {name} --backend jax -o losses"
+        assert f"fibration {command}" in page
+        assert CliRunner().invoke(app, command.split()).exit_code == 0
+    run_blocks(page, capsys)
+
+
 def test_the_page_of_an_own_loss_says_what_its_blocks_print(capsys):
     page = (ROOT / "docs" / "how-to" / "own_loss.md").read_text()
     assert run_blocks(page, capsys)["op"].hierarchy.name == "my_loss"

@@ -342,7 +342,7 @@ def show(
 @app.command()
 def compile(
     spec: Spec,
-    backend: Annotated[str, typer.Option("--backend", "-b", help="torch, c, triton or auto.")] = "auto",
+    backend: Annotated[str, typer.Option("--backend", "-b", help="torch, c, triton, jax or auto.")] = "auto",
     output: Annotated[
         Path | None,
         typer.Option(*OUTPUT, metavar="DIR", help="Write NAME_BACKEND.py and NAME_certificate.json here."),
@@ -361,7 +361,7 @@ def compile(
     from fibration.printing import reports
     from fibration.printing.progress import working
 
-    hierarchy, chosen = reports.load_quietly(spec), choose(backend)
+    hierarchy, chosen = reports.load_quietly(spec), choose(backend, written=True)
     if output is not None:
         check_writable(output, "--output", "what is compiled")
     with working(f"laws of {hierarchy.name}"):

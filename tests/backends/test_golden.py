@@ -11,7 +11,7 @@ import pytest
 
 import fibration
 from fibration import balanced, strata
-from fibration.pipeline import BACKENDS, TITLES, generate, header
+from fibration.pipeline import BACKENDS, TITLES, WRITTEN, generate, header
 
 domain, modality = strata("domain modality")
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -25,9 +25,11 @@ def load(name):
     return h.replace(orthogonalise=None, assume=[balanced(domain, modality)]) if name.endswith("_balanced") else h
 
 
-@pytest.mark.parametrize("name", ["fiberpo", "gspo", "ppo"])
-def test_generated_torch_source_equals_the_recorded_file(name):
-    compare(GOLDEN / f"{name}_torch.txt", generate(load(name), "torch").source)
+@pytest.mark.parametrize(
+    ("name", "backend"), [*((n, "torch") for n in ("fiberpo", "gspo", "ppo")), ("gspo", "jax"), ("grpo_k3", "jax")]
+)
+def test_generated_modules_equal_the_recorded_files(name, backend):
+    compare(GOLDEN / f"{name}_{backend}.txt", generate(load(name), backend).source)
 
 
 @pytest.mark.sampled
@@ -46,7 +48,7 @@ def compare(path, source):
     assert source == path.read_text(), f"{path.name} is out of date; read the difference, then renew it"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, WRITTEN])
 def test_generation_is_deterministic(backend):
     hierarchy = fibration.load("fiberpo_domain")
     assert generate(hierarchy, backend).source == generate(hierarchy.replace(), backend).source

@@ -187,7 +187,7 @@ def test_the_files_give_the_same_bits_without_the_library(backend, tmp_path):
     assert len(found) == len(names)
 
 
-@pytest.mark.parametrize("backend", ["torch", *BACKENDS])
+@pytest.mark.parametrize("backend", ["torch", "jax", *BACKENDS])
 def test_the_certificate_names_every_file(backend, tmp_path):
     done = write("ppo", backend, tmp_path)
     assert done.exit_code == 0, done.stderr
@@ -231,7 +231,12 @@ def test_machine_code_comes_with_its_resources(tmp_path):
 
 @pytest.mark.parametrize(
     ("backend", "arch", "words"),
-    [("torch", "sm_90", "no architecture"), ("c", "sm_90", "leave --arch out"), ("triton", "sm_12", "'sm_12'")],
+    [
+        ("torch", "sm_90", "no architecture"),
+        ("jax", "sm_90", "no architecture"),
+        ("c", "sm_90", "leave --arch out"),
+        ("triton", "sm_12", "'sm_12'"),
+    ],
 )
 def test_an_unknown_architecture_is_refused(backend, arch, words, tmp_path):
     done = write("ppo", backend, tmp_path / "out", "--arch", arch)

@@ -311,4 +311,45 @@ SLIPS = (
         "programs share sums over the batch of what their launch computes", "backends/test_triton",
         "return not any(computed & {*n.operands} for n in group.values)", "return bool(computed)",
     ),
+    slip(
+        "JAX: masked tokens are added up", "backends/test_jax",
+        "    x = jnp.where(f.present, x, nothing)\n    if f.grid", "    x = jnp.broadcast_to(x, f.parent.shape)\n    if f.grid",
+    ),
+    slip(
+        "JAX: sums of packed rows reach into the row before", "backends/test_jax",
+        "inner = jnp.minimum(-(-low // WIDTH) * WIDTH, high)", "inner = -(-low // WIDTH) * WIDTH",
+    ),
+    slip(
+        "JAX: a block that begins before the row is added to its sum", "backends/test_jax",
+        "low, high = -(-low // WIDTH), high // WIDTH", "low, high = low // WIDTH, high // WIDTH",
+    ),
+    slip(
+        "JAX: a discount counts masked tokens", "backends/test_jax",
+        "    place = jnp.where(f.present, f.parent, f.targets)\n    order = jnp.argsort(place, stable=True)  #", "    place = f.parent\n    order = jnp.argsort(place, stable=True)  #",
+    ),
+    slip(
+        "JAX: absent elements enter a quantile", "backends/test_jax",
+        "parent = jnp.where(f.present, f.parent, f.targets)", "parent = f.parent",
+    ),
+    slip(
+        "JAX: an absent row counts", "backends/test_jax",
+        "push(jnp.ones((), self.real), self.fibre(leaf, rows)) > 0", "jnp.ones(n_rows, bool)",
+    ),
+    slip(
+        "JAX: a group may have two domains", "backends/test_jax",
+        "self.checks.append(jnp.all(~self.present[source] | (low == high)))", "pass",
+    ),
+    slip(
+        "JAX: rows may come in any order", "backends/test_jax",
+        "jnp.all((last < 0) | (ends < first))", "jnp.all(last < n)",
+    ),
+    slip(
+        "JAX: the gradient has the loss's sign twice", "backends/test_jax",
+        "return cotangent * coefficients, None, None", "return -cotangent * coefficients, None, None",
+    ),
+    slip(
+        "JAX: a sum in order may go over several rows", "backends/test_jax",
+        "if node.sources != program.leaves or node.target not in (caller.rows, *caller.in_rows):",
+        "if node.sources != program.leaves:",
+    ),
 )  # fmt: skip

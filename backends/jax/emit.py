@@ -1,0 +1,243 @@
+"""Writes programs as one standalone, readable JAX module, with static shapes.
+
+The module computes in float64 if `jax_enable_x64` is set, else in float32. The library never imports JAX.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import keyword
+import math
+import textwrap
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from fibration.backends.bodies import Language, call, in_parentheses
+from fibration.backends.jax.signature import Signature, signature
+from fibration.compiler.caller import Caller
+from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Mix, Node, Pull, Push, Quantile, Scan
+from fibration.compiler.keys import Key
+from fibration.compiler.program import Program
+from fibration.compiler.schedule import Schedule, Step, schedule
+from fibration.errors import BackendError
+
+# One row per scalar operator of the IR, except `select`.
+OPERATORS: Mapping[str, str] = {
+    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
+    "stop": "lax.stop_gradient({})", "exp": "jnp.exp({})",
+    "log": "jnp.log({})", "expm1": "jnp.expm1({})", "log1p": "jnp.log1p({})",
+    "tanh": "jnp.tanh({})", "sigmoid": "jax.nn.sigmoid({})", "sqrt": "jnp.sqrt({})",
+    "softplus": "jnp.logaddexp({}, 0.0)", "atan": "jnp.arctan({})",
+    "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
+}  # fmt: skip
+# Words that the skeleton uses. No value of a program has one as its name.
+SKELETON_WORDS = """
+jax jnp lax math Any Array NamedTuple WIDTH Fibre blocks push pull spread Layout with_gradient quantile scan inputs over
+at
+""".split()
+RESERVED = frozenset({*keyword.kwlist, *dir(builtins), *SKELETON_WORDS})
+
+MODULE = '''\
+{header}
+"""The loss {name} in JAX, without the library that wrote it.
+
+- `loss` is -J. Its gradient with respect to `log_probs` is that of the generated coefficients.
+- `value_and_coefficients` returns J and ∂J/∂log π of every token.
+{rewards}
+Under `jax.jit`, the numbers of elements (`n_...`) are static: name them in `static_argnames`. Everything is computed in
+float64 if `jax_enable_x64` is set, else in float32. A NaN or an infinity at an unmasked token makes J NaN, and the
+coefficients of the tokens that read it. Labels that are out of range or disagree make every result NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+{parts}
+'''
+
+FUNCTION = '''
+def {name}({arguments}) -> {returns}:
+    """{title}
+
+{about}
+    """
+{body}
+'''
+CALL = """\
+    at = Layout({leaf!r}, {rows!r}, {shape}, mask, segments, {n_rows}, {labels})
+    inputs = {{
+{inputs}
+    }}
+    over = {{
+{edges}
+    }}
+    found = {function}(inputs, over)
+"""
+LOSS = '''
+def loss(*tensors: Any, **named: Any) -> Array:
+    """-J, float []. Takes the arguments of `value_and_coefficients`. Gradients flow into `log_probs` alone."""
+    return -value_and_coefficients(*tensors, **named)[0]
+'''
+
+
+def plan(program: Program, rows: str, spread: object = None) -> Schedule:
+    """The schedule of a program: one vector after the other."""
+    return schedule(program, RESERVED)
+
+
+def emit(header: str, schedules: Mapping[str, Schedule], titles: Mapping[str, str], caller: Caller) -> str:
+    """The source of a module with the loss, and with advantages from rewards if the hierarchy has a formula of them.
+
+    Raises BackendError for a hierarchy that needs several kinds of tokens, a projection, or an order across rows.
+    """
+    from_rewards = next((name for name in ("advantages_of_rows", "advantages") if name in schedules), None)
+    chosen = {name: schedules[name] for name in ("objective", from_rewards) if name is not None}
+    for s in chosen.values():
+        _refuse(s.program, caller)
+    taken = RESERVED | {"found", "dtype", "coefficients", *(f"{name}_of_vectors" for name in chosen)}
+    made = {name: signature(s.program, caller, taken) for name, s in chosen.items()}
+    kinds = {type(n) for s in chosen.values() for n in s.program.nodes()}
+    copied = ["fibres", *["quantiles"] * (Quantile in kinds), *["scans"] * (Scan in kinds), "layout"]
+    parts = [_copied(name) for name in copied]
+    parts += [_function(f"{name}_of_vectors", s, titles[name]) for name, s in chosen.items()]
+    parts += [_objective(made["objective"], chosen["objective"]), LOSS]
+    parts += [_advantages(made[name], s, name) for name, s in chosen.items() if name == from_rewards]
+    rewards = "- `advantages_from_rewards` returns the advantages to pass to both.\n" if from_rewards else ""
+    written = "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
+    text = MODULE.format(header="{header}", name=caller.name, rewards=rewards, parts=written)
+    return text.replace("{header}", header.rstrip())  # last, because the header is free text
+
+
+def _copied(name: str) -> str:
+    """The text of a file beside this one, without its docstring and imports."""
+    tree = ast.parse(source := Path(__file__).with_name(f"{name}.py").read_text())
+    imports = [part.end_lineno or 0 for part in tree.body if isinstance(part, ast.Import | ast.ImportFrom)]
+    return "\n".join(source.splitlines()[max(imports) :])
+
+
+def _objective(s: Signature, schedule: Schedule) -> str:
+    called = schedule.program.called
+    value, coefficients = (called[Key(word)] for word in ("objective", "coefficients"))
+    body = [
+        _call(s, "objective_of_vectors", "jnp.shape(log_probs)"),
+        "    dtype = jnp.promote_types(jnp.result_type(log_probs), jnp.float32)\n",
+        f"    coefficients = at.result(found[{coefficients!r}], {s.leaf!r}, dtype)\n",
+        f"    value = at.result(found[{value!r}], 'batch', dtype)\n",
+        "    return with_gradient(jnp.asarray(log_probs, dtype), value, coefficients), coefficients",
+    ]
+    title = "J, and its coefficients ∂J/∂log π: float [], and floats in the shape of `log_probs`; 0 at masked tokens."
+    return _for_callers("value_and_coefficients", s, title, "tuple[Array, Array]", "".join(body))
+
+
+def _advantages(s: Signature, schedule: Schedule, name: str) -> str:
+    (key,) = (k for k in schedule.program.outputs if k.word == "advantages")
+    node = schedule.program.outputs[key]
+    body = _call(s, f"{name}_of_vectors", "jnp.shape(mask if segments is None else segments)")
+    body += f"    return at.result(found[{schedule.program.called[key]!r}], {node.stratum!r}, at.real)"
+    which = "per token" if node.stratum == s.leaf else f"one per {node.stratum}"
+    return _for_callers("advantages_from_rewards", s, f"The advantages, {which}; 0 where no token is.", "Array", body)
+
+
+def _for_callers(name: str, s: Signature, title: str, returns: str, body: str) -> str:
+    by_position = [f"    {a.name}: Any,\n" for a in s.arguments if a.by_position]
+    others = sorted((a for a in s.arguments if not a.by_position), key=lambda a: bool(a.default))
+    by_name = [f"    {a.name}: Any{' = ' + a.default if a.default else ''},\n" for a in others]
+    arguments = "\n" + "".join([*by_position, "    *,\n", *by_name])
+    about = "\n".join(f"    - `{a.name}`: {a.about}" for a in s.arguments)
+    return FUNCTION.format(name=name, arguments=arguments, returns=returns, title=title, about=about, body=body)
+
+
+def _call(s: Signature, function: str, shape: str) -> str:
+    program = s.program
+    labels = ", ".join(f"{stratum!r}: ({name}, {n}, {at!r})" for stratum, (name, n, at) in s.labels.items())
+    return CALL.format(
+        leaf=s.leaf,
+        rows=s.caller.rows,
+        shape=shape,
+        n_rows=s.rows,
+        labels=f"{{{labels}}}",
+        inputs="\n".join(f"        {program.given[i]!r}: {s.vectors[i]}," for i in program.inputs),
+        edges="\n".join(f"        {e!r}: at.fibre({e[0]!r}, {e[1]!r})," for e in program.edges),
+        function=function,
+    )
+
+
+def _refuse(program: Program, caller: Caller) -> None:
+    def refused(found: str, required: str) -> BackendError:
+        what = f"the jax backend cannot write '{caller.name}'"
+        return BackendError(what, required=required, found=found, remedy="take --backend torch, c or triton")
+
+    if len(program.leaves) > 1:
+        raise refused(f"leaves {', '.join(program.leaves)}", "one kind of tokens")
+    if caller.rows in program.leaves:
+        raise refused(f"the rows are '{caller.rows}', the leaf", "rows of tokens")
+    if program.matrices:
+        raise refused("orthogonalise='projection', whose matrices an index computes", "residuals without a projection")
+    for node in program.nodes():
+        if isinstance(node, Scan):
+            order = f"a sum in order of {' and '.join(node.sources)} over {node.target}"
+            if node.sources != program.leaves or node.target not in (caller.rows, *caller.in_rows):
+                raise refused(order, "sums in order of tokens, over what lies in one row")
+
+
+def _function(name: str, schedule: Schedule, title: str) -> str:
+    program = schedule.program
+    width = max((len(program.given[i]) for i in program.inputs), default=0)
+    about = "\n".join(f"    {program.given[i]:<{width}}  [{i.stratum}]" for i in program.inputs)
+    stored = {v for n in program.nodes() if isinstance(n, Quantile) for v in n.values}
+    lines = [line for step in schedule.steps if isinstance(step, Step) for line in _step(step, schedule, stored)]
+    results = "\n".join(f"        {program.called[k]!r}: {v}," for k, v in schedule.results.items())
+    body = "\n".join([*lines, "    return {", results, "    }"])
+    given = "inputs: dict[str, Array], over: dict[tuple[str, str], Fibre]"
+    return FUNCTION.format(name=name, arguments=given, returns="dict[str, Array]", title=title, about=about, body=body)
+
+
+def _step(step: Step, schedule: Schedule, stored: set[Node]) -> list[str]:
+    node, shape = step.node, f"  # [{step.node.stratum}]"
+    names, given = schedule.names, schedule.program.given
+    operands = [names[o] for o in node.operands]
+    before: list[str] = []
+    if isinstance(node, Input):
+        value = f"inputs[{given[node]!r}]"
+    elif isinstance(node, Const):
+        value = f"jnp.full((1,), {constant(node.value)})"
+    elif isinstance(node, Push):
+        reduce = "" if node.reduce == "sum" else f", {node.reduce!r}"
+        value = f"push({operands[0]}, over[{node.source!r}, {node.target!r}]{reduce})"
+    elif isinstance(node, Pull):
+        verb = "spread" if node.target == BATCH else "pull"
+        value = f"{verb}({operands[0]}, over[{node.source!r}, {node.target!r}])"
+    elif isinstance(node, Quantile):
+        value = f"quantile({operands[0]}, over[{node.sources[0]!r}, {node.target!r}], {operands[-1]})"
+    elif isinstance(node, Scan):
+        value = f"scan({operands[0]}, over[{node.into!r}, {node.target!r}], {operands[-1]}, {node.forward})"
+    elif isinstance(node, Map):
+        shared, value = LANGUAGE.write(node.body, operands, step.name, frozenset(names.values()))
+        before = [f"{name} = {text}" for name, text in shared]
+    elif isinstance(node, Detach):
+        value = f"lax.stop_gradient({operands[0]})"
+    else:
+        assert not isinstance(node, Mix)
+        raise BackendError(f"the jax backend cannot emit {type(node).__name__}")
+    if node in stored:  # computed once, so that the value that is the quantile compares equal to it
+        value = f"lax.optimization_barrier({value})"
+    lines = [textwrap.indent(line, "    ") for line in [*before, f"{step.name} = {value}"]]
+    lines[-1] += shape
+    return lines
+
+
+def constant(value: float) -> str:
+    if math.isfinite(value):
+        return in_parentheses(value)
+    return "math.nan" if math.isnan(value) else ("math.inf" if value > 0 else "(-math.inf)")
+
+
+LANGUAGE = Language("jax", OPERATORS, constant, partial(call, "jnp.where"))

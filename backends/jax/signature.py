@@ -1,0 +1,118 @@
+"""The arguments of the functions that callers of a JAX module use, and the vectors that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fibration.compiler.arguments import GIVEN, TOKENS, token_tensor
+from fibration.compiler.caller import Caller
+from fibration.compiler.ir import BATCH, Input
+from fibration.compiler.keys import Names
+from fibration.compiler.program import Program
+from fibration.errors import BackendError
+
+TENSORS = ("log_prob", "old_log_prob", *GIVEN)  # what is passed by position, in this order
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a function: its default as text ("" if it must be passed), and a line about it."""
+
+    name: str
+    default: str
+    about: str
+    by_position: bool = False
+
+
+@dataclass
+class Signature:
+    """The arguments of a program, and the text that makes each of its vectors from them."""
+
+    program: Program
+    caller: Caller
+    arguments: list[Argument] = field(default_factory=list)
+    vectors: dict[Input, str] = field(default_factory=dict)
+    rows: str = ""  # the argument with the number of rows
+    labels: dict[str, tuple[str, str, str]] = field(default_factory=dict)  # labels, their number, and who has them
+
+    @property
+    def leaf(self) -> str:
+        return self.program.leaves[0]
+
+
+def signature(program: Program, caller: Caller, reserved: frozenset[str]) -> Signature:
+    """The arguments of a program. A name that is taken gets a number. `reserved`: names that no argument has."""
+    return _Arguments(Signature(program, caller), Names(reserved)).made()
+
+
+class _Arguments:
+    def __init__(self, signature: Signature, names: Names) -> None:
+        self.s, self.names = signature, names
+        self.known: dict[tuple[str, ...], str] = {}  # the arguments by what they are: a kind and a key
+        self.program, self.caller, self.leaf = signature.program, signature.caller, signature.leaf
+
+    def made(self) -> Signature:
+        read = sorted(self.program.inputs, key=lambda i: TENSORS.index(i.kind) if i.kind in TENSORS else len(TENSORS))
+        rows, in_shape = self.caller.rows, "in the shape of the batch"
+        for i in read:
+            if i.kind in TOKENS:
+                tensor = token_tensor(i)
+                name = self.add(tensor.argument, (i.kind, *i.key), f"{tensor.note}, {in_shape}", "", i.kind in TENSORS)
+                self.s.vectors[i] = f"at.tokens({name!r}, {name})"
+            elif i.kind in GIVEN:
+                name = self.add(GIVEN[i.kind], (i.kind,), f"per token, or one per {rows}", "", True)
+                self.s.vectors[i] = f"at.given({name!r}, {name}, {i.over!r})"
+        of_rewards = any(i.kind == "reward" for i in read)  # they may be per row, and then the mask alone has the shape
+        self.add("mask", ("mask",), f"{in_shape}, True at tokens that count", "" if of_rewards else "None")
+        each = f"for packed tokens, the {rows} of each: ascending whole numbers from 0 on, below 0 where no token is"
+        self.add("segments", ("segments",), each, "None")
+        self.s.rows = self.add(f"n_{rows}", ("size", rows), f"for packed tokens, how many {rows} elements", "None")
+        for stratum in self.labelled():
+            self.label(stratum)
+        for i in read:
+            if i not in self.s.vectors:
+                self.s.vectors[i] = self.vector(i)
+        return self.s
+
+    def add(self, wish: str, key: tuple[str, ...], about: str, default: str = "", by_position: bool = False) -> str:
+        if key not in self.known:
+            self.known[key] = self.names.free(wish)
+            self.s.arguments.append(Argument(self.known[key], default, about, by_position))
+        return self.known[key]
+
+    def labelled(self) -> Iterator[str]:
+        """The strata that the program reads, other than tokens, rows and the batch."""
+        read = [s for edge in self.program.edges for s in edge]
+        for i in self.program.inputs:
+            read += [i.over, *(i.key if i.kind == "count" else ())]
+            if i.kind == "total":
+                read += [self.caller.attributes[i.key[0]], i.key[1]]
+        yield from (s for s in dict.fromkeys(read) if s not in (self.leaf, self.caller.rows, BATCH))
+
+    def label(self, stratum: str) -> None:
+        at = self.caller.rows if stratum in self.caller.over_rows else self.leaf
+        which = f"one per {self.caller.rows}" + ", or in the shape of the batch" * (at == self.leaf)
+        name = self.add(stratum, ("label", stratum), f"the {stratum} of each {at}, {which}: whole numbers from 0 on")
+        most = f"how many {stratum} elements at most; by default as many as {at} elements"
+        self.s.labels[stratum] = (name, self.add(f"n_{stratum}", ("size", stratum), most, "None"), at)
+
+    def vector(self, i: Input) -> str:
+        if i.kind == "count":
+            return f"at.count({i.key[0]!r}, {i.key[1]!r})"
+        if i.kind in ("attribute", "total"):
+            on = self.caller.attributes[i.key[0]]
+            shape = "in the shape of the batch" if on == self.leaf else f"one per {on}"
+            name = self.add(i.key[0], ("attribute", i.key[0]), f"the attribute, {shape}")
+            vector = f"at.vector({name!r}, {name}, {on!r})"
+            if i.kind == "attribute" or on == i.key[1]:
+                return vector
+            return f"push({vector}, at.fibre({on!r}, {i.key[1]!r}))"
+        if i.kind == "parameter":
+            default = self.caller.defaults[i.key]
+            each = f", or one per {i.over}" if i.over != BATCH else ""
+            about = f"the parameter: one number{each}, in {self.caller.ranges[i.key[0]]}"
+            text = "" if default is None else repr(default)
+            name = self.add(self.program.given[i], ("parameter", *i.key, i.over), about, text)
+            return f"at.vector({name!r}, {name}, {i.over!r})"
+        raise BackendError(f"the jax backend has no argument for the input '{i.word}' of kind {i.kind}")
