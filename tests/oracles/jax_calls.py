@@ -61,7 +61,9 @@ def named(h: Hierarchy, batch: Batch, layout: Layout, kind: str, wanted: Any) ->
     given |= {k: whole(numbers(v), -1) for k, v in batch.token_labels.items() if k in wanted}
     if batch.weights is not None and "weight" in wanted:
         given["weight"] = whole(batch.weights, np.nan)
-    return given
+    return given | {
+        k: whole(v, np.nan) for k, v in batch.attributes.items() if k in wanted and isinstance(v, np.ndarray)
+    }
 
 
 @functools.cache
