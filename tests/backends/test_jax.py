@@ -38,7 +38,7 @@ def batch_for(h, seed, lengths):
     labels = {k: generator.integers(0, 3, batch.tokens).tolist() for k in ("state", "expert")}
     near = np.where(batch.row % 2, 5e-4, 0.2)  # masks of mismatch keep some rows, and drop others
     others = {p: near * generator.normal(size=batch.tokens) for p in h.policies if p not in ("current", "old")}
-    per_token = [a.name for a in h.attributes.values() if a.on in h.leaves]
+    per_token = [a.name for a in h.attributes.values() if a.on in h.leaves and a.name != "weight"]  # which it has
     numbers = {name: np.random.default_rng([seed, 7]).uniform(0.5, 2, batch.tokens) for name in per_token}
     labels = {**batch.token_labels, **labels}
     return replace(batch, token_labels=labels, policies=others, attributes={**batch.attributes, **numbers})
