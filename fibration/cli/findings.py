@@ -25,7 +25,7 @@ from fibration.runtime.weights import effective
 
 GROUPS = "prompt_group"  # labels of this name are counted
 MOST = 10  # rows of a coarsest stratum per level: the elements that drift furthest at that level
-PULL = " Pull: the level's share of the sum of squared pulls on the tokens; near 0, the level is idle."
+PULL = " Pull: the share of a level and channel in the sum of squares of what all add to the pull on tokens."
 
 
 def _table(*columns: str, left: int = 1) -> Table:

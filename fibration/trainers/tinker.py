@@ -38,7 +38,7 @@ def custom_loss(
 
     - `labels`: per stratum, one label for each datum, such as `{"prompt_group": groups}`. If several data are pieces of
       one trajectory, `{"trajectory": keys}`.
-    - `rewards`: one for each datum, for a hierarchy with a formula of advantages.
+    - `rewards`: one for each datum, for a hierarchy with a formula of advantages, which requires them.
     - `policies`: the field of `loss_fn_inputs` that has a policy's log-probs. Default: `{"old": "logprobs"}`, those of
       the sampler. `{"old": "old_logprobs", "rollout": "logprobs"}` for a hierarchy that reads `log_prob(rollout)`.
     - `parameters`, `metrics`: as in `op.loss`.
@@ -47,8 +47,15 @@ def custom_loss(
     the prompt's; the log-probs of `policies`; without `rewards`, `"advantages"`. Values under the mask are never read.
 
     The loss computes in float64. The client rounds the weights to float32, which the service takes. Raises TrainerError
-    for a field that is missing or has another length. Errors of the batch are those of `op.index` and `op.loss`.
+    for missing rewards, and for a field that is missing or has another length. Errors of the batch are those of
+    `op.index` and `op.loss`.
     """
+    if op.hierarchy.advantages is not None and rewards is None:
+        raise TrainerError(
+            f"'{op.hierarchy.name}' makes its own advantages, and those of the data would take their place",
+            required="the rewards that its formula reads, one for each datum",
+            remedy="rewards=[...], or zeros if the formula reads none (`opd`); or hierarchy.replace(advantages=None)",
+        )
     fields = {OLD: LOG_PROBS, **(policies or {})}
     indexed: dict[str, Any] = dict(labels or {})
     if indexed.get(op.hierarchy.rows.name) is not None:
@@ -92,5 +99,6 @@ def _field(place: int, log_probs: Tensor, field: str, datum: Any) -> Tensor:
             f"loss_fn_inputs['{field}'] of datum {place} has shape {list(values.shape)}",
             required="one number for each target token, [T]",
             found=f"log-probs of shape {list(log_probs.shape)}",
+            remedy=f"give '{field}' one number for each number of target_tokens",
         )
     return values

@@ -132,6 +132,13 @@ def test_a_field_that_does_not_fit_is_an_error_that_names_the_datum(change, says
     assert says in str(caught.value)
 
 
+def test_a_formula_of_advantages_needs_rewards():
+    """Data have advantages too, and these would silently train another loss."""
+    with pytest.raises(TrainerError, match=r"'rloo' makes its own advantages") as caught:
+        custom_loss(off_policy_step.operator("rloo"), {"prompt_group": LABELS["prompt_group"]})
+    assert "rewards=[...]" in str(caught.value)
+
+
 def test_log_probs_of_several_candidates_per_token_are_refused():
     data, now = data_of(off_policy_step.step(), old="logprobs")
     now[0] = now[0][:, None].expand(-1, 2)
