@@ -4,7 +4,8 @@
 `S = w_1·Z(R_1) + w_2·Z(R_2)`, `Z(R) = (R - mean)/(std + epsilon)` of the prompt group, over answers, with `n - 1`;
 `μ = 1/tokens`. TRL's `multi_objective_aggregation="normalize_then_sum"` is this `A`, with `epsilon = 1e-4`. The
 estimator `gdpo` of verl standardises `S` over tokens, so that long answers weigh more, and has `1e-6` for `Z`. All laws
-hold but `baseline`: it divides by deviations. The rewards are attributes of the row, and `reward` is not read.
+hold but `baseline`: it divides by deviations. The rewards are attributes of the row. `reward` is not read: pass
+`rewards=` of zeros, which makes the advantages.
 
 `op.index(mask=..., attributes={"reward_1": ..., "reward_2": ...})` takes one number per row for each. For more rewards,
 add terms to a copy of this file.

@@ -5,7 +5,7 @@ sample, without a gradient. Tinker's recipe `on_policy_distillation` is this wit
 `kl_discount_factor = 0` and `loss_fn = "importance_sampling"`, which sums over tokens. verl's distillation with
 `loss_mode = "k1"` and `use_policy_gradient` has PPO's clip, and `log π` of each update in place of `log π_old`: equal
 at the first update. On policy, this gradient is that of the penalty `beta·(log π - log π_teacher)²/2`. All laws hold
-but `baseline`: no reward is read.
+but `baseline`: no reward is read. Pass `rewards=` of zeros, which makes the advantages.
 """
 
 from fibration import Hierarchy, Parameter, identity_gate, log_prob, policies, ratio_deviation, strata, token_mean
