@@ -25,6 +25,7 @@ from fibration.runtime.weights import effective
 
 GROUPS = "prompt_group"  # labels of this name are counted
 MOST = 10  # rows of a coarsest stratum per level: the elements that drift furthest at that level
+LABEL = 11  # characters of a label, so that the table of regimes fits into 80
 PULL = " Pull: the share of a level and channel in the sum of squares of what all add to the pull on tokens."
 
 
@@ -109,7 +110,7 @@ def table_of_regimes(g: Gated) -> Table:
     titles = [r.title.replace(" ", "\n") for r in regimes.values()]
     # Metrics exist per element only for strata with few elements, and never for the batch.
     coarsest = [over for over in dict.fromkeys(b for _, b in report.paths) if any(f"[{over}=" in m for m in metrics)]
-    heading = coarsest[0] if len(coarsest) == 1 else "over" if coarsest else ""
+    heading = coarsest[0] if len(coarsest) == 1 and len(coarsest[0]) <= LABEL else "over" if coarsest else ""
     pulls = ["pull"] if has_pulls(h) else []
     table = _table("level", heading, "elem.", "mean\ndrift", "max\ndrift", *titles, *pulls, left=2)
 
@@ -132,7 +133,7 @@ def table_of_regimes(g: Gated) -> Table:
             if len(names) > MOST:
                 shown = sorted(sorted(shown, key=lambda i: -far[i] if far[i] == far[i] else 0.0)[: MOST - 1])
             for i in shown:
-                row(level, shortened(str(names[i]), 11), key, f"[{over}={names[i]}]", float(counts[i]))
+                row(level, shortened(str(names[i]), LABEL), key, f"[{over}={names[i]}]", float(counts[i]))
                 level = ""
             if len(names) > MOST:
                 table.add_row("", Text(f"{len(names) - len(shown)} others", "dim"))
