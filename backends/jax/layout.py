@@ -46,7 +46,7 @@ class Layout:
         else:
             if n_rows is None:
                 raise ValueError(f"segments need n_{rows}, the number of {rows} elements, as a Python integer")
-            given = self._shaped("segments", segments, shape)
+            given = self._shaped("segments", self._whole("segments", segments), shape)
             present &= given >= 0
             self.row = jnp.clip(given, 0, n_rows - 1)
             place, every = jnp.where(present, given, n_rows), jnp.arange(n)
@@ -63,14 +63,22 @@ class Layout:
             self._label(stratum, values, self.size[at] if number is None else number, at)
 
     def _label(self, stratum: str, values: Any, number: int, at: str) -> None:
+        values = self._whole(stratum, values)
         if at == self.leaf and jnp.shape(values) == (self.size[self.rows],) != self.shape:
-            values = jnp.asarray(values)[self.row].reshape(self.shape)  # one per row
+            values = values[self.row].reshape(self.shape)  # one per row
         label = self._shaped(stratum, values, self.shape if at == self.leaf else (self.size[at],))
         self.checks.append(jnp.all(~self.present[at] | ((label >= 0) & (label < number))))
         label = jnp.clip(label, 0, number - 1)
         self.size[stratum], self.labels[stratum] = number, (at, label)
         place = jnp.where(self.present[at], label, number)
         self.present[stratum] = jnp.zeros(number, bool).at[place].set(True, mode="drop")
+
+    @staticmethod
+    def _whole(name: str, values: Any) -> Array:
+        found = jnp.asarray(values)
+        if not jnp.issubdtype(found.dtype, jnp.integer):
+            raise ValueError(f"{name} is {found.dtype}: pass whole numbers")
+        return found
 
     @staticmethod
     def _shaped(name: str, values: Any, shape: tuple[int, ...]) -> Array:
@@ -137,7 +145,9 @@ class Layout:
             return self.tokens(name, values)
         size, found = self.size[stratum], lax.stop_gradient(jnp.asarray(values, self.real))
         if found.shape not in ((), (1,), (size,)):
-            raise ValueError(f"{name} has shape {found.shape}: pass one number, or shape ({size},), one per {stratum}")
+            shape = self.shape if stratum == self.leaf else (size,)
+            each = "" if stratum == "batch" else f", or shape {shape}, one per {stratum}"
+            raise ValueError(f"{name} has shape {found.shape}: pass one number{each}")
         return jnp.broadcast_to(found, (size,))
 
     def given(self, name: str, values: Any, stratum: str) -> Array:

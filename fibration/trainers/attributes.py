@@ -21,7 +21,7 @@ def is_per_token(hierarchy: Hierarchy, attribute: Attribute) -> bool:
     return attribute.on in hierarchy.leaves
 
 
-def option(name: str) -> str:
+def attribute_option(name: str) -> str:
     """The Python argument that names the column of an attribute."""
     return f"attributes={{{name!r}: COLUMN}}"
 
@@ -31,7 +31,7 @@ def attribute_sources(
     given: Mapping[str, Source] | None = None,
     of_tokens: Mapping[str, Source] | None = None,
     of_rows: Mapping[str, Source] | None = None,
-    say: Callable[[str], str] = option,
+    say: Callable[[str], str] = attribute_option,
 ) -> dict[str, Source]:
     """The source of every attribute: the user's, or else the one that the trainer knows.
 
@@ -109,16 +109,15 @@ def numbers_of_tokens(attribute: Attribute, given: Tensor, mask: Tensor, field: 
     wrong = there & ~values.isfinite()
     if wrong.any():
         row, token = wrong.nonzero()[0].tolist()
-        raise no_number(attribute, f"token {token} of row {row} has {float(values[row, token]):g} in {field}", fix)
+        what = f"token {token} of row {row} has {float(values[row, token]):g} in {field}"
+        raise no_number(attribute, what, fix, "unmasked token")
     return values
 
 
-def no_number(attribute: Attribute, what: str, fix: str) -> TrainerError:
+def no_number(attribute: Attribute, what: str, fix: str, of: str = "row with an unmasked token") -> TrainerError:
     return TrainerError(
         f"{what}, the source of the attribute '{attribute.name}' of {an(attribute.on.name)}",
-        required="a finite number for every unmasked token"
-        if "token " in what
-        else "a finite number for every row with an unmasked token",
+        required=f"a finite number for every {of}",
         remedy=fix,
     )
 

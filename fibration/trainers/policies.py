@@ -18,7 +18,7 @@ def passed(hierarchy: Hierarchy) -> tuple[str, ...]:
     return tuple(name for name, policy in hierarchy.policies.items() if policy.is_passed)
 
 
-def option(name: str) -> str:
+def policy_option(name: str) -> str:
     """The Python argument that gives a policy's log-probs."""
     return f"policies={{{name!r}: MODEL}}"
 
@@ -27,7 +27,7 @@ def check_policies(
     hierarchy: Hierarchy,
     known: Mapping[str, str],
     given: Mapping[str, Any] | None = None,
-    say: Callable[[str], str] = option,
+    say: Callable[[str], str] = policy_option,
 ) -> None:
     """Raise TrainerError if a hierarchy reads a policy of which the trainer has no log-probs, and if the user gives a
     policy that the hierarchy does not read, or that the trainer has itself.
@@ -58,8 +58,10 @@ def check_policies(
                 f"log-probs of the policy '{name}', which '{hierarchy.name}' does not read"
                 if name not in reads
                 else f"log-probs of the policy '{name}', which the trainer has: {known[name]}",
-                required=f"policies for {listed(further or ('nothing',))}",
-                remedy=suggest(str(name), further)
+                required=f"log-probs of {listed(further)}"
+                if further
+                else f"none: '{hierarchy.name}' reads no further policy",
+                remedy=suggest(str(name), further) or f"leave {name!r} out of policies"
                 if name not in reads
                 else f"leave it out, or read another name in the hierarchy: log_prob(second_{name})",
             )

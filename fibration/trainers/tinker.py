@@ -29,6 +29,7 @@ def custom_loss(
     *,
     rewards: Sequence[float] | None = None,
     policies: Mapping[str, str] | None = None,
+    attributes: Mapping[str, Any] | None = None,
     parameters: Mapping[str, Any] | None = None,
     metrics: bool | str | Sequence[str] = True,
 ) -> CustomLoss:
@@ -41,6 +42,8 @@ def custom_loss(
     - `rewards`: one for each datum, for a hierarchy with a formula of advantages, which requires them.
     - `policies`: the field of `loss_fn_inputs` that has a policy's log-probs. Default: `{"old": "logprobs"}`, those of
       the sampler. `{"old": "old_logprobs", "rollout": "logprobs"}` for a hierarchy that reads `log_prob(rollout)`.
+    - `attributes`: one number per datum, or the field of `loss_fn_inputs` that has one per token, such as
+      `{"entropy": "entropies"}`. An attribute of a coarser stratum takes a mapping from its labels to numbers.
     - `parameters`, `metrics`: as in `op.loss`.
 
     Each datum has in `loss_fn_inputs`, beside `target_tokens` and of its length: `"mask"`, 1 on sampled tokens and 0 on
@@ -66,7 +69,8 @@ def custom_loss(
             return torch.cat([_field(place, row, field, data[place]) for place, row in enumerate(log_probs)]).double()
 
         offsets = torch.tensor([0, *accumulate(map(len, log_probs))])
-        index = op.index(offsets=offsets, mask=packed(MASK) != 0, **indexed)
+        given = {name: packed(x) if isinstance(x, str) else x for name, x in (attributes or {}).items()}
+        index = op.index(offsets=offsets, mask=packed(MASK) != 0, attributes=given or None, **indexed)
         old, *others = (packed(field) for field in fields.values())
         made = op.loss(
             torch.cat(list(log_probs)).double(),

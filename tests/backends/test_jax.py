@@ -286,6 +286,7 @@ def test_shapes_and_dtypes_that_do_not_fit_are_errors_in_words():
         ({"epsilon_low": np.ones(2)}, "epsilon_low has shape"),
         ({"segments": np.zeros((2, 3), int)}, "n_trajectory"),
         ({"n_trajectory": 5}, "segments and n_trajectory"),
+        ({"segments": np.zeros((2, 3)), "n_trajectory": 2}, "segments is float.*: pass whole numbers"),
     ):
         with pytest.raises(ValueError, match=words):
             jax.eval_shape(lambda given=change: m.value_and_coefficients(**{**good, **given}))

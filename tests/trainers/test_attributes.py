@@ -130,6 +130,7 @@ def test_a_policy_of_the_user_is_taken():
     ("h", "given", "says", "remedy"),
     [
         ("opd", None, "reads log_prob\\(teacher\\), and the trainer has no log-probs", "policies={'teacher': MODEL}"),
+        ("grpo", {"judge": 1}, "policy 'judge', which 'grpo' does not read", "leave 'judge' out of policies"),
         ("opd", {"teacher": 1, "teach": 1}, "policy 'teach', which 'opd' does not read", "did you mean 'teacher'?"),
         ("grpo_k2", {"reference": 1}, "policy 'reference', which the trainer has: a frozen model", "second_reference"),
         ("opd", "teacher", "policies are 'teacher'", "policies={'teacher': MODEL}"),

@@ -132,6 +132,21 @@ def test_a_field_that_does_not_fit_is_an_error_that_names_the_datum(change, says
     assert says in str(caught.value)
 
 
+def test_attributes_of_tokens_are_fields_of_the_data():
+    """`entropy_mask` drops the tokens below a quantile of all entropies."""
+    step, op = off_policy_step.step(), off_policy_step.operator("entropy_mask")
+    step["entropy"] = torch.rand(step["new"].shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    new = step["new"].clone().requires_grad_()
+    index = op.index(mask=step["mask"], attributes={"entropy": step["entropy"]})
+    loss = op.loss(new, step["old"], step["advantages"], index).loss
+    loss.backward()
+    data, now = data_of(step, old="logprobs", entropy="entropies")
+    found, _ = custom_loss(op, attributes={"entropy": "entropies"})(data, now)
+    found.backward()
+    assert float(found.detach()) == pytest.approx(float(loss.detach()), rel=1e-12)
+    assert float((gradients(now, step) - new.grad).norm() / new.grad.norm()) <= 1e-12
+
+
 def test_a_formula_of_advantages_needs_rewards():
     """Data have advantages too, and these would silently train another loss."""
     with pytest.raises(TrainerError, match=r"'rloo' makes its own advantages") as caught:

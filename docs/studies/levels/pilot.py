@@ -130,21 +130,17 @@ def shares(op, now: Tensor, answers: Answers, old: Tensor, given: Tensor) -> dic
 
 def report() -> None:
     """A row for every epoch off policy, and which of them count: `grpo` gates between 3 and 10 % of the tokens."""
-    print("| run | rollout, epoch | gated, % | correlation | design effect | trajectories, % | domains, % | counts |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    columns = "run", "rollout, epoch", "gated, %", "correlation", "length", "design effect"
+    columns += "trajectories, %", "domains, %", "centred: domains, %", "centred: groups, %", "counts"
+    print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
     for file in sorted((HERE / "results").glob("*.jsonl")):
         for d in map(json.loads, file.read_text().splitlines()):
             if d["epoch"]:
-                kind = file.name.split("_")[0]
-                pull = {level: f"{100 * d[f'pull_{kind}'][level]:.1f}" for level in ("trajectory", "domain")}
+                running, centred = (d[f"pull_{kind}"] for kind in ("running", "centred"))
+                shares = running["trajectory"], running["domain"], centred["domain"], centred["prompt_group"]
                 counts = "yes" if 0.03 <= d["clipped"] <= 0.1 else "·"
-                cells = (
-                    f"{100 * d['clipped']:.1f}",
-                    f"{d['icc']:.2f}",
-                    f"{d['design_effect']:.0f}",
-                    *pull.values(),
-                    counts,
-                )
+                drift = f"{d['icc']:.2f}", f"{d['length']:.0f}", f"{d['design_effect']:.0f}"
+                cells = f"{100 * d['clipped']:.1f}", *drift, *(f"{100 * share:.1f}" for share in shares), counts
                 print(f"| {file.stem} | {d['rollout']}, {d['epoch']} | {' | '.join(cells)} |")
 
 

@@ -19,6 +19,7 @@ from fibration.language.atoms import Attribute
 from fibration.language.hierarchy import Hierarchy
 from fibration.trainers.attributes import (
     as_number,
+    attribute_option,
     attribute_sources,
     indexed,
     is_per_token,
@@ -26,9 +27,7 @@ from fibration.trainers.attributes import (
     numbers_of_rows,
     numbers_of_tokens,
 )
-from fibration.trainers.attributes import option as attribute_option
-from fibration.trainers.policies import REFERENCE, ROLLOUT, check_policies, passed
-from fibration.trainers.policies import option as policy_option
+from fibration.trainers.policies import REFERENCE, ROLLOUT, check_policies, passed, policy_option
 from fibration.trainers.trl.refusals import datasets, distinct
 
 KNOWN = {ROLLOUT: "what vLLM or a rollout function sampled with", REFERENCE: "its reference model"}
@@ -187,7 +186,13 @@ class RowNumbers:
             attribute = self.hierarchy.attributes[name]
             if source is ENTROPY:
                 assert entropies is not None
-                found[ATTRIBUTE + name] = numbers_of_tokens(attribute, entropies, unmasked, "TRL's entropies", FIX)
+                found[ATTRIBUTE + name] = numbers_of_tokens(
+                    attribute,
+                    entropies,
+                    unmasked,
+                    "TRL's entropies",
+                    "look for logits of the model that are not finite",
+                )
             elif source.startswith(FUNCTION):
                 given = rewards[:, functions.index(source.removeprefix(FUNCTION))].tolist()
                 where = f"the rewards of {source.removeprefix(FUNCTION)!r}"
@@ -198,7 +203,8 @@ class RowNumbers:
                 given = column_of(rows, source, what, attribute_option(name))
                 if is_per_token(self.hierarchy, attribute):
                     tokens = of_tokens(given, there, source, what)
-                    found[ATTRIBUTE + name] = numbers_of_tokens(attribute, tokens, unmasked, f"{source!r}", FIX)
+                    fix = "let the rollout function return a finite number for every token"
+                    found[ATTRIBUTE + name] = numbers_of_tokens(attribute, tokens, unmasked, f"{source!r}", fix)
                 else:
                     where = f"the column {source!r}"
                     found[ATTRIBUTE + name] = numbers_of_rows(attribute, given, used, where, FIX)
@@ -238,7 +244,7 @@ def column_of(rows: Sequence[Mapping[str, Any]], column: str, what: str, fix: st
 
 
 def of_tokens(given: Sequence[Any], there: Tensor, field: str, what: str) -> Tensor:
-    """Lists of one number per token of a completion, as float64 `[b, T]`, 0 after their ends; None is NaN.
+    """Lists of one number per token of a completion, as float64 `[b, T]`, 0 after their ends, NaN for no number.
 
     `there`: bool `[b, T]`, the tokens of each completion. A completion that is masked as a whole is not read.
     """
@@ -254,7 +260,7 @@ def of_tokens(given: Sequence[Any], there: Tensor, field: str, what: str) -> Ten
                 required=f"a list with one number for each of its {tokens} tokens",
                 remedy="let the rollout function return a list per completion, as long as its completion_ids",
             )
-        numbers = [torch.nan if value is None else float(value) for value in values]
+        numbers = [torch.nan if (number := as_number(value)) is None else number for value in values]
         found[row, :tokens] = torch.tensor(numbers, dtype=torch.float64)
     return found
 

@@ -48,17 +48,7 @@ def column(
             found=f"fields of labels: {listed(sorted(k for k, field in data.items() if _has_labels(field))) or 'none'}",
             remedy=f"give the data set a column '{source}', or name another: {option}",
         )
-    found = tu.get(data, key=source)
-    if isinstance(found, Tensor):
-        if found.is_nested or found.reshape(len(data), -1).shape[1] != 1:
-            raise TrainerError(
-                f"the field '{source}' for labels of '{stratum}' has several numbers per row",
-                required="one label per row",
-                remedy=option,
-            )
-        found = found.reshape(-1).tolist()
-    elif not isinstance(data.get(source), NonTensorStack):
-        found = [found] * len(data)  # verl stores values that are equal in all rows once
+    found = of_each_row(data, source, f"for labels of '{stratum}'", "one label per row", option)
     for row in used:
         if as_label(found[row]) is None:
             raise TrainerError(
@@ -67,6 +57,18 @@ def column(
                 remedy=f"give such rows a label in the data set, or drop them; or name another field: {option}",
             )
     return found
+
+
+def of_each_row(data: TensorDict, field: str, use: str, required: str, fix: str) -> list[Any]:
+    """One value per row of a field. `use`: what it is for, in errors."""
+    found = tu.get(data, key=field)
+    if isinstance(found, Tensor):
+        if found.is_nested or found.reshape(len(data), -1).shape[1] != 1:
+            raise TrainerError(f"the field '{field}' {use} has several numbers per row", required=required, remedy=fix)
+        return list(found.reshape(-1).tolist())
+    if not isinstance(data.get(field), NonTensorStack):
+        return [found] * len(data)  # verl stores values that are equal in all rows once
+    return list(found)
 
 
 def _has_labels(field: Any) -> bool:

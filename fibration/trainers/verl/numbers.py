@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import NonTensorStack, TensorDict
+from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.padding import no_padding_2_padding
 
-from fibration.errors import TrainerError, listed, shown
+from fibration.errors import TrainerError, listed, shown, suggest
 from fibration.language.hierarchy import Hierarchy
 from fibration.trainers.attributes import indexed, is_per_token, numbers_of_rows, numbers_of_tokens
 from fibration.trainers.policies import REFERENCE, ROLLOUT, corrected_twice, kept_near_twice
-from fibration.trainers.verl.fields import padded
+from fibration.trainers.verl.fields import of_each_row, padded
 from fibration.trainers.verl.loss import HERE
 from fibration.trainers.verl.settings import Settings
 
@@ -108,19 +108,16 @@ def of_rows(data: TensorDict, field: str, what: str, fix: str) -> Sequence[Any]:
     name, *keys = [field] if field in data else field.split(".")
     if name not in data:
         raise _no_field(data, name, what, "one number per row", fix)
-    found = tu.get(data, key=name)
-    if isinstance(found, Tensor):
-        if found.is_nested or found.reshape(len(data), -1).shape[1] != 1:
-            raise TrainerError(
-                f"the field '{field}', the source of {what}, has several numbers per row",
-                required="one number per row",
-                remedy=fix,
-            )
-        return list(found.reshape(-1).tolist())
-    if not isinstance(data.get(name), NonTensorStack):
-        found = [found] * len(data)  # verl stores values that are equal in all rows once
-    values = list(found)
+    values = of_each_row(data, name, f"for {what}", "one number per row", fix)
     for key in keys:
+        known = {str(k) for value in values if isinstance(value, Mapping) for k in value}
+        if key not in known:
+            raise TrainerError(
+                f"no row has the key '{key}' of the field '{field}', the source of {what}",
+                required="one number per row",
+                found=f"keys {listed(sorted(known))}" if known else "no keys",
+                remedy=suggest(key, known) or f"name another field: {fix}",
+            )
         values = [value.get(key) if isinstance(value, Mapping) else None for value in values]
     return values
 
@@ -140,10 +137,12 @@ def of_tokens(data: TensorDict, field: str, what: str, fix: str) -> Tensor:
             given = no_padding_2_padding(given, data)
             given = given.flatten(1) if given.shape[2:].numel() == 1 else given  # verl's teacher has its one best token
         else:
-            rows = data["old_log_probs"]
-            wanted = rows.offsets().diff() if rows.is_nested else None
-            if wanted is not None and not torch.equal(lengths, wanted.to(lengths.device)):
-                row = int((lengths != wanted.to(lengths.device)).nonzero()[0])
+            rows, mask = data["old_log_probs"], padded(data, "response_mask").bool()
+            last = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax(1)  # of the tokens that train
+            wanted = (rows.offsets().diff() if rows.is_nested else last).to(lengths.device)
+            wrong = lengths != wanted if rows.is_nested else lengths < wanted
+            if wrong.any():
+                row = int(wrong.nonzero()[0])
                 raise TrainerError(
                     f"row {row} of the field '{field}', the source of {what}, has {int(lengths[row])} numbers",
                     required=f"one for each of its {int(wanted[row])} tokens",

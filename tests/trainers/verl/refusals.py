@@ -303,7 +303,7 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
             data,
             GDPO["changes"] | NONE | {LOSS + "attributes": {"reward_1": "extra_fields.score", "reward_2": "brief"}},
         ),
-        ("row 0 has None in the field 'extra_fields.score'", "attribute 'reward_1' of a trajectory"),
+        ("no row has the key 'score' of the field 'extra_fields.score'", "the attribute 'reward_1'", "keys "),
     ),
     "a number that is NaN": (
         lambda data: trained(
@@ -322,6 +322,16 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
     "numbers of too few tokens": (
         lambda data: trained(data, MEASURED["changes"] | NONE, entropy=torch.ones(20, rollouts.LONGEST - 1)),
         ("the field 'entropy'", f"has shape [20, {rollouts.LONGEST - 1}]", f"[20, {rollouts.LONGEST}]"),
+    ),
+    "numbers that end before a row's tokens do": (
+        lambda data: trained(
+            data,
+            MEASURED["changes"] | NONE,
+            entropy=torch.nested.as_nested_tensor(
+                [torch.ones(1), *[torch.ones(rollouts.LONGEST)] * 19], layout=torch.jagged
+            ),
+        ),
+        ("row 0 of the field 'entropy'", "the attribute 'entropy'", "has 1 numbers", "one for each of its"),
     ),
     "a number per token for a row": (
         lambda data: trained(data, MEASURED["changes"] | NONE | {LOSS + "attributes": {"difficulty": "advantages"}}),
