@@ -47,7 +47,7 @@ SLIPS = (
     ),
     slip(
         "the prompts of Tinker's data are tokens too", "trainers/test_tinker",
-        "mask=packed(MASK) != 0, **indexed)", "**indexed)",
+        "mask=packed(MASK) != 0, attributes=given or None, **indexed)", "attributes=given or None, **indexed)",
     ),
     slip(
         "a further policy of Tinker's data is the old one", "trainers/test_tinker",
