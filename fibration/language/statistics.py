@@ -113,17 +113,19 @@ def quantile(formula: Operand, level: Operand, over: Where = None) -> Aggregate:
     interpolated linearly, as `torch.quantile` does by default.
     """
     made = _aggregate("quantile", formula, over, None, level)
-    given = made.level
-    inside = isinstance(given, Number) and 0 <= given.value <= 1
-    if isinstance(given, Parameter):
-        ends = given.lower, given.upper
-        inside = not given.per_channel and all(end is not None and 0 <= end <= 1 for end in ends)
-    if not inside:
-        raise SpecError(
-            f"the level of a quantile is {given}",
-            required="a number from 0 to 1, or a Parameter of one value with lower=0 and upper=1, or bounds between",
-        )
+    if not is_fraction(made.level):
+        raise SpecError(f"the level of a quantile is {made.level}", required=LEVEL)
     return made
+
+
+LEVEL = "a number from 0 to 1, or a Parameter of one value with lower=0 and upper=1, or bounds between"
+
+
+def is_fraction(level: Expression | None) -> bool:
+    """Whether the level of a quantile lies from 0 to 1 for all values that it can have."""
+    if isinstance(level, Parameter):
+        return not level.per_channel and all(end is not None and 0 <= end <= 1 for end in (level.lower, level.upper))
+    return isinstance(level, Number) and 0 <= level.value <= 1
 
 
 def total(summed: Attribute | Expression, over: Where = None, of: Where = None) -> Total | Aggregate:

@@ -34,7 +34,7 @@ from fibration.language.order import Ordered
 from fibration.language.outline import Outline
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
-from fibration.language.statistics import Aggregate
+from fibration.language.statistics import LEVEL, Aggregate, is_fraction
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, desugar
 
@@ -157,7 +157,7 @@ class _Reader:
         for atom in atoms(formula):
             here = REWARDS if role == "advantages" and place is None else _at(place)
             words = OF_ADVANTAGES if atom == reward else here
-            rules = [(words, self.word(atom, role)), (GATHERED, self.gathered(atom))]
+            rules = [(words, self.word(atom, role)), (GATHERED, self.gathered(atom)), (LEVEL, self.level(atom))]
             for required, problem in (*rules, (here, self.problem(atom, place) if judged else None)):
                 if problem is not None:
                     why, remedy = problem
@@ -189,11 +189,9 @@ class _Reader:
 
     def gathered(self, atom: Expression) -> Problem | None:
         """The problem of a statistic or an order, wherever it is read, if any."""
-        if not self.h.leaves or not isinstance(atom, Summary):
+        if not self.h.leaves or not isinstance(atom, Summary) or atom.of is None:
             return None
-        if atom.of is not None and (problem := self.elements(atom, atom.of)):
-            return problem
-        return self.level(atom) if isinstance(atom, Aggregate) else None
+        return self.elements(atom, atom.of)
 
     def elements(self, atom: Summary, of: Where) -> Problem | None:
         """The problem of `of=`, if any: it must name a stratum whose elements lie over those of `over`."""
@@ -216,9 +214,14 @@ class _Reader:
             return f"'{over}' lies over '{of}'", f"the other way round: over={of}, of={over}"
         return f"no '{of}' lies over a '{over}'", self.known(over, self.shape.coarser(of))
 
-    def level(self, atom: Aggregate) -> Problem | None:
+    def level(self, atom: Expression) -> Problem | None:
+        """The problem of a quantile's level, if any: parameters may have been renamed to some of other bounds."""
+        if not isinstance(atom, Aggregate) or atom.level is None:
+            return None
         level, over = atom.level, atom.over
-        if not isinstance(level, Parameter) or not isinstance(over, Stratum):
+        if not is_fraction(level):
+            return f"the level is {level}", "let the level be a parameter from 0 to 1"
+        if not self.h.leaves or not isinstance(level, Parameter) or not isinstance(over, Stratum):
             return None
         if level.on in (None, over, *self.shape.coarser(over)):
             return None

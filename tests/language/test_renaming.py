@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fibration import Hierarchy, Parameter, SpecError, count, load, strata
+from fibration.language.fixed import with_parameters
 from fibration.language.loading import shipped
 from fibration.language.renaming import renamed
 from fibration.language.roles import declared_names
@@ -48,3 +49,12 @@ def test_a_name_that_is_taken_is_an_error():
     with pytest.raises(SpecError, match="twice"):
         renamed(load("grpo"), {"epsilon_low": "epsilon_high"})
     assert isinstance(renamed(load("grpo"), {}), Hierarchy)
+
+
+def test_a_level_of_a_quantile_is_no_parameter_of_other_bounds():
+    h = load("entropy_mask")
+    (level,) = (p for p in h.parameters.values() if p.name == "level")
+    with pytest.raises(SpecError, match="the level is c") as refused:
+        with_parameters(h, {level: Parameter("c", default=0.5)}, {})
+    assert "a number from 0 to 1" in str(refused.value)
+    assert "c" in with_parameters(h, {level: Parameter("c", default=0.5, upper=1)}, {}).parameters
