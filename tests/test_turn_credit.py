@@ -99,4 +99,6 @@ def test_the_page_says_what_its_blocks_print_and_has_the_advantages_of_the_scrip
     groups = (torch.arange(len(mask)) // turn_credit.SAMPLES).tolist()
     numbers = {"turn_number": torch.tensor([0, 0, 1, 1]).expand(len(mask), 4)}
     made = op.advantages(rewards, op.index(mask=mask, prompt_group=groups, attributes=numbers))
-    torch.testing.assert_close(made, other.advantages(rewards, turn_credit.index_of(other, mask)), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        made, other.advantages(rewards, turn_credit.index_of(other, mask)), rtol=1e-12, atol=1e-14
+    )
