@@ -68,8 +68,9 @@ def gather(values: Tensor, batch: Batch, leaf: str) -> Tensor:
 class Places:
     """Where a program's outputs lie in its workspace, float64.
 
-    `slices`: all of them. Those of a stratum lie side by side: `rows` has their order by stratum, in which one value of
-    several names has one row, and `blocks` the place of the first, the number of rows and of elements. `constant`: outputs that are the same in every call, and not there.
+    `slices`: all of them. Those of a stratum lie side by side: `rows` has their order by stratum, in which two names of
+    one value share a row, and `blocks` the place of the first, the number of rows and of elements. `constant`: outputs
+    that are the same in every call, and not there.
     """
 
     slices: Mapping[Key, slice]
