@@ -175,15 +175,16 @@ def audit(
 def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None, full: bool = False) -> int:
     """Prints reports, or writes them to a file. Returns the exit code. `full`: all verdicts and facts."""
     from fibration.printing import reports
+    from fibration.printing.formats import rendered
 
     for outcome in outcomes:
         if outcome.error:
             typer.echo(f"error: {outcome.error}", err=True)
     if output is not None:
-        write_file(output, reports.rendered(outcomes, format, full))
+        write_file(output, rendered(outcomes, format, full))
         typer.echo(f"{reports.summary(outcomes)}; report in {output}")
     elif format is VerifyFormat.text:
         reports.emit(console(), reports.as_text(outcomes, full))
     else:
-        typer.echo(reports.rendered(outcomes, format, full), nl=False)
+        typer.echo(rendered(outcomes, format, full), nl=False)
     return reports.exit_code(outcomes)

@@ -22,7 +22,8 @@ from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.tokens import Tokens, rows_of
-from fibration.laws.batches.words import Witness, in_brief, number, rounded
+from fibration.laws.batches.words import Witness
+from fibration.laws.values.numerals import in_brief, number, rounded
 
 ZERO, ONE = Fraction(0), Fraction(1)
 
