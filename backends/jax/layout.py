@@ -143,7 +143,7 @@ class Layout:
     def vector(self, name: str, values: Any, stratum: str) -> Array:
         """One number, or one per element of a stratum, as [stratum]."""
         if stratum == self.leaf and jnp.shape(values) == self.shape:
-            return self.tokens(name, values)
+            return self.tokens(name, jnp.asarray(values, self.real))
         size, found = self.size[stratum], lax.stop_gradient(jnp.asarray(values, self.real))
         if found.shape not in ((), (1,), (size,)):
             shape = self.shape if stratum == self.leaf else (size,)
@@ -151,12 +151,12 @@ class Layout:
             raise ValueError(f"{name} has shape {found.shape}: pass one number{each}")
         return jnp.broadcast_to(found, (size,))
 
-    def given(self, name: str, values: Any, stratum: str) -> Array:
-        """Advantages or rewards, per token or per row, as [stratum]; NaN where the tokens of an element differ."""
+    def given(self, name: str, values: Any, stratum: str, of_rows: bool = True) -> Array:
+        """Advantages or rewards, per token or (`of_rows`) per row, as [stratum]; NaN where its tokens differ."""
         found = lax.stop_gradient(jnp.asarray(values, self.real))
-        per_token, per_row = found.shape == self.shape, found.shape == (self.size[self.rows],)
+        per_token, per_row = found.shape == self.shape, of_rows and found.shape == (self.size[self.rows],)
         if not per_token and not per_row:
-            ways = f"{self.shape}, one per token, or ({self.size[self.rows]},), one per {self.rows}"
+            ways = f"{self.shape}, one per token" + f", or ({self.size[self.rows]},), one per {self.rows}" * of_rows
             raise ValueError(f"{name} has shape {found.shape}: pass shape {ways}")
         if stratum == self.rows and not per_token:
             return found
@@ -165,7 +165,7 @@ class Layout:
             of_token = found.reshape(-1) if per_token else of_row
             agreed = jnp.where(of_row == of_token, of_token, jnp.nan)  # differ only where the shape has two readings
             return jnp.where(self.present[self.leaf], agreed, 0.0)
-        at_tokens, f = self.given(name, values, self.leaf), self.fibre(self.leaf, stratum)
+        at_tokens, f = self.given(name, values, self.leaf, of_rows), self.fibre(self.leaf, stratum)
         low, high = -push(-at_tokens, f, "max"), push(at_tokens, f, "max")
         return jnp.where(low == high, low, jnp.nan)
 

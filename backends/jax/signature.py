@@ -62,8 +62,12 @@ class _Arguments:
                 name = self.add(tensor.argument, (i.kind, *i.key), f"{tensor.note}, {in_shape}", "", i.kind in TENSORS)
                 self.s.vectors[i] = f"at.tokens({name!r}, {name})"
             elif i.kind in GIVEN:
-                name = self.add(GIVEN[i.kind], (i.kind,), f"per token, or one per {rows}", "", True)
-                self.s.vectors[i] = f"at.given({name!r}, {name}, {i.over!r})"
+                alone = i.kind == "reward" and self.caller.adds_up_tokens
+                about = f"per token, or one per {rows}"
+                if alone:
+                    about = f"one per token, {in_shape}: the formula adds them up"
+                name = self.add(GIVEN[i.kind], (i.kind,), about, "", True)
+                self.s.vectors[i] = f"at.given({name!r}, {name}, {i.over!r}{', of_rows=False' * alone})"
         self.add("mask", ("mask",), f"{in_shape}, True at tokens that count", "None")
         each = f"for packed tokens, the {rows} of each: ascending whole numbers from 0 on, below 0 where no token is"
         self.add("segments", ("segments",), each, "None")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fibration.language.atoms import BATCH
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
+from fibration.language.rewards import adds_up_tokens
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Caller:
     - `in_rows`: strata whose elements have tokens of one row each. Labels of these and of all others are per token.
     - `defaults`: the default of each parameter and channel; None without one. `ranges`: each parameter's, in words.
     - `attributes`: the stratum of each attribute.
+    - `adds_up_tokens`: whether rewards are per token alone, because the formula of advantages adds them up.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Caller:
     defaults: Mapping[tuple[str, ...], float | None]
     ranges: Mapping[str, str]
     attributes: Mapping[str, str]
+    adds_up_tokens: bool
 
 
 def caller(hierarchy: Hierarchy) -> Caller:
@@ -47,4 +50,5 @@ def caller(hierarchy: Hierarchy) -> Caller:
         defaults,
         {name: parameter.range for name, parameter in hierarchy.parameters.items()},
         {name: attribute.on.name for name, attribute in hierarchy.attributes.items()},
+        adds_up_tokens(hierarchy),
     )

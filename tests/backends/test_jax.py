@@ -21,9 +21,24 @@ from support import operator, packed, padded, random_hierarchy, refuses, spec, s
 from thorough import ALL
 
 import fibration
-from fibration import Gate, Stratum, before, mean, policies, residual, sigmoid, strata, token_log_ratio, where
+from fibration import (
+    Gate,
+    Stratum,
+    after,
+    before,
+    centred,
+    mean,
+    policies,
+    residual,
+    reward,
+    sigmoid,
+    strata,
+    token_log_ratio,
+    where,
+)
 from fibration.errors import BackendError
 from fibration.language.loading import shipped
+from fibration.language.rewards import adds_up_tokens
 from fibration.pipeline import generate
 
 BF16 = torch.bfloat16
@@ -322,10 +337,26 @@ def test_advantages_from_rewards_equal_fractions(name):
         layout = make(operator(h, "torch"), batch)
         tensors = {f"{p}_log_probs": layout.tensor(v).numpy() for p, v in probs.items() if p in h.policies}
         given = named(h, batch, layout, kind, inspect.signature(function).parameters)
+        of_tokens = layout.tensor(rewards[batch.row]).numpy()
         with jax.enable_x64(True):
-            by_row = np.asarray(jitted(function)(rewards=rewards, **tensors, **given))
+            taken = of_tokens if adds_up_tokens(h) else rewards
+            by_row = np.asarray(jitted(function)(rewards=taken, **tensors, **given))
         found = by_row[batch.row] if name in BY_ROW else by_row.reshape(-1)[layout.slots]
         assert np.abs(found - expected).max() <= 1e-13 * np.abs(expected).max(initial=1)
+
+
+def test_a_formula_that_adds_up_rewards_takes_none_of_rows():
+    """Repeated at each token, a row's reward would count once per token."""
+    to_go = reward + after(reward, over=trajectory)
+    h = spec("dapo").replace(
+        name="to_go", groups=[prompt_group], advantages=centred(to_go, over=prompt_group, of=token)
+    )
+    function, groups = jitted(jax_module(h).advantages_from_rewards), np.array([0, 0])
+    found = function(np.array([[0.0, 1.0], [0.0, 0.0]]), prompt_group=groups)
+    assert found.tolist() == [[0.5, 0.5], [-0.5, -0.5]]
+    with pytest.raises(ValueError, match=r"rewards has shape \(2,\): pass shape \(2, 2\), one per token") as refused:
+        function(np.array([1.0, 2.0]), mask=np.ones((2, 2), bool), prompt_group=groups)
+    assert "one per trajectory" not in str(refused.value)
 
 
 def test_advantages_from_rewards_need_a_mask_only_where_nothing_else_has_the_shape():
