@@ -1,8 +1,11 @@
 """The study of levels: its toy, its arms, its runs, and what its report concludes."""
 
+import importlib.util
 import json
+from pathlib import Path
 
 import level_arms
+import numpy as np
 import pytest
 import study
 import torch
@@ -12,8 +15,12 @@ from drift import correlation
 from level_arms import EXPLORED, LEVEL_ARMS, TOKEN, TRAJECTORY, attenuated, operator, token, trajectory
 from store import append
 from tasks import stream
-from training import Run, gumbel, learn, quantised
+from training import Run, gumbel, learn, quantised, roll_out
 
+# Two studies have a report.py.
+SPEC = importlib.util.spec_from_file_location("levels_report", Path(study.__file__).with_name("report.py"))
+report = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(report)
 WEIGHTS = toy.SHAPE.initial([7])
 POWERS = range(-2 - study.EXTENSIONS, 3 + study.EXTENSIONS)
 
@@ -113,9 +120,11 @@ def test_a_run_is_the_same_again_and_depends_on_its_seed(monkeypatch):
     monkeypatch.setattr(training, "PROMPTS", 4)
     monkeypatch.setattr(training, "SAMPLES", 2)
     monkeypatch.setattr(training, "HELD_OUT", 2)
-    first, again, other = (learn(Run("x", TRAJECTORY, seed, 1.0, 1e-3), WEIGHTS, rollouts=2) for seed in (1, 1, 2))
-    assert first == again != other
-    assert len(first["scores"]) == 2 and len(first["moved"]) == 1 and len(first["rewards"]) == 2
+    first, again = (learn(Run("x", TRAJECTORY, 1, 1.0, 1e-3), WEIGHTS, rollouts=1) for _ in range(2))
+    assert first == again
+    assert [len(first[name]) for name in ("scores", "moved", "rewards", "design_effect")] == [2, 1, 1, 1]
+    one, other = (roll_out([WEIGHTS], seed, 0) for seed in (1, 2))
+    assert first["rewards"] == [pytest.approx(one.reward, rel=1e-3)] and not torch.equal(one.prompts, other.prompts)
 
 
 def lines(folder, area, arms=LEVEL_ARMS, powers=study.GRID):
@@ -138,3 +147,42 @@ def test_a_grid_grows_where_its_best_lies_at_its_end_and_the_choice_waits_for_it
     study.choose(tmp_path)
     assert json.loads((tmp_path / "chosen.json").read_text()) == dict.fromkeys(LEVEL_ARMS, 1.0) | {"gspo": 9.0}
     assert len(study.test(tmp_path)) == 50 and not set(study.TEST) & set(study.TUNING)
+
+
+@pytest.mark.parametrize(
+    ("mean", "interval", "holm", "says"),
+    [
+        (0.03, (0.01, 0.05), 0.01, report.HELPS),
+        (0.03, (0.01, 0.05), 0.06, report.UNKNOWN),
+        (0.015, (0.005, 0.025), 0.01, report.UNKNOWN),
+        (0.01, (0.005, 0.015), 0.01, report.NOTHING),
+        (0.0, (-0.019, 0.019), 1.0, report.NOTHING),
+        (0.0, (-0.03, 0.01), 1.0, report.LESS),
+        (-0.03, (-0.05, -0.01), 0.01, report.HARMS),
+        (0.0, (-0.03, 0.03), 1.0, report.UNKNOWN),
+    ],
+)
+def test_the_verdict_is_the_plans(mean, interval, holm, says):
+    assert report.verdict(mean, interval, holm) == says
+
+
+def test_contrasts_are_paired_by_seed_and_corrected_together(tmp_path):
+    draw = np.random.default_rng(0)
+    base, own = draw.normal(0.5, 0.2, 10), draw.normal(0, 0.001, (5, 10))
+    for k, arm in enumerate(LEVEL_ARMS):
+        for j, seed in enumerate(study.TEST):
+            scores = [base[j] + own[k, j] + 0.03 * (arm == TRAJECTORY)] * 3
+            measured = {"scores": scores, "moved": [0.1], "design_effect": [1.0] * 4}
+            measured |= {name: [0.1] for name in ("zeroed", "reduced", "grpo_gates")}
+            line = {"run": vars(Run("test", arm, seed, 1.0, study.RATE)), "measured": measured, "seconds": 1}
+            append(tmp_path / "test.jsonl", line | {"versions": study.VERSIONS})
+    found = report.contrasts(report.tested(tmp_path))
+    assert (found[0].arm, found[0].less) == (TRAJECTORY, TOKEN) and len(found) == 4
+    assert all(abs(c.differences - 0.03).max() < 0.01 and c.holm == pytest.approx(4 * 2 / 2**10) for c in found)
+    assert report.said(found, 0).startswith(f"**{report.HELPS}**: the area is +0.0")
+    assert "nothing is concluded" in report.said(found, 3)
+
+
+def test_the_page_says_what_the_results_say():
+    page = report.PAGE.read_text()
+    assert report.written(page, report.tables(report.RESULTS), "README.md") == page

@@ -107,7 +107,8 @@ PARTS = {"tune": tune, "test": test}
 def lacking(part: str, results: Path, worker: int = 0, workers: int = 1) -> list[Run]:
     """A worker's planned runs that have no line."""
     ready = {key(line["run"]) for line in lines(part, results)}
-    return [run for run in PARTS[part](results)[worker::workers] if key(asdict(run)) not in ready]
+    mine = PARTS[part](results)[worker::workers]
+    return [run for run in mine if key(asdict(run)) not in ready]
 
 
 def base(seed: int, results: Path) -> Tensor:

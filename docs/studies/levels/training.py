@@ -137,7 +137,7 @@ class Looks:
         self.scores.append(float(score(self.prompts, said[0]).mean()))
         now = logits(weights, self.prompts[None], self.states[None]).log_softmax(-1)
         if self.before is not None:
-            self.moved.append(float((self.before.exp() * (self.before - now)).sum(-1).mean()))
+            self.moved.append(float(((self.before - now) * self.before.exp()).sum(-1).mean()))
         self.before = now
 
 
