@@ -205,7 +205,7 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
     seed = {Key("objective"): Const(1.0, BATCH)}
     wanted = {**moving, **passed(base, hierarchy)}
     evaluate = adjoint(instrument(base, reported, hierarchy), seed, wanted, drops_tokens(hierarchy))
-    evaluate = add_pulls(evaluate, base, hierarchy)
+    evaluate = add_pulls(evaluate, hierarchy)
 
     def only(program: Program, *words: str) -> Program:
         return replace(program, outputs={k: v for k, v in program.outputs.items() if k.word in words})

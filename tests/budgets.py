@@ -35,7 +35,7 @@ BUDGETS = {
     "studies": 13,
     "trainers": 10,
     "trust_region": 6,
-    ".": 26,
+    ".": 32,
 }
 
 

@@ -26,7 +26,10 @@ from fibration.runtime.weights import effective
 GROUPS = "prompt_group"  # labels of this name are counted
 MOST = 10  # rows of a coarsest stratum per level: the elements that drift furthest at that level
 LABEL = 11  # characters of a label, so that the table of regimes fits into 80
-PULL = " Pull: the share of a level and channel in the sum of squares of what all add to the pull on tokens."
+PULL = (
+    " Pull: how much of the pull on the tokens is left in the means over the level's elements. "
+    "At 0 no gate of the level changes a coefficient."
+)
 
 
 def _table(*columns: str, left: int = 1) -> Table:
@@ -114,11 +117,11 @@ def table_of_regimes(g: Gated) -> Table:
     pulls = ["pull"] if has_pulls(h) else []
     table = _table("level", heading, "elem.", "mean\ndrift", "max\ndrift", *titles, *pulls, left=2)
 
-    def row(level: str, label: Text | str, key: str, suffix: str, count: float) -> None:
+    def row(level: str, label: Text | str, key: str, suffix: str, count: float, pull: str = "") -> None:
         shares = [_share(float(metrics[f"{key}/{k}{suffix}"]), r.style) for k, r in regimes.items()]
         drifts = [f"{float(metrics[f'{key}/{d}{suffix}']):.4f}" for d in ("drift", "drift_max")]
-        if pulls and not suffix:
-            shares.append(_share(float(metrics[f"{key}/pull"]), ""))
+        if pull:
+            shares.append(_share(float(metrics[pull]), ""))
         table.add_row(level, label, f"{count:.0f}", *drifts, *shares)
 
     for stratum, channel in levels(h):
@@ -137,7 +140,8 @@ def table_of_regimes(g: Gated) -> Table:
                 level = ""
             if len(names) > MOST:
                 table.add_row("", Text(f"{len(names) - len(shown)} others", "dim"))
-        row(level, "all" if coarsest else "", key, "", float(g.index.size[stratum]))
+        pull = f"{stratum}/pull" if pulls and channel == h.decomposition.channels[0] else ""
+        row(level, "all" if coarsest else "", key, "", float(g.index.size[stratum]), pull)
         table.add_section()
     return table
 

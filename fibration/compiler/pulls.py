@@ -1,12 +1,8 @@
-"""Adds a metric of every level of a tree: its part of the pull on the tokens.
+"""Adds a metric of every level of a tree: how much of the pull on the tokens its elements have in common.
 
-With the mass `m`, the slope `h'` of a gate and the mean pull `Y` on an element, a level `v` over `u` adds
-
-    P_v = h'·Y - E_m[h'·Y | u],    c_i = m_i·Σ_channels F'(x_i)·Σ_v P_v
-
-to a coefficient (the fact `share`, `laws/facts/levels.py`). The metric is `Σ m·P_v²`, over the same sum for all levels
-and channels. On policy the parts of two levels are orthogonal in `m`. If there is one channel, the sums of the levels
-then add up to that of `Σ_v P_v`.
+With the mass `m` and the mean pull `Y` on an element of a level (the fact `share`, `laws/facts/levels.py`), the metric
+is `Σ m·Y²` over the level's elements, over `Σ m·Y²` of all tokens. Slopes of gates reach coefficients only
+through `Y`. So a level at 0 is idle, whatever its gates do.
 """
 
 from __future__ import annotations
@@ -14,9 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fibration.compiler import ir
-from fibration.compiler.diagnostics import levels, slope_of
 from fibration.compiler.formulas import Formulas, added
-from fibration.compiler.ir import Const, Map, Node, Push, arg, binary, const, scalar
+from fibration.compiler.ir import Map, Node, Push, arg, scalar
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 from fibration.language.atoms import BATCH, Stratum
@@ -40,42 +35,30 @@ def passed(program: Program, hierarchy: Hierarchy) -> dict[Key, tuple[Node, ...]
     return {key._replace(word=RECEIVED): (node,) for key, node in found.items()}
 
 
-def add_pulls(program: Program, levels_of: Program, hierarchy: Hierarchy) -> Program:
-    """`program` with `pull` of every level and `pull_sum` of all, in place of its outputs `RECEIVED`.
-
-    `levels_of`: the program with the residuals and gated residuals.
-    """
+def add_pulls(program: Program, hierarchy: Hierarchy) -> Program:
+    """`program` with `pull` of every level and `pull_sum` of the tokens, in place of its outputs `RECEIVED`."""
     received = {k: node for k, node in program.outputs.items() if k.word == RECEIVED}
     outputs = {k: node for k, node in program.outputs.items() if k.word != RECEIVED}
     if not received:
         return program
     pulls = _Pulls(hierarchy)
-    found = {}
-    for stratum, channel in levels(hierarchy):
-        residual, gated = (levels_of.outputs[Key(word, stratum, channel)] for word in ("residual", "gated"))
-        of_tokens = {leaf: received[Key(RECEIVED, leaf, channel)] for leaf in pulls.leaves}
-        found[Key("pull", stratum, channel)] = pulls.square(pulls.strata[stratum], residual, gated, of_tokens)
-    outputs |= {**found, Key("pull_sum"): added(list(found.values()))}
+    found = {s: pulls.square(s, received) for s in hierarchy.order}
+    outputs |= {Key("pull", s.name): node for s, node in found.items()}
+    outputs[Key("pull_sum")] = added([found[leaf] for leaf in hierarchy.leaves])
     return replace(program, outputs=outputs).validate()
 
 
 class _Pulls(Formulas):
-    def square(self, stratum: Stratum, residual: Node, gated: Node, received: dict[str, Node]) -> Node:
-        """`Σ m·P²` of one level, over the batch: that of `h'·Y`, less that of its means over the coarser elements."""
-        slope = slope_of(gated, residual)
-        if slope is None:
-            return Const(0.0, BATCH)
-        over = self.shape.leaves_over(stratum)
-        pull = added(
-            [ir.reduce(received[leaf.name], self.path(leaf, stratum)) for leaf in self.h.leaves if leaf in over]
-        )
-        read = gated.inputs if isinstance(gated, Map) and gated is not residual else (residual,)
-        passed_on = Map(scalar("mul", slope, arg(len(read))), (*read, pull))  # m·h'·Y
-        found = self.square_of(passed_on)
-        for f in self.shape.below(stratum):
-            found = binary("sub", found, self.square_of(ir.reduce(passed_on, self.path(stratum, f.target))))
-        rounded = scalar("select", scalar("le", arg(0), const(0)), const(0), arg(0))
-        return Map(rounded, (found,))
+    def square(self, stratum: Stratum, received: dict[Key, Node]) -> Node:
+        """`Σ m·Y²` of one level over the batch and all channels."""
+        leaves = [leaf for leaf in self.h.leaves if leaf in self.shape.leaves_over(stratum)]
+
+        def pull(channel: str) -> Node:
+            """`m·Y`: the sum of what is received over an element."""
+            given = [(received[Key(RECEIVED, leaf.name, channel)], self.path(leaf, stratum)) for leaf in leaves]
+            return added([ir.reduce(node, path) for node, path in given])
+
+        return added([self.square_of(pull(channel)) for channel in self.h.decomposition.channels])
 
     def square_of(self, node: Node) -> Node:
         """`Σ m·(node/m)²` over the batch."""

@@ -35,11 +35,12 @@ from fibration.language.traversal import atoms, substitute
 from fibration.laws import topic
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.shapes import regular_maps
-from fibration.laws.batches.words import Witness, plural
+from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, refuted
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.claim import Claim, divided, required_number
 from fibration.laws.subject import Subject
+from fibration.laws.values.numerals import plural
 
 STATEMENT = (
     "a formula reads only what has one value at its element; kernel weights, gates, decompositions and recoveries read "

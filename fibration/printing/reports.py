@@ -1,11 +1,8 @@
-"""Verifies specs and writes the reports: for people, for programs, for CI. Needs no torch."""
+"""Verifies specs, and writes the reports for people. Needs no torch."""
 
 from __future__ import annotations
 
 import contextlib
-import io
-import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +10,6 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-from xml.etree import ElementTree as Xml
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -25,18 +21,15 @@ from fibration.configs.specs import Spec, as_spec, as_specs
 from fibration.errors import FibrationError, NoHierarchy
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load_all, spec_files, split
-from fibration.language.report import BUDGET, Fact, Report, Verdict, named
+from fibration.language.report import BUDGET, Fact, Report, Verdict
 from fibration.laws.budget import Budget
 from fibration.printing import configs
 from fibration.printing.law_table import (
     KINDS,
     Overview,
-    brief,
     columns,
-    compared,
     kind,
     mark_of,
-    markdown,
     outcome_of,
     tally,
 )
@@ -243,7 +236,7 @@ def as_text(outcomes: Sequence[Outcome], full: bool = False) -> RenderableType:
     if full or any(o.asked == "compare" for o in outcomes):
         for outcome in outcomes:
             if outcome.report:
-                parts += [table(outcome.report), *map(_line, _beside(outcome)), Text()]
+                parts += [table(outcome.report), *map(_line, beside(outcome)), Text()]
         if len(reports) > 1:
             parts += [Overview(reports), Text()]
     elif reports:
@@ -253,7 +246,7 @@ def as_text(outcomes: Sequence[Outcome], full: bool = False) -> RenderableType:
     return Group(*parts, Text(summary(outcomes)))
 
 
-def _beside(outcome: Outcome) -> list[str]:
+def beside(outcome: Outcome) -> list[str]:
     """Returns lines on trainers' configs: what is off in one, and what the trainer does around its loss."""
     if outcome.asked == "compare":
         return list(configs.lines(configs.BESIDE, outcome.around))
@@ -264,149 +257,6 @@ def _beside(outcome: Outcome) -> list[str]:
 
 def _line(line: str) -> RenderableType:
     return Padding(line.strip(), (0, 0, 0, 2)) if line.startswith(" ") else Text(f"\n{line}", "bold")
-
-
-# ---------------------------------------------------------------- for programs
-
-
-def as_json(outcomes: Sequence[Outcome], full: bool = True) -> str:
-    """Returns a list of `Report.to_dict()`. Unusable inputs appear only on stderr and in the exit code."""
-    found = [
-        {**o.report.to_dict(), **configs.as_dict(o.around, o.report, bool(o.trainer))} for o in outcomes if o.report
-    ]
-    return json.dumps(found, indent=2, ensure_ascii=False)
-
-
-def as_markdown(outcomes: Sequence[Outcome], full: bool = False) -> str:
-    """Returns a line per hierarchy for a pull request, and what to act on; for a comparison of two losses, a line.
-
-    `full`: the table of laws.
-    """
-    if any(o.asked == "compare" for o in outcomes):
-        found = [compared(o.report) for o in outcomes if o.report]
-    else:
-        reports = [o.report for o in outcomes if o.report]
-        found = [markdown(reports) if full else brief(reports)]
-    beside = (_beside(o) for o in outcomes)
-    found += [
-        "\n".join(f"- {x.strip()}" if x.startswith(" ") else f"\n**{x}**\n" for x in part).strip()
-        for part in beside
-        if part
-    ]
-    return "\n\n".join(found)
-
-
-# XML 1.0 forbids other control characters, and a reason to give up a law may be any text.
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_COUNTED = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
-
-
-def as_junit(outcomes: Sequence[Outcome], full: bool = True) -> str:
-    """Returns JUnit XML: one testsuite per hierarchy, one testcase per verdict.
-
-    An unusable input is an error. A cause is a failure. A verdict that follows from a cause is skipped, and so is a law
-    that is given up.
-    """
-    root = Xml.Element("testsuites", name=f"fibration {outcomes[0].asked if outcomes else 'verify'}")
-    for o in outcomes:
-        if not o.error and not o.report:
-            continue
-        name = o.report.hierarchy.name if o.report else o.source
-        suite = Xml.SubElement(root, "testsuite", name=_xml(name))
-        if o.error:
-            case = Xml.SubElement(suite, "testcase", classname=_xml(name), name="load")
-            _child(case, "error", o.error.what, str(o.error), "unusable")
-        for v in o.report.verdicts if o.report else ():
-            _case(suite, o.report, v)  # type: ignore[arg-type]
-        if beside := "\n".join(_beside(o)):
-            _child(suite, "system-out", "", beside)
-        for element in (suite, root):
-            for name, tag in _COUNTED.items():
-                element.set(name, str(len(list(element.iter(tag)))))
-    Xml.indent(root)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + Xml.tostring(root, encoding="unicode")
-
-
-def _case(suite: Xml.Element, report: Report, v: Verdict) -> None:
-    title = {"classname": f"{report.hierarchy.name}.{v.law}", "name": f"{v.law}: {v.subject}"}
-    case = Xml.SubElement(suite, "testcase", {k: _xml(text) for k, text in title.items()})
-    head = v if v.accepted else report.head(v)
-    if head is not v:
-        _child(case, "skipped", f"follows from {named(head.law, head.subject)}")
-    elif not v.accepted:
-        error = report.error(v)
-        _child(case, "failure", error.what, str(error), v.status)
-    elif v.status != "proved":
-        _child(case, "skipped", f"given up: {v.given_up}")
-    elif v.argument:
-        _child(case, "system-out", "", v.argument)
-
-
-def _child(case: Xml.Element, tag: str, message: str = "", text: str = "", type_: str = "") -> None:
-    attributes = {k: _xml(v) for k, v in (("type", type_), ("message", message)) if v}
-    Xml.SubElement(case, tag, attributes).text = _xml(text)
-
-
-def _xml(text: str) -> str:
-    return _NOT_XML.sub("\ufffd", text)
-
-
-def as_github(outcomes: Sequence[Outcome], full: bool = False) -> str:
-    """Returns an `::error` workflow command per cause of refusal and per unusable input, a `::warning` per fact that
-    warns, a `::notice` for what is off in a trainer's config, then a summary line.
-    """
-    lines = []
-    for o in outcomes:
-        if o.error:
-            lines.append(_annotation(o, "unusable spec" if o.asked == "verify" else "not compared", str(o.error)))
-        if o.report:
-            name = o.report.hierarchy.name
-            lines += [_annotation(o, f"{name}: {v.law}", str(o.report.error(v))) for v in o.report.causes]
-            lines += [_annotation(o, f"{name}: {f.name}", _said(f), "warning") for f in _warned(o)]
-            off = configs.findings(o.report) if o.trainer and o.asked == "verify" else {}
-            lines += [_annotation(o, configs.OFF, reason, "notice") for reason in off]
-    return "\n".join([*lines, _escape(summary(outcomes))])
-
-
-def _warned(outcome: Outcome) -> Sequence[Fact]:
-    return outcome.report.warnings if outcome.report and outcome.asked == "verify" else ()
-
-
-def _said(fact: Fact) -> str:
-    return f"{fact.subject}: {fact.value} ({fact.argument})"
-
-
-def _annotation(outcome: Outcome, title: str, message: str, level: str = "error") -> str:
-    place = f"file={_property(outcome.file)}," if outcome.file else ""
-    return f"::{level} {place}title={_property(title)}::{_escape(message)}"
-
-
-def _escape(text: str) -> str:
-    """Escapes text by GitHub's rule for the data of workflow commands."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _escape(text).replace(":", "%3A").replace(",", "%2C")
-
-
-FORMATS: Mapping[str, Callable[[Sequence[Outcome], bool], RenderableType]] = {
-    "text": as_text,
-    "json": as_json,
-    "junit": as_junit,
-    "github": as_github,
-    "markdown": as_markdown,
-}
-
-
-def rendered(outcomes: Sequence[Outcome], form: str, full: bool = False) -> str:
-    """Returns a report as the contents of a file. `full`: all verdicts and facts, which JSON and JUnit always have."""
-    made = FORMATS[form](outcomes, full)
-    if isinstance(made, str):
-        return made + "\n"
-    page = io.StringIO()
-    emit(Console(file=page, width=100, color_system=None, highlight=False), made)
-    return page.getvalue()
 
 
 def emit(console: Console, renderable: RenderableType) -> None:

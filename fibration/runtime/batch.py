@@ -68,13 +68,14 @@ def gather(values: Tensor, batch: Batch, leaf: str) -> Tensor:
 class Places:
     """Where a program's outputs lie in its workspace, float64.
 
-    `slices`: all of them. Those of a stratum lie side by side: `rows` has their order by stratum, and `blocks` the
-    place of the first and the number of elements. `constant`: outputs that are the same in every call, and not there.
+    `slices`: all of them. Those of a stratum lie side by side: `rows` has their order by stratum, in which two names of
+    one value share a row, and `blocks` the place of the first, the number of rows and of elements. `constant`: outputs
+    that are the same in every call, and not there.
     """
 
     slices: Mapping[Key, slice]
     rows: Mapping[str, Mapping[Key, int]]
-    blocks: Mapping[str, tuple[int, int]]
+    blocks: Mapping[str, tuple[int, int, int]]
     constant: Mapping[Key, Tensor]
 
 
@@ -103,8 +104,8 @@ class Outputs(MutableMapping[Key, Tensor]):
     def block(self, stratum: str) -> Tensor:
         """The outputs of a stratum that lie in the workspace: float64 [outputs, elements]."""
         assert self.work is not None
-        first, elements = self.places.blocks[stratum]
-        return self.work[first : first + elements * len(self.places.rows[stratum])].view(-1, elements)
+        first, rows, elements = self.places.blocks[stratum]
+        return self.work[first : first + rows * elements].view(rows, elements)
 
     def number(self, key: Key) -> float:
         """An output of one element. On a GPU, reading it waits for the device."""

@@ -167,7 +167,7 @@ class Binding:
             places=Places(
                 slices={k: slots[n] for k, n in self.coarse.items() if n in slots},
                 rows=self.rows,
-                blocks={s: (slots[block[0]].start, index.size[s]) for s, block in self.plan.blocks.items()},
+                blocks={s: (slots[block[0]].start, len(block), index.size[s]) for s, block in self.plan.blocks.items()},
                 constant=self._constants(index.device),
             ),
             given={k: n for k, n in self.coarse.items() if isinstance(n, Input)},

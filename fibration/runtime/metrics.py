@@ -108,8 +108,8 @@ def _rows(h: Hierarchy) -> Iterator[Row]:
         for regime in (*REGIMES, "drift"):
             yield from of_level(f"{key}/{regime}", regime, stratum, channel)
         yield from of_level(f"{key}/drift_max", "peak", stratum, channel)
-        if has_pulls(h):
-            yield Row(f"{key}/pull", stratum, Key("pull", stratum, channel), count=Key("pull_sum"))
+    for s in h.order if has_pulls(h) else ():
+        yield Row(f"{s}/pull", s.name, Key("pull", s.name), count=Key("pull_sum"))
     for leaf in leaves:
         yield from of_level(f"{leaf}/clipped", "clipped", leaf, "")
     yield Row("gated_ratio/max", "gated_ratio", Key("ratio_max"))

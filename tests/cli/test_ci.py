@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from fibration import NoHierarchy, SpecError, load
 from fibration.cli.main import app
 from fibration.language.loading import hierarchies, load_all
-from fibration.printing.reports import FORMATS
+from fibration.printing.formats import FORMATS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "ci.md").read_text()

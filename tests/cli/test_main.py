@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 import fibration
 from fibration import load
 from fibration.cli.main import app
+from fibration.printing.formats import FORMATS
 from fibration.printing.law_table import KINDS
-from fibration.printing.reports import FORMATS
 
 GOOD = """
 from fibration import Hierarchy, clip_gate, log_ratio, strata, token_mean

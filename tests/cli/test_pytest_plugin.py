@@ -18,6 +18,7 @@ from xml.etree import ElementTree as Xml
 import pytest
 from typer.testing import CliRunner
 
+import fibration.printing.formats
 import fibration.printing.reports
 from fibration.cli.main import app
 from fibration.language.loading import load, load_all
@@ -55,7 +56,7 @@ def _everything_is_imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("specs") / "wrong.py"
     file.write_text(WRONG)
     for hierarchy in [*load_all(file), load("ppo"), load("gspo")]:
-        fibration.printing.reports.as_json([fibration.printing.reports.Outcome("", hierarchy.verify())])
+        fibration.printing.formats.as_json([fibration.printing.reports.Outcome("", hierarchy.verify())])
 
 
 @pytest.fixture

@@ -17,17 +17,24 @@ from fibration import (
     Hierarchy,
     Objective,
     Parameter,
+    advantage,
     aggregate_gate,
     centred,
     clip_gate,
     count,
+    decomposition,
+    exp,
+    gated,
     identity_gate,
     log_clip_gate,
     log_ratio,
+    maximum,
+    minimum,
     pessimistic_clip_gate,
     ratio_deviation,
     residual,
     reward,
+    token_log_ratio,
     trajectory_mean,
     uniform,
     where,
@@ -38,6 +45,7 @@ from fibration.laws.off_policy.reversal_search import reversed_token
 
 F = Fraction
 high = Parameter("high", default=0.3)
+share = Parameter("share", default=0.5, upper=1)
 NONE, SOME, UNKNOWN = "none", "some tokens are pushed out against their advantage", "not certified"
 ONE_EACH = f"{NONE} where every trajectory has one advantage"
 
@@ -91,6 +99,35 @@ def random_hierarchy(seed):
     return chain({trajectory: rng.choice(GATES), token: rng.choice(GATES)}, split)
 
 
+T = count(token, over=trajectory)
+x = token_log_ratio
+SPLITS = [  # two densities of a token, which are one where both are the same
+    where(advantage >= 0, minimum(x, high), maximum(x, -high)) / T,
+    x / T,
+    maximum(x, -high) / T,
+    -x / T,
+    where(x > high, 2 * high - x, x) / T,
+    where((x >= 0) & (x <= 0), -2 * x, x) / T,
+]
+BACK = [exp(T * gated("+")), exp(-T * gated("+")), gated("+") + 1]
+PAIRS = [(identity_gate(), identity_gate()), (identity_gate(), zero_gate()), (zero_gate(), identity_gate())]
+PAIRS += [(clip_gate(budget).per(mass), zero_gate()), (GATES[1], zero_gate()), (GATES[6], zero_gate())]
+PAIRS += [(aggregate_gate(budget, rollback=2).per(mass), zero_gate()), (GATES[6], identity_gate())]
+
+
+def own_split(seed):
+    """Tokens over trajectories, in densities and a recovery of their own."""
+    rng = random.Random(seed)
+    plus, minus = rng.choice(SPLITS[: 6 if seed % 2 else 3]), rng.choice(SPLITS[: 6 if seed % 4 == 1 else 2])
+    first, second = rng.choice(PAIRS), rng.choice(PAIRS)
+    back = rng.choice(BACK) if seed % 3 == 1 else BACK[0]
+    split = decomposition(
+        plus=plus, minus=minus, recovery=share * back + (1 - share) * exp(T * gated("-")), scale=1 / T
+    )
+    gates = {s: {"+": a, "-": b} for s, a, b in zip((trajectory, token), first, second, strict=True)}
+    return chain(gates, split)
+
+
 def worlds(h, seed):
     """Random batches; of tokens alone, one row."""
     if len(h.order) > 1:
@@ -123,6 +160,26 @@ def test_no_batch_contradicts_the_fact(seed):
                 assert not reversed_on(world, xs, advantages)
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", range(60))
+def test_no_batch_contradicts_the_fact_of_other_decompositions(seed):
+    h, rng = own_split(seed), random.Random(seed)
+    value = said(h).value
+    assert value in (NONE, ONE_EACH, SOME, UNKNOWN)
+    for world in worlds(h, seed) if value in (NONE, ONE_EACH) else ():
+        for _ in range(3):
+            own = [F(rng.choice([-3, -1, 1, 3])) for _ in world.tokens]
+            advantages = [own[world.below(leaf, i, h.rows)] for leaf, i in world.tokens]
+            xs = [F(rng.randint(-40, 40), 60) for _ in world.tokens]
+            assert not reversed_on(world, xs, advantages)
+
+
+@pytest.mark.thorough
+def test_enough_other_decompositions_are_decided():
+    values = [said(own_split(seed)).value for seed in range(60)]
+    assert sum(v in (NONE, ONE_EACH) for v in values) >= 15 and values.count(SOME) >= 15
+
+
 @pytest.mark.thorough
 def test_enough_hierarchies_reverse_tokens_and_enough_do_not():
     values = [said(random_hierarchy(seed)).value for seed in SEEDS]
@@ -137,7 +194,9 @@ EXPECTED = {
     **dict.fromkeys(("attenuated_trajectory", "attenuated_group", "attenuated_domain"), NONE),
     **dict.fromkeys(("fiberpo", "fiberpo_domain", "fiberpo_domain_inward", "fiberpo_domain_inward_clip"), SOME),
     **dict.fromkeys(("gspo_residual", "apc_obj", "fiberpo_modal"), SOME),
+    **{"gmpo": ONE_EACH, "fspo": NONE, "dhpo": NONE},
     "fiberpo_crossed": UNKNOWN,  # a least-squares fit
+    "gspo_token": UNKNOWN,  # a gate on tokens reads the trajectory
 }
 
 
@@ -171,6 +230,18 @@ def test_levels_that_read_no_advantage_need_one_for_each_row():
     assert said(chain({trajectory: clip_gate(budget).per(mass).inward(), token: zero_gate()})).value == NONE
     # a closed trajectory leaves what its tokens add beyond their mean, in either direction
     assert said(chain({trajectory: clip_gate(budget).per(mass), token: identity_gate()})).value == SOME
+
+
+def test_ratios_that_fall_as_a_log_ratio_rises_are_not_certified_as_none():
+    def said_of(density, back):
+        split = decomposition(density=density / T, recovery=back, scale=1 / T)
+        return said(chain({trajectory: identity_gate(), token: zero_gate()}, split)).value
+
+    up, down = exp(T * gated("")), exp(-T * gated(""))
+    assert said_of(minimum(x, high), up) == ONE_EACH
+    assert said_of(-minimum(x, high), up) == said_of(minimum(x, high), down) == SOME
+    assert said_of(where(x > high, 2 * high - x, x), up) == SOME
+    assert said_of(-minimum(x, high), down) == UNKNOWN  # they rise, by two changes of sign
 
 
 def test_a_mean_with_weights_below_0_is_not_certified_as_none():

@@ -39,7 +39,7 @@ from fibration.language.exact import transcendental
 from fibration.language.operators import OPERATORS, Primitive
 from fibration.language.traversal import atoms
 from fibration.laws.batches.concrete import rounding
-from fibration.laws.batches.words import in_full, rounded, shown, written
+from fibration.laws.values.numerals import in_full, rounded, shown, written
 from fibration.laws.verify import Incomplete, decide
 
 token, trajectory = strata("token trajectory")

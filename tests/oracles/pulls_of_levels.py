@@ -101,12 +101,14 @@ def shares(world, xs, advantages):
 
 
 def squares(world, xs, advantages):
-    """`Σ m·P²` of every level and channel."""
+    """`Σ m·Y²` of every level, over its elements and the channels: as a sum over the tokens that they have."""
     masses = [world.value(world.h.masses[leaf], leaf, i) for leaf, i in world.tokens]
-    return {
-        level: sum((m * p * p for m, p in zip(masses, of_tokens, strict=True)), F(0))
-        for level, of_tokens in parts(world, xs, advantages).items()
-    }
+    found = dict.fromkeys(world.h.order, F(0))
+    for (v, _), pulls in reach(world, xs, advantages).items():
+        for m, (leaf, i) in zip(masses, world.tokens, strict=True):
+            if v == leaf or world.is_over(leaf, v):
+                found[v] += m * pulls[world.below(leaf, i, v)] ** 2
+    return found
 
 
 def _at_token(world, a, leaf, i, x, own):

@@ -18,8 +18,9 @@ from fibration.cli.main import app
 from fibration.language.loading import shipped
 from fibration.language.report import Report, Verdict
 from fibration.laws import LAWS
+from fibration.printing.formats import as_markdown, rendered
 from fibration.printing.law_table import KINDS, MARKS, Overview, escaped, legend, markdown, marks, notes
-from fibration.printing.reports import Outcome, as_markdown, rendered
+from fibration.printing.reports import Outcome
 
 WRONG = {**wrong_specs.wrong(), **wrong_specs.undecidable()}
 

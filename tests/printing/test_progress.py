@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fibration.cli.main import app
 from fibration.printing import progress
-from fibration.printing.reports import FORMATS
+from fibration.printing.formats import FORMATS
 
 # The module needs nothing of the package, which would take a second to import.
 ALONE = """

@@ -1,5 +1,6 @@
-"""`LEVEL/pull`: the share of every level in the pull on the tokens, against sums over a batch in fractions."""
+"""`LEVEL/pull`: how much of the pull on the tokens is left in the means of every level, against sums in fractions."""
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -69,8 +70,8 @@ def recounted(h, batch):
     order = np.concatenate([np.flatnonzero(~kinds), np.flatnonzero(kinds)])  # one leaf after the other
     world = World.of(h, batch) if len(h.leaves) == 1 else two_leaves(h, batch.row[~kinds], batch.row[kinds])
     found = squares(world, [F(float(x)) for x in batch.x[order]], [F(float(a)) for a in batch.advantages[order]])
-    whole = sum(found.values(), F(0))
-    return {f"{s}/{c}" if c else str(s): float(v / whole) for (s, c), v in found.items()}
+    whole = sum((found[leaf] for leaf in h.leaves), F(0))
+    return {str(s): float(v / whole) for s, v in found.items()}
 
 
 SHIPPED = ["gspo", "fiberpo", "fiberpo_domain", "fiberpo_domain_inward", "fiberpo_turns", "fiberpo_modal"]
@@ -83,7 +84,7 @@ def test_shares_equal_a_recount(name, backend):
     found = measured(spec(name), batch, backend)
     expected = recounted(spec(name), batch)
     assert {k: float(m) for k, m in found.items()} == pytest.approx(expected, rel=0, abs=1e-12)
-    assert sum(map(float, found.values())) == pytest.approx(1, abs=1e-14)
+    assert sum(float(found[str(leaf)]) for leaf in spec(name).leaves) == pytest.approx(1, abs=1e-14)
 
 
 @pytest.mark.sampled
@@ -103,18 +104,30 @@ def test_groups_and_domains_idle_under_centred_advantages():
     batch = batch_for(h, seed=5, centred=True)
     still = measured(h, batch.with_x(np.zeros(batch.tokens)))
     moved = measured(h, batch)
-    for level in ("prompt_group/+", "domain/+"):
+    for level in ("prompt_group", "domain"):
         assert float(still[level]) == pytest.approx(0, abs=1e-15)
         assert float(moved[level]) < 0.05
-    assert float(still["token/+"]) == pytest.approx(0, abs=1e-15)
-    assert float(moved["trajectory/+"]) + float(moved["trajectory/-"]) > 0.5
+    assert float(still["trajectory"]) == pytest.approx(1, abs=1e-14)  # one advantage per row
+    assert float(moved["trajectory"]) > 0.5
 
 
-def test_no_rounding_makes_a_share_negative():
+@pytest.mark.parametrize("name", ["fiberpo_domain", "gspo"])
+def test_a_gate_that_closes_leaves_the_reach_of_its_level(name):
+    """The metric is of what a level can move, not of what it does: only the ratios change with the budgets."""
+    h, batch = spec(name), batch_for(spec(name), seed=4)
+    at_one = batch.with_x(np.zeros(batch.tokens))
+    closed = {p.name: 1e-9 for p in h.parameters.values()}
+    found = measured(h, at_one), measured(h, replace(at_one, parameters=closed))
+    assert {k: float(m) for k, m in found[0].items()} == {k: float(m) for k, m in found[1].items()}
+
+
+def test_coarser_levels_have_less_of_the_pull():
     h = spec("fiberpo_domain")
     for seed in range(8):
-        batch = batch_for(h, seed, centred=True)
-        assert all(float(m) >= 0 for m in measured(h, batch.with_x(np.zeros(batch.tokens))).values())
+        found = measured(h, batch_for(h, seed))
+        of_levels = [float(found[str(s)]) for s in ("token", "trajectory", "prompt_group", "domain")]
+        assert of_levels[0] == 1
+        assert all(0 <= coarse <= fine + 1e-12 for fine, coarse in itertools.pairwise(of_levels))
 
 
 def test_without_a_pull_there_is_no_share():

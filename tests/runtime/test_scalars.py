@@ -44,7 +44,7 @@ ASKED = {
 def test_selected_metrics_equal_those_of_all(backend):
     op, batch = operator(spec("fiberpo_domain"), backend), spread_batch(scale=0.3)
     every = floats(called(op, batch).metrics)
-    assert len(every) == 4 * 2 * (7 * 3 + 1) + 3 + len(REST)
+    assert len(every) == 4 * 2 * 7 * 3 + 4 + 3 + len(REST)
     for asked, belongs in ASKED.items():
         wanted = {k: v for k, v in every.items() if belongs(k)}
         given = asked if isinstance(asked, str) else list(asked)

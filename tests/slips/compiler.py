@@ -4,16 +4,13 @@ from slips.slip import slip
 
 SLIPS = (
     slip(
-        "the share of a level keeps what its coarser elements have in common", "metrics_of_pulls",
-        'found = binary("sub", found, self.square_of(ir.reduce(passed_on, self.path(stratum, f.target))))', "pass",
+        "the pull on a level is a sum of squares over tokens, not of means over its elements", "metrics_of_pulls",
+        "[(received[Key(RECEIVED, leaf.name, channel)], self.path(leaf, stratum)) for leaf in leaves]",
+        "[(received[Key(RECEIVED, leaf.name, channel)], [leaf.name]) for leaf in leaves]",
     ),
     slip(
-        "a closed gate has a share of the pull", "metrics_of_pulls",
-        'passed_on = Map(scalar("mul", slope, arg(len(read))), (*read, pull))  # m·h\'·Y', "passed_on = pull",
-    ),
-    slip(
-        "a share of the pull is negative by a rounding", "metrics_of_pulls",
-        "        return Map(rounded, (found,))", "        return found",
+        "pulls on all levels are relative to those on one leaf", "metrics_of_pulls",
+        "added([found[leaf] for leaf in hierarchy.leaves])", "found[hierarchy.leaves[0]]",
     ),
     slip(
         "a threshold does not move with the log-probs that it is taken of", "compiler/test_coupling",

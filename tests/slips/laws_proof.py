@@ -4,6 +4,24 @@ from slips.slip import slip
 
 SLIPS = (
     slip(
+        "a ratio that falls with a density reverses no token", "test_reversal",
+        "        -1 not in recovery_slopes(subject, channel)\n        and _rises(density(channel))\n", "        _rises(density(channel))\n",
+    ),
+    slip(
+        "a density that falls with the log ratio reverses no token", "test_reversal",
+        "        and _rises(density(channel))\n", "",
+    ),
+    slip(
+        "below a level that passes anything, another one may pass anything", "test_reversal",
+        "return _rises(table[root, channel]) and all(_have_slope(0, table[s, channel]) for s in others)",
+        "return _rises(table[root, channel])",
+    ),
+    slip(
+        "a level of several rows has one advantage", "test_reversal",
+        "if root not in (h.rows, *whole_batch(h).finer(h.rows)) or any(atoms(e, *_OF_OTHERS) for e in read):",
+        "if any(atoms(e, *_OF_OTHERS) for e in read):",
+    ),
+    slip(
         "a bound that says low is matched with one that says high", "laws*by_role",
         "overlap and not contradict(one.name, other.name)", "overlap",
     ),

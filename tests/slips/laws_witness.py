@@ -168,4 +168,20 @@ SLIPS = (
         "nobody is alone where laws look for others", "laws/test_laws_of_order",
         "        if any(min(map(len, (plain.over(*s, b) for b in range(plain.size[s[1]])))) < 2 for s in self.with_others):\n            return\n", "",
     ),
+    slip(
+        "how many turns a row has is given", "laws/test_baseline_of_turns",
+        "for stratum in inside if not self.h.assume else ():", "for stratum in ():",
+    ),
+    slip(
+        "a new turn begins within a sentence", "laws/test_baseline_of_turns",
+        "apart = [s for s in inside if s == stratum or stratum in shape.coarser(s)]", "apart = [stratum]",
+    ),
+    slip(
+        "a new turn breaks what is assumed of turns", "laws/test_baseline_of_turns",
+        "for stratum in inside if not self.h.assume else ():", "for stratum in inside:",
+    ),
+    slip(
+        "the fix of a baseline compares turns with turns", "laws/test_baseline_of_turns",
+        "atoms_within(h.advantages, Summary) if a.over in coarser)", "atoms_within(h.advantages, Summary) if a.over != h.rows)",
+    ),
 )  # fmt: skip

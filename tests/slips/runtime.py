@@ -17,7 +17,7 @@ SLIPS = (
     ),
     slip(
         "metrics of elements lie element by element", "backends/test_shipped backends/test_chains runtime/test_scalars",
-        ".view(-1, elements)\n", ".view(elements, -1).T\n",
+        ".view(rows, elements)\n", ".view(elements, rows).T\n",
     ),
     slip(
         "a metric is the one beside it", "backends/test_c.py runtime/test_metrics",

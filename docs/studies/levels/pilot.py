@@ -50,7 +50,7 @@ LABELS = {
 
 
 def tower() -> Hierarchy:
-    """Four levels that pass everything: its metrics are how the pull splits over them."""
+    """Four levels that pass everything: its metrics say how the pull splits over them."""
     levels = strata("token trajectory prompt_group domain")
     kernels = uniform(), uniform(), proportional(count(levels[1]))
     pairs = zip(itertools.pairwise(levels), kernels, strict=True)
@@ -110,9 +110,10 @@ def advantages(kind: str, rewards: Tensor, baselines: list[float | None]) -> Ten
 
 
 def shares(op, now: Tensor, answers: Answers, old: Tensor, given: Tensor) -> dict[str, float]:
-    """Each level's share of the pull."""
+    """Each level's share of the pull: what its means have of it, less what those of the next coarser level have."""
     metrics = op.coefficients(now, old, given, op.index(mask=answers.mask, **LABELS)).metrics
-    return {str(s): float(metrics[f"{s}/pull"]) for s in op.hierarchy.order}
+    found = [float(metrics[f"{s}/pull"]) for s in op.hierarchy.order]  # the coarsest level first
+    return {str(s): fine - coarse for s, fine, coarse in zip(op.hierarchy.order, found, [0, *found], strict=False)}
 
 
 def report() -> None:

@@ -23,7 +23,7 @@ from fibration.language.operators import OPERATORS, Primitive
 from fibration.language.strata import Shape
 from fibration.language.traversal import applications, atoms, evaluate
 from fibration.laws.batches.shapes import Maps
-from fibration.laws.batches.words import number, plural, written
+from fibration.laws.values.numerals import number, plural, written
 
 Exact = TypeVar("Exact", int, Fraction)
 ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, Primitive) and row.rounded)

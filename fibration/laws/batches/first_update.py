@@ -22,8 +22,9 @@ from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.direct_operator import DirectOperator, formulas
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.tokens import attempt, rows_of
-from fibration.laws.batches.words import Witness, in_batch, in_brief, plural, rounded, shown
+from fibration.laws.batches.words import Witness, in_batch
 from fibration.laws.values.duals import Dual, differentiate, slopes_of, value_of
+from fibration.laws.values.numerals import in_brief, plural, rounded, shown
 
 STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))  # of log ratios near 0
 MOST_TOKENS = 16  # a larger batch ends the search

@@ -10,8 +10,9 @@ from fibration.language.conditions import WHOLE
 from fibration.language.pairs import Pair
 from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete
-from fibration.laws.batches.words import Witness, rounded, shown
+from fibration.laws.batches.words import Witness
 from fibration.laws.values.duals import LogOf, value_of
+from fibration.laws.values.numerals import rounded, shown
 
 Token = tuple[Stratum, int]
 

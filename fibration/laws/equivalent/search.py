@@ -40,10 +40,11 @@ from fibration.laws.batches.concrete import Concrete, is_balanced, rounding
 from fibration.laws.batches.search import find
 from fibration.laws.batches.shapes import regular, small
 from fibration.laws.batches.values_tried import OTHER_PATTERNS, POSITIVE_PATTERNS, parameter_values
-from fibration.laws.batches.words import Witness, in_brief
+from fibration.laws.batches.words import Witness
 from fibration.laws.equivalent.counterexample import Token, witness
 from fibration.laws.equivalent.log_prob_samples import Breaks, breaks, draw_log_probs, read_by, reads_policies
 from fibration.laws.values.duals import TooClose, value_of
+from fibration.laws.values.numerals import in_brief
 
 MOST_TOKENS = 4
 MOST_SHAPES = 40  # of one number of tokens

@@ -11,7 +11,6 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import log1p
 from fibration.language.report import Fact
 from fibration.language.sympy_bridge import from_sympy
-from fibration.laws.batches.words import shown
 from fibration.laws.facts.amplification_bounds import Amplified, Bound
 from fibration.laws.facts.amplification_search import Span, strongest
 from fibration.laws.facts.weights import supremum
@@ -19,6 +18,7 @@ from fibration.laws.gates.contributions import Lines, reads_batch
 from fibration.laws.gates.pieces import text
 from fibration.laws.signs.neighbourhood import RHO
 from fibration.laws.subject import Subject
+from fibration.laws.values.numerals import shown
 
 SIZES = (10, 100, 1000, 10000)
 WHEN = {1: "the advantage is above 0", -1: "the advantage is below 0"}

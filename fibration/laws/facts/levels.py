@@ -27,7 +27,6 @@ from fibration.language.places import whole_batch
 from fibration.language.report import DETAIL, NOTE, Fact
 from fibration.language.sympy_bridge import ATOM_OF, cancelled, show, to_sympy, vanishes
 from fibration.laws import topic
-from fibration.laws.batches.words import plural
 from fibration.laws.facts.batch_facts import is_identity
 from fibration.laws.facts.weight_sums import Sums
 from fibration.laws.gates.contributions import Lines
@@ -36,6 +35,7 @@ from fibration.laws.off_policy.reversal import never_reverses, one_advantage
 from fibration.laws.off_policy.reversal_search import reversed_token
 from fibration.laws.on_policy.at_ratio_one import is_one
 from fibration.laws.subject import Subject
+from fibration.laws.values.numerals import plural
 
 LOGARITHMS, DEVIATIONS = ("log", "split"), ("deviation", "split deviation")
 

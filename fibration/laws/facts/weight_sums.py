@@ -30,9 +30,9 @@ from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import ATOM_OF, cancelled, from_sympy, show, to_sympy, vanishes
 from fibration.laws import topic
 from fibration.laws.batches.values_tried import parameter_values
-from fibration.laws.batches.words import number
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
+from fibration.laws.values.numerals import number
 
 WHOLE = Stratum(BATCH)
 MOST_SYMBOLS = 12  # counts, totals, attributes and parameters of a `μ` that is summed

@@ -21,7 +21,7 @@ from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.tokens import Tokens
-from fibration.laws.batches.words import Witness, rounded, shown
+from fibration.laws.batches.words import Witness
 from fibration.laws.gates.coordinates import X, composed, log_of
 from fibration.laws.gates.exponentials import is_the_ratio
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
@@ -30,6 +30,7 @@ from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.claim import Claim, known_at
 from fibration.laws.subject import Subject
 from fibration.laws.values.intervals import Unsure, enclose, of_its_sign
+from fibration.laws.values.numerals import rounded, shown
 from fibration.laws.values.probes import between, crossings, turning
 
 STATEMENT = "R(F(r)) = r for every r > 0"

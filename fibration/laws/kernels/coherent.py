@@ -18,11 +18,12 @@ from fibration.laws import topic
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness, in_full, lies, rounded
+from fibration.laws.batches.words import Witness, lies
 from fibration.laws.kernels.coherent_blame import agreed, blame
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.signs.claim import Claim
 from fibration.laws.subject import Subject
+from fibration.laws.values.numerals import in_full, rounded
 
 STATEMENT = "the kernels along all paths spread one leaf measure: K(a|b) = m(a)/m(b)"
 Element = tuple[Stratum, int]

@@ -10,12 +10,13 @@ from fibration.language.operators import POSITIVE
 from fibration.laws import topic
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import find
-from fibration.laws.batches.words import Witness, in_full, rounded
+from fibration.laws.batches.words import Witness
 from fibration.laws.kernels.kernel_search import Fibre, weights
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
 from fibration.laws.remedies import bounded
 from fibration.laws.signs.claim import Claim
 from fibration.laws.subject import Subject
+from fibration.laws.values.numerals import in_full, rounded
 
 ONE_MEASURE = "use uniform(), or proportional(m) with a count or the total of a positive attribute"
 STATEMENT = "every weight K(a|b) is defined and at least 0"

@@ -39,13 +39,14 @@ from fibration.language.traversal import rewrite
 from fibration.laws import topic
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import find
-from fibration.laws.batches.words import Witness, in_full, number, rounded
+from fibration.laws.batches.words import Witness
 from fibration.laws.kernels.fibre_sums import Sums, fibre_sum, kernel_sums, varies
 from fibration.laws.kernels.kernel_search import Cover, Fibre, weights
 from fibration.laws.law import Decision, Law, Proved, Unknown, following, proved, refuted, undecided
 from fibration.laws.signs.branches import Case, TooManyCases, cases
 from fibration.laws.signs.populations import Populations
 from fibration.laws.subject import Subject
+from fibration.laws.values.numerals import in_full, number, rounded
 
 STATEMENT = "the weights over each element sum to 1: π_* K = id"
 MOST_PARTS = 1000  # the largest denominator of a fraction that a decimal is taken for

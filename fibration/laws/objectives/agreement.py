@@ -17,13 +17,14 @@ from fibration.language.traversal import desugar
 from fibration.laws import topic
 from fibration.laws.batches.concrete import rounding
 from fibration.laws.batches.first_update import CLOSE, NO_VALUE
-from fibration.laws.batches.words import Witness, in_brief, rounded
+from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, following, proved, unproved
 from fibration.laws.objectives import coinciding_search
 from fibration.laws.remedies import bounded
 from fibration.laws.signs.claim import factors
 from fibration.laws.signs.coinciding import everywhere
 from fibration.laws.subject import Subject
+from fibration.laws.values.numerals import in_brief, rounded
 
 STATEMENT = "where all policies coincide every weight of a token is 1, and it tends to 1 towards that from every side"
 REMEDY = (

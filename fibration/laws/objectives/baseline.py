@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fibration.language.atoms import BATCH, Stratum, Summary, at
+from fibration.language.atoms import BATCH, Summary, at
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.places import whole_batch
 from fibration.language.statistics import atoms_within
 from fibration.language.sympy_bridge import show
 from fibration.language.traversal import desugar
@@ -62,8 +63,8 @@ def _decided(subject: Subject, h: Hierarchy) -> Decision:
 def _compared(h: Hierarchy) -> str:
     """The stratum over which the advantages compare rows."""
     assert h.advantages is not None
-    over = (a.over for a in atoms_within(h.advantages, Summary))
-    return next((str(s) for s in over if isinstance(s, Stratum) and s not in (*h.leaves, h.rows)), BATCH)
+    coarser = whole_batch(h).coarser(h.rows)
+    return next((str(a.over) for a in atoms_within(h.advantages, Summary) if a.over in coarser), BATCH)
 
 
 def remainder(subject: Subject) -> Iterator[Decision]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from fibration.language.atoms import Attribute
+from fibration.errors import an
+from fibration.language.atoms import Attribute, Stratum
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
@@ -21,9 +22,13 @@ from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.tokens import Tokens, rows_of
-from fibration.laws.batches.words import Witness, in_brief, number, rounded
+from fibration.laws.batches.words import Witness
+from fibration.laws.values.numerals import in_brief, number, rounded
 
 ZERO, ONE = Fraction(0), Fraction(1)
+
+
+Varied = tuple[str, "Sample"]  # how the sample differs from the first, in words
 
 
 @dataclass(frozen=True)
@@ -67,18 +72,35 @@ class Sample:
         rewards = tuple(value if k in tokens else r for k, r in enumerate(self.tokens.rewards))
         return replace(self, tokens=replace(self.tokens, rewards=rewards))
 
-    @property
-    def longer(self) -> Sample:
-        """The sample with one more token in the first row."""
+    def longer(self, apart: Collection[Stratum] = ()) -> Sample:
+        """The sample with one more token at the end of the first row, over new elements of the strata `apart`."""
         c, places, given = self.tokens.concrete, self.tokens.places, self.tokens.rewards
-        leaf, i = places[0]
-        maps = {(s, t): (*m, m[i]) if s == leaf else m for (s, t), m in c.maps.items()}
+        leaf, i = next(places[k] for k in reversed(self.own) if places[k][0] == places[0][0])
+        new = (leaf, *apart)
+        maps = {
+            (s, t): (*m, c.size[t] if t in apart else c.below(leaf, i, t)) if s in new else m
+            for (s, t), m in c.maps.items()
+        }
         attributes: dict[Attribute, tuple[Fraction, ...]] = {
-            a: (*v, v[i]) if a.on == leaf else v for a, v in c.attributes.items()
+            a: (*v, v[c.below(leaf, i, a.on)]) if a.on in new else v for a, v in c.attributes.items()
         }
         last = max(k for k, p in enumerate(places) if p[0] == leaf) + 1
         longer = Tokens.alike(self.h, Concrete(c.shape, maps, attributes, c.parameters), (ONE,) * (len(places) + 1))
         return replace(self, tokens=replace(longer, rewards=(*given[:last], given[0], *given[last:])))
+
+    @property
+    def grown(self) -> Iterator[Varied]:
+        """Yields the sample with one more token in the first row, then with the token in a turn of its own.
+
+        A turn is an element of any stratum between tokens and rows. Under assumptions there is no such turn, because
+        one token alone may break them.
+        """
+        yield "its row has one token more", self.longer()
+        shape, leaf = whole_batch(self.h), self.tokens.places[0][0]
+        inside = [s for s in shape.coarser(leaf) if self.h.rows in shape.coarser(s)]
+        for stratum in inside if not self.h.assume else ():
+            apart = [s for s in inside if s == stratum or stratum in shape.coarser(s)]
+            yield f"its row has one token more, which is {an(stratum.name)} of its own", self.longer(apart)
 
 
 def not_its_own(h: Hierarchy, formula: Expression, by_token: bool) -> Witness | None:
@@ -126,19 +148,15 @@ def _is_compared(h: Hierarchy, concrete: Concrete) -> bool:
     return concrete.size[h.rows] > 1 and all(len(f) > 1 for f in fibres)
 
 
-Varied = tuple[str, Sample]  # how the sample differs from the first, in words
-
-
 def _samples(sample: Sample, policies: list[str]) -> Iterator[list[Varied]]:
     """Yields lists of samples that differ in one thing other than the own reward; a list must have a single slope."""
     others = [k for k in range(len(sample.rows)) if k not in sample.own]
     apart = sample.given(others, ONE)
-    longer = ("its row has one token more", sample.longer)
-    yield [("", sample), ("the others have rewards of 1", apart), longer]
+    yield [("", sample), ("the others have rewards of 1", apart), *sample.grown]
     far = sample
     for n, k in enumerate(others):
         far = far.given([k], Fraction(n + 1))
-    yield [("", apart), ("the others have rewards 1, 2, ...", far), (longer[0], apart.longer)]
+    yield [("", apart), ("the others have rewards 1, 2, ...", far), *apart.grown]
     for p in policies:
         yield [("", sample), (f"its log_prob({p}) is -2 instead of -1", sample.under(p))]
         yield [("", apart), (f"its log_prob({p}) is -2 instead of -1", apart.under(p))]

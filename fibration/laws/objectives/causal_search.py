@@ -20,8 +20,9 @@ from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import concretes, find, is_of_one_token, is_read_at
 from fibration.laws.batches.tokens import LOG_RATIO, Tokens, rows_of
-from fibration.laws.batches.words import Witness, in_batch, in_brief, plural, rounded
+from fibration.laws.batches.words import Witness, in_batch
 from fibration.laws.values.duals import value_of
+from fibration.laws.values.numerals import in_brief, plural, rounded
 from fibration.laws.values.probes import between, crossings, turning
 
 MOVES = tuple(Fraction(v) for v in ("-2", "-1/2", "-30", "-1/100"))

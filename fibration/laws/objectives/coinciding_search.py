@@ -20,7 +20,8 @@ from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.first_update import STEPS, directions
 from fibration.laws.batches.search import concretes, find, is_of_one_token
 from fibration.laws.batches.tokens import Tokens, rows_of
-from fibration.laws.batches.words import Witness, in_batch, in_brief
+from fibration.laws.batches.words import Witness, in_batch
+from fibration.laws.values.numerals import in_brief
 
 Is = Callable[[Any], bool]  # whether a value is what it must be
 

@@ -26,8 +26,9 @@ from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.tokens import Tokens, attempt, places_of
-from fibration.laws.batches.words import Witness, in_brief, rounded, shown
+from fibration.laws.batches.words import Witness
 from fibration.laws.values.duals import TooClose, differentiate, log_of, slopes_of
+from fibration.laws.values.numerals import in_brief, rounded, shown
 
 Probabilities = tuple[Fraction, ...]
 STEPS = (1, 12, 2, 4, 6, 24)  # powers of two from one token to the next: a cut of log ratios up to 32 lies between two

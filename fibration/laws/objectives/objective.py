@@ -29,7 +29,7 @@ from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.tokens import places_of
-from fibration.laws.batches.words import Witness, number
+from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, unproved
 from fibration.laws.objectives import objective_search
 from fibration.laws.remedies import bounded
@@ -37,6 +37,7 @@ from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.claim import Claim, divided, inside, known_at
 from fibration.laws.subject import Subject
+from fibration.laws.values.numerals import number
 
 STATEMENT = (
     "the objective's weight μ is defined at every token of every batch, its conditions too; further weights are, and "

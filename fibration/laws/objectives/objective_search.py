@@ -18,7 +18,8 @@ from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import rounding
 from fibration.laws.batches.search import concretes, find, is_read_at
 from fibration.laws.batches.tokens import ADVANTAGE, LOG_RATIO, Tokens
-from fibration.laws.batches.words import Witness, in_batch, in_brief, rounded
+from fibration.laws.batches.words import Witness, in_batch
+from fibration.laws.values.numerals import in_brief, rounded
 from fibration.laws.values.probes import between, crossings, turning
 
 

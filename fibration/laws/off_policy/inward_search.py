@@ -43,9 +43,10 @@ from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.direct_operator import formulas
 from fibration.laws.batches.first_update import directions
 from fibration.laws.batches.search import concretes, find, leaves_one_alone, smallest
-from fibration.laws.batches.words import Witness, in_batch, in_brief, rounded
+from fibration.laws.batches.words import Witness, in_batch
 from fibration.laws.values.duals import Dual, slopes_of, value_of
 from fibration.laws.values.intervals import branching
+from fibration.laws.values.numerals import in_brief, rounded
 from fibration.laws.values.probes import between
 
 MOST_TOKENS, MOST_SHAPES = 4, 60  # of batches with usual values

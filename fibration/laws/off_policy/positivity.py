@@ -22,7 +22,7 @@ from fibration.language.traversal import atoms, evaluate, substitute
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness, in_full, rounded
+from fibration.laws.batches.words import Witness
 from fibration.laws.gates.coordinates import coordinate, intensive, is_logarithmic, normal_recovery
 from fibration.laws.gates.pieces import Piece, pieces
 from fibration.laws.gates.reach import domain
@@ -37,6 +37,7 @@ from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.claim import Claim, divided, inside, known_at
 from fibration.laws.signs.neighbourhood import RHO
 from fibration.laws.subject import Subject
+from fibration.laws.values.numerals import in_full, rounded
 
 STATEMENT = "gated ratios are positive: 𝒢(r) > 0"
 RATIOS = tuple(Fraction(n, 1000) for n in (1, 125, 250, 500, 750, 875, 1000, 1250, 1500, 5000, 10**5, 10**9))

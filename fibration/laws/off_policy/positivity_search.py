@@ -17,8 +17,9 @@ from fibration.laws.batches import caps
 from fibration.laws.batches.direct_operator import DirectOperator, formulas
 from fibration.laws.batches.first_update import directions
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.words import Witness, in_full, rounded
+from fibration.laws.batches.words import Witness
 from fibration.laws.values.intervals import Interval, Unsure, enclose, interval
+from fibration.laws.values.numerals import in_full, rounded
 
 FEW, OFTEN = 6, 2  # batches of more than FEW tokens: at most OFTEN values of parameters and attributes
 SIZES = tuple(Fraction(n) for n in ("1/8", "1", "7", "30"))  # of log ratios

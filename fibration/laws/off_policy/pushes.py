@@ -46,6 +46,12 @@ class Fault:
 
 def way_up(subject: Subject, channel: str) -> int | None:
     """1 if ratios rise with the density on a channel, -1 if they fall; None if that is not known."""
+    found = recovery_slopes(subject, channel)
+    return next(iter(found)) if found in ({1}, {-1}) else None
+
+
+def recovery_slopes(subject: Subject, channel: str) -> Signs:
+    """The signs that slopes of the ratio in what the gates of a channel pass may have."""
     h = subject.hierarchy
     found: Signs = frozenset()
     for leaf in h.leaves:
@@ -57,7 +63,7 @@ def way_up(subject: Subject, channel: str) -> int | None:
             # R∘F is the identity, so the slopes of R and F have the same sign
             signs = _slope_signs(own, X, subject.at(leaf), lambda case, x: sympy.diff(case.sympy(), x)) - {0}
         found |= signs
-    return next(iter(found)) if found in ({1}, {-1}) else None
+    return found
 
 
 def _have_slopes(subject: Subject) -> bool:

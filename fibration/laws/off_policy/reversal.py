@@ -2,13 +2,16 @@
 
 The law `inward` is about one gate and its residual. This module judges the whole hierarchy, token by token. A token is
 reversed if `A·x < 0`, so that its advantage leads it back, and `c·x > 0`, so that its coefficient leads it further out.
-Weights and masks reverse no token, because no weight is below 0. Three arguments show that no token is reversed:
+Weights and masks reverse no token, because no weight is below 0. Four arguments show that no token is reversed:
 
 - The coefficients of a score estimator are `μ·w·𝒢·A`, and `𝒢` is above 0.
 - With one level, `c = μ·w·A·∂𝒢/∂x`, and the gate turns no inward pull round.
 - With the letters of `facts/levels.py`, `c_i/(m_i·F') = Σ_u E_m[(G_u - G_v)·y | u(i)]`. `G_v` is the slope of the level
   directly over `u` that the token lies over; over a leaf it is 0. Suppose that all advantages over `u` have one sign
   wherever the two slopes differ, and that `G_u` is nowhere below `G_v`. Then every term has the sign of the advantage.
+- No ratio of a row falls as a log ratio of the row rises, so that `c` has the sign of `A`. That is so if densities and
+  the recovery do not fall, and if on each channel all levels pass everything, or the coarsest one alone passes
+  anything, and does not turn it round. It may be a level of rows, or a finer one.
 """
 
 from __future__ import annotations
@@ -16,17 +19,20 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from fibration.language.atoms import Density, Stratum, advantage
+from fibration.language.atoms import Density, Stratum, Summary, advantage, residual, token_log_ratio
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
+from fibration.language.policies import LogProb
 from fibration.language.sympy_bridge import symbol, vanishes
-from fibration.language.traversal import atoms
+from fibration.language.traversal import atoms, substitute
 from fibration.laws.gates.contributions import Lines, slopes
-from fibration.laws.gates.pieces import Line
+from fibration.laws.gates.pieces import Line, Piece, pieces
 from fibration.laws.law import Proved
 from fibration.laws.off_policy.further_out import LOST, OPENED
-from fibration.laws.off_policy.pushes import Pushed
+from fibration.laws.off_policy.pushes import Pushed, recovery_slopes
+from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.neighbourhood import RHO, is_kinked
 from fibration.laws.subject import Subject
 
 SIDES = (1, -1)  # of the advantage
@@ -38,13 +44,15 @@ def never_reverses(subject: Subject, table: Lines, known: str) -> Proved | None:
     if h.objective.estimator == "score":
         why = "every coefficient is μ·w·𝒢·A, and 𝒢(r) > 0"
         return Proved(why) if subject.proved("positivity") else None
-    if not known or any(atoms(e, Ordered) for _, e in h.decomposition.densities):
-        return None
+    ordered = any(atoms(e, Ordered) for _, e in h.decomposition.densities)
     if len(h.order) == 1:
         channels = [Pushed(subject, h.order[0], channel) for channel in h.decomposition.channels]
         turns_none = all(pushed.is_kept(but=OPENED) or pushed.is_kept(but=LOST) for pushed in channels)
-        return Proved("one gate, which turns no inward pull round") if turns_none else None
-    return _of_levels(subject, table, known)
+        return Proved("one gate, which turns no inward pull round") if known and turns_none and not ordered else None
+    found = _of_levels(subject, table, known) if known and not ordered else None
+    if found is None and _ratios_rise(subject, table):
+        return Proved("no ratio falls as a log ratio of its row rises, so that a coefficient has its advantage's sign")
+    return found
 
 
 def _of_levels(subject: Subject, table: Lines, known: str) -> Proved | None:
@@ -65,6 +73,58 @@ def _of_levels(subject: Subject, table: Lines, known: str) -> Proved | None:
     return Proved(
         "towards residual 0 no level passes on less of a pull than the level over it, and none turns it round"
     )
+
+
+def _ratios_rise(subject: Subject, table: Lines) -> bool:
+    """Whether no ratio of a row falls as any log ratio of the row rises, and none depends on those of other rows."""
+    h, root = subject.hierarchy, subject.hierarchy.order[0]
+    if h.orthogonalise is not None or not h.shape.is_tree or len(h.leaves) > 1 or subject.first_failure("markov"):
+        return False
+    (leaf,), recovery = h.leaves, h.decomposition.recovery
+    read = [*(gate for _, _, gate in gates(h)), *(e for _, e in h.decomposition.densities), recovery]
+    if root not in (h.rows, *whole_batch(h).finer(h.rows)) or any(atoms(e, *_OF_OTHERS) for e in read):
+        return False
+    if token_log_ratio in atoms(recovery):
+        return False
+
+    def density(channel: str) -> list[Line] | None:
+        """The pieces of a density along the log ratio of its token."""
+        own = h.with_mass(h.decomposition[channel], leaf)
+        return pieces(substitute(own, {token_log_ratio: residual}), subject.at(leaf))
+
+    return all(
+        -1 not in recovery_slopes(subject, channel)
+        and _rises(density(channel))
+        and (_passes_all(h, channel, table) or _root_alone_passes(h, channel, table))
+        for channel in h.decomposition.channels
+    )
+
+
+_OF_OTHERS = (Density, Summary, LogProb)  # read at several places, or with gradients of their own
+
+
+def _rises(lines: list[Line] | None) -> bool:
+    """Whether a gradient passes through every piece with its sign, or not at all."""
+    return lines is not None and all(_passes_up(p, line.assume) for line in lines for p in line.pieces)
+
+
+def _passes_up(p: Piece, assume: Assumptions) -> bool:
+    if is_kinked(p.value) or is_kinked(p.slope):
+        return False
+    return -1 not in assume.signs(p.slope.subs(RHO, p.low)) if p.is_point else p.passes(assume) in (0, 1)
+
+
+def _passes_all(h: Hierarchy, channel: str, table: Lines) -> bool:
+    return all(_have_slope(1, table[s, channel]) for s in h.order)
+
+
+def _root_alone_passes(h: Hierarchy, channel: str, table: Lines) -> bool:
+    root, *others = h.order
+    return _rises(table[root, channel]) and all(_have_slope(0, table[s, channel]) for s in others)
+
+
+def _have_slope(slope: int, lines: list[Line] | None) -> bool:
+    return lines is not None and all(vanishes(p.slope - slope) for line in lines for p in line.pieces)
 
 
 def one_advantage(h: Hierarchy) -> bool:

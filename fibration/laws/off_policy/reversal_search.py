@@ -18,8 +18,9 @@ from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.direct_operator import formulas
 from fibration.laws.batches.search import leaves_one_alone, smallest, usual
 from fibration.laws.batches.tokens import Tokens, attempt, rows_of
-from fibration.laws.batches.words import Witness, in_batch, in_brief, rounded
+from fibration.laws.batches.words import Witness, in_batch
 from fibration.laws.values.duals import value_of
+from fibration.laws.values.numerals import in_brief, rounded
 
 MOST_SHAPES = 12  # of batches of one size
 SAMPLED = {2: 150, 3: 150, 4: 100}  # points of batches of so many tokens; of a single token all

@@ -46,7 +46,7 @@ from fibration.laws.batches.direct_operator import has_residual
 from fibration.laws.batches.first_update import CLOSE, STEPS
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.tokens import attempt, read_on_policy
-from fibration.laws.batches.words import Witness, in_brief, shown
+from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, undecided, unproved
 from fibration.laws.on_policy.at_ratio_one import reference_is_zero
 from fibration.laws.remedies import bounded
@@ -57,6 +57,7 @@ from fibration.laws.signs.neighbourhood import RHO, Germ, open_question
 from fibration.laws.subject import Subject
 from fibration.laws.values.duals import Dual, Real, differentiate, slopes_of
 from fibration.laws.values.intervals import Unsure, branching
+from fibration.laws.values.numerals import in_brief, shown
 from fibration.laws.values.probes import between
 from fibration.laws.values.series import Series, evaluate_series
 

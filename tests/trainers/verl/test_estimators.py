@@ -10,22 +10,38 @@ from support import packed, prompt_group, spec
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, agg_loss, get_adv_estimator_fn, kl_penalty
 from verl.utils.torch_functional import masked_whiten
 
+import fibration
 from fibration import (
+    Attribute,
+    Fibration,
+    Hierarchy,
     absolute,
+    after,
+    before,
     centred,
+    count,
     deviation,
     exp,
     log_prob,
+    mass,
+    maximum,
     mean,
     policies,
+    proportional,
+    ratio_deviation,
     reward,
     sqrt,
     standardised,
     strata,
+    token_mean,
+    total,
+    uniform,
+    where,
+    zero_gate,
 )
 
-current, reference = policies("current reference")
-(batch,) = strata("batch")
+current, old, reference = policies("current old reference")
+token, cell, trajectory, batch = strata("token cell trajectory batch")
 PLAIN = {"norm_adv_by_std_in_grpo": False}
 
 
@@ -53,11 +69,10 @@ SAME = [
     ("gdpo", lambda: of(whitened(standardised(reward, over=prompt_group))), {}),
     ("remax", lambda: spec("remax"), {}),
 ]
+CELLS = ("optimal_token_baseline", "tir_optimal_token_baseline")
 NOT_HERE = {
-    **dict.fromkeys(("gae", "grpo_vectorized"), "below"),
+    **dict.fromkeys(("gae", "grpo_vectorized", *CELLS), "below"),
     "gpg": "scaled by how many rewards are not 0",
-    "optimal_token_baseline": "of norms of the logits",
-    "tir_optimal_token_baseline": "of norms of the logits",
 }
 
 
@@ -102,6 +117,52 @@ def test_verls_generalised_advantages_equal_ours_after_whitening():
     at[b.mask] = torch.from_numpy(shown(spec("ppo_gae"), "torch", b, given, packed))
     expected = theirs("gae", b, b.rewards * b.mask, gamma=given["gamma"], lam=given["lam"])
     np.testing.assert_allclose(masked_whiten(at, b.mask.double())[b.mask].numpy(), expected, rtol=1e-9, atol=1e-14)
+
+
+def optimal_token_baseline():
+    """REINFORCE with a baseline per cell: the tokens at one position of the answers to one prompt.
+
+    A cell has tokens of several rows, and a row has tokens of several cells. So cells are a stratum beside rows, whose
+    gates remove it from the ratio, with every other ratio: no clip.
+    """
+    square = Attribute("sum_pi_squared", on=token, positive=False, lower=0, upper=1)
+    norm = maximum(1 - 2 * exp(log_prob(old)) + square, 0)  # of the gradient in the logits; rounded below 0 at most
+    so_far, to_go = norm + before(norm, over=trajectory), reward + after(reward, over=trajectory)
+    baseline = total(so_far * to_go, over=cell) / (total(so_far, over=cell) + 1e-8)
+    into = {trajectory: uniform(), cell: uniform()}
+    reasons = ("first_order", "orthogonality", "baseline", "baseline of what is left of advantages")
+    return Hierarchy(
+        name="optimal_token_baseline",
+        fibrations=[
+            *(Fibration(token, s, kernel) for s, kernel in into.items()),
+            *(Fibration(s, batch, proportional(count(token))) for s in into),
+        ],
+        gates=dict.fromkeys((token, *into, batch), zero_gate()),
+        decomposition=ratio_deviation(scale=mass),
+        objective=token_mean().score(),
+        advantages=to_go - where(count(token, over=cell) > 1, baseline, 0),
+        gives_up=dict.fromkeys(reasons, "the token's own reward and probability are in its baseline; no ratios"),
+    )
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_verls_optimal_token_baseline_equals_a_baseline_per_cell(name):
+    b = rows("ppo_gae", 1)
+    draw = torch.Generator().manual_seed(2)
+    p = b.old.exp()
+    others = (1 - p) ** 2 * torch.rand(p.shape, generator=draw, dtype=p.dtype)  # Σπ² of what was not sampled
+    mask = b.mask
+    if name == "tir_optimal_token_baseline":  # with tools' tokens between the policy's
+        mask = mask & (torch.rand(p.shape, generator=draw) > 0.3)
+    given = dict(token_level_rewards=b.rewards * mask, response_mask=mask.double(), index=np.array(b.prompt_group))
+    expected, _ = get_adv_estimator_fn(name)(**given, old_log_probs=b.old, sum_pi_squared=p**2 + others)
+    op = fibration.compile(optimal_token_baseline(), "torch")
+    cells = torch.tensor(b.prompt_group)[:, None] * 1000 + (mask.cumsum(-1) - 1).clamp(min=0)
+    index = op.index(mask=mask, cell=cells, attributes={"sum_pi_squared": p**2 + others})
+    made = op.advantages(b.rewards, index, policies={"old": b.old})
+    torch.testing.assert_close(made[mask], expected[mask], rtol=1e-12, atol=1e-13)
+    alone = torch.bincount(cells[mask])[cells[mask]] == 1
+    assert 0 < alone.sum() < len(alone) / 2  # some positions are of one row
 
 
 def test_every_estimator_of_verl_is_tested_or_listed_as_unsupported():

@@ -16,6 +16,7 @@ from cases import CASES, MISTAKES, OTHERWISE
 from filelock import FileLock
 from refusals import REFUSALS, TOGETHER
 from rollouts import LEVELS
+from token_baselines import ESTIMATORS
 from torchrun_launch import torchrun
 
 HERE = Path(__file__).parent
@@ -232,6 +233,19 @@ def test_other_policy_losses_train_in_our_worker_as_in_verls(found, ranks):
         assert plain["workers"] == ["FibrationTrainingWorker", "TrainingWorker"]
         assert (plain["forwards"], plain["equal"]) == ([0, 0], True)
         assert plain["largest"] > 0
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_advantages_with_verls_optimal_token_baseline_are_trained_on_as_they_are(found, ranks, estimator):
+    for one in found(ranks):
+        made = one["beside"]["token_baselines"]
+        assert "raised" not in made, made["raised"]
+        made = made[estimator]
+        assert made["advantages"] <= 1e-12 and len(made["steps"]) == 4
+        assert all(step["distance"] <= 1e-12 for step in made["steps"])
+        assert all(apart > 0.1 for apart in made["without"])  # the baseline matters
+        assert any(0 < step["metrics"]["token/clipped"] < 1 for step in made["steps"])
 
 
 def test_verls_trainer_logs_the_mean_of_mini_batches(found):

@@ -16,6 +16,7 @@ import cases
 import refusals
 import rollouts
 import torch.distributed as dist
+from token_baselines import token_baselines
 
 
 def tried(what: Callable[[], Any]) -> Any:
@@ -48,6 +49,7 @@ def main(folder: Path, chosen: list[str]) -> None:
         cases.bypassed,
         cases.in_verls_log,
         cases.dropping,
+        token_baselines,
     )
     for beside in several:
         if not chosen or beside.__name__ in chosen:

@@ -1,0 +1,85 @@
+"""The application that all commands belong to: errors become messages and exit codes."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from fibration.configs.files import is_config
+from fibration.errors import FibrationError, LawError
+from fibration.language.loading import shipped, split
+
+UsageError: Any = typer.BadParameter.__base__  # click's class; some releases of typer contain their own click
+
+
+class Commands(TyperGroup):
+    """Turns errors that the library raises on purpose into a message and an exit code. A bug keeps its traceback."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except UsageError as error:
+            if args[0] in shipped() or is_config(args[0]) or Path(split(args[0])[0]).exists():
+                error.message += f" A command comes first, such as: fibration verify {args[0]}"
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            error.message = error.message.replace("Value error, ", "")  # of pydantic, which typer passes on
+            raise
+        except LawError as error:
+            fail(error, 1)
+        except FibrationError as error:
+            fail(error, 2)
+        except BrokenPipeError:  # from `| head`; typer handles it
+            raise
+        except OSError as error:
+            fail(f"cannot read or write '{error.filename}': {error.strerror}" if error.filename else error, 2)
+
+
+def fail(error: object, code: int) -> NoReturn:
+    typer.echo(f"error: {error}", err=True)
+    raise typer.Exit(code)
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Check, compare, compile and measure losses for RL of language models.\n\n"
+    "SPEC is path.py, path.py:NAME, a JSON file, or the name of a shipped loss. Or it is trl:FILE or verl:FILE, a "
+    "config of a trainer in YAML or JSON; words KEY=VALUE after it change its options.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def console() -> Console:
+    """Returns a console for the present stdout. It does not colour numbers, and reads no brackets as markup."""
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fibration {metadata.version('fibration')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_version, is_eager=True, help="Print the version.", show_default=False
+        ),
+    ] = False,
+) -> None:
+    pass

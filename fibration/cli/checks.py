@@ -1,0 +1,190 @@
+"""The commands that judge a loss: `verify`, `compare`, `audit`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fibration.cli.app import UsageError, app, console
+from fibration.cli.arguments import OUTPUT, Parameters, Timeout, VerifyFormat, parameters
+from fibration.configs.specs import as_specs
+from fibration.files import check_writable_file, write_file
+from fibration.language.report import BUDGET
+
+
+@app.command()
+def verify(
+    specs: Annotated[
+        list[str], typer.Argument(metavar="SPEC|DIR...", help="Specs, or folders with specs.", show_default=False)
+    ],
+    format: Annotated[
+        VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="The format of the report.")
+    ] = VerifyFormat.text,
+    output: Annotated[
+        Path | None,
+        typer.Option(*OUTPUT, metavar="FILE", help="Write the report to a file, and print a summary."),
+    ] = None,
+    all: Annotated[bool, typer.Option("--all", help="List every law with its proof, and all facts.")] = False,
+    if_any: Annotated[bool, typer.Option("--if-any", help="Skip files and folders that declare no hierarchy.")] = False,
+    timeout: Timeout = BUDGET,
+) -> None:
+    """Prove or refute every law, for batches of all sizes.
+
+    It prints what fails, what is given up, and facts to act on. --all lists every law. JSON and JUnit always have all.
+
+    Exit code 0: every law is proved, or given up as declared. 1: a law is refuted or undecided, for example because
+    the time ran out. 2: an input is unusable, or declares no hierarchy (without --if-any).
+    """
+    from fibration.printing import reports
+    from fibration.printing.progress import working
+
+    check_writable_file(output)
+    done = count()
+    with working("reading specs") as tell:
+        outcomes = reports.check(specs, lambda h: tell(f"laws of {h}; {next(done)} decided"), if_any, timeout)
+    raise typer.Exit(say(outcomes, format, output, all))
+
+
+@app.command()
+def compare(
+    specs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SPEC SPEC", help="Two losses. KEY=VALUE may come after each config.", show_default=False
+        ),
+    ],
+    when: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CONDITION", help="Compare only on batches that meet this. May be repeated."),
+    ] = None,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NAME|FORMULA|NUMBER", help="Match two parameters, or fix one. inf: it never binds."),
+    ] = None,
+    match: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NAME", help="Two names of one parameter, stratum, policy or attribute."),
+    ] = None,
+    at_defaults: Annotated[
+        bool, typer.Option("--at-defaults", help="Each loss has its own defaults as constants.")
+    ] = False,
+    ignore_advantages: Annotated[
+        bool, typer.Option("--ignore-advantages", help="How advantages are made of rewards does not count.")
+    ] = False,
+    with_all: Annotated[
+        bool, typer.Option("--with-all", help="Compare with all shipped losses, and name the nearest.")
+    ] = False,
+    format: Annotated[
+        VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="The format of the report.")
+    ] = VerifyFormat.text,
+    output: Annotated[
+        Path | None, typer.Option(*OUTPUT, metavar="FILE", help="Write the report to a file, and print a summary.")
+    ] = None,
+    timeout: Timeout = BUDGET,
+) -> None:
+    """Decide whether two losses are the same, or which one a loss is.
+
+    Two losses are the same if every token has the same coefficient on every batch of every size. The parameters of a
+    config have its numbers.
+
+    Parameters are matched by name, then by role: the report lists each match of two names. --match says which belong
+    together where that is not unique.
+
+    CONDITION is a comparison that holds at every token ('advantage >= 0'), 'equal(count(token, over=trajectory))',
+    'equal(advantage, on=trajectory)' or short 'advantage=trajectory', 'one(domain)', 'same(old, rollout)', on_policy.
+
+    FORMULA writes a parameter of one loss in parameters of the other: 'bound=1 + epsilon'.
+
+    Exit code 0: proved. 1: refuted by a batch, the smallest found, or undecided. 2: the losses cannot be compared, or
+    an input is unusable.
+    """
+    from fibration.cli.compare import Settings, matches, names
+    from fibration.cli.compare import compare as compare_specs
+    from fibration.printing.progress import working
+
+    check_writable_file(output)
+    settings = Settings(
+        when or (), matches(param or (), parameters), names(match or ()), at_defaults, ignore_advantages, timeout
+    )
+    named = " with ".join(spec.name for spec in as_specs(specs))
+    with working(f"comparing {named}{' with all shipped losses' if with_all else ''}"):
+        outcomes = compare_specs(specs, with_all, settings)
+    raise typer.Exit(say(outcomes, format, output))
+
+
+@app.command()
+def audit(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE.py:FUNCTION",
+            help="A loss function of torch. KEY=VALUE may come after it for --as trl:FILE or verl:FILE.",
+            show_default=False,
+        ),
+    ],
+    like: Annotated[
+        str | None,
+        typer.Option("--as", metavar="SPEC", help="The loss that it should be. Default: any shipped one."),
+    ] = None,
+    param: Parameters = None,
+    format: Annotated[
+        VerifyFormat, typer.Option("--format", "-f", case_sensitive=False, help="The format of the report.")
+    ] = VerifyFormat.text,
+    output: Annotated[Path | None, typer.Option(*OUTPUT, metavar="FILE", help="Write the report to a file.")] = None,
+    all: Annotated[bool, typer.Option("--all", help="List every property that holds.")] = False,
+) -> None:
+    """Find out which loss a function is, and what is wrong with it.
+
+    The function is called on small batches, and its value and gradient are compared with those of declared losses. It
+    takes (log_probs, old_log_probs, advantages, mask), or further arguments by name: ref_log_probs,
+    rollout_log_probs, rewards, group_ids, cu_seqlens. It returns the loss.
+
+    Exit code 0: nothing is wrong, and it is SPEC if --as names one. 1: something is wrong. 2: it cannot be audited.
+    """
+    from fibration.auditing.load import load_function
+    from fibration.auditing.report import rendered
+    from fibration.cli.audits import audited, expected
+    from fibration.printing.configs import lines, title
+    from fibration.printing.progress import working
+
+    check_writable_file(output, in_folder=True)
+    function, *overrides = words
+    if overrides and like is None:
+        raise UsageError(
+            f"'{overrides[0]}' after {function}: KEY=VALUE changes the config of --as trl:FILE or verl:FILE."
+        )
+    loaded, file = load_function(function)
+    loss = expected([like, *overrides] if like else [], loaded, function)
+    with working(f"calling {function}"):
+        found = audited(loaded, loss, function, parameters(param or ()))
+    text = rendered(found, format.value, file, all)
+    if format is VerifyFormat.text:
+        text = "\n".join([text, *lines(f"\n  {title(loss.trainer)}", [f"  {s}" for s in loss.around])])
+    if output is not None:
+        write_file(output, text)
+        typer.echo(f"{'fine' if found.ok else 'not fine'}; report in {output}")
+    else:
+        typer.echo(text)
+    raise typer.Exit(0 if found.ok else 1)
+
+
+def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None, full: bool = False) -> int:
+    """Prints reports, or writes them to a file. Returns the exit code. `full`: all verdicts and facts."""
+    from fibration.printing import reports
+    from fibration.printing.formats import rendered
+
+    for outcome in outcomes:
+        if outcome.error:
+            typer.echo(f"error: {outcome.error}", err=True)
+    if output is not None:
+        write_file(output, rendered(outcomes, format, full))
+        typer.echo(f"{reports.summary(outcomes)}; report in {output}")
+    elif format is VerifyFormat.text:
+        reports.emit(console(), reports.as_text(outcomes, full))
+    else:
+        typer.echo(rendered(outcomes, format, full), nl=False)
+    return reports.exit_code(outcomes)
