@@ -127,7 +127,7 @@ def _objective(s: Signature, schedule: Schedule) -> str:
     called = schedule.program.called
     value, coefficients = (called[Key(word)] for word in ("objective", "coefficients"))
     body = [
-        _call(s, "objective_of_vectors", "jnp.shape(log_probs)"),
+        _call(s, "objective_of_vectors"),
         "    dtype = jnp.promote_types(jnp.result_type(log_probs), jnp.float32)\n",
         f"    coefficients = at.result(found[{coefficients!r}], {s.leaf!r}, dtype)\n",
         f"    value = at.result(found[{value!r}], 'batch', dtype)\n",
@@ -140,7 +140,7 @@ def _objective(s: Signature, schedule: Schedule) -> str:
 def _advantages(s: Signature, schedule: Schedule, name: str) -> str:
     (key,) = (k for k in schedule.program.outputs if k.word == "advantages")
     node = schedule.program.outputs[key]
-    body = _call(s, f"{name}_of_vectors", "jnp.shape(mask if segments is None else segments)")
+    body = _call(s, f"{name}_of_vectors")
     body += f"    return at.result(found[{schedule.program.called[key]!r}], {node.stratum!r}, at.real)"
     which = "per token" if node.stratum == s.leaf else f"one per {node.stratum}"
     return _for_callers("advantages_from_rewards", s, f"The advantages, {which}; 0 where no token is.", "Array", body)
@@ -155,13 +155,13 @@ def _for_callers(name: str, s: Signature, title: str, returns: str, body: str) -
     return FUNCTION.format(name=name, arguments=arguments, returns=returns, title=title, about=about, body=body)
 
 
-def _call(s: Signature, function: str, shape: str) -> str:
+def _call(s: Signature, function: str) -> str:
     program = s.program
     labels = ", ".join(f"{stratum!r}: ({name}, {n}, {at!r})" for stratum, (name, n, at) in s.labels.items())
     return CALL.format(
         leaf=s.leaf,
         rows=s.caller.rows,
-        shape=shape,
+        shape=s.shape,
         n_rows=s.rows,
         labels=f"{{{labels}}}",
         inputs="\n".join(f"        {program.given[i]!r}: {s.vectors[i]}," for i in program.inputs),

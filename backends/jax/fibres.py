@@ -68,7 +68,11 @@ def push(x: Array, f: Fibre, reduce: str = "sum") -> Array:
 def pull(x: Array, f: Fibre) -> Array:
     """Gives every source element the value of its target: [target] -> [source]."""
     x = jnp.broadcast_to(x, (f.targets,))
-    return x[f.parent] if f.grid is None else jnp.broadcast_to(x[:, None], f.grid).reshape(-1)
+    if f.grid is not None:
+        return jnp.broadcast_to(x[:, None], f.grid).reshape(-1)
+    # The copy makes XLA compute x once. On CPUs it would compute x again at each source, even behind a barrier.
+    copy = jnp.zeros_like(x).at[jnp.arange(f.targets)].set(x, indices_are_sorted=True, unique_indices=True)
+    return copy[f.parent]
 
 
 def spread(x: Array, f: Fibre) -> Array:

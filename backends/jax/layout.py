@@ -40,7 +40,8 @@ class Layout:
         self.grid: tuple[int, int] | None = None
         if segments is None:
             if len(shape) != 2 or n_rows not in (None, shape[0]):
-                raise ValueError(f"tokens have shape {shape}: pass [{rows}, tokens], or segments and n_{rows}")
+                ways = f"a mask or tensors of shape [{rows}, tokens], or segments and n_{rows}"
+                raise ValueError(f"the batch has shape {shape}: pass {ways}")
             n_rows, self.grid = shape[0], (shape[0], shape[1])
             self.row = jnp.repeat(jnp.arange(n_rows), shape[1], total_repeat_length=n)
         else:

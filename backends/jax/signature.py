@@ -34,6 +34,7 @@ class Signature:
     arguments: list[Argument] = field(default_factory=list)
     vectors: dict[Input, str] = field(default_factory=dict)
     rows: str = ""  # the argument with the number of rows
+    shape: str = ""  # the shape of the batch, as text
     labels: dict[str, tuple[str, str, str]] = field(default_factory=dict)  # labels, their number, and who has them
 
     @property
@@ -63,10 +64,10 @@ class _Arguments:
             elif i.kind in GIVEN:
                 name = self.add(GIVEN[i.kind], (i.kind,), f"per token, or one per {rows}", "", True)
                 self.s.vectors[i] = f"at.given({name!r}, {name}, {i.over!r})"
-        of_rewards = any(i.kind == "reward" for i in read)  # they may be per row, and then the mask alone has the shape
-        self.add("mask", ("mask",), f"{in_shape}, True at tokens that count", "" if of_rewards else "None")
+        self.add("mask", ("mask",), f"{in_shape}, True at tokens that count", "None")
         each = f"for packed tokens, the {rows} of each: ascending whole numbers from 0 on, below 0 where no token is"
         self.add("segments", ("segments",), each, "None")
+        self.s.shape = self.shape(read)
         self.s.rows = self.add(f"n_{rows}", ("size", rows), f"for packed tokens, how many {rows} elements", "None")
         for stratum in self.labelled():
             self.label(stratum)
@@ -74,6 +75,14 @@ class _Arguments:
             if i not in self.s.vectors:
                 self.s.vectors[i] = self.vector(i)
         return self.s
+
+    def shape(self, read: list[Input]) -> str:
+        """The text of the shape of the batch. Advantages and rewards may be per row, so they have it last."""
+        names = [self.known[i.kind, *i.key] for i in read if i.kind in TOKENS]
+        if names:
+            return f"jnp.shape({names[0]})"
+        names = [self.known[key] for key in (("segments",), ("mask",), *((i.kind,) for i in read if i.kind in GIVEN))]
+        return f"jnp.shape(next(x for x in ({', '.join(names)}) if x is not None))"
 
     def add(self, wish: str, key: tuple[str, ...], about: str, default: str = "", by_position: bool = False) -> str:
         if key not in self.known:

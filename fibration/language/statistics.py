@@ -114,11 +114,20 @@ def quantile(formula: Operand, level: Operand, over: Where = None) -> Aggregate:
     """
     made = _aggregate("quantile", formula, over, None, level)
     if not is_fraction(made.level):
-        raise SpecError(f"the level of a quantile is {made.level}", required=LEVEL)
+        level = made.level
+        found = f"a Parameter {_bounds(level)}" if isinstance(level, Parameter) else ""
+        raise SpecError(f"the level of a quantile is {level}", required=LEVEL, found=found, remedy=FRACTION)
     return made
 
 
-LEVEL = "a number from 0 to 1, or a Parameter of one value with lower=0 and upper=1, or bounds between"
+LEVEL = "a number from 0 to 1, or a Parameter whose bounds lie from 0 to 1, the same for both channels"
+FRACTION = "declare the level as Parameter('level', default=0.5, upper=1)"
+
+
+def _bounds(p: Parameter) -> str:
+    if p.per_channel:
+        return "with a value for each channel"
+    return f"from {'-inf' if p.lower is None else f'{p.lower:g}'} to {'inf' if p.upper is None else f'{p.upper:g}'}"
 
 
 def is_fraction(level: Expression | None) -> bool:

@@ -34,7 +34,7 @@ from fibration.language.order import Ordered
 from fibration.language.outline import Outline
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
-from fibration.language.statistics import LEVEL, Aggregate, is_fraction
+from fibration.language.statistics import FRACTION, LEVEL, Aggregate, is_fraction
 from fibration.language.strata import Shape
 from fibration.language.traversal import atoms, desugar
 
@@ -99,8 +99,8 @@ def roots(h: Outline) -> Iterator[DeclaredFormula]:
         yield from (DeclaredFormula(f"the objective of the penalty '{name}'", formula, "token") for formula in formulas)
         if p.objective is not None:
             yield DeclaredFormula(f"the objective of the penalty '{name}'", p.objective.weight, "level")
-    yield from (DeclaredFormula(f"kernel {f.name}", f.weight, "level") for f in h.fibrations)
-    yield from (DeclaredFormula(f"the gate on {s}", g.expression, "level") for s, g in h.gates.items())
+    yield from (DeclaredFormula(f"kernel {f.name}", f.weight, "level", f.source) for f in h.fibrations)
+    yield from (DeclaredFormula(f"the gate on {s}", g.expression, "level", s) for s, g in h.gates.items())
     for channel, density in h.decomposition.densities:
         yield DeclaredFormula(f"density '{channel}' of the decomposition", density, "density")
     yield DeclaredFormula("the recovery", h.decomposition.recovery, "level")
@@ -157,7 +157,7 @@ class _Reader:
         for atom in atoms(formula):
             here = REWARDS if role == "advantages" and place is None else _at(place)
             words = OF_ADVANTAGES if atom == reward else here
-            rules = [(words, self.word(atom, role)), (GATHERED, self.gathered(atom)), (LEVEL, self.level(atom))]
+            rules = [(words, self.word(atom, role)), (GATHERED, self.gathered(atom)), (LEVEL, self.level(atom, place))]
             for required, problem in (*rules, (here, self.problem(atom, place) if judged else None)):
                 if problem is not None:
                     why, remedy = problem
@@ -214,13 +214,13 @@ class _Reader:
             return f"'{over}' lies over '{of}'", f"the other way round: over={of}, of={over}"
         return f"no '{of}' lies over a '{over}'", self.known(over, self.shape.coarser(of))
 
-    def level(self, atom: Expression) -> Problem | None:
+    def level(self, atom: Expression, place: Stratum | None) -> Problem | None:
         """The problem of a quantile's level, if any: parameters may have been renamed to some of other bounds."""
         if not isinstance(atom, Aggregate) or atom.level is None:
             return None
-        level, over = atom.level, atom.over
+        level, over = atom.level, atom.over or place
         if not is_fraction(level):
-            return f"the level is {level}", "let the level be a parameter from 0 to 1"
+            return f"the level is {level}", FRACTION
         if not self.h.leaves or not isinstance(level, Parameter) or not isinstance(over, Stratum):
             return None
         if level.on in (None, over, *self.shape.coarser(over)):

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from fibration.errors import TrainerError, an, listed, shown, suggest
+from fibration.errors import BatchError, TrainerError, an, listed, shown, suggest
 from fibration.language.atoms import BATCH
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load
@@ -38,6 +38,17 @@ def as_label(value: Any) -> Any:
 def option(stratum: str) -> str:
     """The Python argument that names the column of a stratum's labels."""
     return f"labels={{{stratum!r}: COLUMN}}"
+
+
+def check_mapping(argument: str, given: object, example: str) -> None:
+    """Raise BatchError for an argument that is neither None nor a mapping. `example`: what to pass."""
+    if given is not None and not isinstance(given, Mapping):
+        raise BatchError(
+            f"{argument}={shown(given)}",
+            required="a mapping from names",
+            found=an(type(given).__name__),
+            remedy=f"{argument}={example}",
+        )
 
 
 def sources(

@@ -16,6 +16,7 @@ from torch import Tensor
 from fibration.errors import TrainerError, listed
 from fibration.language.policies import OLD
 from fibration.runtime.operator import Operator
+from fibration.trainers.labels import check_mapping
 from fibration.trainers.window import Alone, named
 
 MASK, ADVANTAGES, LOG_PROBS = "mask", "advantages", "logprobs"  # fields of a datum's `loss_fn_inputs`
@@ -50,8 +51,8 @@ def custom_loss(
     the prompt's; the log-probs of `policies`; without `rewards`, `"advantages"`. Values under the mask are never read.
 
     The loss computes in float64. The client rounds the weights to float32, which the service takes. Raises TrainerError
-    for missing rewards, and for a field that is missing or has another length. Errors of the batch are those of
-    `op.index` and `op.loss`.
+    for missing rewards, and for a field that is missing or has another length; BatchError for labels, policies or
+    attributes that are no mapping. Other errors of the batch are those of `op.index` and `op.loss`.
     """
     if op.hierarchy.advantages is not None and rewards is None:
         raise TrainerError(
@@ -59,6 +60,9 @@ def custom_loss(
             required="the rewards that its formula reads, one for each datum",
             remedy="rewards=[...], or zeros if the formula reads none (`opd`); or hierarchy.replace(advantages=None)",
         )
+    check_mapping("labels", labels, "{'prompt_group': [...]}, one label for each datum; {} for a loss of tokens")
+    check_mapping("policies", policies, "{'old': 'logprobs'}, a field of loss_fn_inputs for each policy")
+    check_mapping("attributes", attributes, "{'entropy': 'entropies'}, numbers or a field for each attribute")
     fields = {OLD: LOG_PROBS, **(policies or {})}
     indexed: dict[str, Any] = dict(labels or {})
     if indexed.get(op.hierarchy.rows.name) is not None:

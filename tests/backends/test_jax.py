@@ -321,11 +321,23 @@ def test_advantages_from_rewards_equal_fractions(name):
     for make, kind in ((packed, "packed"), (padded, "padded")):
         layout = make(operator(h, "torch"), batch)
         tensors = {f"{p}_log_probs": layout.tensor(v).numpy() for p, v in probs.items() if p in h.policies}
-        given = {"mask": None, **named(h, batch, layout, kind, inspect.signature(function).parameters)}
+        given = named(h, batch, layout, kind, inspect.signature(function).parameters)
         with jax.enable_x64(True):
             by_row = np.asarray(jitted(function)(rewards=rewards, **tensors, **given))
         found = by_row[batch.row] if name in BY_ROW else by_row.reshape(-1)[layout.slots]
         assert np.abs(found - expected).max() <= 1e-13 * np.abs(expected).max(initial=1)
+
+
+def test_advantages_from_rewards_need_a_mask_only_where_nothing_else_has_the_shape():
+    """Packed tokens have it by their segments, rewards per token by their own shape."""
+    function = jitted(shipped_module("grpo_rewards").advantages_from_rewards)
+    rewards, groups = np.array([1.0, 0.0, 1.0, 1.0]), np.array([0, 0, 1, 1])
+    wanted = function(rewards, mask=np.ones((4, 3), bool), prompt_group=groups).tolist()
+    assert wanted == pytest.approx([0.7070, -0.7070, 0, 0], abs=1e-3)
+    packed = function(rewards, segments=np.repeat(np.arange(4), 3), n_trajectory=4, prompt_group=groups)
+    assert packed.tolist() == wanted == function(np.repeat(rewards[:, None], 3, 1), prompt_group=groups).tolist()
+    with pytest.raises(ValueError, match=r"shape \(4,\): pass a mask .*\[trajectory, tokens\], or segments and n_traj"):
+        function(rewards, prompt_group=groups)
 
 
 # ---------------------------------------------------------------- what is written, and what is refused

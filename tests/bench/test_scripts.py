@@ -74,3 +74,19 @@ def test_a_script_writes_what_it_measured(script: str, given: list[str], tmp_pat
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(file.read_text())["results"]
     assert given[0] in done.stdout
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+def test_jax_losses_by_hand_are_the_generated_ones(name: str, packed: bool) -> None:
+    import jax
+    from jax_losses import batch, by_hand
+    from oracles.jax_calls import shipped_module
+
+    given, m = batch(name, 8, 4, packed), shipped_module(name)
+    named = {"segments": given[3], "n_trajectory": 8} if packed else {"mask": given[3]}
+    value, gradient = jax.jit(jax.value_and_grad(by_hand(name, 8, packed)))(*given)
+    wanted, slope = jax.jit(jax.value_and_grad(lambda now: m.loss(now, *given[1:3], **named)))(given[0])
+    assert float(value) == pytest.approx(float(wanted), rel=1e-5)
+    assert np.allclose(gradient, slope, rtol=1e-4, atol=1e-8) and 0 < (gradient != 0).mean() < 1

@@ -20,8 +20,10 @@ from fibration import (
     clip,
     clip_gate,
     count,
+    decomposition,
     dual_clip_gate,
     exp,
+    gated,
     identity_gate,
     load,
     log1p,
@@ -306,6 +308,21 @@ def test_a_gate_that_closes_for_good_is_proved_for_any_order_of_its_breakpoints(
     assert found.status == "proved", found
     if "stop" not in name:
         assert brute_force.uphold(h, [found], brute_force.worlds_for(h, (1, 2, 3))) > 0
+
+
+def test_a_recovery_that_falls_where_no_density_lies_is_not_taken_as_rising():
+    """`R(F(r)) = r` says nothing of the gap from 1 to 2, in which the gate puts residuals."""
+    x, y = token_log_ratio, gated("")
+    h = Hierarchy(
+        name="gap",
+        gates={token: Gate(where(residual > 2.5, where(advantage < 0, residual - 1, 2.5), residual))},
+        decomposition=decomposition(
+            density=where(x < 1, x, x + 1), recovery=where(y < 1, exp(y), where(y < 2, exp(2 - y), exp(y - 1)))
+        ),
+        objective=trajectory_mean(),
+    )
+    verdicts_of = {v.law: v.status for v in h.verify().verdicts}
+    assert verdicts_of["recovery"] == "proved" and verdicts_of["inward"] != "proved"
 
 
 def test_the_counterexample_is_the_smallest_batch_with_its_coefficient():

@@ -244,6 +244,17 @@ def test_ratios_that_fall_as_a_log_ratio_rises_are_not_certified_as_none():
     assert said_of(-minimum(x, high), down) == UNKNOWN  # they rise, by two changes of sign
 
 
+def test_a_recovery_may_fall_where_no_token_lies():
+    """The means of a trajectory lie between the densities of its tokens, where `R(F(r)) = r` says nothing of R."""
+    y = T * gated("")
+    back = where(y < 1, exp(y), where(y < 2, exp(2 - y), exp(y - 1)))
+    split = decomposition(density=where(x < 1, x, x + 1) / T, recovery=back, scale=1 / T)
+    assert said(chain({trajectory: identity_gate(), token: zero_gate()}, split)).value == SOME
+    split = decomposition(density=(exp(x) - 1) / T, recovery=where(y > -1, y + 1, -1 - y), scale=1 / T)
+    steep = Gate(where(residual < -mass / 2, 3 * residual + mass, residual))
+    assert said(chain({trajectory: steep, token: zero_gate()}, split)).value not in (NONE, ONE_EACH)
+
+
 def test_a_mean_with_weights_below_0_is_not_certified_as_none():
     rows = count(token, over=trajectory)
     h = chain({token: identity_gate()})

@@ -336,6 +336,10 @@ SLIPS = (
         "push(jnp.ones((), self.real), self.fibre(leaf, rows)) > 0", "jnp.ones(n_rows, bool)",
     ),
     slip(
+        "JAX: the shape of packed rewards is that of rewards per row", "backends/test_jax",
+        '(("segments",), ("mask",), *((i.kind,)', '(("mask",), *((i.kind,)',
+    ),
+    slip(
         "JAX: a group may have two domains", "backends/test_jax",
         "self.checks.append(jnp.all(~self.present[source] | (low == high)))", "pass",
     ),

@@ -55,6 +55,10 @@ SLIPS = (
         "old, *others = (packed(LOG_PROBS) for field in fields.values())",
     ),
     slip(
+        "labels of Tinker may have no names", "trainers/test_tinker",
+        "if given is not None and not isinstance(given, Mapping):\n        raise BatchError(", "if False:\n        raise BatchError(",
+    ),
+    slip(
         "parameters are left out of Tinker's loss", "trainers/test_tinker",
         "            parameters,\n            rewards=None if rewards", "            None,\n            rewards=None if rewards",
     ),

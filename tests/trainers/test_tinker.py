@@ -16,7 +16,7 @@ from off_policy_step import LABELS, B
 from three_policy_losses import of_three
 from torch import Tensor
 
-from fibration import TrainerError
+from fibration import BatchError, TrainerError
 from fibration.trainers.scale import Scale
 from fibration.trainers.tinker import custom_loss
 
@@ -187,3 +187,19 @@ def test_a_service_that_divides_rows_by_their_weights_is_found_by_the_scale(serv
     else:
         with pytest.raises(TrainerError, match=r"the service's loss scales advantages by another factor"):
             scale.checked()
+
+
+@pytest.mark.parametrize("option", ["labels", "policies", "attributes"])
+@pytest.mark.parametrize("given", [["a", "b"], [("prompt_group", ["a"])], "prompt_group", 3])
+def test_what_is_no_mapping_is_refused_before_the_first_step(option, given):
+    """A list of labels has no name of a stratum. An error within the loss would end the client."""
+    op = support.operator(support.spec("rloo"), "torch")
+    kind, fix = type(given).__name__, f"{option}={{'"
+    support.refuses(
+        BatchError,
+        lambda: custom_loss(op, rewards=[0.0], **{option: given}),
+        what=f"{option}=",
+        required="a mapping from names",
+        found=kind,
+        remedy=fix,
+    )

@@ -7,7 +7,6 @@ turns it round. The law `inward` is about where each of these may happen.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,9 +15,8 @@ import sympy
 from sympy import oo
 
 from fibration.language.atoms import Density, Stratum, gated
-from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression
-from fibration.language.operators import POSITIVE, Signs, Stopped
+from fibration.language.operators import POSITIVE, Signs
 from fibration.language.sympy_bridge import OLD_LOG_PROB, symbol, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws.gates.coordinates import X, composed, coordinate, intensive, normal_recovery
@@ -27,7 +25,7 @@ from fibration.laws.gates.reach import domain
 from fibration.laws.off_policy.further_out import LOST, OPENED, TURNED, Lines, is_of_advantages, keeps, lines_out
 from fibration.laws.signs import smooth_signs
 from fibration.laws.signs.assumptions import Assumptions
-from fibration.laws.signs.branches import Case, TooManyCases, cases
+from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.neighbourhood import RHO, is_kinked
 from fibration.laws.subject import Subject
 
@@ -51,19 +49,13 @@ def way_up(subject: Subject, channel: str) -> int | None:
 
 
 def recovery_slopes(subject: Subject, channel: str) -> Signs:
-    """The signs that slopes of the ratio in what the gates of a channel pass may have."""
+    """The signs that slopes of the ratio in what the gates of a channel pass may have.
+
+    They are those of the recovery R alone. `R(F(r)) = r` says nothing of R beyond the values of F, and gates go there.
+    """
     h = subject.hierarchy
-    found: Signs = frozenset()
-    for leaf in h.leaves:
-        back = normal_recovery(h, leaf)
-        signs = _slope_signs(back, symbol(gated(channel)), subject.at(leaf), Case.slope)
-        flows = not to_sympy(back).has(Stopped)
-        if signs not in ({1}, {-1}) and flows and h.decomposition.channels == ("",) and subject.proved("recovery"):
-            own = cancel(h.with_mass(h.decomposition[channel], leaf) / h.masses[leaf])
-            # R∘F is the identity, so the slopes of R and F have the same sign
-            signs = _slope_signs(own, X, subject.at(leaf), lambda case, x: sympy.diff(case.sympy(), x)) - {0}
-        found |= signs
-    return found
+    found = (_slope_signs(normal_recovery(h, leaf), symbol(gated(channel)), subject.at(leaf)) for leaf in h.leaves)
+    return frozenset().union(*found)
 
 
 def _have_slopes(subject: Subject) -> bool:
@@ -83,7 +75,7 @@ def _is_ratio(symbol: Any) -> bool:
     return bool(symbol == X)
 
 
-def _slope_signs(formula: Expression, variable: Any, assume: Assumptions, slope: Callable[[Case, Any], Any]) -> Signs:
+def _slope_signs(formula: Expression, variable: Any, assume: Assumptions) -> Signs:
     try:
         branches = cases(formula, assume)
     except TooManyCases:
@@ -92,7 +84,7 @@ def _slope_signs(formula: Expression, variable: Any, assume: Assumptions, slope:
     for case in branches:
         if is_kinked(case.sympy()) or not case.defined(assume, case.needs_of_slopes(lambda s: s == variable)):
             return frozenset(WAYS)
-        found |= assume.with_signs(dict(case.signs)).signs(slope(case, variable))
+        found |= assume.with_signs(dict(case.signs)).signs(case.slope(variable))
     return found
 
 

@@ -17,6 +17,8 @@ from trl.trainer.utils import add_fused_lm_head
 from fibration.errors import TrainerError, an, listed, shown
 from fibration.language.atoms import Attribute
 from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.ranks.agreement import agreed
+from fibration.runtime.ranks.group import as_group
 from fibration.trainers.attributes import (
     as_number,
     attribute_option,
@@ -155,8 +157,9 @@ class RowNumbers:
                     remedy="take a model of the same family",
                 )
             model.eval().requires_grad_(False)
-            add_fused_lm_head(model, temperature=trainer.temperature)
-            self.policies[name] = _placed(trainer, model)
+            wide = trainer.args.cast_lm_head_to_fp32
+            add_fused_lm_head(model, temperature=trainer.temperature, cast_lm_head_to_fp32=wide)
+            self.policies[name] = _placed(trainer, name, model)
 
     # ------------------------------------------------------------ when rows are sampled
 
@@ -274,9 +277,26 @@ def no_column(what: str, column: object, known: Any, fix: str, where: str = "a r
     )
 
 
-def _placed(trainer: Any, model: Any) -> Any:
+def _placed(trainer: Any, name: str, model: Any) -> Any:
     if trainer.is_deepspeed_enabled:
         return prepare_deepspeed(model, trainer.accelerator)
     if trainer.is_fsdp_enabled:
+        if trainer.accelerator.state.fsdp_plugin.fsdp_version == 2:  # version 1 sends weights from the first rank
+            group = trainer._group
+            with agreed(None if group is None else as_group(group), f"the model of the policy '{name}'"):
+                _refuse_unloaded(name, model)
         return prepare_fsdp(model, trainer.accelerator)
     return trainer.accelerator.prepare_model(model, evaluation_mode=True)
+
+
+def _refuse_unloaded(name: str, model: nn.Module) -> None:
+    """Refuse a model without weights, as `from_pretrained` returns it on all ranks of a node but the first."""
+    lacking = next((of for of, weight in model.named_parameters() if weight.is_meta), None)
+    if lacking is not None:
+        raise TrainerError(
+            f"the model of the policy '{name}' has no weights here: '{lacking}' is on the device 'meta'",
+            required="a model with its weights on every rank, which FSDP then shards",
+            found="FSDP's cpu_ram_efficient_loading, with which from_pretrained loads weights on one rank of a node",
+            remedy="load the model before GRPOConfig(...) is made, or set cpu_ram_efficient_loading=False in "
+            "fsdp_config or in the file of accelerate launch",
+        )

@@ -24,6 +24,7 @@ from fibration.trainers.parameters import at_ratio_one, check_parameters
 from fibration.trainers.policies import REFERENCE, ROLLOUT
 from fibration.trainers.scale import Scale
 from fibration.trainers.trl import refusals
+from fibration.trainers.trl.model_checks import check_model, noise_of
 from fibration.trainers.trl.numbers import Numbers, RowNumbers
 from fibration.trainers.trl.order import shuffled
 from fibration.trainers.trl.refusals import BY_PROMPT, Labels
@@ -164,10 +165,10 @@ class FibrationGRPOTrainer(ScoringTrainer):
         self._fibration_rewards: Tensor | None = None  # of all processes, per function
         with self._with_reference(given.get("args")):
             super().__init__(*args, **kwargs)
-        refusals.check_model(self)
+        check_model(self)
         self.row_numbers.check_functions(self.reward_func_names)
         self.row_numbers.prepare(self)
-        self._fibration_noisy = bool(refusals.noise_of(self))
+        self._fibration_noisy = bool(noise_of(self))
         readers = list(self._readers_of_all_rows()) if skip_dead_rows else []
         self.skips_dead_rows = skip_dead_rows and not readers
         if self.accelerator.is_main_process:

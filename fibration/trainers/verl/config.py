@@ -112,10 +112,11 @@ class FibrationPolicyLossConfig(PolicyLossConfig):  # type: ignore[misc]
                 )
             for name, given in self[option].items() if option in ("attributes", "policies") else ():
                 if not isinstance(given, str) or not given:
+                    own = "; the field of verl's own teacher is teacher_logprobs" if option == "policies" else ""
                     raise TrainerError(
-                        f"{HERE}.{option}.{name}={shown(given)}",
-                        required="the name of a field of verl's data",
-                        remedy=f"+{HERE}.{option}.{name}=FIELD",
+                        f"{HERE}.{option}.{name}={' '.join(shown(given).split())}",
+                        required="the name of a field of verl's data, of numbers that verl computed before the update",
+                        remedy=f"+{HERE}.{option}.{name}=FIELD{own}",
                     )
         with located(HERE):
             hierarchy = self.operator.hierarchy

@@ -11,6 +11,7 @@ import example_loops
 import off_policy_step
 import pytest
 import support
+import thread_ranks
 import torch
 from off_policy_step import LABELS, B, T
 from tensordict import TensorDict, TensorDictBase, lazy_stack
@@ -20,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torchrl.modules.llm import TransformersWrapper
 from torchrl.objectives.llm import GRPOLoss
 
-from fibration import TrainerError
+from fibration import BatchError, TrainerError
 from fibration.trainers.torchrl import UNUSED, HierarchyLoss
 
 WORDS, PROMPT = 24, 3
@@ -128,6 +129,60 @@ def test_a_step_has_the_loss_and_the_gradient_of_op_loss(name, pieces):
     assert loss.scalars["fibration/kl"] == pytest.approx(result.scalars()["kl"])
 
 
+@pytest.mark.parametrize("name", ["fiberpo_domain", "dapo"])
+@pytest.mark.parametrize("pieces", [None, 5])
+def test_ranks_with_rows_of_their_own_share_one_step(name, pieces):
+    """DDP averages their gradients. Rank 1 has fewer rows, and no prompt group is on one rank alone."""
+    op = off_policy_step.operator(name)
+    labels = KEYS if name == "fiberpo_domain" else {}
+    (result, parameters), gradient = expected(op, "narrow" if labels else None)
+    _, _, batch = rows()
+    parts = [[i for i in range(B) if i % 3], [i for i in range(B) if i % 3 == 0]]
+
+    def of_rank(group: Any) -> tuple[float, Tensor, dict[str, float]]:
+        model, mine = Table(), lazy_stack([batch[i].copy() for i in parts[group.rank]])
+        given = {"labels": labels, "gate_parameters": parameters, "entropy_bonus": False, "group": group}
+        loss, value = HierarchyLoss(wrapped(model), op, **given), 0.0
+        for piece in [mine] if pieces is None else loss.prepare(mine, 7).split(pieces):
+            found = loss(piece).loss_objective
+            found.backward()
+            value += float(found.detach())
+        return value, model.table.grad, loss.scalars
+
+    values, gradients, scalars = zip(*thread_ranks.on_ranks(2, of_rank), strict=True)
+    assert sum(values) / 2 == pytest.approx(float(result.loss), rel=1e-12, abs=1e-15)
+    assert float((sum(gradients) / 2 - gradient).norm() / gradient.norm()) <= 1e-12
+    assert scalars[0] == scalars[1] and scalars[0]["fibration/kl"] == pytest.approx(result.scalars()["kl"])
+
+
+def test_every_rank_raises_for_a_key_that_one_rank_lacks():
+    op, (_, _, batch) = off_policy_step.operator(), rows()
+
+    def of_rank(group: Any) -> None:
+        mine = lazy_stack([batch[i].copy() for i in range(group.rank, B, 2)])
+        mine = mine.exclude("source") if group.rank else mine
+        HierarchyLoss(wrapped(Table()), op, labels=KEYS, group=group)(mine)
+
+    errors = thread_ranks.try_on_ranks(2, of_rank).errors
+    assert all("rank 1: the tensordict has no 'source'" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_several_ranks_without_a_group_are_refused(monkeypatch, size):
+    """DDP would average the losses of single ranks, each with its own normaliser."""
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: size)
+    model, _, batch = rows()
+    loss = HierarchyLoss(wrapped(model), "dapo")
+    if size == 1:
+        loss(batch)
+        return
+    with pytest.raises(TrainerError, match=r"2 ranks[\s\S]*group=torch\.distributed\.group\.WORLD"):
+        loss(batch)
+    with pytest.raises(TrainerError, match="2 ranks"):
+        loss.prepare(batch, 7)
+
+
 def test_the_entropy_and_kl_terms_are_torchrls_own():
     model, _, batch = rows()
     given = {"entropy_bonus": True, "kl_to_inference_coeff": 0.1}
@@ -153,6 +208,12 @@ def test_a_further_policy_has_the_log_probs_of_its_key():
 def test_options_without_an_effect_are_refused(option):
     with pytest.raises(TrainerError, match=f"'?{option}'? of GRPOLoss, beside the hierarchy 'dapo'"):
         HierarchyLoss(wrapped(Table()), "dapo", **{option: 0.1})
+
+
+@pytest.mark.parametrize("option", ["labels", "policies"])
+def test_keys_without_names_are_refused(option):
+    with pytest.raises(BatchError, match=rf"{option}=\['query'\]\n  required: a mapping from names"):
+        HierarchyLoss(wrapped(Table()), "gspo", **{option: ["query"]})
 
 
 def test_a_formula_of_advantages_is_refused():

@@ -67,6 +67,7 @@ class Case:
     noise: float = 0.0  # the rate of dropout in attention
     equal: str = ""  # "half" of the prompts, or "all", have equal rewards
     teacher: str = ""  # log-probs of a "model", or of a "field" of what is sampled
+    sharded: bool = False  # FSDP shards the teacher's model
     two_rewards: bool = False
     every_regime: bool = True
     of_prompt: int = 0  # completions per prompt, if not as below
@@ -315,6 +316,27 @@ CASES = {
     "a teacher": Case(hierarchy=TAUGHT, teacher="model", every_regime=False, fresh=(T, F, T, F)),
     "rows alone, a teacher": Case(
         hierarchy="opd_reward", budgets={}, teacher="model", config=SLOW, every_regime=False, fresh=(T, F, T, F)
+    ),
+    "rows alone, a teacher in shards": Case(
+        hierarchy="opd_reward",
+        budgets={},
+        teacher="model",
+        sharded=True,
+        config=SLOW,
+        every_regime=False,
+        fresh=(T, F, T, F),
+        ranks=(2,),
+    ),
+    "a teacher in shards, as it is installed": Case(
+        hierarchy="opd_reward",
+        budgets={"beta": 0.1},
+        teacher="model",
+        sharded=True,
+        config=SLOW,
+        exact=False,
+        every_regime=False,
+        fresh=(T, F, T, F),
+        ranks=(2,),
     ),
     "a teacher, as it is installed": Case(
         hierarchy="opd_reward",

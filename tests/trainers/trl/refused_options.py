@@ -80,6 +80,7 @@ def numbered(**attributes: Any) -> dict[str, Any]:
     return {**MEASURED, "attributes": {**MEASURED["attributes"], **attributes}}
 
 
+PIECES = "ranks that have pieces of the same rows"
 WITHOUT = {**FAR, "C_domain": {"algebra": 0.01, "logic": 2.0, "maps": 0.1, "cod": 0.1}}  # a slip in code
 REFUSED = {
     **losses(),
@@ -192,9 +193,10 @@ REFUSED = {
     ),
     **{
         f"{kind} parallelism": Refused(
-            (kind, "parallel"), how=lambda _, name=f"trl.GRPOTrainer.get_{kind}_size": patch(name, lambda self: 2)
+            (f"{kind}_size=2", ranks, f"{kind}_size=1 in parallelism_config", "accelerate launch"),
+            how=lambda _, name=f"trl.GRPOTrainer.get_{kind}_size": patch(name, lambda self: 2),
         )
-        for kind in ("tp", "cp", "sp")
+        for kind, ranks in {"tp": "ranks that have the same rows", "cp": PIECES, "sp": PIECES}.items()
     },
     "a row without a label": Refused(("train_dataset", "'domain'", "None", "filter"), rows=where_code(None)),
     "a label that is no number": Refused(("train_dataset", "'domain'", "nan", "map"), rows=numbers),

@@ -7,13 +7,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from cases import CASES
 from filelock import FileLock
 from refused_options import ALLOWED, REFUSED
 from torchrun_launch import torchrun
+
+from fibration.trainers.trl import numbers
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -255,3 +259,16 @@ def test_options_that_train_the_same_are_not_refused(found, name):
 def test_options_that_train_another_loss_are_refused(found, name):
     (one,) = found(1, name)
     assert "Error: " in one["raised"] and [word for word in REFUSED[name].words if word not in one["raised"]] == []
+
+
+def test_every_rank_refuses_a_teacher_that_one_rank_has_no_weights_of(found):
+    for one in found(2, "a teacher without weights on a rank"):
+        assert "Error: rank 1: the model of the policy 'teacher' has no weights here" in one["raised"]
+        assert "cpu_ram_efficient_loading=False" in one["raised"]
+
+
+def test_deepspeed_gets_the_frozen_model_of_a_policy():
+    """As TRL's own reference model. DeepSpeed itself needs GPUs."""
+    given, trainer = object(), SimpleNamespace(is_deepspeed_enabled=True, accelerator=object())
+    with patch("fibration.trainers.trl.numbers.prepare_deepspeed", lambda *given: given):
+        assert numbers._placed(trainer, "teacher", given) == (given, trainer.accelerator)

@@ -44,6 +44,7 @@ from recorded_training import (
     watched,
 )
 from refused_options import ALLOWED, REFUSED
+from sharded_policies import under_fsdp
 from transformers import MixtralConfig, MixtralForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
@@ -148,7 +149,8 @@ class Engine:
 
 def run(case: Case, folder: Path, base: type = FibrationGRPOTrainer) -> dict[str, Any]:
     exact = patch.object(GRPOTrainer, "_get_per_token_logps_and_entropies", precise) if case.exact else nullcontext()
-    with exact, warnings.catch_warnings(record=True) as said:
+    shards = under_fsdp() if case.sharded else nullcontext()
+    with exact, shards, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
         if case.resume:
             make(case, folder, base, save_strategy="steps", save_steps=1, max_steps=case.resume).train()
@@ -187,6 +189,16 @@ def experts(folder: Path) -> dict[str, Any]:
     trainer = make(replace(CASES["equal rewards"], exact=False, steps=2), folder, policy=MixtralForCausalLM(config))
     trainer.train()
     return {"rows": [update.rows for update in trainer.updates], "logged": trainer.updates[-1].logged}
+
+
+def unloaded(folder: Path) -> dict[str, Any]:
+    """A teacher that has weights on the first rank alone, as FSDP's cpu_ram_efficient_loading has it."""
+
+    whole = teacher(torch.float64)
+    loaded = whole.to("meta") if rank() else whole
+    with patch(f"{__name__}.teacher", lambda dtype: loaded), under_fsdp():
+        make(CASES["rows alone, a teacher in shards"], folder)
+    return {"raised": "nothing"}
 
 
 def break_off(trainer: Any) -> None:
@@ -231,6 +243,8 @@ def main() -> None:
     works = {name: partial(run, case) for name, case in CASES.items() if RANKS in case.ranks}
     works |= {name: partial(planted, name) for name, plant in PLANTS.items() if RANKS in plant.ranks}
     works |= {"ten steps": ten_steps}
+    if RANKS == 2:
+        works |= {"a teacher without weights on a rank": unloaded}
     if RANKS == 1:
         works |= {"experts": experts}
         works |= {name: partial(refused, name) for name in (*REFUSED, *ALLOWED)}

@@ -119,8 +119,9 @@ class Watched:
         advantages, fields = data["advantages"], set(data.keys())
         output = inside(data)
         self.steps[-1].kept = data["advantages"] is advantages and fields - {"fibration_rows"} <= set(data.keys())
-        said = tu.get(output, "metrics")
-        self.steps[-1].metrics = {key: value for key, value in said.items() if key.startswith("fibration/")}
+        if output is not None:  # of ranks that share rows, the first has it
+            said = tu.get(output, "metrics")
+            self.steps[-1].metrics = {key: value for key, value in said.items() if key.startswith("fibration/")}
         return output
 
     def _forward_backward(self, inside: Callable[..., Any], *args: Any, forward_only: bool = False, **more: Any) -> Any:
@@ -164,7 +165,8 @@ class Watched:
         said = {"temperature": 1.0, "global_batch_size": size, "epochs": 1, "seed": 1, "compute_loss": True} | said
         said = {"calculate_entropy": bool(self.config.actor.entropy_coeff)} | said
         tu.assign_non_tensor(data, dataloader_kwargs={"shuffle": said.pop("shuffle", False)}, **said)
-        return tu.get(self.worker.update_actor(data), "metrics")
+        output = self.worker.update_actor(data)
+        return {} if output is None else tu.get(output, "metrics")
 
 
 def whole(tensor: Any) -> Tensor:

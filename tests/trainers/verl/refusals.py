@@ -16,6 +16,7 @@ from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.workers.config import PolicyLossConfig
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
+from fibration.trainers.verl import FibrationPolicyLossConfig
 from fibration.trainers.verl.loss import HERE
 
 LOSS = "actor.policy_loss."
@@ -293,6 +294,10 @@ REFUSALS: dict[str, tuple[Callable[[Rollouts], Any], tuple[str, ...]]] = {
     "a teacher without a field": (
         configured(hierarchy="opd", parameters={}),
         ("log_prob(teacher)", "policies.teacher=FIELD"),
+    ),
+    "a model as a teacher": (
+        lambda data: FibrationPolicyLossConfig(hierarchy="opd", policies={"teacher": rollouts.model()}),
+        ("policies.teacher=LlamaForCausalLM(", "policies.teacher=FIELD", "teacher_logprobs"),
     ),
     "a field of numbers that lacks": (
         lambda data: trained(data, GDPO["changes"] | NONE, brief=None),
