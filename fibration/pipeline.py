@@ -39,7 +39,7 @@ from fibration.compiler.lower import from_log_probs, from_log_ratios, lower
 from fibration.compiler.optimise import optimise
 from fibration.compiler.plan import Collective, Plan, Spread
 from fibration.compiler.program import Program
-from fibration.compiler.pulls import add_pulls, passed
+from fibration.compiler.pulls import add_pulls, received_by_tokens
 from fibration.compiler.split import LIMIT, SUFFIX, Licence, split
 from fibration.errors import BackendError, SpecError, suggest
 from fibration.language.fingerprint import fingerprint
@@ -203,7 +203,7 @@ def build(hierarchy: Hierarchy) -> dict[str, Program]:
     transposed = adjoint(base, seeds, per_leaf("log_ratio_gradient", "log_ratio"))
     moving = per_leaf("coefficients", "log_ratio", "log_prob")  # both depend on log π
     seed = {Key("objective"): Const(1.0, BATCH)}
-    wanted = {**moving, **passed(base, hierarchy)}
+    wanted = {**moving, **received_by_tokens(base, hierarchy)}
     evaluate = adjoint(instrument(base, reported, hierarchy), seed, wanted, drops_tokens(hierarchy))
     evaluate = add_pulls(evaluate, hierarchy)
 
@@ -248,11 +248,9 @@ def choose(backend: str, written: bool = False) -> str:
         log.info("fibration: backend '%s' (%s)", backend, why)
         return backend
     if backend not in BACKENDS:
-        raise BackendError(
-            f"no backend '{backend}'",
-            required=f"one of auto, {', '.join((*BACKENDS, *[WRITTEN] * written))}",
-            remedy=suggest(str(backend), ("auto", *BACKENDS)) or "backend='auto'",
-        )
+        known = ("auto", *BACKENDS, *[WRITTEN] * written)
+        remedy = suggest(str(backend).lower(), known) or "auto, which takes the fastest of this machine"
+        raise BackendError(f"no backend '{backend}'", required=f"one of {', '.join(known)}", remedy=remedy)
     return backend
 
 

@@ -1,4 +1,4 @@
-"""Rewards per turn: a baseline per turn that biases, and one that does not: `python docs/examples/turn_credit.py`"""
+"""Two baselines per turn, one of which makes the gradient biased: `python docs/examples/turn_credit.py`"""
 
 import torch
 from torch import Tensor

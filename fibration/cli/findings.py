@@ -27,8 +27,8 @@ GROUPS = "prompt_group"  # labels of this name are counted
 MOST = 10  # rows of a coarsest stratum per level: the elements that drift furthest at that level
 LABEL = 11  # characters of a label, so that the table of regimes fits into 80
 PULL = (
-    " Pull: how much of the pull on the tokens is left in the means over the level's elements. "
-    "At 0 no gate of the level changes a coefficient."
+    " Pull: how much of the pull on the tokens is left in the means over the level's elements, for all channels "
+    "together. At 0 the slopes of its gates reach no coefficient."
 )
 
 
@@ -164,7 +164,8 @@ def findings(g: Gated) -> Iterator[Any]:
     )
     yield _moved(g)
     split = len(h.decomposition.channels) > 1
-    channels = " Channel + has the tokens that became likelier, channel − the other tokens." if split else ""
+    of_channels = " A token that became likelier has density 0 in channel −, any other token in channel +."
+    channels = of_channels if split else ""
     meanings = "; ".join(f"{r.title}: {r.meaning}" for r in _shown(g).values())
     coarser = "the mean of its coarser element" if h.shape.is_tree else "the part that its coarser elements explain"
     yield Text(

@@ -81,17 +81,17 @@ def compile(
     from fibration.printing.progress import working
 
     hierarchy, chosen = reports.load_quietly(spec), choose(backend, written=True)
+    if arch and chosen != "triton":
+        raise BackendError(f"the {chosen} backend compiles for no architecture", remedy="leave --arch out")
+    if arch and output is None:
+        raise BackendError("machine code is no text to print", required="a folder for it", remedy="add -o DIR")
     if output is not None:
         check_writable(output, "--output", "what is compiled")
     with working(f"laws of {hierarchy.name}"):
         report = hierarchy.verify(timeout)
     report.raise_for_status()
     artifact = generate(hierarchy, chosen)
-    if arch and chosen != "triton":
-        raise BackendError(f"the {chosen} backend compiles for no architecture", remedy="leave --arch out")
     if output is None:
-        if arch:
-            raise BackendError("machine code is no text to print", required="a folder for it", remedy="add -o DIR")
         typer.echo(artifact.source, nl=False)
         return
     with working(f"compiling kernels for {arch}" if arch else "writing"):
@@ -152,7 +152,7 @@ def plot(
     from fibration.plotting import figures
     from fibration.printing.reports import load_quietly
 
-    chosen = [name for name in figure or ["all"] if name != "all"] if "all" not in (figure or ["all"]) else []
+    chosen = () if not figure or "all" in figure else figure
     formats = [word.strip() for word in format.split(",")]
     hierarchy, values = load_quietly(spec), parameters(param or [])
     for path, shows in figures.draw(hierarchy, output, chosen or tuple(figures.FIGURES), values, formats, paper):

@@ -123,7 +123,7 @@ def _gate(
     with say.step("compile", hierarchy.name):
         op = compile_operator(hierarchy, best(gpu=False)[0], timeout)  # a recorded batch is small and on the CPU
     say.body(_proof(op.report))
-    say.line(f"every argument: {f'fibration verify {spec}' if spec else 'print(hierarchy.verify())'}")
+    say.line(f"every argument: {f'fibration verify {spec} --all' if spec else 'print(hierarchy.verify())'}")
     source = f"fibration compile {spec}" if spec else "fibration.compile(hierarchy).source"
     say.line(f"{len(op.source.splitlines())} lines for the {op.backend} backend: {source}")
 

@@ -2,7 +2,7 @@
 
 With the mass `m` and the mean pull `Y` on an element of a level (the fact `share`, `laws/facts/levels.py`), the metric
 is `Σ m·Y²` over the level's elements, over `Σ m·Y²` of all tokens. Slopes of gates reach coefficients only
-through `Y`. So a level at 0 is idle, whatever its gates do.
+through `Y`. So a level at 0 is idle: what its gates pass still scales ratios, by the order of the log ratios.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fibration.language.cancel import cancel
 from fibration.language.hierarchy import Hierarchy, adds_up_levels
 from fibration.language.places import row_path
 
-RECEIVED = "received"  # the word of a pull on what all levels pass to the tokens of a leaf: an output of the adjoint
+RECEIVED = "received"  # the word of a pull on the sum of what all levels pass to a leaf's tokens
 
 
 def has_pulls(hierarchy: Hierarchy) -> bool:
@@ -27,7 +27,7 @@ def has_pulls(hierarchy: Hierarchy) -> bool:
     return adds_up_levels(hierarchy) and hierarchy.shape.is_tree
 
 
-def passed(program: Program, hierarchy: Hierarchy) -> dict[Key, tuple[Node, ...]]:
+def received_by_tokens(program: Program, hierarchy: Hierarchy) -> dict[Key, tuple[Node, ...]]:
     """What all levels pass to the tokens, by the key of its pull."""
     if not has_pulls(hierarchy):
         return {}
@@ -41,14 +41,14 @@ def add_pulls(program: Program, hierarchy: Hierarchy) -> Program:
     outputs = {k: node for k, node in program.outputs.items() if k.word != RECEIVED}
     if not received:
         return program
-    pulls = _Pulls(hierarchy)
+    pulls = _SquaredPulls(hierarchy)
     found = {s: pulls.square(s, received) for s in hierarchy.order}
     outputs |= {Key("pull", s.name): node for s, node in found.items()}
     outputs[Key("pull_sum")] = added([found[leaf] for leaf in hierarchy.leaves])
     return replace(program, outputs=outputs).validate()
 
 
-class _Pulls(Formulas):
+class _SquaredPulls(Formulas):
     def square(self, stratum: Stratum, received: dict[Key, Node]) -> Node:
         """`Σ m·Y²` of one level over the batch and all channels."""
         leaves = [leaf for leaf in self.h.leaves if leaf in self.shape.leaves_over(stratum)]
@@ -64,7 +64,7 @@ class _Pulls(Formulas):
         """`Σ m·(node/m)²` over the batch."""
         name = node.stratum
         square, mass = scalar("mul", arg(0), arg(0)), self.h.masses[self.strata[name]]
-        if name in self.leaves:  # a product: what rows share leaves the sum
+        if name in self.leaves:  # times 1/m, so that a factor that all tokens of a row have is applied once per row
             term = Map(scalar("mul", square, arg(1)), (node, self.map(cancel(1 / mass), name)))
             way = row_path(self.h, name)
         else:

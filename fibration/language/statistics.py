@@ -114,9 +114,9 @@ def quantile(formula: Operand, level: Operand, over: Where = None) -> Aggregate:
     """
     made = _aggregate("quantile", formula, over, None, level)
     if not is_fraction(made.level):
-        level = made.level
-        found = f"a Parameter {_bounds(level)}" if isinstance(level, Parameter) else ""
-        raise SpecError(f"the level of a quantile is {level}", required=LEVEL, found=found, remedy=FRACTION)
+        given = made.level
+        found = f"a Parameter {_bounds(given)}" if isinstance(given, Parameter) else ""
+        raise SpecError(f"the level of a quantile is {given}", required=LEVEL, found=found, remedy=FRACTION)
     return made
 
 

@@ -120,7 +120,7 @@ def _warned(outcome: Outcome) -> Sequence[Fact]:
 
 
 def _said(fact: Fact) -> str:
-    return f"{fact.subject}: {fact.value} ({fact.argument})"
+    return f"{fact.subject}: {fact.value}{f' ({fact.argument})' if fact.argument else ''}"
 
 
 def _annotation(outcome: Outcome, title: str, message: str, level: str = "error") -> str:

@@ -131,8 +131,10 @@ def heading(report: Report) -> Text:
     numbers = Counter(kind(report, v).word for v in report.verdicts)
     words = {word: word for word in KINDS if word != "follows"}
     words["follows"] = "that follows" if numbers["follows"] == 1 else "that follow"
-    said = ", ".join(f"{numbers[word]} {said}" for word, said in words.items() if numbers[word]) or "nothing to decide"
-    return Text.assemble((report.hierarchy.name, "bold"), "  ", outcome_of(report), f"  {said}")
+    counted = ", ".join(f"{numbers[word]} {said}" for word, said in words.items() if numbers[word])
+    return Text.assemble(
+        (report.hierarchy.name, "bold"), "  ", outcome_of(report), f"  {counted or 'nothing to decide'}"
+    )
 
 
 def table(report: Report) -> RenderableType:

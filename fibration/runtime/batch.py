@@ -68,9 +68,11 @@ def gather(values: Tensor, batch: Batch, leaf: str) -> Tensor:
 class Places:
     """Where a program's outputs lie in its workspace, float64.
 
-    `slices`: all of them. Those of a stratum lie side by side: `rows` has their order by stratum, in which two names of
-    one value share a row, and `blocks` the place of the first, the number of rows and of elements. `constant`: outputs
-    that are the same in every call, and not there.
+    - `slices`: the place of every output.
+    - `blocks`: outputs of one stratum lie side by side, in rows of a block. The place of its first number, the number
+      of its rows, and that of the stratum's elements.
+    - `rows`: by stratum, the row of each output. Equal outputs share one.
+    - `constant`: outputs that are the same in every call. They have no place.
     """
 
     slices: Mapping[Key, slice]
@@ -112,7 +114,8 @@ class Outputs(MutableMapping[Key, Tensor]):
         place = self.places.slices.get(key)
         if place is None or self.work is None or not self.work.is_cpu or key in self.given:
             return float(self[key])
-        return ctypes.c_double.from_address(self.work.data_ptr() + 8 * place.start).value  # a tenth of a tensor's way
+        # ten times as fast as float(tensor)
+        return ctypes.c_double.from_address(self.work.data_ptr() + 8 * place.start).value
 
     def scalar(self, key: Key, dtype: torch.dtype) -> Tensor:
         """An output of one element, 0-d."""

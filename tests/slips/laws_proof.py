@@ -13,7 +13,7 @@ SLIPS = (
     ),
     slip(
         "below a level that passes anything, another one may pass anything", "test_reversal",
-        "return _rises(table[root, channel]) and all(_have_slope(0, table[s, channel]) for s in others)",
+        "return _rises(table[root, channel]) and all(_has_slope(0, table[s, channel]) for s in others)",
         "return _rises(table[root, channel])",
     ),
     slip(

@@ -95,7 +95,7 @@ SLIPS = (
     ),
     slip(
         "numbers in JSON have six digits", "laws/test_wrong laws/test_recovery laws/test_first_order",
-        "_size(value) > MOST_WRITTEN else str(value)", "_size(value) > MOST_WRITTEN else shown(value)",
+        "_size(value) > MOST_BITS else str(value)", "_size(value) > MOST_BITS else shown(value)",
     ),
     slip(
         "the batch of a counterexample is left out of JSON where it is large", "laws/test_reflecting",

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from fibration.errors import an
 from fibration.language.atoms import Attribute, Stratum
@@ -25,10 +25,15 @@ from fibration.laws.batches.tokens import Tokens, rows_of
 from fibration.laws.batches.words import Witness
 from fibration.laws.values.numerals import in_brief, number, rounded
 
-ZERO, ONE = Fraction(0), Fraction(1)
+ZERO, ONE, LOWER = Fraction(0), Fraction(1), Fraction(-2)  # a log-prob, where all others are -1
 
 
-Varied = tuple[str, "Sample"]  # how the sample differs from the first, in words
+class Varied(NamedTuple):
+    """A sample, how it differs from the first one of a list, in words, and whether its own row differs."""
+
+    how: str
+    sample: Sample
+    is_own: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class Sample:
 
     def under(self, policy: str) -> Sample:
         """The sample with a lower log-prob of the token under one policy."""
-        return replace(self, tokens=self.tokens.changed(policy, self.token, Fraction(-2)), policy=policy)
+        return replace(self, tokens=self.tokens.changed(policy, self.token, LOWER), policy=policy)
 
     def value(self, formula: Expression) -> Fraction | None:
         """The advantage of the token."""
@@ -95,12 +100,12 @@ class Sample:
         A turn is an element of any stratum between tokens and rows. Under assumptions there is no such turn, because
         one token alone may break them.
         """
-        yield "its row has one token more", self.longer()
+        yield Varied("its row has one token more", self.longer(), True)
         shape, leaf = whole_batch(self.h), self.tokens.places[0][0]
         inside = [s for s in shape.coarser(leaf) if self.h.rows in shape.coarser(s)]
         for stratum in inside if not self.h.assume else ():
             apart = [s for s in inside if s == stratum or stratum in shape.coarser(s)]
-            yield f"its row has one token more, which is {an(stratum.name)} of its own", self.longer(apart)
+            yield Varied(f"its row has one token more, {an(stratum.name)} of its own", self.longer(apart), True)
 
 
 def not_its_own(h: Hierarchy, formula: Expression, by_token: bool) -> Witness | None:
@@ -151,15 +156,15 @@ def _is_compared(h: Hierarchy, concrete: Concrete) -> bool:
 def _samples(sample: Sample, policies: list[str]) -> Iterator[list[Varied]]:
     """Yields lists of samples that differ in one thing other than the own reward; a list must have a single slope."""
     others = [k for k in range(len(sample.rows)) if k not in sample.own]
-    apart = sample.given(others, ONE)
-    yield [("", sample), ("the others have rewards of 1", apart), *sample.grown]
+    rewarded = sample.given(others, ONE)
+    yield [Varied("", sample), Varied("the others have rewards of 1", rewarded), *sample.grown]
     far = sample
     for n, k in enumerate(others):
         far = far.given([k], Fraction(n + 1))
-    yield [("", apart), ("the others have rewards 1, 2, ...", far), *apart.grown]
+    yield [Varied("", rewarded), Varied("the others have rewards 1, 2, ...", far), *rewarded.grown]
     for p in policies:
-        yield [("", sample), (f"its log_prob({p}) is -2 instead of -1", sample.under(p))]
-        yield [("", apart), (f"its log_prob({p}) is -2 instead of -1", apart.under(p))]
+        for s in (sample, rewarded):
+            yield [Varied("", s), Varied(f"its log_prob({p}) is {LOWER} instead of -1", s.under(p), True)]
 
 
 def _along(sample: Sample, formula: Expression, by_token: bool, exact: Fraction) -> Witness | None:
@@ -188,7 +193,7 @@ def _uneven(varied: list[Varied], formula: Expression, by_token: bool, exact: Fr
     """Two unequal steps of an advantage with its own reward; or one step that is not above 0."""
     first: tuple[str, Fraction] | None = None
     first_off = exact
-    for how, sample in varied:
+    for how, sample, _ in varied:
         for tokens in [[k] for k in sample.own if k >= sample.token] if by_token else [sample.own]:
             values = [sample.given(tokens, Fraction(r)).value(formula) for r in (-1, 0, 1, 2)]
             if None in values:
@@ -199,9 +204,9 @@ def _uneven(varied: list[Varied], formula: Expression, by_token: bool, exact: Fr
                 step, words = high - low, f"by {{}} as {which} goes {said}{f' where {how}' if how else ''}"
                 off = _tolerance(exact, low, high)
                 if first is not None and abs(step - first[1]) > max(off, first_off):
-                    return _witness(varied[0][1], sample, [first, (words, step)], exact)
+                    return _witness(varied[0].sample, sample, [first, (words, step)], exact)
                 if step < -off or not step:
-                    return _witness(varied[0][1], sample, [(words, step)], exact)
+                    return _witness(varied[0].sample, sample, [(words, step)], exact)
                 if first is None:
                     first, first_off = (words, step), off
     return _crossed(varied, formula, exact)
@@ -211,7 +216,7 @@ def _crossed(varied: list[Varied], formula: Expression, exact: Fraction) -> Witn
     """Two samples between which the effect of the others' rewards on an advantage changes with its own sample."""
     first: tuple[str, Fraction] | None = None
     off = exact
-    for how, sample in varied:
+    for how, sample, is_own in varied:
         others = [k for k in range(len(sample.rows)) if k not in sample.own]
         values = [sample.given(others, Fraction(r)).value(formula) for r in (0, 1)]
         if None in values:
@@ -219,8 +224,8 @@ def _crossed(varied: list[Varied], formula: Expression, exact: Fraction) -> Witn
         low, high = (v or ZERO for v in values)
         step, off = high - low, max(off, _tolerance(exact, low, high))
         words = f"by {{}} as the rewards of all others go from 0 to 1{f' where {how}' if how else ''}"
-        if how.startswith("its ") and first is not None and abs(step - first[1]) > off:
-            return _witness(varied[0][1], sample, [first, (words, step)], exact)
+        if is_own and first is not None and abs(step - first[1]) > off:
+            return _witness(varied[0].sample, sample, [first, (words, step)], exact)
         first = first or (words, step)
     return None
 
@@ -234,8 +239,9 @@ def _witness(base: Sample, sample: Sample, steps: list[tuple[str, Fraction]], ex
         else f"{' and '.join(map(str, sizes))} tokens"
     )
     place = f"a batch of {number(c.size[base.h.rows], base.h.rows)} of {each}"
-    rises = ", and ".join(words.format(in_brief(rounded(v, exact))) for words, v in steps)
-    text = f"in {place} with rewards {in_brief(*rewards)}, the advantage of token {base.token + 1} rises {rises}"
+    verb = "rises" if all(v >= 0 for _, v in steps) else "changes"
+    how = ", and ".join(words.format(in_brief(rounded(v, exact))) for words, v in steps)
+    text = f"in {place} with rewards {in_brief(*rewards)}, the advantage of token {base.token + 1} {verb} {how}"
     values: dict[str, Any] = {"rewards": rewards, "row": tuple(base.rows), "steps": tuple(v for _, v in steps)}
     values |= {"after_row": tuple(sample.rows), "after_rewards": sample.tokens.rewards, "policy": sample.policy}
     values["token"] = base.token

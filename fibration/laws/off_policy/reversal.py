@@ -9,9 +9,10 @@ Weights and masks reverse no token, because no weight is below 0. Four arguments
 - With the letters of `facts/levels.py`, `c_i/(m_i·F') = Σ_u E_m[(G_u - G_v)·y | u(i)]`. `G_v` is the slope of the level
   directly over `u` that the token lies over; over a leaf it is 0. Suppose that all advantages over `u` have one sign
   wherever the two slopes differ, and that `G_u` is nowhere below `G_v`. Then every term has the sign of the advantage.
-- No ratio of a row falls as a log ratio of the row rises, so that `c` has the sign of `A`. That is so if densities and
-  the recovery do not fall, and if on each channel all levels pass everything, or the coarsest one alone passes
-  anything, and does not turn it round. It may be a level of rows, or a finer one.
+- No ratio of a row falls as a log ratio of the row rises, so that `c` has the sign of `A`. That is so on a chain whose
+  coarsest level is one of rows, or a finer one, if densities and the recovery fall nowhere, not even where no token's
+  density lies, and if on each channel all levels pass everything, or the coarsest one alone passes anything, and does
+  not turn it round.
 """
 
 from __future__ import annotations
@@ -115,22 +116,22 @@ def _passes_up(p: Piece, assume: Assumptions) -> bool:
 
 
 def _passes_all(h: Hierarchy, channel: str, table: Lines) -> bool:
-    return all(_have_slope(1, table[s, channel]) for s in h.order)
+    return all(_has_slope(1, table[s, channel]) for s in h.order)
 
 
 def _root_alone_passes(h: Hierarchy, channel: str, table: Lines) -> bool:
     root, *others = h.order
-    return _rises(table[root, channel]) and all(_have_slope(0, table[s, channel]) for s in others)
+    return _rises(table[root, channel]) and all(_has_slope(0, table[s, channel]) for s in others)
 
 
-def _have_slope(slope: int, lines: list[Line] | None) -> bool:
+def _has_slope(slope: int, lines: list[Line] | None) -> bool:
     return lines is not None and all(vanishes(p.slope - slope) for line in lines for p in line.pieces)
 
 
 def one_advantage(h: Hierarchy) -> bool:
-    """Whether every batch has one advantage per row, because a gate on rows or below reads it."""
-    below = (h.rows, *whole_batch(h).coarser(h.rows))
-    return any(s in below and advantage in atoms(gate) for s, _, gate in gates(h))
+    """Whether every batch has one advantage per row, because a gate on rows or on coarser strata reads it."""
+    rows_or_coarser = (h.rows, *whole_batch(h).coarser(h.rows))
+    return any(s in rows_or_coarser and advantage in atoms(gate) for s, _, gate in gates(h))
 
 
 def _passes_alike(subject: Subject, u: Stratum, table: Lines, known: str) -> bool:

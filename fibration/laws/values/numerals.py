@@ -12,8 +12,8 @@ from fibration.language.atoms import Stratum
 from fibration.language.exact import FIFTY_DIGITS
 from fibration.language.expressions import LARGEST, SMALLEST
 
-MOST_DIGITS = 10**20  # the largest numerator or denominator that a rounded result may have and count as exact
-MOST_WRITTEN = 2**12  # bits: Python refuses to write more than 4300 digits
+LARGEST_EXACT = 10**20  # the largest numerator or denominator that a rounded result may have and count as exact
+MOST_BITS = 2**12  # bits: Python refuses to write more than 4300 digits
 
 
 def plural(name: str) -> str:
@@ -41,7 +41,7 @@ class Rounded(Fraction):
 
 def rounded(value: Fraction, tolerance: Fraction) -> Fraction:
     """A result that may be off by `tolerance`: `Rounded`, unless it is a fraction of few digits."""
-    return Rounded(value) if tolerance and max(abs(value.numerator), value.denominator) > MOST_DIGITS else value
+    return Rounded(value) if tolerance and max(abs(value.numerator), value.denominator) > LARGEST_EXACT else value
 
 
 def in_full(value: Fraction) -> str:
@@ -64,7 +64,7 @@ def written(value: object) -> Any:
     if isinstance(value, (tuple, list)):
         return [written(v) for v in value]
     if isinstance(value, Fraction):
-        return _decimal(value) if isinstance(value, Rounded) or _size(value) > MOST_WRITTEN else str(value)
+        return _decimal(value) if isinstance(value, Rounded) or _size(value) > MOST_BITS else str(value)
     return value if value is None or isinstance(value, int) else str(value)
 
 
@@ -74,7 +74,7 @@ def _decimal(value: Fraction) -> str:
 
 
 def _is_ordinary(value: Fraction) -> bool:
-    return value == 0 or (SMALLEST < abs(value) < LARGEST and _size(value) <= MOST_WRITTEN)
+    return value == 0 or (SMALLEST < abs(value) < LARGEST and _size(value) <= MOST_BITS)
 
 
 def _size(value: Fraction) -> int:
