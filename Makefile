@@ -69,6 +69,7 @@ docs: $(VENV)/.docs
 	@$(BIN)/python docs/_ext/check_links.py build/site
 	@$(BIN)/python docs/studies/staleness/analyse.py --check
 	@$(BIN)/python docs/studies/smollm2/report.py --check
+	@$(BIN)/python docs/studies/levels/report.py --check
 	@echo "look at it: $(BIN)/python -m http.server -d build/site, then http://localhost:8000"
 
 $(VENV)/.docs: $(READY)

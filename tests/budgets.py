@@ -32,7 +32,7 @@ BUDGETS = {
     "rollouts": 8,
     "runtime": 50,
     "specs": 6,
-    "studies": 8,
+    "studies": 13,
     "trainers": 10,
     "trust_region": 6,
     ".": 32,

@@ -146,4 +146,33 @@ SLIPS = (
         "every prompt group of a domain weighs alike", "studies/test_arms",
         "uniform() if below in (token, trajectory) else proportional(M)", "uniform()",
     ),
+    slip(
+        "the token's arm drifts with its answer", "studies/test_levels",
+        "drift = mean(absolute(token_log_ratio), over=level)", "drift = mean(absolute(token_log_ratio), over=trajectory)",
+    ),
+    slip(
+        "the trajectory's arm weighs every token", "studies/test_levels",
+        "weight = where(advantage * token_log_ratio > 0, 1 / maximum(drift / Parameter(\"C\", default=0.1), 1), 1)",
+        "weight = where((advantage * token_log_ratio > 0) if level is token else absolute(advantage) > 0, 1 / maximum(drift / Parameter(\"C\", default=0.1), 1), 1)",
+    ),
+    slip(
+        "a sampled token sees one token more than a trained one", "studies/test_levels",
+        "keys, values = kept[:, :, SEES[at].nonzero()[:, 0]]", "keys, values = kept[:, :, : at + 1]",
+    ),
+    slip(
+        "an answer that turns to the other style is wrong", "studies/test_levels",
+        "(answers < START) & (answers % 10 == wanted)", "(answers < 10) & (answers % 10 == wanted)",
+    ),
+    slip(
+        "training has the prompts that are held out", "studies/test_levels",
+        "torch.randint(1, 10, (prompts, 1), generator=draw)", "torch.randint(0, 10, (prompts, 1), generator=draw)",
+    ),
+    slip(
+        "a grid grows away from its best", "studies/test_levels",
+        "grid.append(grid[-1] + 1)", "grid.insert(0, grid[0] - 1)",
+    ),
+    slip(
+        "a small effect counts as help", "studies/test_levels",
+        "if holm < ALPHA and low > 0 and mean >= OF_INTEREST:", "if holm < ALPHA and low > 0:",
+    ),
 )  # fmt: skip

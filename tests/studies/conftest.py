@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 STUDIES = Path(__file__).resolve().parents[2] / "docs" / "studies"
-sys.path += [str(STUDIES / name) for name in ("staleness", "smollm2")]
+sys.path += [str(STUDIES / name) for name in ("staleness", "smollm2", "levels")]

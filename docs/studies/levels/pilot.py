@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import torch
+from drift import correlation
 from torch import Tensor
 
 import fibration
@@ -108,20 +109,6 @@ def advantages(kind: str, rewards: Tensor, baselines: list[float | None]) -> Ten
     return (apart / (apart.std() + 1e-4)).flatten()
 
 
-def correlation(x: Tensor, mask: Tensor) -> dict[str, float]:
-    """The intraclass correlation of log ratios within an answer, by analysis of variance, and the design effect."""
-    n = mask.sum(1).double()
-    x = torch.where(mask, x, 0.0).double()
-    rows, tokens = len(n), n.sum()
-    means = x.sum(1) / n
-    within = (torch.where(mask, (x - means[:, None]) ** 2, 0.0)).sum() / (tokens - rows)
-    between = (n * (means - x.sum() / tokens) ** 2).sum() / (rows - 1)
-    size = (tokens - (n**2).sum() / tokens) / (rows - 1)
-    icc = (between - within) / (between + (size - 1) * within)
-    mean_length = float(tokens / rows)
-    return {"icc": float(icc), "length": mean_length, "design_effect": 1 + (mean_length - 1) * float(icc)}
-
-
 def shares(op, now: Tensor, answers: Answers, old: Tensor, given: Tensor) -> dict[str, float]:
     """Each level's share of the pull: what its means have of it, less what those of the next coarser level have."""
     metrics = op.coefficients(now, old, given, op.index(mask=answers.mask, **LABELS)).metrics
@@ -134,7 +121,7 @@ def report() -> None:
     columns = "run", "rollout, epoch", "gated, %", "correlation", "length", "design effect"
     columns += "trajectories, %", "domains, %", "centred: domains, %", "centred: groups, %", "counts"
     print(f"| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
-    for file in sorted((HERE / "results").glob("*.jsonl")):
+    for file in sorted((HERE / "results").glob("*_*_*.jsonl")):
         for d in map(json.loads, file.read_text().splitlines()):
             if d["epoch"]:
                 running, centred = (d[f"pull_{kind}"] for kind in ("running", "centred"))

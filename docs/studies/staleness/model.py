@@ -21,6 +21,9 @@ class Shape:
     width: int = 64
     layers: int = 2
     heads: int = 4
+    vocabulary: int = VOCABULARY  # tokens that are read
+    outputs: int = VOCABULARY  # tokens that are written
+    positions: int = PROMPT + RESPONSE
 
     @cached_property
     def weights(self) -> dict[str, tuple[int, ...]]:
@@ -30,7 +33,8 @@ class Shape:
             for k in range(self.layers)
             for name, shape in {"qkv": (d, 3 * d), "out": (d, d), "up": (d, 4 * d), "down": (4 * d, d)}.items()
         }
-        return {"token": (VOCABULARY, d), "position": (PROMPT + RESPONSE, d), **layers, "head": (d, VOCABULARY)}
+        ends = {"token": (self.vocabulary, d), "position": (self.positions, d)}
+        return {**ends, **layers, "head": (d, self.outputs)}
 
     @cached_property
     def size(self) -> int:
