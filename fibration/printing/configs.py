@@ -30,13 +30,17 @@ def findings(report: Report) -> dict[str, list[str]]:
     return found
 
 
-def lines(heading: str, around: Sequence[str], report: Report | None = None) -> Iterator[str]:
-    """Yields headings, and sentences that begin with blanks. Without a report: what surrounds the loss alone."""
+def lines(heading: str, around: Sequence[str], report: Report | None = None, of: str = "") -> Iterator[str]:
+    """Yields headings, and sentences that begin with blanks. Without a report: what surrounds the loss alone.
+
+    `of`: the config, which headings name if there are several.
+    """
+    of = f"{of}: " if of else ""
     if report is not None and (found := findings(report)):
-        yield OFF
+        yield f"{of}{OFF}"
         yield from (f"  {reason} ({', '.join(laws)})" for reason, laws in found.items())
     if around:
-        yield heading
+        yield f"{of}{heading}"
         yield from (f"  {sentence}" for sentence in around)
 
 

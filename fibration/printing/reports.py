@@ -242,8 +242,13 @@ def as_text(outcomes: Sequence[Outcome], full: bool = False) -> RenderableType:
         if len(reports) > 1:
             parts += [Overview(reports), Text()]
     elif reports:
-        around = (configs.lines(configs.title(o.trainer), o.around) for o in outcomes)
-        parts += [short(reports[0]) if len(reports) == 1 else compact(reports)]
+        one = len(reports) == 1  # its refusals and what it gives up are printed: they say what is off
+        around = (
+            configs.lines(configs.title(o.trainer), o.around, *(() if one else (o.report, o.source)))
+            for o in outcomes
+            if o.trainer
+        )
+        parts += [short(reports[0]) if one else compact(reports)]
         parts += [*map(_line, chain.from_iterable(around)), Text()]
     return Group(*parts, Text(summary(outcomes)))
 

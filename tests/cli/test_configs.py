@@ -236,3 +236,12 @@ def test_numbers_beside_a_loss_are_its_parameters(tmp_path):
     for word in ("epsilon=0.3", "epsilon_low=x", "epsilon_low"):
         code, output = invoke("audit", f"{tmp_path / 'my.py'}:ppo", "--as", "ppo", word)
         assert code == 2 and word.split("=")[0] in output
+
+
+def test_several_configs_are_told_apart(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.yaml").write_text("loss_type: dapo\nbeta: 0.04\n")
+    named = [f"trl:{tmp_path / name}.yaml" for name in "ab"]
+    found = CliRunner().invoke(app, ["verify", *named]).output.replace("\n", "")
+    for name in named:
+        assert f"{name}: what is off" in found

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.errors import HierarchyIndexError, an, shown
+from fibration.errors import HierarchyIndexError, an, shown, suggest
 from fibration.language.atoms import BATCH, Attribute
 from fibration.runtime.graphs import requires_grad
 from fibration.runtime.index.labels import Encoded, TokenPlaces
@@ -32,8 +32,13 @@ class Numbers:
         places, size, names = self.places, self.size, self.names
         stratum, what = attribute.on.name, f"attribute '{attribute.name}'"
         if attribute.name not in given:
+            known = tuple(places.hierarchy.attributes)
+            unknown = next((name for name in given if name not in known), None)
             raise HierarchyIndexError(
-                f"{what} is missing", required=f"attributes={{'{attribute.name}': one number per {stratum}}}"
+                f"{what} is missing",
+                required=f"attributes={{'{attribute.name}': one number per {stratum}}}",
+                found="" if unknown is None else f"{unknown!r}, which the hierarchy does not read",
+                remedy="" if unknown is None else suggest(str(unknown), known),
             )
         value = given[attribute.name]
         if torch.is_grad_enabled() and requires_grad(value):
@@ -76,8 +81,13 @@ class Numbers:
                     remedy=f"pass {{label: number}} for the {stratum} labels of this rank",
                 )
             elif array.shape != (size[stratum],):
+                of_tokens = stratum in self.leaves
+                as_tokens = f", or {list(places.shape)} as the tokens" if of_tokens else ""
+                repeat = f"repeat each number at the tokens of its {self.rows}, or declare the attribute on={self.rows}"
                 raise HierarchyIndexError(
-                    f"{what} has shape {list(array.shape)}", required=f"one number per {stratum}: [{size[stratum]}]"
+                    f"{what} has shape {list(array.shape)}",
+                    required=f"one number per {stratum}: [{size[stratum]}]{as_tokens}",
+                    remedy=repeat if of_tokens and array.shape == (places.n_rows,) else "",
                 )
         bad = ~np.isfinite(array) | attribute.is_outside(array)
         if bad.any():
