@@ -159,7 +159,7 @@ def test_a_baseline_with_a_term_for_each_own_turn_is_refuted_and_biased(name):
     formula, of = WRONG[name]
     found = verdict(spec(formula))
     assert found.status == "refuted", found
-    assert "where its row has one token more, which is a turn of its own" in found.counterexample.text
+    assert "where its row has one token more, a turn of its own" in found.counterexample.text
     assert expected(of, 2) != GOAL != expected(of, 3)
     values = json.loads(json.dumps(found.counterexample.to_dict()))["values"]
     # The first row has one turn, then two, and a reward of 0; all rewards of the other row go from 0 to 1.

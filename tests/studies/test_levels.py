@@ -5,11 +5,11 @@ import json
 from pathlib import Path
 
 import level_arms
+import long_answers
 import numpy as np
 import pytest
 import study
 import torch
-import toy
 import training
 from drift import correlation
 from level_arms import EXPLORED, LEVEL_ARMS, TOKEN, TRAJECTORY, attenuated, operator, token, trajectory
@@ -21,52 +21,59 @@ from training import Run, gumbel, learn, quantised, roll_out
 SPEC = importlib.util.spec_from_file_location("levels_report", Path(study.__file__).with_name("report.py"))
 report = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(report)
-WEIGHTS = toy.SHAPE.initial([7])
+WEIGHTS = long_answers.SHAPE.initial([7])
 POWERS = range(-2 - study.EXTENSIONS, 3 + study.EXTENSIONS)
 
 
 def test_samples_have_the_log_probs_that_training_computes_and_prompts_of_training_are_not_held_out():
-    weights, prompts = toy.SHAPE.views(WEIGHTS.repeat(2, 1)), toy.ask(6, stream(1)).view(2, 3, -1)
+    weights, prompts = long_answers.SHAPE.views(WEIGHTS.repeat(2, 1)), long_answers.ask(6, stream(1)).view(2, 3, -1)
     for noise in (None, gumbel(stream(2), 2, 3)):
-        answers, likely = toy.sample(weights, prompts, noise)
-        assert answers.shape == likely.shape == (2, 3, toy.ANSWER)
-        torch.testing.assert_close(toy.log_probs(weights, prompts, answers), likely, rtol=1e-4, atol=1e-4)
-    sums = [toy.ask(50, stream(3), held_out=h)[:, 1:].sum(1) % 10 == 0 for h in (True, False)]
+        answers, likely = long_answers.sample(weights, prompts, noise)
+        assert answers.shape == likely.shape == (2, 3, long_answers.ANSWER)
+        torch.testing.assert_close(long_answers.log_probs(weights, prompts, answers), likely, rtol=1e-4, atol=1e-4)
+    sums = [long_answers.ask(50, stream(3), held_out=h)[:, 1:].sum(1) % 10 == 0 for h in (True, False)]
     assert sums[0].all() and not sums[1].any()
 
 
 def test_a_token_sees_the_prompt_and_its_window_alone():
-    weights, prompts = toy.SHAPE.views(WEIGHTS), toy.ask(1, stream(1))[None]
-    answers = torch.randint(20, (1, 1, toy.ANSWER), generator=stream(2))
-    reach = toy.SHAPE.layers * (toy.WINDOW - 1) + 1  # and the token before the first of a window
-    before, other = toy.logits(weights, prompts, answers), answers.clone()
+    weights, prompts = long_answers.SHAPE.views(WEIGHTS), long_answers.ask(1, stream(1))[None]
+    answers = torch.randint(20, (1, 1, long_answers.ANSWER), generator=stream(2))
+    reach = long_answers.SHAPE.layers * (long_answers.WINDOW - 1) + 1  # and the token before the first of a window
+    before, other = long_answers.logits(weights, prompts, answers), answers.clone()
     other[..., 50] = 20 - 1 - answers[..., 50]
-    moved = (toy.logits(weights, prompts, other) != before).any(-1)[0, 0].nonzero()[:, 0].tolist()
+    moved = (long_answers.logits(weights, prompts, other) != before).any(-1)[0, 0].nonzero()[:, 0].tolist()
     assert moved[0] == 51 and moved[-1] == 51 + reach
 
 
 def test_the_score_is_the_share_of_digits_that_follow_the_rule_in_either_style():
-    prompts = torch.tensor([[toy.FIRST_SIGN + 1, 4, 0, 0, 2]])  # three times the digit before, plus 4
-    right = torch.tensor([[0, 4, 6, 2] * (toy.ANSWER // 4)])
-    assert toy.score(prompts, right) == toy.score(prompts, right + 10 * (torch.arange(toy.ANSWER) % 2)) == 1
+    prompts = torch.tensor([[long_answers.FIRST_SIGN + 1, 4, 0, 0, 2]])  # three times the digit before, plus 4
+    right = torch.tensor([[0, 4, 6, 2] * (long_answers.ANSWER // 4)])
+    assert (
+        long_answers.score(prompts, right)
+        == long_answers.score(prompts, right + 10 * (torch.arange(long_answers.ANSWER) % 2))
+        == 1
+    )
     wrong = right.clone()
     wrong[0, 1] = 5  # and what follows it is wrong by it
-    assert toy.score(prompts, wrong) == 1 - 2 / toy.ANSWER
-    wrong[0, 5] = toy.START
-    assert toy.score(prompts, wrong) < 1 - 3 / toy.ANSWER
-    many = toy.ask(400, stream(4))
-    assert abs(float(toy.score(many, toy.corpus(many, stream(5))).mean()) - 0.45) < 0.03
+    assert long_answers.score(prompts, wrong) == 1 - 2 / long_answers.ANSWER
+    wrong[0, 5] = long_answers.START
+    assert long_answers.score(prompts, wrong) < 1 - 3 / long_answers.ANSWER
+    many = long_answers.ask(400, stream(4))
+    assert abs(float(long_answers.score(many, long_answers.corpus(many, stream(5))).mean()) - 0.45) < 0.03
 
 
 def test_weights_are_rounded_to_their_bits_group_by_group():
     found = quantised(WEIGHTS.repeat(2, 1), torch.tensor([4, 5]))
-    for name, weight in toy.SHAPE.views(found).items():
+    for name, weight in long_answers.SHAPE.views(found).items():
         if name in ("token", "position"):
             assert torch.equal(weight[0], weight[1])
             continue
         for model, levels in ((0, 15), (1, 31)):
             sizes = [len(group.unique()) for group in weight[model].T.reshape(-1, training.GROUP)]
-            assert max(sizes) <= min(levels, training.GROUP) and (weight[model] != toy.SHAPE.views(WEIGHTS)[name]).any()
+            assert (
+                max(sizes) <= min(levels, training.GROUP)
+                and (weight[model] != long_answers.SHAPE.views(WEIGHTS)[name]).any()
+            )
 
 
 def test_the_two_levels_are_one_formula_whose_drift_alone_is_over_another_stratum():
@@ -84,24 +91,26 @@ def test_the_two_levels_are_one_formula_whose_drift_alone_is_over_another_stratu
     assert all(arms[0].parameters(s) == arms[1].parameters(s) == {"C": 0.1 * s} for s in (0.1, 1.0, 9.0))
 
 
-@pytest.mark.parametrize(("arm", "level"), [(TOKEN, 1), (TRAJECTORY, toy.ANSWER)])
+@pytest.mark.parametrize(("arm", "level"), [(TOKEN, 1), (TRAJECTORY, long_answers.ANSWER)])
 def test_a_level_attenuates_outward_tokens_by_its_mean_drift(arm, level):
     draw = torch.Generator().manual_seed(0)
-    old = -torch.rand(4, toy.ANSWER, generator=draw)
-    ratio = 0.3 * torch.randn(4, toy.ANSWER, generator=draw)
+    old = -torch.rand(4, long_answers.ANSWER, generator=draw)
+    ratio = 0.3 * torch.randn(4, long_answers.ANSWER, generator=draw)
     a, op = torch.tensor([1.0, -1.0, 0.5, -2.0]), operator(arm)
-    index = op.index(mask=torch.ones(4, toy.ANSWER, dtype=torch.bool))
+    index = op.index(mask=torch.ones(4, long_answers.ANSWER, dtype=torch.bool))
     drift = ratio.abs().view(4, -1, level).mean(-1, keepdim=True).expand(-1, -1, level).reshape(4, -1)
     weight = torch.where(a[:, None] * ratio > 0, (0.1 / drift).clamp(max=1), 1.0)
     found = op.coefficients(old + ratio, old, a, index, LEVEL_ARMS[arm].parameters(1.0)).values
-    torch.testing.assert_close(found, weight * ratio.exp() * a[:, None] / (4 * toy.ANSWER), rtol=2e-4, atol=1e-7)
+    torch.testing.assert_close(
+        found, weight * ratio.exp() * a[:, None] / (4 * long_answers.ANSWER), rtol=2e-4, atol=1e-7
+    )
 
 
 def test_every_arm_takes_every_scale_that_tuning_may_reach():
-    now = torch.full((2, toy.ANSWER), -1.0)
+    now = torch.full((2, long_answers.ANSWER), -1.0)
     for arm, of in (LEVEL_ARMS | EXPLORED).items():
         op = operator(arm)
-        index = op.index(mask=torch.ones(2, toy.ANSWER, dtype=torch.bool))
+        index = op.index(mask=torch.ones(2, long_answers.ANSWER, dtype=torch.bool))
         for k in POWERS:
             op.coefficients(now, now + 0.01, torch.tensor([1.0, -1.0]), index, of.parameters(study.scale(k)))
     assert level_arms.clips(0.2, 0.2)(9.0) == {"epsilon_low": 0.999, "epsilon_high": 1.8}

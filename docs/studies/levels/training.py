@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from drift import correlation
 from level_arms import EXPLORED, LEVEL_ARMS, operator
+from long_answers import ANSWER, SHAPE, VOCABULARY, ask, corpus, log_probs, logits, sample, score
 from torch import Tensor
-from toy import ANSWER, SHAPE, VOCABULARY, ask, corpus, log_probs, logits, sample, score  # first: it opens the folder
 
+# `long_answers` has opened the folder of these
 from adam import Adam  # isort: skip
 from rl import standardised  # isort: skip
 from tasks import stream  # isort: skip
