@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from fibration.errors import TrainerError, listed
+from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import OLD
 from fibration.runtime.operator import Operator
-from fibration.trainers.labels import check_mapping
+from fibration.trainers.labels import as_operator, check_mapping
 from fibration.trainers.window import Alone, named
 
 MASK, ADVANTAGES, LOG_PROBS = "mask", "advantages", "logprobs"  # fields of a datum's `loss_fn_inputs`
@@ -25,7 +26,7 @@ CustomLoss = Callable[[Sequence[Any], Sequence[Tensor]], tuple[Tensor, dict[str,
 
 
 def custom_loss(
-    op: Operator,
+    op: Operator | Hierarchy | str,
     labels: Mapping[str, Sequence[Any]] | None = None,
     *,
     rewards: Sequence[float] | None = None,
@@ -38,6 +39,7 @@ def custom_loss(
 
     One call covers one optimizer step: `J` is of all data of the call.
 
+    - `op`: an operator from `fibration.compile`, a hierarchy, or the name of a loss.
     - `labels`: per stratum, one label for each datum, such as `{"prompt_group": groups}`. If several data are pieces of
       one trajectory, `{"trajectory": keys}`.
     - `rewards`: one for each datum, for a hierarchy with a formula of advantages, which requires them.
@@ -54,6 +56,7 @@ def custom_loss(
     for missing rewards, and for a field that is missing or has another length; BatchError for labels, policies or
     attributes that are no mapping. Other errors of the batch are those of `op.index` and `op.loss`.
     """
+    op = as_operator(op)
     if op.hierarchy.advantages is not None and rewards is None:
         raise TrainerError(
             f"'{op.hierarchy.name}' makes its own advantages, and those of the data would take their place",

@@ -16,6 +16,7 @@ from off_policy_step import LABELS, B
 from three_policy_losses import of_three
 from torch import Tensor
 
+import fibration
 from fibration import BatchError, TrainerError
 from fibration.trainers.scale import Scale
 from fibration.trainers.tinker import custom_loss
@@ -92,6 +93,14 @@ def test_the_loss_is_that_of_the_whole_step(name):
     assert metrics == pytest.approx(
         {f"fibration/{k}": x for k, x in wanted.scalars().items() if k != "loss"}, rel=1e-11, abs=1e-15
     )
+
+
+def test_a_name_or_a_hierarchy_stands_for_its_operator():
+    data, now = data_of(off_policy_step.step(), old="logprobs")
+    losses = "dapo", support.spec("dapo"), fibration.compile(support.spec("dapo"))
+    assert len({custom_loss(h, {})(data, now)[0].item() for h in losses}) == 1
+    with pytest.raises(TrainerError, match="hierarchy"):
+        custom_loss(3, {})
 
 
 def test_data_with_one_key_are_one_trajectory():
