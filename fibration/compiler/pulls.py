@@ -2,7 +2,7 @@
 
 With the mass `m` and the mean pull `Y` on an element of a level (the fact `share`, `laws/facts/levels.py`), the metric
 is `Σ m·Y²` over the level's elements, over `Σ m·Y²` of all tokens. Slopes of gates reach coefficients only
-through `Y`. So a level at 0 is idle: what its gates pass still scales ratios, by the order of the log ratios.
+through `Y`. So a level at 0 is idle, but for what its gates pass to the ratios, which is of the order of log ratios.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from fibration.language.report import Fact, Report, Verdict, named
 from fibration.printing import configs
 from fibration.printing.law_table import brief, compared, markdown
-from fibration.printing.reports import Outcome, as_text, beside, emit, summary
+from fibration.printing.reports import Outcome, as_text, emit, summary, trainer_lines
 
 
 def as_json(outcomes: Sequence[Outcome], full: bool = True) -> str:
@@ -34,7 +34,7 @@ def as_markdown(outcomes: Sequence[Outcome], full: bool = False) -> str:
     else:
         reports = [o.report for o in outcomes if o.report]
         found = [markdown(reports) if full else brief(reports)]
-    lines = (beside(o) for o in outcomes)
+    lines = (trainer_lines(o) for o in outcomes)
     found += [
         "\n".join(f"- {x.strip()}" if x.startswith(" ") else f"\n**{x}**\n" for x in part).strip()
         for part in lines
@@ -65,7 +65,7 @@ def as_junit(outcomes: Sequence[Outcome], full: bool = True) -> str:
             _child(case, "error", o.error.what, str(o.error), "unusable")
         for v in o.report.verdicts if o.report else ():
             _case(suite, o.report, v)  # type: ignore[arg-type]
-        if around := "\n".join(beside(o)):
+        if around := "\n".join(trainer_lines(o)):
             _child(suite, "system-out", "", around)
         for element in (suite, root):
             for name, tag in _COUNTED.items():

@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -238,22 +237,20 @@ def as_text(outcomes: Sequence[Outcome], full: bool = False) -> RenderableType:
     if full or any(o.asked == "compare" for o in outcomes):
         for outcome in outcomes:
             if outcome.report:
-                parts += [table(outcome.report), *map(_line, beside(outcome)), Text()]
+                parts += [table(outcome.report), *map(_line, trainer_lines(outcome)), Text()]
         if len(reports) > 1:
             parts += [Overview(reports), Text()]
     elif reports:
-        one = len(reports) == 1  # its refusals and what it gives up are printed: they say what is off
-        around = (
-            configs.lines(configs.title(o.trainer), o.around, *(() if one else (o.report, o.source)))
-            for o in outcomes
-            if o.trainer
-        )
-        parts += [short(reports[0]) if one else compact(reports)]
-        parts += [*map(_line, chain.from_iterable(around)), Text()]
+        parts += [short(reports[0]) if len(reports) == 1 else compact(reports)]
+        for o in outcomes:
+            # `short` prints what a config gives up, so that a single report says what is off
+            off, of = (None, "") if len(reports) == 1 else (o.report, o.source)
+            parts += map(_line, configs.lines(configs.title(o.trainer), o.around, off, of) if o.trainer else ())
+        parts += [Text()]
     return Group(*parts, Text(summary(outcomes)))
 
 
-def beside(outcome: Outcome) -> list[str]:
+def trainer_lines(outcome: Outcome) -> list[str]:
     """Returns lines on trainers' configs: what is off in one, and what the trainer does around its loss."""
     if outcome.asked == "compare":
         return list(configs.lines(configs.BESIDE, outcome.around))

@@ -69,7 +69,7 @@ def two_leaves(h, texts, images):
 
 
 def recounted(h, batch):
-    """The shares of all levels, by the names of their metrics."""
+    """The metric of every level, by its name."""
     kinds = np.array(batch.token_labels.get("image_token", [False] * batch.tokens))
     order = np.concatenate([np.flatnonzero(~kinds), np.flatnonzero(kinds)])  # one leaf after the other
     world = World.of(h, batch) if len(h.leaves) == 1 else two_leaves(h, batch.row[~kinds], batch.row[kinds])
@@ -83,7 +83,7 @@ SHIPPED = ["gspo", "fiberpo", "fiberpo_domain", "fiberpo_domain_inward", "fiberp
 
 @pytest.mark.parametrize("backend", ["torch", "c"])
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shares_equal_a_recount(name, backend):
+def test_pulls_equal_a_recount(name, backend):
     batch = batch_for(spec(name), seed=3)
     found = measured(spec(name), batch, backend)
     expected = recounted(spec(name), batch)
@@ -93,7 +93,7 @@ def test_shares_equal_a_recount(name, backend):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("seed", range(40))
-def test_shares_of_random_chains_equal_a_recount(seed):
+def test_pulls_of_random_chains_equal_a_recount(seed):
     h = random_hierarchy(seed)
     if not has_pulls(h):
         assert not measured(h, batch_for(h, seed))
@@ -142,12 +142,12 @@ def test_coarser_levels_have_less_of_the_pull():
         assert all(0 <= coarse <= fine + 1e-12 for fine, coarse in itertools.pairwise(of_levels))
 
 
-def test_without_a_pull_there_is_no_share():
+def test_without_a_pull_there_is_no_metric():
     batch = replace(batch_for(spec("gspo"), seed=1), advantages=np.zeros(sum(LENGTHS)))
     assert all(math.isnan(float(m)) for m in measured(spec("gspo"), batch).values())
 
 
-def test_shares_of_two_batches_add_up():
+def test_pulls_of_two_batches_add_up():
     h = spec("fiberpo")
     first, second = (measured(h, batch_for(h, seed)) for seed in (1, 2))
     for level in first:
@@ -156,7 +156,7 @@ def test_shares_of_two_batches_add_up():
         assert float(both) <= max(float(first[level]), float(second[level]))
 
 
-def test_losses_whose_coefficients_are_no_sum_over_levels_have_no_shares():
+def test_losses_whose_coefficients_are_no_sum_over_levels_have_no_pulls():
     without = {name for name in shipped() if len(spec(name).order) > 1 and not has_pulls(spec(name))}
     assert {"gspo_token", "fiberpo_crossed"} <= without
     for name in ("grpo", "gspo_token"):

@@ -174,7 +174,7 @@ SLIPS = (
     ),
     slip(
         "a new turn begins within a sentence", "laws/test_baseline_of_turns",
-        "apart = [s for s in inside if s == stratum or stratum in shape.coarser(s)]", "apart = [stratum]",
+        "new_in = [s for s in inside if s == stratum or stratum in shape.coarser(s)]", "new_in = [stratum]",
     ),
     slip(
         "a new turn breaks what is assumed of turns", "laws/test_baseline_of_turns",

@@ -1,8 +1,8 @@
 """Time a generated JAX loss with its gradient, padded and packed, beside losses written by hand in JAX.
 
-OMP_NUM_THREADS=2 python docs/benchmarks/scripts/jax_losses.py [--rows 512] [--tokens 1024] [--rounds 51] [--beside DIR]
+OMP_NUM_THREADS=2 python docs/benchmarks/scripts/jax_losses.py [--rows 512] [--tokens 1024] [--rounds 51] [--other DIR]
 
-All run in turns, in float32 under `jax.jit`. `--beside` adds the modules that another checkout of the library writes.
+All run in turns, in float32 under `jax.jit`. `--other` adds the modules that another checkout of the library writes.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=51)
-    parser.add_argument("--beside", type=Path, help="another checkout of the library")
+    parser.add_argument("--other", type=Path, help="another checkout of the library")
     options = parser.parse_args()
-    checkouts = {"generated": ROOT} | ({"beside": options.beside.resolve()} if options.beside else {})
+    checkouts = {"generated": ROOT} | ({"other": options.other.resolve()} if options.other else {})
     print(f"jax {jax.__version__} on {jax.devices()[0]}: loss and gradient, {options.rows} x {options.tokens}, float32")
     for name in LOSSES:
         for packed in (False, True):

@@ -77,13 +77,13 @@ class Sample:
         rewards = tuple(value if k in tokens else r for k, r in enumerate(self.tokens.rewards))
         return replace(self, tokens=replace(self.tokens, rewards=rewards))
 
-    def longer(self, apart: Collection[Stratum] = ()) -> Sample:
-        """The sample with one more token at the end of the first row, over new elements of the strata `apart`."""
+    def longer(self, new_in: Collection[Stratum] = ()) -> Sample:
+        """The sample with one more token at the end of the first row, over new elements of the strata `new_in`."""
         c, places, given = self.tokens.concrete, self.tokens.places, self.tokens.rewards
         leaf, i = next(places[k] for k in reversed(self.own) if places[k][0] == places[0][0])
-        new = (leaf, *apart)
+        new = (leaf, *new_in)
         maps = {
-            (s, t): (*m, c.size[t] if t in apart else c.below(leaf, i, t)) if s in new else m
+            (s, t): (*m, c.size[t] if t in new_in else c.below(leaf, i, t)) if s in new else m
             for (s, t), m in c.maps.items()
         }
         attributes: dict[Attribute, tuple[Fraction, ...]] = {
@@ -104,8 +104,8 @@ class Sample:
         shape, leaf = whole_batch(self.h), self.tokens.places[0][0]
         inside = [s for s in shape.coarser(leaf) if self.h.rows in shape.coarser(s)]
         for stratum in inside if not self.h.assume else ():
-            apart = [s for s in inside if s == stratum or stratum in shape.coarser(s)]
-            yield Varied(f"its row has one token more, {an(stratum.name)} of its own", self.longer(apart), True)
+            new_in = [s for s in inside if s == stratum or stratum in shape.coarser(s)]
+            yield Varied(f"its row has one token more, {an(stratum.name)} of its own", self.longer(new_in), True)
 
 
 def not_its_own(h: Hierarchy, formula: Expression, by_token: bool) -> Witness | None:

@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import cases
 import recorded_worker  # before anything of verl.workers
-import rollouts
 import torch.distributed as dist
 from cases import CASES, FIVE, MISTAKES, Case
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
@@ -111,12 +110,7 @@ WRONG |= {
 
 
 def main(folder: Path, chosen: list[str]) -> None:
-    dist.init_process_group("gloo")
-    model = folder / "model"
-    if dist.get_rank() == 0:
-        rollouts.save(model)
-    dist.barrier()
-    data = cases.Rollouts(model)
+    data = cases.Rollouts.of_ranks(folder)
     found = {n: tried(partial(work, data)) for n, work in (RIGHT | WRONG).items() if not chosen or n in chosen}
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -232,6 +232,16 @@ class Rollouts:
         self.rows = {pieces: rollouts.rows(pieces) for pieces in (False, True)}
         self.budgets = {pieces: rollouts.narrow(rows) for pieces, rows in self.rows.items()}
 
+    @classmethod
+    def of_ranks(cls, folder: Path) -> Rollouts:
+        """The rows on each rank of a new group, whose model the first rank saves."""
+        dist.init_process_group("gloo")
+        model = folder / "model"
+        if dist.get_rank() == 0:
+            rollouts.save(model)
+        dist.barrier()
+        return cls(model)
+
     def parameters(self, case: Case) -> dict[str, Any]:
         return self.budgets[case.pieces] if case.budgets is None else case.budgets
 

@@ -118,12 +118,7 @@ def refused(data: cases.Rollouts, **more: Any) -> str:
 
 
 def main(folder: Path) -> None:
-    dist.init_process_group("gloo")
-    model = folder / "model"
-    if dist.get_rank() == 0:
-        rollouts.save(model)
-    dist.barrier()
-    data = cases.Rollouts(model)
+    data = cases.Rollouts.of_ranks(folder)
     with on_cpu():
         found: dict[str, Any] = {name: trained(data, case) for name, case in CASES.items()}
         found["every rank"] = refused(data, group=dist.group.WORLD)

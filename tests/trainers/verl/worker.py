@@ -14,7 +14,6 @@ from typing import Any
 
 import cases
 import refusals
-import rollouts
 import torch.distributed as dist
 from token_baselines import token_baselines
 
@@ -28,12 +27,7 @@ def tried(what: Callable[[], Any]) -> Any:
 
 
 def main(folder: Path, chosen: list[str]) -> None:
-    dist.init_process_group("gloo")
-    model = folder / "model"
-    if dist.get_rank() == 0:
-        rollouts.save(model)
-    dist.barrier()
-    data = cases.Rollouts(model)
+    data = cases.Rollouts.of_ranks(folder)
     found: dict[str, Any] = {"cases": {}, "mistakes": {}, "beside": {}, "refusals": {}}
     for name, case in cases.CASES.items():
         if not chosen or name in chosen:
