@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -12,6 +13,7 @@ from typer.core import TyperGroup
 
 from fibration.configs.files import is_config
 from fibration.errors import FibrationError, LawError
+from fibration.files import standard_stream
 from fibration.language.loading import shipped, split
 
 UsageError: Any = typer.BadParameter.__base__  # click's class; some releases of typer contain their own click
@@ -38,9 +40,9 @@ class Commands(TyperGroup):
             fail(error, 1)
         except FibrationError as error:
             fail(error, 2)
-        except BrokenPipeError:  # from `| head`; typer handles it
-            raise
         except OSError as error:
+            if isinstance(error, BrokenPipeError) and not error.filename:  # from `| head`; typer handles it
+                raise
             fail(f"cannot read or write '{error.filename}': {error.strerror}" if error.filename else error, 2)
 
 
@@ -62,9 +64,21 @@ app = typer.Typer(
 )
 
 
-def console() -> Console:
-    """Returns a console for the present stdout. It does not colour numbers, and reads no brackets as markup."""
-    return Console(highlight=False, markup=False, emoji=False)
+def console(output: Path | None = None) -> Console:
+    """Returns a console for the present stdout. It does not colour numbers, and reads no brackets as markup.
+
+    `output`: the file of the command's results. If it is stdout, the console is one for stderr.
+    """
+    return Console(highlight=False, markup=False, emoji=False, stderr=_is_stdout(output))
+
+
+def tell(line: str, output: Path | None) -> None:
+    """Prints a line about a command's results: on stdout, or on stderr if the results themselves go to stdout."""
+    typer.echo(line, err=_is_stdout(output))
+
+
+def _is_stdout(output: Path | None) -> bool:
+    return output is not None and standard_stream(output) is sys.stdout
 
 
 def _version(wanted: bool) -> None:

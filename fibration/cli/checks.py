@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fibration.cli.app import UsageError, app, console
+from fibration.cli.app import UsageError, app, console, tell
 from fibration.cli.arguments import OUTPUT, Parameters, Timeout, VerifyFormat, parameters
 from fibration.configs.specs import as_specs
 from fibration.files import check_writable_file, write_file
@@ -166,7 +166,7 @@ def audit(
         text = "\n".join([text, *lines(f"\n  {title(loss.trainer)}", [f"  {s}" for s in loss.around])])
     if output is not None:
         write_file(output, text)
-        typer.echo(f"{'fine' if found.ok else 'not fine'}; report in {output}")
+        tell(f"{'fine' if found.ok else 'not fine'}; report in {output}", output)
     else:
         typer.echo(text)
     raise typer.Exit(0 if found.ok else 1)
@@ -182,7 +182,7 @@ def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None, full
             typer.echo(f"error: {outcome.error}", err=True)
     if output is not None:
         write_file(output, rendered(outcomes, format, full))
-        typer.echo(f"{reports.summary(outcomes)}; report in {output}")
+        tell(f"{reports.summary(outcomes)}; report in {output}", output)
     elif format is VerifyFormat.text:
         reports.emit(console(), reports.as_text(outcomes, full))
     else:

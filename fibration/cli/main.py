@@ -13,12 +13,12 @@ from typing import Annotated, Any
 import typer
 
 from fibration.cli import checks as checks  # its commands come first
-from fibration.cli.app import app, console
+from fibration.cli.app import app, console, tell
 from fibration.cli.arguments import OUTPUT, Parameters, ShowFormat, Spec, Timeout, parameters
 from fibration.cli.outcome import to_its_end
 from fibration.configs.specs import as_spec
 from fibration.errors import BackendError
-from fibration.files import check_writable, check_writable_file, write_file
+from fibration.files import check_writable, check_writable_file, standard_stream, write_file
 from fibration.language.report import BUDGET
 
 
@@ -181,11 +181,10 @@ def record(
     from fibration.rollouts.record import record as record_batch
 
     check_writable_file(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
     sizes: Any = {"prompts_per_domain": prompts_per_domain, "samples_per_prompt": samples, "updates": updates}
     with working("sampling and training: minutes"):
-        record_batch(out, **sizes, seed=seed, engine=engine, progress=typer.echo)
-    typer.echo(f"written to {out}")
+        record_batch(out, **sizes, seed=seed, engine=engine, progress=lambda line: tell(line, out))
+    tell(f"written to {out}", out)
 
 
 @app.command()
@@ -224,7 +223,8 @@ def bench(
         specs=tuple(specs or ()), backends=tuple(backend or ()), tokens=tuple(tokens or ()), length=length, sweep=sweep,
         device=device, dtype=dtype, repeats=repeats, seed=seed, json=json, plot=plot, quick=quick, timeout=timeout,
     )  # fmt: skip
-    raise typer.Exit(command.bench(console(), settings))
+    to_stdout = next((path for path in (json, plot) if path is not None and standard_stream(path)), None)
+    raise typer.Exit(command.bench(console(to_stdout), settings))
 
 
 @app.command()
