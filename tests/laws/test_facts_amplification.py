@@ -29,6 +29,8 @@ from fibration import (
     log_ratio,
     proportional,
     residual,
+    sign,
+    stop,
     token_mean,
     trajectory_mean,
     uniform,
@@ -66,6 +68,12 @@ COUPLED = {
 ALONE = {
     **{name: spec(name) for name in ("ppo", "grpo", "dapo", "dr_grpo", "cispo", "truly_ppo")},
     **{name: RIGHT[name] for name in ("asymmetrical clip", "halved fall of ratios", "exponential less one")},
+    "back by its slope alone": one(
+        where(abs(residual) <= budget, residual, sign(residual) * budget + stop(residual) - residual), log_ratio()
+    ),
+    "passed by its slope alone": one(
+        where(residual > budget, budget + residual - stop(residual), residual), log_ratio()
+    ),
 }
 SAID = {
     "grpo": "1 + epsilon_high where the advantage is above 0; "

@@ -36,9 +36,11 @@ from fibration import (
     ratio_deviation,
     residual,
     signed_log_ratio,
+    stop,
     tanh,
     trajectory_mean,
     uniform,
+    where,
     zero_gate,
 )
 from fibration.language.atoms import mass
@@ -142,6 +144,11 @@ def test_gates_change_nothing_inside_the_radius_and_something_outside(name):
 NOT_CERTIFIED = {
     "doubled", "doubled deviation", "scaled by an attribute", "unscaled, three levels", "two halves", "wide clip of deviations", "shrinking",
 }  # fmt: skip
+
+
+def test_the_radius_ends_where_slopes_change():
+    turned = one(where(abs(residual) <= epsilon, residual, 2 * stop(residual) - residual), log_ratio())
+    assert facts(turned, "radius")["hierarchy"] == "epsilon"
 
 
 def test_the_radius_of_smooth_gates_is_0():

@@ -8,7 +8,8 @@ import random
 from fractions import Fraction
 
 import pytest
-from hierarchies.first_order_specs import SPECS
+from hierarchies.builders import one, two
+from hierarchies.first_order_specs import SPECS, domain, image, quiver, three, tree
 from hierarchies.random_levels import random_levels
 from hierarchies.right import SUBSPACES
 from oracles import brute_force, verdicts
@@ -19,24 +20,42 @@ from thorough import some
 from fibration import (
     Attribute,
     Gate,
+    Parameter,
+    advantage,
     after,
+    before,
     centred,
     count,
+    decomposition,
+    density,
+    exp,
+    gated,
+    identity_gate,
     load,
+    log_ratio,
     minimum,
     position,
+    residual,
     reward,
+    stop,
     strata,
     token_log_ratio,
+    token_mean,
+    where,
+    zero_gate,
 )
+from fibration.language.reasons import LEFT
+from fibration.language.report import Verdict
+from fibration.laws import LAWS
+from fibration.laws.subject import Subject
 
 token, trajectory = strata("token trajectory")
 F, T, x = Fraction, count(token, over=trajectory), token_log_ratio
 
 
 def gradient(h):
-    """Its one verdict."""
-    [verdict] = (v for v in report(h).verdicts if v.law == "gradient")
+    """Its one verdict, without what is left of it."""
+    [verdict] = (v for v in report(h).verdicts if v.law == "gradient" and not v.subject.startswith(LEFT))
     return verdict
 
 
@@ -156,3 +175,106 @@ def test_agreement_for_advantages_per_row_is_not_agreement_for_advantages_per_to
         found = load("gspo").replace(groups=[group], advantages=advantages).verify().verdicts
         (verdict,) = (v for v in found if v.law == "gradient")
         assert verdict.status == ("proved" if right else "undecided"), verdict
+
+
+# ---------------------------------------------------------------- what is left of it
+
+split, plus, minus = gated(""), gated("+"), gated("-")
+turning = Parameter("slope", default=1, lower=-1)
+turned, half = Gate(-residual), Gate(residual / 2)
+log_ratios = log_ratio(scale=1 / T)
+
+
+def single(density, recovery=None, gate=residual):
+    back = exp(split) if recovery is None else recovery
+    return one(gate, decomposition(density=density, recovery=back))
+
+
+def chained(density, recovery):
+    return two(split=decomposition(density=density / T, recovery=recovery, scale=1 / T))
+
+
+def by_sign(above, below):
+    back = exp((plus - minus) * T)
+    return two(
+        split=decomposition(
+            plus=where(x >= 0, above, 0) / T, minus=where(x >= 0, 0, below) / T, recovery=back, scale=1 / T
+        )
+    )
+
+
+def levels(outer, inner):
+    return two(outer=outer, inner=inner, split=log_ratios)
+
+
+REVERSED = {
+    "F": single(-x),
+    "F, with the values of a log ratio": single(2 * stop(x) - x),
+    "R": single(x, exp(-split)),
+    "R, with the values of an exponential": single(x, exp(2 * stop(split) - split)),
+    "R of a chain": chained(x, exp((2 * stop(split) - split) * T)),
+    "F of a chain": chained(2 * stop(x) - x, exp(split * T)),
+    "F for some values of a parameter": single(turning * x + (1 - turning) * stop(x)),
+    "F for advantages below 0": single(where(advantage > 0, x, 2 * stop(x) - x)),
+    "F below r = 1": single(where(x >= 0, x, 2 * stop(x) - x)),
+    "the upper channel": by_sign(2 * stop(x) - x, -x),
+    "the lower channel": by_sign(x, x - 2 * stop(x)),
+    "a gate": single(x, gate=2 * stop(residual) - residual),
+    "all gates": levels(turned, turned),
+    "the gate that is left": levels(turned, zero_gate()),
+    "tokens against their row": levels(zero_gate(), turned),
+    "rows against their group": three({trajectory: turned}),
+    "long rows against their group": three({trajectory: Gate(where(T > 1, -residual, residual))}),
+    "one branch of a tree": tree({image: turned}),
+    "the root of a tree": tree({trajectory: turned}),
+    "a score": single(x, -exp(split)).replace(objective=token_mean().score()),
+}
+KEPT = {
+    "half": single(x / 2),
+    "nothing": single(stop(x)),
+    "no gate": single(x, gate=0 * residual),
+    "twice": single(2 * x),
+    "half of both levels": levels(half, half),
+    "half of long rows": levels(Gate(where(T > 3, residual / 2, residual)), zero_gate()),
+    "what rows have in common is dropped": levels(zero_gate(), identity_gate()),
+    "a gate that reads a density": levels(identity_gate(), Gate(residual + density(trajectory) / 2)),
+    "one channel": by_sign(x, stop(-x)),
+    "rows in their groups": three({trajectory: zero_gate()}),
+    "twice as much of rows": three({trajectory: Gate(2 * residual)}),
+    "one branch of a tree": tree({image: zero_gate()}),
+    "domains of a quiver": quiver({domain: zero_gate()}),
+}
+UNKNOWN = {
+    "a value that is not 0 at r = 1": single(x + 1),
+    "a prefix of the row": single(x + before(x, over=trajectory)),
+}
+DIRECTIONS = {
+    **{("reversed", n): (h, "refuted") for n, h in REVERSED.items()},
+    **{("kept", n): (h, "proved") for n, h in KEPT.items()},
+    **{("unknown", n): (h, "undecided") for n, h in UNKNOWN.items()},
+}
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", DIRECTIONS, ids=" ".join)
+def test_no_advantage_lowers_the_log_probs_that_it_is_given_to(name):
+    h, status = DIRECTIONS[name]
+    [found] = LAWS["gradient"].decide_rest(Subject(h, []), [Verdict("gradient", "hierarchy", "refuted", "")])
+    assert found.status == status
+    if status == "refuted":
+        brute_force.confirm(h, found)
+    rng = random.Random(str(name))
+    brute_force.uphold(h, [found], [on_rows(world, rng) for world in batches(h, seed=1, count=6, most=4)])
+
+
+@pytest.mark.parametrize(
+    "name", ["F", "F, with the values of a log ratio", "R", "R, with the values of an exponential"]
+)
+def test_no_reason_allows_a_full_reversal(name):
+    given_up = dict.fromkeys(["first_order", "gradient", *(["recovery"] if len(name) == 1 else [])], "on purpose")
+    report = REVERSED[name].replace(gives_up=given_up).verify()
+    assert [(v.law, v.subject) for v in report.failures if not v.given_up] == [
+        ("gradient", "what is left of hierarchy")
+    ]
+    named = {**given_up, "gradient of what is left of hierarchy": "on purpose"}
+    assert REVERSED[name].replace(gives_up=named).verify().ok

@@ -19,6 +19,7 @@ from fibration import (
     Parameter,
     advantage,
     aggregate_gate,
+    before,
     centred,
     clip_gate,
     count,
@@ -34,6 +35,7 @@ from fibration import (
     ratio_deviation,
     residual,
     reward,
+    stop,
     token_log_ratio,
     trajectory_mean,
     uniform,
@@ -172,6 +174,45 @@ def test_no_batch_contradicts_the_fact_of_other_decompositions(seed):
             advantages = [own[world.below(leaf, i, h.rows)] for leaf, i in world.tokens]
             xs = [F(rng.randint(-40, 40), 60) for _ in world.tokens]
             assert not reversed_on(world, xs, advantages)
+
+
+FALLING, STEEP = (where((x <= 0.1) & (x >= -0.1), x, beyond) for beyond in (2 * stop(x) - x, 3 * x - 2 * stop(x)))
+BACK_FALLS = where(abs(gated("")) <= 0.1, exp(gated("")), exp(2 * stop(gated("")) - gated("")))
+OWN = decomposition(
+    plus=where(x >= 0, FALLING, 0) / T,
+    minus=where(x >= 0, 0, -FALLING) / T,
+    recovery=BACK[0] * exp(-T * gated("-")),
+    scale=1 / T,
+)
+OTHERS = x + before(x, over=trajectory) - stop(before(x, over=trajectory))
+STOPPED = {  # values of log ratios with other slopes; and |c|/(μ·A) of a token at x = 0.15
+    "slopes below 0": (chain({token: identity_gate()}, decomposition(density=FALLING, recovery=exp(gated("")))), "1.17"),
+    "slopes of 3": (chain({token: clip_gate(0.2)}, decomposition(density=STEEP, recovery=exp(gated("")))), "3.48"),
+    "a recovery": (chain({token: identity_gate()}, decomposition(density=x, recovery=BACK_FALLS)), "1.17"),
+    "in a chain": (
+        chain(dict.fromkeys((trajectory, token), identity_gate()), decomposition(density=FALLING / T, recovery=exp(T * gated("")), scale=1 / T)),
+        "1.17",
+    ),
+    "of two channels": (chain(dict.fromkeys((trajectory, token), identity_gate()), OWN), "1.17"),
+    "at r = 1 alone": (
+        chain({token: identity_gate()}, decomposition(density=where((x >= 0) & (x <= 0), 2 * stop(x) - x, x), recovery=exp(gated("")))),
+        "1",
+    ),
+    "towards other tokens": (chain({token: identity_gate()}, decomposition(density=OTHERS, recovery=exp(gated("")))), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_slopes_that_a_stop_changes_are_certified_by_no_fact(name):
+    """At log ratios of 0.15 and -0.5, against advantages, or at 0."""
+    h, least = STOPPED[name]
+    found = {f.name: f.value for f in report(h).facts}
+    assert found["reversal"] in ((SOME, UNKNOWN))
+    assert found["amplification"].startswith("not certified") and "radius" not in found
+    if least is not None:
+        world = World.chain(h, {} if len(h.order) == 1 else {token: (0,)}, {}, roots=1)
+        (c,) = coefficients(world, [F(least != "1") * F(15, 100)], [F(1)])
+        assert abs(abs(c) / world.mu(0) - F(least)) < F(1, 100)
 
 
 @pytest.mark.thorough

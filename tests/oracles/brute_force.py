@@ -306,8 +306,9 @@ def _confirm_gradient(h: Hierarchy, verdict: Verdict, others: list[Verdict]) -> 
         _confirm_start(h, verdict)
         return
     world, advantages = complete(h, world_of(h, verdict)), values["advantages"]
+    is_rest = verdict.subject.startswith(LEFT)
     of_row = {(world.below(leaf, i, h.rows), a) for (leaf, i), a in zip(world.tokens, advantages, strict=True)}
-    assert len(of_row) == world.size(h.rows)
+    assert len(of_row) == world.size(h.rows) or (is_rest and sum(map(abs, advantages)) == 1)
     try:
         found = coefficients(world, values["log_ratios"], advantages)
     except NO_VALUE:
@@ -321,6 +322,9 @@ def _confirm_gradient(h: Hierarchy, verdict: Verdict, others: list[Verdict]) -> 
     assert all(abs(c - w) <= TINY for c, w in zip(found, values["coefficients"], strict=True))
     close = F(1, 10**6) if any(values["log_ratios"]) else TINY
     assert any(abs(c - t) > close for c, t in zip(found, expected, strict=True))
+    if is_rest:
+        given = {r for r, a in of_row if a}
+        assert len(given) == 1 and sum(c * a for c, a in zip(found, advantages, strict=True)) < -close
 
 
 def complete(h: Hierarchy, world: World) -> World:
@@ -514,6 +518,9 @@ def _uphold_first_order(h: Hierarchy, verdict: Verdict, world: World, rng: rando
 def _uphold_gradient(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:
     """`∂J/∂log π_i = μ_i·A_i` at `r = 1` and close to it, for advantages of the stratum that is named."""
     n = len(world.tokens)
+    if verdict.subject.startswith(LEFT):
+        _uphold_direction(h, world, rng)
+        return
     over = next((s for s in h.order if verdict.subject.endswith(f" {s}")), _over_rows(h, world))
     advantages = _advantages(h, world, rng, over)
     for unit in (F(0), F(1, 10**12)):
@@ -522,6 +529,25 @@ def _uphold_gradient(h: Hierarchy, verdict: Verdict, world: World, rng: random.R
         scale = sum((27 * world.mu(i) for i in range(n)), F(0))
         error = abs(pushed_along(world, xs, way, advantages) - expected)
         assert error <= (scale / 10**6 if unit else TINY), f"{float(error)} beside {float(expected)} at {xs}"
+
+
+def _uphold_direction(h: Hierarchy, world: World, rng: random.Random) -> None:
+    """`A·Σ ∂J/∂log π ≥ 0` over the token, or the row, that alone has an advantage; at `r = 1` and close to it."""
+    n, over = len(world.tokens), _over_rows(h, world)
+    base = [world.below(leaf, i, over) for leaf, i in world.tokens]
+    one = rng.randrange(n)
+    alone = (
+        [k == one for k in range(n)]
+        if not _reads_advantage(h) and rng.random() < 0.5
+        else [b == base[one] for b in base]
+    )
+    for unit, a in itertools.product((F(0), F(1, 10**12), -F(1, 10**12)), (F(2), -F(3))):
+        along = pushed_along(world, [unit] * n, list(map(F, alone)), [a * k for k in alone])
+        assert a * along >= -F(1, 10**6), f"{float(along)} for {float(a)} on {alone} at {unit}"
+
+
+def _reads_advantage(h: Hierarchy) -> bool:
+    return any("advantage" in str(h.gates[s]) for s in h.order if s not in h.leaves)
 
 
 def _uphold_subspace(h: Hierarchy, verdict: Verdict, world: World, rng: random.Random) -> None:

@@ -351,7 +351,19 @@ SLIPS = (
     slip("formulas of any length are compared", "amplification", "MOST_NAMES = 20", "MOST_NAMES = 200"),
     slip(
         "at the far end of a slope a ratio is largest", "amplification",
-        "end = p.high if (signs == {1}) == (up == 1) else p.low", "end = p.high",
+        "_limit(self.value, self.high if way == 1 else self.low, assume)", "_limit(self.value, self.high, assume)",
+    ),
+    slip(
+        "densities with the values of log ratios have their slopes", "test_reversal",
+        " and vanishes(c.slope(X) - sympy.diff(e, X)) for c, e in beside)", " for c, e in beside)",
+    ),
+    slip(
+        "F may turn an advantage round at r = 1", "test_gradient",
+        "if any(s * way < 0 for s in signs for way in ways):", "if not signs:",
+    ),
+    slip(
+        "what the gates of all levels add may fall", "test_gradient",
+        "return all(-1 not in assume.signs(cancelled(sum(slopes[u] for u in full))) for full in _full(stack))", "return True",
     ),
     slip(
         "a total tends to what its formula does", "laws/test_agreement",

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -116,7 +116,8 @@ class Amplified:
             raise NotCertified("the effects of a least-squares fit have no bound that holds for every crossing")
         if self.known not in ("log", "split", "deviation"):
             raise NotCertified(
-                "the densities are no log ratios, nor deviations on one channel, in units of the leaf measure"
+                "the densities are no log ratios, nor deviations on one channel, in units of the leaf measure, or have "
+                "other slopes"
             )
         for stratum, channel, _ in gates(h):
             found = table[stratum, channel]
@@ -228,8 +229,8 @@ class Amplified:
             steep = slope if signs == {1} else -slope
             if not is_log:
                 return [(steep, oo if p.high == oo else 1 + p.high)]
-            end = p.high if (signs == {1}) == (up == 1) else p.low
-            return [(steep, oo if end in (oo, -oo) else up * cancelled(p.value.subs(RHO, end)))]
+            most = replace(p, value=up * p.value).highest(assume)
+            return None if most is None else [(steep, most if most == oo else cancelled(most))]
         pull = slope * (sympy.exp(up * p.value) if is_log else 1 + RHO)
         direction = Piece(p.low, p.high, pull, sympy.diff(pull, RHO)).direction(assume)
         if direction is None or signs not in ({1}, {-1}):
@@ -254,7 +255,7 @@ class Amplified:
         p = line.pieces[i]
         slope = p.slope
         step = -1 if p.high == oo else 1
-        while 0 <= i + step < len(line.pieces) and vanishes(line.pieces[i + step].value - p.value):
+        while 0 <= i + step < len(line.pieces) and line.pieces[i + step].continues(p):
             i += step  # 0 is a breakpoint of every gate
         end = line.pieces[i].low if p.high == oo else line.pieces[i].high
         if self.known == "split" and end not in (oo, -oo) and -1 in line.assume.signs(end):

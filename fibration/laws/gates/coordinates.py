@@ -10,11 +10,14 @@ from fibration.language.atoms import Gated, Stratum, gated, in_channel, residual
 from fibration.language.cancel import cancel
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy, gates
+from fibration.language.operators import Signs
+from fibration.language.order import Ordered
 from fibration.language.sympy_bridge import cancelled, symbol, to_sympy, vanishes
-from fibration.language.traversal import substitute
+from fibration.language.traversal import atoms, substitute
 from fibration.laws.gates.pieces import Line, pieces
+from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
-from fibration.laws.signs.neighbourhood import RHO
+from fibration.laws.signs.neighbourhood import RHO, is_kinked
 from fibration.laws.subject import Subject
 
 
@@ -35,9 +38,9 @@ def lines(h: Hierarchy, subject: Subject) -> dict[tuple[Stratum, str], list[Line
 def coordinate(h: Hierarchy, subject: Subject) -> str:
     """The coordinate of the gates in the normal form.
 
-    "log" for log ratios, "deviation" for `r - 1`; "split" and "split deviation" if these are split by sign. `""` for
-    another decomposition, or one whose scale is not the leaf measure of the kernels: facts that follow from the range
-    of log ratios are then not certified.
+    "log" for log ratios, "deviation" for `r - 1`; "split" and "split deviation" if these are split by sign. Values and
+    slopes are those: with `stop` they are two functions. `""` for another decomposition, or one whose scale is not the
+    leaf measure of the kernels: facts that follow from the range of log ratios, or from slopes, are not certified then.
     """
     found = {_coordinate(h, leaf, subject) for leaf in h.leaves}
     return found.pop() if len(found) == 1 else ""
@@ -49,28 +52,37 @@ def _coordinate(h: Hierarchy, leaf: Stratum, subject: Subject) -> str:
     back = [symbol(gated(c)) for c in channels]
     recovery = to_sympy(normal_recovery(h, leaf))
     log_argument = recovery.args[0] if isinstance(recovery, sympy.exp) else None
-    sides = [subject.at(leaf).with_signs({X: frozenset({s})}) for s in (-1, 1)]
+    densities = [cancel(h.with_mass(h.decomposition[channel], leaf) / m) for channel in channels]
+    known = [subject.at(leaf).with_signs({X: frozenset({s})}) for s in (-1, 0, 1)]
     try:
-        seen = [
-            [case.sympy() for case in cases(cancel(h.with_mass(h.decomposition[channel], leaf) / m), side)]
-            for channel in channels
-            for side in sides
-        ]
+        seen = [[cases(density, side) for side in known] for density in densities]
     except TooManyCases:
         return ""
+    others = [symbol(o) for density in densities for o in atoms(density, Ordered)]
 
-    def are(*expected: Any) -> bool:
-        return all(all(vanishes(v - e) for v in values) for values, e in zip(seen, expected, strict=True))
+    def are(*expected: tuple[Any, Any]) -> bool:
+        """Whether densities are these below and above `x = 0`, with their slopes; at 0 they are 0, with one of both."""
+        for (below, at_0, above), ends in zip(seen, expected, strict=True):
+            beside = [(case, e) for found, e in zip((below, above), ends, strict=True) for case in found]
+            slopes = [sympy.diff(e, X).subs(X, 0) for e in ends]
+            if not (
+                all(vanishes(c.sympy() - e) and vanishes(c.slope(X) - sympy.diff(e, X)) for c, e in beside)
+                and all(vanishes(c.sympy().subs(X, 0)) for c in at_0)
+                and all(any(vanishes(c.slope(X).subs(X, 0) - s) for s in slopes) for c in at_0)
+                and all(vanishes(c.slope(o)) for c in (*below, *at_0, *above) for o in others)
+            ):
+                return False
+        return True
 
-    deviation = sympy.exp(X) - 1
+    zero, deviation = sympy.Integer(0), sympy.exp(X) - 1
     if len(channels) == 2:
         if log_argument is not None and vanishes(log_argument - back[0] + back[1]):
-            return "split" if are(0, X, -X, 0) else ""
-        apart = vanishes(recovery - 1 - back[0] + back[1]) and are(0, deviation, -deviation, 0)
+            return "split" if are((zero, X), (-X, zero)) else ""
+        apart = vanishes(recovery - 1 - back[0] + back[1]) and are((zero, deviation), (-deviation, zero))
         return "split deviation" if apart else ""
-    if log_argument is not None and vanishes(log_argument - back[0]) and are(X, X):
+    if log_argument is not None and vanishes(log_argument - back[0]) and are((X, X)):
         return "log"
-    return "deviation" if vanishes(recovery - 1 - back[0]) and are(deviation, deviation) else ""
+    return "deviation" if vanishes(recovery - 1 - back[0]) and are((deviation, deviation)) else ""
 
 
 def is_logarithmic(h: Hierarchy) -> bool:
@@ -86,6 +98,30 @@ def normal_recovery(h: Hierarchy, leaf: Stratum) -> Expression:
 
 
 X = symbol(token_log_ratio)
+BOTH = frozenset({1, -1})
+
+
+def recovery_slopes(subject: Subject, channel: str) -> Signs:
+    """The signs that slopes of the ratio in what the gates of a channel pass may have.
+
+    They are those of the recovery R alone. `R(F(r)) = r` says nothing of R beyond the values of F, and gates go there.
+    """
+    h = subject.hierarchy
+    found = (_slope_signs(normal_recovery(h, leaf), symbol(gated(channel)), subject.at(leaf)) for leaf in h.leaves)
+    return frozenset().union(*found)
+
+
+def _slope_signs(formula: Expression, variable: Any, assume: Assumptions) -> Signs:
+    try:
+        branches = cases(formula, assume)
+    except TooManyCases:
+        return BOTH
+    found: Signs = frozenset()
+    for case in branches:
+        if is_kinked(case.sympy()) or not case.defined(assume, case.needs_of_slopes(lambda s: s == variable)):
+            return BOTH
+        found |= assume.with_signs(dict(case.signs)).signs(case.slope(variable))
+    return found
 
 
 def composed(h: Hierarchy, leaf: Stratum) -> Expression:

@@ -60,12 +60,24 @@ class Piece:
         """As `direction`, from the slope: the sign with which the piece passes a gradient on."""
         return 0 if self.is_point else None if is_kinked(self.slope) else self._way(self.slope, assume)
 
+    def highest(self, assume: Assumptions) -> Any | None:
+        """The supremum of the values; None if it is not known."""
+        way = self.direction(assume)
+        return None if way is None else _limit(self.value, self.high if way == 1 else self.low, assume)
+
+    def continues(self, other: Piece) -> bool:
+        """Whether both are pieces of one formula, in value and slope."""
+        return vanishes(self.value - other.value) and vanishes(self.slope - other.slope)
+
     def _way(self, slope: Any, assume: Assumptions) -> int | None:
         above = self.low != -oo and -1 not in assume.signs(self.low)  # 0 is a breakpoint: a piece lies on one side
         signs = assume.with_signs({RHO: frozenset({1 if above else -1})}).signs(slope)
         if signs == {0}:
             return 0
         return 1 if -1 not in signs else -1 if 1 not in signs else None
+
+
+IDENTITY = Piece(-oo, oo, RHO, sympy.Integer(1))
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,7 @@ class Line:
 
     def passes(self) -> tuple[Any, Any] | None:
         """The largest interval around 0 on which the gate is the identity, or None."""
-        same = [vanishes(p.value - RHO) for p in self.pieces]
+        same = [p.continues(IDENTITY) for p in self.pieces]
         start = next((i for i, p in enumerate(self.pieces) if p.is_point and p.low == 0), None)
         if start is None or not same[start]:
             return None

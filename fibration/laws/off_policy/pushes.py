@@ -14,12 +14,12 @@ from typing import Any
 import sympy
 from sympy import oo
 
-from fibration.language.atoms import Density, Stratum, gated
+from fibration.language.atoms import Density, Stratum
 from fibration.language.expressions import Expression
-from fibration.language.operators import POSITIVE, Signs
+from fibration.language.operators import POSITIVE
 from fibration.language.sympy_bridge import OLD_LOG_PROB, symbol, to_sympy
 from fibration.language.traversal import atoms
-from fibration.laws.gates.coordinates import X, composed, coordinate, intensive, normal_recovery
+from fibration.laws.gates.coordinates import X, composed, coordinate, intensive, recovery_slopes
 from fibration.laws.gates.pieces import Line, Piece, pieces
 from fibration.laws.gates.reach import domain
 from fibration.laws.off_policy.further_out import LOST, OPENED, TURNED, Lines, is_of_advantages, keeps, lines_out
@@ -48,16 +48,6 @@ def way_up(subject: Subject, channel: str) -> int | None:
     return next(iter(found)) if found in ({1}, {-1}) else None
 
 
-def recovery_slopes(subject: Subject, channel: str) -> Signs:
-    """The signs that slopes of the ratio in what the gates of a channel pass may have.
-
-    They are those of the recovery R alone. `R(F(r)) = r` says nothing of R beyond the values of F, and gates go there.
-    """
-    h = subject.hierarchy
-    found = (_slope_signs(normal_recovery(h, leaf), symbol(gated(channel)), subject.at(leaf)) for leaf in h.leaves)
-    return frozenset().union(*found)
-
-
 def _have_slopes(subject: Subject) -> bool:
     """Whether no root in `R(F(r))` that moves with `r` is ever 0: every pull passes through the slopes of both."""
     h = subject.hierarchy
@@ -73,19 +63,6 @@ def _have_slopes(subject: Subject) -> bool:
 
 def _is_ratio(symbol: Any) -> bool:
     return bool(symbol == X)
-
-
-def _slope_signs(formula: Expression, variable: Any, assume: Assumptions) -> Signs:
-    try:
-        branches = cases(formula, assume)
-    except TooManyCases:
-        return frozenset(WAYS)
-    found: Signs = frozenset()
-    for case in branches:
-        if is_kinked(case.sympy()) or not case.defined(assume, case.needs_of_slopes(lambda s: s == variable)):
-            return frozenset(WAYS)
-        found |= assume.with_signs(dict(case.signs)).signs(case.slope(variable))
-    return found
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,11 @@ from fibration.language.policies import LogProb
 from fibration.language.sympy_bridge import symbol, vanishes
 from fibration.language.traversal import atoms, substitute
 from fibration.laws.gates.contributions import Lines, slopes
+from fibration.laws.gates.coordinates import recovery_slopes
 from fibration.laws.gates.pieces import Line, Piece, pieces
 from fibration.laws.law import Proved
 from fibration.laws.off_policy.further_out import LOST, OPENED
-from fibration.laws.off_policy.pushes import Pushed, recovery_slopes
+from fibration.laws.off_policy.pushes import Pushed
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.neighbourhood import RHO, is_kinked
 from fibration.laws.subject import Subject

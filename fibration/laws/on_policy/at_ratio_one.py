@@ -165,33 +165,33 @@ def has_slope_one(subject: Subject, still: bool = False) -> bool:
 def _recovers_one(subject: Subject, leaf: Stratum, values: dict[str, list[Any]]) -> bool:
     if all(vanishes(v) for options in values.values() for v in options):
         return is_smooth(subject)  # R(F(1)) = 1
-    recovery, mass = _recovery(subject, leaf)
-    return recovery is not None and all(vanishes(flowing(recovery).subs(p) - 1) for p in _points(values, mass))
+    recovery, mass = only_recovery(subject, leaf)
+    return recovery is not None and all(vanishes(flowing(recovery).subs(p) - 1) for p in points(values, mass))
 
 
 def _recovers_alike(subject: Subject, leaf: Stratum, values: dict[str, list[Any]]) -> bool:
     """Whether `R'` is the same at these gated densities as at 0."""
     h = subject.hierarchy
-    recovery, mass = _recovery(subject, leaf)
+    recovery, mass = only_recovery(subject, leaf)
     if recovery is None:
         return False
     zero: dict[Any, Any] = {symbol(gated(c)): 0 for c in h.decomposition.channels}
     for g in zero:
         for slope in (flowing(sympy.diff(recovery, g)), sympy.diff(flowing(recovery), g)):
             others = slope.free_symbols & zero.keys()
-            for at in _points({c: v for c, v in values.items() if symbol(gated(c)) in others}, mass):
+            for at in points({c: v for c, v in values.items() if symbol(gated(c)) in others}, mass):
                 if not vanishes(slope.subs(at) - slope.subs(zero)):
                     return False
     return True
 
 
-def _points(values: dict[str, list[Any]], mass: Any) -> Iterator[dict[Any, Any]]:
+def points(values: dict[str, list[Any]], mass: Any) -> Iterator[dict[Any, Any]]:
     """Gated densities, one choice of value per channel."""
     for chosen in itertools.product(*values.values()):
         yield {symbol(gated(channel)): mass * v for channel, v in zip(values, chosen, strict=True)}
 
 
-def _recovery(subject: Subject, leaf: Stratum) -> tuple[Any, Any]:
+def only_recovery(subject: Subject, leaf: Stratum) -> tuple[Any, Any]:
     """`R` with its stopped parts, and `m`, on a leaf; None for both unless each has one branch."""
     h = subject.hierarchy
     expressions: list[Expression] = [h.with_mass(h.decomposition.recovery, leaf), h.masses[leaf]]

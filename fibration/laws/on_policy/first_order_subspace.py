@@ -11,7 +11,7 @@ import sympy
 from fibration.language.atoms import BATCH, Stratum, advantage, gated
 from fibration.language.hierarchy import Hierarchy, gates
 from fibration.language.operators import Signs
-from fibration.language.places import home
+from fibration.language.places import home, whole_batch
 from fibration.language.sympy_bridge import cancelled, from_sympy, symbol, to_sympy, vanishes
 from fibration.laws import topic
 from fibration.laws.kernels.orthogonality import LAW as ORTHOGONALITY
@@ -59,8 +59,8 @@ def subspace(subject: Subject) -> Stratum | None:
             near = subject.germ(gate, stratum)
             if not near.value_ok or near.slopes is None:
                 return None
-            slopes = [({d: v for d, v in held if _is_constant(h, d, good)}, slope) for held, slope in near.slopes]
-            if not (_are_one(slopes) and all(_is_constant(h, slope, good) for _, slope in slopes)):
+            slopes = [({d: v for d, v in held if is_constant(h, d, good)}, slope) for held, slope in near.slopes]
+            if not (_are_one(slopes) and all(is_constant(h, slope, good) for _, slope in slopes)):
                 return None
             slopes_of.setdefault(stratum, []).extend(slopes)
     if not all(map(_are_one, _summed(h, slopes_of))):
@@ -70,7 +70,7 @@ def subspace(subject: Subject) -> Stratum | None:
         return None  # the share of a token must not depend on its leaf
     flat = [share for leaf in shares for share in leaf]
     finite = not any(share.has(sympy.zoo, sympy.nan, sympy.oo) for share in flat)
-    return good if finite and all(_is_constant(h, share, good) for share in flat) else None
+    return good if finite and all(is_constant(h, share, good) for share in flat) else None
 
 
 Slope = tuple[dict[Any, Signs], Any]  # with conditions that hold on all of an element, or on none of it
@@ -124,8 +124,8 @@ def _shares(subject: Subject) -> list[list[Any]]:
     return found
 
 
-def _is_constant(h: Hierarchy, value: Any, stratum: Stratum) -> bool:
+def is_constant(h: Hierarchy, value: Any, stratum: Stratum) -> bool:
     """Whether a value is constant on each element of a stratum, as the advantage is assumed to be."""
-    allowed = {s.name for s in (stratum, *h.coarser(stratum))} | {BATCH}
+    allowed = {s.name for s in (stratum, *whole_batch(h).coarser(stratum))} | {BATCH}
     read = (from_sympy(s) for s in cancelled(sympy.together(value)).free_symbols)
     return all(atom == advantage or home(h, atom) in allowed for atom in read)

@@ -20,17 +20,19 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import home, whole_batch
 from fibration.language.traversal import atoms, desugar
 from fibration.laws import topic
-from fibration.laws.batches.first_update import start_not_recovered, wrong_coefficients
+from fibration.laws.batches.first_update import opposed_advantage, start_not_recovered, wrong_coefficients
 from fibration.laws.gates.coordinates import composed
 from fibration.laws.gates.recovery import inverted
 from fibration.laws.law import Decision, Law, following, proved, undecided, unproved
 from fibration.laws.objectives.own_reward import of_tokens
 from fibration.laws.on_policy.at_ratio_one import has_slope_one, is_one, is_smooth, reads_order, starts
+from fibration.laws.on_policy.direction import follows_advantages
 from fibration.laws.on_policy.first_order_subspace import constant_on
 from fibration.laws.on_policy.identity import GIVE_UP
 from fibration.laws.subject import Subject
 
 STATEMENT = "on policy the gradient is that of the true objective: at r = 1 and towards it, ∂J/∂log π_i = μ_i·A_i"
+REST = "on policy an advantage lowers no log-probs that it is given to: A·Σ ∂J/∂log π ≥ 0 over the token or row of A"
 START = "R(F(r)) = r to first order at r = 1, where every first update starts: value 1, slope 1"
 
 
@@ -120,4 +122,16 @@ def _refused(subject: Subject) -> Decision:
     return following(unproved("hierarchy", found, remedy, witness), cause)
 
 
-LAW = Law("gradient", STATEMENT, decide_gradient)
+def remainder(subject: Subject) -> Iterator[Decision]:
+    """Decides what is left of the law if it is given up: `R∘F` and all gates together turn no advantage round."""
+    if argument := follows_advantages(subject):
+        yield proved("hierarchy", argument)
+        return
+    h = subject.hierarchy
+    witness = opposed_advantage(h)
+    found = "an advantage that lowers its own log-probs" if witness else "advantages whose direction was not found"
+    start = wrong_start(subject, held=True)
+    yield unproved("hierarchy", found, start.remedy if start else _passing(subject), witness, REST)
+
+
+LAW = Law("gradient", STATEMENT, decide_gradient, remainder=remainder)
