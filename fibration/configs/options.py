@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fibration.configs.findings import Finding
 from fibration.errors import SpecError, shown, suggest
 from fibration.language.hierarchy import Hierarchy
 
@@ -14,14 +15,17 @@ from fibration.language.hierarchy import Hierarchy
 class TrainerLoss:
     """What a config trains: a hierarchy with the config's numbers as its parameters' defaults.
 
-    `around`: what the trainer does beside it that no hierarchy says, a sentence each, such as a normaliser per
-    micro-batch or dropped groups.
-
-    The reasons of `hierarchy.gives_up` name the option that breaks the law, with its value.
+    `findings`: what is off in the config, and what the trainer does that no hierarchy says, the gravest first. The
+    reasons of `hierarchy.gives_up` are among them: each names the option that breaks the law, with its value.
     """
 
     hierarchy: Hierarchy
-    around: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def around(self) -> tuple[str, ...]:
+        """What no hierarchy says, a sentence each, such as a normaliser per micro-batch or dropped groups."""
+        return tuple(finding.sentence for finding in self.findings if not finding.laws)
 
 
 class Options:

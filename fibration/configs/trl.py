@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+from fibration.configs.findings import all_findings
 from fibration.configs.options import Options, TrainerLoss
 from fibration.configs.parts import batch, estimated_kl, prompt_group, token, trajectory
 from fibration.configs.trl_around import around
@@ -47,7 +48,7 @@ def hierarchy_of(config: Any) -> TrainerLoss:
     built.add_weights()
     built.add_divergence()
     hierarchy = built.hierarchy()
-    return TrainerLoss(hierarchy, around(options))
+    return TrainerLoss(hierarchy, all_findings(hierarchy.gives_up, around(options)))
 
 
 def _options(config: Any) -> Options:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from fibration.configs.findings import ERROR, NOTE, WARNING, Finding, all_findings
 from fibration.configs.options import Options, flattened
 from fibration.errors import SpecError
 
@@ -93,3 +94,23 @@ def test_a_value_is_said_with_where_it_comes_from():
 
 def test_a_mapping_is_flat_by_dots():
     assert flattened({"a": {"b": 1, "c": {"d": [2]}}, "e": {}}) == {"a.b": 1, "a.c.d": [2]}
+
+
+def test_findings_are_the_gravest_first_and_reasons_are_graded():
+    """A reason that its reader does not grade is as grave as the laws that it covers."""
+    gives_up = {
+        "baseline": "a",
+        "first_order": "b",
+        "gradient": "b",
+        "kl_gradient of kl": "c",
+        "causal of weight w": "d",
+    }
+    said = [Finding(NOTE, "around"), Finding(WARNING, "c", "beta=0"), Finding(ERROR, "worse"), Finding(WARNING, "d")]
+    assert all_findings(gives_up, said) == (
+        Finding(ERROR, "b", "", ("first_order", "gradient")),
+        Finding(ERROR, "worse"),
+        Finding(WARNING, "c", "beta=0", ("kl_gradient",)),
+        Finding(WARNING, "d", "", ("causal",)),
+        Finding(NOTE, "a", "", ("baseline",)),
+        Finding(NOTE, "around"),
+    )
