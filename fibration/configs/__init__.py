@@ -6,6 +6,7 @@ error. `trl.py` and `verl/` say what the keys of their trainer mean.
 May import: `errors`, `files`, `language`.
 """
 
+from fibration.configs.findings import Finding
 from fibration.configs.options import TrainerLoss
 
-__all__ = ["TrainerLoss"]
+__all__ = ["Finding", "TrainerLoss"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fibration.configs.findings import all_findings
 from fibration.configs.options import TrainerLoss
 from fibration.configs.parts import counted, estimated_kl, token, trajectory
 from fibration.configs.verl.corrections import Weights, masks, weights
@@ -75,20 +76,18 @@ def hierarchy_of(config: Any) -> TrainerLoss:
     _kl_loss(d, mean, aggregation)
     formula, groups = advantages(d)
     _say_around(d, mean, legacy)
-    return TrainerLoss(
-        Hierarchy(
-            name="verl",
-            fibrations=d.fibrations,
-            gates=d.gates,
-            decomposition=d.decomposition,
-            objective=objective,
-            groups=groups,
-            advantages=formula,
-            penalties=d.penalties,
-            gives_up=d.gives_up,
-        ),
-        tuple(dict.fromkeys(d.around)),
+    hierarchy = Hierarchy(
+        name="verl",
+        fibrations=d.fibrations,
+        gates=d.gates,
+        decomposition=d.decomposition,
+        objective=objective,
+        groups=groups,
+        advantages=formula,
+        penalties=d.penalties,
+        gives_up=d.gives_up,
     )
+    return TrainerLoss(hierarchy, all_findings(d.gives_up, d.said))
 
 
 def _loss_mode(d: Draft, legacy: bool) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fibration.configs.findings import NOTE, Finding, Severity
 from fibration.configs.options import Options
 from fibration.configs.parts import bounded
 from fibration.language.atoms import Parameter, Stratum
@@ -42,7 +43,7 @@ class Draft:
     weighs_rows: bool = False
     penalties: dict[str, Expression] = field(default_factory=dict)
     gives_up: dict[str, str] = field(default_factory=dict)
-    around: list[str] = field(default_factory=list)
+    said: list[Finding] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
 
     @property
@@ -63,8 +64,9 @@ class Draft:
         self.names.add(free)
         return bounded(free, value, lower, upper)
 
-    def say(self, sentence: str, first: bool = False) -> None:
-        self.around.insert(0 if first else len(self.around), sentence)
+    def say(self, sentence: str, severity: Severity = NOTE, change: str = "", first: bool = False) -> None:
+        """Says what verl does around the loss, or grades a reason of `gives_up`."""
+        self.said.insert(0 if first else len(self.said), Finding(severity, sentence, change))
 
     def default(self, name: str) -> str:
         """` (the default)` for an option that the config does not name."""
