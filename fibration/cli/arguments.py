@@ -15,6 +15,7 @@ from fibration.errors import ParameterError
 from fibration.language.read_document import GivenTwice, once
 
 VerifyFormat = StrEnum("VerifyFormat", "text json junit github markdown")
+FailOn = StrEnum("FailOn", "error warning never")  # as in `configs.findings`
 ShowFormat = StrEnum("ShowFormat", "text python mermaid latex json schema")
 OUTPUT = ("--output", "--out", "-o")  # of every command that writes a file or a folder
 Spec = Annotated[

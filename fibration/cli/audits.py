@@ -9,18 +9,20 @@ from typing import Any
 from fibration.auditing.call import Audit, audit
 from fibration.auditing.function import Function
 from fibration.cli.compare import FROM_ADVANTAGES
+from fibration.configs.findings import NOTE, Finding
 from fibration.configs.specs import Spec, as_spec
 from fibration.errors import SpecError
 from fibration.language.hierarchy import Hierarchy
+from fibration.printing.configs import without_law_notes
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A loss that a function should be. `around`: what `trainer` does around the loss of its config."""
+    """A loss that a function should be. `findings`: about the config of `trainer`, and what it does around the loss."""
 
     loss: str | Hierarchy | None
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    around: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     trainer: str = ""
 
 
@@ -35,12 +37,12 @@ def expected(words: Sequence[str], function: Callable[..., Any], name: str) -> E
     if not spec.trainer:
         return Expected(spec.name, dict(map(_number, words[1:])))
     loss = spec.load()
-    h, around = loss.hierarchy, tuple(loss.around)
+    h, findings = loss.hierarchy, without_law_notes(loss)
     if h.advantages is not None and not Function(function, name).reads_rewards:
-        around = (FROM_ADVANTAGES.format(h.name, h.advantages, name), *around)
+        findings = (Finding(NOTE, FROM_ADVANTAGES.format(h.name, h.advantages, name)), *findings)
         h = h.replace(advantages=None, groups=(), gives_up={})
     numbers = {n: p.default for n, p in h.parameters.items() if p.default is not None}
-    return Expected(h, numbers, around, spec.trainer)
+    return Expected(h, numbers, findings, spec.trainer)
 
 
 def _number(word: str) -> tuple[str, float]:

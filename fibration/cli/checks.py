@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fibration.cli.app import UsageError, app, console
-from fibration.cli.arguments import OUTPUT, Parameters, Timeout, VerifyFormat, parameters
+from fibration.cli.arguments import OUTPUT, FailOn, Parameters, Timeout, VerifyFormat, parameters
 from fibration.configs.specs import as_specs
 from fibration.files import check_writable_file, write_file
 from fibration.language.report import BUDGET
@@ -30,14 +30,19 @@ def verify(
     ] = None,
     all: Annotated[bool, typer.Option("--all", help="List every law with its proof, and all facts.")] = False,
     if_any: Annotated[bool, typer.Option("--if-any", help="Skip files and folders that declare no hierarchy.")] = False,
+    fail_on: Annotated[
+        FailOn, typer.Option("--fail-on", case_sensitive=False, help="What in a trainer's config makes exit code 1.")
+    ] = FailOn.error,
     timeout: Timeout = BUDGET,
 ) -> None:
     """Prove or refute every law, for batches of all sizes.
 
     It prints what fails, what is given up, and facts to act on. --all lists every law. JSON and JUnit always have all.
+    Of a trainer's config it prints errors, warnings and notes first, each with the line to change.
 
     Exit code 0: every law is proved, or given up as declared. 1: a law is refuted or undecided, for example because
-    the time ran out. 2: an input is unusable, or declares no hierarchy (without --if-any).
+    the time ran out, or a trainer's config has errors; with --fail-on warning also warnings. 2: an input is unusable,
+    or declares no hierarchy (without --if-any).
     """
     from fibration.printing import reports
     from fibration.printing.progress import working
@@ -45,7 +50,7 @@ def verify(
     check_writable_file(output)
     done = count()
     with working("reading specs") as tell:
-        outcomes = reports.check(specs, lambda h: tell(f"laws of {h}; {next(done)} decided"), if_any, timeout)
+        outcomes = reports.check(specs, lambda h: tell(f"laws of {h}; {next(done)} decided"), if_any, timeout, fail_on)
     raise typer.Exit(say(outcomes, format, output, all))
 
 
@@ -163,7 +168,8 @@ def audit(
         found = audited(loaded, loss, function, parameters(param or ()))
     text = rendered(found, format.value, file, all)
     if format is VerifyFormat.text:
-        text = "\n".join([text, *lines(f"\n  {title(loss.trainer)}", [f"  {s}" for s in loss.around])])
+        around = lines(title(loss.trainer), loss.findings)
+        text = "\n".join([text, *(f"  {x}" if x.startswith(" ") else f"\n  {x}" for x in around)])
     if output is not None:
         write_file(output, text)
         typer.echo(f"{'fine' if found.ok else 'not fine'}; report in {output}")

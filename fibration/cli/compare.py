@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fibration.configs.findings import NOTE, Finding
 from fibration.configs.options import TrainerLoss
 from fibration.configs.specs import as_specs
 from fibration.errors import FibrationError, ParameterError, SpecError, listed
@@ -17,6 +18,7 @@ from fibration.laws.equivalent.decide import STATEMENT, Comparison, Comparisons,
 from fibration.laws.equivalent.matching import match_by_role
 from fibration.laws.equivalent.neighbours import Neighbour, nearest
 from fibration.laws.verify import OUT_OF_TIME
+from fibration.printing.configs import without_law_notes
 from fibration.printing.reports import Outcome, loss_quietly
 
 FROM_ADVANTAGES = "Compared are losses of advantages: '{}' makes them of rewards, {}, and '{}' is given them."
@@ -51,10 +53,10 @@ def compare(words: Sequence[str], with_all: bool, settings: Settings) -> list[Ou
             blamed = spec.name
             losses.append(loss_quietly(spec))
         blamed = first
-        around = [line for loss, spec in zip(losses, specs, strict=True) for line in _around(loss, spec.trainer)]
+        around = [x for loss, spec in zip(losses, specs, strict=True) for x in _around(loss, spec.trainer)]
         if with_all:
             report = _with_all(losses[0].hierarchy, words, settings)
-            return [Outcome(first, report=report, asked="compare", around=(*around,))]
+            return [Outcome(first, report=report, asked="compare", beside=(*around,))]
         from_configs = [bool(spec.trainer) for spec in specs]
         one, other, note = _of_advantages(losses[0].hierarchy, losses[1].hierarchy, from_configs)
         one, other, parameters = _with_numbers((one, other), from_configs, settings)
@@ -62,7 +64,7 @@ def compare(words: Sequence[str], with_all: bool, settings: Settings) -> list[Ou
             one, other, settings.when, parameters=parameters, match=settings.match,
             at_defaults=settings.at_defaults, ignore_advantages=settings.ignore_advantages, timeout=settings.timeout,
         )  # fmt: skip
-        return [Outcome(first, report=report, asked="compare", around=(*note, *around))]
+        return [Outcome(first, report=report, asked="compare", beside=(*note, *around))]
     except FibrationError as error:
         return [Outcome(blamed, error=error, asked="compare")]
 
@@ -147,19 +149,20 @@ def _with_numbers(
 
 def _of_advantages(
     one: Hierarchy, other: Hierarchy, configs: Sequence[bool]
-) -> tuple[Hierarchy, Hierarchy, tuple[str, ...]]:
+) -> tuple[Hierarchy, Hierarchy, tuple[Finding, ...]]:
     """Two hierarchies that both make advantages of rewards, or both do not, and a sentence if one was changed."""
     pair = [one, other]
     for k in (0, 1):
         h, beside = pair[k], pair[1 - k]
         if configs[k] and h.advantages is not None and beside.advantages is None:
             pair[k] = h.replace(advantages=None, gives_up={})
-            return pair[0], pair[1], (FROM_ADVANTAGES.format(h.name, h.advantages, beside.name),)
+            return pair[0], pair[1], (Finding(NOTE, FROM_ADVANTAGES.format(h.name, h.advantages, beside.name)),)
     return one, other, ()
 
 
-def _around(loss: TrainerLoss, trainer: str) -> list[str]:
-    return [s if s.startswith(trainer) else f"{trainer}: {s}" for s in loss.around]
+def _around(loss: TrainerLoss, trainer: str) -> list[Finding]:
+    found = without_law_notes(loss)
+    return [x if x.sentence.startswith(trainer) else replace(x, sentence=f"{trainer}: {x.sentence}") for x in found]
 
 
 def matches(given: Sequence[str], numbers: Callable[[Sequence[str]], dict[str, Any]]) -> dict[str, Any]:

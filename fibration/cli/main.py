@@ -48,14 +48,14 @@ def show(
     elif format is ShowFormat.schema:
         typer.echo(json.dumps(hierarchy.model_json_schema(), indent=2))
     elif format is ShowFormat.python:
-        beside = configs.lines(configs.title(as_spec(spec).trainer), loss.around)
+        beside = configs.lines(configs.title(as_spec(spec).trainer), configs.without_law_notes(loss))
         typer.echo("".join(f"# {line.strip()}\n" for line in beside) + python(hierarchy), nl=False)
     else:
         typer.echo({"text": text, "mermaid": mermaid, "latex": latex}[format](hierarchy))
         if format is ShowFormat.text:
             typer.echo(f"\nmicro-batches\n  {coupling_of(hierarchy)}")
-            for line in configs.lines(f"\n{configs.title(as_spec(spec).trainer)}", loss.around):
-                typer.echo(line)
+            for line in configs.lines(configs.title(as_spec(spec).trainer), configs.without_law_notes(loss)):
+                typer.echo(line if line.startswith(" ") else f"\n{line}")
 
 
 @app.command()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from fibration.errors import LawError
+from fibration.language.report import Report
 
 Severity = Literal["error", "warning", "note"]
 ERROR: Severity = "error"
 WARNING: Severity = "warning"
 NOTE: Severity = "note"
 SEVERITIES = (ERROR, WARNING, NOTE)  # the gravest first
+FAILS = {"error": (ERROR,), "warning": (ERROR, WARNING), "never": ()}  # what `--fail-on` counts
 # A loss that breaks one of these laws trains something else from the first update on.
 GRAVE = frozenset(("gradient", "agreement", "mask_open", "kl_gradient"))
 
@@ -29,6 +34,11 @@ class Finding:
     sentence: str
     change: str = ""
     laws: tuple[str, ...] = ()
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it is about the config, and is no note on what surrounds the loss."""
+        return self.severity != NOTE or bool(self.laws)
 
     def __str__(self) -> str:
         of = f" ({', '.join(self.laws)})" if self.laws else ""
@@ -50,3 +60,52 @@ def all_findings(gives_up: Mapping[str, str], said: Iterable[Finding]) -> tuple[
         graded = given.pop(reason, None) or Finding(NOTE if GRAVE.isdisjoint(broken) else ERROR, reason)
         reasons.append(replace(graded, laws=tuple(broken)))
     return tuple(sorted([*reasons, *given.values()], key=lambda f: SEVERITIES.index(f.severity)))
+
+
+@dataclass(frozen=True)
+class ConfigReport(Report):
+    """The report on the loss of a config. What is off in the config counts, and its reasons are no user's choice.
+
+    `fail_on`: a key of `FAILS`. A config with such a finding is not ok, and one with an error is not verified.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    fail_on: str = "error"
+
+    @property
+    def off(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.is_off)
+
+    @property
+    def failing(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.severity in FAILS[self.fail_on])
+
+    @property
+    def ok(self) -> bool:
+        return super().ok and not self.failing
+
+    @property
+    def outcome(self) -> str:
+        if not super().ok:
+            return super().outcome
+        numbers = Counter(finding.severity for finding in self.findings)
+        said = ", ".join(f"{n} {s}{'s' * (n > 1)}" for s in (ERROR, WARNING) if (n := numbers[s]))
+        return said if self.failing or numbers[ERROR] else "verified" + f", {said}" * bool(said)
+
+    @property
+    def given_up(self) -> dict[str, list[str]]:
+        """Nothing: `findings` has the reasons."""
+        return {}
+
+    def raise_for_status(self) -> None:
+        if not self.causes and not self.ok:
+            raise LawError("\n".join(map(str, self.failing)))
+        super().raise_for_status()
+
+    def to_dict(self) -> dict[str, Any]:
+        around = [finding.sentence for finding in self.findings if not finding.is_off]
+        return {**super().to_dict(), "findings": [asdict(finding) for finding in self.off], "around": around}
+
+    def __str__(self) -> str:
+        first, *rest = super().__str__().split("\n")
+        return "\n".join([first, *(f"  {finding}" for finding in self.off), *rest])

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fibration.configs.findings import Finding
+from fibration.configs.findings import NOTE, ConfigReport, Finding, Severity
 from fibration.errors import SpecError, shown, suggest
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.report import BUDGET
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,14 @@ class TrainerLoss:
         """What no hierarchy says, a sentence each, such as a normaliser per micro-batch or dropped groups."""
         return tuple(finding.sentence for finding in self.findings if not finding.laws)
 
+    def verify(self, timeout: float | None = BUDGET, fail_on: str = "error") -> ConfigReport:
+        """Verifies the loss, and returns a report that is not `ok` if the config has errors.
+
+        `fail_on`: "error", "warning" for warnings too, or "never".
+        """
+        report = self.hierarchy.verify(timeout)
+        return ConfigReport(report.hierarchy, report.verdicts, report.certify, self.findings, fail_on)
+
 
 class Options:
     """The options of one config by their dotted names, as `algorithm.adv_estimator`.
@@ -39,6 +48,7 @@ class Options:
         self, trainer: str, given: Mapping[str, Any], defaults: Mapping[str, Any], harmless: Iterable[str] = ()
     ) -> None:
         self.trainer, self.given, self.defaults = trainer, dict(given), defaults
+        self.findings: list[Finding] = []
         self._read: set[str] = set()
         exact = {name for name in harmless if not name.endswith(".")}
         below = tuple(name for name in harmless if name.endswith("."))
@@ -74,6 +84,11 @@ class Options:
     def said(self, name: str) -> str:
         """`beta=0.04`, and where the config does not set it, `loss_type=dapo (the default)`."""
         return f"{name}={self[name]}{'' if self.is_given(name) else ' (the default)'}"
+
+    def find(self, sentence: str, severity: Severity = NOTE, change: str = "") -> str:
+        """Adds a finding, on what surrounds the loss or on a reason of `gives_up`. Returns the sentence."""
+        self.findings.append(Finding(severity, sentence, change))
+        return sentence
 
     def flag(self, name: str) -> bool:
         """True or False. Their names as text count."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from fibration.configs.findings import all_findings
+from fibration.configs.findings import ERROR, WARNING, all_findings
 from fibration.configs.options import Options, TrainerLoss
 from fibration.configs.parts import batch, estimated_kl, prompt_group, token, trajectory
-from fibration.configs.trl_around import around
+from fibration.configs.trl_around import find_around
 from fibration.configs.trl_loss import SCORES, advantages_of, token_loss, vespo_log_weight
 from fibration.configs.trl_options import DEFAULTS, HARMLESS
 from fibration.errors import SpecError
@@ -48,7 +48,8 @@ def hierarchy_of(config: Any) -> TrainerLoss:
     built.add_weights()
     built.add_divergence()
     hierarchy = built.hierarchy()
-    return TrainerLoss(hierarchy, all_findings(hierarchy.gives_up, around(options)))
+    find_around(options)
+    return TrainerLoss(hierarchy, all_findings(hierarchy.gives_up, options.findings))
 
 
 def _options(config: Any) -> Options:
@@ -141,7 +142,7 @@ class _Loss:
             self.keep(
                 entropy >= quantile(entropy, 1 - share, over=batch),
                 f"{why}: the bound is a quantile of all tokens of the batch, also of later ones",
-                f"{why}: tokens of low entropy have no gradient, from the first update on",
+                o.find(f"{why}: tokens of low entropy have no gradient, from the first update on"),
             )
 
     def _cap(self) -> tuple[float | None, float | None]:
@@ -203,6 +204,9 @@ class _Loss:
         inside += [] if most is None else [ratio <= most]
         if inside:
             edge = f"{said}: a bound of 1 drops tokens where vLLM and the trainer nearly agree" * (1 in (least, most))
+            if edge:
+                bound = "clip_max=3.0" if most == 1 else "clip_min=null"
+                o.find(edge, ERROR, f"vllm_importance_sampling_{bound}")
             condition = inside[0] if len(inside) == 1 else inside[0] & inside[1]
             self.keep(condition, f"{said}: a completion is dropped whole" * whole, edge)
 
@@ -221,8 +225,10 @@ class _Loss:
         kl = Parameter("beta", default=beta) * k3
         said = f"{o.said('beta')} with {o.said('use_bias_correction_kl')}"
         if not o.flag("use_bias_correction_kl"):
-            self.reasons["kl_gradient"] = (
-                f"{said}: k3 in the loss: its gradient is that of the other divergence, KL(reference ‖ current)"
+            self.reasons["kl_gradient"] = o.find(
+                f"{said}: k3 in the loss: its gradient is that of the other divergence, KL(reference ‖ current)",
+                WARNING,
+                "use_bias_correction_kl=true",
             )
         elif self.by_sequence:
             kl = Parameter("beta", default=beta) * exp(mean(token_log_ratio, over=trajectory)) * k3
@@ -230,9 +236,10 @@ class _Loss:
                 f"{said}: with {o.said('importance_sampling_level')} k3 is multiplied by the ratio of the whole "
                 "completion. Its gradient is not shown to be a divergence's"
             )
+            o.find(why, WARNING)
             self.reasons |= {
                 "kl_gradient": why,
-                "kl_gradient of what is left of kl": f"{why}, nor to pull towards the reference",
+                "kl_gradient of what is left of kl": o.find(f"{why}, nor to pull towards the reference", WARNING),
             }
         else:
             kl = Parameter("beta", default=beta) * exp(token_log_ratio) * k3

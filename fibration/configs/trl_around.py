@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from fibration.configs.findings import NOTE, Finding
 from fibration.configs.options import Options
 from fibration.configs.trl_loss import number_of_rewards, reward_weights
 from fibration.errors import listed
@@ -14,14 +13,15 @@ COUNTS_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by a nu
 OF_GENERATIONS = ("dapo", "cispo", "vespo")  # losses that divide by the tokens of a generation
 
 
-def around(o: Options) -> tuple[Finding, ...]:
-    """One finding for each thing. Call it last: the options that nobody has read by then have no effect."""
+def find_around(o: Options) -> None:
+    """Adds one finding for each thing. Call it last: the options that nobody has read by then have no effect."""
     found = [*_steps(o), *_masked(o), *_rewards(o), *_terms(o), *_sampling(o)]
     if unused := o.unread():
         has = "have" if len(unused) > 1 else "has"
         options = listed(o.said(name) for name in unused)
         found.append(f"{options} {has} no effect with {o.said('loss_type')} and the other options")
-    return tuple(Finding(NOTE, f"{sentence}.") for sentence in found)
+    for sentence in found:
+        o.find(f"{sentence}.")
 
 
 def _steps(o: Options) -> Iterator[str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fibration.configs.findings import ERROR
 from fibration.configs.options import Options
 from fibration.configs.parts import batch, prompt_group, token, trajectory
 from fibration.language.advantages import centred, standardised
@@ -57,7 +58,7 @@ def token_loss(o: Options, kind: str, by_sequence: bool, engine: Expression | No
         why = f"{o.said('loss_type')}: the value at ratio 1 is 2/temperature; the slope is 1"
         if by_sequence:
             both = f"{o.said('loss_type')} with {o.said('importance_sampling_level')}"
-            unproved = f"{both}: no proof was found that the slope at ratio 1 is 1"
+            unproved = o.find(f"{both}: no proof was found that the slope at ratio 1 is 1")
             return _of_sequence(o, Gate(log(4 / tau * sigmoid(tau * expm1(residual)))), why, {"gradient": unproved})
         return Token({token: Gate(4 / tau * sigmoid(tau * residual) - 1)}, reasons={"first_order": why})
     return _of_sequence(o, _clipped(o, True)) if by_sequence else Token({token: _clipped(o, False)})
@@ -114,6 +115,8 @@ def _cispo(o: Options, by_sequence: bool) -> Token:
         f"{said}: loss_type=cispo reads it as the bound of the ratio itself, not as 1 + {cap:g}: at a ratio of 1 the "
         f"gradient is {cap:g} of the policy gradient"
     )
+    if cap < 1:
+        o.find(low, ERROR, f"epsilon_high={1 + cap:g}")
     if not by_sequence:
         reasons = {"first_order": score} | ({"gradient": low} if cap < 1 else {})
         return Token({token: Gate(minimum(residual, ceiling - 1))}, reasons=reasons)

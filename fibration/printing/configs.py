@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from fibration.language.report import Report
+from fibration.configs.findings import NOTE, ConfigReport, Finding, Severity
+from fibration.configs.options import TrainerLoss
+from fibration.language.report import Report, Verdict
 
 OFF = "what is off in this config"
 BESIDE = "what is done around these losses"  # in a comparison
@@ -16,35 +17,32 @@ def title(trainer: str) -> str:
     return f"what {trainer} does around this loss"
 
 
-# A loss that breaks one of these trains something else from the first update on.
-FIRST = ("gradient", "agreement", "mask_open", "kl_gradient")
+def off(report: Report) -> tuple[Finding, ...]:
+    """Returns what is off in a config, the gravest first; nothing for a loss that no config declares."""
+    return report.off if isinstance(report, ConfigReport) else ()
 
 
-def findings(report: Report) -> dict[str, list[str]]:
-    """Returns the reasons of a config for the laws that its loss breaks, each with these laws; the worst come first."""
-    found: dict[str, list[str]] = {}
-    for verdict in sorted(report.verdicts, key=lambda v: v.law not in FIRST):
-        if verdict.given_up and verdict.status != "proved":
-            laws = found.setdefault(verdict.given_up, [])
-            laws += [] if verdict.law in laws else [verdict.law]
-    return found
+def severity(report: Report, verdict: Verdict) -> Severity | None:
+    """Returns how grave a law is that the loss of a config breaks; None for any other verdict."""
+    if verdict.accepted and verdict.status != "proved":
+        return next((f.severity for f in off(report) if f.laws and f.sentence == verdict.given_up), None)
+    return None
 
 
-def lines(heading: str, around: Sequence[str], report: Report | None = None, of: str = "") -> Iterator[str]:
-    """Yields headings, and sentences that begin with blanks. Without a report: what surrounds the loss alone.
+def without_law_notes(loss: TrainerLoss) -> tuple[Finding, ...]:
+    """Returns the findings for a command that proves nothing: all but notes on laws, which the hierarchy has."""
+    return tuple(finding for finding in loss.findings if finding.severity != NOTE or not finding.laws)
 
-    `of`: the config, which headings name if there are several.
+
+def lines(heading: str, findings: Sequence[Finding], of: str = "", say_off: bool = True) -> Iterator[str]:
+    """Yields headings, and findings that begin with blanks, the gravest first.
+
+    `of`: the config, which headings name if there are several. `say_off`: False where a table has what is off.
     """
     of = f"{of}: " if of else ""
-    if report is not None and (found := findings(report)):
+    if said := [str(finding) for finding in findings if finding.is_off and say_off]:
         yield f"{of}{OFF}"
-        yield from (f"  {reason} ({', '.join(laws)})" for reason, laws in found.items())
-    if around:
+        yield from (f"  {sentence}" for sentence in said)
+    if said := [finding.sentence for finding in findings if not finding.is_off]:
         yield f"{of}{heading}"
-        yield from (f"  {sentence}" for sentence in around)
-
-
-def as_dict(around: Sequence[str], report: Report, is_config: bool) -> dict[str, Any]:
-    """Returns the same for JSON; nothing for a loss that no trainer's config declares."""
-    off = [{"reason": reason, "laws": laws} for reason, laws in findings(report).items()] if is_config else []
-    return ({"off": off} if is_config else {}) | ({"around": list(around)} if around or is_config else {})
+        yield from (f"  {sentence}" for sentence in said)

@@ -10,6 +10,7 @@ from xml.etree import ElementTree as Xml
 
 from rich.console import Console, RenderableType
 
+from fibration.configs.findings import ConfigReport
 from fibration.language.report import Fact, Report, Verdict, named
 from fibration.printing import configs
 from fibration.printing.law_table import brief, compared, markdown
@@ -19,7 +20,9 @@ from fibration.printing.reports import Outcome, as_text, emit, summary, trainer_
 def as_json(outcomes: Sequence[Outcome], full: bool = True) -> str:
     """Returns a list of `Report.to_dict()`. Unusable inputs appear only on stderr and in the exit code."""
     found = [
-        {**o.report.to_dict(), **configs.as_dict(o.around, o.report, bool(o.trainer))} for o in outcomes if o.report
+        o.report.to_dict() | ({"around": [f.sentence for f in o.beside]} if o.beside else {})
+        for o in outcomes
+        if o.report
     ]
     return json.dumps(found, indent=2, ensure_ascii=False)
 
@@ -51,8 +54,8 @@ _COUNTED = {"tests": "testcase", "failures": "failure", "errors": "error", "skip
 def as_junit(outcomes: Sequence[Outcome], full: bool = True) -> str:
     """Returns JUnit XML: one testsuite per hierarchy, one testcase per verdict.
 
-    An unusable input is an error. A cause is a failure. A verdict that follows from a cause is skipped, and so is a law
-    that is given up.
+    An unusable input is an error. A cause is a failure, and so is a finding about a config that counts. A verdict that
+    follows from a cause is skipped, and so are a law that is given up and other findings.
     """
     root = Xml.Element("testsuites", name=f"fibration {outcomes[0].asked if outcomes else 'verify'}")
     for o in outcomes:
@@ -65,6 +68,11 @@ def as_junit(outcomes: Sequence[Outcome], full: bool = True) -> str:
             _child(case, "error", o.error.what, str(o.error), "unusable")
         for v in o.report.verdicts if o.report else ():
             _case(suite, o.report, v)  # type: ignore[arg-type]
+        if isinstance(o.report, ConfigReport):
+            for finding in o.report.off:
+                case = Xml.SubElement(suite, "testcase", classname=f"{_xml(name)}.config", name=_xml(finding.sentence))
+                fails = finding in o.report.failing
+                _child(case, "failure" if fails else "skipped", str(finding), type_=finding.severity * fails)
         if around := "\n".join(trainer_lines(o)):
             _child(suite, "system-out", "", around)
         for element in (suite, root):
@@ -84,7 +92,7 @@ def _case(suite: Xml.Element, report: Report, v: Verdict) -> None:
         error = report.error(v)
         _child(case, "failure", error.what, str(error), v.status)
     elif v.status != "proved":
-        _child(case, "skipped", f"given up: {v.given_up}")
+        _child(case, "skipped", f"{configs.severity(report, v) or 'given up'}: {v.given_up}")
     elif v.argument:
         _child(case, "system-out", "", v.argument)
 
@@ -100,7 +108,7 @@ def _xml(text: str) -> str:
 
 def as_github(outcomes: Sequence[Outcome], full: bool = False) -> str:
     """Returns an `::error` workflow command per cause of refusal and per unusable input, a `::warning` per fact that
-    warns, a `::notice` for what is off in a trainer's config, then a summary line.
+    warns, one of `::error`, `::warning` and `::notice` for what is off in a trainer's config, then a summary line.
     """
     lines = []
     for o in outcomes:
@@ -110,9 +118,11 @@ def as_github(outcomes: Sequence[Outcome], full: bool = False) -> str:
             name = o.report.hierarchy.name
             lines += [_annotation(o, f"{name}: {v.law}", str(o.report.error(v))) for v in o.report.causes]
             lines += [_annotation(o, f"{name}: {f.name}", _said(f), "warning") for f in _warned(o)]
-            off = configs.findings(o.report) if o.trainer and o.asked == "verify" else {}
-            lines += [_annotation(o, configs.OFF, reason, "notice") for reason in off]
+            lines += [_annotation(o, configs.OFF, str(f), LEVELS[f.severity]) for f in configs.off(o.report)]
     return "\n".join([*lines, _escape(summary(outcomes))])
+
+
+LEVELS = {"error": "error", "warning": "warning", "note": "notice"}  # GitHub's, of a finding's severity
 
 
 def _warned(outcome: Outcome) -> Sequence[Fact]:

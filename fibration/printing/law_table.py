@@ -32,6 +32,12 @@ KINDS: Mapping[str, Kind] = {
 }
 WARNS = Kind("!", "warning", "bold yellow")
 NOTES = Kind("·", "fact", "dim")
+# Of findings about a trainer's config.
+SEVERITIES: Mapping[str, Kind] = {
+    "error": KINDS["refuted"]._replace(word="error"),
+    "warning": WARNS,
+    "note": KINDS["given up"]._replace(word="note"),
+}
 # In the table, † points at the note with the reason, and a law may have no verdict.
 MARKS: Mapping[str, Kind] = {
     **KINDS,
@@ -150,7 +156,7 @@ class Overview:
 
 def _worst(report: Report) -> Kind:
     """Returns the worst kind of a report's verdicts: refuted, undecided or proved."""
-    found = {v.status for v in report.causes}
+    found = {v.status for v in report.causes} or {"proved" if report.ok else "refuted"}
     return KINDS[next((word for word in ("refuted", "undecided") if word in found), "proved")]
 
 

@@ -15,6 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from fibration.configs.findings import ConfigReport, Finding
 from fibration.configs.options import TrainerLoss
 from fibration.configs.specs import Spec, as_spec, as_specs
 from fibration.errors import FibrationError, NoHierarchy
@@ -25,6 +26,7 @@ from fibration.laws.budget import Budget
 from fibration.printing import configs
 from fibration.printing.law_table import (
     KINDS,
+    SEVERITIES,
     Overview,
     columns,
     kind,
@@ -47,7 +49,11 @@ class Outcome:
     report: Report | None = None
     error: FibrationError | None = None
     asked: Literal["verify", "compare"] = "verify"
-    around: tuple[str, ...] = ()  # what a trainer does around the loss of its config
+    beside: tuple[Finding, ...] = ()  # of the configs of a comparison
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        return self.report.findings if isinstance(self.report, ConfigReport) else self.beside
 
     @property
     def trainer(self) -> str:
@@ -66,8 +72,11 @@ def check(
     step: Callable[[str], None] = lambda name: None,
     if_any: bool = False,
     timeout: float | None = BUDGET,
+    fail_on: str = "error",
 ) -> list[Outcome]:
     """Verifies every hierarchy of every file, folder or name, each for `timeout` seconds.
+
+    `fail_on`: which findings about a trainer's config count, "error", "warning" or "never".
 
     An unusable input stops no other. With `if_any`, an input that declares no hierarchy is no error; a file that cannot
     be read always is one.
@@ -86,9 +95,13 @@ def check(
         for file in [spec.name] if spec.trainer else usable(spec.name, spec_files, spec.name):
             for loss in usable(file, _quietly, _losses, Spec(file, spec.overrides)):
                 step(loss.hierarchy.name)
-                for report in usable(file, lambda h: [h.verify(timeout)], loss.hierarchy):
-                    outcomes.append(Outcome(file, report=report, around=loss.around))
+                for report in usable(file, _verified, loss, bool(spec.trainer), timeout, fail_on):
+                    outcomes.append(Outcome(file, report=report))
     return outcomes
+
+
+def _verified(loss: TrainerLoss, is_config: bool, timeout: float | None, fail_on: str) -> list[Report]:
+    return [loss.verify(timeout, fail_on) if is_config else loss.hierarchy.verify(timeout)]
 
 
 def load_quietly(spec: str | Sequence[str] | Spec) -> Hierarchy:
@@ -116,7 +129,7 @@ def _quietly(function: Callable[[Spec], T], spec: Spec) -> T:
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
-    """Returns 0 if all laws hold or are given up as declared, 1 if some law does not, 2 if some input is unusable."""
+    """Returns 0 if all laws hold or are given up as declared and no config is off, 1 if not, 2 for unusable inputs."""
     if any(o.error for o in outcomes):
         return 2
     return 0 if all(o.report.ok for o in outcomes if o.report) else 1
@@ -147,9 +160,9 @@ def refusals(report: Report) -> RenderableType:
 
 
 def short(report: Report) -> RenderableType:
-    """Returns what fails, what is given up, the facts to act on, and how many laws hold."""
+    """Returns what is off in a config, what fails, what is given up, the facts to act on, and how many laws hold."""
     title = Text.assemble((report.hierarchy.name, "bold"), "  ", outcome_of(report))
-    rows = _rows(report, report.causes, report.noted, report.given_up)
+    rows = _rows(report, report.causes, report.noted, report.given_up, configs.off(report))
     hold = Text.assemble(
         "  ", (f"{KINDS['proved'].sign} {report.proved_in_words}", KINDS["proved"].style), ("; --all lists them", "dim")
     )
@@ -169,15 +182,26 @@ def compact(reports: Sequence[Report]) -> RenderableType:
 
 
 def _table(report: Report, verdicts: Sequence[Verdict], facts: Sequence[Fact]) -> RenderableType:
-    return Group(heading(report), _rows(report, verdicts, facts))
+    return Group(heading(report), _rows(report, verdicts, facts, off=configs.off(report)))
 
 
 def _rows(
-    report: Report, verdicts: Sequence[Verdict], facts: Sequence[Fact], given_up: Mapping[str, Sequence[str]] = {}
+    report: Report,
+    verdicts: Sequence[Verdict],
+    facts: Sequence[Fact],
+    given_up: Mapping[str, Sequence[str]] = {},
+    off: Sequence[Finding] = (),
 ) -> Table:
     grid = columns(3)
+    for finding in off:
+        shown, text = SEVERITIES[finding.severity], Text(finding.sentence)
+        text.append(f" ({', '.join(finding.laws)})" if finding.laws else "", "dim")
+        text.append("\nwrite: " if finding.change else "", "bold").append(finding.change)
+        grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text("config"), text)
     for v in verdicts:
         shown = kind(report, v)
+        if grade := configs.severity(report, v):
+            shown = SEVERITIES[grade]
         if shown is not KINDS["follows"]:  # its cause has a line for it
             grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text(v.law), _explained(report, v))
     for reason, laws in given_up.items():
@@ -198,7 +222,9 @@ def _rows(
 def _explained(report: Report, verdict: Verdict) -> Text:
     result = Text.assemble((verdict.subject, "bold" if not verdict.accepted else ""))
     if verdict.accepted:
-        why = f"given up: {verdict.given_up}" if verdict.status != "proved" else verdict.argument
+        why = verdict.argument
+        if verdict.status != "proved":
+            why = f"{'' if configs.severity(report, verdict) else 'given up: '}{verdict.given_up}"
         return result.append(f": {why}" if why else "")
     for title, value in (
         ("required", verdict.required),
@@ -215,9 +241,12 @@ def _explained(report: Report, verdict: Verdict) -> Text:
 def summary(outcomes: Sequence[Outcome]) -> str:
     """Returns one line about all inputs."""
     reports = [o.report for o in outcomes if o.report]
-    good = sum(r.ok for r in reports)
-    others = {
-        "refused": [r.hierarchy.name for r in reports if not r.ok],
+    good = sum(r.outcome.startswith("verified") for r in reports)
+    others: dict[str, list[str]] = {}
+    for r in reports:
+        if not r.outcome.startswith("verified"):
+            others.setdefault(r.outcome, []).append(r.hierarchy.name)
+    others |= {
         "unusable": [o.source for o in outcomes if o.error],
         "no hierarchy in": [o.source for o in outcomes if not o.error and not o.report],
     }
@@ -237,26 +266,26 @@ def as_text(outcomes: Sequence[Outcome], full: bool = False) -> RenderableType:
     if full or any(o.asked == "compare" for o in outcomes):
         for outcome in outcomes:
             if outcome.report:
-                parts += [table(outcome.report), *map(_line, trainer_lines(outcome)), Text()]
+                parts += [
+                    table(outcome.report),
+                    *map(_line, trainer_lines(outcome, outcome.asked == "compare")),
+                    Text(),
+                ]
         if len(reports) > 1:
             parts += [Overview(reports), Text()]
     elif reports:
         parts += [short(reports[0]) if len(reports) == 1 else compact(reports)]
         for o in outcomes:
-            # `short` prints what a config gives up, so that a single report says what is off
-            off, of = (None, "") if len(reports) == 1 else (o.report, o.source)
-            parts += map(_line, configs.lines(configs.title(o.trainer), o.around, off, of) if o.trainer else ())
+            many = len(reports) > 1  # `short` prints what is off in a config, `compact` does not
+            parts += map(_line, configs.lines(configs.title(o.trainer), o.findings, o.source if many else "", many))
         parts += [Text()]
     return Group(*parts, Text(summary(outcomes)))
 
 
-def trainer_lines(outcome: Outcome) -> list[str]:
+def trainer_lines(outcome: Outcome, say_off: bool = True) -> list[str]:
     """Returns lines on trainers' configs: what is off in one, and what the trainer does around its loss."""
-    if outcome.asked == "compare":
-        return list(configs.lines(configs.BESIDE, outcome.around))
-    return list(
-        configs.lines(configs.title(outcome.trainer), outcome.around, outcome.report if outcome.trainer else None)
-    )
+    heading = configs.BESIDE if outcome.asked == "compare" else configs.title(outcome.trainer)
+    return list(configs.lines(heading, outcome.findings, say_off=say_off))
 
 
 def _line(line: str) -> RenderableType:

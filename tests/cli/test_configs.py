@@ -57,16 +57,43 @@ def test_show_in_json_can_be_read_back(config):
 
 
 def test_verify_says_what_is_off_in_the_trainers_words(config):
-    code, output = invoke("verify", config, "--all")
-    assert code == 0
-    _, _, beside = output.partition("what is off in this config")
-    assert K3 in flat(beside) and AROUND in flat(beside)
+    for words in ([], ["--all"]):
+        code, output = invoke("verify", config, *words)
+        assert code == 0
+        off, _, around = flat(output).partition("what TRL does around this loss")
+        assert K3 in off and "(kl_gradient) write: use_bias_correction_kl=true" in off and AROUND in around
+        assert "given up:" not in output  # the config's reader gave laws up, and no user
 
 
-def test_what_is_worst_comes_first(config):
-    code, output = invoke("verify", config, "loss_type=cispo", "--all")
-    _, _, beside = output.partition("what is off in this config")
-    assert code == 0 and flat(beside).startswith("epsilon=0.2 (the default) in the place of epsilon_high")
+# What follows the config, whether each value of --fail-on ends with 1, and what is said of the outcome.
+GRAVITIES = [
+    ([], {"error": 0, "warning": 1, "never": 0}, "verified, 1 warning"),
+    (["beta=0"], {"error": 0, "warning": 0, "never": 0}, "verified"),
+    (["loss_type=cispo", "beta=0"], {"error": 1, "warning": 1, "never": 0}, "1 error"),
+    (["loss_type=cispo"], {"error": 1, "warning": 1, "never": 0}, "1 error, 1 warning"),
+]
+
+
+@pytest.mark.parametrize(("words", "codes", "outcome"), GRAVITIES, ids=[g[2] for g in GRAVITIES])
+def test_the_gravest_finding_decides_the_exit_code(config, words, codes, outcome):
+    for fail_on, expected in codes.items():
+        code, output = invoke("verify", config, *words, "--fail-on", fail_on)
+        assert code == expected, output
+        first, *_, last = output.splitlines()
+        name = first.split()[0]
+        assert first.removeprefix(f"{name}  ") == (outcome.removeprefix("verified, ") if expected else outcome)
+        assert last.startswith("1 of 1" if outcome.startswith("verified") and not expected else "0 of 1")
+    assert invoke("show", config, *words)[0] == 0 and invoke("compare", config, *words, config, *words)[0] == 0
+
+
+def test_the_gravest_finding_comes_first_with_what_to_write(config):
+    found = json.loads(invoke("verify", config, "loss_type=cispo", "-f", "json")[1])[0]
+    assert [finding["severity"] for finding in found["findings"]] == ["error", "warning", "note", "note"]
+    assert found["ok"] is False and found["findings"][0]["change"] == "epsilon_high=1.2"
+    code, output = invoke("verify", config, "loss_type=cispo")
+    assert flat(output).startswith("trl_cispo 1 error, 1 warning ✗ error config epsilon=0.2 (the default) in the place")
+    code, output = invoke("show", config, "loss_type=cispo")
+    assert "what is off in this config\n  error: epsilon=0.2 (the default)" in output
 
 
 def test_words_with_an_equals_sign_belong_to_the_config_before_them(config):
@@ -74,20 +101,26 @@ def test_words_with_an_equals_sign_belong_to_the_config_before_them(config):
     found = json.loads(output)
     assert code == 0
     assert [report["hierarchy"] for report in found] == ["dapo", "trl_grpo", "trl_sapo", "gspo"]
-    assert ["off" in report for report in found] == [False, True, True, False]
-    assert not any("k3" in each["reason"] for each in found[1]["off"]) and found[1]["around"][:2] == [STEPS, AROUND]
-    assert any("k3" in each["reason"] for each in found[2]["off"])
+    assert ["findings" in report for report in found] == [False, True, True, False]
+    said = [" ".join(finding["sentence"] for finding in report["findings"]) for report in found[1:3]]
+    assert "k3" not in said[0] and found[1]["around"][:2] == [STEPS, AROUND] and "k3" in said[1]
 
 
 def test_every_format_is_valid_and_says_what_is_off(config):
     _, junit = invoke("verify", config, "-f", "junit")
     (said,) = [each.text for each in Xml.fromstring(junit).findall("testsuite/system-out")]
     assert K3 in said and AROUND in said
+    for words, number in ((["--fail-on", "warning"], "1"), ([], "0"), (["loss_type=cispo"], "1")):
+        suite = Xml.fromstring(invoke("verify", config, *words, "-f", "junit")[1]).find("testsuite")
+        failures = suite.findall(f"testcase[@classname='{suite.get('name')}.config']/failure")
+        assert suite.get("failures") == number == str(len(failures))
     _, markdown = invoke("verify", config, "-f", "markdown")
     assert f"- {AROUND}" in markdown and K3 in markdown
     _, github = invoke("verify", config, "-f", "github")
     lines = [line for line in github.splitlines() if K3 in line]
-    assert len(lines) == 1 and lines[0].startswith(f"::notice file={config.removeprefix('trl:')},title=what is off")
+    assert len(lines) == 1 and lines[0].startswith(f"::warning file={config.removeprefix('trl:')},title=what is off")
+    _, github = invoke("verify", config, "loss_type=cispo", "-f", "github")
+    assert [line.split()[0] for line in github.splitlines()[:-1]] == ["::error", "::warning", "::notice", "::notice"]
 
 
 def test_a_config_is_compared_at_its_numbers(config):
@@ -132,12 +165,6 @@ def test_two_losses_are_compared_not_one_and_not_three(config):
         assert code == 2 and said in output
 
 
-def test_verify_says_briefly_what_a_config_gives_up_and_what_surrounds_it(config):
-    code, output = invoke("verify", config)
-    assert code == 0 and K3 in flat(output) and AROUND in flat(output)
-    assert "what is off" not in output  # the same lines again
-
-
 def test_commands_of_one_loss_take_a_config(config, tmp_path):
     code, output = invoke("compile", config, "beta=0", "-b", "torch")
     assert code == 0 and "trl_grpo" in output
@@ -173,9 +200,11 @@ def test_a_file_that_is_missing_is_unusable_and_stops_no_other():
 
 def test_show_in_python_is_a_file_that_declares_the_loss(config, tmp_path):
     code, output = invoke("show", config, "-f", "python")
-    assert code == 0 and output.startswith(
-        f"# what TRL does around this loss\n# {STEPS}\n# {AROUND}\nfrom fibration import"
+    off, around = (
+        "# what is off in this config\n# warning: ",
+        f"# what TRL does around this loss\n# {STEPS}\n# {AROUND}",
     )
+    assert code == 0 and output.startswith(off) and f"\n{around}\nfrom fibration import" in output
     (tmp_path / "mine.py").write_text(output)
     assert load(tmp_path / "mine.py") == hierarchy_of(yaml.safe_load(CONFIG)).hierarchy
 
