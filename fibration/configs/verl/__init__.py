@@ -19,7 +19,6 @@ from fibration.configs.verl.estimators import K3_MOST, advantages, kl_kind
 from fibration.configs.verl.losses import LOSSES, MODE, OF_ROWS, ROW_MEAN, gpg, in_rows, vanilla
 from fibration.configs.verl.options import (
     ACTOR,
-    ALGORITHM,
     CORRECTION,
     OWN_CORRECTION,
     POLICY_LOSS,
@@ -68,18 +67,17 @@ def hierarchy_of(config: Any) -> TrainerLoss:
     that is not known, and for a value that verl refuses or that no hierarchy can say.
     """
     d = Draft(options_of(config))
-    legacy = not d.options.flag("trainer.use_v1") or any(n.startswith("async_training.") for n in d.options.given)
     mode = _loss_mode(d)
     d.reserved = TAKEN.get(mode, frozenset())
     sampled = _correction(d, mode)
     own, inner = _policy_loss(d, mode)
     aggregation = d.options.choice(f"{ACTOR}loss_agg_mode", MEANS)
     mean = d.mean or aggregation
-    objective = _objective(d, mean, sampled, own, inner, legacy)
+    objective = _objective(d, mean, sampled, own, inner)
     _terms_of_the_loss(d, mean, sampled)
     _kl_loss(d, mean, aggregation)
     formula, groups = advantages(d)
-    say_around(d, mean, legacy)
+    say_around(d, mean)
     hierarchy = Hierarchy(
         name="verl",
         fibrations=d.fibrations,
@@ -207,7 +205,6 @@ def _objective(
     sampled: Weights | None,
     own: Weights | None,
     inner: tuple[tuple[Expression, ...], bool],
-    legacy: bool,
 ) -> Objective:
     objective = _reduction(d, mean)
     if d.is_score:
@@ -218,7 +215,7 @@ def _objective(
         if each is not None:
             objective = _weighed(d, objective, each)
     for condition in d.kept:
-        objective = objective.keep(condition, "kept" if legacy and mean == "token-mean" else "all")
+        objective = objective.keep(condition, "kept" if d.is_legacy and mean == "token-mean" else "all")
     for condition in inner[0]:
         objective = objective.keep(condition)
     if mean == ROW_MEAN and (d.by_token or inner[1]):

@@ -16,7 +16,7 @@ NOT_OF_LOSSES = (
 )
 
 
-def say_around(d: Draft, mean: str, legacy: bool) -> None:
+def say_around(d: Draft, mean: str) -> None:
     """Call it last: the options that nobody has read by then have no effect."""
     prompts, answers = (d.options.whole(n) for n in (f"{ACTOR}ppo_mini_batch_size", f"{ROLLOUT}n"))
     adds_up = not d.weighs_rows and not (mean == NORM and d.options.number_or_none(SCALE) is None)
@@ -24,7 +24,7 @@ def say_around(d: Draft, mean: str, legacy: bool) -> None:
         f"An optimizer step is a mini-batch of {prompts} prompts with {answers} answers each, on all ranks."
         + " Its micro-batches add up to its loss, however they are cut." * adds_up
     )
-    _say_steps(d, prompts, legacy)
+    _say_steps(d, prompts)
     if mean.startswith("seq-mean") and not d.weighs_rows:
         d.say(
             f"verl divides by {prompts} × {answers} = {prompts * answers} rows, the size of a mini-batch, also where a "
@@ -57,7 +57,7 @@ def say_around(d: Draft, mean: str, legacy: bool) -> None:
         d.say(f"{listed(map(d.known, unused))} {has} no effect with {chosen} and the other options.")
 
 
-def _say_steps(d: Draft, mini_batch: int, legacy: bool) -> None:
+def _say_steps(d: Draft, mini_batch: int) -> None:
     """How many optimizer steps a batch of prompts takes, and how far the policy moves from the one that sampled."""
     name, epochs = "data.train_batch_size", d.options.whole(f"{ACTOR}ppo_epochs")
     prompts, mode = d.options.whole(name, least=0), d.options["trainer.v1.trainer_mode"]
@@ -66,7 +66,7 @@ def _say_steps(d: Draft, mini_batch: int, legacy: bool) -> None:
     if prompts == 0 or any(n.startswith("async_training.") for n in d.options.given):
         d.say("async_training: answers are sampled while the policy trains, so that they may be of earlier weights.")
         return
-    if legacy and prompts % mini_batch:
+    if d.is_legacy and prompts % mini_batch:
         raise d.options.refusal(name, f"a multiple of ppo_mini_batch_size={mini_batch}, as verl does")
     steps, missing = -(-prompts // mini_batch) * epochs, -prompts % mini_batch
     bypass = d.options.flag(f"{CORRECTION}bypass_mode")
@@ -85,5 +85,5 @@ def _say_steps(d: Draft, mini_batch: int, legacy: bool) -> None:
         )
     if missing:
         d.say(f"verl fills {prompts} prompts up to {prompts + missing}, whole mini-batches, with rows without tokens.")
-    if not legacy and mode != "sync":
+    if not d.is_legacy and mode != "sync":
         d.say(f"trainer_mode={mode}: answers may be of older weights, which ratios to old_log_probs do not count.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -50,14 +49,15 @@ def weights(d: Draft, prefix: str, log_ratio: Expression, left: Expression | Non
     rho = exp(total(_of(log_ratio, left), over=trajectory) if whole else log_ratio)
     bounds = f"{prefix}rollout_is_threshold"
     lower, upper = _interval(d, bounds)
+    condition = None
     if lower is None:
-        formula, condition = minimum(rho, _above(d, "ceiling", upper, "rollout_ceiling")), None
-        size = formula
+        size = formula = minimum(rho, _above(d, "ceiling", upper, "rollout_ceiling"))
     else:
-        condition = (rho >= _below(d, "least", lower, "rollout_least")) & (
-            rho <= _above(d, "most", upper, "rollout_most")
-        )
+        least, most = _below(d, "least", lower, "rollout_least"), _above(d, "most", upper, "rollout_most")
+        condition = (rho >= least) & (rho <= most)
         formula, size = rho, where(condition, rho, 0)
+        if not lower < 1 < upper:
+            d.drop_at_agreement(condition, bounds, f"{bounds}=0.5_2.0")
     why = f"rollout_is={level}: a row is weighed whole" if whole else ""
     if is_normed := d.options.flag(f"{prefix}rollout_is_batch_normalize"):
         if d.mask is not None and prefix != CORRECTION:
@@ -75,11 +75,8 @@ def weights(d: Draft, prefix: str, log_ratio: Expression, left: Expression | Non
     d.say("verl cuts log ratios to the rollout engine at ±20 before it exponentiates them.")
     scaled = ""
     if lower is None and upper < 1 and not is_normed:
-        scaled = d.blame(
-            bounds, f"where engine and trainer agree, the weight is {upper:g}, not 1", ERROR, f"{bounds}=2.0"
-        )
-    elif lower is not None and not lower < 1 < upper:
-        d.drop_at_agreement(condition, bounds, f"{bounds}=0.5_2.0")
+        scaled = f"where engine and trainer agree, the weight is {upper:g}, not 1"
+        scaled = d.blame(bounds, scaled, ERROR, f"{bounds}=2.0")
     return Weights(formula, condition, why, whole, scaled)
 
 
@@ -184,7 +181,7 @@ def _numbers(d: Draft, name: str, text: str) -> tuple[float, ...]:
         found = tuple(float(part) for part in text.split("_", 1))
     except ValueError:
         found = ()
-    if not found or isinstance(d.options[name], bool) or not all(0 < x < math.inf for x in found):
+    if not found or isinstance(d.options[name], bool) or not all(1e-300 <= x <= 1e300 for x in found):
         raise d.options.refusal(name, 'a number above 0, or two as "0.5_2.0"')
     if found[0] > found[-1]:
         raise d.options.refusal(name, "a lower bound that is at most the upper one")

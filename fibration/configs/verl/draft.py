@@ -52,6 +52,12 @@ class Draft:
     reserved: frozenset[str] = frozenset()
 
     @property
+    def is_legacy(self) -> bool:
+        """Whether one of verl's older trainers runs it."""
+        is_async = any(name.startswith("async_training.") for name in self.options.given)
+        return not self.options.flag("trainer.use_v1") or is_async
+
+    @property
     def mask(self) -> Expression | None:
         """The conditions of `kept` together; None where `rollout_rs` drops nothing."""
         return together(self.kept) if self.kept else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fibration.configs.findings import ERROR
+from fibration.configs.findings import ERROR, WARNING
 from fibration.configs.parts import batch, estimated_kl, mean_of, prompt_group, token, trajectory, whitened
 from fibration.configs.verl.draft import Draft
 from fibration.configs.verl.options import ALGORITHM, CORRECTION, ROLLOUT
@@ -84,6 +84,13 @@ def advantages(d: Draft) -> tuple[Expression, tuple[object, ...]]:
             f"masks of whole rows with adv_estimator={estimator}, whose sums skip tokens that are dropped",
             "rollout_rs=seq_mean_k1",
         )
+    if estimator in UNFETCHED and not d.is_legacy:
+        d.say(
+            f"{d.known(ESTIMATOR)} with trainer.use_v1=true: verl 0.9.1 does not fetch {UNFETCHED[estimator]} for it, "
+            "and raises an error.",
+            ERROR,
+            "trainer.use_v1=false",
+        )
     alone = d.options.number(f"{ROLLOUT}n") < 2
     if alone and estimator in OF_GROUPS:
         return _of_one(d, estimator)
@@ -114,7 +121,7 @@ def _of_one(d: Draft, estimator: str) -> tuple[Expression, tuple[object, ...]]:
     rewards = rewards_of(d)
     score = _gdpo_weight(d, rewards) * reward if estimator == "gdpo" else rewards.of_row
     if estimator in NORMED and _is_normed(d, estimator):
-        score = score / (1 + EPSILON)
+        score = score / (1 + 2**-20)  # 1 + EPSILON in float32, as verl adds them
     if estimator == "gpg":
         score = _alpha(score) * score
         d.give_up("baseline", ESTIMATOR, "scaled by how many rewards are not 0")
@@ -174,6 +181,8 @@ def _rloo(d: Draft, r: Rewards) -> Expression:
 
 def _opo(d: Draft, r: Rewards) -> Expression:
     d.give_up("baseline", ESTIMATOR, "an answer's own length and reward are in what it is compared with")
+    if d.mask is not None:
+        d.say("opo: a group of which rollout_rs drops every token has NaN for advantages in verl.", WARNING)
     return r.of_row - mean_of(r.of_row, prompt_group, d.mask)
 
 
@@ -288,6 +297,10 @@ OF_GROUPS = (
     *("grpo", "grpo_vectorized", "gdpo", "grpo_passk", "gpg", "rloo", "rloo_vectorized", "opo"),
     "reinforce_plus_plus_baseline",
 )
+UNFETCHED = {
+    "gdpo": "the rewards of gdpo_reward_keys",
+    "remax": "reward_baselines, the rewards of greedy answers",
+}
 BY_POSITION = ("optimal_token_baseline", "tir_optimal_token_baseline")
 ESTIMATORS: dict[str, Callable[[Draft, Rewards], Expression]] = {
     "gae": _gae,

@@ -88,10 +88,10 @@ def gspo(d: Draft) -> None:
     tokens = count(token, over=trajectory)
     mean_x = density(trajectory)
     x = tokens * residual + mean_x  # the token's own log ratio
-    above, below, kept = minimum(mean_x, log1p(high)), mean_x, advantage < 0
-    if low.upper is not None:  # from 1 on it never binds
-        below, kept = maximum(mean_x, log1p(-low)), (advantage < 0) & (mean_x >= log1p(-low))
-    clipped = where(advantage >= 0, above, below)
+    binds = low.upper is not None  # from 1 on it never does
+    below = maximum(mean_x, log1p(-low)) if binds else mean_x
+    clipped = where(advantage >= 0, minimum(mean_x, log1p(high)), below)
+    kept = (advantage < 0) & (mean_x >= log1p(-low)) if binds else advantage < 0
     passes = ((advantage >= 0) & (mean_x <= log1p(high))) | kept
     d.fibrations = (Fibration(token, trajectory, kernel=uniform()),)
     d.gates = {trajectory: zero_gate(), token: Gate((stop(clipped) + where(passes, x - stop(x), 0)) / tokens)}
@@ -179,7 +179,7 @@ def clip_cov(d: Draft) -> None:
 def kl_cov(d: Draft) -> None:
     name = f"{POLICY_LOSS}kl_cov_ratio"
     share = d.options.number(name)
-    if not 0 < share < 1:
+    if not 0 < 1 - share < 1:
         raise d.options.refusal(name, "a share of the tokens, between 0 and 1")
     coef = d.parameter("coef", d.options.number(f"{POLICY_LOSS}ppo_kl_coef"))
     level = d.parameter("level", 1 - share, upper=1)
