@@ -42,7 +42,8 @@ class Finding:
 
     def __str__(self) -> str:
         of = f" ({', '.join(self.laws)})" if self.laws else ""
-        return f"{self.severity}: {self.sentence}{of}{f'. Write {self.change}' if self.change else ''}"
+        change = f". Write {self.change}" if self.change else ""
+        return f"{self.severity}: {self.sentence.removesuffix('.') if of or change else self.sentence}{of}{change}"
 
 
 def all_findings(gives_up: Mapping[str, str], said: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fibration.configs.findings import ERROR, WARNING, all_findings
 from fibration.configs.options import Options, TrainerLoss
@@ -12,6 +12,8 @@ from fibration.configs.parts import batch, estimated_kl, prompt_group, token, tr
 from fibration.configs.trl_around import find_around
 from fibration.configs.trl_loss import SCORES, advantages_of, token_loss, vespo_log_weight
 from fibration.configs.trl_options import DEFAULTS, HARMLESS
+from fibration.configs.trl_others import another, refuse_others
+from fibration.configs.weights import EngineWeight
 from fibration.errors import SpecError
 from fibration.language.atoms import Attribute, Parameter, advantage, token_log_ratio
 from fibration.language.expressions import Expression, Operand
@@ -48,12 +50,13 @@ def hierarchy_of(config: Any) -> TrainerLoss:
     built.add_weights()
     built.add_divergence()
     hierarchy = built.hierarchy()
-    find_around(options)
+    find_around(options, built.engine_weight())
     return TrainerLoss(hierarchy, all_findings(hierarchy.gives_up, options.findings))
 
 
 def _options(config: Any) -> Options:
     if isinstance(config, Mapping):
+        refuse_others(config)
         options = Options(TRL, config, DEFAULTS, HARMLESS)
         if all(options[name] is not None for name in ("steps_per_generation", "generation_batch_size")):
             raise options.refusal(
@@ -67,6 +70,9 @@ def _options(config: Any) -> Options:
             required="a trl.GRPOConfig, or a mapping of its options",
             remedy="hierarchy_of(GRPOConfig(...)), or hierarchy_of(yaml.safe_load(text))",
         )
+    made = type(config)
+    if made.__name__ != "GRPOConfig" and (made.__module__.startswith("trl.") or "Unsloth" in made.__name__):
+        raise another(f"a {made.__name__} changes the loss of GRPOTrainer", made.__name__.replace("Config", "Trainer"))
     given = {name: value for name in DEFAULTS if (value := getattr(config, name, DEFAULTS[name])) != DEFAULTS[name]}
     given |= {  # a field of a subclass, or of another release, may touch the loss
         each.name: value
@@ -94,7 +100,7 @@ class _Loss:
         self.uses_vllm = o.flag("use_vllm")
         self.corrects = self.uses_vllm and o.flag("vllm_importance_sampling_correction")
         self.apart = log_prob(old) - log_prob(rollout)  # of a token: the log of what vLLM's weight is made of
-        self.token = token_loss(o, self.kind, self.by_sequence, self._log_of_weight())
+        self.token = token_loss(o, self.kind, self.by_sequence, self._log_of_weight(), self._edge())
         self.reasons |= self.token.reasons
         self.objective = self._normalised()
         if self.kind in SCORES:
@@ -165,6 +171,17 @@ class _Loss:
             raise o.refusal("vllm_importance_sampling_clip_max", f"a bound, for vllm_importance_sampling_mode={mode}")
         return (None if least is not None and least <= 0 else least), most
 
+    def engine_weight(self) -> EngineWeight | None:
+        """vLLM's weight, or None where the loss ignores vLLM's log-probs."""
+        if not self.corrects:
+            return None
+        mode, (least, most) = self.options.choice("vllm_importance_sampling_mode", MODES), self._cap()
+        said = self.options.said("vllm_importance_sampling_mode")
+        if self.kind == "vespo":
+            return EngineWeight(f"{self.options.said('loss_type')} with {said}", "answer", masks=False)
+        level: Literal["token", "answer"] = "answer" if mode.startswith("sequence") else "token"
+        return EngineWeight(said, level, mode.endswith("mask"), least, most)
+
     def _bounds(self) -> tuple[Operand | None, Operand | None]:
         """The bounds of vLLM's weight as parameters, or as numbers where they are 1."""
         least, most = self._cap()
@@ -172,6 +189,16 @@ class _Loss:
             least if least in (None, 1) else Parameter("least", default=least, upper=1),
             most if most in (None, 1) else Parameter("most", default=most, lower=1),
         )
+
+    def _edge(self) -> str:
+        """Why a mask of vLLM's weight drops tokens where vLLM and the trainer nearly agree, or ""."""
+        o = self.options
+        if not self.corrects or not str(o["vllm_importance_sampling_mode"]).endswith("mask") or 1 not in self._cap():
+            return ""
+        said = f"{o.said('vllm_importance_sampling_mode')}: a bound of 1 drops tokens"
+        most = "cap=3.0" if o["vllm_importance_sampling_cap"] is not None else "clip_max=3.0"
+        change = f"vllm_importance_sampling_{most if self._cap()[1] == 1 else 'clip_min=null'}"
+        return o.find(f"{said} where vLLM and the trainer nearly agree", ERROR, change)
 
     def _log_of_weight(self) -> Expression | None:
         """The log of vLLM's weight of a token, which `vespo` takes into its own weight. None for other losses."""
@@ -203,12 +230,8 @@ class _Loss:
         inside = [] if least is None else [ratio >= least]
         inside += [] if most is None else [ratio <= most]
         if inside:
-            edge = f"{said}: a bound of 1 drops tokens where vLLM and the trainer nearly agree" * (1 in (least, most))
-            if edge:
-                bound = "clip_max=3.0" if most == 1 else "clip_min=null"
-                o.find(edge, ERROR, f"vllm_importance_sampling_{bound}")
             condition = inside[0] if len(inside) == 1 else inside[0] & inside[1]
-            self.keep(condition, f"{said}: a completion is dropped whole" * whole, edge)
+            self.keep(condition, f"{said}: a completion is dropped whole" * whole, self._edge())
 
     # ------------------------------------------------------------ the reference model
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from fibration.configs.findings import NOTE, WARNING, Finding
 from fibration.configs.options import Options
+from fibration.configs.sampling import SETTINGS, Setting, find_sampling
 from fibration.configs.trl_loss import number_of_rewards, reward_weights
-from fibration.errors import listed
+from fibration.configs.trl_options import OF_MODEL
+from fibration.configs.weights import EngineWeight, answer_weight
+from fibration.errors import SpecError, listed, shown, suggest
 
 COUNTS_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by a number of rows
 OF_GENERATIONS = ("dapo", "cispo", "vespo")  # losses that divide by the tokens of a generation
 
 
-def find_around(o: Options) -> None:
-    """Adds one finding for each thing. Call it last: the options that nobody has read by then have no effect."""
-    found = [*_steps(o), *_masked(o), *_rewards(o), *_terms(o), *_sampling(o)]
+def find_around(o: Options, weight: EngineWeight | None) -> None:
+    """Adds one finding for each thing. Call it last: the options that nobody has read by then have no effect.
+
+    `weight`: what vLLM's log-probs are used for.
+    """
+    o.findings += [*_engine(o, weight), *_noise(o, weight)]
+    found = [*_steps(o), *_masked(o), *_rewards(o), *_terms(o), *_model(o)]
     if unused := o.unread():
         has = "have" if len(unused) > 1 else "has"
         options = listed(o.said(name) for name in unused)
@@ -40,7 +50,7 @@ def _steps(o: Options) -> Iterator[str]:
         )
         return
     in_generation = in_step if o["steps_per_generation"] is None else o.whole("steps_per_generation")
-    if in_step % (in_generation * again) == 0:
+    if _is_fresh(o):
         corrects = o.flag("use_vllm") and o.flag("vllm_importance_sampling_correction")
         exactly = "1 up to rounding" if corrects else "exactly 1"
         yield (
@@ -125,11 +135,87 @@ def _terms(o: Options) -> Iterator[str]:
         )
 
 
-def _sampling(o: Options) -> Iterator[str]:
-    heat = o.number("temperature")
+def _model(o: Options) -> Iterator[str]:
+    heat = o.number("temperature", above=0)
     if heat != 1:
         yield f"{o.said('temperature')}: all log-probs are those of logits divided by {heat:g}"
-    plain = {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-    cuts = [o.said(name) for name, value in plain.items() if o[name] != value and not (name == "min_p" and not o[name])]
-    if cuts:
-        yield f"Completions are sampled with {listed(cuts)}, and log-probs are those of the whole distribution"
+    given = _mapping(o, "model_init_kwargs")
+    if given.get("output_router_logits"):
+        yield (
+            "model_init_kwargs.output_router_logits=True: the model may add the load balancing loss of a mixture of "
+            "experts to its own loss, which TRL does not take"
+        )
+    if others := [f"model_init_kwargs.{n}={given[n]}" for n in given if n not in OF_MODEL and "drop" not in n]:
+        yield f"{listed(others)}: another model, of which all policies are"
+
+
+def _engine(o: Options, weight: EngineWeight | None) -> Iterator[Finding]:
+    """What completions are sampled from."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    settings = {name: Setting(name, o[name]) for name in names}
+    regex = "vllm_structured_outputs_regex"
+    if o[regex] is not None and o.flag("use_vllm"):
+        settings["structured_outputs"] = Setting(regex, o[regex])
+    for name, value in _mapping(o, "generation_kwargs").items():
+        if name not in SETTINGS:
+            raise SpecError(
+                f"TRL: the option 'generation_kwargs.{name}' is not known",
+                required="a setting of vLLM or of transformers' generation",
+                found=f"{name} = {shown(value)}",
+                remedy=suggest(str(name), SETTINGS),
+            )
+        settings[name] = Setting(f"generation_kwargs.{name}", value)
+    yield from find_sampling(settings, o.number("temperature", above=0), weight)
+    length = o["max_completion_length"]
+    if weight is not None and o["loss_type"] != "vespo":
+        change = "vllm_importance_sampling_mode=token_truncate"
+        change += " vllm_importance_sampling_clip_max=3.0" * (weight.least is weight.most is None)
+        found = answer_weight(weight, 512 if length is None else o.whole("max_completion_length"), change)
+        yield from [found] if found else []
+    if weight is not None and o["vllm_mode"] == "server":
+        yield Finding(
+            NOTE,
+            f"{o.said('vllm_mode')}: {weight.said} takes the server's log-probs for those after temperature and cuts: "
+            "it has to run with --logprobs-mode processed_logprobs, as `trl vllm-serve` does.",
+        )
+
+
+def _noise(o: Options, weight: EngineWeight | None) -> Iterator[Finding]:
+    """What makes log-probs of two passes of one policy differ."""
+    given = _mapping(o, "model_init_kwargs")
+    drops = [f"model_init_kwargs.{n}={given[n]}" for n in given if "drop" in str(n) and given[n]]
+    adapts = o.flag("use_peft") and o.number("lora_dropout") > 0
+    if (drops or adapts) and not o.flag("disable_dropout") and (weight is not None or not _is_fresh(o)):
+        said = listed([*drops, *([o.said("lora_dropout")] if adapts else [])])
+        yield Finding(
+            WARNING, f"{said}: every pass draws other dropout, so that no ratio is 1.", "disable_dropout=true"
+        )
+    if o["neftune_noise_alpha"]:
+        yield Finding(
+            WARNING,
+            f"{o.said('neftune_noise_alpha')}: noise is added to embeddings in training, so that the gradient is that "
+            "of another policy than the one that samples.",
+            "neftune_noise_alpha=null",
+        )
+
+
+def _is_fresh(o: Options) -> bool:
+    """Whether no optimizer step comes after another one on the same generation, as far as the config says."""
+    if o["generation_batch_size"] is not None and o["steps_per_generation"] is None:
+        return False
+    in_step = o.whole("gradient_accumulation_steps")
+    in_generation = in_step if o["steps_per_generation"] is None else o.whole("steps_per_generation")
+    return in_step % (in_generation * o.whole("num_iterations")) == 0
+
+
+def _mapping(o: Options, name: str) -> Mapping[str, Any]:
+    """The mapping of an option, perhaps written as JSON; an empty one for None."""
+    value = o[name]
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise o.refusal(name, "a mapping, or one in JSON") from None
+    if not isinstance(value, Mapping | None):
+        raise o.refusal(name, "a mapping")
+    return value or {}

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from fibration.configs.findings import ERROR
 from fibration.configs.options import Options
 from fibration.configs.parts import batch, prompt_group, token, trajectory
+from fibration.configs.weights import sequence_clip
+from fibration.errors import listed
 from fibration.language.advantages import centred, standardised
 from fibration.language.atoms import Parameter, Stratum, advantage, count, residual, reward, token_log_ratio
 from fibration.language.decompositions import Decomposition, log_ratio, ratio_deviation
@@ -47,10 +49,14 @@ class Token:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 
-def token_loss(o: Options, kind: str, by_sequence: bool, engine: Expression | None) -> Token:
-    """The term of a token. `engine`: the log of vLLM's weight of a token, for `vespo`; None without a correction."""
+def token_loss(o: Options, kind: str, by_sequence: bool, engine: Expression | None, edge: str) -> Token:
+    """The term of a token.
+
+    `engine`: the log of vLLM's weight of a token, for `vespo`; None without a correction. `edge`: why that weight drops
+    tokens where vLLM and the trainer nearly agree, or "".
+    """
     if kind == "vespo":
-        return _vespo(o, engine)
+        return _vespo(o, engine, edge)
     if kind == "cispo":
         return _cispo(o, by_sequence)
     if kind == "sapo":
@@ -78,6 +84,11 @@ def _of_sequence(o: Options, gate: Gate, why: str = "", more: Mapping[str, str] 
 def _clipped(o: Options, logs: bool) -> Gate:
     """PPO's clip, with `delta` as a second upper bound. `logs`: the residual is a log ratio, else a ratio minus 1."""
     low, high = o.number("epsilon", above=0), o.number_or_none("epsilon_high", above=0)
+    if logs:
+        names = ("epsilon", "epsilon_high")[: 1 if high is None else 2]
+        bounds = f"{o.said('importance_sampling_level')} with {listed(map(o.said, names))}"
+        wide = sequence_clip(bounds, low, low if high is None else high, "epsilon=0.0003 epsilon_high=0.0004")
+        o.findings += [wide] if wide else []
     ceiling = o.number_or_none("delta")
     if ceiling is not None and not ceiling > 1:
         raise o.refusal("delta", "above 1: TRL caps the ratio at delta, so at a ratio of 1 no token learns from A > 0")
@@ -126,7 +137,7 @@ def _cispo(o: Options, by_sequence: bool) -> Token:
     return Token({token: zero_gate()}, weights=((weight, ahead),), reasons=reasons)
 
 
-def _vespo(o: Options, engine: Expression | None) -> Token:
+def _vespo(o: Options, engine: Expression | None, edge: str) -> Token:
     k = where(advantage >= 0, *(_number(o, f"vespo_k_{s}", f"k_{s}") for s in ("pos", "neg")))
     rate = where(advantage >= 0, *(_rate(o, s) for s in ("pos", "neg")))
     log_w: Expression = total(clip(token_log_ratio, -FAR, FAR), over=trajectory)
@@ -134,11 +145,11 @@ def _vespo(o: Options, engine: Expression | None) -> Token:
         log_w = log_w + total(engine, over=trajectory)
     log_w = clip(log_w, NEAR_ZERO, FAR)
     kind = o.said("loss_type")
-    return Token(
-        {token: zero_gate()},
-        weights=((exp(k * log_w - rate * expm1(log_w)), f"{kind}: a completion is weighed whole"),),
-        reasons={"first_order": f"{kind}: a score estimator: its value is not the objective"},
-    )
+    weight = exp(k * log_w - rate * expm1(log_w))
+    reasons = {"first_order": f"{kind}: a score estimator: its value is not the objective"}
+    if edge:
+        reasons[f"agreement of weight {weight}"] = edge
+    return Token({token: zero_gate()}, weights=((weight, f"{kind}: a completion is weighed whole"),), reasons=reasons)
 
 
 def vespo_log_weight(apart: Expression, least: Operand | None, most: Operand | None, masks: bool) -> Expression:

@@ -56,6 +56,15 @@ DEFAULTS: dict[str, Any] = {
     "top_k": 0,
     "min_p": None,
     "repetition_penalty": 1.0,
+    "generation_kwargs": None,
+    "vllm_mode": "colocate",
+    "vllm_structured_outputs_regex": None,
+    # which model is trained, and what is added in its passes
+    "model_init_kwargs": None,
+    "disable_dropout": False,
+    "use_peft": False,
+    "lora_dropout": 0.05,
+    "neftune_noise_alpha": None,
 }
 
 _TRAINING = """
@@ -70,7 +79,7 @@ gradient_checkpointing_kwargs greater_is_better hub_always_push hub_model_id hub
 hub_token ignore_data_skip include_for_metrics include_num_input_tokens_seen label_names label_smoothing_factor
 learning_rate length_column_name liger_kernel_config load_best_model_at_end local_rank log_level log_level_replica
 log_on_each_node logging_dir logging_first_step logging_nan_inf_filter logging_steps logging_strategy
-lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps metric_for_best_model neftune_noise_alpha
+lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps metric_for_best_model
 num_train_epochs optim optim_args optim_target_modules output_dir overwrite_output_dir parallelism_config
 per_device_eval_batch_size prediction_loss_only project push_to_hub remove_unused_columns report_to
 restore_callback_states_from_checkpoint resume_from_checkpoint run_name save_on_each_node save_only_model
@@ -80,13 +89,13 @@ trackio_static_space_id train_sampling_strategy use_cache use_cpu use_liger_kern
 weight_decay
 """
 _GRPO = """
-cache_implementation cast_lm_head_to_fp32 chat_template_kwargs disable_dropout ds3_gather_for_generation
-generation_kwargs log_completions log_completions_hub_repo log_multimodal log_unique_prompts
-max_tool_calling_iterations model_init_kwargs num_completions_to_print num_generations_eval pad_to_multiple_of
+cache_implementation cast_lm_head_to_fp32 chat_template_kwargs ds3_gather_for_generation
+log_completions log_completions_hub_repo log_multimodal log_unique_prompts
+max_tool_calling_iterations num_completions_to_print num_generations_eval pad_to_multiple_of
 shuffle_dataset transformers_continuous_batching_config trust_remote_code use_transformers_continuous_batching
 use_transformers_paged vllm_enable_sleep_mode vllm_gpu_memory_utilization vllm_group_port vllm_max_model_length
-vllm_mode vllm_model_impl vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout
-vllm_structured_outputs_regex vllm_tensor_parallel_size
+vllm_model_impl vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout
+vllm_tensor_parallel_size
 """
 # They steer `entropy_coef` where it adapts.
 _ENTROPY = "entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target"
@@ -94,9 +103,18 @@ _ENTROPY = "entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target"
 _SCRIPT = """
 attn_implementation bnb_4bit_quant_storage bnb_4bit_quant_type config dataset_config dataset_name dataset_streaming
 dataset_test_split dataset_train_split datasets dtype env ignore_bias_buffers load_in_4bit load_in_8bit lora_alpha
-lora_dropout lora_modules_to_save lora_r lora_target_modules lora_target_parameters lora_task_type model_name_or_path
-model_revision streaming test_split_size torch_dtype use_bnb_nested_quant use_dora use_peft use_rslora
+lora_modules_to_save lora_r lora_target_modules lora_target_parameters lora_task_type model_name_or_path
+model_revision streaming test_split_size torch_dtype use_bnb_nested_quant use_dora use_rslora
 """
 # Options of earlier releases that did not touch the loss either.
 _EARLIER = "ddp_bucket_cap max_prompt_length vllm_guided_decoding_regex wandb_log_unique_prompts"
 HARMLESS = frozenset(f"{_TRAINING} {_GRPO} {_ENTROPY} {_SCRIPT} {_EARLIER}".split())
+
+# Keys of `model_init_kwargs` with which the same function is computed.
+OF_MODEL = frozenset(
+    """
+    attn_implementation cache_dir code_revision device_map dtype experts_implementation force_download local_files_only
+    low_cpu_mem_usage max_memory offload_folder offload_state_dict quantization_config revision subfolder token
+    torch_dtype tp_plan trust_remote_code use_cache use_kernels use_safetensors variant
+    """.split()
+)

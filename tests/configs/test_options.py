@@ -6,6 +6,8 @@ import pytest
 
 from fibration.configs.findings import ERROR, NOTE, WARNING, Finding, all_findings
 from fibration.configs.options import Options, flattened
+from fibration.configs.sampling import Setting, find_sampling
+from fibration.configs.weights import EngineWeight, mean_bound
 from fibration.errors import SpecError
 
 DEFAULTS = {"beta": 0.0, "kind": "a", "on": True, "many": None, "steps": 1}
@@ -114,3 +116,57 @@ def test_findings_are_the_gravest_first_and_reasons_are_graded():
         Finding(NOTE, "a", "", ("baseline",)),
         Finding(NOTE, "around"),
     )
+
+
+# ---------------------------------------------------------------- what findings say of weights and samples
+
+
+@pytest.mark.parametrize("most", [1.0, 2.0, 3.0])
+def test_the_weight_of_an_answer_is_at_most_its_bound(most):
+    """For two tokens all answers are added up; for normal log ratios the mean has a closed form."""
+    p, q = (0.7, 0.3), (0.5, 0.5)
+    b = sum(math.sqrt(x * y) for x, y in zip(p, q, strict=True))
+    for length in range(1, 40):
+        weights = [(math.comb(length, k) * 0.5**length, 1.4**k * 0.6 ** (length - k)) for k in range(length + 1)]
+        truncated = sum(chance * min(w, most) for chance, w in weights)
+        masked = sum(chance * w for chance, w in weights if w <= most)
+        assert masked <= truncated <= min(1, math.sqrt(most) * b**length) + 1e-12
+
+    def below(x):
+        return (1 + math.erf(x / math.sqrt(2))) / 2
+
+    for length in (1, 100, 512, 8192, 100_000):
+        s = 0.05 * math.sqrt(length)
+        mean = below((math.log(most) - s * s / 2) / s) + most * below(-(math.log(most) + s * s / 2) / s)
+        assert mean <= mean_bound(length, most) + 1e-12
+    assert mean_bound(8192, most) < 0.15
+
+
+def test_what_is_said_of_a_kept_mass_is_so():
+    """For a softmax, with the two likeliest of four tokens kept."""
+    logits = (1.0, 0.5, -0.5, -2.0)
+    p = [math.exp(z) / sum(map(math.exp, logits)) for z in logits]
+    kept = p[0] + p[1]
+    q = [x / kept for x in p[:2]] + [0.0, 0.0]
+    assert all(math.isclose(x / y, kept) for x, y in zip(p[:2], q[:2], strict=True))  # a token's weight
+    mean = [sum(q[k] * ((j == k) - p[j]) for k in range(4)) for j in range(4)]  # of ∇log π over what is sampled
+    slope = [(p[j] * (j < 2) - kept * p[j]) / kept for j in range(4)]  # of log(kept)
+    assert all(math.isclose(x, y, abs_tol=1e-15) for x, y in zip(mean, slope, strict=True)) and min(mean[:2]) > 0
+
+
+def test_an_engine_whose_log_probs_are_raw_is_not_seen_by_its_weights():
+    weight = EngineWeight("rollout_is=sequence", "answer", False, None, 2.0)
+    (cut,) = find_sampling({"top_p": Setting("rollout.top_p", 0.9)}, 1.0, weight, is_raw=True)
+    assert (cut.severity, cut.change) == (WARNING, "rollout.top_p=1") and "rollout_is=sequence does not see it" in str(
+        cut
+    )
+    (hot,) = find_sampling({}, 0.7, weight, is_raw=True, processed="rollout.logprobs_mode=processed_logprobs")
+    assert hot.severity == WARNING and hot.change.endswith("processed_logprobs")
+    assert not [*find_sampling({}, 0.7, weight)] + [*find_sampling({}, 0.7, None, is_raw=True)]
+
+
+@pytest.mark.parametrize(("least", "severity"), [(None, WARNING), (0.5, WARNING), (0.99, ERROR)])
+def test_a_geometric_mean_has_the_kept_masses_as_a_factor(least, severity):
+    weight = EngineWeight("rollout_rs=seq_mean_k1", "mean", True, least, 1.01)
+    (found,) = find_sampling({"top_p": Setting("top_p", 0.9)}, 1.0, weight)
+    assert found.severity == severity and "a factor, from 0.9 to 1" in found.sentence

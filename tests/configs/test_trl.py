@@ -4,11 +4,14 @@ import dataclasses
 import sys
 
 import pytest
+import yaml
 from oracles.trl_configs import EVERY, pairs, with_loss
 
 from fibration import equivalent, load
+from fibration.configs.files import load_config
 from fibration.configs.trl import hierarchy_of
 from fibration.configs.trl_options import DEFAULTS, HARMLESS
+from fibration.configs.trl_others import OTHERS as TRAINERS
 from fibration.errors import SpecError
 
 
@@ -136,6 +139,91 @@ def test_a_broken_law_is_said_with_the_option_that_breaks_it(options, law, words
     assert law in {law for finding in of(**options).findings if words in finding.sentence for law in finding.laws}
 
 
+# ---------------------------------------------------------------- findings
+
+VLLM = {"use_vllm": True}
+TOKENS = {**VLLM, "vllm_importance_sampling_mode": "token_truncate"}
+LONG = {"max_completion_length": 8192}
+GRAVE = [  # options, the gravest findings: severity and words
+    ({}, "note", "groups whose rewards differ less"),
+    (dict(loss_type="cispo", epsilon=0.2), "error", "the gradient is 0.2 of the policy gradient"),
+    (dict(loss_type="cispo", epsilon_high=0.28, importance_sampling_level="sequence"), "error", "is 0.28 of the policy"),
+    (dict(loss_type="cispo", epsilon_high=5), "note", "a score estimator"),
+    (dict(importance_sampling_level="sequence"), "warning", "667 times those of GSPO"),
+    (dict(importance_sampling_level="sequence", epsilon=0.2, epsilon_high=0.28), "warning", "epsilon_high=0.28: the clip"),
+    (dict(loss_type="grpo", importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4), "note", "sequence"),
+    (dict(loss_type="luspo", importance_sampling_level="sequence", epsilon=2e-3, epsilon_high=2.5e-3), "note", "sequence"),
+    (dict(beta=0.04, use_bias_correction_kl=False), "warning", "KL(reference ‖ current)"),
+    (dict(top_entropy_quantile=0.2), "note", "tokens of low entropy"),
+    (VLLM, "warning", "at most √3·b^T"),
+    ({**VLLM, **LONG}, "warning", "exp(-T/3200): at most 0.13 for T = 8192"),
+    ({**VLLM, "vllm_importance_sampling_clip_max": None}, "warning", "no upper bound"),
+    ({**VLLM, "vllm_importance_sampling_mode": "sequence_truncate"}, "warning", "it is cut at 3, so that it shrinks"),
+    ({**VLLM, "vllm_importance_sampling_mode": "sequence_truncate", "vllm_importance_sampling_clip_min": 0.5}, "warning", "lower bound is 0.5"),
+    (TOKENS, "note", "baseline"),
+    ({**VLLM, "vllm_importance_sampling_correction": False}, "note", "baseline"),
+    ({**VLLM, "vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_max": 1}, "error", "a bound of 1 drops"),
+    ({**VLLM, "loss_type": "vespo", "vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_cap": 1}, "error", "a bound of 1 drops"),
+    ({**VLLM, "loss_type": "vespo", "vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 1}, "error", "a bound of 1 drops"),
+    ({**VLLM, "loss_type": "vespo", "vllm_importance_sampling_mode": "token_mask"}, "note", "weighed whole"),
+    # what the engine samples from, for each use of its log-probs
+    (dict(top_p=0.9), "warning", "no weight makes up for it"),
+    ({**VLLM, "vllm_importance_sampling_correction": False, "top_k": 20}, "warning", "no weight makes up for it"),
+    ({**TOKENS, "top_p": 0.9}, "warning", "as a factor, from 0.9 to 1"),
+    ({**TOKENS, "min_p": 0.1}, "warning", "the mass that is kept there as a factor."),
+    ({**TOKENS, "vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.5, "top_p": 0.4}, "warning", "below 0.5, the token is dropped"),
+    ({**VLLM, "top_p": 0.9}, "error", "0.9^T at least for T tokens, 3e-05 for 100"),
+    ({**VLLM, "top_k": 20}, "error", "which falls with its length"),
+    ({**VLLM, "vllm_importance_sampling_mode": "sequence_truncate", "vllm_importance_sampling_clip_min": 0.5, "top_p": 0.9}, "error", "Below 0.5 it counts 0.5"),
+    ({**VLLM, "vllm_importance_sampling_clip_min": 0.5, "top_p": 0.9}, "error", "Below 0.5 it is dropped"),
+    ({**TOKENS, "loss_type": "vespo", "top_p": 0.9}, "error", "loss_type=vespo with"),
+    ({**TOKENS, "vllm_structured_outputs_regex": "a+"}, "warning", "vllm_structured_outputs_regex=a+"),
+    ({**TOKENS, "generation_kwargs": {"top_p": 0.9}}, "warning", "generation_kwargs.top_p=0.9"),
+    (dict(top_p=0.9, generation_kwargs={"top_p": 1}), "note", "baseline"),
+    (dict(generation_kwargs='{"min_p": 0.1}'), "warning", "generation_kwargs.min_p=0.1"),
+    (dict(generation_kwargs={"temperature": 0.6}), "warning", "temperature=0.6 beside temperature=1"),
+    ({**VLLM, "generation_kwargs": {"temperature": 0.6}}, "warning", "an answer's weight is the product of them"),
+    (dict(generation_kwargs={"temperature": 0.6}, temperature=0.6), "note", "baseline"),
+    (dict(generation_kwargs={"do_sample": False}), "error", "all answers to a prompt are the same"),
+    (dict(generation_kwargs={"temperature": 0}), "error", "all answers to a prompt are the same"),
+    (dict(top_k=1), "error", "all answers to a prompt are the same"),
+    (dict(repetition_penalty=1.1), "warning", "repetition_penalty=1.1"),
+    (dict(generation_kwargs={"presence_penalty": 0.5, "num_beams": 4}), "warning", "presence_penalty=0.5 and"),
+    (dict(generation_kwargs={"max_tokens": 64, "stop": ["x"], "seed": 1}), "note", "baseline"),
+    # dropout
+    (dict(num_iterations=2, use_peft=True), "warning", "lora_dropout=0.05"),
+    (dict(num_iterations=2, model_init_kwargs={"attention_dropout": 0.1}), "warning", "attention_dropout=0.1"),
+    (dict(model_init_kwargs={"attention_dropout": 0.1}), "note", "baseline"),
+    (dict(num_iterations=2, use_peft=True, disable_dropout=True), "note", "baseline"),
+    (dict(neftune_noise_alpha=5), "warning", "noise is added"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "severity", "words"), GRAVE, ids=[str(g[0]) for g in GRAVE])
+def test_a_config_has_findings_of_this_severity(options, severity, words):
+    found = of(**options).findings
+    assert found[0].severity == severity, found
+    grave = [str(finding) for finding in found if finding.severity == severity]
+    assert any(words in finding for finding in grave), grave
+
+
+def test_a_finding_is_gone_with_its_change(tmp_path):
+    """What a finding proposes are words `KEY=VALUE` after the config."""
+    several = [*EVERY.values(), *pairs(12).values(), *(options for options, *_ in GRAVE)]
+    changes = 0
+    for options in several:
+        (tmp_path / "grpo.yaml").write_text(yaml.safe_dump({**options, "learning_rate": 1e-6}))
+        found = of(**options).findings
+        for finding in found:
+            assert finding.change or finding.severity != "error"
+            if finding.change:
+                left = load_config(f"trl:{tmp_path / 'grpo.yaml'}", finding.change.split()).findings
+                assert finding not in left
+                assert {x for x in left if x.severity == "error"} <= set(found)
+                changes += 1
+    assert changes > 50
+
+
 # ---------------------------------------------------------------- what surrounds the loss
 
 AROUND = [
@@ -208,6 +296,7 @@ WRONG = [
     dict(use_vllm=True, vllm_importance_sampling_mode="token_truncate", vllm_importance_sampling_clip_max=None),
     dict(use_vllm=True, loss_type="vespo", vllm_importance_sampling_mode="sequence_mask"), dict(loss_type="dr_grpo", max_completion_length=None),
     dict(generation_batch_size=8, steps_per_generation=2), dict(steps_per_generation=0), dict(gradient_accumulation_steps=1.5),
+    dict(generation_kwargs={"top": 1}), dict(generation_kwargs="top_p"), dict(model_init_kwargs=3), dict(temperature=0),
     dict(num_iterations=0), dict(entropy_coef="much"), dict(mask_truncated_completions=2),
 ]  # fmt: skip
 
@@ -216,7 +305,31 @@ WRONG = [
 def test_a_value_that_cannot_be_read_is_an_error_that_names_its_option(options):
     with pytest.raises(SpecError, match="TRL: the option '") as error:
         of(**options)
-    assert any(f"'{name}'" in error.value.what for name in options)
+    assert any(f"'{name}" in error.value.what for name in options)
+
+
+OTHERS = [
+    (dict(normalize_advantages=True, beta=0.05), "RLOOTrainer"),
+    (dict(max_staleness=3, token_budget=2, fork_threshold_tokens=1), "AsyncGRPOTrainer"),
+    (dict(teacher_model_name_or_path="x", teacher_model_server_url="y"), "IWOPDTrainer or ServerDistillationTrainer"),
+    (dict(teacher_model_revision="x"), "DistillationTrainer"),
+    (dict(unsloth_num_chunks=-1), "Unsloth's GRPOTrainer"),
+    (dict(loss_type="sigmoid"), "DPOTrainer"),
+    (dict(loss_type=["sigmoid", "sft"]), "DPOTrainer"),
+    (dict(vf_coef=0.1), "PPOTrainer"),
+    (dict(loss_type="dapo", distillation_weight=1), "SDPOTrainer"),
+]
+
+
+@pytest.mark.parametrize(("options", "trainer"), OTHERS, ids=[o[1] for o in OTHERS])
+def test_a_config_of_another_trainer_is_named_and_nothing_is_to_be_left_out(options, trainer):
+    with pytest.raises(SpecError, match=f"is not known to GRPOTrainer: this is a config of .*{trainer}") as error:
+        of(**options)
+    assert "leave" not in str(error.value)
+
+
+def test_no_option_of_grpo_is_one_of_another_trainer():
+    assert not frozenset().union(*TRAINERS.values()) & (HARMLESS | DEFAULTS.keys())
 
 
 @pytest.mark.parametrize("name", ["use_liger_loss", "kl_coef", "epsilon_hi", "max_prompt_len"])
@@ -255,6 +368,14 @@ def test_a_field_of_a_subclass_is_an_error_where_it_is_set():
     assert hierarchy_of(mine()) == of()
     with pytest.raises(SpecError, match="'my_bound' is not known"):
         hierarchy_of(mine(my_bound=1.0))
+
+
+@pytest.mark.parametrize("module", ["trl.experimental.gmpo.gmpo_config", "unsloth_compiled_cache"])
+def test_a_config_object_of_a_trainer_that_changes_the_loss_is_an_error(module):
+    name = "GMPOConfig" if "trl" in module else "UnslothGRPOConfig"
+    made = dataclasses.make_dataclass(name, [], bases=(GRPOConfig,), namespace={"__module__": module})
+    with pytest.raises(SpecError, match=f"a {name} changes the loss of GRPOTrainer"):
+        hierarchy_of(made())
 
 
 @pytest.mark.parametrize("config", [None, "grpo.yaml", 3, object(), GRPOConfig])
