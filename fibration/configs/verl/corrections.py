@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fibration.configs.parts import batch, trajectory
+from fibration.configs.findings import ERROR
+from fibration.configs.parts import batch, mean_of, trajectory
 from fibration.configs.verl.draft import Draft
-from fibration.language.expressions import Expression
+from fibration.configs.verl.options import CORRECTION
+from fibration.language.expressions import Expression, as_expression
 from fibration.language.operators import exp, minimum, where
 from fibration.language.statistics import largest, mean, total
 
@@ -23,45 +24,65 @@ MASKS = (
 class Weights:
     """The weight of a token, and the condition outside of which it is 0.
 
-    `why`: why the weight of a token depends on later ones, or ""; `of_rows`: a condition is one of whole rows.
+    - `why`: why the weight of a token depends on later ones, or "". `of_rows`: a condition is one of whole rows.
+    - `scaled`: why the weight is not 1 where the two policies agree, or "".
     """
 
     formula: Expression
     condition: Expression | None = None
     why: str = ""
     of_rows: bool = False
+    scaled: str = ""
 
 
-def weights(d: Draft, prefix: str, log_ratio: Expression) -> Weights | None:
-    """What `rollout_is` multiplies losses by. `prefix`: where the options are, with a dot at the end."""
+def weights(d: Draft, prefix: str, log_ratio: Expression, left: Expression | None = None) -> Weights | None:
+    """What `rollout_is` multiplies losses by.
+
+    - `prefix`: where the options are, with a dot at the end.
+    - `left`: the condition that the tokens meet of which verl takes sums. None: all tokens meet it.
+    """
     name = f"{prefix}rollout_is"
     if d.options[name] is None or d.options[f"{prefix}rollout_is_threshold"] is None:
         return None
     level = d.options.choice(name, LEVELS)
     whole = level == "sequence"
-    rho = exp(total(log_ratio, over=trajectory) if whole else log_ratio)
-    lower, upper = _interval(d, f"{prefix}rollout_is_threshold")
+    rho = exp(total(_of(log_ratio, left), over=trajectory) if whole else log_ratio)
+    bounds = f"{prefix}rollout_is_threshold"
+    lower, upper = _interval(d, bounds)
+    condition = None
     if lower is None:
-        formula, condition = minimum(rho, d.parameter("ceiling", upper, lower=1, otherwise="rollout_ceiling")), None
-        size = formula
+        size = formula = minimum(rho, _above(d, "ceiling", upper, "rollout_ceiling"))
     else:
-        least = d.parameter("least", lower, upper=1, otherwise="rollout_least")
-        most = d.parameter("most", upper, lower=1, otherwise="rollout_most")
-        formula, condition = rho, (rho >= least) & (rho <= most)
-        size = where(condition, rho, 0)
+        least, most = _below(d, "least", lower, "rollout_least"), _above(d, "most", upper, "rollout_most")
+        condition = (rho >= least) & (rho <= most)
+        formula, size = rho, where(condition, rho, 0)
+        if not lower < 1 < upper:
+            d.drop_at_agreement(condition, bounds, f"{bounds}=0.5_2.0")
     why = f"rollout_is={level}: a row is weighed whole" if whole else ""
-    if d.options.flag(f"{prefix}rollout_is_batch_normalize"):
-        formula = formula / mean(size, over=batch, of=trajectory if whole else None)
+    if is_normed := d.options.flag(f"{prefix}rollout_is_batch_normalize"):
+        if d.mask is not None and prefix != CORRECTION:
+            raise d.options.refusal(
+                f"{prefix}rollout_is_batch_normalize",
+                f"false with {CORRECTION}rollout_rs: no word says what is left in the batch",
+            )
+        average = mean(size, over=batch, of=trajectory if whole else None)
+        formula = formula / (average if condition is None else where(average > 1e-8, average, 1))
         why = "rollout_is_batch_normalize: weights are divided by their mean over the batch"
         d.say(
             "rollout_is_batch_normalize divides by the mean weight of all rows that verl sampled for a training step; "
             "here it is that of the batch at hand, a mini-batch. verl adds 1e-8 to what it counts."
         )
     d.say("verl cuts log ratios to the rollout engine at ±20 before it exponentiates them.")
-    return Weights(formula, condition, why, whole)
+    scaled = ""
+    if lower is None and upper < 1 and not is_normed:
+        scaled = f"where engine and trainer agree, the weight is {upper:g}, not 1"
+        scaled = d.blame(bounds, scaled, ERROR, f"{bounds}=2.0")
+    return Weights(formula, condition, why, whole, scaled)
 
 
-def masks(d: Draft, prefix: str, log_ratio: Expression) -> tuple[tuple[Expression, ...], bool]:
+def masks(
+    d: Draft, prefix: str, log_ratio: Expression, left: Expression | None = None
+) -> tuple[tuple[Expression, ...], bool]:
     """The conditions of `rollout_rs` that a kept token meets, and whether one of them drops single tokens."""
     name = f"{prefix}rollout_rs"
     if d.options[name] is None:
@@ -73,34 +94,57 @@ def masks(d: Draft, prefix: str, log_ratio: Expression) -> tuple[tuple[Expressio
     bounds = _thresholds(d, f"{prefix}rollout_rs_threshold", modes)
     conditions = []
     for mode, (lower, upper) in zip(modes, bounds, strict=True):
-        condition = _condition(d, mode, lower, upper, log_ratio, len(modes) > 1)
+        condition = _condition(d, mode, lower, upper, log_ratio, left, len(modes) > 1)
         conditions.append(condition)
         if mode.startswith("seq"):
             d.gives_up[f"causal of condition {condition}"] = f"rollout_rs={mode}: a row is dropped whole"
+        if lower is not None and not lower < 1 < upper:
+            d.drop_at_agreement(condition, f"{prefix}rollout_rs_threshold", f"{prefix}rollout_rs_threshold=0.5_2.0")
     if any("_mean_" in mode for mode in modes):
         d.say("verl adds 1e-8 to the lengths of rows that it divides by, in the means of rollout_rs too.")
     return tuple(conditions), any(mode.startswith("token") for mode in modes)
 
 
 def _condition(
-    d: Draft, mode: str, lower: float | None, upper: float, log_ratio: Expression, several: bool
+    d: Draft,
+    mode: str,
+    lower: float | None,
+    upper: float,
+    log_ratio: Expression,
+    left: Expression | None,
+    several: bool,
 ) -> Expression:
-    def parameter(name: str, value: float, least: float | None = 0.0, most: float | None = None) -> Expression:
-        return d.parameter(f"{mode}_{name}" if several else name, value, least, most, otherwise=f"{mode}_{name}")
-
     kind, level = mode[-2:], mode[:-3]
+    least, most = (f"{mode}_least", f"{mode}_most") if several else ("least", "most")
     gathered: dict[str, Callable[[Expression], Expression]] = {
         "token": lambda x: x,
-        "seq_sum": lambda x: total(x, over=trajectory),
-        "seq_mean": lambda x: mean(x, over=trajectory),
-        "seq_max": lambda x: largest(x, over=trajectory),
+        "seq_sum": lambda x: total(_of(x, left), over=trajectory),
+        "seq_mean": lambda x: mean_of(x, trajectory, left),
+        "seq_max": lambda x: largest(_of(x, left), over=trajectory),
     }
     if kind == "k1":  # its statistic is -log ρ, between the logarithms of the bounds
         assert lower is not None
         rho = exp(gathered[level](log_ratio))
-        return (rho >= parameter("least", 1 / upper, 0.0, 1)) & (rho <= parameter("most", 1 / lower, 1))
+        return (rho >= _below(d, least, 1 / upper, f"{mode}_least")) & (
+            rho <= _above(d, most, 1 / lower, f"{mode}_most")
+        )
     statistic = log_ratio**2 / 2 if kind == "k2" else exp(log_ratio) - 1 - log_ratio
-    return gathered[level](statistic) <= parameter("most", upper)
+    return gathered[level](statistic) <= d.parameter(most, upper, otherwise=f"{mode}_most")
+
+
+def _of(formula: Expression, left: Expression | None) -> Expression:
+    """A formula, and 0 at the tokens that are dropped."""
+    return formula if left is None else where(left, formula, 0)
+
+
+def _above(d: Draft, name: str, value: float, otherwise: str) -> Expression:
+    """An upper bound: a parameter above 1, or the number."""
+    return d.parameter(name, value, lower=1, otherwise=otherwise) if value > 1 else as_expression(value, name)
+
+
+def _below(d: Draft, name: str, value: float, otherwise: str) -> Expression:
+    """A lower bound: a parameter below 1, or the number."""
+    return d.parameter(name, value, upper=1, otherwise=otherwise) if value < 1 else as_expression(value, name)
 
 
 # ---------------------------------------------------------------- thresholds
@@ -137,7 +181,7 @@ def _numbers(d: Draft, name: str, text: str) -> tuple[float, ...]:
         found = tuple(float(part) for part in text.split("_", 1))
     except ValueError:
         found = ()
-    if not found or isinstance(d.options[name], bool) or not all(0 < x < math.inf for x in found):
+    if not found or isinstance(d.options[name], bool) or not all(1e-300 <= x <= 1e300 for x in found):
         raise d.options.refusal(name, 'a number above 0, or two as "0.5_2.0"')
     if found[0] > found[-1]:
         raise d.options.refusal(name, "a lower bound that is at most the upper one")

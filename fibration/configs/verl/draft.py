@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fibration.configs.findings import NOTE, Finding, Severity
+from fibration.configs.findings import ERROR, NOTE, Finding, Severity
 from fibration.configs.options import Options
 from fibration.configs.parts import bounded
 from fibration.language.atoms import Parameter, Stratum
@@ -29,6 +30,8 @@ class Draft:
     - `mean`: the `loss_agg_mode` that the policy loss has whatever the option says, and why.
     - `kept`: what every token of the response mask meets after `rollout_rs`; `by_token`: it drops single tokens.
     - `weighs_rows`: a row has the geometric mean of the weights of its tokens.
+    - `reserved`: names of parameters that the policy loss needs.
+    - `closed`: why tokens are dropped of which engine and trainer agree, or "".
     """
 
     options: Options
@@ -41,10 +44,18 @@ class Draft:
     kept: tuple[Expression, ...] = ()
     by_token: bool = False
     weighs_rows: bool = False
+    closed: str = ""
     penalties: dict[str, Expression] = field(default_factory=dict)
     gives_up: dict[str, str] = field(default_factory=dict)
     said: list[Finding] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    reserved: frozenset[str] = frozenset()
+
+    @property
+    def is_legacy(self) -> bool:
+        """Whether one of verl's older trainers runs it."""
+        is_async = any(name.startswith("async_training.") for name in self.options.given)
+        return not self.options.flag("trainer.use_v1") or is_async
 
     @property
     def mask(self) -> Expression | None:
@@ -59,8 +70,13 @@ class Draft:
         upper: float | None = None,
         otherwise: str = "",
     ) -> Parameter:
-        """A parameter whose default is a number of the config. It is called `otherwise` if `name` is taken."""
-        free = otherwise if name in self.names and otherwise else name
+        """A parameter whose default is a number of the config.
+
+        It is called `otherwise` if `name` is taken or reserved, and has a number at its end if that is taken too.
+        """
+        taken = self.names | self.reserved if otherwise else self.names
+        names = itertools.chain((name, otherwise or name), (f"{otherwise or name}_{n}" for n in itertools.count(2)))
+        free = next(each for each in names if each not in taken)
         self.names.add(free)
         return bounded(free, value, lower, upper)
 
@@ -77,8 +93,23 @@ class Draft:
         return f"{name}={written(self.options[name])}"
 
     def give_up(self, law: str, option: str, why: str) -> None:
-        """Gives a law up: `loss_mode=cispo: why`."""
-        self.gives_up[law] = f"{option.rpartition('.')[2]}={written(self.options[option])}: {why}"
+        """Gives a law up, as verl's own choice: `loss_mode=cispo: why`."""
+        self.gives_up[law] = self.reason(option, why)
+
+    def reason(self, option: str, why: str) -> str:
+        return f"{option.rpartition('.')[2]}={written(self.options[option])}: {why}"
+
+    def blame(self, option: str, why: str, severity: Severity, change: str) -> str:
+        """Says `clip_ratio_low=1.5: why`, and returns it."""
+        self.say(self.reason(option, why), severity, change)
+        return self.reason(option, why)
+
+    def drop_at_agreement(self, condition: Expression, option: str, change: str) -> None:
+        """Gives up that a condition holds where engine and trainer agree."""
+        self.closed = self.blame(
+            option, "1 does not lie inside, so that tokens of which engine and trainer agree are dropped", ERROR, change
+        )
+        self.gives_up[f"mask_open of condition {condition}"] = self.closed
 
 
 def together(conditions: Sequence[Expression]) -> Expression:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fibration.configs.findings import ERROR, WARNING
 from fibration.configs.parts import batch, estimated_kl, mean_of, prompt_group, token, trajectory, whitened
 from fibration.configs.verl.draft import Draft
 from fibration.configs.verl.options import ALGORITHM, CORRECTION, ROLLOUT
@@ -83,6 +84,13 @@ def advantages(d: Draft) -> tuple[Expression, tuple[object, ...]]:
             f"masks of whole rows with adv_estimator={estimator}, whose sums skip tokens that are dropped",
             "rollout_rs=seq_mean_k1",
         )
+    if estimator in UNFETCHED and not d.is_legacy:
+        d.say(
+            f"{d.known(ESTIMATOR)} with trainer.use_v1=true: verl 0.9.1 does not fetch {UNFETCHED[estimator]} for it, "
+            "and raises an error.",
+            ERROR,
+            "trainer.use_v1=false",
+        )
     alone = d.options.number(f"{ROLLOUT}n") < 2
     if alone and estimator in OF_GROUPS:
         return _of_one(d, estimator)
@@ -112,8 +120,8 @@ def _of_one(d: Draft, estimator: str) -> tuple[Expression, tuple[object, ...]]:
     )
     rewards = rewards_of(d)
     score = _gdpo_weight(d, rewards) * reward if estimator == "gdpo" else rewards.of_row
-    if estimator in ("grpo", "grpo_vectorized", "gdpo"):
-        score = score / (1 + EPSILON) if d.options.flag(f"{ALGORITHM}norm_adv_by_std_in_grpo") else score
+    if estimator in NORMED and _is_normed(d, estimator):
+        score = score / (1 + 2**-20)  # 1 + EPSILON in float32, as verl adds them
     if estimator == "gpg":
         score = _alpha(score) * score
         d.give_up("baseline", ESTIMATOR, "scaled by how many rewards are not 0")
@@ -122,10 +130,27 @@ def _of_one(d: Draft, estimator: str) -> tuple[Expression, tuple[object, ...]]:
     return score, ()
 
 
-def _normed(d: Draft, score: Expression) -> Expression:
-    if not d.options.flag(f"{ALGORITHM}norm_adv_by_std_in_grpo"):
+NORM = f"{ALGORITHM}norm_adv_by_std_in_grpo"
+NORMED = ("grpo", "grpo_vectorized", "gdpo")  # as grpo_passk, which has a formula of its own
+
+
+def _is_normed(d: Draft, estimator: str) -> bool:
+    """Whether advantages are divided by deviations: verl's dispatcher hands the option to grpo alone."""
+    if d.options.flag(NORM) or estimator == "grpo":
+        return d.options.flag(NORM)
+    d.say(
+        f"{NORM}=false has no effect with adv_estimator={estimator}: verl's dispatcher does not hand it on, so that "
+        "advantages are divided by a deviation of the group all the same.",
+        ERROR,
+        f"{ESTIMATOR}=grpo",
+    )
+    return True
+
+
+def _normed(d: Draft, estimator: str, score: Expression) -> Expression:
+    if not _is_normed(d, estimator):
         return centred(score, over=prompt_group)
-    d.give_up("baseline", f"{ALGORITHM}norm_adv_by_std_in_grpo", DEVIATES)
+    d.give_up("baseline", NORM if d.options.flag(NORM) else ESTIMATOR, DEVIATES)
     return standardised(score, over=prompt_group, epsilon=EPSILON)
 
 
@@ -139,7 +164,7 @@ def _whitened(d: Draft, formula: Expression) -> Expression:
 
 
 def _grpo(d: Draft, r: Rewards) -> Expression:
-    return _normed(d, r.of_row)
+    return _normed(d, "grpo", r.of_row)
 
 
 def _grpo_vectorized(d: Draft, r: Rewards) -> Expression:
@@ -147,7 +172,7 @@ def _grpo_vectorized(d: Draft, r: Rewards) -> Expression:
         "grpo_vectorized takes means and deviations in float32: where all rewards of a group are equal its advantages "
         "are up to 0.01, here exactly 0."
     )
-    return _normed(d, r.of_row)
+    return _normed(d, "grpo_vectorized", r.of_row)
 
 
 def _rloo(d: Draft, r: Rewards) -> Expression:
@@ -156,6 +181,8 @@ def _rloo(d: Draft, r: Rewards) -> Expression:
 
 def _opo(d: Draft, r: Rewards) -> Expression:
     d.give_up("baseline", ESTIMATOR, "an answer's own length and reward are in what it is compared with")
+    if d.mask is not None:
+        d.say("opo: a group of which rollout_rs drops every token has NaN for advantages in verl.", WARNING)
     return r.of_row - mean_of(r.of_row, prompt_group, d.mask)
 
 
@@ -166,7 +193,7 @@ def _passk(d: Draft, r: Rewards) -> Expression:
     at_best = total(where(r.of_row >= best, 1, 0), over=prompt_group, of=trajectory)
     d.give_up("baseline", ESTIMATOR, "an answer's own reward decides whether it is compared")
     lead = r.of_row - second
-    if d.options.flag(f"{ALGORITHM}norm_adv_by_std_in_grpo"):
+    if d.options.flag(NORM):
         lead = lead / (deviation(r.of_row, over=prompt_group, of=trajectory) + EPSILON)
     return where((r.of_row >= best) & (at_best <= 1), lead, 0)
 
@@ -185,9 +212,8 @@ def _alpha(score: Expression) -> Expression:
 
 def _gdpo(d: Draft, r: Rewards) -> Expression:
     scale = _gdpo_weight(d, r)
-    if d.options.flag(f"{ALGORITHM}norm_adv_by_std_in_grpo"):
-        d.give_up(REST, ESTIMATOR, "divided by a deviation of the group, then of all tokens")
-    return _whitened(d, scale * _normed(d, reward) if scale != 1 else _normed(d, reward))
+    d.give_up(REST, ESTIMATOR, "divided by a deviation of the group, then of all tokens")
+    return _whitened(d, scale * _normed(d, "gdpo", reward) if scale != 1 else _normed(d, "gdpo", reward))
 
 
 def _gdpo_weight(d: Draft, r: Rewards) -> float:
@@ -196,7 +222,8 @@ def _gdpo_weight(d: Draft, r: Rewards) -> float:
     keys, weights = d.options[name], d.options[weights_name]
     if not isinstance(keys, list | tuple) or not keys or not all(isinstance(key, str) for key in keys):
         raise d.options.refusal(name, "the names of the rewards, as verl does with adv_estimator=gdpo", f"{name}=[acc]")
-    if weights is not None and (len(weights) != len(keys) or not all(isinstance(w, int | float) for w in weights)):
+    whole = isinstance(weights, list | tuple) and len(weights) == len(keys)
+    if weights is not None and not (whole and all(isinstance(w, int | float) for w in weights)):
         raise d.options.refusal(weights_name, f"{len(keys)} numbers, one for each of gdpo_reward_keys")
     if len(keys) > 1:
         raise d.options.refusal(
@@ -270,6 +297,10 @@ OF_GROUPS = (
     *("grpo", "grpo_vectorized", "gdpo", "grpo_passk", "gpg", "rloo", "rloo_vectorized", "opo"),
     "reinforce_plus_plus_baseline",
 )
+UNFETCHED = {
+    "gdpo": "the rewards of gdpo_reward_keys",
+    "remax": "reward_baselines, the rewards of greedy answers",
+}
 BY_POSITION = ("optimal_token_baseline", "tir_optimal_token_baseline")
 ESTIMATORS: dict[str, Callable[[Draft, Rewards], Expression]] = {
     "gae": _gae,

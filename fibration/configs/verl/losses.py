@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fibration.configs.findings import WARNING
 from fibration.configs.parts import batch, mean_of, token, trajectory
 from fibration.configs.verl.draft import SCORE, Draft
 from fibration.configs.verl.options import ACTOR, POLICY_LOSS
-from fibration.language.atoms import advantage, count, density, gated, residual, token_log_ratio
+from fibration.language.atoms import Parameter, advantage, count, density, gated, residual, token_log_ratio
 from fibration.language.decompositions import decomposition, log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.gates import Gate, dual_clip_gate, identity_gate, pessimistic_clip_gate, zero_gate
@@ -22,8 +23,11 @@ ROW_MEAN = "seq-mean-token-mean"
 MODE = f"{POLICY_LOSS}loss_mode"
 
 
-def clip_range(d: Draft, upper: float | None = 1.0) -> tuple[Expression, Expression]:
-    """`clip_ratio_low` and `clip_ratio_high`, or `clip_ratio` where they are null. `upper`: the bound of the lower."""
+def clip_range(d: Draft, upper: float | None = 1.0, law: str = "") -> tuple[Parameter, Parameter]:
+    """`clip_ratio_low` and `clip_ratio_high`, or `clip_ratio` where they are null.
+
+    `upper`: the bound of the lower one. `law`: what the loss gives up if it is not below.
+    """
     found = {}
     for side in ("low", "high"):
         name = f"{ACTOR}clip_ratio_{side}"
@@ -32,6 +36,9 @@ def clip_range(d: Draft, upper: float | None = 1.0) -> tuple[Expression, Express
         if value <= 0:
             raise d.options.refusal(source, "a number above 0: it is how far the ratio may be below or above 1")
         found[side] = d.parameter(f"epsilon_{side}", value, upper=upper if side == "low" else None)
+        if side == "low" and upper is not None and value >= upper:
+            why = "a ratio is never below 0, so that no low one is clipped"
+            d.gives_up |= dict.fromkeys([law] * bool(law), d.blame(source, why, WARNING, f"{source}=0.2"))
     both = d.options.number(f"{ACTOR}clip_ratio") if d.options[f"{ACTOR}clip_ratio"] is not None else None
     ignored = [s for s in ("low", "high") if d.options[f"{ACTOR}clip_ratio_{s}"] is not None]
     if both is not None and len(ignored) == 2 and both not in (0.2, found["low"].default, found["high"].default):
@@ -77,12 +84,15 @@ def _dppo(d: Draft, above: Expression, below: Expression) -> None:
 
 
 def gspo(d: Draft) -> None:
-    low, high = clip_range(d)
+    low, high = clip_range(d, law="inward of token")
     tokens = count(token, over=trajectory)
     mean_x = density(trajectory)
     x = tokens * residual + mean_x  # the token's own log ratio
-    clipped = where(advantage >= 0, minimum(mean_x, log1p(high)), maximum(mean_x, log1p(-low)))
-    passes = ((advantage >= 0) & (mean_x <= log1p(high))) | ((advantage < 0) & (mean_x >= log1p(-low)))
+    binds = low.upper is not None  # from 1 on it never does
+    below = maximum(mean_x, log1p(-low)) if binds else mean_x
+    clipped = where(advantage >= 0, minimum(mean_x, log1p(high)), below)
+    kept = (advantage < 0) & (mean_x >= log1p(-low)) if binds else advantage < 0
+    passes = ((advantage >= 0) & (mean_x <= log1p(high))) | kept
     d.fibrations = (Fibration(token, trajectory, kernel=uniform()),)
     d.gates = {trajectory: zero_gate(), token: Gate((stop(clipped) + where(passes, x - stop(x), 0)) / tokens)}
     d.decomposition = log_ratio(scale=1 / tokens)
@@ -169,7 +179,7 @@ def clip_cov(d: Draft) -> None:
 def kl_cov(d: Draft) -> None:
     name = f"{POLICY_LOSS}kl_cov_ratio"
     share = d.options.number(name)
-    if not 0 < share < 1:
+    if not 0 < 1 - share < 1:
         raise d.options.refusal(name, "a share of the tokens, between 0 and 1")
     coef = d.parameter("coef", d.options.number(f"{POLICY_LOSS}ppo_kl_coef"))
     level = d.parameter("level", 1 - share, upper=1)
