@@ -20,7 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SPEC|DIR",
         help="Verify the laws of these hierarchies: a file, file.py:NAME, a folder, a shipped name. May be repeated.",
     )
-    group.addoption("--fibration-timeout", metavar="S", help="Seconds for the laws of a hierarchy; inf for no limit.")
+    seconds = "Seconds for the laws of a hierarchy, or for an audit; inf for no limit."
+    group.addoption("--fibration-timeout", metavar="S", help=seconds)
     parser.addini(
         "fibration_specs",
         "Specs and folders whose hierarchies are tests; relative to this file.",
@@ -31,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         'Loss functions whose audits are tests, each with the loss that it should be: {"my_loss.py:loss": "grpo"}.',
         type="string",
     )
-    parser.addini("fibration_timeout", "Seconds for the laws of a hierarchy; inf for no limit.")
+    parser.addini("fibration_timeout", seconds)
 
 
 def pytest_configure(config: pytest.Config) -> None:

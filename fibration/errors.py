@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 
@@ -24,7 +26,40 @@ class FibrationError(Exception):
             lines.append(f"  found:    {found}")
         if remedy:
             lines.append(f"  fix:      {remedy}")
-        super().__init__("\n".join(lines))
+        super().__init__("\n".join(_cut(line) for text in lines for line in text.split("\n")))
+
+    def __reduce__(self) -> Any:
+        return _made, (type(self), self.what, self.required, self.found, self.remedy)
+
+
+def _made(kind: type[FibrationError], what: str, required: str, found: str, remedy: str) -> FibrationError:
+    return kind(what, required=required, found=found, remedy=remedy)
+
+
+LONGEST = 1_000  # characters of a line of a message: what it quotes may be longer
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}... and {len(line) - LONGEST} more characters"
+
+
+class _Short(reprlib.Repr):
+    """`repr` of the beginning of a value: of 30 elements, 4 levels and 100 characters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxtuple = self.maxlist = self.maxdict = self.maxset = self.maxfrozenset = 30
+        self.maxstring = self.maxlong = self.maxother = 1_000
+
+    def repr_str(self, x: str, level: int) -> str:
+        return repr(x[:100])
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:  # in its order, not sorted
+        if level <= 0:
+            return "{...}"
+        pairs = [f"{self.repr1(k, level - 1)}: {self.repr1(v, level - 1)}" for k, v in islice(x.items(), self.maxdict)]
+        return f"{{{', '.join(pairs)}}}"
 
 
 def shown(value: object) -> str:
@@ -32,8 +67,8 @@ def shown(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > 256:  # Python does not print integers of thousands of digits
         return f"a whole number of {value.bit_length()} bits"
     try:
-        text = repr(value)
-    except ValueError:  # an integer of thousands of digits inside
+        text = _Short().repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits inside
         text = f"a {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
 

@@ -43,6 +43,17 @@ def standard_stream(path: Path) -> TextIO | None:
     return None
 
 
+def read_bytes(path: Path, most: int) -> bytes:
+    """Returns the contents of a regular file. Raises OSError for anything else, and for more than `most` bytes."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"'{path}' is {'a directory' if path.is_dir() else 'a device, a pipe or a socket'}, and no file")
+    with path.open("rb") as file:
+        found = file.read(most + 1)  # of a file whose size the system does not know, too
+    if len(found) > most:
+        raise OSError(f"more than {most} bytes, and at most so many are read")
+    return found
+
+
 def write_file(path: Path, contents: str | bytes) -> None:
     """Writes a file whole or not at all, and makes its missing folders. A replaced file keeps its mode.
 

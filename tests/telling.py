@@ -95,7 +95,7 @@ TELLING = {
     "cli/test_main.py::test_an_unknown_spec_gets_a_suggestion[GSPO-did you mean 'gspo'?]": (
         "a name in capitals is near to none",
     ),
-    "cli/test_outcome.py::test_specs_that_end_the_process_are_errors_of_collection": (
+    "language/test_apart.py::test_specs_that_end_the_process_are_errors_of_collection": (
         "a spec that is imported ends the process",
         "what a spec forks does not end",
     ),

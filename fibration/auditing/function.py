@@ -6,7 +6,8 @@ import inspect
 import itertools
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fibration.auditing.batch import UNDER, Batch, Floats, drawn
 from fibration.errors import AuditError, an, listed
-from fibration.language.loading import staying
+from fibration.language.apart import staying
 
 # What an argument is, by its name. The first name is the one that messages use.
 ROLES: Mapping[str, tuple[str, ...]] = {
@@ -55,6 +56,9 @@ FIRST_FOUR = ("log_probs", "old_log_probs", "advantages", "mask")
 WIDE = torch.float64
 HALF = (torch.bfloat16, torch.float16)
 IN_PLACE = "a leaf Variable that requires grad is being used in an in-place operation"  # torch, of an input
+
+
+DIFFERENTIABLE = "a loss whose gradient can be taken once it is returned"
 
 
 @dataclass(frozen=True)
@@ -118,36 +122,59 @@ class Function:
 
     def loss(self, given: Mapping[str, Tensor]) -> Tensor:
         """The loss of tensors by role. Raises AuditError for a result that is no scalar."""
-        try:
-            with staying(), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", r"std\(\): degrees of freedom")  # of one row
-                result = self.call(**{name: given[role] for name, role in self.arguments.items()})
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # also SystemExit, which os._exit raises here
-            said = str(error).splitlines()
-            if IN_PLACE in str(error):
-                raise AuditError(
-                    f"'{self.name}' changes log_probs in place",
-                    required="inputs that stay as they are",
-                    found=_where(self.call, error),
-                    remedy="write x = x.clamp(...) for x.clamp_(...)",
-                ) from error
-            raise AuditError(
-                f"'{self.name}' raises {type(error).__name__}: {said[0] if said else ''}",
-                required=f"a loss of {_shapes(given)}, all on the CPU",
-                found=_where(self.call, error),
-                remedy="mend it there; or audit a function of three lines that calls it with other arguments",
-            ) from error
+        with self._calling(given):
+            result = self.call(**{name: given[role] for name, role in self.arguments.items()})
         first = result[0] if isinstance(result, (tuple, list)) and len(result) else result
         first = first.get("loss") if isinstance(first, Mapping) else first
-        if not isinstance(first, Tensor) or first.numel() != 1:
+        if not isinstance(first, Tensor) or first.numel() != 1 or _is_odd(first):
             raise self._no_loss(first)
         return first.reshape(())
 
+    @contextmanager
+    def _calling(self, given: Mapping[str, Tensor], step: str = "") -> Iterator[None]:
+        """Turns what the function raises in a `step`, SystemExit too, into AuditError."""
+        try:
+            with staying(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", r"std\(\): degrees of freedom")  # of one row
+                yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also SystemExit, which os._exit raises here
+            raise self._refusal(given, step, error) from error
+
+    def _refusal(self, given: Mapping[str, Tensor], step: str, error: BaseException) -> AuditError:
+        text, place = str(error), _where(self.call, error)
+        if IN_PLACE in text:
+            return AuditError(
+                f"'{self.name}' changes log_probs in place",
+                required="inputs that stay as they are",
+                found=place,
+                remedy="write x = x.clamp(...) for x.clamp_(...)",
+            )
+        if "modified by an inplace operation" in text:
+            return AuditError(
+                f"'{self.name}' changes in place what its gradient needs",
+                required=DIFFERENTIABLE,
+                found=text.partition(" Hint:")[0].partition("operation: ")[2],
+                remedy="write r = r.clamp(...) for r.clamp_(...)",
+            )
+        first = next(iter(text.splitlines()), "")
+        if step and isinstance(error, RuntimeError) and not place:  # of autograd itself: a graph is gone
+            what = f"the loss of '{self.name}' has no gradient: {first}"
+            return AuditError(what, required=DIFFERENTIABLE, remedy="does it call backward, or define one?")
+        return AuditError(
+            f"'{self.name}' raises {type(error).__name__}{step}{f': {first}' if first else ''}",
+            required=DIFFERENTIABLE if step else f"a loss of {_shapes(given)}, all on the CPU",
+            found=place,
+            remedy="mend it there; or audit a function of three lines that calls it with other arguments",
+        )
+
     def _no_loss(self, result: Any) -> AuditError:
         found, remedy = f"{an(type(result).__name__)}", "return the mean or the sum, as the trainer takes it"
-        if isinstance(result, Tensor):
+        if isinstance(result, Tensor) and result.numel() == 1:
+            found = f"{result.dtype} on the device {result.device.type}, {str(result.layout).partition('.')[2]}"
+            remedy = "return a strided tensor of floats on the CPU, as the arguments are"
+        elif isinstance(result, Tensor):
             found = f"a tensor of shape {list(result.shape)}"
         elif isinstance(result, (int, float, np.number)):
             found = f"the number {result:.6g}, {an(type(result).__name__)} without a gradient"
@@ -156,7 +183,7 @@ class Function:
             found, remedy = "None", "end the function with `return loss`; if it returns a mapping, call the loss 'loss'"
         return AuditError(
             f"'{self.name}' does not return a loss",
-            required="a tensor of one number, or a tuple that begins with it, or a mapping with the key 'loss'",
+            required="a tensor of one real number, or a tuple that begins with it, or a mapping with the key 'loss'",
             found=found,
             remedy=remedy,
         )
@@ -187,21 +214,13 @@ class Function:
         """The loss, and its gradient in each of the arguments that has one."""
         leaves = {r: given[r].requires_grad_() for r in sorted(of)}
         loss = self.loss(given)
-        if not loss.requires_grad:
-            return loss, {}
-        try:
-            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        except RuntimeError as error:  # what the gradient needs was changed in place, or is gone
-            in_place = "modified by an inplace operation" in str(error)
-            raise AuditError(
-                f"'{self.name}' changes in place what its gradient needs"
-                if in_place
-                else f"the loss of '{self.name}' has no gradient: {str(error).splitlines()[0]}",
-                required="a loss whose gradient can be taken once it is returned",
-                found=str(error).partition(" Hint:")[0].partition("operation: ")[2] if in_place else "",
-                remedy="write r = r.clamp(...) for r.clamp_(...)" if in_place else "does it call backward?",
-            ) from error
-        return loss.detach(), {r: g for r, g in zip(leaves, found, strict=True) if g is not None}
+        return loss.detach(), self.gradients(loss, leaves) if loss.requires_grad else {}
+
+    def gradients(self, loss: Tensor, leaves: Mapping[str, Tensor], again: bool = False) -> dict[str, Tensor]:
+        """The gradient in each leaf that has one. `again`: it will be taken once more."""
+        with self._calling(leaves, " in its backward pass"):
+            found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, retain_graph=again)
+            return {r: g.to_dense() for r, g in zip(leaves, found, strict=True) if g is not None}
 
     @cached_property
     def reads_rewards(self) -> bool:
@@ -320,6 +339,11 @@ def _arguments(call: Callable[..., Any], name: str) -> dict[str, str]:
             remedy=f"audit a function that passes them: {example}",
         )
     return roles
+
+
+def _is_odd(loss: Tensor) -> bool:
+    """Whether a number has no gradient as the log-probs have: it is sparse, complex, whole, or without memory."""
+    return loss.layout is not torch.strided or not loss.is_floating_point() or loss.device.type == "meta"
 
 
 def _is(value: object) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fibration.configs.specs import HELP
-from fibration.errors import ParameterError
+from fibration.errors import ParameterError, shown
 from fibration.language.read_document import GivenTwice, once
 
 VerifyFormat = StrEnum("VerifyFormat", "text json junit github markdown")
@@ -34,7 +34,7 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
-        wrong = f"--param {text!r} cannot be read"
+        wrong = f"--param {shown(text)} cannot be read"
         try:
             with suppress(ValueError):  # Python's float comes first: `.1` is a float but not JSON
                 result[name.strip()] = float(value)
@@ -42,11 +42,11 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
             result[name.strip()] = json.loads(value, object_pairs_hook=once)
         except GivenTwice as error:
             raise ParameterError(wrong, required="every key once", found=str(error)) from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ParameterError(
                 wrong,
                 required="NAME=VALUE, where VALUE is a number or JSON",
-                found=f"the value {value!r}" if equals else "no '='",
+                found=f"the value {shown(value)}" if equals else "no '='",
                 remedy="""for example --param epsilon=0.05, or --param 'C_domain={"+": 0.3, "-": 0.2}'""",
             ) from None
     return result

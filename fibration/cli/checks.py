@@ -12,8 +12,11 @@ import typer
 from fibration.cli.app import UsageError, app, console, tell
 from fibration.cli.arguments import OUTPUT, FailOn, Parameters, Timeout, VerifyFormat, parameters
 from fibration.configs.specs import as_specs
+from fibration.errors import AuditError, FibrationError
 from fibration.files import check_writable_file, write_file
+from fibration.language.apart import each
 from fibration.language.report import BUDGET
+from fibration.laws.budget import Budget
 
 
 @app.command()
@@ -141,19 +144,17 @@ def audit(
     ] = VerifyFormat.text,
     output: Annotated[Path | None, typer.Option(*OUTPUT, metavar="FILE", help="Write the report to a file.")] = None,
     all: Annotated[bool, typer.Option("--all", help="List every property that holds.")] = False,
+    timeout: Annotated[float, typer.Option(metavar="S", help="Seconds for the audit. inf: no limit.")] = BUDGET,
 ) -> None:
     """Find out which loss a function is, and what is wrong with it.
 
     The function is called on small batches, and its value and gradient are compared with those of declared losses. It
     takes (log_probs, old_log_probs, advantages, mask), or further arguments by name: ref_log_probs,
-    rollout_log_probs, rewards, group_ids, cu_seqlens. It returns the loss.
+    rollout_log_probs, rewards, group_ids, cu_seqlens. It returns the loss. What it prints goes to stderr.
 
-    Exit code 0: nothing is wrong, and it is SPEC if --as names one. 1: something is wrong. 2: it cannot be audited.
+    Exit code 0: nothing is wrong, and it is SPEC if --as names one. 1: something is wrong. 2: it cannot be audited, or
+    the time ran out.
     """
-    from fibration.auditing.load import load_function
-    from fibration.auditing.report import rendered
-    from fibration.cli.audits import audited, expected
-    from fibration.printing.configs import lines, title
     from fibration.printing.progress import working
 
     check_writable_file(output, in_folder=True)
@@ -162,20 +163,35 @@ def audit(
         raise UsageError(
             f"'{overrides[0]}' after {function}: KEY=VALUE changes the config of --as trl:FILE or verl:FILE."
         )
-    loaded, file = load_function(function)
-    loss = expected([like, *overrides] if like else [], loaded, function)
+    given, budget = parameters(param or ()), Budget(timeout)
+
+    def judge(name: str) -> tuple[str, bool]:
+        from fibration.auditing.load import load_function
+        from fibration.auditing.report import rendered
+        from fibration.cli.audits import audited, expected
+        from fibration.printing.configs import lines, title
+
+        loaded, file = load_function(name)
+        loss = expected([like, *overrides] if like else [], loaded, function)
+        found = audited(loaded, loss, name, given)
+        text = rendered(found, format.value, file, all)
+        if format is VerifyFormat.text:
+            around = lines(title(loss.trainer), loss.findings)
+            text = "\n".join([text, *(f"  {x}" if x.startswith(" ") else f"\n  {x}" for x in around)])
+        return text, found.ok
+
+    remedy = f"call it by itself, to see where it stays; --timeout {10 * budget.seconds:g} if it takes long"
     with working(f"calling {function}"):
-        found = audited(loaded, loss, function, parameters(param or ()))
-    text = rendered(found, format.value, file, all)
-    if format is VerifyFormat.text:
-        around = lines(title(loss.trainer), loss.findings)
-        text = "\n".join([text, *(f"  {x}" if x.startswith(" ") else f"\n  {x}" for x in around)])
+        (found,) = each(judge, [function], budget.seconds, AuditError, remedy)
+    if isinstance(found, FibrationError):
+        raise found
+    text, fine = found
     if output is not None:
         write_file(output, text)
-        tell(f"{'fine' if found.ok else 'not fine'}; report in {output}", output)
+        tell(f"{'fine' if fine else 'not fine'}; report in {output}", output)
     else:
         typer.echo(text)
-    raise typer.Exit(0 if found.ok else 1)
+    raise typer.Exit(0 if fine else 1)
 
 
 def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None, full: bool = False) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +16,13 @@ import typer
 from fibration.cli import checks as checks  # its commands come first
 from fibration.cli.app import app, console, tell
 from fibration.cli.arguments import OUTPUT, Parameters, ShowFormat, Spec, Timeout, parameters
-from fibration.cli.outcome import to_its_end
 from fibration.configs.specs import as_spec
 from fibration.errors import BackendError
 from fibration.files import check_writable, check_writable_file, standard_stream, write_file
+from fibration.language.apart import turn_on
 from fibration.language.report import BUDGET
+
+UNUSABLE = 2  # the exit code
 
 
 @app.command()
@@ -265,4 +268,17 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    to_its_end(app)
+    turn_on()
+    end = SystemExit(0)
+    try:
+        try:
+            app()
+        except SystemExit as error:
+            end = error
+        sys.stdout.flush()
+    except OSError as error:
+        with suppress(OSError):
+            sys.stdout.close()
+        print(f"error: cannot write the output: {error.strerror}", file=sys.stderr)
+        end = SystemExit(UNUSABLE)
+    raise end

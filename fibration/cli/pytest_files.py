@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from fibration.errors import FibrationError
+from fibration.language.report import BUDGET
+from fibration.laws.budget import Budget
 
 
 class Item(pytest.Item):
@@ -98,3 +100,16 @@ def base_of(config: pytest.Config) -> Path:
 def shown(path: Path) -> str:
     """A path for messages: relative to the working folder if it lies there."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def timeout_of(config: pytest.Config) -> float:
+    """The seconds for each item. Raises pytest.UsageError for what is no time."""
+    given = config.getoption("--fibration-timeout") or config.getini("fibration_timeout") or BUDGET
+    try:
+        return Budget(float(given)).seconds
+    except ValueError:
+        raise pytest.UsageError(
+            f"fibration_timeout is {given!r}, which is no number of seconds: write fibration_timeout = 60, or inf"
+        ) from None
+    except FibrationError as error:
+        raise pytest.UsageError(str(error)) from None

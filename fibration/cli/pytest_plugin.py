@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from fibration.cli.pytest_files import Item, NamedFile, NamedFiles, base_of, shown
+from fibration.cli.pytest_files import Item, NamedFile, NamedFiles, base_of, shown, timeout_of
 from fibration.errors import FibrationError, LawError
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import hierarchies, load, shipped, shipped_file, spec_files, split
-from fibration.language.report import BUDGET, Report
-from fibration.laws.budget import Budget
+from fibration.language.report import Report
 from fibration.printing.reports import heading
 
 TIMEOUT = pytest.StashKey[float]()
@@ -53,7 +52,7 @@ class Specs(NamedFiles):
     kind = HierarchyItem
 
     def __init__(self, config: pytest.Config, asked: Sequence[str], listed: Sequence[str]) -> None:
-        config.stash[TIMEOUT] = _timeout(config)
+        config.stash[TIMEOUT] = timeout_of(config)
         # The requested NAMEs by file; an empty set means all hierarchies of the file.
         super().__init__(config, _files(asked, config.invocation_params.dir), _files(listed, base_of(config)))
         self._read: dict[Path, dict[str, Hierarchy] | FibrationError] = {}
@@ -85,18 +84,6 @@ class Specs(NamedFiles):
         if missing:
             load(f"{text}:{missing[0]}")  # raises, and lists the names that exist
         return {name: h for name, h in found.items() if name in wanted}
-
-
-def _timeout(config: pytest.Config) -> float:
-    given = config.getoption("--fibration-timeout") or config.getini("fibration_timeout") or BUDGET
-    try:
-        return Budget(float(given)).seconds
-    except ValueError:
-        raise pytest.UsageError(
-            f"fibration_timeout is {given!r}, which is no number of seconds: write fibration_timeout = 60, or inf"
-        ) from None
-    except FibrationError as error:
-        raise pytest.UsageError(str(error)) from None
 
 
 def _files(specs: Sequence[str], base: Path) -> dict[Path, set[str]]:

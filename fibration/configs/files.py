@@ -10,7 +10,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from fibration.configs.options import TrainerLoss
-from fibration.errors import SpecError
+from fibration.configs.yaml_loader import load_yaml
+from fibration.errors import SpecError, shown
+from fibration.files import read_bytes
 
 TRAINERS = {"trl": "TRL", "verl": "verl"}
 TELLING = {"trl": ("loss_type", "per_device_train_batch_size", "model_name_or_path"), "verl": ("actor_rollout_ref",)}
@@ -49,28 +51,28 @@ def load_config(spec: str, overrides: Iterable[str] = ()) -> TrainerLoss:
 
 def read(path: Path, spec: str) -> dict[str, Any]:
     """The mapping in a YAML or JSON file."""
+    what = f"cannot read '{spec}'"
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise SpecError(f"cannot read '{spec}'", required=f"at most {MAX_BYTES} bytes")
-        found = yaml.safe_load(path.read_text())
+        found = load_yaml(read_bytes(path, MAX_BYTES).decode("utf-8-sig"))
     except (OSError, UnicodeDecodeError) as error:
         remedy = "name the file with the trainer's config after the colon"
-        raise SpecError(
-            f"cannot read '{spec}'", required="a YAML or JSON file", found=str(error), remedy=remedy
-        ) from error
+        raise SpecError(what, required="a YAML or JSON file in UTF-8", found=str(error), remedy=remedy) from error
     except yaml.YAMLError as error:
-        raise SpecError(f"cannot read '{spec}'", required="YAML or JSON", found=" ".join(str(error).split())) from error
+        raise SpecError(what, required="YAML or JSON", found=" ".join(str(error).split())) from error
     if not isinstance(found, Mapping):
         kind = "nothing" if found is None else f"a {type(found).__name__}"
-        raise SpecError(f"cannot read '{spec}'", required="a mapping of options", found=kind)
+        raise SpecError(what, required="a mapping of options", found=kind)
     return dict(found)
 
 
 def _value(text: str, override: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return load_yaml(text)
     except yaml.YAMLError as error:
-        raise SpecError(f"cannot read '{override}'", required="KEY=VALUE, with a value in YAML") from error
+        found = " ".join(str(error).split())
+        raise SpecError(
+            f"cannot read {shown(override)}", required="KEY=VALUE, with a value in YAML", found=found
+        ) from error
 
 
 def _put(config: dict[str, Any], path: list[str], value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -108,7 +109,7 @@ class Options:
                 value = float(value)
             except ValueError:
                 raise self.refusal(name, required) from None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise self.refusal(name, required)
         if above is not None and not value > above:
             raise self.refusal(name, required)
@@ -138,10 +139,24 @@ class Options:
         )
 
 
-def flattened(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` → `{"a.b": 1}`. An empty mapping has no options."""
+MAX_LEVELS, MAX_OPTIONS = 60, 20_000
+
+
+def flattened(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"a": {"b": 1}}` → `{"a.b": 1}`. An empty mapping has no options. Raises SpecError for too deep a config."""
     found: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{before}{key}"
-        found |= flattened(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    stack: list[tuple[str, Any, int]] = [("", config, 0)]
+    while stack:
+        name, value, level = stack.pop()
+        if level > MAX_LEVELS or len(found) > MAX_OPTIONS:
+            raise SpecError(
+                f"the options of '{name[:80]}' have no end",
+                required=f"at most {MAX_LEVELS} levels and {MAX_OPTIONS} options",
+                remedy="leave out a mapping that contains itself",
+            )
+        if not isinstance(value, Mapping):
+            found[name] = value
+            continue
+        below = [(f"{name}.{key}" if name else f"{key}", each, level + 1) for key, each in value.items()]
+        stack += reversed(below)
     return found

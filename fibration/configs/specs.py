@@ -29,6 +29,9 @@ class Spec:
         """The name of the trainer whose config it is, or ""."""
         return TRAINERS[self.name.partition(":")[0]] if is_config(self.name) else ""
 
+    def __str__(self) -> str:
+        return " ".join([self.name, *self.overrides])
+
     def load(self) -> TrainerLoss:
         """The loss, and what a trainer does around it. Raises SpecError."""
         if self.trainer:

@@ -6,19 +6,17 @@ import functools
 import importlib
 import importlib.util
 import json
-import os
 import sys
-import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from textwrap import wrap
 from types import ModuleType
-from typing import NoReturn
 
 from fibration.errors import FibrationError, NoHierarchy, SpecError, suggest
+from fibration.files import read_bytes
+from fibration.language.apart import staying
 from fibration.language.document import HierarchyDocument
 from fibration.language.hierarchy import Hierarchy
 
@@ -152,10 +150,10 @@ def load_all(spec: str | Path) -> list[Hierarchy]:
 
 def from_json(path: Path) -> Hierarchy:
     """Reads one hierarchy from a JSON file. Nothing in the file is executed."""
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise SpecError(f"'{path}' has {size} bytes", required=f"at most {MAX_BYTES}")
-    content = path.read_bytes()
+    try:
+        content = read_bytes(path, MAX_BYTES)
+    except OSError as error:
+        raise SpecError(f"cannot read '{path}'", required="a file with one hierarchy", found=str(error)) from error
     try:
         return Hierarchy.model_validate_json(content, context={"source": f"'{path}'"})
     except SpecError as error:
@@ -197,24 +195,6 @@ def import_file(path: Path, required: str = "a Python file that declares a Hiera
     finally:
         sys.path.pop(0)
     return module
-
-
-@contextmanager
-def staying() -> Iterator[None]:
-    """Makes `os._exit` raise SystemExit inside the block, but not in other threads or forked processes."""
-    end, here = os._exit, {(os.getpid(), threading.get_ident())}
-
-    def stay(status: int) -> NoReturn:
-        if (os.getpid(), threading.get_ident()) in here:
-            raise SystemExit(f"os._exit({status})")
-        end(status)
-
-    os._exit = stay
-    try:
-        yield
-    finally:
-        os._exit = end
-        here.clear()  # imported code may have kept `stay`
 
 
 def _line_in(file: str, error: BaseException) -> str:

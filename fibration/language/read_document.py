@@ -6,7 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
@@ -27,6 +28,8 @@ ENTRIES: Mapping[str, type[BaseModel]] = {
     "fibrations": FibrationDocument,
     "penalties": PenaltyDocument,
 }
+MAX_LEVELS = 20
+MOST = 50  # errors of one kind, and keys, that are looked at
 SCHEMA = "the schema: fibration show fiberpo --format schema"
 ALTERNATIVES = ("[key]", "constrained-str", PenaltyDocument.__name__)  # pydantic's names of union branches and keys
 PENALTY = 'a text, or {"formula": ..., "objective": ...}, or {"formula": ..., "over": ...}'
@@ -65,7 +68,7 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """For `json.loads(..., object_pairs_hook=once)`: raises GivenTwice."""
     key = given_twice(pairs)
     if key is not None:
-        raise GivenTwice(f"the key {key!r} is given twice")
+        raise GivenTwice(f"the key {shown(key)} is given twice")
     return dict(pairs)
 
 
@@ -80,18 +83,22 @@ def read_json(text: str | bytes | bytearray, source: str) -> Any:
         return found
 
     try:
-        document = json.loads(text, object_pairs_hook=collect)
+        document = json.loads(text, object_pairs_hook=collect, parse_constant=_no_number)
+        paths = _paths(document, {id(place) for place, _, _ in doubled})
     except RecursionError:
-        raise SpecError(f"{source} is nested too deeply") from None
+        raise SpecError(
+            f"{source} is no hierarchy: it is nested more than {MAX_LEVELS} deep",
+            required="objects and lists as in the schema, which has 4 levels",
+            remedy=SCHEMA,
+        ) from None
     except ValueError as error:
         raise SpecError(
             f"{source} is no hierarchy: it is no JSON", required="one JSON object", found=str(error), remedy=SCHEMA
         ) from None
     for place, key, values in doubled:
-        path = _path_to(place, document)
-        if path is not None:  # None: a later value of another doubled key has replaced this object
+        if id(place) in paths:  # else a later value of another doubled key has replaced this object
             raise SpecError(
-                f"{source} is no hierarchy: {_of(f'{key!r} is given twice', path, document, 'in')}",
+                f"{source} is no hierarchy: {_of(f'{shown(key)} is given twice', paths[id(place)], document, 'in')}",
                 required="every key once",
                 found=" and ".join(map(shown, values[:3])),
                 remedy="leave all but one out, or give the others their own names",
@@ -99,15 +106,26 @@ def read_json(text: str | bytes | bytearray, source: str) -> Any:
     return document
 
 
-def _path_to(place: dict[str, Any], document: Any) -> Path | None:
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _paths(document: Any, wanted: set[int]) -> dict[int, Path]:
+    """The paths of some objects, by id. Raises RecursionError for a deep document, ValueError for half a character."""
+    found: dict[int, Path] = {}
     stack: list[tuple[Any, Path]] = [(document, ())]
     while stack:
         value, path = stack.pop()
-        if value is place:
-            return path
+        if len(path) > MAX_LEVELS:
+            raise RecursionError
+        for text in (value, *path[-1:]):
+            if isinstance(text, str):
+                text.encode()
+        if id(value) in wanted:
+            found[id(value)] = path
         children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         stack += [(child, (*path, key)) for key, child in children]
-    return None
+    return found
 
 
 def read_document(value: Any, source: str) -> HierarchyDocument:
@@ -145,7 +163,12 @@ class _Problem:
 def _problems(error: ValidationError, document: Any) -> list[_Problem]:
     """Returns the problems that pydantic found, each once, sorted by rank."""
     found: dict[str, _Problem] = {}
-    errors = [(e, _resolve(e["loc"], document)) for e in error.errors()]
+    kinds: Counter[str] = Counter()
+    errors = []
+    for e in error.errors(include_url=False):
+        kinds[e["type"]] += 1
+        if kinds[e["type"]] <= MOST:  # a document may have a hundred thousand unknown fields
+            errors.append((e, _resolve(e["loc"], document)))
     meant = set()  # fields that are missing because they are misspelt
     for e, path in errors:
         if e["type"] == "extra_forbidden" and not _is_assumption(path):
@@ -178,10 +201,10 @@ def _problem(error: Any, path: Path, document: Any) -> _Problem:
         return _Problem(1, _where(path, document), PENALTY, shown(value))
     if kind == "extra_forbidden":
         known = _fields(inside)
-        what = _of(f"unknown field {path[-1]!r}", inside, document, "of")
+        what = _of(f"unknown field {shown(path[-1])}", inside, document, "of")
         return _Problem(0, what, f"one of {', '.join(known)}", shown(value), suggest(str(path[-1]), known))
     if kind == "missing":
-        given = ", ".join(map(str, value)) if isinstance(value, Mapping) else shown(value)
+        given = ", ".join(map(str, islice(value, MOST))) if isinstance(value, Mapping) else shown(value)
         needed = ", ".join(name for name, needed in _fields(inside).items() if needed)
         return _Problem(2, _of(f"no {path[-1]!r}", inside, document, "in"), f"all of {needed}", given or "nothing")
     rule = REQUIRED[kind].format(**error.get("ctx", {})) if kind in REQUIRED else str(error["msg"])
@@ -224,14 +247,14 @@ def _where(path: Path, document: Any) -> str:
     if not path:
         return "the document"
     head, rest = str(path[0]), path[1:]
-    word = f"'{head}'"
+    word = shown(head)
     if rest and isinstance(rest[0], int):
         word, rest = _entry(head, rest[0], document[head][rest[0]]), rest[1:]
     elif rest and head == "gates":
-        word, rest = f"the gate on {rest[0]!r}", rest[1:]
+        word, rest = f"the gate on {shown(rest[0])}", rest[1:]
     elif rest and head == "penalties":
-        word, rest = f"the penalty {rest[0]!r}", rest[1:]
-    return " of ".join([*(repr(p) for p in reversed(rest)), word])
+        word, rest = f"the penalty {shown(rest[0])}", rest[1:]
+    return " of ".join([*(shown(p) for p in reversed(rest)), word])
 
 
 def _entry(head: str, number: int, entry: Any) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -18,7 +18,8 @@ from rich.text import Text
 from fibration.configs.findings import ConfigReport, Finding
 from fibration.configs.options import TrainerLoss
 from fibration.configs.specs import Spec, as_spec, as_specs
-from fibration.errors import FibrationError, NoHierarchy
+from fibration.errors import FibrationError, NoHierarchy, SpecError
+from fibration.language.apart import each
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load_all, spec_files, split
 from fibration.language.report import BUDGET, Fact, Report, Verdict
@@ -36,6 +37,7 @@ from fibration.printing.law_table import (
 )
 
 T = TypeVar("T")
+LEAST = 10.0  # seconds for reading a spec, which may import torch, however short the time for its proofs
 
 
 @dataclass(frozen=True)
@@ -81,27 +83,31 @@ def check(
     An unusable input stops no other. With `if_any`, an input that declares no hierarchy is no error; a file that cannot
     be read always is one.
     """
-    Budget(timeout)  # raises once for an invalid timeout
+    budget = Budget(timeout)  # raises for an invalid timeout
     outcomes: list[Outcome] = []
 
-    def usable(source: str, function: Callable[..., Sequence[Any]], *arguments: Any) -> Sequence[Any]:
-        try:
-            return function(*arguments)
-        except FibrationError as error:
-            outcomes.append(Outcome(source, error=None if if_any and isinstance(error, NoHierarchy) else error))
-            return ()
+    def unusable(source: str, error: FibrationError) -> None:
+        outcomes.append(Outcome(source, error=None if if_any and isinstance(error, NoHierarchy) else error))
 
+    files: list[Spec] = []
     for spec in as_specs(specs):
-        for file in [spec.name] if spec.trainer else usable(spec.name, spec_files, spec.name):
-            for loss in usable(file, _quietly, _losses, Spec(file, spec.overrides)):
-                step(loss.hierarchy.name)
-                for report in usable(file, _verified, loss, bool(spec.trainer), timeout, fail_on):
-                    outcomes.append(Outcome(file, report=report))
+        try:
+            files += [spec] if spec.trainer else [Spec(file) for file in spec_files(spec.name)]
+        except FibrationError:  # which `_losses` raises once more, in its turn
+            files.append(spec)
+    longer = f"; --timeout {10 * budget.seconds:g} if it takes long"
+    for spec, losses in zip(files, _read(_losses, files, budget.seconds, longer), strict=True):
+        if isinstance(losses, FibrationError):
+            unusable(spec.name, losses)
+            continue
+        for loss in losses:
+            step(loss.hierarchy.name)
+            try:
+                report = loss.verify(timeout, fail_on) if spec.trainer else loss.hierarchy.verify(timeout)
+                outcomes.append(Outcome(spec.name, report=report))
+            except FibrationError as error:
+                unusable(spec.name, error)
     return outcomes
-
-
-def _verified(loss: TrainerLoss, is_config: bool, timeout: float | None, fail_on: str) -> list[Report]:
-    return [loss.verify(timeout, fail_on) if is_config else loss.hierarchy.verify(timeout)]
 
 
 def load_quietly(spec: str | Sequence[str] | Spec) -> Hierarchy:
@@ -111,7 +117,10 @@ def load_quietly(spec: str | Sequence[str] | Spec) -> Hierarchy:
 
 def loss_quietly(spec: str | Sequence[str] | Spec) -> TrainerLoss:
     """Returns the loss that a SPEC of the command line names, with what a trainer does around it."""
-    return _quietly(Spec.load, spec if isinstance(spec, Spec) else as_spec(spec))
+    (found,) = _read(Spec.load, [spec if isinstance(spec, Spec) else as_spec(spec)])
+    if isinstance(found, FibrationError):
+        raise found
+    return found
 
 
 def _losses(spec: Spec) -> list[TrainerLoss]:
@@ -119,13 +128,24 @@ def _losses(spec: Spec) -> list[TrainerLoss]:
     return [spec.load()] if spec.trainer else [TrainerLoss(h) for h in load_all(spec.name)]
 
 
-def _quietly(function: Callable[[Spec], T], spec: Spec) -> T:
-    """Runs `function` with stdout sent to stderr, so that a spec's own prints stay out of JSON and generated code."""
-    with contextlib.redirect_stdout(sys.stderr):
-        try:
-            return function(spec)
-        finally:
-            sys.stderr.flush()
+def _read(
+    function: Callable[[Spec], T], specs: Sequence[Spec], seconds: float = BUDGET, longer: str = ""
+) -> Iterator[T | FibrationError]:
+    """Yields `function(spec)` or its error for each spec; files with code are read in a process of their own.
+
+    Stdout is sent to stderr, so that a spec's own prints stay out of JSON and generated code.
+    """
+
+    def quietly(spec: Spec) -> T:
+        with contextlib.redirect_stdout(sys.stderr):
+            try:
+                return function(spec)
+            finally:
+                sys.stderr.flush()
+
+    has_code = any(split(spec.name)[0].endswith(".py") for spec in specs)
+    remedy = f"run the file by itself, to see where it stays{longer}"
+    return each(quietly, specs, max(seconds, LEAST), SpecError, remedy, has_code)
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:

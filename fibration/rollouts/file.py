@@ -203,7 +203,10 @@ def save_rollouts(path: str | os.PathLike[str], rollouts: Rollouts) -> None:
 
 def _load(path: Path) -> Rollouts:
     if not path.is_file():
-        _fail(path, "a file", "a folder" if path.is_dir() else "nothing of this name", "check the path")
+        found = (
+            "a folder" if path.is_dir() else "a device, a pipe or a socket" if path.exists() else "nothing of this name"
+        )
+        _fail(path, "a file", found, "check the path")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
@@ -211,7 +214,7 @@ def _load(path: Path) -> Rollouts:
                 found = "no format at all" if format is None else repr(format)
                 remedy = f"{WRITE}, and their .save(path) writes such files"
                 _fail(path, f"the format '{FORMAT}', or '{FIRST}', in the metadata", found, remedy)
-            arrays = {name: file.get_tensor(name) for name in list(file.keys())}
+            arrays = {name: _column(path, file, name) for name in list(file.keys())}
     except SafetensorError as error:
         _fail(path, "a whole safetensors file", str(error), "it is truncated or of another kind: copy it anew")
     needed = (*_NEEDED, *(_OF_FIRST if format == FIRST else ()))
@@ -243,6 +246,25 @@ def _load(path: Path) -> Rollouts:
 
 
 _REWRITE = "write such files with Rollouts.save"
+MAX_LEVELS = 20
+_OF_NUMPY = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "F32", "F64")
+
+
+def _column(path: Path, file: Any, name: str) -> NDArray[Any]:
+    """Returns a column of an open file. Bfloat16, which numpy lacks, becomes float32 without rounding."""
+    dtype = file.get_slice(name).get_dtype()
+    if dtype in _OF_NUMPY:
+        return np.asarray(file.get_tensor(name))
+    if dtype != "BF16":
+        rule = "columns of float32, float64 or bfloat16, and of whole numbers"
+        _fail(path, rule, f"{name!r} of {dtype}", "convert it to float32")
+    with path.open("rb") as raw:
+        header = int.from_bytes(raw.read(8), "little")
+        entry = json.loads(raw.read(header))[name]  # which `file` has checked
+        first, last = entry["data_offsets"]
+        raw.seek(8 + header + first)
+        high = np.frombuffer(raw.read(last - first), "<u2")
+    return (high.astype(np.uint32) << 16).view(np.float32).reshape(entry["shape"])
 
 
 def _of_first(path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> dict[str, Labels]:
@@ -262,11 +284,13 @@ def _names(path: Path, names: Mapping[str, Any], stratum: str) -> tuple[Any, ...
     if not isinstance(found := names.get(stratum), list):
         what = f"{found!r:.60}" if stratum in names else "none"
         _fail(path, f"a list of names for '{stratum}' in the metadata 'labels'", what, _REWRITE)
-    return tuple(map(_as_name, found))
+    return tuple(_as_name(path, stratum, name) for name in found)
 
 
-def _as_name(name: Any) -> Any:
-    return tuple(map(_as_name, name)) if isinstance(name, list) else name  # JSON has no tuples
+def _as_name(path: Path, stratum: str, name: Any, level: int = 0) -> Any:
+    if level > MAX_LEVELS:
+        _fail(path, f"names for '{stratum}' nested at most {MAX_LEVELS} deep", "a deeper one", _REWRITE)
+    return tuple(_as_name(path, stratum, n, level + 1) for n in name) if isinstance(name, list) else name
 
 
 def _json(path: Path, metadata: Mapping[str, str], key: str, kind: type = object) -> Any:
@@ -274,7 +298,9 @@ def _json(path: Path, metadata: Mapping[str, str], key: str, kind: type = object
         _fail(path, f"'{key}' in the metadata", f"only {', '.join(sorted(metadata))}", _REWRITE)
     try:
         value = json.loads(metadata[key])
-    except json.JSONDecodeError as error:
+    except RecursionError:
+        _fail(path, f"JSON in the metadata '{key}'", "lists nested thousands deep", _REWRITE)
+    except ValueError as error:
         _fail(path, f"JSON in the metadata '{key}'", str(error), _REWRITE)
     if not isinstance(value, kind):
         _fail(path, f"a JSON {kind.__name__} in the metadata '{key}'", f"{value!r:.60}", _REWRITE)

@@ -248,11 +248,11 @@ SLIPS = (
         "            return apply(sign, *args)\n", "            return apply(sign, *args[::-1])\n",
     ),
     slip(
-        "a spec that is imported ends the process", "test_outcome",
+        "a spec that is imported ends the process", "test_apart",
         "        if (os.getpid(), threading.get_ident()) in here:\n", "        if () in here:\n",
     ),
     slip(
-        "what a spec forks does not end", "test_outcome",
+        "what a spec forks does not end", "test_apart",
         "        if (os.getpid(), threading.get_ident()) in here:\n", "        if here:\n",
     ),
     slip(

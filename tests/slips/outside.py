@@ -81,16 +81,19 @@ SLIPS = (
         "return {v.law for v in self.verdicts if v.status != \"proved\"}", "return {v.law for v in self.verdicts if not v.accepted}",
     ),
     slip(
-        "a command that never came to its end went well", "test_outcome",
-        "    return left or UNUSABLE\n", "    return left\n",
+        "code that ends its process ends the command", "test_apart",
+        "                except EOFError:\n", "                except BlockingIOError:\n",
     ),
     slip(
-        "handlers at exit change a verdict", "test_outcome",
-        "        return int(said) or (left if left >= 0 else 128 - left)\n",
-        "        return left if left >= 0 else 128 - left\n",
+        "what code forks goes on beside it", "test_apart",
+        "        if os.getpid() != process:\n            _end(1)\n", "",
     ),
     slip(
-        "a result that was not written is one", "test_outcome",
+        "what code starts outlives it", "test_apart",
+        "        for end in (os.killpg, os.kill):\n", "        for end in (os.kill,):\n",
+    ),
+    slip(
+        "a result that was not written is one", "test_apart",
         "        end = SystemExit(UNUSABLE)\n", "        pass\n",
     ),
     slip(
