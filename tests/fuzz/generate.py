@@ -33,6 +33,7 @@ from fibration import (
     deviation,
     exp,
     expm1,
+    gated,
     identity_gate,
     largest,
     log,
@@ -67,6 +68,7 @@ from fibration import (
 from fibration.errors import FibrationError
 from fibration.language.atoms import Stratum
 from fibration.language.expressions import Apply, Expression, Number, as_expression
+from fibration.language.traversal import substitute
 
 token, turn, trajectory, prompt_group, domain, text, image, batch = strata(
     "token turn trajectory prompt_group domain text image batch"
@@ -338,6 +340,23 @@ class Formulas:
     def split(self) -> Decomposition:
         scale = self.setting.scale
         return self.pick(log_ratio(scale=scale), signed_log_ratio(scale=scale), ratio_deviation(scale=scale))
+
+    def decomposition(self) -> Decomposition:
+        """One of `split`; or with parts that are stopped or turned, everywhere or under a condition."""
+        made = self.split()
+        densities = {c: self.restopped(e, x) for c, e in made.densities}
+        back = substitute(made.recovery, {g: self.restopped(g, g) for g in map(gated, made.channels)})
+        return Decomposition(densities, back, made.scale) if self.rng.random() < 0.7 else made
+
+    def restopped(self, e: Expression, by: Expression) -> Expression:
+        """A formula; or one with its values and other slopes, or other values; on a side or near 0 of `by`."""
+        other = self.pick(
+            2 * stop(e) - e, 3 * e - 2 * stop(e), stop(e), (e + stop(e)) / 2, -e, 2 * e, PARAMETERS[3] * e
+        )
+        inside = self.pick(
+            by >= 0, by <= 0, absolute(by) < 0.1, absolute(by) <= PARAMETERS[0], advantage > 0, (by >= 0) & (by <= 0)
+        )
+        return self.pick(e, e, other, where(inside, e, other), where(inside, other, e))  # type: ignore[no-any-return]
 
     def objective(self) -> Objective:
         return self.pick(token_mean(), trajectory_mean(), constant_normaliser(8))  # type: ignore[no-any-return]

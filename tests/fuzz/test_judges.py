@@ -5,7 +5,7 @@ import pkgutil
 import pytest
 from thorough import some
 
-from fuzz.judges import JUDGES, gate_laws, judge, kernel_laws
+from fuzz.judges import JUDGES, gate_laws, judge, kernel_laws, level_facts
 from fuzz.run import one
 
 
@@ -16,7 +16,9 @@ def test_no_verdict_is_contradicted(name):
     assert not failures, "\n\n".join(failures)
 
 
-@pytest.mark.parametrize("searches", [judge.SEARCHES, gate_laws.SEARCHES, (*kernel_laws.SEARCHES, kernel_laws.SLOWEST)])
+@pytest.mark.parametrize(
+    "searches", [judge.SEARCHES, gate_laws.SEARCHES, level_facts.SEARCHES, (*kernel_laws.SEARCHES, kernel_laws.SLOWEST)]
+)
 def test_the_searches_that_judges_leave_out_exist(searches):
     for name in searches:
         assert callable(pkgutil.resolve_name(f"fibration.laws.{name}"))

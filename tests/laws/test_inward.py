@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 import pytest
-from hierarchies.builders import T, W, budget, chain, epsilon, one, prompt_group, token, trajectory, two, weight
+from hierarchies.builders import T, W, budget, chain, epsilon, one, prompt_group, token, trajectory, two, weight, x
 from oracles import brute_force, verdicts
 from oracles.counterexample_json import from_json
 
@@ -17,6 +17,7 @@ from fibration import (
     advantage,
     aggregate_gate,
     atan,
+    before,
     clip,
     clip_gate,
     count,
@@ -51,6 +52,8 @@ from fibration import (
     zero_gate,
 )
 from fibration.language.atoms import channel_sign, density, mass
+from fibration.laws import LAWS
+from fibration.laws.subject import Subject
 
 STRIP = aggregate_gate(budget, rollback=count(token))
 LOG = log_ratio(scale=1 / T)
@@ -258,6 +261,43 @@ BESIDE = {
 def verdict(h, subject):
     subject = subject if subject == "hierarchy" else f"gate on {subject}"
     return next(v for v in h.verify().verdicts if (v.law, v.subject) == ("inward", subject))
+
+
+NEAR = abs(x) < 0.1
+
+
+def split_of(outside, inside=NEAR):
+    return decomposition(density=where(inside, x, outside), recovery=exp(gated("")))
+
+
+AGAINST, BACK = x * advantage < 0, 2 * stop(x) - x
+OF_DECOMPOSITIONS = {  # the status of R∘F, its fault, and the status of what is left
+    "back on both sides": (one(residual, split_of(BACK)), "refuted", TURNED, "proved"),
+    "R, back on both sides": (
+        one(residual, decomposition(density=x, recovery=where(abs(gated("")) < 0.1, exp(gated("")), exp(2 * stop(gated("")) - gated(""))))),
+        "refuted", TURNED, "proved",
+    ),
+    "back where the advantage is against it": (one(residual, split_of(BACK, ~AGAINST)), "refuted", TURNED, "undecided"),
+    "back where the advantage is with it": (one(residual, split_of(BACK, AGAINST)), "proved", "", ""),
+    "in a chain": (two(split=decomposition(density=where(abs(x) < 0.1, x, BACK) / T, recovery=exp(gated("") * T), scale=1 / T)), "refuted", TURNED, "proved"),
+    "stopped": (one(residual, split_of(stop(x))), "proved", "", ""),
+    "steeper": (one(clip(residual, -1, 1), split_of(3 * x - 2 * stop(x))), "proved", "", ""),
+    "stopped on the wrong side": (one(residual, split_of(stop(x), ~AGAINST | (abs(x) < 0.1))), "undecided", LOST, "proved"),
+    "open again": (one(residual, split_of(where(abs(x) < 1, stop(x), x))), "undecided", OPENED, "proved"),
+    "beside what comes before": (one(residual, decomposition(density=x + stop(before(x, over=trajectory)), recovery=exp(gated("")))), "proved", "", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_DECOMPOSITIONS)
+def test_a_decomposition_with_stop_is_judged_as_a_gate_of_log_ratios(name):
+    h, status, fault, rest = OF_DECOMPOSITIONS[name]
+    subject = Subject(h, [])
+    [found] = (v for v in LAWS["inward"].decide(subject) if v.subject == "decomposition")
+    assert (found.status, found.fault) == (status, fault)
+    if status == "refuted":
+        brute_force.confirm(h, found)
+    subject.verdicts.append(found)
+    assert "".join(v.status for v in LAWS["inward"].decide_rest(subject, [found] if fault else [])) == rest
 
 
 @pytest.mark.sampled

@@ -8,30 +8,46 @@ A gate passes on the pull on its residual, times its slope. The law has three pa
 
 The pull is that of `Hierarchy.pull`, with the direction in which the recovery moves. The proof takes the gate's
 branches two at a time (`off_policy/further_out.py`). If it fails, the gate's pieces tell where to search for a batch.
+
+With a `stop`, `R(F(r))` may have the value `r` and another slope. The decomposition is then judged as a gate of the log
+ratio of a token.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
 from sympy import oo
 
 from fibration.errors import FibrationError
-from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total
+from fibration.language.atoms import (
+    Attribute,
+    Component,
+    Count,
+    Parameter,
+    Stratum,
+    Total,
+    advantage,
+    residual,
+    token_log_ratio,
+)
 from fibration.language.decompositions import log_ratio
 from fibration.language.expressions import Expression
-from fibration.language.gates import Gate, clip_gate, pessimistic_clip_gate
+from fibration.language.gates import Gate, clip_gate, identity_gate, pessimistic_clip_gate
 from fibration.language.roles import words
-from fibration.language.sympy_bridge import from_sympy
-from fibration.language.traversal import atoms
+from fibration.language.sympy_bridge import from_sympy, symbol
+from fibration.language.traversal import applications, atoms, substitute
 from fibration.laws import topic
 from fibration.laws.batches.words import Witness
-from fibration.laws.gates.coordinates import coordinate
-from fibration.laws.gates.recovery import scaled
+from fibration.laws.gates.coordinates import composed, coordinate
+from fibration.laws.gates.recovery import inverted, scaled
 from fibration.laws.law import Decision, Law, following, proved, unproved
+from fibration.laws.off_policy.further_out import keeps, lines_out
 from fibration.laws.off_policy.inward_search import Span, negative_ratio, pushed_further_out
 from fibration.laws.off_policy.pushes import LOST, OPENED, TURNED, Fault, Pushed
+from fibration.laws.off_policy.reversal_search import reversed_token
 from fibration.laws.on_policy.identity import gate_without_a_value
 from fibration.laws.subject import Subject
 
@@ -52,6 +68,36 @@ def decide_inward(subject: Subject) -> Iterator[Decision]:
         return
     for stratum in subject.hierarchy.order:
         yield _of_gate(subject, stratum)
+    if any(applications(composed(subject.hierarchy, leaf), "stop") for leaf in subject.hierarchy.leaves):
+        yield _of_decomposition(subject)
+
+
+def _of_decomposition(subject: Subject, but: str = "") -> Decision:
+    """The decision for `R∘F`; `but`: for all of the law except this fault."""
+    h = subject.hierarchy
+    if _composed_keeps(subject, but):
+        return proved("decomposition", REST[but] if but else f"R(F(r)): {KEPT}, {STAYS}, and {MET}")
+    fault = "" if but else next((fault for fault in REST if _composed_keeps(subject, fault)), "")
+    witness = None
+    if fault not in (OPENED, LOST) and but != TURNED:  # with gates that pass everything, R∘F alone reverses tokens
+        witness = reversed_token(h.replace(gates=dict.fromkeys(h.order, identity_gate()), advantages=None))
+        fault = TURNED if witness and not but else fault
+    found = f"R(F(r)) = {composed(h, h.leaves[0])}, {'which reverses' if witness else 'whose slope may reverse'} a pull"
+    decision = unproved("decomposition", found, inverted(h) + f"; {GIVE_UP}" * (not but), witness, REST.get(but, ""))
+    return following(replace(decision, fault=fault), subject.first_failure("recovery"))
+
+
+def _composed_keeps(subject: Subject, but: str) -> bool:
+    """Whether `R∘F` keeps the law, with a token's log ratio as its residual; `but`: all of it except this fault."""
+    h, base = subject.hierarchy, symbol(advantage)
+    for leaf, side in itertools.product(h.leaves, (1, -1)):
+        assume = subject.at(leaf)
+        whole = substitute(composed(h, leaf), {token_log_ratio: residual})
+        held = {p: assume.with_signs({base: frozenset({p})}) for p in (1, -1)}
+        lines = lines_out(h, leaf, "", whole, side, assume, None, side * oo)
+        if not keeps(whole, held, side, base, lines, but):
+            return False
+    return True
 
 
 def _of_score(subject: Subject) -> Decision:
@@ -159,6 +205,8 @@ def remainder(subject: Subject) -> Iterator[Decision]:
     for stratum in subject.hierarchy.order:
         if fault := given_up.get(topic.gate(stratum)):
             yield _rest_of_gate(subject, stratum, fault)
+    if fault := given_up.get("decomposition"):
+        yield _of_decomposition(subject, fault)
 
 
 def _rest_of_gate(subject: Subject, stratum: Stratum, fault: str) -> Decision:

@@ -114,7 +114,7 @@ class OfGates:
             try:
                 chosen = rng.sample(f.setting.strata, min(rng.choice([1, 1, 2]), len(f.setting.strata)))
                 gates = {s: Gate(f.gated(s)) for s in chosen}
-                return OfHierarchy(f.hierarchy(gates=gates, decomposition=f.split()))
+                return OfHierarchy(f.hierarchy(gates=gates, decomposition=f.decomposition()))
             except FibrationError:
                 continue
         raise NothingDrawn

@@ -374,7 +374,7 @@ class OfGates:
             try:
                 stratum = rng.choice(f.setting.strata)
                 gate: Any = Gates(f, stratum).gate()
-                split = f.split()
+                split = f.decomposition()
                 if len(split.channels) > 1 and rng.random() < 0.2:
                     gate = {"+": gate, "-": Gates(f, stratum).gate()}
                 return OfHierarchy(f.hierarchy(gates={stratum: gate}, decomposition=split))
