@@ -1,4 +1,4 @@
-"""Coupling: the strata over which rows decide one coefficient together, and the sums known before an update.
+"""Coupling: the strata over which rows decide a coefficient or a part of `J` together, and sums known before an update.
 
 A coefficient is `c_i = ∂J/∂log π_i`. A node *moves* if it depends on the log-probs of the current policy. Values count,
 not only gradients, so the search passes through `Detach`. Tokens meet at the targets of `Push`, `Scan`, `Quantile` and
@@ -9,17 +9,23 @@ A sum over several rows that does not move is *frozen*: a mean of old log-probs,
 condition on frozen policies keeps. A program of its own, the *prologue*, computes it once per step. Then it is an
 input.
 
-The parts of a step add up to `J` because `J` is a sum over tokens, less penalties. A penalty is such a sum too, or a
-mean over a stratum. A coefficient reads that mean, to be NaN where it is, so that rows over its elements are coupled.
+The loss of a micro-batch is its part of `-J`, and the parts add up to `-J`. A summand of `J` may read rows that no
+coefficient reads: the mean of a group whose level is removed, or a statistic that a gate adds. Then these rows are
+coupled too, although their gradients are row-local.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fibration.compiler.adjoint import adjoint
-from fibration.compiler.ir import BATCH, Const, Input, Mix, Node, Push, Quantile, Scan
+from fibration.compiler.derivative import ZERO
+from fibration.compiler.hoist import map_of
+from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan, arguments
 from fibration.compiler.keys import Key
 from fibration.compiler.lower import from_log_probs, lower
 from fibration.compiler.optimise import optimise
@@ -29,6 +35,7 @@ from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import is_beyond_rows, whole_batch
 
 CURRENT = ("log_prob", "log_ratio")  # the kinds of inputs that are the current policy's
+LINEAR = ("add", "sub", "neg", "const", "arg")
 FROZEN = "frozen"  # the kind of an input that the prologue computes
 
 
@@ -38,8 +45,9 @@ class Coupling:
 
     An element of `strata` has to lie in one micro-batch, and with it all that lies over it.
 
-    `strata`: beyond a row, where log-probs of the current policy meet. `within`: at the rows or finer, where any tokens
-    meet. `frozen`: beyond a row, the strata of sums that are known before the update.
+    `strata`: beyond a row, where log-probs of the current policy meet, in a coefficient or in a summand of `J`.
+    `within`: at the rows or finer, where any tokens meet. `frozen`: beyond a row, the strata of sums that are known
+    before the update.
     """
 
     strata: tuple[str, ...]
@@ -87,6 +95,15 @@ def micro_batch(program: Program, hierarchy: Hierarchy) -> dict[str, Program]:
     return {"micro": micro.validate(), "prologue": prologue.validate()}
 
 
+@dataclass(frozen=True)
+class Sum:
+    """What a value adds up, the factors of its terms, and the sums that it is made of."""
+
+    added: tuple[Node, ...]
+    factors: tuple[Node, ...] = ()
+    sums: frozenset[Node] = frozenset()
+
+
 class _Analysis:
     def __init__(self, program: Program, hierarchy: Hierarchy) -> None:
         self.program, shape = program, whole_batch(hierarchy)
@@ -102,10 +119,13 @@ class _Analysis:
 
     @cached_property
     def coupling(self) -> Coupling:
+        j = self.summands
         outputs = {k: v for k, v in self.program.outputs.items() if k.word == "coefficients"}
-        read = list(replace(self.program, outputs=outputs).nodes())
+        read = {*replace(self.program, outputs=outputs).nodes(), *self._behind([*j.added, *j.factors])}
         still = {s for n in read if n not in self.moving for s in _meets(n)}
         met = {s for n in read if n in self.moving for s in _meets(n)}
+        # each part of an element would add its number, and a sum of `J` that is read is that of the step
+        met |= {n.stratum for n in (*j.added, *j.sums.intersection(read)) if n.stratum not in self.program.leaves}
         # a frozen sum along an order has a value per token, and is computed where the tokens are
         met |= {n.target for n in read if isinstance(n, Scan) and n.target in self.wide}
         whole = {s for s in self.order if not self.under[s].isdisjoint(met & self.wide)}
@@ -118,12 +138,87 @@ class _Analysis:
     def frontier(self) -> list[Node]:
         """The frozen sums over several rows that other nodes read, and what is made of these sums alone."""
         frozen, known = set[Node](), set(self.coupling.frozen)
-        for n in self.nodes:
+        for n in (n for n in self.nodes if n not in self.summands.sums):
             summed = isinstance(n, (Push, Quantile, Mix)) and not known.isdisjoint(_meets(n))
             if n.stratum in self.wide and n not in self.moving and (summed or not frozen.isdisjoint(n.operands)):
                 frozen.add(n)
         read = {o for n in self.nodes if n not in frozen for o in n.operands} | set(self.program.outputs.values())
         return [n for n in self.nodes if n in frozen and n in read]
+
+    @cached_property
+    def summands(self) -> Sum:
+        """`J`: the sums that it is made of, from the last one on; what they add up, and what they multiply that by.
+
+        A micro-batch adds up what it has, and multiplies by numbers of the whole step.
+        """
+        sums, added, factors = list[Node](), list[Node](), list[Node]()
+        left = [self.program.outputs[Key("objective")]]
+        for n in left:
+            if (found := self._summed(n)) is None:
+                added.append(n)
+            else:
+                sums.append(n)
+                left += (o for o in found.added if o not in left)
+                factors += found.factors
+        return Sum(tuple(added), tuple(factors), frozenset(sums))
+
+    def _summed(self, n: Node) -> Sum | None:
+        """What a node adds up, and what it multiplies that by; None if it is no sum over elements."""
+        if isinstance(n, Push) and n.reduce == "sum":
+            return Sum((n.operand,))
+        return self._sum_of(n.body, n) if isinstance(n, Map) and n.stratum not in self.program.leaves else None
+
+    def _sum_of(self, s: Scalar, n: Map) -> Sum | None:
+        if s.op == "arg":
+            operand = n.inputs[int(s.value or 0)]
+            return Sum((operand,)) if self._summed(operand) else None
+        if s is ZERO:
+            return Sum(())
+        if s.op == "select" and s.args[2].op == "const" and math.isnan(s.args[2].value or 0.0):
+            return self._sum_of(s.args[1], n)  # NaN if an input is not finite: a part is, if one of its own is not
+        found = [self._sum_of(a, n) for a in s.args]
+        terms = {"add": [0, 1], "sub": [0, 1], "neg": [0], "div": [0], "select": [1, 2]}.get(s.op, [])
+        if s.op == "mul":  # of two sums, the one that moves
+            moves = [one is not None and not self.moving.isdisjoint(one.added) for one in found]
+            terms = [moves.index(True) if any(moves) else next((k for k in (0, 1) if found[k]), 0)]
+        chosen = [one for k in terms if (one := found[k]) is not None]
+        if not terms or len(chosen) < len(terms):
+            return None
+        others = {i for k, a in enumerate(s.args) if k not in terms for i in arguments(a)}
+        factors = (*(o for one in chosen for o in one.factors), *(n.inputs[i] for i in sorted(others)))
+        return Sum(tuple(o for one in chosen for o in one.added), factors)
+
+    def _behind(self, left: list[Node]) -> set[Node]:
+        """What values depend on. A mean that one level adds and the next one subtracts is left out."""
+        found = set[Node]()
+        while left:
+            n = left.pop()
+            if n not in found:
+                found.add(n)
+                left += _operands(n)
+        return found
+
+
+def _operands(n: Node) -> Iterable[Node]:
+    if not isinstance(n, Map):
+        return n.operands
+    return [o for s in ((n.body,) if n.body.op in LINEAR else n.body.args) for o in _linear(s, n)]
+
+
+def _linear(s: Scalar, n: Map) -> dict[Node, int]:
+    """The nodes whose sum a part of a map is, each with the number of times that it is added."""
+    if s.op == "arg":
+        o = n.inputs[int(s.value or 0)]
+        while isinstance(o, Pull):
+            o = o.operand
+        return _linear(o.body, o) if isinstance(o, Map) else {o: 1}
+    if s.op not in LINEAR:
+        return {map_of(s, n.inputs): 1}
+    found = Counter[Node]()
+    for i, a in enumerate(s.args):
+        sign = -1 if s.op == "neg" or (s.op == "sub" and i == 1) else 1
+        found.update({o: sign * times for o, times in _linear(a, n).items()})
+    return {o: times for o, times in found.items() if times}
 
 
 def _meets(node: Node) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ class Operator:
 
     @cached_property
     def coupling(self) -> Coupling:
-        """Which rows decide a coefficient together. A micro-batch must contain all of them."""
+        """Which rows decide a coefficient, or a part of `J`, together. A micro-batch must contain all of them."""
         known = self.programs.get("objective")  # without programs an operator makes indexes alone
         return UNCOUPLED if known is None else coupling(known, self.hierarchy)
 
@@ -164,7 +164,8 @@ class Operator:
         - `log_probs`, `old_log_probs`: log π of the sampled tokens in nats, under the current and the old policy, in
           the batch's shape.
         - `advantages`: per token, or per row `[B]`.
-        - `index`: what `op.index(...)` returned for this batch, or `index.micro(rows)` for a micro-batch. Required.
+        - `index`: what `op.index(...)` returned for this batch. Required. For a micro-batch `index.micro(rows)`: the
+          losses of a step's micro-batches add up to `-J`.
         - `parameters`: `{name: value}`. Default: the declared defaults.
         - `rewards`: per token, or per row `[B]`, instead of advantages. The hierarchy's formula makes the advantages.
         - `policies`: log-probs of the further policies that formulas name, such as `{"rollout": log_probs}`.

@@ -4,20 +4,30 @@
 """
 
 import pytest
-from support import programs, prompt_group, spec, token, trajectory
+from random_steps import Step
+from support import domain, operator, programs, prompt_group, spec, token, trajectory
 
 from fibration import (
     Fibration,
+    Gate,
     Hierarchy,
     Penalty,
     clip_gate,
+    identity_gate,
     log_prob,
     log_ratio,
+    mass,
     mean,
     policies,
     quantile,
+    ratio_deviation,
+    residual,
+    stop,
+    tanh,
+    token_log_ratio,
     token_mean,
     uniform,
+    zero_gate,
 )
 from fibration.compiler.coupling import coupling, coupling_of
 from fibration.language.atoms import BATCH, Stratum
@@ -29,10 +39,10 @@ COUPLED = {
     "attenuated_group": ("prompt_group",),
     "clip_cov": (BATCH,),
     "fiberpo_crossed": (BATCH, "domain", "modality"),
-    "fiberpo_domain": ("domain", "prompt_group"),
-    "fiberpo_domain_inward": ("domain", "prompt_group"),
-    "fiberpo_domain_inward_clip": ("domain", "prompt_group"),
-    "fiberpo_domain_tis": ("domain", "prompt_group"),
+    "fiberpo_domain": ("prompt_group",),
+    "fiberpo_domain_inward": ("prompt_group",),
+    "fiberpo_domain_inward_clip": ("prompt_group",),
+    "fiberpo_domain_tis": ("prompt_group",),
     "fiberpo_experts": (BATCH, "expert"),
     "fiberpo_modal": ("prompt_group",),
     "fiberpo_turns": ("prompt_group",),
@@ -64,7 +74,7 @@ def test_shipped_losses_have_the_expected_coupling(name):
 def test_verify_states_the_coupling_as_a_fact(name):
     (fact,) = [f for f in spec(name).verify().facts if f.name == "coupling"]
     assert fact.value == str(coupling_of(spec(name)))
-    assert ("no second pass" in fact.argument) == coupling_of(spec(name)).is_row_local
+    assert ("log-probs alone" in fact.argument) == coupling_of(spec(name)).is_row_local
 
 
 def loss(name, **more):
@@ -80,6 +90,45 @@ def test_identity_gates_couple_nothing():
     assert of(narrow).is_row_local and str(of(narrow)) == "row-local"
     wide = loss("wide", fibrations=fibrations, gates={**gates, prompt_group: clip_gate(0.2)})
     assert of(wide).strata == ("prompt_group",) and str(of(wide)) == "couples all rows of a prompt_group"
+
+
+def groups(gates=(), **more):
+    """Tokens over trajectories over groups, with identity gates but for those given."""
+    gates = dict.fromkeys((token, trajectory, prompt_group), identity_gate()) | dict(gates)
+    fibrations = [Fibration(token, trajectory, uniform()), Fibration(trajectory, prompt_group, uniform())]
+    return loss("groups", fibrations=fibrations, gates=gates, decomposition=ratio_deviation(scale=mass), **more)
+
+
+x, mean_of_group = token_log_ratio, mean(token_log_ratio, over=prompt_group)
+crossed = [Fibration(token, trajectory, uniform())] + [
+    Fibration(trajectory, s, uniform()) for s in (prompt_group, domain)
+]
+OF_THE_VALUE = {  # gradients are row-local; and where `J` reads more
+    "identity": (groups(), ()),
+    "a level is removed": (groups(gates={prompt_group: zero_gate()}), ("prompt_group",)),
+    "a level is halved": (groups(gates={prompt_group: Gate(residual / 2)}), ("prompt_group",)),
+    "a statistic of groups": (groups(gates={token: Gate(residual + mass * tanh(mean_of_group))}), ("prompt_group",)),
+    "a statistic of rows": (groups(gates={token: Gate(residual + mass * tanh(mean(x, over=trajectory)))}), ()),
+    "a frozen statistic": (groups(penalties={"p": x * x - mean(log_prob(old), over=prompt_group)}), ()),
+    "a held statistic": (groups(penalties={"p": x * x - stop(mean_of_group)}), ("prompt_group",)),
+    "a penalty with a constant": (groups(penalties={"p": x * x + 1}), ()),
+    "crossed": (
+        loss("crossed", fibrations=crossed, gates=dict.fromkeys((token, trajectory, domain), identity_gate())
+             | {prompt_group: zero_gate()}, decomposition=ratio_deviation(scale=mass)), ("prompt_group",),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_THE_VALUE)
+def test_rows_that_only_the_objective_reads_are_coupled_too(name):
+    """Else the losses of micro-batches would not add up to `-J`."""
+    h, strata = OF_THE_VALUE[name]
+    assert set(of(h).strata) == set(strata) and coupling_of(h) == of(h)
+    step = Step(operator(h), 3)
+    step.freeze()
+    whole, parts = step.coefficients(), [(step.loss(rows, step.new).loss, step.places(rows)) for rows in step.closed()]
+    assert len(parts) > 1
+    assert float(sum(part for part, _ in parts)) == pytest.approx(-float(whole.objective), rel=1e-12, abs=1e-14)
 
 
 def test_a_penalty_over_a_coarse_stratum_couples_it():

@@ -133,7 +133,7 @@ class Batches:
         """Labels of what lies over rows, turns say, in order; or of what crosses them."""
         h, rng = self.h, self.rng
         under = [u.name for u in h.coarser(s) if u.name in labels]
-        within_rows = self.rows in h.coarser(s) or self.rows not in h.strata
+        within_rows = self.rows in h.coarser(s) or (self.rows not in h.strata and rng.random() < 0.5)
         found: list[Any] = []
         part = 0
         for i, r in enumerate(row):

@@ -1,8 +1,10 @@
-"""Runs the compiled operator on a batch of the fuzz, to compare its coefficients with those of `World`."""
+"""Runs the compiled operator on a batch of the fuzz, to compare its values with those of `World`."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,67 @@ from support import operator
 
 from fibration import Hierarchy
 from fibration.language.atoms import BATCH
+from fibration.runtime.operator import Operator
 from fuzz.world import Batch
+
+
+@dataclass
+class Call:
+    """An operator and its inputs on one batch, in float64. `rewards`: advantages are made of them."""
+
+    op: Operator
+    index: Any
+    log_probs: torch.Tensor
+    old: torch.Tensor
+    advantages: Any
+    parameters: dict[str, Any]
+    policies: dict[str, torch.Tensor]
+    batch: Batch
+    rewards: Any = None
+
+    def closed(self) -> list[list[int]]:
+        """The smallest sets of rows that share no element of the coupling with others."""
+        of, found = self.batch.labels[self.op.hierarchy.rows.name], list[set[Any]]()
+        for row in dict.fromkeys(of):
+            mine = {("row", row)}
+            for s in self.op.coupling.strata:
+                labels = self.batch.labels.get(s, [0] * len(of))
+                mine |= {(s, e) for e, r in zip(labels, of, strict=True) if r == row and e is not None}
+            mine = mine.union(*(m for m in found if m & mine))
+            found = [*(m for m in found if not m & mine), mine]
+        number = {r: i for i, r in enumerate(dict.fromkeys(of))}
+        return [sorted(number[e] for s, e in m if s == "row") for m in found]
+
+    def coefficients(self) -> Any:
+        more = {"rewards": self.rewards} if self.rewards is not None else {}
+        advantages = None if more else self.advantages
+        given = self.log_probs, self.old, advantages, self.index, self.parameters
+        return self.op.coefficients(*given, policies=self.policies or None, **more)
+
+    def parts(self, a: torch.Tensor) -> Iterator[tuple[torch.Tensor, float, torch.Tensor]]:
+        """The tokens, the loss and its gradient of the smallest micro-batches that the coupling allows.
+
+        `a`: the advantages of tokens.
+        """
+        policies = self.policies or None
+        self.op.freeze(self.old, a, self.index, self.parameters, policies=policies)
+        bounds = self.index.bounds
+        for rows in self.closed():
+            at = torch.from_numpy(np.concatenate([np.arange(bounds[r], bounds[r + 1]) for r in rows]))
+            now = self.log_probs[at].requires_grad_()
+            others = {name: values[at] for name, values in self.policies.items()} or None
+            part = self.index.micro(rows)
+            loss = self.op.loss(now, self.old[at], a[at], part, self.parameters, policies=others).loss
+            (gradient,) = torch.autograd.grad(loss, now)
+            yield at, float(loss.detach()), gradient
 
 
 def coefficients(h: Hierarchy, batch: Batch, backend: str = "torch") -> np.ndarray:
     """`∂J/∂log π` of every token, by a backend in float64."""
+    return call(h, batch, backend).coefficients().values.numpy()  # type: ignore[no-any-return]
+
+
+def call(h: Hierarchy, batch: Batch, backend: str = "torch") -> Call:
     op = operator(h, backend)
     rows = list(dict.fromkeys(batch.labels[h.rows.name]))
     lengths = [batch.labels[h.rows.name].count(r) for r in rows]
@@ -38,13 +96,12 @@ def coefficients(h: Hierarchy, batch: Batch, backend: str = "torch") -> np.ndarr
     now = old + floats([float(v) for v in batch.x])
     passed = {p.name: floats([float(v) for v in batch.policies[p.name]]) for p in h.policies.values() if p.is_passed}
     parameters = {n: _plain(v) for n, v in batch.parameters.items()}
-    more: dict[str, Any] = {"policies": passed} if passed else {}
-    advantages: Any = floats([float(v) for v in batch.advantages])
+    made = Call(op, index, now, old, floats([float(v) for v in batch.advantages]), parameters, passed, batch)
     if h.advantages is not None:
         assert batch.rewards is not None
         keys = range(batch.size) if batch.by_token else rows
-        more["rewards"], advantages = floats([float(batch.rewards[k]) for k in keys]), None
-    return op.coefficients(now, old, advantages, index, parameters, **more).values.numpy()  # type: ignore[no-any-return]
+        made.rewards = floats([float(batch.rewards[k]) for k in keys])
+    return made
 
 
 def _attribute(h: Hierarchy, a: Any, batch: Batch, first: list[int]) -> Any:

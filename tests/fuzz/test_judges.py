@@ -5,7 +5,7 @@ import pkgutil
 import pytest
 from thorough import some
 
-from fuzz.judges import JUDGES, gate_laws, judge, kernel_laws, level_facts
+from fuzz.judges import JUDGES, gate_laws, joint_facts, judge, kernel_laws
 from fuzz.run import one
 
 
@@ -17,7 +17,7 @@ def test_no_verdict_is_contradicted(name):
 
 
 @pytest.mark.parametrize(
-    "searches", [judge.SEARCHES, gate_laws.SEARCHES, level_facts.SEARCHES, (*kernel_laws.SEARCHES, kernel_laws.SLOWEST)]
+    "searches", [judge.SEARCHES, gate_laws.SEARCHES, joint_facts.SEARCHES, (*kernel_laws.SEARCHES, kernel_laws.SLOWEST)]
 )
 def test_the_searches_that_judges_leave_out_exist(searches):
     for name in searches:

@@ -6,6 +6,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from fuzz.batches import Batches
+from fuzz.judges.level_facts import added, found_facts, of_rows
 from hierarchies.builders import FULL, budget, domain, epsilon, prompt_group, token, trajectory
 from hierarchies.centred_advantages import ADVANTAGES, advantages_of, batch, share
 from hierarchies.first_order_specs import DEVIATION, SIGNED, deep_tree, quiver, three, tree
@@ -21,6 +23,7 @@ from fibration import (
     Fibration,
     Gate,
     Hierarchy,
+    MarkovKernel,
     Objective,
     advantage,
     aggregate_gate,
@@ -41,7 +44,9 @@ from fibration import (
     where,
     zero_gate,
 )
-from fibration.language.atoms import mass
+from fibration.language.atoms import Stratum, mass
+from fibration.language.expressions import as_expression
+from fibration.language.strata import Shape
 
 F = Fraction
 M, T = count(trajectory), count(token, over=trajectory)
@@ -114,6 +119,52 @@ def test_the_shares_of_levels_add_up_to_what_the_operator_computes(name):
     added = shares(world, [F(float(v)) for v in given.x], [F(float(a)) for a in given.advantages])
     expected = np.array([float(sum(level[k] for level in added.values())) for k in range(given.tokens)])
     assert np.abs(found - expected).max() <= 1e-13 * np.abs(expected).max()
+
+
+def plain(*edges, rows=trajectory):
+    """Identity gates on a shape, whose kernels weigh the tokens of every leaf alike."""
+    pairs = [tuple(map(Stratum, e.split(">"))) for e in edges]
+    strata = tuple(dict.fromkeys(s for pair in pairs for s in pair))
+    shape = Shape(strata, tuple(Fibration(*p, uniform()) for p in pairs))
+
+    def tokens(s):
+        return sum((as_expression(1) if o == s else count(o, over=s) for o in sorted(shape.leaves_over(s), key=str)), 0)
+
+    kernels = [Fibration(a, b, kernel=MarkovKernel(tokens(a) / tokens(b))) for a, b in pairs]
+    return Hierarchy(
+        name="plain", fibrations=kernels, gates={s: identity_gate() for s in strata}, rows=rows,
+        decomposition=log_ratio(scale=mass), objective=Objective(1 / count(trajectory, over=batch)),
+    )  # fmt: skip
+
+
+APART = {  # the levels that add 0 on policy, if every row has one advantage
+    "chain": (plain("token>trajectory", "trajectory>prompt_group"), {"token"}),
+    "turns": (plain("token>turn", "turn>trajectory", "trajectory>prompt_group"), {"token", "turn"}),
+    "rows cross": (plain("token>trajectory", "trajectory>domain", "trajectory>prompt_group"), {"token"}),
+    "experts cross rows": (plain("token>trajectory", "token>domain", "trajectory>batch", "domain>batch"), set()),
+    "experts without a root": (plain("token>trajectory", "token>domain"), set()),
+    "groups of tokens": (plain("token>prompt_group", "prompt_group>domain"), set()),
+    "turns that may cross rows": (plain("token>turn"), set()),
+    "two branches": (plain("text>trajectory", "image>trajectory"), set()),
+    "a branch of pictures": (plain("text>trajectory", "image>picture", "picture>trajectory"), {"image"}),
+    "the shipped experts": (spec("fiberpo_experts"), set()),
+    "the shipped turns": (spec("fiberpo_turns"), {"token", "turn"}),
+    "the shipped branches": (spec("fiberpo_modal"), set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", APART)
+def test_a_level_is_said_to_add_nothing_exactly_if_it_lies_in_rows_with_all_that_it_subtracts(name):
+    h, expected = APART[name]
+    said = {f.subject.removeprefix("gate on ") for f in found_facts(h, ("share",)) if "on policy 0 for" in f.argument}
+    draw, adds = Batches(h, random.Random(name), 12), set()
+    for _ in range(30):
+        drawn = draw("exact")
+        of_rows(h, drawn)
+        adds |= {s.name for s in h.order if s.name not in adds and any(abs(c) > 1e-12 for c in added(h, drawn, s.name))}
+        if adds | expected == {s.name for s in h.order}:
+            break
+    assert said == expected == {s.name for s in h.order} - adds
 
 
 def test_a_gate_that_reads_densities_has_no_share():

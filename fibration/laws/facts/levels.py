@@ -128,14 +128,26 @@ def share(subject: Subject, known: str) -> Iterator[Fact]:
     h = subject.hierarchy
     if not has_levels(subject, known) or not adds_up_levels(h):
         return
-    shape = whole_batch(h)
     fine = subject.proved("identity") and _has_weight_one(subject) and _has_one_pull(h)
     for stratum in h.order:
         taken = [f"{_times(c)}E[h'·Y | {u}]" for u, c in h.shape.moebius(stratum).items() if c]
         value = "".join(["h'·Y", *(f" - {t}" if not t.startswith("-") else f" + {t[1:]}" for t in taken)])
         y = f"Y = E[(μ/m)·{'w·' if h.objective.formulas else ''}A·∂𝒢/∂D | {stratum}], h' the slope of the gate"
-        none = "; on policy 0 for one advantage per row" if fine and stratum in shape.finer(h.rows) else ""
+        none = "; on policy 0 for one advantage per row" if fine and _is_apart(h, stratum) else ""
         yield Fact("share", topic.gate(stratum), value, f"c/(m·F') is the sum over levels; {y}{none}", DETAIL)
+
+
+def _is_apart(h: Hierarchy, stratum: Stratum) -> bool:
+    """Whether a level adds 0 for a pull that is one number per row.
+
+    It does if it subtracts that number once: its elements, and those of the strata whose means it subtracts, lie in one
+    row each and have the same tokens. Experts that cross rows have tokens of several, and so do groups. Beside another
+    branch of a tree, the mean has only the branch's share of the number.
+    """
+    shape, means = h.shape, h.shape.moebius(stratum)
+    of_one_row = {stratum, *means} <= {h.rows, *whole_batch(h).finer(h.rows)}
+    is_whole = all(shape.leaves_over(u) == shape.leaves_over(stratum) for u in means)
+    return of_one_row and is_whole and sum(means.values()) == 1
 
 
 def _has_one_pull(h: Hierarchy) -> bool:

@@ -1,197 +1,321 @@
-"""What is said of all levels together: recovery, positivity, `reversal`, `amplification`, and what is left of `gradient`."""
+"""The facts about levels against brute force: `share`, `idle` and `spill`, `blocks` and `normaliser`.
+
+What a level adds to a coefficient is its definition: the coefficient if the gradient flows through that level's gate
+alone, or through the gate of one of its elements.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from sympy import oo
+from hierarchies import random_quivers
 
-from fibration import Hierarchy, identity_gate
+import fibration
+from fibration import (
+    Fibration,
+    Gate,
+    Hierarchy,
+    Objective,
+    advantage,
+    aggregate_gate,
+    clip_gate,
+    constant_normaliser,
+    count,
+    density,
+    identity_gate,
+    log_ratio,
+    mass,
+    proportional,
+    ratio_deviation,
+    residual,
+    signed_log_ratio,
+    tanh,
+    token_mean,
+    trajectory_mean,
+    uniform,
+    zero_gate,
+)
 from fibration.errors import FibrationError
 from fibration.language.atoms import Gated, Stratum
-from fibration.language.report import Verdict
-from fibration.language.sympy_bridge import from_sympy
+from fibration.language.expressions import as_expression
+from fibration.language.hierarchy import FOUNDATIONS
+from fibration.language.report import Fact
 from fibration.laws import LAWS
 from fibration.laws.budget import Budget
-from fibration.laws.facts import levels
-from fibration.laws.facts.amplification_bounds import Amplified, Bound
-from fibration.laws.gates.coordinates import coordinate, lines
+from fibration.laws.facts.certified import facts
 from fibration.laws.subject import Subject
-from fuzz.dual_numbers import value_of
-from fuzz.generate import SETTINGS, Formulas
-from fuzz.judges.inward_law import Gates
-from fuzz.judges.judge import TRIES, NothingDrawn, OfHierarchy, attempt, of_batch, proofs_alone, worlds
-from fuzz.world import World
+from fibration.laws.values.numerals import plural
+from fuzz.batches import Batches
+from fuzz.dual_numbers import Dual, slopes_of, value_of
+from fuzz.generate import PARAMETERS, SETTINGS, Setting, domain, prompt_group, token, trajectory, turn
+from fuzz.judges.judge import TOLERANCE, NothingDrawn, OfHierarchy, attempt, of_batch, proofs_alone
+from fuzz.random_hierarchies import QUIVERS, TREES
+from fuzz.world import Batch, World
 
-ASKED = ("structure", "locality", "markov", "reflecting", "coherent", "recovery", "identity", "first_order", "gradient",
-         "positivity", "inward")  # fmt: skip
-SEARCHES = (
-    "gates.recovery.ratio_not_recovered", "on_policy.identity.gate_off_identity", "on_policy.first_order._felt",
-    "on_policy.gradient.wrong_coefficients", "on_policy.gradient.start_not_recovered",
-    "on_policy.gradient.opposed_advantage", "off_policy.positivity.ratio_not_positive",
-    "off_policy.positivity_search.ratio_not_positive", "off_policy.inward.pushed_further_out",
-    "off_policy.inward.negative_ratio", "facts.levels.reversed_token",
+BESIDE = (  # rows are no level
+    Setting("turns alone", (token,), (Fibration(token, turn, kernel=uniform()),)),
+    Setting("groups of tokens", (token,), (Fibration(token, prompt_group, kernel=uniform()),)),
+    Setting("turns of groups", (token,), (
+        Fibration(token, turn, kernel=uniform()), Fibration(turn, prompt_group, kernel=uniform()),
+        Fibration(prompt_group, domain, kernel=proportional(count(turn))),
+    )),
 )  # fmt: skip
+ASKED = ("identity", "first_order", "agreement", "mask_open")  # what the facts rest on, beside the foundations
+TOWERS = tuple(s for s in (*SETTINGS, *QUIVERS, *TREES, *BESIDE) if s.fibrations)
 
 
-@dataclass
-class Said:
-    """What is certified of a hierarchy. `is_along`: with reasons for every law, `gradient` would be given up."""
-
-    h: Hierarchy
-    recovers: bool = False
-    is_positive: bool = False
-    is_along: bool = False
-    reverses_none: bool = False
-    turns_none: bool = False  # the decomposition, if gates pass everything
-    bounds: dict[int, Bound] | None = None
-
-    @property
-    def statuses(self) -> list[str]:
-        found = [self.recovers, self.is_positive, self.is_along, self.reverses_none, self.turns_none]
-        found += [b.most != oo for b in (self.bounds or {}).values()]
-        return ["proved" if f else "undecided" for f in found]
-
-
-def said_of(h: Hierarchy, timeout: float) -> Said | None:
-    """What is said within the time; None of what cannot be read."""
-    said, subject = Said(h), Subject(h, [])
+def found_facts(h: Hierarchy, names: tuple[str, ...], laws: tuple[str, ...] = ASKED) -> list[Fact] | None:
+    """Some facts alone, as `verify` gives them; None where a foundation fails."""
+    subject, found = Subject(h, []), list[Fact]()
 
     def ask() -> None:
-        for name in ASKED:
-            subject.verdicts += list(LAWS[name].decide(subject))
-        given_up = [v for v in subject.verdicts if v.law == "gradient" and v.status != "proved"]
-        left: list[Verdict] = list(LAWS["gradient"].decide_rest(subject, given_up))
-        said.recovers, said.is_positive = subject.proved("recovery"), subject.proved("positivity")
-        said.is_along = all(v.status == "proved" for v in left)
-        said.turns_none = subject.proved("inward", "decomposition")
-        table, known = lines(h, subject), coordinate(h, subject)
-        said.bounds = Amplified(subject, known, table).bounds()
-        [fact] = levels.reversal(subject, known, table)
-        said.reverses_none = fact.value.startswith("none")
+        for name in (*FOUNDATIONS, *laws):
+            subject.verdicts.extend(LAWS[name].decide(subject))
+            if name in FOUNDATIONS and subject.first_failure(name):
+                return
+        for name, some in facts(subject):
+            if name in names:
+                found.extend(some)
 
-    Budget(timeout).allows(ask)
-    if any(v.internal_error for v in subject.verdicts):
-        raise AssertionError(next(v.found for v in subject.verdicts if v.internal_error))
-    is_read = all(v.status == "proved" for v in subject.verdicts if v.law in ASKED[:5])
-    return said if is_read and subject.verdicts else None
+    with proofs_alone():
+        Budget(20.0).allows(ask)
+    return None if subject.first_failure(*FOUNDATIONS) else found
 
 
-# ---------------------------------------------------------------- brute force
+# ---------------------------------------------------------------- what a level adds
 
 
-def off(said: Said, world: World) -> str:
-    """What a batch contradicts, '' for nothing."""
-    h = said.h
-    if said.recovers:
-        for i in range(world.n):
-            found, why = attempt(partial(_back, world, i))
-            right, _ = attempt(lambda i=i: world.by.call("exp", world.x[i].value))
-            if why == "no value" or (not why and right and abs(value_of(found) - right) > 1e-6 * max(1, right)):
-                return f"wrong recovery: {found} instead of {right} at token {i}"
-    ratios, why = attempt(lambda: world.ratios)
-    if said.is_positive and (why == "no value" or (not why and min(map(value_of, ratios)) < -1e-9)):
-        return f"wrong positivity: {ratios}"
-    mu, lacks = attempt(lambda: world.mu(h.objective))
-    found, why = attempt(lambda: world.coefficients)
-    if lacks or why or not all(abs(c) < 1e12 for c in found):
-        return ""
-    own = [value_of(world.advantage(i)) for i in range(world.n)]
-    plain = World(h.replace(gates=dict.fromkeys(h.order, identity_gate())), world.batch)
-    passed, why = attempt(lambda: plain.coefficients) if said.turns_none else ([], "")
-    for i, c in enumerate(passed or ()):
-        if c * value_of(world.x[i]) > 1e-9 * abs(c) and own[i] * value_of(world.x[i]) < 0:
-            return f"wrong inward: coefficient {c} at token {i}, with gates that pass everything"
-    most = max(map(abs, own))
-    for i, c in enumerate(found):
-        x, small = value_of(world.x[i]), 1e-9 * max(1, *map(abs, found))
-        if said.reverses_none and c * x > small * abs(x) and own[i] * x < 0:
-            return f"wrong reversal: coefficient {c} at token {i}"
-        bound = (said.bounds or {}).get(0) or (said.bounds or {}).get(1 if own[i] > 0 else -1)
-        if bound is not None and bound.most != oo and own[i] and mu[i] > 0:
-            limit, why = attempt(lambda b=bound, i=i: value_of(world.value(from_sympy(b.most), *world.place(i))))
-            if not why and abs(c) > (limit * (1 + 1e-6) + 1e-9) * mu[i] * most:
-                return f"wrong amplification: {bound}, {limit}: coefficient {c / mu[i] / most} at token {i}"
+class OneGate(World):
+    """A batch on which gradients flow through the gate of one level alone, or of one of its elements."""
+
+    def __init__(self, h: Hierarchy, b: Batch, level: str, element: Any = None) -> None:
+        super().__init__(h, b)
+        self.gated = {  # type: ignore[misc]
+            (s, c): {
+                e: gated if s == level and element in (None, e) else value_of(gated) for e, gated in elements.items()
+            }
+            for (s, c), elements in self.gated.items()
+        }
+
+
+def added(h: Hierarchy, b: Batch, level: str, element: Any = None) -> list[Any]:
+    return OneGate(h, b, level, element).coefficients
+
+
+def passed(h: Hierarchy, b: Batch, level: str) -> dict[str, dict[Any, Any]]:
+    """`h'·Y` of every element, by channel, in extensive units."""
+    world, found = World(h, b), dict[str, dict[Any, Any]]()
+    mu, factors = world.mu(h.objective), world.factors(h.objective)
+    for c in h.decomposition.channels:
+        found[c] = {}
+        for e, rho in world.residual[level, c].items():
+            slope = slopes_of(world.gate(level, e, c, Dual(value_of(rho), {0: 1.0}))).get(0, 0)
+            pull: Any = 0
+            for i in world.over[level][e]:
+                leaf = world.place(i)[0]
+                down: dict[Any, Any] = {
+                    Gated(k): sum(
+                        world.kernel(leaf, i, s) * value_of(world.gated[s, k][world.below(leaf, i, s)])
+                        for s in (leaf, *world.coarser[leaf])
+                    )
+                    for k in h.decomposition.channels
+                }
+                down[Gated(c)] = Dual(down[Gated(c)], {0: world.kernel(leaf, i, level)})
+                back = slopes_of(world.value(h.with_mass(h.decomposition.recovery, Stratum(leaf)), leaf, i, down))
+                pull += mu[i] * factors[i] * world.advantage(i) * back.get(0, 0)
+            found[c][e] = slope * pull
+    return found
+
+
+def said(h: Hierarchy, b: Batch, level: str, text: str) -> list[Any]:
+    """What a level adds by the formula of the fact `share`."""
+    world, terms = World(h, b), re.findall(r"([+-]) (?:(\d+)·)?E\[h'·Y \| (\w+)\]", text)
+    levels, found = passed(h, b, level), [0.0] * world.n
+    for i in range(world.n):
+        leaf = world.place(i)[0]
+        for c, of_element in levels.items():
+            part: Any = of_element[world.below(leaf, i, level)] if level in (leaf, *world.coarser[leaf]) else 0
+            for sign, times, u in terms:
+                if u in (leaf, *world.coarser[leaf]):
+                    here = world.below(leaf, i, u)
+                    each = (e for e in of_element if world.below(level, e, u) == here)
+                    part += float(f"{sign}{times or 1}") * sum(world.kernel(level, e, u) * of_element[e] for e in each)
+            split = h.with_mass(h.decomposition[c], Stratum(leaf))
+            found[i] += part * slopes_of(world.value(split, leaf, i, flows="order")).get(i, 0)
+    return found
+
+
+def differs(found: list[Any], wanted: list[Any]) -> bool:
+    size = max(1.0, *(abs(float(v)) for v in (*found, *wanted)))
+    return any(abs(float(a - b)) > TOLERANCE * size for a, b in zip(found, wanted, strict=True))
+
+
+def of_rows(h: Hierarchy, b: Batch) -> None:
+    """Give every row one advantage."""
+    own = dict(zip(b.labels[h.rows.name], b.advantages, strict=True))
+    b.advantages = [own[r] for r in b.labels[h.rows.name]]
+
+
+def centre(h: Hierarchy, b: Batch, over: str, text: str) -> None:
+    """Advantages for which a level over a stratum is idle, by the words of the fact."""
+    world = World(h, b)
+    mu = [float(m) for m in world.mu(h.objective)]
+    by_row = f"of the {plural(h.rows.name)} of" in text
+    if by_row:
+        of_rows(h, b)
+    weight = {i: mu[i] if "Σ μ·A" in text else 1.0 for i in range(b.size)}
+    for tokens in world.over[over].values():
+        each = list({b.labels[h.rows.name][i]: i for i in tokens}.values()) if by_row else tokens
+        if size := sum(weight[i] for i in each):
+            middle = sum(weight[i] * float(b.advantages[i]) for i in each) / size
+            for i in tokens:
+                b.advantages[i] = float(b.advantages[i]) - middle  # type: ignore[call-overload]
+
+
+def wrong_share(h: Hierarchy, f: Fact, draw: Batches) -> str:
+    level = f.subject.removeprefix("gate on ")
+    b = draw()
+    if differs(got := added(h, b, level), expected := said(h, b, level, f.value)):
+        return f"{f.value} is {expected}, and {level} adds {got} {of_batch(b)}"
+    b = draw("exact")
+    of_rows(h, b)
+    if "on policy 0" in f.argument and differs(got := added(h, b, level), [0.0] * b.size):
+        return f"{level} adds {got} on policy {of_batch(b)}"
     return ""
 
 
-def _back(world: World, i: int) -> Any:
-    """`R(F(r))` of a token."""
-    leaf, _ = world.place(i)
-    h = world.h
-    down: dict[Any, Any] = {Gated(c): value_of(world.density[leaf, c][i]) for c in h.decomposition.channels}
-    return world.value(h.with_mass(h.decomposition.recovery, Stratum(leaf)), leaf, i, down)
+def wrong_idle(h: Hierarchy, f: Fact, draw: Batches) -> str:
+    level = f.subject.removeprefix("gate on ")
+    b = draw("exact" if "on policy" in f.value else None)
+    centre(h, b, level, f.value)
+    got = added(h, b, level)
+    return f"{level} adds {got} {of_batch(b)}" if differs(got, [0.0] * b.size) else ""
 
 
-def _alone(world: World, rng: random.Random) -> Iterator[World]:
-    """The batch at one log ratio near 0, where a row alone has an advantage, or a token."""
-    b, rows = world.batch, world.label[world.h.rows.name]
-    one, of_rows = (
-        rng.randrange(world.n),
-        any("advantage" in str(world.h.gates[s]) for s in world.h.order if s not in world.h.leaves),
-    )
-    owners = [[r == rows[one] for r in rows]] + ([] if of_rows else [[i == one for i in range(world.n)]])
-    for own in owners:
-        for x, a in ((0.0, 1.0), (0.0, -1.0), (2.0**-40, 1.0), (-(2.0**-40), 1.0)):
-            yield World(world.h, replace(b, x=[x] * world.n, advantages=[a * k for k in own]))
+def wrong_spill(h: Hierarchy, f: Fact, draw: Batches) -> str:
+    """On policy, and in log ratios everywhere: siblings lose together what an element's own tokens gain."""
+    level = f.subject.removeprefix("gate on ")
+    b = draw("exact")
+    world, names = World(h, b), {s.name: s for s in h.strata} | h.attributes | h.parameters
+    share = as_expression(eval(f.value, vars(fibration) | names))
+    for e in world.elements(level):
+        each = added(h, b, level, e)
+        own = sum(each[i] for i in world.over[level][e])
+        others = sum(v for i, v in enumerate(each) if i not in world.over[level][e])
+        if abs(own + others) > TOLERANCE * max(1, abs(own)):
+            return f"{level} {e} gains {own}, its siblings {others} {of_batch(b)}"
+        of_level = passed(h, b, level)
+        scale = sum(
+            value_of(world.value(h.masses[Stratum(world.place(i)[0])], *world.place(i))) for i in world.over[level][e]
+        )
+        pull = sum(v for c, found in of_level.items() for k, v in found.items() if k == e and c != "-") * scale
+        rest = value_of(world.value(share, level, e)) * pull
+        if abs(own - rest) > TOLERANCE * max(1, abs(rest)):
+            return f"{level} {e} gains {own}, by the fact {rest} {of_batch(b)}"
+    return ""
 
 
-def against(world: World) -> str:
-    """Coefficients that add up against the advantage that some tokens alone have."""
-    found, why = attempt(lambda: world.coefficients)
-    if why:
+# ---------------------------------------------------------------- which tokens depend on which
+
+
+def wrong_blocks(h: Hierarchy, f: Fact, draw: Batches) -> str:
+    b = draw()
+    world = World(h, b)
+    said = re.sub("block-diagonal over |and over ", "", f.value).split()
+    over = list(map(str, h.leaves)) if f.value == "diagonal" else said
+    for i, ratio in enumerate(world.ratios if f.value != "one block" else ()):
+        for j in slopes_of(ratio):
+            labels = {s: {world.label[s][i], world.label[s][j]} for s in over}
+            if apart := [s for s, e in labels.items() if None not in e and len(e) > 1]:
+                return f"𝒢 of token {i} reads token {j} of another {apart[0]} {of_batch(b)}"
+    return ""
+
+
+def wrong_normaliser(h: Hierarchy, f: Fact, draw: Batches) -> str:
+    if f.value != "nothing":
         return ""
-    along = sum(c * a for c, a in zip(found, world.batch.advantages, strict=True))
-    return (
-        ""
-        if along >= -1e-6 * max(1, *map(abs, found))
-        else f"wrong direction: {along} of advantages {world.batch.advantages}"
-    )
+    b = draw()
+    world = World(h, b)
+    whole = world.coefficients
+    for tokens in world.over[h.rows.name].values():
+        alone = world.of(tokens).coefficients
+        if differs([whole[i] for i in tokens], alone):
+            return f"tokens {tokens} alone have {alone} {of_batch(b)}"
+    return ""
 
 
-def with_rows(world: World) -> World:
-    """The batch with one advantage per row."""
-    rows, first = world.label[world.h.rows.name], dict[Any, Any]()
-    own = [first.setdefault(r, a) for r, a in zip(rows, world.batch.advantages, strict=True)]
-    return World(world.h, replace(world.batch, advantages=own))
+WRONG: dict[str, Callable[[Hierarchy, Fact, Batches], str]] = {
+    "share": wrong_share, "idle": wrong_idle, "spill": wrong_spill, "blocks": wrong_blocks, "normaliser": wrong_normaliser,
+}  # fmt: skip
 
 
-# ---------------------------------------------------------------- the judge
+# ---------------------------------------------------------------- what is drawn
+
+
+def tower(rng: random.Random) -> Hierarchy:
+    """A shape with kernels that reflect, and gates of every kind."""
+    epsilon = PARAMETERS[0]
+    rows = trajectory
+    if rng.random() < 0.5:
+        kind = random_quivers.KINDS[rng.choice(list(random_quivers.KINDS))]
+        made = random_quivers._Draw(str(rng.random()), kind, False)
+        shape: dict[str, Any] = {"fibrations": made.fibrations(), "assume": made.assume}
+        levels, rows = tuple(made.strata.values()), Stratum(kind.rows)
+    else:
+        setting = rng.choice(TOWERS)
+        levels = setting.strata
+        shape = {"fibrations": setting.fibrations, "assume": setting.assume, "groups": setting.groups}
+    gates = (
+        clip_gate(epsilon).per(mass), clip_gate(epsilon).per(mass).inward(), aggregate_gate(epsilon, 2).per(mass),
+        identity_gate(), identity_gate(), zero_gate(), Gate(residual / 3), Gate(mass * tanh(residual / mass)),
+    )  # fmt: skip
+    chosen = {s: rng.choice(gates) for s in levels}
+    if rng.random() < 0.1:
+        s = rng.choice(shape["fibrations"]).source
+        coarser = [f.target for f in shape["fibrations"] if f.source == s]
+        chosen[s] = Gate(residual + mass * tanh(density(rng.choice(coarser))))
+    objectives = [token_mean(), trajectory_mean(), constant_normaliser(8), Objective(1 / count(token, over=trajectory))]
+    if token not in levels or rows != trajectory:
+        objectives.pop()
+    objective = rng.choice(objectives)
+    if rng.random() < 0.1:
+        objective = objective.keep(advantage > 0, rng.choice(["all", "kept"]))
+    return Hierarchy(
+        name="tower", gates=chosen, decomposition=rng.choice([log_ratio, signed_log_ratio, ratio_deviation])(scale=mass),
+        objective=objective, rows=rows, **shape,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class OfLevels:
+class LevelFacts:
+    """The facts about levels of one hierarchy, each on several batches."""
+
     name: str = "levels"
-    timeout: float = 4.0
+    timeout: float = 2.0
+    tries: int = 5
 
     def draw(self, rng: random.Random) -> OfHierarchy:
-        f = Formulas(rng.choice(SETTINGS), rng, moving=False)
         for _ in range(20):
             try:
-                chosen = rng.sample(f.setting.strata, rng.randrange(min(2, len(f.setting.strata)) + 1))
-                gates = {s: Gates(f, s).gate() for s in chosen}
-                return OfHierarchy(f.hierarchy(gates=gates, decomposition=f.decomposition(), objective=f.objective()))
+                return OfHierarchy(tower(rng))
             except FibrationError:
                 continue
         raise NothingDrawn
 
     def judge(self, case: OfHierarchy, rng: random.Random) -> tuple[list[str], str]:
-        h = case.h
-        with proofs_alone(SEARCHES):
-            said = said_of(h, self.timeout)
-        if said is None:
-            return [], ""
-        for world in map(with_rows, worlds(h, rng, TRIES // 2, most=8)):
-            if complaint := off(said, world):
-                return said.statuses, f"{complaint} {of_batch(world.batch)}"
-            for alone in _alone(world, rng) if said.is_along else ():
-                if complaint := against(alone):
-                    return said.statuses, f"{complaint} {of_batch(alone.batch)}"
-        return said.statuses, ""
+        h, statuses = case.h, list[str]()
+        draw = Batches(h, rng, 24)
+        for f in found_facts(h, tuple(WRONG)) or ():
+            statuses.append(f"{f.name}, 0 on policy" if "on policy 0" in f.argument else f.name)
+            for _ in range(self.tries):
+                complaint, why = attempt(lambda f=f: WRONG[f.name](h, f, draw))
+                if complaint and not why:
+                    return statuses, f"wrong {f.name}: {complaint}"
+        return statuses, ""
 
 
-JUDGES = (OfLevels(),)
+JUDGES = (LevelFacts(),)
