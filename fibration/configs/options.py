@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +100,7 @@ class Options:
         return value
 
     def number(self, name: str, above: float | None = None) -> float:
-        """A finite number, above a bound if there is one. A text that writes one, as `1e-4` in YAML, counts."""
+        """A number of a size that float64 holds, perhaps above a bound. A text that writes one, as `1e-4`, counts."""
         required = "a finite number" if above is None else f"a finite number above {above:g}"
         value = self[name]
         if isinstance(value, str):
@@ -109,7 +108,8 @@ class Options:
                 value = float(value)
             except ValueError:
                 raise self.refusal(name, required) from None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not (value == 0 or 1e-300 <= abs(value) <= 1e300):
             raise self.refusal(name, required)
         if above is not None and not value > above:
             raise self.refusal(name, required)

@@ -109,7 +109,7 @@ CHANGES = {
     f"{ROLLOUT}top_p": (0.9, {}),
     f"{ROLLOUT}top_k": (20, {}),
     f"{ROLLOUT}min_p": (0.1, {}),
-    f"{ROLLOUT}logprobs_mode": ("raw_logprobs", {f"{ROLLOUT}top_p": 0.9}),
+    f"{ROLLOUT}logprobs_mode": ("raw_logprobs", {f"{ROLLOUT}top_p": 0.9, **IS}),
     "data.max_response_length": (2048, {f"{ACTOR}loss_agg_mode": "seq-mean-token-sum-norm"}),
     "distillation.enabled": (True, {}),
     "trainer.use_v1": (False, RS),
@@ -313,7 +313,7 @@ def test_what_is_no_config_is_refused(config):
         ({f"{ACTOR}clip_ratio": 0.3}, "clip_ratio=0.3 has no effect"),
         ({f"{ALGORITHM}filter_groups.enable": True}, "filter_groups"),
         ({**IS, f"{ROLLOUT}calculate_log_probs": False}, "rollout_is have no effect"),
-        ({**IS, f"{CORRECTION}bypass_mode": True}, "rollout_is, rollout_rs and loss_type beside it have no effect"),
+        ({**IS, f"{CORRECTION}bypass_mode": True}, "have no effect: with bypass_mode=true"),
         ({**IS, MODE: "bypass_mode"}, "rollout_is=token has no effect: loss_mode=bypass_mode has the weights of"),
         ({f"{ACTOR}tau_pos": 3}, "tau_pos=3 has no effect with loss_mode=vanilla and adv_estimator=grpo"),
         *(

@@ -47,7 +47,7 @@ TAKEN = {
 WRONG_KL = {
     "k1": (ERROR, "its expected gradient is 0 on policy, so that it does not keep the policy near the reference"),
     "abs": (WARNING, "its gradient is the sign of the log ratio, which is the gradient of no divergence"),
-    "k3": (NOTE, "its gradient is that of the other divergence, KL(reference‖current)"),
+    "k3": (WARNING, "its gradient is that of the other divergence, KL(reference‖current)"),
 }
 
 LEFT_IN_ROW = "rollout_rs: a row is divided by the tokens that are left in it"
@@ -89,9 +89,8 @@ def hierarchy_of(config: Any) -> TrainerLoss:
         penalties=d.penalties,
         gives_up=d.gives_up,
     )
-    return TrainerLoss(
-        hierarchy, all_findings(d.gives_up, [*(Finding(NOTE, why) for why in d.gives_up.values()), *d.said])
-    )
+    choices = [Finding(NOTE, why) for why in d.gives_up.values()]
+    return TrainerLoss(hierarchy, all_findings(d.gives_up, [*choices, *d.options.findings]))
 
 
 def _loss_mode(d: Draft) -> str:
@@ -115,13 +114,13 @@ def _correction(d: Draft, mode: str) -> Weights | None:
         d.say(
             "bypass_mode: old_log_probs are those of the rollout engine, so that ratios are to the policy that sampled."
         )
-        if mode != BYPASS or asked or loss_type:
+        if asked or loss_type:
             d.say(
-                "algorithm.rollout_correction.bypass_mode=true: rollout_is, rollout_rs and loss_type beside it have no "
-                "effect. verl 0.9.1 takes the loss of policy_loss.loss_mode; trainer.use_v1=false changes it after the "
-                "workers have read it. policy_loss.loss_mode=bypass_mode reads policy_loss.rollout_correction.",
-                WARNING if asked or loss_type else NOTE,
-                f"{MODE}={BYPASS}" if mode != BYPASS else "",
+                "rollout_is, rollout_rs and loss_type have no effect: with bypass_mode=true verl 0.9.1 takes the loss "
+                "of policy_loss.loss_mode (trainer.use_v1=false changes it after the workers have read it). "
+                "policy_loss.loss_mode=bypass_mode reads policy_loss.rollout_correction.",
+                WARNING,
+                "" if mode == BYPASS else f"{MODE}={BYPASS}",
             )
         return None
     if loss_type:
@@ -187,7 +186,8 @@ def _reduction(d: Draft, mean: str) -> Objective:
                 "micro-batches do not add up to one loss, and their scale changes from step to step. Here the number "
                 f"is {factor:g}, data.max_response_length{d.default('data.max_response_length')}. "
                 f"loss_scale_factor={factor:g} makes verl divide by it.",
-                first=True,
+                WARNING,
+                f"{SCALE}={factor:g}",
             )
         if factor <= 0:
             raise d.options.refusal(SCALE, "a number of tokens, above 0")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from fibration.configs.findings import ERROR
+from fibration.configs.sampling import Setting, find_sampling
 from fibration.configs.verl.draft import Draft, written
 from fibration.configs.verl.estimators import ESTIMATOR
 from fibration.configs.verl.losses import MODE, ROW_MEAN
 from fibration.configs.verl.options import ACTOR, ALGORITHM, CORRECTION, POLICY_LOSS, ROLLOUT, said_of
+from fibration.configs.weights import answer_weight
 from fibration.errors import listed
 
 NORM, SCALE = "seq-mean-token-sum-norm", f"{ACTOR}loss_scale_factor"
+LOGPROBS = ("processed_logprobs", "raw_logprobs", "processed_logits", "raw_logits")
+PROCESSED = f"{ROLLOUT}logprobs_mode=processed_logprobs"
 # Options that another part of verl reads.
 NOT_OF_LOSSES = (
     *("data.max_response_length", "data.train_batch_size", "trainer.v1.trainer_mode"),
@@ -30,8 +35,7 @@ def say_around(d: Draft, mean: str) -> None:
             f"verl divides by {prompts} × {answers} = {prompts * answers} rows, the size of a mini-batch, also where a "
             "row has no token, or where the last mini-batch has fewer rows; here empty rows do not count."
         )
-    if (heat := d.options.number(f"{ROLLOUT}temperature")) != 1:
-        d.say(f"rollout.temperature={heat:g}: all log-probs are those of logits divided by {heat:g}.")
+    _say_sampling(d)
     if mean == ROW_MEAN:
         d.say("verl adds 1e-8 to the lengths of rows that it divides by.")
     if d.options.number(f"{ACTOR}entropy_coeff"):
@@ -55,6 +59,29 @@ def say_around(d: Draft, mean: str) -> None:
         has = "have" if len(unused) > 1 else "has"
         chosen = " and ".join(d.known(name).rpartition(".")[2] for name in (MODE, ESTIMATOR))
         d.say(f"{listed(map(d.known, unused))} {has} no effect with {chosen} and the other options.")
+
+
+def _say_sampling(d: Draft) -> None:
+    """What answers are sampled from, and what the weights do where that is not the trainer's distribution."""
+    heat = d.options.number(f"{ROLLOUT}temperature")
+    if heat != 1:
+        d.say(f"rollout.temperature={heat:g}: all log-probs are those of logits divided by {heat:g}.")
+    mode = d.options.choice(f"{ROLLOUT}logprobs_mode", LOGPROBS)
+    if mode.endswith("logits") and d.engine:
+        d.say(
+            f"{d.known(f'{ROLLOUT}logprobs_mode')}: rollout_log_probs are logits, and no log-probs.", ERROR, PROCESSED
+        )
+    # SGLang's log-probs are taken after the temperature and before the cuts, whatever logprobs_mode says.
+    is_sglang = d.options.given.get(f"{ROLLOUT}name") == "sglang"
+    names = ("top_p", "top_k", "min_p", *["temperature"] * (not is_sglang or heat == 0))
+    values = {name: d.options.number_or_none(f"{ROLLOUT}{name}") for name in names}
+    settings = {name: Setting(f"{ROLLOUT}{name}", value) for name, value in values.items()}
+    for weight in d.engine or (None,):
+        is_raw = is_sglang or mode == "raw_logprobs"
+        d.options.findings += find_sampling(settings, 1.0 if is_sglang else heat, weight, is_raw, PROCESSED)
+        length = d.options.whole("data.max_response_length")
+        if found := answer_weight(weight, length, "rollout_is=token") if weight and not weight.masks else None:
+            d.options.findings.append(found)
 
 
 def _say_steps(d: Draft, mini_batch: int) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from fibration.configs.findings import ERROR
 from fibration.configs.parts import batch, mean_of, trajectory
 from fibration.configs.verl.draft import Draft
 from fibration.configs.verl.options import CORRECTION
+from fibration.configs.weights import EngineWeight
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.operators import exp, minimum, where
 from fibration.language.statistics import largest, mean, total
@@ -18,6 +20,7 @@ MASKS = (
     *("token_k1", "token_k2", "token_k3", "seq_sum_k1", "seq_sum_k2", "seq_sum_k3"),
     *("seq_mean_k1", "seq_mean_k2", "seq_mean_k3", "seq_max_k2", "seq_max_k3"),
 )
+OF: dict[str, Literal["token", "answer", "mean"]] = {"token": "token", "seq_sum": "answer", "seq_mean": "mean"}
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ def weights(d: Draft, prefix: str, log_ratio: Expression, left: Expression | Non
         formula, size = rho, where(condition, rho, 0)
         if not lower < 1 < upper:
             d.drop_at_agreement(condition, bounds, f"{bounds}=0.5_2.0")
+    if reads_engine(d, prefix):
+        d.engine.append(EngineWeight(f"rollout_is={level}", "answer" if whole else "token", bool(lower), lower, upper))
     why = f"rollout_is={level}: a row is weighed whole" if whole else ""
     if is_normed := d.options.flag(f"{prefix}rollout_is_batch_normalize"):
         if d.mask is not None and prefix != CORRECTION:
@@ -80,6 +85,11 @@ def weights(d: Draft, prefix: str, log_ratio: Expression, left: Expression | Non
     return Weights(formula, condition, why, whole, scaled)
 
 
+def reads_engine(d: Draft, prefix: str) -> bool:
+    """Whether the ratios of a correction are those of trainer and engine."""
+    return prefix == CORRECTION or d.options.flag(f"{CORRECTION}bypass_mode")
+
+
 def masks(
     d: Draft, prefix: str, log_ratio: Expression, left: Expression | None = None
 ) -> tuple[tuple[Expression, ...], bool]:
@@ -98,6 +108,8 @@ def masks(
         conditions.append(condition)
         if mode.startswith("seq"):
             d.gives_up[f"causal of condition {condition}"] = f"rollout_rs={mode}: a row is dropped whole"
+        if lower is not None and reads_engine(d, prefix):
+            d.engine.append(EngineWeight(f"rollout_rs={mode}", OF[mode[:-3]], True, 1 / upper, 1 / lower))
         if lower is not None and not lower < 1 < upper:
             d.drop_at_agreement(condition, f"{prefix}rollout_rs_threshold", f"{prefix}rollout_rs_threshold=0.5_2.0")
     if any("_mean_" in mode for mode in modes):

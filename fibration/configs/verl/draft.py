@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fibration.configs.findings import ERROR, NOTE, Finding, Severity
+from fibration.configs.findings import ERROR, NOTE, Severity
 from fibration.configs.options import Options
 from fibration.configs.parts import bounded
+from fibration.configs.weights import EngineWeight
 from fibration.language.atoms import Parameter, Stratum
 from fibration.language.decompositions import Decomposition, ratio_deviation
 from fibration.language.expressions import Expression
@@ -31,6 +32,7 @@ class Draft:
     - `kept`: what every token of the response mask meets after `rollout_rs`; `by_token`: it drops single tokens.
     - `weighs_rows`: a row has the geometric mean of the weights of its tokens.
     - `reserved`: names of parameters that the policy loss needs.
+    - `engine`: what verl makes of trainer/engine.
     - `closed`: why tokens are dropped of which engine and trainer agree, or "".
     """
 
@@ -47,7 +49,7 @@ class Draft:
     closed: str = ""
     penalties: dict[str, Expression] = field(default_factory=dict)
     gives_up: dict[str, str] = field(default_factory=dict)
-    said: list[Finding] = field(default_factory=list)
+    engine: list[EngineWeight] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     reserved: frozenset[str] = frozenset()
 
@@ -80,9 +82,9 @@ class Draft:
         self.names.add(free)
         return bounded(free, value, lower, upper)
 
-    def say(self, sentence: str, severity: Severity = NOTE, change: str = "", first: bool = False) -> None:
+    def say(self, sentence: str, severity: Severity = NOTE, change: str = "") -> None:
         """Says what verl does around the loss, or grades a reason of `gives_up`."""
-        self.said.insert(0 if first else len(self.said), Finding(severity, sentence, change))
+        self.options.find(sentence, severity, change)
 
     def default(self, name: str) -> str:
         """` (the default)` for an option that the config does not name."""

@@ -116,7 +116,9 @@ def _of_one(d: Draft, estimator: str) -> tuple[Expression, tuple[object, ...]]:
         raise d.options.refusal(f"{ROLLOUT}n", f"2 or more: adv_estimator={estimator} {why}", f"{ROLLOUT}n=8")
     d.say(
         f"{ROLLOUT}n=1: an answer is compared with no other, so that {estimator} takes its reward for the advantage. "
-        f"Set {ROLLOUT}n for groups."
+        f"Set {ROLLOUT}n for groups.",
+        WARNING,
+        f"{ROLLOUT}n=8",
     )
     rewards = rewards_of(d)
     score = _gdpo_weight(d, rewards) * reward if estimator == "gdpo" else rewards.of_row

@@ -8,6 +8,7 @@ from fibration.configs.findings import WARNING
 from fibration.configs.parts import batch, mean_of, token, trajectory
 from fibration.configs.verl.draft import SCORE, Draft
 from fibration.configs.verl.options import ACTOR, POLICY_LOSS
+from fibration.configs.weights import GSPO, sequence_clip
 from fibration.language.atoms import Parameter, advantage, count, density, gated, residual, token_log_ratio
 from fibration.language.decompositions import decomposition, log_ratio
 from fibration.language.expressions import Expression
@@ -41,12 +42,21 @@ def clip_range(d: Draft, upper: float | None = 1.0, law: str = "") -> tuple[Para
             d.gives_up |= dict.fromkeys([law] * bool(law), d.blame(source, why, WARNING, f"{source}=0.2"))
     both = d.options.number(f"{ACTOR}clip_ratio") if d.options[f"{ACTOR}clip_ratio"] is not None else None
     ignored = [s for s in ("low", "high") if d.options[f"{ACTOR}clip_ratio_{s}"] is not None]
-    if both is not None and len(ignored) == 2 and both not in (0.2, found["low"].default, found["high"].default):
+    low, high = value_of(found["low"]), value_of(found["high"])
+    if both is not None and len(ignored) == 2 and both not in (0.2, low, high):
         d.say(
             f"{d.known(f'{ACTOR}clip_ratio')} has no effect: verl reads clip_ratio_low and clip_ratio_high "
-            f"({found['low'].default:g} and {found['high'].default:g}), unless they are null."
+            f"({low:g} and {high:g}), unless they are null.",
+            WARNING,
+            f"{ACTOR}clip_ratio_low={both:g} {ACTOR}clip_ratio_high={both:g}",
         )
     return found["low"], found["high"]
+
+
+def value_of(parameter: Parameter) -> float:
+    """The number of the config that a parameter has."""
+    assert isinstance(parameter.default, int | float)
+    return float(parameter.default)
 
 
 def ceiling_of(d: Draft) -> Expression:
@@ -88,9 +98,13 @@ def gspo(d: Draft) -> None:
     tokens = count(token, over=trajectory)
     mean_x = density(trajectory)
     x = tokens * residual + mean_x  # the token's own log ratio
+    below, above = value_of(low), value_of(high)
+    said = f"clip_ratio_low={below:g} and clip_ratio_high={above:g} with loss_mode=gspo"
+    if wide := sequence_clip(said, below, above, f"{ACTOR}clip_ratio_low={GSPO[0]} {ACTOR}clip_ratio_high={GSPO[1]}"):
+        d.options.findings.append(wide)
     binds = low.upper is not None  # from 1 on it never does
-    below = maximum(mean_x, log1p(-low)) if binds else mean_x
-    clipped = where(advantage >= 0, minimum(mean_x, log1p(high)), below)
+    least = maximum(mean_x, log1p(-low)) if binds else mean_x
+    clipped = where(advantage >= 0, minimum(mean_x, log1p(high)), least)
     kept = (advantage < 0) & (mean_x >= log1p(-low)) if binds else advantage < 0
     passes = ((advantage >= 0) & (mean_x <= log1p(high))) | kept
     d.fibrations = (Fibration(token, trajectory, kernel=uniform()),)

@@ -192,7 +192,8 @@ SAID: tuple[Said, ...] = (
     ),
     Said(r"skip\.\w+\.enable", "false", "answers come from a dump, which another policy may have sampled", WARNING),
     Said(rf"{MEGATRON}({_OF_MEGATRON})", "", ""),  # how it is computed
-    Said(rf"({ROLLOUT}|{MODEL}|{MEGATRON}|{ACTOR}megatron\.override_mcore_model_config\.).*", "null", _GIVEN_UNREAD),
+    Said(rf"({MEGATRON}|{ACTOR}megatron\.override_mcore_model_config\.).*", "null", _GIVEN_UNREAD),
+    Said(f"({ROLLOUT}|{MODEL}).*", "null", _GIVEN_UNREAD),
 )
 _BELOW = tuple(name for name in HARMLESS if name.endswith("."))
 _DATACLASSES = ("verl.trainer.config.RolloutCorrectionConfig", "verl.trainer.config.algorithm.RolloutCorrectionConfig")
