@@ -80,7 +80,7 @@ def overrides() -> Iterator[Bad]:
 
 def json_texts() -> Iterator[Bad]:
     ppo = load("fiberpo_domain").model_dump_json()
-    unknown = {f"key{i}": i for i in range(60_000)}
+    unknown = {f"key{i}": i for i in range(40_000)}
     texts = [
         "", "[]", "{", "{}", "1", "null", '"x"', "NaN", "{'a': 1}", '{"a": 1,}', '{"a": 1} {"a": 2}', "[" * 100_000,
         f"{'[' * 900}{']' * 900}", f'{{"name": {DIGITS}}}', json.dumps(unknown), json.dumps({**json.loads(ppo), **unknown}),
