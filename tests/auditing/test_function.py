@@ -1,6 +1,8 @@
 """Functions that cannot be audited: a clear error; and what a function may take and return."""
 
 import json
+import os
+import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 
 from fibration import AuditError, ParameterError, audit
 from fibration.auditing import soundness
+from fibration.auditing.batch import drawn
 from fibration.auditing.function import Function
 from fibration.auditing.report import rendered
 from fibration.cli.main import app
@@ -85,6 +88,39 @@ def twice(log_probs, logprobs, advantages, mask):
     return log_probs.sum()
 
 
+def exits(log_probs, advantages, mask):
+    raise SystemExit(0)
+
+
+def returning(name, change):
+    def loss(log_probs, old_log_probs, advantages, mask):
+        return change(right(log_probs, old_log_probs, advantages, mask))
+
+    loss.__name__ = name
+    return loss
+
+
+class Backward(torch.autograd.Function):
+    """The sum of log-probs, whose gradient is what a function makes of it."""
+
+    @staticmethod
+    def forward(ctx, log_probs, gradient):
+        ctx.gradient, ctx.shape = gradient, log_probs.shape
+        return log_probs.sum()
+
+    @staticmethod
+    def backward(ctx, of_loss):
+        return ctx.gradient(of_loss.expand(ctx.shape)), None
+
+
+def backward(name, gradient):
+    def loss(log_probs, advantages, mask):
+        return Backward.apply(log_probs, gradient)
+
+    loss.__name__ = name
+    return loss
+
+
 REFUSED = {
     raises: dict(what="'raises' raises RuntimeError", remedy="a function of three lines"),
     nan: dict(what="'nan' gives nan", required="finite losses"),
@@ -100,12 +136,31 @@ REFUSED = {
     unknown: dict(what="the argument temperature_of_the_sampler", remedy="def audited("),
     no_mask: dict(what="has no argument mask", found="(log_probs, advantages)"),
     twice: dict(what="has log_probs and logprobs for one thing"),
+    exits: dict(what="'exits' raises SystemExit: 0", found="line"),
+    returning("whole", lambda x: x.detach().round().long()): dict(what="does not return a loss", found="int64"),
+    returning("complex", lambda x: x * 1j): dict(what="does not return a loss", found="complex128", remedy="floats"),
+    returning("meta", lambda x: x.to("meta")): dict(what="does not return a loss", found="on the device meta"),
+    returning("sparse", lambda x: x.reshape(1).to_sparse()): dict(what="does not return a loss", found="sparse_coo"),
+    backward("b_exits", lambda g: sys.exit(0)): dict(what="'b_exits' raises SystemExit in its backward pass: 0"),
+    backward("b_ends", lambda g: os._exit(0)): dict(
+        what="'b_ends' raises SystemExit in its backward pass: os._exit(0)"
+    ),
+    backward("b_raises", lambda g: g[99]): dict(what="raises IndexError in its backward pass", found="line"),
+    backward("b_shape", lambda g: g[:1, :1].expand(3, 3)): dict(what="has no gradient: ", found=""),
+    backward("b_word", lambda g: "x"): dict(what="'b_word' has no gradient: expected Variable"),
 }
 
 
 @pytest.mark.parametrize("function", REFUSED, ids=lambda f: f.__name__)
 def test_what_cannot_be_audited_is_refused_in_words(function):
     refuses(AuditError, lambda: audit(function, "reinforce"), **REFUSED[function])
+
+
+def test_a_sparse_gradient_is_one():
+    sparse, dense = (Function(backward("loss", f), "loss") for f in (lambda g: (2 * g).to_sparse(), lambda g: 2 * g))
+    batch = drawn(5, (2, 1), 0.2)
+    assert (sparse.evaluate(batch).coefficients == dense.evaluate(batch).coefficients).all()
+    assert soundness.inputs(sparse).status == "holds"
 
 
 def test_what_is_no_function_is_refused():

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fibration import audit
-
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).resolve().parents[2]
 LOSSES = """
+import posix
+
 def right(log_probs, advantages, mask):
     return -(log_probs * advantages[:, None] * mask).sum() / mask.sum()
 
@@ -19,7 +19,8 @@ def wrong(log_probs, advantages, mask):
     return -right(log_probs, advantages, mask)
 
 def bad(log_probs, advantages, mask):
-    raise ValueError("of no use")
+    print("::error::printed")
+    posix._exit(0)
 """
 SPEC = """
 from fibration import load
@@ -32,12 +33,6 @@ def loss(log_probs, old_log_probs, advantages, mask):
     return -(weight * advantages[:, None] * log_probs * mask).sum() / mask.sum()
 """
 USED = ["-p", "_fibration_pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _everything_is_imported() -> None:
-    """pytester forgets what is first imported in a run of its own, and torch must not be there twice."""
-    audit(lambda log_probs, advantages, mask: -(log_probs * advantages[:, None] * mask).sum(), "reinforce")
 
 
 @pytest.fixture
@@ -64,7 +59,11 @@ def run(project: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     ("file", "audits"),
     [
         ("pyproject.toml", '{"losses/my.py:right" = "reinforce", "losses/my.py:wrong" = "losses/spec.py:mine"}'),
-        ("pytest.ini", '{"losses/my.py:right": "reinforce", "losses/my.py:wrong": "losses/spec.py:mine"}'),
+        pytest.param(
+            "pytest.ini",
+            '{"losses/my.py:right": "reinforce", "losses/my.py:wrong": "losses/spec.py:mine"}',
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_each_function_is_a_test_whose_failure_is_the_report(project: pytest.Pytester, file: str, audits: str) -> None:
@@ -86,6 +85,7 @@ def test_a_function_is_compared_with_a_trainers_config(project: pytest.Pytester)
     assert "cannot read 'trl:" in run(project).stderr.str()
 
 
+@pytest.mark.thorough
 def test_a_path_may_have_blanks(project: pytest.Pytester) -> None:
     (project.path / "losses" / "my spec.py").write_text(SPEC)
     configure(project, '{"losses/my.py:right" = "losses/my spec.py:mine"}')
@@ -93,14 +93,15 @@ def test_a_path_may_have_blanks(project: pytest.Pytester) -> None:
 
 
 def test_a_function_that_cannot_be_audited_fails_in_words(project: pytest.Pytester) -> None:
-    configure(project, '{"losses/my.py:bad" = "", "losses/my.py:missing" = ""}')
+    configure(project, '{"losses/my.py:bad" = ""}')
     result = run(project, "losses")
-    result.assert_outcomes(failed=2)
+    result.assert_outcomes(failed=1)
     text = result.stdout.str()
-    assert "'losses/my.py:bad' raises ValueError: of no use" in text
-    assert "has no function 'missing'" in text and "Traceback" not in text
+    assert "'losses/my.py:bad' ended the process that runs it" in text and "| ::error::printed" in text
+    assert "Traceback" not in text
 
 
+@pytest.mark.thorough
 def test_numbers_after_a_loss_are_its_parameters(project: pytest.Pytester) -> None:
     configure(project, '{"losses/my.py:right" = "grpo epsilon_lo=0.3"}')
     result = run(project, "losses")

@@ -1,9 +1,12 @@
 """Configs in files, and the words of a command line that name them."""
 
+import os
+
 import pytest
 
 from fibration.configs.files import load_config, read
 from fibration.configs.specs import Spec, as_spec, as_specs
+from fibration.configs.yaml_loader import load_yaml
 from fibration.errors import SpecError
 
 
@@ -41,8 +44,31 @@ def test_json_is_read(written):
         ("beta", "a str"),
         ("beta: [", "stream end"),
         ("!!python/object:os.system {}", "python"),
+        ("beta: 0.1\nepsilon: 0.2\nbeta: 0.3", "the key 'beta' is given twice: in line 1 and in line 3"),
+        ("a: &a\n  b: *a", "the alias '*a' in line 2 is inside what it repeats"),
+        (
+            "a: &a [1, 1]\n" + "".join(f"{x}: &{y} [{', '.join([f'*{x}'] * 99)}]\n" for x, y in ("ab", "bc")),
+            "20000 values",
+        ),
+        ("a: " + "[" * 51, "more than 50 levels in line 1"),
+        ("beta: " + "9" * 5000, "in line 1 cannot be read as int"),
+        ("a: !!timestamp 2020-99-99", "'2020-99-99' in line 1 cannot be read as timestamp"),
+        ("a: 1\n---\nb: 2", "another document"),
     ],
-    ids=["an empty file", "a list", "a word", "no YAML", "a tag that runs code"],
+    ids=[
+        "an empty file",
+        "a list",
+        "a word",
+        "no YAML",
+        "a tag that runs code",
+        "a doubled key",
+        "a cycle",
+        "many aliases",
+        "a deep list",
+        "a long number",
+        "a date that is none",
+        "two documents",
+    ],
 )
 def test_what_is_no_mapping_is_an_error_that_says_what_it_is(written, text, found):
     with pytest.raises(SpecError, match=r"cannot read 'trl:") as error:
@@ -58,6 +84,18 @@ def test_a_file_that_is_missing_is_an_error(tmp_path):
 def test_a_folder_is_an_error(tmp_path):
     with pytest.raises(SpecError, match="directory"):
         load_config(f"trl:{tmp_path}")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["a FIFO", "a device"])
+def test_what_is_no_file_is_not_read(make, tmp_path):
+    make(tmp_path / "a.yaml")
+    with pytest.raises(SpecError, match="is a device, a pipe or a socket, and no file"):
+        load_config(f"trl:{tmp_path}/a.yaml")
+
+
+def test_dates_stay_text_and_merged_keys_may_be_overridden():
+    text = "base: &base {beta: 0.1, gamma: 1}\nown: {<<: *base, beta: 2020-01-02}"
+    assert load_yaml(text)["own"] == {"beta": "2020-01-02", "gamma": 1}
 
 
 def test_bytes_that_are_no_text_are_an_error(tmp_path):

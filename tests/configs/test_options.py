@@ -40,7 +40,7 @@ def test_a_key_that_is_no_text_is_an_error():
         Options("TRL", {1: 2}, DEFAULTS)
 
 
-@pytest.mark.parametrize("value", [True, "many", None, math.inf, math.nan, [1], "nan"])
+@pytest.mark.parametrize("value", [True, "many", None, math.inf, math.nan, [1], "nan", 10**400])
 def test_what_is_no_finite_number_is_an_error_that_names_the_option(value):
     with pytest.raises(SpecError, match="TRL: the option 'beta'"):
         options(beta=value).number("beta")
@@ -92,6 +92,19 @@ def test_options_that_nobody_asked_for_are_known():
 
 def test_a_value_is_said_with_where_it_comes_from():
     assert (options(beta=0.5).said("beta"), options().said("kind")) == ("beta=0.5", "kind=a (the default)")
+
+
+def test_a_mapping_without_an_end_is_an_error():
+    cycle: dict[str, object] = {}
+    cycle["a"] = cycle
+    wide: object = 1
+    for _ in range(20):
+        wide = {str(i): wide for i in range(9)}
+    for endless in (cycle, {"a": wide}):
+        with pytest.raises(SpecError, match="have no end"):
+            flattened(endless)
+        with pytest.raises(SpecError, match="'a' is not known"):  # and quotes its beginning alone
+            Options("TRL", endless, DEFAULTS)
 
 
 def test_a_mapping_is_flat_by_dots():

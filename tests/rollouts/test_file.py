@@ -18,6 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
 
 import fibration
 from fibration.errors import RolloutsError
@@ -125,6 +126,27 @@ def test_files_of_the_first_format_are_read(tmp_path: Path) -> None:
         np.testing.assert_array_equal(getattr(batch, name), column)
     batch.save(tmp_path / "again")
     assert_same(load_rollouts(tmp_path / "again"), batch)
+
+
+def test_bfloat16_is_read_without_rounding(tmp_path: Path) -> None:
+    numbers = -torch.rand(10, generator=torch.Generator().manual_seed(3)).bfloat16()
+    offsets = torch.tensor([0, 3, 10])
+    columns = {
+        "log_probs": numbers,
+        "old_log_probs": -torch.ones(10),
+        "offsets": offsets,
+        "policy/rollout": numbers / 3,
+    }
+    metadata = {"format": FORMAT, "labels": "{}", "provenance": "{}"}
+    save_torch(columns, tmp_path / "batch", metadata)
+    batch = load_rollouts(tmp_path / "batch")
+    for found, column in ((batch.log_probs, numbers), (batch.policies["rollout"], numbers / 3)):
+        assert found.dtype == np.float32 and found.tolist() == column.tolist()
+    columns["log_probs"] = numbers.to(torch.float8_e4m3fn)
+    save_torch(columns, tmp_path / "batch", metadata)
+    with pytest.raises(RolloutsError, match="'log_probs' of F8_E4M3") as error:
+        load_rollouts(tmp_path / "batch")
+    assert "convert it to float32" in str(error.value)
 
 
 def test_labels_are_given_per_trajectory() -> None:
