@@ -11,20 +11,24 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from fibration.escaping import escaped
+
 
 class FibrationError(Exception):
     """Base of everything this library raises on purpose."""
 
-    def __init__(self, what: str, *, required: str = "", found: str = "", remedy: str = "") -> None:
-        self.what, self.required, self.found, self.remedy = what, required, found, remedy
-        lines = [what]
-        if required:
-            lines.append(f"  required: {required}")
-        if found:
-            lines.append(f"  found:    {found}")
-        if remedy:
-            lines.append(f"  fix:      {remedy}")
-        super().__init__("\n".join(lines))
+    def __init__(self, what: str, *, required: str = "", found: str = "", so_too: str = "", remedy: str = "") -> None:
+        self.what, self.required, self.found, self.so_too, self.remedy = map(
+            _part, (what, required, found, so_too, remedy)
+        )
+        parts = {"required": self.required, "found": self.found, "so too": self.so_too, "fix": self.remedy}
+        titles = (f"  {title + ':':<9} {text}" for title, text in parts.items() if text)
+        super().__init__("\n".join([self.what, *titles]))
+
+
+def _part(text: str) -> str:
+    """Escapes a part of a message. A newline stays if four blanks follow, as in our own texts of several lines."""
+    return escaped(re.sub(r"\n(?! {4})", r"\\n", str(text)))
 
 
 def shown(value: object) -> str:
@@ -92,9 +96,8 @@ def located(where: str) -> Iterator[None]:
     except FibrationError as error:
         if error.what.startswith(where):
             raise
-        raise type(error)(
-            f"{where}: {error.what}", required=error.required, found=error.found, remedy=error.remedy
-        ) from None
+        parts = {"required": error.required, "found": error.found, "so_too": error.so_too, "remedy": error.remedy}
+        raise type(error)(f"{where}: {error.what}", **parts) from None
 
 
 class SpecError(FibrationError):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from fibration.errors import BackendError
+from fibration.escaping import unguarded
 
 STDOUT = Path("-")
 PATIENCE = 10.0  # seconds that a FIFO may lack a reader: `cat` would wait for ever, and a job of CI must not
@@ -48,12 +49,14 @@ def write_file(path: Path, contents: str | bytes) -> None:
 
     Raises OSError with `path` if it cannot be written, or is a FIFO that gets no reader within `PATIENCE` seconds.
     """
-    data, stream = as_bytes(contents), standard_stream(path)
+    stream = standard_stream(path)
     if stream is not None:
-        stream.flush()
-        stream.buffer.write(data)
-        stream.buffer.flush()
+        out = unguarded(stream)
+        out.flush()
+        out.write(contents) if isinstance(contents, str) else out.buffer.write(contents)
+        out.flush()
         return
+    data = as_bytes(contents)
     try:
         if _is_replaced(path):
             _replace(Path(os.path.realpath(path)), data)

@@ -12,7 +12,8 @@ import typer
 from fibration.cli.app import UsageError, app, console, tell
 from fibration.cli.arguments import OUTPUT, Parameters, Timeout, VerifyFormat, parameters
 from fibration.configs.specs import as_specs
-from fibration.files import check_writable_file, write_file
+from fibration.escaping import one_line
+from fibration.files import STDOUT, check_writable_file, write_file
 from fibration.language.report import BUDGET
 
 
@@ -163,12 +164,11 @@ def audit(
         found = audited(loaded, loss, function, parameters(param or ()))
     text = rendered(found, format.value, file, all)
     if format is VerifyFormat.text:
-        text = "\n".join([text, *lines(f"\n  {title(loss.trainer)}", [f"  {s}" for s in loss.around])])
+        around = lines(f"\n  {title(loss.trainer)}", [f"  {one_line(s)}" for s in loss.around])
+        text = "\n".join([text, *around])
+    write_file(output or STDOUT, f"{text}\n")
     if output is not None:
-        write_file(output, text)
         tell(f"{'fine' if found.ok else 'not fine'}; report in {output}", output)
-    else:
-        typer.echo(text)
     raise typer.Exit(0 if found.ok else 1)
 
 
@@ -186,5 +186,5 @@ def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None, full
     elif format is VerifyFormat.text:
         reports.emit(console(), reports.as_text(outcomes, full))
     else:
-        typer.echo(rendered(outcomes, format, full), nl=False)
+        write_file(STDOUT, rendered(outcomes, format, full))
     return reports.exit_code(outcomes)
