@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stderr, redirect_stdout
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -12,6 +14,8 @@ from typer.core import TyperGroup
 
 from fibration.configs.files import is_config
 from fibration.errors import FibrationError, LawError
+from fibration.escaping import guarded, one_line, styled
+from fibration.files import standard_stream
 from fibration.language.loading import shipped, split
 
 UsageError: Any = typer.BadParameter.__base__  # click's class; some releases of typer contain their own click
@@ -28,24 +32,35 @@ class Commands(TyperGroup):
                 error.message += f" A command comes first, such as: fibration verify {args[0]}"
             raise
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        with redirect_stdout(guarded(sys.stdout)), redirect_stderr(guarded(sys.stderr)):
+            return super().main(*args, **options)
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*args, **options)
+        except UsageError as error:
+            error.message = one_line(error.message)
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            error.message = error.message.replace("Value error, ", "")  # of pydantic, which typer passes on
+            error.message = one_line(error.message.replace("Value error, ", ""))  # of pydantic, which typer passes on
             raise
         except LawError as error:
             fail(error, 1)
         except FibrationError as error:
             fail(error, 2)
-        except BrokenPipeError:  # from `| head`; typer handles it
-            raise
         except OSError as error:
+            if isinstance(error, BrokenPipeError) and not error.filename:  # from `| head`; typer handles it
+                raise
             fail(f"cannot read or write '{error.filename}': {error.strerror}" if error.filename else error, 2)
 
 
 def fail(error: object, code: int) -> NoReturn:
-    typer.echo(f"error: {error}", err=True)
+    typer.echo(f"error: {error if isinstance(error, FibrationError) else one_line(error)}", err=True)
     raise typer.Exit(code)
 
 
@@ -62,9 +77,22 @@ app = typer.Typer(
 )
 
 
-def console() -> Console:
-    """Returns a console for the present stdout. It does not colour numbers, and reads no brackets as markup."""
-    return Console(highlight=False, markup=False, emoji=False)
+def console(output: Path | None = None) -> Console:
+    """Returns a console for the present stdout. It does not colour numbers, and reads no brackets as markup.
+
+    `output`: the file of the command's results. If it is stdout, the console is one for stderr.
+    """
+    stream = styled(sys.stderr if _is_stdout(output) else sys.stdout)
+    return Console(file=stream, highlight=False, markup=False, emoji=False)
+
+
+def tell(line: str, output: Path | None = None) -> None:
+    """Prints a line about a command's results: on stdout, or on stderr if the results themselves go to stdout."""
+    typer.echo(one_line(line), err=_is_stdout(output))
+
+
+def _is_stdout(output: Path | None) -> bool:
+    return output is not None and standard_stream(output) is sys.stdout
 
 
 def _version(wanted: bool) -> None:

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from fibration.cli.app import UsageError, app, console
+from fibration.cli.app import UsageError, app, console, tell
 from fibration.cli.arguments import OUTPUT, Parameters, Timeout, VerifyFormat, parameters
 from fibration.configs.specs import as_specs
 from fibration.errors import AuditError, FibrationError
-from fibration.files import check_writable_file, write_file
+from fibration.escaping import one_line
+from fibration.files import STDOUT, check_writable_file, write_file
 from fibration.language.apart import each
 from fibration.language.report import BUDGET
 from fibration.laws.budget import Budget
@@ -171,7 +172,8 @@ def audit(
         found = audited(loaded, loss, name, given)
         text = rendered(found, format.value, file, all)
         if format is VerifyFormat.text:
-            text = "\n".join([text, *lines(f"\n  {title(loss.trainer)}", [f"  {s}" for s in loss.around])])
+            around = lines(f"\n  {title(loss.trainer)}", [f"  {one_line(s)}" for s in loss.around])
+            text = "\n".join([text, *around])
         return text, found.ok
 
     remedy = f"call it by itself, to see where it stays; --timeout {10 * budget.seconds:g} if it takes long"
@@ -180,11 +182,9 @@ def audit(
     if isinstance(found, FibrationError):
         raise found
     text, fine = found
+    write_file(output or STDOUT, f"{text}\n")
     if output is not None:
-        write_file(output, text)
-        typer.echo(f"{'fine' if fine else 'not fine'}; report in {output}")
-    else:
-        typer.echo(text)
+        tell(f"{'fine' if fine else 'not fine'}; report in {output}", output)
     raise typer.Exit(0 if fine else 1)
 
 
@@ -198,9 +198,9 @@ def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None, full
             typer.echo(f"error: {outcome.error}", err=True)
     if output is not None:
         write_file(output, rendered(outcomes, format, full))
-        typer.echo(f"{reports.summary(outcomes)}; report in {output}")
+        tell(f"{reports.summary(outcomes)}; report in {output}", output)
     elif format is VerifyFormat.text:
         reports.emit(console(), reports.as_text(outcomes, full))
     else:
-        typer.echo(rendered(outcomes, format, full), nl=False)
+        write_file(STDOUT, rendered(outcomes, format, full))
     return reports.exit_code(outcomes)

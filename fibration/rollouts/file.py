@@ -28,7 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fibration.errors import RolloutsError, located
-from fibration.files import unwritable
+from fibration.files import unwritable, write_file
 from fibration.rollouts.checks import WRITE, check, check_mapping, refuse_slips
 from fibration.rollouts.labels import Labels
 from fibration.rollouts.layout import Layout
@@ -190,14 +190,8 @@ def save_rollouts(path: str | os.PathLike[str], rollouts: Rollouts) -> None:
         ) from None
     names = json.dumps({stratum: given.names for stratum, given in rollouts.labels.items()})
     contents = save(arrays, {"format": FORMAT, "labels": names, "provenance": provenance})
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as file:
-            file.write(contents)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, target)
+        write_file(target, contents)
     except OSError as error:
         raise RolloutsError(
             what,
@@ -205,9 +199,6 @@ def save_rollouts(path: str | os.PathLike[str], rollouts: Rollouts) -> None:
             found=unwritable(target, file=True) or f"{error.strerror or error}, {len(contents)} bytes to write",
             remedy="name another path, or free some space; the old file is unchanged",
         ) from error
-    finally:
-        if unfinished.exists():
-            unfinished.unlink()
 
 
 def _load(path: Path) -> Rollouts:

@@ -22,7 +22,6 @@ from safetensors.torch import save_file as save_torch
 
 import fibration
 from fibration.errors import RolloutsError
-from fibration.rollouts import file as module
 from fibration.rollouts.file import FIRST, FORMAT, Labels, Rollouts, load_rollouts, save_rollouts
 
 
@@ -377,7 +376,7 @@ def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert changed.rewards is not None
     changed.rewards[1] = np.inf
     refused(tmp_path / "batch", changed, "'rewards' of finite values")
-    monkeypatch.setattr(module.os, "fsync", fail)
+    monkeypatch.setattr("fibration.files.os.fsync", fail)
     refused(tmp_path / "batch", small(labels={}), "No space left on device")
 
 
