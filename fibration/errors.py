@@ -10,37 +10,41 @@ import re
 import reprlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any
+
+from fibration.escaping import escaped
 
 
 class FibrationError(Exception):
     """Base of everything this library raises on purpose."""
 
-    def __init__(self, what: str, *, required: str = "", found: str = "", remedy: str = "") -> None:
-        self.what, self.required, self.found, self.remedy = what, required, found, remedy
-        lines = [what]
-        if required:
-            lines.append(f"  required: {required}")
-        if found:
-            lines.append(f"  found:    {found}")
-        if remedy:
-            lines.append(f"  fix:      {remedy}")
-        super().__init__("\n".join(_cut(line) for text in lines for line in text.split("\n")))
+    def __init__(self, what: str, *, required: str = "", found: str = "", so_too: str = "", remedy: str = "") -> None:
+        self.what, self.required, self.found, self.so_too, self.remedy = map(
+            _part, (what, required, found, so_too, remedy)
+        )
+        parts = {"required": self.required, "found": self.found, "so too": self.so_too, "fix": self.remedy}
+        titles = (f"  {title + ':':<9} {text}" for title, text in parts.items() if text)
+        super().__init__("\n".join([self.what, *titles]))
 
     def __reduce__(self) -> Any:
-        return _made, (type(self), self.what, self.required, self.found, self.remedy)
-
-
-def _made(kind: type[FibrationError], what: str, required: str, found: str, remedy: str) -> FibrationError:
-    return kind(what, required=required, found=found, remedy=remedy)
+        parts = {"required": self.required, "found": self.found, "so_too": self.so_too, "remedy": self.remedy}
+        return partial(type(self), **parts), (self.what,)
 
 
 LONGEST = 1_000  # characters of a line of a message: what it quotes may be longer
 
 
+def _part(text: str) -> str:
+    """Escapes a part of a message, and cuts long lines. A newline stays if four blanks follow, as in our own texts."""
+    lines = escaped(re.sub(r"\n(?! {4})", r"\\n", str(text))).split("\n")
+    return "\n".join(line if len(line) <= LONGEST else _cut(line) for line in lines)
+
+
 def _cut(line: str) -> str:
-    return line if len(line) <= LONGEST else f"{line[:LONGEST]}... and {len(line) - LONGEST} more characters"
+    beginning = line[: LONGEST - 50]  # so that the result is not cut again
+    return f"{beginning}... and {len(line) - len(beginning)} more characters"
 
 
 class _Short(reprlib.Repr):
@@ -127,9 +131,8 @@ def located(where: str) -> Iterator[None]:
     except FibrationError as error:
         if error.what.startswith(where):
             raise
-        raise type(error)(
-            f"{where}: {error.what}", required=error.required, found=error.found, remedy=error.remedy
-        ) from None
+        parts = {"required": error.required, "found": error.found, "so_too": error.so_too, "remedy": error.remedy}
+        raise type(error)(f"{where}: {error.what}", **parts) from None
 
 
 class SpecError(FibrationError):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from fibration.errors import BackendError
+from fibration.escaping import unguarded
 
 STDOUT = Path("-")
 PATIENCE = 10.0  # seconds that a FIFO may lack a reader: `cat` would wait for ever, and a job of CI must not
@@ -26,6 +27,17 @@ PATIENCE = 10.0  # seconds that a FIFO may lack a reader: `cat` would wait for e
 
 def as_bytes(contents: str | bytes) -> bytes:
     return contents.encode() if isinstance(contents, str) else contents
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Returns the contents of a regular file. Raises OSError for anything else, and for more than `most` bytes."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"'{path}' is {'a directory' if path.is_dir() else 'a device, a pipe or a socket'}, and no file")
+    with path.open("rb") as file:
+        found = file.read(most + 1)  # of a file whose size the system does not know, too
+    if len(found) > most:
+        raise OSError(f"more than {most} bytes, and at most so many are read")
+    return found
 
 
 def standard_stream(path: Path) -> TextIO | None:
@@ -43,28 +55,19 @@ def standard_stream(path: Path) -> TextIO | None:
     return None
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """Returns the contents of a regular file. Raises OSError for anything else, and for more than `most` bytes."""
-    if path.exists() and not path.is_file():
-        raise OSError(f"'{path}' is {'a directory' if path.is_dir() else 'a device, a pipe or a socket'}, and no file")
-    with path.open("rb") as file:
-        found = file.read(most + 1)  # of a file whose size the system does not know, too
-    if len(found) > most:
-        raise OSError(f"more than {most} bytes, and at most so many are read")
-    return found
-
-
 def write_file(path: Path, contents: str | bytes) -> None:
     """Writes a file whole or not at all, and makes its missing folders. A replaced file keeps its mode.
 
     Raises OSError with `path` if it cannot be written, or is a FIFO that gets no reader within `PATIENCE` seconds.
     """
-    data, stream = as_bytes(contents), standard_stream(path)
+    stream = standard_stream(path)
     if stream is not None:
-        stream.flush()
-        stream.buffer.write(data)
-        stream.buffer.flush()
+        out = unguarded(stream)
+        out.flush()
+        out.write(contents) if isinstance(contents, str) else out.buffer.write(contents)
+        out.flush()
         return
+    data = as_bytes(contents)
     try:
         if _is_replaced(path):
             _replace(Path(os.path.realpath(path)), data)

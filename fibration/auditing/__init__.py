@@ -4,7 +4,7 @@
 parameters of `fit.py`. `soundness.py` asks what any loss owes, `features.py` what tells losses apart. `report.py` says
 what was found. `step.py` compares the gradient of one optimizer step with that of a declared loss.
 
-May import: `errors`, `language`, `compiler`, `runtime`.
+May import: `escaping`, `errors`, `language`, `compiler`, `runtime`.
 """
 
 from fibration.auditing.beside import StepAudit

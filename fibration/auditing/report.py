@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from fibration.auditing.finding import MARK, Finding, Status
 from fibration.auditing.identify import Likeness
 from fibration.auditing.result import Result
 from fibration.errors import AuditError, listed
+from fibration.escaping import annotation, escaped, json_text, markdown_text
 
 NO_PROOF = "Equality on these batches is no proof."
 TELLS = ("normaliser", "baseline", "sides", "reference")  # what a function does, where no loss says it
@@ -151,8 +151,9 @@ def as_dict(a: Result) -> dict[str, Any]:
 
 
 def as_markdown(a: Result) -> str:
-    lines = [f"### `{a.name}`", "", identity(a), "", "| | property | |", "|---|---|---|"]
-    lines += [f"| {MARK[f.status]} | {f.name} | {f.text} |" for f in sorted(a.findings, key=lambda f: ORDER[f.status])]
+    lines = [f"### {markdown_text(a.name)}", "", markdown_text(identity(a)), "", "| | property | |", "|---|---|---|"]
+    ordered = sorted(a.findings, key=lambda f: ORDER[f.status])
+    lines += [f"| {MARK[f.status]} | {f.name} | {markdown_text(f.text)} |" for f in ordered]
     blocks = [(f.name, shown_batches(a, f)) for f in a.failures if f.batch is not None]
     if (near := a.nearest) is not None and near.batch is not None:
         blocks.append((f"differs from {near.name}", as_torch(a, near.batch, near)))
@@ -162,35 +163,32 @@ def as_markdown(a: Result) -> str:
 
 
 def as_github(a: Result, file: str) -> str:
-    where = f"file={file}," if file else ""
     problems = [f"{f.name}: {f.text}" for f in a.failures]
     problems += [identity(a)] if a.asked and not a.identified else []
-    return "\n".join(f"::error {where}title=fibration audit::{a.name}: {_escaped(text)}" for text in problems)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return "\n".join(annotation("error", f"{a.name}: {p}", file=file, title="fibration audit") for p in problems)
 
 
 def as_junit(a: Result) -> str:
     wrong = len(a.failures) + bool(a.asked and not a.identified)
-    suite = Xml.Element("testsuite", name=a.name, tests=str(len(a.findings) + 1), failures=str(wrong))
-    case = Xml.SubElement(suite, "testcase", classname=a.name, name="identity")
+    name = escaped(a.name)
+    suite = Xml.Element("testsuite", name=name, tests=str(len(a.findings) + 1), failures=str(wrong))
+    case = Xml.SubElement(suite, "testcase", classname=name, name="identity")
     if a.asked and not a.identified:
-        Xml.SubElement(case, "failure", message=identity(a)).text = str(a)
+        Xml.SubElement(case, "failure", message=escaped(identity(a))).text = escaped(str(a))
     for f in a.findings:
-        case = Xml.SubElement(suite, "testcase", classname=a.name, name=f.name)
+        case = Xml.SubElement(suite, "testcase", classname=name, name=f.name)
         if f.status == "fails":
-            Xml.SubElement(case, "failure", message=f.text).text = shown_batches(a, f)
+            Xml.SubElement(case, "failure", message=escaped(f.text)).text = escaped(shown_batches(a, f))
     return Xml.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
 def rendered(a: Result, format: str, file: str = "", full: bool = False) -> str:
     made = {
         "text": lambda a: as_text(a, full),
-        "json": lambda a: json.dumps(as_dict(a), indent=2),
+        "json": lambda a: json_text(as_dict(a)),
         "markdown": as_markdown,
         "github": lambda a: as_github(a, file),
         "junit": as_junit,
     }
-    return made[format](a)
+    text = made[format](a)
+    return text if format == "github" else escaped(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -13,6 +14,7 @@ from typer.core import TyperGroup
 
 from fibration.configs.files import is_config
 from fibration.errors import FibrationError, LawError
+from fibration.escaping import guarded, one_line, styled
 from fibration.files import standard_stream
 from fibration.language.loading import shipped, split
 
@@ -30,11 +32,22 @@ class Commands(TyperGroup):
                 error.message += f" A command comes first, such as: fibration verify {args[0]}"
             raise
 
+    def main(self, *args: Any, **options: Any) -> Any:
+        with redirect_stdout(guarded(sys.stdout)), redirect_stderr(guarded(sys.stderr)):
+            return super().main(*args, **options)
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().make_context(*args, **options)
+        except UsageError as error:
+            error.message = one_line(error.message)
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            error.message = error.message.replace("Value error, ", "")  # of pydantic, which typer passes on
+            error.message = one_line(error.message.replace("Value error, ", ""))  # of pydantic, which typer passes on
             raise
         except LawError as error:
             fail(error, 1)
@@ -47,7 +60,7 @@ class Commands(TyperGroup):
 
 
 def fail(error: object, code: int) -> NoReturn:
-    typer.echo(f"error: {error}", err=True)
+    typer.echo(f"error: {error if isinstance(error, FibrationError) else one_line(error)}", err=True)
     raise typer.Exit(code)
 
 
@@ -69,12 +82,13 @@ def console(output: Path | None = None) -> Console:
 
     `output`: the file of the command's results. If it is stdout, the console is one for stderr.
     """
-    return Console(highlight=False, markup=False, emoji=False, stderr=_is_stdout(output))
+    stream = styled(sys.stderr if _is_stdout(output) else sys.stdout)
+    return Console(file=stream, highlight=False, markup=False, emoji=False)
 
 
-def tell(line: str, output: Path | None) -> None:
+def tell(line: str, output: Path | None = None) -> None:
     """Prints a line about a command's results: on stdout, or on stderr if the results themselves go to stdout."""
-    typer.echo(line, err=_is_stdout(output))
+    typer.echo(one_line(line), err=_is_stdout(output))
 
 
 def _is_stdout(output: Path | None) -> bool:

@@ -9,6 +9,7 @@ from importlib import metadata
 from rich.table import Table
 
 from fibration.backends.standalone import Export
+from fibration.escaping import json_text
 from fibration.files import as_bytes
 from fibration.language.report import Report
 from fibration.pipeline import Artifact
@@ -33,7 +34,7 @@ def certificate(artifact: Artifact, report: Report, export: Export) -> str:
         "report": report.to_dict(),
         "versions": {p: metadata.version(p) for p in ("fibration", "sympy", "torch", *used)},
     }
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    return json_text(content) + "\n"
 
 
 def kernel_table(export: Export) -> Table:

@@ -13,7 +13,8 @@ from fibration.cli.app import UsageError, app, console, tell
 from fibration.cli.arguments import OUTPUT, FailOn, Parameters, Timeout, VerifyFormat, parameters
 from fibration.configs.specs import as_specs
 from fibration.errors import AuditError, FibrationError
-from fibration.files import check_writable_file, write_file
+from fibration.escaping import one_line
+from fibration.files import STDOUT, check_writable_file, write_file
 from fibration.language.apart import each
 from fibration.language.report import BUDGET
 from fibration.laws.budget import Budget
@@ -176,7 +177,7 @@ def audit(
         found = audited(loaded, loss, name, given)
         text = rendered(found, format.value, file, all)
         if format is VerifyFormat.text:
-            around = lines(title(loss.trainer), loss.findings)
+            around = map(one_line, lines(title(loss.trainer), loss.findings))
             text = "\n".join([text, *(f"  {x}" if x.startswith(" ") else f"\n  {x}" for x in around)])
         return text, found.ok
 
@@ -186,11 +187,9 @@ def audit(
     if isinstance(found, FibrationError):
         raise found
     text, fine = found
+    write_file(output or STDOUT, f"{text}\n")
     if output is not None:
-        write_file(output, text)
         tell(f"{'fine' if fine else 'not fine'}; report in {output}", output)
-    else:
-        typer.echo(text)
     raise typer.Exit(0 if fine else 1)
 
 
@@ -208,5 +207,5 @@ def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None, full
     elif format is VerifyFormat.text:
         reports.emit(console(), reports.as_text(outcomes, full))
     else:
-        typer.echo(rendered(outcomes, format, full), nl=False)
+        write_file(STDOUT, rendered(outcomes, format, full))
     return reports.exit_code(outcomes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
@@ -26,6 +25,7 @@ from fibration import cache
 from fibration.backends.c.build import compiler, version
 from fibration.bench.machine import processor, usable_cores
 from fibration.errors import FibrationError, ParameterError, RolloutsError
+from fibration.escaping import json_text
 from fibration.language.hierarchy import Hierarchy
 from fibration.owners import doubt_of, name_of_user
 from fibration.pipeline import best
@@ -70,7 +70,7 @@ def doctor(console: Console, spec: Sequence[str] | None, as_json: bool) -> int:
     broken = [f.name for f in findings if f.state == "broken"]
     if as_json:
         found = {"usable": not broken, "backend": backend, "why": why, "findings": [asdict(f) for f in findings]}
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print(json_text(found))
         return int(bool(broken))
     grid = columns(2)
     for f in findings:

@@ -18,6 +18,7 @@ from fibration.cli.app import app, console, tell
 from fibration.cli.arguments import OUTPUT, Parameters, ShowFormat, Spec, Timeout, parameters
 from fibration.configs.specs import as_spec
 from fibration.errors import BackendError
+from fibration.escaping import escaped_literals, guarded, one_line
 from fibration.files import check_writable, check_writable_file, standard_stream, write_file
 from fibration.language.apart import turn_on
 from fibration.language.report import BUDGET
@@ -47,12 +48,13 @@ def show(
     loss = loss_quietly(spec)
     hierarchy = loss.hierarchy
     if format is ShowFormat.json:
-        typer.echo(hierarchy.model_dump_json(indent=2))
+        typer.echo(escaped_literals(hierarchy.model_dump_json(indent=2)))
     elif format is ShowFormat.schema:
         typer.echo(json.dumps(hierarchy.model_json_schema(), indent=2))
     elif format is ShowFormat.python:
         beside = configs.lines(configs.title(as_spec(spec).trainer), configs.without_law_notes(loss))
-        typer.echo("".join(f"# {line.strip()}\n" for line in beside) + python(hierarchy), nl=False)
+        comments = "".join(f"# {one_line(line.strip())}\n" for line in beside)
+        typer.echo(comments + escaped_literals(python(hierarchy)), nl=False)
     else:
         typer.echo({"text": text, "mermaid": mermaid, "latex": latex}[format](hierarchy))
         if format is ShowFormat.text:
@@ -103,7 +105,7 @@ def compile(
     files = {**exported.files, proof: certificate(artifact, report, exported)}
     for name, contents in files.items():
         write_file(output / name, contents)
-    typer.echo("\n".join([reports.heading(report).plain, *(str(output / name) for name in files)]))
+    typer.echo("\n".join([reports.heading(report).plain, *(one_line(output / name) for name in files)]))
     if exported.kernels:
         reports.emit(console(), kernel_table(exported))
 
@@ -159,7 +161,7 @@ def plot(
     formats = [word.strip() for word in format.split(",")]
     hierarchy, values = load_quietly(spec), parameters(param or [])
     for path, shows in figures.draw(hierarchy, output, chosen or tuple(figures.FIGURES), values, formats, paper):
-        typer.echo(f"{path}: {shows}")
+        tell(f"{path}: {shows}")
 
 
 @app.command()
@@ -268,6 +270,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)  # for tracebacks too
     turn_on()
     end = SystemExit(0)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fibration.errors import BackendError, FibrationError
+from fibration.escaping import one_line
 from fibration.files import unwritable, write_file
 
 SPEC = '''"""A loss of your own: PPO's clip of every token, and a capped weight for the engine that samples.
@@ -143,8 +144,8 @@ def init(folder: Path) -> str:
     if configured:
         specs = '["specs/"]' if configured.endswith(".toml") else "specs/"
         lines.append(f"{configured} configures pytest: add fibration_specs = {specs} to its section for pytest")
-    go = [] if folder.resolve() == Path.cwd() else [f"  cd {folder}"]
-    return "\n".join([f"written to {folder}:", *lines, "next:", *go, *(f"  {line}" for line in NEXT)])
+    go = [] if folder.resolve() == Path.cwd() else [f"  cd {one_line(folder)}"]
+    return "\n".join([f"written to {one_line(folder)}:", *lines, "next:", *go, *(f"  {line}" for line in NEXT)])
 
 
 NEXT = (

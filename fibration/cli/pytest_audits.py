@@ -23,7 +23,7 @@ import pytest
 from fibration.cli.pytest_files import Item, NamedFile, NamedFiles, base_of, shown, timeout_of
 from fibration.configs.files import is_config
 from fibration.configs.specs import as_spec
-from fibration.errors import AuditError, FibrationError
+from fibration.errors import FibrationError
 from fibration.language.loading import shipped, split
 
 EXAMPLE = 'fibration_audits = {"my_loss.py:loss" = "grpo"} in pyproject.toml, {"my_loss.py:loss": "grpo"} elsewhere'
@@ -47,7 +47,7 @@ class AuditItem(Item):
         print(*(line for line in lines if line.startswith("| ")), sep="\n", file=sys.stderr)
         if done.returncode:
             error = "\n".join(line for line in lines if not line.startswith("| "))
-            raise AuditError(done.stdout or error.removeprefix("error: "))
+            pytest.fail(done.stdout or error.removeprefix("error: "), pytrace=False)
 
 
 class Audits(NamedFiles):

@@ -15,6 +15,7 @@ import pytest
 
 from fibration.cli.pytest_files import Item, NamedFile, NamedFiles, base_of, shown, timeout_of
 from fibration.errors import FibrationError, LawError
+from fibration.escaping import one_line
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import hierarchies, load, shipped, shipped_file, spec_files, split
 from fibration.language.report import Report
@@ -31,16 +32,16 @@ class HierarchyItem(Item):
         self.hierarchy = hierarchy
 
     def runtest(self) -> None:
-        report = self.hierarchy.verify(self.config.stash[TIMEOUT])
-        if not report.ok:
-            error = LawError(refusal(report))
-            error.report = report
-            raise error
+        self.hierarchy.verify(self.config.stash[TIMEOUT]).raise_for_status()
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        error = excinfo.value
+        return refusal(error.report) if isinstance(error, LawError) else super().repr_failure(excinfo, style)
 
 
 def refusal(report: Report) -> str:
     """The heading of a report, and the error message of every cause."""
-    return "\n".join([heading(report).plain, *(str(report.error(v)) for v in report.causes)])
+    return "\n".join([one_line(heading(report).plain), *(str(report.error(v)) for v in report.causes)])
 
 
 class Specs(NamedFiles):

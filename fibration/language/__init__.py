@@ -9,5 +9,5 @@ The objects print as written and round-trip through JSON. The modules:
 
 Nothing here proves or runs anything. Only `sympy_bridge.py` and the rows of `operators.py` use sympy.
 
-May import: `errors`.
+May import: `escaping`, `errors`, `files`.
 """

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol
 
 from fibration.errors import LawError, listed
+from fibration.escaping import escaped
 
 Status = Literal["proved", "refuted", "undecided"]
 Level = Literal["warning", "note", "detail"]
@@ -85,13 +86,11 @@ class Verdict:
         found = self.found or self.argument
         if self.counterexample is not None:
             found = f"{found}; {self.counterexample}" if found else str(self.counterexample)
-        if so_too:
-            found += f"\n  so too:   {so_too}"
         verb = "breaks" if self.status == "refuted" else "could not be shown to obey"
         what = f"{self.subject} of '{name}' {verb} the law '{self.law}'"
         if self.law == "given_up":
             what = f"'{name}' gives up {self.subject}, which {self.fault}"
-        return LawError(what, required=self.required, found=found, remedy=self.remedy)
+        return LawError(what, required=self.required, found=found, so_too=so_too, remedy=self.remedy)
 
     def to_dict(self) -> dict[str, Any]:
         result: dict[str, Any] = {key: getattr(self, key) for key in ("law", "subject", "status", "accepted")}
@@ -260,13 +259,13 @@ class Report:
         lines = [f"{self.hierarchy.name}: {self.outcome}", *(row for v in self.causes for row in self._rows(v))]
         lines += [f"  – {'given up':<16} {', '.join(laws)}: {why}" for why, laws in self.given_up.items()]
         lines += [_row(f) for f in self.noted]
-        return "\n".join([*lines, f"  ✓ {self.proved_in_words}; print(report.table()) lists them"])
+        return escaped("\n".join([*lines, f"  ✓ {self.proved_in_words}; print(report.table()) lists them"]))
 
     def table(self) -> str:
         """Returns every verdict with its argument, then all facts, as text."""
         shown = [v for v in self.verdicts if v.accepted or self.head(v) is v]
         lines = [f"{self.hierarchy.name}: {self.outcome}", *(row for v in shown for row in self._rows(v))]
-        return "\n".join([*lines, *map(_row, self.facts)])
+        return escaped("\n".join([*lines, *map(_row, self.facts)]))
 
     def _rows(self, v: Verdict) -> list[str]:
         sign = "–" if v.given_up else {"proved": "✓", "refuted": "✗", "undecided": "?"}[v.status]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from xml.etree import ElementTree as Xml
 
 from rich.console import Console, RenderableType
 
 from fibration.configs.findings import ConfigReport
+from fibration.escaping import annotation, escaped, json_text, markdown_text
 from fibration.language.report import Fact, Report, Verdict, named
 from fibration.printing import configs
 from fibration.printing.law_table import brief, compared, markdown
@@ -24,7 +23,7 @@ def as_json(outcomes: Sequence[Outcome], full: bool = True) -> str:
         for o in outcomes
         if o.report
     ]
-    return json.dumps(found, indent=2, ensure_ascii=False)
+    return json_text(found)
 
 
 def as_markdown(outcomes: Sequence[Outcome], full: bool = False) -> str:
@@ -37,17 +36,13 @@ def as_markdown(outcomes: Sequence[Outcome], full: bool = False) -> str:
     else:
         reports = [o.report for o in outcomes if o.report]
         found = [markdown(reports) if full else brief(reports)]
-    lines = (trainer_lines(o) for o in outcomes)
-    found += [
-        "\n".join(f"- {x.strip()}" if x.startswith(" ") else f"\n**{x}**\n" for x in part).strip()
-        for part in lines
-        if part
-    ]
+    for lines in filter(None, map(trainer_lines, outcomes)):
+        texts = ((line, markdown_text(line, keeps_code=True)) for line in lines)
+        items = (f"- {text}" if line.startswith(" ") else f"\n**{text}**\n" for line, text in texts)
+        found.append("\n".join(items).strip())
     return "\n\n".join(found)
 
 
-# XML 1.0 forbids other control characters, and a reason to give up a law may be any text.
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _COUNTED = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
 
 
@@ -62,15 +57,16 @@ def as_junit(outcomes: Sequence[Outcome], full: bool = True) -> str:
         if not o.error and not o.report:
             continue
         name = o.report.hierarchy.name if o.report else o.source
-        suite = Xml.SubElement(root, "testsuite", name=_xml(name))
+        suite = Xml.SubElement(root, "testsuite", name=escaped(name))
         if o.error:
-            case = Xml.SubElement(suite, "testcase", classname=_xml(name), name="load")
+            case = Xml.SubElement(suite, "testcase", classname=escaped(name), name="load")
             _child(case, "error", o.error.what, str(o.error), "unusable")
         for v in o.report.verdicts if o.report else ():
             _case(suite, o.report, v)  # type: ignore[arg-type]
         if isinstance(o.report, ConfigReport):
             for finding in o.report.off:
-                case = Xml.SubElement(suite, "testcase", classname=f"{_xml(name)}.config", name=_xml(finding.sentence))
+                title = {"classname": f"{escaped(name)}.config", "name": escaped(finding.sentence)}
+                case = Xml.SubElement(suite, "testcase", title)
                 fails = finding in o.report.failing
                 _child(case, "failure" if fails else "skipped", str(finding), type_=finding.severity * fails)
         if around := "\n".join(trainer_lines(o)):
@@ -84,7 +80,7 @@ def as_junit(outcomes: Sequence[Outcome], full: bool = True) -> str:
 
 def _case(suite: Xml.Element, report: Report, v: Verdict) -> None:
     title = {"classname": f"{report.hierarchy.name}.{v.law}", "name": f"{v.law}: {v.subject}"}
-    case = Xml.SubElement(suite, "testcase", {k: _xml(text) for k, text in title.items()})
+    case = Xml.SubElement(suite, "testcase", {k: escaped(text) for k, text in title.items()})
     head = v if v.accepted else report.head(v)
     if head is not v:
         _child(case, "skipped", f"follows from {named(head.law, head.subject)}")
@@ -98,12 +94,8 @@ def _case(suite: Xml.Element, report: Report, v: Verdict) -> None:
 
 
 def _child(case: Xml.Element, tag: str, message: str = "", text: str = "", type_: str = "") -> None:
-    attributes = {k: _xml(v) for k, v in (("type", type_), ("message", message)) if v}
-    Xml.SubElement(case, tag, attributes).text = _xml(text)
-
-
-def _xml(text: str) -> str:
-    return _NOT_XML.sub("\ufffd", text)
+    attributes = {k: escaped(v) for k, v in (("type", type_), ("message", message)) if v}
+    Xml.SubElement(case, tag, attributes).text = escaped(text)
 
 
 def as_github(outcomes: Sequence[Outcome], full: bool = False) -> str:
@@ -119,7 +111,7 @@ def as_github(outcomes: Sequence[Outcome], full: bool = False) -> str:
             lines += [_annotation(o, f"{name}: {v.law}", str(o.report.error(v))) for v in o.report.causes]
             lines += [_annotation(o, f"{name}: {f.name}", _said(f), "warning") for f in _warned(o)]
             lines += [_annotation(o, configs.OFF, str(f), LEVELS[f.severity]) for f in configs.off(o.report)]
-    return "\n".join([*lines, _escape(summary(outcomes))])
+    return "\n".join([*lines, summary(outcomes)])
 
 
 LEVELS = {"error": "error", "warning": "warning", "note": "notice"}  # GitHub's, of a finding's severity
@@ -134,17 +126,7 @@ def _said(fact: Fact) -> str:
 
 
 def _annotation(outcome: Outcome, title: str, message: str, level: str = "error") -> str:
-    place = f"file={_property(outcome.file)}," if outcome.file else ""
-    return f"::{level} {place}title={_property(title)}::{_escape(message)}"
-
-
-def _escape(text: str) -> str:
-    """Escapes text by GitHub's rule for the data of workflow commands."""
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _escape(text).replace(":", "%3A").replace(",", "%2C")
+    return annotation(level, message, file=outcome.file, title=title)
 
 
 FORMATS: Mapping[str, Callable[[Sequence[Outcome], bool], RenderableType]] = {
@@ -157,10 +139,13 @@ FORMATS: Mapping[str, Callable[[Sequence[Outcome], bool], RenderableType]] = {
 
 
 def rendered(outcomes: Sequence[Outcome], form: str, full: bool = False) -> str:
-    """Returns a report as the contents of a file. `full`: all verdicts and facts, which JSON and JUnit always have."""
+    """Returns a report as the contents of a file. `full`: all verdicts and facts, which JSON and JUnit always have.
+
+    It is escaped: only GitHub's annotations, which are ours, begin a command.
+    """
     made = FORMATS[form](outcomes, full)
     if isinstance(made, str):
-        return made + "\n"
+        return (made if form == "github" else escaped(made)) + "\n"
     page = io.StringIO()
     emit(Console(file=page, width=100, color_system=None, highlight=False), made)
-    return page.getvalue()
+    return escaped(page.getvalue())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from fibration.escaping import markdown_text, plain_line
 from fibration.language.report import WARNING, Fact, Report, Verdict
 from fibration.laws import LAWS
 
@@ -104,17 +104,12 @@ def notes(report: Report) -> Iterator[tuple[Kind, str]]:
         laws = {v.law for v in report.verdicts if v.given_up == reason and v.status != "proved"}
         holds = [f"{v.law} of {v.subject}" for v in report.verdicts if v.law in laws and v.status == "proved"]
         still = f" (still proved: {'; '.join(holds)})" if holds else ""
-        yield MARKS["given up"], f"{report.hierarchy.name} gives up {', '.join(names)}: {line(reason)}{still}"
+        yield MARKS["given up"], f"{report.hierarchy.name} gives up {', '.join(names)}: {plain_line(reason)}{still}"
     for v in report.causes:
         what, along = report.error(v).what, report.so_too(v)
         if v.law in LAWS:  # the message of a wrong declaration is complete
-            what += f": {line(str(v.counterexample or v.found))}{f' (so too: {along})' if along else ''}"
+            what += f": {plain_line(str(v.counterexample or v.found))}{f' (so too: {along})' if along else ''}"
         yield MARKS[v.status], what
-
-
-def line(text: str) -> str:
-    """Returns a text on one line, without control characters."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def legend(reports: Sequence[Report]) -> list[Kind]:
@@ -168,7 +163,7 @@ def brief(reports: Sequence[Report]) -> str:
     for r in reports:
         said = sorted(notes(r), key=lambda note: note[0] is MARKS["given up"])
         said += [(WARNS, f"{r.hierarchy.name}: {f.name} of {f.subject}: {f.value} ({f.argument})") for f in r.warnings]
-        lines += [f"\n{mark.sign} {escaped(line(text))}" for mark, text in said]
+        lines += [f"\n{mark.sign} {markdown_text(text)}" for mark, text in said]
     return "\n".join(lines)
 
 
@@ -178,18 +173,12 @@ def markdown(reports: Sequence[Report]) -> str:
     rows += [[r.hierarchy.name, *(m.sign for m in marks(r))] for r in reports]
     table = [f"| {' | '.join(row)} |" for row in rows]
     below = [", ".join(f"{m.sign} {m.word}" for m in legend(reports))]
-    below += [f"{mark.sign} {escaped(text)}" for r in reports for mark, text in notes(r)]
+    below += [f"{mark.sign} {markdown_text(text)}" for r in reports for mark, text in notes(r)]
     return "\n".join([*table, *(f"\n{line}" for line in below if line)])
 
 
 def compared(report: Report) -> str:
     """Returns the outcome of comparing two losses, with the reason, in one line of Markdown."""
     (v,) = report.verdicts
-    why = line(v.argument or str(v.counterexample or v.found))
-    said = f"'{report.hierarchy.name}' is {report.outcome}: {why}"
-    return f"{MARKS[v.status].sign} {escaped(said)}"
-
-
-def escaped(text: str) -> str:
-    """Returns the text with Markdown and HTML markup escaped. An underscore inside a word is no markup."""
-    return re.sub(r"([\\`*\[\]<>|#&~$]|(?<!\w)_|_(?!\w))", r"\\\1", text)
+    said = f"'{report.hierarchy.name}' is {report.outcome}: {v.argument or v.counterexample or v.found}"
+    return f"{MARKS[v.status].sign} {markdown_text(said)}"

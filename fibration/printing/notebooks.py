@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+from fibration.escaping import markdown_text
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report, Verdict
 from fibration.printing import latex
-from fibration.printing.law_table import KINDS, Kind, escaped, kind, line, mark_of
+from fibration.printing.law_table import KINDS, Kind, kind, mark_of
 from fibration.printing.text import text
 
 
@@ -56,4 +57,4 @@ def _why(r: Report, v: Verdict) -> str:
 
 
 def _cell(text: str) -> str:
-    return "<br>".join(escaped(line(part)) for part in text.splitlines())
+    return "<br>".join(markdown_text(part) for part in text.splitlines())

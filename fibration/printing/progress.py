@@ -11,6 +11,8 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from fibration.escaping import one_line, styled
+
 
 @contextmanager
 def working(what: str) -> Iterator[Callable[[str], None]]:
@@ -18,8 +20,8 @@ def working(what: str) -> Iterator[Callable[[str], None]]:
 
     Nothing is written to stdout, which may be a table, JSON or a pipe.
     """
-    spinner = Spinner("dots", Text(f"{what} ..."))
+    spinner = Spinner("dots", Text(one_line(f"{what} ...")))
     # If stdout is a terminal, text that the block prints appears above the line. Else stdout is not redirected.
     seen = sys.stdout.isatty()
-    with Live(spinner, console=Console(stderr=True), transient=True, redirect_stdout=seen):
-        yield lambda now: spinner.update(text=Text(f"{now} ..."))
+    with Live(spinner, console=Console(file=styled(sys.stderr)), transient=True, redirect_stdout=seen):
+        yield lambda now: spinner.update(text=Text(one_line(f"{now} ...")))

@@ -19,6 +19,7 @@ from fibration.configs.findings import ConfigReport, Finding
 from fibration.configs.options import TrainerLoss
 from fibration.configs.specs import Spec, as_spec, as_specs
 from fibration.errors import FibrationError, NoHierarchy, SpecError
+from fibration.escaping import one_line, visible
 from fibration.language.apart import each
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load_all, spec_files, split
@@ -271,9 +272,9 @@ def summary(outcomes: Sequence[Outcome]) -> str:
         "no hierarchy in": [o.source for o in outcomes if not o.error and not o.report],
     }
     if any(o.asked == "compare" for o in outcomes):
-        return "; ".join(f"'{r.hierarchy.name}' is {r.outcome}" for r in reports) or "nothing is compared"
+        return one_line("; ".join(f"'{r.hierarchy.name}' is {r.outcome}" for r in reports) or "nothing is compared")
     verified = f"{good} of {len(reports)} {'hierarchy' if len(reports) == 1 else 'hierarchies'} verified"
-    return "; ".join([verified, *(f"{what}: {', '.join(names)}" for what, names in others.items() if names)])
+    return one_line("; ".join([verified, *(f"{what}: {', '.join(names)}" for what, names in others.items() if names)]))
 
 
 def as_text(outcomes: Sequence[Outcome], full: bool = False) -> RenderableType:
@@ -313,8 +314,9 @@ def _line(line: str) -> RenderableType:
 
 
 def emit(console: Console, renderable: RenderableType) -> None:
-    """Prints without the trailing blanks that rich pads its columns with."""
-    with console.capture() as page:
-        console.print(renderable)
-    console.file.write("".join(f"{line.rstrip()}\n" for line in page.get().splitlines()))
+    """Prints without the trailing blanks that rich pads its columns with. Escapes texts, and leaves colours."""
+    for line in console.render_lines(renderable, pad=False):
+        shown = Text.assemble(*((visible(part.text), part.style or "") for part in line if not part.control))
+        shown.rstrip()
+        console.print(shown, soft_wrap=True)
     console.file.flush()  # keeps the order with text on stderr

@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 
 from fibration import load
 from fibration.cli.main import app
+from fibration.escaping import markdown_text
 from fibration.language.loading import shipped
 from fibration.language.report import Report, Verdict
 from fibration.laws import LAWS
 from fibration.printing.formats import as_markdown, rendered
-from fibration.printing.law_table import KINDS, MARKS, Overview, escaped, legend, markdown, marks, notes
+from fibration.printing.law_table import KINDS, MARKS, Overview, legend, markdown, marks, notes
 from fibration.printing.reports import Outcome
 
 WRONG = {**wrong_specs.wrong(), **wrong_specs.undecidable()}
@@ -194,7 +195,7 @@ def test_markdown_is_one_table_with_all_cells() -> None:
         assert row[1:] == [m.sign for m in marks(report(name))]
     assert shown == "✓ proved, † given up, ↳ follows from a law that fails, ✗ refuted, · does not apply"
     assert below == [
-        f"{mark.sign} {escaped(note)}" for name in ("gspo", "padded length") for mark, note in notes(report(name))
+        f"{mark.sign} {markdown_text(note)}" for name in ("gspo", "padded length") for mark, note in notes(report(name))
     ]
     assert as_markdown([Outcome("a", report("ppo"))], full=True) == markdown([report("ppo")])
 
@@ -205,14 +206,16 @@ def test_brief_markdown_has_a_row_per_hierarchy_then_failures_then_what_is_given
     rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines()]
     assert [row[:2] for row in rows[2:]] == [["✓", "gspo"], ["✗", "two"], ["✓", "ppo"]]
     assert rows[2][2] == "verified: 10 laws hold, 2 given up" and rows[3][2].startswith("refused: ")
-    assert below == [f"{m.sign} {escaped(n)}" for name in ("gspo", "padded length") for m, n in notes(report(name))]
+    assert below == [
+        f"{m.sign} {markdown_text(n)}" for name in ("gspo", "padded length") for m, n in notes(report(name))
+    ]
 
 
 def test_a_reason_is_escaped_in_markdown() -> None:
     reason = "50% | <b>, *at*\x01 line\nbreaks, `x` [y](z) a_b _c_"
     made = Report(load("ppo"), (Verdict("identity", "it", "refuted", "", given_up=reason),))
     note = markdown([made]).splitlines()[-1]
-    assert note == (r"† ppo gives up identity: 50% \| \<b\>, \*at\* line breaks, \`x\` \[y\](z) a_b \_c\_")
+    assert note == (r"† ppo gives up identity: 50% \| \<b\>, \*at\*\\x01 line breaks, \`x\` \[y\](z) a_b \_c\_")
 
 
 # ---------------------------------------------------------------- laws to come

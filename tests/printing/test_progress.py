@@ -55,7 +55,7 @@ def test_progress_shows_on_a_terminal_and_not_on_stdout(terminal: bool) -> None:
 def line(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     """What a terminal on stderr would show."""
     page = io.StringIO()
-    monkeypatch.setattr(progress, "Console", lambda stderr: Console(file=page, force_terminal=stderr, width=100))
+    monkeypatch.setattr(progress, "Console", lambda file: Console(file=page, force_terminal=True, width=100))
     return page
 
 
