@@ -30,12 +30,14 @@ _TRAINERS = {
     "IWOPDTrainer": """distillation_objective iw_opd_epsilon iw_opd_gamma lmbda log_completions_steps loss_add_tail
         loss_top_k reverse_kl_top_1_mode teacher_model_init_kwargs teacher_model_name_or_path teacher_model_revision
         teacher_model_server_url use_teacher_server vllm_sync_frequency""",
-    "KTOTrainer": "desirable_weight precompute_ref_batch_size precompute_ref_log_probs undesirable_weight",
+    "KTOTrainer": """activation_offloading dataset_num_proc desirable_weight max_length precompute_ref_batch_size
+        precompute_ref_log_probs undesirable_weight""",
     "OnlineDPOTrainer": "max_length max_new_tokens missing_eos_penalty reward_model_path",
-    "ORPOTrainer": "generate_during_eval is_encoder_decoder padding_value",
+    "ORPOTrainer": "dataset_num_proc generate_during_eval is_encoder_decoder max_length padding_value",
     "PPOTrainer": """cliprange cliprange_value gamma kl_estimator lam missing_eos_penalty num_ppo_epochs
         reward_model_path vf_coef whiten_rewards""",
-    "RewardTrainer": "center_rewards_coefficient",
+    "RewardTrainer": """activation_offloading center_rewards_coefficient chat_template_path dataset_num_proc eos_token
+        max_length pad_token""",
     "RLOOTrainer": "normalize_advantages reward_clip_range rloo_k token_level_kl",
     "SDFTTrainer": """distillation_add_tail distillation_alpha distillation_is_clip distillation_mode
         distillation_topk generate_from_teacher num_loss_tokens_to_skip teacher_model_kind teacher_prompt_template
@@ -50,7 +52,7 @@ _TRAINERS = {
     "SFTTrainer": """activation_offloading assistant_only_loss chat_template_path completion_only_loss dataset_kwargs
         dataset_num_proc dataset_text_field eos_token eval_packing max_length max_seq_length packing packing_strategy
         pad_token padding_free truncation_mode""",
-    "TPOTrainer": "label_smoothing tpo_alpha tpo_l_gamma truncation_mode",
+    "TPOTrainer": "dataset_num_proc label_smoothing max_length tpo_alpha tpo_l_gamma truncation_mode",
     "Unsloth's GRPOTrainer": """max_seq_length unsloth_grpo_mini_batch unsloth_logit_chunk_multiplier
         unsloth_num_chunks vllm_sampling_params""",
 }

@@ -106,3 +106,62 @@ def pairs(number: int) -> dict[str, dict[str, Any]]:
         if not is_left_out(chosen):
             found[", ".join(f"{k}={v}" for k, v in chosen.items())] = chosen
     return found
+
+
+# Values of each option, odd ones among them. A random config takes each option in about one of three cases.
+VALUES: dict[str, list[Any]] = {
+    "importance_sampling_level": ["token", "sequence", "sequence"],
+    "epsilon": [1e-4, "3e-4", 0.05, 0.2, "0.5", 0.99, 1, 1.0, 2, 1e6],
+    "epsilon_high": [None, 1e-4, 0.1, 0.28, 0.999, 1, 1.0, 1.5, 5, 1e6],
+    "delta": [None, 0.9, 1, "1.0001", 1.05, 1.2, 1.5, 3, 10],
+    "sapo_temperature_pos": [1e-3, 0.5, 1, 3, 20],
+    "sapo_temperature_neg": [1e-3, 0.5, 1.05, 4, 30],
+    "vespo_k_pos": [-1, 0, 0.5, 2, 3.5],
+    "vespo_k_neg": [-0.5, 0, 1, 3.0],
+    "vespo_lambda_pos": [-1, 0, 1e-5, 0.5, 3, 10],
+    "vespo_lambda_neg": [0.0, 1e-4, 2, 8],
+    "max_completion_length": [1, 7, 64, 4096],
+    "per_device_train_batch_size": [1, 2, 4, 8],
+    "num_generations": [2, 4, 8],
+    "num_iterations": [1, 2, 3],
+    "scale_rewards": [True, False, "group", "batch", "none"],
+    "multi_objective_aggregation": ["sum_then_normalize", "normalize_then_sum"],
+    "reward_weights": [None, [1.0], [2.0], [-1.0], [0.5, 2], [-1, 1.5], [0.0, 1.0], [1.0, 1.0]],
+    "reward_funcs": [["accuracy_reward"], ["accuracy_reward", "think_format_reward"]],
+    "beta": [0, "0.0", 1e-3, 0.04, "1e-1", 1, 25],
+    "use_bias_correction_kl": [True, False],
+    "off_policy_mask_threshold": [None, 1e-6, 0.01, 0.05, 0.2, 10],
+    "top_entropy_quantile": [0.0, 0.2, 0.5, 0.8, 0.99, 1.0],
+    "use_vllm": [True],
+    "vllm_importance_sampling_correction": [True, True, False],
+    "vllm_importance_sampling_mode": ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"],
+    "vllm_importance_sampling_clip_max": [None, 1, 1.0, 1.05, 1.3, 3, 100],
+    "vllm_importance_sampling_clip_min": [None, 0, 0.0, 0.5, 0.9, 0.99, 1],
+    "vllm_importance_sampling_cap": [None, 1.5],
+    "temperature": [0.7, 1.0, 1.3],
+    "top_p": [0.9, 1.0],
+    "top_k": [0, 50],
+    "min_p": [None, 0.05],
+    "repetition_penalty": [1.0, 1.1],
+    "generation_kwargs": [{"seed": 3}, {"min_p": 0.1, "temperature": 0.6}],
+    "sync_ref_model": [False, True],
+    "disable_dropout": [True],
+}
+
+
+def random_config(seed: int) -> dict[str, Any]:
+    """A random config. Sums and quantiles that TRL takes per micro-batch are those of the whole batch of eight rows."""
+    draw = random.Random(seed)
+    config: dict[str, Any] = {"loss_type": draw.choice(LOSS_TYPES)}
+    config |= {name: draw.choice(values) for name, values in VALUES.items() if draw.random() < 0.35}
+    if config.get("use_vllm"):
+        config |= {n: draw.choice(v) for n, v in VALUES.items() if n.startswith("vllm_imp") and draw.random() < 0.35}
+    rows = config.setdefault("per_device_train_batch_size", 4)
+    if config.get("top_entropy_quantile", 1) < 1 or (config["loss_type"] == "bnpo" and rows > 1):
+        config["per_device_train_batch_size"] = 8
+    if "reward_weights" in config:
+        config.pop("reward_funcs", None)
+    if not float(config.get("beta", 0)):
+        config.pop("sync_ref_model", None)  # TRL refuses it
+    config["gradient_accumulation_steps"] = 8 // config["per_device_train_batch_size"]
+    return {"num_iterations": 2, **config}

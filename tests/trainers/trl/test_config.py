@@ -17,8 +17,9 @@ import pytest
 import torch
 import trl
 import yaml
-from oracles.trl_configs import EVERY, LOSS_TYPES, pairs, with_loss
+from oracles.trl_configs import EVERY, LOSS_TYPES, pairs, random_config, with_loss
 from recorded_training import dataset, saved, tokenizer
+from transformers import GenerationConfig
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, ScriptArguments
 from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.utils import DatasetMixtureConfig
@@ -26,6 +27,7 @@ from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import split_tensor_dict
 
 import fibration
+from fibration.configs.sampling import SETTINGS
 from fibration.configs.trl_options import DEFAULTS, HARMLESS
 from fibration.errors import SpecError
 from fibration.trainers.trl import hierarchy_of
@@ -91,7 +93,8 @@ def theirs(options, b, model, folder, truncated=(), router=None):
     )
     usual |= dict(use_cpu=True, bf16=False, report_to=[], disable_tqdm=True, per_device_train_batch_size=rows)
     mine = {k: v for k, v in options.items() if k not in ("use_vllm", "reward_funcs")}
-    args = GRPOConfig(str(folder), **{**usual, **mine, "beta": float(mine.get("beta", 0))})
+    numbers = {name: float(mine[name]) for name in ("beta", "epsilon", "delta") if mine.get(name) is not None}
+    args = GRPOConfig(str(folder), **{**usual, **mine, **numbers})
     functions = [lambda prompts, k=k, **_: list(REWARDS[k]) for k in range(number_of_rewards(options))]
     trainer = GRPOTrainer(model, functions, args, dataset(8), processing_class=tokenizer())
     trainer.use_vllm = options.get("use_vllm", False)  # without an engine
@@ -127,7 +130,7 @@ def reward_of(options, hierarchy):
     if options.get("multi_objective_aggregation") == "normalize_then_sum" and "prompt_group" not in str(
         hierarchy.advantages
     ):
-        grouped = values.view(-1, 2, 4)
+        grouped = values.view(len(values), -1, options.get("num_generations", 4))
         spread = grouped.std(-1, keepdim=True) + 1e-4
         values = ((grouped - grouped.mean(-1, keepdim=True)) / spread).view(-1, ROWS)
     weights = torch.tensor([float(w) for w in options.get("reward_weights") or [1.0] * len(values)])
@@ -174,6 +177,33 @@ def test_the_loss_of_a_config_is_trls(options, model, tmp_path):
     for seed in range(2):
         b = batch(seed)
         assert_same(ours(options, b), theirs(options, b, model, tmp_path))
+
+
+def outcome(seed, model, folder):
+    """What becomes of a random config: "same", "other", or who refuses it and why."""
+    options, b = random_config(seed), batch(seed)
+    try:
+        found = hierarchy_of({**options})
+    except SpecError as error:
+        return f"refused: {error.what}"
+    try:
+        loss, slope = theirs(options, b, model, folder)
+    except (ValueError, TypeError, RuntimeError) as error:
+        return f"TRL refuses: {error}"
+    if "exactly 1" in " ".join(found.around):
+        b.old = b.current
+    mine, mine_slope = ours(options, b)
+    near = BOUND * (slope.abs().max() + 1e-6)
+    is_same = mine == pytest.approx(loss, rel=BOUND, abs=BOUND) and (mine_slope - slope).abs().max() <= near
+    return "same" if is_same else f"other: {options}, {mine} for {loss}"
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_random_configs_train_what_trl_trains_or_are_refused(part, model, tmp_path):
+    """No LawError, and no silent difference."""
+    found = [outcome(seed, model, tmp_path) for seed in range(30 * part, 30 * part + 30)]
+    assert not [each for each in found if each.startswith("other")]
+    assert found.count("same") > 15, found
 
 
 # ---------------------------------------------------------------- what `around` says
@@ -299,6 +329,25 @@ def test_every_option_of_trl_is_known():
         known |= {field.name: field.default for field in dataclasses.fields(made)}
     assert known.keys() - DEFAULTS.keys() - HARMLESS == set()
     assert {name: known[name] for name in DEFAULTS} == DEFAULTS
+
+
+def test_every_option_of_trls_other_trainers_is_named_as_theirs():
+    found = {}
+    for file in Path(trl.__file__).parent.rglob("*_config.py"):
+        for made in ast.parse(file.read_text()).body:
+            if isinstance(made, ast.ClassDef) and made.name.endswith("Config"):
+                names = [each.target.id for each in made.body if isinstance(each, ast.AnnAssign)]
+                found[made.name.replace("Config", "Trainer")] = set(names) - DEFAULTS.keys() - HARMLESS
+    assert len(found) > 15
+    for trainer, names in found.items():
+        for name in names:
+            with pytest.raises(SpecError, match=f"'{name}' is not known to GRPOTrainer") as error:
+                hierarchy_of({name: 1})
+            assert trainer in str(error.value), (trainer, name)
+
+
+def test_every_setting_of_transformers_generation_is_known():
+    assert {name for name in vars(GenerationConfig()) if not name.startswith("_")} <= SETTINGS
 
 
 def test_a_config_object_of_trl_is_read(tmp_path):
