@@ -263,7 +263,7 @@ def sample(
     sampled: list[Tensor] = []
     while alive.any() and len(tokens) < max_new_tokens:
         if tokens:
-            logits = model(tokens[-1], past_key_values=cache, use_cache=True).logits
+            logits = model(tokens[-1], **cache, use_cache=True).logits
         distribution = logits[:, -1].float().log_softmax(-1)
         tokens.append(torch.multinomial(distribution.exp(), 1, generator=generator))
         log_probs.append(distribution.gather(1, tokens[-1]))
@@ -284,17 +284,22 @@ def completion_log_probs(model: Any, prompt: list[int], completions: list[list[i
     lengths = torch.tensor([len(tokens) for tokens in completions])
     if rows.shape[1] > 1:
         # Attention is causal, so the padding on the right changes no earlier token.
-        rest = model(rows[:, :-1], past_key_values=cache, use_cache=True).logits
+        rest = model(rows[:, :-1], **cache, use_cache=True).logits
         logits = torch.cat([logits, rest], dim=1)
     log_probs = logits.float().log_softmax(-1).gather(-1, rows[..., None])[..., 0]
     return log_probs[torch.arange(rows.shape[1]) < lengths[:, None]]
 
 
-def _run_prompt(model: Any, prompt: list[int], samples: int) -> tuple[Tensor, Any]:
-    """Returns the logits after the prompt, [samples, 1, vocabulary], and its keys and values, repeated per sample."""
+def _run_prompt(model: Any, prompt: list[int], samples: int) -> tuple[Tensor, dict[str, Any]]:
+    """Returns the logits after the prompt, [samples, 1, vocabulary], and its keys and values, repeated per sample.
+
+    The latter by the name that the model gives them: `cache` from transformers 5.24 on.
+    """
     out = model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
-    out.past_key_values.batch_repeat_interleave(samples)
-    return out.logits.expand(samples, -1, -1), out.past_key_values
+    name = "past_key_values" if getattr(out, "cache", None) is None else "cache"
+    cache = getattr(out, name)
+    cache.batch_repeat_interleave(samples)
+    return out.logits.expand(samples, -1, -1), {name: cache}
 
 
 def check_agreement(teacher_forced: Tensor, sampled: Tensor) -> None:

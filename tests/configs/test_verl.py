@@ -1,10 +1,13 @@
 """A config of verl as a hierarchy, without verl: which options are read, what is refused, and which shipped loss it is."""
 
+import math
 import re
 import subprocess
 import sys
 
 import pytest
+from oracles.verl_configs import random_configs
+from thorough import ALL
 
 from fibration import SpecError, equivalent, load
 from fibration.configs.verl import hierarchy_of
@@ -419,6 +422,15 @@ LAWS = {
     "a mask of rows": {f"{CORRECTION}rollout_rs": "seq_mean_k1", f"{CORRECTION}rollout_rs_threshold": "0.9_1.1"},
     "bypass": {**BYPASS, f"{OWN_CORRECTION}rollout_is": "token"},
     "bypass of rows": BYPASS,
+    "normalised IcePop": {
+        **IS,
+        f"{CORRECTION}rollout_is_batch_normalize": True,
+        f"{CORRECTION}rollout_is_threshold": "0.5_2",
+    },
+    **{f"rollout_is_threshold={t}": {**IS, f"{CORRECTION}rollout_is_threshold": t} for t in (0.9, 1, "1_2", "0.5_0.9")},
+    "a mask below 1": {f"{CORRECTION}rollout_rs": "token_k1", f"{CORRECTION}rollout_rs_threshold": "0.5_0.9"},
+    "gspo without a low clip": {MODE: "gspo", f"{ACTOR}clip_ratio_low": 1.5},
+    **{f"negative {k}": {**KL, f"{ACTOR}kl_loss_coef": -0.1, f"{ACTOR}kl_loss_type": k} for k in ("mse", "k3", "k1+")},
 }
 
 
@@ -427,6 +439,59 @@ LAWS = {
 def test_every_law_holds_or_is_given_up_in_verls_words(name):
     report = read(GROUPS, LAWS[name]).hierarchy.verify()
     assert report.ok, str(report)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("seed", range(20))
+def test_no_law_of_a_random_config_is_refused(seed):
+    """A trainer's choice breaks laws; the config that makes it is read, and `compile` takes its loss."""
+    for config in random_configs(2, 1000 + seed):
+        if isinstance(found := outcome(config), str):
+            assert re.match(r"verl: the option '[\w.]+'", found)
+        else:
+            assert found.hierarchy.verify().ok, config
+
+
+ODD = (0, -1, 1, 1e-12, 1e300, 1e-310, math.inf, math.nan, "x", "", "0.5_2", "nan", "1,2", None, True, [], ["a", 2], {})
+
+
+@pytest.mark.parametrize("start", range(4))
+def test_an_odd_value_is_read_or_refused_with_its_option(start):
+    for name in list(DEFAULTS)[start::4]:
+        for value in ODD if ALL else ODD[len(name) % 3 :: 3]:
+            found = outcome({**GROUPS, **CHANGES[name][1], name: value})
+            assert not isinstance(found, str) or re.match(r"verl: the option '[\w.]+'", found), (name, value, found)
+
+
+GRAVE = [
+    (
+        {**IS, f"{CORRECTION}rollout_is_threshold": 0.9},
+        "rollout_is_threshold=0.9",
+        f"{CORRECTION}rollout_is_threshold=2.0",
+    ),
+    ({**KL, f"{ACTOR}kl_loss_type": "kl"}, "kl_loss_type=kl (k1)", f"{ACTOR}kl_loss_type=mse"),
+    ({**KL, f"{ACTOR}kl_loss_coef": -1}, "kl_loss_coef=-1", f"{ACTOR}kl_loss_coef=1"),
+    ({ESTIMATOR: "remax"}, "does not fetch", "trainer.use_v1=false"),
+    ({f"{ROLLOUT}temperature": 0.0}, "the likeliest token", f"{ROLLOUT}temperature=1"),
+    ({f"{CORRECTION}rollout_is": "sequence", f"{ROLLOUT}top_p": 0.9}, "0.9^T at least", f"{ROLLOUT}top_p=1"),
+    (
+        {ESTIMATOR: "gdpo", **NEEDS["gdpo"], f"{ALGORITHM}norm_adv_by_std_in_grpo": False},
+        "norm_adv_by_std_in_grpo=false has no effect",
+        f"{ESTIMATOR}=grpo",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "words", "change"), GRAVE)
+def test_an_error_has_the_line_to_change(config, words, change):
+    found = read(GROUPS, config).findings
+    assert any(f.severity == "error" and words in f.sentence and f.change == change for f in found), found
+
+
+def test_sglang_and_raw_log_probs_do_not_have_the_mass_that_is_kept():
+    cut = {f"{CORRECTION}rollout_is": "sequence", f"{ROLLOUT}top_p": 0.9}
+    for more in ({f"{ROLLOUT}name": "sglang"}, {f"{ROLLOUT}logprobs_mode": "raw_logprobs"}):
+        assert "rollout_is=sequence does not see it" in " ".join(read(GROUPS, cut, more).around)
 
 
 def test_verify_says_in_verls_words_what_is_off():

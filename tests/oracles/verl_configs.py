@@ -23,6 +23,7 @@ BASE: Config = {
 MEANS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 KL = {f"{ACTOR}use_kl_loss": True, f"{ACTOR}kl_loss_coef": 0.3}
 IN_REWARD = {f"{ALGORITHM}use_kl_in_reward": True, f"{ALGORITHM}kl_ctrl.kl_coef": 0.3}
+DATACLASS = "verl.trainer.config.RolloutCorrectionConfig"
 SCALED = {f"{ACTOR}loss_scale_factor": 16}
 # What an option needs beside it.
 NEEDS: dict[str, Config] = {
@@ -99,6 +100,20 @@ OPTIONS: dict[str, Config] = {
         }
         for loss in ("ppo_clip", "reinforce")
     },
+    **{
+        f"loss_mode=bypass_mode, {name}": {f"{POLICY_LOSS}loss_mode": "bypass_mode", **own}
+        for name, own in {
+            "no mapping": {},
+            "an empty mapping": {OWN_CORRECTION[:-1]: {}},
+            "a part of a mapping": correction(OWN_CORRECTION, loss_type="reinforce"),
+            "a part of a dataclass": correction(OWN_CORRECTION, loss_type="reinforce", _target_=DATACLASS),
+            "weights of the outer one": correction(rollout_is="token", rollout_is_threshold=1.2),
+            "masks of both": {
+                **correction(rollout_rs="token_k1", rollout_rs_threshold=1.2),
+                **correction(OWN_CORRECTION, rollout_rs="seq_mean_k2", rollout_rs_threshold=0.05),
+            },
+        }.items()
+    },
 }  # fmt: skip
 
 _RS = [correction(rollout_rs=m, rollout_rs_threshold=t) for m, t in RS.items()]
@@ -109,7 +124,7 @@ GROUPS: list[list[Config]] = [
     + 2 * [{f"{POLICY_LOSS}loss_mode": "bypass_mode", **own} for own in (
         {},
         correction(OWN_CORRECTION, loss_type="reinforce"),
-        correction(OWN_CORRECTION, loss_type="reinforce", _target_="verl.trainer.config.RolloutCorrectionConfig"),
+        correction(OWN_CORRECTION, loss_type="reinforce", _target_=DATACLASS),
         correction(OWN_CORRECTION, rollout_is_threshold=1.1),
         correction(OWN_CORRECTION, loss_type="reinforce", rollout_is="token", rollout_is_threshold="0.8_1.3"),
         correction(OWN_CORRECTION, loss_type="reinforce", rollout_is="sequence", rollout_is_batch_normalize=True),

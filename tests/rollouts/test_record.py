@@ -51,21 +51,21 @@ def test_micro_batches_keep_trajectories_whole_and_in_order(lengths: list[int], 
 class Policy(nn.Module):
     """A stand-in with what `record` uses of a language model: next-token logits, a growing cache, gradients."""
 
-    def __init__(self, vocabulary: int = 11, width: int = 7) -> None:
+    def __init__(self, vocabulary: int = 11, width: int = 7, cache: str = "past_key_values") -> None:
         super().__init__()
+        self.cache = cache
         self.embedding = nn.Embedding(vocabulary, width)
         self.step = nn.GRUCell(width, width)
         self.head = nn.Linear(width, vocabulary)
 
-    def forward(
-        self, tokens: Tensor, past_key_values: Any = None, use_cache: bool = True, logits_to_keep: int = 0
-    ) -> SimpleNamespace:
-        cache = past_key_values or State()
+    def forward(self, tokens: Tensor, use_cache: bool = True, logits_to_keep: int = 0, **given: Any) -> SimpleNamespace:
+        assert set(given) <= {self.cache}
+        cache = given.get(self.cache) or State()
         logits = []
         for token in tokens.T:
             cache.state = self.step(self.embedding(token), cache.state)
             logits.append(self.head(cache.state))
-        return SimpleNamespace(logits=torch.stack(logits, dim=1)[:, -logits_to_keep:], past_key_values=cache)
+        return SimpleNamespace(logits=torch.stack(logits, dim=1)[:, -logits_to_keep:], **{self.cache: cache})
 
 
 class State:
@@ -76,13 +76,14 @@ class State:
         self.state = self.state.repeat_interleave(samples, dim=0)
 
 
-def policy() -> Policy:
+def policy(cache: str = "past_key_values") -> Policy:
     torch.manual_seed(0)
-    return Policy()
+    return Policy(cache=cache)
 
 
-def test_the_sampler_and_the_teacher_forced_pass_agree() -> None:
-    model, stop = policy(), torch.tensor([EOS, LINE_BREAK])
+@pytest.mark.parametrize("cache", ["past_key_values", "cache"])  # of transformers up to 5.23, and from 5.24 on
+def test_the_sampler_and_the_teacher_forced_pass_agree(cache: str) -> None:
+    model, stop = policy(cache), torch.tensor([EOS, LINE_BREAK])
     generator = torch.Generator().manual_seed(5)
     completions, sampled = record.sample(model, [4, 5, 6], 40, 9, stop, generator)
     lengths = {len(tokens) for tokens in completions}

@@ -19,6 +19,7 @@ from oracles.published_comparison import compiled, difference, rows
 from oracles.verl_configs import BASE, MEANS, NEEDS, OPTIONS, random_configs
 from support import packed
 from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
 from verl import DataProto
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty, compute_advantage
@@ -26,15 +27,16 @@ from verl.trainer.ppo.rollout_corr_helper import (
     SUPPORTED_ROLLOUT_RS_OPTIONS,
     compute_rollout_correction_and_add_to_batch,
 )
+from verl.trainer.ppo.v1 import trainer_base
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.tensordict_utils import make_iterator
+from verl.utils.tensordict_utils import get_tensordict, make_iterator
 from verl.workers.utils import losses
 
 from fibration.configs.verl.corrections import MASKS
 from fibration.configs.verl.estimators import BY_POSITION, ESTIMATORS
 from fibration.configs.verl.losses import LOSSES
-from fibration.configs.verl.options import ACTOR, ALGORITHM, CORRECTION, DEFAULTS, OWN_CORRECTION, POLICY_LOSS
+from fibration.configs.verl.options import ACTOR, ALGORITHM, CORRECTION, DEFAULTS, OWN_CORRECTION, POLICY_LOSS, ROLLOUT
 from fibration.errors import SpecError
 from fibration.trainers.verl import hierarchy_of
 
@@ -210,6 +212,39 @@ def test_a_batch_takes_the_steps_that_around_says(prompts, mini, epochs):
     assert (f"verl fills {prompts} prompts up to {filled // answers}," in said) is (filled > prompts * answers)
 
 
+class Queue:
+    """verl's transfer queue: of a batch its trainer gets the fields that it asks for, and no others."""
+
+    def __init__(self, stored):
+        self.stored = stored
+
+    def kv_batch_get(self, keys, partition_id, select_fields):
+        return get_tensordict({name: value for name, value in self.stored.items() if name in select_fields})
+
+    def kv_batch_put(self, keys, partition_id, fields):
+        self.advantages = fields["advantages"]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_v1_fetches_what_an_estimator_reads_unless_the_config_has_an_error(name, monkeypatch):
+    def rows(*values):
+        return torch.nested.as_nested_tensor([torch.tensor(each) for each in values], layout=torch.jagged)
+
+    floats = rows([0.5, 1.0], [0.0, 0.2, 0.0], [1.0], [0.0, 0.5])
+    stored = {"uid": list("aabb"), **dict.fromkeys(("rm_scores", "old_log_probs", "values"), floats)}
+    stored |= {"response_mask": rows([1, 1], [1, 1, 1], [1], [1, 1]), "prompts": rows(*[[1, 1]] * 4)}
+    stored |= {"reward_baselines": torch.zeros(4), "acc": [1.0, 0.0, 1.0, 0.5]}
+    config = {**BASE, **OPTIONS[f"adv_estimator={name}"]}
+    monkeypatch.setattr(trainer_base, "tq", queue := Queue(stored))
+    batch = KVBatchMeta(keys=[f"{uid}_{n}_0" for n, uid in enumerate("aabb")], partition_id="train", tags=[{}] * 4)
+    try:
+        PPOTrainer._compute_advantage(SimpleNamespace(config=composed(config)), batch, {})
+        fetched = len(queue.advantages) == 4
+    except (KeyError, TypeError):
+        fetched = False
+    assert fetched is not any("does not fetch" in f.sentence for f in hierarchy_of(config).findings)
+
+
 # ---------------------------------------------------------------- tables
 
 
@@ -222,6 +257,7 @@ def test_the_values_of_every_option_are_those_that_verl_registers():
 def test_the_defaults_are_verls():
     made = composed({})
     absent = {f"{ALGORITHM}gdpo_reward_keys", f"{ALGORITHM}gdpo_reward_weights", f"{POLICY_LOSS}hierarchy"}
+    absent |= {f"{ROLLOUT}min_p"}
     own = omega_conf_to_dataclass(composed(BASE).actor_rollout_ref.actor).policy_loss.rollout_correction
     for name, value in DEFAULTS.items():
         if name.startswith(OWN_CORRECTION):
