@@ -2,7 +2,8 @@
 
 An entry is a folder with files and their SHA-256. Its name is a key of everything that the files depend on. It is built
 under another name and then renamed: processes that start at once never see half an entry, and the last to finish finds
-it there. The files are executed, so an entry that anybody but this user or root may have written is refused.
+it there. The files are executed, so an entry that anybody but this user or root may have written is refused. A process
+locks the folder in which it builds, and the next use of the cache removes unlocked ones, whose processes were killed.
 
 A note is a JSON file in the folder `notes`. It saves work and is never needed. A note that is lost, damaged, or in a
 folder that other users can write, reads as none.
@@ -11,11 +12,13 @@ folder that other users can write, reads as none.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import functools
 import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import threading
 import warnings
@@ -29,6 +32,7 @@ from fibration.owners import doubt_of, doubt_of_one
 
 CONTENTS = "contents.json"
 NOTES = "notes"
+WORK = ".fibration-work-"  # prefix of folders in which entries are built
 T = TypeVar("T")
 
 
@@ -83,11 +87,12 @@ def _entry(home: Path, key: str, make: Callable[[Path], None]) -> Path:
     place = home / key
     try:
         _refuse(home)
+        _remove_abandoned(home)
         if _is_whole(place):
             return place
         make_folder(home)
         _refuse(home)  # another process may just have made it
-        workshop = Path(tempfile.mkdtemp(prefix=f".{key[:16]}-", dir=home))
+        workshop, lock = _locked_workshop(home)
     except OSError as error:
         raise _unusable(home, error) from error
     try:
@@ -102,7 +107,34 @@ def _entry(home: Path, key: str, make: Callable[[Path], None]) -> Path:
         raise _unusable(home, error) from error
     finally:
         shutil.rmtree(workshop, ignore_errors=True)
+        os.close(lock)
     return place
+
+
+def _locked_workshop(home: Path) -> tuple[Path, int]:
+    """Makes a folder and locks it while its handle is open. The lock ends with this process, however that ends."""
+    while True:
+        workshop = Path(tempfile.mkdtemp(prefix=WORK, dir=home))
+        with suppress(FileNotFoundError):  # removed by another process before it was locked: make another one
+            handle = os.open(workshop, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks: then nobody removes the folder either
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            if os.path.exists(workshop):
+                return workshop, handle
+            os.close(handle)
+
+
+def _remove_abandoned(home: Path) -> None:
+    """Removes the folders in which processes were building that have ended without removing them."""
+    with suppress(OSError):
+        for place in [p for p in home.iterdir() if p.name.startswith(WORK)]:
+            with suppress(OSError):
+                handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(place, ignore_errors=True)
+                finally:
+                    os.close(handle)
 
 
 @functools.cache
@@ -140,7 +172,7 @@ def _install(workshop: Path, place: Path) -> None:
             if _is_whole(place):
                 return  # another process was faster
             with suppress(OSError):  # damaged: move it away, unless another process does
-                aside = Path(tempfile.mkdtemp(prefix=".damaged-", dir=place.parent))
+                aside = Path(tempfile.mkdtemp(prefix=WORK, dir=place.parent))
                 place.rename(aside / place.name)
                 shutil.rmtree(aside, ignore_errors=True)
     raise OSError(f"{place} is damaged and cannot be replaced")
@@ -153,9 +185,10 @@ def _is_whole(place: Path) -> bool:
     digests too.
     """
     try:
-        doubts = [doubt_of_one(part, part.lstat()) for part in (place, *place.iterdir())]
+        parts = {part: part.lstat() for part in (place, *place.iterdir())}
     except OSError:
         return False
+    doubts = [doubt_of_one(part, info) for part, info in parts.items()]
     for doubt in filter(None, doubts):
         raise BackendError(
             f"other users may have written the files in '{place}', which would be run",
@@ -164,9 +197,10 @@ def _is_whole(place: Path) -> bool:
             remedy=f"remove it to build it again: rm -r '{place}'",
         )
     try:
-        contents = json.loads((place / CONTENTS).read_text())
-        return bool(contents) and all(_digest(place / name) == digest for name, digest in contents.items())
-    except (OSError, ValueError, AttributeError):
+        files = {part.name for part, info in parts.items() if stat.S_ISREG(info.st_mode)}
+        contents = json.loads((place / CONTENTS).read_text()) if CONTENTS in files else {}
+        return bool(contents) and contents.keys() <= files and all(_digest(place / n) == contents[n] for n in contents)
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 
@@ -192,12 +226,13 @@ def recall(key: str) -> Any:
         place = folder() / NOTES
         if not is_ours(place):
             return None
-        with open(place / f"{key}.json", "rb", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW)) as file:
+        never_waits = os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(place / f"{key}.json", "rb", opener=lambda path, flags: os.open(path, flags | never_waits)) as file:
             if doubt_of_one(place, os.fstat(file.fileno())):
                 return None
             seal, _, text = file.read().partition(b"\n")
         return json.loads(text) if seal == _seal(key, text) else None
-    except (OSError, Unusable, ValueError):  # ValueError: an invalid path
+    except (OSError, Unusable, ValueError, RecursionError):  # ValueError: an invalid path
         return None
 
 

@@ -8,6 +8,8 @@ import os
 import pwd
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -107,6 +109,79 @@ def test_a_planted_library_does_not_run(home):
     home.chmod(0o777)
     with pytest.raises(BackendError, match="is not safe, and its files are run"):
         build.build("int answer(void) { return N; }", {"N": "1"})
+
+
+def break_contents(entry, way):
+    contents = entry / cache.CONTENTS
+    contents.unlink()
+    if way == "a FIFO":
+        os.mkfifo(contents)
+    elif way == "a folder":
+        contents.mkdir()
+    else:
+        contents.write_text(way)
+
+
+DEEP = 100_000
+CONTENTS = [
+    "[" * DEEP,
+    '{"a":' * DEEP,
+    "1",
+    "[]",
+    "{}",
+    "null",
+    "\0",
+    '{"file": ' + "9" * 5000 + "}",
+    '{"../key/file": 0}',
+]
+
+
+@pytest.mark.parametrize("way", [*CONTENTS, "a FIFO", "a folder"], ids=range(len(CONTENTS) + 2))
+def test_a_damaged_list_of_an_entry_is_built_again(way, home):
+    break_contents(planted(home), way)
+    assert written("anew") == "anew"
+    assert {p.name for p in home.iterdir()} == {"key"}
+
+
+def test_a_damaged_note_is_no_note(home):
+    cache.keep("deep", 1)
+    note, text = home / cache.NOTES / "deep.json", b"[" * DEEP
+    note.write_bytes(cache._seal("deep", text) + b"\n" + text)
+    assert cache.recall("deep") is None
+    note.unlink()
+    os.mkfifo(note)
+    assert cache.recall("deep") is None
+
+
+BUILDER = """
+import sys, time
+from fibration import cache
+def make(folder):
+    (folder / "file").write_text("half")
+    print("building", flush=True)
+    sys.stdin.read()
+cache.entry("other", make)
+"""
+
+
+def test_folders_of_killed_processes_are_removed_and_those_of_living_ones_are_not(home):
+    for foreign in (".ssh", cache.WORK + "file"):
+        (home / foreign).mkdir(parents=True) if foreign == ".ssh" else (home / foreign).touch()
+    (home / (cache.WORK + "link")).symlink_to(home / ".ssh")
+    killed, living = (
+        subprocess.Popen([sys.executable, "-c", BUILDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in "ab"
+    )
+    for process in (killed, living):
+        assert process.stdout.readline() == b"building\n"
+    killed.kill()
+    killed.communicate()
+    work = [p for p in home.iterdir() if p.name.startswith(cache.WORK) and p.is_dir() and not p.is_symlink()]
+    assert len(work) == 2
+    assert written() == "ours"
+    assert sum(p.is_dir() for p in work) == 1
+    living.communicate()
+    assert living.returncode == 0
+    assert {"key", "other", ".ssh"} <= {p.name for p in home.iterdir()} and not any(p.exists() for p in work)
 
 
 def test_a_sticky_folder_on_the_path_is_safe(home):

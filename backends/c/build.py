@@ -26,8 +26,17 @@ LIBRARY, SOURCE = "kernel.so", "kernel.c"
 
 def compiler() -> tuple[str, ...]:
     """The C compiler and its own arguments: `CC`, or the first of cc, gcc and clang. Raises BackendError if none."""
-    chosen = os.environ.get("CC")
-    for name, *arguments in [shlex.split(chosen)] if chosen else [["cc"], ["gcc"], ["clang"]]:
+    chosen = os.environ.get("CC", "").strip()
+    try:
+        words = shlex.split(chosen)
+    except ValueError as error:
+        raise BackendError(
+            f"the environment variable CC cannot be read: CC={chosen}",
+            required="a compiler and its arguments, quoted as in a shell",
+            found=str(error),
+            remedy="close the quotation, as in CC='gcc -O3', or unset CC",
+        ) from None
+    for name, *arguments in [words] if words else [["cc"], ["gcc"], ["clang"]]:
         found = shutil.which(name)
         if found:
             return (found, *arguments)

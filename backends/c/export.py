@@ -77,7 +77,10 @@ def call(function, given):
 
 
 def _function(function, defines):
-    compiler = shlex.split(os.environ.get("CC", "cc"))
+    try:
+        compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    except ValueError as error:
+        raise RuntimeError(f"the environment variable CC={{os.environ['CC']!r}} is no compiler: {{error}}") from None
     own = [a for a in compiler if a.startswith(("-O", "-march=", "-mcpu="))]
     target = own if any(a.startswith("-m") for a in own) else [*own, NATIVE]
     flags = [*FLAGS, *target, *(f"-D{{k}}={{v}}" for k, v in sorted(defines.items()))]

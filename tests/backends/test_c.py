@@ -22,7 +22,7 @@ from fibration.backends.c import build
 from fibration.backends.c.language import OPERATORS, wide_constant
 from fibration.compiler.fuse import sweeps
 from fibration.errors import BackendError
-from fibration.pipeline import generate, programs
+from fibration.pipeline import best, generate, programs
 from fibration.runtime.batch import Batch
 
 pytestmark = [
@@ -162,6 +162,17 @@ def test_a_missing_compiler_is_named(monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(BackendError, match="CC=no-such-compiler"):
         fibration.compile(fibration.load("ppo"), backend="c")
+
+
+@pytest.mark.parametrize(
+    ("cc", "said"), [('gcc "x', "No closing quotation"), ("gcc \\", "No escaped"), ('""', "no C compiler")]
+)
+def test_an_odd_variable_is_named(cc, said, monkeypatch, caplog):
+    monkeypatch.setenv("CC", cc)
+    with pytest.raises(BackendError, match=said) as error:
+        build.compiler()
+    assert f"CC={cc}" in str(error.value)
+    assert best(gpu=False)[0] == "torch" and "CC=" in caplog.text
 
 
 def test_a_failing_compiler_is_quoted_with_its_source(own_cache, monkeypatch, tmp_path):
