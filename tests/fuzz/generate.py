@@ -342,21 +342,25 @@ class Formulas:
         return self.pick(log_ratio(scale=scale), signed_log_ratio(scale=scale), ratio_deviation(scale=scale))
 
     def decomposition(self) -> Decomposition:
-        """One of `split`; or with parts that are stopped or turned, everywhere or under a condition."""
-        made = self.split()
-        densities = {c: self.restopped(e, x) for c, e in made.densities}
-        back = substitute(made.recovery, {g: self.restopped(g, g) for g in map(gated, made.channels)})
-        return Decomposition(densities, back, made.scale) if self.rng.random() < 0.7 else made
+        """One of `split`; or with one part whose slopes a `stop` changes; or with parts that are stopped or turned."""
+        made, kept = self.split(), self.rng.random() < 0.6
+        if self.rng.random() < 0.2:
+            return made
+        places = [*made.channels, "R"]
+        chosen = {self.pick(*places)} if kept else {p for p in places if self.rng.random() < 0.6}
+        densities = {c: self.restopped(e, x, kept) if c in chosen else e for c, e in made.densities}
+        bent = {g: self.restopped(g, g, kept) for g in map(gated, made.channels if "R" in chosen else ())}
+        return Decomposition(densities, substitute(made.recovery, bent), made.scale)
 
-    def restopped(self, e: Expression, by: Expression) -> Expression:
-        """A formula; or one with its values and other slopes, or other values; on a side or near 0 of `by`."""
-        other = self.pick(
-            2 * stop(e) - e, 3 * e - 2 * stop(e), stop(e), (e + stop(e)) / 2, -e, 2 * e, PARAMETERS[3] * e
-        )
+    def restopped(self, e: Expression, by: Expression, kept: bool) -> Expression:
+        """A formula with its values (`kept`) and other slopes, or with other values; on a side or near 0 of `by`."""
+        other = [2 * stop(e) - e, 3 * e - 2 * stop(e), stop(e), (e + stop(e)) / 2]
+        other += [] if kept else [-e, 2 * e, PARAMETERS[3] * e]
         inside = self.pick(
-            by >= 0, by <= 0, absolute(by) < 0.1, absolute(by) <= PARAMETERS[0], advantage > 0, (by >= 0) & (by <= 0)
+            by >= 0, absolute(by) < 0.1, absolute(by) <= PARAMETERS[0], advantage > 0, (by >= 0) & (by <= 0)
         )
-        return self.pick(e, e, other, where(inside, e, other), where(inside, other, e))  # type: ignore[no-any-return]
+        made = self.pick(*other)
+        return self.pick(made, where(inside, e, made), where(inside, e, made), where(inside, made, e))  # type: ignore[no-any-return]
 
     def objective(self) -> Objective:
         return self.pick(token_mean(), trajectory_mean(), constant_normaliser(8))  # type: ignore[no-any-return]
