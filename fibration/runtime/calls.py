@@ -33,7 +33,6 @@ from fibration.runtime.inputs import (
     refuse_advantages,
     refuse_both,
     refuse_given,
-    refuse_negated_log_probs,
     refuse_nonfinite,
     refuse_sums,
     refuse_terms,
@@ -45,6 +44,7 @@ from fibration.runtime.precision import HALF, warn_of_rounding
 from fibration.runtime.prepared import NONFINITE, keep
 from fibration.runtime.ranks.agreement import agree, agreed
 from fibration.runtime.ranks.shards import Shards
+from fibration.runtime.signs import refuse_exchanged, refuse_negated
 from fibration.runtime.tracing import refuse_traces
 
 # What each program's call is named in errors.
@@ -122,6 +122,7 @@ class Executor:
             check_tokens(self.hierarchy, index, **read)
             dtype = torch.float64
             batch = make_batch(self.hierarchy, program, program, index, read, advantages, parameters, dtype, 0.0)
+            self._check_signs(batch.tokens, index, advantages)
             if ranks is not None:
                 self.on(index.device).run.collectives("prologue", ranks.cut)
                 said |= {"the backend": self.on(index.device).name}
@@ -191,8 +192,9 @@ class Executor:
             called = {token_tensor(i).called for i in read.inputs if i.kind in TOKENS}
             given = {name: t for name, t in tokens.items() if name in called}
             given |= policy_tensors(self.hierarchy, read, tokens, policies)
-            check_tokens(self.hierarchy, index, **given)
+            check_tokens(self.hierarchy, index, **{**tokens, **given})
             batch = make_batch(self.hierarchy, read, read, index, given, rewards, parameters, torch.float64, 0.0)
+            self._check_signs({**tokens, **given}, index, rewards, "rewards")
             if per_row and not index.rows_are_tokens():
                 refuse_sums(self.hierarchy, index)
             rows = None
@@ -248,9 +250,7 @@ class Executor:
             batch = make_batch(
                 self.hierarchy, read, declared, index, tokens, advantages, parameters, dtype, fill, frozen
             )
-            if not self._knows_sign and "log_probs" in tokens and devices.can_sync(index.device):
-                refuse_negated_log_probs(batch, index)
-                self._knows_sign = True
+            self._check_signs(batch.tokens, index, advantages)
             chosen = self.on(index.device).run.choose(program, batch)
             if ranks is not None:
                 self.on(index.device).run.collectives(chosen, ranks.cut)  # compiles them, and may fail
@@ -288,6 +288,18 @@ class Executor:
                 required="terms within the range of exact sums, which do not depend on the rank of a token",
                 remedy="mask tokens with such log-probs or advantages, or give every rank whole rows",
             )
+
+    def _check_signs(
+        self, tokens: Mapping[str, Tensor], index: Index, given: Tensor | None, word: str = "advantages"
+    ) -> None:
+        """Refuse arguments that are no log-probs. On a GPU only an operator's first call waits for the numbers."""
+        looks = devices.can_sync(index.device)
+        if looks or not (self._knows_sign or devices.is_recording()):
+            refuse_exchanged(tokens, index, word, given)
+        if "log_probs" in tokens and not self._knows_sign:
+            if looks:
+                refuse_negated(tokens, index)
+            self._knows_sign = True
 
     def _warn_of_rounding(
         self, index: Index, log_probs: Tensor, old_log_probs: Tensor, parameters: Mapping[str, Any] | None

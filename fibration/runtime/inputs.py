@@ -33,8 +33,6 @@ from fibration.runtime.index.index import Index
 from fibration.runtime.parameters import parameter_values, parameter_vectors_of
 from fibration.runtime.ranks.shards import Shards
 
-FEW_TOKENS = 8  # with fewer tokens, the sign of log-probs proves nothing
-
 
 def make_batch(
     hierarchy: Hierarchy,
@@ -227,27 +225,6 @@ def refuse_nonfinite(batch: Batch, index: Index) -> None:
             f"the log ratio of {index.describe_token(int(far[0]))} is {float(x[far[0]]):g}",
             required="finite values in the precision of the backend's token arithmetic",
         )
-
-
-def refuse_negated_log_probs(batch: Batch, index: Index) -> None:
-    """Refuse negative log-likelihoods in place of log-probs: no value is below 0, and most are above.
-
-    Log ratios beside zeros are accepted.
-    """
-    given = {name: batch.tokens[name].reshape(-1)[index.positions] for name in ("log_probs", "old_log_probs")}
-    for name, values in given.items() if bool(given["old_log_probs"].any()) else ():
-        above = int((values > 0).sum())
-        if len(values) >= FEW_TOKENS and 2 * above > len(values) and not bool((values < 0).any()):
-            first = int((values > 0).nonzero()[0])
-            remedy = f"of negative log-likelihoods, pass -{name}"
-            if not bool((values > 1).any()):
-                remedy = f"of probabilities, pass {name}.log(); {remedy}"
-            raise BatchError(
-                f"{name} are above 0 at {above} of {len(values)} tokens, and below 0 at none",
-                required="logarithms of probabilities, which are at most 0",
-                found=f"{float(values[first]):g} at {index.describe_token(first)}",
-                remedy=remedy,
-            )
 
 
 def refuse_given(batch: Batch, index: Index, kind: str) -> dict[str, Tensor]:

@@ -46,9 +46,9 @@ class Operator:
     - **Dtypes.** Inputs are float32, bfloat16, float16 or float64.
     - **Gradients** flow into `log_probs` or `log_ratio` only. Any other input that requires grad is an error. Under
       `torch.no_grad()` it is allowed.
-    - **GPUs.** A call does not wait for the device. A CUDA graph can record a call after one call of the same kind.
-      Inputs that are not finite raise no error on a GPU. The objective is NaN, and so is the gradient of every token
-      that causes it.
+    - **GPUs.** After an operator's first call, no call waits for the device. A CUDA graph can record a call after one
+      call of the same kind. Inputs that are not finite raise no error on a GPU. The objective is NaN, and so is the
+      gradient of every token that causes it.
     """
 
     def __init__(
@@ -112,7 +112,8 @@ class Operator:
           `mask` `[N]`.
         - `labels`: one keyword per stratum above the leaves, such as `prompt_group=uids`. Labels may have any hashable
           type. A stratum coarser than the rows takes one label per row. A stratum between tokens and rows takes one per
-          token. A stratum beside the rows takes either. Rows and tokens outside a stratum need no label.
+          token, never one per row. A stratum beside the rows takes either. Rows and tokens outside a stratum need no
+          label.
         - A mapping may replace labels: `family={"math": "stem"}` maps each label of the stratum directly below to a
           label of `family`. With several strata directly below, pass a mapping for each:
           `family={"domain": {"math": "stem"}, "modality": {"text": "stem"}}`.

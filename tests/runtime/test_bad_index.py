@@ -126,6 +126,20 @@ def test_wrong_labels_are_refused(which):
     refuses(HierarchyIndexError, labelled(**changes), **expected)
 
 
+@pytest.mark.parametrize("given", [["u", "v", "w"], torch.arange(3), np.array([[0], [1], [2]])[:, 0]])
+def test_labels_per_row_of_a_stratum_within_rows_are_refused(given):
+    """Each row would be one turn. What the remedy says gives this, if it is meant."""
+    op, groups = operator(spec("fiberpo_turns")), {"prompt_group": ["a", "b", "a"]}
+    for layout, shape in ({"mask": MASK}, [3, 3]), ({"offsets": [0, 2, 3, 7]}, [7]):
+        with pytest.raises(HierarchyIndexError, match="3 labels for 'turn'") as error:
+            op.index(**layout, **groups, turn=given)
+        assert error.value.required == f"one per token, shape {shape}: 'turn' lies between tokens and trajectory"
+        spread = error.value.remedy.partition("turn=")[2]
+        names = {"np": np, "turn": given, "offsets": layout.get("offsets")}
+        index = op.index(**layout, **groups, turn=eval(spread, names))
+        assert index.size["turn"] == index.size["trajectory"] and index.size["token"] > index.size["turn"]
+
+
 def test_a_stratum_that_equals_the_rows_is_refused_with_the_remedy_rows():
     """A stratum that the rows are, but that is not declared so: the remedy says how."""
     sample = Stratum("sample")

@@ -235,3 +235,86 @@ def test_negated_log_probs_are_refused_at_the_first_call(which):
     )  # fmt: skip
     op.loss(**given, advantages=torch.ones(3), index=index)
     op.loss(**turned, advantages=torch.ones(3), index=index)
+
+
+ORDERS = {  # of the arguments: log_probs, old_log_probs, policies["rollout"], advantages
+    "old_log_probs": ("log_probs", "advantages", "rollout", "old"),
+    "log_probs": ("advantages", "old", "rollout", "log_probs"),
+    "policies['rollout']": ("log_probs", "old", "advantages", "rollout"),
+    "log_probs, in turn": ("advantages", "log_probs", "rollout", "old"),
+}
+RIGHT = ("log_probs", "old", "rollout", "advantages")
+DTYPES = {torch.float32: 4e-5, torch.float64: 4e-5, torch.bfloat16: 0.07, torch.float16: 0.009}  # beyond rounding
+
+
+def random_call(seed):
+    """A batch of 1 to 4 rows, with one advantage above 0 at an unmasked token, and anything under the mask."""
+    g, dtype = torch.Generator().manual_seed(seed), list(DTYPES)[seed % 4]
+    shape = (1 + seed % 4, 1 + seed % 5)
+    mask = torch.rand(shape, generator=g) < 0.7
+    mask[0, 0] = True
+    given = {name: -0.01 - torch.rand(shape, generator=g) for name in ("log_probs", "old", "rollout")}
+    given["advantages"] = -torch.rand(shape, generator=g)
+    given["advantages"][0, 0] = DTYPES[dtype]
+    under = (lambda t: t) if seed % 3 == 0 else (lambda t: torch.where(mask, t, math.nan if seed % 3 == 1 else 7.0))
+    return mask, {name: under(t).to(dtype) for name, t in given.items()}
+
+
+@pytest.mark.parametrize("which", ORDERS)
+def test_exchanged_arguments_are_refused_in_every_call(which):
+    """Of a first call on an index and of a later one, which is not checked in full."""
+    op, order = operator(spec("tis")), ORDERS[which]
+
+    def call(names, given, index, metrics=True):
+        a, b, c, d = (given[name] for name in names)
+        return op.coefficients(a, b, d, index, policies={"rollout": c}, metrics=metrics)
+
+    for seed in range(24):
+        mask, given = random_call(seed)
+        index = op.index(mask=mask)
+        expected = dict(
+            what=f"{which.split(',')[0]} and advantages look exchanged",
+            found="of token [0, 0] of trajectory 0 is", remedy="old_log_probs=",
+        )  # fmt: skip
+        refuses(BatchError, lambda: call(order, given, index), **expected)  # noqa: B023
+        right = call(RIGHT, given, index)
+        refuses(BatchError, lambda: call(order, given, index), **expected)  # noqa: B023
+        assert torch.equal(call(RIGHT, given, index).values, right.values)
+
+
+def test_what_only_looks_exchanged_is_accepted():
+    x, up, down = torch.full((3, 3), -1.0), torch.ones(3, 3), -torch.ones(3, 3)
+    index = PPO.index(mask=MASK)
+    rounded = x + 0
+    rounded[0, 0] = 2.0**-15
+    for _ in range(2):
+        PPO.loss(rounded, x, down, index)  # by rounding
+        PPO.loss(up, torch.zeros(3, 3), down, index)  # log ratios beside zeros
+        PPO.loss(x, x, down, index)  # no answer was right
+        PPO.loss(x, x, torch.zeros(3, 3), index)
+        PPO.loss(x, x, -torch.ones(3), index)  # per row
+
+
+def test_exchanged_rewards_and_frozen_arguments_are_refused():
+    rewarded, frozen = operator(spec("grpo_rewards")), operator(spec("geometric_mask"))
+    x, rewards = torch.full((3, 3), -1.0), torch.tensor([[1.0, 1.0, 9.0], [0, 0, 0], [0, 0, 0]])
+    groups = {s.name: [0, 0, 0] for s in rewarded.hierarchy.groups}
+    index = rewarded.index(mask=MASK, **groups)
+    refuses(
+        BatchError, lambda: rewarded.loss(x, rewards, index=index, rewards=x), what="old_log_probs and rewards look exchanged"
+    )  # fmt: skip
+    index = frozen.index(mask=MASK)
+    refuses(
+        BatchError, lambda: frozen.freeze(rewards, x, index, policies={"rollout": x}),
+        what="old_log_probs and advantages look exchanged",
+    )  # fmt: skip
+
+
+def test_a_first_call_on_a_gpu_is_checked(monkeypatch):
+    """Later ones are not, because reading a value waits for the device."""
+    op, x, advantages = fresh("ppo"), torch.full((3, 3), -1.0), torch.ones(3, 3)
+    index = op.index(mask=MASK)
+    monkeypatch.setattr("fibration.runtime.devices.can_sync", lambda device: False)
+    refuses(BatchError, lambda: op.loss(x, advantages, x, index), what="old_log_probs and advantages look exchanged")
+    op.loss(x, x, advantages, index)
+    op.loss(x, advantages, x, index)

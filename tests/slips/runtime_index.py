@@ -193,4 +193,12 @@ SLIPS = (
         "a group of one is compared with nobody", "test_bad_rewards",
         "alone = (index.count(of, over) == 1).nonzero()", "alone = (index.count(of, over) == 0).nonzero()",
     ),
+    slip(
+        "a slice skips rows that do not exist", "runtime/test_micro",
+        "if outside or (not len(found) and n_rows and", "if False and (True and",
+    ),
+    slip(
+        "a label per row makes a row one turn", "runtime/test_bad_index",
+        "if not per_token and ((between and n_rows) or", "if not per_token and (",
+    ),
 )  # fmt: skip

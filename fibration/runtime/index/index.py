@@ -61,9 +61,9 @@ class Index(Elements):
     def micro(self, rows: Any) -> Index:
         """The index of a micro-batch: some rows of this step, with the counts and normalisers of the whole step.
 
-        `rows`: a slice, or a list, an array or a tensor of row numbers (negative ones count from the end) or of one
-        boolean per row. They come in the order given; packed tokens one row after the other. Rows without tokens are
-        allowed.
+        `rows`: a slice whose ends are ends of rows, or a list, an array or a tensor of row numbers (negative ones count
+        from the end) or of one boolean per row. They come in the order given; packed tokens one row after the other.
+        Rows without tokens are allowed.
 
         `op.loss` and `op.coefficients` on it take the tensors of these rows, and return this part's share of `J` and of
         the gradient: over micro-batches that have every row once, and over ranks, they add up to the whole step's. No

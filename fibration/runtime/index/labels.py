@@ -191,11 +191,14 @@ class Encoder:
                     remedy=".squeeze(-1) makes [B] of [B, 1]" if lengths == {1} else "",
                 )
             given = given.reshape(-1) if isinstance(given, np.ndarray) else list(chain.from_iterable(given))
-        if not per_token and len(given) != n_rows:
+        if not per_token and ((between and n_rows) or len(given) != n_rows):
+            as_tokens = f"one per token, shape {list(shape)}"
             raise HierarchyIndexError(
                 f"{len(given)} label{'s' * (len(given) != 1)} for '{name}'",
-                required=f"one per row, {n_rows}, or one per token, shape {list(shape)}",
-                remedy=self._length_of(given),
+                required=f"{as_tokens}: '{name}' lies between tokens and {self.rows}"
+                if between
+                else f"one per row, {n_rows}, or {as_tokens}",
+                remedy=self._repeated(name) if between and len(given) == n_rows else self._length_of(given),
             )
         all_places = self.places.every.runs.places() if per_token else self.places.row_numbers
         # only tokens and rows over the stratum need a label
@@ -243,6 +246,14 @@ class Encoder:
                     remedy="mask it, or give it a label of its own, such as 'none'",
                 )
         return codes, tuple(numbers), not per_token
+
+    def _repeated(self, name: str) -> str:
+        """The remedy for labels per row of a stratum that has elements within a row."""
+        shape = self.places.shape
+        spread = f"np.repeat(np.asarray({name})[:, None], {shape[-1]}, 1)"
+        if len(shape) == 1:
+            spread = f"np.repeat(np.asarray({name}), np.diff(offsets))"
+        return f"label every token; if each row is one {name}, pass {name}={spread}"
 
     def _length_of(self, given: Any) -> str:
         """The remedy for a wrong number of labels."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -116,7 +117,7 @@ Index._micro = micro_index  # type: ignore[assignment]  # what `index.micro(rows
 def _chosen(rows: Any, n_rows: int) -> Codes:
     """The row numbers, in the given order."""
     if isinstance(rows, slice):
-        return np.arange(n_rows)[rows]
+        return _sliced(rows, n_rows)
     rule = f"a slice, or a list, an array or a tensor of row numbers below {n_rows}, or of [{n_rows}] booleans"
     if not isinstance(rows, (list, range, np.ndarray, Tensor)):
         remedy = f"index.micro([{rows}]) for one row" if isinstance(rows, int) else ""
@@ -138,6 +139,21 @@ def _chosen(rows: Any, n_rows: int) -> Codes:
         row = numbers[np.argmax(times > 1)]
         raise HierarchyIndexError(f"row {row} comes {times.max()} times", required="each row in one micro-batch, once")
     return result
+
+
+def _sliced(rows: slice, n_rows: int) -> Codes:
+    """The row numbers of a slice. The last one of a loop may end beyond the rows, as slices of tensors may."""
+    rule = f"a slice that begins in the {n_rows} rows and chooses some, or slice(a, a) for none"
+    try:
+        found = np.arange(n_rows)[rows]
+        start, stop = (None if end is None else operator.index(end) for end in (rows.start, rows.stop))
+    except (TypeError, ValueError) as error:
+        raise HierarchyIndexError(f"rows are {shown(rows)}: {error}", required=rule) from None
+    begin, end = (end + n_rows if end is not None and end < 0 else end for end in (start, stop))
+    outside = begin is not None and not 0 <= begin <= n_rows
+    if outside or (not len(found) and n_rows and (begin or 0) != (n_rows if end is None else end)):
+        raise HierarchyIndexError(f"rows are {shown(rows)}, and the index has {n_rows}", required=rule)
+    return found
 
 
 def _marked(places: Codes, size: int) -> NDArray[np.bool_]:
