@@ -74,7 +74,7 @@ def test_shipped_losses_have_the_expected_coupling(name):
 def test_verify_states_the_coupling_as_a_fact(name):
     (fact,) = [f for f in spec(name).verify().facts if f.name == "coupling"]
     assert fact.value == str(coupling_of(spec(name)))
-    assert ("log-probs alone" in fact.argument) == coupling_of(spec(name)).is_row_local
+    assert ("no second pass" in fact.argument) == coupling_of(spec(name)).is_row_local
 
 
 def loss(name, **more):

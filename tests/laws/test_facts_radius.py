@@ -14,7 +14,7 @@ from hierarchies.first_order_specs import EVERYWHERE, SHAPED, SIGNED, SPECS, VAL
 from hierarchies.right import RIGHT, SHIPPED
 from oracles.certified_facts import TINY, facts, fixed, forest, regular, report, signs
 from oracles.definition import batches, truth
-from oracles.fact_text import number, parameter_values
+from oracles.fact_text import interval, number, parameter_values
 from oracles.interpreter import Interpreter
 from thorough import ALL, some
 
@@ -31,6 +31,8 @@ from fibration import (
     identity_gate,
     load,
     log_ratio,
+    maximum,
+    minimum,
     pessimistic_clip_gate,
     proportional,
     ratio_deviation,
@@ -190,6 +192,39 @@ def test_the_radius_of_a_crossing_with_sign_channels_is_half_the_smaller_bound()
     """Means of `max(±x, 0)` lie in `[0, R]`: two of them count for the residual, and two against it."""
     for gate in (clip(residual, -budget / 4, budget), clip(residual, -budget, budget / 4)):
         assert facts(quiver({trajectory: Gate(gate).per(mass)}, SIGNED), "radius") == {"hierarchy": "C/8"}
+
+
+lower, upper = Parameter("lower", default=0.02), Parameter("wide", default=0.6)
+BY_SIZES = {  # of the gate on the one level, and its radius
+    "the larger": (maximum(epsilon - 1 / T, 1e-6), lambda e, n: max(e - 1 / n, 1e-6)),
+    "the smaller": (minimum(epsilon, 1 / T), lambda e, n: min(e, 1 / n)),
+    "a distance": (abs(epsilon - 1 / T) + 0.01, lambda e, n: abs(e - 1 / n) + 0.01),
+    "a choice": (where(T > 3, epsilon, epsilon / 2), lambda e, n: e if n > 3 else e / 2),
+    "nested": (maximum(minimum(epsilon, 1 / T), lower), lambda e, n: max(min(e, 1 / n), 0.02)),
+    "nested the other way": (minimum(maximum(epsilon, 1 / T), upper), lambda e, n: min(max(e, 1 / n), 0.6)),
+    "a distance of a larger one": (abs(maximum(epsilon - 1 / T, lower)), lambda e, n: max(e - 1 / n, 0.02)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_SIZES)
+@pytest.mark.parametrize("split", [log_ratio, signed_log_ratio])
+def test_a_bound_that_chooses_by_size_has_a_radius_and_a_range_that_choose(name, split):
+    """The smallest of all its branches would be negative for short rows."""
+    bound, expected = BY_SIZES[name]
+    h = two(outer=clip_gate(bound), inner=identity_gate(), split=split(scale=1 / T))
+    said, ends = facts(h, "radius")["hierarchy"], facts(h, "bounds")["trajectory level"]
+    for n in (1, 2, 3, 4, 5, 20, 300):
+        for e in (0.01, 0.2, 0.9):
+            values, counts = {"epsilon": e, "lower": 0.02, "wide": 0.6}, {"count(token, over=trajectory)": n}
+            radius = expected(e, n)
+            assert number(said, values, counts) == pytest.approx(radius, rel=1e-12) and radius > 0
+            assert interval(ends, values, counts) == pytest.approx((-radius, radius), rel=1e-12)
+
+
+def test_a_gate_that_passes_everything_on_short_rows_has_no_bound_there():
+    gate = Gate(where(T > 3, clip(residual, -epsilon / 4, epsilon / 2), residual))
+    said = facts(two(outer=gate, inner=identity_gate(), split=log_ratio(scale=1 / T)), "radius")["hierarchy"]
+    assert said == "where(count(token, over=trajectory) > 3, epsilon/4, inf)"
 
 
 def test_projections_have_no_certified_radius():

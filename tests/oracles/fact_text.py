@@ -25,6 +25,7 @@ def number(text, values, counts=None):
         "log": math.log,
         "sqrt": math.sqrt,
         "exp": math.exp,
+        "where": lambda condition, a, b: a if condition else b,
     }
     for i, (name, value) in enumerate(sorted(values.items(), key=lambda item: -len(item[0]))):
         text = re.sub(rf"(?<![\w]){re.escape(name)}(?![\w\[])", f"v{i}_", text)

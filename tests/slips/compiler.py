@@ -13,6 +13,15 @@ SLIPS = (
         "added([found[leaf] for leaf in hierarchy.leaves])", "found[hierarchy.leaves[0]]",
     ),
     slip(
+        "what only the objective reads is not coupled", "compiler/test_coupling",
+        "read = {*replace(self.program, outputs=outputs).nodes(), *self._behind([*j.added, *j.factors])}",
+        "read = {*replace(self.program, outputs=outputs).nodes()}",
+    ),
+    slip(
+        "a mean that one level adds and the next one subtracts is read", "compiler/test_coupling",
+        "return {o: times for o, times in found.items() if times}", "return dict(found)",
+    ),
+    slip(
         "a threshold does not move with the log-probs that it is taken of", "compiler/test_coupling",
         "not self.moving.isdisjoint(n.operands)", "not isinstance(n, Quantile) and not self.moving.isdisjoint(n.operands)",
     ),

@@ -325,6 +325,18 @@ SLIPS = (
         "return self.pair.has_rewards_of_rows and self.pair.first.rows in below", "return False",
     ),
     slip(
+        "a level subtracts nothing of other rows, whatever it lies over", "laws*facts_levels",
+        "return of_one_row and is_whole and sum(means.values()) == 1", "return of_one_row or True",
+    ),
+    slip(
+        "a branch of a tree is all of what it lies over", "laws*facts_levels",
+        "return of_one_row and is_whole and sum(means.values()) == 1", "return of_one_row and sum(means.values()) == 1",
+    ),
+    slip(
+        "a bound that chooses by size is the smallest of its branches", "laws*facts_radius",
+        "if not (read := Counter(d for conditions in known for d in conditions)):", "if True or (read := Counter()):",
+    ),
+    slip(
         "means that count for a residual are forgotten in its reach", "test_radius_of_crossings laws*facts",
         "added = 1 + sum(-c for c in factors if c < 0)", "added = 1",
     ),

@@ -330,6 +330,7 @@ class Amplified:
 
     def _lifted(self, value: Any, u: Stratum) -> Any:
         """A bound for all elements over one element of `u`: counts that may differ there become their extremes."""
+        value = value.replace(sympy.Piecewise, lambda *branches: sympy.Max(*(v for v, _ in branches)))
         for s in sorted(value.free_symbols, key=str):
             atom = from_sympy(s)
             place = read_at(atom)

@@ -19,7 +19,7 @@ from fibration.laws.facts import levels
 from fibration.laws.facts.amplification import amplification
 from fibration.laws.facts.batch_facts import blocks, normaliser, second_moment
 from fibration.laws.facts.weight_sums import weight
-from fibration.laws.gates.contributions import Lines, contribution, reads_batch
+from fibration.laws.gates.contributions import Lines, by_sizes, contribution, reads_batch
 from fibration.laws.gates.coordinates import coordinate, lines
 from fibration.laws.gates.pieces import Line, Piece, extremes, text
 from fibration.laws.gates.reach import domain, is_effect, reach
@@ -78,6 +78,7 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
     for (stratum, _), found in table.items():
         if found is None:
             return
+        ends_of: list[tuple[Line, list[Any]]] = []
         for line in found:
             interval = line.passes()
             if interval is None:
@@ -89,8 +90,9 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
                 return
             if ends is None or any(reads_batch(v) for v in ends):
                 return
-            limits += ends
+            ends_of.append((line, ends))
             is_closed = is_closed and all(line.passes_at(end) for end in interval)
+        limits += by_sizes(ends_of, subject.at(stratum), -1)
     finite = [v for v in limits if v != oo]
     smallest = extremes(finite, subject.assume, -1) if finite else [oo]
     value = text(smallest[0]) if len(smallest) == 1 else f"min({', '.join(text(v) for v in smallest)})"

@@ -23,7 +23,7 @@ def coupling(hierarchy: Hierarchy) -> Fact:
     if found.is_row_local:
         level, why = (
             DETAIL,
-            "a row's coefficients and part of J need its log-probs alone: no micro-batch of whole rows needs a second pass",
+            "a row's coefficients and part of J need its log-probs alone: micro-batches of rows need no second pass",
         )
     else:
         level, why = NOTE, "a micro-batch has all of these rows; else a pass over all rows of the step comes first"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,15 +11,18 @@ import sympy
 from sympy import oo
 
 from fibration.language.atoms import Density, Reading, Stratum, Summary
+from fibration.language.operators import ANY, NOT_NEGATIVE, NOT_ZERO, POSITIVE, ZERO, Signs, where
 from fibration.language.policies import LogProb
-from fibration.language.sympy_bridge import cancelled, from_sympy
+from fibration.language.sympy_bridge import cancelled, from_sympy, symbol, to_sympy
 from fibration.laws.gates.pieces import Line, extremes
 from fibration.laws.gates.reach import domain, stays_below
+from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.neighbourhood import RHO, is_kinked
 from fibration.laws.subject import Subject
 
 Lines = Mapping[tuple[Stratum, str], list[Line] | None]
 Ends = tuple[list[Any], list[Any]]  # candidates for an infimum, and for a supremum
+INFINITE = symbol(Reading("inf"))  # in a choice, where the language has no number
 
 
 def reads_batch(value: Any) -> bool:
@@ -37,7 +41,7 @@ def contribution(stratum: Stratum, table: Lines, subject: Subject, known: str) -
     for channel in channels:
         full = domain(h, stratum, known)
         for name, (low, high) in {"full": full, "down": (full[0], min(full[1], 0))}.items():
-            bounds = _range(table[stratum, channel], low, high, subject)
+            bounds = _range(table[stratum, channel], low, high, subject, stratum)
             if bounds is None:
                 return None
             ranges[channel, name] = bounds
@@ -61,9 +65,64 @@ def _minus(a: Any, b: Any) -> Any:
     return a if a in (oo, -oo) else -b if b in (oo, -oo) else cancelled(a - b)
 
 
-def _range(found: list[Line] | None, low: Any, high: Any, subject: Subject) -> tuple[Any, Any] | None:
-    ends = _ends(found, low, high)
-    return None if ends is None else _span(*ends, subject)
+def _range(found: list[Line] | None, low: Any, high: Any, subject: Subject, on: Stratum) -> tuple[Any, Any] | None:
+    """The infimum and the supremum of a gate over `[low, high]`, by counts and parameters."""
+    ends = [line.range(low, high) for line in found or ()]
+    if found is None or None in ends:
+        return None
+    lows, highs = ([(line, r[k]) for line, r in zip(found, ends, strict=True) if r] for k in (0, 1))
+    assume = subject.at(on)
+    return _span(by_sizes(lows, assume, -1), by_sizes(highs, assume, 1), subject)
+
+
+def by_sizes(found: Sequence[tuple[Line, list[Any]]], assume: Assumptions, direction: int) -> list[Any]:
+    """The least values of a gate's lines (the largest: `direction` 1), whatever their other conditions are.
+
+    A condition on counts and parameters, as `maximum(1/T, epsilon)` has in a bound, chooses between lines. The result
+    then is a formula that chooses too: each value is valid only where its line's conditions hold.
+    """
+    known = [_conditions(line, assume) for line, _ in found]
+    if not (read := Counter(d for conditions in known for d in conditions)):
+        return extremes([v for _, values in found for v in values], assume, direction)
+    [(d, _)] = read.most_common(1)
+    classes: dict[tuple[int, ...], Signs] = {}  # the lines that may hold, by the sign of `d`
+    for sign in sorted(assume.signs(d), reverse=True):
+        holding = tuple(k for k, conditions in enumerate(known) if sign in conditions.get(d, ANY))
+        classes[holding] = classes.get(holding, frozenset()) | {sign}
+    chosen: list[tuple[Signs, Any]] = []
+    for holding, signs in classes.items():
+        values = by_sizes([found[k] for k in holding], assume.with_signs({d: signs}), direction)
+        chosen.append((signs, (sympy.Max if direction == 1 else sympy.Min)(*values)))
+    if direction * oo in [v for _, v in chosen]:
+        return [direction * oo]
+    (signs, value), *others = chosen
+    for more, other in others:
+        value = value if value == other else _where(d, signs, value, other, assume)
+        signs |= more
+    return [value]
+
+
+def _conditions(line: Line, assume: Assumptions) -> dict[Any, Signs]:
+    """The conditions of a line on counts and parameters alone, as far as they are not assumed."""
+    more = ((d, s) for d, s in line.assume.extra.items() if not assume.extra.get(d, ANY) <= s)
+    return {d: s for d, s in more if not d.has(RHO) and not reads_batch(d)}
+
+
+def _where(d: Any, signs: Signs, value: Any, other: Any, assume: Assumptions) -> Any:
+    """A value where an expression has some signs, and another value elsewhere: the larger or the smaller, if it is."""
+    if not {value, other} & {oo, -oo}:
+        side = assume.signs((value - other) * d)
+        if signs in (POSITIVE, NOT_NEGATIVE):
+            side = frozenset(-s for s in side)
+        if signs not in (ZERO, NOT_ZERO) and 1 not in side:
+            return sympy.Max(value, other)
+        if signs not in (ZERO, NOT_ZERO) and -1 not in side:
+            return sympy.Min(value, other)
+    e = from_sympy(d)
+    holds = {(1,): e > 0, (0, 1): e >= 0, (-1,): e < 0, (-1, 0): e <= 0, (0,): (e >= 0) & (e <= 0)}
+    condition = holds.get(tuple(sorted(signs)), (e > 0) | (e < 0))
+    value, other = (INFINITE if v in (oo, -oo) else v for v in (value, other))
+    return to_sympy(where(condition, from_sympy(value), from_sympy(other)))
 
 
 def _ends(found: list[Line] | None, low: Any, high: Any) -> Ends | None:
@@ -79,7 +138,7 @@ def slopes(stratum: Stratum, channel: str, table: Lines, subject: Subject, known
     found = table[stratum, channel]
     if found is None or any(is_kinked(p.value) for line in found for p in line.pieces):
         return None
-    ends = _ends([slope_of(line) for line in found], *domain(subject.hierarchy, stratum, known))
+    ends = _ends(list(map(slope_of, found)), *domain(subject.hierarchy, stratum, known))
     if ends is None:
         return None
     return extremes(ends[0], subject.assume, -1), extremes(ends[1], subject.assume, 1)

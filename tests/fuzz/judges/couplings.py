@@ -108,7 +108,8 @@ class OfParts:
     def judge(self, case: OfHierarchy, rng: random.Random) -> tuple[list[str], str]:
         h, statuses = case.h, list[str]()
         draw = Batches(h, rng, 16)
-        if found_facts(h, (), ()) is None:  # programs of kernels that break a law are not run
+        # `World` has no least-squares fits, and programs of kernels that break a law are not run
+        if h.orthogonalise or found_facts(h, (), ()) is None:
             return statuses, ""
         for _ in range(self.tries):
             b = draw()

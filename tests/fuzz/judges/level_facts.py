@@ -41,8 +41,9 @@ from fibration import (
 )
 from fibration.errors import FibrationError
 from fibration.language.atoms import Gated, Stratum
-from fibration.language.expressions import as_expression
+from fibration.language.expressions import Expression, as_expression
 from fibration.language.hierarchy import FOUNDATIONS
+from fibration.language.places import whole_batch
 from fibration.language.report import Fact
 from fibration.laws import LAWS
 from fibration.laws.budget import Budget
@@ -149,6 +150,12 @@ def said(h: Hierarchy, b: Batch, level: str, text: str) -> list[Any]:
     return found
 
 
+def written(h: Hierarchy, text: str) -> Expression:
+    """A formula of a fact."""
+    strata = {s.name: s for s in (*whole_batch(h).strata, Stratum("batch"))}
+    return as_expression(eval(text, vars(fibration) | strata | h.attributes | h.parameters))
+
+
 def differs(found: list[Any], wanted: list[Any]) -> bool:
     size = max(1.0, *(abs(float(v)) for v in (*found, *wanted)))
     return any(abs(float(a - b)) > TOLERANCE * size for a, b in zip(found, wanted, strict=True))
@@ -200,8 +207,7 @@ def wrong_spill(h: Hierarchy, f: Fact, draw: Batches) -> str:
     """On policy, and in log ratios everywhere: siblings lose together what an element's own tokens gain."""
     level = f.subject.removeprefix("gate on ")
     b = draw("exact")
-    world, names = World(h, b), {s.name: s for s in h.strata} | h.attributes | h.parameters
-    share = as_expression(eval(f.value, vars(fibration) | names))
+    world, share = World(h, b), written(h, f.value)
     for e in world.elements(level):
         each = added(h, b, level, e)
         own = sum(each[i] for i in world.over[level][e])
@@ -248,8 +254,23 @@ def wrong_normaliser(h: Hierarchy, f: Fact, draw: Batches) -> str:
     return ""
 
 
+def wrong_weight(h: Hierarchy, f: Fact, draw: Batches) -> str:
+    """What `μ` adds up to, over every stratum that the fact names."""
+    if f.subject != "objective" or any(k.normaliser == "kept" for k in h.objective.kept):
+        return ""
+    b = draw()
+    world, mu = World(h, b), World(h, b).mu(h.objective)
+    said = re.split(r" per (\w+)(?:, |$)", f.value.partition(": ")[2] or f.value)
+    for text, s in zip(said[::2], said[1::2], strict=False):
+        formula = written(h, text)
+        for e, tokens in world.over[s].items():
+            if abs((own := sum(mu[i] for i in tokens)) - (wanted := value_of(world.value(formula, s, e)))) > TOLERANCE:
+                return f"μ adds up to {own} over {s} {e}, and {text} is {wanted} {of_batch(b)}"
+    return ""
+
+
 WRONG: dict[str, Callable[[Hierarchy, Fact, Batches], str]] = {
-    "share": wrong_share, "idle": wrong_idle, "spill": wrong_spill, "blocks": wrong_blocks, "normaliser": wrong_normaliser,
+    "share": wrong_share, "idle": wrong_idle, "spill": wrong_spill, "blocks": wrong_blocks, "normaliser": wrong_normaliser, "weight": wrong_weight,
 }  # fmt: skip
 
 
@@ -278,7 +299,8 @@ def tower(rng: random.Random) -> Hierarchy:
         s = rng.choice(shape["fibrations"]).source
         coarser = [f.target for f in shape["fibrations"] if f.source == s]
         chosen[s] = Gate(residual + mass * tanh(density(rng.choice(coarser))))
-    objectives = [token_mean(), trajectory_mean(), constant_normaliser(8), Objective(1 / count(token, over=trajectory))]
+    length = count(token, over=trajectory)
+    objectives = [token_mean(), trajectory_mean(), constant_normaliser(8), Objective(1 / (rng.choice([0, 1]) + length))]
     if token not in levels or rows != trajectory:
         objectives.pop()
     objective = rng.choice(objectives)
