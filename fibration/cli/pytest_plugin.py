@@ -1,7 +1,8 @@
 """Hierarchies as pytest items: each hierarchy in a project's specs is a test that verifies it.
 
 Plain `pytest` runs the specs in `fibration_specs = ["specs/", "losses/my_loss.py:NAME"]`; `pytest PATH` runs those of
-them that PATH holds. Specs named with `--fibration` always run. `_fibration_pytest` declares both options.
+them that PATH holds. `"trl:FILE KEY=VALUE"` is a trainer's config. Specs named with `--fibration` always run.
+`_fibration_pytest` declares both options.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 
 from fibration.cli.pytest_files import Item, NamedFile, NamedFiles, base_of, shown
+from fibration.configs.files import is_config, load_config
+from fibration.configs.findings import ConfigReport
+from fibration.configs.options import TrainerLoss
 from fibration.errors import FibrationError, LawError
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import hierarchies, load, shipped, shipped_file, spec_files, split
@@ -25,9 +29,9 @@ TIMEOUT = pytest.StashKey[float]()
 
 
 class HierarchyItem(Item):
-    """A test that passes if the hierarchy verifies, and otherwise fails with the causes."""
+    """A test that passes if the hierarchy verifies, and otherwise fails with the causes; or the loss of a config."""
 
-    def __init__(self, *, hierarchy: Hierarchy, **rest: Any) -> None:
+    def __init__(self, *, hierarchy: Hierarchy | TrainerLoss, **rest: Any) -> None:
         super().__init__(**rest)
         self.hierarchy = hierarchy
 
@@ -40,8 +44,9 @@ class HierarchyItem(Item):
 
 
 def refusal(report: Report) -> str:
-    """The heading of a report, and the error message of every cause."""
-    return "\n".join([heading(report).plain, *(str(report.error(v)) for v in report.causes)])
+    """The heading of a report, what is off in a config and counts, and the error message of every cause."""
+    off = map(str, report.failing) if isinstance(report, ConfigReport) else ()
+    return "\n".join([heading(report).plain, *off, *(str(report.error(v)) for v in report.causes)])
 
 
 class Specs(NamedFiles):
@@ -56,13 +61,13 @@ class Specs(NamedFiles):
         config.stash[TIMEOUT] = _timeout(config)
         # The requested NAMEs by file; an empty set means all hierarchies of the file.
         super().__init__(config, _files(asked, config.invocation_params.dir), _files(listed, base_of(config)))
-        self._read: dict[Path, dict[str, Hierarchy] | FibrationError] = {}
+        self._read: dict[Path, dict[str, Hierarchy | TrainerLoss] | FibrationError] = {}
 
     def items(self, file: NamedFile) -> Iterable[HierarchyItem]:
         for name, hierarchy in self.read(file.path).items():
             yield HierarchyItem.from_parent(file, name=name, hierarchy=hierarchy)
 
-    def read(self, file: Path) -> dict[str, Hierarchy]:
+    def read(self, file: Path) -> dict[str, Hierarchy | TrainerLoss]:
         """The hierarchies of a file, by NAME. The file is imported once, however often pytest collects it."""
         if file not in self._read:
             try:
@@ -74,10 +79,13 @@ class Specs(NamedFiles):
             raise found
         return found
 
-    def _load(self, file: Path) -> dict[str, Hierarchy]:
+    def _load(self, file: Path) -> dict[str, Hierarchy | TrainerLoss]:
         text = shown(file)
-        found = hierarchies(text)
         mentions = [names[file] for names in (self.asked, self.listed) if file in names]
+        words = [name.split() for names in mentions for name in names if is_config(name)]
+        if words:
+            return {" ".join(each): load_config(f"{each[0]}{text}", each[1:]) for each in words}
+        found: dict[str, Hierarchy | TrainerLoss] = {**hierarchies(text)}
         if not all(mentions):
             return found
         wanted = {name for names in mentions for name in names}
@@ -100,9 +108,17 @@ def _timeout(config: pytest.Config) -> float:
 
 
 def _files(specs: Sequence[str], base: Path) -> dict[Path, set[str]]:
-    """The files that specs and folders name, in order, each with its requested NAMEs; an empty set means all."""
+    """The files that specs and folders name, in order, each with its requested NAMEs; an empty set means all.
+
+    For `trl:FILE KEY=VALUE`, a trainer's config, the NAME is `trl: KEY=VALUE`.
+    """
     result: dict[Path, set[str]] = {}
     for spec in specs:
+        if is_config(spec):
+            trainer, _, rest = spec.partition(":")
+            config, *overrides = rest.split() or [""]
+            result.setdefault(Path(abspath(base / config)), set()).add(" ".join([f"{trainer}:", *overrides]))
+            continue
         text, name = split(spec)
         path = base / text
         if name is None and not path.is_dir() and text in shipped():

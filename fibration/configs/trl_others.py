@@ -28,8 +28,8 @@ _TRAINERS = {
         uld_student_temperature uld_teacher_temperature uld_token_merge_strategy uld_use_hybrid_loss use_extended_uld
         use_uld_loss vllm_sync_frequency callbacks""",
     "IWOPDTrainer": """distillation_objective iw_opd_epsilon iw_opd_gamma lmbda log_completions_steps loss_add_tail
-        loss_top_k reverse_kl_top_1_mode teacher_model_init_kwargs teacher_model_name_or_path teacher_model_revision
-        teacher_model_server_url use_teacher_server vllm_sync_frequency""",
+        loss_top_k max_length reverse_kl_top_1_mode teacher_model_init_kwargs teacher_model_name_or_path
+        teacher_model_revision teacher_model_server_url use_teacher_server vllm_sync_frequency""",
     "KTOTrainer": """activation_offloading dataset_num_proc desirable_weight max_length precompute_ref_batch_size
         precompute_ref_log_probs undesirable_weight""",
     "OnlineDPOTrainer": "max_length max_new_tokens missing_eos_penalty reward_model_path",

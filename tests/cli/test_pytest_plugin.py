@@ -409,3 +409,13 @@ def test_the_installed_plugin_may_be_named_with_p(installed: pytest.Pytester, mo
         assert found.ret == 0, found.stdout.str()
         assert sorted(line for line in found.outlines if "::" in line) == sorted([*SPECS, ORDINARY])
         monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
+def test_a_trainers_config_is_a_test_that_fails_on_its_errors(project: pytest.Pytester) -> None:
+    write(project, {"grpo.yaml": "loss_type: cispo\nepsilon: 0.2\n"})
+    configure(project, "trl:grpo.yaml", "trl:grpo.yaml epsilon_high=5")
+    result = project.runpytest_inprocess(*USED, "-q", "grpo.yaml", "-rA")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*trl_cispo  1 error*", "*error: epsilon=0.2 in the place*Write epsilon_high=1.2*"])
+    configure(project, "trl:none.yaml")
+    project.runpytest_inprocess(*USED).assert_outcomes(errors=1)
