@@ -236,6 +236,19 @@ def test_verl_need_not_be_installed():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_part_of_a_correction_of_bypass_mode_has_no_weights_unless_it_names_the_dataclass(nested):
+    def weights(**own):
+        part = {OWN_CORRECTION[:-1]: own} if nested else {f"{OWN_CORRECTION}{k}": v for k, v in own.items()}
+        return read(GROUPS, {MODE: "bypass_mode"}, part).hierarchy.objective.weighed
+
+    whole = {"loss_type": "reinforce", "_target_": "verl.trainer.config.RolloutCorrectionConfig"}
+    assert weights(**whole) == weights(loss_type="reinforce", rollout_is="sequence") != weights(loss_type="reinforce")
+    null = {f"{OWN_CORRECTION[:-1]}": None}
+    assert "verl raises an error" in refusal({**GROUPS, MODE: "bypass_mode", **null})
+    assert read(GROUPS, null) == read(GROUPS)
+
+
 # ---------------------------------------------------------------- refusals
 
 

@@ -32,6 +32,7 @@ GROUPS: dict[str, list[dict[str, Any]]] = {
     "gammas": [
         {"vespo_k_pos": 1.0, "vespo_lambda_pos": 1.5, "vespo_k_neg": 2.0, "vespo_lambda_neg": 0.5},
         {"vespo_k_pos": 0.0, "vespo_lambda_neg": 0.0},
+        _weighed("token_mask", vllm_importance_sampling_clip_max=1),
     ],
     "length": [{"max_completion_length": 64}],
     "batch": [{"per_device_train_batch_size": 1}],

@@ -17,11 +17,19 @@ SLIPS = (
     ),
     slip(
         "masks of verl's v1 trainer change its normaliser", "configs/test_verl",
-        '"kept" if legacy and mean == "token-mean" else "all"', '"kept"',
+        '"kept" if d.is_legacy and mean == "token-mean" else "all"', '"kept"',
     ),
     slip(
-        "bypass_mode of the v1 trainer has the loss of the legacy one", "configs/test_verl",
-        'return BYPASS if legacy and d.options.flag', 'return BYPASS if d.options.flag',
+        "weights beside those of bypass_mode are applied", "configs/test_verl",
+        'if mode == BYPASS and "rollout_is" in asked:', 'if False:',
+    ),
+    slip(
+        "a part of a correction has the dataclass's defaults", "configs/test_verl",
+        'else {f"{OWN_CORRECTION}rollout_is": None}', 'else {}',
+    ),
+    slip(
+        "every estimator reads norm_adv_by_std_in_grpo", "configs/test_verl",
+        'if d.options.flag(NORM) or estimator == "grpo":', 'if True:',
     ),
     slip(
         "an answer alone is compared with its group", "configs/test_verl",

@@ -206,7 +206,7 @@ def _objective(
     own: Weights | None,
     inner: tuple[tuple[Expression, ...], bool],
 ) -> Objective:
-    objective = _reduction(d, mean)
+    objective = _kept(d, mean)
     if d.is_score:
         objective = objective.score()
     if d.condition is not None:
@@ -214,8 +214,6 @@ def _objective(
     for each in (sampled, own):
         if each is not None:
             objective = _weighed(d, objective, each)
-    for condition in d.kept:
-        objective = objective.keep(condition, "kept" if d.is_legacy and mean == "token-mean" else "all")
     for condition in inner[0]:
         objective = objective.keep(condition)
     if mean == ROW_MEAN and (d.by_token or inner[1]):
@@ -227,19 +225,30 @@ def _objective(
     return objective
 
 
+def _kept(d: Draft, mean: str) -> Objective:
+    """`agg_loss` of what `rollout_rs` leaves. The older trainers count the tokens that are left, v1 all."""
+    objective = _reduction(d, mean)
+    for condition in d.kept:
+        objective = objective.keep(condition, "kept" if d.is_legacy and mean == "token-mean" else "all")
+    return objective
+
+
 def _weighed(d: Draft, objective: Objective, each: Weights) -> Objective:
     formula = each.formula
     if d.weighs_rows:
         formula = in_rows(formula, each.condition)
         d.say("geo_mean adds 1e-10 to weights before it takes their logarithm.")
-        if scaled := each.scaled or (d.closed if each.condition is not None else ""):
-            d.gives_up[f"agreement of weight {formula}"] = scaled
+        if each.scaled:
+            d.gives_up[f"agreement of weight {formula}"] = each.scaled
         d.give_up(f"causal of weight {formula}", MODE, "a row has the geometric mean of its tokens' weights")
         return objective.weigh(formula)
     if each.why:
         d.gives_up[f"causal of weight {formula}"] = each.why
     if each.scaled:
-        d.gives_up[f"agreement of weight {formula}"] = each.scaled
+        what = (
+            f"agreement of weight {formula}" if each.condition is None else f"mask_open of condition {each.condition}"
+        )
+        d.gives_up[what] = each.scaled
     objective = objective.weigh(formula)
     if each.condition is None:
         return objective
@@ -286,7 +295,7 @@ def _kl_loss(d: Draft, mean: str, aggregation: str) -> None:
     beta = d.parameter("beta", coef, otherwise="kl_loss_coef")
     term = beta * x**2 / 2 if kind == "k2" else beta * estimated_kl(kind, x, K3_MOST)  # as `grpo_k2` writes it
     term = _masked(d, term, aggregation)
-    d.penalties["kl"] = term if mean == aggregation else Penalty(term, objective=_reduction(d, aggregation))  # type: ignore[assignment]
+    d.penalties["kl"] = term if mean == aggregation else Penalty(term, objective=_kept(d, aggregation))  # type: ignore[assignment]
     if kind == "abs":
         d.say("Where a log-prob equals the reference's exactly, the slope of kl_loss_type=abs is 0 in verl.")
     main, rest = "kl_gradient of kl", "kl_gradient of what is left of kl"

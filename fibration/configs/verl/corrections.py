@@ -28,7 +28,7 @@ class Weights:
     """The weight of a token, and the condition outside of which it is 0.
 
     - `why`: why the weight of a token depends on later ones, or "". `of_rows`: a condition is one of whole rows.
-    - `scaled`: why the weight is not 1 where the two policies agree, or "".
+    - `scaled`: why the weight, with the condition, is not 1 where the two policies agree, or "".
     """
 
     formula: Expression
@@ -59,8 +59,6 @@ def weights(d: Draft, prefix: str, log_ratio: Expression, left: Expression | Non
         least, most = _below(d, "least", lower, "rollout_least"), _above(d, "most", upper, "rollout_most")
         condition = (rho >= least) & (rho <= most)
         formula, size = rho, where(condition, rho, 0)
-        if not lower < 1 < upper:
-            d.drop_at_agreement(condition, bounds, f"{bounds}=0.5_2.0")
     if reads_engine(d, prefix):
         d.engine.append(EngineWeight(f"rollout_is={level}", "answer" if whole else "token", bool(lower), lower, upper))
     why = f"rollout_is={level}: a row is weighed whole" if whole else ""
@@ -82,6 +80,8 @@ def weights(d: Draft, prefix: str, log_ratio: Expression, left: Expression | Non
     if lower is None and upper < 1 and not is_normed:
         scaled = f"where engine and trainer agree, the weight is {upper:g}, not 1"
         scaled = d.blame(bounds, scaled, ERROR, f"{bounds}=2.0")
+    elif lower is not None and not lower < 1 < upper:
+        scaled = d.blame_outside(bounds)
     return Weights(formula, condition, why, whole, scaled)
 
 
@@ -111,7 +111,8 @@ def masks(
         if lower is not None and reads_engine(d, prefix):
             d.engine.append(EngineWeight(f"rollout_rs={mode}", OF[mode[:-3]], True, 1 / upper, 1 / lower))
         if lower is not None and not lower < 1 < upper:
-            d.drop_at_agreement(condition, f"{prefix}rollout_rs_threshold", f"{prefix}rollout_rs_threshold=0.5_2.0")
+            d.closed = d.blame_outside(f"{prefix}rollout_rs_threshold")
+            d.gives_up[f"mask_open of condition {condition}"] = d.closed
     if any("_mean_" in mode for mode in modes):
         d.say("verl adds 1e-8 to the lengths of rows that it divides by, in the means of rollout_rs too.")
     return tuple(conditions), any(mode.startswith("token") for mode in modes)

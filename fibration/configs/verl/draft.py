@@ -33,7 +33,7 @@ class Draft:
     - `weighs_rows`: a row has the geometric mean of the weights of its tokens.
     - `reserved`: names of parameters that the policy loss needs.
     - `engine`: what verl makes of trainer/engine.
-    - `closed`: why tokens are dropped of which engine and trainer agree, or "".
+    - `closed`: why `rollout_rs` drops tokens of which engine and trainer agree, or "".
     """
 
     options: Options
@@ -106,12 +106,10 @@ class Draft:
         self.say(self.reason(option, why), severity, change)
         return self.reason(option, why)
 
-    def drop_at_agreement(self, condition: Expression, option: str, change: str) -> None:
-        """Gives up that a condition holds where engine and trainer agree."""
-        self.closed = self.blame(
-            option, "1 does not lie inside, so that tokens of which engine and trainer agree are dropped", ERROR, change
-        )
-        self.gives_up[f"mask_open of condition {condition}"] = self.closed
+    def blame_outside(self, option: str) -> str:
+        """Says that a condition does not hold where engine and trainer agree, and returns it."""
+        why = "1 does not lie inside, so that tokens of which engine and trainer agree are dropped"
+        return self.blame(option, why, ERROR, f"{option}=0.5_2.0")
 
 
 def together(conditions: Sequence[Expression]) -> Expression:

@@ -62,6 +62,10 @@ def composed(config):
 def batch(seed, config):
     """Rows off policy. Rewards are per answer, for `gae` per token."""
     b = rows("grpo_k3", seed)
+    apart = b.log_prob - 1e-6 * torch.arange(b.mask.numel()).view(
+        b.mask.shape
+    )  # kl_cov takes the largest of unequal ones
+    b = replace(b, log_prob=apart, at=apart.clone())
     b = replace(b, reference=b.reference - 0.01)  # nowhere equal to the policy: `abs` has no slope there
     draw = torch.Generator().manual_seed(seed)
     if config[f"{ALGORITHM}adv_estimator"] == "grpo_vectorized":  # where rewards are equal it rounds, as `around` says
