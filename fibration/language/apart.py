@@ -245,8 +245,9 @@ def _work(
             except KeyboardInterrupt:  # of the code itself: this session has no terminal
                 found = failure(f"'{item}' raises KeyboardInterrupt", required="code that returns")
             result = pickle.dumps(found)
-            if os.getpid() == process:
-                _send(sends, len(result).to_bytes(8, "big") + result)
+            if os.getpid() != process:
+                break
+            _send(sends, len(result).to_bytes(8, "big") + result)
         code = 0
     except BaseException:
         traceback.print_exc()

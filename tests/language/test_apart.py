@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -66,7 +67,7 @@ def test_code_that_does_not_end_is_an_error(code: str) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "os.fork()",
+        "me, forked = os.getpid(), os.fork(); found = int(os.getpid() == me); forked and os.waitpid(forked, 0)",
         "atexit.register(posix._exit, 3)",
         "threading.Thread(target=time.sleep, args=(60,)).start()",
         "threading.Timer(0, sys.exit, (3,)).start()",
@@ -78,8 +79,11 @@ def test_code_that_leaves_something_behind_has_its_result_once(code: str) -> Non
 
 
 def test_what_a_block_forks_ends_with_it() -> None:
+    here = os.getpid()
     with apart.staying():
         forked = os.fork()
+    if os.getpid() != here:
+        os._exit(9)
     assert os.waitpid(forked, 0)[1] == 1 << 8
 
 
@@ -100,28 +104,34 @@ def test_processes_that_the_code_started_end_with_it() -> None:
 
 def test_errors_keep_their_class_and_parts() -> None:
     def work(item: int) -> None:
-        raise NoHierarchy("none", required="one", found="0", remedy="write it")
+        raise NoHierarchy("none", required="one", found="x" * 5_000, remedy="write it")
 
     (error,) = apart.each(work, [1], 60, SpecError, "")
-    assert type(error) is NoHierarchy and (error.required, error.found, error.remedy) == ("one", "0", "write it")
+    assert type(error) is NoHierarchy and (error.what, error.required, error.remedy) == ("none", "one", "write it")
+    assert error.found == f"{'x' * 950}... and 4050 more characters"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_to_the_caller_ends_the_process(number: signal.Signals) -> None:
+STARTS = "subprocess.Popen(['sleep', '600'], pass_fds=[{0}]); "
+
+
+@pytest.mark.parametrize(
+    ("number", "starts"), [(signal.SIGINT, STARTS), (signal.SIGTERM, STARTS), (signal.SIGKILL, "")]
+)
+def test_a_signal_to_the_caller_ends_the_process(number: signal.Signals, starts: str) -> None:
     heard, said = os.pipe()
     caller = os.fork()
     if caller == 0:
         os.close(heard)
         try:
             apart.turn_on()
-            attempt(f"os.write({said}, b'.'); time.sleep(600)")
+            attempt(f"{starts}os.write({{0}}, b'.'); time.sleep(600)".format(said))
         finally:
             os._exit(0)
     os.close(said)
     os.read(heard, 1)
     os.kill(caller, number)
     os.waitpid(caller, 0)
-    assert os.read(heard, 1) == b""  # which ends when nobody can write any more
+    assert select.select([heard], [], [], 30)[0] and os.read(heard, 1) == b""  # the end: nobody can write any more
     os.close(heard)
 
 
