@@ -19,11 +19,15 @@ from types import ModuleType
 from typing import NoReturn
 
 from fibration.errors import FibrationError, NoHierarchy, SpecError, suggest
+from fibration.language.atoms import Attribute, Parameter, Stratum
+from fibration.language.declared import WORDS
 from fibration.language.document import HierarchyDocument
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.policies import Policy
 
 MAX_BYTES = 1_000_000
 # A JSON object without any of these keys is another kind of document. "name" does not tell: many documents have one.
+_VARIABLES: dict[Hierarchy, dict[str, str]] = {}  # by hierarchy, the variable of every declared name
 TELLING = {name for name, field in HierarchyDocument.model_fields.items() if field.is_required()} - {"name"}
 
 
@@ -227,7 +231,24 @@ def _hierarchies(module: ModuleType) -> dict[str, Hierarchy]:
     for name, value in vars(module).items():
         if isinstance(value, Hierarchy) and not name.startswith("_") and value not in found.values():
             found[name] = value
+    _VARIABLES.update(dict.fromkeys(found.values(), _declared(module)))
     return found
+
+
+def _declared(module: ModuleType) -> dict[str, str]:
+    """Returns the variable of every parameter, attribute, stratum and policy of a module, by its declared name."""
+    kinds = (Parameter, Attribute, Stratum, Policy)
+    found = {name: value.name for name, value in vars(module).items() if isinstance(value, kinds)}
+    return {declared: name for name, declared in found.items() if name == declared or declared not in found}
+
+
+def as_in_file(text: str, h: Hierarchy) -> str:
+    """Returns formulas with the variables of the file that declared a hierarchy, in the place of declared names.
+
+    Text in quotes and arguments before `=` keep their names. A hierarchy of no file has no other names.
+    """
+    variables = _VARIABLES.get(h, {})
+    return WORDS.sub(lambda word: variables.get(word[0], word[0]), text)
 
 
 def _pick(module: ModuleType, where: str, name: str | None) -> Hierarchy:

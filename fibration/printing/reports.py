@@ -6,25 +6,25 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from fibration.configs.options import TrainerLoss
 from fibration.configs.specs import Spec, as_spec, as_specs
 from fibration.errors import FibrationError, NoHierarchy
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.loading import load_all, spec_files, split
+from fibration.language.loading import as_in_file, load_all, spec_files, split
 from fibration.language.report import BUDGET, Fact, Report, Verdict
 from fibration.laws.budget import Budget
 from fibration.printing import configs
 from fibration.printing.law_table import (
     KINDS,
+    Kind,
     Overview,
     columns,
     kind,
@@ -87,8 +87,15 @@ def check(
             for loss in usable(file, _quietly, _losses, Spec(file, spec.overrides)):
                 step(loss.hierarchy.name)
                 for report in usable(file, lambda h: [h.verify(timeout)], loss.hierarchy):
-                    outcomes.append(Outcome(file, report=report, around=loss.around))
+                    outcomes.append(Outcome(file, report=_as_in_file(report), around=loss.around))
     return outcomes
+
+
+def _as_in_file(report: Report) -> Report:
+    """Returns a report whose fixes have the names of the variables in the file of the hierarchy."""
+    h = report.hierarchy
+    named = [replace(v, remedy=as_in_file(v.remedy, h)) if isinstance(h, Hierarchy) else v for v in report.verdicts]
+    return replace(report, verdicts=tuple(named))
 
 
 def load_quietly(spec: str | Sequence[str] | Spec) -> Hierarchy:
@@ -174,25 +181,38 @@ def _table(report: Report, verdicts: Sequence[Verdict], facts: Sequence[Fact]) -
 
 def _rows(
     report: Report, verdicts: Sequence[Verdict], facts: Sequence[Fact], given_up: Mapping[str, Sequence[str]] = {}
-) -> Table:
-    grid = columns(3)
+) -> RenderableType:
+    """Returns a table, in which each fix has a line of its own that never breaks, so that it can be pasted."""
+    rows: list[tuple[Kind, str, Text, str]] = []
     for v in verdicts:
         shown = kind(report, v)
         if shown is not KINDS["follows"]:  # its cause has a line for it
-            grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text(v.law), _explained(report, v))
+            rows.append((shown, v.law, _explained(report, v), "" if v.accepted else v.remedy))
     for reason, laws in given_up.items():
         shown, first = KINDS["given up"], laws[0]
         for law, _, of in (name.partition(" of ") for name in laws):
             why = reason if law == first.partition(" of ")[0] else f"as {first}"
-            grid.add_row(
-                "", Text(f"{shown.sign} {shown.word}", shown.style), Text(law), Text(f"{of}: {why}" if of else why)
-            )
+            rows.append((shown, law, Text(f"{of}: {why}" if of else why), ""))
     for f in facts:
         shown = mark_of(f)
         because = (f" ({f.argument})" if f.argument else "", "dim")
         value = Text.assemble(f.subject, ": ", (f.value, "bold"), because)
-        grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text(f.name), value)
-    return grid
+        rows.append((shown, f.name, value, ""))
+    widths = [max((len(text) for text in column), default=0) for column in zip(*_heads(rows), strict=True)]
+    parts: list[RenderableType] = []
+    for (shown, _, value, fix), heads in zip(rows, _heads(rows), strict=True):
+        grid = columns(3)
+        sign, name = (text.ljust(width) for text, width in zip(heads, widths, strict=True))
+        grid.add_row("", Text(sign, shown.style), Text(name), value)
+        parts.append(grid)
+        if fix:
+            line = Text.assemble(" " * (sum(widths) + 6), ("fix: ", "bold"), fix, no_wrap=True, overflow="ignore")
+            parts.append(line)
+    return Group(*parts)
+
+
+def _heads(rows: Sequence[tuple[Kind, str, Text, str]]) -> list[tuple[str, str]]:
+    return [(f"{shown.sign} {shown.word}", name) for shown, name, *_ in rows]
 
 
 def _explained(report: Report, verdict: Verdict) -> Text:
@@ -204,7 +224,6 @@ def _explained(report: Report, verdict: Verdict) -> Text:
         ("required", verdict.required),
         ("found", verdict.found or verdict.argument),
         ("counterexample", str(verdict.counterexample or "")),
-        ("fix", verdict.remedy),
         ("so too", report.so_too(verdict)),
     ):
         if value:
@@ -266,6 +285,6 @@ def _line(line: str) -> RenderableType:
 def emit(console: Console, renderable: RenderableType) -> None:
     """Prints without the trailing blanks that rich pads its columns with."""
     with console.capture() as page:
-        console.print(renderable)
+        console.print(renderable, crop=False)
     console.file.write("".join(f"{line.rstrip()}\n" for line in page.get().splitlines()))
     console.file.flush()  # keeps the order with text on stderr
