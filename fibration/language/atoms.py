@@ -439,6 +439,13 @@ def read_at(atom: Expression) -> Where:
     return atom.parameter.on if isinstance(atom, Component) else None
 
 
+def of_one_value(atom: Expression) -> Expression:
+    """Returns a parameter, or one channel of it, without `on`; any other atom unchanged."""
+    if isinstance(atom, Component):
+        return Component(of_one_value(atom.parameter), atom.channel)  # type: ignore[arg-type]
+    return atom.model_copy(update={"on": None}) if isinstance(atom, Parameter) else atom
+
+
 def at(expression: Expression, place: Where) -> Expression:
     """Sets `over=place` in counts, totals and statistics that name no `over`."""
 

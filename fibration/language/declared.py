@@ -13,6 +13,8 @@ from fibration.errors import SpecError
 from fibration.language.operators import CALLED
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}\Z")
+# the words of a formula; text in quotes is one word, and the keyword before `=` is none
+WORDS = re.compile(r"""'[^']*'|"[^"]*"|\b[A-Za-z_]\w*\b(?!\s*=[^=])""")
 
 # Words of the expression grammar, and of the generated code, that a user's object may not take.
 RESERVED = frozenset({

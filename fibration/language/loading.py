@@ -8,7 +8,7 @@ import importlib.util
 import json
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from textwrap import wrap
@@ -17,11 +17,15 @@ from types import ModuleType
 from fibration.errors import FibrationError, NoHierarchy, SpecError, suggest
 from fibration.files import read_bytes
 from fibration.language.apart import staying
+from fibration.language.atoms import Attribute, Parameter, Stratum
+from fibration.language.declared import WORDS
 from fibration.language.document import HierarchyDocument
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.policies import Policy
 
 MAX_BYTES = 1_000_000
 # A JSON object without any of these keys is another kind of document. "name" does not tell: many documents have one.
+_VARIABLES: dict[Hierarchy, dict[str, str]] = {}  # by hierarchy, the variable of every declared name
 TELLING = {name for name, field in HierarchyDocument.model_fields.items() if field.is_required()} - {"name"}
 
 
@@ -207,7 +211,28 @@ def _hierarchies(module: ModuleType) -> dict[str, Hierarchy]:
     for name, value in vars(module).items():
         if isinstance(value, Hierarchy) and not name.startswith("_") and value not in found.values():
             found[name] = value
+    _VARIABLES.update(dict.fromkeys(found.values(), _declared(module)))
     return found
+
+
+def _declared(module: ModuleType) -> dict[str, str]:
+    """Returns the variable of every parameter, attribute, stratum and policy of a module, by its declared name."""
+    kinds = (Parameter, Attribute, Stratum, Policy)
+    found = {name: value.name for name, value in vars(module).items() if isinstance(value, kinds)}
+    return {declared: name for name, declared in found.items() if name == declared or declared not in found}
+
+
+def variables_of(h: Hierarchy) -> dict[str, str]:
+    """Returns the variables of the Python file that declared a hierarchy, by declared name; none for any other."""
+    return _VARIABLES.get(h, {})
+
+
+def as_in_file(text: str, variables: Mapping[str, str]) -> str:
+    """Returns formulas with variables in the place of declared names.
+
+    Text in quotes and arguments before `=` keep their names.
+    """
+    return WORDS.sub(lambda word: variables.get(word[0], word[0]), text)
 
 
 def _pick(module: ModuleType, where: str, name: str | None) -> Hierarchy:

@@ -212,9 +212,11 @@ def _matched(
         if made.name in taken:  # another parameter of this name has another match
             made = made.model_copy(update={"name": f"{second.name}_{made.name}"})
         taken.add(made.name)
-        for (k, _), (_, p) in zip(members, found, strict=True):
-            if p != made:
-                renamed[k][p] = made
+        places = {p.on for _, p in found if p.on is not None}
+        for (k, _), (h, p) in zip(members, found, strict=True):
+            own = made.model_copy(update={"on": p.on or _place_in_gates(h, p, places)})
+            if p != own:
+                renamed[k][p] = own
     values = [{h.parameters[n]: v for n, v in fixed.items() if n in h.parameters} for h in both]
     ranges: list[Expression] = []
     for name, w in written.items():
@@ -317,5 +319,11 @@ def _both(one: tuple[Hierarchy, Parameter], other: tuple[Hierarchy, Parameter]) 
             found=f"{a.range} and {b.range}",
         )
     inside = all((lower is None or v > lower) and (upper is None or v < upper) for _, v in a.default_items())
-    update = {"lower": lower, "upper": upper, "default": a.default if inside else None, "on": None}
-    return first, a.model_copy(update=update)
+    return first, a.model_copy(update={"lower": lower, "upper": upper, "default": a.default if inside else None})
+
+
+def _place_in_gates(h: Hierarchy, p: Parameter, places: set[Stratum]) -> Stratum | None:
+    """The one stratum of `places` whose gates alone read a parameter, so that each of its elements may have a value."""
+    readers = [s for s in h.gates if p in atoms_within(h.gate(s))]
+    alone = len(readers) == sum(p in atoms_within(root.formula) for root in roots(h)) == 1
+    return readers[0] if alone and readers[0] in places else None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from fibration.errors import FibrationError
+from fibration.language.declared import WORDS
 from fibration.language.exact import TooLarge
 from fibration.language.expressions import ExpressionTooLarge
 from fibration.language.reasons import LEFT
 from fibration.language.report import Cause, Evidence, Status, Verdict
+from fibration.laws.remedies import Fix, Offers, Otherwise
 from fibration.laws.subject import Subject
 
 INTERNAL_ERROR = "internal error"
@@ -53,7 +56,7 @@ class Decision:
     status: Status
     argument: str = ""
     found: str = ""
-    remedy: str = ""
+    remedy: str | Offers = ""
     witness: Evidence | None = None
     required: str = ""
     cause: Cause | None = None
@@ -65,15 +68,17 @@ def proved(subject: str, argument: str) -> Decision:
     return Decision(subject, "proved", argument)
 
 
-def refuted(subject: str, found: str, remedy: str, witness: Evidence | None = None, required: str = "") -> Decision:
+def refuted(
+    subject: str, found: str, remedy: str | Offers, witness: Evidence | None = None, required: str = ""
+) -> Decision:
     return Decision(subject, "refuted", "", found, remedy, witness, required)
 
 
-def undecided(subject: str, found: str, remedy: str, required: str = "") -> Decision:
+def undecided(subject: str, found: str, remedy: str | Offers, required: str = "") -> Decision:
     return Decision(subject, "undecided", "", found, remedy, None, required)
 
 
-def unproved(subject: str, found: str, remedy: str, witness: Evidence | None, required: str = "") -> Decision:
+def unproved(subject: str, found: str, remedy: str | Offers, witness: Evidence | None, required: str = "") -> Decision:
     """Refuted if there is a witness; else undecided."""
     return (
         refuted(subject, found, remedy, witness, required) if witness else undecided(subject, found, remedy, required)
@@ -106,7 +111,7 @@ class Law:
 
     def decide(self, subject: Subject) -> Iterator[Verdict]:
         """One verdict per subject, in the name of the law."""
-        yield from map(self._verdict, self._decided(self.decisions, subject))
+        yield from (self._verdict(d, self._offered(d, subject)) for d in self._decided(self.decisions, subject))
 
     def decide_rest(self, subject: Subject, given_up: Collection[Verdict]) -> Iterator[Verdict]:
         """One verdict on the remainder per subject of `given_up`, but for a failure with the fault that is given up."""
@@ -114,12 +119,33 @@ class Law:
         for d in self._decided(self.remainder, subject) if self.remainder and faults else ():
             is_given_up = bool(d.fault) and d.fault == faults.get(d.subject)
             if (d.subject in faults and not is_given_up) or d.subject == "hierarchy":
-                yield self._verdict(replace(d, subject=LEFT + d.subject))
+                yield self._verdict(replace(d, subject=LEFT + d.subject), self._offered(d, subject))
 
-    def _verdict(self, d: Decision) -> Verdict:
+    def _offered(self, d: Decision, subject: Subject) -> str:
+        """The remedy in words: the fixes with which the law holds, and the advice."""
+        offers = (d.remedy,) if isinstance(d.remedy, str) else d.remedy
+        held = [o for o in offers if isinstance(o, Fix) and self._holds(o, d.subject, subject.before)]
+        said = [o if isinstance(o, str) else o.words for o in offers if isinstance(o, str) or o in held]
+        text = "; or ".join(dict.fromkeys(w for w in said if w and not (held and isinstance(w, Otherwise))))
+        named = [p for p in dict.fromkeys(WORDS.findall(text)) if p in subject.hierarchy.parameters]
+        return text + f" (parameter{'s' * (len(named) > 1)}: {', '.join(named)})" * bool(named)
+
+    def _holds(self, fix: Fix, topic: str, before: Sequence[Law]) -> bool:
+        """Whether the law holds of the hierarchy with a fix: the laws `before` are decided first, without remedies."""
+        try:
+            mended = Subject(fix.mended(), [])
+        except FibrationError:
+            return False
+        for law in before:
+            mended.verdicts += [law._verdict(d) for d in law._decided(law.decisions, mended)]
+        return all(
+            d.status == "proved" for d in self._decided(self.decisions, mended) if d.subject in (topic, "hierarchy")
+        )
+
+    def _verdict(self, d: Decision, remedy: str = "") -> Verdict:
         required = "" if d.status == "proved" else d.required or self.statement
         return Verdict(
-            self.name, d.subject, d.status, d.argument, required, d.found, d.remedy, d.witness, cause=d.cause,
+            self.name, d.subject, d.status, d.argument, required, d.found, remedy, d.witness, cause=d.cause,
             internal_error=d.internal_error, fault=d.fault,
         )  # fmt: skip
 

@@ -25,6 +25,7 @@ from fibration.language.atoms import (
     token_log_ratio,
 )
 from fibration.language.expressions import Expression
+from fibration.language.fixed import with_declared
 from fibration.language.gates import Gate
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import Ordered
@@ -37,6 +38,7 @@ from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.shapes import regular_maps
 from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, refuted
+from fibration.laws.remedies import Fix, gate_to_write
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.claim import Claim, divided, required_number
 from fibration.laws.subject import Subject
@@ -50,7 +52,7 @@ STATEMENT = (
 )
 
 
-Problem = tuple[str, str, str]  # what is read, why it may not be read there, a remedy
+Problem = tuple[str, str, str | Fix]  # what is read, why it may not be read there, a remedy
 
 
 def decide_locality(subject: Subject) -> Iterator[Decision]:
@@ -86,12 +88,12 @@ def _declared(reader: Reader, atom: Expression, problem: Problem) -> Problem:
         others = [Total(atom, over=s)]
     elif isinstance(atom, Density) and atom.stratum != s:
         others = [Density(place, atom.channel) for place in reader.coarser]
-    elif remedy.startswith("read `residual`"):
+    elif str(remedy).startswith("read `residual`"):
         others = [residual]
     for other in others if type(reader) is Reader else ():
         made = substitute(h.gate(s), {atom: other})
         if not any(reader.problem(a) for a in atoms(made)):
-            return found, why, f"write {s}: {Gate(made)} in gates; that is, {remedy}"
+            return found, why, gate_to_write(h, s, Gate(made), f"; that is, {remedy}")
     return problem
 
 
@@ -112,16 +114,17 @@ def _nonlocal(h: Hierarchy, what: str, stratum: Stratum, problem: Problem) -> De
     found, why, remedy = problem
     # the smallest regular hierarchy in which every element but the root has a sibling
     siblings = Concrete(h.shape, regular_maps(h.shape, {s: 1 if s == h.order[0] else 2 for s in h.order}))
-    return refuted(what, found, remedy, Witness(why, siblings, {"stratum": stratum.name}))
+    return refuted(what, found, (remedy,), Witness(why, siblings, {"stratum": stratum.name}))
 
 
-def _redeclared(p: Parameter, **changes: Any) -> str:
-    """The call that declares a parameter otherwise, with one default."""
+def _redeclared(h: Hierarchy, p: Parameter, **changes: Any) -> Fix:
+    """The fix that declares a parameter otherwise, with one default."""
     given = {"lower": p.lower, "upper": p.upper, "per_channel": p.per_channel, "on": p.on, **changes}
     default = p.default
     if isinstance(default, Mapping) and not given["per_channel"]:
         default = next(iter(default.values()))
-    return Parameter(p.name, default, **given).declaration()
+    made = Parameter(p.name, default, **given)
+    return Fix(f"declare {made.declaration()}", lambda: with_declared(h, {p: made}))
 
 
 class Reader:
@@ -162,13 +165,13 @@ class Reader:
             return (
                 f"parameter '{p.name}', which varies over {p.on}",
                 f"{an(self.stratum)} lies over no single {p.on}",
-                f"declare {_redeclared(p, on=self.here[0])}",
+                _redeclared(self.h, p, on=self.here[0]),
             )
         if p.per_channel and (why := self.one_channel):
             return (
                 f"the per-channel parameter '{p.name}'",
                 why,
-                f"declare {_redeclared(p, per_channel=False)}",
+                _redeclared(self.h, p, per_channel=False),
             )
         return None
 
@@ -298,7 +301,7 @@ class Weight(Reader):
             return (
                 f"parameter '{p.name}', which varies over {p.on}",
                 f"two {plural(self.stratum.name)} of one fibre may have different values, and the weights another sum",
-                f"declare {_redeclared(p, on=next(iter(self.coarser), None))}",
+                _redeclared(self.h, p, on=next(iter(self.coarser), None)),
             )
         return super().parameter(atom)
 

@@ -1,18 +1,18 @@
-"""Remedies that name the declaration to write: a parameter or attribute with other bounds, a gate, a decomposition.
-
-A remedy is offered only if the claim that failed is shown for the hierarchy with that declaration.
-"""
+"""Fixes: what to write, and the hierarchy that has it. `Law` offers a fix only if the law holds of that one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 
 from fibration.errors import FibrationError
-from fibration.language.atoms import Attribute, Parameter, Total
+from fibration.language.atoms import Attribute, Parameter, Stratum, Total
 from fibration.language.expressions import Expression
 from fibration.language.fixed import with_declared
+from fibration.language.gates import Gate
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.kernels import Fibration, MarkovKernel
 from fibration.language.statistics import atoms_within
 from fibration.language.traversal import atoms
 
@@ -20,8 +20,37 @@ MOST = 4  # parameters and attributes whose bounds are tried
 Holds = Callable[[Hierarchy], bool]
 
 
-def bounded(h: Hierarchy, formulas: Iterable[Expression], holds: Holds) -> str:
-    """The declaration of one parameter or attribute with which a claim holds, as text to type; '' if none is found.
+@dataclass(frozen=True)
+class Fix:
+    """One thing to write. `mended` returns the hierarchy with it, or raises FibrationError if that cannot be."""
+
+    words: str
+    mended: Callable[[], Hierarchy]
+
+
+class Otherwise(str):
+    """Advice for the case that no fix holds."""
+
+
+Offers = tuple[str | Fix, ...]  # fixes, and advice that names nothing to try
+
+
+def gate_to_write(h: Hierarchy, stratum: Stratum, made: Gate, also: str = "") -> Fix:
+    """The fix that writes a gate. `also`: what else to say of it."""
+    return Fix(f"write {stratum}: {made} in gates{also}", lambda: h.replace(gates={**h.gates, stratum: made}))
+
+
+def kernels(h: Hierarchy, words: str, made: Mapping[Fibration, MarkovKernel]) -> Fix:
+    """The fix that gives fibrations other kernels."""
+
+    def mended() -> Hierarchy:
+        return h.replace(fibrations=[Fibration(f.source, f.target, made.get(f, f.kernel)) for f in h.fibrations])
+
+    return Fix(words, mended)
+
+
+def bounded(h: Hierarchy, formulas: Iterable[Expression], holds: Holds) -> Offers:
+    """The declaration of one parameter or attribute with which a claim holds; none if none is found.
 
     `formulas`: those whose parameters and attributes are tried, in the order in which they are read.
     """
@@ -30,11 +59,12 @@ def bounded(h: Hierarchy, formulas: Iterable[Expression], holds: Holds) -> str:
     for given in islice((a for a in named if isinstance(a, (Parameter, Attribute))), MOST):
         for other, bound in _others(given):
             try:
-                if holds(with_declared(h, {given: other})):
-                    return f"declare {_text(other, bound)}"
+                changed = with_declared(h, {given: other})
+                if holds(changed):
+                    return (Fix(f"declare {_text(other, bound)}", lambda made=changed: made),)  # type: ignore[misc]
             except FibrationError:  # this hierarchy cannot have it
                 continue
-    return ""
+    return ()
 
 
 def _text(declared: Parameter | Attribute, bound: Mapping[str, float]) -> str:

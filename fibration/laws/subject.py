@@ -35,6 +35,7 @@ class Subject:
 
     hierarchy: Hierarchy
     verdicts: list[Verdict]
+    before: list[Any] = field(default_factory=list)  # the laws that are decided
     _germs: dict[tuple[Expression, Stratum], Germ] = field(default_factory=dict)
     _at: dict[Stratum, Assumptions] = field(default_factory=dict)
 

@@ -68,6 +68,7 @@ def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
             own = with_reasons(hierarchy.gives_up, subject.verdicts[before:])
             for verdict in law.decide_rest(subject, [v for v in own if v.given_up]):
                 subject.verdicts.append(verdict)
+            subject.before.append(law)
             if law.needed_by_all and subject.first_failure(law.name):
                 return
 

@@ -6,13 +6,13 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
+from rich.segment import Segment
 from rich.text import Text
 
 from fibration.configs.findings import ConfigReport, Finding
@@ -22,13 +22,14 @@ from fibration.errors import FibrationError, NoHierarchy, SpecError
 from fibration.escaping import one_line, visible
 from fibration.language.apart import each
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.loading import load_all, spec_files, split
+from fibration.language.loading import as_in_file, load_all, spec_files, split, variables_of
 from fibration.language.report import BUDGET, Fact, Report, Verdict
 from fibration.laws.budget import Budget
 from fibration.printing import configs
 from fibration.printing.law_table import (
     KINDS,
     SEVERITIES,
+    Kind,
     Overview,
     columns,
     kind,
@@ -101,14 +102,19 @@ def check(
         if isinstance(losses, FibrationError):
             unusable(spec.name, losses)
             continue
-        for loss in losses:
+        for loss, variables in losses:
             step(loss.hierarchy.name)
             try:
                 report = loss.verify(timeout, fail_on) if spec.trainer else loss.hierarchy.verify(timeout)
-                outcomes.append(Outcome(spec.name, report=report))
+                outcomes.append(Outcome(spec.name, report=_as_in_file(report, variables)))
             except FibrationError as error:
                 unusable(spec.name, error)
     return outcomes
+
+
+def _as_in_file(report: Report, variables: Mapping[str, str]) -> Report:
+    """Returns a report whose fixes have the names of the variables in the file of the hierarchy."""
+    return replace(report, verdicts=tuple(replace(v, remedy=as_in_file(v.remedy, variables)) for v in report.verdicts))
 
 
 def load_quietly(spec: str | Sequence[str] | Spec) -> Hierarchy:
@@ -124,9 +130,9 @@ def loss_quietly(spec: str | Sequence[str] | Spec) -> TrainerLoss:
     return found
 
 
-def _losses(spec: Spec) -> list[TrainerLoss]:
-    """Returns every loss of one file, shipped name or config."""
-    return [spec.load()] if spec.trainer else [TrainerLoss(h) for h in load_all(spec.name)]
+def _losses(spec: Spec) -> list[tuple[TrainerLoss, dict[str, str]]]:
+    """Returns every loss of one file, shipped name or config, with the variables of the file by declared name."""
+    return [(spec.load(), {})] if spec.trainer else [(TrainerLoss(h), variables_of(h)) for h in load_all(spec.name)]
 
 
 def _read(
@@ -206,38 +212,52 @@ def _table(report: Report, verdicts: Sequence[Verdict], facts: Sequence[Fact]) -
     return Group(heading(report), _rows(report, verdicts, facts, off=configs.off(report)))
 
 
+Row = tuple[Kind, str, Text, tuple[str, str]]  # a look, a name, what is said, and the title and text of what to write
+
+
 def _rows(
     report: Report,
     verdicts: Sequence[Verdict],
     facts: Sequence[Fact],
     given_up: Mapping[str, Sequence[str]] = {},
     off: Sequence[Finding] = (),
-) -> Table:
-    grid = columns(3)
+) -> RenderableType:
+    """Returns a table, in which what to write has a line of its own that never breaks, so that it can be pasted."""
+    rows: list[Row] = []
     for finding in off:
-        shown, text = SEVERITIES[finding.severity], Text(finding.sentence)
-        text.append(f" ({', '.join(finding.laws)})" if finding.laws else "", "dim")
-        text.append("\nwrite: " if finding.change else "", "bold").append(finding.change)
-        grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text("config"), text)
+        text = Text(finding.sentence).append(f" ({', '.join(finding.laws)})" if finding.laws else "", "dim")
+        rows.append((SEVERITIES[finding.severity], "config", text, ("write: ", finding.change)))
     for v in verdicts:
         shown = kind(report, v)
         if grade := configs.severity(report, v):
             shown = SEVERITIES[grade]
         if shown is not KINDS["follows"]:  # its cause has a line for it
-            grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text(v.law), _explained(report, v))
+            rows.append((shown, v.law, _explained(report, v), ("fix: ", "" if v.accepted else v.remedy)))
     for reason, laws in given_up.items():
         shown, first = KINDS["given up"], laws[0]
         for law, _, of in (name.partition(" of ") for name in laws):
             why = reason if law == first.partition(" of ")[0] else f"as {first}"
-            grid.add_row(
-                "", Text(f"{shown.sign} {shown.word}", shown.style), Text(law), Text(f"{of}: {why}" if of else why)
-            )
+            rows.append((shown, law, Text(f"{of}: {why}" if of else why), ("", "")))
     for f in facts:
         shown = mark_of(f)
         because = (f" ({f.argument})" if f.argument else "", "dim")
         value = Text.assemble(f.subject, ": ", (f.value, "bold"), because)
-        grid.add_row("", Text(f"{shown.sign} {shown.word}", shown.style), Text(f.name), value)
-    return grid
+        rows.append((shown, f.name, value, ("", "")))
+    widths = [max((len(text) for text in column), default=0) for column in zip(*_heads(rows), strict=True)]
+    parts: list[RenderableType] = []
+    for (shown, _, value, (title, fix)), heads in zip(rows, _heads(rows), strict=True):
+        grid = columns(3)
+        sign, name = (text.ljust(width) for text, width in zip(heads, widths, strict=True))
+        grid.add_row("", Text(sign, shown.style), Text(name), value)
+        parts.append(grid)
+        if fix:
+            indent = " " * (sum(widths) + 6)
+            parts.append(Text.assemble(indent, (title, "bold"), fix, no_wrap=True, overflow="ignore"))
+    return Group(*parts)
+
+
+def _heads(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    return [(f"{shown.sign} {shown.word}", name) for shown, name, *_ in rows]
 
 
 def _explained(report: Report, verdict: Verdict) -> Text:
@@ -251,7 +271,6 @@ def _explained(report: Report, verdict: Verdict) -> Text:
         ("required", verdict.required),
         ("found", verdict.found or verdict.argument),
         ("counterexample", str(verdict.counterexample or "")),
-        ("fix", verdict.remedy),
         ("so too", report.so_too(verdict)),
     ):
         if value:
@@ -315,7 +334,7 @@ def _line(line: str) -> RenderableType:
 
 def emit(console: Console, renderable: RenderableType) -> None:
     """Prints without the trailing blanks that rich pads its columns with. Escapes texts, and leaves colours."""
-    for line in console.render_lines(renderable, pad=False):
+    for line in Segment.split_lines(console.render(renderable)):
         shown = Text.assemble(*((visible(part.text), part.style or "") for part in line if not part.control))
         shown.rstrip()
         console.print(shown, soft_wrap=True)

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import sympy
+from fuzz.world import Batch, World
 from hierarchies.loss_pairs import (
     DIFFERENT,
     LENGTH,
@@ -31,6 +32,7 @@ from support import OF_EVERY_KIND
 from thorough import some
 
 from fibration import (
+    Attribute,
     Gate,
     LawError,
     Objective,
@@ -51,6 +53,7 @@ from fibration import (
     load,
     log_prob,
     maximum,
+    mean,
     minimum,
     one,
     policies,
@@ -62,12 +65,13 @@ from fibration import (
 from fibration.language.atoms import Reading
 from fibration.language.conditions import condition
 from fibration.language.expressions import as_expression
+from fibration.language.fixed import with_declared
 from fibration.language.limits import Here, at_infinity
 from fibration.language.pairs import pair
 from fibration.language.sympy_bridge import symbol
 from fibration.language.traversal import desugar
 from fibration.laws.equivalent.same_loss import is_the_same, same_loss
-from fibration.laws.equivalent.search import difference
+from fibration.laws.equivalent.search import FEW, difference, has_batches
 from fibration.laws.law import Proved, Unknown
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.feasible import feasible, normal
@@ -289,10 +293,111 @@ def test_a_hierarchy_that_breaks_a_foundation_is_not_compared():
         equivalent(wrong, gspo)
 
 
-@pytest.mark.parametrize("second", [dapo, ppo])
-def test_conditions_that_no_batch_meets_are_an_error(second):
-    with pytest.raises(SpecError, match="no batch meets the conditions advantage >= 0 and advantage < 0"):
-        equivalent(gspo, second, [advantage >= 0, advantage < 0])
+N, GROUPED, ROWS = (f"count({a}, over={b})" for a, b in (("token", "trajectory"), ("token", "prompt_group"), ("trajectory", "prompt_group")))  # fmt: skip
+IMPOSSIBLE = (
+    "advantage >= 0; advantage < 0", f"{N} > 1; {N} < 2", f"{N} >= 3/2; {N} <= 7/4", f"{N}**2 >= 2; {N}**2 <= 3",
+    f"2*{GROUPED} + 4*{ROWS} >= 7; 2*{GROUPED} + 4*{ROWS} <= 7", f"{N} > 3; {GROUPED} < 4", f"{GROUPED} < {ROWS}",
+    f"one(trajectory); {ROWS} > 1", "log_prob(current) > 0", "log_prob(old) > -1; token_log_ratio > 1",
+    "log_prob(current) > log_prob(old); log_prob(current) < log_prob(old)", "exp(token_log_ratio) <= 0",
+    "same(old, rollout); log_prob(old) > log_prob(rollout)", "on_policy; abs(token_log_ratio) > 0",
+    "same(old, rollout); same(rollout, current); token_log_ratio > 0", "bounded > 2", "share > 1; epsilon > 0",
+)  # fmt: skip
+RARE = (
+    f"{N} > 1000", f"{N}*{ROWS} > 1000; {N} < 11", f"{GROUPED} <= 3; {GROUPED} >= 3; {ROWS} >= 2", "advantage > 3; advantage < 301/100",
+    "epsilon > 1000", "epsilon >= 10*share; epsilon <= 10*share", "bounded > 199/100", "log_prob(old) > -1/10",
+    "exp(token_log_ratio) >= 6/5; exp(token_log_ratio) <= 6/5", "token_log_ratio > 20; log_prob(current) > -1/1000",
+    "same(rollout, current); log_prob(rollout) > log_prob(old) + 1", "advantage*advantage <= 0",
+)  # fmt: skip
+
+
+def weighed(number, name="weighed"):
+    """A loss that reads everything that the conditions name, of which nothing counts."""
+    bound, share = Parameter("epsilon", default=0.2), Parameter("share", default=0.5, upper=1)
+    bounded = Attribute("bounded", on=token, upper=2)
+    read = bound + share + bounded + log_prob(old) - log_prob(rollout)
+    return plain.replace(name=name, objective=token_mean().weigh(number + 0 * read), groups=[prompt_group])
+
+
+@pytest.mark.parametrize("text", IMPOSSIBLE)
+def test_conditions_that_no_batch_meets_are_an_error(text):
+    conditions = text.split("; ")
+    for second in (weighed(2, "same"), weighed(3)):
+        with pytest.raises(SpecError, match="no batch meets the condition") as caught:
+            equivalent(weighed(2), second, ["epsilon < 1000", *conditions])
+        named = [c for c in conditions if c in caught.value.what]
+        assert "epsilon < 1000" not in caught.value.what and named == conditions[: len(named)]
+
+
+@pytest.mark.parametrize("text", RARE)
+def test_conditions_that_few_batches_meet_are_no_error(text):
+    same_weight, other = (pair(weighed(2), weighed(w), text.split("; ")) for w in (4 / as_expression(2), 3))
+    assert isinstance(same_loss(same_weight), Proved) and not isinstance(same_loss(other), Proved)
+    if text not in (RARE[0], RARE[1], RARE[-1]):  # of many tokens, or all advantages are 0
+        assert difference(other, FEW, any_size=True) is not None
+
+
+def test_nothing_is_proved_where_no_batch_was_found():
+    """Every trajectory has two tokens, so a group has two per trajectory. No proof says so, and no batch is found."""
+    both = pair(weighed(2), weighed(3), [f"{N} > 1", f"{GROUPED} < 2*{ROWS}"])
+    found = same_loss(both)
+    assert not has_batches(both) and isinstance(found, Unknown)
+    assert "no batch was found that meets the conditions" in found.reason
+
+
+def test_a_formula_that_a_parameter_never_is_is_an_error():
+    one, other = (plain.replace(gates={token: clip_gate(p)}) for p in (epsilon, Parameter("wide")))
+    with pytest.raises(SpecError, match=r"no batch meets the condition 1 \+ wide < 1"):
+        equivalent(one, other, parameters={"epsilon": "1 + wide"})
+
+
+PER_DOMAIN = Parameter("c", default=0.5, on=Stratum("domain"))
+OF_PARAMETERS = {
+    "its mean over the batch": (mean(PER_DOMAIN, over=Stratum("batch")), (), "refuted"),
+    "its mean over a domain": (mean(PER_DOMAIN, over=Stratum("domain")), (), "proved"),
+    "its mean over the one domain": (mean(PER_DOMAIN, over=Stratum("batch")), "one(domain)", "proved"),
+    "twice its half": (2 * (PER_DOMAIN / 2), (), "proved"),
+    "one value": (Parameter("c", default=0.5), (), "refuted"),
+    "one value for one domain": (Parameter("c", default=0.5), "one(domain)", "proved"),
+}
+
+
+@pytest.mark.parametrize("name", OF_PARAMETERS)
+def test_a_parameter_on_a_stratum_has_a_value_per_element(name):
+    other, when, status = OF_PARAMETERS[name]
+    one, two = (plain.replace(name=n, groups=[Stratum("domain")], objective=token_mean().weigh(w)) for n, w in (("one", PER_DOMAIN), ("two", other)))  # fmt: skip
+    (found,) = equivalent(one, two, when).verdicts
+    assert found.status == status
+    if status == "refuted":
+        concrete = found.counterexample.concrete
+        assert len(set(concrete.parameters[PER_DOMAIN])) > 1 and " per domain" in found.counterexample.text
+        values = World(one, batch_of(found.counterexample)).coefficients
+        assert values == pytest.approx([float(c) for c in found.counterexample.values["coefficients"]])
+
+
+def batch_of(witness):
+    """A counterexample of one leaf as a batch of the brute force, with the values of `c` by domain."""
+    c, values = witness.concrete, witness.values
+    n = c.size[token]
+    x = [math.log(r) for r in values["ratios"]] if "ratios" in values else list(map(float, values["log_ratios"]))
+    labels = {s.name: [c.below(token, i, s) for i in range(n)] for s in c.shape.strata if s != token}
+    given = {"c": dict(enumerate(map(float, c.parameters[PER_DOMAIN])))}
+    return Batch([token] * n, labels, x, list(map(float, values["advantages"])), {}, {}, given)
+
+
+def test_budgets_per_domain_are_not_one_budget():
+    per_domain = load("attenuated_domain")
+    free = {p: p.model_copy(update={"on": None}) for p in per_domain.parameters.values()}
+    one_budget = with_declared(per_domain, free).replace(name="one_budget")
+    assert difference(pair(per_domain, one_budget), {2: 300}, any_size=True) is not None
+    assert isinstance(same_loss(pair(per_domain, one_budget, "one(domain)")), Proved)
+
+
+def test_a_budget_of_a_gate_has_a_value_per_element_of_the_gate():
+    """So `on=` the stratum of the gate says nothing new."""
+    h = load("fiberpo_domain")
+    budget = h.parameters["C_domain"]
+    said = with_declared(h, {budget: budget.model_copy(update={"on": Stratum("domain")})})
+    assert is_the_same(pair(h, said))
 
 
 def test_conditions_print_as_their_text():

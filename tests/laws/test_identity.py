@@ -72,7 +72,8 @@ def test_a_clip_with_a_positive_lower_bound_is_refuted_with_a_remedy():
     low, high = Parameter("low", default=0.2, upper=1), Parameter("high", default=0.2)
     verdict = next(v for v in one(Gate(clip(residual, low, high))).verify().verdicts if v.law == "identity")
     assert verdict.status == "refuted"
-    assert verdict.remedy.endswith("clip(residual, -low, high)")
+    assert verdict.remedy.startswith("write token: Gate(clip(residual, -low, high)) in gates")
+    assert verdict.remedy.endswith("(parameters: low, high)")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from oracles import quiver_verdicts, verdicts
 from oracles.verdicts import WRONG, check, status
 from thorough import examples
 
+import fibration
 from fibration import (
     Stratum,
     count,
@@ -140,8 +141,9 @@ def test_the_remedy_contains_the_weight_of_the_part():
     """The weight that the remedy names is accepted."""
     wrong = quivers.parted(uniform())
     (said,) = (v.remedy for v in wrong.verify().causes)
-    names = {"count": count, **{s.name: s for s in wrong.strata}}
-    assert quivers.parted(eval(said.partition(" spread: ")[2], names)).verify().ok
+    names = vars(fibration) | {s.name: s for s in wrong.strata}
+    written = eval(said.removeprefix("write ").partition(", the share ")[0], names)
+    assert quivers.parted(written.kernel).verify().ok
 
 
 @pytest.mark.sampled

@@ -1,6 +1,7 @@
 """What the fix of a refusal says to write is accepted: the law then holds."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hierarchies.wrong_specs import wrong
@@ -9,12 +10,16 @@ import fibration
 from fibration import (
     Fibration,
     Gate,
+    MarkovKernel,
     Parameter,
+    SpecError,
     clip_gate,
+    count,
     exp,
     identity_gate,
     load,
     log_prob,
+    log_ratio,
     policies,
     residual,
     strata,
@@ -24,9 +29,12 @@ from fibration import (
 )
 from fibration.language.atoms import mass
 from fibration.language.fixed import with_declared
+from fibration.laws import LAWS
+from fibration.laws.remedies import Fix, Otherwise, gate_to_write
+from fibration.laws.subject import Subject
 
 WRONG = wrong()
-token, trajectory = strata("token trajectory")
+token, turn, trajectory = strata("token turn trajectory")
 current, old, reference = policies("current old reference")
 
 
@@ -51,6 +59,9 @@ def mends(h, fix):
         yield text, h.replace(gates={**h.gates, stratum: eval(text, known)})
     for text in re.findall(r"decomposition=(\w+\(.*?\)), whose", fix):
         yield text, h.replace(decomposition=eval(text, known))
+    for text in re.findall(r"write (Fibration\(.*?\))(?:;|,? the share|$)", fix):
+        made = eval(text, known)
+        yield text, h.replace(fibrations=[made if f.name == made.name else f for f in h.fibrations])
     if "use uniform()" in fix or fix.startswith("write uniform()"):
         yield "uniform()", h.replace(fibrations=[Fibration(f.source, f.target, uniform()) for f in h.fibrations])
     for key in re.findall(r"^remove '(\w+)' from gives_up$", fix):
@@ -129,6 +140,54 @@ def test_a_bound_that_does_not_mend_the_law_is_not_offered():
     h = load("grpo").replace(name="loose", gates={token: clip_gate(loose)})
     fix = verdict(h, "identity", "gate on token").remedy
     assert fix.startswith("declare Parameter('loose', default=0.5, lower=0); or write token: identity_gate() in gates")
+
+
+# Kernels of turns over a trajectory that do not reflect, and what the fix writes
+KERNELS = {
+    "a share of what is one more": (count(token, over=turn) / (count(token, over=trajectory) + 1), "count(token, over=turn)/count(token, over=trajectory)"),
+    "equal parts of one more": (1 / (count(turn, over=trajectory) + 1), "1/count(turn, over=trajectory)"),
+    "no sum in a formula": (exp(-count(token, over=turn)), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_to_write_reflects(name):
+    weight, written = KERNELS[name]
+    edges = [Fibration(token, turn, uniform()), Fibration(turn, trajectory, MarkovKernel(weight))]
+    gates = {token: clip_gate(0.2), turn: identity_gate(), trajectory: identity_gate()}
+    h = load("reinforce").replace(fibrations=edges, gates=gates, decomposition=log_ratio(scale=mass), gives_up={})
+    fix = verdict(h, "reflecting", "kernel turn → trajectory").remedy
+    found = dict(mends(h, fix))
+    offered = ["uniform()"] + [f"Fibration(turn, trajectory, MarkovKernel({written}))"] * (written is not None)
+    assert sorted(found) == sorted(offered), fix
+    for mended in found.values():
+        assert verdict(mended, "reflecting", "kernel turn → trajectory").status == "proved"
+
+
+def test_a_fix_with_which_the_law_fails_is_not_offered():
+    """Of three fixes, one leaves the gate as it is and one cannot be declared."""
+    h = load("grpo").replace(name="half", gates={token: Gate(residual / 2)}, gives_up={})
+
+    def impossible():
+        raise SpecError("no such gate")
+
+    offers = (
+        gate_to_write(h, token, Gate(residual / 3)),
+        Fix("cannot be", impossible),
+        gate_to_write(h, token, identity_gate()),
+        Otherwise("do something else"),
+    )
+    for given, said in (
+        (offers, "write token: identity_gate() in gates"),
+        (offers[:2] + offers[3:], "do something else"),
+    ):
+        law = replace(LAWS["identity"], decisions=lambda s, o=given: _with(o, s))
+        (found,) = law.decide(Subject(h, []))
+        assert found.remedy == said
+
+
+def _with(offers, subject):
+    yield from (replace(d, remedy=offers) for d in LAWS["identity"].decisions(subject))
 
 
 KINDS = {"k1": lambda d: d, "k3": lambda d: exp(-d) - 1 + d}

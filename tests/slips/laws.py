@@ -61,7 +61,11 @@ SLIPS = (
     ),
     slip(
         "a bound that does not mend the law is offered", "laws/test_remedies",
-        "if holds(with_declared(h, {given: other})):", "if with_declared(h, {given: other}):",
+        "if holds(changed):", "if changed:",
+    ),
+    slip(
+        "a fix is offered without a trial", "laws/test_remedies",
+        "isinstance(o, Fix) and self._holds(o, d.subject, subject.before)", "isinstance(o, Fix)",
     ),
     slip(
         "a gate to write is not local either", "laws/test_remedies",

@@ -213,7 +213,15 @@ SLIPS = (
     ),
     slip(
         "conditions that no batch meets prove everything", "laws*equivalent",
-        "if not any(self.variables.conditions_at(*place) for place in self.places):", "if not self.places:",
+        "if not left or _can_hold(pair):", "if left or _can_hold(pair):",
+    ),
+    slip(
+        "a proof needs no batch that meets the conditions", "laws*equivalent",
+        "if not has_batches(pair):", "if not pair.first.leaves:",
+    ),
+    slip(
+        "counts are any numbers", "laws*equivalent",
+        "return _has_whole_numbers(conditions, assume) and not _contradict(rows)", "return not _contradict(rows)",
     ),
     slip(
         "the weights of two objectives are not compared", "laws*equivalent",

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from fibration.errors import an
-from fibration.language.atoms import Attribute, Count, Stratum, Summary, Total
+from fibration.language.atoms import Attribute, Count, Stratum, Summary, Total, read_at
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -31,7 +31,7 @@ ROUNDED = frozenset(name for name, row in OPERATORS.items() if isinstance(row, P
 
 @dataclass(frozen=True)
 class Concrete:
-    """Who lies over whom, with attribute and parameter values.
+    """Who lies over whom, with attribute and parameter values. A parameter has one value, or one per element of `on`.
 
     `maps[source, target]` gives the target element below every source element of a fibration. `alike` gives how
     many elements of a stratum each one stands for; they have the same values and the same number of elements over them.
@@ -40,7 +40,7 @@ class Concrete:
     shape: Shape
     maps: Maps
     attributes: Mapping[Attribute, tuple[Fraction, ...]] = field(default_factory=dict)
-    parameters: Mapping[Expression, Fraction] = field(default_factory=dict)
+    parameters: Mapping[Expression, Fraction | tuple[Fraction, ...]] = field(default_factory=dict)
     alike: Mapping[Stratum, tuple[int, ...]] = field(default_factory=dict)
 
     @property
@@ -123,7 +123,8 @@ class Concrete:
             return self._totals[key]
         if isinstance(atom, Attribute):
             return self.attributes[atom][self.below(stratum, element, atom.on)]
-        return self.parameters[atom]
+        given = self.parameters[atom]
+        return given if isinstance(given, Fraction) else given[self.below(stratum, element, read_at(atom))]  # type: ignore[arg-type]
 
     def value(
         self, expression: Expression, stratum: Stratum, element: int, bound: Mapping[Expression, Fraction] | None = None
@@ -159,7 +160,7 @@ class Concrete:
     @property
     def chosen(self) -> str:
         """The values of parameters, each after a comma."""
-        return "".join(f", {p} = {v}" for p, v in self.parameters.items())
+        return "".join(f", {p} = {_listed(p, v)}" for p, v in self.parameters.items())
 
     def to_dict(self) -> dict[str, Any]:
         parents = {
@@ -171,8 +172,17 @@ class Concrete:
             "sizes": {s.name: n for s, n in self.size.items()},
             "parents": parents,
             "attributes": {a.name: written(values) for a, values in self.attributes.items()},
-            "parameters": {str(p): written(v) for p, v in self.parameters.items()},
+            "parameters": {
+                str(p): written(v)
+                for p, v in sorted(self.parameters.items(), key=lambda item: isinstance(item[1], tuple))
+            },
         }
+
+
+def _listed(parameter: Expression, value: Fraction | tuple[Fraction, ...]) -> str:
+    """One value; or several, with the stratum whose elements they belong to."""
+    each = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f"{each} per {read_at(parameter)}" if isinstance(value, tuple) else each
 
 
 def rounding(*expressions: Expression) -> Fraction:

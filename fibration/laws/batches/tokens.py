@@ -164,7 +164,7 @@ class Tokens:
                 raise NoValue(f"{statistic} of none")
             level = Fraction(1)  # the largest value is the last one in order
             if statistic.level is not None:
-                level = evaluate(statistic.level, self.concrete.parameters)
+                level = evaluate(statistic.level, lambda a: self.concrete.atom(a, *place))
             values = [self.value_at(statistic.formula, *p) for p in inside]
             self._known[key] = self._gathered(statistic.kind, values, numbers, level)
         return self._known[key]
@@ -195,7 +195,7 @@ class Tokens:
         place = o.over, self.concrete.below(stratum, element, o.over)
         inside = self._elements(o.of, *place)
         own = inside.index((stratum, element) if o.of is None else (o.of, self.concrete.below(stratum, element, o.of)))  # type: ignore[arg-type]
-        discount = evaluate(o.discount, self.concrete.parameters)
+        discount = evaluate(o.discount, lambda a: self.concrete.atom(a, stratum, element))
         found: Any = Fraction(0)
         for i in range(own) if o.is_forward else range(own + 1, len(inside)):
             key = o, inside[i], None

@@ -3,5 +3,5 @@
 `decide.py` has the public function. `same_loss.py` proves: it writes both losses in the same variables
 (`shared_means.py`, `side_by_side.py`, `token_formulas.py`) and compares them branch by branch (`branchwise.py`).
 `search.py` looks for a batch on which they differ (`log_prob_samples.py` draws its log-probs), and `counterexample.py`
-describes it.
+describes it. `conditions_met.py` says which batches meet the conditions, and `alike.py` finds one that does.
 """

@@ -21,8 +21,8 @@ from fibration.language.traversal import atoms
 from fibration.laws import LAWS
 from fibration.laws.budget import Budget
 from fibration.laws.equivalent.matching import Matched, match_by_role, match_by_trial
-from fibration.laws.equivalent.same_loss import NoBatchError, same_loss
-from fibration.laws.equivalent.search import FEW, MANY, difference
+from fibration.laws.equivalent.same_loss import NoBatchError, check_conditions, same_loss
+from fibration.laws.equivalent.search import FEW, MANY, difference, has_batches
 from fibration.laws.law import FILE_AN_ISSUE, Proved, internal_error
 from fibration.laws.subject import Subject
 from fibration.laws.verify import OUT_OF_TIME
@@ -85,7 +85,8 @@ def equivalent(
       condition is a comparison that holds at every token (`advantage >= 0`), `equal(advantage, on=trajectory)`,
       `equal(count(token, over=trajectory))`, `one(domain)`, `same(old, rollout)` or `on_policy`. If the gate of a
       coarser stratum reads the advantage, each element of that stratum has one advantage.
-    - `parameters`: matches or fixes parameters. A parameter of both losses has one value. `{"epsilon": "eps_low"}`
+    - `parameters`: matches or fixes parameters. A parameter of both losses has the same value in both, for each element
+      of its `on=`, or one for the batch. `{"epsilon": "eps_low"}`
       matches two names. `{"bound": "1 + epsilon"}` writes a parameter in parameters of the other loss.
       `{"C": math.inf}` fixes a parameter: here a budget that never binds.
     - `match`: names of one thing, `{"epsilon_low": "eps_lo", "reference": "teacher"}`: parameters, strata, policies and
@@ -213,11 +214,12 @@ def _defaults(first: Hierarchy, second: Hierarchy, given: Given) -> str:
 
 
 def _compare(both: Pair, subject: str) -> Comparison:
+    check_conditions(both)
     if (witness := difference(both, FEW)) is None:
         proof = same_loss(both)
         if isinstance(proof, Proved):
             return Comparison("equivalent", subject, "proved", proof.argument)
-        if (witness := difference(both, MANY)) is None:
+        if not has_batches(both) or (witness := difference(both, MANY)) is None:
             return Comparison("equivalent", subject, "undecided", "", STATEMENT, proof.reason, REMEDY)
     return Comparison("equivalent", subject, "refuted", "", STATEMENT, "", REMEDY, witness)
 

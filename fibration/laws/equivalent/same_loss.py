@@ -15,6 +15,7 @@ import functools
 import operator
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -31,6 +32,7 @@ from fibration.language.stops import SUMS
 from fibration.language.sympy_bridge import flowing, symbol, to_sympy
 from fibration.language.traversal import atoms
 from fibration.laws.equivalent.branchwise import MOST, alike, at_ties, can_hold, identical, together
+from fibration.laws.equivalent.search import has_batches
 from fibration.laws.equivalent.shared_means import Mean, Variables
 from fibration.laws.equivalent.side_by_side import Form
 from fibration.laws.equivalent.token_formulas import ONE, ZERO, TokenFormulas, Unsuited
@@ -47,6 +49,9 @@ def same_loss(pair: Pair) -> Proved | Unknown:
     if any(h.orthogonalise is not None for h in pair):
         return Unknown("residuals of a projection are no means: only equal formulas are compared there")
     try:
+        check_conditions(pair)
+        if not has_batches(pair):
+            return Unknown(f"no batch was found that meets the conditions {_listed(pair)}; on none, all are the same")
         return _Comparison(pair).decide()
     except TooManyCases:
         return Unknown(f"the branches of both meet in more than {MOST} ways")
@@ -82,6 +87,36 @@ class NoBatchError(SpecError):
     """No batch meets the conditions of a comparison."""
 
 
+def check_conditions(pair: Pair) -> None:
+    """Raises NoBatchError, with the fewest conditions that exclude each other, if no batch can meet them."""
+    left = [*pair.when, *pair.ranges]
+    if not left or _can_hold(pair):
+        return
+    for c in [*left]:
+        others = tuple(d for d in left if d != c)
+        if not _can_hold(replace(pair, when=others, ranges=())):
+            left = [*others]
+    raise NoBatchError(
+        f"no batch meets the condition{'s' * (len(left) > 1)} {listed(map(repr, left))}",
+        required="conditions that some batch meets, since all losses are the same on no batch",
+        remedy="leave one of them out; each call compares on the batches that meet all conditions",
+    )
+
+
+def _can_hold(pair: Pair) -> bool:
+    """Whether the conditions were not shown to exclude each other at every token."""
+    variables = Variables(pair)
+    sides = (0,) if variables.on_policy else SIDES
+    try:
+        return any(variables.conditions_at(leaf, side) for leaf in pair.first.leaves for side in sides)
+    except TooManyCases:
+        return True
+
+
+def _listed(pair: Pair) -> str:
+    return listed(map(repr, (*pair.when, *pair.ranges)))
+
+
 class _Comparison:
     """The comparison of a pair, at every leaf and on each side of a token's log ratio 0."""
 
@@ -94,12 +129,6 @@ class _Comparison:
         self.places = [(leaf, side) for leaf in pair.first.leaves for side in self.sides]
 
     def decide(self) -> Proved | Unknown:
-        if not any(self.variables.conditions_at(*place) for place in self.places):
-            raise NoBatchError(
-                f"no batch meets the conditions {listed(map(repr, self.pair.when))}",
-                required="conditions that some token can meet, since all losses are the same on no batch",
-                remedy="leave one of them out; each call compares on the batches that meet all conditions",
-            )
         for agree, what in ((self._advantages_agree, "advantages"), (self._penalties_agree, "penalties")):
             if not agree():
                 return Unknown(f"{what}, {self._listed(what)}, could not be shown to be the same")

@@ -10,10 +10,8 @@ import functools
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 
-from fibration.language.assumptions import Balanced
 from fibration.language.atoms import (
     Attribute,
     Component,
@@ -27,7 +25,7 @@ from fibration.language.atoms import (
     read_at,
     residual,
 )
-from fibration.language.conditions import Equal, One, reads_tokens
+from fibration.language.conditions import Equal
 from fibration.language.exact import NoValue, TooLarge, transcendental
 from fibration.language.expressions import Apply, Expression
 from fibration.language.hierarchy import Hierarchy
@@ -36,23 +34,34 @@ from fibration.language.pairs import Pair
 from fibration.language.policies import LogProb
 from fibration.language.traversal import applications, atoms, desugar, evaluate
 from fibration.laws.batches.coefficients import Point
-from fibration.laws.batches.concrete import Concrete, is_balanced, rounding
+from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import find
 from fibration.laws.batches.shapes import regular, small
 from fibration.laws.batches.values_tried import OTHER_PATTERNS, POSITIVE_PATTERNS, parameter_values
 from fibration.laws.batches.words import Witness
+from fibration.laws.equivalent.conditions_met import (
+    Points,
+    alike,
+    has_shape,
+    holds,
+    holds_of,
+    lies_over,
+    of_advantages,
+    points_at,
+    tokens_of,
+)
 from fibration.laws.equivalent.counterexample import Token, witness
 from fibration.laws.equivalent.log_prob_samples import Breaks, breaks, draw_log_probs, read_by, reads_policies
-from fibration.laws.values.duals import TooClose, value_of
+from fibration.laws.values.duals import TooClose
 from fibration.laws.values.numerals import in_brief
 
 MOST_TOKENS = 4
 MOST_SHAPES = 40  # of one number of tokens
-Points = tuple[Point, Point, tuple[Fraction, ...]]
 Tries = Mapping[int, int]  # how many points are tried per number of tokens; key 0: larger regular batches
 FEW: Tries = {1: 16, 2: 16, 3: 10, 4: 0, 0: 0}
 MANY: Tries = {1: 200, 2: 300, 3: 200, 4: 100, 0: 40}
 MOST_WIDE = 40  # tokens of a regular batch
+PER_BATCH = 4  # batches that are drawn for each that may be tried: conditions may be rare
 ONE = Fraction(1)
 exact_exp, exact_log = transcendental("exp"), transcendental("log")
 HALF = exact_log(Fraction(1, 2))  # the log-prob used where a gate compares its residual with a function of one
@@ -78,7 +87,7 @@ def difference(pair: Pair, most: Tries, any_size: bool = False) -> Witness | Non
 
 def _first(pair: Pair, n: int, number: int, off: Fraction) -> Witness | None:
     """The first batch of `n` tokens on which a coefficient differs; rather one that differs in print too."""
-    alike: list[Witness] = []
+    same: list[Witness] = []
 
     def fails(tried: Points) -> Witness | None:
         point, other, rewards = tried
@@ -92,11 +101,20 @@ def _first(pair: Pair, n: int, number: int, off: Fraction) -> Witness | None:
                 found = witness(pair, (point, other), rewards, token, mine, yours, off)
                 if in_brief(c) != in_brief(d):
                     return found
-                alike.append(found)
+                same.append(found)
                 break
         return None
 
-    return find(itertools.islice(points(pair, n), number), fails) or next(iter(alike), None)
+    tried = (p for p in itertools.islice(points(pair, n), PER_BATCH * number) if p is not None)
+    return find(itertools.islice(tried, number), fails) or next(iter(same), None)
+
+
+@functools.lru_cache(64)
+def has_batches(pair: Pair) -> bool:
+    """Whether a batch was found that meets the conditions, so that a proof says something."""
+    if not (pair.when or pair.ranges) or any(p is not None for p in alike(pair)):
+        return True
+    return any(p is not None for n, number in MANY.items() for p in itertools.islice(points(pair, n), number))
 
 
 def _coefficients(point: Point) -> dict[Token, Fraction]:
@@ -105,41 +123,39 @@ def _coefficients(point: Point) -> dict[Token, Fraction]:
     return dict(zip(point.dense.tokens, (c - p for c, p in both), strict=True))
 
 
-def points(pair: Pair, n: int) -> Iterator[Points]:
+def points(pair: Pair, n: int) -> Iterator[Points | None]:
     """Yields batches of `n` tokens, as a point for each hierarchy, and the tokens' rewards if there are any.
 
-    `n = 0`: regular batches of more than `MOST_TOKENS` tokens.
+    None in the place of a batch that does not meet the conditions. `n = 0`: regular batches of more than `MOST_TOKENS`
+    tokens. The first batch of at most `MOST_WIDE` tokens that meets the conditions may have another number.
     """
     rng = random.Random(n)
+    if pair.when or pair.ranges:
+        yield from alike(pair, n or MOST_WIDE)
     if n:
         found = list(itertools.islice(small(pair.shape, n, pair.assume), MOST_SHAPES))
     else:
         made = regular(pair.shape, [1, 2, 3, 7], MOST_TOKENS, 100)
         found = [c.make() for c in made if MOST_TOKENS < c.leaves <= MOST_WIDE]
     shapes = [Concrete(pair.shape, maps) for maps in found]
-    yield from _interleaved([_on(pair, c, rng) for c in shapes if allowed(pair, c)])
+    yield from _interleaved([_on(pair, c, rng) for c in shapes if has_shape(pair, c)])
 
 
-def _interleaved(many: Sequence[Iterator[Points]]) -> Iterator[Points]:
+def _interleaved(many: Sequence[Iterator[Points | None]]) -> Iterator[Points | None]:
     """Yields one item of each iterator in turn, so that no shape uses up all tries."""
     left = list(many)
     while left:
         for one in list(left):
-            found = next(one, None)
-            if found is None:
-                left.remove(one)
-            else:
+            for found in one:
                 yield found
+                break
+            else:
+                left.remove(one)
 
 
-def allowed(pair: Pair, concrete: Concrete) -> bool:
-    """Whether a shape meets the `one(...)` conditions."""
-    return not any(isinstance(c, One) and concrete.size[c.stratum] != 1 for c in pair.conditions)
-
-
-def _on(pair: Pair, shape: Concrete, rng: random.Random) -> Iterator[Points]:
+def _on(pair: Pair, shape: Concrete, rng: random.Random) -> Iterator[Points | None]:
     """Yields points on one shape: values of attributes and parameters in turn, each with log ratios and advantages."""
-    made = [_at(pair, c, rng) for c in _valued(pair, shape) if _holds_of(pair, c)]
+    made = [_at(pair, c, rng) for c in _valued(pair, shape) if holds_of(pair, c)]
     yield from _interleaved(made)
 
 
@@ -163,85 +179,38 @@ def _valued(pair: Pair, shape: Concrete) -> Iterator[Concrete]:
         positive, other = patterns[k % len(patterns)]
         chosen = {a: positive if a.positive else other for a in attributes}
         values = {a: tuple(a.nearest(v(i)) for i in range(shape.size[a.on])) for a, v in chosen.items()}
-        yield Concrete(shape.shape, shape.maps, values, unique[k % len(unique)])
+        yield Concrete(shape.shape, shape.maps, values, _per_element(shape, unique, k))
 
 
-def _holds_of(pair: Pair, concrete: Concrete) -> bool:
-    """Whether a batch meets the `Balanced` assumptions of both hierarchies and `equal(...)` of counts and totals."""
-    for h in pair:
-        for a in h.assume:
-            if isinstance(a, Balanced) and not is_balanced(h, concrete, a.first, a.second):
-                return False
-    for c in pair.conditions:
-        if isinstance(c, Equal) and c.value != advantage:
-            seen: dict[int, Fraction] = {}
-            for leaf, i in _tokens(pair, concrete):
-                if not all(_lies_over(concrete, leaf, s) for s in (c.on, read_at(c.value))):
-                    continue
-                value = concrete.value(c.value, leaf, i)
-                if seen.setdefault(concrete.below(leaf, i, c.on), value) != value:
-                    return False
-    return True
+def _per_element(
+    shape: Concrete, settings: Sequence[Mapping[Expression, Fraction]], k: int
+) -> dict[Expression, Fraction | tuple[Fraction, ...]]:
+    """The k-th values of parameters; of one with `on=`, those after it too, one for each element.
 
-
-def _lies_over(concrete: Concrete, leaf: Stratum, place: object) -> bool:
-    """Whether a condition that is read at a place applies to the tokens of a leaf."""
-    return not isinstance(place, Stratum) or place == leaf or place in concrete.shape.coarser(leaf)
-
-
-def _tokens(pair: Pair, concrete: Concrete) -> list[Token]:
-    return [(leaf, i) for leaf in pair.first.leaves for i in range(concrete.size[leaf])]
+    Of one name in two losses, a parameter has the value of the first element where it has a single one.
+    """
+    found: dict[Expression, Fraction | tuple[Fraction, ...]] = {}
+    first: dict[str, Fraction] = {}
+    for p in sorted(settings[0], key=lambda p: read_at(p) is None):
+        n = shape.size[on] if isinstance(on := read_at(p), Stratum) else 1
+        each = [settings[(k + i) % len(settings)][p] for i in range(n)]
+        value = first.setdefault(str(p), each[0])
+        found[p] = (value, *each[1:]) if isinstance(on, Stratum) else value
+    return found
 
 
 # ---------------------------------------------------------------- log ratios and advantages
 
 
-def _at(pair: Pair, concrete: Concrete, rng: random.Random) -> Iterator[Points]:
-    tokens = _tokens(pair, concrete)
+def _at(pair: Pair, concrete: Concrete, rng: random.Random) -> Iterator[Points | None]:
+    tokens = tokens_of(pair, concrete)
     steps = list(_advantages(pair, concrete, tokens, rng))
     turns = itertools.cycle(steps)
     found = breaks(pair, concrete)
-    of_tokens = [c for c in pair.conditions if isinstance(c, Expression) and reads_tokens(c)]
     for drifts, as_ratios in _drifts(pair, concrete, found, len(tokens), rng) if steps else ():
         for a in (next(turns), next(turns)) if len(steps) > 1 else steps:
             drawn = draw_log_probs(pair, found, drifts, as_ratios, rng) if reads_policies(pair) else None
-            made = []
-            for h in pair:
-                order = [tokens.index((leaf, i)) for leaf in h.leaves for i in range(concrete.size[leaf])]
-                xs, mine = tuple(drifts[k] for k in order), tuple(a[k] for k in order)
-                ratios = tuple(1 + x for x in xs) if as_ratios else None
-                log_probs = drawn.log_probs(order) if drawn else {}
-                made.append(Point(h, concrete, xs, mine, ratios, strict=True, log_probs=log_probs))
-            if pair.takes_rewards:
-                try:
-                    made = [_of_rewards(p) for p in made]
-                except (NoValue, TooLarge, TooClose):
-                    continue
-                if not all(_advantages_meet_conditions(pair, p) for p in made):
-                    continue
-            if all(_holds_at(c, made[0]) for c in of_tokens):
-                yield made[0], made[1], a if pair.takes_rewards else ()
-
-
-def _of_rewards(point: Point) -> Point:
-    """The point with the advantages that its loss computes; `point.advantages` are taken as rewards."""
-    assert point.h.advantages is not None
-    here = replace(point.at_tokens, rewards=point.advantages)
-    found = (value_of(here.value(point.h.advantages, k)) for k in range(len(point.advantages)))
-    return replace(point, advantages=tuple(found))
-
-
-def _advantages_meet_conditions(pair: Pair, point: Point) -> bool:
-    """Whether advantages computed from rewards meet the conditions."""
-    given = dict(zip(point.dense.tokens, point.advantages, strict=True))
-    for c in pair.conditions:
-        if isinstance(c, Equal) and c.value == advantage:
-            seen: dict[int, Fraction] = {}
-            over = {t: a for t, a in given.items() if _lies_over(point.concrete, t[0], c.on)}
-            if any(seen.setdefault(point.concrete.below(*t, c.on), a) != a for t, a in over.items()):
-                return False
-    of_advantages = [c for c in pair.conditions if isinstance(c, Expression) and not reads_tokens(c)]
-    return all(_holds(c, point.concrete, t, a) for c in of_advantages for t, a in given.items())
+            yield points_at(pair, concrete, drifts, as_ratios, a, drawn)
 
 
 def _advantages(
@@ -257,29 +226,11 @@ def _advantages(
     # equal rewards often make no advantage; the first patterns are tried at ratio 1, where a batch is easy to read
     patterns = [*mixed, *patterns] if pair.takes_rewards else [*patterns, *mixed]
     patterns += [tuple(Fraction(rng.choice((-3, -2, -1, 0, 1, 2, 3)), 2) for _ in range(n)) for _ in range(3)]
-    of_advantages = [c for c in pair.conditions if isinstance(c, Expression) and not reads_tokens(c)]
-    of_advantages = [c for c in of_advantages if not (pair.takes_rewards and advantage in atoms(c))]
+    asked = [] if pair.takes_rewards else of_advantages(pair)
     for pattern in dict.fromkeys(patterns):
         a = tuple(pattern[part[k]] for k in range(len(tokens)))
-        if any(a) and all(_holds(c, concrete, token, a[k]) for c in of_advantages for k, token in enumerate(tokens)):
+        if any(a) and all(holds(c, concrete, token, a[k]) for c in asked for k, token in enumerate(tokens)):
             yield a
-
-
-def _holds(condition: Expression, concrete: Concrete, token: Token, a: Fraction) -> bool:
-    if not all(_lies_over(concrete, token[0], read_at(e)) for e in atoms(condition)):
-        return True
-    try:
-        return bool(evaluate(condition, lambda e: a if e == advantage else concrete.atom(e, *token)))
-    except (NoValue, TooLarge):
-        return False
-
-
-def _holds_at(condition: Expression, point: Point) -> bool:
-    """Whether a condition on log-probs holds at every token."""
-    try:
-        return all(point.at_tokens.value(condition, k) for k in range(len(point.advantages)))
-    except (NoValue, TooLarge, TooClose):
-        return False
 
 
 def _parts(concrete: Concrete, tokens: Sequence[Token], same: list[Stratum]) -> list[int]:
@@ -288,7 +239,7 @@ def _parts(concrete: Concrete, tokens: Sequence[Token], same: list[Stratum]) -> 
     for s in same:
         seen: dict[int, int] = {}
         for k, (leaf, i) in enumerate(tokens):
-            if _lies_over(concrete, leaf, s):
+            if lies_over(concrete, leaf, s):
                 first = seen.setdefault(concrete.below(leaf, i, s), part[k])
                 part = [first if p == part[k] else p for p in part]
     names = {p: i for i, p in enumerate(dict.fromkeys(part))}

@@ -26,10 +26,12 @@ from fibration.language.atoms import (
     Stratum,
     Total,
     advantage,
+    of_one_value,
+    read_at,
     reward,
     token_log_ratio,
 )
-from fibration.language.conditions import WHOLE, Equal, One
+from fibration.language.conditions import WHOLE, Equal, One, reads_tokens
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.operators import ANY, POSITIVE, Signs, stop
 from fibration.language.pairs import Pair
@@ -40,7 +42,7 @@ from fibration.laws.equivalent.branchwise import may_move, normal_form, outcomes
 from fibration.laws.gates.coordinates import X
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import Case, Conditions, cases, merged
-from fibration.laws.signs.feasible import feasible
+from fibration.laws.signs.feasible import feasible, normal
 
 NOT_POSITIVE: Signs = frozenset({-1, 0})
 
@@ -90,7 +92,13 @@ class Variables:
 
     def counted(self, e: Expression) -> Expression:
         """A formula with its counts and log-probs as the conditions equate them."""
-        return transform(e, lambda a: self._log_prob(a.policy) if isinstance(a, LogProb) else self._count(a))
+        return transform(e, self._counted)
+
+    def _counted(self, a: Expression) -> Expression:
+        if isinstance(a, LogProb):
+            return self._log_prob(a.policy)
+        varies = isinstance(a, (Parameter, Component)) and read_at(a) not in self.single
+        return self._count(a if varies else of_one_value(a))
 
     def _log_prob(self, policy: Policy) -> Expression:
         """The log-prob of a policy, written with the old policy's where possible.
@@ -150,6 +158,9 @@ class Variables:
         key, assume = (leaf, side, len(self.signs)), self.at(leaf, side)
         if key not in self._conditions_at:
             found: list[Conditions] = [{}]
+            if any(map(reads_tokens, self.pair.conditions)):  # no log-prob is above 0, the current one too
+                now = symbol(LogProb(Policy(OLD))) + (0 if self.on_policy else X)
+                found = [dict([normal(now, NOT_POSITIVE, assume)])]
             for c in self.pair.conditions:
                 if isinstance(c, Expression):
                     holds = [normal_form(case, assume) for case in outcomes(self.counted(c), assume)]

@@ -25,6 +25,7 @@ from fibration.laws.batches.words import Witness
 from fibration.laws.gates.coordinates import X, composed, log_of
 from fibration.laws.gates.exponentials import is_the_ratio
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
+from fibration.laws.remedies import Fix, Offers, Otherwise
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.claim import Claim, known_at
@@ -51,13 +52,19 @@ def decide_recovery(subject: Subject) -> Iterator[Decision]:
         yield undecided("decomposition", f"R(F(r)) = {composed(h, leaf)}", inverted(h))
 
 
-def inverted(h: Hierarchy) -> str:
+def inverted(h: Hierarchy, first: str = "") -> Offers:
     """The remedy: the decomposition to write, whose `R` inverts its `F`, with this one's scale if that is above 0."""
     made = (log_ratio, ratio_deviation) if h.decomposition.channels == ("",) else (signed_log_ratio,)
     scale = h.decomposition.scale
     same = next((make for make in made if scaled(make, scale).densities == h.decomposition.densities), made[0])
     above_0 = all(Claim(h.with_mass(scale, s), known_at(h, s), POSITIVE).is_shown for s in h.leaves)
-    return f"write decomposition={scaled(same, scale if above_0 else mass)!r}, whose R inverts its F"
+    split = scaled(same, scale if above_0 else mass)
+    words = f"{first}write decomposition={split!r}, whose R inverts its F"
+    usual = " or ".join(f"{make.__name__}()" for make in made)
+    return (
+        Fix(words, lambda: h.replace(decomposition=split)),
+        Otherwise(f"{first}write decomposition={usual}, whose R inverts its F"),
+    )
 
 
 def scaled(make: Callable[..., Decomposition], scale: Expression) -> Decomposition:

@@ -13,7 +13,7 @@ from fibration.laws.batches.search import find
 from fibration.laws.batches.words import Witness
 from fibration.laws.kernels.kernel_search import Fibre, weights
 from fibration.laws.law import Decision, Law, proved, refuted, undecided
-from fibration.laws.remedies import bounded
+from fibration.laws.remedies import Offers, bounded
 from fibration.laws.signs.claim import Claim
 from fibration.laws.subject import Subject
 from fibration.laws.values.numerals import in_full, rounded
@@ -34,14 +34,14 @@ def decide_markov(subject: Subject) -> Iterator[Decision]:
             yield undecided(kernel, f"{f.weight}, whose sign could not be decided", _remedy(subject.hierarchy, f))
 
 
-def _remedy(h: Hierarchy, given: Fibration) -> str:
+def _remedy(h: Hierarchy, given: Fibration) -> Offers:
     """The remedy: a bound of a parameter or attribute with which weights are positive, or else other kernels."""
 
     def is_positive(changed: Hierarchy) -> bool:
         (f,) = (f for f in changed.fibrations if f.name == given.name)
         return Claim(f.weight, Subject(changed, []).at(f.source), POSITIVE).is_shown
 
-    return "; or ".join(filter(None, (bounded(h, [given.weight], is_positive), ONE_MEASURE)))
+    return (*bounded(h, [given.weight], is_positive), ONE_MEASURE)
 
 
 def negative_weight(h: Hierarchy, f: Fibration) -> Witness | None:

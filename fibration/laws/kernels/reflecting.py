@@ -22,19 +22,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import reduce
-from operator import mul
+from operator import add, mul
 from typing import Any
 
 import sympy
 
-from fibration.errors import an, listed
+from fibration.errors import FibrationError, an, listed
 from fibration.language.atoms import Count
 from fibration.language.expressions import Expression, Number, as_expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration, MarkovKernel
+from fibration.language.kernels import Fibration, MarkovKernel, uniform
 from fibration.language.operators import ZERO, Signs
 from fibration.language.report import Cause
-from fibration.language.sympy_bridge import cancelled, show, symbol, vanishes
+from fibration.language.sympy_bridge import cancelled, from_sympy, show, symbol, vanishes
 from fibration.language.traversal import rewrite
 from fibration.laws import topic
 from fibration.laws.batches.concrete import Concrete, rounding
@@ -43,12 +43,15 @@ from fibration.laws.batches.words import Witness
 from fibration.laws.kernels.fibre_sums import Sums, fibre_sum, kernel_sums, varies
 from fibration.laws.kernels.kernel_search import Cover, Fibre, weights
 from fibration.laws.law import Decision, Law, Proved, Unknown, following, proved, refuted, undecided
+from fibration.laws.remedies import Offers, Otherwise, kernels
 from fibration.laws.signs.branches import Case, TooManyCases, cases
 from fibration.laws.signs.populations import Populations
 from fibration.laws.subject import Subject
 from fibration.laws.values.numerals import in_full, number, rounded
 
 STATEMENT = "the weights over each element sum to 1: π_* K = id"
+SHARE = "let it be m(a)/m(b) of the measure m that the other kernels spread"
+MEASURE = "write the weight as m(a)/m(b) with a count or the total of an attribute: proportional(m)"
 MOST_PARTS = 1000  # the largest denominator of a fraction that a decimal is taken for
 MANY = 8  # branches that may be empty; each set of them is a case
 MOST_WAYS = 8  # if the paths agree, any one of them is enough
@@ -82,7 +85,7 @@ def _other_sum(cover: Cover, subject: Subject) -> Decision | None:
         value = "no sum, since a weight has no value" if exact is None else in_full(exact)
         witness = Witness.on(concrete, f"{concrete.describe(target, b)} gives {value}", {"element": b, "sum": exact})
         required = f"the weights over each {target}{of} sum to 1"
-        remedy = _fractions(cover, subject) or _remedy(cover, fibre)
+        remedy = _fractions(cover, subject) or _remedy(cover, fibre, subject)
         decision = refuted(topic.kernel(*cover), _written(cover), remedy, witness, required)
         return following(decision, subject.kernel_without_a_value(*lacking))
 
@@ -90,7 +93,7 @@ def _other_sum(cover: Cover, subject: Subject) -> Decision | None:
 
 
 def _open_sum(cover: Cover, subject: Subject, proof: Unknown) -> Decision:
-    remedy = "write the weight as m(a)/m(b) with a count or the total of an attribute: proportional(m)"
+    remedy = MEASURE
     if len(_unsure(cover, subject)) > MANY:
         remedy = f"{remedy}; or assume=[populated(...)] for branches that are never empty"
     found = f"{_written(cover)}, {proof.reason}; no small hierarchy contradicts it"
@@ -98,8 +101,8 @@ def _open_sum(cover: Cover, subject: Subject, proof: Unknown) -> Decision:
     return following(decision, subject.kernel_without_a_value(*cover))
 
 
-def _fractions(cover: Cover, subject: Subject) -> str:
-    """The remedy for decimals that stand for fractions, if the weights sum to 1 with the fractions; '' if not."""
+def _fractions(cover: Cover, subject: Subject) -> Offers:
+    """The remedy for decimals that stand for fractions, if the weights sum to 1 with the fractions; none if not."""
     meant: dict[Fraction, Fraction] = {}
 
     def exact(e: Expression) -> Expression:
@@ -111,11 +114,13 @@ def _fractions(cover: Cover, subject: Subject) -> str:
         meant[e.value] = near
         return as_expression(near)
 
-    kernels = [Fibration(f.source, f.target, MarkovKernel(rewrite(f.weight, exact))) for f in cover]
-    if not meant or isinstance(sums_to_1(tuple(kernels), subject), Unknown):
-        return ""
+    kernel_of = [Fibration(f.source, f.target, MarkovKernel(rewrite(f.weight, exact))) for f in cover]
+    if not meant or isinstance(sums_to_1(tuple(kernel_of), subject), Unknown):
+        return ()
     said = [f"Fraction({q.numerator}, {q.denominator}) for {float(value)!r}" for value, q in meant.items()]
-    return f"write {listed(said)}, which is a decimal of sixteen digits; or one weight of all counts together"
+    words = f"write {listed(said)}, which is a decimal of sixteen digits"
+    made = {f: k.kernel for f, k in zip(cover, kernel_of, strict=True)}
+    return (kernels(subject.hierarchy, words, made), "one weight of all counts together")
 
 
 def _written(cover: Cover) -> str:
@@ -126,15 +131,32 @@ def _sources(cover: Cover) -> str:
     return " and ".join(f.source.name for f in cover)
 
 
-def _remedy(cover: Cover, fibre: Fibre) -> str:
-    target = cover[0].target
+def _remedy(cover: Cover, fibre: Fibre, subject: Subject) -> Offers:
+    h, target = subject.hierarchy, cover[0].target
     if len(cover) == 1:
-        return f"use uniform(), or divide by count({cover[0].source}, over={target})"
-    counts = " + ".join(f"count({f.source}, over={target})" for f in cover)
+        made = {f: normalised for f in cover if (normalised := _normalised(f, subject))}
+        written = (kernels(h, f"write Fibration({f.source}, {target}, {k})", {f: k}) for f, k in made.items())
+        plain = kernels(h, "use uniform()", {cover[0]: uniform()})
+        return (plain, *written, Otherwise(MEASURE))
+    counts = reduce(add, (Count(f.source, target) for f in cover))
     empty = any(all(f != g for g, *_ in fibre) for f in cover)
     assume = ", ".join(f"populated({f.source}, over={target})" for f in cover)
     shares = "use uniform(share=...) with shares that add up to 1"
-    return f"{shares}{f' and assume=[{assume}]' if empty else ''}, or the weight 1/({counts}) for all"
+    equal = dict.fromkeys(cover, MarkovKernel(1 / counts))
+    return (
+        f"{shares}{f' and assume=[{assume}]' if empty else ''}",
+        kernels(h, f"write the weight 1/({counts}) for all", equal),
+    )
+
+
+def _normalised(f: Fibration, subject: Subject) -> MarkovKernel | None:
+    """The kernel with the declared weight divided by its sum over each element; None if no formula says that sum."""
+    try:
+        (case,) = cases(f.weight, subject.at(f.source))
+        total = fibre_sum(case.sympy(), f.source, f.target, subject.assume.populations)
+        return None if total is None else MarkovKernel(from_sympy(cancelled(case.sympy() / total)))
+    except (FibrationError, TooManyCases, ValueError):
+        return None
 
 
 def sums_to_1(cover: Cover, subject: Subject) -> Proved | Unknown:
@@ -286,15 +308,15 @@ def _sums_to_share(f: Fibration, way: Way, subject: Subject) -> str | None:
 def _other_share(f: Fibration, ways: Sequence[Way], subject: Subject) -> Decision | None:
     """Refutes with the first fibre found whose weights sum to another share than every way gives; None if none is."""
     h = subject.hierarchy
-    kernels = tuple(dict.fromkeys((f, *(k for way in ways for k in way.kernels))))
-    tolerance = rounding(*(k.weight for k in kernels))
+    read = tuple(dict.fromkeys((f, *(k for way in ways for k in way.kernels))))
+    tolerance = rounding(*(k.weight for k in read))
 
     def fails(tried: tuple[Concrete, int, Fibre]) -> Decision | None:
         concrete, b, fibre = tried
 
-        def total(kernels: Sequence[Fibration]) -> Fraction | None:
-            read = [w for k, _, w in fibre if k in kernels]
-            return None if None in read else rounded(sum((w for w in read if w is not None), Fraction(0)), tolerance)
+        def total(these: Sequence[Fibration]) -> Fraction | None:
+            found = [w for k, _, w in fibre if k in these]
+            return None if None in found else rounded(sum((w for w in found if w is not None), Fraction(0)), tolerance)
 
         own, shares = total([f]), [s for way in ways if (s := total(way.kernels)) is not None]
         if not shares or (own is not None and any(abs(own - share) <= tolerance for share in shares)):
@@ -311,7 +333,7 @@ def _other_share(f: Fibration, ways: Sequence[Way], subject: Subject) -> Decisio
         decision = refuted(topic.kernel(f), str(f.weight), remedy, witness, required)
         return following(decision, subject.kernel_without_a_value(f) if own is None else None)
 
-    return find(weights(h, kernels), fails)
+    return find(weights(h, read), fails)
 
 
 def _open_share(f: Fibration, way: Way, subject: Subject) -> Decision:
@@ -324,7 +346,7 @@ def _share_required(f: Fibration, way: Way) -> str:
     return f"the weights over each {f.target} sum to the share of {_leaves(way)} in it, by way of {way.through}"
 
 
-def _share_remedy(f: Fibration, way: Way, subject: Subject) -> str:
+def _share_remedy(f: Fibration, way: Way, subject: Subject) -> Offers:
     """The remedy: the share of an element, written out if possible."""
     terms: list[Any] = []
     for k in way.kernels:
@@ -336,8 +358,10 @@ def _share_remedy(f: Fibration, way: Way, subject: Subject) -> str:
         terms.append(case.sympy() if k.source == f.source else fibre_sum(case.sympy(), k.source, f.source, known))
     else:
         if None not in terms:
-            return f"let it be m(a)/m(b) of the measure that the other kernels spread: {show(cancelled(sum(terms)))}"
-    return "let it be m(a)/m(b) of the measure m that the other kernels spread"
+            share = MarkovKernel(from_sympy(cancelled(sum(terms))))
+            words = f"write Fibration({f.source}, {f.target}, {share}), the share m(a)/m(b) of what the others spread"
+            return (kernels(subject.hierarchy, words, {f: share}), Otherwise(SHARE))
+    return (SHARE,)
 
 
 def _leaves(way: Way) -> str:

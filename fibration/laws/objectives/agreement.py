@@ -59,7 +59,7 @@ def _refused(subject: Subject, weight: Expression, name: str) -> Decision:
     found = f"w = {weight}{where}" + ("" if witness else ", which was not shown to tend to 1")
     bound = bounded(subject.hierarchy, [weight], _all_tend_to_one)
     return following(
-        unproved(name, found, f"{bound}; or {GIVE_UP}" if bound else f"{REMEDY}; or {GIVE_UP}", witness),
+        unproved(name, found, (*(bound or (REMEDY,)), GIVE_UP), witness),
         subject.failure("objective", name),
     )
 

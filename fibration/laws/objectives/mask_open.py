@@ -36,7 +36,7 @@ def decide_mask_open(subject: Subject) -> Iterator[Decision]:
             failing = next((f", which fails where {words}" for words in questions if words), "")
             found = f"keep({keep.condition}){failing}" + ("" if witness else ", which was not shown to hold there")
             bound = bounded(subject.hierarchy, [keep.condition], _all_open)
-            remedy = f"{bound or REMEDY}; or, if the loss means to drop tokens on policy, {GIVE_UP}"
+            remedy = (*(bound or (REMEDY,)), f"if the loss means to drop tokens on policy, {GIVE_UP}")
             yield following(unproved(name, found, remedy, witness), subject.failure("objective", name))
 
 

@@ -18,12 +18,12 @@ from fibration.language.atoms import BATCH, Count, Stratum, Total, at
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.objectives import Objective
-from fibration.language.operators import ANY, NOT_NEGATIVE, Signs, where
+from fibration.language.operators import ANY, NOT_NEGATIVE, Signs, maximum, where
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.strata import Shape
-from fibration.language.sympy_bridge import show
-from fibration.language.traversal import atoms
+from fibration.language.sympy_bridge import to_sympy, vanishes
+from fibration.language.traversal import atoms, rewrite, subexpressions
 from fibration.laws import topic
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete
@@ -32,7 +32,7 @@ from fibration.laws.batches.tokens import places_of
 from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, unproved
 from fibration.laws.objectives import objective_search
-from fibration.laws.remedies import bounded
+from fibration.laws.remedies import Fix, Offers, Otherwise, bounded
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.claim import Claim, divided, inside, known_at
@@ -115,7 +115,7 @@ def _of_mu(subject: Subject, objective: Objective, whose: str) -> Decision:
         return proved(f"weight{whose}", argument)
     witness = token_without_weight(h, shape, weight)
     found = f"μ = {weight}" + ("" if witness else f", which could not be shown to have a value at every {loose}")
-    remedy = defined[loose].remedy(h) or bounded(h, [weight], _has_weights) or _floor(defined[loose])
+    remedy = defined[loose].remedy(h) or bounded(h, [weight], _has_weights) or _floor(h, objective, defined[loose])
     return unproved(f"weight{whose}", found, remedy, witness)
 
 
@@ -124,17 +124,20 @@ def _has_weights(h: Hierarchy) -> bool:
     return all(Claim(weight, Assumptions(shape, h.assume, leaf)).is_shown for leaf in h.leaves)
 
 
-def _floor(claim: Claim) -> str:
+def _floor(h: Hierarchy, objective: Objective, claim: Claim) -> Offers:
     """The remedy for a divisor, or the argument of a logarithm or root, that may be 0 or below."""
-    written = "x"
+    of = Otherwise("divide by, or take the logarithm or root of, what is positive, as maximum(x, 1) is")
     with suppress(TooManyCases):
         for case in cases(claim.formula, claim.assume):
             known = claim.assume.with_signs(dict(case.signs))
             loose = next((n.value for n in case.needs if not known.signs(n.value) <= n.signs), None)
-            if loose is not None:
-                written = show(loose)
-                break
-    return f"divide by, or take the logarithm or root of, maximum({written}, 1) in the place of {written}"
+            for part in subexpressions(claim.formula) if loose is not None else ():
+                if not part.is_condition and vanishes(to_sympy(part) - loose):
+                    words = f"write maximum({part}, 1) in the place of {part}"
+                    made = rewrite(claim.formula, lambda e, p=part: maximum(p, 1) if e == p else e)  # type: ignore[misc]
+                    mended = objective.with_parts(weight=made)
+                    return (Fix(words, lambda m=mended: h.replace(objective=m)), of)  # type: ignore[misc]
+    return (of,)
 
 
 def token_without_weight(h: Hierarchy, shape: Shape, weight: Expression) -> Witness | None:

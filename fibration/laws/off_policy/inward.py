@@ -49,6 +49,7 @@ from fibration.laws.off_policy.inward_search import Span, negative_ratio, pushed
 from fibration.laws.off_policy.pushes import LOST, OPENED, TURNED, Fault, Pushed
 from fibration.laws.off_policy.reversal_search import reversed_token
 from fibration.laws.on_policy.identity import gate_without_a_value
+from fibration.laws.remedies import Fix, Offers, Otherwise, gate_to_write
 from fibration.laws.subject import Subject
 
 STATEMENT = "outside its budget a level never pushes an element further out"
@@ -59,7 +60,7 @@ MET = "where it stops or turns round an inward pull it stops an outward one too"
 KEPT = "it turns no inward pull round"
 # by fault: all of the law but this fault
 REST = {TURNED: f"{STAYS}, and {MET}", OPENED: f"{KEPT}, and {MET}", LOST: f"{KEPT}, and {STAYS}"}
-GIVE_UP = "or gives_up={'inward': 'why'}, if the loss means it"
+GIVE_UP = "gives_up={'inward': 'why'}, if the loss means it"
 
 
 def decide_inward(subject: Subject) -> Iterator[Decision]:
@@ -83,7 +84,8 @@ def _of_decomposition(subject: Subject, but: str = "") -> Decision:
         witness = reversed_token(h.replace(gates=dict.fromkeys(h.order, identity_gate()), advantages=None))
         fault = TURNED if witness and not but else fault
     found = f"R(F(r)) = {composed(h, h.leaves[0])}, {'which reverses' if witness else 'whose slope may reverse'} a pull"
-    decision = unproved("decomposition", found, inverted(h) + f"; {GIVE_UP}" * (not but), witness, REST.get(but, ""))
+    remedy = inverted(h) if but else (*inverted(h), GIVE_UP)
+    decision = unproved("decomposition", found, remedy, witness, REST.get(but, ""))
     return following(replace(decision, fault=fault), subject.first_failure("recovery"))
 
 
@@ -105,7 +107,8 @@ def _of_score(subject: Subject) -> Decision:
     if subject.proved("positivity"):
         return proved("hierarchy", "𝒢(r) > 0, so that every coefficient μ·𝒢·A has the sign of its advantage")
     ratios = scaled(log_ratio, subject.hierarchy.decomposition.scale)
-    remedy = f"gate log ratios, whose R is above 0: decomposition={ratios!r}; {GIVE_UP}"
+    words = f"gate log ratios, whose R is above 0: decomposition={ratios!r}"
+    remedy = (Fix(words, lambda: subject.hierarchy.replace(decomposition=ratios)), GIVE_UP)
     witness = negative_ratio(subject.hierarchy)
     found = "𝒢(r), which turns advantages round where it is below 0" if witness else "𝒢(r), whose sign was not found"
     return following(unproved("hierarchy", found, remedy, witness), subject.first_failure("recovery", "positivity"))
@@ -160,7 +163,7 @@ def _refused(subject: Subject, stratum: Stratum, found: list[Fault], witness: Wi
     remedy = f"write a gate whose pieces have known slopes, such as {stratum}: {ORDER} in gates"
     if TURNED in what:
         fault, why = TURNED, "which reverses an inward pull"
-        remedy = f"pass inward pulls: {gate.inward()}"
+        remedy = f"pass inward pulls, as {stratum}: {ORDER} does"
     elif OPENED in what:
         fault, why, remedy = (
             OPENED,
@@ -172,9 +175,10 @@ def _refused(subject: Subject, stratum: Stratum, found: list[Fault], witness: Wi
         remedy = f"swap what bounds its two sides, as {ORDER} has them; inward() alone would leave no bound"
     if "pull=" in str(gate) and {TURNED, LOST} & what:
         remedy = "leave pull= out of inward(): it then is what the law asks of"
-    elif made := _gate_to_write(subject, stratum, fault):
-        remedy = f"write {stratum}: {made} in gates"
-    decision = unproved(topic.gate(stratum), f"{gate}, {why}", f"{remedy}; {GIVE_UP}", witness)
+    offers: Offers = (Otherwise(remedy),)
+    if made := "pull=" not in remedy and _gate_to_write(subject, stratum, fault):
+        offers = (gate_to_write(subject.hierarchy, stratum, made), *offers)
+    decision = unproved(topic.gate(stratum), f"{gate}, {why}", (*offers, GIVE_UP), witness)
     decision = replace(decision, fault=fault)
     lacking = subject.kernel_without_a_value(*subject.hierarchy.fibrations) or gate_without_a_value(subject, stratum)
     cause = lacking or subject.first_failure("reflecting", "coherent", "recovery")
@@ -223,7 +227,7 @@ def _rest_of_gate(subject: Subject, stratum: Stratum, fault: str) -> Decision:
         if others or witness:
             break
     rest = _refused(subject, stratum, others, witness)
-    return replace(rest, remedy=rest.remedy.removesuffix(f"; {GIVE_UP}"), required=REST[fault])
+    return replace(rest, remedy=rest.remedy[:-1], required=REST[fault])
 
 
 LAW = Law("inward", STATEMENT, decide_inward, remainder=remainder)

@@ -32,7 +32,7 @@ from fibration.laws.off_policy import positivity_search
 from fibration.laws.off_policy.deviations import stay_above_minus_1
 from fibration.laws.off_policy.shrinking import shrinks
 from fibration.laws.on_policy.identity import gate_without_a_value
-from fibration.laws.remedies import bounded
+from fibration.laws.remedies import Fix, Offers, Otherwise, bounded, gate_to_write
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.claim import Claim, divided, inside, known_at
 from fibration.laws.signs.neighbourhood import RHO
@@ -47,7 +47,7 @@ def decide_positivity(subject: Subject) -> Iterator[Decision]:
     h = subject.hierarchy
     known = coordinate(h, subject)
     recovery = " and ".join(dict.fromkeys(str(normal_recovery(h, leaf)) for leaf in h.leaves))
-    remedy = ""
+    remedy: str | Offers = ""
     loose = next((found for found in _must_have_values(subject, known) if not found.claim.is_shown), None)
     cause = subject.first_failure("recovery")
     if loose is None:
@@ -67,18 +67,19 @@ def decide_positivity(subject: Subject) -> Iterator[Decision]:
     yield following(unproved("hierarchy", found, remedy or _remedy(h), witness), cause)
 
 
-def _remedy(h: Hierarchy) -> str:
+def _remedy(h: Hierarchy) -> Offers:
     """The bound of a parameter, the decomposition or the gate with which gated ratios are positive."""
     ratios = scaled(log_ratio, h.decomposition.scale)
     if h.decomposition.channels != ("",):
         ratios = scaled(signed_log_ratio, mass)
-    offers = [bounded(h, [g for _, _, g in gates(h)], _is_positive)]
+    offers = [*bounded(h, [g for _, _, g in gates(h)], _is_positive)]
     if _is_positive(h.replace(decomposition=ratios)):
-        offers.append(f"gate log ratios: decomposition={ratios!r}, whose R is positive whatever the gates give")
+        words = f"gate log ratios: decomposition={ratios!r}, whose R is positive whatever the gates give"
+        offers.append(Fix(words, lambda: h.replace(decomposition=ratios)))
     elif len(h.order) == 1 and _is_positive(h.replace(gates={h.order[0]: clip_gate(as_expression(0.2))})):
-        offers.append(f"write {h.order[0]}: clip_gate(0.2) in gates")
-    found = "; or ".join(filter(None, offers))
-    return found or "divide by, or take the logarithm or root of, what is positive, as maximum(x, 1e-6) is"
+        offers.append(gate_to_write(h, h.order[0], clip_gate(as_expression(0.2))))
+    advice = "divide by, or take the logarithm or root of, what is positive, as maximum(x, 1e-6) is"
+    return (*offers, Otherwise(advice))
 
 
 def _is_positive(h: Hierarchy) -> bool:

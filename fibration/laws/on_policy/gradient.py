@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from fibration.errors import an
 from fibration.language.atoms import Stratum, reward
+from fibration.language.gates import identity_gate
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import home, whole_batch
 from fibration.language.traversal import atoms, desugar
@@ -29,6 +30,7 @@ from fibration.laws.on_policy.at_ratio_one import has_slope_one, is_one, is_smoo
 from fibration.laws.on_policy.direction import follows_advantages
 from fibration.laws.on_policy.first_order_subspace import constant_on
 from fibration.laws.on_policy.identity import GIVE_UP
+from fibration.laws.remedies import Fix, Offers
 from fibration.laws.subject import Subject
 
 STATEMENT = "on policy the gradient is that of the true objective: at r = 1 and towards it, ∂J/∂log π_i = μ_i·A_i"
@@ -60,7 +62,7 @@ def wrong_start(subject: Subject, held: bool = False) -> Decision | None:
         witness = wrong_coefficients(h)
     found = f"R(F(r)) = {wholes[off.leaf]}"
     owner = "" if off.side else "one channel alone has x = 0, as where(token_log_ratio >= 0, ...) and its negation: "
-    return unproved("decomposition", found, f"{owner}{inverted(h)}", witness, START)
+    return unproved("decomposition", found, inverted(h, owner), witness, START)
 
 
 def _of_score(subject: Subject) -> Decision | None:
@@ -99,15 +101,17 @@ def _is_one_number(h: Hierarchy, coarse: Stratum) -> bool:
     return not of_tokens(h, formula) and all(home(h, a) in places for a in read)
 
 
-def _passing(subject: Subject) -> str:
+def _passing(subject: Subject) -> Offers:
     """The remedy: gates that pass small residuals, at the levels that do not. Of one level, what `identity` says."""
     h = subject.hierarchy
     own = next((v.remedy for v in subject.verdicts if v.law == "identity" and v.status != "proved"), "")
     if len(h.order) == 1 and own:
-        return own.removesuffix(f"; {GIVE_UP}")
-    levels = [s.name for s in h.order if (v := subject.verdict("identity", topic.gate(s))) and v.status != "proved"]
-    gates = ", ".join(f"{s}: identity_gate()" for s in levels or map(str, h.order))
-    return f"write gates={{{gates}, ...}}, or clip_gate(bound) there: they pass small residuals with slope 1"
+        return (own.removesuffix(f"; or {GIVE_UP}"),)
+    levels = [s for s in h.order if (v := subject.verdict("identity", topic.gate(s))) and v.status != "proved"]
+    gates = {s: identity_gate() for s in levels or h.order}
+    written = ", ".join(f"{s}: {gate}" for s, gate in gates.items())
+    words = f"write gates={{{written}, ...}}, or clip_gate(bound) there: they pass small residuals with slope 1"
+    return (Fix(words, lambda: h.replace(gates={**h.gates, **gates})),)
 
 
 def _refused(subject: Subject) -> Decision:
@@ -115,7 +119,7 @@ def _refused(subject: Subject) -> Decision:
     score = subject.hierarchy.objective.estimator == "score"
     part = "value 𝒢(1)" if score else "slope 𝒢'(1)"
     found = f"a {part} that is not 1" if witness else f"a {part} that was not found"
-    remedy = _passing(subject) + "; or gives_up={'gradient': 'why'}, if the loss means it"
+    remedy = (*_passing(subject), "gives_up={'gradient': 'why'}, if the loss means it")
     # a law that no loss may give up comes first: once it holds, what the loss gives up may be harmless
     lacking = subject.kernel_without_a_value(*subject.hierarchy.fibrations)
     cause = lacking or subject.first_failure("reflecting", "coherent", "identity")

@@ -11,7 +11,7 @@ own adds nothing. (A residual taken against the gated base fails here.) Its slop
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -31,14 +31,14 @@ from fibration.language.atoms import (
     residual,
 )
 from fibration.language.exact import NoValue
-from fibration.language.expressions import Expression, Number
-from fibration.language.gates import Gate
+from fibration.language.expressions import Apply, Expression, Number
+from fibration.language.gates import Gate, identity_gate
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
 from fibration.language.policies import LogProb
 from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import cancelled, from_sympy
-from fibration.language.traversal import applications, atoms
+from fibration.language.traversal import applications, atoms, rewrite
 from fibration.laws import topic
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete, rounding
@@ -49,7 +49,7 @@ from fibration.laws.batches.tokens import attempt, read_on_policy
 from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, undecided, unproved
 from fibration.laws.on_policy.at_ratio_one import reference_is_zero
-from fibration.laws.remedies import bounded
+from fibration.laws.remedies import Offers, bounded, gate_to_write
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.claim import Claim
@@ -62,7 +62,7 @@ from fibration.laws.values.probes import between
 from fibration.laws.values.series import Series, evaluate_series
 
 STATEMENT = "g(0) = 0 and g'(0) = 1 at the on-policy residual 0, from both sides"
-GIVE_UP = "or, if the loss means it, gives_up={'first_order': 'why'}, which covers 'identity'"
+GIVE_UP = "gives_up={'first_order': 'why'}, which covers 'identity', if the loss means it"
 NO_VALUE = "has no value"
 # DEEP: residuals for the slope; FAR: densities for the value; NEAR: densities for the slope, in units of the residual
 DEEP = (*STEPS, Fraction(1, 10**40), Fraction(1, 10**80), Fraction(1, 10**160))
@@ -98,11 +98,11 @@ def _not_identity(subject: Subject, stratum: Stratum, channel: str, germ: Germ) 
     why += f": it is not known whether {question}" if question else ""
     # a count that may be 0 matters only if a value is missing, or may be
     lacks = witness is None or witness.has_no_value
-    remedy = (Claim(gate, assume).remedy(h) if lacks else "") or _below_0(gate) or _passing(subject, stratum)
+    remedy = (Claim(gate, assume).remedy(h) if lacks else "") or (*_below_0(h, stratum), *_passing(subject, stratum))
     return unproved(topic.gate(stratum), f"{h.gates[stratum]}, {why}", remedy, witness)
 
 
-def _passing(subject: Subject, stratum: Stratum) -> str:
+def _passing(subject: Subject, stratum: Stratum) -> Offers:
     """The remedy: a bound of a parameter, or a gate to write, with which small residuals pass."""
 
     def passes(h: Hierarchy) -> bool:
@@ -112,13 +112,12 @@ def _passing(subject: Subject, stratum: Stratum) -> str:
 
     h = subject.hierarchy
     own = [in_channel(h.gate(stratum), c) for c in h.decomposition.channels]
-    plain = f"write {stratum}: identity_gate() in gates, or clip_gate(bound), which passes small residuals alone"
-    offers = [bounded(h, own, passes) or _normalised(h, stratum, passes), plain]
-    return "; or ".join(filter(None, offers)) + f"; {GIVE_UP}"
+    plain = gate_to_write(h, stratum, identity_gate(), ", or clip_gate(bound), which passes small residuals alone")
+    return (*(bounded(h, own, passes) or _normalised(h, stratum)), plain, GIVE_UP)
 
 
-def _normalised(h: Hierarchy, stratum: Stratum, passes: Callable[[Hierarchy], bool]) -> str:
-    """The gate to write, less its value at 0 and divided by its slope there; '' if that is not the identity near 0."""
+def _normalised(h: Hierarchy, stratum: Stratum) -> Offers:
+    """The gate to write, less its value at 0 and divided by its slope there."""
     gate = h.gates[stratum]
     try:
         (case,) = cases(gate.expression, Assumptions(whole_batch(h), h.assume, stratum))
@@ -129,10 +128,9 @@ def _normalised(h: Hierarchy, stratum: Stratum, passes: Callable[[Hierarchy], bo
         else:
             kept = gate.expression if value == 0 else gate.expression - from_sympy(value)
             made = Gate(kept if slope == 1 else from_sympy(cancelled(1 / slope)) * kept)
-        mended = h.replace(gates={**h.gates, stratum: made})
     except (FibrationError, TooManyCases, ValueError):  # several branches, or no value or slope at 0
-        return ""
-    return f"write {stratum}: {made} in gates" if passes(mended) else ""
+        return ()
+    return (gate_to_write(h, stratum, made),)
 
 
 def gate_without_a_value(subject: Subject, stratum: Stratum) -> Verdict | None:
@@ -200,14 +198,16 @@ def _advantages(gate: Expression, here: Mapping[Expression, Fraction]) -> list[F
     return list(dict.fromkeys([*map(Fraction, (1, -1, 0)), *between(sorted(branching(gate, here)))]))
 
 
-def _below_0(gate: Expression) -> str:
-    """The remedy for a clip of the residual whose lower bound was written as a distance; '' if there is none."""
-    for clip in applications(gate, "clip", "maximum"):
+def _below_0(h: Hierarchy, stratum: Stratum) -> Offers:
+    """The remedy for a clip of the residual whose lower bound was written as a distance; none if there is none."""
+    whole = h.gate(stratum)
+    for clip in applications(whole, "clip", "maximum"):
         value, low, *high = clip.arguments
         if value == residual and (isinstance(low, Parameter) or (isinstance(low, Number) and low.value > 0)):
-            form = f"clip(residual, -{low}, {high[0]})" if high else f"maximum(residual, -{low})"
-            return f"small residuals pass if the lower bound is below 0: {form}"
-    return ""
+            turned = Apply(clip.operator, (value, -low, *high))
+            made = Gate(rewrite(whole, lambda e, c=clip, t=turned: t if e == c else e))  # type: ignore[misc]
+            return (gate_to_write(h, stratum, made, ", whose lower bound is below 0"),)
+    return ()
 
 
 class _Off(NamedTuple):

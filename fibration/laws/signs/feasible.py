@@ -1,11 +1,13 @@
 """Whether conditions can hold together: linear inequalities between monomials, by elimination (Fourier and Motzkin).
 
 Monomials count as independent variables of known signs. So conditions that are found impossible are impossible, while
-conditions that are found possible may still contradict each other.
+conditions that are found possible may still contradict each other. Counts are whole numbers: an inequality between
+products of counts is tightened to whole numbers, and those of one count are solved.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -13,12 +15,15 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import Component, Count, Parameter
+from fibration.language.atoms import Attribute, Component, Count, Parameter
 from fibration.language.operators import POSITIVE, Signs
 from fibration.language.sympy_bridge import ATOM_OF, NO_VALUES, cancelled
 from fibration.laws.signs.assumptions import Assumptions
+from fibration.laws.signs.one_variable import Coefficients, allowed
+from fibration.laws.signs.presence import counted
 
 MOST = 150  # inequalities before an elimination; with more, nothing is decided
+MOST_DEGREE = 12  # of polynomials in one count
 FAR = sympy.Integer(2) ** 10**4  # larger numbers, and numbers nearer 0, are not turned into rationals
 ROUNDED = sympy.Rational(1, 10**20)  # a bound on the relative rounding of a number
 Row = tuple[dict[Any, Any], Any, bool]  # Σ coefficient·variable + constant, above 0 (True) or at least 0
@@ -82,7 +87,33 @@ def feasible(conditions: Mapping[Any, Signs], assume: Assumptions) -> bool:
     variables = list(dict.fromkeys(v for terms, _, _ in rows for v in terms))
     for v in variables:
         rows += _known(v, assume)
-    return not _contradict(rows)
+    rows += _between_counts(variables, assume)
+    return _has_whole_numbers(conditions, assume) and not _contradict(rows)
+
+
+def _between_counts(variables: Iterable[Any], assume: Assumptions) -> Iterator[Row]:
+    """That one count is at most another, as tokens over a trajectory are at most those over its group."""
+    one, zero, pairs = sympy.Integer(1), sympy.Integer(0), {v: p for v in variables if (p := _pair(v))}
+    for a, small in pairs.items():
+        for b, large in pairs.items():
+            if a != b and assume.populations.at_most(small, large):
+                yield {b: one, a: -one}, zero, False
+
+
+def _pair(variable: Any) -> Any:
+    return counted(variable) if isinstance(ATOM_OF.get(variable), Count) else None
+
+
+def _has_whole_numbers(conditions: Mapping[Any, Signs], assume: Assumptions) -> bool:
+    """Whether every count can be a whole number at which the polynomials in it alone have their signs."""
+    known: dict[Any, list[tuple[Coefficients, Signs]]] = {}
+    for d, signs in conditions.items():
+        if len(d.free_symbols) == 1 and isinstance(ATOM_OF.get(n := next(iter(d.free_symbols))), Count):
+            p = sympy.Poly(d, n) if d.is_polynomial(n) else None
+            if p is not None and 0 < p.degree() <= MOST_DEGREE and all(c.is_Rational for c in p.all_coeffs()):
+                whole = tuple(int(c) for c in reversed(p.clear_denoms()[1].all_coeffs()))
+                known.setdefault(n, []).append((whole, signs))
+    return all(allowed(int(assume.signs(n) == POSITIVE), found) for n, found in known.items())
 
 
 def _rows(terms: dict[Any, Any], constant: Any, signs: Signs) -> Iterator[Row]:
@@ -106,13 +137,15 @@ def _known(variable: Any, assume: Assumptions) -> Iterator[Row]:
         for bound, sign in ((p.lower, 1), (p.upper, -1)):
             if bound is not None and not math.isinf(bound):
                 yield {variable: sign * one}, -sign * sympy.Rational(str(bound)), True
-    if isinstance(atom, Count) and assume.signs(variable) == POSITIVE:
-        yield {variable: one}, -one, False
+    if isinstance(atom, Attribute):
+        for end, sign in zip(atom.ends, (1, -1), strict=True):
+            if end is not None:
+                yield {variable: sign * one}, -sign * sympy.Rational(end.numerator, end.denominator), False
 
 
 def _contradict(rows: Iterable[Row]) -> bool:
     """Whether the inequalities have no solution in real variables."""
-    left = list(rows)
+    left = [_whole(row) for row in rows]
     while True:
         if any(not terms and (c < 0 or (strict and c == 0)) for terms, c, strict in left):
             return True
@@ -122,7 +155,24 @@ def _contradict(rows: Iterable[Row]) -> bool:
         variables = {v for terms, _, _ in left for v in terms}
         chosen = min(variables, key=lambda v: (_pairs(v, left), _name(v)))
         ups, downs = ([r for r in left if r[0].get(chosen, 0) * s > 0] for s in (1, -1))
-        left = [r for r in left if chosen not in r[0]] + [_joined(u, d, chosen) for u in ups for d in downs]
+        left = [r for r in left if chosen not in r[0]] + [_whole(_joined(u, d, chosen)) for u in ups for d in downs]
+
+
+def _whole(row: Row) -> Row:
+    """The same inequality, as sharp as whole numbers allow, if all its variables are products of counts."""
+    terms, constant, strict = row
+    if not terms or not constant.is_Rational or not all(c.is_Rational and _is_whole(v) for v, c in terms.items()):
+        return row
+    unit = functools.reduce(sympy.gcd, terms.values(), sympy.Integer(0))  # above 0
+    end = constant / unit
+    return {v: c / unit for v, c in terms.items()}, sympy.ceiling(end) - 1 if strict else sympy.floor(end), False
+
+
+@lru_cache(maxsize=4096)
+def _is_whole(variable: Any) -> bool:
+    """Whether a monomial is a product of counts."""
+    powers = variable.as_powers_dict()
+    return all(isinstance(ATOM_OF.get(v), Count) and p.is_Integer and p > 0 for v, p in powers.items())
 
 
 @lru_cache(maxsize=4096)

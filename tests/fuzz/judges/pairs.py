@@ -33,10 +33,12 @@ from fibration import (
     where,
 )
 from fibration.errors import FibrationError
+from fibration.language.atoms import Summary
 from fibration.language.expressions import Expression
 from fibration.language.pairs import pair
+from fibration.language.traversal import atoms
 from fibration.laws.budget import Budget
-from fibration.laws.equivalent.same_loss import same_loss
+from fibration.laws.equivalent.same_loss import NoBatchError, is_the_same, same_loss
 from fibration.laws.equivalent.search import difference
 from fibration.laws.law import Proved, Unknown
 from fuzz.batches import Batches, constants
@@ -57,7 +59,7 @@ from fuzz.judges.judge import NothingDrawn, OfHierarchy, attempt, of_batch, verd
 from fuzz.rewriting import Rewriting
 from fuzz.world import Batch, World
 
-SAME, RARE, ANY = "same", "rare", "any"
+SAME, RARE, ANY, NONE = "same", "rare", "any", "no batch"
 EPSILON, C = PARAMETERS[:2]
 OFF = 1e-6
 TRIES = 12
@@ -192,6 +194,28 @@ def rare(f: Formulas, on_policy_only: bool, of_rows: bool = False) -> tuple[Expr
     return one  # type: ignore[no-any-return]
 
 
+def impossible(f: Formulas) -> tuple[Any, ...]:
+    """Conditions that no batch meets together."""
+    s, n, o, r = f.setting, f.pick(1, 2, 5, 12), log_prob(old), log_prob(rollout)
+    own, wide, u, v = s.tokens(trajectory), s.tokens(prompt_group), *reversed(attributes(s)[:2])
+    c = restriction(f)[0]
+    found: Any = f.pick(
+        (c, ~c), (own > n, own < n + 1), (own * 2 >= 2 * n + 1, own * 2 <= 2 * n + 1), (own > n, wide <= n),
+        (own * own > n * n, own * own < (n + 1) ** 2), (own + wide < 2,), (own / wide > 1,), (o + x > 0,), (x > n, o > -n),
+        (same(old, rollout), r > o), (on_policy, x > 0), (exp(x) <= 0,), (o > r, r > o), (u > 4,), (v * 2 > n, v * 4 < n),
+        (EPSILON >= 1,), (C < EPSILON,), (v * v < -n,), (log_prob(current) > o, x <= 0),
+    )  # fmt: skip
+    return found  # type: ignore[no-any-return]
+
+
+def restriction(f: Formulas) -> tuple[Expression, Demands]:
+    """A condition that few batches meet and that `when` may be, and what those have."""
+    while True:
+        condition, demands = rare(f, False)
+        if not any(isinstance(a, Summary) for a in atoms(condition)):
+            return condition, demands
+
+
 # ---------------------------------------------------------------- where a formula stands
 
 
@@ -277,11 +301,25 @@ class OfPair:
         if self.when:
             yield replace(self, when=self.when[1:])
 
+    def is_met(self, batch: Batch) -> bool:
+        """Whether the comparisons among the conditions hold at every token."""
+        asked = [c for c in self.when if isinstance(c, Expression)]
+        world = World(self.first, batch)
+        held, no = attempt(lambda: all(bool(world.at_token(c, i)) for c in asked for i in range(world.n)))
+        return not no and bool(held)
+
+    def has_batch(self, rng: random.Random, n: int) -> bool:
+        """Whether a batch is drawn that meets the conditions."""
+        draw = Demanded(OfBoth(self.first, self.second), rng, self.demands, self.when)
+        return any(self.is_met(draw()) for _ in range(n))
+
     def told_apart(self, rng: random.Random, n: int) -> str:
         """A batch on which a coefficient differs, or has a value in one of them alone; '' if none is drawn."""
         draw = Demanded(OfBoth(self.first, self.second), rng, self.demands, self.when)
         for _ in range(n):
             batch = draw()
+            if not self.is_met(batch):
+                continue
             (mine, no), (yours, neither) = (
                 attempt(lambda h=h, batch=batch: World(h, batch).coefficients) for h in (self.first, self.second)
             )
@@ -307,7 +345,7 @@ class Pairs:
 
     def _draw(self, rng: random.Random) -> OfPair:
         f = Formulas(rng.choice(SETTINGS), rng, depth_of_statistics=1)
-        kind = rng.choice([SAME, SAME, RARE, RARE, ANY])
+        kind = rng.choice([SAME, SAME, RARE, RARE, RARE, ANY, NONE])
         when: tuple[Any, ...] = rng.choice([(), (), (), (on_policy,), (on_policy,), (same(old, rollout),)])
         what, make, draw = places(f, rng)
         e, rewrite = draw(), Rewriting(f)
@@ -316,12 +354,15 @@ class Pairs:
         if kind == SAME:
             other = rewrite(e, rng.choice([1, 2, 3]))
             made = OfPair(kind, make(e), make(other), when)
-        elif kind == ANY:
+        elif kind in (ANY, NONE):
             other = f.mutated(e, rng.randrange(2))
-            made = OfPair(kind, make(e), make(other), when)
+            made = OfPair(kind, make(e), make(other), impossible(f) if kind == NONE else when)
         else:
             of_rows = what == "penalty of rows" or what.startswith("gate")
             condition, demands = rare(f, when == (on_policy,), of_rows)
+            if what not in ("advantages", "density") and rng.random() < 0.5 and not of_rows:
+                condition, demands = restriction(f)  # on the batches that meet it, or on those that do not
+                kind, when = (RARE, (condition,)) if rng.random() < 0.6 else (SAME, (~condition,))
             if e.is_condition:
                 other = f.pick(e | condition, e & ~condition, where_condition(condition, ~e, e))
             else:
@@ -330,7 +371,7 @@ class Pairs:
                 other = where(condition, changed, e)
             if rng.random() < 0.5:
                 other = rewrite(other, 1)
-            made = OfPair(kind, make(e), make(other), when, demands)
+            made = OfPair(kind, make(e), make(other), when, demands if kind == RARE else None)
         if what.startswith("gate"):
             for h in (made.first, made.second):
                 if any(v.status != "proved" for v in verdicts(h, ("locality",), 5)):
@@ -343,14 +384,20 @@ class Pairs:
     def judge(self, case: OfPair, rng: random.Random) -> tuple[list[str], str]:
         both = pair(case.first, case.second, case.when)
         found, searched = list[Proved | Unknown](), list[Any]()
-        Budget(self.timeout).allows(lambda: found.append(same_loss(both)))
+        try:
+            Budget(self.timeout).allows(lambda: found.append(same_loss(both)))
+        except NoBatchError as error:
+            asked = error.what if case.kind != NONE and case.has_batch(rng, TRIES) else ""
+            return ["no batch"], f"wrong: {asked}" if asked else ""
         proof = next((p for p in found if isinstance(p, Proved)), None)
         status = "proved" if proof else "undecided"
+        if case.kind == NONE and proof and not is_the_same(both):
+            return [status], f"proved on no batch: {proof.argument}"
         if case.kind == SAME and rng.random() < 0.3:
             Budget(self.timeout).allows(lambda: searched.append(difference(both, {1: 8, 2: 8, 3: 4})))
             if searched and searched[0] is not None:
                 return ["refuted"], f"wrong refutation: {searched[0].text}"
-        if proof and case.kind != SAME:
+        if proof and case.kind in (RARE, ANY):
             apart = case.told_apart(random.Random(0), 6) if case.kind == RARE else case.told_apart(rng, TRIES)
             if apart:
                 return [status], f"wrong proof: {proof.argument}: {apart}"
