@@ -67,9 +67,11 @@ class MicroBatches:
         self.seen = torch.zeros(len(window.mask), dtype=torch.bool)  # rows of micro-batches that were trained on
         self._known = self.seen.clone()  # rows with log-probs of a pass
         self._passed = self.seen.clone()  # rows with log-probs of the trained pass
-        self._trained = [0, 0]  # rows in trained passes, and in their micro-batches
+        self._trained = [0, 0]  # rows with tokens: of trained passes, without stand-ins, and of their micro-batches
         self._count = 0  # micro-batches that were trained on
         self._next: tuple[Tensor, Tensor] | None = None  # the rows of the next micro-batch, and which are live
+        self._stands_in = False  # whether its live row is a stand-in
+        self._filled = window.mask.any(1).cpu()  # rows with tokens
         self._fresh = fresh
         self._coef: Coefficients | None = window.coefficients(None, metrics=metrics) if fresh else None
         self._first: Tensor | None = window.old_log_probs if fresh else None  # what coefficients are computed from
@@ -132,8 +134,9 @@ class MicroBatches:
             live = self._live[planned]
         else:
             live = torch.ones(len(planned), dtype=torch.bool)
-        if not live.any() and len(live):
-            live[int(self.window.mask[planned].any(1).int().argmax())] = True
+        self._stands_in = not live.any() and len(live) > 0
+        if self._stands_in:
+            live[int(self._filled[planned].int().argmax())] = True
         self._next = planned, live
         return live
 
@@ -178,9 +181,12 @@ class MicroBatches:
         with torch.autocast(now.device.type, enabled=False):
             values, objective = self._computed(self._place, planned, now)
         self.seen[planned] = True
-        self._known[passed] = self._passed[passed] = True
-        self._trained = [self._trained[0] + len(passed), self._trained[1] + len(planned)]
-        self._count, self._next = self._count + 1, None
+        self._passed[passed] = True
+        trained = passed[:0] if self._stands_in else passed
+        self._known[trained] = True
+        counts = [int(self._filled[rows].sum()) for rows in (trained, planned)]
+        self._trained = [a + b for a, b in zip(self._trained, counts, strict=True)]
+        self._count, self._next, self._stands_in = self._count + 1, None, False
         values = values if len(passed) == len(planned) else values[live.to(values.device)]
         return values[:, : log_probs.shape[1]], objective
 
@@ -223,15 +229,16 @@ class MicroBatches:
         """The metrics of the step and `pass/...`, once `done`. Raises an error of a micro-batch on all ranks.
 
         `window`: of the rows that the step trains on, in the order of training, if these are to be measured alone.
-        `rows_trained`: the share of these rows, on all ranks, in the trained passes. The metrics cover the rows whose
-        log-probs a pass computed: all of them, except in a step that has no coefficients before its trained passes and
-        leaves rows out. `objective` always is that of all rows.
+        `rows_trained`: of these rows, on all ranks, those with tokens: the share in the trained passes, without
+        stand-ins. Metrics cover all rows, or are named `live/...`: in a step that has no coefficients before its
+        trained passes and leaves rows out, they cover the rows whose log-probs a pass computed. `objective` always is
+        that of all rows.
 
         `pass/...` compares the trained pass with the log-probs that gave the coefficients (`Window.compare`), where a
         row has both. It is left out where these are the same: in a step that is not fresh and has no `needed`.
         """
         with torch.autocast(self.window.mask.device.type, enabled=False):
-            lacks = (self.window.mask.any(1).cpu() & self.seen & ~self._known).any() and self._coef is None
+            lacks = (self._filled & self.seen & ~self._known).any() and self._coef is None
             mine = torch.tensor([*self._trained, int(lacks)], device=self.window.mask.device)
             passed, given, lacking = self.window.gathered(mine, "the rows that were trained on").sum(0).tolist()
             found = self._coef.scalars() if self._coef is not None else self._measured(window, bool(lacking))
@@ -256,7 +263,8 @@ class MicroBatches:
                 raise self._error
         if not lacking:
             return coef.scalars()
-        return {"objective": float(coef.objective), **of.metrics_of(known.to(first.device), first, self.metrics)}
+        of_live = of.metrics_of(known.to(first.device), first, self.metrics)
+        return {"objective": float(coef.objective), **{f"live/{name}": number for name, number in of_live.items()}}
 
     def _wide(self, log_probs: Tensor) -> Tensor:
         """`[b, T]`, detached, in float32 at least."""

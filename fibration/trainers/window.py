@@ -8,6 +8,7 @@ many elements change their regime.
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -287,8 +288,15 @@ class Window:
 
 
 def named(found: Mapping[str, float]) -> dict[str, float]:
-    """The finite numbers, under the names that a trainer logs: `fibration/trajectory/+/rolled_back`."""
-    return {f"fibration/{name}": number for name, number in found.items() if math.isfinite(number)}
+    """The numbers under the names that a trainer logs, `fibration/trajectory/+/rolled_back`, infinities and NaN too.
+
+    If any are not finite, `fibration/nonfinite` counts them, and the log says which: a trainer's means may hide a NaN.
+    """
+    wrong = [name for name, number in found.items() if not math.isfinite(number)]
+    if wrong:
+        logging.getLogger(__name__).warning("metrics of this step are not finite: %s", ", ".join(wrong))
+        found = {**found, "nonfinite": float(len(wrong))}
+    return {f"fibration/{name}": number for name, number in found.items()}
 
 
 def check_metrics(hierarchy: Hierarchy, metrics: object, option: str = "metrics") -> None:

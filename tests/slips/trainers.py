@@ -221,7 +221,7 @@ SLIPS = (
     ),
     slip(
         "a micro-batch of dead rows has no pass", "trainers/test_micro_batches",
-        "if not live.any() and len(live):", "if not len(live):",
+        "self._stands_in = not live.any() and len(live) > 0", "self._stands_in = False",
     ),
     slip(
         "old log-probs are measured where a row has no pass", "trainers/test_micro_batches",
@@ -268,5 +268,21 @@ SLIPS = (
     slip(
         "a policy of the user's takes the place of the trainer's own", "trainers/test_attributes",
         "if name not in further:", "if name not in reads:",
+    ),
+    slip(
+        "a stand-in is a trained row", "trainers/test_micro_batches",
+        "trained = passed[:0] if self._stands_in else passed", "trained = passed",
+    ),
+    slip(
+        "rows without tokens are trained rows", "trainers/test_micro_batches",
+        "counts = [int(self._filled[rows].sum()) for rows in (trained, planned)]", "counts = [len(trained), len(planned)]",
+    ),
+    slip(
+        "metrics of trained rows have the names of those of all rows", "trainers/test_micro_batches",
+        '**{f"live/{name}": number for name, number in of_live.items()}', "**of_live",
+    ),
+    slip(
+        "metrics that are not finite are not counted", "trainers/test_micro_batches",
+        'found = {**found, "nonfinite": float(len(wrong))}', "pass",
     ),
 )  # fmt: skip

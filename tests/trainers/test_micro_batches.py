@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,7 @@ from fibration import (
 from fibration.runtime.index.micro import closed_sets
 from fibration.trainers.labels import wanted
 from fibration.trainers.micro_batches import MicroBatches
-from fibration.trainers.window import Window
+from fibration.trainers.window import Window, named
 
 NEAR = {"rtol": 1e-12, "atol": 1e-14}
 EVERY = range(B)
@@ -306,9 +307,12 @@ LIVE = {
 
 @pytest.mark.parametrize("name", LIVE)
 def test_dead_rows_are_left_out_and_change_nothing(name):
-    """Coefficients of others, and `J`, are those of the whole step. Metrics cover the rows with log-probs."""
+    """Coefficients of others, and `J`, are those of the whole step. Metrics cover the rows with log-probs.
+
+    A stand-in, the one row of a micro-batch without a coefficient, is in no metric of trained rows.
+    """
     case, s, advantages = CASES[name], step(), equal_rewards()
-    new = s["new"]
+    new, filled = s["new"], s["mask"].any(1)
     whole = window_of(case, EVERY, None, advantages).coefficients(new)
 
     def run(group: Any) -> Any:
@@ -317,25 +321,30 @@ def test_dead_rows_are_left_out_and_change_nothing(name):
         batches = MicroBatches(window_of(case, rows, group, advantages), places(mine), skip_dead=True)
         for place in batches.needed:
             batches.add(place, part(part(new, rows), batches.rows[place]))
-        values, objective, passed = torch.zeros(len(rows), T, dtype=new.dtype), 0.0, []
+        values, objective, passed, trained = torch.zeros(len(rows), T, dtype=new.dtype), 0.0, [], []
         for m in batches.rows:
             live = batches.live()
             found, share = batches.coefficients(part(part(new, rows), m[live]), m[live])
             values[m[live]] = found
             objective += float(share)
             passed.append([rows[i] for i in m[live]])
+            stands_in = len(passed[-1]) == 1 and not whole.values[passed[-1]].any()
+            trained += [row for row in passed[-1] if filled[row] and not stands_in]
         torch.testing.assert_close(values, part(whole.values, rows), **NEAR)
         before = [rows[i] for place in batches.needed for i in batches.rows[place]]
-        known = set(before).union(*passed)
-        return [len(m) for m in passed], objective, known, batches.measure()
+        return [len(m) for m in passed], objective, {*before, *trained}, len(trained), batches.measure()
 
     ranks = len(case.ranks)
     found = [run(None)] if ranks == 1 else on_ranks(ranks, run)
     assert [passed for passed, *_ in found] == LIVE[name]
     assert sum(o for _, o, *_ in found) / ranks == pytest.approx(float(whole.objective), rel=1e-12)
-    known = sorted(set().union(*(known for *_, known, _ in found)))
+    known = sorted(set().union(*(known for _, _, known, _, _ in found)))
     measured = window_of(case, known, None, advantages).coefficients(part(new, known)).scalars()
-    measured |= {"objective": float(whole.objective), "rows_trained": sum(map(sum, LIVE[name])) / B}
+    if filled[known].sum() != filled.sum():  # rows of two sets have two names
+        measured = {f"live/{metric}": number for metric, number in measured.items()}
+    share = sum(trained for *_, trained, _ in found) / int(filled.sum())
+    measured |= {"objective": float(whole.objective), "rows_trained": share}
+    measured.pop("live/objective", None)
     for *_, own in found:
         assert not any(own.pop(key) for key in list(own) if key.startswith("pass/"))
         assert own == pytest.approx(measured, rel=1e-11, abs=1e-13, nan_ok=True)
@@ -361,6 +370,46 @@ def test_a_rank_or_a_step_without_live_rows_has_a_row_in_each_pass(ranks, fresh)
         return passed, batches.measure()
 
     (passed, measured), *others = [run(None)] if ranks is None else on_ranks(2, run)[::-1]
-    assert passed == [1, 1, 1] and measured["rows_trained"] == (3 / 12 if ranks is None else 14 / 24)
+    assert passed == [1, 1, 1] and measured["rows_trained"] == (0 if ranks is None else 11 / 22)
+    if ranks is None and not fresh:  # no row is trained
+        assert measured == {"objective": 0, "rows_trained": 0}
     assert all(passed == [4, 4, 3] for passed, _ in others)
     torch.testing.assert_close(s["old"], old, rtol=0, atol=0, equal_nan=True)  # it is the trainer's
+
+
+def test_rows_without_tokens_are_not_trained_rows():
+    """Padding, in a trained pass or left out: the rows of a step are those with tokens."""
+    case, s = CASES["row-local"], step()
+    for skip in (True, False):
+        batches = MicroBatches(window_of(case, EVERY), places(fours()), skip_dead=skip)
+        for m in batches.rows:
+            live = batches.live()
+            assert live.sum() == (s["mask"][m].any(1).sum() if skip else len(m))
+            batches.coefficients(s["new"][m[live]])
+        assert batches.measure()["rows_trained"] == 1
+
+
+# ---------------------------------------------------------------- names in a log
+
+
+def test_metrics_that_are_not_finite_are_logged(caplog):
+    """Under their names, and counted: trainers leave NaN out of means over steps."""
+    assert named({"kl": 0.5}) == {"fibration/kl": 0.5}
+    assert not caplog.messages
+    found = named({"kl": math.inf, "live/tv": math.nan, "objective": 1.0})
+    assert list(found) == ["fibration/kl", "fibration/live/tv", "fibration/objective", "fibration/nonfinite"]
+    assert found["fibration/kl"] == math.inf and math.isnan(found["fibration/live/tv"])
+    assert found["fibration/nonfinite"] == 2
+    assert caplog.messages == ["metrics of this step are not finite: kl, live/tv"]
+
+
+def test_a_step_that_explodes_logs_its_metrics():
+    """Log ratios whose ratios are beyond float64, at a token that the clip stops."""
+    case, s = CASES["row-local"], step()
+    far = s["new"].clone()
+    far[0] = s["old"][0] + 800
+    batches = MicroBatches(window_of(case, EVERY), places(fours()))
+    trained(batches, far, far)
+    found = named(batches.measure())
+    wrong = [name for name, number in found.items() if not math.isfinite(number)]
+    assert "fibration/tv" in wrong and found["fibration/nonfinite"] == len(wrong)

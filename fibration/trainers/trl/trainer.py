@@ -89,7 +89,7 @@ class FibrationGRPOTrainer(ScoringTrainer):
     TRL shuffles elements instead of rows. A loss that couples rows of this stratum needs fewer forward passes.
 
     `skip_dead_rows`: leave rows whose coefficients are 0 out of the training forward and backward pass. The gradient is
-    the same. Metrics of an off-policy step without `fibration/extra_forwards` then cover the other rows.
+    the same. Metrics of an off-policy step then cover the rows that had a pass, as `fibration/live/...`.
     `fibration/rows_trained` is the share of rows in these passes. All rows are trained on where something else reads
     them, as the log says: penalties, `beta`, an entropy bonus, a router's auxiliary loss, images, layers in which rows
     interact.

@@ -293,6 +293,10 @@ def is_live(row: Row) -> bool:
     return any(m and a * w for m, a, w in zip(row.mask, row.advantages, weights, strict=True))
 
 
+def is_filled(row: Row) -> bool:
+    return any(row.mask)
+
+
 def text(row: Row) -> tuple[int, tuple[int, ...]]:
     return row.line, tuple(row.completion)
 
@@ -405,6 +409,8 @@ class Update:
     metrics: dict[str, float]
     logged: dict[str, float]  # the trainer's other numbers since it last logged
     metrics_error: float
+    trained: tuple[int, int]  # rows with tokens: live ones, or all where something reads them; and all
+    is_part: bool  # whether metrics cover the trained rows alone
     missing: list[str] = field(default_factory=list)
 
 
@@ -563,6 +569,17 @@ def watched(trainer: type) -> type:
             means = [torch.cat(each).mean() for each in found.values()]
             return float(torch.stack(means).mean().detach())
 
+        @staticmethod
+        def among(rows: list[Row], passed: list[tuple[int, tuple[int, ...]]]) -> list[int]:
+            """The places of the rows that are in passes on any rank."""
+            seen = Counter((at, *one) for at, theirs in enumerate(everyone(passed)) for one in theirs)
+            texts = Counter[Any]()  # two completions of a prompt may be equal, and one of them is left out
+            kept = []
+            for n, row in enumerate(rows):
+                texts[key := (row.batch[0], row.part, tuple(row.prompt + row.completion))] += 1
+                kept += [n] if texts[key] <= seen[key] else []
+            return kept
+
         def look(self) -> None:
             generation = self.of_generations
             parts = range(len(self.generation)) if generation else self.window
@@ -591,18 +608,18 @@ def watched(trainer: type) -> type:
             every = [rows_of(self.generation[p], p) for p in self.window]
             mine_live = [max(1, sum(map(is_live, each))) for each in every]
             passed, live, given = (sum(everyone(n)) for n in (len(self.passed), sum(mine_live), sum(map(len, every))))
+            alive, filled = (
+                sum(everyone(sum(check(row) for each in every for row in each))) for check in (is_live, is_filled)
+            )
             if self.op.hierarchy.penalties or self.args.beta or self.entropy_coef:
-                live = given
+                live, alive = given, filled
             fresh = self.version == self.state.global_step
             if passed < given and (self.noisy or not fresh) and self.op.coupling.is_row_local:
-                seen = Counter((at, *one) for at, theirs in enumerate(everyone(self.passed)) for one in theirs)
-                texts = Counter[Any]()  # two completions of a prompt may be equal, and one of them is left out
-                kept = []
-                for n, row in enumerate(rows):
-                    texts[key := (row.batch[0], row.part, tuple(row.prompt + row.completion))] += 1
-                    kept += [n] if texts[key] <= seen[key] else []
+                stand_ins = {p for p, each in zip(self.window, every, strict=True) if not any(map(is_live, each))}
+                in_pass = self.among(rows, self.passed)
+                kept = self.among(rows, [one for one in self.passed if one[0] not in stand_ins])
                 said = self.again() if self.noisy else None
-                wanted.metrics = expected(
+                of_kept = kept and expected(
                     self.op,
                     self.policy,
                     [rows[n] for n in kept],
@@ -611,9 +628,12 @@ def watched(trainer: type) -> type:
                     self.temperature,
                     first=self.start,
                     said=None if said is None else ([said[0][n] for n in kept], [said[1][n] for n in kept]),
-                ).metrics
-                wanted.metrics["entropy"] = self.entropy([rows[n] for n in kept])
+                )
+                wanted.metrics = of_kept.metrics if of_kept else {}
+                wanted.metrics["entropy"] = self.entropy([rows[n] for n in in_pass])
             logged = {k: sum(v) / len(v) for k, v in self._metrics["train"].items() if v}
+            is_part = any(k.startswith("fibration/live/") for k in logged)
+            logged = {k.replace("fibration/live/", "fibration/"): v for k, v in logged.items()}
             ours = {k.removeprefix("fibration/"): v for k, v in logged.items() if k.startswith("fibration/")}
             ours |= {"entropy": logged["entropy"]} if "entropy" in wanted.metrics and not self.noisy else {}
             pairs = [(ours[name], value) for name, value in wanted.metrics.items() if name in ours and value == value]
@@ -631,6 +651,8 @@ def watched(trainer: type) -> type:
                     metrics=wanted.metrics,
                     logged={k: v for k, v in logged.items() if k.removeprefix("fibration/") not in wanted.metrics},
                     metrics_error=max((abs(f - w) / max(1.0, abs(w)) for f, w in pairs), default=0.0),
+                    trained=(alive, filled),
+                    is_part=is_part,
                     missing=[k for k, v in wanted.metrics.items() if k not in ours and v == v and k != "entropy"],
                 )
             )

@@ -313,11 +313,19 @@ class Rollouts:
             return result | {"largest": max(float(g.abs().max()) for g in step.gradients.values())}
         right = rollouts.wanted(step.weights, given, self.parameters(case), case.terms)
         metrics = {name: float(value) for name, value in right.metrics.items()}
-        known = [row for row in given if row.number in step.known]
+        live = [row.number for row in given if any(a and m for a, m in zip(row.advantages, row.mask, strict=True))]
+        filled = {row.number for row in given if any(row.mask)}
+        # a pass of one dead row is one of a stand-in
+        trained = {n for m in step.everywhere if len(m) > 1 or m[0] in live for n in m if n in filled}
+        known = [row for row in given if row.number in {*step.before, *trained}]
+        if (is_part := any(name.startswith("live/") for name in logged)):
+            result["logged"] = {name.removeprefix("live/"): value for name, value in logged.items()}
+        result |= {"trained": len(trained) / len(filled), "is_part": is_part}
+        result["is_part_wanted"] = False
         if not (step.forwards == 0 and case.changes.get("actor.policy_loss.reuse_old_log_probs")):
             of_known = rollouts.wanted(step.weights, known, self.parameters(case), case.terms).metrics
             metrics = {name: float(value) for name, value in of_known.items()}
-        live = [row.number for row in given if any(a and m for a, m in zip(row.advantages, row.mask, strict=True))]
+            result["is_part_wanted"] = len({row.number for row in known} & filled) < len(filled)
         return result | {
             "distance": rollouts.distance(step.gradients, right.gradients),
             "live": live,

@@ -73,7 +73,8 @@ class Step:
     rows: list[int]  # of every rank
     layout: list[list[int]]  # this rank's micro-batches of the pass that is trained with, rows by number
     passed: list[list[int]]  # the rows of each that the pass took
-    known: list[int]  # on every rank, rows that this pass or one before took
+    before: list[int]  # on every rank, rows that a pass before took
+    everywhere: list[list[int]]  # `passed` of every rank
     forwards: int  # over all of this rank's rows, before that pass
     weights: dict[str, Tensor]  # before the update, float64
     gradients: dict[str, Tensor]  # before they are clipped
@@ -151,7 +152,8 @@ class Watched:
                 rows=[number for numbers in everyone(self._rows) for number in numbers],
                 layout=layout,
                 passed=passed,
-                known=[n for mine in everyone([m for *_, ms in self._layouts for m in ms]) for m in mine for n in m],
+                before=[n for mine in everyone([m for *_, ms in before for m in ms]) for m in mine for n in m],
+                everywhere=[m for mine in everyone(passed) for m in mine],
                 forwards=len(before),
                 weights={name: whole(p).double() for name, p in named.items()},
                 gradients={name: whole(p.grad) for name, p in named.items()},
