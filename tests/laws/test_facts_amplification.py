@@ -66,7 +66,7 @@ COUPLED = {
     ),
 }  # fmt: skip
 ALONE = {
-    **{name: spec(name) for name in ("ppo", "grpo", "dapo", "dr_grpo", "cispo", "truly_ppo")},
+    **{name: spec(name) for name in ("ppo", "grpo", "dapo", "dr_grpo", "cispo", "truly_ppo", "ce_gppo")},
     **{name: RIGHT[name] for name in ("asymmetrical clip", "halved fall of ratios", "exponential less one")},
     "back by its slope alone": one(
         where(abs(residual) <= budget, residual, sign(residual) * budget + stop(residual) - residual), log_ratio()
@@ -84,6 +84,8 @@ SAID = {
     "r, without bound, where the advantage is below 0 and r > 1 - epsilon_low",
     "truly_ppo": "alpha*r, without bound, where the advantage is above 0 and r > 1 + epsilon; "
     "r, without bound, where the advantage is below 0 and r > 1 - epsilon",
+    "ce_gppo": "maximum(1 + epsilon_high, beta_high*epsilon_high + beta_high) where the advantage is above 0; "
+    "r, without bound, where the advantage is below 0 and r > 1 - epsilon_low",
     "fiberpo": "at most (2 + count(token, over=trajectory))*exp(2*epsilon + C_trajectory[+]), "
     "at least count(token, over=trajectory)*exp(C_trajectory[+]); "
     "reached: 12.2116, 122.116, 1221.16, 12211.6 with 10, 100, 1000, 10000 tokens",

@@ -104,7 +104,10 @@ def off(said: Said, world: World) -> str:
     plain = World(h.replace(gates=dict.fromkeys(h.order, identity_gate())), world.batch)
     passed, why = attempt(lambda: plain.coefficients) if said.turns_none else ([], "")
     for i, c in enumerate(passed or ()):
-        if c * value_of(world.x[i]) > 1e-9 * abs(c) and own[i] * value_of(world.x[i]) < 0:
+        if (
+            c * value_of(world.x[i]) > 1e-9 * max(1, abs(c)) * abs(value_of(world.x[i]))
+            and own[i] * value_of(world.x[i]) < 0
+        ):
             return f"wrong inward: coefficient {c} at token {i}, with gates that pass everything"
     most = max(map(abs, own))
     for i, c in enumerate(found):
