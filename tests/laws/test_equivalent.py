@@ -295,7 +295,7 @@ def test_a_hierarchy_that_breaks_a_foundation_is_not_compared():
 
 N, GROUPED, ROWS = (f"count({a}, over={b})" for a, b in (("token", "trajectory"), ("token", "prompt_group"), ("trajectory", "prompt_group")))  # fmt: skip
 IMPOSSIBLE = (
-    "advantage >= 0; advantage < 0", f"{N} > 1; {N} < 2", f"{N} >= 3/2; {N} <= 7/4", f"{N}**2 >= 2; {N}**2 <= 3",
+    "advantage >= 0; advantage < 0", f"{N} > 1; {N} < 2", f"{N} >= 3/2; {N} <= 7/4", f"{N}**2 > 4; {N} < 3",
     f"2*{GROUPED} + 4*{ROWS} >= 7; 2*{GROUPED} + 4*{ROWS} <= 7", f"{N} > 3; {GROUPED} < 4", f"{GROUPED} < {ROWS}",
     f"one(trajectory); {ROWS} > 1", "log_prob(current) > 0", "log_prob(old) > -1; token_log_ratio > 1",
     "log_prob(current) > log_prob(old); log_prob(current) < log_prob(old)", "exp(token_log_ratio) <= 0",
