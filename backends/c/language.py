@@ -29,19 +29,16 @@ auto break case char const continue default do double else enum extern float for
 restrict return short signed sizeof static struct switch typedef union unsigned void volatile while _Alignas _Alignof
 _Atomic _Bool _Complex _Generic _Imaginary _Noreturn _Static_assert _Thread_local asm typeof bool true false main
 """.split()
+# Words of emitted code that are in no header here, and what the standard headers define without a capital letter.
 SKELETON_WORDS = """
-real row_advantage b i k at to from first tokens start threads places fill work fibre_sum fibre_max push_sum push_max
-AT mix mix_transposed TOKEN LOAD STORE INFINITY NAN CHUNK LONG REAL RESULT PER_ROW FILL_GAP errno signal linux unix
-int64_t uint16_t uint32_t uint64_t int32_t size_t memcpy abs reserve quantile quantiles FEW MANY SAMPLE PIECES
-reserve_beyond release SHORT SEVERAL reserve_several powers_of scan_way scan scans several places_of_several WIDTH
-SHUFFLE SHIFTED ALL BEFORE_1 BEFORE_2 BEFORE_4 AFTER_1 AFTER_2 AFTER_4
-isnan
-lane lanes group whole others LANES NARROW ABREAST sum_f64 sum_real max_f64 max_real HALVE LANES_PUSH ROWS_PUSH PLUS
-sum_rows_f64 sum_rows_real max_rows_f64 max_rows_real
-b0 r rows joined offsets starts ROWS BLOCK longest_of longest spread_real spread_double column_of COPY_ROWS
+row_advantage places work lane group whole others b0 joined starts abs isnan signal errno math_errhandling linux unix
 """.split()
 PRECISIONS = ("f32", "f64", "real")
-RESERVED = frozenset({*KEYWORDS, *SKELETON_WORDS, *FUNCTIONS, *(f"{f}_{p}" for f in FUNCTIONS for p in PRECISIONS)})
+_CODE = re.sub(r"/\*.*?\*/", "", "".join(part.read_text() for part in PARTS.values()), flags=re.DOTALL)
+RESERVED = frozenset({
+    *KEYWORDS, *SKELETON_WORDS, *re.findall(r"[A-Za-z_]\w*", _CODE),
+    *FUNCTIONS, *(f"{f}_{p}" for f in FUNCTIONS for p in PRECISIONS),
+})  # fmt: skip
 
 
 def dtype_of(argument: str) -> str:

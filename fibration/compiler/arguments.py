@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from fibration.compiler.ir import BATCH, Input, Mix, Pull, Push
-from fibration.compiler.keys import Key, Names
+from fibration.compiler.keys import Key, Names, without_macros
 from fibration.compiler.plan import Plan
 from fibration.errors import IRError
 
@@ -149,13 +149,13 @@ def signature(plan: Plan) -> Signature:
 class _Arguments:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.program = plan, plan.program
-        self.names = Names()
+        self.names = Names(plan.reserved - {"places", "fill", "work"})  # arguments of every program
         self.found: dict[tuple[Any, ...], Argument] = {}
         self.layouts: dict[tuple[str, str], str] = {}
 
     def add(self, wish: str, kind: str, key: tuple[Any, ...], note: str) -> None:
         if (kind, *key) not in self.found:
-            self.found[kind, *key] = Argument(self.names.free(wish), kind, key, note)
+            self.found[kind, *key] = Argument(self.names.free(without_macros(wish)), kind, key, note)
 
     def signature(self) -> Signature:
         self.sizes()
@@ -190,7 +190,7 @@ class _Arguments:
         several = len(self.program.leaves) > 1
         for s, leaf in dict.fromkeys((sweep.segments, leaf) for sweep in self.plan.sweeps for leaf in sweep.leaves):
             wish, tokens = (f"{leaf}_in_{s}", f"{leaf} elements") if several else (s, "tokens")
-            word = self.layouts[s, leaf] = self.names.free(wish, *(f"_{kind}" for kind in LAYOUT))
+            word = self.layouts[s, leaf] = self.names.free(without_macros(wish), *(f"_{kind}" for kind in LAYOUT))
             size = self.found["size", s].name
             notes = (
                 f"[{size} + 1] the number of {tokens} before each {s}",

@@ -50,7 +50,7 @@ def sweeps(
     stages: Iterable[Stage] = _Planner(program, rows, spread, within).stages()
     if spread is not None:
         stages = collected(stages, program, spread, units)
-    plan = Plan(program, rows, tuple(stages), {}, spread)
+    plan = Plan(program, rows, tuple(stages), {}, spread, reserved)
     taken = reserved | {a.name for a in signature(plan).arguments}
     return replace(plan, names=value_names(program, list(program.nodes()), taken))
 

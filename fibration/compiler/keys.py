@@ -24,6 +24,12 @@ class Key(NamedTuple):  # a tuple has the fastest hash, and every metric of ever
         return self.word + level + (f"_over_{self.over}" if self.over else "")
 
 
+def without_macros(word: str) -> str:
+    """Returns a word that is no macro of C or constant of Triton: they have no small letter, or begin as `DTYPE_`."""
+    first = word.partition("_")[0]
+    return word.lower() if word.isupper() or (first.isupper() and len(first) > 1) else word
+
+
 class Names:
     """Gives out identifiers, each only once."""
 

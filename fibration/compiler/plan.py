@@ -208,7 +208,7 @@ class Spread:
 class Plan:
     """The stages of a program. `rows` is the stratum of the batch's rows, `names` holds a word for every value.
 
-    A plan has collectives only if the batch is `spread`.
+    A plan has collectives only if the batch is `spread`. `reserved`: words of the backend, which no argument takes.
     """
 
     program: Program
@@ -216,6 +216,7 @@ class Plan:
     stages: tuple[Stage, ...]
     names: Mapping[Node, str]
     spread: Spread | None = None
+    reserved: frozenset[str] = frozenset()
 
     @cached_property
     def sweeps(self) -> tuple[Sweep, ...]:

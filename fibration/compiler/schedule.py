@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Pull, Push, Quantile, Scan
-from fibration.compiler.keys import Key, Names
+from fibration.compiler.keys import Key, Names, without_macros
 from fibration.compiler.plan import Coarse, Collective, Pass, Plan
 from fibration.compiler.program import Program
 
@@ -113,7 +113,7 @@ def value_names(program: Program, order: list[Node], reserved: frozenset[str]) -
             word = program.given[node]
         else:
             word = str(program.names[node]) if node in program.names else outputs.get(node) or _described(node, names)
-        names[node] = free(word)
+        names[node] = free(without_macros(word))
     return names
 
 

@@ -118,8 +118,8 @@ SLIPS = (
     ),
     slip(
         "damage in the cache goes unseen", "test_c.py",
-        "all(_digest(place / name) == digest for name, digest in contents.items())",
-        "all((place / name).exists() for name, digest in contents.items())",
+        "all(_digest(place / n) == contents[n] for n in contents)",
+        "all((place / n).exists() for n in contents)",
     ),
     slip(
         "the last trajectories of a batch are in no micro-batch", "test_record",
