@@ -137,7 +137,9 @@ def test_dead_rows_are_left_out_of_trained_passes(found, ranks, name):
     for of_ranks in zip(*on, strict=True):
         layout, passed = ([m for step in of_ranks for m in step[key]] for key in ("layout", "passed"))
         for step in of_ranks:
-            assert step["rows_trained"] == pytest.approx(step.get("trained", step["rows_trained"]))
+            trained = pytest.approx(step.get("trained", step["rows_trained"]))
+            coupled = not case.terms.loss or case.couples_tokens  # there one dead row may be read by others
+            assert step["rows_trained"] == trained or (coupled and step["rows_trained"] > step["trained"])
             assert step.get("is_part") == step.get("is_part_wanted")  # metrics of trained rows have names of their own
         for rows, took in zip(layout, passed, strict=True):
             assert took and set(took) <= set(rows)
