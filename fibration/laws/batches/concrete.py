@@ -160,7 +160,12 @@ class Concrete:
     @property
     def chosen(self) -> str:
         """The values of parameters, each after a comma."""
-        return "".join(f", {p} = {_listed(p, v)}" for p, v in self.parameters.items())
+        return "".join(f", {setting}" for setting in self.settings)
+
+    @property
+    def settings(self) -> list[str]:
+        """The values of parameters, each with its name."""
+        return [f"{p} = {_listed(p, v)}" for p, v in self.parameters.items()]
 
     def to_dict(self) -> dict[str, Any]:
         parents = {

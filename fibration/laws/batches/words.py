@@ -31,7 +31,7 @@ def in_batch(h: Hierarchy, concrete: Concrete) -> str:
 
 def settings(concrete: Concrete) -> str:
     """The values of parameters and attributes, in parentheses."""
-    parts = [concrete.chosen.removeprefix(", ")] if concrete.parameters else []
+    parts = list(concrete.settings)
     parts += [f"{a.name} = {', '.join(map(str, v[:6]))}" for a, v in concrete.attributes.items()]
     return f" ({'; '.join(parts)})" if parts else ""
 
