@@ -100,7 +100,9 @@ class ConfigReport(Report):
 
     def raise_for_status(self) -> None:
         if not self.causes and not self.ok:
-            raise LawError("\n".join(map(str, self.failing)))
+            error = LawError("\n    ".join(map(str, self.failing)))
+            error.report = self
+            raise error
         super().raise_for_status()
 
     def to_dict(self) -> dict[str, Any]:
