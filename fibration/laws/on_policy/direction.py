@@ -1,13 +1,13 @@
-"""What no reason allows: on policy an advantage lowers no log-probs that it is given to.
+"""What is left of the law `gradient`: on policy the advantage of a row does not lower the log-probs of the row.
 
-Suppose that one token or one row `e` has an advantage `A`, and everything else has 0. In units of the leaf measure `m`,
-let `D` be what all gates add to a token, and `d_u = ∂D/∂σ_u` its slope in the density of a stratum `u`. If `F'` is one
-number over `e`, the coefficients of `e` add up to
+Suppose that one row has an advantage `A`, and all others have 0. In units of the leaf measure `m`, let `D` be what all
+gates add to a token, and `d_u = ∂D/∂σ_u` its slope in the density of a stratum `u`. If `F'` is one number over the row,
+the coefficients of the row add up to
 
     A·Σ_j μ_j·R'_j·F'·Σ_u d_u·k_u
 
-over its tokens `j`. `k_u` is the share of `e` in the mass of the element of `u` below `j`: 1 for the token itself, and
-no more for a coarser stratum than for a finer one. A sum of `d_u·k_u` is least where every share is 0 or 1.
+over its tokens `j`. `k_u` is the share of the row in the mass of the element of `u` below `j`: 1 for the row and what
+lies over it, and no more for a coarser stratum than for a finer one. The sum is least where every share is 0 or 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fibration.laws.subject import Subject
 
 
 def follows_advantages(subject: Subject) -> str | None:
-    """The argument that on policy an advantage lowers no log-probs that it is given to; None if there is none."""
+    """The argument that on policy a row's advantage does not lower its log-probs; None if there is none."""
     h = subject.hierarchy
     has_values = all(Claim(f.weight, subject.at(f.source)).is_shown for f in h.fibrations) and usable(subject)
     if not (has_values and reference_is_zero(subject)):
@@ -87,13 +87,14 @@ def _full(stack: Stack) -> Iterator[list[Stratum]]:
 
     The share of a row in an element of a stratum that crosses the rows may be any.
     """
-    h, shape, above = stack.h, whole_batch(stack.h), [s for s in stack.path if s != stack.leaf]
-    inside, coarse = {h.rows, *shape.finer(h.rows)}, set(shape.coarser(h.rows))
-    ordered = [(v, u) for u in above for v in above if u in h.coarser(v) and (v in inside or {u, v} <= coarse)]
+    h, shape = stack.h, whole_batch(stack.h)
+    inside = [s for s in stack.path if s in (h.rows, *shape.finer(h.rows))]
+    above, coarse = [s for s in stack.path if s not in inside], set(shape.coarser(h.rows))
+    ordered = [(v, u) for u in above for v in above if u in h.coarser(v) and {u, v} <= coarse]
     for n in range(len(above) + 1):
         for chosen in itertools.combinations(above, n):
             if all(v in chosen for v, u in ordered if u in chosen):
-                yield [stack.leaf, *chosen]
+                yield [*inside, *chosen]
 
 
 def _rises(subject: Subject, channel: str, is_own: bool) -> bool:
