@@ -18,10 +18,12 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import Density, Stratum
+from fibration.language.atoms import Density, Stratum, in_channel
 from fibration.language.cancel import cancel
+from fibration.language.gates import identity_gate
 from fibration.language.places import whole_batch
 from fibration.language.sympy_bridge import cancelled, flowing, symbol, to_sympy, vanishes
+from fibration.language.traversal import atoms
 from fibration.laws.gates.coordinates import X, recovery_slopes
 from fibration.laws.on_policy.at_ratio_one import in_order, only_recovery, points, reference_is_zero
 from fibration.laws.on_policy.first_order_subspace import is_constant
@@ -42,19 +44,30 @@ def follows_advantages(subject: Subject) -> str | None:
         return "𝒢(1) is not below 0, and on policy every coefficient is μ·𝒢·A" if _is_not_below_0(subject) else None
     if h.orthogonalise is not None:
         return None
-    is_own = True
-    for stack in stacks(subject):
+    are_one = all(_rises(subject, channel, True) for channel in h.decomposition.channels)
+    if not are_one and not all(_rises(subject, channel, False) for channel in h.decomposition.channels):
+        return None
+    for stack in stacks(_without_inner_gates(subject) if are_one else subject):
         meetings = stack.meetings()
         for meeting in meetings or ():
             slopes = _slopes(stack, meeting)
             if slopes is None or not _adds_nothing_below_0(stack, meeting, slopes):
                 return None
-            is_own &= all(vanishes(d) for u, d in slopes.items() if u != stack.leaf)
+            # where F' differs within a row, what the gates add must depend on a token's own density alone
+            if not are_one and not all(vanishes(d) for u, d in slopes.items() if u != stack.leaf):
+                return None
         if not meetings:
             return None
-    if not all(_rises(subject, channel, is_own) for channel in h.decomposition.channels):
-        return None
     return "R∘F does not fall at r = 1, nor what the gates of all levels add, whatever share of a level an element is"
+
+
+def _without_inner_gates(subject: Subject) -> Subject:
+    """The hierarchy without the gates within a row whose residuals do not move if all its densities move alike."""
+    h, shape = subject.hierarchy, whole_batch(subject.hierarchy)
+    inside = {h.rows, *shape.finer(h.rows)}
+    still = [s for s in h.order if (c := h.shape.moebius(s)) and set(c) <= inside and sum(c.values()) == 1]
+    still = [s for s in still if not any(atoms(in_channel(h.gate(s), c), Density) for c in h.decomposition.channels)]
+    return Subject(h.replace(gates={**h.gates, **dict.fromkeys(still, identity_gate())}), subject.verdicts)
 
 
 def _is_not_below_0(subject: Subject) -> bool:
@@ -97,11 +110,8 @@ def _full(stack: Stack) -> Iterator[list[Stratum]]:
                 yield [*inside, *chosen]
 
 
-def _rises(subject: Subject, channel: str, is_own: bool) -> bool:
-    """Whether `F` moves as `R` does at `r = 1`, with one slope over every row on each side of it.
-
-    `is_own`: what the gates add to a token depends on its own density alone, so that the slopes of a row may differ.
-    """
+def _rises(subject: Subject, channel: str, is_one: bool) -> bool:
+    """Whether `F` moves as `R` does at `r = 1`; `is_one`: and with one slope over every row, on each side of it."""
     h, ways = subject.hierarchy, recovery_slopes(subject, channel)
     for side in SIDES:
         found = []
@@ -121,6 +131,6 @@ def _rises(subject: Subject, channel: str, is_own: bool) -> bool:
                 if any(s * way < 0 for s in signs for way in ways):
                     return False
                 found.append(slope)
-        if not is_own and not all(vanishes(s - found[0]) and is_constant(h, s, h.rows) for s in found):
+        if is_one and not all(vanishes(s - found[0]) and is_constant(h, s, h.rows) for s in found):
             return False
     return True
