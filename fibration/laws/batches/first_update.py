@@ -108,44 +108,29 @@ def _wrong_coefficients(
 
 
 def opposed_advantage(h: Hierarchy) -> Witness | None:
-    """An advantage of one row alone, or of one token, whose coefficients add up to the other sign.
-
-    The points are those of `wrong_coefficients`. A token has its own advantage only if no gate below tokens reads one.
-    """
+    """An advantage of one row alone whose coefficients there add up to the other sign, as `wrong_coefficients`."""
     if h.orthogonalise is not None:
         return None
     h = gates_alone(h)
     read = [*formulas(h), h.objective.spelled_out(h.leaves, h.rows)]
     signs = _signs(read)
-    of_rows = any(advantage in atoms(h.gate(s)) for s in h.order if s not in h.leaves)
 
     def fails(tried: tuple[Concrete, tuple[int, ...], Fraction]) -> Witness | None:
         concrete, way, close = tried
-        rows, n = rows_of(h, concrete), range(concrete.tokens)
-        owners = dict.fromkeys(tuple(k for k in n if rows[k] == row) for row in dict.fromkeys(rows))
-        owners |= {} if of_rows else dict.fromkeys((k,) for k in n)
-
-        def at(advantages: tuple[Fraction, ...]) -> list[Point]:
-            steps = STEPS if any(way) else STEPS[:1]
-            return [Point(h, concrete, tuple(step * d for d in way), advantages) for step in steps]
-
-        alike = at((Fraction(1),) * len(n))  # slopes that no advantage changes are those of any advantages
-        for own, a in itertools.product(owners, signs):
-            alone = tuple(a * (k in own) for k in n)
-            if all(_is_opposed(point, own, close) for point in (alike if len(signs) == 1 else at(alone))):
-                return _witness(at(alone)[0])
+        for advantages in _alone(h, concrete):
+            own = [k for k, a in enumerate(advantages) if a]
+            if advantages[own[0]] in signs:
+                points = [Point(h, concrete, tuple(step * d for d in way), advantages) for step in STEPS]
+                if all(_is_opposed(point, own, close) for point in (points if any(way) else points[:1])):
+                    return _witness(points[0])
         return None
 
     return find(_tried(h, read), fails)
 
 
-def _is_opposed(point: Point, own: tuple[int, ...], close: Fraction) -> bool:
-    """Whether an advantage of some tokens, of size 1, has coefficients there that add up to the other sign."""
-    if point.h.objective.estimator == "score":
-        found = attempt(lambda: sum(point.weights[k] * point.gated[k] for k in own))
-    else:
-        found = attempt(lambda: sum(point.weights[k] * sum(point.jacobian[k][i] for i in own) for k in own))
-    return found is not None and found < -close
+def _is_opposed(point: Point, own: Sequence[int], close: Fraction) -> bool:
+    found = attempt(lambda: point.coefficients)
+    return found is not None and sum(found[k] * point.advantages[k] for k in own) < -close
 
 
 def gates_alone(h: Hierarchy) -> Hierarchy:
@@ -213,11 +198,9 @@ def _true(point: Point) -> list[Fraction]:
 def _witness(point: Point) -> Witness:
     h, concrete = point.h, point.concrete
     rows = concrete.size[h.rows]
-    of_row = sorted(dict.fromkeys(zip(rows_of(h, concrete), point.advantages, strict=True)))
-    given = in_brief(*(a for _, a in of_row))
+    of_row = sorted(dict(zip(rows_of(h, concrete), point.advantages, strict=True)).items())
+    given = ", ".join(in_brief(a) for _, a in of_row)
     given = f"advantage {given}" if rows == 1 else f"{plural(h.rows.name)} of advantages {given}"
-    if len(of_row) > rows:
-        given = f"the advantages {in_brief(*point.advantages)}"
     where = f"at log ratios {in_brief(*point.log_ratios)}" if any(point.log_ratios) else "on policy"
     found = attempt(lambda: point.coefficients)
     got = NO_VALUE if found is None else in_brief(*found)

@@ -1,13 +1,13 @@
-"""What no reason allows: on policy an advantage lowers no log-probs that it is given to.
+"""What is left of the law `gradient`: on policy the advantage of a row does not lower the log-probs of the row.
 
-Suppose that one token or one row `e` has an advantage `A`, and everything else has 0. In units of the leaf measure `m`,
-let `D` be what all gates add to a token, and `d_u = ∂D/∂σ_u` its slope in the density of a stratum `u`. If `F'` is one
-number over `e`, the coefficients of `e` add up to
+Suppose that one row has an advantage `A`, and all others have 0. In units of the leaf measure `m`, let `D` be what all
+gates add to a token, and `d_u = ∂D/∂σ_u` its slope in the density of a stratum `u`. If `F'` is one number over the row,
+the coefficients of the row add up to
 
     A·Σ_j μ_j·R'_j·F'·Σ_u d_u·k_u
 
-over its tokens `j`. `k_u` is the share of `e` in the mass of the element of `u` below `j`: 1 for the token itself, and
-no more for a coarser stratum than for a finer one. A sum of `d_u·k_u` is least where every share is 0 or 1.
+over its tokens `j`. `k_u` is the share of the row in the mass of the element of `u` below `j`: 1 for the row and what
+lies over it, and no more for a coarser stratum than for a finer one. The sum is least where every share is 0 or 1.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import Density, Stratum
+from fibration.language.atoms import Density, Stratum, in_channel
 from fibration.language.cancel import cancel
+from fibration.language.gates import identity_gate
 from fibration.language.places import whole_batch
 from fibration.language.sympy_bridge import cancelled, flowing, symbol, to_sympy, vanishes
+from fibration.language.traversal import atoms
 from fibration.laws.gates.coordinates import X, recovery_slopes
 from fibration.laws.on_policy.at_ratio_one import in_order, only_recovery, points, reference_is_zero
 from fibration.laws.on_policy.first_order_subspace import is_constant
@@ -33,7 +35,7 @@ from fibration.laws.subject import Subject
 
 
 def follows_advantages(subject: Subject) -> str | None:
-    """The argument that on policy an advantage lowers no log-probs that it is given to; None if there is none."""
+    """The argument that on policy a row's advantage does not lower its log-probs; None if there is none."""
     h = subject.hierarchy
     has_values = all(Claim(f.weight, subject.at(f.source)).is_shown for f in h.fibrations) and usable(subject)
     if not (has_values and reference_is_zero(subject)):
@@ -42,19 +44,30 @@ def follows_advantages(subject: Subject) -> str | None:
         return "𝒢(1) is not below 0, and on policy every coefficient is μ·𝒢·A" if _is_not_below_0(subject) else None
     if h.orthogonalise is not None:
         return None
-    is_own = True
-    for stack in stacks(subject):
+    are_one = all(_rises(subject, channel, True) for channel in h.decomposition.channels)
+    if not are_one and not all(_rises(subject, channel, False) for channel in h.decomposition.channels):
+        return None
+    for stack in stacks(_without_inner_gates(subject) if are_one else subject):
         meetings = stack.meetings()
         for meeting in meetings or ():
             slopes = _slopes(stack, meeting)
             if slopes is None or not _adds_nothing_below_0(stack, meeting, slopes):
                 return None
-            is_own &= all(vanishes(d) for u, d in slopes.items() if u != stack.leaf)
+            # where F' differs within a row, what the gates add must depend on a token's own density alone
+            if not are_one and not all(vanishes(d) for u, d in slopes.items() if u != stack.leaf):
+                return None
         if not meetings:
             return None
-    if not all(_rises(subject, channel, is_own) for channel in h.decomposition.channels):
-        return None
     return "R∘F does not fall at r = 1, nor what the gates of all levels add, whatever share of a level an element is"
+
+
+def _without_inner_gates(subject: Subject) -> Subject:
+    """The hierarchy without the gates within a row whose residuals do not move if all its densities move alike."""
+    h, shape = subject.hierarchy, whole_batch(subject.hierarchy)
+    inside = {h.rows, *shape.finer(h.rows)}
+    still = [s for s in h.order if (c := h.shape.moebius(s)) and set(c) <= inside and sum(c.values()) == 1]
+    still = [s for s in still if not any(atoms(in_channel(h.gate(s), c), Density) for c in h.decomposition.channels)]
+    return Subject(h.replace(gates={**h.gates, **dict.fromkeys(still, identity_gate())}), subject.verdicts)
 
 
 def _is_not_below_0(subject: Subject) -> bool:
@@ -87,20 +100,18 @@ def _full(stack: Stack) -> Iterator[list[Stratum]]:
 
     The share of a row in an element of a stratum that crosses the rows may be any.
     """
-    h, shape, above = stack.h, whole_batch(stack.h), [s for s in stack.path if s != stack.leaf]
-    inside, coarse = {h.rows, *shape.finer(h.rows)}, set(shape.coarser(h.rows))
-    ordered = [(v, u) for u in above for v in above if u in h.coarser(v) and (v in inside or {u, v} <= coarse)]
+    h, shape = stack.h, whole_batch(stack.h)
+    inside = [s for s in stack.path if s in (h.rows, *shape.finer(h.rows))]
+    above, coarse = [s for s in stack.path if s not in inside], set(shape.coarser(h.rows))
+    ordered = [(v, u) for u in above for v in above if u in h.coarser(v) and {u, v} <= coarse]
     for n in range(len(above) + 1):
         for chosen in itertools.combinations(above, n):
             if all(v in chosen for v, u in ordered if u in chosen):
-                yield [stack.leaf, *chosen]
+                yield [*inside, *chosen]
 
 
-def _rises(subject: Subject, channel: str, is_own: bool) -> bool:
-    """Whether `F` moves as `R` does at `r = 1`, with one slope over every row on each side of it.
-
-    `is_own`: what the gates add to a token depends on its own density alone, so that the slopes of a row may differ.
-    """
+def _rises(subject: Subject, channel: str, is_one: bool) -> bool:
+    """Whether `F` moves as `R` does at `r = 1`; `is_one`: and with one slope over every row, on each side of it."""
     h, ways = subject.hierarchy, recovery_slopes(subject, channel)
     for side in SIDES:
         found = []
@@ -120,6 +131,6 @@ def _rises(subject: Subject, channel: str, is_own: bool) -> bool:
                 if any(s * way < 0 for s in signs for way in ways):
                     return False
                 found.append(slope)
-        if not is_own and not all(vanishes(s - found[0]) and is_constant(h, s, h.rows) for s in found):
+        if is_one and not all(vanishes(s - found[0]) and is_constant(h, s, h.rows) for s in found):
             return False
     return True

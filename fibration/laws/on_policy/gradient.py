@@ -34,7 +34,7 @@ from fibration.laws.remedies import Fix, Offers
 from fibration.laws.subject import Subject
 
 STATEMENT = "on policy the gradient is that of the true objective: at r = 1 and towards it, ∂J/∂log π_i = μ_i·A_i"
-REST = "on policy an advantage lowers no log-probs that it is given to: A·Σ ∂J/∂log π ≥ 0 over the token or row of A"
+REST = "on policy an advantage of one row alone does not lower the row's log-probs: A·Σ ∂J/∂log π ≥ 0 over the row"
 START = "R(F(r)) = r to first order at r = 1, where every first update starts: value 1, slope 1"
 
 

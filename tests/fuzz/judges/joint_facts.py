@@ -131,20 +131,15 @@ def _back(world: World, i: int) -> Any:
 
 
 def _alone(world: World, rng: random.Random) -> Iterator[World]:
-    """The batch at one log ratio near 0, where a row alone has an advantage, or a token."""
-    b, rows = world.batch, world.label[world.h.rows.name]
-    one, of_rows = (
-        rng.randrange(world.n),
-        any("advantage" in str(world.h.gates[s]) for s in world.h.order if s not in world.h.leaves),
-    )
-    owners = [[r == rows[one] for r in rows]] + ([] if of_rows else [[i == one for i in range(world.n)]])
-    for own in owners:
-        for x, a in ((0.0, 1.0), (0.0, -1.0), (2.0**-40, 1.0), (-(2.0**-40), 1.0)):
-            yield World(world.h, replace(b, x=[x] * world.n, advantages=[a * k for k in own]))
+    """The batch at one log ratio near 0, where a row alone has an advantage."""
+    rows = world.label[world.h.rows.name]
+    own = rng.choice(rows)
+    for x, a in ((0.0, 1.0), (0.0, -1.0), (2.0**-40, 1.0), (-(2.0**-40), 1.0)):
+        yield World(world.h, replace(world.batch, x=[x] * world.n, advantages=[a * (r == own) for r in rows]))
 
 
 def against(world: World) -> str:
-    """Coefficients that add up against the advantage that some tokens alone have."""
+    """Coefficients of a row that add up against the advantage that it alone has."""
     found, why = attempt(lambda: world.coefficients)
     if why:
         return ""
