@@ -10,7 +10,8 @@ ONE_LAUNCH = torch.version.hip is None  # as in a generated module
 
 @triton.jit
 def expm1(x):
-    """exp(x) - 1 without cancellation: x = k·ln 2 + r with |r| <= 0.35, and a Taylor polynomial in r."""
+    """exp(x) - 1 without cancellation: a Taylor polynomial near 0. In float64 it is one in r, with x = k·ln 2 + r and
+    |r| <= 0.35; in float32 one in x, and where |x| >= 0.5 the difference loses at most two bits."""
     if x.dtype == tl.float64:
         c = tl.where(x < 709.782712893384, x, 709.782712893384)  # also takes NaN, whose integer part has no meaning
         c = tl.where(c > -40.0, c, -40.0)
@@ -31,22 +32,18 @@ def expm1(x):
         half = ((k.to(tl.int64) + 1022) << 52).to(tl.float64, bitcast=True)  # 2^(k - 1): 2^1024 would overflow
         y = (half * p + (half - 0.5)) * 2.0
         y = tl.where(x > 709.782712893384, float("inf"), y)
-    else:
-        c = tl.where(x < 88.72283172607422, x, 88.72283172607422)
-        c = tl.where(c > -20.0, c, -20.0)
-        k = tl.floor(c * 1.4426950408889634 + 0.5)
-        r = (c - k * 0.693115234375) - k * 3.194618329871446e-05
-        p = r * 0.0001984126984126984 + 0.001388888888888889
-        p = p * r + 0.008333333333333333
-        p = p * r + 0.041666666666666664
-        p = p * r + 0.16666666666666666
-        p = p * r + 0.5
-        p = p * (r * r) + r
-        half = ((k.to(tl.int32) + 126) << 23).to(tl.float32, bitcast=True)
-        y = (half * p + (half - 0.5)) * 2.0
-        y = tl.where(x > 88.72283172607422, float("inf"), y)
-    y = tl.where(k == 0.0, p, y)
-    return tl.where(x == x, y, x)
+        y = tl.where(k == 0.0, p, y)
+        y = tl.where(x == x, y, x)
+    else:  # a caller that needs exp(x) too computes it once
+        p = x * 2.48015873015873e-05 + 0.0001984126984126984
+        p = p * x + 0.001388888888888889
+        p = p * x + 0.008333333333333333
+        p = p * x + 0.041666666666666664
+        p = p * x + 0.16666666666666666
+        p = p * x + 0.5
+        p = p * (x * x) + x
+        y = tl.where(tl.abs(x) < 0.5, p, tl.exp(x) - 1.0)
+    return y
 
 
 @triton.jit
@@ -122,6 +119,22 @@ def tile(size, t, columns: tl.constexpr):
     i = tl.arange(0, columns)[None, :]
     n = left(size, t, columns)
     return i, i < n, tl.minimum(i, n - 1), n > 0
+
+
+@triton.jit
+def lane_sum(x, lanes: tl.constexpr):
+    """Sums the columns that one thread has: [rows, columns] to [rows, lanes]; x itself if it has fewer columns."""
+    if x.shape[1] > lanes:
+        x = tl.sum(tl.reshape(x, [x.shape[0], x.shape[1] // lanes, lanes]), axis=1)
+    return x
+
+
+@triton.jit
+def lane_max(x, lanes: tl.constexpr):
+    """Likewise, the maxima."""
+    if x.shape[1] > lanes:
+        x = tl.max(tl.reshape(x, [x.shape[0], x.shape[1] // lanes, lanes]), axis=1)
+    return x
 
 
 @triton.jit

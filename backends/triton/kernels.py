@@ -18,7 +18,7 @@ from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Pass, Plan, Scalars, Section, Sweep
 from fibration.errors import BackendError
 
-SPREAD = 4  # at most this many float64 sums stay spread over a tile until the loop ends
+SPREAD = 4  # at most this many sums in float64 have a place for every column of a tile
 
 
 def kernels(name: str, plan: Plan) -> tuple[Kernel, ...]:
@@ -111,7 +111,7 @@ class _Stages(CoarseWriter):
         if uses(body, "REAL"):
             self.lines.insert(0, "    REAL: tl.constexpr = tl.float64 if WIDE else tl.float32")
         doc = f'"""Computes each {s} and its tokens, in {_passes(sweep)}."""'
-        return self.wrapped(name, ["BLOCK_R", "BLOCK_T"], s, Shares(), doc)
+        return self.wrapped(name, ["BLOCK_R", "BLOCK_T", "BLOCK_L"], s, Shares(), doc)
 
     def segments(self, word: str, longest: bool) -> None:
         """Writes where the tokens of a program's segments lie."""
@@ -137,11 +137,12 @@ class _Stages(CoarseWriter):
                 ways = {u in precise for u in readers} | ({step.wide} if pushed or not readers else set())
                 for way in sorted(ways):
                     names[way][node] = self.spread(node, way, narrow)
+        # Every thread adds what it has: sums over threads are shuffles, which come once per row.
         spread = step.wide and len(step.pushes) <= SPREAD
-        parts = {p: self.free(f"{self.names[p]}_tile") if spread else self.names[p] for p in step.pushes}
+        parts = {p: self.free(f"{self.names[p]}_of_{'tile' if spread else 'lane'}") for p in step.pushes}
         for push, part in parts.items():
-            shape = "[BLOCK_R, BLOCK_T]" if spread else "[BLOCK_R]"
-            self.line(1, f"{part} = tl.full({shape}, {NEUTRAL[push.reduce]}, tl.float64)")
+            columns = "BLOCK_T" if spread else "min(BLOCK_T, BLOCK_L)"
+            self.line(1, f"{part} = tl.full([BLOCK_R, {columns}], {NEUTRAL[push.reduce]}, tl.float64)")
         end = "longest"
         if step.stores:
             end = "tl.max(reach, axis=0)"
@@ -171,8 +172,7 @@ class _Stages(CoarseWriter):
             before.append(f"        k = number({word}_tokens, first, t, j, some)")
         self.lines[start_of_body:start_of_body] = before
         for push, part in parts.items():
-            if spread:
-                self.line(1, f"{self.names[push]} = tl.{push.reduce}({part}, axis=1)")
+            self.line(1, f"{self.names[push]} = tl.{push.reduce}({part}, axis=1)")
             self.known.add(push)
             if push in sweep.saved:
                 self.save(1, push)
@@ -212,7 +212,7 @@ class _Stages(CoarseWriter):
     def add(self, push: Push, part: str, names: Mapping[Node, str], precision: str, spread: bool) -> None:
         value = f"tl.where(m, {typed(names[push.operand], precision)}, {NEUTRAL[push.reduce]})"
         if not spread:
-            value = f"tl.{push.reduce}({value}, axis=1)" + ("" if precision == "tl.float64" else ".to(tl.float64)")
+            value = f"lane_{push.reduce}({value}, BLOCK_L)" + ("" if precision == "tl.float64" else ".to(tl.float64)")
         self.line(2, f"{part} += {value}" if push.reduce == "sum" else f"{part} = tl.maximum({part}, {value})")
 
     def read_as(self, step: Pass, precise: set[Node], wide: bool) -> dict[Node, str]:

@@ -15,7 +15,8 @@ from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 
 # Elements that a program takes at once, per warp. Scalar work needs many registers, sums need many loads.
-PER_WARP = {"BLOCK_C": 32, "BLOCK_S": 128, "BLOCK_B": 512, "BLOCK_P": 64}
+# BLOCK_L: the lanes, which are the columns of a tile that different threads have.
+PER_WARP = {"BLOCK_C": 32, "BLOCK_S": 128, "BLOCK_B": 512, "BLOCK_P": 64, "BLOCK_L": 32}
 NEUTRAL = {"sum": "0.0", "max": 'float("-inf")'}
 HARMLESS = "1.0"  # the value of a lane without an element
 OWN, COUNTER, PARTS = "own", "counter", "parts"

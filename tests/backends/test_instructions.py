@@ -1,0 +1,60 @@
+"""The Triton backend's sweeps: machine instructions of a token and of a row, and registers, against a table.
+
+Instructions limit the sweeps of a GPU, not memory. The numbers of `instructions.json` only go down. After a change that
+lowers them: FIBRATION_UPDATE_GOLDEN=1 python -m pytest tests/backends/test_instructions.py, with FIBRATION_TESTS=most.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import triton
+from machine_code import loops_and_rest
+from support import triton_artifact
+
+from fibration.backends.triton.aot import compile_kernels
+from fibration.backends.triton.resources import SHAPE, requests
+from fibration.compiler.split import SUFFIX
+
+TABLE = Path(__file__).with_name("instructions.json")
+TOKENS = SHAPE[0] * SHAPE[1] / SHAPE[2] / 32  # of a thread in one tile
+PROGRAMS = [
+    ("ppo", "objective"),
+    ("gspo", "objective"),
+    ("fiberpo", "objective"),
+    ("fiberpo_domain", "objective" + SUFFIX),
+]
+
+
+def counted(name, program, folder):
+    """Of every sweep: instructions per token, in all its passes; instructions per row; registers of a thread."""
+    made = triton_artifact(name)
+    wanted = [r for r in requests(program, made.plans[program]) if "sweep" in r.kernel]
+    found = {}
+    for kernel in compile_kernels(made.source, wanted, arch="sm_90"):
+        loops, rest = loops_and_rest(kernel.binary, folder)
+        token = sum(loop.count() for loop in loops if not loop.fills) / TOKENS
+        found[kernel.kernel] = {"token": token, "row": rest.count(), "registers": kernel.resources.registers}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "program"), [p if p[0] == "ppo" else pytest.param(*p, marks=pytest.mark.thorough) for p in PROGRAMS]
+)
+def test_a_sweep_takes_no_more_instructions_than_its_budget(name, program, tmp_path):
+    table = json.loads(TABLE.read_text())
+    if triton.__version__ != table["triton"]:
+        pytest.skip(f"the table is of triton {table['triton']}")
+    found = counted(name, program, tmp_path)
+    budget = table["sweeps"].setdefault(f"{name} {program}", found)
+    over = [
+        f"{kernel}: {number:g} {what}, budget {budget[kernel][what]:g}"
+        for kernel, numbers in found.items()
+        for what, number in numbers.items()
+        if number > budget[kernel][what]
+    ]
+    assert not over
+    if os.environ.get("FIBRATION_UPDATE_GOLDEN") == "1":
+        table["sweeps"][f"{name} {program}"] = found
+        TABLE.write_text(json.dumps(table, indent=1) + "\n")
