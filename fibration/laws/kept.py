@@ -85,7 +85,7 @@ def sources() -> str:
     """A digest of the sources of the language and the laws; '' if they cannot be read: then nothing goes to disk."""
     package = Path(__file__).parents[1]
     rooms = [f for room in ("language", "laws") for f in (package / room).rglob("*.py")]
-    files = sorted([package / "errors.py", package / "escaping.py", *rooms])
+    files = sorted([*(package / f"{word}.py" for word in ("errors", "escaping", "files")), *rooms])
     try:
         digests = {str(f.relative_to(package)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
     except OSError:
