@@ -181,7 +181,10 @@ def audit(
             text = "\n".join([text, *(f"  {x}" if x.startswith(" ") else f"\n  {x}" for x in around)])
         return text, found.ok
 
-    remedy = f"call it by itself, to see where it stays; --timeout {10 * budget.seconds:g} if it takes long"
+    remedy = (
+        f"--timeout {10 * budget.seconds:g}, since the search for the loss takes its time on a busy machine; or call "
+        "the function by itself, to see whether it returns"
+    )
     with working(f"calling {function}"):
         (found,) = each(judge, [function], budget.seconds, AuditError, remedy)
     if isinstance(found, FibrationError):

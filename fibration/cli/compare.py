@@ -53,7 +53,9 @@ def compare(words: Sequence[str], with_all: bool, settings: Settings) -> list[Ou
             blamed = spec.name
             losses.append(loss_quietly(spec))
         blamed = first
-        around = [x for loss, spec in zip(losses, specs, strict=True) for x in _around(loss, spec.trainer)]
+        several = len({spec.trainer for spec in specs}) < len(specs)
+        names = [spec.trainer and (str(spec) if several else spec.trainer) for spec in specs]
+        around = [x for loss, name in zip(losses, names, strict=True) for x in _around(loss, name)]
         if with_all:
             report = _with_all(losses[0].hierarchy, words, settings)
             return [Outcome(first, report=report, asked="compare", beside=(*around,))]
@@ -160,9 +162,10 @@ def _of_advantages(
     return one, other, ()
 
 
-def _around(loss: TrainerLoss, trainer: str) -> list[Finding]:
+def _around(loss: TrainerLoss, name: str) -> list[Finding]:
+    """What is found about a config, each sentence after a name: the trainer's, or the SPEC's of two of one trainer."""
     found = without_law_notes(loss)
-    return [x if x.sentence.startswith(trainer) else replace(x, sentence=f"{trainer}: {x.sentence}") for x in found]
+    return [x if x.sentence.startswith(name) else replace(x, sentence=f"{name}: {x.sentence}") for x in found]
 
 
 def matches(given: Sequence[str], numbers: Callable[[Sequence[str]], dict[str, Any]]) -> dict[str, Any]:

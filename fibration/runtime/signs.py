@@ -15,6 +15,7 @@ from fibration.errors import BatchError
 from fibration.runtime.index.index import Index
 
 FEW_TOKENS = 8  # with fewer tokens, the sign of log-probs proves nothing
+FEW_VALUES = 5  # with fewer different numbers, advantages are often all below 0
 NO_LOG_PROBS = ("log_ratio", "cotangent", *GIVEN.values())
 
 
@@ -42,7 +43,7 @@ def refuse_exchanged(tensors: Mapping[str, Tensor], index: Index, word: str, giv
 
 
 def exchanged(tensors: Mapping[str, Tensor], index: Index, given: object) -> str | None:
-    """The tensor of log-probs that has numbers above 0 while `given`, per token, has none, and some below 0.
+    """The tensor of log-probs that has numbers above 0 while `given`, per token, has `FEW_VALUES` and none above 0.
 
     Log ratios beside old log-probs of zeros are accepted.
     """
@@ -56,7 +57,7 @@ def exchanged(tensors: Mapping[str, Tensor], index: Index, given: object) -> str
         if bool((_unmasked(tensor, index) > limit).any()):
             numbers, old = _unmasked(given, index), tensors.get("old_log_probs")
             is_relative = old is not None and not bool(_unmasked(old, index).any())
-            is_like_log_probs = not bool((numbers > 0).any()) and bool((numbers < 0).any())
+            is_like_log_probs = not bool((numbers > 0).any()) and numbers.unique().numel() >= FEW_VALUES
             return name if is_like_log_probs and not is_relative else None
     return None
 

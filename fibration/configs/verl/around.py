@@ -79,9 +79,10 @@ def _say_sampling(d: Draft) -> None:
     for weight in d.engine or (None,):
         is_raw = is_sglang or mode == "raw_logprobs"
         d.options.findings += find_sampling(settings, 1.0 if is_sglang else heat, weight, is_raw, PROCESSED)
-        length = d.options.whole("data.max_response_length")
-        if found := answer_weight(weight, length, "rollout_is=token") if weight and not weight.masks else None:
-            d.options.findings.append(found)
+        if weight is not None and not weight.masks:
+            length, option = d.options.whole("data.max_response_length"), weight.said.partition("=")[0]
+            found = answer_weight(weight, length, f"{option}=token")
+            d.options.findings += [] if found is None else [found]
 
 
 def _say_steps(d: Draft, mini_batch: int) -> None:

@@ -60,7 +60,7 @@ def weights(d: Draft, prefix: str, log_ratio: Expression, left: Expression | Non
         condition = (rho >= least) & (rho <= most)
         formula, size = rho, where(condition, rho, 0)
     if reads_engine(d, prefix):
-        d.engine.append(EngineWeight(f"rollout_is={level}", "answer" if whole else "token", bool(lower), lower, upper))
+        d.engine.append(EngineWeight(f"{name}={level}", "answer" if whole else "token", bool(lower), lower, upper))
     why = f"rollout_is={level}: a row is weighed whole" if whole else ""
     if is_normed := d.options.flag(f"{prefix}rollout_is_batch_normalize"):
         if d.mask is not None and prefix != CORRECTION:
