@@ -14,8 +14,7 @@ from fibration.compiler.arguments import GIVEN
 from fibration.errors import BatchError
 from fibration.runtime.index.index import Index
 
-FEW_TOKENS = 8  # with fewer tokens, the sign of log-probs proves nothing
-FEW_VALUES = 5  # with fewer different numbers, advantages are often all below 0
+FEW_TOKENS = 8  # with fewer tokens, or fewer different advantages, signs prove nothing
 NO_LOG_PROBS = ("log_ratio", "cotangent", *GIVEN.values())
 
 
@@ -43,7 +42,7 @@ def refuse_exchanged(tensors: Mapping[str, Tensor], index: Index, word: str, giv
 
 
 def exchanged(tensors: Mapping[str, Tensor], index: Index, given: object) -> str | None:
-    """The tensor of log-probs that has numbers above 0 while `given`, per token, has `FEW_VALUES` and none above 0.
+    """The tensor of log-probs that has numbers above 0 while `given`, per token, has `FEW_TOKENS` and none above 0.
 
     Log ratios beside old log-probs of zeros are accepted.
     """
@@ -57,7 +56,7 @@ def exchanged(tensors: Mapping[str, Tensor], index: Index, given: object) -> str
         if bool((_unmasked(tensor, index) > limit).any()):
             numbers, old = _unmasked(given, index), tensors.get("old_log_probs")
             is_relative = old is not None and not bool(_unmasked(old, index).any())
-            is_like_log_probs = not bool((numbers > 0).any()) and numbers.unique().numel() >= FEW_VALUES
+            is_like_log_probs = not bool((numbers > 0).any()) and numbers.unique().numel() >= FEW_TOKENS
             return name if is_like_log_probs and not is_relative else None
     return None
 

@@ -248,9 +248,9 @@ DTYPES = {torch.float32: 4e-5, torch.float64: 4e-5, torch.bfloat16: 0.07, torch.
 
 
 def random_call(seed):
-    """A batch of 4 to 7 rows, with one advantage above 0 at an unmasked token, and anything under the mask."""
+    """A batch of 5 to 8 rows, with one advantage above 0 at an unmasked token, and anything under the mask."""
     g, dtype = torch.Generator().manual_seed(seed), list(DTYPES)[seed % 4]
-    shape = (4 + seed % 4, 4 + seed % 5)
+    shape = (5 + seed % 4, 5 + seed % 5)
     mask = torch.rand(shape, generator=g) < 0.7
     mask[0, 0] = True
     given = {name: -0.01 - torch.rand(shape, generator=g) for name in ("log_probs", "old", "rollout")}
@@ -297,14 +297,14 @@ def test_what_only_looks_exchanged_is_accepted():
 
 def test_exchanged_rewards_and_frozen_arguments_are_refused():
     rewarded, frozen = operator(spec("grpo_rewards")), operator(spec("geometric_mask"))
-    x, rewards = -torch.arange(1.0, 6.0)[:, None].repeat(1, 3), torch.zeros(5, 3)
+    x, rewards = -torch.arange(1.0, 9.0)[:, None].repeat(1, 3), torch.zeros(8, 3)
     rewards[0] = torch.tensor([1, 1, 9])
-    groups = {s.name: [0] * 5 for s in rewarded.hierarchy.groups}
-    index = rewarded.index(mask=torch.ones(5, 3), **groups)
+    groups = {s.name: [0] * 8 for s in rewarded.hierarchy.groups}
+    index = rewarded.index(mask=torch.ones(8, 3), **groups)
     refuses(
         BatchError, lambda: rewarded.loss(x, rewards, index=index, rewards=x), what="old_log_probs and rewards look exchanged"
     )  # fmt: skip
-    index = frozen.index(mask=torch.ones(5, 3))
+    index = frozen.index(mask=torch.ones(8, 3))
     refuses(
         BatchError, lambda: frozen.freeze(rewards, x, index, policies={"rollout": x}),
         what="old_log_probs and advantages look exchanged",
