@@ -44,6 +44,7 @@ OPTIONS = {
     "actor.policy_loss.loss_mode": "fibration",
     "actor.policy_loss.hierarchy": "fiberpo_domain",
     "actor.policy_loss.parameters": PARAMETERS,
+    "actor.policy_loss.skip_dead_rows": False,  # so that the metrics of every step cover all rows
 }
 SHOWN = ("domain/-/zeroed", "prompt_group/-/zeroed", "trajectory/-/zeroed", "token/clipped", "kl")
 
