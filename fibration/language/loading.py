@@ -25,8 +25,8 @@ from fibration.language.policies import Policy
 
 MAX_BYTES = 1_000_000
 # A JSON object without any of these keys is another kind of document. "name" does not tell: many documents have one.
-_VARIABLES: dict[Hierarchy, dict[str, str]] = {}  # by hierarchy, the variable of every declared name
 TELLING = {name for name, field in HierarchyDocument.model_fields.items() if field.is_required()} - {"name"}
+_VARIABLES: dict[Hierarchy, dict[str, str]] = {}  # by hierarchy, the variable of every declared name
 
 
 @functools.cache
