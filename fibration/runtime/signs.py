@@ -44,8 +44,8 @@ def refuse_exchanged(tensors: Mapping[str, Tensor], index: Index, word: str, giv
 def exchanged(tensors: Mapping[str, Tensor], index: Index, given: object) -> str | None:
     """The name of a tensor of log-probs that has numbers above 0, if `given` looks like log-probs instead; else None.
 
-    `given` looks so if it is per token, has at least `FEW_TOKENS` different numbers, and none above 0. Log ratios beside
-    old log-probs of zeros are accepted.
+    `given` looks so if it is per token, has at least `FEW_TOKENS` different numbers, and none above 0. Log ratios
+    beside old log-probs of zeros are accepted.
     """
     if not isinstance(given, Tensor) or tuple(given.shape) != index.shape or given.device != index.device:
         return None
