@@ -133,8 +133,8 @@ class _Process:
         self._open = [self._results, self._output]
         self._status: int | None = None
         self.is_over = False
-        with warnings.catch_warnings():  # of threads: the progress line has one
-            warnings.simplefilter("ignore", DeprecationWarning)
+        with warnings.catch_warnings():  # of threads, by Python and by JAX: the progress line has one
+            warnings.simplefilter("ignore")
             self._pid = os.fork()
         if self._pid == 0:
             _work(work, items, failure, sends, prints)

@@ -301,7 +301,8 @@ def _kl_loss(d: Draft, mean: str, aggregation: str) -> None:
     main, rest = "kl_gradient of kl", "kl_gradient of what is left of kl"
     if coef < 0:
         why = "a penalty below 0 drives the policy away from the reference"
-        d.gives_up |= dict.fromkeys((main, rest), d.blame(size, why, ERROR, f"{size}={-coef:g}"))
+        laws = (main,) if kind == "k1" and d.mask is None else (main, rest)  # such a k1 has no gradient to turn
+        d.gives_up |= dict.fromkeys(laws, d.blame(size, why, ERROR, f"{size}={-coef:g}"))
         return
     if kind in WRONG_KL:
         severity, why = WRONG_KL[kind]
