@@ -1,4 +1,8 @@
-"""Prints scalar bodies as text, for every backend, from the backend's table of operators."""
+"""Prints scalar bodies as text, for every backend, from the backend's table of operators.
+
+A module defines a longer body once, as a function, and calls it wherever a plan computes it: the levels of a hierarchy
+and both channels often share one gate.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,101 @@ import itertools
 import math
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fibration.compiler.ir import CONDITIONS, SCALAR_ARITY, Scalar
+from fibration.compiler.ir import CONDITIONS, SCALAR_ARITY, Input, Map, Node, Pull, Scalar
+from fibration.compiler.keys import Key, Names, without_macros
+from fibration.compiler.plan import Coarse, Plan, Sweep
 from fibration.compiler.scalars import closed_value, is_closed
 from fibration.errors import BackendError
 
 INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not"})
+SHORT = 6  # operators and operands of a body that is as clear in its place as under a name
+
+
+@dataclass(frozen=True)
+class Function:
+    """A body that a module defines once. `about`: what it computes."""
+
+    name: str
+    parameters: tuple[str, ...]
+    about: str
+
+
+Functions = Mapping[Scalar, Function]
+NOTHING: Functions = {}
+
+
+def functions_of(plans: Collection[Plan], reserved: Collection[str], copies: int = 1) -> Functions:
+    """The functions of a module, by body. `copies`: how often the backend writes one value of a plan.
+
+    They are named after the gates that they belong to, or after the first value that they compute.
+    """
+    written: dict[Scalar, list[tuple[Map, Plan]]] = {}
+    for plan in plans:
+        for node in _computed(plan):
+            if isinstance(node, Map) and _size(node.body) > SHORT:
+                written.setdefault(node.body, []).append((node, plan))
+    words = (word for plan in plans for word in (*plan.names.values(), *plan.program.given.values()))
+    names = Names({*reserved, *words})
+    found = {}
+    for body, places in written.items():
+        if len(places) * copies > 1:
+            word, about = _called(*places[0])
+            parameters = Names(reserved)
+            given = tuple(parameters.free(without_macros(_word_of(o, places[0][1]))) for o in places[0][0].inputs)
+            found[body] = Function(names.free(without_macros(word)), given, about)
+    return found
+
+
+def _computed(plan: Plan) -> Iterator[Node]:
+    """The values of a plan, each as often as a stage computes it."""
+    for stage in plan.stages:
+        if isinstance(stage, Sweep):
+            for step in stage.steps:
+                yield from step.values
+        elif isinstance(stage, Coarse):
+            for group in stage.groups:
+                yield from group.values
+
+
+def _size(body: Scalar) -> int:
+    return 1 + sum(map(_size, body.args))
+
+
+def _called(node: Map, plan: Plan) -> tuple[str, str]:
+    """The name of a value's function, and what it computes."""
+    names = plan.program.names
+    key = names.get(node) or next((k for k, n in plan.program.outputs.items() if n is node), Key("value"))
+    word = "back" if key.word in BACK else key.word
+    reads_residual = any(names[o].word in RESIDUALS for o in node.inputs if o in names)
+    if word in OF_GATES and (word not in ("gated", "back") or (reads_residual and key.stratum in plan.program.gates)):
+        gate = plan.program.gates.get(key.stratum, "gate")
+        return OF_GATES[word][0].format(gate), OF_GATES[word][1].format(gate)
+    return word, f"Computes `{plan.names[node]}`, and values like it."
+
+
+RESIDUALS, BACK = ("residual", "s"), ("d_residual", "d_s")
+OF_GATES = {
+    "gated": ("{}", "What `{}` makes of a residual."),
+    "slope": ("slope_of_{}", "The slope of `{}` in its residual."),
+    "back": ("back_through_{}", "The derivative of J by a residual, from that by what `{}` makes of it."),
+    "is_passed": ("passed", "1 where a gate changed nothing, else 0."),
+    "is_rolled_back": ("rolled_back", "1 where a gate's slope is negative and it changed something, else 0."),
+    "is_flat": ("flat", "1 where a gate's slope is 0 and it changed something, else 0."),
+    "is_zeroed": ("zeroed", "1 where a flat gate's value is 0, else 0."),
+}
+
+
+def _word_of(node: Node, plan: Plan) -> str:
+    """The name of a parameter that stands for a value: without the stratum and the channel."""
+    while isinstance(node, Pull):
+        node = node.operand
+    if isinstance(node, Input):
+        return {"count": "count", "parameter": node.key[0] if node.key else node.word}.get(node.kind, node.kind)
+    key = plan.program.names.get(node)
+    return key.word if key else "x"
 
 
 @dataclass(frozen=True)
@@ -30,6 +121,7 @@ class Language:
     named_conditions: bool = True  # whether a condition that is used twice may get a name
     itself: str = ""  # how to write `x - x`, which is 0 or NaN, if not as `sub`
     compared: frozenset[str] = frozenset()  # comparisons whose operands get a name if they are choices
+    suffix: str = ""  # of the functions in this precision
 
     def __post_init__(self) -> None:
         wanted = SCALAR_ARITY.keys() - {"arg", "const", "select"}
@@ -40,9 +132,11 @@ class Language:
             )
 
     def write(
-        self, body: Scalar, operands: list[str], name: str, taken: Collection[str]
+        self, body: Scalar, operands: Sequence[str], name: str, taken: Collection[str], functions: Functions = NOTHING
     ) -> tuple[list[tuple[str, str]], str]:
         """Returns a name and a text for every part that is used twice, or compared; and the text of `body`."""
+        if body in functions:
+            return [], f"{functions[body].name}{self.suffix}({', '.join(operands)})"
         free = (word for i in itertools.count(1) if (word := f"{name}_{i}") not in taken)
         uses: Counter[Scalar] = Counter()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -256,17 +257,19 @@ def further(plans: Mapping[str, Plan], indent: str = "") -> str:
 
 
 def written(functions: Mapping[str, dict[str, Any]]) -> str:
-    """FUNCTIONS as text, one entry per line."""
+    """FUNCTIONS as text."""
     lines = ["{"]
     for name, about in functions.items():
-        lines.append(f"    {name!r}: {{")
-        lines += [f"        {k!r}: {about[k]!r}," for k in ("rows", "leaves", "fill")]
-        for k in ("arguments", "work"):
-            lines += [f"        {k!r}: [", *(f"            {item!r}," for item in about[k]), "        ],"]
-        lines += [
-            '        "returns": {',
-            *(f"            {k!r}: {v!r}," for k, v in about["returns"].items()),
-            "        },",
-        ]
+        lines.append(f'    "{name}": {{')
+        for key, value in about.items():
+            if not isinstance(value, (dict, list)):
+                lines.append(f'        "{key}": {value!r},')
+                continue
+            items = [f"{k!r}: {v!r}" for k, v in value.items()] if isinstance(value, dict) else map(repr, value)
+            first, last = "{}" if isinstance(value, dict) else "[]"
+            text = ", ".join(item.replace(" ", "\0") for item in items)  # a line ends between items
+            inside = textwrap.wrap(text, 108, break_long_words=False, break_on_hyphens=False)
+            lines += [f'        "{key}": {first}', *(" " * 12 + line.replace("\0", " ") for line in inside)]
+            lines.append(f"        {last},")
         lines.append("    },")
     return "\n".join([*lines, "}"])

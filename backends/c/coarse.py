@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
+from fibration.backends.bodies import Functions
 from fibration.backends.c.language import RESERVED, WIDE, wide_constant
 from fibration.compiler.arguments import signature
 from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scan
@@ -16,8 +17,8 @@ from fibration.errors import BackendError
 class CoarseStages:
     """Writes one C function: the places of its values, and its loops over coarse strata."""
 
-    def __init__(self, name: str, plan: Plan, section: Section, title: str) -> None:
-        self.name, self.plan, self.section, self.title = name, plan, section, title
+    def __init__(self, name: str, plan: Plan, section: Section, title: str, functions: Functions) -> None:
+        self.name, self.plan, self.section, self.title, self.functions = name, plan, section, title, functions
         self.signature = signature(plan)
         self.arguments, self.called, self.size = self.signature.arguments, self.signature.name, self.signature.size
         self.names = dict(plan.names)
@@ -134,7 +135,7 @@ class CoarseStages:
             self.line(depth, f"const double {self.names[node]} = {self.gathered(node, element)};")
         elif isinstance(node, Map):
             operands = [self.operand(o) for o in node.inputs]
-            before, text = WIDE.write(node.body, operands, self.names[node], self.taken)
+            before, text = WIDE.write(node.body, operands, self.names[node], self.taken, self.functions)
             for name, part in [*before, (self.names[node], text)]:
                 self.assign(depth, "double", name, part)
         else:

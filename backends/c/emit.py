@@ -10,15 +10,11 @@ the chunks in double. The order of a sum depends on nothing but the segment's to
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 
-from fibration.backends.c.language import (
-    FUNCTIONS,
-    PARTS,
-    RESERVED,
-    dtype_of,
-)
+from fibration.backends.bodies import Functions, functions_of
+from fibration.backends.c.language import FUNCTIONS, PARTS, RESERVED, TOKEN, WIDE, dtype_of
 from fibration.backends.c.passes import TokenPasses
 from fibration.backends.c.precision import Precisions
 from fibration.compiler.arguments import (
@@ -66,11 +62,27 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     kinds = {type(n) for plan in plans.values() for n in plan.program.nodes()}
     extra = [word for kind, word in ((Quantile, "quantiles"), (Scan, "scans")) if kind in kinds]
     parts += ["\n" + _part(word) for word in (["room", *extra] if extra else [])]
+    defined = functions_of(plans.values(), RESERVED, copies=2)  # loops over tokens are written twice
+    loops = []
     for name, plan in plans.items():
         sections = [(f, section) for f, section in plan.functions(name).items() if section]
-        texts = [_Function(f, plan, section, titles[name]).text() for f, section in sections]
-        parts.append("\n".join([f"\n#ifndef WITHOUT_{name}", *texts, "#endif"]))
+        texts = [_Function(f, plan, section, titles[name], defined).text() for f, section in sections]
+        loops.append("\n".join([f"\n#ifndef WITHOUT_{name}", *texts, "#endif"]))
+    parts += ["\n".join(["", *_defined(defined, "\n".join(loops))]), *loops]
     return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+def _defined(functions: Functions, text: str) -> Iterator[str]:
+    """Scalar bodies as functions, in the precisions in which `text` calls them."""
+    for body, function in functions.items():
+        given, ways = function.parameters, (("double", WIDE), ("real", TOKEN))
+        made = [(kind, way) for kind, way in ways if f"{function.name}{way.suffix}(" in text]
+        yield from [f"/* {function.about} */"] * bool(made)
+        for kind, language in made:
+            before, value = language.write(body, given, "part", RESERVED | set(given))
+            lines = [*(f"const {kind} {name} = {part};" for name, part in before), f"return {value};"]
+            head = f"MATH {kind} {function.name}{language.suffix}({', '.join(f'{kind} {word}' for word in given)})"
+            yield "\n".join([head, "{", textwrap.indent("\n".join(lines), "    "), "}"])
 
 
 @cache
@@ -126,7 +138,7 @@ class _Function(TokenPasses):
             if a.may_lack:
                 self.line(1, f"(void){a.name};")
         for node, array in self.slots.items():
-            self.line(1, f"double *restrict {array} = work;\nwork += {self.size(node.stratum)};")
+            self.line(1, f"double *restrict {array} = work; work += {self.size(node.stratum)};")
         for stage in self.section:
             self.line(0)
             if isinstance(stage, Sweep):

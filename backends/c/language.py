@@ -62,7 +62,7 @@ def token_constant(value: float) -> str:
 def _language(precision: str, constant) -> Language:  # type: ignore[no-untyped-def]
     operators = {k: v.replace("_T(", f"_{precision}(") for k, v in OPERATORS.items()}
     # for a comparison with a choice inside, compilers write branches and no vector code
-    return Language("C", operators, constant, ternary, INFIX, named_conditions=False, compared=frozenset({"lt", "le"}))
+    return Language("C", operators, constant, ternary, INFIX, False, "", frozenset({"lt", "le"}), f"_{precision}")
 
 
 WIDE, TOKEN = _language("f64", wide_constant), _language("real", token_constant)

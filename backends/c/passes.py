@@ -152,7 +152,7 @@ class TokenPasses(BlockStages):
             text = language.constant(node.value)
         elif isinstance(node, Map):
             operands = [self.token_operand(o, step, s, wide) for o in node.inputs]
-            before, text = language.write(node.body, operands, name, self.taken)
+            before, text = language.write(node.body, operands, name, self.taken, self.functions)
             for part, shared in before:
                 self.assign(depth, kind, part, shared)
         else:

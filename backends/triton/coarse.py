@@ -7,11 +7,12 @@ does the work that needs all results.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Callable, Iterable
 
 from fibration.backends.triton.language import constant
-from fibration.backends.triton.writer import MOST_PARTS, NEUTRAL, Kernel, Shares, Writer, uses
-from fibration.compiler.ir import BATCH, Const, Map, Mix, Node, Push, Quantile, Scan
+from fibration.backends.triton.writer import MOST_PARTS, Kernel, Shares, Writer, uses
+from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Push, Quantile, Scan
 from fibration.compiler.plan import Coarse, Group
 from fibration.errors import BackendError
 
@@ -27,7 +28,6 @@ class CoarseWriter(Writer):
         strata = ", ".join(dict.fromkeys(g.stratum for g in stage.groups))
         doc, shared = f'"""Values of {strata}, computed by one program."""', _shared(stage)
         parted = [g for g in stage.groups if g not in shared and _is_parted(g, stage)]
-        pushes = [p for g in parted for p in g.values if isinstance(p, Push)]
         rest = [g for g in stage.groups if g not in shared and g not in parted]
         if shared or parted:
             last = parted or rest
@@ -37,7 +37,7 @@ class CoarseWriter(Writer):
             self.line(1, "low = tl.program_id(0).to(tl.int64) * own")
             self.line(1, f"high = tl.minimum(low + own, {self.size(shared[0].stratum)})")
             self.groups(shared, stage, ("low", "high"), blocks)
-        self.parts(parted)
+        pushes = self.parts(parted)
         if parted or (shared and rest):
             self.line(1, "if last_to_arrive(counter):")
             self.inside = 1
@@ -50,49 +50,69 @@ class CoarseWriter(Writer):
         shares = Shares(shared[0].stratum if shared else None, sources, len(pushes))
         return self.wrapped(name, list(blocks), None, shares, doc)
 
-    def parts(self, groups: list[Group]) -> None:
-        """Writes this program's parts of sums over the batch: its tiles are as far apart as there are programs."""
+    def parts(self, groups: list[Group]) -> list[Push]:
+        """Writes this program's parts of sums over the batch: its tiles are as far apart as there are programs.
+
+        Returns the sums in the order of their parts.
+        """
         if groups:
             self.line(1, "part, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)")
-        number = 0
+        found: list[Push] = []
         for group in groups:
-            pushes = [p for p in group.values if isinstance(p, Push)]
-            size = self.size(str(group.source))
             self.line(1, f"# this program's part of the sums over the {group.source} elements of the batch")
-            for at in range(0, len(pushes), PARTS_TOGETHER):
-                since = len(self.lines)
-                tiles = {p: self.free(f"{self.names[p]}_tile") for p in pushes[at : at + PARTS_TOGETHER]}
-                for push, tile in tiles.items():
-                    self.line(1, f"{tile} = tl.full([BLOCK_P], {NEUTRAL[push.reduce]}, tl.float64)")
-                self.line(1, f"for f in range(part * BLOCK_P, {size}, programs * BLOCK_P):")
-                self.line(2, "a = f + tl.arange(0, BLOCK_P)")
-                self.line(2, f"m = a < {size}")
-                for push, tile in tiles.items():
-                    self.line(2, self.added(push, tile))
-                for push, tile in tiles.items():
-                    self.line(1, f"tl.store(parts + {number} * programs + part, tl.{push.reduce}({tile}, axis=0))")
-                    number += 1
-                self.name_arrays(since)
+            for run in self.runs(group.values, PARTS_TOGETHER):
+                self.to_batch(run, f"parts + {len(found)} * programs + part", "programs", "part, programs", "BLOCK_P")
+                found += run
+        return found
 
     def totals(self, pushes: list[Push]) -> None:
         """Writes sums over the batch, from the parts of all programs."""
-        since = len(self.lines)
-        if pushes:  # names that no loop uses, because Triton's loops keep the type of a name
-            self.line(1, f"each_part = tl.arange(0, {MOST_PARTS})")
-            self.line(1, "is_part = each_part < programs")
-        for number, push in enumerate(pushes):
-            part = f"fresh(parts + {number} * programs + each_part, is_part, {NEUTRAL[push.reduce]})"
-            self.line(1, f"tl.store({self.arrays[push]}, tl.{push.reduce}({part}, axis=0))")
-        self.name_arrays(since)
+        number = 0
+        for run in self.neighbours(pushes, PARTS_TOGETHER, lambda p, q: self.follows(p, q)):
+            given = f"{self.arrays[run[0]]}, 1, parts + {number} * programs, programs, 1, {len(run)}, 0, 1"
+            self.line(1, f'push_to_batch({given}, {_power(len(run))}, {MOST_PARTS}, "{run[0].reduce}")')
+            number += len(run)
 
-    def added(self, push: Push, tile: str) -> str:
-        """The line that adds a tile of values to a sum, or takes their maximum."""
-        neutral = NEUTRAL[push.reduce]
+    def runs(self, values: Iterable[Node], most: int) -> list[list[Push]]:
+        """Sums that one loop takes: their vectors are neighbours in memory, and they are too."""
+        pushes = sorted((p for p in values if isinstance(p, Push)), key=self.places.__getitem__)
+
+        def beside(p: Push, q: Push) -> bool:
+            return self.follows(p, q) and self.follows(p.operand, q.operand)
+
+        return self.neighbours(pushes, most, beside)
+
+    def neighbours(self, pushes: Iterable[Push], most: int, beside: Callable[[Push, Push], bool]) -> list[list[Push]]:
+        found: list[list[Push]] = []
+        for push in pushes:
+            last = found[-1][-1] if found else None
+            if last and len(found[-1]) < most and last.reduce == push.reduce and beside(last, push):
+                found[-1].append(push)
+            else:
+                found.append([push])
+        return found
+
+    def follows(self, node: Node, other: Node) -> bool:
+        """Whether a vector of the workspace lies next to another, after it."""
+        place = self.places
+        return node in place and node.stratum == other.stratum and place.get(other) == place[node] + 1
+
+    def named(self, run: list[Push]) -> None:
+        for line in textwrap.wrap(", ".join(self.names[p] for p in run), 100):
+            self.line(1, f"# {line}")
+
+    def to_batch(self, run: list[Push], to: str, apart: str, tiles: str, block: str) -> None:
+        vector, step = self.summed(run[0])
+        given = f"{to}, {apart}, {vector}, {self.size(run[0].source)}, {step}, {len(run)}, {tiles}"
+        self.named(run)
+        self.line(1, f'push_to_batch({given}, {_power(len(run))}, {block}, "{run[0].reduce}")')
+
+    def summed(self, push: Push) -> tuple[str, str]:
+        """The vector of a sum, and how far its elements are apart."""
         if isinstance(push.operand, Const):
-            x = f"tl.where(m, {constant(push.operand.value)}, tl.full([], {neutral}, tl.float64))"
-        else:
-            x = self.loaded(push.operand, "a", "m", neutral)
-        return f"{tile} += {x}" if push.reduce == "sum" else f"{tile} = tl.maximum({tile}, {x})"
+            raise BackendError("the triton backend adds up no constant")
+        is_parameter = isinstance(push.operand, Input) and push.operand.kind == "parameter"
+        return self.arrays[push.operand], self.called("stride", push.operand) if is_parameter else "1"
 
     def barrier(self) -> None:
         self.line(1, "tl.debug_barrier()")
@@ -109,8 +129,7 @@ class CoarseWriter(Writer):
                     if isinstance(node, Mix):
                         self.product(node, blocks)
             elif group.source:
-                for at in range(0, len(group.values), TOGETHER):
-                    self.sums(group, group.values[at : at + TOGETHER], within, blocks)
+                self.sums(group, within, blocks)
             else:
                 self.elements(group, stage, within)
 
@@ -143,54 +162,30 @@ class CoarseWriter(Writer):
         """The text of a coarse value, or of a token value that was set aside: a tensor, or a number."""
         if node not in self.slots:
             return constant(node.value) if isinstance(node, Const) else self.arrays[node]
-        start = self.offsets[self.slots[node]].removeprefix("work").removeprefix(" + ") or "0"
+        first = self.first[node.stratum]
+        start = self.slots[node].replace(first, self.starts[node.stratum], 1).removeprefix("work").removeprefix(" + ")
+        start = start or "0"
         return f"work[{start} :][: {self.size(node.stratum)}]"
 
-    def sums(self, group: Group, pushes: Iterable[Node], within: tuple[str, str], blocks: dict[str, None]) -> None:
+    def sums(self, group: Group, within: tuple[str, str], blocks: dict[str, None]) -> None:
         """Writes sums and maxima over the fibres of one fibration, in a fixed order."""
         a, b = str(group.source), group.stratum
-        chosen = [p for p in pushes if isinstance(p, Push)]
         if a == BATCH:  # the batch over itself
-            since = len(self.lines)
-            for push in chosen:
-                self.line(1, f"tl.store({self.arrays[push]}, {self.loaded(push.operand, '')})")
-            self.name_arrays(since)
+            for push in group.values:
+                self.line(1, f"tl.store({self.arrays[push]}, {self.loaded(push.operands[0], '')})")
             return
-        whole = b == BATCH
-        self.line(1, f"# sums over the {a} elements of {'the batch' if whole else f'each {b}'}")
-        since = len(self.lines)
-        if whole:
-            shape, axis, depth = "[BLOCK_B]", 0, 1
-        else:
+        self.line(1, f"# sums over the {a} elements of {'the batch' if b == BATCH else f'each {b}'}")
+        for run in self.runs(group.values, TOGETHER):
+            if b == BATCH:
+                self.to_batch(run, self.arrays[run[0]], "1", "0, 1", "BLOCK_B")
+                continue
             order, before = (self.called(kind, a, b) for kind in ("order", "members"))
-            rows, columns = f"Y_{order}", f"F_{order}"
-            blocks["BLOCK_S"] = blocks[columns] = None
-            shape, axis, depth = f"[{rows}, {columns}]", 1, 2
-            self.line(1, f"for y in range({within[0]}, {within[1]}, {rows}):")
-            self.line(2, f"b, live, first, size = fibres({before}, y, {within[1]}, {rows})")
-        parts = {p: self.free(f"{self.names[p]}_tile") for p in chosen}
-        starts = {r: f"tl.full({shape}, {NEUTRAL[r]}, tl.float64)" for r in dict.fromkeys(p.reduce for p in chosen)}
-        if not whole:
-            for reduce, word in (("sum", "nothing"), ("max", "lowest")):
-                if reduce in starts:
-                    self.line(depth, f"{word} = {starts[reduce]}")
-                    starts[reduce] = word
-        for push, part in parts.items():
-            self.line(depth, f"{part} = {starts[push.reduce]}")
-        if whole:
-            self.line(1, f"for f in range(0, {self.size(a)}, BLOCK_B):")
-            self.line(2, "a = f + tl.arange(0, BLOCK_B)")
-            self.line(2, f"m = a < {self.size(a)}")
-        else:
-            self.line(2, f"for f in range(0, tl.max(size, axis=0), {columns}):")
-            self.line(3, f"a, m = members({order}, first, size, f, {columns})")
-        for push, part in parts.items():
-            self.line(depth + 1, self.added(push, part))
-        for push, part in parts.items():
-            total = f"tl.{push.reduce}({part}, axis={axis})"
-            array = self.arrays[push]
-            self.line(depth, f"tl.store({array}, {total})" if whole else f"tl.store({array} + b, {total}, mask=live)")
-        self.name_arrays(since)
+            blocks["BLOCK_S"] = blocks[f"F_{order}"] = None
+            vector, step = self.summed(run[0])
+            given = f"{self.arrays[run[0]]}, {self.size(b)}, {vector}, {self.size(a)}, {step}, {len(run)}"
+            shape = f'{_power(len(run))}, Y_{order}, F_{order}, "{run[0].reduce}"'
+            self.named(run)
+            self.line(1, f"push({given}, {order}, {before}, {', '.join(within)}, {shape})")
 
     def product(self, node: Mix, blocks: dict[str, None]) -> None:
         """Writes a matrix of the index times a vector: one element of the result after the other."""
@@ -199,19 +194,16 @@ class CoarseWriter(Writer):
         blocks["BLOCK_S"] = None
         matrix, columns = self.called("matrix", node.matrix), self.size(node.of)
         self.line(1, f"# {node.stratum} from {node.source}: a product with {matrix}{' transposed' * node.transposed}")
-        since = len(self.lines)
         strides = ("1", columns) if node.transposed else (columns, "1")
         sizes = (self.size(node.stratum), self.size(node.source))
         given = (self.arrays[node], matrix, self.arrays[node.operand], *sizes)
         self.line(1, f"product({', '.join((*given, *strides, 'BLOCK_S'))})")
-        self.name_arrays(since)
 
     def elements(self, group: Group, stage: Coarse, within: tuple[str, str]) -> None:
         """Writes scalar work on every element of a stratum."""
         s = group.stratum
         depth = 1 if s == BATCH else 2
         self.line(1, "# the batch" if s == BATCH else f"# each {s}")
-        since = len(self.lines)
         if s != BATCH:
             self.line(1, f"for y in range({within[0]}, {within[1]}, BLOCK_C):")
             self.line(2, "b = y + tl.arange(0, BLOCK_C)")
@@ -221,7 +213,11 @@ class CoarseWriter(Writer):
             self.value(depth, node)
             if node in stage.saved:
                 self.save(depth, node)
-        self.name_arrays(since)
+
+
+def _power(number: int) -> int:
+    """The next power of 2."""
+    return 1 << (number - 1).bit_length()
 
 
 def _shared(stage: Coarse) -> list[Group]:

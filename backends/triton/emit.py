@@ -10,11 +10,13 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping
 
+from fibration.backends.bodies import Function, functions_of
 from fibration.backends.triton.kernels import kernels_of_sections
-from fibration.backends.triton.language import HELPERS, RESERVED
+from fibration.backends.triton.language import HELPERS, RESERVED, fitted, language, typed
 from fibration.backends.triton.writer import MOST_PARTS, PER_WARP, Kernel
 from fibration.compiler.arguments import Argument, Signature, signature
 from fibration.compiler.fuse import sweeps
+from fibration.compiler.ir import Scalar
 from fibration.compiler.plan import Plan, Spread
 from fibration.compiler.program import Program
 
@@ -96,13 +98,15 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     `header` is a comment block.
     """
     parts = []
+    functions = functions_of(plans.values(), RESERVED)
     for name, one in plans.items():
-        sections = kernels_of_sections(name, one)
+        sections = kernels_of_sections(name, one, functions)
         arguments = launched(one, itertools.chain(*sections))
         for function, made in zip(one.functions(name), sections, strict=True):
             if made:
                 parts += [k.text for k in made if k.text]
                 parts.append(_launcher(function, one, titles[name], made, arguments))
+    parts = [*(_defined(body, f) for body, f in functions.items()), *parts]
     texts = "\n\n\n".join(parts)
     helpers = "".join(f"\n\n{text}\n" for text in _used(texts))
     parts_of = PARTS_OF.format(most=MOST_PARTS, tile=8 * PER_WARP["BLOCK_P"])  # eight warps launch a coarse stage
@@ -117,6 +121,17 @@ def launched(plan: Plan, made: Iterable[Kernel]) -> tuple[Argument, ...]:
     """The arguments of a launcher: those that a kernel uses, and the workspace, which holds coarse results."""
     used = {a.name for kernel in made for a in kernel.arguments}
     return tuple(a for a in signature(plan).arguments if a.name in used or a.kind == "work")
+
+
+def _defined(body: Scalar, function: Function) -> str:
+    """A scalar body as a function. Its arguments have one dtype."""
+    given = function.parameters
+    dtype = f"{given[0]}.dtype"
+    before, text = language(dtype).write(body, given, "part", RESERVED | set(given))
+    lines = [f"{name} = {shared}" for name, shared in before] + [f"return {typed(text, dtype)}"]
+    written = [line for text in lines for line in fitted(text, "    ")]
+    head = ["@triton.jit", f"def {function.name}({', '.join(given)}):", f'    """{function.about}"""']
+    return "\n".join([*head, *written])
 
 
 def _used(text: str) -> list[str]:

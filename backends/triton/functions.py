@@ -206,6 +206,48 @@ def members(order, first, size, f, columns: tl.constexpr):
 
 
 @triton.jit
+def joined(x, axis: tl.constexpr, how: tl.constexpr):
+    """The sums, or the maxima, along one axis."""
+    return tl.sum(x, axis=axis) if how == "sum" else tl.max(x, axis=axis)
+
+
+@triton.jit
+def push(
+    to, targets, of, sources, step, count, order, before, low, high, vectors: tl.constexpr, rows: tl.constexpr,
+    columns: tl.constexpr, how: tl.constexpr,
+):  # fmt: skip
+    """The sums, or the maxima, of `count` neighbouring vectors over each target from `low` to `high`, in a fixed order.
+    `vectors`: the next power of 2."""
+    v = tl.arange(0, vectors)
+    none: tl.constexpr = 0.0 if how == "sum" else float("-inf")
+    for y in range(low, high, rows):
+        b, live, first, size = fibres(before, y, high, rows)
+        found = tl.full([vectors, rows, columns], none, tl.float64)
+        for f in range(0, tl.max(size, axis=0), columns):
+            a, m = members(order, first, size, f, columns)
+            there = m[None, :, :] & (v < count)[:, None, None]
+            x = fresh(of + v[:, None, None] * sources + (a * step)[None, :, :], there, none)
+            found = found + x if how == "sum" else tl.maximum(found, x)
+        inside = (v < count)[:, None] & live[None, :]
+        tl.store(to + v[:, None] * targets + b[None, :], joined(found, 2, how), mask=inside)
+
+
+@triton.jit
+def push_to_batch(
+    to, apart, of, sources, step, count, first, every, vectors: tl.constexpr, columns: tl.constexpr, how: tl.constexpr
+):  # fmt: skip
+    """Likewise over all elements, of tiles `every` apart from the `first` on. Results lie `apart` from each other."""
+    v = tl.arange(0, vectors)
+    none: tl.constexpr = 0.0 if how == "sum" else float("-inf")
+    found = tl.full([vectors, columns], none, tl.float64)
+    for f in range(first * columns, sources, every * columns):
+        a = f + tl.arange(0, columns)[None, :]
+        x = fresh(of + v[:, None] * sources + a * step, (a < sources) & (v < count)[:, None], none)
+        found = found + x if how == "sum" else tl.maximum(found, x)
+    tl.store(to + v * apart, joined(found, 1, how), mask=v < count)
+
+
+@triton.jit
 def product(out, matrix, x, rows, columns, row, column, block: tl.constexpr):
     """out[b] = Σ_a matrix[b·row + a·column]·x[a], for every b of `rows`."""
     for b in range(0, rows):

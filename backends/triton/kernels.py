@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 
+from fibration.backends.bodies import NOTHING, Functions
 from fibration.backends.triton.coarse import CoarseWriter, is_called
 from fibration.backends.triton.language import TOKEN, WIDE, constant, typed
 from fibration.backends.triton.writer import NEUTRAL, Kernel, Shares, uses
@@ -26,9 +27,9 @@ def kernels(name: str, plan: Plan) -> tuple[Kernel, ...]:
     return tuple(itertools.chain(*kernels_of_sections(name, plan)))
 
 
-def kernels_of_sections(name: str, plan: Plan) -> list[list[Kernel]]:
+def kernels_of_sections(name: str, plan: Plan, functions: Functions = NOTHING) -> list[list[Kernel]]:
     """The kernels of every section. A plan has one section, unless the batch is spread over ranks."""
-    return _Stages(name, plan).sections()
+    return _Stages(name, plan, functions).sections()
 
 
 class _Stages(CoarseWriter):
@@ -72,13 +73,11 @@ class _Stages(CoarseWriter):
             self.line(2, f"row_advantage = tl.load({self.called('advantage')} + row, mask={here}, other=0.0)[:, None]")
         self.line(0)
         self.line(1, "# inputs, loaded together: a program then waits for memory once")
-        since = len(self.lines)
         for node in _known_before(sweep):
             if isinstance(node, Pull):  # which may be saved here, and is read elsewhere
                 self.value(1, node)
             else:
                 self.need(1, node)
-        self.name_arrays(since)
         narrow: dict[Node, str] = {}
         saved = set(sweep.saved)
         number = 0
@@ -86,13 +85,11 @@ class _Stages(CoarseWriter):
             if isinstance(step, Scalars):
                 self.line(0)
                 self.line(1, f"# each {s}, in float64: [BLOCK_R]")
-                since = len(self.lines)
                 for node in step.values:
                     if node not in self.known:
                         self.value(1, node)
                     if node in saved:
                         self.save(1, node)
-                self.name_arrays(since)
             else:
                 number += 1
                 if several:
@@ -129,7 +126,6 @@ class _Stages(CoarseWriter):
         self.line(0)
         wide = "float64" if step.wide else "the tokens' precision"
         self.line(1, f"# pass {number} over the tokens, in {wide}: [BLOCK_R, BLOCK_T]")
-        since = len(self.lines)
         for node in step.values:
             if isinstance(node, Pull) and node.target in (s, BATCH):
                 readers = {u for u in step.values if node in u.operands}
@@ -176,7 +172,6 @@ class _Stages(CoarseWriter):
             self.known.add(push)
             if push in sweep.saved:
                 self.save(1, push)
-        self.name_arrays(since)
 
     def out(self, output: Key) -> str:
         """The array that an output over tokens is written to."""
@@ -252,7 +247,7 @@ class _Stages(CoarseWriter):
             self.line(2, f"{name} = {self.loaded(node.operand, parent, 'some')}.to({precision})")
         elif isinstance(node, Map):
             operands = [constant(o.value) if isinstance(o, Const) else names[o] for o in node.inputs]
-            before, text = language.write(node.body, operands, name, self.taken)
+            before, text = language.write(node.body, operands, name, self.taken, self.functions)
             for part, shared in before:
                 self.line(2, f"{part} = {shared}")
             self.line(2, f"{name} = {typed(text, precision)}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from dataclasses import dataclass
 from functools import lru_cache
 
+from fibration.backends.bodies import NOTHING, Functions
 from fibration.backends.triton.language import RESERVED, WIDE, constant, fitted, typed
 from fibration.compiler.arguments import INTEGER, REAL, Argument, signature
 from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Scalar
@@ -67,16 +69,17 @@ class Kernel:
 
 
 class Writer:
-    def __init__(self, name: str, plan: Plan) -> None:
-        self.name, self.plan = name, plan
+    def __init__(self, name: str, plan: Plan, functions: Functions = NOTHING) -> None:
+        self.name, self.plan, self.functions = name, plan, functions
         self.signature = signature(plan)
         self.arguments, self.called, self.size = self.signature.arguments, self.signature.name, self.signature.size
         self.names = dict(plan.names)
         words = Names({*self.names.values(), *RESERVED, *(a.name for a in self.arguments)})
         self.free, self.taken = words.free, words.taken
-        self.slots = {n: self.free(f"{self.names[n]}_of") for n in plan.saved}
+        self.first = {s: self.free(f"of_{s}") for s in dict.fromkeys(n.stratum for n in plan.saved)}
+        self.starts, self.slots = self._slots()
+        self.places = {n: i for i, n in enumerate(plan.saved)}  # in the workspace
         self.arrays = dict(self.slots)
-        self.offsets = self._offsets()
         self.arrays |= {a.key[0]: a.name for a in self.arguments if a.kind == "vector"}
         strata = dict.fromkeys(n.stratum for n in plan.program.nodes())
         self.over = {s: self.free(f"over_{s}") for s in strata}  # by stratum, the name of the coarser element's index
@@ -89,15 +92,17 @@ class Writer:
         self.coarse = False  # whether these lines may read values that the same launch has written
         self.inside = 0  # extra indentation of every line
 
-    def _offsets(self) -> dict[str, str]:
-        """The start of each vector in the workspace."""
-        found, before = {}, dict.fromkeys((n.stratum for n in self.plan.saved), 0)
-        for node in self.plan.saved:
-            sizes = {s: k for s, k in before.items() if k}
-            terms = [str(k) if s == BATCH else f"{k} * {self.size(s)}".removeprefix("1 * ") for s, k in sizes.items()]
-            found[self.slots[node]] = " + ".join(["work", *terms])
-            before[node.stratum] += 1
-        return found
+    def _slots(self) -> tuple[dict[str, str], dict[Node, str]]:
+        """The starts in the workspace: of each stratum's vectors, and of each vector after its stratum's first."""
+        terms = ["work"]
+        starts: dict[str, str] = {}
+        slots: dict[Node, str] = {}
+        for s, nodes in itertools.groupby(self.plan.saved, lambda n: n.stratum):
+            starts[s], size = " + ".join(terms), "1" if s == BATCH else self.size(s)
+            vectors = list(nodes)
+            slots |= {n: " + ".join([self.first[s], *_times(i, size)]) for i, n in enumerate(vectors)}
+            terms += _times(len(vectors), size)
+        return starts, slots
 
     def line(self, depth: int, text: str = "", note: str = "") -> None:
         self.lines += fitted(text, "    " * (depth + self.inside))
@@ -106,10 +111,12 @@ class Writer:
     def wrapped(self, name: str, constants: list[str], segments: str | None, shares: Shares, doc: str) -> Kernel:
         """The kernel of the lines written so far, which are then cleared. Only what they use becomes an argument."""
         body = "\n".join(self.lines)
-        used = tuple(a for a in self.arguments if uses(body, a.name))
+        memory = "\n".join(self.starts[s] for s, word in self.first.items() if uses(body, word))
+        used = tuple(a for a in self.arguments if uses(body, a.name) or uses(memory, a.name))
         tiles = [f"    Y{c[1:]}: tl.constexpr = BLOCK_S // {c}" for c in constants if uses(body, f"Y{c[1:]}")]
         numbers = [*(a.name for a in used if a.holds == INTEGER), *((OWN,) if shares.stratum else ())]
         sizes = [f"    {n} = {n}.to(tl.int64)" for n in numbers]
+        sizes += [f"    {word} = {self.starts[s]}" for s, word in self.first.items() if uses(body, word)]
         constants = [c for c in [*constants, "WIDE", "fill"] if uses("\n".join([*tiles, body]), c)]
         names = [*(a.name for a in used if a.holds != REAL), *shares.types]
         wrapped = textwrap.wrap(", ".join(names) + ",", 112)
@@ -120,14 +127,6 @@ class Writer:
         text = "\n".join([*head, textwrap.indent(doc, "    "), *sizes, *tiles, body])
         self.lines, self.known, self.lone, self.local = [], set(), set(), set()
         return Kernel(name, used, tuple(constants), segments, shares, text.rstrip())
-
-    def name_arrays(self, since: int) -> None:
-        """Defines the workspace vectors that the lines from `since` on use, just before these lines: they need no
-        registers earlier."""
-        body = "\n".join(self.lines[since:])
-        indent = "    " * (1 + self.inside)
-        used = [f"{a} = {offset}" for a, offset in self.offsets.items() if uses(body, a)]
-        self.lines[since:since] = [line for text in used for line in fitted(text, indent)]
 
     # ------------------------------------------------------------ coarse values, in float64
 
@@ -185,7 +184,7 @@ class Writer:
                 constant(o.value) if isinstance(o, Const) else self.names[o] + block * (o in self.lone)
                 for o in node.inputs
             ]
-            before, text = WIDE.write(node.body, operands, name, self.taken)
+            before, text = WIDE.write(node.body, operands, name, self.taken, self.functions)
             for part, shared in before:
                 self.line(depth, f"{part} = {shared}")
             self.line(depth, f"{name} = {typed(text, 'tl.float64')}")
@@ -200,6 +199,11 @@ class Writer:
             self.line(depth, f"tl.store({self.arrays[node]}, {self.names[node]})")
         else:
             self.line(depth, f"tl.store({self.arrays[node]} + b, {self.names[node]}, mask=live)")
+
+
+def _times(number: int, size: str) -> list[str]:
+    """The term `number · size` of a sum, as text; nothing for 0."""
+    return [str(number) if size == "1" else f"{number} * {size}".removeprefix("1 * ")] if number else []
 
 
 def _joins(body: Scalar) -> bool:

@@ -74,6 +74,9 @@ def compile(
     arch: Annotated[
         str | None, typer.Option(metavar="sm_90", help="Triton: also write machine code for this chip. Needs -o.")
     ] = None,
+    functions: Annotated[
+        bool, typer.Option("--functions", help="Also write gate, its transpose, and levels, which no training needs.")
+    ] = False,
     timeout: Timeout = BUDGET,
 ) -> None:
     """Verify a loss, and print its source or write standalone files.
@@ -81,7 +84,7 @@ def compile(
     Without -o it prints the source. With -o it writes the module, and a certificate of what was proved.
     """
     from fibration.cli.certificate import certificate, kernel_table
-    from fibration.pipeline import choose, export, generate
+    from fibration.pipeline import choose, export, standalone
     from fibration.printing import reports
     from fibration.printing.progress import working
 
@@ -95,7 +98,7 @@ def compile(
     with working(f"laws of {hierarchy.name}"):
         report = hierarchy.verify(timeout)
     report.raise_for_status()
-    artifact = generate(hierarchy, chosen)
+    artifact = standalone(hierarchy, chosen, functions)
     if output is None:
         typer.echo(artifact.source, nl=False)
         return

@@ -10,7 +10,7 @@ and KL estimates (eq:dhat_traj, eq:dhat_kl_traj).
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,6 +21,8 @@ from fibration.compiler.hoist import UNLESS
 from fibration.compiler.ir import Const, Map, Node, Push, Scalar, arg, const, count_input, scalar, total
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
+from fibration.compiler.rules import simplify
+from fibration.compiler.scalars import is_closed
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.penalties import Penalty
@@ -51,7 +53,7 @@ def slope_of(gated: Node, residual: Node) -> Scalar | None:
 
 
 def regime_nodes(residual: Node, gated: Node) -> dict[str, Node]:
-    """Zeros and ones for four sets of elements. The other regimes are differences of them.
+    """Zeros and ones for four sets of elements, and the gate's `slope`. The other regimes are differences of the four.
 
     `passed`: the gate changed nothing. Of the others, `rolled_back`: the slope is negative; `flat`: the slope is 0.
     `zeroed`: flat elements with the value 0.
@@ -66,13 +68,17 @@ def regime_nodes(residual: Node, gated: Node) -> dict[str, Node]:
         stopped = scalar("sub", const(1.0), arg(len(operands)))
         return Map(scalar("select", condition, stopped, ZERO), (*operands, passed))
 
-    slope = slope_of(gated, residual)
-    read = gated.inputs if isinstance(gated, Map) and slope is not None and gated is not residual else (residual,)
-    body = ZERO if slope is None else slope
-    back = unless_passed(scalar("lt", body, ZERO), read)
-    flat = unless_passed(equal(body, ZERO), read)
-    zeroed = Map(scalar("select", equal(value, ZERO), arg(len(both)), ZERO), (*both, flat))
-    return {"passed": passed, "rolled_back": back, "flat": flat, "zeroed": zeroed}
+    body = slope_of(gated, residual) or ZERO
+    read = gated.inputs if isinstance(gated, Map) and gated is not residual else (residual,)
+    slope = Map(body, read)
+
+    def where_slope(condition: Callable[[Scalar], Scalar]) -> Node:
+        decided = is_closed(simplify(condition(body)))  # for all residuals: no token has to compare
+        return unless_passed(condition(body), read) if decided else unless_passed(condition(arg(0)), (slope,))
+
+    back, flat = where_slope(lambda s: scalar("lt", s, ZERO)), where_slope(lambda s: equal(s, ZERO))
+    zeroed = Map(scalar("select", equal(arg(0), ZERO), arg(1), ZERO), (gated, flat))
+    return {"passed": passed, "rolled_back": back, "flat": flat, "zeroed": zeroed, "slope": slope}
 
 
 def _difference(first: Node, *others: Node) -> Node:
@@ -154,15 +160,18 @@ def instrument(program: Program, report: Report, hierarchy: Hierarchy) -> Progra
                 number = node if over == BATCH else Push(over, BATCH, node, "max" if word == "peak" else "sum")
                 outputs[report.total(word, stratum, channel)] = number
 
+    names = dict(program.names)
     changed: dict[str, list[Node]] = {leaf: [] for leaf in program.leaves}
     for stratum, channel in report.levels:
         residual, gated = (program.outputs[Key(word, stratum, channel)] for word in ("residual", "gated"))
         seen = regime_nodes(residual, gated)
+        for word, node in seen.items():
+            names.setdefault(node, Key("slope" if word == "slope" else f"is_{word}", stratum, channel))
         drift = Map(absolute(arg(0)), (residual,))
         found: dict[str, dict[str, Node]] = {word: {} for word in (*REGIMES, "drift", "peak")}
         for over in report.over(stratum):
             path = report.paths[stratum, over]
-            sums = {name: ir.reduce(node, path) for name, node in seen.items()}
+            sums = {name: ir.reduce(seen[name], path) for name in ("passed", "rolled_back", "flat", "zeroed")}
             every = Const(1.0, stratum) if stratum == over else count_input(stratum, over)
             sums["limited"] = _difference(sums["flat"], sums["zeroed"])
             sums["attenuated"] = _difference(every, sums["passed"], sums["rolled_back"], sums["flat"])
@@ -202,7 +211,7 @@ def instrument(program: Program, report: Report, hierarchy: Hierarchy) -> Progra
     for name, sums_of in means.items():
         mean = Map(scalar("div", arg(0), arg(1)), (total(sums_of), total(counts)))
         outputs[Key(name)] = Push(rows_stratum, BATCH, mean)
-    return replace(program, outputs=outputs).validate()
+    return replace(program, outputs=outputs, names=names).validate()
 
 
 def _of_tokens(program: Program, report: Report) -> dict[Key, Node]:

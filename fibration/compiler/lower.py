@@ -33,6 +33,7 @@ from fibration.language.atoms import (
 from fibration.language.cancel import cancel, factors_over
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Apply, Expression, as_expression
+from fibration.language.gates import Gate
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import Ordered
 from fibration.language.traversal import atoms, evaluate, substitute
@@ -51,6 +52,13 @@ def lower(hierarchy: Hierarchy) -> Program:
             required="expressions with a value",
             found=str(error),
         ) from None
+
+
+def _word(gate: Gate) -> str:
+    """The function that makes a gate; `gate` for a formula, or for one per channel."""
+    name = gate.written.partition("(")[0]
+    made = name if name.isidentifier() and name.islower() else "gate"
+    return made + "_inward" * (").inward(" in gate.written)
 
 
 class _Lowering(Terms):
@@ -104,6 +112,7 @@ class _Lowering(Terms):
                 **outputs,
             },
             names=self.names,
+            gates={s.name: _word(gate) for s, gate in h.gates.items()},
         )
 
     def mean(self, target: Stratum, channel: str) -> Node:

@@ -245,12 +245,16 @@ class Plan:
 
     @cached_property
     def saved(self) -> tuple[Node, ...]:
-        """Every vector that lies in memory between stages. The `blocks` come last."""
+        """Every vector that lies in memory between stages, one stratum after the other.
+
+        Vectors that are summed over the same fibres lie side by side, and so do their sums. A stratum's block is last.
+        """
         found: dict[Node, None] = {}
         for stage in self.stages:
             found.update(dict.fromkeys(stage.of_tokens if isinstance(stage, Collective) else stage.saved))
-        last = [n for block in self.blocks.values() for n in block]
-        return (*(n for n in found if n not in set(last)), *last)
+        first = {s: i for i, s in enumerate(dict.fromkeys(n.stratum for n in found))}
+        written = {n for block in self.blocks.values() for n in block}
+        return tuple(sorted(found, key=lambda n: (first[n.stratum], n in written, self._place[n])))
 
     @cached_property
     def blocks(self) -> dict[str, tuple[Node, ...]]:
@@ -260,7 +264,18 @@ class Plan:
         for node in self.program.outputs.values():
             if node in kept:
                 found.setdefault(node.stratum, {})[node] = None
-        return {stratum: tuple(nodes) for stratum, nodes in found.items()}
+        return {stratum: tuple(sorted(nodes, key=self._place.__getitem__)) for stratum, nodes in found.items()}
+
+    @cached_property
+    def _place(self) -> dict[Node, tuple[str, int]]:
+        """The order of values in memory: by the last sum that they go into, and what that sum is."""
+        order = list(self.program.nodes())
+        found = {node: ("", i) for i, node in enumerate(order)}
+        for node in reversed(order):  # users first
+            if isinstance(node, Push):
+                found[node] = (found[node][0] or node.reduce, found[node][1])
+                found[node.operand] = found[node]
+        return found
 
     @cached_property
     def quantiles(self) -> tuple[Quantile, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakSet
 
@@ -36,12 +36,14 @@ PER_TOKEN = ("gated_ratio", "coefficients", "log_ratio_gradient", "advantages")
 
 @dataclass(frozen=True)
 class Program:
-    """Outputs over inputs. `names` are the user's words for some nodes, for readable output."""
+    """Outputs over inputs. `names` are the user's words for some nodes, for readable output; `gates` those for the
+    gates of the strata."""
 
     name: str
     leaves: tuple[str, ...]
     outputs: Mapping[Key, Node]
     names: Mapping[Node, Key]
+    gates: Mapping[str, str] = field(default_factory=dict)
 
     def part(self, word: str, leaf: str) -> Key:
         """The key of one leaf's part of a vector per token."""

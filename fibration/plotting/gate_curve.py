@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fibration.compiler.diagnostics import REGIMES, regime_nodes, slope_of
+from fibration.compiler.diagnostics import REGIMES, regime_nodes
 from fibration.compiler.interpret import Sizes, interpret
 from fibration.compiler.ir import CONDITIONS, Const, Input, Map, Matrix, Node, Scalar, const, scalar
 from fibration.compiler.keys import Key
@@ -267,11 +267,7 @@ def _program(node: Node, residual: Node, places: Mapping[Node, Input]) -> Progra
     else:  # the gate returns another vector unchanged and ignores the residual
         gate = places[node]
     outputs: dict[Key, Node] = {Key("gated"): gate, **{Key(w): n for w, n in regime_nodes(place, gate).items()}}
-    slope = slope_of(gate, place)
-    if slope is None or gate is place:
-        outputs[Key("slope")] = Const(1.0 if gate is place else 0.0, "grid")
-    elif isinstance(gate, Map):
-        outputs[Key("slope")] = Map(slope, gate.inputs)
+    if isinstance(gate, Map):
         for i, condition in enumerate(dict.fromkeys(_conditions(gate.body))):
             outputs[Key("condition", str(i))] = Map(scalar("select", condition, const(1.0), const(0.0)), gate.inputs)
     return Program("section", ("grid",), outputs, {})

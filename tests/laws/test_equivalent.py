@@ -167,6 +167,8 @@ def test_projections_are_the_same_only_if_their_formulas_are_equal():
     clipped = PROJECTED.replace(gates={**PROJECTED.gates, token: clip_gate(PROJECTED.parameters["epsilon"])})
     assert isinstance(same_loss(pair(PROJECTED, clipped)), Unknown)
     assert difference(pair(PROJECTED, clipped), {1: 1}) is None
+    (found,) = equivalent(PROJECTED, clipped, when=[advantage >= 0]).verdicts
+    assert (found.status, found.internal_error) == ("undecided", False)
 
 
 old, rollout = policies("old rollout")

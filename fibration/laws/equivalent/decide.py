@@ -22,7 +22,7 @@ from fibration.laws import LAWS
 from fibration.laws.budget import Budget
 from fibration.laws.equivalent.matching import Matched, match_by_role, match_by_trial
 from fibration.laws.equivalent.same_loss import NoBatchError, check_conditions, same_loss
-from fibration.laws.equivalent.search import FEW, MANY, difference, has_batches
+from fibration.laws.equivalent.search import FEW, MANY, difference, has_batches, is_evaluated
 from fibration.laws.law import FILE_AN_ISSUE, Proved, internal_error
 from fibration.laws.subject import Subject
 from fibration.laws.verify import OUT_OF_TIME
@@ -219,7 +219,7 @@ def _compare(both: Pair, subject: str) -> Comparison:
         proof = same_loss(both)
         if isinstance(proof, Proved):
             return Comparison("equivalent", subject, "proved", proof.argument)
-        if not has_batches(both) or (witness := difference(both, MANY)) is None:
+        if not (is_evaluated(both) and has_batches(both)) or (witness := difference(both, MANY)) is None:
             return Comparison("equivalent", subject, "undecided", "", STATEMENT, proof.reason, REMEDY)
     return Comparison("equivalent", subject, "refuted", "", STATEMENT, "", REMEDY, witness)
 

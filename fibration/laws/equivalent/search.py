@@ -72,7 +72,7 @@ def difference(pair: Pair, most: Tries, any_size: bool = False) -> Witness | Non
 
     `any_size`: the first batch found, which may not be the smallest. That takes less time.
     """
-    if any(h.orthogonalise is not None for h in pair):
+    if not is_evaluated(pair):
         return None
     off = rounding(*(e for h in pair for e in read_by(h))) * 10**5
     for n, number in most.items():
@@ -83,6 +83,11 @@ def difference(pair: Pair, most: Tries, any_size: bool = False) -> Witness | Non
             smaller = (_first(pair, k, MANY[k], off) for k in range(1, n or MOST_TOKENS + 1) if most[k] < MANY[k])
             return next((w for w in smaller if w is not None), found)
     return None
+
+
+def is_evaluated(pair: Pair) -> bool:
+    """Whether both losses are evaluated exactly: residuals of a projection are not."""
+    return all(h.orthogonalise is None for h in pair)
 
 
 def _first(pair: Pair, n: int, number: int, off: Fraction) -> Witness | None:
