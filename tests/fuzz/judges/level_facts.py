@@ -317,7 +317,7 @@ class LevelFacts:
     """The facts about levels of one hierarchy, each on several batches."""
 
     name: str = "levels"
-    timeout: float = 2.0
+    timeout: float = 20.0  # most of it draws batches that the assumptions allow
     tries: int = 5
 
     def draw(self, rng: random.Random) -> OfHierarchy:
