@@ -6,6 +6,7 @@ then added up other elements.
 
 import json
 import math
+import os
 import subprocess
 import sys
 
@@ -54,7 +55,9 @@ print(json.dumps([
 def test_threads_share_a_sum_in_the_same_way_whatever_is_summed_beside_it(tmp_path):
     names = ("joined", "fresh", "fibres", "members", "push", "push_to_batch")
     (tmp_path / "sums.py").write_text(KERNELS.format(helpers="\n\n\n".join(HELPERS[name] for name in names)))
-    done = subprocess.run([sys.executable, tmp_path / "sums.py"], capture_output=True, text=True, check=True)
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, tmp_path / "sums.py"], capture_output=True, text=True, env=environment)
+    assert not done.returncode, done.stderr
     found = json.loads(done.stdout)
     for layouts in found:
         assert all(one == layouts[0] for one in layouts), layouts
