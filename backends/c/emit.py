@@ -9,6 +9,7 @@ the chunks in double. The order of a sum depends on nothing but the segment's to
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -55,21 +56,32 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     variants = "".join(VARIANT.format(s=word) for word in found)
     every = (a for plan in plans.values() for a in signature(plan).arguments if a.holds == FLOATS)
     dtypes = "".join(DTYPE.format(macro=dtype_of(name)) for name in dict.fromkeys(a.name for a in every))
-    functions = "\n".join(f"#define {f}_real JOIN({f}_, REAL)" for f in FUNCTIONS)
-    storage = _part("storage").replace("{variants}", dtypes + variants).replace("{functions}", functions)
-    parts = [top, _part("math"), storage, "\n" + _part("fibres")]
-    parts += ["\n" + _part("matrix")] if any(plan.program.matrices for plan in plans.values()) else []
     kinds = {type(n) for plan in plans.values() for n in plan.program.nodes()}
     extra = [word for kind, word in ((Quantile, "quantiles"), (Scan, "scans")) if kind in kinds]
-    parts += ["\n" + _part(word) for word in (["room", *extra] if extra else [])]
+    parts = ["fibres", *["matrix"] * any(plan.program.matrices for plan in plans.values()), *["room"] * bool(extra), *extra]
     defined = functions_of(plans.values(), RESERVED, copies=2)  # loops over tokens are written twice
     loops = []
     for name, plan in plans.items():
         sections = [(f, section) for f, section in plan.functions(name).items() if section]
         texts = [_Function(f, plan, section, titles[name], defined).text() for f, section in sections]
         loops.append("\n".join([f"\n#ifndef WITHOUT_{name}", *texts, "#endif"]))
-    parts += ["\n".join(["", *_defined(defined, "\n".join(loops))]), *loops]
-    return "\n".join(part.rstrip() + "\n" for part in parts)
+    texts = [*("\n" + _part(word) for word in parts), "\n".join(["", *_defined(defined, "\n".join(loops))]), *loops]
+    called = [f for f in FUNCTIONS if any(f"{f}_real(" in text for text in texts)]
+    functions = "\n".join(f"#define {f}_real JOIN({f}_, REAL)" for f in called)
+    storage = _part("storage").replace("{variants}", dtypes + variants).replace("{functions}", functions)
+    return "\n".join(part.rstrip() + "\n" for part in [top, _math([storage, *texts], called), storage, *texts])
+
+
+def _math(texts: list[str], called: list[str]) -> str:
+    """The paragraphs of math.h whose functions `texts` use; `called` are those in the tokens' precision."""
+    words = {f"{f}_{precision}" for f in called for precision in ("f32", "f64")}.union(*map(WORD.findall, texts))
+    kept: list[str] = []
+    for paragraph in reversed(_part("math").split("\n\n")):  # a function calls those above it
+        defines = re.findall(r"^MATH \w+ (\w+)\(", paragraph, re.MULTILINE)
+        if not defines or not words.isdisjoint(defines):
+            kept.insert(0, paragraph)
+            words.update(WORD.findall(paragraph))
+    return "\n\n".join(kept)
 
 
 def _defined(functions: Functions, text: str) -> Iterator[str]:
@@ -91,6 +103,7 @@ def _part(name: str) -> str:
     return PARTS[name].read_text()
 
 
+WORD = re.compile(r"[A-Za-z_]\w*")
 VARIANT = """\
 #ifndef WHOLE_{s} /* 1: the tokens of each {s} are contiguous. 0: {s}_positions has their places */
 #define WHOLE_{s} 1
@@ -131,12 +144,11 @@ class _Function(TokenPasses):
         for a in self.arguments:
             self.line(0, f"   {a.name:<{width}}  {a.note}")
         self.line(0, f"   Vectors in the workspace, each [elements of its stratum]:\n   {self._layout()} */")
-        given = ",\n    ".join([*map(declared, self.arguments), "int threads"])
-        self.line(0, f"void {self.name}(\n    {given})\n{{")
-        self.line(1, "(void)threads;")
-        for a in self.arguments:
-            if a.may_lack:
-                self.line(1, f"(void){a.name};")
+        given = ", ".join(word.replace(" ", "\0") for word in [*map(declared, self.arguments), "int threads"])
+        lines = textwrap.wrap(given, 112, break_long_words=False)  # a line ends between arguments
+        self.line(0, "\n    ".join([f"void {self.name}(", *lines]).replace("\0", " ") + ")\n{")
+        unused = ["threads", *(a.name for a in self.arguments if a.may_lack)]
+        self.line(1, ", ".join(f"(void){word}" for word in unused) + ";")
         for node, array in self.slots.items():
             self.line(1, f"double *restrict {array} = work; work += {self.size(node.stratum)};")
         for stage in self.section:

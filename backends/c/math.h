@@ -138,9 +138,11 @@ MATH float tanh_f32(float x) {
   float m = expm1_f32(-2 * __builtin_fabsf(x));
   return __builtin_copysignf(m / (2 + m), x);
 }
+
 /* 0 below -709.78 (-88.72), where exp overflows. */
 MATH double sigmoid_f64(double x) { return 1 / (1 + exp_f64(-x)); }
 MATH float sigmoid_f32(float x) { return 1 / (1 + exp_f32(-x)); }
+
 /* The larger of x and 0, plus the rest. */
 MATH double softplus_f64(double x) { return (x > 0 ? x : 0) + log1p_f64(exp_f64(-__builtin_fabs(x))); }
 MATH float softplus_f32(float x) { return (x > 0 ? x : 0) + log1p_f32(exp_f32(-__builtin_fabsf(x))); }
