@@ -36,18 +36,19 @@ Functions = Mapping[Scalar, Function]
 NOTHING: Functions = {}
 
 
-def functions_of(plans: Collection[Plan], reserved: Collection[str], copies: int = 1) -> Functions:
-    """The functions of a module, by body. `copies`: how often the backend writes one value of a plan.
+def functions_of(plans: Mapping[str, Plan], reserved: Collection[str], copies: int = 1) -> Functions:
+    """The functions of a module with these plans, by body. `copies`: how often the backend writes a value of a plan.
 
     They are named after the gates that they belong to, or after the first value that they compute.
     """
     written: dict[Scalar, list[tuple[Map, Plan]]] = {}
-    for plan in plans:
+    taken = set(reserved)
+    for name, plan in plans.items():
+        taken.update(plan.functions(name), plan.names.values(), plan.program.given.values())
         for node in _computed(plan):
             if isinstance(node, Map) and _size(node.body) > SHORT:
                 written.setdefault(node.body, []).append((node, plan))
-    words = (word for plan in plans for word in (*plan.names.values(), *plan.program.given.values()))
-    names = Names({*reserved, *words})
+    names = Names(taken)
     found = {}
     for body, places in written.items():
         if len(places) * copies > 1:

@@ -58,8 +58,9 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     dtypes = "".join(DTYPE.format(macro=dtype_of(name)) for name in dict.fromkeys(a.name for a in every))
     kinds = {type(n) for plan in plans.values() for n in plan.program.nodes()}
     extra = [word for kind, word in ((Quantile, "quantiles"), (Scan, "scans")) if kind in kinds]
-    parts = ["fibres", *["matrix"] * any(plan.program.matrices for plan in plans.values()), *["room"] * bool(extra), *extra]
-    defined = functions_of(plans.values(), RESERVED, copies=2)  # loops over tokens are written twice
+    matrix = any(plan.program.matrices for plan in plans.values())
+    parts = ["fibres", *["matrix"] * matrix, *["room"] * bool(extra), *extra]
+    defined = functions_of(plans, RESERVED, copies=2)  # loops over tokens are written twice
     loops = []
     for name, plan in plans.items():
         sections = [(f, section) for f, section in plan.functions(name).items() if section]

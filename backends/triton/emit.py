@@ -98,7 +98,7 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     `header` is a comment block.
     """
     parts = []
-    functions = functions_of(plans.values(), RESERVED)
+    functions = functions_of(plans, RESERVED)
     for name, one in plans.items():
         sections = kernels_of_sections(name, one, functions)
         arguments = launched(one, itertools.chain(*sections))

@@ -301,11 +301,11 @@ SLIPS = (
     ),
     slip(
         "programs that share a sum over the batch read the same elements", "backends/test_ptx",
-        "range(part * BLOCK_P, {size}, programs * BLOCK_P):", "range(part * BLOCK_P, {size}, BLOCK_P):",
+        "range(first * columns, sources, every * columns)", "range(first * columns, sources, columns)",
     ),
     slip(
         "the last program to arrive adds up one part", "backends/test_ptx",
-        "is_part = each_part < programs", "is_part = each_part < 1",
+        "programs, 1, {len(run)}, 0, 1\"", "1, 1, {len(run)}, 0, 1\"",
     ),
     slip(
         "programs share sums over the batch of what their launch computes", "backends/test_triton",
