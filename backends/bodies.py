@@ -53,9 +53,10 @@ def functions_of(plans: Mapping[str, Plan], reserved: Collection[str], copies: i
     for body, places in written.items():
         if len(places) * copies > 1:
             word, about = _called(*places[0])
-            parameters = Names(reserved)
+            parameters = Names(word for word in reserved if len(word) > 1)
             given = tuple(parameters.free(without_macros(_word_of(o, places[0][1]))) for o in places[0][0].inputs)
-            found[body] = Function(names.free(without_macros(word)), given, about)
+            word = without_macros(word)
+            found[body] = Function(names.free(f"{word}_from" if word in names.taken else word), given, about)
     return found
 
 
@@ -103,7 +104,8 @@ def _word_of(node: Node, plan: Plan) -> str:
     while isinstance(node, Pull):
         node = node.operand
     if isinstance(node, Input):
-        return {"count": "count", "parameter": node.key[0] if node.key else node.word}.get(node.kind, node.kind)
+        own = {"count": "count", "parameter": node.word.partition(f"_{node.over}")[0]}
+        return own.get(node.kind, node.kind)
     key = plan.program.names.get(node)
     return key.word if key else "x"
 

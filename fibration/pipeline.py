@@ -54,7 +54,7 @@ BACKENDS = ("torch", "c", "triton")
 WRITTEN = "jax"  # `generate` writes modules of this backend, and no operator runs them
 TITLES = {
     "evaluate": "J, its coefficients, and the diagnostics of every level.",
-    "objective": "J and its coefficients ∂J/∂log π.",
+    "objective": "J, which training maximises, and its coefficients ∂J/∂log π.",
     "gate": "The gated ratios.",
     "gate_adjoint": "The transpose of the gate's Jacobian, applied to `cotangent`.",
     "levels": "The residual and the gated residual of every level.",
@@ -136,7 +136,8 @@ def standalone(hierarchy: Hierarchy, backend: str, further: bool = False) -> Art
     """Returns source for one backend with what training needs, or, with `further`, all functions of an operator."""
     if further:
         return generate(hierarchy, backend)
-    return emit(hierarchy, backend, {name: p for name, p in programs(hierarchy).items() if name not in FURTHER})
+    made = {name: p for name, p in programs(hierarchy).items() if name not in FURTHER}
+    return emit(hierarchy, backend, {"objective": made["objective"], **made})  # a reader meets the shorter one first
 
 
 def _printed(artifact: Artifact) -> Artifact:

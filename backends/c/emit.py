@@ -144,7 +144,8 @@ class _Function(TokenPasses):
         width = max(len(a.name) for a in self.arguments)
         for a in self.arguments:
             self.line(0, f"   {a.name:<{width}}  {a.note}")
-        self.line(0, f"   Vectors in the workspace, each [elements of its stratum]:\n   {self._layout()} */")
+        layout = textwrap.wrap(f"Vectors in the workspace, in this order: {self.plan.layout()}", 110)
+        self.line(0, "   " + "\n   ".join(layout) + " */")
         given = ", ".join(word.replace(" ", "\0") for word in [*map(declared, self.arguments), "int threads"])
         lines = textwrap.wrap(given, 112, break_long_words=False)  # a line ends between arguments
         self.line(0, "\n    ".join([f"void {self.name}(", *lines]).replace("\0", " ") + ")\n{")
@@ -161,10 +162,6 @@ class _Function(TokenPasses):
                     self.group(group, stage)
         self.line(0, "}")
         return "\n".join(self.lines)
-
-    def _layout(self) -> str:
-        words = ", ".join(f"{self.plan.names[n]} [{n.stratum}]" for n in self.plan.saved) or "nothing"
-        return "\n   ".join(textwrap.wrap(words, 110))
 
     # ------------------------------------------------------------ sweeps
 

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 
 from fibration.backends.triton.language import constant
-from fibration.backends.triton.writer import MOST_PARTS, Kernel, Shares, Writer, uses
+from fibration.backends.triton.writer import MOST_PARTS, Kernel, Shares, Writer, times, uses
 from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Push, Quantile, Scan
 from fibration.compiler.plan import Coarse, Group
 from fibration.errors import BackendError
@@ -59,9 +59,10 @@ class CoarseWriter(Writer):
             self.line(1, "part, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)")
         found: list[Push] = []
         for group in groups:
-            self.line(1, f"# this program's part of the sums over the {group.source} elements of the batch")
+            self.line(1, f"# this program's part of sums and maxima over the {group.source} elements of the batch")
             for run in self.runs(group.values, PARTS_TOGETHER):
-                self.to_batch(run, f"parts + {len(found)} * programs + part", "programs", "part, programs", "BLOCK_P")
+                to = " + ".join(["parts", *times(len(found), "programs"), "part"])
+                self.to_batch(run, to, "programs", "part, programs", "BLOCK_P")
                 found += run
         return found
 
@@ -69,7 +70,8 @@ class CoarseWriter(Writer):
         """Writes sums over the batch, from the parts of all programs."""
         number = 0
         for run in self.neighbours(pushes, PARTS_TOGETHER, lambda p, q: self.follows(p, q)):
-            given = f"{self.arrays[run[0]]}, 1, parts + {number} * programs, programs, 1, {len(run)}, 0, 1"
+            of = " + ".join(["parts", *times(number, "programs")])
+            given = f"{self.arrays[run[0]]}, 1, {of}, programs, 1, {len(run)}, 0, 1"
             self.line(1, f'push_to_batch({given}, {_power(len(run))}, {MOST_PARTS}, "{run[0].reduce}")')
             number += len(run)
 
@@ -174,7 +176,7 @@ class CoarseWriter(Writer):
             for push in group.values:
                 self.line(1, f"tl.store({self.arrays[push]}, {self.loaded(push.operands[0], '')})")
             return
-        self.line(1, f"# sums over the {a} elements of {'the batch' if b == BATCH else f'each {b}'}")
+        self.line(1, f"# sums and maxima over the {a} elements of {'the batch' if b == BATCH else f'each {b}'}")
         for run in self.runs(group.values, TOGETHER):
             if b == BATCH:
                 self.to_batch(run, self.arrays[run[0]], "1", "0, 1", "BLOCK_B")

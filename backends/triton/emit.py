@@ -158,8 +158,8 @@ def _launcher(name: str, plan: Plan, title: str, made: list[Kernel], arguments: 
     lines += ["):  # fmt: skip", f'    """{title}', ""]
     lines += [f"    {a.name:<{width}}  {a.note}" for a in arguments]
     lines += [f"    {word:<{width}}  {note}" for word, note in EXTRA.items()]
-    strata = ", ".join(f"{plan.names[n]} [{n.stratum}]" for n in plan.saved) or "nothing"
-    lines += ["", *(f"    {w}" for w in textwrap.wrap(f"Vectors in the workspace, in this order: {strata}.", 112))]
+    layout = f"Vectors in the workspace, in this order: {plan.layout()}."
+    lines += ["", *(f"    {w}" for w in textwrap.wrap(layout, 112))]
     lines.append('    """')
     tensors = [a.name for a in arguments if a.kind == "token"]
     if any(k.segments or "shape_for(tokens" in k.call for k in made):

@@ -236,7 +236,8 @@ def push(
 def push_to_batch(
     to, apart, of, sources, step, count, first, every, vectors: tl.constexpr, columns: tl.constexpr, how: tl.constexpr
 ):  # fmt: skip
-    """Likewise over all elements, of tiles `every` apart from the `first` on. Results lie `apart` from each other."""
+    """The sums, or the maxima, of `count` neighbouring vectors over tiles that are `every` apart, from the `first` on.
+    Results lie `apart` from each other. `vectors`: the next power of 2."""
     v = tl.arange(0, vectors)
     none: tl.constexpr = 0.0 if how == "sum" else float("-inf")
     found = tl.full([vectors, columns], none, tl.float64)

@@ -7,6 +7,7 @@ segments and coarser strata are float64. `coarse.py` writes coarse stages.
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Iterator, Mapping
 
 from fibration.backends.bodies import NOTHING, Functions
@@ -107,7 +108,10 @@ class _Stages(CoarseWriter):
         body = "\n".join(self.lines)
         if uses(body, "REAL"):
             self.lines.insert(0, "    REAL: tl.constexpr = tl.float64 if WIDE else tl.float32")
-        doc = f'"""Computes each {s} and its tokens, in {_passes(sweep)}."""'
+        made = [*(str(k) for p in sweep.passes for k, _ in p.stores), *(self.names[n] for n in sweep.saved)]
+        words = ", ".join(word for word in made if not word.startswith(("value_", "sum_", "max_"))) or "sums"
+        text = f"Visits each {s}, in {_passes(sweep)}, for {words}."
+        doc = "\n".join(['"""' + "\n".join(textwrap.wrap(text, 110)), '"""'] if len(text) > 104 else [f'"""{text}"""'])
         return self.wrapped(name, ["BLOCK_R", "BLOCK_T", "BLOCK_L"], s, Shares(), doc)
 
     def segments(self, word: str, longest: bool) -> None:

@@ -100,8 +100,8 @@ class Writer:
         for s, nodes in itertools.groupby(self.plan.saved, lambda n: n.stratum):
             starts[s], size = " + ".join(terms), "1" if s == BATCH else self.size(s)
             vectors = list(nodes)
-            slots |= {n: " + ".join([self.first[s], *_times(i, size)]) for i, n in enumerate(vectors)}
-            terms += _times(len(vectors), size)
+            slots |= {n: " + ".join([self.first[s], *times(i, size)]) for i, n in enumerate(vectors)}
+            terms += times(len(vectors), size)
         return starts, slots
 
     def line(self, depth: int, text: str = "", note: str = "") -> None:
@@ -201,7 +201,7 @@ class Writer:
             self.line(depth, f"tl.store({self.arrays[node]} + b, {self.names[node]}, mask=live)")
 
 
-def _times(number: int, size: str) -> list[str]:
+def times(number: int, size: str) -> list[str]:
     """The term `number · size` of a sum, as text; nothing for 0."""
     return [str(number) if size == "1" else f"{number} * {size}".removeprefix("1 * ")] if number else []
 

@@ -265,11 +265,13 @@ def count_nonfinite(program: Program, hierarchy: Hierarchy, terms: Terms = NO_TE
     in `terms` count too. If the count is above 0, the objective is NaN.
     """
     rows = report_of(hierarchy).rows
-    sums = [ir.reduce(node, rows[leaf]) for leaf, node in _nothing(program, hierarchy, terms).items()]
+    nothing = _nothing(program, hierarchy, terms)
+    sums = [ir.reduce(node, rows[leaf]) for leaf, node in nothing.items()]
     lost = Map(scalar("select", equal(arg(0), ZERO), ZERO, const(1.0)), (total(sums),))
     counted = Push(next(iter(rows.values()))[-1], BATCH, lost)
     outputs = {k: _unless(counted, v) if k == Key("objective") else v for k, v in program.outputs.items()}
-    return replace(program, outputs={**outputs, Key("nonfinite"): counted}).validate()
+    names = {**{node: program.part("nan_or_0", leaf) for leaf, node in nothing.items()}, **program.names}
+    return replace(program, outputs={**outputs, Key("nonfinite"): counted}, names=names).validate()
 
 
 def mark_nonfinite(program: Program, hierarchy: Hierarchy, terms: Terms = NO_TERMS) -> Program:

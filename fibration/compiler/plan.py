@@ -17,6 +17,7 @@ coarser strata, so that every rank has all of them. Collectives cut the plan int
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -265,6 +266,11 @@ class Plan:
             if node in kept:
                 found.setdefault(node.stratum, {})[node] = None
         return {stratum: tuple(sorted(nodes, key=self._place.__getitem__)) for stratum, nodes in found.items()}
+
+    def layout(self) -> str:
+        """The vectors in the workspace in words, by stratum."""
+        groups = itertools.groupby(self.saved, lambda n: n.stratum)
+        return "; ".join(f"[{s}] {', '.join(self.names[n] for n in nodes)}" for s, nodes in groups) or "nothing"
 
     @cached_property
     def _place(self) -> dict[Node, tuple[str, int]]:
