@@ -37,6 +37,7 @@ lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo --no-cache
+	@$(BIN)/python tests/lines.py
 
 # What finds most in a minute, for every change.
 CHECKED := $(addprefix tests/,language compiler runtime trust_region laws/test_wrong.py laws/test_right.py \

@@ -7,6 +7,7 @@ so. `python tests/lines.py --less` writes what has become less.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -14,18 +15,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_suffix(".json")
-COUNTED = {"fibration": (".py", ".h"), "backends": (".py", ".h"), "specs": (".py",), "tests": (".py", ".txt"), "docs": (".md",)}
+CODE = (".py", ".h")
+COUNTED = {"fibration": CODE, "backends": CODE, "specs": CODE, "tests": (*CODE, ".txt"), "docs": (".md",)}
 WORDS = "docs"  # counted in words, the others in lines
 
 
 def files() -> Iterator[tuple[str, Path]]:
-    """Every file that counts, with its room: a folder of a package, or the package itself for what lies beside them."""
-    for top, endings in COUNTED.items():
-        for path in sorted((ROOT / top).rglob("*")):
-            inside = path.relative_to(ROOT / top).parts
-            linked = top == "fibration" and inside[0] in ("backends", "specs")  # counted where they lie
-            if path.suffix in endings and not linked and "__pycache__" not in inside:
-                yield f"{top}/{inside[0]}" if len(inside) > 1 and top != "specs" else top, path
+    """Every file of the checkout that counts, with its room: a folder of a package, or the package itself for what lies
+    beside them."""
+    listed = subprocess.run(["git", "ls-files", *COUNTED], cwd=ROOT, capture_output=True, text=True, check=True)
+    for path in map(Path, listed.stdout.splitlines()):
+        top, *inside = path.parts
+        if path.suffix in COUNTED[top] and (ROOT / path).exists():
+            yield f"{top}/{inside[0]}" if len(inside) > 1 and top != "specs" else top, ROOT / path
 
 
 def count() -> dict[str, int]:
@@ -37,6 +39,9 @@ def count() -> dict[str, int]:
 
 
 def main() -> int:
+    if not (ROOT / ".git").exists():
+        print("lines are not counted: this is no checkout of git")
+        return 0
     found, table = count(), json.loads(TABLE.read_text())
     if "--less" in sys.argv:
         less = {room: min(n, table.get(room, n)) for room, n in found.items()}
