@@ -92,7 +92,7 @@ def fitted(text: str, indent: str) -> list[str]:
     if all(len(line) <= room for line in lines):
         return [f"{indent}{line}".rstrip() for line in lines]
     outer = len(lines) == 1 or max(len(lines[0]), len(lines[-1])) > room
-    assigned = re.match(r"(\w+ \+?= )(.*)", text, re.DOTALL)
+    assigned = re.match(r"(\w+ \+?= |return )(.*)", text, re.DOTALL)
     if outer and assigned:  # within parentheses a line may be broken at any space
         return [f"{indent}{assigned[1]}(", *_broken(assigned[2].splitlines(), f"{indent}    "), f"{indent})"]
     return _broken(lines, indent)
