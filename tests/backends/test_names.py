@@ -35,6 +35,7 @@ from fibration import (
     uniform,
     where,
 )
+from fibration.backends.triton.language import fitted
 from fibration.compiler.arguments import signature
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.lower import lower
@@ -217,3 +218,10 @@ def test_colliding_names_get_numbers(name):
     """Some are told apart by a number, which no plain name needs."""
     assert not [n for n in printed(built(SHAPES[name], "plain")) if re.search(r"\d", n)]
     assert [n for n in printed(built(SHAPES[name], "colliding")) if re.search(r"\d", n)]
+
+
+@pytest.mark.parametrize("start", ["return ", "x = ", "x += "])
+def test_a_long_statement_stays_one_statement(start):
+    lines = fitted(start + " + ".join(["a_long_name"] * 30), "    ")
+    assert len(lines) > 2 and max(map(len, lines)) <= 120
+    compile("\n".join(["def f(a_long_name, x):", *lines]), "f", "exec")
