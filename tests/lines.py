@@ -22,8 +22,8 @@ WORDS = "docs"  # counted in words, the others in lines
 
 def files() -> Iterator[tuple[str, Path]]:
     """Every file of the checkout that counts, with its room: a folder of a package, or the package itself for what lies
-    beside them."""
-    listed = subprocess.run(["git", "ls-files", *COUNTED], cwd=ROOT, capture_output=True, text=True, check=True)
+    beside them. None where git does not list files: no checkout, or somebody else's."""
+    listed = subprocess.run(["git", "ls-files", *COUNTED], cwd=ROOT, capture_output=True, text=True)
     for path in map(Path, listed.stdout.splitlines()):
         top, *inside = path.parts
         if path.suffix in COUNTED[top] and (ROOT / path).exists():
@@ -39,10 +39,9 @@ def count() -> dict[str, int]:
 
 
 def main() -> int:
-    if not (ROOT / ".git").exists():
-        print("lines are not counted: this is no checkout of git")
-        return 0
     found, table = count(), json.loads(TABLE.read_text())
+    if not found:
+        print("lines are not counted: git lists no files here")
     if "--less" in sys.argv:
         less = {room: min(n, table.get(room, n)) for room, n in found.items()}
         TABLE.write_text(json.dumps(less, indent=1) + "\n")
