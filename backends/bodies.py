@@ -15,12 +15,24 @@ from dataclasses import dataclass
 
 from fibration.compiler.ir import CONDITIONS, SCALAR_ARITY, Input, Map, Node, Pull, Scalar
 from fibration.compiler.keys import Key, Names, without_macros
+from fibration.compiler.optimise import size
 from fibration.compiler.plan import Coarse, Plan, Sweep
 from fibration.compiler.scalars import closed_value, is_closed
 from fibration.errors import BackendError
 
 INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not"})
 SHORT = 6  # operators and operands of a body that is as clear in its place as under a name
+# Names of residuals, and of derivatives by them. By the name of a gate's value: its function, and what that computes.
+RESIDUALS, BACK = ("residual", "s"), ("d_residual", "d_s")
+OF_GATES = {
+    "gated": ("{}", "What `{}` makes of a residual."),
+    "slope": ("slope_of_{}", "The slope of `{}` in its residual."),
+    "back": ("back_through_{}", "The derivative of J by a residual, from that by what `{}` makes of it."),
+    "is_passed": ("passed", "1 where a gate changed nothing, else 0."),
+    "is_rolled_back": ("rolled_back", "1 where a gate's slope is negative and it changed something, else 0."),
+    "is_flat": ("flat", "1 where a gate's slope is 0 and it changed something, else 0."),
+    "is_zeroed": ("zeroed", "1 where a flat gate's value is 0, else 0."),
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +58,7 @@ def functions_of(plans: Mapping[str, Plan], reserved: Collection[str], copies: i
     for name, plan in plans.items():
         taken.update(plan.functions(name), plan.names.values(), plan.program.given.values())
         for node in _computed(plan):
-            if isinstance(node, Map) and _size(node.body) > SHORT:
+            if isinstance(node, Map) and size(node.body) > SHORT:
                 written.setdefault(node.body, []).append((node, plan))
     names = Names(taken)
     found = {}
@@ -71,10 +83,6 @@ def _computed(plan: Plan) -> Iterator[Node]:
                 yield from group.values
 
 
-def _size(body: Scalar) -> int:
-    return 1 + sum(map(_size, body.args))
-
-
 def _called(node: Map, plan: Plan) -> tuple[str, str]:
     """The name of a value's function, and what it computes."""
     names = plan.program.names
@@ -85,18 +93,6 @@ def _called(node: Map, plan: Plan) -> tuple[str, str]:
         gate = plan.program.gates.get(key.stratum, "gate")
         return OF_GATES[word][0].format(gate), OF_GATES[word][1].format(gate)
     return word, f"Computes `{plan.names[node]}`, and values like it."
-
-
-RESIDUALS, BACK = ("residual", "s"), ("d_residual", "d_s")
-OF_GATES = {
-    "gated": ("{}", "What `{}` makes of a residual."),
-    "slope": ("slope_of_{}", "The slope of `{}` in its residual."),
-    "back": ("back_through_{}", "The derivative of J by a residual, from that by what `{}` makes of it."),
-    "is_passed": ("passed", "1 where a gate changed nothing, else 0."),
-    "is_rolled_back": ("rolled_back", "1 where a gate's slope is negative and it changed something, else 0."),
-    "is_flat": ("flat", "1 where a gate's slope is 0 and it changed something, else 0."),
-    "is_zeroed": ("zeroed", "1 where a flat gate's value is 0, else 0."),
-}
 
 
 def _word_of(node: Node, plan: Plan) -> str:

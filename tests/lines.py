@@ -42,6 +42,7 @@ def main() -> int:
     found, table = count(), json.loads(TABLE.read_text())
     if not found:
         print("lines are not counted: git lists no files here")
+        return 0
     if "--less" in sys.argv:
         less = {room: min(n, table.get(room, n)) for room, n in found.items()}
         TABLE.write_text(json.dumps(less, indent=1) + "\n")

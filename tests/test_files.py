@@ -98,12 +98,13 @@ def test_a_fifo_without_a_reader_is_an_error_in_bounded_time(tmp_path: Path, mon
 
 def test_results_on_stdout_stand_there_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (tmp_path / "loss.py").write_text(LOSS)
     for words in COMMANDS:
         results, beside = command(*words, "-f", "json", "--output", "-")
         assert json.loads(results)
         assert beside.endswith("report in -\n")
-    assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {"loss.py"}
+    assert [p.name for p in tmp_path.iterdir()] == ["loss.py"]
 
 
 def test_a_path_that_leads_to_stdout_is_stdout_even_if_that_is_a_file(tmp_path: Path) -> None:

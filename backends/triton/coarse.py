@@ -69,7 +69,7 @@ class CoarseWriter(Writer):
     def totals(self, pushes: list[Push]) -> None:
         """Writes sums over the batch, from the parts of all programs."""
         number = 0
-        for run in self.neighbours(pushes, PARTS_TOGETHER, lambda p, q: self.follows(p, q)):
+        for run in self.neighbours(pushes, PARTS_TOGETHER, self.follows):
             of = " + ".join(["parts", *times(number, "programs")])
             given = f"{self.arrays[run[0]]}, 1, {of}, programs, 1, {len(run)}, 0, 1"
             self.line(1, f'push_to_batch({given}, {_power(len(run))}, {MOST_PARTS}, "{run[0].reduce}")')

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -198,6 +199,26 @@ def test_the_certificate_names_every_file(backend, tmp_path):
         assert sha256((tmp_path / name).read_bytes()).hexdigest() == digest
         assert str(tmp_path / name) in done.stdout
     assert certificate["module"] == f"ppo_{backend}.py"
+
+
+def test_a_module_has_what_training_needs_and_more_if_asked(tmp_path):
+    for more in ((), ("--functions",)):
+        assert write("ppo", "torch", tmp_path, *more).exit_code == 0
+        written = set(re.findall(r"^def (\w+)\(", (tmp_path / "ppo_torch.py").read_text(), re.MULTILINE))
+        assert written >= {"objective", "evaluate"}
+        assert written & set(FURTHER) == (set(FURTHER) if more else set())
+
+
+# Lines of modules, as `fibration compile` writes them. They only go down.
+LINES = {("grpo", "triton"): 938, ("grpo", "c"): 1056, ("fiberpo_domain", "triton"): 2872, ("fiberpo_domain", "c"): 2988}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "backend"), LINES)
+def test_a_module_stays_as_short_as_it_is(name, backend, tmp_path):
+    assert write(name, backend, tmp_path).exit_code == 0
+    file = tmp_path / f"{name}_{backend}.{'c' if backend == 'c' else 'py'}"
+    assert file.read_text().count("\n") <= LINES[name, backend]
 
 
 @pytest.mark.thorough

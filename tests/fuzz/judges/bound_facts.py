@@ -107,7 +107,7 @@ class BoundFacts:
     """`radius`, and `bounds` of a single gate, at random sizes."""
 
     name: str = "bounds"
-    timeout: float = 6.0
+    timeout: float = 2.0
     tries: int = 8
 
     def draw(self, rng: random.Random) -> OfHierarchy:

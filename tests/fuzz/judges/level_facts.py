@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,7 @@ from fuzz.judges.judge import TOLERANCE, NothingDrawn, OfHierarchy, attempt, of_
 from fuzz.random_hierarchies import QUIVERS, TREES
 from fuzz.world import Batch, World
 
+FACTS = 8.0  # seconds
 BESIDE = (  # rows are no level
     Setting("turns alone", (token,), (Fibration(token, turn, kernel=uniform()),)),
     Setting("groups of tokens", (token,), (Fibration(token, prompt_group, kernel=uniform()),)),
@@ -331,7 +333,11 @@ class LevelFacts:
     def judge(self, case: OfHierarchy, rng: random.Random) -> tuple[list[str], str]:
         h, statuses = case.h, list[str]()
         draw = Batches(h, rng, 24)
-        for f in found_facts(h, tuple(WRONG)) or ():
+        began = time.process_time()
+        found = found_facts(h, tuple(WRONG)) or ()
+        if (spent := time.process_time() - began) > FACTS:
+            return statuses, f"time: {spent:.1f} s for facts, of {FACTS} allowed"
+        for f in found:
             statuses.append(f"{f.name}, 0 on policy" if "on policy 0" in f.argument else f.name)
             for _ in range(self.tries):
                 complaint, why = attempt(lambda f=f: WRONG[f.name](h, f, draw))

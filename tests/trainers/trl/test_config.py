@@ -162,9 +162,9 @@ def ours(options, b, mask=None, advantages=None):
     return float(loss.detach()), log_prob.grad
 
 
-def assert_same(found, expected, factor=1.0):
+def assert_same(found, expected, factor=1.0, least=1e-6):
     (loss, slope), (their_loss, their_slope) = found, expected
-    assert their_slope.abs().max() > 0, "nothing is trained"
+    assert their_slope.abs().max() > least, "nothing is trained"
     assert loss == pytest.approx(factor * their_loss, rel=BOUND, abs=BOUND)
     assert (slope - factor * their_slope).abs().max() <= BOUND * factor * their_slope.abs().max()
 
@@ -174,9 +174,10 @@ CASES = {name: with_loss(name, options) for name, options in EVERY.items()} | pa
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_the_loss_of_a_config_is_trls(options, model, tmp_path):
+    least = 0 if options.get("loss_type") == "vespo" else 1e-6  # whose weight falls with an answer's ratio, to 1e-16
     for seed in range(2):
         b = batch(seed)
-        assert_same(ours(options, b), theirs(options, b, model, tmp_path))
+        assert_same(ours(options, b), theirs(options, b, model, tmp_path), least=least)
 
 
 def outcome(seed, model, folder):
