@@ -91,15 +91,21 @@ def steps(n: int) -> Iterator[list[int]]:
 
 
 def gated(h: Hierarchy, xs: list[float], sign: int, parameters: dict[str, Any]) -> list[float]:
-    """`𝒢(r)/r` of the tokens of one row."""
+    """`𝒢(r)` of the tokens of one row."""
     n = len(xs)
     labels = {s.name: [0] * n for s in (trajectory, *h.strata) if s != token}
     b = Batch([token] * n, labels, xs, [sign] * n, {"old": [-99.0] * n}, parameters=parameters)
-    return [float(value_of(g)) * math.exp(-x) for g, x in zip(World(h, b).ratios, xs, strict=True)]
+    return [float(value_of(g)) for g in World(h, b).ratios]
 
 
-def changed(*given: Any) -> float:
-    return max(abs(g - 1) for g in gated(*given))
+def changed(h: Hierarchy, xs: list[float], sign: int, parameters: dict[str, Any]) -> float:
+    """By what share a ratio changes, beyond rounding.
+
+    A row's mean is taken off each ratio and put back, so that the largest ratio rounds the smallest.
+    """
+    ratios = [math.exp(x) for x in xs]
+    pairs = zip(gated(h, xs, sign, parameters), ratios, strict=True)
+    return max(abs(g - r) / r if abs(g - r) > 1e-12 * max(ratios) else 0.0 for g, r in pairs)
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ class BoundFacts:
             if complaint and not why:
                 return [kind], f"{complaint}: {radius}, at {n} tokens and {values}"
             ends = [(x, sign) for x in (-80.0, -1.0, 0.0, 1.0, 80.0) for sign in (1, -1)]
-            seen = [x + math.log(gated(h, [x] * n, sign, values)[0]) for x, sign in ends] if whole else []
+            seen = [math.log(gated(h, [x] * n, sign, values)[0]) for x, sign in ends] if whole else []
             low, high = interval(whole, values, sizes) if whole else (0, 0)
             if seen and not low - 1e-9 <= min(seen) <= max(seen) <= high + 1e-9:
                 return [kind], f"log 𝒢 is in {whole}, and from {min(seen)} to {max(seen)} at {n} tokens and {values}"
@@ -147,7 +153,7 @@ def _off(h: Hierarchy, n: int, values: dict[str, Any], radius: float) -> str:
         return f"the radius is {radius}"
     signs = (1, -1)
     within = [[w * min(radius, 9.0) * (1 - 1e-6) for w in way] for way in steps(n)]
-    if any(changed(h, xs, sign, values) > 1e-12 for xs in within for sign in signs):
+    if any(changed(h, xs, sign, values) for xs in within for sign in signs):
         return f"a ratio changes within {radius}"
     on = next(s for s, g in h.gates.items() if str(g) != "identity_gate()")
     # the residual x - mean is at most 2·R·(1 - 1/n), where the radius is that of the largest row
