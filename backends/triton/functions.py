@@ -211,7 +211,7 @@ def joined(x, axis: tl.constexpr, how: tl.constexpr):
     return tl.sum(x, axis=axis) if how == "sum" else tl.max(x, axis=axis)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def push(
     to, targets, of, sources, step, count, order, before, low, high, vectors: tl.constexpr, rows: tl.constexpr,
     columns: tl.constexpr, how: tl.constexpr,
@@ -232,7 +232,7 @@ def push(
         tl.store(to + v[:, None] * targets + b[None, :], joined(found, 2, how), mask=inside)
 
 
-@triton.jit
+@triton.jit(noinline=True)
 def push_to_batch(
     to, apart, of, sources, step, count, first, every, vectors: tl.constexpr, columns: tl.constexpr, how: tl.constexpr
 ):  # fmt: skip

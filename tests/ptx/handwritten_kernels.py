@@ -49,6 +49,7 @@ def run(
     shared: int = 1024,
     given: Sequence[int] | None = None,
     more: Sequence[int] = (),
+    functions: str = "",
 ) -> np.ndarray:
     """What a kernel leaves in memory, as uint32: at first `given`, else nothing that anybody has written."""
     memory = Memory(2 * PLACE + SIZE, "global")
@@ -57,6 +58,6 @@ def run(
         content = np.asarray(given, np.uint32).view(np.uint8)
         memory.bytes[PLACE : PLACE + len(content)] = content
         memory.written[PLACE : PLACE + len(content)] = True
-    kernel = parse(KERNEL.format(body=body, threads=threads))
+    kernel = parse(KERNEL.format(body=body, threads=threads) + functions)
     launch(kernel, blocks, [PLACE, *more], memory, shared, seed)
     return memory.bytes[PLACE : PLACE + SIZE].view(np.uint32)

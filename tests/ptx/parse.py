@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 
 from ptx.fault import Fault
 
@@ -73,11 +74,16 @@ class Kernel:
 
 
 ENTRY = re.compile(r"\.entry (\w+)\((.*?)\)(.*?)^\{$(.*?)^\}$", re.DOTALL | re.MULTILINE)
+FUNCTION = re.compile(r"^\.func (\S+?)\([^)]*\)\s*^\{$(.*?)^\}$", re.DOTALL | re.MULTILINE)
+CALL = re.compile(r"\{[^{}]*\bcall\.uni (\S+), \([^)]*\);\s*\}")
+GIVEN = re.compile(r"st\.param\.\w+\s+\[param(\d+)\], (\S+);")
+TAKEN = re.compile(r"ld\.param(\.\w+\s+\S+), \[\S+_param_(\d+)\]")
 PARAMETER = re.compile(r"\.param \.(\w+)[^,]*?(\w+)\s*(?:,|$)")
 STATEMENT = re.compile(r"(?:@(!?)(%\w+)\s+)?([\w.:]+)\s*(.*)", re.DOTALL)
 OPERANDS = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+")
 REAL = re.compile(r"0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})")
 WHOLE = re.compile(r"-?(?:0x[0-9a-fA-F]+|\d+)")
+BESIDE = 10**6  # registers of one kind that a function has at most
 WIDTHS = {"pred": 1, "b16": 16, "b32": 32, "b64": 64}
 
 
@@ -93,6 +99,7 @@ def parse(text: str) -> Kernel:
     threads = re.search(r"\.reqntid (\d+)", head)
     if not threads:
         raise Fault(f"{name} does not say how many threads it needs")
+    body = _inlined(body, dict(FUNCTION.findall(text)), count(1))
     widths = {prefix: WIDTHS[kind] for kind, prefix in re.findall(r"\.reg \.(\w+)\s+(%[a-z]+)<", body)}
     instructions: list[Instruction] = []
     labels: dict[str, int] = {}
@@ -108,6 +115,20 @@ def parse(text: str) -> Kernel:
         name, target[1], int(threads[1]), {n: t for t, n in PARAMETER.findall(parameters)}, widths,
         tuple(instructions), labels,
     )  # fmt: skip
+
+
+def _inlined(body: str, functions: Mapping[str, str], calls: Iterator[int]) -> str:
+    """The text with every call replaced by the function's own, whose registers and labels get the number of the call."""
+
+    def called(found: re.Match[str]) -> str:
+        number, given = next(calls), dict(GIVEN.findall(found[0]))
+        own = re.sub(r"(%[a-z]+)(\d+)\b", lambda r: f"{r[1]}{number * BESIDE + int(r[2])}", functions[found[1]])
+        own = re.sub(r"(\$L\w+)", rf"\1_{number}", own)
+        own = re.sub(r"\bret;", f"bra.uni $L__called_{number};", own)
+        own = TAKEN.sub(lambda p: f"mov{p[1]}, {given[p[2]]}", own)
+        return f"{_inlined(own, functions, calls)}\n$L__called_{number}:\n"
+
+    return CALL.sub(called, body)
 
 
 def _instruction(text: str) -> Instruction:

@@ -31,6 +31,32 @@ def test_inline_assembly_has_registers_of_its_own():
     assert (run(body)[:64] == 0x3FF00000).all()
 
 
+def test_a_function_that_is_called_has_registers_and_labels_of_its_own():
+    """The second call gets another number, and neither call changes the caller's %r3."""
+    function = """.func add(
+        .param .b32 add_param_0,
+        .param .b64 add_param_1
+)
+{
+        ld.param.b32 %r3, [add_param_0];
+        setp.lt.s32 %p1, %r3, 10;
+        @%p1 bra $L_small;
+        mov.b32 %r3, 10;
+$L_small:
+        ld.param.b64 %rd3, [add_param_1];
+        st.global.b32 [ %rd3 + 0 ], { %r3 };
+        ret;
+}
+"""
+    call = "{{ // callseq\n.param .b32 param0;\nst.param.b64 [param1], {};\nst.param.b32 [param0], {};\ncall.uni add, (param0, param1);\n\t}}"
+    body = "\n".join(
+        ["mov.b32 %r3, 7;", call.format("%rd3", 3), "add.s64 %rd4, %rd3, 512;", call.format("%rd4", 30)]
+        + ["add.s64 %rd4, %rd3, 1024;", "st.global.b32 [ %rd4 + 0 ], { %r3 };"]
+    )
+    found = run(body, threads=128, functions=function)
+    assert [set(part) for part in np.split(found[:384], 3)] == [{3}, {10}, {7}]
+
+
 @pytest.mark.parametrize(
     ("word", "wanted"), [("0f3F800000", 0x3F800000), ("0x10", 16), ("-1", -1), ("0d0000000000000001", 1)]
 )
