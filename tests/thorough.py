@@ -3,7 +3,7 @@
 | | command | parametrised tests | random cases, backends, dtypes |
 |---|---|---|---|
 | few | `make test` | all of most functions; `FEW` of one marked `sampled`, none of one marked `thorough`; those of `telling.py` | a slice |
-| most | `make test-all`, which CI runs | all cases | a slice |
+| most | `make test-all`, which CI runs | all of most functions; of one marked `sampled` with over `MANY` cases every other | a slice |
 | all | `FIBRATION_TESTS=all make test` | all cases | everything: hours, for changes deep in the laws or the compiler |
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,6 +21,7 @@ LEVEL = os.environ.get("FIBRATION_TESTS", "few")
 assert LEVEL in ("few", "most", "all"), f"FIBRATION_TESTS is few, most or all, and not {LEVEL!r}"
 ALL = LEVEL == "all"
 FEW = 2
+MANY = 8
 
 
 def some(everything, step, start=0):
@@ -37,19 +39,26 @@ def examples(n):
 
 
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The tests that the level `few` leaves out: those marked `thorough`, and of `sampled` ones all but `FEW` cases.
-
-    The kept cases are evenly spaced; those of `telling.py` are kept beside them.
+    """The tests that a level leaves out: some cases of those marked `sampled`, and at the level `few` those marked
+    `thorough`. Cases of `telling.py` are kept.
     """
-    if LEVEL != "few":
+    if ALL:
         return []
     functions: dict[str, list[pytest.Item]] = defaultdict(list)
-    out = [item for item in items if item.get_closest_marker("thorough")]
+    out: list[pytest.Item] = []
     for item in items:
-        if item.get_closest_marker("sampled") and not item.get_closest_marker("thorough"):
+        if LEVEL == "few" and item.get_closest_marker("thorough"):
+            out.append(item)
+        elif item.get_closest_marker("sampled"):
             functions[item.nodeid.partition("[")[0]].append(item)
     for cases in functions.values():
-        n = len(cases)
-        kept = {k * (n - 1) // (FEW - 1) for k in range(FEW)} if n > FEW else set(range(n))
+        kept = set(_kept(len(cases)))
         out += [case for k, case in enumerate(cases) if k not in kept]
     return [item for item in out if item.nodeid.removeprefix("tests/") not in TELLING]
+
+
+def _kept(n: int) -> Iterable[int]:
+    """Which of `n` cases stay, evenly spaced."""
+    if LEVEL == "most":
+        return range(0, n, 2 if n > MANY else 1)
+    return [k * (n - 1) // (FEW - 1) for k in range(FEW)] if n > FEW else range(n)

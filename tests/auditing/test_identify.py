@@ -4,7 +4,6 @@ import pytest
 import torch
 from oracles.audited import LABELS, function, parameters
 from support import refuses
-from thorough import some
 
 from fibration import AuditError, audit
 from fibration.language.loading import shipped
@@ -26,7 +25,7 @@ def flat(values):
 
 @pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")  # of sources, where a group has one row
-@pytest.mark.parametrize("name", some(AUDITED, 2))
+@pytest.mark.parametrize("name", AUDITED)
 def test_a_published_formula_is_identified_with_its_parameters(name):
     given = parameters(name)
     found = audit(function(name, given), name=name)
