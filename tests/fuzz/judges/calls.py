@@ -40,7 +40,7 @@ def complaint(report: Report, seconds: float, timeout: float) -> str:
     broken += [f"{f.name}: {f.argument}" for f in report.facts if "internal error" in f.value]
     if broken:
         return f"crash: {broken[0]}"
-    return f"time: {seconds:.1f} s of {timeout}, {report.verdicts[-1].law}" if seconds > 2 * timeout + 1 else ""
+    return f"time: {seconds:.1f} s of {timeout}, {report.verdicts[-1].law}" if seconds > 10 * timeout else ""
 
 
 @dataclass(frozen=True)

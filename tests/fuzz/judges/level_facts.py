@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import re
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +57,6 @@ from fuzz.judges.judge import TOLERANCE, NothingDrawn, OfHierarchy, attempt, of_
 from fuzz.random_hierarchies import QUIVERS, TREES
 from fuzz.world import Batch, World
 
-FACTS = 8.0  # seconds
 BESIDE = (  # rows are no level
     Setting("turns alone", (token,), (Fibration(token, turn, kernel=uniform()),)),
     Setting("groups of tokens", (token,), (Fibration(token, prompt_group, kernel=uniform()),)),
@@ -319,7 +317,7 @@ class LevelFacts:
     """The facts about levels of one hierarchy, each on several batches."""
 
     name: str = "levels"
-    timeout: float = 20.0  # most of it draws batches that the assumptions allow
+    timeout: float = 10.0  # most of it draws batches that the assumptions allow
     tries: int = 5
 
     def draw(self, rng: random.Random) -> OfHierarchy:
@@ -333,11 +331,7 @@ class LevelFacts:
     def judge(self, case: OfHierarchy, rng: random.Random) -> tuple[list[str], str]:
         h, statuses = case.h, list[str]()
         draw = Batches(h, rng, 24)
-        began = time.process_time()
-        found = found_facts(h, tuple(WRONG)) or ()
-        if (spent := time.process_time() - began) > FACTS:
-            return statuses, f"time: {spent:.1f} s for facts, of {FACTS} allowed"
-        for f in found:
+        for f in found_facts(h, tuple(WRONG)) or ():
             statuses.append(f"{f.name}, 0 on policy" if "on policy 0" in f.argument else f.name)
             for _ in range(self.tries):
                 complaint, why = attempt(lambda f=f: WRONG[f.name](h, f, draw))
