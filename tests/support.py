@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import random
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -56,6 +58,7 @@ from fibration import pipeline as compiling
 from fibration.compiler.program import Program
 from fibration.language.atoms import BATCH, Reading, Stratum
 from fibration.language.grammar import Invocation, Operation, Word, read
+from fibration.language.loading import shipped_file
 from fibration.language.report import Report
 from fibration.language.traversal import atoms
 from fibration.pipeline import Artifact
@@ -471,3 +474,10 @@ def refuses(kind, call, **expected):
     with pytest.raises(FibrationError) as caught:
         call()
     check(caught, kind, **expected)
+
+
+def said_of(name: str) -> str:
+    """The words below a shipped loss in its file."""
+    found = re.search(rf'^{name} = .*?\n"""(.*?)"""', shipped_file(name).read_text(), re.DOTALL | re.MULTILINE)
+    assert found, f"{name} has no words"
+    return inspect.cleandoc(found[1])

@@ -1,6 +1,5 @@
 """The documentation's examples run, and its numbers, tables and links are right."""
 
-import ast
 import json
 import re
 from fnmatch import fnmatch
@@ -8,9 +7,10 @@ from pathlib import Path
 from pydoc import locate
 
 import pytest
+from support import said_of
 
 import fibration
-from fibration.language.loading import load, shipped, shipped_file
+from fibration.language.loading import load, shipped
 from fibration.laws import LAWS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,7 +104,7 @@ def test_the_quiver_of_the_language_page_verifies_and_needs_what_it_assumes():
 @pytest.mark.parametrize("name", shipped())
 def test_a_spec_says_where_it_is_from_and_which_laws_it_gives_up(name):
     """A spec's docstring has its source, a formula, and the laws that `verify` says are given up."""
-    text = ast.get_docstring(ast.parse(shipped_file(name).read_text())) or ""
+    text = said_of(name)
     (said,) = re.findall(r"All\slaws\s+hold(?:\s+but([^:;.]*))?[:,;.]", text)
     given_up = {v.law for v in load(name).verify().verdicts if v.given_up}
     assert set(re.findall(r"`(\w+)`", said)) & set(LAWS) == given_up

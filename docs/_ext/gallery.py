@@ -138,7 +138,7 @@ def page(h: Hierarchy, loss: Loss, drawn: bool) -> str:
     name, report = h.name, h.verify()
     summary = ARXIV.sub(r"[\1](https://arxiv.org/abs/\1)", loss.summary)
     formula = re.sub(r"^%.*\n", "", latex(h), flags=re.MULTILINE)
-    file = f"specs/{loss.family}/{name}.py"
+    file = f"specs/{loss.family}.py"
     verdicts = " ".join(f"{m.sign}\u00a0{_plain(law)}" for law, m in zip(LAWS, marks(report), strict=True))
     proved = [_row(v.law, v.subject, v.argument) for v in report.verdicts if v.status == "proved"]
     facts = [_row(f.name, f.subject, f"{f.value}{f' ({f.argument})' if f.argument else ''}") for f in report.facts]
@@ -254,9 +254,25 @@ def _plain(text: str) -> str:
 
 
 def _declaration(name: str) -> str:
-    """Its file without the words above it."""
-    code = shipped_file(name).read_text()
-    return "\n".join(code.splitlines()[ast.parse(code).body[0].end_lineno :]).strip()
+    """The statements of its file that it needs, without imports."""
+    text = shipped_file(name).read_text()
+    body, lines = ast.parse(text).body, text.splitlines()
+    made = {n: i for i, node in enumerate(body) for n in _assigned(node)}
+    needed, new = set[int](), [made[name]]
+    while new:
+        i = new.pop()
+        if i not in needed and not isinstance(body[i], ast.ImportFrom):
+            needed.add(i)
+            new += [made[n.id] for n in ast.walk(body[i]) if isinstance(n, ast.Name) and n.id in made]
+    code = ["\n".join(lines[body[i].lineno - 1 : body[i].end_lineno]) for i in sorted(needed)]
+    return "\n".join(code)
+
+
+def _assigned(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.FunctionDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return {n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)}
 
 
 def _tree(h: Hierarchy) -> str:

@@ -110,7 +110,7 @@ def _files(specs: Sequence[str], base: Path) -> dict[Path, set[str]]:
         text, name = split(spec)
         path = base / text
         if name is None and not path.is_dir() and text in shipped():
-            path = shipped_file(text)
+            path, name = shipped_file(text), text
         try:
             files = [Path(abspath(f)) for f in spec_files(path)]
             if not path.exists():

@@ -6,6 +6,7 @@ import functools
 import importlib
 import importlib.util
 import json
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -26,14 +27,15 @@ from fibration.language.policies import Policy
 MAX_BYTES = 1_000_000
 # A JSON object without any of these keys is another kind of document. "name" does not tell: many documents have one.
 TELLING = {name for name, field in HierarchyDocument.model_fields.items() if field.is_required()} - {"name"}
+SHIPPED = re.compile(r"^(\w+) = (?:Hierarchy|load)\(", re.MULTILINE)  # how the shipped files declare hierarchies
 _VARIABLES: dict[Hierarchy, dict[str, str]] = {}  # by hierarchy, the variable of every declared name
 
 
 @functools.cache
 def _shipped() -> dict[str, Path]:
-    """Returns the file of every shipped hierarchy by its name. Names are unique over all folders."""
+    """Returns the file of every shipped hierarchy by its name. Names are unique over all files."""
     files = _below(Path(str(resources.files("fibration.specs"))))
-    return {file.stem: file for file in sorted(files, key=lambda f: f.stem)}
+    return dict(sorted((name, file) for file in files for name in SHIPPED.findall(file.read_text("utf-8"))))
 
 
 def shipped() -> tuple[str, ...]:
@@ -56,8 +58,7 @@ def load(spec: str | Path) -> Hierarchy:
     """
     text = str(spec)
     if text in shipped():
-        module = f"fibration.specs.{shipped_file(text).parent.name}.{text}"
-        return _pick(importlib.import_module(module), text, None)
+        return _pick(importlib.import_module(f"fibration.specs.{shipped_file(text).stem}"), text, text)
     path_text, name = split(text)
     path = Path(path_text)
     if path.suffix == ".py" and path.is_file():
@@ -211,14 +212,19 @@ def _hierarchies(module: ModuleType) -> dict[str, Hierarchy]:
     for name, value in vars(module).items():
         if isinstance(value, Hierarchy) and not name.startswith("_") and value not in found.values():
             found[name] = value
-    _VARIABLES.update(dict.fromkeys(found.values(), _declared(module)))
+    _VARIABLES.update({h: _declared(module, h) for h in found.values()})
     return found
 
 
-def _declared(module: ModuleType) -> dict[str, str]:
-    """Returns the variable of every parameter, attribute, stratum and policy of a module, by its declared name."""
+def _declared(module: ModuleType, h: Hierarchy) -> dict[str, str]:
+    """Returns the variable of every parameter, attribute, stratum and policy of a module, by its declared name.
+
+    A file may declare several parameters of one name: those that the hierarchy has.
+    """
     kinds = (Parameter, Attribute, Stratum, Policy)
     found = {name: value.name for name, value in vars(module).items() if isinstance(value, kinds)}
+    others = {n for n, v in vars(module).items() if isinstance(v, Parameter) and h.parameters.get(v.name, v) != v}
+    found = {name: declared for name, declared in found.items() if name not in others}
     return {declared: name for name, declared in found.items() if name == declared or declared not in found}
 
 

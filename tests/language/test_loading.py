@@ -1,26 +1,31 @@
 """Finding hierarchies: shipped ones by name, and the files of a folder and its subfolders."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from fibration import SpecError, load
 from fibration.errors import NoHierarchy
-from fibration.language.loading import load_all, shipped, shipped_file, spec_files
+from fibration.language.loading import load_all, shipped, shipped_file, spec_files, variables_of
 
 SPECS = Path(__file__).resolve().parents[2] / "specs"
 
 
-def test_shipped_names_are_unique_over_all_folders():
+def test_shipped_names_are_unique_over_all_files():
     files = [f for f in SPECS.rglob("*.py") if f.name != "__init__.py"]
-    assert {n: c for n, c in Counter(f.stem for f in files).items() if c > 1} == {}
-    assert shipped() == tuple(sorted(f.stem for f in files))
+    declared = [h.name for f in files for h in load_all(f)]
+    assert sorted(declared) == list(shipped())
     assert {f.resolve() for f in files} == {shipped_file(n).resolve() for n in shipped()}
 
 
-def test_a_shipped_hierarchy_has_the_name_of_its_file():
+def test_a_shipped_hierarchy_has_the_name_of_its_variable():
     assert [load(name).name for name in shipped()] == list(shipped())
+
+
+def test_a_loss_is_printed_with_its_own_variables_where_its_file_has_others_of_that_name():
+    """`dapo` has another parameter `epsilon_high` than `ppo`, in one file."""
+    for name, variable in (("ppo", "high"), ("ce_gppo", "ce_gppo_high")):
+        assert variables_of(load(name))["epsilon_high"] == variable
 
 
 @pytest.fixture

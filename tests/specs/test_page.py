@@ -3,7 +3,6 @@
 FIBRATION_UPDATE_GOLDEN=1 writes them anew, with the agreement of losses and their sources on the machine that it runs on.
 """
 
-import ast
 import os
 import re
 from collections import defaultdict
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from oracles.published_comparison import SOURCES, agreement
-from support import spec
+from support import said_of, spec
 from thorough import ALL
 
 from fibration.language.loading import shipped, shipped_file
@@ -26,10 +25,6 @@ TRAINERS = ("TRL", "verl", "SkyRL", "NeMo-RL", "OpenRLHF", "AReaL", "ROLL", "sli
 FORMULA = re.compile(r"`((?:J|𝒢\(r\)|log 𝒢) = [^`]*|min\([^`]*|clip\([^`]*)`")
 WORDS = "weigh keep log_prob total mean largest some quantile deviation before after position stop inward".split()
 MEASURED = re.compile(r"(?<=\| )\d\.\de[-+]\d\d(?= \|$)", re.MULTILINE)
-
-
-def text_of(name: str) -> str:
-    return ast.get_docstring(ast.parse(shipped_file(name).read_text())) or ""
 
 
 def words(name: str) -> str:
@@ -49,7 +44,7 @@ def pages(measured: dict[str, float]) -> dict[str, str]:
     """The page of every family, by its folder, and the tables of families and of laws in `docs/losses.md`."""
     by_folder = defaultdict(list)
     for name in shipped():
-        by_folder[shipped_file(name).parent.name].append(name)
+        by_folder[shipped_file(name).stem].append(name)
     assert set(by_folder) == set(FOLDERS)
     made = {folder: family(folder, by_folder[folder], measured) for folder in FOLDERS}
     rows = ["", "| family | what it has | losses |", "|---|---|---|"]
@@ -64,7 +59,7 @@ def laws() -> str:
     found = defaultdict(list)
     for name in shipped():
         for reason in spec(name).gives_up:
-            found[reason.partition(" ")[0]].append(f"[{name}](losses/{shipped_file(name).parent.name}.md#{name})")
+            found[reason.partition(" ")[0]].append(f"[{name}](losses/{shipped_file(name).stem}.md#{name})")
     rows = (f"| `{law}` | {', '.join(dict.fromkeys(found[law]))} |" for law in LAWS if law in found)
     return "\n".join(["", "| law | given up by |", "|---|---|", *rows, ""])
 
@@ -74,18 +69,18 @@ def reversals() -> str:
     found = defaultdict(list)
     for name in shipped():
         (value,) = (f.value for f in spec(name).verify().facts if f.name == "reversal")
-        found[value].append(f"[{name}](losses/{shipped_file(name).parent.name}.md#{name})")
+        found[value].append(f"[{name}](losses/{shipped_file(name).stem}.md#{name})")
     rows = [f"| {value} | {', '.join(found[value])} |" for value in sorted(found, key=lambda v: len(found[v]))]
     return "\n".join(["", "| fact | losses |", "|---|---|", *rows, ""])
 
 
 def title(folder: str) -> str:
-    return (ROOT / "specs" / folder / "__init__.py").read_text().strip().strip('"')
+    return (ROOT / "specs" / f"{folder}.py").read_text().partition("\n")[0].strip('"')
 
 
 def family(folder: str, names: list[str], measured: dict[str, float]) -> str:
     lines = [f"# Losses: {folder}", "", title(folder), ""]
-    lines += table(("loss", "what it is", "formula"), ((n, text_of(n).splitlines()[0], formula(n)) for n in names))
+    lines += table(("loss", "what it is", "formula"), ((n, said_of(n).splitlines()[0], formula(n)) for n in names))
     lines += ["", "## Trainers and words", "", "[What the columns mean](../losses.md)."]
     lines += ["", *table(("loss", "trainers", "words"), ((n, trainers(n), words(n)) for n in names))]
     lines += ["", "## Given up, and measured", ""]
@@ -93,8 +88,8 @@ def family(folder: str, names: list[str], measured: dict[str, float]) -> str:
     lines += table(("loss", "gives up", "differs by"), rows)
     lines += ["", "## What their files say"]
     for name in names:
-        lines += ["", f"### {name}", "", *text_of(name).splitlines()[2:], ""]
-        lines += [f"[specs/{folder}/{name}.py](../../specs/{folder}/{name}.py)"]
+        lines += ["", f"### {name}", "", *said_of(name).splitlines()[2:], ""]
+        lines += [f"[specs/{folder}.py](../../specs/{folder}.py)"]
     return "\n".join([*lines, ""])
 
 
@@ -106,7 +101,7 @@ def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str
 
 
 def formula(name: str) -> str:
-    found = FORMULA.search(text_of(name))
+    found = FORMULA.search(said_of(name))
     assert found, f"{name} says no formula"
     mean = re.match(r"\w+\([^()]*\)", spec(name).objective.written)
     return f"`{' '.join(found[1].split())}`" + (f", with the μ of `{mean[0]}`" if mean else "")
@@ -117,7 +112,7 @@ def given_up(name: str) -> str:
 
 
 def trainers(name: str) -> str:
-    return ", ".join(t for t in TRAINERS if re.search(rf"\b{t}\b", text_of(name)))
+    return ", ".join(t for t in TRAINERS if re.search(rf"\b{t}\b", said_of(name)))
 
 
 def parts(text: str, word: str) -> tuple[str, str, str]:

@@ -1,1 +1,0 @@
-"""A budget for every level, in weights: tokens that move further out beyond it count less."""

@@ -1,1 +1,0 @@
-"""Fibration Policy Optimization: a budget for every level of a hierarchy."""

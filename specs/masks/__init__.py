@@ -1,1 +1,0 @@
-"""Tokens and trajectories that are left out, by how far the policy has moved."""

@@ -1,1 +1,0 @@
-"""Whole objectives: the hierarchy declares how rewards become advantages."""

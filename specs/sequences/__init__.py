@@ -1,1 +1,0 @@
-"""One ratio per sequence, or one that its tokens share: GSPO and its kin."""

@@ -1,1 +1,0 @@
-"""Sums: KL divergences, entropy, likelihood and squares, which no advantage multiplies."""

@@ -1,1 +1,0 @@
-"""One ratio per token: PPO and what clips, weighs or bends it."""
