@@ -31,8 +31,8 @@ from fibration import (
 token, trajectory, prompt_group, batch, domain = strata("token trajectory prompt_group batch domain")
 old, teacher, reference = policies("old teacher reference")
 low = Parameter("epsilon_low", default=0.2, upper=1)
-best_of_group_high = Parameter("epsilon_high", default=0.28)
 high = Parameter("epsilon_high", default=0.2)
+dapo_high = Parameter("epsilon_high", default=0.28)
 length = Parameter("length", default=1024)  # usually the longest response allowed, in tokens
 beta = Parameter("beta", default=1.0)
 
@@ -44,7 +44,7 @@ at_best = total(where(reward >= best, 1, 0), over=prompt_group, of=trajectory)
 spread = deviation(reward, over=prompt_group, of=trajectory) + 1e-6
 best_of_group = Hierarchy(
     name="best_of_group",
-    gates={token: pessimistic_clip_gate(low, best_of_group_high)},
+    gates={token: pessimistic_clip_gate(low, dapo_high)},
     decomposition=ratio_deviation(),
     objective=token_mean(),
     groups=[prompt_group],
@@ -61,7 +61,7 @@ group of one. All laws hold but `baseline`: an answer's own reward decides wheth
 
 dapo_rewards = Hierarchy(
     name="dapo_rewards",
-    gates={token: pessimistic_clip_gate(low, best_of_group_high)},
+    gates={token: pessimistic_clip_gate(low, dapo_high)},
     decomposition=ratio_deviation(),
     objective=token_mean(),
     groups=[prompt_group],
@@ -93,7 +93,7 @@ compared with, so its gradient is `(G-1)/G` of the true one. `rloo` has the whol
 """
 
 
-first, second = (Attribute(f"reward_{n}", on=trajectory, positive=False) for n in (1, 2))
+first_reward, second_reward = (Attribute(f"reward_{n}", on=trajectory, positive=False) for n in (1, 2))
 weights = [Parameter(f"weight_{n}", default=1.0) for n in (1, 2)]
 
 
@@ -108,7 +108,9 @@ gdpo = Hierarchy(
     decomposition=ratio_deviation(),
     objective=token_mean(),
     groups=[prompt_group],
-    advantages=alone(weights[0] * alone(first, prompt_group) + alone(second, prompt_group) * weights[1], batch),
+    advantages=alone(
+        weights[0] * alone(first_reward, prompt_group) + alone(second_reward, prompt_group) * weights[1], batch
+    ),
     gives_up={
         "baseline": "each reward is divided by its deviation, and their sum by that of the batch",
         "baseline of what is left of advantages": "the rewards are attributes, and reward is not read",
@@ -152,7 +154,7 @@ near = mean(reward, over=prompt_group, of=trajectory, others=True)
 far = mean(reward, over=domain, of=trajectory, others=True)
 hierarchical_grpo = Hierarchy(
     name="hierarchical_grpo",
-    gates={token: pessimistic_clip_gate(low, best_of_group_high)},
+    gates={token: pessimistic_clip_gate(low, dapo_high)},
     decomposition=ratio_deviation(),
     objective=constant_normaliser(length),
     groups=[prompt_group, domain],
@@ -255,7 +257,7 @@ all_wrong = mean(wrong, over=prompt_group, of=trajectory) * others_wrong
 pass_at_k_spread = sqrt(maximum(all_wrong * (1 - all_wrong), 0)) + 1e-6
 pass_at_k = Hierarchy(
     name="pass_at_k",
-    gates={token: pessimistic_clip_gate(low, best_of_group_high)},
+    gates={token: pessimistic_clip_gate(low, dapo_high)},
     decomposition=ratio_deviation(),
     objective=token_mean(),
     groups=[prompt_group],

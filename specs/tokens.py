@@ -42,8 +42,8 @@ token, state, trajectory = strata("token state trajectory")
 (old,) = policies("old")
 low = Parameter("epsilon_low", default=0.2, upper=1)
 high = Parameter("epsilon_high", default=0.2)
+dapo_high = Parameter("epsilon_high", default=0.28)
 ceiling = Parameter("ceiling", default=3.0, lower=1)
-ce_gppo_high = Parameter("epsilon_high", default=0.28)
 
 
 delta = Parameter("delta", default=0.1)
@@ -122,8 +122,8 @@ ce_gppo = Hierarchy(
                 (advantage < 0) & (residual < log1p(-low)),
                 log(below * (1 - low)) + moved,
                 where(
-                    (advantage > 0) & (residual > log1p(ce_gppo_high)),
-                    log(above * (1 + ce_gppo_high)) + moved,
+                    (advantage > 0) & (residual > log1p(dapo_high)),
+                    log(above * (1 + dapo_high)) + moved,
                     residual,
                 ),
             )
@@ -143,7 +143,7 @@ dual clip at 3. All laws hold.
 cispo_low = Parameter("epsilon_low", default=1.0)
 cispo = Hierarchy(
     name="cispo",
-    gates={token: Gate(clip(residual, -cispo_low, ce_gppo_high))},
+    gates={token: Gate(clip(residual, -cispo_low, dapo_high))},
     decomposition=ratio_deviation(),
     objective=token_mean().score(),
     gives_up={"first_order": "a score estimator: its value is not the objective"},
@@ -176,7 +176,7 @@ not the objective.
 
 dapo = Hierarchy(
     name="dapo",
-    gates={token: pessimistic_clip_gate(low, ce_gppo_high)},
+    gates={token: pessimistic_clip_gate(low, dapo_high)},
     decomposition=ratio_deviation(),
     objective=token_mean(),
 )

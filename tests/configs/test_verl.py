@@ -443,10 +443,7 @@ LAWS = {
     **{f"rollout_is_threshold={t}": {**IS, f"{CORRECTION}rollout_is_threshold": t} for t in (0.9, 1, "1_2", "0.5_0.9")},
     "a mask below 1": {f"{CORRECTION}rollout_rs": "token_k1", f"{CORRECTION}rollout_rs_threshold": "0.5_0.9"},
     "gspo without a low clip": {MODE: "gspo", f"{ACTOR}clip_ratio_low": 1.5},
-    **{
-        f"negative {k}": {**KL, f"{ACTOR}kl_loss_coef": -0.1, f"{ACTOR}kl_loss_type": k}
-        for k in ("mse", "k3", "k1", "k1+")
-    },
+    **{f"negative {k}": {**KL, f"{ACTOR}kl_loss_coef": -0.1, f"{ACTOR}kl_loss_type": k} for k in ("mse", "k3", "k1", "k1+")},
 }
 
 

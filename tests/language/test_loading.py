@@ -24,7 +24,7 @@ def test_a_shipped_hierarchy_has_the_name_of_its_variable():
 
 def test_a_loss_is_printed_with_its_own_variables_where_its_file_has_others_of_that_name():
     """`dapo` has another parameter `epsilon_high` than `ppo`, in one file."""
-    for name, variable in (("ppo", "high"), ("ce_gppo", "ce_gppo_high")):
+    for name, variable in (("ppo", "high"), ("dapo", "dapo_high")):
         assert variables_of(load(name))["epsilon_high"] == variable
 
 

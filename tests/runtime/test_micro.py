@@ -274,10 +274,7 @@ REFUSED = {
     "beyond the end": ([0, 6], dict(what="row 6 does not exist", required="below 6")),
     "before the start": ([-7], dict(what="row -7 does not exist")),
     "twice": ([1, 0, 1], dict(what="row 1 comes 2 times", required="each row in one micro-batch")),
-    "a slice beyond the end": (
-        slice(10, 20),
-        dict(what="rows are slice(10, 20, None), and the index has 6", required="slice(a, a) for none"),
-    ),
+    "a slice beyond the end": (slice(10, 20), dict(what="rows are slice(10, 20, None), and the index has 6", required="slice(a, a) for none")),
     "a slice from the end": (slice(6, 9), dict(what="slice(6, 9, None)")),
     "no row beyond the end": (slice(7, 7), dict(what="slice(7, 7, None)")),
     "a slice from before the start": (slice(-7, 2), dict(what="slice(-7, 2, None)", required="begins in the 6 rows")),
@@ -302,15 +299,7 @@ def test_every_form_of_rows_is_accepted():
     forms = [slice(1, 4), [1, 2, -3], range(1, 4), np.array([1, 2, 3], np.int32), torch.tensor([1, 2, 3])]
     forms += [torch.tensor([False, True, True, True, False, False])]
     assert {tuple(index.micro(rows).elements["trajectory"]) for rows in forms} == {(1, 2, 3)}
-    slices = [
-        slice(-6, 6),
-        slice(3, 3),
-        slice(6, 6),
-        slice(6, None),
-        slice(-2, None),
-        slice(None, None, -2),
-        slice(4, 0, -3),
-    ]
+    slices = [slice(-6, 6), slice(3, 3), slice(6, 6), slice(6, None), slice(-2, None), slice(None, None, -2), slice(4, 0, -3)]
     slices += [slice(4, 8), slice(-6, 99), slice(0, 0), slice(None, 0), slice(-1, -9, -2)]
     assert [index.micro(s).rows.tolist() for s in slices] == [list(range(6))[s] for s in slices]
     assert len(index.micro(slice(2))) == 2 and "a micro-batch of Index('grpo'" in repr(index.micro([0]))

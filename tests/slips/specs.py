@@ -5,7 +5,7 @@ from slips.slip import slip
 SLIPS = (
     slip(
         "GSPO-token's own ratio has a value too", "published",
-        "where(passes, x - stop(x), 0)) / T)}", "where(passes, x, 0)) / T)}",
+        "where(passes, gspo_token_x - stop(gspo_token_x), 0)) / T)", "where(passes, gspo_token_x, 0)) / T)",
     ),
     slip(
         "geometric masks count the tokens that they drop", "published",
@@ -17,7 +17,7 @@ SLIPS = (
     ),
     slip(
         "CISPO's cap is a deviation in both conventions", "published",
-        "Gate(minimum(residual, ceiling - 1))},\n    decomposition=ratio_deviation(),\n    objective=token_mean().score(),", "Gate(minimum(residual, ceiling))},\n    decomposition=ratio_deviation(),\n    objective=token_mean().score(),",
+        "minimum(residual, cispo_absolute_ceiling - 1)", "minimum(residual, cispo_absolute_ceiling)",
     ),
     slip(
         "bad answers are what off-policy masks keep", "published",
@@ -33,7 +33,7 @@ SLIPS = (
     ),
     slip(
         "prime-rl's square is a half", "published",
-        'penalties={"square": tau * token_log_ratio**2}', 'penalties={"square": tau / 2 * token_log_ratio**2}',
+        '"square": prime_rl_tau * token_log_ratio**2', '"square": prime_rl_tau / 2 * token_log_ratio**2',
     ),
     slip(
         "RLOO compares an answer with itself", "published",
@@ -68,7 +68,7 @@ SLIPS = (
     ),
     slip(
         "REINFORCE++ pays a token's divergence from the next one on", "published",
-        "reward - beta * (kl + after(kl, over=trajectory))", "reward - beta * after(kl, over=trajectory)",
+        "beta * (kl + after(kl, over=trajectory))", "beta * after(kl, over=trajectory)",
     ),
     slip(
         "a set of answers is drawn with answers put back", "published",
@@ -80,7 +80,7 @@ SLIPS = (
     ),
     slip(
         "GDPO standardises the second reward with the first's weight", "published",
-        "alone(second, prompt_group) * weights[1]", "alone(second, prompt_group) * weights[0]",
+        "alone(second_reward, prompt_group) * weights[1]", "alone(second_reward, prompt_group) * weights[0]",
     ),
     slip(
         "a student leads its teacher", "published",

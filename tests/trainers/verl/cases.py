@@ -318,7 +318,7 @@ class Rollouts:
         # a pass of one dead row is one of a stand-in
         trained = {n for m in step.everywhere if len(m) > 1 or m[0] in live for n in m if n in filled}
         known = [row for row in given if row.number in {*step.before, *trained}]
-        if is_part := any(name.startswith("live/") for name in logged):
+        if (is_part := any(name.startswith("live/") for name in logged)):
             result["logged"] = {name.removeprefix("live/"): value for name, value in logged.items()}
         result |= {"trained": len(trained) / len(filled), "is_part": is_part}
         result["is_part_wanted"] = False
