@@ -81,6 +81,7 @@ def parts_of(elements):
     return max(1, min({most}, triton.cdiv(elements, {tile}))) if ONE_LAUNCH else 1
 '''
 
+VECTOR = 128  # columns of a tile from which on each thread has four neighbouring ones
 EXTRA = {
     "tokens": "optional: the number of tokens, from which the shape of the launch follows",
     "shape": "optional: that shape, (BLOCK_R, BLOCK_T, warps)",
@@ -180,6 +181,7 @@ def _launcher(name: str, plan: Plan, title: str, made: list[Kernel], arguments: 
             size = given.size(here)
             lines.append(f"        block_r, block_t, warps = shape or shape_for(tokens / {size})")
             lines.append(f"        grid = (triton.cdiv({size}, block_r),)")
+            lines += _vector([k for k in made if k.segments == here and "VECTOR" in k.constants])
         if kernel.segments:
             lines += _launch(kernel, "grid", "warps", given)
         elif kernel.shares.types:
@@ -194,6 +196,17 @@ def _launcher(name: str, plan: Plan, title: str, made: list[Kernel], arguments: 
         else:
             lines += _launch(kernel, "(1,)", "8", given)
     return "\n".join(lines)
+
+
+def _vector(made: list[Kernel]) -> list[str]:
+    """The lines that find out whether sweeps may read four tokens at once."""
+    arguments = dict.fromkeys(a for kernel in made for a in kernel.arguments)
+    if not arguments:
+        return []
+    contiguous = " and ".join(f"{a.name} is None" for a in arguments if a.kind == "positions")
+    tensors = ", ".join(a.name for a in arguments if a.kind in ("token", "advantage", "result"))
+    text = f"vector = {contiguous} and block_t >= {VECTOR} and not any(x.data_ptr() % 16 for x in ({tensors},))"
+    return fitted(text, "        ")
 
 
 def _shared_memory(made: list[Kernel], given: Signature) -> list[str]:

@@ -112,13 +112,36 @@ def left(size, t, most: tl.constexpr):
 
 
 @triton.jit
-def tile(size, t, columns: tl.constexpr):
-    """The tile that begins at the t-th token of each row: columns (int32), which are tokens, which columns to read, and
-    which rows have tokens. Columns beyond a row's end read its last token, so a load needs one predicate per row. With
-    a predicate per token a thread runs out of predicates, and its loads wait for each other."""
+def lead_of(start, VECTOR: tl.constexpr):
+    """How many columns of a row's first tile lie before the row. With vectors, tiles begin at a multiple of 4 places."""
+    lead = start.to(tl.int32) & 3
+    return lead if VECTOR else tl.zeros_like(lead)
+
+
+@triton.jit
+def tile(lead, until, t, columns: tl.constexpr, VECTOR: tl.constexpr):
+    """The tile that begins at the t-th place of each row: its columns (int32), which of them are tokens, the same
+    columns without those outside the row, and how many there are up to the row's end. A column outside reads the
+    nearest token of the row, so a load needs one predicate per row. With a predicate per token a thread runs out of
+    predicates, and its loads wait for each other."""
     i = tl.arange(0, columns)[None, :]
-    n = left(size, t, columns)
-    return i, i < n, tl.minimum(i, n - 1), n > 0
+    n = left(until, t, columns)
+    m, j = i < n, tl.minimum(i, n - 1)
+    if VECTOR:
+        before = (lead - t)[:, None]
+        m, j = m & (i >= before), tl.maximum(j, before)
+    return i, m, j, n
+
+
+@triton.jit
+def halved(sums):
+    """The sum of all columns: the first half plus the second, and again. An addition of two numbers does not depend on
+    their order, so the sum stays the same bits if the columns turn: wherever the row began, and whatever thread has
+    which column."""
+    for _ in tl.static_range(12):
+        if sums.shape[1] > 1:
+            sums = tl.sum(tl.reshape(sums, [sums.shape[0], 2, sums.shape[1] // 2]), axis=1)
+    return tl.sum(sums, axis=1)
 
 
 @triton.jit
@@ -138,22 +161,48 @@ def lane_max(x, lanes: tl.constexpr):
 
 
 @triton.jit
-def place(positions, first, start, t, i, m):
-    """The places of a tile's tokens, as two numbers to add: per row, int64 [BLOCK_R, 1], and per token
-    [BLOCK_R, BLOCK_T]. If `positions` is None, the tokens of a row are contiguous."""
-    base = (start + t)[:, None]
-    if positions is not None:
-        i = tl.load(positions + (first + t)[:, None] + i, mask=m, other=0)
-        base = tl.zeros_like(base)
-    return base, i
+def from_row(tensor, start, positions, VECTOR: tl.constexpr):
+    """Pointers to where each row's first tile begins, [BLOCK_R, 1]; to the tensor itself if places have `positions`."""
+    p = tensor + (start if positions is None else tl.zeros_like(start))[:, None]
+    if VECTOR:
+        size: tl.constexpr = tensor.dtype.element_ty.primitive_bitwidth // 2  # bytes of 4 places
+        p = tl.multiple_of(p, (size, size))
+    return p
 
 
 @triton.jit
-def number(tokens, first, t, i, m):
+def place(positions, first, t, i, j, n, VECTOR: tl.constexpr):
+    """The places of a tile's tokens from where their row begins, [BLOCK_R, BLOCK_T], and which of them are read. A
+    vector of 4 is read whole: its neighbours are tokens of other rows, or lie in the same 16 bytes."""
+    at, read = t + (i if VECTOR else j), (i // 4 * 4 if VECTOR else 0) < n
+    if positions is not None:
+        at = tl.load(positions + (first + t)[:, None] + j, mask=read, other=0)
+    return at, read
+
+
+@triton.jit
+def put(out, start, positions, first, t, i, m, lead, reach, value, VECTOR: tl.constexpr):
+    """Stores a tile in the places that are its row's: whole vectors, and then what is left where a row begins or ends."""
+    low, high = (lead - t)[:, None], left(reach, t, value.shape[1])
+    p = from_row(out, start, positions, VECTOR)
+    if VECTOR:
+        v = i // 4 * 4
+        whole = (v >= low) & (v + 4 <= high)
+        tl.store(p + (t + i), value, mask=whole)
+        if (tl.max(lead, axis=0) > t) | (tl.min(high) < value.shape[1]):
+            tl.store(p + (t + i), value, mask=(i >= low) & (i < high) & ((v < low) | (v + 4 > high)))
+    elif positions is None:
+        tl.store(p + (t + i), value, mask=i < high)
+    else:
+        tl.store(p + tl.load(positions + (first + t)[:, None] + i, mask=m, other=0), value, mask=m)
+
+
+@triton.jit
+def number(tokens, first, t, j, n):
     """The numbers of a tile's tokens among all tokens: int64 [BLOCK_R, BLOCK_T]."""
-    k = (first + t)[:, None] + i
+    k = (first + t)[:, None] + j
     if tokens is not None:
-        k = tl.load(tokens + k, mask=m, other=0)
+        k = tl.load(tokens + k, mask=n > 0, other=0)
     return k
 
 
