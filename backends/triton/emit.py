@@ -59,6 +59,11 @@ def shape_for(mean_length):
         return 1, 1024, 4
     return 1, 4096, 16
 
+
+def is_vector(block_t, positions, *tensors):
+    """Whether sweeps read and store 4 neighbouring places at once."""
+    return block_t >= 128 and positions.count(None) == len(positions) and not any(x.data_ptr() % 16 for x in tensors)
+
 {blocks}
 {functions}'''
 
@@ -81,7 +86,6 @@ def parts_of(elements):
     return max(1, min({most}, triton.cdiv(elements, {tile}))) if ONE_LAUNCH else 1
 '''
 
-VECTOR = 128  # columns of a tile from which on each thread has four neighbouring ones
 EXTRA = {
     "tokens": "optional: the number of tokens, from which the shape of the launch follows",
     "shape": "optional: that shape, (BLOCK_R, BLOCK_T, warps)",
@@ -199,14 +203,13 @@ def _launcher(name: str, plan: Plan, title: str, made: list[Kernel], arguments: 
 
 
 def _vector(made: list[Kernel]) -> list[str]:
-    """The lines that find out whether sweeps may read four tokens at once."""
+    """The line that finds out whether sweeps may read four tokens at once."""
     arguments = dict.fromkeys(a for kernel in made for a in kernel.arguments)
     if not arguments:
         return []
-    contiguous = " and ".join(f"{a.name} is None" for a in arguments if a.kind == "positions")
+    positions = ", ".join(a.name for a in arguments if a.kind == "positions")
     tensors = ", ".join(a.name for a in arguments if a.kind in ("token", "advantage", "result"))
-    text = f"vector = {contiguous} and block_t >= {VECTOR} and not any(x.data_ptr() % 16 for x in ({tensors},))"
-    return fitted(text, "        ")
+    return fitted(f"vector = is_vector(block_t, ({positions},), {tensors})", "        ")
 
 
 def _shared_memory(made: list[Kernel], given: Signature) -> list[str]:

@@ -112,10 +112,28 @@ def left(size, t, most: tl.constexpr):
 
 
 @triton.jit
-def lead_of(start, VECTOR: tl.constexpr):
-    """How many columns of a row's first tile lie before the row. With vectors, tiles begin at a multiple of 4 places."""
-    lead = start.to(tl.int32) & 3
-    return lead if VECTOR else tl.zeros_like(lead)
+def segments(offsets, starts, positions, b, live, VECTOR: tl.constexpr):
+    """Where the tokens of segments are. Tiles with vectors begin at a multiple of 4 places, `lead` columns before the
+    first token; from there count the number of the first token, its place, and the columns of the tokens."""
+    first = tl.load(offsets + b, mask=live, other=0)
+    size = tl.load(offsets + b + 1, mask=live, other=0) - first
+    start = tl.load(starts + b, mask=live, other=0)
+    lead = start.to(tl.int32) & (3 if VECTOR else 0)
+    until = tl.where(size > 0, size + lead, 0).to(tl.int32)
+    if positions is not None:
+        start = tl.zeros_like(start)  # the tensor's
+    return first - lead, start - lead, lead, until
+
+
+@triton.jit
+def reach_of(starts, positions, tokens, b, live, start, until, segments, places):
+    """How many columns of a row's tiles are stored: with the masked places after its tokens, unless tokens have
+    `positions` or numbers of their own."""
+    reach = until
+    if positions is None and tokens is None:
+        following = tl.load(starts + b + 1, mask=b + 1 < segments, other=places)
+        reach = tl.where(live, following - start, 0).to(tl.int32)
+    return reach
 
 
 @triton.jit
@@ -161,9 +179,9 @@ def lane_max(x, lanes: tl.constexpr):
 
 
 @triton.jit
-def from_row(tensor, start, positions, VECTOR: tl.constexpr):
-    """Pointers to where each row's first tile begins, [BLOCK_R, 1]; to the tensor itself if places have `positions`."""
-    p = tensor + (start if positions is None else tl.zeros_like(start))[:, None]
+def from_row(tensor, start, VECTOR: tl.constexpr):
+    """Pointers to where each row's first tile begins: [BLOCK_R, 1]."""
+    p = tensor + start[:, None]
     if VECTOR:
         size: tl.constexpr = tensor.dtype.element_ty.primitive_bitwidth // 2  # bytes of 4 places
         p = tl.multiple_of(p, (size, size))
@@ -184,7 +202,7 @@ def place(positions, first, t, i, j, n, VECTOR: tl.constexpr):
 def put(out, start, positions, first, t, i, m, lead, reach, value, VECTOR: tl.constexpr):
     """Stores a tile in the places that are its row's: whole vectors, and then what is left where a row begins or ends."""
     low, high = (lead - t)[:, None], left(reach, t, value.shape[1])
-    p = from_row(out, start, positions, VECTOR)
+    p = from_row(out, start, VECTOR)
     if VECTOR:
         v = i // 4 * 4
         whole = (v >= low) & (v + 4 <= high)

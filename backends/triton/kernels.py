@@ -119,11 +119,8 @@ class _Stages(CoarseWriter):
 
     def segments(self, word: str, longest: bool) -> None:
         """Writes where the tokens of a program's segments lie. Places count from where the first tile begins."""
-        self.line(1, f"first = tl.load({word}_offsets + b, mask=live, other=0)")
-        self.line(1, f"size = tl.load({word}_offsets + b + 1, mask=live, other=0) - first")
-        self.line(1, f"start = tl.load({word}_starts + b, mask=live, other=0)")
-        self.line(1, "lead = lead_of(start, VECTOR)")
-        self.line(1, "first, start, until = first - lead, start - lead, tl.where(size > 0, size + lead, 0).to(tl.int32)")
+        where = f"{word}_offsets, {word}_starts, {word}_positions"
+        self.line(1, f"first, start, lead, until = segments({where}, b, live, VECTOR)")
         if longest:
             self.line(1, "longest = tl.max(until, axis=0)")
 
@@ -157,7 +154,7 @@ class _Stages(CoarseWriter):
         self.line(2, "i, m, j, n = tile(lead, until, t, BLOCK_T, VECTOR)")
         start_of_body = len(self.lines)
         for node in step.values:
-            self.token_value(node, s, word, node in precise, names)
+            self.token_value(node, s, node in precise, names)
         precision = "tl.float64" if step.wide else "REAL"
         for push, part in parts.items():
             self.add(push, part, names[step.wide], precision)
@@ -188,13 +185,11 @@ class _Stages(CoarseWriter):
 
     def reach(self, s: str, word: str) -> None:
         """Writes how far a row's stores go."""
-        self.line(1, "reach = until")
         if len(self.plan.program.leaves) > 1:  # results are filled already: no leaf's tokens are whole rows
+            self.line(1, "reach = until")
             return
-        self.line(1, f"if {word}_positions is None and {word}_tokens is None:")
-        self.line(2, "# the program of a row also fills the masked places after its tokens")
-        self.line(2, f"following = tl.load({word}_starts + b + 1, mask=b + 1 < {self.size(s)}, other=places)")
-        self.line(2, "reach = tl.where(live, following - start, 0).to(tl.int32)")
+        where = f"{word}_starts, {word}_positions, {word}_tokens"
+        self.line(1, f"reach = reach_of({where}, b, live, start, until, {self.size(s)}, places)")
 
     def spread(self, node: Pull, wide: bool, narrow: dict[Node, str]) -> str:
         """The name of a value of a segment, or of the batch, in the shape and the precision of a pass over tokens."""
@@ -250,10 +245,10 @@ class _Stages(CoarseWriter):
                 names[node] = self.names[node] + (".to(tl.float64)" if wide else ".to(REAL)")
         return names
 
-    def token(self, tensor: str, word: str) -> str:
-        return f"tl.load(from_row({tensor}, start, {word}_positions, VECTOR) + at, mask=read, other=0.0)"
+    def token(self, tensor: str) -> str:
+        return f"tl.load(from_row({tensor}, start, VECTOR) + at, mask=read, other=0.0)"
 
-    def token_value(self, node: Node, s: str, word: str, wide: bool, every: Mapping[bool, Mapping[Node, str]]) -> None:
+    def token_value(self, node: Node, s: str, wide: bool, every: Mapping[bool, Mapping[Node, str]]) -> None:
         precision, language = ("tl.float64", WIDE) if wide else ("REAL", TOKEN)
         names = every[wide]
         if isinstance(node, Const) or (isinstance(node, Pull) and node.target in (s, BATCH)):
@@ -261,12 +256,12 @@ class _Stages(CoarseWriter):
         name = names[node]
         if isinstance(node, Input) and node.kind in GIVEN:
             self.line(2, f"if {self.called('rows', s)} is None:")
-            self.line(3, f"{name} = {self.token(self.called('advantage'), word)}.to({precision})")
+            self.line(3, f"{name} = {self.token(self.called('advantage'))}.to({precision})")
             self.line(2, "else:")
             self.line(3, f"{name} = row_advantage.to({precision})")
         elif isinstance(node, Input) and node.kind in TOKENS:
             tensor = self.called("token", node.kind, *node.key)
-            self.line(2, f"{name} = {self.token(tensor, word)}.to({precision})")
+            self.line(2, f"{name} = {self.token(tensor)}.to({precision})")
         elif isinstance(node, Scan):
             self.line(2, f"{name} = tl.load({self.slots[node]} + k, mask=n > 0, other=0.0).to({precision})")
         elif isinstance(node, Input):
