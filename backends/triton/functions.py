@@ -137,18 +137,23 @@ def reach_of(starts, positions, tokens, b, live, start, until, segments, places)
 
 
 @triton.jit
-def tile(lead, until, t, columns: tl.constexpr, VECTOR: tl.constexpr):
-    """The tile that begins at the t-th place of each row: its columns (int32), which of them are tokens, the same
-    columns without those outside the row, and how many there are up to the row's end. A column outside reads the
-    nearest token of the row, so a load needs one predicate per row. With a predicate per token a thread runs out of
+def tile(positions, first, lead, until, t, columns: tl.constexpr, VECTOR: tl.constexpr):
+    """The tile from the t-th column of each row on: its columns (int32), which are tokens, the same columns inside the
+    row, how many there are up to the row's end, and the places to read with their mask.
+
+    A vector of 4 is read whole: its neighbours are of other rows, or lie in the same 16 bytes. Else a column outside
+    reads the row's nearest token. So a load needs one predicate per row: with one per token a thread runs out of
     predicates, and its loads wait for each other."""
     i = tl.arange(0, columns)[None, :]
     n = left(until, t, columns)
-    m, j = i < n, tl.minimum(i, n - 1)
+    m, j, read = i < n, tl.minimum(i, n - 1), n > 0
+    at = t + j
     if VECTOR:
         before = (lead - t)[:, None]
-        m, j = m & (i >= before), tl.maximum(j, before)
-    return i, m, j, n
+        m, j, read, at = m & (i >= before), tl.maximum(j, before), i // 4 * 4 < n, t + i
+    if positions is not None:
+        at = tl.load(positions + (first + t)[:, None] + j, mask=read, other=0)
+    return i, m, j, n, at, read
 
 
 @triton.jit
@@ -189,22 +194,12 @@ def from_row(tensor, start, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def place(positions, first, t, i, j, n, VECTOR: tl.constexpr):
-    """The places of a tile's tokens from where their row begins, [BLOCK_R, BLOCK_T], and which of them are read. A
-    vector of 4 is read whole: its neighbours are tokens of other rows, or lie in the same 16 bytes."""
-    at, read = t + (i if VECTOR else j), (i // 4 * 4 if VECTOR else 0) < n
-    if positions is not None:
-        at = tl.load(positions + (first + t)[:, None] + j, mask=read, other=0)
-    return at, read
-
-
-@triton.jit
-def put(out, start, positions, first, t, i, m, lead, reach, value, VECTOR: tl.constexpr):
-    """Stores a tile in the places that are its row's: whole vectors, and then what is left where a row begins or ends."""
-    low, high = (lead - t)[:, None], left(reach, t, value.shape[1])
+def put(out, start, positions, at, t, i, m, lead, reach, value, VECTOR: tl.constexpr):
+    """Stores a tile in the places that are its row's: whole vectors, and then the rest where a row begins or ends."""
+    high = left(reach, t, value.shape[1])
     p = from_row(out, start, VECTOR)
     if VECTOR:
-        v = i // 4 * 4
+        v, low = i // 4 * 4, (lead - t)[:, None]
         whole = (v >= low) & (v + 4 <= high)
         tl.store(p + (t + i), value, mask=whole)
         if (tl.max(lead, axis=0) > t) | (tl.min(high) < value.shape[1]):
@@ -212,7 +207,7 @@ def put(out, start, positions, first, t, i, m, lead, reach, value, VECTOR: tl.co
     elif positions is None:
         tl.store(p + (t + i), value, mask=i < high)
     else:
-        tl.store(p + tl.load(positions + (first + t)[:, None] + i, mask=m, other=0), value, mask=m)
+        tl.store(p + at, value, mask=m)
 
 
 @triton.jit

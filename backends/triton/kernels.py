@@ -151,7 +151,7 @@ class _Stages(CoarseWriter):
             if len(sweep.leaves) > 1:
                 self.reach(s, word)
         self.line(1, f"for t in range(0, {end}, BLOCK_T):")
-        self.line(2, "i, m, j, n = tile(lead, until, t, BLOCK_T, VECTOR)")
+        self.line(2, f"i, m, j, n, at, read = tile({word}_positions, first, lead, until, t, BLOCK_T, VECTOR)")
         start_of_body = len(self.lines)
         for node in step.values:
             self.token_value(node, s, node in precise, names)
@@ -163,14 +163,9 @@ class _Stages(CoarseWriter):
             self.line(2, f"tl.store({self.slots[node]} + k, {value}, mask=m)")
         for k, node in step.stores:
             value = f"tl.where(m, {typed(names[node in precise][node], precision)}, fill)"
-            self.line(2, f"put({self.out(k)}, start, {word}_positions, first, t, i, m, lead, reach, {value}, VECTOR)")
-        body = "\n".join(self.lines[start_of_body:])
-        before = []
-        if uses(body, "at"):
-            before.append(f"        at, read = place({word}_positions, first, t, i, j, n, VECTOR)")
-        if uses(body, "k"):
-            before.append(f"        k = number({word}_tokens, first, t, j, n)")
-        self.lines[start_of_body:start_of_body] = before
+            self.line(2, f"put({self.out(k)}, start, {word}_positions, at, t, i, m, lead, reach, {value}, VECTOR)")
+        if uses("\n".join(self.lines[start_of_body:]), "k"):
+            self.lines.insert(start_of_body, f"        k = number({word}_tokens, first, t, j, n)")
         for push, part in parts.items():
             halved = push.reduce == "sum" and self.is_in_columns(push) and not is_mark(push.operand)
             made = f"halved({part})" if halved else f"tl.{push.reduce}({part}, axis=1)"
