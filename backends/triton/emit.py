@@ -59,6 +59,11 @@ def shape_for(mean_length):
         return 1, 1024, 4
     return 1, 4096, 16
 
+
+def is_vector(block_t, positions, *tensors):
+    """Whether sweeps read and store 4 neighbouring places at once."""
+    return block_t >= 128 and positions.count(None) == len(positions) and not any(x.data_ptr() % 16 for x in tensors)
+
 {blocks}
 {functions}'''
 
@@ -180,6 +185,7 @@ def _launcher(name: str, plan: Plan, title: str, made: list[Kernel], arguments: 
             size = given.size(here)
             lines.append(f"        block_r, block_t, warps = shape or shape_for(tokens / {size})")
             lines.append(f"        grid = (triton.cdiv({size}, block_r),)")
+            lines += _vector([k for k in made if k.segments == here and "VECTOR" in k.constants])
         if kernel.segments:
             lines += _launch(kernel, "grid", "warps", given)
         elif kernel.shares.types:
@@ -194,6 +200,16 @@ def _launcher(name: str, plan: Plan, title: str, made: list[Kernel], arguments: 
         else:
             lines += _launch(kernel, "(1,)", "8", given)
     return "\n".join(lines)
+
+
+def _vector(made: list[Kernel]) -> list[str]:
+    """The line that finds out whether sweeps may read four tokens at once."""
+    arguments = dict.fromkeys(a for kernel in made for a in kernel.arguments)
+    if not arguments:
+        return []
+    positions = ", ".join(a.name for a in arguments if a.kind == "positions")
+    tensors = ", ".join(a.name for a in arguments if a.kind in ("token", "advantage", "result"))
+    return fitted(f"vector = is_vector(block_t, ({positions},), {tensors})", "        ")
 
 
 def _shared_memory(made: list[Kernel], given: Signature) -> list[str]:

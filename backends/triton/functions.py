@@ -112,13 +112,59 @@ def left(size, t, most: tl.constexpr):
 
 
 @triton.jit
-def tile(size, t, columns: tl.constexpr):
-    """The tile that begins at the t-th token of each row: columns (int32), which are tokens, which columns to read, and
-    which rows have tokens. Columns beyond a row's end read its last token, so a load needs one predicate per row. With
-    a predicate per token a thread runs out of predicates, and its loads wait for each other."""
+def segments(offsets, starts, positions, b, live, VECTOR: tl.constexpr):
+    """Where the tokens of segments are. Tiles with vectors begin at a multiple of 4 places, `lead` columns before the
+    first token; from there count the number of the first token, its place, and the columns of the tokens."""
+    first = tl.load(offsets + b, mask=live, other=0)
+    size = tl.load(offsets + b + 1, mask=live, other=0) - first
+    start = tl.load(starts + b, mask=live, other=0)
+    lead = start.to(tl.int32) & (3 if VECTOR else 0)
+    until = tl.where(size > 0, size + lead, 0).to(tl.int32)
+    if positions is not None:
+        start = tl.zeros_like(start)  # the tensor's
+    return first - lead, start - lead, lead, until
+
+
+@triton.jit
+def reach_of(starts, positions, tokens, b, live, start, until, segments, places):
+    """How many columns of a row's tiles are stored: with the masked places after its tokens, unless tokens have
+    `positions` or numbers of their own."""
+    reach = until
+    if positions is None and tokens is None:
+        following = tl.load(starts + b + 1, mask=b + 1 < segments, other=places)
+        reach = tl.where(live, following - start, 0).to(tl.int32)
+    return reach
+
+
+@triton.jit
+def tile(positions, first, lead, until, t, columns: tl.constexpr, VECTOR: tl.constexpr):
+    """The tile from the t-th column of each row on: its columns (int32), which are tokens, the same columns inside the
+    row, how many there are up to the row's end, and the places to read with their mask.
+
+    A vector of 4 is read whole: its neighbours are of other rows, or lie in the same 16 bytes. Else a column outside
+    reads the row's nearest token. So a load needs one predicate per row: with one per token a thread runs out of
+    predicates, and its loads wait for each other."""
     i = tl.arange(0, columns)[None, :]
-    n = left(size, t, columns)
-    return i, i < n, tl.minimum(i, n - 1), n > 0
+    n = left(until, t, columns)
+    m, j, read = i < n, tl.minimum(i, n - 1), n > 0
+    at = t + j
+    if VECTOR:
+        before = (lead - t)[:, None]
+        m, j, read, at = m & (i >= before), tl.maximum(j, before), i // 4 * 4 < n, t + i
+    if positions is not None:
+        at = tl.load(positions + (first + t)[:, None] + j, mask=read, other=0)
+    return i, m, j, n, at, read
+
+
+@triton.jit
+def halved(sums):
+    """The sum of all columns: the first half plus the second, and again. An addition of two numbers does not depend on
+    their order, so the sum stays the same bits if the columns turn: wherever the row began, and whatever thread has
+    which column."""
+    for _ in tl.static_range(12):
+        if sums.shape[1] > 1:
+            sums = tl.sum(tl.reshape(sums, [sums.shape[0], 2, sums.shape[1] // 2]), axis=1)
+    return tl.sum(sums, axis=1)
 
 
 @triton.jit
@@ -138,22 +184,38 @@ def lane_max(x, lanes: tl.constexpr):
 
 
 @triton.jit
-def place(positions, first, start, t, i, m):
-    """The places of a tile's tokens, as two numbers to add: per row, int64 [BLOCK_R, 1], and per token
-    [BLOCK_R, BLOCK_T]. If `positions` is None, the tokens of a row are contiguous."""
-    base = (start + t)[:, None]
-    if positions is not None:
-        i = tl.load(positions + (first + t)[:, None] + i, mask=m, other=0)
-        base = tl.zeros_like(base)
-    return base, i
+def from_row(tensor, start, VECTOR: tl.constexpr):
+    """Pointers to where each row's first tile begins: [BLOCK_R, 1]."""
+    p = tensor + start[:, None]
+    if VECTOR:
+        size: tl.constexpr = tensor.dtype.element_ty.primitive_bitwidth // 2  # bytes of 4 places
+        p = tl.multiple_of(p, (size, size))
+    return p
 
 
 @triton.jit
-def number(tokens, first, t, i, m):
+def put(out, start, positions, at, t, i, m, lead, reach, value, VECTOR: tl.constexpr):
+    """Stores a tile in the places that are its row's: whole vectors, and then the rest where a row begins or ends."""
+    high = left(reach, t, value.shape[1])
+    p = from_row(out, start, VECTOR)
+    if VECTOR:
+        v, low = i // 4 * 4, (lead - t)[:, None]
+        whole = (v >= low) & (v + 4 <= high)
+        tl.store(p + (t + i), value, mask=whole)
+        if (tl.max(lead, axis=0) > t) | (tl.min(high) < value.shape[1]):
+            tl.store(p + (t + i), value, mask=(i >= low) & (i < high) & ((v < low) | (v + 4 > high)))
+    elif positions is None:
+        tl.store(p + (t + i), value, mask=i < high)
+    else:
+        tl.store(p + at, value, mask=m)
+
+
+@triton.jit
+def number(tokens, first, t, j, n):
     """The numbers of a tile's tokens among all tokens: int64 [BLOCK_R, BLOCK_T]."""
-    k = (first + t)[:, None] + i
+    k = (first + t)[:, None] + j
     if tokens is not None:
-        k = tl.load(tokens + k, mask=m, other=0)
+        k = tl.load(tokens + k, mask=n > 0, other=0)
     return k
 
 

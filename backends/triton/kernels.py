@@ -9,18 +9,19 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 from fibration.backends.bodies import NOTHING, Functions
 from fibration.backends.triton.coarse import CoarseWriter, is_called
 from fibration.backends.triton.language import TOKEN, WIDE, constant, typed
 from fibration.backends.triton.writer import NEUTRAL, Kernel, Shares, uses
 from fibration.compiler.arguments import GIVEN, TOKENS, result_of
-from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Scan
+from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Scalar, Scan
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Pass, Plan, Scalars, Section, Sweep
 from fibration.errors import BackendError
 
-SPREAD = 4  # at most this many sums in float64 have a place for every column of a tile
+LOSS = (Key("coefficients"), Key("objective"), Key("nonfinite"))
 
 
 def kernels(name: str, plan: Plan) -> tuple[Kernel, ...]:
@@ -62,6 +63,8 @@ class _Stages(CoarseWriter):
         self.line(1, "b = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)", f"[BLOCK_R] {s} elements")
         self.line(1, f"live = b < {self.size(s)}")
         several = len(sweep.leaves) > 1
+        if any(not self.is_in_columns(p) for step in sweep.passes for p in step.pushes):
+            self.line(1, "VECTOR: tl.constexpr = False", "sums of metrics, whose order depends on the columns")
         if not several:
             self.segments(self.signature.layouts[s, sweep.leaves[0]], any(not p.stores for p in sweep.passes))
             if any(p.stores for p in sweep.passes):
@@ -112,15 +115,14 @@ class _Stages(CoarseWriter):
         words = ", ".join(word for word in made if not word.startswith(("value_", "sum_", "max_"))) or "sums"
         text = f"Visits each {s}, in {_passes(sweep)}, for {words}."
         doc = "\n".join(['"""' + "\n".join(textwrap.wrap(text, 110)), '"""'] if len(text) > 104 else [f'"""{text}"""'])
-        return self.wrapped(name, ["BLOCK_R", "BLOCK_T", "BLOCK_L"], s, Shares(), doc)
+        return self.wrapped(name, ["BLOCK_R", "BLOCK_T", "BLOCK_L", "VECTOR"], s, Shares(), doc)
 
     def segments(self, word: str, longest: bool) -> None:
-        """Writes where the tokens of a program's segments lie."""
-        self.line(1, f"first = tl.load({word}_offsets + b, mask=live, other=0)")
-        self.line(1, f"size = tl.load({word}_offsets + b + 1, mask=live, other=0) - first")
-        self.line(1, f"start = tl.load({word}_starts + b, mask=live, other=0)")
+        """Writes where the tokens of a program's segments lie. Places count from where the first tile begins."""
+        where = f"{word}_offsets, {word}_starts, {word}_positions"
+        self.line(1, f"first, start, lead, until = segments({where}, b, live, VECTOR)")
         if longest:
-            self.line(1, "longest = tl.max(size, axis=0)")
+            self.line(1, "longest = tl.max(until, axis=0)")
 
     def tokens(self, step: Pass, sweep: Sweep, narrow: dict[Node, str], number: int) -> None:
         """Writes the loop over the tokens of a program's segments."""
@@ -138,41 +140,36 @@ class _Stages(CoarseWriter):
                 for way in sorted(ways):
                     names[way][node] = self.spread(node, way, narrow)
         # Every thread adds what it has: sums over threads are shuffles, which come once per row.
-        spread = step.wide and len(step.pushes) <= SPREAD
-        parts = {p: self.free(f"{self.names[p]}_of_{'tile' if spread else 'lane'}") for p in step.pushes}
+        parts = {p: self.free(f"{self.names[p]}_of_{'column' if self.is_in_columns(p) else 'lane'}") for p in step.pushes}
         for push, part in parts.items():
-            columns = "BLOCK_T" if spread else "min(BLOCK_T, BLOCK_L)"
-            self.line(1, f"{part} = tl.full([BLOCK_R, {columns}], {NEUTRAL[push.reduce]}, tl.float64)")
+            columns = "BLOCK_T" if self.is_in_columns(push) else "min(BLOCK_T, BLOCK_L)"
+            dtype = "REAL" if is_mark(push.operand) and not step.wide else "tl.float64"
+            self.line(1, f"{part} = tl.full([BLOCK_R, {columns}], {NEUTRAL[push.reduce]}, {dtype})")
         end = "longest"
         if step.stores:
             end = "tl.max(reach, axis=0)"
             if len(sweep.leaves) > 1:
                 self.reach(s, word)
         self.line(1, f"for t in range(0, {end}, BLOCK_T):")
-        self.line(2, "i, m, j, some = tile(size, t, BLOCK_T)")
+        self.line(2, f"i, m, j, n, at, read = tile({word}_positions, first, lead, until, t, BLOCK_T, VECTOR)")
         start_of_body = len(self.lines)
         for node in step.values:
             self.token_value(node, s, node in precise, names)
         precision = "tl.float64" if step.wide else "REAL"
         for push, part in parts.items():
-            self.add(push, part, names[step.wide], precision, spread)
+            self.add(push, part, names[step.wide], precision)
         for node in step.aside:
             value = typed(names[True][node], "tl.float64")
             self.line(2, f"tl.store({self.slots[node]} + k, {value}, mask=m)")
-        if step.stores:
-            self.line(2, f"base, to = place({word}_positions, first, start, t, i, m)")
         for k, node in step.stores:
             value = f"tl.where(m, {typed(names[node in precise][node], precision)}, fill)"
-            self.line(2, f"tl.store({self.out(k)} + base + to, {value}, mask=i < left(reach, t, BLOCK_T))")
-        body = "\n".join(self.lines[start_of_body:])
-        before = []
-        if uses(body, "at"):
-            before.append(f"        base, at = place({word}_positions, first, start, t, j, some)")
-        if uses(body, "k"):
-            before.append(f"        k = number({word}_tokens, first, t, j, some)")
-        self.lines[start_of_body:start_of_body] = before
+            self.line(2, f"put({self.out(k)}, start, {word}_positions, at, t, i, m, lead, reach, {value}, VECTOR)")
+        if uses("\n".join(self.lines[start_of_body:]), "k"):
+            self.lines.insert(start_of_body, f"        k = number({word}_tokens, first, t, j, n)")
         for push, part in parts.items():
-            self.line(1, f"{self.names[push]} = tl.{push.reduce}({part}, axis=1)")
+            halved = push.reduce == "sum" and self.is_in_columns(push) and not is_mark(push.operand)
+            made = f"halved({part})" if halved else f"tl.{push.reduce}({part}, axis=1)"
+            self.line(1, f"{self.names[push]} = {made}" + (".to(tl.float64)" if is_mark(push.operand) else ""))
             self.known.add(push)
             if push in sweep.saved:
                 self.save(1, push)
@@ -183,13 +180,11 @@ class _Stages(CoarseWriter):
 
     def reach(self, s: str, word: str) -> None:
         """Writes how far a row's stores go."""
-        self.line(1, "reach = size")
         if len(self.plan.program.leaves) > 1:  # results are filled already: no leaf's tokens are whole rows
+            self.line(1, "reach = until")
             return
-        self.line(1, f"if {word}_positions is None and {word}_tokens is None:")
-        self.line(2, "# the program of a row also fills the masked places after its tokens")
-        self.line(2, f"following = tl.load({word}_starts + b + 1, mask=b + 1 < {self.size(s)}, other=places)")
-        self.line(2, "reach = tl.where(live, following - start, 0)")
+        where = f"{word}_starts, {word}_positions, {word}_tokens"
+        self.line(1, f"reach = reach_of({where}, b, live, start, until, {self.size(s)}, places)")
 
     def spread(self, node: Pull, wide: bool, narrow: dict[Node, str]) -> str:
         """The name of a value of a segment, or of the batch, in the shape and the precision of a pass over tokens."""
@@ -208,10 +203,29 @@ class _Stages(CoarseWriter):
             narrow[node] = name
         return name
 
-    def add(self, push: Push, part: str, names: Mapping[Node, str], precision: str, spread: bool) -> None:
+    def is_in_columns(self, push: Push) -> bool:
+        """Whether each column of a tile has a sum of its own: so the loss has the same bits wherever a row begins, with
+        metrics and without.
+        """
+        return push in self.of_loss
+
+    @cached_property
+    def of_loss(self) -> set[Node]:
+        outputs = self.plan.program.outputs
+        new = [outputs[k] for k in LOSS if k in outputs] or list(outputs.values())
+        found: set[Node] = set()
+        while new:
+            node = new.pop()
+            if node not in found:
+                found.add(node)
+                new += node.operands
+        return found
+
+    def add(self, push: Push, part: str, names: Mapping[Node, str], precision: str) -> None:
         value = f"tl.where(m, {typed(names[push.operand], precision)}, {NEUTRAL[push.reduce]})"
-        if not spread:
-            value = f"lane_{push.reduce}({value}, BLOCK_L)" + ("" if precision == "tl.float64" else ".to(tl.float64)")
+        if not self.is_in_columns(push):
+            value = f"lane_{push.reduce}({value}, BLOCK_L)"
+        value += "" if precision == "tl.float64" or is_mark(push.operand) else ".to(tl.float64)"
         self.line(2, f"{part} += {value}" if push.reduce == "sum" else f"{part} = tl.maximum({part}, {value})")
 
     def read_as(self, step: Pass, precise: set[Node], wide: bool) -> dict[Node, str]:
@@ -226,6 +240,9 @@ class _Stages(CoarseWriter):
                 names[node] = self.names[node] + (".to(tl.float64)" if wide else ".to(REAL)")
         return names
 
+    def token(self, tensor: str) -> str:
+        return f"tl.load(from_row({tensor}, start, VECTOR) + at, mask=read, other=0.0)"
+
     def token_value(self, node: Node, s: str, wide: bool, every: Mapping[bool, Mapping[Node, str]]) -> None:
         precision, language = ("tl.float64", WIDE) if wide else ("REAL", TOKEN)
         names = every[wide]
@@ -234,21 +251,19 @@ class _Stages(CoarseWriter):
         name = names[node]
         if isinstance(node, Input) and node.kind in GIVEN:
             self.line(2, f"if {self.called('rows', s)} is None:")
-            self.line(
-                3, f"{name} = tl.load({self.called('advantage')} + base + at, mask=some, other=0.0).to({precision})"
-            )
+            self.line(3, f"{name} = {self.token(self.called('advantage'))}.to({precision})")
             self.line(2, "else:")
             self.line(3, f"{name} = row_advantage.to({precision})")
         elif isinstance(node, Input) and node.kind in TOKENS:
             tensor = self.called("token", node.kind, *node.key)
-            self.line(2, f"{name} = tl.load({tensor} + base + at, mask=some, other=0.0).to({precision})")
+            self.line(2, f"{name} = {self.token(tensor)}.to({precision})")
         elif isinstance(node, Scan):
-            self.line(2, f"{name} = tl.load({self.slots[node]} + k, mask=some, other=0.0).to({precision})")
+            self.line(2, f"{name} = tl.load({self.slots[node]} + k, mask=n > 0, other=0.0).to({precision})")
         elif isinstance(node, Input):
-            self.line(2, f"{name} = tl.load({self.arrays[node]} + k, mask=some, other=1.0).to({precision})")
+            self.line(2, f"{name} = tl.load({self.arrays[node]} + k, mask=n > 0, other=1.0).to({precision})")
         elif isinstance(node, Pull):
-            parent = f"tl.load({self.called('parent', node.source, node.target)} + k, mask=some, other=0)"
-            self.line(2, f"{name} = {self.loaded(node.operand, parent, 'some')}.to({precision})")
+            parent = f"tl.load({self.called('parent', node.source, node.target)} + k, mask=n > 0, other=0)"
+            self.line(2, f"{name} = {self.loaded(node.operand, parent, 'n > 0')}.to({precision})")
         elif isinstance(node, Map):
             operands = [constant(o.value) if isinstance(o, Const) else names[o] for o in node.inputs]
             before, text = language.write(node.body, operands, name, self.taken, self.functions)
@@ -257,6 +272,17 @@ class _Stages(CoarseWriter):
             self.line(2, f"{name} = {typed(text, precision)}")
         else:
             raise BackendError(f"the triton backend cannot emit {type(node).__name__} on {node.stratum}")
+
+
+def is_mark(node: Node) -> bool:
+    """Whether a value is 0 or NaN: a sum of such values is the same in every order and precision."""
+
+    def is_nothing(body: Scalar) -> bool:
+        if body.op == "sub":
+            return body.args[0] == body.args[1]
+        return body.op == "add" and all(map(is_nothing, body.args))
+
+    return isinstance(node, Map) and is_nothing(node.body)
 
 
 def _known_before(sweep: Sweep) -> list[Node]:

@@ -103,6 +103,6 @@ def _request(kernel: Kernel, shape: tuple[int, int, int], warps: int, fill: floa
 
 
 def _value(constant: str, shape: tuple[int, int, int], warps: int) -> Constexpr:
-    known = {"BLOCK_R": shape[0], "BLOCK_T": shape[1], "WIDE": False}
+    known = {"BLOCK_R": shape[0], "BLOCK_T": shape[1], "WIDE": False, "VECTOR": True}
     known |= {c: size * warps for c, size in PER_WARP.items()}
     return known.get(constant, COLUMNS)

@@ -118,6 +118,7 @@ class Writer:
         sizes = [f"    {n} = {n}.to(tl.int64)" for n in numbers]
         sizes += [f"    {word} = {self.starts[s]}" for s, word in self.first.items() if uses(body, word)]
         constants = [c for c in [*constants, "WIDE", "fill"] if uses("\n".join([*tiles, body]), c)]
+        constants = [c for c in constants if f"{c}: tl.constexpr = " not in body]
         names = [*(a.name for a in used if a.holds != REAL), *shares.types]
         wrapped = textwrap.wrap(", ".join(names) + ",", 112)
         wrapped += textwrap.wrap("".join(f"{c}: tl.constexpr, " for c in constants), 112)

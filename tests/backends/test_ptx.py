@@ -273,7 +273,7 @@ PLANTED = {
     "an arrival before the block's stores": (unordered, "nothing orders them"),
     "a counter that is not put back": (kept, "nobody has written"),
     "a store left out": (without(r"(@%p\d+ )?st\.global\.b64"), "nobody has written"),
-    "one token too far": (lambda t: t.replace("setp.lt.s64", "setp.le.s64"), "nobody has written|out of the bounds"),
+    "one token too far": (lambda t: t.replace("setp.lt.s64", "setp.le.s64"), "nobody has written|bounds|race"),
 }  # fmt: skip
 
 

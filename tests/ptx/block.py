@@ -205,16 +205,18 @@ class Block:
         base = self.held(operand.base, 64)
         return base.astype(np.uint64) + np.uint64(operand.offset & (2**64 - 1))
 
-    def accessed(self, space: str, operand: Operand, parts: int, size: int, active: Mask) -> tuple[Memory, Lanes]:
+    def accessed(
+        self, space: str, operand: Operand, parts: int, size: int, active: Mask, load: bool
+    ) -> tuple[Memory, Lanes]:
         memory = self.memory if space == "global" else self.shared
-        return memory, memory.places(self.address(operand)[active], parts * size, parts * size)
+        return memory, memory.places(self.address(operand)[active], parts * size, parts * size, load)
 
     def load(self, instruction: Instruction, active: Mask, space: str, vector: str | None, kind: str) -> None:
         """A byte lies in the lower half of a register of 16 bits."""
         into, source = instruction.operands
         parts = into.parts if isinstance(into, Group) else (into,)
         size = int(kind[1:]) // 8
-        memory, places = self.accessed(space, source, int(vector or 1), size, active)
+        memory, places = self.accessed(space, source, int(vector or 1), size, active, load=True)
         found = memory.load(self.view, self.threads[active], places)
         for part, one in zip(parts, np.split(found, len(parts), axis=1), strict=True):
             made = np.zeros(self.kernel.threads, f"u{size}")
@@ -225,7 +227,7 @@ class Block:
         target, given = instruction.operands
         parts = given.parts if isinstance(given, Group) else (given,)
         size = int(kind[1:]) // 8
-        memory, places = self.accessed(space, target, int(vector or 1), size, active)
+        memory, places = self.accessed(space, target, int(vector or 1), size, active, load=False)
         held = [self.number(part, f"u{max(16, 8 * size)}")[active] for part in parts]
         made = np.stack(held, axis=1).astype(f"u{size}").view(np.uint8)
         memory.store(self.view, self.threads[active], places, made)

@@ -62,9 +62,10 @@ class Memory:
 
     def __init__(self, size: int, what: str) -> None:
         self.what = what
-        self.bytes = np.zeros(size, np.uint8)
+        self.bytes = np.full(size, 0xFF, np.uint8)  # a NaN
         self.allocated = np.zeros(size, bool)
         self.written = np.zeros(size, bool)
+        self.beside = np.zeros(size, bool)  # in the last 16 bytes of an allocation, so that a vector may be loaded whole
         self.released: dict[int, Clock] = {}  # by an atomic's place, what was released to it
         self.forget()
 
@@ -76,19 +77,19 @@ class Memory:
         self.atomic, self.alone = np.zeros(size, bool), np.ones(size, bool)  # of the store; of the loads
         self.released.clear()
 
-    def places(self, addresses: NDArray[np.uint64], size: int, whole: int) -> Places:
+    def places(self, addresses: NDArray[np.uint64], size: int, whole: int, load: bool = False) -> Places:
         """The bytes at each address, which is a multiple of `whole`."""
         if (addresses % np.uint64(whole)).any():
             raise Fault(f"misaligned: not every address is a multiple of {whole}")
         end = np.uint64(len(self.bytes) - size)
         outside = addresses > end
         found: Places = np.minimum(addresses, end).astype(np.int64)[:, None] + np.arange(size)
-        if outside.any() or not self.allocated[found].all():
+        if outside.any() or not (self.allocated[found] | (load & self.beside[found])).all():
             raise Fault(f"out of the bounds of {self.what} memory")
         return found
 
     def load(self, view: View, threads: Places, at: Places) -> Bytes:
-        if not self.written[at].all():
+        if not (self.written[at] | self.beside[at]).all():
             raise Fault(f"loads {self.what} memory that nobody has written")
         who = threads[:, None]
         if not view.ordered(who, self.stored_by[at], self.stored_at[at]).all():
