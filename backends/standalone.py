@@ -6,6 +6,7 @@ import json
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fibration.compiler.arguments import FLOATS, GIVEN, KINDS, MADE, REALS, Argument, fill_of, signature
@@ -196,7 +197,8 @@ def completed(function, given, dtype):
             size[of[0]] = len(given[name]) - 1
         elif kind == "parent":
             size.setdefault(of[0], len(given[name]))
-    work = torch.empty(sum(size[s] for _, s in about["work"]), dtype=torch.float64, device=like.device)
+    saved = [(name, size[stratum]) for stratum, names in about["work"].items() for name in names]
+    work = torch.empty(sum(n for _, n in saved), dtype=torch.float64, device=like.device)
     make = {
         "size": lambda of: size[of[0]],
         "places": lambda of: shape.numel(),
@@ -207,7 +209,7 @@ def completed(function, given, dtype):
     }
     values = {name: make[kind](of) if kind in MADE else given[name] for name, kind, of in about["arguments"]}
     results = {of[0]: values[name] for name, kind, of in about["arguments"] if kind == "result"}
-    slots = dict(zip((name for name, _ in about["work"]), work.split([size[s] for _, s in about["work"]])))
+    slots = dict(zip([name for name, _ in saved], work.split([n for _, n in saved])))
     return values, results | {name: slots[at] if at in slots else given[at] for name, at in about["returns"].items()}
 '''
 # The groups of argument kinds that the text above reads.
@@ -232,6 +234,7 @@ def table(plan: Plan, chosen: tuple[Argument, ...] = ()) -> dict[str, Any]:
             return (given.name("vector", *a.key),)
         return tuple(program.called[part] if isinstance(part, Key) else str(part) for part in a.key)
 
+    strata = dict.fromkeys(n.stratum for n in plan.saved)
     returns = {}
     for key, node in program.outputs.items():
         if node.stratum not in program.leaves and not isinstance(node, Const):
@@ -241,7 +244,7 @@ def table(plan: Plan, chosen: tuple[Argument, ...] = ()) -> dict[str, Any]:
         "leaves": program.leaves,
         "fill": fill_of(plan),
         "arguments": [(a.name, a.kind, of(a)) for a in chosen or given.arguments],
-        "work": [(plan.names[n], n.stratum) for n in plan.saved],
+        "work": {s: [plan.names[n] for n in plan.saved if n.stratum == s] for s in strata},
         "returns": returns,
     }
 
@@ -267,9 +270,13 @@ def written(functions: Mapping[str, dict[str, Any]]) -> str:
                 continue
             items = [f"{k!r}: {v!r}" for k, v in value.items()] if isinstance(value, dict) else map(repr, value)
             first, last = "{}" if isinstance(value, dict) else "[]"
-            text = ", ".join(item.replace(" ", "\0") for item in items)  # a line ends between items
-            inside = textwrap.wrap(text, 108, break_long_words=False, break_on_hyphens=False)
-            lines += [f'        "{key}": {first}', *(" " * 12 + line.replace("\0", " ") for line in inside)]
+            if key == "work":  # a paragraph per stratum
+                texts = [f"{item}," for item in items]
+            else:  # a line ends between items
+                texts = [", ".join(item.replace(" ", "\0") for item in items)]
+            wrap = partial(textwrap.wrap, width=108, break_long_words=False, break_on_hyphens=False)
+            inside = [line.replace("\0", " ") for text in texts for line in wrap(text)]
+            lines += [f'        "{key}": {first}', *(" " * 12 + line for line in inside)]
             lines.append(f"        {last},")
         lines.append("    },")
     return "\n".join([*lines, "}"])

@@ -26,10 +26,12 @@ SKELETON = '''\
 {header}
 """How to call these functions, without the library that wrote them.
 
-Every function takes keywords, which its docstring lists: contiguous tensors on one CUDA or ROCm device. Masked places
+Every function takes keywords, which are listed here: contiguous tensors on one CUDA or ROCm device. Masked places
 of the flattened tensors are not tokens; the layout arguments say where the tokens are. A vector named `..._of` is
 float64, with one number per element of the stratum in brackets; `[batch]` is one number. Layouts and parents are
 int64. Arguments with "None if" in their note may be None. No call reads from the device, so a CUDA graph can record it.
+
+{arguments}
 """
 
 import torch
@@ -104,13 +106,15 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     """
     parts = []
     functions = functions_of(plans, RESERVED)
+    notes: dict[str, str] = {}
     for name, one in plans.items():
         sections = kernels_of_sections(name, one, functions)
         arguments = launched(one, itertools.chain(*sections))
+        notes = {a.name: a.note for a in arguments} | notes
         for function, made in zip(one.functions(name), sections, strict=True):
             if made:
                 parts += [k.text for k in made if k.text]
-                parts.append(_launcher(function, one, titles[name], made, arguments))
+                parts.append(_launcher(function, one, titles[name], made, arguments, notes))
     parts = [*(_defined(body, f) for body, f in functions.items()), *parts]
     texts = "\n\n\n".join(parts)
     helpers = "".join(f"\n\n{text}\n" for text in _used(texts))
@@ -118,7 +122,10 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     used = (("fibre_block(", FIBRE_BLOCK), ("share(", SHARE), ("parts_of(", parts_of))
     blocks = "".join(f"{text}\n" for word, text in used if word in texts)
     body = helpers.removeprefix("\n") + "\n\n" + texts + "\n"
-    module = SKELETON.replace("{blocks}\n", blocks).replace("{functions}", body)
+    notes["work"] = "float64 workspace, whose vectors FUNCTIONS lists"
+    width = max(map(len, notes))
+    listed = "\n".join(f"{name:<{width}}  {note}" for name, note in (notes | EXTRA).items())
+    module = SKELETON.replace("{blocks}\n", blocks).replace("{functions}", body).replace("{arguments}", listed)
     return module.replace("{header}", header.rstrip())  # last, because the header is free text
 
 
@@ -154,18 +161,17 @@ def _used(text: str) -> list[str]:
 # ------------------------------------------------------------ launchers
 
 
-def _launcher(name: str, plan: Plan, title: str, made: list[Kernel], arguments: tuple[Argument, ...]) -> str:
+def _launcher(
+    name: str, plan: Plan, title: str, made: list[Kernel], arguments: tuple[Argument, ...], notes: Mapping[str, str]
+) -> str:
+    """`notes`: what the module says of arguments; of others the function says it."""
     given = signature(plan)
-    width = max(len(a.name) for a in arguments)
     names = [a.name for a in arguments]
     lines = [f"def {name}("]
     lines += [f"    {w}" for w in textwrap.wrap(f"*, {', '.join(names)}, tokens=None, shape=None,", 112)]
-    lines += ["):  # fmt: skip", f'    """{title}', ""]
-    lines += [f"    {a.name:<{width}}  {a.note}" for a in arguments]
-    lines += [f"    {word:<{width}}  {note}" for word, note in EXTRA.items()]
-    layout = f"Vectors in the workspace, in this order: {plan.layout()}."
-    lines += ["", *(f"    {w}" for w in textwrap.wrap(layout, 112))]
-    lines.append('    """')
+    own = [f"    {a.name}  {a.note}" for a in arguments if a.note != notes[a.name]]
+    lines += ["):  # fmt: skip", f'    """{title}', *(["", *own, '    """'] if own else [])]
+    lines[-1] += "" if own else '"""'
     tensors = [a.name for a in arguments if a.kind == "token"]
     if any(k.segments or "shape_for(tokens" in k.call for k in made):
         lines += [

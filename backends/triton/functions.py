@@ -112,13 +112,13 @@ def left(size, t, most: tl.constexpr):
 
 
 @triton.jit
-def segments(offsets, starts, positions, b, live, VECTOR: tl.constexpr):
+def segments(offsets, starts, positions, b, live, vector: tl.constexpr):
     """Where the tokens of segments are. Tiles with vectors begin at a multiple of 4 places, `lead` columns before the
     first token; from there count the number of the first token, its place, and the columns of the tokens."""
     first = tl.load(offsets + b, mask=live, other=0)
     size = tl.load(offsets + b + 1, mask=live, other=0) - first
     start = tl.load(starts + b, mask=live, other=0)
-    lead = start.to(tl.int32) & (3 if VECTOR else 0)
+    lead = start.to(tl.int32) & (3 if vector else 0)
     until = tl.where(size > 0, size + lead, 0).to(tl.int32)
     if positions is not None:
         start = tl.zeros_like(start)  # the tensor's
@@ -137,7 +137,7 @@ def reach_of(starts, positions, tokens, b, live, start, until, segments, places)
 
 
 @triton.jit
-def tile(positions, first, lead, until, t, columns: tl.constexpr, VECTOR: tl.constexpr):
+def tile(positions, first, lead, until, t, columns: tl.constexpr, vector: tl.constexpr):
     """The tile from the t-th column of each row on: its columns (int32), which are tokens, the same columns inside the
     row, how many there are up to the row's end, and the places to read with their mask.
 
@@ -148,7 +148,7 @@ def tile(positions, first, lead, until, t, columns: tl.constexpr, VECTOR: tl.con
     n = left(until, t, columns)
     m, j, read = i < n, tl.minimum(i, n - 1), n > 0
     at = t + j
-    if VECTOR:
+    if vector:
         before = (lead - t)[:, None]
         m, j, read, at = m & (i >= before), tl.maximum(j, before), i // 4 * 4 < n, t + i
     if positions is not None:
@@ -184,21 +184,21 @@ def lane_max(x, lanes: tl.constexpr):
 
 
 @triton.jit
-def from_row(tensor, start, VECTOR: tl.constexpr):
+def from_row(tensor, start, vector: tl.constexpr):
     """Pointers to where each row's first tile begins: [BLOCK_R, 1]."""
     p = tensor + start[:, None]
-    if VECTOR:
+    if vector:
         size: tl.constexpr = tensor.dtype.element_ty.primitive_bitwidth // 2  # bytes of 4 places
         p = tl.multiple_of(p, (size, size))
     return p
 
 
 @triton.jit
-def put(out, start, positions, at, t, i, m, lead, reach, value, VECTOR: tl.constexpr):
+def put(out, start, positions, at, t, i, m, lead, reach, value, vector: tl.constexpr):
     """Stores a tile in the places that are its row's: whole vectors, and then the rest where a row begins or ends."""
     high = left(reach, t, value.shape[1])
-    p = from_row(out, start, VECTOR)
-    if VECTOR:
+    p = from_row(out, start, vector)
+    if vector:
         v, low = i // 4 * 4, (lead - t)[:, None]
         whole = (v >= low) & (v + 4 <= high)
         tl.store(p + (t + i), value, mask=whole)

@@ -140,9 +140,10 @@ class _Stages(CoarseWriter):
                 for way in sorted(ways):
                     names[way][node] = self.spread(node, way, narrow)
         # Every thread adds what it has: sums over threads are shuffles, which come once per row.
-        parts = {p: self.free(f"{self.names[p]}_of_{'column' if self.is_in_columns(p) else 'lane'}") for p in step.pushes}
+        words = {p: "column" if self.is_in_columns(p) else "lane" for p in step.pushes}
+        parts = {p: self.free(f"{self.names[p]}_of_{word}") for p, word in words.items()}
         for push, part in parts.items():
-            columns = "BLOCK_T" if self.is_in_columns(push) else "min(BLOCK_T, BLOCK_L)"
+            columns = "BLOCK_T" if words[push] == "column" else "min(BLOCK_T, BLOCK_L)"
             dtype = "REAL" if is_mark(push.operand) and not step.wide else "tl.float64"
             self.line(1, f"{part} = tl.full([BLOCK_R, {columns}], {NEUTRAL[push.reduce]}, {dtype})")
         end = "longest"

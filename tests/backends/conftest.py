@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from oracles.backend_cases import BACKENDS_HERE
+from ptx.emit import Emitter
 from quick_triton import quicken
 from support import operator as unasked
 from thorough import ALL
@@ -46,3 +47,9 @@ def pytest_collection_modifyitems(items):
         )
 
     items[:] = [item for item in items if Path(__file__).parent not in item.path.parents or taken(item)]
+
+
+@pytest.fixture(scope="session")
+def emitter(tmp_path_factory):
+    with Emitter(tmp_path_factory.getbasetemp().parent / "ptx") as found:
+        yield found

@@ -6,18 +6,18 @@ finds by itself is worse than a number: an access out of bounds or that nothing 
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hierarchies.batch_of_every_regime import batch_of_every_regime
 from hierarchies.random_quivers import batch_for
-from oracles.backend_cases import Backend, Case, case, holds_gate, holds_training
+from oracles.backend_cases import Case, case, holds_gate, holds_training
 from ptx.device import Device, Edit
 from ptx.emit import Emitter
 from ptx.fault import Fault
+from ptx.schedules import OnDevice, scheduled
 from rank_batches import part, whole_rows
 from support import OF_EVERY_KIND, Batch, _operator, compiled, packed, spec, trajectory
 from thorough import ALL, some
@@ -39,36 +39,6 @@ from fibration.backends.triton.writer import PER_WARP
 from fibration.runtime.operator import Operator
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
-
-
-@pytest.fixture(scope="module")
-def emitter(tmp_path_factory):
-    with Emitter(tmp_path_factory.getbasetemp().parent / "ptx") as found:
-        yield found
-
-
-@dataclass(frozen=True)
-class OnDevice(Backend):
-    """The Triton backend on the device in use."""
-
-    name: str = "triton"
-    made: dict[Hierarchy, Operator] = field(default_factory=dict)
-
-    def operator(self, hierarchy: Hierarchy) -> Operator:
-        if hierarchy not in self.made:
-            self.made[hierarchy] = _operator.__wrapped__(hierarchy, "triton", None)
-        return self.made[hierarchy]
-
-
-def scheduled(emitter: Emitter, check: Callable[[Backend], None], seeds: int = 2) -> None:
-    """`check` on a device per schedule: all leave the same bits behind, in results and workspaces."""
-    devices = []
-    for seed in range(seeds):
-        devices.append(Device(emitter, seed))
-        with devices[-1].used():
-            check(OnDevice())
-    launches = [[(each.kernel, each.left) for each in device.launches] for device in devices]
-    assert launches[0] and all(one == launches[0] for one in launches)
 
 
 # ---------------------------------------------------------------- every program

@@ -65,7 +65,9 @@ class Memory:
         self.bytes = np.full(size, 0xFF, np.uint8)  # a NaN
         self.allocated = np.zeros(size, bool)
         self.written = np.zeros(size, bool)
-        self.beside = np.zeros(size, bool)  # in the last 16 bytes of an allocation, so that a vector may be loaded whole
+        self.beside = np.zeros(
+            size, bool
+        )  # in the last 16 bytes of an allocation, so that a vector may be loaded whole
         self.released: dict[int, Clock] = {}  # by an atomic's place, what was released to it
         self.forget()
 

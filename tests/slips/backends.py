@@ -99,15 +99,35 @@ SLIPS = (
     ),
     slip(
         "Triton's tiles reach one token too far", "triton test_shipped test_chains",
-        "return i, i < n, tl.minimum(i, n - 1), n > 0", "return i, i <= n, tl.minimum(i, n - 1), n > 0",
+        "m, j, read = i < n,", "m, j, read = i <= n,",
     ),
     slip(
         "Triton reads what lies after a row", "test_ptx",
-        "return i, i < n, tl.minimum(i, n - 1), n > 0", "return i, i < n, i, n > 0",
+        "tl.minimum(i, n - 1), n > 0", "i, n > 0",
     ),
     slip(
         "Triton reads before a row that has no token left", "test_ptx test_layouts",
-        "return i, i < n, tl.minimum(i, n - 1), n > 0", "return i, i < n, tl.minimum(i, n - 1), n >= 0",
+        "tl.minimum(i, n - 1), n > 0", "tl.minimum(i, n - 1), n >= 0",
+    ),
+    slip(
+        "Triton sums what lies before a row in its first vector", "test_vectors_of_tokens",
+        "m & (i >= before), tl.maximum(j, before)", "m, tl.maximum(j, before)",
+    ),
+    slip(
+        "Triton stores a vector over the end of the row before", "test_vectors_of_tokens",
+        "whole = (v >= low) & (v + 4 <= high)", "whole = v + 4 <= high",
+    ),
+    slip(
+        "Triton stores no token of a vector that two rows share", "test_vectors_of_tokens",
+        "if (tl.max(lead, axis=0) > t) | (tl.min(high) < value.shape[1]):", "if tl.max(lead, axis=0) > t:",
+    ),
+    slip(
+        "Triton's sums of a row depend on where it begins", "test_vectors_of_tokens",
+        'made = f"halved({part})" if halved else', 'made = f"tl.sum({part}, axis=1)" if halved else',
+    ),
+    slip(
+        "Triton reads vectors of tensors that begin between them", "test_vectors_of_tokens",
+        " and not any(x.data_ptr() % 16 for x in tensors)", "",
     ),
     slip(
         "Triton sums what lies beyond a row", "triton test_shipped test_chains",
@@ -116,7 +136,7 @@ SLIPS = (
     ),
     slip(
         "Triton does not fill masked places after a row", "triton test_shipped test_chains",
-        "{value}, mask=i < left(reach, t, BLOCK_T))", "{value}, mask=m)",
+        "tl.store(p + (t + i), value, mask=i < high)", "tl.store(p + (t + i), value, mask=m)",
     ),
     slip(
         "C fills gaps between segments that are out of order", "backends/test_layouts",
@@ -185,7 +205,7 @@ SLIPS = (
     ),
     slip(
         "Triton fills gaps between segments that are out of order", "backends/test_layouts",
-        'f"if {word}_positions is None and {word}_tokens is None:"', 'f"if {word}_positions is None:"',
+        "if positions is None and tokens is None:", "if positions is None:",
     ),
     slip(
         "the certificate leaves out what Triton adds to a kernel's parameters", "test_standalone",

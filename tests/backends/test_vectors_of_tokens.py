@@ -1,0 +1,80 @@
+"""Triton's sweeps read and store four tokens at once: rows may begin at any place, and no bit depends on where.
+
+Rows of a mean length above 64 have tiles with vectors (`is_vector` of a generated module).
+"""
+
+import numpy as np
+import pytest
+import torch
+from oracles.backend_cases import Backend, case, holds_gate, holds_training
+from ptx.schedules import scheduled
+from support import Batch, operator, spec
+
+F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
+LENGTHS = (190, 1, 0, 257, 6, 131, 3, 128)  # the rows begin at 0, 190, 191, 191, 448, 454, 585 and 588
+ON_INTERPRETER = Backend("triton")
+
+
+def given(name, dtype, direct=False):
+    rng = np.random.default_rng(4)
+    rows, tokens = len(LENGTHS), sum(LENGTHS)
+    h = spec(name)
+    labels = {"prompt_group": [r // 2 for r in range(rows)], "domain": [r // 4 for r in range(rows)]}
+    advantages = np.repeat(rng.normal(size=rows), LENGTHS)
+    strata = {k: v for k, v in labels.items() if k in map(str, h.strata)}
+    policies = {p: 0.1 * rng.normal(size=tokens) for p in h.policies if p not in ("current", "old")}
+    batch = Batch(LENGTHS, 0.3 * rng.normal(size=tokens), advantages, strata, policies=policies)
+    return case(h, batch, dtype, 1, direct)  # advantages per token, which are read in vectors too
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype"),
+    [
+        ("fiberpo_domain", "packed", F32), ("ppo", "padded", F32), ("gspo", "packed", BF16), ("fiberpo", "padded", F64),
+        ("decoupled_ppo", "packed", F32), ("fiberpo_domain", "padded", BF16), ("ppo", "packed", F64),
+    ],
+)  # fmt: skip
+def test_rows_at_any_place_equal_the_interpreter(name, kind, dtype):
+    """NaN and infinity lie under the mask, within the vectors that are read."""
+    holds_training(ON_INTERPRETER, given(name, dtype), kind, metrics=False)
+    holds_gate(ON_INTERPRETER, given(name, dtype, direct=True), kind)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(
+    ("name", "kind", "dtype"),
+    [("ppo", "packed", F32), ("gspo", "padded", BF16), ("fiberpo_domain", "packed", F32), ("fiberpo", "packed", F64)],
+)
+def test_emulated_ptx_of_rows_at_any_place_equals_the_interpreter(emitter, name, kind, dtype):
+    """A load beyond the 16 bytes in which a tensor ends is a fault, and so is a store beyond a row."""
+    scheduled(emitter, lambda backend: holds_training(backend, given(name, dtype), kind, metrics=False))
+
+
+def row(length):
+    make = torch.Generator().manual_seed(length)
+    old = -torch.rand(length, generator=make)
+    return old + 0.2 * torch.randn(length, generator=make), old, torch.randn((), generator=make).repeat(length)
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", ["gspo", "fiberpo"])  # whose coefficients depend on sums over a row
+@pytest.mark.parametrize("length", [1, 3, 127, 128, 130, 259, 515])
+def test_a_row_has_the_same_bits_wherever_it_begins(name, length):
+    """Behind rows of 0 to 3 tokens more; in tensors that begin 4 bytes later, which are not read in vectors; with
+    metrics, whose sums forbid vectors; and padded."""
+    op = operator(spec(name), backend="triton")
+    seen = []
+    for before in (128, 129, 130, 131):
+        parts = [row(before), row(length), row(300), row(200)]
+        lengths = torch.tensor([0, before, length, 300, 200])
+        packed = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+        later = [torch.cat([t.new_zeros(1), t])[1:] for t in packed]
+        index = op.index(offsets=lengths.cumsum(0))
+        for tensors, metrics in ((packed, False), (later, False), (packed, True)):
+            values = op.coefficients(*tensors, index, metrics=metrics).values
+            seen.append(values[before : before + length])
+        mask = torch.arange(before + 600) < lengths[1:, None]
+        padded = [torch.zeros(mask.shape).masked_scatter(mask, t) for t in packed]
+        seen.append(op.coefficients(*padded, op.index(mask=mask), metrics=False).values[mask][before : before + length])
+    assert all(torch.equal(one, seen[0]) for one in seen)
