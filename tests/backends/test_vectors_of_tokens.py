@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from oracles.backend_cases import Backend, case, holds_gate, holds_training
-from ptx.schedules import scheduled
+from ptx.device import Device
+from ptx.schedules import OnDevice, scheduled
 from support import Batch, operator, spec
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
@@ -51,10 +52,29 @@ def test_emulated_ptx_of_rows_at_any_place_equals_the_interpreter(emitter, name,
     scheduled(emitter, lambda backend: holds_training(backend, given(name, dtype), kind, metrics=False))
 
 
-def row(length):
+def row(length, dtype=F64):
+    """Log ratios of many sizes: sums of numbers of one size are nearly exact in float64, in any order."""
     make = torch.Generator().manual_seed(length)
-    old = -torch.rand(length, generator=make)
-    return old + 0.2 * torch.randn(length, generator=make), old, torch.randn((), generator=make).repeat(length)
+    old = -(torch.rand(length, generator=make, dtype=dtype) ** 8)
+    x, advantage = (torch.randn(n, generator=make, dtype=dtype) for n in (length, 1))
+    return old * (1 - x), old, advantage.repeat(length)
+
+
+def one_place_later(tensor):
+    return torch.cat([tensor.new_zeros(1), tensor])[1:]
+
+
+def test_emulated_ptx_of_tensors_that_begin_between_vectors(emitter):
+    """They are read one by one: a vector's address is a multiple of its size."""
+    parts = [row(n, F32) for n in (130, 66, 70)]
+    packed = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+    with Device(emitter).used():
+        op = OnDevice().operator(spec("gspo"))
+        index = op.index(offsets=torch.tensor([0, 130, 196, 266]))
+        expected = op.coefficients(*packed, index, metrics=False).values
+        for k in range(3):
+            given = [one_place_later(t) if i == k else t for i, t in enumerate(packed)]
+            assert torch.equal(op.coefficients(*given, index, metrics=False).values, expected)
 
 
 @pytest.mark.sampled
@@ -69,12 +89,15 @@ def test_a_row_has_the_same_bits_wherever_it_begins(name, length):
         parts = [row(before), row(length), row(300), row(200)]
         lengths = torch.tensor([0, before, length, 300, 200])
         packed = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
-        later = [torch.cat([t.new_zeros(1), t])[1:] for t in packed]
+        later = [one_place_later(t) for t in packed]
         index = op.index(offsets=lengths.cumsum(0))
         for tensors, metrics in ((packed, False), (later, False), (packed, True)):
             values = op.coefficients(*tensors, index, metrics=metrics).values
-            seen.append(values[before : before + length])
+            levels = op.levels(tensors[0] - tensors[1], index, advantages=tensors[2]).residual
+            drift = [residual[1:2] for (stratum, _), residual in levels.items() if stratum == "trajectory"]
+            seen.append(torch.cat([values[before : before + length], *drift]))
         mask = torch.arange(before + 600) < lengths[1:, None]
-        padded = [torch.zeros(mask.shape).masked_scatter(mask, t) for t in packed]
-        seen.append(op.coefficients(*padded, op.index(mask=mask), metrics=False).values[mask][before : before + length])
+        padded = [t.new_zeros(mask.shape).masked_scatter(mask, t) for t in packed]
+        values = op.coefficients(*padded, op.index(mask=mask), metrics=False).values[mask][before : before + length]
+        assert torch.equal(values, seen[0][:length])
     assert all(torch.equal(one, seen[0]) for one in seen)
