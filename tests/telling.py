@@ -83,6 +83,9 @@ TELLING = {
     "backends/test_shipped.py::test_shipped_hierarchies_match_dense_matrices[fiberpo-packed-torch.bfloat16-c]": (
         "C reads bfloat16 as whole numbers",
     ),
+    "backends/test_vectors_of_tokens.py::test_a_row_has_the_same_bits_wherever_it_begins[259-fiberpo]": (
+        "Triton's sums of a row depend on where it begins",
+    ),
     "backends/test_weights_and_statistics.py::test_rows_of_0_1_and_a_hundred_thousand_tokens_have_right_statistics[c]": (
         "a statistic is compared in the tokens' precision",
     ),
