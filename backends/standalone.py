@@ -88,7 +88,7 @@ def lay_out(function, offsets, parents, leaves=None):
 
     found = {}
     for name, kind, of in arguments:
-        if kind in ("offsets", "starts", "positions", "tokens"):
+        if kind in ("offsets", "starts", "positions", "tokens", "by_length"):
             target, leaf = of
             order, before = members(leaf, target)
             there = place[leaf] if order is None else place[leaf][order]
@@ -98,6 +98,7 @@ def lay_out(function, offsets, parents, leaves=None):
             sizes = before[1:] - before[:-1]
             whole = bool((last - starts == sizes - 1)[sizes > 0].all())
             layout = {"offsets": before, "starts": starts, "positions": None if whole else there, "tokens": order}
+            layout["by_length"] = torch.argsort(sizes, descending=True, stable=True)
             found[name] = layout[kind]
         elif kind == "parent":
             found[name] = parent(*of)

@@ -49,10 +49,8 @@ def shape_for(mean_length):
         return 16, 4, 1
     if mean_length <= 32:
         return 4, 32, 1
-    if mean_length <= 64:
-        return 2, 64, 1
     if mean_length <= 512:
-        return 1, 128, 1
+        return 2, 64, 1
     if mean_length <= 1024:
         return 1, 256, 2
     if mean_length <= 2048:
@@ -62,9 +60,9 @@ def shape_for(mean_length):
     return 1, 4096, 16
 
 
-def is_vector(block_t, positions, *tensors):
-    """Whether sweeps read and store 4 neighbouring places at once."""
-    return block_t >= 128 and positions.count(None) == len(positions) and not any(x.data_ptr() % 16 for x in tensors)
+def is_vector(columns, positions, *tensors):
+    """Whether sweeps read and store 4 neighbouring places at once. `columns`: of a tile, in all rows of one warp."""
+    return columns >= 128 and positions.count(None) == len(positions) and not any(x.data_ptr() % 16 for x in tensors)
 
 {blocks}
 {functions}'''
@@ -96,7 +94,7 @@ EXTRA = {
 
 def plan(program: Program, rows: str, spread: Spread | None = None) -> Plan:
     """Fused sweeps over the tokens."""
-    return sweeps(program, rows, RESERVED, spread, within=False)
+    return sweeps(program, rows, RESERVED, spread, within=False, by_length=True)
 
 
 def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
@@ -215,7 +213,7 @@ def _vector(made: list[Kernel]) -> list[str]:
         return []
     positions = ", ".join(a.name for a in arguments if a.kind == "positions")
     tensors = ", ".join(a.name for a in arguments if a.kind in ("token", "advantage", "result"))
-    return fitted(f"vector = is_vector(block_t, ({positions},), {tensors})", "        ")
+    return fitted(f"vector = is_vector(block_r * block_t // warps, ({positions},), {tensors})", "        ")
 
 
 def _shared_memory(made: list[Kernel], given: Signature) -> list[str]:

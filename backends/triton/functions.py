@@ -112,6 +112,16 @@ def left(size, t, most: tl.constexpr):
 
 
 @triton.jit
+def of_program(by_length, segments, rows: tl.constexpr):
+    """The segments of a program of a sweep, longest first: int64 [BLOCK_R], and which of them exist."""
+    b = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    live = b < segments
+    if by_length is not None:
+        b = tl.load(by_length + b, mask=live, other=0)
+    return b, live
+
+
+@triton.jit
 def segments(offsets, starts, positions, b, live, vector: tl.constexpr):
     """Where the tokens of segments are. Tiles with vectors begin at a multiple of 4 places, `lead` columns before the
     first token; from there count the number of the first token, its place, and the columns of the tokens."""

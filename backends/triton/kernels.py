@@ -60,8 +60,8 @@ class _Stages(CoarseWriter):
 
     def _sweep(self, name: str, sweep: Sweep) -> Kernel:
         s = sweep.segments
-        self.line(1, "b = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)", f"[BLOCK_R] {s} elements")
-        self.line(1, f"live = b < {self.size(s)}")
+        by_length = self.called("by_length", s, sweep.leaves[0])
+        self.line(1, f"b, live = of_program({by_length}, {self.size(s)}, BLOCK_R)")
         several = len(sweep.leaves) > 1
         if any(not self.is_in_columns(p) for step in sweep.passes for p in step.pushes):
             self.line(1, "VECTOR: tl.constexpr = False", "sums of metrics, whose order depends on the columns")

@@ -22,7 +22,7 @@ from fibration.compiler.arguments import (
 )
 from fibration.compiler.plan import Plan
 
-SHAPE = (1, 128, 1)  # BLOCK_R, BLOCK_T, warps: the value of `shape_for` for rows of a few hundred tokens
+SHAPE = (2, 64, 1)  # BLOCK_R, BLOCK_T, warps: the value of `shape_for` for rows of a few hundred tokens
 COLUMNS = 16  # the sources over one target that are summed at a time
 # Triton's types of arguments. A real number is no argument but a constant of the kernel.
 TYPES = for_each("Triton types", HOLDS, {
@@ -45,7 +45,7 @@ SCAN = KernelRequest(
     {"order": None, "rows": SHAPE[0], "columns": SHAPE[1]},
     num_warps=SHAPE[2],
 )
-LACKING = ("positions", "tokens", "rows")  # None: adjacent tokens, tokens in order, advantages per token
+LACKING = ("positions", "tokens", "by_length", "rows")  # None: adjacent tokens, in order, advantages per token
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ KINDS: Mapping[str, Kind] = {
     "starts": Kind(INTEGERS, LAID_OUT, "the place of the first token of each segment"),
     "positions": Kind(INTEGERS, LAID_OUT, "the place of each token; None if contiguous", may_lack=True),
     "tokens": Kind(INTEGERS, LAID_OUT, "the number of each token; None if in this order", may_lack=True),
+    "by_length": Kind(INTEGERS, LAID_OUT, "the segments, longest first; None: in their order", may_lack=True),
     "token": Kind(FLOATS, CALLER, "a tensor over the tokens, in the batch's own layout"),
     "advantage": Kind(FLOATS, CALLER, "a tensor over the tokens, or one number per row"),
     "rows": Kind(INTEGERS, CALLER, "the row of the batch that each segment lies in", may_lack=True),
@@ -57,7 +58,7 @@ KINDS: Mapping[str, Kind] = {
     "fill": Kind(REAL, MADE, "the value of masked places"),
     "work": Kind(WORKSPACE, MADE, "the workspace"),
 }
-LAYOUT = ("offsets", "starts", "positions", "tokens")
+LAYOUT = ("offsets", "starts", "positions", "tokens", "by_length")
 
 
 @dataclass(frozen=True)
@@ -197,8 +198,9 @@ class _Arguments:
                 f"[{size}] the place of its first token",
                 f"[{tokens}] the place of each token; None if contiguous",
                 f"[{tokens}] the number of each token; None if in this order",
+                f"[{size}] the {s} elements, longest first; None if in this order",
             )
-            for kind, note in zip(LAYOUT, notes, strict=True):
+            for kind, note in zip(LAYOUT if self.plan.by_length else LAYOUT[:-1], notes, strict=False):
                 self.found[kind, s, leaf] = Argument(f"{word}_{kind}", kind, (s, leaf), note)
 
     def tokens(self) -> None:

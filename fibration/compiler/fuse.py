@@ -37,11 +37,12 @@ def sweeps(
     reserved: frozenset[str] = frozenset(),
     spread: Spread | None = None,
     within: bool = True,
+    by_length: bool = False,
 ) -> Plan:
     """The plan of a program. `rows` is the stratum of the batch's rows; the tokens of a row are adjacent.
 
     If the batch is `spread` over ranks, collectives stand between the stages. `within`: a sweep computes the quantiles
-    and sums in order of its own segments; otherwise a coarse stage does.
+    and sums in order of its own segments; otherwise a coarse stage does. `by_length`: the longest segments come first.
     """
     program = route(program, rows)
     units: Mapping[Push, float] = {}
@@ -50,7 +51,7 @@ def sweeps(
     stages: Iterable[Stage] = _Planner(program, rows, spread, within).stages()
     if spread is not None:
         stages = collected(stages, program, spread, units)
-    plan = Plan(program, rows, tuple(stages), {}, spread, reserved)
+    plan = Plan(program, rows, tuple(stages), {}, spread, reserved, by_length)
     taken = reserved | {a.name for a in signature(plan).arguments}
     return replace(plan, names=value_names(program, list(program.nodes()), taken))
 

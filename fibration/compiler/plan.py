@@ -210,6 +210,7 @@ class Plan:
     """The stages of a program. `rows` is the stratum of the batch's rows, `names` holds a word for every value.
 
     A plan has collectives only if the batch is `spread`. `reserved`: words of the backend, which no argument takes.
+    `by_length`: sweeps visit segments from the longest on.
     """
 
     program: Program
@@ -218,6 +219,7 @@ class Plan:
     names: Mapping[Node, str]
     spread: Spread | None = None
     reserved: frozenset[str] = frozenset()
+    by_length: bool = False
 
     @cached_property
     def sweeps(self) -> tuple[Sweep, ...]:

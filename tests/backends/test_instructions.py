@@ -28,14 +28,15 @@ PROGRAMS = [
 
 
 def counted(name, program, folder):
-    """Of every sweep: instructions per token, in all its passes; instructions per row; registers of a thread."""
+    """Of every sweep: instructions per token, in all its passes; instructions per row, of which a program has several;
+    registers of a thread."""
     made = triton_artifact(name)
     wanted = [r for r in requests(program, made.plans[program]) if "sweep" in r.kernel]
     found = {}
     for kernel in compile_kernels(made.source, wanted, arch="sm_90"):
         loops, rest = loops_and_rest(kernel.binary, folder)
         token = sum(loop.count() for loop in loops if not loop.fills) / TOKENS
-        found[kernel.kernel] = {"token": token, "row": rest.count(), "registers": kernel.resources.registers}
+        found[kernel.kernel] = {"token": token, "row": rest.count() / SHAPE[0], "registers": kernel.resources.registers}
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -105,6 +106,13 @@ class Layout:
     starts: Tensor  # int64 [segments]
     positions: Tensor | None  # int64 [tokens]
     tokens: Tensor | None  # int64 [tokens]: each token's number within its leaf; None: 0, 1, 2, ...
+
+    @cached_property
+    def by_length(self) -> Tensor:
+        """int64 [segments]: the segments, longest first. Programs that start late are then short, and rows that share
+        one are of about one length.
+        """
+        return self.offsets.diff().argsort(descending=True, stable=True)
 
 
 @dataclass(frozen=True)
