@@ -138,12 +138,12 @@ def segments(offsets, starts, positions, b, live, vector: tl.constexpr):
 @triton.jit
 def reach_of(starts, positions, tokens, b, live, start, until, segments, places):
     """How many columns of a row's tiles are stored: with the masked places after its tokens, unless tokens have
-    `positions` or numbers of their own."""
+    `positions` or numbers of their own. And the fewest."""
     reach = until
     if positions is None and tokens is None:
         following = tl.load(starts + b + 1, mask=b + 1 < segments, other=places)
         reach = tl.where(live, following - start, 0).to(tl.int32)
-    return reach
+    return reach, tl.min(reach, axis=0)
 
 
 @triton.jit
@@ -204,7 +204,7 @@ def from_row(tensor, start, vector: tl.constexpr):
 
 
 @triton.jit
-def put(out, start, positions, at, t, i, m, lead, reach, value, vector: tl.constexpr):
+def put(out, start, positions, at, t, i, m, lead, reach, fewest, value, vector: tl.constexpr):
     """Stores a tile in the places that are its row's: whole vectors, and then the rest where a row begins or ends."""
     high = left(reach, t, value.shape[1])
     p = from_row(out, start, vector)
@@ -212,7 +212,7 @@ def put(out, start, positions, at, t, i, m, lead, reach, value, vector: tl.const
         v, low = i // 4 * 4, (lead - t)[:, None]
         whole = (v >= low) & (v + 4 <= high)
         tl.store(p + (t + i), value, mask=whole)
-        if (tl.max(lead, axis=0) > t) | (tl.min(high) < value.shape[1]):
+        if (t == 0) | (t + value.shape[1] > fewest):
             tl.store(p + (t + i), value, mask=(i >= low) & (i < high) & ((v < low) | (v + 4 > high)))
     elif positions is None:
         tl.store(p + (t + i), value, mask=i < high)

@@ -164,7 +164,9 @@ class _Stages(CoarseWriter):
             self.line(2, f"tl.store({self.slots[node]} + k, {value}, mask=m)")
         for k, node in step.stores:
             value = f"tl.where(m, {typed(names[node in precise][node], precision)}, fill)"
-            self.line(2, f"put({self.out(k)}, start, {word}_positions, at, t, i, m, lead, reach, {value}, VECTOR)")
+            self.line(
+                2, f"put({self.out(k)}, start, {word}_positions, at, t, i, m, lead, reach, fewest, {value}, VECTOR)"
+            )
         if uses("\n".join(self.lines[start_of_body:]), "k"):
             self.lines.insert(start_of_body, f"        k = number({word}_tokens, first, t, j, n)")
         for push, part in parts.items():
@@ -182,10 +184,10 @@ class _Stages(CoarseWriter):
     def reach(self, s: str, word: str) -> None:
         """Writes how far a row's stores go."""
         if len(self.plan.program.leaves) > 1:  # results are filled already: no leaf's tokens are whole rows
-            self.line(1, "reach = until")
+            self.line(1, "reach, fewest = until, tl.min(until, axis=0)")
             return
         where = f"{word}_starts, {word}_positions, {word}_tokens"
-        self.line(1, f"reach = reach_of({where}, b, live, start, until, {self.size(s)}, places)")
+        self.line(1, f"reach, fewest = reach_of({where}, b, live, start, until, {self.size(s)}, places)")
 
     def spread(self, node: Pull, wide: bool, narrow: dict[Node, str]) -> str:
         """The name of a value of a segment, or of the batch, in the shape and the precision of a pass over tokens."""

@@ -30,7 +30,7 @@ OPERATORS: Mapping[str, str] = {
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
 }  # fmt: skip
 SKELETON_WORDS = """
-triton tl torch shape_for is_vector fibre_block share b live first row now old start longest reach t i m j n at
+triton tl torch shape_for is_vector fibre_block share b live first row now old start longest reach fewest t i m j n at
 read k y f a low high own row_advantage counter tokens shape wide grid block_r block_t block_c warps places
 fill lead until vector work part parts programs parts_of BLOCK_R BLOCK_T BLOCK_C BLOCK_S BLOCK_B BLOCK_P BLOCK_L
 WIDE VECTOR REAL ONE_LAUNCH

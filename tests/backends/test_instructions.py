@@ -35,7 +35,10 @@ def counted(name, program, folder):
     found = {}
     for kernel in compile_kernels(made.source, wanted, arch="sm_90"):
         loops, rest = loops_and_rest(kernel.binary, folder)
-        token = sum(loop.count() for loop in loops if not loop.fills) / TOKENS
+        of_tokens = [loop for loop in loops if not loop.fills]
+        assert not any(loop.count("SHFL") for loop in of_tokens), f"{kernel.kernel} shuffles in a loop over tokens"
+        assert all(loop.count("LDG") == loop.count("LDG.E.128") for loop in of_tokens), f"{kernel.kernel} reads one by one"
+        token = sum(loop.count() for loop in of_tokens) / TOKENS
         found[kernel.kernel] = {"token": token, "row": rest.count() / SHAPE[0], "registers": kernel.resources.registers}
     return found
 
