@@ -212,7 +212,7 @@ def put(out, start, positions, at, t, i, m, lead, reach, fewest, value, vector: 
         v, low = i // 4 * 4, (lead - t)[:, None]
         whole = (v >= low) & (v + 4 <= high)
         tl.store(p + (t + i), value, mask=whole)
-        if (t == 0) | (t + value.shape[1] > fewest):
+        if t == 0 or t + value.shape[1] > fewest:
             tl.store(p + (t + i), value, mask=(i >= low) & (i < high) & ((v < low) | (v + 4 > high)))
     elif positions is None:
         tl.store(p + (t + i), value, mask=i < high)
