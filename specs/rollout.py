@@ -28,6 +28,7 @@ ceiling = Parameter("ceiling", default=2.0, lower=1)
 high = Parameter("epsilon_high", default=0.28)
 least = Parameter("least", default=0.99, upper=1)
 most = Parameter("most", default=1.01, lower=1)
+rho = exp(log_prob(old) - log_prob(rollout))  # of a token, between engine and policy
 
 
 aipo_ceiling = Parameter("ceiling", default=4.0, lower=1)
@@ -100,7 +101,6 @@ but `causal`: whole trajectories are dropped.
 
 icepop_least = Parameter("least", default=0.5, upper=1)
 icepop_most = Parameter("most", default=5.0, lower=1)
-rho = exp(log_prob(old) - log_prob(rollout))
 icepop = Hierarchy(
     name="icepop",
     gates={token: pessimistic_clip_gate(low, high)},

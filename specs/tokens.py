@@ -40,7 +40,7 @@ from fibration import (
 
 token, state, trajectory = strata("token state trajectory")
 (old,) = policies("old")
-low = Parameter("epsilon_low", default=0.2, upper=1)
+low = Parameter("epsilon_low", default=0.2, upper=1)  # below 1, so that the clipped ratio stays positive
 high = Parameter("epsilon_high", default=0.2)
 dapo_high = Parameter("epsilon_high", default=0.28)
 ceiling = Parameter("ceiling", default=3.0, lower=1)
@@ -238,7 +238,6 @@ verl's `vanilla` with `seq-mean-token-mean`. All laws hold.
 """
 
 
-low = Parameter("epsilon_low", default=0.2, upper=1)  # below 1, so that the clipped ratio stays positive
 ppo = Hierarchy(
     name="ppo",
     gates={token: dual_clip_gate(low, high, ceiling)},

@@ -60,9 +60,11 @@ def shape_for(mean_length):
     return 1, 4096, 16
 
 
-def is_vector(columns, positions, *tensors):
-    """Whether sweeps read and store 4 neighbouring places at once. `columns`: of a tile, in all rows of one warp."""
-    return columns >= 128 and positions.count(None) == len(positions) and not any(x.data_ptr() % 16 for x in tensors)
+def is_vector(block_r, block_t, warps, positions, *tensors):
+    """Whether a thread of a sweep reads and stores 4 neighbouring places at once, which begin at a multiple of 4."""
+    has_4 = block_t % 4 == 0 and block_r * block_t >= 128 * warps
+    aligned = all(x.data_ptr() % (4 * x.element_size()) == 0 for x in tensors)
+    return has_4 and aligned and positions.count(None) == len(positions)
 
 {blocks}
 {functions}'''
@@ -213,7 +215,7 @@ def _vector(made: list[Kernel]) -> list[str]:
         return []
     positions = ", ".join(a.name for a in arguments if a.kind == "positions")
     tensors = ", ".join(a.name for a in arguments if a.kind in ("token", "advantage", "result"))
-    return fitted(f"vector = is_vector(block_r * block_t // warps, ({positions},), {tensors})", "        ")
+    return fitted(f"vector = is_vector(block_r, block_t, warps, ({positions},), {tensors})", "        ")
 
 
 def _shared_memory(made: list[Kernel], given: Signature) -> list[str]:

@@ -112,10 +112,10 @@ def left(size, t, most: tl.constexpr):
 
 
 @triton.jit
-def of_program(by_length, segments, rows: tl.constexpr):
-    """The segments of a program of a sweep, longest first: int64 [BLOCK_R], and which of them exist."""
+def of_program(by_length, n_segments, rows: tl.constexpr):
+    """The segments of a program of a sweep, in the order of `by_length`: int64 [BLOCK_R], and which of them exist."""
     b = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    live = b < segments
+    live = b < n_segments
     if by_length is not None:
         b = tl.load(by_length + b, mask=live, other=0)
     return b, live
@@ -123,8 +123,9 @@ def of_program(by_length, segments, rows: tl.constexpr):
 
 @triton.jit
 def segments(offsets, starts, positions, b, live, vector: tl.constexpr):
-    """Where the tokens of segments are. Tiles with vectors begin at a multiple of 4 places, `lead` columns before the
-    first token; from there count the number of the first token, its place, and the columns of the tokens."""
+    """Where segments are. Of column 0 of a segment's first tile the number of its token, which may be below 0, and its
+    place, 0 with `positions`. Then the column of the first token, `lead`, because with vectors tiles begin at a
+    multiple of 4 places. And the column after the last token, 0 without tokens."""
     first = tl.load(offsets + b, mask=live, other=0)
     size = tl.load(offsets + b + 1, mask=live, other=0) - first
     start = tl.load(starts + b, mask=live, other=0)
@@ -136,24 +137,24 @@ def segments(offsets, starts, positions, b, live, vector: tl.constexpr):
 
 
 @triton.jit
-def reach_of(starts, positions, tokens, b, live, start, until, segments, places):
-    """How many columns of a row's tiles are stored: with the masked places after its tokens, unless tokens have
-    `positions` or numbers of their own. And the fewest."""
+def reach_of(starts, positions, tokens, b, live, start, until, n_segments, places):
+    """The column at which a row's stores end: behind the masked places after its tokens, unless tokens have `positions`
+    or numbers of their own. And the least of the program's rows."""
     reach = until
     if positions is None and tokens is None:
-        following = tl.load(starts + b + 1, mask=b + 1 < segments, other=places)
+        following = tl.load(starts + b + 1, mask=b + 1 < n_segments, other=places)
         reach = tl.where(live, following - start, 0).to(tl.int32)
     return reach, tl.min(reach, axis=0)
 
 
 @triton.jit
 def tile(positions, first, lead, until, t, columns: tl.constexpr, vector: tl.constexpr):
-    """The tile from the t-th column of each row on: its columns (int32), which are tokens, the same columns inside the
-    row, how many there are up to the row's end, and the places to read with their mask.
+    """The tile from the t-th column of each row on: `i` its columns (int32), `m` which are tokens, `j` the same columns
+    within the row's tokens, `n` how many come before the row's end, `at` the places to read, `read` their mask.
 
-    A vector of 4 is read whole: its neighbours are of other rows, or lie in the same 16 bytes. Else a column outside
-    reads the row's nearest token. So a load needs one predicate per row: with one per token a thread runs out of
-    predicates, and its loads wait for each other."""
+    A vector of 4 is read whole: its neighbours are of other rows, or lie beside the tensor in 4 aligned places. Else a
+    column outside reads the row's nearest token, so a load needs one predicate per row: with one per token a thread
+    runs out of predicates, and its loads wait for each other."""
     i = tl.arange(0, columns)[None, :]
     n = left(until, t, columns)
     m, j, read = i < n, tl.minimum(i, n - 1), n > 0
@@ -171,7 +172,7 @@ def halved(sums):
     """The sum of all columns: the first half plus the second, and again. An addition of two numbers does not depend on
     their order, so the sum stays the same bits if the columns turn: wherever the row began, and whatever thread has
     which column."""
-    for _ in tl.static_range(12):
+    for _ in tl.static_range(20):
         if sums.shape[1] > 1:
             sums = tl.sum(tl.reshape(sums, [sums.shape[0], 2, sums.shape[1] // 2]), axis=1)
     return tl.sum(sums, axis=1)
@@ -195,7 +196,7 @@ def lane_max(x, lanes: tl.constexpr):
 
 @triton.jit
 def from_row(tensor, start, vector: tl.constexpr):
-    """Pointers to where each row's first tile begins: [BLOCK_R, 1]."""
+    """Pointers to where each row's first tile begins: [BLOCK_R, 1], with vectors at a multiple of 4 places."""
     p = tensor + start[:, None]
     if vector:
         size: tl.constexpr = tensor.dtype.element_ty.primitive_bitwidth // 2  # bytes of 4 places
@@ -205,7 +206,8 @@ def from_row(tensor, start, vector: tl.constexpr):
 
 @triton.jit
 def put(out, start, positions, at, t, i, m, lead, reach, fewest, value, vector: tl.constexpr):
-    """Stores a tile in the places that are its row's: whole vectors, and then the rest where a row begins or ends."""
+    """Stores a tile in its row's places: whole vectors, and the rest in tiles where a row may begin or end. `value` has
+    the fill at masked places."""
     high = left(reach, t, value.shape[1])
     p = from_row(out, start, vector)
     if vector:

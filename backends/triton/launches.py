@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fibration.backends.triton.writer import COUNTER, MOST_PARTS, PARTS, Kernel
 
-ALIGNED = 16  # bytes; Triton compiles a kernel for addresses that are multiples of it, and one for others
+ALIGNED = 32  # bytes of 4 numbers; what is left of an address decides which kernel Triton compiles, and `is_vector`
 Holes = Sequence[tuple[int, Tensor]]  # the numbers of arguments of the function, and the tensors of one call
 
 
@@ -53,8 +53,8 @@ class Launches:
         self.kernels = [k.name for k in kernels]
         # functions of functions.py launch kernels of their own, and use torch between the launches
         self.is_kept = not any(k.call for k in kernels) and torch.version.hip is None
-        # by which tensors of the call are aligned; None after the first call
-        self.kept: dict[tuple[bool, ...], list[Launch] | None] = {}
+        # by how the tensors of the call are aligned; None after the first call
+        self.kept: dict[tuple[int, ...], list[Launch] | None] = {}
         self.parts = MOST_PARTS * max((k.shares.parts for k in kernels), default=0)
         self.shares = any(k.shares.types for k in kernels)
         self.shared: dict[int, tuple[Tensor, Tensor]] = {}  # by stream
@@ -64,7 +64,7 @@ class Launches:
             self.function(**self.arguments(holes))
             return
         addresses = [tensor.data_ptr() for _, tensor in holes]
-        aligned = tuple([address % ALIGNED == 0 for address in addresses])
+        aligned = tuple([address % ALIGNED for address in addresses])
         known = self.kept.get(aligned)
         if not known:
             self.first(aligned, holes)
@@ -79,7 +79,7 @@ class Launches:
     def arguments(self, holes: Holes) -> dict[str, object]:
         return {**self.values, **{name: t for name, (_, t) in zip(self.holes, holes, strict=True)}}
 
-    def first(self, aligned: tuple[bool, ...], holes: Holes) -> None:
+    def first(self, aligned: tuple[int, ...], holes: Holes) -> None:
         """Calls the function. The second time, keeps what it launches."""
         if aligned not in self.kept:
             self.kept[aligned] = None

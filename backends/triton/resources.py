@@ -103,6 +103,11 @@ def _request(kernel: Kernel, shape: tuple[int, int, int], warps: int, fill: floa
 
 
 def _value(constant: str, shape: tuple[int, int, int], warps: int) -> Constexpr:
-    known = {"BLOCK_R": shape[0], "BLOCK_T": shape[1], "WIDE": False, "VECTOR": True}
+    known = {
+        "BLOCK_R": shape[0],
+        "BLOCK_T": shape[1],
+        "WIDE": False,
+        "VECTOR": shape[1] % 4 == 0 and shape[0] * shape[1] >= 128 * shape[2],
+    }
     known |= {c: size * warps for c, size in PER_WARP.items()}
     return known.get(constant, COLUMNS)

@@ -11,8 +11,10 @@ from ptx.device import Device
 from ptx.schedules import OnDevice, scheduled
 from support import Batch, operator, spec
 
+from fibration.pipeline import generate
+
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
-LENGTHS = (190, 1, 0, 257, 6, 131, 3, 128)  # the rows begin at 0, 190, 191, 191, 448, 454, 585 and 588
+LENGTHS = (190, 1, 0, 257, 6, 131, 3, 129)  # the rows begin at 0, 190, 191, 191, 448, 454, 585 and 588, and end at 717
 ON_INTERPRETER = Backend("triton")
 
 
@@ -48,7 +50,7 @@ def test_rows_at_any_place_equal_the_interpreter(name, kind, dtype):
     [("ppo", "packed", F32), ("gspo", "padded", BF16), ("fiberpo_domain", "packed", F32), ("fiberpo", "packed", F64)],
 )
 def test_emulated_ptx_of_rows_at_any_place_equals_the_interpreter(emitter, name, kind, dtype):
-    """A load beyond the 16 bytes in which a tensor ends is a fault, and so is a store beyond a row."""
+    """A load beyond the four places in which a tensor ends is a fault, and so is a store beyond a row."""
     scheduled(emitter, lambda backend: holds_training(backend, given(name, dtype), kind, metrics=False))
 
 
@@ -60,21 +62,36 @@ def row(length, dtype=F64):
     return old * (1 - x), old, advantage.repeat(length)
 
 
-def one_place_later(tensor):
-    return torch.cat([tensor.new_zeros(1), tensor])[1:]
+def later(tensor, places=1):
+    """The same numbers, some places later in memory."""
+    return torch.cat([tensor.new_zeros(places), tensor])[places:]
 
 
-def test_emulated_ptx_of_tensors_that_begin_between_vectors(emitter):
-    """They are read one by one: a vector's address is a multiple of its size."""
-    parts = [row(n, F32) for n in (130, 66, 70)]
+@pytest.mark.parametrize(("dtype", "places"), [(F32, 1), (F64, 2)])
+def test_emulated_ptx_of_tensors_that_begin_between_vectors(emitter, dtype, places):
+    """They are read one by one: a vector's address is a multiple of its size. Nothing beyond their end is read."""
+    parts = [row(n, dtype) for n in (130, 66, 70)]
     packed = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
     with Device(emitter).used():
         op = OnDevice().operator(spec("gspo"))
         index = op.index(offsets=torch.tensor([0, 130, 196, 266]))
         expected = op.coefficients(*packed, index, metrics=False).values
         for k in range(3):
-            given = [one_place_later(t) if i == k else t for i, t in enumerate(packed)]
+            given = [later(t, places) if i == k else t for i, t in enumerate(packed)]
             assert torch.equal(op.coefficients(*given, index, metrics=False).values, expected)
+
+
+def test_tiles_of_any_shape_store_every_place():
+    """Tiles of 2 columns have no vectors, whatever their rows."""
+    from fibration.backends.triton.load import import_from_cache
+
+    sized = import_from_cache("shapes", generate(spec("ppo"), "triton").source).is_vector
+    tensors = [torch.zeros(8), torch.zeros(8, dtype=F64)[4:], torch.zeros(8, dtype=BF16)[4:]]
+    assert sized(2, 64, 1, (None,), *tensors) and sized(1, 1024, 4, (None,), *tensors)
+    assert not sized(64, 2, 1, (None,), *tensors) and not sized(1, 64, 1, (None,), *tensors)
+    assert not sized(2, 64, 1, (tensors[0],), *tensors)
+    for dtype, places in ((F32, 2), (F64, 2), (BF16, 2), (F64, 3)):
+        assert not sized(2, 64, 1, (None,), torch.zeros(8, dtype=dtype)[places:])
 
 
 @pytest.mark.sampled
@@ -89,9 +106,9 @@ def test_a_row_has_the_same_bits_wherever_it_begins(name, length):
         parts = [row(before), row(length), row(300), row(200)]
         lengths = torch.tensor([0, before, length, 300, 200])
         packed = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
-        later = [one_place_later(t) for t in packed]
+        moved = [later(t) for t in packed]
         index = op.index(offsets=lengths.cumsum(0))
-        for tensors, metrics in ((packed, False), (later, False), (packed, True)):
+        for tensors, metrics in ((packed, False), (moved, False), (packed, True)):
             values = op.coefficients(*tensors, index, metrics=metrics).values
             levels = op.levels(tensors[0] - tensors[1], index, advantages=tensors[2]).residual
             drift = [residual[1:2] for (stratum, _), residual in levels.items() if stratum == "trajectory"]

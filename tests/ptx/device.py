@@ -21,7 +21,6 @@ from ptx.launch import launch
 from ptx.memory import Bytes, Memory
 from ptx.parse import parse
 
-VECTOR = 16  # bytes
 APART = 256  # bytes between allocations
 GARBAGE = 0xFF  # in fresh memory: a NaN, or -1
 Edit = Callable[[str], str]
@@ -109,7 +108,8 @@ class Device:
             long = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) + 1 if t.numel() else 0
             stop = start + long * t.element_size()
             memory.allocated[start:stop] = True
-            memory.beside[stop : -(-stop // VECTOR) * VECTOR] = long > 0
+            vector = 4 * t.element_size()
+            memory.beside[stop : -(-stop // vector) * vector] = long > 0
         memory.beside &= ~memory.allocated
         given = [
             base[a.untyped_storage().data_ptr()] + a.storage_offset() * a.element_size() if isinstance(a, Tensor) else a

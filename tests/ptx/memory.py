@@ -67,7 +67,7 @@ class Memory:
         self.written = np.zeros(size, bool)
         self.beside = np.zeros(
             size, bool
-        )  # in the last 16 bytes of an allocation, so that a vector may be loaded whole
+        )  # of the last 4 numbers of an allocation, which a vector has
         self.released: dict[int, Clock] = {}  # by an atomic's place, what was released to it
         self.forget()
 
