@@ -46,7 +46,7 @@ FLAGS = {flags}
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 STORAGE = {{torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}}
 LACKING_MACRO = {lacking}
-# Per function: "arguments" are (name, kind, object), "work" are the vectors of the workspace in order. "returns"
+# Per function: "arguments" are (name, kind, object), "work" are its vectors by stratum, in order. "returns"
 # are the results that are not per token, with their names in the workspace or among the arguments.
 FUNCTIONS = {functions}
 _loaded = {{}}

@@ -110,7 +110,7 @@ def _compiled(kernel: str, arch: str, made: Mapping[str, Any], file: Path) -> Co
     assembly = file.with_suffix(f".{made['assembly']}").read_text()
     if made["assembly"] == "ptx":
         target = re.findall(r"^\.target (\w+)", assembly, re.MULTILINE)
-        entry = assembly[assembly.index(".entry") : assembly.index(".reqntid")]  # functions have parameters too
+        entry = assembly.partition(".entry")[2].partition("{")[0]  # functions have parameters too
         sizes = [int(bits) // 8 for bits in re.findall(r"^\s*\.param \.[bu](\d+)", entry, re.MULTILINE)]
     else:
         target = re.findall(r'\.amdgcn_target ".*--(.*)"', assembly)

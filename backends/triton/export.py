@@ -14,7 +14,7 @@ CALLER = '''
 
 # ------------------------------------------------------------ for callers without the library
 
-# Per function: "arguments" are (name, kind, object), "work" are the vectors of the workspace in order. "returns"
+# Per function: "arguments" are (name, kind, object), "work" are its vectors by stratum, in order. "returns"
 # are the results that are not per token, with their names in the workspace or among the arguments.
 FUNCTIONS = {functions}
 

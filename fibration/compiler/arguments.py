@@ -200,8 +200,9 @@ class _Arguments:
                 f"[{tokens}] the number of each token; None if in this order",
                 f"[{size}] the {s} elements, longest first; None if in this order",
             )
-            for kind, note in zip(LAYOUT if self.plan.by_length else LAYOUT[:-1], notes, strict=False):
-                self.found[kind, s, leaf] = Argument(f"{word}_{kind}", kind, (s, leaf), note)
+            for kind, note in zip(LAYOUT, notes, strict=True):
+                if kind != "by_length" or self.plan.by_length:
+                    self.found[kind, s, leaf] = Argument(f"{word}_{kind}", kind, (s, leaf), note)
 
     def tokens(self) -> None:
         reads: dict[str, dict[Input, None]] = {}

@@ -209,8 +209,7 @@ class Spread:
 class Plan:
     """The stages of a program. `rows` is the stratum of the batch's rows, `names` holds a word for every value.
 
-    A plan has collectives only if the batch is `spread`. `reserved`: words of the backend, which no argument takes.
-    `by_length`: sweeps visit segments from the longest on.
+    Collectives: only if the batch is `spread`. `reserved`: words that no argument takes. `by_length`: longest first.
     """
 
     program: Program

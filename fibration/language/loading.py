@@ -222,9 +222,9 @@ def _declared(module: ModuleType, h: Hierarchy) -> dict[str, str]:
     A file may declare several parameters of one name: those that the hierarchy has.
     """
     kinds = (Parameter, Attribute, Stratum, Policy)
-    found = {name: value.name for name, value in vars(module).items() if isinstance(value, kinds)}
-    others = {n for n, v in vars(module).items() if isinstance(v, Parameter) and h.parameters.get(v.name, v) != v}
-    found = {name: declared for name, declared in found.items() if name not in others}
+    values = {name: value for name, value in vars(module).items() if isinstance(value, kinds)}
+    own = {name: v for name, v in values.items() if not isinstance(v, Parameter) or h.parameters.get(v.name, v) == v}
+    found = {name: value.name for name, value in own.items()}
     return {declared: name for name, declared in found.items() if name == declared or declared not in found}
 
 

@@ -81,8 +81,8 @@ def test_emulated_ptx_of_tensors_that_begin_between_vectors(emitter, dtype, plac
             assert torch.equal(op.coefficients(*given, index, metrics=False).values, expected)
 
 
-def test_tiles_of_any_shape_store_every_place():
-    """Tiles of 2 columns have no vectors, whatever their rows."""
+def test_tiles_have_vectors_where_their_shape_and_all_addresses_allow_it():
+    """Vectors of float64 have 32 bytes; tiles of 2 columns have none, whatever their rows."""
     from fibration.backends.triton.load import import_from_cache
 
     sized = import_from_cache("shapes", generate(spec("ppo"), "triton").source).is_vector
