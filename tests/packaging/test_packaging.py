@@ -98,7 +98,7 @@ def test_pytest_loads_the_plugin_of_the_unpacked_wheel(wheel, tmp_path):
         check=False,
     )
     assert made.returncode == 0, made.stdout + made.stderr
-    assert "gspo.py::gspo PASSED" in made.stdout
+    assert "sequences.py::gspo PASSED" in made.stdout
     assert "1 passed" in made.stdout
 
 
