@@ -63,7 +63,7 @@ class NamedFiles:
     def pytest_collect_file(
         self, file_path: Path, parent: pytest.Collector
     ) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
-        """Collect a named file wherever pytest meets it, so `pytest specs/ppo.py::ppo` and `--last-failed` work."""
+        """Collect a named file wherever pytest meets it, so `pytest specs/tokens.py::ppo` and `--last-failed` work."""
         found = yield
         if file_path not in self.asked and file_path not in self.listed:
             return found
