@@ -12,7 +12,9 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
+from fibration.compiler.derivative import ZERO
 from fibration.compiler.ir import CONDITIONS, SCALAR_ARITY, Input, Map, Node, Pull, Scalar
 from fibration.compiler.keys import Key, Names, without_macros
 from fibration.compiler.optimise import size
@@ -20,7 +22,8 @@ from fibration.compiler.plan import Coarse, Plan, Sweep
 from fibration.compiler.scalars import closed_value, is_closed
 from fibration.errors import BackendError
 
-INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not"})
+INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not", "equal"})
+IDIOMS = frozenset({"minimum", "maximum", "abs", "equal"})
 SHORT = 6  # operators and operands of a body that is as clear in its place as under a name
 # Names of residuals, and of derivatives by them. By the name of a gate's value: its function, and what that computes.
 RESIDUALS, BACK = ("residual", "s"), ("d_residual", "d_s")
@@ -37,11 +40,12 @@ OF_GATES = {
 
 @dataclass(frozen=True)
 class Function:
-    """A body that a module defines once. `about`: what it computes."""
+    """A body that a module defines once. `about`: what it computes. `coarse`: never of tokens, so always in float64."""
 
     name: str
     parameters: tuple[str, ...]
     about: str
+    coarse: bool
 
 
 Functions = Mapping[Scalar, Function]
@@ -58,7 +62,7 @@ def functions_of(plans: Mapping[str, Plan], reserved: Collection[str], copies: i
     for name, plan in plans.items():
         taken.update(plan.functions(name), plan.names.values(), plan.program.given.values())
         for node in _computed(plan):
-            if isinstance(node, Map) and size(node.body) > SHORT:
+            if isinstance(node, Map) and size(idiom(node.body, IDIOMS)) > SHORT:
                 written.setdefault(node.body, []).append((node, plan))
     names = Names(taken)
     found = {}
@@ -68,7 +72,9 @@ def functions_of(plans: Mapping[str, Plan], reserved: Collection[str], copies: i
             parameters = Names(word for word in reserved if len(word) > 1)
             given = tuple(parameters.free(without_macros(_word_of(o, places[0][1]))) for o in places[0][0].inputs)
             word = without_macros(word)
-            found[body] = Function(names.free(f"{word}_from" if word in names.taken else word), given, about)
+            name = names.free(f"{word}_from" if word in names.taken else word)
+            coarse = all(node.stratum not in plan.program.leaves for node, plan in places)
+            found[body] = Function(name, given, about, coarse)
     return found
 
 
@@ -109,7 +115,7 @@ def _word_of(node: Node, plan: Plan) -> str:
 @dataclass(frozen=True)
 class Language:
     """The scalar syntax of one backend. `operators` has one row per operator of the IR. A missing row is a BackendError
-    when the backend is imported, not when a user's gate needs it.
+    when the backend is imported, not when a user's gate needs it. It may have rows for `IDIOMS` too.
     """
 
     name: str
@@ -119,16 +125,21 @@ class Language:
     infix: frozenset[str] = INFIX  # operators that need parentheses inside one another
     named_conditions: bool = True  # whether a condition that is used twice may get a name
     itself: str = ""  # how to write `x - x`, which is 0 or NaN, if not as `sub`
+    alone: Callable[[str], str] = str  # how to write a literal that is an argument of `minimum` or `maximum`
     compared: frozenset[str] = frozenset()  # comparisons whose operands get a name if they are choices
     suffix: str = ""  # of the functions in this precision
 
     def __post_init__(self) -> None:
         wanted = SCALAR_ARITY.keys() - {"arg", "const", "select"}
-        for op in sorted(wanted ^ self.operators.keys()):
+        for op in sorted(wanted ^ (self.operators.keys() - IDIOMS)):
             lack = "lacks" if op in wanted else "has no use for"
             raise BackendError(
                 f"the {self.name} backend {lack} the scalar operator '{op}'", required="one row for each"
             )
+
+    @cached_property
+    def idioms(self) -> frozenset[str]:
+        return IDIOMS.intersection(self.operators)
 
     def write(
         self, body: Scalar, operands: Sequence[str], name: str, taken: Collection[str], functions: Functions = NOTHING
@@ -145,6 +156,7 @@ class Language:
                 for a in s.args:
                     visit(a)
 
+        body = idiom(body, self.idioms)
         visit(body)
         named = {a for s in uses if s.op in self.compared for a in s.args if a.op == "select"}
         before: list[tuple[str, str]] = []
@@ -158,6 +170,8 @@ class Language:
             if s.op not in CONDITIONS and is_closed(s):  # in Python `0.0 / 0.0` is an error, not NaN
                 return self.constant(closed_value(s))
             texts = [show(a) for a in s.args]
+            if s.op in ("minimum", "maximum"):
+                texts = list(map(self.alone, texts))
             if s.op == "select":
                 pairs = zip(s.args, texts, strict=True)
                 written = self.select([f"({t})" if self._choice(a, known) else t for a, t in pairs])
@@ -169,7 +183,7 @@ class Language:
                 ]
                 same = s.op == "sub" and s.args[0] is s.args[1]
                 written = (self.itself if same and self.itself else self.operators[s.op]).format(*texts)
-            twice = uses[s] > 1 and (self.named_conditions or s.op not in CONDITIONS)
+            twice = uses[s] > 1 and (self.named_conditions or s.op not in (*CONDITIONS, "equal"))
             if s is not body and (twice or s in named):
                 known[s] = next(free)
                 before.append((known[s], written))
@@ -181,6 +195,50 @@ class Language:
     def _choice(self, s: Scalar, known: Mapping[Scalar, str]) -> bool:
         """Whether `s` prints as a choice operator, which binds loosely."""
         return s.op == "select" and "select" in self.infix and s not in known
+
+
+@lru_cache(1 << 14)
+def idiom(s: Scalar, known: frozenset[str]) -> Scalar:
+    """A body with the `known` idioms in place of what means the same, up to the sign of a zero, for numbers that are not
+    NaN: a processor has one instruction for each, and takes two for a choice.
+    """
+    if is_closed(s) or not s.args:
+        return s
+    s = Scalar(s.op, tuple(idiom(a, known) for a in s.args), s.value)
+    found = _idiom(s)
+    return found if found.op in known or (found.args and found.args[-1].op in known) else s
+
+
+def _idiom(s: Scalar) -> Scalar:
+    if s.op == "select" and s.args[0].op in ("lt", "le"):
+        (low, high), *found = s.args[0].args, *s.args[1:]
+        if ZERO in (low, high):  # of x and 0: a choice between two of x, -x and 0
+            x = high if low is ZERO else low
+            positive, negative = found if low is ZERO else found[::-1]
+            if positive is x and is_opposite(negative, x):
+                return Scalar("abs", (x,))
+            if positive is ZERO and is_opposite(negative, x):
+                return Scalar("maximum", (negative, ZERO))
+            if negative is ZERO and is_opposite(positive, x):
+                return Scalar("minimum", (positive, ZERO))
+        if set(found) == {low, high}:
+            return Scalar("minimum" if found[0] is low else "maximum", (low, high))
+    if s.op in ("and", "or") and s.args[0].op == s.args[1].op and s.args[0].op in ("lt", "le"):
+        (a, b), (c, d) = (part.args for part in s.args)
+        if s.op == "and" and s.args[0].op == "le" and (a, b) == (d, c):
+            return Scalar("equal", (a, b))
+        if s.op == "or" and a is d and is_opposite(b, c):  # x < -y or y < x
+            return Scalar(s.args[0].op, (c, Scalar("abs", (a,))))
+    return s
+
+
+def is_opposite(a: Scalar, b: Scalar) -> bool:
+    """Whether a is written as -b."""
+    if a is Scalar("neg", (b,)) or b is Scalar("neg", (a,)):
+        return True
+    if a.op == b.op == "const":
+        return a.value == -(b.value or 0.0)
+    return a.op == b.op == "sub" and a.args == b.args[::-1]
 
 
 def in_parentheses(value: float, suffix: str = "") -> str:

@@ -21,9 +21,10 @@ OPERATORS = {
     "stop": "{}",
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "!{}",
+    "minimum": "smaller_T({}, {})", "maximum": "larger_T({}, {})", "equal": "{} == {}",
     **{function: f"{function}_T({{}})" for function in sorted(_DOUBLE & _FLOAT)},
 }  # fmt: skip
-INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not", "select"})
+INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not", "equal", "select"})
 KEYWORDS = """
 auto break case char const continue default do double else enum extern float for goto if inline int long register
 restrict return short signed sizeof static struct switch typedef union unsigned void volatile while _Alignas _Alignof
@@ -37,7 +38,7 @@ PRECISIONS = ("f32", "f64", "real")
 _CODE = re.sub(r"/\*.*?\*/", "", "".join(part.read_text() for part in PARTS.values()), flags=re.DOTALL)
 RESERVED = frozenset({
     *KEYWORDS, *SKELETON_WORDS, *re.findall(r"[A-Za-z_]\w*", _CODE),
-    *FUNCTIONS, *(f"{f}_{p}" for f in FUNCTIONS for p in PRECISIONS),
+    *FUNCTIONS, *(f"{f}_{p}" for f in (*FUNCTIONS, "smaller", "larger", "abs") for p in PRECISIONS),
 })  # fmt: skip
 
 
@@ -62,7 +63,8 @@ def token_constant(value: float) -> str:
 def _language(precision: str, constant) -> Language:  # type: ignore[no-untyped-def]
     operators = {k: v.replace("_T(", f"_{precision}(") for k, v in OPERATORS.items()}
     # for a comparison with a choice inside, compilers write branches and no vector code
-    return Language("C", operators, constant, ternary, INFIX, False, "", frozenset({"lt", "le"}), f"_{precision}")
+    compared = frozenset({"lt", "le"})
+    return Language("C", operators, constant, ternary, INFIX, False, compared=compared, suffix=f"_{precision}")
 
 
 WIDE, TOKEN = _language("f64", wide_constant), _language("real", token_constant)

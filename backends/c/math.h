@@ -25,6 +25,14 @@ MATH uint32_t bits_f32(float x) { uint32_t i; memcpy(&i, &x, 4); return i; }
 MATH double from_bits_f64(uint64_t i) { double x; memcpy(&x, &i, 8); return x; }
 MATH float from_bits_f32(uint32_t i) { float x; memcpy(&x, &i, 4); return x; }
 
+MATH double abs_f64(double x) { return __builtin_fabs(x); }
+MATH float abs_f32(float x) { return __builtin_fabsf(x); }
+/* One instruction each, written so. */
+MATH double smaller_f64(double a, double b) { return a < b ? a : b; }
+MATH float smaller_f32(float a, float b) { return a < b ? a : b; }
+MATH double larger_f64(double a, double b) { return a > b ? a : b; }
+MATH float larger_f32(float a, float b) { return a > b ? a : b; }
+
 MATH double sqrt_f64(double x) { return __builtin_sqrt(x); }
 MATH float sqrt_f32(float x) { return __builtin_sqrtf(x); }
 

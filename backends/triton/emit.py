@@ -139,7 +139,7 @@ def _defined(body: Scalar, function: Function) -> str:
     """A scalar body as a function. Its arguments have one dtype."""
     given = function.parameters
     dtype = f"{given[0]}.dtype"
-    before, text = language(dtype).write(body, given, "part", RESERVED | set(given))
+    before, text = language(dtype, function.coarse).write(body, given, "part", RESERVED | set(given))
     lines = [f"{name} = {shared}" for name, shared in before] + [f"return {typed(text, dtype)}"]
     written = [line for text in lines for line in fitted(text, "    ")]
     head = ["@triton.jit", f"def {function.name}({', '.join(given)}):", f'    """{function.about}"""']
@@ -190,10 +190,13 @@ def _launcher(
             here = kernel.segments
             size = given.size(here)
             lines.append(f"        block_r, block_t, warps = shape or shape_for(tokens / {size})")
-            lines.append(f"        grid = (triton.cdiv({size}, block_r),)")
-            lines += _vector([k for k in made if k.segments == here and "VECTOR" in k.constants])
+            alike = [k for k in made if k.segments == here]
+            lines += _vector([k for k in alike if "VECTOR" in k.constants])
+            if any(k.singly for k in alike):
+                lines.append("        singly = 1 if block_t >= 64 else block_r  # where sums need many registers")
         if kernel.segments:
-            lines += _launch(kernel, "grid", "warps", given)
+            rows = "singly" if kernel.singly else "block_r"
+            lines += _launch(kernel, f"(triton.cdiv({given.size(kernel.segments)}, {rows}),)", "warps", given)
         elif kernel.shares.types:
             programs = []
             if kernel.shares.stratum:
@@ -254,7 +257,7 @@ def constants(kernel: Kernel, warps: str, given: Signature) -> list[str]:
         elif c.startswith("F_"):
             found.append(f"{c}=fibre_block({', '.join(map(given.size, _edge(kernel, c)))})")
         else:
-            found.append(f"{c}={c.lower()}")
+            found.append(f"{c}={'singly' if c == 'BLOCK_R' and kernel.singly else c.lower()}")
     return found
 
 

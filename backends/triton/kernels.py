@@ -16,7 +16,8 @@ from fibration.backends.triton.coarse import CoarseWriter, is_called
 from fibration.backends.triton.language import TOKEN, WIDE, constant, typed
 from fibration.backends.triton.writer import NEUTRAL, Kernel, Shares, uses
 from fibration.compiler.arguments import GIVEN, TOKENS, result_of
-from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Scalar, Scan
+from fibration.compiler.hoist import is_mark
+from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Scan
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Pass, Plan, Scalars, Section, Sweep
 from fibration.errors import BackendError
@@ -275,17 +276,6 @@ class _Stages(CoarseWriter):
             self.line(2, f"{name} = {typed(text, precision)}")
         else:
             raise BackendError(f"the triton backend cannot emit {type(node).__name__} on {node.stratum}")
-
-
-def is_mark(node: Node) -> bool:
-    """Whether a value is 0 or NaN: a sum of such values is the same in every order and precision."""
-
-    def is_nothing(body: Scalar) -> bool:
-        if body.op == "sub":
-            return body.args[0] == body.args[1]
-        return body.op == "add" and all(map(is_nothing, body.args))
-
-    return isinstance(node, Map) and is_nothing(node.body)
 
 
 def _known_before(sweep: Sweep) -> list[Node]:

@@ -12,6 +12,7 @@ import math
 import re
 import textwrap
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from fibration.backends.bodies import Language, call, in_parentheses
@@ -28,10 +29,11 @@ OPERATORS: Mapping[str, str] = {
     "stop": "{}", "exp": "tl.exp({})", "log": "tl.log({})", "sqrt": "tl.sqrt({})",
     **{function: f"{function}({{}})" for function in FUNCTIONS},
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
+    "minimum": "tl.minimum({}, {})", "maximum": "tl.maximum({}, {})", "abs": "tl.abs({})", "equal": "{} == {}",
 }  # fmt: skip
 SKELETON_WORDS = """
 triton tl torch shape_for is_vector fibre_block share b live first row now old start longest reach fewest t i m j n at
-read k y f a low high own row_advantage counter tokens shape wide grid block_r block_t block_c warps places
+read k y f a low high own row_advantage counter tokens shape wide singly block_r block_t block_c warps places
 fill lead until vector work part parts programs parts_of BLOCK_R BLOCK_T BLOCK_C BLOCK_S BLOCK_B BLOCK_P BLOCK_L
 WIDE VECTOR REAL ONE_LAUNCH
 """.split()
@@ -71,18 +73,22 @@ def typed(text: str, precision: str) -> str:
     )
 
 
-def language(precision: str) -> Language:
-    """The syntax of bodies in `precision`: `tl.float64` or `REAL`."""
+def language(precision: str, wide: bool) -> Language:
+    """The syntax of bodies in `precision`, a dtype. `wide`: it is float64, of which a minimum is no single instruction,
+    and takes more than a choice.
+    """
 
     def where(texts: list[str]) -> str:
         condition, a, b = texts
         return call("tl.where", [condition, typed(a, precision) if is_literal(b) else a, b])
 
+    operators = {op: v for op, v in OPERATORS.items() if not wide or op not in ("minimum", "maximum")}
     # a GPU would fuse `p*q - p*q` into one operation, whose result is the rounding of the product
-    return Language("triton", OPERATORS, constant, where, itself="{} * 0.0")
+    alone = partial(typed, precision=precision)
+    return Language("triton", operators, constant, where, itself="{} * 0.0", alone=alone)
 
 
-WIDE, TOKEN = language("tl.float64"), language("REAL")
+WIDE, TOKEN = language("tl.float64", True), language("REAL", False)
 
 
 def fitted(text: str, indent: str) -> list[str]:

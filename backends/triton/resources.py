@@ -97,14 +97,14 @@ def requests(name: str, plan: Plan, shape: tuple[int, int, int] = SHAPE) -> Iter
 def _request(kernel: Kernel, shape: tuple[int, int, int], warps: int, fill: float) -> KernelRequest:
     types = {a.name: TYPES[a.holds] for a in kernel.arguments if a.kind not in LACKING and TYPES[a.holds]}
     values: dict[str, Constexpr] = {a.name: None for a in kernel.arguments if a.kind in LACKING}
-    values.update({c: fill if c == "fill" else _value(c, shape, warps) for c in kernel.constants})
+    values.update({c: fill if c == "fill" else _value(c, kernel, shape, warps) for c in kernel.constants})
     types.update(kernel.shares.types)
     return KernelRequest(kernel.name, types, values, num_warps=warps)
 
 
-def _value(constant: str, shape: tuple[int, int, int], warps: int) -> Constexpr:
+def _value(constant: str, kernel: Kernel, shape: tuple[int, int, int], warps: int) -> Constexpr:
     known = {
-        "BLOCK_R": shape[0],
+        "BLOCK_R": 1 if kernel.singly and shape[1] >= 64 else shape[0],
         "BLOCK_T": shape[1],
         "WIDE": False,
         "VECTOR": shape[1] % 4 == 0 and shape[0] * shape[1] >= 128 * shape[2],

@@ -67,6 +67,11 @@ class Kernel:
         """The names of its run-time arguments, in order."""
         return (*(a.name for a in self.arguments if a.holds != REAL), *self.shares.types)
 
+    @property
+    def singly(self) -> bool:
+        """Whether a program of a wide tile has one segment: sums of metrics, one per lane, need many registers."""
+        return self.segments is not None and "VECTOR" not in self.constants
+
 
 class Writer:
     def __init__(self, name: str, plan: Plan, functions: Functions = NOTHING) -> None:

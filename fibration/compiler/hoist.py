@@ -220,3 +220,25 @@ def map_of(body: Scalar, inputs: tuple[Node, ...]) -> Node:
     place = {n: arg(i) for i, n in enumerate(read)}
     body = with_arguments(body, [place.get(n, arg(0)) for n in inputs])
     return next(iter(read)) if body.op == "arg" else Map(body, tuple(read))
+
+
+def is_mark(node: Node) -> bool:
+    """Whether a value is 0 or NaN: a sum of such values is the same in every order and precision."""
+
+    def is_nothing(body: Scalar) -> bool:
+        if body.op == "sub":
+            return body.args[0] == body.args[1]
+        return body.op == "add" and all(map(is_nothing, body.args))
+
+    return isinstance(node, Map) and is_nothing(node.body)
+
+
+def added(node: Node) -> Node:
+    """`unless(x, y)` as `x + y`, where y is 0 or NaN: an addition in place of a comparison and a choice."""
+    if not isinstance(node, Map) or node.body.op != "select" or node.body.args[2] is not UNLESS.args[2]:
+        return node
+    asked, value, _ = node.body.args
+    if asked.op != "le" or asked.args[0].op != "arg" or asked.args[1] is not UNLESS.args[0].args[1]:
+        return node
+    marked = is_mark(node.inputs[int(asked.args[0].value or 0)])
+    return replace(node, body=scalar("add", value, asked.args[0])) if marked else node

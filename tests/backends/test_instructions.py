@@ -19,6 +19,7 @@ from fibration.compiler.split import SUFFIX
 
 TABLE = Path(__file__).with_name("instructions.json")
 TOKENS = SHAPE[0] * SHAPE[1] / SHAPE[2] / 32  # of a thread in one tile
+ENOUGH = 64  # registers: more than the 32 warps that they leave room for gain nothing
 PROGRAMS = [
     ("ppo", "objective"),
     ("gspo", "objective"),
@@ -29,7 +30,7 @@ PROGRAMS = [
 
 def counted(name, program, folder):
     """Of every sweep: instructions per token, in all its passes; instructions per row, of which a program has several;
-    registers of a thread."""
+    registers of a thread, which a GPU allocates by eights."""
     made = triton_artifact(name)
     wanted = [r for r in requests(program, made.plans[program]) if "sweep" in r.kernel]
     found = {}
@@ -39,7 +40,8 @@ def counted(name, program, folder):
         assert not any(loop.count("SHFL") for loop in of_tokens), f"{kernel.kernel} shuffles in a loop over tokens"
         assert all(loop.count("LDG") == loop.count("LDG.E.128") for loop in of_tokens), f"{kernel.kernel} reads one by one"
         token = sum(loop.count() for loop in of_tokens) / TOKENS
-        found[kernel.kernel] = {"token": token, "row": rest.count() / SHAPE[0], "registers": kernel.resources.registers}
+        registers = max(ENOUGH, -(-kernel.resources.registers // 8) * 8)
+        found[kernel.kernel] = {"token": token, "row": rest.count() / SHAPE[0], "registers": registers}
     return found
 
 

@@ -9,7 +9,7 @@ from oracles.programs import program, run, x, y, z
 from support import SPECS, operator, programs, spec
 
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.hoist import UNLESS, hoist
+from fibration.compiler.hoist import UNLESS, added, hoist
 from fibration.compiler.interpret import Sizes, interpret
 from fibration.compiler.ir import BATCH, Const, Input, Map, Pull, Push, arg, const, count_input, scalar
 from fibration.compiler.keys import Key
@@ -209,3 +209,10 @@ def test_no_sum_over_a_row_has_a_factor_of_the_row():
     for name in SPECS:
         for p in programs(spec(name)).values():
             assert optimise(hoist(p)).outputs == p.outputs, name
+
+
+def test_only_a_mark_that_is_0_or_nan_is_added():
+    mark = Map(scalar("add", *(scalar("sub", arg(i), arg(i)) for i in (0, 1))), (x, y))
+    assert added(Map(UNLESS, (x, mark))) == of("add", x, mark)
+    for other in (Map(UNLESS, (x, y)), of("mul", x, mark)):
+        assert added(other) is other

@@ -280,8 +280,24 @@ SLIPS = (
     slip(
         "on a GPU a product that is subtracted from itself is its rounding",
         "test_ptx",
-        'return Language("triton", OPERATORS, constant, where, itself="{} * 0.0")',
-        'return Language("triton", OPERATORS, constant, where)',
+        'constant, where, itself="{} * 0.0", alone=alone)',
+        "constant, where, alone=alone)",
+    ),
+    slip(
+        "the larger of two numbers is written for the smaller", "backends/test_idioms",
+        '"minimum" if found[0] is low', '"maximum" if found[0] is low',
+    ),
+    slip(
+        "two different numbers are taken for opposite", "backends/test_idioms",
+        "and a.args == b.args[::-1]", "",
+    ),
+    slip(
+        "a range that is not symmetric is written as a bound on |x|", "backends/test_idioms",
+        "a is d and is_opposite(b, c)", "a is d",
+    ),
+    slip(
+        "a mark that may be 1 is added in place of a choice", "compiler/test_hoist",
+        "if marked else node", "",
     ),
     slip(
         "a division of 0 by 0 is written as Python computes it", "backends/test_nonfinite",
