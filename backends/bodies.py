@@ -199,8 +199,8 @@ class Language:
 
 @lru_cache(1 << 14)
 def idiom(s: Scalar, known: frozenset[str]) -> Scalar:
-    """A body with the `known` idioms in place of what means the same, up to the sign of a zero, for numbers that are not
-    NaN: a processor has one instruction for each, and takes two for a choice.
+    """A body with the `known` idioms in place of what means the same, up to the sign of a zero, for numbers but NaN:
+    a processor has one instruction for each, and takes two for a choice.
     """
     if is_closed(s) or not s.args:
         return s

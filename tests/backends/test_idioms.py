@@ -17,6 +17,8 @@ from fibration.compiler.scalars import compute
 X, Y, ZERO = arg(0), arg(1), const(0.0)
 MEANING = {"minimum": min, "maximum": max, "abs": abs, "equal": lambda a, b: float(a == b)}
 NUMBERS = [-2.0, -1.0, 0.0, 1.0, math.inf]
+
+
 def choice(op, a, b, turned, opposite):
     """A choice of a and b, or one of their opposites, by their order: most are an idiom, or nearly one."""
     found = (b, a) if turned else (a, b)
