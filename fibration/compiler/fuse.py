@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from fibration.compiler.arguments import signature
-from fibration.compiler.hoist import added
+from fibration.compiler.hoist import subtracted
 from fibration.compiler.ir import (
     Const,
     Input,
@@ -45,7 +45,7 @@ def sweeps(
     If the batch is `spread` over ranks, collectives stand between the stages. `within`: a sweep computes the quantiles
     and sums in order of its own segments; otherwise a coarse stage does. `by_length`: the longest segments come first.
     """
-    program = route(program.mapped(added), rows)
+    program = route(program.mapped(subtracted), rows)
     units: Mapping[Push, float] = {}
     if spread is not None:
         program, units = exact(program, spread)

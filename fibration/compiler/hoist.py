@@ -233,12 +233,12 @@ def is_mark(node: Node) -> bool:
     return isinstance(node, Map) and is_nothing(node.body)
 
 
-def added(node: Node) -> Node:
-    """`unless(x, y)` as `x + y`, where y is 0 or NaN: an addition in place of a comparison and a choice."""
+def subtracted(node: Node) -> Node:
+    """`unless(x, y)` as `x - y·y`, where y is 0 or NaN: no comparison and no choice, and a zero keeps its sign."""
     if not isinstance(node, Map) or node.body.op != "select" or node.body.args[2] is not UNLESS.args[2]:
         return node
     asked, value, _ = node.body.args
     if asked.op != "le" or asked.args[0].op != "arg" or asked.args[1] is not UNLESS.args[0].args[1]:
         return node
     marked = is_mark(node.inputs[int(asked.args[0].value or 0)])
-    return replace(node, body=scalar("add", value, asked.args[0])) if marked else node
+    return replace(node, body=scalar("sub", value, scalar("mul", *asked.args[:1] * 2))) if marked else node

@@ -9,7 +9,7 @@ from oracles.programs import program, run, x, y, z
 from support import SPECS, operator, programs, spec
 
 from fibration.compiler.fuse import sweeps
-from fibration.compiler.hoist import UNLESS, added, hoist
+from fibration.compiler.hoist import UNLESS, hoist, subtracted
 from fibration.compiler.interpret import Sizes, interpret
 from fibration.compiler.ir import BATCH, Const, Input, Map, Pull, Push, arg, const, count_input, scalar
 from fibration.compiler.keys import Key
@@ -211,8 +211,10 @@ def test_no_sum_over_a_row_has_a_factor_of_the_row():
             assert optimise(hoist(p)).outputs == p.outputs, name
 
 
-def test_only_a_mark_that_is_0_or_nan_is_added():
+def test_only_a_mark_that_is_0_or_nan_is_subtracted():
+    """A zero keeps its sign: a micro-batch may choose where its step subtracts, and has the same bits."""
     mark = Map(scalar("add", *(scalar("sub", arg(i), arg(i)) for i in (0, 1))), (x, y))
-    assert added(Map(UNLESS, (x, mark))) == of("add", x, mark)
+    assert subtracted(Map(UNLESS, (x, mark))).body is scalar("sub", arg(0), scalar("mul", arg(1), arg(1)))
+    assert {math.copysign(1.0, -0.0 - nothing * nothing) for nothing in (0.0, -0.0)} == {-1.0}
     for other in (Map(UNLESS, (x, y)), of("mul", x, mark)):
-        assert added(other) is other
+        assert subtracted(other) is other

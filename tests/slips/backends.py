@@ -296,7 +296,7 @@ SLIPS = (
         "a is d and is_opposite(b, c)", "a is d",
     ),
     slip(
-        "a mark that may be 1 is added in place of a choice", "compiler/test_hoist",
+        "a mark that may be 1 is subtracted in place of a choice", "compiler/test_hoist",
         "if marked else node", "",
     ),
     slip(
