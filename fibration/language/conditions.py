@@ -23,7 +23,7 @@ from fibration.language.atoms import (
 )
 from fibration.language.declared import Declared
 from fibration.language.expressions import Expression
-from fibration.language.grammar import Invocation, Names, arguments, build, read
+from fibration.language.grammar import Invocation, Names, build, called, read
 from fibration.language.policies import LogProb, Policy
 from fibration.language.traversal import atoms
 
@@ -156,11 +156,7 @@ def _read(text: str, names: Names) -> object:
     tree = read(text, what)
     made: dict[str, Callable[..., object]] = {"equal": equal, "one": one, "same": same}
     if isinstance(tree, Invocation) and tree.name in made and not tree.methods:
-        positional, named = arguments(tree, {**names, BATCH: WHOLE}, what)
-        try:
-            return made[tree.name](*positional, **named)
-        except TypeError:
-            raise SpecError(f"{what}: wrong arguments to '{tree.name}'", required=REQUIRED) from None
+        return called(made[tree.name], tree, {**names, BATCH: WHOLE}, what, REQUIRED)
     return build(tree, {**names, BATCH: WHOLE}, what)
 
 

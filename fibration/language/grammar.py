@@ -1,21 +1,23 @@
-"""The written form of expressions and of constructor calls: one small grammar, and its reader.
+"""The written form of expressions and of constructor calls: a part of Python's grammar, read by Python's parser.
 
-    text      := where | or | comparison | sum | product | power | call
-    call      := name "(" arguments ")" ("." name "(" arguments ")")*
-    arguments := positional and name=value, separated by commas; a value may also be a quoted word, as a channel is
+Text holds numbers, words, quoted text, operators, and calls with positional and named arguments and methods. `&` and
+`|` bind less tightly than comparisons, as in mathematics; Python reads them as `and` and `or`, which bind like that.
 
-It looks like Python, but nothing is evaluated. A name means what the caller's table maps it to. Length and nesting are
-limited before anything is built. `expressions.write` writes the same grammar.
+Nothing is executed: Python's parser gets stand-ins for all numbers, words and quoted text, and `read` knows every node
+that it takes from the result. A name means what the caller's table maps it to. `expressions.write` writes this grammar.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import ClassVar, TypeVar
+from functools import reduce
+from typing import TypeVar
 
 from fibration.errors import SpecError, an, shown, suggest
 from fibration.language.advantages import centred, standardised
@@ -33,8 +35,8 @@ from fibration.language.atoms import (
     reward,
     token_log_ratio,
 )
-from fibration.language.expressions import MAX_DEPTH, Expression, apply, as_expression
-from fibration.language.operators import CALLED, OPERATORS
+from fibration.language.expressions import MAX_DEPTH, Expression, Number, apply, as_expression
+from fibration.language.operators import CALLED
 from fibration.language.order import after, before, position
 from fibration.language.policies import CURRENT, OLD, Policy, log_prob
 from fibration.language.statistics import deviation, largest, mean, quantile, some, total
@@ -43,12 +45,18 @@ T = TypeVar("T")
 MAX_TEXT = 10_000
 MAX_REASON = 1_000  # of a law that is given up
 MAX_DIGITS = 1_000
+TOO_DEEP = f"more than {MAX_DEPTH} operations in one another"
 
 TOKEN = re.compile(
-    r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?)|(?P<name>[A-Za-z_]\w*)"
-    r"|\"(?P<string>[^\"\n]{0,64})\"|(?P<sign>\*\*|<=|>=|[-+*/()<>,=.&|~\[\]{}:]))",
+    r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,4})?)|(?P<name>[A-Za-z_]\w*)"
+    r"|(?P<string>\"[^\"\n]{0,64}\")|(?P<sign>\*\*|<=|>=|[-+*/()<>,=.&|~])|(?P<other>\S)",
     re.ASCII,
 )
+STAND_INS = {"number": "0", "string": "0", "name": "n", "other": "?", "end": "\n", "&": "and", "|": "or"}
+NODES: dict[type[ast.AST], str] = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.Pow: "**", ast.USub: "neg", ast.Invert: "not",
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.And: "and", ast.Or: "or",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,11 +81,6 @@ class Invocation:
     positional: tuple[Tree, ...]
     named: tuple[tuple[str, Tree], ...]
     methods: tuple[Invocation, ...] = ()
-    depth: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        parts = (*self.positional, *(t for _, t in self.named), *self.methods)
-        object.__setattr__(self, "depth", _depth(parts))
 
 
 @dataclass(frozen=True)
@@ -86,169 +89,78 @@ class Operation:
 
     operator: str
     operands: tuple[Tree, ...]
-    depth: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "depth", _depth(self.operands))
 
 
 Tree = Fraction | Word | Quoted | Invocation | Operation
 
 
-def _depth(parts: tuple[Tree, ...]) -> int:
-    """Returns how deep calls and operations are nested, which is the depth of recursion over the tree."""
-    return 1 + max((p.depth for p in parts if isinstance(p, (Invocation, Operation))), default=0)
+def read(text: object, what: str = "an expression") -> Tree:
+    """Parses text into a tree. It builds nothing and looks up no names."""
+    if not isinstance(text, str):
+        found = f"{what} is {an(type(text).__name__)}: {shown(text)}"
+        raise SpecError(found, required="text in the expression grammar")
+    if len(text) > MAX_TEXT:
+        raise SpecError(f"{what} has {len(text)} characters", required=f"at most {MAX_TEXT}")
+    matches = [(m.lastgroup or "", m[0], m.start()) for m in TOKEN.finditer(text.rstrip())]
+    tokens = [*matches, ("end", "", len(text))]
 
-
-class _Reader:
-    def __init__(self, text: object, what: str) -> None:
-        if not isinstance(text, str):
-            found = f"{what} is {an(type(text).__name__)}: {shown(text)}"
-            raise SpecError(found, required="text in the expression grammar")
-        if len(text) > MAX_TEXT:
-            raise SpecError(f"{what} has {len(text)} characters", required=f"at most {MAX_TEXT}")
-        self.text, self.what, self.depth = text, what, 0
-        self.tokens: list[tuple[str, str, int]] = []
-        position = 0
-        while position < len(text.rstrip()):
-            match = TOKEN.match(text, position)
-            if match is None:
-                at = position + len(text[position:]) - len(text[position:].lstrip())
-                raise self.error(f"the character {text[at]!r}", at)
-            kind = match.lastgroup or ""
-            self.tokens.append((kind, match.group(kind), match.start(kind)))
-            position = match.end()
-        self.position = 0
-
-    def error(self, found: str, at: int | None = None) -> SpecError:
-        if at is None:
-            at = self.tokens[self.position][2] if self.position < len(self.tokens) else len(self.text)
+    def error(first: int, last: int | None, reason: str) -> SpecError:
+        """Returns the error for the tokens from `first` to `last`, counted from 1."""
+        (_, _, start), (_, token, at) = tokens[first - 1], tokens[(last or first) - 1]
+        part = _short(text[start : at + len(token)], 40) if token else "the end"
         return SpecError(
-            f"{self.what} cannot be read: {self.text if len(self.text) <= 80 else f'{self.text[:77]}...'!r}",
+            f"{what} cannot be read: {_short(text, 80)}",
             required="the expression grammar: numbers, names, + - * / **, comparisons, calls of known functions",
-            found=f"{found} at character {at + 1}",
+            found=f"{part} at character {start + 1}: {reason}",
             remedy="nothing in a spec is ever executed; write the formula itself",
         )
 
-    def peek(self) -> str:
-        if self.position >= len(self.tokens):
-            return ""
-        kind, text, _ = self.tokens[self.position]
-        return text if kind in ("sign", "name") else kind
+    def tree(node: ast.expr, depth: int) -> Tree:
+        kind, token, _ = tokens[node.lineno - 1]
+        if depth > MAX_DEPTH:
+            raise error(node.lineno, None, TOO_DEEP)
+        match node:
+            case ast.Constant():
+                if len(token) > MAX_DIGITS:
+                    raise error(node.lineno, None, f"a number of {len(token)} characters")
+                return Fraction(token) if kind == "number" else Quoted(token[1:-1])
+            case ast.Name():
+                return Word(token)
+            case ast.UnaryOp(ast.USub() | ast.Invert() as operator, operand):
+                operands = [operand]
+            case ast.BinOp(left, operator, right) | ast.Compare(left, [operator], [right]):
+                operands = [left, right]
+            case ast.BoolOp(operator, operands):
+                pass
+            case ast.Call(ast.Name() | ast.Attribute(ast.Call()) as function, positional, named) if (
+                kind == "name" and all(k.arg for k in named)
+            ):
+                given = tuple(tree(a, depth + 1) for a in positional)
+                pairs = tuple((tokens[k.lineno - 1][1], tree(k.value, depth + 1)) for k in named)
+                call = Invocation(tokens[(function.end_lineno or 0) - 1][1], given, pairs)
+                base = None if isinstance(function, ast.Name) else tree(function.value, depth + 1)
+                return replace(base, methods=(*base.methods, call)) if isinstance(base, Invocation) else call
+            case _:
+                raise error(node.lineno, node.end_lineno, "no part of this grammar")
+        name = NODES[type(operator)]
+        first, *others = (tree(o, depth + max(1, len(operands) - 1)) for o in operands)
+        if not others:
+            return -first if name == "neg" and isinstance(first, Fraction) else Operation(name, (first,))
+        return reduce(lambda a, b: Operation(name, (a, b)), others, first)
 
-    def take(self) -> tuple[str, str]:
-        if self.position >= len(self.tokens):
-            raise self.error("the end")
-        kind, text, _ = self.tokens[self.position]
-        self.position += 1
-        return kind, text
-
-    def expect(self, sign: str) -> None:
-        if self.peek() != sign:
-            raise self.error(f"{self.peek() or 'the end'} where '{sign}' is needed")
-        self.position += 1
-
-    def whole(self) -> Tree:
-        tree = self.expression()
-        if self.position < len(self.tokens):
-            raise self.error(f"'{self.tokens[self.position][1]}' after the end of the expression")
-        return tree
-
-    # Comparisons bind tighter than & and |, as in mathematics; `write` puts parentheses, because Python disagrees.
-    INFIX: ClassVar = {r.sign: name for name, r in OPERATORS.items() if r.sign and r.arity == 2 and name != "**"}
-    PREFIX: ClassVar = {r.sign: name for name, r in OPERATORS.items() if r.sign and r.arity == 1}
-    STRENGTH: ClassVar = {sign: OPERATORS[name].binding for sign, name in INFIX.items()}
-    COMPARISON = OPERATORS["<"].binding  # does not chain
-
-    def expression(self, level: int = 0) -> Tree:
-        """Reads operands joined by operators that bind at least as tightly as `level`."""
-        left, loosest = self.prefix(), OPERATORS["**"].binding
-        while level <= (strength := self.STRENGTH.get(sign := self.peek(), -1)) < loosest:
-            self.position += 1
-            left = self.operation(self.INFIX[sign], left, self.expression(strength + 1))
-            if strength == self.COMPARISON:
-                loosest = strength
-        return left
-
-    def operation(self, operator: str, *operands: Tree) -> Operation:
-        return self.bounded(Operation(operator, operands))
-
-    def bounded(self, tree: T) -> T:
-        if isinstance(tree, (Invocation, Operation)) and tree.depth > MAX_DEPTH:
-            raise self.error(f"more than {MAX_DEPTH} operations in one another")
-        return tree
-
-    def prefix(self) -> Tree:
-        self.depth += 1
-        if self.depth > MAX_DEPTH:
-            raise self.error(f"more than {MAX_DEPTH} levels of nesting")
-        sign = self.peek()
-        if sign in self.PREFIX:
-            self.position += 1
-            operand = self.prefix()
-            if sign == "-" and isinstance(operand, Fraction):
-                tree: Tree = -operand
-            else:
-                tree = self.operation(self.PREFIX[sign], operand)
-        else:
-            tree = self.primary()
-            if self.peek() == "**":
-                self.position += 1
-                tree = self.operation("**", tree, self.primary())
-        self.depth -= 1
-        return tree
-
-    def primary(self) -> Tree:
-        kind, text = self.take()
-        if kind == "number":
-            if len(text) > MAX_DIGITS:
-                self.position -= 1
-                raise self.error(f"a number of {len(text)} characters")
-            return Fraction(text)
-        if kind == "string":
-            return Quoted(text)
-        if kind == "name":
-            if self.peek() != "(":
-                return Word(text)
-            call = self.call(text)
-            methods = []
-            while self.peek() == ".":
-                self.position += 1
-                kind, method = self.take()
-                if kind != "name":
-                    raise self.error(f"'{method}' where a method's name is needed")
-                methods.append(self.call(method))
-            return self.bounded(Invocation(call.name, call.positional, call.named, tuple(methods)))
-        if text == "(":
-            inside = self.expression()
-            self.expect(")")
-            return inside
-        self.position -= 1
-        raise self.error(f"'{text}'")
-
-    def call(self, name: str) -> Invocation:
-        self.expect("(")
-        positional: list[Tree] = []
-        named: list[tuple[str, Tree]] = []
-        while self.peek() != ")":
-            ahead = self.tokens[self.position : self.position + 2]
-            if len(ahead) == 2 and ahead[0][0] == "name" and ahead[1][1] == "=":
-                key = self.take()[1]
-                self.position += 1
-                named.append((key, self.expression()))
-            elif named:
-                raise self.error("a positional argument after a named one")
-            else:
-                positional.append(self.expression())
-            if self.peek() != ")":
-                self.expect(",")
-        self.expect(")")
-        return self.bounded(Invocation(name, tuple(positional), tuple(named)))
+    try:  # each token has a line, so that the line of a node or of an error tells the token
+        signs = (STAND_INS.get(token if kind == "sign" else kind, token) for kind, token, _ in tokens)
+        parsed = ast.parse("\\\n".join(signs), mode="eval")
+    except SyntaxError as e:
+        reason = re.sub(r"[.,] (perhaps|maybe) you meant.*", "", e.msg, flags=re.IGNORECASE)  # Python's own operators
+        raise error(e.lineno or 1, e.end_lineno, reason) from None
+    except (RecursionError, MemoryError):
+        raise error(1, None, TOO_DEEP) from None
+    return tree(parsed.body, 0)
 
 
-def read(text: object, what: str = "an expression") -> Tree:
-    """Parses text into a tree. It builds nothing and looks up no names."""
-    return _Reader(text, what).whole()
+def _short(text: str, most: int) -> str:
+    return repr(text if len(text) <= most else f"{text[: most - 3]}...")
 
 
 Names = Mapping[str, object]
@@ -264,8 +176,6 @@ _ATOM_CALLS: dict[str, Callable[..., Expression]] = {
 _TRUTHS = {"True": True, "False": False}
 PLACES = ("over", "of", "on")  # arguments that name a stratum
 CALLS = (*CALLED, *_ATOM_CALLS)
-
-
 _RATIOS = ("ratio", "ratios", "r", "rho", "importance_ratio")  # what users write for `exp(token_log_ratio)`
 
 
@@ -280,21 +190,17 @@ def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
         known = sorted([*_READINGS, *(n for n, v in names.items() if isinstance(v, Expression))])
         kind = "is a stratum, not a number" if isinstance(found, (Stratum, Place)) else "means nothing here"
         remedy = "the importance ratio is exp(token_log_ratio)" if tree.text in _RATIOS else suggest(tree.text, known)
-        raise SpecError(f"{what}: the name '{tree.text}' {kind}", required=f"one of {', '.join(known)}", remedy=remedy)
+        raise _unknown(f"{what}: the name '{tree.text}' {kind}", known, remedy)
     if isinstance(tree, Quoted):
         found = f"{what}: the text {tree.text!r} stands where a number belongs"
         raise SpecError(found, required="a number or a formula", remedy="leave the quotation marks out")
     if isinstance(tree, Operation):
-        if tree.operator == "**":
-            exponent = tree.operands[1]
-            if not isinstance(exponent, Fraction) or exponent.denominator != 1 or abs(exponent) > 1000:
-                raise SpecError(
-                    f"{what}: a power of another exponent",
-                    required="a whole number from 1 to 16",
-                    remedy="sqrt(x), exp(y*log(x)) or 1/x",
-                )
-            return build(tree.operands[0], names, what) ** int(exponent)
-        return apply(tree.operator, *(build(o, names, what) for o in tree.operands))
+        operands = [build(o, names, what) for o in tree.operands]
+        if tree.operator != "**":
+            return apply(tree.operator, *operands)
+        base, power = operands
+        whole = isinstance(power, Number) and power.value.denominator == 1
+        return base ** (int(power.value) if whole else power)  # type: ignore[attr-defined, operator]
     if tree.methods:
         method = tree.methods[0].name
         raise SpecError(
@@ -305,19 +211,12 @@ def build(tree: Tree, names: Names, what: str = "an expression") -> Expression:
     if tree.name in CALLED and not tree.named:
         return apply(tree.name, *(build(a, names, what) for a in tree.positional))
     if tree.name in _ATOM_CALLS:
-        positional, named = arguments(tree, names, what)
-        form = inspect.signature(_ATOM_CALLS[tree.name])
-        try:
-            form.bind(*positional, **named)
-        except TypeError:
-            required = f"{tree.name}({', '.join(form.parameters)})"
-            raise SpecError(f"{what}: wrong arguments to '{tree.name}'", required=required) from None
-        return _ATOM_CALLS[tree.name](*positional, **named)
-    raise SpecError(
-        f"{what}: unknown operator '{tree.name}'",
-        required=f"one of {', '.join(CALLS)}",
-        remedy=suggest(tree.name, CALLS),
-    )
+        return called(_ATOM_CALLS[tree.name], tree, names, what)
+    raise _unknown(f"{what}: unknown operator '{tree.name}'", CALLS, suggest(tree.name, CALLS))
+
+
+def _unknown(found: str, known: Iterable[str], remedy: str) -> SpecError:
+    return SpecError(found, required=f"one of {', '.join(known)}", remedy=remedy)
 
 
 def arguments(call: Invocation, names: Names, what: str) -> tuple[list[object], dict[str, object]]:
@@ -329,29 +228,43 @@ def arguments(call: Invocation, names: Names, what: str) -> tuple[list[object], 
     def value(tree: Tree, key: str = "") -> object:
         if isinstance(tree, Quoted):
             return tree.text
-        found = {**_POLICIES, **_TRUTHS, **names}.get(tree.text) if isinstance(tree, Word) else None
+        if not isinstance(tree, Word):
+            return build(tree, names, what)
+        word, found = tree.text, {**_POLICIES, **_TRUTHS, **names}.get(tree.text)
         if isinstance(found, (Stratum, Place, Policy, bool)):
             return found
-        if isinstance(tree, Word) and call.name == log_prob.__name__:
+        if call.name == log_prob.__name__:
             known = [*_POLICIES, *(n for n, v in names.items() if isinstance(v, Policy))]
-            remedy = f'name it where policies are declared: "policies": ["{tree.text}"]'
-            raise SpecError(f"{what}: no policy '{tree.text}'", required=f"one of {', '.join(known)}", remedy=remedy)
-        if isinstance(tree, Word) and key in PLACES and tree.text not in names:
+            remedy = f'name it where policies are declared: "policies": ["{word}"]'
+            raise _unknown(f"{what}: no policy '{word}'", known, remedy)
+        if key in PLACES and word not in names:
             known = [n for n, v in names.items() if isinstance(v, Stratum)]
-            required = f"one of {', '.join(known)}"
-            raise SpecError(f"{what}: no stratum '{tree.text}'", required=required, remedy=suggest(tree.text, known))
+            raise _unknown(f"{what}: no stratum '{word}'", known, suggest(word, known))
         return build(tree, names, what)
 
-    keys = [k for k, _ in call.named]
-    if len(set(keys)) != len(keys):
-        twice = ", ".join(f"{k}=" for k in dict.fromkeys(keys) if keys.count(k) > 1)
+    twice = [f"{key}=" for key, times in Counter(k for k, _ in call.named).items() if times > 1]
+    if twice:
         raise SpecError(
             f"{what}: an argument of '{call.name}' is given twice",
             required="each argument once",
-            found=f"{twice} twice",
+            found=f"{', '.join(twice)} twice",
             remedy="leave one of them out",
         )
     return [value(t) for t in call.positional], {k: value(t, k) for k, t in call.named}
+
+
+def called(
+    function: Callable[..., T], call: Invocation, names: Names, what: str, required: str = "", form: str = ""
+) -> T:
+    """Returns what a function makes of a call's arguments. SpecError for arguments that it does not take."""
+    positional, named = arguments(call, names, what)
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*positional, **named)
+    except TypeError:
+        required = required or f"{call.name}({', '.join(signature.parameters)})"
+        raise SpecError(f"{what}: wrong arguments to '{form or call.name}'", required=required) from None
+    return function(*positional, **named)
 
 
 def parse(text: object, names: Names, what: str = "an expression") -> Expression:

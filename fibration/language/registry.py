@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from fibration.errors import SpecError, an, located, suggest
 from fibration.language.declared import Declared
 from fibration.language.expressions import Expression, as_expression, write
-from fibration.language.grammar import CALLS, Invocation, Names, Word, arguments, build, read
+from fibration.language.grammar import CALLS, Invocation, Names, Word, arguments, build, called, read
 
 T = TypeVar("T", bound="Written")
 
@@ -108,10 +108,5 @@ def _methods(value: T, methods: tuple[Invocation, ...], names: Names, what: str)
         required = f"for {an(type(value).__name__.lower())}: {forms or 'none'}"
         if method.name not in known:
             raise SpecError(f"{what}: unknown method '.{method.name}(...)'", required=required)
-        positional, named = arguments(method, names, what)
-        try:
-            known[method.name].bind(*positional, **named)
-        except TypeError:
-            raise SpecError(f"{what}: wrong arguments to '.{method.name}(...)'", required=required) from None
-        value = getattr(value, method.name)(*positional, **named)
+        value = called(getattr(value, method.name), method, names, what, required, f".{method.name}(...)")
     return value

@@ -259,7 +259,7 @@ BROKEN = {
     "nothing centred": ("advantages", "centred()", "the advantages: wrong arguments to 'centred'", "centred(formula, over, leave_one_out, of)", ""),
     "a quantile of rows": ("advantages", "quantile(reward, 0.5, over=prompt_group, of=trajectory)", "wrong arguments to 'quantile'", "quantile(formula, level, over)", ""),
     "a discount": ("advantages", "after(reward, over=trajectory, discount=2)", "the advantages: the discount of after is 2", "a number from 0 to 1", ""),
-    "a power that is huge": ("advantages", "reward**99999999", "the advantages: a power of another exponent", "from 1 to 16", ""),
+    "a power that is huge": ("advantages", "reward**99999999", "the advantages: cannot raise reward to the power 99999999", "from 1 to 16", ""),
     "a place in nothing": ("advantages", "reward * position()", "the advantages: before(1) names no over=", "over=trajectory", ""),
 }  # fmt: skip
 
