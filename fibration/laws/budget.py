@@ -49,22 +49,32 @@ class Budget:
             return True
         if self.left <= 0:
             return False
-        began = monotonic()
-        ended = _Worker(work).ends_within(self.left)
-        self.left = self.left - (monotonic() - began) if ended else 0.0
-        return ended
+        began, worker = monotonic(), _Worker(work)
+        try:
+            worker.start()
+            while worker.is_alive() and (left := self.left - (monotonic() - began)) > 0:
+                worker.join(min(left, AGAIN))
+        finally:
+            until = monotonic() + PATIENCE
+            while worker.is_alive() and monotonic() < until:
+                worker.tell()
+                worker.join(AGAIN)
+            if worker.is_told:  # sympy caches the steps of an inference: an interrupted one would never be completed
+                clear_cache()
+        self.left = self.left - (monotonic() - began) if worker.has_ended else 0.0
+        if worker.error is not None and not worker.is_told:
+            raise worker.error
+        return worker.has_ended
 
 
 class _Worker(threading.Thread):
+    """Runs a work, and catches its exceptions: `Stopped`, and the `error` that `allows` raises in the caller."""
+
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(name="fibration: laws", daemon=True)  # a stuck thread does not keep the process alive
-        self._work = work
-        self._lock = threading.Lock()
-        self._may_be_told = False
-        self._has_ended = False
-        self._is_told = False
-        self._error: BaseException | None = None
-        self._inside: list[_Worker] = []  # workers that its work waits for
+        self._work, self._lock, self._may_be_told = work, threading.Lock(), False
+        self.has_ended = self.is_told = False
+        self.error: BaseException | None = None
 
     def run(self) -> None:
         with suppress(Stopped), suppress(Stopped):  # a second one may arrive while the first is caught
@@ -73,60 +83,19 @@ class _Worker(threading.Thread):
                 self._work()
             except Stopped:
                 self._may_be_told = False
-            except BaseException as error:  # `ends_within` raises it in the caller
-                self._error = error
+            except BaseException as error:
+                self.error = error
             with self._lock:
-                self._has_ended, self._may_be_told = self._may_be_told, False
+                self.has_ended, self._may_be_told = self._may_be_told and self.error is None, False
         # One that is on its way arrives here. To cancel it, or to end before it, would leave CPython 3.11 looking for
         # it for ever, in every thread: all code is slower then, and a profiler hangs.
         with suppress(Stopped):
-            for _ in range(INSTRUCTIONS if self._is_told else 0):
+            for _ in range(INSTRUCTIONS if self.is_told else 0):
                 pass
 
-    def ends_within(self, seconds: float) -> bool:
-        """Whether the work ended in time. Raises the exception of work that was not stopped."""
-        out = monotonic() + seconds
-        caller = threading.current_thread()
-        if isinstance(caller, _Worker):
-            caller._inside.append(self)
-        try:
-            self.start()
-            # in short waits: a `Stopped` for the calling thread arrives only between them
-            while self.is_alive() and (left := out - monotonic()) > 0:
-                self.join(min(left, AGAIN))
-        finally:
-            told = self._call_off()
-        if self._error is not None and not told:
-            raise self._error
-        return self._has_ended and self._error is None
-
-    def _call_off(self) -> bool:
-        """Stop the work if it still runs. Returns whether `Stopped` was raised in it."""
-        until, told = monotonic() + PATIENCE, False
-        while self._is_at_work() and monotonic() < until:
-            told |= self._tell()
-            self.join(AGAIN)
-        if told:
-            # sympy caches the steps of an inference about an expression: an interrupted inference would never be
-            # completed
-            clear_cache()
-        return told
-
-    def _is_at_work(self) -> bool:
-        return self.is_alive() or any(w._is_at_work() for w in self._inside)
-
-    def _tell(self) -> bool:
-        for worker in self._inside:
-            worker._tell()
+    def tell(self) -> None:
+        """Raise `Stopped` in the thread when it next runs Python code."""
         with self._lock:
-            if self._may_be_told and self.is_alive():
-                self._is_told = True
-                _raise(self.ident, Stopped)
-                return True
-        return False
-
-
-def _raise(thread: int | None, what: type[BaseException]) -> None:
-    """Raise an exception in a thread when it next runs Python code."""
-    assert thread is not None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(what))
+            if self._may_be_told and self.is_alive() and self.ident is not None:
+                self.is_told = True
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(Stopped))

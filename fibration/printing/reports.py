@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -138,21 +136,10 @@ def _losses(spec: Spec) -> list[tuple[TrainerLoss, dict[str, str]]]:
 def _read(
     function: Callable[[Spec], T], specs: Sequence[Spec], seconds: float = BUDGET, longer: str = ""
 ) -> Iterator[T | FibrationError]:
-    """Yields `function(spec)` or its error for each spec; files with code are read in a process of their own.
-
-    Stdout is sent to stderr, so that a spec's own prints stay out of JSON and generated code.
-    """
-
-    def quietly(spec: Spec) -> T:
-        with contextlib.redirect_stdout(sys.stderr):
-            try:
-                return function(spec)
-            finally:
-                sys.stderr.flush()
-
+    """Yields `function(spec)` or its error for each spec; files with code are read in a process of their own."""
     has_code = any(split(spec.name)[0].endswith(".py") for spec in specs)
     remedy = f"run the file by itself, to see where it stays{longer}"
-    return each(quietly, specs, max(seconds, LEAST), SpecError, remedy, has_code)
+    return each(function, specs, max(seconds, LEAST), SpecError, remedy, has_code)
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:

@@ -249,11 +249,11 @@ SLIPS = (
     ),
     slip(
         "a spec that is imported ends the process", "test_apart",
-        "        if (os.getpid(), threading.get_ident()) in here:\n", "        if () in here:\n",
+        "        if (os.getpid(), get_ident()) in here:\n", "        if () in here:\n",
     ),
     slip(
         "what a spec forks does not end", "test_apart",
-        "        if (os.getpid(), threading.get_ident()) in here:\n", "        if here:\n",
+        "        if (os.getpid(), get_ident()) in here:\n", "        if here:\n",
     ),
     slip(
         "a group of one that is compared already is refused", "test_bad_rewards",

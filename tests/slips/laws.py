@@ -189,23 +189,19 @@ SLIPS = (
     ),
     slip(
         "facts have a time of their own", "laws*timeout",
-        "self.left = self.left - (monotonic() - began) if ended else 0.0", "self.left = self.left if ended else 0.0",
+        "self.left = self.left - (monotonic() - began) if worker", "self.left = self.left if worker",
     ),
     slip(
         "a thread is told once that its time is out", "laws*timeout",
-        "while self._is_at_work() and monotonic() < until:", "if self._is_at_work() and monotonic() < until:",
-    ),
-    slip(
-        "a work inside a work is not told", "laws*timeout",
-        "            caller._inside.append(self)", "            pass",
+        "while worker.is_alive() and monotonic() < until:", "if worker.is_alive() and monotonic() < until:",
     ),
     slip(
         "a work that has ended may be told", "laws/test_timeout",
-        "self._has_ended, self._may_be_told = self._may_be_told, False", "self._has_ended = self._may_be_told",
+        "self.has_ended, self._may_be_told = self._may_be_told and self.error is None, False", "self.has_ended = self._may_be_told and self.error is None",
     ),
     slip(
         "a thread ends before what was raised in it arrives", "laws/test_timeout",
-        "for _ in range(INSTRUCTIONS if self._is_told else 0):", "for _ in [ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), None)]:",
+        "for _ in range(INSTRUCTIONS if self.is_told else 0):", "for _ in [ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), None)]:",
     ),
     slip(
         "a weight that may be 0 counts as one above 0",

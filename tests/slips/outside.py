@@ -82,7 +82,7 @@ SLIPS = (
     ),
     slip(
         "code that ends its process ends the command", "test_apart",
-        "                except EOFError:\n", "                except BlockingIOError:\n",
+        "        except (EOFError, OSError):", "        except BlockingIOError:",
     ),
     slip(
         "what code forks goes on beside it", "test_apart",
@@ -90,7 +90,7 @@ SLIPS = (
     ),
     slip(
         "what code starts outlives it", "test_apart",
-        "        for end in (os.killpg, os.kill):\n", "        for end in (os.kill,):\n",
+        "        for kill in (os.killpg, os.kill):\n", "        for kill in (os.kill,):\n",
     ),
     slip(
         "a result that was not written is one", "test_apart",
