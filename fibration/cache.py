@@ -1,38 +1,39 @@
 """The cache: built kernels (entries) and results of proofs (notes) on disk, and recently used values in memory.
 
 An entry is a folder with files and their SHA-256. Its name is a key of everything that the files depend on. It is built
-under another name and then renamed: processes that start at once never see half an entry, and the last to finish finds
-it there. The files are executed, so an entry that anybody but this user or root may have written is refused. A process
-locks the folder in which it builds, and the next use of the cache removes unlocked ones, whose processes were killed.
+in a work folder and then renamed: processes that start at once never see half an entry, and the last to finish finds it
+there. The files are executed, so what anybody but this user or root may have written is refused.
 
-A note is a JSON file in the folder `notes`. It saves work and is never needed. A note that is lost, damaged, or in a
-folder that other users can write, reads as none.
+A note is an entry with JSON, in the folder `notes`. It saves work and is never needed. A note that is lost, damaged, or
+in a folder that other users can write, reads as none.
 """
 
 from __future__ import annotations
 
 import atexit
-import fcntl
 import functools
+import grp
 import hashlib
 import json
 import os
+import pwd
 import shutil
 import stat
 import tempfile
 import threading
+import time
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from fibration.errors import BackendError
-from fibration.owners import doubt_of, doubt_of_one
 
-CONTENTS = "contents.json"
-NOTES = "notes"
-WORK = ".fibration-work-"  # prefix of folders in which entries are built
+DIGEST = "digest"
+NOTES, NOTE = "notes", "note.json"
+WORK = ".fibration-work-"  # prefix of the folders in which entries and notes are made
+ABANDONED = 24 * 3600  # seconds after which a work folder is one that a killed process has left
 T = TypeVar("T")
 
 
@@ -54,11 +55,83 @@ def folder() -> Path:
         ) from error
 
 
-def make_folder(place: Path) -> None:
-    """Makes a folder and its missing parents with mode 0755: the group cannot write, even with a umask of 002."""
-    missing = [p for p in (place, *place.parents) if not p.exists()]
-    for part in reversed(missing or [place]):
-        part.mkdir(mode=0o755, exist_ok=True)
+# ---------------------------------------------------------------- who else can write
+
+
+def make_private(place: Path) -> None:
+    """Makes a folder and its missing parents, closed to all other users. Raises Unusable where `check` does."""
+    check(place)
+    for part in reversed([p for p in (place, *place.parents) if not p.exists()] or [place]):
+        part.mkdir(mode=0o700, exist_ok=True)
+    check(place)  # another process may just have made it
+
+
+def check(place: Path) -> None:
+    """Raises Unusable unless only this user and root can have written into a folder, as ssh requires.
+
+    - This user or root owns all parts of the path, and of the targets of links on it. Nobody else can write them.
+    - A folder above `place` may be like `/tmp`: others can write it, but only owners rename in it.
+    - The check begins at the user's home: whoever can replace the home needs no cache.
+    - A part that does not exist yet is no reason for doubt.
+    - The check goes down the path, and each part is known to stay before the next: nobody else can change the answer.
+    """
+    last = None
+    with suppress(FileNotFoundError, NotADirectoryError):
+        last = place.stat()  # circular links raise OSError
+    for part, info in _on_the_way(place):
+        if doubt := _doubt(part, info, above=last is None or not os.path.samestat(info, last)):
+            own = f"chmod go-w '{part}', or " if info.st_uid == os.geteuid() else ""
+            raise Unusable(
+                f"the cache folder '{place}' is not safe, and its files are run",
+                required="a folder that only you and root can write or replace",
+                found=doubt,
+                remedy=f"{own}set FIBRATION_CACHE to another folder",
+            )
+
+
+def _on_the_way(place: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yields every folder and link that leads to a folder, from the user's home or else from `/`, as far as they go."""
+    homes, parts = set[Path](), [*reversed(place.parents), place]
+    with suppress(RuntimeError):
+        homes = {Path.home(), Path.home().resolve()}
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for part in parts[max((parts.index(home) for home in homes & {*parts}), default=0) :]:
+            info = part.lstat()
+            yield part, info
+            if stat.S_ISLNK(info.st_mode):
+                yield from _on_the_way(part.parent / part.readlink())
+
+
+def _doubt(part: Path, info: os.stat_result, above: bool = False) -> str:
+    """Why others may have written a file or folder, or ''. `above`: a link will be followed, and sticky is enough."""
+    is_link = stat.S_ISLNK(info.st_mode)
+    if is_link and not above:
+        return f"'{part}' is a link"
+    if info.st_uid not in (0, os.geteuid()):
+        return f"'{part}' belongs to another user, {named(pwd.getpwuid, info.st_uid)}"
+    writers = info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    fine = (above and info.st_mode & stat.S_ISVTX) or (writers == stat.S_IWGRP and _is_private(info.st_gid))
+    if fine or is_link or not writers:
+        return ""
+    who = "everybody" if writers & stat.S_IWOTH else f"the group {named(grp.getgrgid, info.st_gid)}"
+    return f"'{part}' can be written by {who} (mode {stat.S_IMODE(info.st_mode):04o})"
+
+
+def _is_private(group: int) -> bool:
+    """Returns whether a group holds this user alone, as on systems with a default umask of 002. False for root."""
+    try:
+        user, its = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    alone = {*its.gr_mem} <= {user.pw_name}
+    return user.pw_uid != 0 and user.pw_gid == group and user.pw_name == its.gr_name and alone
+
+
+def named(find: Callable[[int], Any], number: int) -> str:
+    """Returns the name and number of a user or group; `find` is `pwd.getpwuid` or `grp.getgrgid`."""
+    with suppress(KeyError):
+        return f"{find(number)[0]} ({number})"
+    return str(number)
 
 
 # ---------------------------------------------------------------- entries
@@ -83,58 +156,52 @@ def entry(key: str, make: Callable[[Path], None]) -> Path:
         return _entry(home, key, make)
 
 
-def _entry(home: Path, key: str, make: Callable[[Path], None]) -> Path:
+def _entry(home: Path, key: str, make: Callable[[Path], object]) -> Path:
     place = home / key
     try:
-        _refuse(home)
-        _remove_abandoned(home)
-        if _is_whole(place):
-            return place
-        make_folder(home)
-        _refuse(home)  # another process may just have made it
-        workshop, lock = _locked_workshop(home)
+        check(home)
+        if not _is_whole(place):
+            make_private(home)
+            with _workshop(home) as workshop:
+                made = workshop / key
+                made.mkdir()
+                make(made)
+                (made / DIGEST).write_text(_digest(made))
+                for file in made.iterdir():
+                    file.chmod(0o644)
+                made.chmod(0o755)
+                _install(made, place)
     except OSError as error:
-        raise _unusable(home, error) from error
-    try:
-        make(workshop)
-        contents = {p.name: _digest(p) for p in sorted(workshop.iterdir())}
-        (workshop / CONTENTS).write_text(json.dumps(contents))
-        for made in workshop.iterdir():
-            made.chmod(0o644)
-        workshop.chmod(0o755)
-        _install(workshop, place)
-    except OSError as error:
-        raise _unusable(home, error) from error
-    finally:
-        shutil.rmtree(workshop, ignore_errors=True)
-        os.close(lock)
+        raise Unusable(
+            f"the cache folder '{home}' cannot be written",
+            required="a folder for built kernels, with some space left",
+            found=error.strerror or str(error),
+            remedy="set FIBRATION_CACHE to another folder",
+        ) from error
     return place
 
 
-def _locked_workshop(home: Path) -> tuple[Path, int]:
-    """Makes a folder and locks it while its handle is open. The lock ends with this process, however that ends."""
-    while True:
-        workshop = Path(tempfile.mkdtemp(prefix=WORK, dir=home))
-        with suppress(FileNotFoundError):  # removed by another process before it was locked: make another one
-            handle = os.open(workshop, os.O_RDONLY)
-            with suppress(OSError):  # a file system without locks: then nobody removes the folder either
-                fcntl.flock(handle, fcntl.LOCK_EX)
-            if os.path.exists(workshop):
-                return workshop, handle
-            os.close(handle)
+@contextmanager
+def _workshop(home: Path) -> Iterator[Path]:
+    """A new folder, removed at the end. Removes those that killed processes have left too."""
+    for old in home.glob(f"{WORK}*"):
+        with suppress(OSError):
+            if time.time() - old.lstat().st_mtime > ABANDONED:
+                shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=WORK, dir=home, ignore_cleanup_errors=True) as made:
+        yield Path(made)
 
 
-def _remove_abandoned(home: Path) -> None:
-    """Removes the folders in which processes were building that have ended without removing them."""
-    with suppress(OSError):
-        for place in [p for p in home.iterdir() if p.name.startswith(WORK)]:
-            with suppress(OSError):
-                handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(place, ignore_errors=True)
-                finally:
-                    os.close(handle)
+def _install(made: Path, place: Path) -> None:
+    for attempt in range(10):
+        with suppress(OSError):
+            made.rename(place)
+            return
+        if _is_whole(place):
+            return  # another process was faster
+        with suppress(OSError):  # damaged: move it away, unless another process does
+            place.rename(made.with_name(f"damaged-{attempt}"))
+    made.rename(place)  # raises why it cannot be
 
 
 @functools.cache
@@ -150,71 +217,30 @@ def _temporary() -> Path:
     return place
 
 
-def _refuse(home: Path) -> None:
-    doubt = doubt_of(home)
-    if doubt:
-        raise Unusable(
-            f"the cache folder '{home}' is not safe, and its files are run",
-            required="a folder that only you and root can write or replace",
-            found=doubt.found,
-            remedy=f"{doubt.remedy}set FIBRATION_CACHE to another folder",
-        )
-
-
-def _install(workshop: Path, place: Path) -> None:
-    for _ in range(10):
-        try:
-            workshop.rename(place)
-            return
-        except OSError:
-            if not place.exists():
-                raise
-            if _is_whole(place):
-                return  # another process was faster
-            with suppress(OSError):  # damaged: move it away, unless another process does
-                aside = Path(tempfile.mkdtemp(prefix=WORK, dir=place.parent))
-                place.rename(aside / place.name)
-                shutil.rmtree(aside, ignore_errors=True)
-    raise OSError(f"{place} is damaged and cannot be replaced")
-
-
 def _is_whole(place: Path) -> bool:
     """Returns whether the files of an entry are as they were written. BackendError if others may have written them.
 
-    Digests guard against accidents. Owners and modes guard against people: whoever can write as this user can write
-    digests too.
+    The digest guards against accidents. Owners and modes guard against people: whoever can write as this user can write
+    the digest too.
     """
-    try:
+    with suppress(OSError, ValueError):
         parts = {part: part.lstat() for part in (place, *place.iterdir())}
-    except OSError:
-        return False
-    doubts = [doubt_of_one(part, info) for part, info in parts.items()]
-    for doubt in filter(None, doubts):
-        raise BackendError(
-            f"other users may have written the files in '{place}', which would be run",
-            required="files that only you and root can write",
-            found=doubt.found,
-            remedy=f"remove it to build it again: rm -r '{place}'",
-        )
-    try:
-        files = {part.name for part, info in parts.items() if stat.S_ISREG(info.st_mode)}
-        contents = json.loads((place / CONTENTS).read_text()) if CONTENTS in files else {}
-        return bool(contents) and contents.keys() <= files and all(_digest(place / n) == contents[n] for n in contents)
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return False
+        for doubt in filter(None, (_doubt(part, info) for part, info in parts.items())):
+            raise BackendError(
+                f"other users may have written the files in '{place}', which would be run",
+                required="files that only you and root can write",
+                found=doubt,
+                remedy=f"remove it to build it again: rm -r '{place}'",
+            )
+        are_files = all(stat.S_ISREG(info.st_mode) for part, info in parts.items() if part != place)
+        return are_files and (place / DIGEST).read_text() == _digest(place)
+    return False
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _unusable(home: Path, error: OSError) -> BackendError:
-    return Unusable(
-        f"the cache folder '{home}' cannot be written",
-        required="a folder for built kernels, with some space left",
-        found=error.strerror or str(error),
-        remedy="set FIBRATION_CACHE to another folder",
-    )
+def _digest(place: Path) -> str:
+    """Returns the SHA-256 of the names and contents of an entry's files, and of its own name."""
+    files = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in place.iterdir() if p.name != DIGEST}
+    return hashlib.sha256(json.dumps([place.name, sorted(files.items())]).encode()).hexdigest()
 
 
 # ---------------------------------------------------------------- notes
@@ -222,47 +248,17 @@ def _unusable(home: Path, error: OSError) -> BackendError:
 
 def recall(key: str) -> Any:
     """Returns the JSON value of a note. None if the note is missing or damaged, or if other users can write there."""
-    try:
-        place = folder() / NOTES
-        if not is_ours(place):
-            return None
-        never_waits = os.O_NOFOLLOW | os.O_NONBLOCK
-        with open(place / f"{key}.json", "rb", opener=lambda path, flags: os.open(path, flags | never_waits)) as file:
-            if doubt_of_one(place, os.fstat(file.fileno())):
-                return None
-            seal, _, text = file.read().partition(b"\n")
-        return json.loads(text) if seal == _seal(key, text) else None
-    except (OSError, Unusable, ValueError, RecursionError):  # ValueError: an invalid path
-        return None
+    with suppress(OSError, BackendError, ValueError, RecursionError):  # ValueError: an invalid path
+        place = folder() / NOTES / key
+        check(place.parent)
+        return json.loads((place / NOTE).read_text()) if _is_whole(place) else None
 
 
 def keep(key: str, value: Any) -> None:
     """Writes a note, whole or not at all. Does nothing if the folder cannot be written, or other users can write it."""
-    text = json.dumps(value).encode()
-    with suppress(OSError, Unusable, ValueError):
-        place = folder() / NOTES
-        make_folder(place.parent)
-        place.mkdir(mode=0o700, exist_ok=True)
-        if not is_ours(place):
-            return
-        handle, unfinished = tempfile.mkstemp(prefix=".", dir=place)  # mode 0600
-        try:
-            with open(handle, "wb") as file:
-                file.write(_seal(key, text) + b"\n" + text)
-            os.replace(unfinished, place / f"{key}.json")
-        except OSError:
-            Path(unfinished).unlink()
-            raise
-
-
-def is_ours(place: Path) -> bool:
-    """Returns whether only this user or root can have written into a folder. False on systems without owners."""
-    place.stat()  # circular links raise OSError
-    return hasattr(os, "getuid") and doubt_of(place) is None
-
-
-def _seal(key: str, text: bytes) -> bytes:
-    return hashlib.sha256(key.encode() + b"\n" + text).hexdigest().encode()
+    text = json.dumps(value)
+    with suppress(OSError, BackendError, ValueError):
+        _entry(folder() / NOTES, key, lambda made: (made / NOTE).write_text(text))
 
 
 # ---------------------------------------------------------------- in memory

@@ -62,7 +62,7 @@ def build(source: str, defines: Mapping[str, str]) -> Path:
         command = [*cc, *flags, "-o", str(workshop / LIBRARY), str(workshop / SOURCE), "-lm"]
         done = _run(command)
         if done.returncode or not (workshop / LIBRARY).exists():
-            kept = workshop.parent / f"failed-{key}.c"
+            kept = workshop.parents[1] / f"failed-{key}.c"  # beside the entries
             kept.write_text(source)
             raise BackendError(
                 f"the C compiler failed on {kept}",

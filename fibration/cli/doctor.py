@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import pwd
 import sys
 import tempfile
 import time
@@ -27,7 +28,6 @@ from fibration.bench.machine import processor, usable_cores
 from fibration.errors import FibrationError, ParameterError, RolloutsError
 from fibration.escaping import json_text
 from fibration.language.hierarchy import Hierarchy
-from fibration.owners import doubt_of, name_of_user
 from fibration.pipeline import best
 from fibration.pipeline import compile as compile_operator
 from fibration.printing import reports
@@ -182,25 +182,19 @@ def _cache() -> Finding:
     instead = "" if chosen else "; until then each process builds in a temporary folder"
     try:
         place = cache.folder()
-        doubt = doubt_of(place)
+        cache.make_private(place)
+        tempfile.TemporaryFile(dir=place).close()  # mode bits do not tell: a file system may deny root too
     except FibrationError as error:
         return Finding("cache", state, _said(error), error.remedy + instead)
     except OSError as error:
-        return Finding("cache", state, f"{place}: {error.strerror}", f"set FIBRATION_CACHE to another folder{instead}")
-    if doubt:
-        return Finding(
-            "cache", state, f"{place}: {doubt.found}", f"{doubt.remedy}set FIBRATION_CACHE to another folder{instead}"
-        )
-    try:
-        cache.make_folder(place)
-        tempfile.TemporaryFile(dir=place).close()  # mode bits do not tell: a file system may deny root too
-    except OSError as error:
         why_not = f"{place} cannot be written: {error.strerror}"
         return Finding("cache", state, why_not, f"set FIBRATION_CACHE to another folder{instead}")
-    kept = [f for f in place.iterdir() if (f / cache.CONTENTS).exists()]
-    owner = f" of {name_of_user(place.stat().st_uid)}" if hasattr(os, "getuid") else ""
+    kept = [f for f in place.iterdir() if (f / cache.DIGEST).exists()]
+    owner = cache.named(pwd.getpwuid, place.stat().st_uid)
     size = _bytes_in(place) / 2**20
-    return Finding("cache", "fine", f"{place}{owner}: {len(kept)} built, {size:.1f} MiB; nobody else may write there")
+    return Finding(
+        "cache", "fine", f"{place} of {owner}: {len(kept)} built, {size:.1f} MiB; nobody else may write there"
+    )
 
 
 # ---------------------------------------------------------------- backends

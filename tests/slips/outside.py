@@ -42,7 +42,7 @@ SLIPS = (
     ),
     slip(
         "an entry of the cache is written in place", "test_c.py",
-        "            workshop.rename(place)\n", "            shutil.copytree(workshop, place)\n",
+        "            made.rename(place)\n", "            shutil.copytree(made, place)\n",
     ),
     slip(
         "a name in capitals is near to none", "test_main",
@@ -98,15 +98,15 @@ SLIPS = (
     ),
     slip(
         "what is kept is run, whoever wrote it", "test_cache",
-        "    for doubt in filter(None, doubts):\n", "    for doubt in ():\n",
+        "        for doubt in filter(None, (_doubt(part, info) for part, info in parts.items())):\n", "        for doubt in ():\n",
     ),
     slip(
         "a cache folder that others may write is taken", "test_cache",
-        "    doubt = doubt_of(home)\n    if doubt:\n", "    doubt = doubt_of(home)\n    if doubt and doubt is None:\n",
+        "    for part, info in _on_the_way(place):\n", "    for part, info in ():\n",
     ),
     slip(
         "what is built is a group's to write where the umask says so", "test_cache",
-        "            made.chmod(0o644)\n", "            made.chmod(0o664)\n",
+        "                    file.chmod(0o644)\n", "                    file.chmod(0o664)\n",
     ),
     slip(
         "any group counts as the user's own", "test_cache",
@@ -114,12 +114,11 @@ SLIPS = (
     ),
     slip(
         "the cache folder itself may be sticky", "test_cache laws/test_verdict_cache",
-        "doubt = doubt_of_one(part, info, sticky=not end)", "doubt = doubt_of_one(part, info, sticky=True)",
+        "above=last is None or not os.path.samestat(info, last)", "above=True",
     ),
     slip(
         "damage in the cache goes unseen", "test_c.py",
-        "all(_digest(place / n) == contents[n] for n in contents)",
-        "all((place / n).exists() for n in contents)",
+        "(place / DIGEST).read_text() == _digest(place)", "(place / DIGEST).exists()",
     ),
     slip(
         "the last trajectories of a batch are in no micro-batch", "test_record",
