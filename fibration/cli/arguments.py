@@ -12,7 +12,7 @@ import typer
 
 from fibration.configs.specs import HELP
 from fibration.errors import ParameterError, shown
-from fibration.language.read_document import GivenTwice, once
+from fibration.language.read_document import GivenTwice, marked
 
 VerifyFormat = StrEnum("VerifyFormat", "text json junit github markdown")
 FailOn = StrEnum("FailOn", "error warning never")  # as in `configs.findings`
@@ -39,9 +39,7 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
             with suppress(ValueError):  # Python's float comes first: `.1` is a float but not JSON
                 result[name.strip()] = float(value)
                 continue
-            result[name.strip()] = json.loads(value, object_pairs_hook=once)
-        except GivenTwice as error:
-            raise ParameterError(wrong, required="every key once", found=str(error)) from None
+            found = json.loads(value, object_pairs_hook=marked)
         except (ValueError, RecursionError):
             raise ParameterError(
                 wrong,
@@ -49,4 +47,7 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
                 found=f"the value {shown(value)}" if equals else "no '='",
                 remedy="""for example --param epsilon=0.05, or --param 'C_domain={"+": 0.3, "-": 0.2}'""",
             ) from None
+        if isinstance(found, GivenTwice):
+            raise ParameterError(wrong, required="every key once", found=f"the key {shown(found.key)} is given twice")
+        result[name.strip()] = found
     return result

@@ -7,15 +7,16 @@ documents are part of the schema (`docs/hierarchy.schema.json`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetPydanticSchema
+from pydantic_core import core_schema
 
 from fibration.errors import SpecError, located
-from fibration.language.assumptions import Assumption, Balanced, balanced, populated
+from fibration.language.assumptions import balanced, populated
 from fibration.language.atoms import SOURCE, TARGET, Attribute, Parameter, Stratum, Total
-from fibration.language.declared import check_name
+from fibration.language.declared import NAME_RULE, check_name
 from fibration.language.decompositions import Decomposition
 from fibration.language.expressions import Expression
 from fibration.language.gates import Gate, GatePerChannel
@@ -27,7 +28,23 @@ from fibration.language.policies import Policy
 from fibration.language.registry import construct
 from fibration.language.statistics import atoms_within
 
-NameText = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]{0,62}$", max_length=63)]
+# What an error states for a field with several forms.
+DEFAULT = "a number, one each for '+' and '-', or null"
+GATE = f"a text, or one text each for '+' and '-', of at most {MAX_TEXT} characters"
+PENALTY = (
+    f'a text of at most {MAX_TEXT} characters, {{"formula": text, "objective": text}}, or {{..., "over": stratum}}'
+)
+ASSUMPTION = '{"balanced": [A, B]}, or {"populated": A, "over": B}'
+
+
+def _rule(text: str) -> GetPydanticSchema:
+    """Annotates a field with what all its errors state: pydantic states a pattern, or an error for each alternative."""
+    return GetPydanticSchema(
+        lambda source, handler: core_schema.custom_error_schema(handler(source), "rule", custom_error_message=text)
+    )
+
+
+NameText = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]{0,62}$", max_length=63), _rule(NAME_RULE)]
 
 
 def _text(description: str, *examples: str) -> Any:
@@ -42,7 +59,7 @@ class ParameterDocument(_Document):
     """A number chosen when the operator is called; the bounds are strict and are assumptions of the proofs."""
 
     name: NameText
-    default: float | dict[str, float] | None = None
+    default: Annotated[float | dict[str, float] | None, _rule(DEFAULT)] = None
     lower: float | None = 0.0
     upper: float | None = None
     per_channel: bool = False
@@ -112,7 +129,7 @@ class HierarchyDocument(_Document):
     policies: Annotated[
         list[NameText], Field(max_length=64, description="whose log-probs a call is given, beside current and old")
     ] = []
-    gates: dict[NameText, GateText | GatePerChannelDocument]
+    gates: dict[NameText, Annotated[GateText | GatePerChannelDocument, _rule(GATE)]]
     decomposition: Annotated[
         str, _text("how ratios become densities", "signed_log_ratio(scale=1/count(token, over=trajectory))")
     ]
@@ -126,14 +143,18 @@ class HierarchyDocument(_Document):
             examples=[{"inward of trajectory": "roll-backs look at drift alone"}],
         ),
     ] = {}
-    assume: Annotated[list[BalancedDocument | PopulatedDocument], Field(max_length=64)] = []
-    orthogonalise: Literal["projection"] | None = None
+    assume: Annotated[
+        list[Annotated[BalancedDocument | PopulatedDocument, _rule(ASSUMPTION)]], Field(max_length=64)
+    ] = []
+    orthogonalise: Annotated[Literal["projection"] | None, _rule("'projection', or null")] = None
     rows: NameText = "trajectory"
     groups: Annotated[list[NameText], Field(max_length=64, description="strata that rows lie over, without gates")] = []
     advantages: (
         Annotated[str, _text("advantages as a formula of rewards", "centred(reward, over=prompt_group)")] | None
     ) = None
-    penalties: Annotated[dict[NameText, FormulaText | PenaltyDocument], Field(max_length=64)] = {}
+    penalties: Annotated[
+        dict[NameText, Annotated[FormulaText | PenaltyDocument, _rule(PENALTY)]], Field(max_length=64)
+    ] = {}
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments of `Hierarchy`. SpecError names an entry that cannot be read."""
@@ -146,23 +167,16 @@ class HierarchyDocument(_Document):
                 raise SpecError(f"{here}: {what} names the stratum '{name}'", required=f"one of {', '.join(strata)}")
             return strata[name]
 
-        words = [
-            *self.strata,
-            *(p.name for p in self.parameters),
-            *(a.name for a in self.attributes),
-            *self.policies,
-        ]
+        given = [(kind, d) for kind, ds in ((Parameter, self.parameters), (Attribute, self.attributes)) for d in ds]
+        words = [*self.strata, *self.policies, *(d.name for _, d in given)]
         twice = next((w for w in words if words.count(w) > 1), None)
         if twice is not None:
             raise SpecError(f"{here} declares '{twice}' twice", required="one declaration per name")
         names: dict[str, object] = {"source": SOURCE, "target": TARGET, **strata}
-        for p in self.parameters:
-            on = None if p.on is None else stratum(p.on, f"parameter '{p.name}'")
+        for kind, d in given:
             with located(here):
-                names[p.name] = Parameter(**{**p.model_dump(), "on": on})
-        for a in self.attributes:
-            with located(here):
-                names[a.name] = Attribute(**{**a.model_dump(), "on": stratum(a.on, f"attribute '{a.name}'")})
+                on = None if d.on is None else stratum(d.on, f"{kind.__name__.lower()} '{d.name}'")
+                names[d.name] = kind(**{**d.model_dump(), "on": on})
         for name in self.policies:
             with located(here):
                 names[name] = Policy(check_name(name, "a policy that a call is given"))
@@ -170,25 +184,19 @@ class HierarchyDocument(_Document):
         def gate(s: str, text: str | GatePerChannelDocument) -> Gate:
             if isinstance(text, str):
                 return construct(Gate, text, names, f"{here}: gate on {s}", Gate)
-            parts = {c: gate(f"{s}, channel {c}", t) for c, t in (("+", text.plus), ("-", text.minus))}
-            return GatePerChannel(parts["+"], parts["-"])
+            return GatePerChannel(gate(f"{s}, channel +", text.plus), gate(f"{s}, channel -", text.minus))
 
         def penalty(name: str, given: str | PenaltyDocument) -> Penalty:
-            here_it = f"{here}: the penalty '{name}'"
-            with located(here_it):
-                if isinstance(given, str):
-                    return Penalty(parse(given, names, here_it))
-                own = given.objective
-                return Penalty(
-                    parse(given.formula, names, here_it),
-                    None if own is None else construct(Objective, own, names, f"{here_it}: objective", Objective),
-                    None if given.over is None else stratum(given.over, f"the penalty '{name}'"),
-                )
+            what, d = f"{here}: the penalty '{name}'", given if isinstance(given, PenaltyDocument) else None
+            objective = d and d.objective and construct(Objective, d.objective, names, f"{what}: objective", Objective)
+            with located(what):
+                over = d and d.over and stratum(d.over, f"the penalty '{name}'")
+                return Penalty(parse(d.formula if d else given, names, what), objective, over)
 
-        def advantages(given: str) -> Expression:
-            with located(f"{here}: the advantages"):
-                return parse(given, names, f"{here}: the advantages")
-
+        advantages, what = None, f"{here}: the advantages"
+        if self.advantages is not None:
+            with located(what):
+                advantages = parse(self.advantages, names, what)
         return dict(
             name=self.name,
             fibrations=[
@@ -203,11 +211,16 @@ class HierarchyDocument(_Document):
             decomposition=construct(Decomposition, self.decomposition, names, f"{here}: decomposition"),
             objective=construct(Objective, self.objective, names, f"{here}: objective", Objective),
             gives_up=self.gives_up,
-            assume=[_assumption(a, stratum) for a in self.assume],
+            assume=[
+                balanced(*(stratum(s, "an assumption") for s in a.balanced))
+                if isinstance(a, BalancedDocument)
+                else populated(stratum(a.populated, "an assumption"), over=stratum(a.over, "an assumption"))
+                for a in self.assume
+            ],
             orthogonalise=self.orthogonalise,
             rows=strata[self.rows] if self.rows in strata else Stratum(self.rows),
             groups=[stratum(s, "'groups'") for s in self.groups],
-            advantages=None if self.advantages is None else advantages(self.advantages),
+            advantages=advantages,
             penalties={name: penalty(name, given) for name, given in self.penalties.items()},
         )
 
@@ -240,35 +253,3 @@ def named(expressions: Iterable[Expression]) -> Iterator[object]:
         value = atom.attribute if isinstance(atom, Total) else atom
         yield value
         yield from (getattr(v, word, None) for v in (atom, value) for word in ("of", "over", "on", "stratum", "policy"))
-
-
-def flat(value: Parameter | Attribute) -> dict[str, Any]:
-    """Returns the JSON form of a parameter or an attribute."""
-    return {**value.model_dump(mode="json"), "on": None if value.on is None else value.on.name}
-
-
-def written_gate(gate: Gate) -> str | dict[str, str]:
-    """Returns the JSON form of a gate."""
-    return {"+": gate.plus.written, "-": gate.minus.written} if isinstance(gate, GatePerChannel) else gate.written
-
-
-def written_penalty(penalty: Penalty) -> str | dict[str, str]:
-    """Returns the JSON form of a penalty."""
-    formula, objective, over = str(penalty.formula), penalty.objective, penalty.over
-    if objective is None and over is None:
-        return formula
-    rest = {"objective": None if objective is None else objective.written, "over": None if over is None else over.name}
-    return {"formula": formula, **{k: v for k, v in rest.items() if v is not None}}
-
-
-def written_assumption(assumption: Assumption) -> dict[str, Any]:
-    """Returns the JSON form of an assumption."""
-    if isinstance(assumption, Balanced):
-        return {"balanced": [assumption.first.name, assumption.second.name]}
-    return {"populated": assumption.stratum.name, "over": assumption.over.name}
-
-
-def _assumption(document: BalancedDocument | PopulatedDocument, stratum: Callable[[str, str], Stratum]) -> Assumption:
-    if isinstance(document, BalancedDocument):
-        return balanced(*(stratum(s, "an assumption") for s in document.balanced))
-    return populated(stratum(document.populated, "an assumption"), over=stratum(document.over, "an assumption"))

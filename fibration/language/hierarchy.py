@@ -12,30 +12,23 @@ from typing import Any, ClassVar, Literal
 from pydantic import (
     GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
-    ValidationInfo,
     model_serializer,
     model_validator,
 )
 from pydantic_core import CoreSchema
 
 from fibration.errors import SpecError, located, suggest
+from fibration.language.assumptions import Balanced
 from fibration.language.atoms import Density, Stratum, in_channel
 from fibration.language.declared import check_name
 from fibration.language.decompositions import Decomposition
-from fibration.language.document import (
-    HierarchyDocument,
-    flat,
-    named,
-    written_assumption,
-    written_gate,
-    written_penalty,
-)
+from fibration.language.document import HierarchyDocument, named
 from fibration.language.expressions import Expression, as_expression
-from fibration.language.gates import Gate, as_gate
+from fibration.language.gates import Gate, GatePerChannel, as_gate
 from fibration.language.objectives import Objective
 from fibration.language.outline import Outline
 from fibration.language.penalties import as_penalty
-from fibration.language.read_document import read_document, read_json, source_of
+from fibration.language.read_document import read_document, read_json
 from fibration.language.readable import check, check_arguments, check_elements
 from fibration.language.reasons import LEFT, parts, short
 from fibration.language.report import Verify
@@ -48,6 +41,7 @@ CAN_BE_GIVEN_UP = (
     "recovery", "identity", "first_order", "gradient", "agreement", "mask_open", "causal",
     "baseline", "kl_gradient", "orthogonality", "positivity", "inward",
 )  # fmt: skip
+ALWAYS = ("parameters", "attributes", "fibrations", "gives_up")  # fields of a document that may be empty
 OF_LEVELS = ("identity", "orthogonality", "inward")
 
 
@@ -101,14 +95,9 @@ class Hierarchy(Outline):
         penalties: Mapping[str, Any] | None = None,
     ) -> None:
         check_name(name, "a hierarchy")
-        given = dict(
-            fibrations=fibrations, gates=gates, decomposition=decomposition, objective=objective, assume=assume
-        )
-        given |= {
-            "gives_up": {} if gives_up is None else gives_up,
-            "rows": Stratum("trajectory") if rows is None else rows,
-        }
-        given |= {"groups": groups, "penalties": {} if penalties is None else penalties}
+        given = dict(fibrations=fibrations, gates=gates, decomposition=decomposition, objective=objective)
+        given |= {"assume": assume, "groups": groups, "rows": Stratum("trajectory") if rows is None else rows}
+        given |= {"gives_up": {} if gives_up is None else gives_up, "penalties": {} if penalties is None else penalties}
         check_arguments(name, given)
         given["gates"] = {s: as_gate(g, f"hierarchy '{name}': the gate on {s}") for s, g in gates.items()}
         given |= {"fibrations": tuple(fibrations), "assume": tuple(assume), "groups": tuple(groups)}
@@ -145,7 +134,10 @@ class Hierarchy(Outline):
                 raise SpecError(
                     gives_up, required=f"one of {', '.join(CAN_BE_GIVEN_UP)}", remedy=suggest(law, CAN_BE_GIVEN_UP)
                 )
-            name, known = short(about).removeprefix(LEFT), self._subjects_of(law)
+            # The subjects of other laws are not checked here.
+            known = [*(s.name for s in self.strata), "hierarchy", "reference"] if law in OF_LEVELS else []
+            known = list(self.penalties) if law == "kl_gradient" else known
+            name = short(about).removeprefix(LEFT)
             if about and known and name not in known:
                 keys = [f"{law} of {n}" for n in known]
                 raise SpecError(gives_up, required=f"{law}, or one of {', '.join(keys)}", remedy=suggest(key, keys))
@@ -155,12 +147,6 @@ class Hierarchy(Outline):
                     required="a sentence that the report can show",
                     remedy=f"gives_up={{{key!r}: 'why this loss breaks it'}}",
                 )
-
-    def _subjects_of(self, law: str) -> list[str]:
-        """Returns the names of a law's subjects; [] for a law whose subjects are not checked here."""
-        if law in OF_LEVELS:
-            return [*(s.name for s in self.strata), "hierarchy", "reference"]
-        return list(self.penalties) if law == "kl_gradient" else []
 
     # ------------------------------------------------------------ use
 
@@ -208,46 +194,55 @@ class Hierarchy(Outline):
     @model_serializer(mode="plain")
     def _to_json(self) -> dict[str, Any]:
         words = (*self._places(), *named(self._expressions()))
-        passed = [p.name for p in self.policies.values() if p.is_passed]
-        return {
+        document: dict[str, Any] = {
             "name": self.name,
             "strata": list(dict.fromkeys(s.name for s in words if isinstance(s, Stratum))),
-            "parameters": [flat(p) for p in self.parameters.values()],
-            "attributes": [flat(a) for a in self.attributes.values()],
+            "parameters": [{**p.model_dump(), "on": p.on and p.on.name} for p in self.parameters.values()],
+            "attributes": [{**a.model_dump(), "on": a.on.name} for a in self.attributes.values()],
             "fibrations": [
                 {"source": f.source.name, "target": f.target.name, "kernel": f.kernel.written} for f in self.fibrations
             ],
-            **({"policies": passed} if passed else {}),
-            "gates": {s.name: written_gate(g) for s, g in self.gates.items()},
+            "policies": [p.name for p in self.policies.values() if p.is_passed],
+            "gates": {
+                s.name: {"+": g.plus.written, "-": g.minus.written} if isinstance(g, GatePerChannel) else g.written
+                for s, g in self.gates.items()
+            },
             "decomposition": self.decomposition.written,
             "objective": self.objective.written,
             "gives_up": dict(self.gives_up),
-            **({"assume": [written_assumption(a) for a in self.assume]} if self.assume else {}),
-            **({"orthogonalise": self.orthogonalise} if self.orthogonalise else {}),
+            "assume": [
+                {"balanced": [a.first.name, a.second.name]}
+                if isinstance(a, Balanced)
+                else {"populated": a.stratum.name, "over": a.over.name}
+                for a in self.assume
+            ],
+            "orthogonalise": self.orthogonalise,
             "rows": self.rows.name,
-            **({"groups": [s.name for s in self.groups]} if self.groups else {}),
-            **({"advantages": str(self.advantages)} if self.advantages is not None else {}),
-            **({"penalties": {k: written_penalty(p) for k, p in self.penalties.items()}} if self.penalties else {}),
+            "groups": [s.name for s in self.groups],
+            "advantages": None if self.advantages is None else str(self.advantages),
+            "penalties": {},
         }
+        for name, p in self.penalties.items():
+            rest = {"objective": p.objective and p.objective.written, "over": p.over and p.over.name}
+            form = {"formula": str(p.formula), **{k: v for k, v in rest.items() if v is not None}}
+            document["penalties"][name] = form if len(form) > 1 else form["formula"]
+        return {k: v for k, v in document.items() if v or k in ALWAYS}
 
     @model_validator(mode="wrap")
     @classmethod
-    def _from_json(cls, data: Any, handler: ModelWrapValidatorHandler[Hierarchy], info: ValidationInfo) -> Hierarchy:
-        if isinstance(data, Mapping) and not isinstance(data.get("decomposition"), Decomposition):
-            document = read_document(data, source_of(info.context))
-            made = cls(**document.arguments())
-            document.check_used(made._places(), made._expressions())
-            return made
-        return handler(data)
+    def _from_json(cls, data: Any, handler: ModelWrapValidatorHandler[Hierarchy]) -> Hierarchy:
+        built = isinstance(data, Mapping) and isinstance(data.get("decomposition"), Decomposition)
+        if built or isinstance(data, Hierarchy):
+            return handler(data)
+        document = read_document(data)
+        made = cls(**document.arguments())
+        document.check_used(made._places(), made._expressions())
+        return made
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Hierarchy:
         """Reads JSON text. SpecError for invalid JSON, a key given twice, and JSON that declares no hierarchy."""
-        source = source_of(options.get("context"))
-        value = read_json(json_data, source)
-        if not isinstance(value, dict):
-            read_document(value, source)
-        return cls.model_validate(value, **options)
+        return cls.model_validate(read_json(json_data), **options)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

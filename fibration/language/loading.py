@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import json
 import re
 import sys
 import traceback
@@ -15,18 +14,15 @@ from pathlib import Path
 from textwrap import wrap
 from types import ModuleType
 
-from fibration.errors import FibrationError, NoHierarchy, SpecError, suggest
+from fibration.errors import FibrationError, NoHierarchy, SpecError, located, suggest
 from fibration.files import read_bytes
 from fibration.language.apart import staying
 from fibration.language.atoms import Attribute, Parameter, Stratum
 from fibration.language.declared import WORDS
-from fibration.language.document import HierarchyDocument
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import Policy
 
 MAX_BYTES = 1_000_000
-# A JSON object without any of these keys is another kind of document. "name" does not tell: many documents have one.
-TELLING = {name for name, field in HierarchyDocument.model_fields.items() if field.is_required()} - {"name"}
 SHIPPED = re.compile(r"^(\w+) = (?:Hierarchy|load)\(", re.MULTILINE)  # how the shipped files declare hierarchies
 _VARIABLES: dict[Hierarchy, dict[str, str]] = {}  # by hierarchy, the variable of every declared name
 
@@ -63,14 +59,20 @@ def load(spec: str | Path) -> Hierarchy:
     path = Path(path_text)
     if path.suffix == ".py" and path.is_file():
         return _pick(import_file(path), path_text, name)
-    if path.suffix == ".json" and path.is_file():
-        return from_json(path)
-    raise _nowhere(text, path)
+    if path.suffix != ".json" or not path.is_file():
+        raise _nowhere(text, path)
+    try:
+        content = read_bytes(path, MAX_BYTES)
+    except OSError as error:
+        raise SpecError(f"cannot read '{path}'", required="a file with one hierarchy", found=str(error)) from error
+    with located(f"'{path}'"):
+        return Hierarchy.model_validate_json(content)
 
 
 def _nowhere(text: str, path: Path) -> SpecError:
     """Returns the error for a SPEC that names no hierarchy, with a suggestion."""
-    problem, remedy, otherwise = "it is neither a file nor a shipped name", "", _all_shipped()
+    problem, remedy = "it is neither a file nor a shipped name", ""
+    otherwise = "\n    ".join(["shipped:", *wrap(", ".join(shipped()), 100)])
     if path.is_dir():
         names = [str(file) for file in sorted(_below(path))[:3]]
         problem = "it is a folder, and one hierarchy is asked for"
@@ -82,22 +84,12 @@ def _nowhere(text: str, path: Path) -> SpecError:
         problem, otherwise = "it is a file, and no .py or .json", "declare a hierarchy in one of those"
     elif path.suffix in (".py", ".json") or len(path.parts) > 1:
         problem, otherwise = "there is no such file", "a shipped one has no path: fibration show fiberpo"
-    remedy = remedy or suggest(text, (*shipped(), *_beside(path))) or otherwise
+    beside = [str(f) for f in sorted(path.parent.glob("*")) if f.suffix in (".py", ".json")]
     return SpecError(
         f"cannot load '{text}': {problem}",
         required="path.py, path.py:NAME, path.json, or a shipped name",
-        remedy=remedy,
+        remedy=remedy or suggest(text, (*shipped(), *beside)) or otherwise,
     )
-
-
-def _beside(path: Path) -> list[str]:
-    """Returns the specs in the folder of `path`."""
-    folder = path.parent
-    return [str(f) for f in sorted(folder.iterdir()) if f.suffix in (".py", ".json")] if folder.is_dir() else []
-
-
-def _all_shipped() -> str:
-    return "\n    ".join(["shipped:", *wrap(", ".join(shipped()), 100)])
 
 
 def split(spec: str) -> tuple[str, str | None]:
@@ -153,30 +145,6 @@ def load_all(spec: str | Path) -> list[Hierarchy]:
     return [h for name in spec_files(spec) for h in hierarchies(name).values()]
 
 
-def from_json(path: Path) -> Hierarchy:
-    """Reads one hierarchy from a JSON file. Nothing in the file is executed."""
-    try:
-        content = read_bytes(path, MAX_BYTES)
-    except OSError as error:
-        raise SpecError(f"cannot read '{path}'", required="a file with one hierarchy", found=str(error)) from error
-    try:
-        return Hierarchy.model_validate_json(content, context={"source": f"'{path}'"})
-    except SpecError as error:
-        if _is_another_document(content):
-            parts = {"required": error.required, "found": error.found, "remedy": error.remedy}
-            raise NoHierarchy(error.what, **parts) from None
-        raise
-
-
-def _is_another_document(content: bytes) -> bool:
-    """Returns whether a file is JSON in which nothing looks like a hierarchy."""
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
-        return False
-    return not (isinstance(document, dict) and TELLING & document.keys())
-
-
 def import_file(path: Path, required: str = "a Python file that declares a Hierarchy") -> ModuleType:
     name = f"_fibration_spec_{path.stem}"
     found = importlib.util.spec_from_file_location(name, path)
@@ -189,7 +157,9 @@ def import_file(path: Path, required: str = "a Python file that declares a Hiera
     except (FibrationError, KeyboardInterrupt):
         raise
     except BaseException as error:  # also SystemExit, and pytest's exception that skips a module
-        line = _line_in(found.origin or str(path), error)
+        origin = found.origin or str(path)
+        lines = [n for frame, n in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == origin]
+        line = f" (line {lines[-1]})" if lines else ""
         ends, alone = isinstance(error, SystemExit), f"run it by itself: python {path}"
         raise SpecError(
             f"'{path}' does not import",
@@ -200,11 +170,6 @@ def import_file(path: Path, required: str = "a Python file that declares a Hiera
     finally:
         sys.path.pop(0)
     return module
-
-
-def _line_in(file: str, error: BaseException) -> str:
-    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
-    return f" (line {lines[-1]})" if lines else ""
 
 
 def _hierarchies(module: ModuleType) -> dict[str, Hierarchy]:
@@ -243,24 +208,22 @@ def as_in_file(text: str, variables: Mapping[str, str]) -> str:
 
 def _pick(module: ModuleType, where: str, name: str | None) -> Hierarchy:
     found = _hierarchies(module)
-    if name is not None:
-        called = [h for h in found.values() if h.name == name]  # NAME is a variable, or the hierarchy's own name
-        if name not in found and len(called) != 1:
-            known = {v: v if h.name == v else f"{v} (name={h.name!r})" for v, h in found.items()}
-            variables = [v for v, h in found.items() if h.name == name]
-            raise SpecError(
-                f"'{where}' holds {len(called) or 'no'} {'hierarchies' if called else 'hierarchy'} called '{name}'",
-                required=f"one of {', '.join(known.values())}"
-                if found
-                else f"{name} = Hierarchy(...) at the top level",
-                found="" if found else "no hierarchy at all",
-                remedy=f"name the variable: {where}:{variables[0]}"
-                if variables
-                else f"'{name}' is a function: fibration audit {where}:{name} says which loss it is"
-                if callable(getattr(module, name, None))
-                else suggest(name, [*found, *(h.name for h in found.values())]),
-            )
+    called = [h for h in found.values() if h.name == name]  # NAME is a variable, or the hierarchy's own name
+    if name in found or len(called) == 1:
         return found[name] if name in found else called[0]
+    if name is not None:
+        known = {v: v if h.name == v else f"{v} (name={h.name!r})" for v, h in found.items()}
+        remedy = suggest(name, [*found, *(h.name for h in found.values())])
+        if callable(getattr(module, name, None)):
+            remedy = f"'{name}' is a function: fibration audit {where}:{name} says which loss it is"
+        if called:
+            remedy = f"name the variable: {where}:{next(v for v, h in found.items() if h.name == name)}"
+        raise SpecError(
+            f"'{where}' holds {len(called) or 'no'} {'hierarchies' if called else 'hierarchy'} called '{name}'",
+            required=f"one of {', '.join(known.values())}" if found else f"{name} = Hierarchy(...) at the top level",
+            found="" if found else "no hierarchy at all",
+            remedy=remedy,
+        )
     if len(found) != 1:
         raise (SpecError if found else NoHierarchy)(
             f"'{where}' holds {'no hierarchy' if not found else f'{len(found)} hierarchies'}",

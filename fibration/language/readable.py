@@ -24,7 +24,7 @@ from fibration.language.stops import check_gradients, check_stops
 from fibration.language.token_formulas import check_token_formulas
 from fibration.language.traversal import atoms
 
-# For each argument: its description in messages, its required type, and an example.
+# For each argument: its description in messages, its required type, and an example. Then the same for its elements.
 _ARGUMENTS: Mapping[str, tuple[str, type, str]] = {
     "fibrations": ("collection of fibrations", Iterable, "fibrations=[Fibration(token, trajectory, uniform())]"),
     "gates": ("collection of gates", Mapping, "gates={token: identity_gate()}"),
@@ -35,6 +35,13 @@ _ARGUMENTS: Mapping[str, tuple[str, type, str]] = {
     "assume": ("collection of assumptions", Iterable, "assume=[balanced(domain, modality)]"),
     "groups": ("collection of groups", Iterable, "groups=[prompt_group]"),
     "penalties": ("collection of penalties", Mapping, "penalties={'kl': beta * token_log_ratio**2 / 2}"),
+}
+_ELEMENTS: Mapping[str, tuple[str, Any, str]] = {
+    "assume": ("assumption", Assumption, "balanced(domain, modality), or populated(image_token, over=trajectory)"),
+    "groups": ("group", Stratum, "groups=[prompt_group], strata that rows lie over"),
+    "fibrations": ("fibration", Fibration, "Fibration(token, trajectory, kernel=uniform())"),
+    "gates": ("gated stratum", Stratum, "gates={token: ...}, with the stratum and not its name"),
+    "gives_up": ("law given up", str, "gives_up={'first_order': 'why'}"),
 }
 
 
@@ -51,65 +58,36 @@ def check_arguments(name: str, given: Mapping[str, Any]) -> None:
 
 def check_elements(name: str, given: Mapping[str, Any]) -> None:
     """Raises SpecError for an element of a collection that has the wrong type."""
-    for a in given["assume"]:
-        if not isinstance(a, Assumption):
-            raise SpecError(
-                f"hierarchy '{name}' assumes {a!r}",
-                required="balanced(domain, modality), or populated(image_token, over=trajectory)",
-            )
-    for s in given["groups"]:
-        _expect(name, "group", s, Stratum, "groups=[prompt_group], strata that rows lie over")
-    for f in given["fibrations"]:
-        _expect(name, "fibration", f, Fibration, "Fibration(token, trajectory, kernel=uniform())")
+    for argument, expected in _ELEMENTS.items():
+        for value in given[argument]:
+            _expect(name, expected[0], value, *expected[1:])
+    example = "Gate(formula), or what one of the functions returns: clip_gate(0.2)"
     for stratum, gate in given["gates"].items():
-        _expect(name, "gated stratum", stratum, Stratum, "gates={token: ...}, with the stratum and not its name")
-        _expect(
-            name,
-            f"gate on {stratum}",
-            gate,
-            Gate,
-            "Gate(formula), or what one of the functions returns: clip_gate(0.2)",
-        )
+        _expect(name, f"gate on {stratum}", gate, Gate, example)
     for law, why in given["gives_up"].items():
-        if not isinstance(law, str) or not isinstance(why, str):
-            raise SpecError(
-                f"hierarchy '{name}': gives_up={{{law!r}: {why!r}}}", required="a law's name, and why it is given up"
-            )
+        _expect(name, f"reason for giving up {law}", why, str, _ELEMENTS["gives_up"][2])
 
 
-def _expect(name: str, what: str, value: object, kind: type, example: str) -> None:
+def _expect(name: str, what: str, value: object, kind: Any, example: str) -> None:
     if not isinstance(value, kind):
         raise SpecError(
             f"hierarchy '{name}': the {what} is {value!r}",
-            required=an(kind.__name__),
+            required=an("text" if kind is str else getattr(kind, "__name__", "Assumption")),
             remedy=f"for example {example}",
         )
 
 
 def check(h: Outline) -> None:
     """Raises SpecError for the first part of a hierarchy that cannot be read."""
-    here = f"hierarchy '{h.name}'"
-    _check_gates(h, here)
-    _check_groups(h, here)
-    _check_names(h, here)
-    _check_objective(h, here)
-    _check_penalties(h, here)
-    check_token_formulas(h, here)
-    check_stops(h, here)
-    check_gradients(h, here)
-    _check_pulls(h, here)
-    _check_written(h, here)
-    _check_assumptions(h, here)
+    for check_part in (
+        _check_gates, _check_groups, _check_names, _check_objective, _check_penalties, check_token_formulas,
+        check_stops, check_gradients, _check_pulls, _check_written, _check_assumptions,
+    ):  # fmt: skip
+        check_part(h, f"hierarchy '{h.name}'")
 
 
 def _check_gates(h: Outline, here: str) -> None:
-    """Checks the gates and fibrations:
-
-    - every stratum has a gate;
-    - a fibration joins every gated stratum, if there are fibrations;
-    - no stratum is coarser than the batch;
-    - a gate per channel stands only where the decomposition has two channels.
-    """
+    """Checks that every stratum has a gate that fits the decomposition, and that fibrations join every gated one."""
     if not h.gates:
         raise SpecError(
             f"{here} has no gate", required="one gate per stratum", remedy="gates={token: clip_gate(0.2)}, for instance"
@@ -155,23 +133,20 @@ def _check_pulls(h: Outline, here: str) -> None:
 
 def _check_written(h: Outline, here: str) -> None:
     """Checks that the formulas and reasons in the JSON are short enough to be read again."""
-    parts = [(f"kernel {f.name}", f.kernel.written, MAX_TEXT) for f in h.fibrations]
-    for s, g in h.gates.items():
-        both = (g.plus, g.minus) if isinstance(g, GatePerChannel) else (g,)
-        parts += [(f"the gate on {s}", one.written, MAX_TEXT) for one in both]
-    parts += [
-        ("the decomposition", h.decomposition.written, MAX_TEXT),
-        ("the objective", h.objective.written, MAX_TEXT),
+    gates = [(s, e) for s, g in h.gates.items() for e in ((g.plus, g.minus) if isinstance(g, GatePerChannel) else (g,))]
+    penalties = h.penalties.items()
+    parts: list[tuple[str, object, int]] = [
+        *((f"kernel {f.name}", f.kernel, MAX_TEXT) for f in h.fibrations),
+        *((f"the gate on {s}", one, MAX_TEXT) for s, one in gates),
+        ("the decomposition", h.decomposition, MAX_TEXT),
+        ("the objective", h.objective, MAX_TEXT),
+        ("the formula of advantages", h.advantages, MAX_TEXT),
+        *((f"the penalty '{name}'", p.formula, MAX_TEXT) for name, p in penalties),
+        *((f"the objective of the penalty '{name}'", p.objective, MAX_TEXT) for name, p in penalties),
+        *((f"the reason for giving up '{law}'", why, MAX_REASON) for law, why in h.gives_up.items()),
     ]
-    parts += [] if h.advantages is None else [("the formula of advantages", str(h.advantages), MAX_TEXT)]
-    for name, p in h.penalties.items():
-        parts.append((f"the penalty '{name}'", str(p.formula), MAX_TEXT))
-        if p.objective is not None:
-            parts.append((f"the objective of the penalty '{name}'", p.objective.written, MAX_TEXT))
-    for what, text, limit in (
-        *parts,
-        *((f"the reason for giving up '{a}'", b, MAX_REASON) for a, b in h.gives_up.items()),
-    ):
+    for what, part, limit in parts:
+        text = str(part)
         if len(text) > limit:
             raise SpecError(
                 f"{here}: {what} has {len(text)} characters when it is written",

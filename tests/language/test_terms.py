@@ -240,13 +240,13 @@ ALL = made(
 DOCUMENT = json.loads(ALL.model_dump_json())
 # What is written over the document, what the error says, what it asks for, and what to do.
 BROKEN = {
-    "a misspelt field": ({"kl": {"formla": "token_log_ratio"}}, "unknown field 'formla' of the penalty 'kl'", "one of formula, objective, over", "did you mean 'formula'?"),
-    "a number": ({"kl": 3}, "the penalty 'kl'", 'a text, or {"formula": ...', ""),
-    "no formula": ({"kl": {"objective": "token_mean()"}}, "no 'formula' in the penalty 'kl'", "all of formula", ""),
-    "a number as weights": ({"kl": {"formula": "token_log_ratio", "objective": 3}}, "'objective' of the penalty 'kl'", "a text", ""),
+    "a misspelt field": ({"kl": {"formla": "token_log_ratio"}}, "'penalties.kl'", 'a text of at most 10000 characters, {"formula": text', "did you mean 'formula'?"),
+    "a number": ({"kl": 3}, "'penalties.kl'", 'a text of at most 10000 characters, {"formula": text', ""),
+    "no formula": ({"kl": {"objective": "token_mean()"}}, "'penalties.kl'", 'a text of at most 10000 characters, {"formula": text', ""),
+    "a number as weights": ({"kl": {"formula": "token_log_ratio", "objective": 3}}, "'penalties.kl'", 'a text of at most 10000 characters, {"formula": text', ""),
     "misspelt weights": ({"kl": {"formula": "token_log_ratio", "objective": "token_meen()"}}, "the penalty 'kl': objective: 'token_meen()' is no objective", "a call of", "did you mean 'token_mean'?"),
     "an unknown stratum": ({"kl": {"formula": "token_log_ratio", "over": "turns"}}, "the penalty 'kl' names the stratum 'turns'", "one of token, turn", ""),
-    "a space in a name": ({"my kl": "token_log_ratio"}, "the penalty 'my kl'", "a letter, then letters", ""),
+    "a space in a name": ({"my kl": "token_log_ratio"}, "'penalties.my kl.[key]'", "a letter, then letters", ""),
     "a list": (["token_log_ratio"], "'penalties'", "an object", ""),
     "an unknown word": ({"kl": "beta * kl"}, "the penalty 'kl': the name 'kl' means nothing here", "one of advantage, beta", ""),
     "a condition": ({"kl": "token_log_ratio > 0"}, "the penalty 'kl': a penalty cannot be the condition", "a number", "where(condition, 1, 0)"),

@@ -377,7 +377,7 @@ BROKEN = {
     "a policy twice": ({"policies": ["rollout", "rollout"]}, "declares 'rollout' twice"),
     "a policy like a stratum": ({"policies": ["rollout", "token"]}, "declares 'token' twice"),
     "a policy that every call has": ({"policies": ["rollout", "old"]}, "a policy that a call is given cannot be called 'old'"),
-    "a policy with a space": ({"policies": ["my rollout"]}, "entry 1 of 'policies'"),
+    "a policy with a space": ({"policies": ["my rollout"]}, "'policies.0'"),
     "policies as a text": ({"policies": "rollout"}, "'policies'\n  required: a list"),
     "a stratum as a policy": ({"objective": "token_mean().weigh(log_prob(token))"}, "log_prob takes a policy, not token"),
     "a policy as a number": ({"objective": "token_mean().weigh(exp(rollout))"}, "the name 'rollout' means nothing here"),
@@ -389,10 +389,10 @@ BROKEN = {
     "a text as a weight": ({"objective": 'token_mean().weigh("kept")'}, "a weight cannot be a str"),
     "a method of pydantic's": ({"objective": "token_mean().model_dump()"}, "unknown method '.model_dump(...)'"),
     "a method of a kernel": ({"fibrations": [{"source": "token", "target": "trajectory", "kernel": "uniform().score()"}]}, "for a markovkernel: none"),
-    "one channel's gate": ({"gates": {"token": {"+": "identity_gate()"}}}, "the gate on 'token'\n  required: a text, or one text each for '+' and '-'"),
-    "a third channel's gate": ({"gates": {"token": {"+": "residual", "-": "residual", "0": "residual"}}}, "the gate on 'token'\n  required: a text, or one"),
-    "a number as a channel's gate": ({"gates": {"token": {"+": "residual", "-": 1}}}, "the gate on 'token'\n  required: a text, or one"),
-    "a list of gates": ({"gates": {"token": ["residual", "residual"]}}, "the gate on 'token'\n  required: a text, or one"),
+    "one channel's gate": ({"gates": {"token": {"+": "identity_gate()"}}}, "'gates.token'\n  required: a text, or one text each for '+' and '-'"),
+    "a third channel's gate": ({"gates": {"token": {"+": "residual", "-": "residual", "0": "residual"}}}, "'gates.token'\n  required: a text, or one"),
+    "a number as a channel's gate": ({"gates": {"token": {"+": "residual", "-": 1}}}, "'gates.token'\n  required: a text, or one"),
+    "a list of gates": ({"gates": {"token": ["residual", "residual"]}}, "'gates.token'\n  required: a text, or one"),
     "a channel's gate that is none": ({"gates": {**DOCUMENT["gates"], "token": {"+": "residual", "-": "clip(1)"}}}, "gate on token, channel -"),
 }  # fmt: skip
 
