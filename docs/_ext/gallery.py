@@ -15,8 +15,8 @@ import torch
 import fibration
 from fibration import Hierarchy, Operator, Report, TrainerError
 from fibration.files import write_file
+from fibration.language.hierarchy import adds_up_tokens
 from fibration.language.loading import shipped_file
-from fibration.language.rewards import adds_up_tokens
 from fibration.laws import LAWS
 from fibration.plotting.canvas import page as contents
 from fibration.plotting.figures import make

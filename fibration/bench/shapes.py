@@ -14,8 +14,7 @@ from torch import Tensor
 
 from fibration.bench.labels import fine_labels, row_labels
 from fibration.errors import BatchError
-from fibration.language.hierarchy import Hierarchy
-from fibration.language.rewards import adds_up_tokens
+from fibration.language.hierarchy import Hierarchy, adds_up_tokens
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
 

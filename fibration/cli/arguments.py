@@ -35,11 +35,11 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
     for text in given:
         name, equals, value = text.partition("=")
         wrong = f"--param {shown(text)} cannot be read"
+        with suppress(ValueError):  # Python's float comes first: `.1` is a float but not JSON
+            result[name.strip()] = float(value)
+            continue
         try:
-            with suppress(ValueError):  # Python's float comes first: `.1` is a float but not JSON
-                result[name.strip()] = float(value)
-                continue
-            found = json.loads(value, object_pairs_hook=marked)
+            result[name.strip()] = found = json.loads(value, object_pairs_hook=marked)
         except (ValueError, RecursionError):
             raise ParameterError(
                 wrong,
@@ -49,5 +49,4 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
             ) from None
         if isinstance(found, GivenTwice):
             raise ParameterError(wrong, required="every key once", found=f"the key {shown(found.key)} is given twice")
-        result[name.strip()] = found
     return result

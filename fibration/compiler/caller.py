@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fibration.language.atoms import BATCH
-from fibration.language.hierarchy import Hierarchy
+from fibration.language.hierarchy import Hierarchy, adds_up_tokens
 from fibration.language.places import whole_batch
-from fibration.language.rewards import adds_up_tokens
 
 
 @dataclass(frozen=True)

@@ -19,20 +19,21 @@ from pydantic_core import CoreSchema
 
 from fibration.errors import SpecError, located, suggest
 from fibration.language.assumptions import Balanced
-from fibration.language.atoms import Density, Stratum, in_channel
+from fibration.language.atoms import Density, Stratum, in_channel, reward
 from fibration.language.declared import check_name
 from fibration.language.decompositions import Decomposition
 from fibration.language.document import HierarchyDocument, named
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.gates import Gate, GatePerChannel, as_gate
 from fibration.language.objectives import Objective
+from fibration.language.order import Ordered
 from fibration.language.outline import Outline
 from fibration.language.penalties import as_penalty
 from fibration.language.read_document import read_document, read_json
 from fibration.language.readable import check, check_arguments, check_elements
 from fibration.language.reasons import LEFT, parts, short
 from fibration.language.report import Verify
-from fibration.language.statistics import of_rows
+from fibration.language.statistics import Aggregate, atoms_within, of_rows
 from fibration.language.traversal import atoms
 
 # The laws (`fibration.laws`), by whether a loss may break them on purpose.
@@ -263,3 +264,15 @@ def adds_up_levels(h: Hierarchy) -> bool:
     """
     atomic = not any(atoms(gate, Density) for _, _, gate in gates(h))
     return len(h.order) > 1 and h.objective.estimator == "ratio" and atomic and h.orthogonalise is None
+
+
+def adds_up_tokens(h: Hierarchy) -> bool:
+    """Whether the formula of advantages adds up rewards over tokens, as a reward-to-go does.
+
+    It needs one reward per token: a row's reward, repeated at each of its tokens, would count once per token.
+    """
+    return h.advantages is not None and any(
+        atom.of is None and reward in atoms_within(atom.formula)
+        for atom in atoms_within(h.advantages)
+        if isinstance(atom, Ordered) or (isinstance(atom, Aggregate) and atom.kind == "total")
+    )

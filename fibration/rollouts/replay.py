@@ -17,9 +17,8 @@ from fibration.compiler.ir import Input, Matrix, part
 from fibration.compiler.keys import Key
 from fibration.errors import RolloutsError, listed
 from fibration.language.atoms import BATCH, Attribute, advantage, pull
-from fibration.language.hierarchy import Hierarchy
+from fibration.language.hierarchy import Hierarchy, adds_up_tokens
 from fibration.language.policies import OLD
-from fibration.language.rewards import adds_up_tokens
 from fibration.language.statistics import atoms_within
 from fibration.rollouts.file import Rollouts
 from fibration.rollouts.labels import NONE

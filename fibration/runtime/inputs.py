@@ -15,9 +15,8 @@ from fibration.compiler.ir import BATCH, Input, Matrix
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 from fibration.errors import BatchError, an
-from fibration.language.hierarchy import Hierarchy
+from fibration.language.hierarchy import Hierarchy, adds_up_tokens
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
-from fibration.language.rewards import adds_up_tokens
 from fibration.language.statistics import atoms_within
 from fibration.runtime.batch import Batch
 from fibration.runtime.given import (

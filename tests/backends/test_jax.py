@@ -37,8 +37,8 @@ from fibration import (
     where,
 )
 from fibration.errors import BackendError
+from fibration.language.hierarchy import adds_up_tokens
 from fibration.language.loading import shipped
-from fibration.language.rewards import adds_up_tokens
 from fibration.pipeline import generate
 
 BF16 = torch.bfloat16

@@ -15,8 +15,8 @@ from thorough import ALL
 from fibration import pipeline as compiling
 from fibration.language.advantages import centred
 from fibration.language.atoms import reward
+from fibration.language.hierarchy import adds_up_tokens
 from fibration.language.order import after
-from fibration.language.rewards import adds_up_tokens
 
 
 def batch_of(seed=0):

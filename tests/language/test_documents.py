@@ -379,7 +379,7 @@ def test_invalid_text_in_a_document_is_refused_and_not_run(text, capsys):
     ("text", "parts"),
     [
         ("[" * 10_000, dict(what="no JSON", found="nested too deep", remedy="--format schema")),
-        ('{"gates": ' + '{"a":' * 30 + "1" + "}" * 31, dict(what="'gates.a'", required="a text", found="{'a': {'a': {'a': {'a': {...}}}}}")),
+        ('{"gates": ' + '{"a":' * 30 + "1" + "}" * 31, dict(what="'gates.a'", required="a text", found="{...}}}}}")),
         ('{"name": NaN}', dict(what="no JSON", found="'NaN'")),
         ('{"objective": "\\ud800"}', dict(what="'objective'", required="unable to parse", found="ud800")),
         (f'{{"name": {"9" * 5000}}}', dict(what="no JSON", found="5000 digits")),
@@ -394,8 +394,8 @@ def test_a_document_with_many_unknown_fields_is_refused_with_little_work(monkeyp
     calls = []
     monkeypatch.setattr(read_document, "suggest", lambda word, known: calls.append(word) or "")
     unknown = {f"key{'x' * 500}{i}": i for i in range(3_000)}
-    for fields in ({**document(), **unknown}, unknown):
-        with pytest.raises(SpecError, match="unknown field") as error:
+    for fields in ({**document(), **unknown}, unknown, document(assume=[unknown])):
+        with pytest.raises(SpecError, match=r"unknown field|'assume.0'") as error:
             Hierarchy.model_validate(fields)
         assert len(str(error.value)) < 4_000
     assert len(calls) < 1_000

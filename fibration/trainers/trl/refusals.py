@@ -11,9 +11,8 @@ from datasets import Dataset
 from transformers import AutoConfig, PreTrainedModel
 
 from fibration.errors import TrainerError, listed, shown
-from fibration.language.hierarchy import Hierarchy
+from fibration.language.hierarchy import Hierarchy, adds_up_tokens
 from fibration.language.loading import shipped
-from fibration.language.rewards import adds_up_tokens
 from fibration.trainers.clip_range import in_its_place
 from fibration.trainers.labels import as_label, option
 from fibration.trainers.parameters import check_labelled

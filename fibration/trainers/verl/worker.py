@@ -24,7 +24,7 @@ from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
 from fibration.errors import TrainerError, listed
-from fibration.language.rewards import adds_up_tokens
+from fibration.language.hierarchy import adds_up_tokens
 from fibration.runtime.noise import noise
 from fibration.runtime.ranks.agreement import agreed
 from fibration.runtime.ranks.group import as_group
