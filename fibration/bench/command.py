@@ -1,161 +1,105 @@
-"""`fibration bench`: checks the settings, measures shape by shape, prints and writes the results."""
+"""`fibration bench`: checks its settings, measures loss by loss, and writes a table and JSON."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json as format_json
+import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from fibration import pipeline
-from fibration.bench import report
-from fibration.bench.candidates import candidates
-from fibration.bench.machine import describe_machine
-from fibration.bench.measure import bandwidth, clock
-from fibration.bench.rows import Measured, Plan, measure
-from fibration.bench.shapes import DTYPES, KI, MI, Shape, parse_count, sweep
+from fibration.bench.batches import DTYPES, LAYOUTS, Shape, parse_count
+from fibration.bench.measure import describe_machine, measure, names
 from fibration.configs.specs import as_specs
-from fibration.errors import BackendError, BatchError
+from fibration.errors import BackendError
 from fibration.files import check_writable_file, write_file
-from fibration.language.hierarchy import Hierarchy
-from fibration.language.report import BUDGET
 from fibration.printing.progress import working
-from fibration.printing.reports import load_quietly
+from fibration.printing.reports import emit, load_quietly
 
 DEFAULT = ("ppo", "gspo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")
-SWEPT = ("ppo", "fiberpo", "fiberpo_domain", "fiberpo_modal", "fiberpo_crossed")  # 1, 2, 4 deep; a tree, a quiver
+HEADING = (
+    "{processor}, {cores} cores, {vector_unit}, load {load_before} before the start; measured on {device}; "
+    "{torch_threads} threads for all; torch {torch}; medians of {rounds} rounds, in which all take turns\n"
+)
+NOTE = (
+    "/eager: over eager torch's loss and backward. /copy: over the fastest copy of the bytes that must move (inputs "
+    "read once, coefficients written once). ±: half the distance of the quartiles. + index: with the index of a new "
+    "batch. differs: mean error of the coefficients against float64."
+)
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The command line's options. `tokens` are as written: `65536`, `64Ki`. Empty `backends` mean all."""
-
-    specs: tuple[str, ...] = ()
-    backends: tuple[str, ...] = ()
-    tokens: tuple[str, ...] = ()
-    length: str = "512"
-    sweep: bool = False
-    device: str = "cpu"
-    dtype: str = "float32"
-    repeats: int | None = None  # default: 15, or 5 if quick
-    seed: int = 0
-    json: Path | None = None
-    plot: Path | None = None
-    quick: bool = False
-    timeout: float = BUDGET  # of a hierarchy's laws
-
-    @property
-    def rounds(self) -> int:
-        return self.repeats or (5 if self.quick else 15)
-
-    @property
-    def command(self) -> list[str]:
-        """The command line that repeats the benchmark."""
-        words = ["fibration", "bench", *self.specs]
-        for option, values in (("--backend", self.backends), ("--tokens", self.tokens)):
-            words += [w for v in values for w in (option, v)]
-        words += ["--length", self.length, "--device", self.device, "--dtype", self.dtype]
-        words += ["--repeats", str(self.rounds), "--seed", str(self.seed)]
-        words += [f"--{flag}" for flag in ("sweep", "quick") if getattr(self, flag)]
-        for option, path in (("--json", self.json), ("--plot", self.plot)):
-            words += [option, str(path)] if path is not None else []
-        return words
-
-
-def bench(console: Console, settings: Settings) -> int:
-    """Run `fibration bench`. Returns the exit code. Unusable settings raise before the first measurement."""
-    hierarchies = check(settings)
-    device = torch.device(settings.device)
-    shapes = _shapes(settings)
-    machine = describe_machine(device)
-    stream = bandwidth(device, clock(device))
-    report.emit_heading(console, settings.command, machine, stream, settings.rounds)
-    plan = Plan(settings.rounds, settings.dtype, settings.device, settings.seed)
-    backends = list(dict.fromkeys(pipeline.choose(b) for b in settings.backends)) or backends_for(settings.device)
-    # torch.compile takes longer than everything else together, so a quick sweep leaves it out.
-    compiled = not (settings.quick and settings.sweep)
-    results: list[Measured] = []
-    for hierarchy in hierarchies:
-        rows = candidates(hierarchy, backends, compiled)
-        for shape in shapes:
-            with working(f"{hierarchy.name}: {shape}") as tell:
-
-                def say(what: str, h: Hierarchy = hierarchy, s: Shape = shape, tell: Any = tell) -> None:
-                    tell(f"{h.name}: {s}: {what}")
-
-                # A fresh process takes seconds, and minutes if it compiles, so only one shape gets them.
-                alone = not settings.quick and shape == (_centre(settings) if settings.sweep else shapes[0])
-                results.append(measure(hierarchy, shape, rows, plan, alone, say))
-            if not settings.sweep:
-                report.emit_table(console, results[-1])
-        if settings.sweep:
-            report.emit_sweep(console, [m for m in results if m.hierarchy is hierarchy])
-    report.emit_notes(console, results, settings.quick)
-    if settings.json is not None:
-        document = report.document(settings.command, settings.seed, settings.dtype, machine, stream, results)
-        write_file(settings.json, document)
-        console.print(f"written to {settings.json}")
-    if settings.plot is not None:
-        from fibration.bench.picture import draw
-
-        draw(results, machine, settings.plot)
-        console.print(f"drawn in {settings.plot}")
-    return 0
-
-
-def check(settings: Settings) -> list[Hierarchy]:
-    """Check all settings and verify the hierarchies. Returns the hierarchies; raises for an unusable setting."""
-    if settings.dtype not in DTYPES:
-        raise BackendError(f"no dtype '{settings.dtype}'", required=f"one of {', '.join(DTYPES)}")
-    if settings.device.partition(":")[0] not in ("cpu", "cuda"):
-        raise BackendError(f"no device '{settings.device}'", required="cpu or cuda")
-    if settings.device.startswith("cuda") and not torch.cuda.is_available():
+def bench(
+    console: Console,
+    specs: Sequence[str],
+    backends: Sequence[str],
+    tokens: Sequence[str],
+    length: str,
+    rounds: int,
+    json: Path | None,
+    timeout: float,
+    **batch_of: Any,
+) -> None:
+    """Run `fibration bench`. Unusable settings raise before the first measurement. `batch_of`: of `make_batch`."""
+    device, dtype = batch_of["device"], batch_of["dtype"]
+    if dtype not in DTYPES:
+        raise BackendError(f"no dtype '{dtype}'", required=f"one of {', '.join(DTYPES)}")
+    if device.partition(":")[0] not in ("cpu", "cuda"):
+        raise BackendError(f"no device '{device}'", required="cpu or cuda")
+    if device.startswith("cuda") and not torch.cuda.is_available():
         raise BackendError(
-            f"device '{settings.device}' is not there",
+            f"device '{device}' is not there",
             required="a GPU that this torch can use",
             found=f"torch {torch.__version__}",
             remedy="measure with --device cpu",
         )
-    if settings.repeats is not None and settings.repeats < 1:
-        raise BatchError(f"--repeats {settings.repeats}", required="a whole number from 1")
-    for backend in settings.backends:
-        pipeline.choose(backend)
-    for text in (*settings.tokens, settings.length):
-        parse_count(text)
-    _check_outputs(settings)
-    found = [load_quietly(spec) for spec in as_specs(settings.specs or _usual(settings))]
-    with working("laws") as tell:
-        for hierarchy in found:
-            tell(f"laws of {hierarchy.name}")
-            hierarchy.verify(settings.timeout).raise_for_status()
-    return found
+    # Triton's interpreter is for debugging, so the CPU leaves triton out.
+    usual = [b for b in pipeline.BACKENDS if b == "torch" or (b == "triton") == device.startswith("cuda")]
+    chosen = list(dict.fromkeys(pipeline.choose(b) for b in backends)) or usual
+    shapes = [Shape(parse_count(n), parse_count(length), layout=layout) for n in tokens for layout in LAYOUTS]
+    check_writable_file(json, ".json")
+    hierarchies = [load_quietly(spec) for spec in as_specs(specs or DEFAULT)]
+    with working("laws"):
+        for hierarchy in hierarchies:
+            hierarchy.verify(timeout).raise_for_status()
+    machine, results = describe_machine(torch.device(device)), []
+    emit(console, Text(HEADING.format(rounds=rounds, **machine)))
+    for hierarchy, shape in [(h, s) for h in hierarchies for s in shapes]:
+        with working(f"{hierarchy.name}: {shape}"):
+            results.append(measure(hierarchy, shape, names(hierarchy, chosen), rounds, **batch_of))
+        emit_table(console, f"{hierarchy.name}: {shape}", results[-1]["rows"])
+    emit(console, Text(NOTE, "dim"))
+    if json is not None:
+        command = shlex.join(["fibration", *sys.argv[1:]])
+        found = {"format": "fibration bench 2", "command": command, **batch_of, "machine": machine, "results": results}
+        write_file(json, format_json.dumps(found, indent=1, allow_nan=False) + "\n")
+        console.print(f"written to {json}")
 
 
-def _usual(settings: Settings) -> tuple[str, ...]:
-    """The specs to measure if none is named."""
-    return SWEPT if settings.sweep else DEFAULT
+def emit_table(console: Console, title: str, rows: Sequence[dict[str, Any]]) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=title, title_justify="left", title_style="bold")
+    for column in ("", "ms", "best", "±", "/eager", "/copy", "differs"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for row in rows:
+        if "error" in row:
+            table.add_row(row["name"], Text("failed", "red"))
+            continue
+        first, third = row["quartiles_s"]
+        spread = f"{(third - first) / 2 / row['median_s']:.0%}"
+        ratios = [number(row[key]) if key in row else "" for key in ("over_eager", "over_copy")]
+        differs = f"{row['differs']:.0e}" if "differs" in row else ""
+        table.add_row(row["name"], number(row["median_s"] * 1e3), number(row["best_s"] * 1e3), spread, *ratios, differs)
+    emit(console, table)
+    reasons = {row["error"]: row["name"] for row in reversed(rows) if "error" in row}  # rows of a backend share one
+    emit(console, Text("".join(f"{name}: {why}\n" for why, name in reasons.items()), "red"))
 
 
-def _check_outputs(settings: Settings) -> None:
-    check_writable_file(settings.json, ".json")
-    check_writable_file(settings.plot, ".png")
-
-
-def _shapes(settings: Settings) -> list[Shape]:
-    tokens = [parse_count(t) for t in settings.tokens]
-    length = parse_count(settings.length)
-    if settings.sweep:
-        return sweep(tokens, length, settings.quick).shapes()
-    sizes = tokens or [64 * KI if settings.quick else MI]
-    return [Shape(n, length, layout=layout) for n in sizes for layout in ("packed", "padded")]
-
-
-def _centre(settings: Settings) -> Shape:
-    return sweep([parse_count(t) for t in settings.tokens], parse_count(settings.length), settings.quick).centre
-
-
-def backends_for(device: str) -> list[str]:
-    """The backends to time on a device. Triton's interpreter is for debugging, so the CPU leaves triton out."""
-    return [b for b in pipeline.BACKENDS if b == "torch" or (b == "triton") == device.startswith("cuda")]
+def number(value: float) -> str:
+    """A number with three digits, or with all digits before the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 1e-3 else f"{value:.0e}"

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fibration import cache
 from fibration.backends.c.build import compiler, version
-from fibration.bench.machine import processor, usable_cores
+from fibration.bench.measure import processor, usable_cores
 from fibration.errors import FibrationError, ParameterError, RolloutsError
 from fibration.escaping import json_text
 from fibration.language.hierarchy import Hierarchy

@@ -19,7 +19,7 @@ from fibration.cli.arguments import OUTPUT, Parameters, ShowFormat, Spec, Timeou
 from fibration.configs.specs import as_spec
 from fibration.errors import BackendError
 from fibration.escaping import escaped_literals, guarded, one_line
-from fibration.files import check_writable, check_writable_file, standard_stream, write_file
+from fibration.files import check_writable, check_writable_file, write_file
 from fibration.language.apart import turn_on
 from fibration.language.report import BUDGET
 
@@ -208,7 +208,6 @@ def bench(
         typer.Option(metavar="N", help="Tokens of a batch, such as 65536, 64Ki, 4Mi. May be repeated."),
     ] = None,
     length: Annotated[str, typer.Option(metavar="N", help="Mean number of tokens of a trajectory.")] = "512",
-    sweep: Annotated[bool, typer.Option("--sweep", help="Vary tokens, lengths, raggedness and padding.")] = False,
     device: Annotated[str, typer.Option(metavar="cpu|cuda", help="The device to measure on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="The dtype of log-probs and advantages.")] = "float32",
     repeats: Annotated[
@@ -216,8 +215,7 @@ def bench(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the inputs.")] = 0,
     json: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write all samples to this file.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw a picture to this file.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small batches, without memory and cold starts.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="64 Ki tokens and 5 rounds.")] = False,
     timeout: Timeout = BUDGET,
 ) -> None:
     """Time every backend beside hand-written losses.
@@ -227,12 +225,9 @@ def bench(
     """
     from fibration.bench import command
 
-    settings = command.Settings(
-        specs=tuple(specs or ()), backends=tuple(backend or ()), tokens=tuple(tokens or ()), length=length, sweep=sweep,
-        device=device, dtype=dtype, repeats=repeats, seed=seed, json=json, plot=plot, quick=quick, timeout=timeout,
-    )  # fmt: skip
-    to_stdout = next((path for path in (json, plot) if path is not None and standard_stream(path)), None)
-    raise typer.Exit(command.bench(console(to_stdout), settings))
+    sizes, rounds = tokens or ["64Ki" if quick else "1Mi"], repeats or (5 if quick else 15)
+    given = console(json), specs or [], backend or [], sizes, length, rounds, json, timeout
+    command.bench(*given, device=device, dtype=dtype, seed=seed)
 
 
 @app.command()

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import fibration
-from fibration.bench.machine import describe_machine
+from fibration.bench.measure import describe_machine
 from fibration.files import write_file
 
 VOCABULARIES = (49_152, 152_064)

@@ -20,8 +20,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import fibration
-from fibration.bench.machine import describe_machine
-from fibration.bench.shapes import Shape, make_problem
+from fibration.bench.batches import Shape, make_batch
+from fibration.bench.measure import describe_machine
 from fibration.files import write_file
 from fibration.printing.reports import load_quietly
 
@@ -90,18 +90,18 @@ def calls_of(spec: str, shape: Shape) -> tuple[dict[str, Call], int]:
     """Coefficients, these with metrics, and a loss with its backward; and the bytes that must move."""
     hierarchy = load_quietly(spec)
     op = fibration.compile(hierarchy, backend="triton")
-    problem = make_problem(hierarchy, shape, device="cuda")
-    given = problem.old_log_probs, problem.advantages, problem.index(op)
-    leaf = problem.log_probs.detach().clone().requires_grad_()
+    batch = make_batch(hierarchy, shape, device="cuda")
+    given = batch.old_log_probs, batch.advantages, batch.index(op)
+    leaf = batch.log_probs.detach().clone().requires_grad_()
 
     def loss() -> None:
         leaf.grad = None
-        op.loss(leaf, *given, metrics=False, policies=problem.policies).loss.backward()
+        op.loss(leaf, *given, metrics=False, policies=batch.policies).loss.backward()
 
     def coefficients(metrics: bool) -> Call:
-        return lambda: op.coefficients(problem.log_probs, *given, metrics=metrics, policies=problem.policies)
+        return lambda: op.coefficients(batch.log_probs, *given, metrics=metrics, policies=batch.policies)
 
-    return {"coefficients": coefficients(False), "with metrics": coefficients(True), "loss": loss}, problem.bytes_moved
+    return {"coefficients": coefficients(False), "with metrics": coefficients(True), "loss": loss}, batch.bytes_moved
 
 
 def main() -> None:

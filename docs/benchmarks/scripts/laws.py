@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -21,8 +22,7 @@ from law_cases import FAMILIES
 from rich.console import Console
 from rich.table import Table
 
-from fibration.bench.machine import describe_machine
-from fibration.bench.measure import Timing
+from fibration.bench.measure import describe_machine, record
 from fibration.errors import BackendError
 from fibration.files import write_file
 from fibration.language.hierarchy import Hierarchy
@@ -54,8 +54,8 @@ class Measured:
     out_of_time: str = ""  # the law, or `facts`; '' where all is decided
 
     @property
-    def total(self) -> Timing:
-        return Timing(tuple(v + f for v, f in zip(self.verify, self.facts, strict=True)))
+    def total(self) -> list[float]:
+        return [v + f for v, f in zip(self.verify, self.facts, strict=True)]
 
 
 def cases(specs: Sequence[str], quick: bool) -> Iterator[Case]:
@@ -104,7 +104,7 @@ def emit_table(console: Console, results: Sequence[Measured]) -> None:
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for r in results:
         name = f"{r.case.family}, {r.case.size}" if r.case.size else r.case.hierarchy.name
-        numbers = [f"{t.median:.2f}" for t in (Timing(tuple(r.verify)), Timing(tuple(r.facts)), r.total)]
+        numbers = [f"{median(seconds):.2f}" for seconds in (r.verify, r.facts, r.total)]
         table.add_row(name, *numbers, f"out of time: {r.out_of_time}" if r.out_of_time else r.outcome)
     console.print(table)
 
@@ -122,9 +122,9 @@ def document(timeout: float, results: Sequence[Measured]) -> dict[str, Any]:
                 "axis": r.case.axis,
                 "size": r.case.size,
                 "hierarchy": r.case.hierarchy.name,
-                "verify": Timing(tuple(r.verify)).record(),
-                "facts": Timing(tuple(r.facts)).record(),
-                "total": r.total.record(),
+                "verify": record(r.verify),
+                "facts": record(r.facts),
+                "total": record(r.total),
                 "outcome": r.outcome,
                 "out_of_time": r.out_of_time,
             }

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fibration import pipeline
-from fibration.bench.fresh import peak, reset_peak
+from fibration.bench.batches import Batch, Shape, make_batch
 from fibration.bench.measure import reason
-from fibration.bench.shapes import DTYPES, Problem, Shape, make_problem
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
@@ -65,24 +65,23 @@ class Counted:
         return self._group.gather_objects(obj)
 
 
-def part(problem: Problem, rank: int, size: int) -> Problem:
+def part(batch: Batch, rank: int, size: int) -> Batch:
     """The rows of one rank of a packed batch: neighbours, about as many tokens as every other rank has."""
-    ends = problem.offsets.numpy()
-    first, last = (int(np.searchsorted(ends, problem.tokens * r / size)) for r in (rank, rank + 1))
+    ends = batch.offsets.numpy()
+    first, last = (int(np.searchsorted(ends, batch.tokens * r / size)) for r in (rank, rank + 1))
     rows, tokens = slice(first, last), slice(int(ends[first]), int(ends[last]))
 
     def mine(values: Any) -> Any:
-        return values[rows if len(values) == len(problem.lengths) else tokens]
+        return values[rows if len(values) == len(ends) - 1 else tokens].clone()
 
     return replace(
-        problem,
-        lengths=problem.lengths[rows],
-        offsets=problem.offsets[first : last + 1] - problem.offsets[first],
-        log_probs=problem.log_probs[tokens].clone(),
-        old_log_probs=problem.old_log_probs[tokens].clone(),
-        advantages=mine(problem.advantages).clone(),
-        labels={k: mine(v) for k, v in problem.labels.items()},
-        policies={name: given[tokens].clone() for name, given in problem.policies.items()},
+        batch,
+        offsets=batch.offsets[first : last + 1] - batch.offsets[first],
+        log_probs=batch.log_probs[tokens].clone(),
+        old_log_probs=batch.old_log_probs[tokens].clone(),
+        advantages=mine(batch.advantages),
+        labels={k: mine(v) for k, v in batch.labels.items()},
+        policies={name: given[tokens].clone() for name, given in batch.policies.items()},
     )
 
 
@@ -91,12 +90,12 @@ class Rank:
     """Its part of the batch, and what is measured on it: with a group, or without one where that is None."""
 
     operator: Operator
-    problem: Problem
+    batch: Batch
     group: Any
     meet: Callable[[], object]
 
     def coefficients(self, index: Index) -> None:
-        p = self.problem
+        p = self.batch
         self.operator.coefficients(
             p.log_probs, p.old_log_probs, p.advantages, index, policies=p.policies, metrics=False
         )
@@ -110,20 +109,32 @@ class Rank:
     def sent(self) -> dict[str, Any]:
         """Bytes per gathering, of an index and of a call."""
         counted = Counted(as_group(self.group))
-        index = self.problem.index(self.operator, counted)
+        index = self.batch.index(self.operator, group=counted)
         at = len(counted.sent)
         self.coefficients(index)
-        return {"index": counted.sent[:at], "call": counted.sent[at:], "tokens": self.problem.tokens}
+        return {"index": counted.sent[:at], "call": counted.sent[at:], "tokens": self.batch.tokens}
 
     def memory(self, group: Any) -> dict[str, Any]:
         """The peak of an index and two calls beyond the batch, in bytes."""
         gc.collect()
         self.meet()
-        before = reset_peak(self.problem.device)
-        index = self.problem.index(self.operator, group)
+        before = reset_peak()
+        index = self.batch.index(self.operator, group=group)
         for _ in range(2):
             self.coefficients(index)
-        return {"bytes": max(0, peak(self.problem.device) - before)}
+        return {"bytes": max(0, resident("VmHWM") - before)}
+
+
+def reset_peak() -> int:
+    """Set the peak of the resident set to its present size; returns that, in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident("VmRSS")
+
+
+def resident(field: str) -> int:
+    """A line of the process's status, in bytes. (`ru_maxrss` is the same peak, but cannot be reset.)"""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def answers(rank: Rank) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -132,7 +143,7 @@ def answers(rank: Rank) -> dict[str, Callable[[], dict[str, Any]]]:
 
     def call(group: Any) -> dict[str, Any]:
         if (spread := group is not None) not in indices:
-            indices[spread] = rank.problem.index(rank.operator, group)
+            indices[spread] = rank.batch.index(rank.operator, group=group)
             rank.coefficients(indices[spread])
         return rank.timed(lambda: rank.coefficients(indices[spread]))
 
@@ -142,7 +153,7 @@ def answers(rank: Rank) -> dict[str, Callable[[], dict[str, Any]]]:
     found: dict[str, Callable[[], dict[str, Any]]] = {"sent": rank.sent}
     for suffix, group in ((" alone", None), ("", rank.group)):
         found[f"coefficients{suffix}"] = does(call, group)
-        found[f"index{suffix}"] = does(lambda g: rank.timed(lambda: rank.problem.index(rank.operator, g)), group)
+        found[f"index{suffix}"] = does(lambda g: rank.timed(lambda: rank.batch.index(rank.operator, group=g)), group)
         found[f"memory{suffix}"] = does(rank.memory, group)
     return found
 
@@ -156,7 +167,7 @@ def begin(task: Task) -> Rank:
     )
     hierarchy = Hierarchy.model_validate_json(task.hierarchy)
     operator = pipeline.compile(hierarchy, task.backend)
-    whole = make_problem(hierarchy, task.shape, DTYPES[task.dtype], seed=task.seed)
+    whole = make_batch(hierarchy, task.shape, task.dtype, seed=task.seed)
     return Rank(operator, part(whole, task.rank, task.size), dist.group.WORLD, dist.barrier)
 
 

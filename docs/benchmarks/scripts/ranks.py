@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -27,9 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fibration import pipeline
-from fibration.bench.machine import describe_machine
-from fibration.bench.measure import Timing
-from fibration.bench.shapes import DTYPES, Shape, parse_count
+from fibration.bench.batches import DTYPES, Shape, parse_count
+from fibration.bench.measure import describe_machine, record
 from fibration.errors import BackendError
 from fibration.files import write_file
 from fibration.language.hierarchy import Hierarchy
@@ -57,8 +57,8 @@ class Measured:
     tokens: list[int] = field(default_factory=list)  # of each rank
     memory: dict[str, int] = field(default_factory=dict)  # peak of the rank with the highest, beyond its part, in bytes
 
-    def timing(self, what: str) -> Timing:
-        return Timing(tuple(self.seconds[what]))
+    def median(self, what: str) -> float:
+        return median(self.seconds[what])
 
 
 @dataclass(frozen=True)
@@ -189,17 +189,17 @@ def emit_table(console: Console, results: Sequence[Measured], paper: Paper) -> N
 
 
 def _cells(r: Measured, one: Measured) -> list[str]:
-    call, alone, whole = r.timing("coefficients"), r.timing("coefficients alone"), one.timing("coefficients alone")
-    index, index_alone = r.timing("index"), r.timing("index alone")
+    call, alone, whole = r.median("coefficients"), r.median("coefficients alone"), one.median("coefficients alone")
+    index, index_alone = r.median("index"), r.median("index alone")
     return [
         str(r.size),
-        f"{1e3 * call.median:.2f}",
-        f"{call.median / whole.median:.2f}",
-        f"{call.median / alone.median:.2f}",
+        f"{1e3 * call:.2f}",
+        f"{call / whole:.2f}",
+        f"{call / alone:.2f}",
         f"{sum(r.sent['call']) / KIB:.1f}",
         str(len(r.sent["call"])),
-        f"{1e3 * index.median:.1f}",
-        f"{index.median / index_alone.median:.2f}",
+        f"{1e3 * index:.1f}",
+        f"{index / index_alone:.2f}",
         f"{sum(r.sent['index']) / KIB:.1f}",
         str(len(r.sent["index"])),
         f"{r.memory['memory'] / MIB:.1f}",
@@ -222,7 +222,7 @@ def document(shape: Shape, paper: Paper, results: Sequence[Measured]) -> dict[st
                 "processes": r.size,
                 "threads_each": r.threads,
                 "tokens": r.tokens,
-                **{what.replace(" ", "_"): r.timing(what).record() for what in TIMED},
+                **{what.replace(" ", "_"): record(r.seconds[what]) for what in TIMED},
                 "sent_bytes": r.sent,
                 "peak_extra_bytes": {"alone": r.memory["memory alone"], "group": r.memory["memory"]},
                 "on_paper": paper.of(r),

@@ -15,7 +15,6 @@ import sys
 import timeit
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,27 +23,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fibration import pipeline
-from fibration.bench.candidates import EAGER, ROWS, candidates, of_backend
-from fibration.bench.machine import describe_machine, usable_cores
-from fibration.bench.measure import Failed, Timing, ratio
-from fibration.bench.report import number
-from fibration.bench.rows import Measured, Plan, measure
-from fibration.bench.shapes import LAYOUTS, Shape, parse_count
+from fibration.bench.batches import LAYOUTS, Shape, parse_count
+from fibration.bench.command import number
+from fibration.bench.measure import COMPILED, EAGER, ROWS, describe_machine, measure, names, usable_cores
 from fibration.files import write_file
 from fibration.language.hierarchy import Hierarchy
 from fibration.printing.reports import load_quietly
-
-
-@dataclass(frozen=True)
-class OnThreads:
-    """One hierarchy on one small batch, with so many threads for all."""
-
-    threads: int
-    measured: Measured
-
-    def timing(self, name: str) -> Timing | Failed | None:
-        row = self.measured.row(name)
-        return self.measured.failed or (row.timing if row else None)
 
 
 def thread_counts() -> tuple[int, ...]:
@@ -63,43 +47,38 @@ def on_threads(number: int) -> Iterator[None]:
 
 
 def measure_small(
-    hierarchy: Hierarchy, backends: Sequence[str], tokens: int, length: int, plan: Plan
-) -> Iterator[OnThreads]:
-    """Equal rows, padded and packed; every row of a backend and eager torch in turns."""
-    rows = candidates(hierarchy, backends, compiled=False)
+    hierarchy: Hierarchy, backends: Sequence[str], tokens: int, length: int, rounds: int
+) -> Iterator[dict[str, Any]]:
+    """Results of equal rows, padded and packed: every row of a backend and eager torch in turns."""
+    rows = [name for name in names(hierarchy, backends) if name != COMPILED]
     for layout in reversed(LAYOUTS):
-        for threads in thread_counts() if plan.device == "cpu" else (torch.get_num_threads(),):
+        for threads in thread_counts():
             with on_threads(threads):
-                yield OnThreads(threads, measure(hierarchy, Shape(tokens, length, "equal", layout), rows, plan, False))
+                shape = Shape(tokens, length, "equal", layout)
+                yield {"threads": threads, **measure(hierarchy, shape, rows, rounds)}
 
 
-def emit_tables(console: Console, results: Sequence[OnThreads], backends: Sequence[str]) -> None:
+def emit_tables(console: Console, results: Sequence[dict[str, Any]], backends: Sequence[str]) -> None:
     """Per backend: milliseconds of what an optimizer step may ask for, and of its losses how that is to eager torch."""
     for backend in backends:
         table = Table(box=None, padding=(0, 1, 0, 0), title=f"{backend}, ms", title_justify="left")
-        columns = ["", "threads", "coef", "metrics", "loss", "/eager", "metrics", "/eager", "eager"]
+        columns = ["", "threads", "coef", "metrics", "index", "loss", "/eager", "metrics", "/eager", "eager"]
         for i, column in enumerate(columns):
             table.add_column(column, justify="right" if i else "left", no_wrap=True)
         for r in results:
-            table.add_row(
-                f"{r.measured.hierarchy.name}, {r.measured.shape.layout}", str(r.threads), *_cells(r, backend)
-            )
+            table.add_row(f"{r['hierarchy']}, {r['shape']['layout']}", str(r["threads"]), *_cells(r, backend))
         console.print(table)
-        for why in dict.fromkeys(t.reason for r in results for t in _timings(r, backend) if isinstance(t, Failed)):
-            console.print(why)
+    for why in dict.fromkeys(row["error"] for r in results for row in r["rows"] if "error" in row):
+        console.print(why)
 
 
-def _timings(result: OnThreads, backend: str) -> list[Timing | Failed | None]:
-    return [result.timing(name) for name in (*(of_backend(backend, what).name for what in ROWS), EAGER)]
-
-
-def _cells(result: OnThreads, backend: str) -> Iterator[str]:
-    *ours, eager = _timings(result, backend)
-    for what, found in zip((*ROWS, ""), (*ours, eager), strict=True):
-        yield number(found.median * 1e3) if isinstance(found, Timing) else "failed" if found else ""
-        if what.startswith("backward"):
-            beside = ratio(found, eager)
-            yield "" if beside is None else f"{beside:.2f}"
+def _cells(result: dict[str, Any], backend: str) -> Iterator[str]:
+    rows = {row["name"]: row for row in result["rows"]}
+    for name in (*(f"fibration {backend}{row}" for row in ROWS), EAGER):
+        row = rows.get(name, {})
+        yield number(row["median_s"] * 1e3) if "median_s" in row else "failed" if row else ""
+        if " loss" in name:
+            yield f"{row['over_eager']:.2f}" if "over_eager" in row else ""
 
 
 def alone(hierarchy: Hierarchy, tokens: int, length: int) -> Iterator[tuple[str, float]]:
@@ -134,27 +113,10 @@ def alone(hierarchy: Hierarchy, tokens: int, length: int) -> Iterator[tuple[str,
         yield what, statistics.median(times[1:]) / 100
 
 
-def document(results: Sequence[OnThreads]) -> dict[str, Any]:
-    """Medians, quartiles and the best of everything, in seconds."""
-
-    def of(r: OnThreads) -> Iterator[dict[str, Any]]:
-        for row in r.measured.rows:
-            found = {"hierarchy": r.measured.hierarchy.name, "layout": r.measured.shape.layout, "threads": r.threads}
-            found |= {"name": row.candidate.name, "backend": row.candidate.backend or None}
-            timing = r.timing(row.candidate.name)
-            if isinstance(timing, Timing):
-                record = timing.record()
-                found |= {k: record[k] for k in ("median_s", "quartiles_s", "best_s")} | {"rounds": len(timing.samples)}
-            else:
-                found["error"] = timing.reason if timing else "not measured"
-            yield {**found, "computes": ROWS[row.candidate.what], "over_eager": ratio(timing, r.timing(EAGER))}
-
-    return {
-        "format": "fibration.bench.small/1",
-        "command": sys.argv,
-        "machine": describe_machine(torch.device("cpu")),
-        "results": [one for r in results for one in of(r)],
-    }
+def document(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Everything that was measured, in seconds."""
+    machine = describe_machine(torch.device("cpu"))
+    return {"format": "fibration.bench.small/2", "command": sys.argv, "machine": machine, "results": list(results)}
 
 
 def main() -> None:
@@ -172,8 +134,8 @@ def main() -> None:
         for spec in given.specs:
             print(spec, *(f"{what} {t * 1e6:.0f}" for what, t in alone(load_quietly(spec), tokens, length)), sep=", ")
         return
-    backends, plan = [pipeline.choose(given.backend)], Plan(given.repeats)
-    results = [r for spec in given.specs for r in measure_small(load_quietly(spec), backends, tokens, length, plan)]
+    backends, rounds = [pipeline.choose(given.backend)], given.repeats
+    results = [r for spec in given.specs for r in measure_small(load_quietly(spec), backends, tokens, length, rounds)]
     emit_tables(Console(), results, backends)
     if given.json:
         write_file(given.json, json.dumps(document(results), indent=1) + "\n")

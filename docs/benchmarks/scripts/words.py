@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -19,11 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fibration import pipeline
-from fibration.bench.candidates import make_ready, of_backend, start
-from fibration.bench.machine import describe_machine
-from fibration.bench.measure import Failed, Timing, clock, interleave, ratio
-from fibration.bench.report import number
-from fibration.bench.shapes import DTYPES, Shape, make_problem, parse_count
+from fibration.bench.batches import DTYPES, Shape, make_batch, parse_count
+from fibration.bench.command import number
+from fibration.bench.measure import Times, describe_machine, interleave, record, seconds, start
 from fibration.files import write_file
 from fibration.language.advantages import centred, standardised
 from fibration.language.atoms import BATCH, Stratum, reward, token_log_ratio
@@ -46,7 +45,7 @@ class Measured:
     hierarchy: Hierarchy
     backend: str
     word: str
-    timing: Timing | Failed
+    times: Times
 
 
 @functools.cache
@@ -103,17 +102,18 @@ def measure(
     """All variants of a hierarchy in turns, on batches of the same rows and log ratios."""
     calls: dict[str, Callable[[], object]] = {}
     for word, h in variants(hierarchy).items():
-        problem = make_problem(h, shape, DTYPES[dtype], device, seed)
-        calls[word] = start(of_backend(backend), h, problem, make_ready(h, backend, problem))
-    for word, timing in interleave(calls, repeats, clock(problem.device)).items():
-        yield Measured(hierarchy, backend, word, timing)
+        calls[word] = start(h, make_batch(h, shape, dtype, device, seed), f"fibration {backend}")
+    for word, times in interleave(calls, repeats, lambda call: seconds(call, torch.device(device))).items():
+        yield Measured(hierarchy, backend, word, times)
 
 
 def over_plain(result: Measured, results: Sequence[Measured]) -> float | None:
     """Its median over that of the same loss without the word."""
     same = (result.hierarchy, result.backend)
     plain = next(r for r in results if (r.hierarchy, r.backend) == same and r.word == PLAIN)
-    return ratio(result.timing, plain.timing)
+    if isinstance(result.times, str) or isinstance(plain.times, str):
+        return None
+    return median(result.times) / median(plain.times)
 
 
 def emit_tables(console: Console, results: Sequence[Measured]) -> None:
@@ -129,11 +129,11 @@ def emit_tables(console: Console, results: Sequence[Measured]) -> None:
 
 
 def _cells(result: Measured, results: Sequence[Measured]) -> Iterator[str]:
-    if isinstance(result.timing, Failed):
-        yield result.timing.reason
+    if isinstance(result.times, str):
+        yield result.times
         return
-    yield number(result.timing.median * 1e3)
-    yield number(min(result.timing.samples) * 1e3)
+    yield number(median(result.times) * 1e3)
+    yield number(min(result.times) * 1e3)
     yield f"{over_plain(result, results) or 0:.2f}"
 
 
@@ -142,7 +142,7 @@ def document(shape: Shape, results: Sequence[Measured]) -> dict[str, Any]:
 
     def of(r: Measured) -> dict[str, Any]:
         found = {"hierarchy": r.hierarchy.name, "backend": r.backend, "word": r.word}
-        timing = {"error": r.timing.reason} if isinstance(r.timing, Failed) else r.timing.record()
+        timing = {"error": r.times} if isinstance(r.times, str) else record(r.times)
         return {**found, **timing, "over_plain": over_plain(r, results)}
 
     return {
