@@ -14,8 +14,7 @@ from torch import Tensor
 
 from fibration.errors import BatchError
 from fibration.language.atoms import BATCH
-from fibration.language.hierarchy import Hierarchy
-from fibration.language.hierarchy import adds_up_tokens
+from fibration.language.hierarchy import Hierarchy, adds_up_tokens
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
 
