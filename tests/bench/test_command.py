@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,7 @@ def test_the_command_writes_a_table_and_json(monkeypatch: pytest.MonkeyPatch, tm
     own.write_text(OWN)
     out = tmp_path / "new" / "bench.json"
     options = ("--backend", "torch", "--tokens", "600", "--length", "20", "--repeats", "2", "--seed", "7")
+    monkeypatch.setattr(sys, "argv", ["python", "bench", "fiberpo", "my own.py"])
     code, said = bench("fiberpo", own, *options, "--json", out)
     assert code == 0, said
     assert "fiberpo: 600 tokens, packed" in said and "own: 600 tokens, padded" in said and "…" not in said
@@ -153,7 +155,7 @@ def test_the_command_writes_a_table_and_json(monkeypatch: pytest.MonkeyPatch, tm
     lines = [" ".join(line.split()) for line in said.splitlines() if line.startswith(f"{EAGER}  ")]
     assert len(lines) == 2 and all(line.startswith("eager torch 500 500 0% 1 1 ") for line in lines)
     document = json.loads(out.read_text())
-    assert document["format"] == "fibration bench 2" and document["command"].startswith("fibration ")
+    assert document["format"] == "fibration bench 2" and document["command"] == "fibration bench fiberpo 'my own.py'"
     assert (document["seed"], document["dtype"], document["device"]) == (7, "float32", "cpu")
     assert document["machine"]["processor"] and document["machine"]["torch"] == torch.__version__
     expected = [("fiberpo", 8), ("fiberpo", 8), ("own", 6), ("own", 6)]
