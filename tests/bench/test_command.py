@@ -143,10 +143,9 @@ def test_a_batch_without_memory_does_not_stop_the_others(monkeypatch: pytest.Mon
 def test_the_command_writes_a_table_and_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Everything but the clock."""
     quietly(monkeypatch)
-    own = tmp_path / "own.py"
+    own, out = tmp_path / "own.py", tmp_path / "new" / "bench.json"
     own.write_text(OWN)
-    out = tmp_path / "new" / "bench.json"
-    options = ("--backend", "torch", "--tokens", "600", "--length", "20", "--repeats", "2", "--seed", "7")
+    options = "--backend torch --tokens 600 --length 20 --repeats 2 --seed 7".split()
     monkeypatch.setattr(sys, "argv", ["python", "bench", "fiberpo", "my own.py"])
     code, said = bench("fiberpo", own, *options, "--json", out)
     assert code == 0, said
@@ -171,9 +170,7 @@ def test_the_command_writes_a_table_and_json(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_json_on_stdout_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     quietly(monkeypatch)
-    result = CliRunner().invoke(
-        app, ["bench", "gspo", "-b", "torch", "--tokens", "600", "--repeats", "1", "--json", "-"]
-    )
+    result = CliRunner().invoke(app, "bench gspo -b torch --tokens 600 --repeats 1 --json -".split())
     assert result.exit_code == 0 and len(json.loads(result.stdout)["results"]) == 2
 
 
