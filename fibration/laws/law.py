@@ -95,6 +95,9 @@ def following(decision: Decision, failure: Verdict | None) -> Decision:
     return replace(decision, cause=Cause(failure.law, failure.subject))
 
 
+Decide = Callable[[Subject], Iterator[Decision]]
+
+
 @dataclass(frozen=True)
 class Law:
     """A law. `decisions` yields one decision per subject. If it fails and is `needed_by_all`, no later law is decided.
@@ -104,14 +107,15 @@ class Law:
 
     name: str
     statement: str
-    decisions: Callable[[Subject], Iterator[Decision]]
+    decisions: Decide
     may_be_given_up: bool = True
     needed_by_all: bool = False
-    remainder: Callable[[Subject], Iterator[Decision]] | None = None
+    remainder: Decide | None = None
 
     def decide(self, subject: Subject) -> Iterator[Verdict]:
         """One verdict per subject, in the name of the law."""
-        yield from (self._verdict(d, self._offered(d, subject)) for d in self._decided(self.decisions, subject))
+        for d in self._decided(self.decisions, subject):
+            yield self._verdict(d, self._offered(d, subject, self.decisions))
 
     def decide_rest(self, subject: Subject, given_up: Collection[Verdict]) -> Iterator[Verdict]:
         """One verdict on the remainder per subject of `given_up`, but for a failure with the fault that is given up."""
@@ -119,28 +123,27 @@ class Law:
         for d in self._decided(self.remainder, subject) if self.remainder and faults else ():
             is_given_up = bool(d.fault) and d.fault == faults.get(d.subject)
             if (d.subject in faults and not is_given_up) or d.subject == "hierarchy":
-                yield self._verdict(replace(d, subject=LEFT + d.subject), self._offered(d, subject))
+                offered = self._offered(d, subject, self.remainder or self.decisions)
+                yield self._verdict(replace(d, subject=LEFT + d.subject), offered)
 
-    def _offered(self, d: Decision, subject: Subject) -> str:
+    def _offered(self, d: Decision, subject: Subject, decide: Decide) -> str:
         """The remedy in words: the fixes with which the law holds, and the advice."""
         offers = (d.remedy,) if isinstance(d.remedy, str) else d.remedy
-        held = [o for o in offers if isinstance(o, Fix) and self._holds(o, d.subject, subject.before)]
+        held = [o for o in offers if isinstance(o, Fix) and self._holds(o, d.subject, subject.before, decide)]
         said = [o if isinstance(o, str) else o.words for o in offers if isinstance(o, str) or o in held]
         text = "; or ".join(dict.fromkeys(w for w in said if w and not (held and isinstance(w, Otherwise))))
         named = [p for p in dict.fromkeys(WORDS.findall(text)) if p in subject.hierarchy.parameters]
         return text + f" (parameter{'s' * (len(named) > 1)}: {', '.join(named)})" * bool(named)
 
-    def _holds(self, fix: Fix, topic: str, before: Sequence[Law]) -> bool:
-        """Whether the law holds of the hierarchy with a fix: the laws `before` are decided first, without remedies."""
+    def _holds(self, fix: Fix, topic: str, before: Sequence[Law], decide: Decide) -> bool:
+        """Whether what is to decide holds of the hierarchy with a fix; the laws `before` are decided first."""
         try:
             mended = Subject(fix.mended(), [])
         except FibrationError:
             return False
         for law in before:
             mended.verdicts += [law._verdict(d) for d in law._decided(law.decisions, mended)]
-        return all(
-            d.status == "proved" for d in self._decided(self.decisions, mended) if d.subject in (topic, "hierarchy")
-        )
+        return all(d.status == "proved" for d in self._decided(decide, mended) if d.subject in (topic, "hierarchy"))
 
     def _verdict(self, d: Decision, remedy: str = "") -> Verdict:
         required = "" if d.status == "proved" else d.required or self.statement
@@ -149,7 +152,7 @@ class Law:
             internal_error=d.internal_error, fault=d.fault,
         )  # fmt: skip
 
-    def _decided(self, decide: Callable[[Subject], Iterator[Decision]], subject: Subject) -> Iterator[Decision]:
+    def _decided(self, decide: Decide, subject: Subject) -> Iterator[Decision]:
         """The decisions. Numbers too large to compute with, or an exception, end them with one that is undecided."""
         try:
             yield from decide(subject)

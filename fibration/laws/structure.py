@@ -7,17 +7,20 @@ the whole batch always agree, since the batch is one element.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import networkx as nx
 
 from fibration.errors import an
 from fibration.language.assumptions import Balanced
-from fibration.language.atoms import BATCH, Component, Parameter, Stratum
+from fibration.language.atoms import BATCH, Component, Parameter, Stratum, count
+from fibration.language.gates import identity_gate
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.kernels import Fibration, proportional, uniform
 from fibration.language.traversal import atoms
 from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, refuted
+from fibration.laws.remedies import Fix, Offers, Otherwise
 from fibration.laws.subject import Subject
 
 STATEMENT = (
@@ -45,34 +48,33 @@ def shown(h: Hierarchy) -> str:
     return "; ".join([", ".join(f.name for f in h.fibrations), *notes])
 
 
-Fault = tuple[str, str, str]  # what was found, a remedy, a witness
+Fault = tuple[str, str | Offers, str]  # what was found, a remedy, a witness
 
 
 def _graph_fault(h: Hierarchy) -> Fault | None:
     """A cycle, several parts, a fibration declared twice, or rows that are a leaf."""
     g = h.shape.graph
     if not nx.is_directed_acyclic_graph(g):
-        edges = [(e[0], e[1]) for e in nx.find_cycle(g)]
-        cycle = " → ".join(str(s) for s in (edges[0][0], *(b for _, b in edges)))
-        return (
-            "a cycle",
-            f"remove one of its fibrations, such as Fibration({edges[-1][0]}, {edges[-1][1]}, ...)",
-            f"the cycle {cycle}",
-        )
+        steps = [(e[0], e[1]) for e in nx.find_cycle(g)]
+        cycle = " → ".join(str(s) for s in (steps[0][0], *(b for _, b in steps)))
+        fixes = [edges(h, [], removed=[f]) for f in h.fibrations if (f.source, f.target) in steps]
+        return "a cycle", (*fixes, Otherwise("remove one of its fibrations")), f"the cycle {cycle}"
     if not nx.is_weakly_connected(g):
         parts = [", ".join(sorted(map(str, c))) for c in nx.weakly_connected_components(g)]
         one, other = list(nx.weakly_connected_components(g))[:2]
         ends = next(s for s in h.order if s in one), next(s for s in reversed(h.order) if s in other)
-        join = f"join them with a fibration, such as Fibration({ends[0]}, {ends[1]}, uniform())"
+        join = edges(h, [Fibration(*ends, uniform())]), Otherwise("join them with a fibration")
         return "several parts", join, f"no path between {{{'} and {'.join(parts)}}}"
     twice = next((f for k, f in enumerate(h.fibrations) if f.name in [g.name for g in h.fibrations[:k]]), None)
     if twice:
-        keep = f"keep one of them, such as Fibration({twice.source}, {twice.target}, {twice.kernel})"
+        others = [f for f in h.fibrations if f.name == twice.name and f is not twice]
+        keep = edges(h, [], removed=others), Otherwise("keep one of them")
         return "a fibration declared twice", keep, f"two fibrations {twice.name}"
     if h.rows in h.leaves:
+        rows = [Fix(f"declare rows={s}", lambda s=s: h.replace(rows=s)) for s in h.coarser(h.rows)[:1]]  # type: ignore[misc]
         return (
             f"the rows of the batch are the sampled stratum '{h.rows}'",
-            f"declare rows={next(iter(h.coarser(h.rows)), 'trajectory')}, a stratum that the sampled one lies over",
+            (*rows, Otherwise("declare rows= as a stratum that the sampled one lies over")),
             f"rows={h.rows} has no tokens over it",
         )
     return None
@@ -106,7 +108,10 @@ def _beside_the_rows(h: Hierarchy) -> Fault | None:
         return None
     return (
         f"rows={h.rows}, over which {' and '.join(s.name for s in beside)} does not lie",
-        f"add Fibration({beside[0]}, {h.rows}, uniform()), or declare rows= as another stratum, which needs no gate",
+        (
+            edges(h, [Fibration(leaf, h.rows, uniform()) for leaf in beside]),
+            "declare rows= as another stratum, which needs no gate",
+        ),
         f"{an(beside[0])} in the first row does not lie over {h.rows} 1",
     )
 
@@ -118,17 +123,18 @@ def _uncrossed(h: Hierarchy) -> Fault | None:
 
 def _not_crossing(h: Hierarchy, assumed: Balanced) -> Fault | None:
     a, b = assumed.first, assumed.second
+    without = (Fix(f"remove {assumed!r}", lambda: h.replace(assume=[a for a in h.assume if a != assumed])),)
     for fine, coarse in ((a, b), (b, a)):
         if coarse in h.coarser(fine):
             return (
                 f"{assumed!r}, where {fine} lies over {coarse}",
-                f"remove {assumed!r}",
+                without,
                 f"every {fine} lies over one {coarse}: the two do not cross",
             )
     if not set(h.shape.finer(a)) & set(h.shape.finer(b)):
         return (
             f"{assumed!r}, where nothing lies over both",
-            f"remove {assumed!r}",
+            without,
             f"no element lies over {an(a)} and over {an(b)}: the two do not cross",
         )
     if not h.shape.meets(a, b):
@@ -143,9 +149,10 @@ def _not_crossing(h: Hierarchy, assumed: Balanced) -> Fault | None:
 def _flat(h: Hierarchy) -> Fault | None:
     if h.orthogonalise is None or not h.shape.is_tree:
         return None
+    plain = Fix("write orthogonalise=None: a tree's residuals are orthogonal", lambda: h.replace(orthogonalise=None))
     return (
         "orthogonalise='projection', where nothing crosses",
-        "write orthogonalise=None: residuals of a tree are orthogonal as they are",
+        (plain,),
         f"no stratum of {', '.join(s.name for s in h.order)} lies directly over two others",
     )
 
@@ -167,12 +174,29 @@ def _unweighed(h: Hierarchy) -> Fault | None:
     )
 
 
-def common_coarsening(h: Hierarchy, a: Stratum, b: Stratum) -> str:
+def common_coarsening(h: Hierarchy, a: Stratum, b: Stratum) -> Offers:
     """The remedy for two strata without a common coarser one."""
-    batch = next((s for s in h.strata if s.name == BATCH), None)
-    declared = f"strata('{BATCH}') with " if batch is None else ""
-    missing = [f"Fibration({s}, {BATCH}, ...)" for s in (a, b) if batch is None or batch not in h.coarser(s)]
-    return f"add a common coarsening of {a} and {b}, for example {declared}{' and '.join(missing)}"
+    batch, leaf = Stratum(BATCH), h.leaves[0]
+    kernel = proportional(count(leaf)) if len(h.leaves) == 1 else uniform()
+    missing = [Fibration(s, batch, kernel) for s in (a, b) if s == leaf or batch not in h.coarser(s)]
+    return edges(h, missing, f"a common coarsening of {a} and {b}: "), Otherwise(
+        f"add a common coarsening of {a} and {b}"
+    )
+
+
+def edges(h: Hierarchy, added: Sequence[Fibration], what: str = "", removed: Sequence[Fibration] = ()) -> Fix:
+    """The fix that adds fibrations, and removes others. A stratum that it brings has the identity gate."""
+    kept = [f for f in h.fibrations if all(f is not r for r in removed)]
+    met = dict.fromkeys(s for f in (*kept, *added) for s in (f.source, f.target))
+    new = [s for s in met if s not in h.gates]
+    words = [f"{verb} {what}{' and '.join(map(repr, fs))}" for verb, fs in (("add", added), ("remove", removed)) if fs]
+    words += [f"with {s}: {identity_gate()} in gates" for s in new]
+
+    def mended() -> Hierarchy:
+        gates = {s: h.gates.get(s, identity_gate()) for s in met or h.gates}
+        return h.replace(fibrations=[*kept, *added], gates=gates)
+
+    return Fix(", ".join(words), mended)
 
 
 LAW = Law("structure", STATEMENT, decide_structure, may_be_given_up=False, needed_by_all=True)

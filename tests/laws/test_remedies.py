@@ -66,28 +66,28 @@ def mends(h, fix):
         yield "uniform()", h.replace(fibrations=[Fibration(f.source, f.target, uniform()) for f in h.fibrations])
     for key in re.findall(r"^remove '(\w+)' from gives_up$", fix):
         yield fix, h.replace(gives_up={k: why for k, why in h.gives_up.items() if k != key})
-    if found := re.fullmatch(r"remove one of its fibrations, such as Fibration\((\w+), (\w+), \.\.\.\)", fix):
-        edges = [f for f in h.fibrations if (f.source.name, f.target.name) != found.groups()]
-        met = {s for f in edges for s in (f.source, f.target)} or h.gates.keys()
-        yield fix, h.replace(fibrations=edges, gates={s: h.gates[s] for s in h.gates if s in met})
-    if found := re.fullmatch(r"keep one of them, such as (Fibration\((\w+), (\w+), .*\))", fix):
-        others = [f for f in h.fibrations if (f.source.name, f.target.name) != found.groups()[1:]]
-        yield fix, h.replace(fibrations=[*others, eval(found[1], known)])
-    if found := re.match(r"declare rows=(\w+),", fix):
+    for text in re.findall(r"(?:^|; or )remove (Fibration\(.*?\)(?: and Fibration\(.*?\))*)(?=;|$)", fix):
+        gone = [eval(f, known) for f in text.split(" and ")]
+        left = list(h.fibrations)
+        for f in gone:
+            left.remove(f)
+        met = {s for f in left for s in (f.source, f.target)} or h.gates.keys()
+        yield text, h.replace(fibrations=left, gates={s: h.gates[s] for s in h.gates if s in met})
+    for text in re.findall(r"(?:^|; or )add (?:a common coarsening of .*?: )?(Fibration\(.*?)(?=;|$)", fix):
+        new, _, gate = text.partition(", with ")
+        batch = {"batch": strata("batch")[0]}
+        gates = {known[s] if s in known else batch[s]: eval(g, known) for s, g in re.findall(r"(\w+): (\w+\(\)) in", gate)}
+        made = eval(f"[{new.replace(' and ', ', ')}]", known | batch)
+        yield text, h.replace(fibrations=[*h.fibrations, *made], gates={**h.gates, **gates})
+    if found := re.match(r"declare rows=(\w+)", fix):
         yield fix, h.replace(rows=known[found[1]])
     if fix.startswith("write orthogonalise=None"):
         yield fix, h.replace(orthogonalise=None)
     for text in re.findall(r"assume=\[(balanced\(.*?\))\],", fix):
         yield text, h.replace(assume=[*h.assume, *eval(f"[{text}]", known)])
-    if found := re.match(r"add a common coarsening of .*, for example (?:strata\('(\w+)'\) with )?(.*)$", fix):
-        batch = strata("batch")[0]
-        made = eval(f"[{found[2].replace(' and ', ', ').replace('...', 'uniform()')}]", known | {"batch": batch})
-        yield fix, h.replace(fibrations=[*h.fibrations, *made], gates={**h.gates, batch: identity_gate()})
     if fix.startswith("leave pull= out of inward()"):
         for s, gate in ((s, g) for s, g in h.gates.items() if "pull=" in str(g)):
             yield fix, h.replace(gates={**h.gates, s: eval(re.sub(r"pull=[^,()]*", "", str(gate)), known)})
-    if found := re.fullmatch(r"join them with a fibration, such as (.*)", fix):
-        yield fix, h.replace(fibrations=[*h.fibrations, eval(found[1], known)])
 
 
 ONE_DECLARATION = {"identity", "positivity", "recovery", "markov", "reflecting", "structure", "orthogonality", "inward"}

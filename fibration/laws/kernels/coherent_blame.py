@@ -23,21 +23,23 @@ from fibration.language.traversal import atoms, transform
 from fibration.laws.kernels.reflecting import sums_to_1
 from fibration.laws.law import Proved
 from fibration.laws.locality import Weight
+from fibration.laws.remedies import Offers, kernels
 from fibration.laws.signs.claim import Claim
 from fibration.laws.subject import Subject
 
 ONE_MEASURE = "give all kernels one measure: proportional() of one count, or of one total, on every edge"
 
 
-def blame(subject: Subject) -> tuple[str, str]:
+def blame(subject: Subject) -> tuple[str, Offers]:
     """What was found, and the remedy."""
-    found = [(f, weight) for f in subject.hierarchy.fibrations if (weight := mended(subject, f)) is not None]
+    h = subject.hierarchy
+    found = [(f, weight) for f in h.fibrations if (weight := mended(subject, f)) is not None]
     if not found:
-        return disagreeing(subject), ONE_MEASURE
+        return disagreeing(subject), (ONE_MEASURE,)
     slips = [f"the kernel {f.name} has the weight {f.weight}, and the others spread {w}" for f, w in found]
-    mends = [f"give {f.name} the weight {w}" for f, w in found]
+    mends = [kernels(h, f"give {f.name} the weight {w}", {f: MarkovKernel(w)}) for f, w in found]
     one = "one of these is wrong: " if len(found) > 1 else ""
-    return one + "; or ".join(slips), f"{'; or '.join(mends)}; or {ONE_MEASURE}"
+    return one + "; or ".join(slips), (*mends, ONE_MEASURE)
 
 
 def mended(subject: Subject, f: Fibration) -> Expression | None:

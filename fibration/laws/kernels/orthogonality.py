@@ -12,8 +12,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fibration.errors import an
-from fibration.language.assumptions import Balanced
+from fibration.errors import an, listed
+from fibration.language.assumptions import Balanced, balanced
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.laws import topic
@@ -22,6 +22,7 @@ from fibration.laws.kernels.kernel_search import Cover
 from fibration.laws.kernels.orthogonality_search import residuals_that_do_not_sum_to_0
 from fibration.laws.kernels.projections import Projections
 from fibration.laws.law import Decision, Law, following, proved, refuted, undecided, unproved
+from fibration.laws.remedies import Fix, Offers
 from fibration.laws.structure import common_coarsening
 from fibration.laws.subject import Subject
 
@@ -80,8 +81,11 @@ def _unneeded(h: Hierarchy) -> Decision:
     assumed = [a for a in h.assume if isinstance(a, Balanced)]
     why = f" with {', '.join(map(repr, assumed))}" if assumed else ": no two strata cross"
     found = f"a projection that is asked for where none is needed: every residual is orthogonal{why}"
-    remedy = "write orthogonalise=None" + (f", or leave out {' and '.join(map(repr, assumed))}" if assumed else "")
-    return refuted("hierarchy", found, remedy, None, UNNEEDED)
+    fixes = [Fix("write orthogonalise=None", lambda: h.replace(orthogonalise=None))]
+    if assumed:
+        others = [a for a in h.assume if a not in assumed]
+        fixes.append(Fix(f"leave out {listed(map(repr, assumed))}", lambda: h.replace(assume=others)))
+    return refuted("hierarchy", found, tuple(fixes), None, UNNEEDED)
 
 
 # ---------------------------------------------------------------- proofs
@@ -93,7 +97,7 @@ class _Open:
 
     fault: str
     found: str
-    remedy: str
+    remedy: str | Offers
     witness: Witness | None = None
 
 
@@ -134,14 +138,18 @@ def _missing(h: Hierarchy, v: Stratum, pairs: list[tuple[Stratum, Stratum]]) -> 
     crossing = list(dict.fromkeys(_ordered(h, p) for p in pairs))
     # balance of finer strata implies that of the strata that they lie over
     finest = [p for p in crossing if not any(q != p and _implies(h, q, p) for q in crossing)]
-    assume = ", ".join(f"balanced({a}, {b})" for a, b in finest)
+    assume = [balanced(a, b) for a, b in finest]
     u, w = finest[0]
     cell = next((s for s in h.strata if s.name in (f"{u}_{w}", f"{w}_{u}")), None)
     chain = f"a stratum {u}_{w} with a chain through it" if cell is None else f"{cell} over one of {u} and {w} alone"
     return _Open(
         "unbalanced",
         f"{', '.join(f'{a} and {b}' for a, b in finest)} may cross in frequencies that are not proportional",
-        f"assume=[{assume}], which is checked on every index; or {chain}; or orthogonalise='projection'",
+        (
+            Fix(f"assume={assume}, which is checked on every index", lambda: h.replace(assume=[*h.assume, *assume])),
+            chain,
+            Fix("orthogonalise='projection'", lambda: h.replace(orthogonalise="projection")),
+        ),
     )
 
 

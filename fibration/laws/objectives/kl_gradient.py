@@ -13,7 +13,7 @@ from typing import Any
 
 import sympy
 
-from fibration.language.atoms import Parameter, at
+from fibration.language.atoms import Parameter, at, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import exp
@@ -35,6 +35,7 @@ from fibration.laws.objectives.divergences import (
 )
 from fibration.laws.objectives.kl_gradient_search import leads_nowhere, looks_beyond, no_divergence
 from fibration.laws.objectives.samples import Samples
+from fibration.laws.remedies import Fix, Offers
 from fibration.laws.subject import Subject
 
 STATEMENT = (
@@ -42,8 +43,7 @@ STATEMENT = (
     "∂P/∂log π = κ·(log π - log q) + const, or κ·log π + const; κ reads the state alone, is not 0, and for a policy q "
     "is never below 0"
 )
-ENTROPY = "exp(token_log_ratio)*(log_prob(current) - 1)"
-GIVE_UP = "or gives_up={'kl_gradient': 'why'}"
+GIVE_UP = "gives_up={'kl_gradient': 'why'}"
 NOTHING = "nothing left in expectation"
 
 
@@ -54,25 +54,22 @@ def covered(h: Hierarchy) -> list[tuple[str, Penalty]]:
 
 def decide_kl_gradient(subject: Subject) -> Iterator[Decision]:
     for name, penalty in covered(subject.hierarchy):
-        yield _of_penalty(subject, topic.penalty(name), penalty)
+        yield _of_penalty(subject.hierarchy, name, penalty)
 
 
-def _of_penalty(subject: Subject, name: str, penalty: Penalty) -> Decision:
-    h = subject.hierarchy
+def _of_penalty(h: Hierarchy, name: str, penalty: Penalty) -> Decision:
+    what = topic.penalty(name)
     found = [divergence(h, leaf, penalty) for leaf in h.leaves]
     if all(f is not None for f in found):
         granted = Samples(h).granted(weighed(h, penalty))
-        return proved(name, "; ".join(dict.fromkeys(f.words for f in found if f is not None)) + granted)
+        return proved(what, "; ".join(dict.fromkeys(f.words for f in found if f is not None)) + granted)
     formula = desugar(at(weighed(h, penalty), h.leaves[0]))
     read = (a.policy.name for a in atoms_within(formula, LogProb))
     passed = [p for p in dict.fromkeys(read) if p not in (CURRENT, OLD)]
     is_flat = all(never_flows(h, leaf, penalty) for leaf in h.leaves)
     witness = no_divergence(h, formula, passed, looks_beyond(formula) and not is_flat)
     said = "" if witness else ", of which it was not shown what its derivative is the gradient of"
-    turned = Penalty(-penalty.formula, penalty.objective, penalty.over)
-    is_turned = all(divergence(h, leaf, turned) is not None for leaf in h.leaves)
-    remedy = _turned(penalty) if is_turned else _remedy(h, penalty)
-    decision = unproved(name, f"P = {penalty.formula}{estimator(h, penalty)}{said}", remedy, witness)
+    decision = unproved(what, f"P = {penalty.formula}{estimator(h, penalty)}{said}", _fixes(h, name), witness)
     is_nothing = is_flat and any(has_slope(h, leaf, penalty) and is_flat_near(h, leaf, penalty) for leaf in h.leaves)
     return replace(decision, fault=NOTHING if is_nothing else "")
 
@@ -104,18 +101,31 @@ def _multiple(value: Any, formula: Any) -> str | None:
     return show(factor) if vanishes(value - factor * formula) else None
 
 
-def _remedy(h: Hierarchy, penalty: Penalty) -> str:
-    """The remedy: estimators with the gradient of the divergence to the policy that the penalty reads."""
-    read = {a.policy.name for a in atoms_within(penalty.formula, LogProb)} - {CURRENT}
-    passed = sorted(read - {OLD}) or sorted(read)
-    if not passed:
-        return f"for the entropy write {ENTROPY}; {GIVE_UP}"
-    kinds = f"write d**2/2 (k2), or exp(token_log_ratio)*d, which is right off policy too; for the entropy {ENTROPY}"
-    return f"with d = log_prob(current) - log_prob({passed[0]}) {kinds}; {GIVE_UP}"
+def _fixes(h: Hierarchy, name: str) -> Offers:
+    """The sign turned, or estimators with the gradient of the divergence to the policy that the penalty reads."""
+    read = {a.policy.name for a in atoms_within(h.penalties[name].formula, LogProb)} - {CURRENT}
+    current, ratio = LogProb(Policy(CURRENT)), exp(token_log_ratio)
+    found: list[str | Fix] = [_turned(h, name)]
+    for q in (sorted(read - {OLD}) or sorted(read))[:1]:
+        d = current - LogProb(Policy(q))
+        words = f"with d = {d} write "
+        found += [
+            _written(h, name, d**2 / 2, f"{words}d**2/2 (k2)"),
+            _written(h, name, ratio * d, f"{words}exp(token_log_ratio)*d, which is right off policy too"),
+        ]
+    entropy = ratio * (current - 1)
+    return *found, _written(h, name, entropy, f"for the entropy write {entropy}"), GIVE_UP
 
 
-def _turned(penalty: Penalty) -> str:
-    return f"turn its sign, since a penalty is subtracted from the objective: {-penalty.formula}"
+def _written(h: Hierarchy, name: str, formula: Expression, words: str) -> Fix:
+    """The fix that gives a penalty another formula."""
+    made = Penalty(formula, h.penalties[name].objective, h.penalties[name].over)
+    return Fix(words, lambda: h.replace(penalties={**h.penalties, name: made}))
+
+
+def _turned(h: Hierarchy, name: str) -> Fix:
+    turned = -h.penalties[name].formula
+    return _written(h, name, turned, f"turn its sign, since a penalty is subtracted from the objective: {turned}")
 
 
 WEAKER = (
@@ -140,7 +150,7 @@ def remainder(subject: Subject) -> Iterator[Decision]:
         left = unproved(
             topic.penalty(name),
             f"P = {penalty.formula}{estimator(h, penalty)}",
-            _turned(penalty),
+            (_turned(h, name),),
             witness,
             required=WEAKER,
         )
