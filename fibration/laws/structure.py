@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import networkx as nx
 
 from fibration.errors import an
-from fibration.language.assumptions import Balanced
+from fibration.language.assumptions import Balanced, balanced
 from fibration.language.atoms import BATCH, Component, Parameter, Stratum, count
 from fibration.language.gates import identity_gate
 from fibration.language.hierarchy import Hierarchy
@@ -62,13 +62,13 @@ def _graph_fault(h: Hierarchy) -> Fault | None:
     if not nx.is_weakly_connected(g):
         parts = [", ".join(sorted(map(str, c))) for c in nx.weakly_connected_components(g)]
         one, other = list(nx.weakly_connected_components(g))[:2]
-        ends = next(s for s in h.order if s in one), next(s for s in reversed(h.order) if s in other)
-        join = edges(h, [Fibration(*ends, uniform())]), Otherwise("join them with a fibration")
+        a, b = (next(s for s in h.order if s in part) for part in (one, other))
+        join = edges(h, [Fibration(a, b, uniform())]), Otherwise("join them with a fibration")
         return "several parts", join, f"no path between {{{'} and {'.join(parts)}}}"
     twice = next((f for k, f in enumerate(h.fibrations) if f.name in [g.name for g in h.fibrations[:k]]), None)
     if twice:
-        others = [f for f in h.fibrations if f.name == twice.name and f is not twice]
-        keep = edges(h, [], removed=others), Otherwise("keep one of them")
+        same = [f for f in h.fibrations if f.name == twice.name and f is not twice]
+        keep = edges(h, [], removed=same), Otherwise("keep one of them")
         return "a fibration declared twice", keep, f"two fibrations {twice.name}"
     if h.rows in h.leaves:
         rows = [Fix(f"declare rows={s}", lambda s=s: h.replace(rows=s)) for s in h.coarser(h.rows)[:1]]  # type: ignore[misc]
@@ -175,28 +175,29 @@ def _unweighed(h: Hierarchy) -> Fault | None:
 
 
 def common_coarsening(h: Hierarchy, a: Stratum, b: Stratum) -> Offers:
-    """The remedy for two strata without a common coarser one."""
+    """The remedy for two strata without a common coarser one; where residuals are not orthogonal by that, with more."""
     batch, leaf = Stratum(BATCH), h.leaves[0]
     kernel = proportional(count(leaf)) if len(h.leaves) == 1 else uniform()
-    missing = [Fibration(s, batch, kernel) for s in (a, b) if s == leaf or batch not in h.coarser(s)]
-    return edges(h, missing, f"a common coarsening of {a} and {b}: "), Otherwise(
-        f"add a common coarsening of {a} and {b}"
-    )
+    missing = [Fibration(s, batch, kernel) for s in (a, b) if batch not in h.coarser(s)]
+    plain, assume = edges(h, missing, f"a common coarsening of {a} and {b}: "), [*h.assume, balanced(a, b)]
+    also = Fix(f"{plain.words}, and assume={assume}", lambda: plain.mended().replace(assume=assume))
+    is_assumed = balanced(a, b) in h.assume or balanced(b, a) in h.assume
+    return plain, *([] if is_assumed else [also]), Otherwise(f"add a common coarsening of {a} and {b}")
 
 
 def edges(h: Hierarchy, added: Sequence[Fibration], what: str = "", removed: Sequence[Fibration] = ()) -> Fix:
-    """The fix that adds fibrations, and removes others. A stratum that it brings has the identity gate."""
+    """The fix that adds fibrations, or removes some. A stratum that it brings has the identity gate."""
     kept = [f for f in h.fibrations if all(f is not r for r in removed)]
     met = dict.fromkeys(s for f in (*kept, *added) for s in (f.source, f.target))
     new = [s for s in met if s not in h.gates]
-    words = [f"{verb} {what}{' and '.join(map(repr, fs))}" for verb, fs in (("add", added), ("remove", removed)) if fs]
-    words += [f"with {s}: {identity_gate()} in gates" for s in new]
+    words = f"{'remove' if removed else 'add'} {what}{''.join(f'strata({s.name!r}) with ' for s in new)}"
+    words += " and ".join(map(repr, (*added, *removed))) + "".join(f", {s}: {identity_gate()} in gates" for s in new)
 
     def mended() -> Hierarchy:
         gates = {s: h.gates.get(s, identity_gate()) for s in met or h.gates}
         return h.replace(fibrations=[*kept, *added], gates=gates)
 
-    return Fix(", ".join(words), mended)
+    return Fix(words, mended)
 
 
 LAW = Law("structure", STATEMENT, decide_structure, may_be_given_up=False, needed_by_all=True)

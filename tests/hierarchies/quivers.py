@@ -229,7 +229,7 @@ def wrong() -> dict[str, Case]:
     forest = make((text, turn, one), (image, trajectory, one))
     return {
         # structure
-        "a forest": structure(forest, "several parts", "join them"),
+        "a forest": structure(forest, "several parts", "add Fibration(turn, trajectory, kernel=uniform())"),
         "a cycle beside a tree": structure(make((text, turn, one), (turn, trajectory, one), (trajectory, turn, one)), "cycle"),
         "an edge twice in a tree": structure(
             make((text, trajectory, one), (image, trajectory, one), (text, trajectory, one)), "declared twice"
@@ -251,7 +251,7 @@ def wrong() -> dict[str, Case]:
         ),
         "balance of branches": structure(make(*TREE, assume=[balanced(text, image)]), "nothing lies over both"),
         "balance without a meet": structure(
-            make(*CROSS[:3], assume=[DM]), "without a stratum that both lie over", "Fibration(domain, batch, ...)"
+            make(*CROSS[:3], assume=[DM]), "without a stratum that both lie over", "Fibration(domain, batch, kernel="
         ),
         "projection of a tree": structure(make(*TREE, orthogonalise="projection"), "nothing crosses", "write orthogonalise=None"),
         "balance in masses of a parameter": structure(
@@ -356,10 +356,10 @@ def wrong() -> dict[str, Case]:
         # orthogonality
         "missing meet": refuted(
             make(*CROSS[:3]), "orthogonality", on_trajectory, "no common coarsening", "over domain 1 sum to -1",
-            "add a common coarsening of domain and modality", "strata('batch')", "Fibration(modality, batch, ...)",
+            "add a common coarsening of domain and modality", "strata('batch')", "Fibration(modality, batch, kernel=",
         ),
         "one arm without the batch": refuted(
-            make(*CROSS[:4]), "orthogonality", on_trajectory, "no common coarsening", "Fibration(modality, batch, ...)",
+            make(*CROSS[:4]), "orthogonality", on_trajectory, "no common coarsening", "Fibration(modality, batch, kernel=",
         ),
         "missing meet, by least squares": refuted(
             make(*CROSS[:3], orthogonalise="projection"), "orthogonality", on_trajectory, "full rank", "add a common coarsening",

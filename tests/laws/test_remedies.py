@@ -73,12 +73,13 @@ def mends(h, fix):
             left.remove(f)
         met = {s for f in left for s in (f.source, f.target)} or h.gates.keys()
         yield text, h.replace(fibrations=left, gates={s: h.gates[s] for s in h.gates if s in met})
-    for text in re.findall(r"(?:^|; or )add (?:a common coarsening of .*?: )?(Fibration\(.*?)(?=;|$)", fix):
-        new, _, gate = text.partition(", with ")
-        batch = {"batch": strata("batch")[0]}
-        gates = {known[s] if s in known else batch[s]: eval(g, known) for s, g in re.findall(r"(\w+): (\w+\(\)) in", gate)}
-        made = eval(f"[{new.replace(' and ', ', ')}]", known | batch)
-        yield text, h.replace(fibrations=[*h.fibrations, *made], gates={**h.gates, **gates})
+    for text in re.findall(r"(?:^|; or )add (?:[^;]*?: )?((?:strata|Fibration)\(.*?)(?=;|$)", fix):
+        made = {s: strata(s)[0] for s in re.findall(r"strata\('(\w+)'\)", text)}
+        edges = re.findall(r"(Fibration\(.*?kernel=.*?\)\))", text)
+        gates = {made[s]: eval(g, known) for s, g in re.findall(r", (\w+): (\w+\(\)) in gates", text)}
+        more = eval(f"[{''.join(re.findall(r'assume=.(.*).', text))}]", known)
+        fibrations = [*h.fibrations, *(eval(e, known | made) for e in edges)]
+        yield text, h.replace(fibrations=fibrations, gates={**h.gates, **gates}, assume=more or h.assume)
     if found := re.match(r"declare rows=(\w+)", fix):
         yield fix, h.replace(rows=known[found[1]])
     if fix.startswith("write orthogonalise=None"):
