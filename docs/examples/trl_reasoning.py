@@ -16,12 +16,12 @@ import re
 from pathlib import Path
 
 from datasets import Dataset
+from reasoning_tasks import Task, questions
+from record_rollouts import load_model, stop_tokens
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import fibration
-from fibration.rollouts.record import load_model, stop_tokens
-from fibration.rollouts.tasks import Task, questions
 from fibration.trainers.trl import FibrationGRPOTrainer
 
 NUMBER = r"(?:.*=)?\s*(\S+?)\.?$"  # what stands behind the last "=", or alone

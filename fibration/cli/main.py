@@ -9,7 +9,7 @@ import json
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,7 +19,7 @@ from fibration.cli.arguments import OUTPUT, Parameters, ShowFormat, Spec, Timeou
 from fibration.configs.specs import as_spec
 from fibration.errors import BackendError
 from fibration.escaping import escaped_literals, guarded, one_line
-from fibration.files import check_writable, check_writable_file, write_file
+from fibration.files import check_writable, write_file
 from fibration.language.apart import turn_on
 from fibration.language.report import BUDGET
 
@@ -165,34 +165,6 @@ def plot(
     hierarchy, values = load_quietly(spec), parameters(param or [])
     for path, shows in figures.draw(hierarchy, output, chosen or tuple(figures.FIGURES), values, formats, paper):
         tell(f"{path}: {shows}")
-
-
-@app.command()
-def record(
-    out: Annotated[
-        Path, typer.Option(*OUTPUT, metavar="FILE", help="The safetensors file to write.", show_default=False)
-    ],
-    prompts_per_domain: Annotated[int, typer.Option(min=1, help="Prompts of each domain.")] = 8,
-    samples: Annotated[int, typer.Option(min=1, help="Trajectories per prompt.")] = 8,
-    updates: Annotated[int, typer.Option(min=0, help="Optimiser steps on the batch.")] = 4,
-    seed: Annotated[int, typer.Option(help="Seed of questions and samples.")] = 0,
-    engine: Annotated[
-        str | None,
-        typer.Option(metavar="bfloat16|float16", help="Sample in this dtype, as the policy 'rollout'."),
-    ] = None,
-) -> None:
-    """Record a batch of rollouts with a small model.
-
-    The model answers questions and gets rewards. It is then updated a few times on its answers. This takes minutes.
-    """
-    from fibration.printing.progress import working
-    from fibration.rollouts.record import record as record_batch
-
-    check_writable_file(out)
-    sizes: Any = {"prompts_per_domain": prompts_per_domain, "samples_per_prompt": samples, "updates": updates}
-    with working("sampling and training: minutes"):
-        record_batch(out, **sizes, seed=seed, engine=engine, progress=lambda line: tell(line, out))
-    tell(f"written to {out}", out)
 
 
 @app.command()

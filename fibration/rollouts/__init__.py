@@ -1,4 +1,4 @@
-"""Recorded batches: their file format, recording with a small model, and replaying through an operator.
+"""Recorded batches: their file format, and replaying through an operator.
 
 May import: `errors`, `files`, `language`, `laws`, `compiler`, `runtime`, `backends`, `pipeline`.
 """

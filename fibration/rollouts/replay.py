@@ -126,8 +126,7 @@ def passed_policies(hierarchy: Hierarchy, rollouts: Rollouts) -> dict[str, Tenso
                 f"the rollouts have no log-probs of the policy '{name}', which '{hierarchy.name}' reads",
                 required=f"policies={{'{name}': log_probs}}, one for each of the {rollouts.n_tokens} tokens",
                 found=f"those of {listed(('current', 'old', *rollouts.policies))}",
-                remedy=f"give them: Rollouts.from_batch(..., policies={{'{name}': log_probs}})"
-                + ("; fibration record --engine bfloat16 records a batch that has them" if name == "rollout" else ""),
+                remedy=f"give them: Rollouts.from_batch(..., policies={{'{name}': log_probs}})",
             )
     read = [name for name, policy in hierarchy.policies.items() if policy.is_passed]
     return {name: _double(rollouts.policies[name]) for name in read}

@@ -408,7 +408,6 @@ def test_a_spec_without_a_command_is_an_error_that_names_verify(
         ["verify", "ppo", "-f", "json", "-o"],
         ["compare", "ppo", "gspo", "-o"],
         ["compile", "ppo", "-b", "torch", "-o"],
-        ["record", "--out"],
     ],
 )
 def test_a_folder_that_is_not_writable_fails_before_the_work(
@@ -441,7 +440,7 @@ def test_an_unknown_format_is_named_without_words_of_pydantic(command: str) -> N
     assert "'yaml' is not one of 'text'" in output and "Value error" not in output
 
 
-@pytest.mark.parametrize("command", ["verify", "compare", "audit", "compile", "run", "plot", "record"])
+@pytest.mark.parametrize("command", ["verify", "compare", "audit", "compile", "run", "plot"])
 def test_every_command_that_writes_has_one_spelling_of_its_output(command: str) -> None:
     assert {"--output", "--out", "-o"} <= set(re.findall(r"--?\w+", invoke(command, "--help")[1]))
 
@@ -460,7 +459,7 @@ def test_version_and_help_are_printed() -> None:
     assert invoke("-h") == invoke("--help")
     code, output = invoke("--help")
     assert code == 0
-    assert all(command in output for command in ("verify", "show", "compile", "run", "record"))
+    assert all(command in output for command in ("verify", "show", "compile", "run"))
     assert "..." not in output.replace("[ARGS]...", "")
 
 
@@ -520,34 +519,6 @@ def test_a_failed_write_names_the_file(tmp_path: Path, monkeypatch: pytest.Monke
     code, output = invoke("verify", "ppo", "-f", "json", "-o", tmp_path / "report")
     assert code == 2
     assert output == f"error: cannot read or write '{tmp_path / 'report'}': Is a directory\n"
-
-
-# ---------------------------------------------------------------- record
-
-
-def test_record_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fibration.rollouts.record
-
-    seen: dict[str, object] = {}
-
-    def record(path: Path, progress, **options: object) -> None:  # type: ignore[no-untyped-def]
-        progress("sampling")
-        seen.update(path=path, **options)
-
-    monkeypatch.setattr(fibration.rollouts.record, "record", record)
-    file = tmp_path / "new" / "batch.safetensors"
-    code, output = invoke(
-        "record", "--out", file, "--prompts-per-domain", 2, "--samples", 3, "--updates", 0, "--seed", 5
-    )
-    assert code == 0
-    assert output == f"sampling\nwritten to {file}\n"
-    expected = {"prompts_per_domain": 2, "samples_per_prompt": 3, "updates": 0, "seed": 5, "engine": None}
-    assert seen == {"path": file, **expected}
-
-
-def test_record_needs_a_file_and_sensible_numbers(tmp_path: Path) -> None:
-    assert invoke("record")[0] == 2
-    assert invoke("record", "--out", tmp_path / "a", "--samples", 0)[0] == 2
 
 
 # ---------------------------------------------------------------- compare

@@ -137,7 +137,6 @@ def test_a_file_without_the_policy_is_refused(spec: Path, tmp_path: Path) -> Non
     for words in (
         "the policy 'rollout', which 'of_three' reads",
         "policies={'rollout': log_probs}",
-        "--engine bfloat16",
     ):
         assert words in result.output
     assert not list(tmp_path.glob("*.png"))

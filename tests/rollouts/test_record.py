@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from example_loops import example
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fibration
 from fibration.errors import FibrationError, MissingDependency
-from fibration.rollouts import load_rollouts, record
+from fibration.rollouts import load_rollouts
+
+record: Any = example("record_rollouts")
 
 EOS, LINE_BREAK = 0, 1
 
@@ -200,7 +203,7 @@ def recorded(path: Any, monkeypatch: pytest.MonkeyPatch, engine: str | None) -> 
     """A batch of the small policy, and in what it sampled."""
     used: list[torch.dtype] = []
 
-    def sample_domain(model: Policy, tokenizer: Any, domain: str, *_: Any) -> list[record.Group]:
+    def sample_domain(model: Policy, tokenizer: Any, domain: str, *_: Any) -> list[Any]:
         used.append(model.embedding.weight.dtype)
         generator, groups = torch.Generator().manual_seed(7), []
         for k in (4, 5):

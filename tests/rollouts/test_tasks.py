@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from example_loops import example
 
 from fibration.errors import FibrationError
-from fibration.rollouts import tasks
+
+tasks: Any = example("reasoning_tasks")
 
 
 @pytest.mark.parametrize(

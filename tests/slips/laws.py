@@ -65,7 +65,7 @@ SLIPS = (
     ),
     slip(
         "a fix is offered without a trial", "laws/test_remedies",
-        "isinstance(o, Fix) and self._holds(o, d.subject, subject.before)", "isinstance(o, Fix)",
+        "isinstance(o, Fix) and self._holds(o, d.subject, subject.before, decide)", "isinstance(o, Fix)",
     ),
     slip(
         "a gate to write is not local either", "laws/test_remedies",

@@ -121,10 +121,6 @@ SLIPS = (
         "(place / DIGEST).read_text() == _digest(place)", "(place / DIGEST).exists()",
     ),
     slip(
-        "the last trajectories of a batch are in no micro-batch", "test_record",
-        "pairwise([*ends[:-1:trajectories], ends[-1]])", "pairwise(ends[::trajectories])",
-    ),
-    slip(
         "a label may be one too large", "rollouts/test_file",
         "(x >= NONE) & (x < len(names))", "(x >= NONE) & (x <= len(names))",
     ),

@@ -33,10 +33,10 @@ from fibration import (
     trajectory_mean,
     uniform,
 )
-from fibration.rollouts.record import load_model
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parents[1] / "examples"))
+from record_rollouts import load_model  # noqa: E402
 from trl_reasoning import TASKS, questions  # noqa: E402
 
 QUESTIONS, SAMPLES, TOKENS = 2, 4, 128  # per domain, per question, per answer

@@ -108,11 +108,8 @@ def _fixes(h: Hierarchy, name: str) -> Offers:
     found: list[str | Fix] = [_turned(h, name)]
     for q in (sorted(read - {OLD}) or sorted(read))[:1]:
         d = current - LogProb(Policy(q))
-        words = f"with d = {d} write "
-        found += [
-            _written(h, name, d**2 / 2, f"{words}d**2/2 (k2)"),
-            _written(h, name, ratio * d, f"{words}exp(token_log_ratio)*d, which is right off policy too"),
-        ]
+        found.append(_written(h, name, d**2 / 2, f"write {d**2 / 2} (k2)"))
+        found.append(_written(h, name, ratio * d, f"write {ratio * d}, which is right off policy too"))
     entropy = ratio * (current - 1)
     return *found, _written(h, name, entropy, f"for the entropy write {entropy}"), GIVE_UP
 

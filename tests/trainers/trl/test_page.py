@@ -1,5 +1,6 @@
 """The script of docs/trainers/trl.md runs in an empty folder."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -15,8 +16,9 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def run(folder, *arguments):
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'docs/examples'}:{os.environ.get('PYTHONPATH', '')}"}
     command = [sys.executable, *arguments]
-    made = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    made = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     lines = [line for line in made.stdout.splitlines() if re.match(r"\d+  ", line)]
     return [dict(re.findall(r"(\S+) (-?\d\.\d+)", line)) for line in lines]

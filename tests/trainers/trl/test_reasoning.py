@@ -10,8 +10,6 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from fibration.rollouts.tasks import Question
-
 EXAMPLES = Path(__file__).resolve().parents[3] / "docs" / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
@@ -19,6 +17,7 @@ import held_out  # noqa: E402
 import reward_curves  # noqa: E402
 import trainer_overhead  # noqa: E402
 import trl_reasoning  # noqa: E402
+from reasoning_tasks import Question  # noqa: E402
 
 APART = ("step_time", "epoch")  # seconds, and of how many questions
 

