@@ -6,8 +6,9 @@ piece is known from the index, so each rank computes the carry into its own piec
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +19,19 @@ from fibration.compiler.ir import Scan
 from fibration.runtime.ranks.pieces import Pieces
 from fibration.runtime.scans import Order, ordered, scan
 
-if TYPE_CHECKING:
-    from fibration.runtime.index.elements import Elements
+T = TypeVar("T")
+
+
+class Elements(Protocol):
+    """What ranks read of an index."""
+
+    @property
+    def size(self) -> Mapping[str, int]: ...
+    @property
+    def device(self) -> torch.device: ...
+    def parent(self, source: str, target: str) -> Tensor: ...
+    def sequence(self, target: str, *sources: str) -> Any: ...
+    def kept(self, key: Hashable, make: Callable[[], T]) -> T: ...
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,13 +25,10 @@ from fibration.errors import RanksError, an, listed
 from fibration.runtime import devices
 from fibration.runtime.quantiles import quantile
 from fibration.runtime.ranks.agreement import agree
-from fibration.runtime.ranks.carries import Carries
+from fibration.runtime.ranks.carries import Carries, Elements
 from fibration.runtime.ranks.group import Group
 from fibration.runtime.ranks.pieces import Pieces
 from fibration.runtime.sums import Codes, Sums, sum_of_multiples
-
-if TYPE_CHECKING:
-    from fibration.runtime.index.elements import Elements
 
 Edge = tuple[str, str]
 T = TypeVar("T")
