@@ -34,7 +34,9 @@ ROOMS = sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py") if p.parent.
 
 
 def test_the_drawing_of_rooms_equals_the_imports():
-    (drawing,) = re.findall(r"```mermaid\nflowchart TD\n(.*?)```", (ROOT / "docs" / "README.md").read_text(), re.DOTALL)
+    (drawing,) = re.findall(
+        r"```mermaid\nflowchart TD\n(.*?)```", (ROOT / "docs" / "how-it-works.md").read_text(), re.DOTALL
+    )
     drawn = re.findall(r"^    (\w+) --> (\w+)$", drawing, re.MULTILINE)
     assert len(drawn) == len(drawing.splitlines())
     assert set(drawn) == set(nx.transitive_reduction(imports()).edges)
@@ -50,5 +52,5 @@ def test_a_room_states_what_it_imports(name):
 
 def test_few_modules_lie_outside_rooms():
     assert len(list(PACKAGE.glob("*.py"))) <= MOST
-    table = (ROOT / "docs" / "README.md").read_text()
+    table = (ROOT / "docs" / "how-it-works.md").read_text()
     assert [name for name in ROOMS if f"[`{name}/`]" not in table] == []
