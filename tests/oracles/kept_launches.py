@@ -169,7 +169,7 @@ def several_threads_launch_their_own_tensors() -> None:
 
 
 def a_call_passes_few_functions() -> None:
-    """Of Python, Triton's included: the limits that docs/backends.md names. It keeps no results of earlier calls."""
+    """Of Python, Triton's included: at most `LIMITS`. It keeps no results of earlier calls."""
     for name, kinds in LIMITS.items():
         op, index, shape = _laid_out(name)
         x, old, advantages = (torch.linspace(-0.5, 0.25, math.prod(shape)).reshape(shape) for _ in range(3))
