@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fibration"
+PAGE = (ROOT / "docs" / "how-it-works.md").read_text()
 MOST = 8  # most modules outside the packages
 
 
@@ -34,9 +35,7 @@ ROOMS = sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py") if p.parent.
 
 
 def test_the_drawing_of_rooms_equals_the_imports():
-    (drawing,) = re.findall(
-        r"```mermaid\nflowchart TD\n(.*?)```", (ROOT / "docs" / "how-it-works.md").read_text(), re.DOTALL
-    )
+    (drawing,) = re.findall(r"```mermaid\nflowchart TD\n(.*?)```", PAGE, re.DOTALL)
     drawn = re.findall(r"^    (\w+) --> (\w+)$", drawing, re.MULTILINE)
     assert len(drawn) == len(drawing.splitlines())
     assert set(drawn) == set(nx.transitive_reduction(imports()).edges)
@@ -52,5 +51,4 @@ def test_a_room_states_what_it_imports(name):
 
 def test_few_modules_lie_outside_rooms():
     assert len(list(PACKAGE.glob("*.py"))) <= MOST
-    table = (ROOT / "docs" / "how-it-works.md").read_text()
-    assert [name for name in ROOMS if f"[`{name}/`]" not in table] == []
+    assert [name for name in ROOMS if f"[`{name}/`]" not in PAGE] == []
