@@ -72,9 +72,14 @@ class Batch:
 
 
 class World:
-    """A hierarchy on a batch. A place is a stratum's name and a label; a token is the place of its leaf."""
+    """A hierarchy on a batch. A place is a stratum's name and a label; a token is the place of its leaf.
 
-    def __init__(self, h: Hierarchy, batch: Batch, exact: bool = False, lazy: bool = True) -> None:
+    `flat`: values alone, without slopes.
+    """
+
+    def __init__(
+        self, h: Hierarchy, batch: Batch, exact: bool = False, lazy: bool = True, flat: bool = False
+    ) -> None:
         self.h, self.batch, self.by = h, batch, Numbers(exact, lazy)
         self.leaves = [s.name for s in h.leaves]
         self.n = batch.size
@@ -89,7 +94,7 @@ class World:
                     found.setdefault(e, []).append(i)
             self.over[s] = found
         number = self.by.number
-        self.x = [Dual(number(x), {i: number(1)}) for i, x in enumerate(batch.x)]
+        self.x = [Dual(number(x), {} if flat else {i: number(1)}) for i, x in enumerate(batch.x)]
         self._statistics: dict[Any, Any] = {}
 
     # ------------------------------------------------------------ places

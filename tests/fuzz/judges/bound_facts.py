@@ -95,7 +95,7 @@ def gated(h: Hierarchy, xs: list[float], sign: int, parameters: dict[str, Any]) 
     n = len(xs)
     labels = {s.name: [0] * n for s in (trajectory, *h.strata) if s != token}
     b = Batch([token] * n, labels, xs, [sign] * n, {"old": [-99.0] * n}, parameters=parameters)
-    return [float(value_of(g)) for g in World(h, b).ratios]
+    return [float(value_of(g)) for g in World(h, b, flat=True).ratios]
 
 
 def changed(h: Hierarchy, xs: list[float], sign: int, parameters: dict[str, Any]) -> float:
@@ -114,7 +114,7 @@ class BoundFacts:
 
     name: str = "bounds"
     timeout: float = 2.0
-    tries: int = 8
+    tries: int = 4
 
     def draw(self, rng: random.Random) -> OfHierarchy:
         for _ in range(20):
