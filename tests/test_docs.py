@@ -325,6 +325,7 @@ def test_the_tutorial_shows_the_output_of_its_blocks(capsys, monkeypatch):
         "precision",
         "torch-compile",
         "what-is-my-loss",
+        "which-loss-when",
     ],
 )
 def test_the_blocks_of_a_page_run_and_print_their_comments(page, capsys):
@@ -408,12 +409,6 @@ def test_the_page_of_loggers_says_what_its_blocks_print(capsys, tmp_path, monkey
 def test_the_page_of_what_goes_wrong_says_what_its_blocks_print(capsys):
     page = (ROOT / "docs" / "what-goes-wrong.md").read_text()
     assert run_blocks(page, capsys)["grpo"].name == "grpo"
-
-
-def test_the_page_of_which_loss_when_says_what_its_blocks_print(capsys):
-    page = (ROOT / "docs" / "which-loss-when.md").read_text()
-    ill = run_blocks(page, capsys, lambda line: re.sub(r"[\d.]+", "#", line))["ill"]
-    assert ill({"kl": 0.1, "gated_ratio/max": 20.5}) == ["gated_ratio/max 20.50"]
 
 
 def test_the_page_of_three_policies_says_what_its_blocks_print(capsys):

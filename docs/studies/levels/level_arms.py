@@ -1,4 +1,4 @@
-"""The losses of [plan.md](plan.md): one formula at two levels, three losses beside it, and what scales each of them."""
+"""The losses of the study: one formula at two levels, three losses beside it, and what scales each of them."""
 
 from __future__ import annotations
 

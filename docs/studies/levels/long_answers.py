@@ -1,4 +1,4 @@
-"""The toy of [plan.md](plan.md): digits that follow a rule, a corpus with mistakes, and a transformer that learns it.
+"""The toy of the study: digits that follow a rule, a corpus with mistakes, and a transformer that learns it.
 
 A prompt is a rule's sign and four digits. The answer goes on from the last digit of the prompt. Each of its digits
 should be a factor, the rule's, times the digit before plus the first digit of the prompt, modulo 10. A digit may be

@@ -1,6 +1,7 @@
-"""The runs of [README.md](README.md): do log ratios within an answer go together, and do domains share the pull?
+"""The pilot's runs: do log ratios within an answer go together, and do domains share the pull?
 
-    python docs/studies/levels/pilot.py --advantages centred --rate 1e-4
+    python docs/studies/levels/pilot.py --advantages running --rate 3e-5 --rollouts 6    # stopped in its fifth
+    python docs/studies/levels/pilot.py --advantages running --rate 1e-4 --rollouts 4
     python docs/studies/levels/pilot.py --report
 
 SmolLM2-135M-Instruct answers questions of four domains of reasoning-gym with at most 128 tokens, and is trained with

@@ -1,4 +1,4 @@
-"""Every run that [plan.md](plan.md) names, and the choice of scales.
+"""Every planned run, and the choice of scales.
 
     python docs/studies/levels/study.py tune      # adds lines to results/tune.jsonl
     python docs/studies/levels/study.py choose    # writes results/chosen.json

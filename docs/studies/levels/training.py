@@ -1,4 +1,4 @@
-"""One run of [plan.md](plan.md): a base from supervised training, and reinforcement learning of it by one loss."""
+"""One run of the study: a base from supervised training, and reinforcement learning of it by one loss."""
 
 from __future__ import annotations
 

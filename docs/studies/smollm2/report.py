@@ -1,6 +1,6 @@
-"""Tables and picture of README.md from its results: `python docs/studies/smollm2/report.py`.
+"""The study's tables in ../README.md, and its picture: `python docs/studies/smollm2/report.py`.
 
-`--check` writes nothing, and fails where a table would change.
+From the runs of `train.py`. `--check` writes nothing, and fails where a table would change.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent / "staleness"))  # whose tables these are
 
-from tables import NONE, exact, number, table, written  # noqa: E402
+from tables import exact, number, table, written  # noqa: E402
 from train import LOSSES, RESULTS, SEEDS, STEPS  # noqa: E402
 
 from fibration.files import write_file  # noqa: E402
 
-PAGE = HERE / "README.md"
+PAGE = HERE.parent / "README.md"
 CONTRASTS = (("fiberpo_domain", "fiberpo_domain_inward"), ("fiberpo_domain_inward", "grpo"))
-LEVELS = "token", "trajectory", "prompt_group", "domain"
 T = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 5: 2.5706}  # quantiles 0.975 of Student's t, by degrees of freedom
 QUARTER = STEPS // 8  # generations, of two steps each
 
@@ -96,13 +95,6 @@ def of_domains(found: Mapping[int, Shares], without: str = "") -> dict[int, dict
     }
 
 
-def answers(found: Mapping[int, Mapping[str, float]]) -> str:
-    names = "before", *LOSSES
-    rows = [[str(seed), *(number(of[name]) for name in names)] for seed, of in found.items()]
-    means = [number(float(np.mean([of[name] for of in found.values()]))) for name in names]
-    return table(["seed", "before", *(f"`{loss}`" for loss in LOSSES)], [*rows, ["mean", *means]])
-
-
 def contrasts(found: Mapping[int, Shares], runs: Mapping[tuple[str, int], Trained]) -> str:
     """Differences of each seed's pair: on other questions, and of rewards at the end."""
     rows = []
@@ -119,12 +111,9 @@ def contrasts(found: Mapping[int, Shares], runs: Mapping[tuple[str, int], Traine
             ("reward, last quarter", at_end),
         ):
             d = np.array([*of.values()])
-            ends = [number(x, sign=True) for x in (d.mean(), d.min(), d.max())]
-            rows.append(
-                [f"`{one}` − `{other}`", what, ends[0], exact(student(d)), *ends[1:], f"{(d < 0).sum()} of {len(d)}"]
-            )
-    head = ["difference", "of", "mean", "interval of 95 %", "least", "greatest", "seeds below 0"]
-    return table(head, rows)
+            mean = f"{number(d.mean(), sign=True)} {exact(student(d))}"
+            rows.append([f"`{one}` − `{other}`", what, mean, f"{(d < 0).sum()} of {len(d)}"])
+    return table(["difference", "of", "mean", "seeds below 0"], rows)
 
 
 def student(differences: np.ndarray) -> tuple[float | None, float | None]:
@@ -136,26 +125,12 @@ def student(differences: np.ndarray) -> tuple[float | None, float | None]:
     return differences.mean() - reach, differences.mean() + reach
 
 
-def training(runs: Mapping[tuple[str, int], Trained]) -> str:
-    rows = []
-    for loss in LOSSES:
-        mine = [run for (name, _), run in runs.items() if name == loss and run.whole]
-        first, last = (np.mean([run.quarters[k] for run in mine]) for k in (0, -1))
-        gated = [np.concatenate([run.gated(level) for run in mine]) for level in LEVELS]
-        shares = [f"{100 * of.mean():.1f}" if len(of) else NONE for of in gated]
-        moved = [number(np.mean([run.off_policy(name) for run in mine])) for name in ("tv", "kl")]
-        fell = f"{sum(run.collapsed for run in mine)} of {len(mine)}"
-        rows.append([f"`{loss}`", f"{number(first)} → {number(last)}", fell, *moved, *shares])
-    head = ["loss", "reward, first and last quarter", "collapsed", "TV", "KL, nats"]
-    return table([*head, *(f"{name}, %" for name in ("tokens", "trajectories", "prompt groups", "domains"))], rows)
-
-
 def listed(runs: Mapping[tuple[str, int], Trained], found: Mapping[int, object]) -> str:
     """What was run, and what was not, in words."""
     part = [f"`{run.loss}` of seed {run.seed} ({len(run.steps)} steps)" for run in runs.values() if not run.whole]
-    whole = sum(run.whole for run in runs.values())
+    whole = [run for run in runs.values() if run.whole]
     without = [str(seed) for seed in SEEDS if seed not in found]
-    words = [f"{whole} runs of {STEPS} steps are whole."]
+    words = [f"{len(whole)} runs of {STEPS} steps are whole; {sum(run.collapsed for run in whole)} collapsed."]
     words += [f"Broken off: {', '.join(part)}."] if part else []
     words += [f"Without an evaluation: seeds {', '.join(without)}."] if without else []
     return " ".join(words)
@@ -216,10 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not found:
         raise SystemExit(f"{RESULTS} has no seed that is whole: python {HERE / 'train.py'}")
     tables = {
-        "answers": answers(of_domains(found)),
-        "contrasts": contrasts(found, runs),
-        "training": training(runs),
-        "listed": listed(runs, found),
+        "smollm2_contrasts": contrasts(found, runs),
+        "smollm2_listed": listed(runs, found),
     }
     page = PAGE.read_text()
     said = written(page, tables, PAGE.name)

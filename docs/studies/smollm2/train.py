@@ -1,4 +1,4 @@
-"""The runs of [plan.md](plan.md), in an environment with what docs/examples/trl_reasoning.py needs:
+"""The planned runs, in an environment with what docs/examples/trl_reasoning.py needs:
 
     python docs/studies/smollm2/train.py --worker 0/2 & python docs/studies/smollm2/train.py --worker 1/2
 

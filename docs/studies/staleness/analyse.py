@@ -1,8 +1,13 @@
 """Every number, table and figure of the study from its raw results: `python docs/studies/staleness/analyse.py`.
 
-Reads `results/*.jsonl`; writes `results/summary.json`, the tables of README.md, arms.md and docs/which-loss-when.md
-between their marks, and `figures/*.png`.
-`--check` writes nothing, and fails where a number or a table would change.
+Reads `results/*.jsonl`; writes `results/summary.json`, tables of ../README.md and docs/which-loss-when.md between their
+marks, and `figures/*.png`. `--check` writes nothing, and fails where a number or a table would change. All again, where
+every run appends a line to `results/` and no run that is there is repeated (`--worker 0/2` shares runs in two):
+
+    cd docs/studies/staleness
+    python run.py tune && python choose.py tune && python run.py test
+    python run.py search && python choose.py search && python run.py confirm
+    python watch.py train && python watch.py draw && python analyse.py
 """
 
 from __future__ import annotations
@@ -10,8 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +31,7 @@ from choose import Setting, chosen, chosen_at, lacking, record, record_search, s
 from plan import LARGE_RATE, PARTS
 from rl import CONDITIONS, Run
 from store import CHOSEN, FOUND, HERE, RESULTS, command, lines, read_bases
-from tables import tables, written
+from tables import estimate, interval, tables, written
 
 from fibration.files import write_file
 
@@ -342,6 +348,46 @@ def analysed(results: Path) -> tuple[dict, Cells, dict[str, dict[str, Cell]]]:
     return summary, tuning_cells, test
 
 
+MARKED, ESTIMATE = r"<!-- (\w+) -->(.*?)<!-- /\1 -->", r"[+−]?\d\.\d+ \[[+−]?\d\.\d+, [+−]?\d\.\d+\]"
+
+
+def unsigned(words: str) -> tuple[float, ...]:
+    """An estimate's value and ends as numbers, or those of the opposite difference: whichever has the larger value."""
+    value, low, high = (float(x.replace("−", "-")) for x in re.findall(r"[+−]?[\d.]+", words))
+    return max((value, low, high), (-value, -high, -low))
+
+
+def estimates(found: object) -> Iterator[str]:
+    """All estimates of a summary as pages write them, with bootstrap intervals and with exact ones."""
+    if isinstance(found, list):
+        for each in found:
+            yield from estimates(each)
+    elif isinstance(found, Mapping):
+        if {"value", "low", "high"} <= found.keys():
+            yield interval(found)
+        if None not in found.get("exact", [None]):
+            yield estimate(found)
+        for each in found.values():
+            yield from estimates(each)
+
+
+def unfounded(pages: Mapping[str, str], summary: Mapping, test: Mapping[str, Mapping[str, Cell]]) -> list[str]:
+    """Estimates in sentences that neither the summary nor a table that a script writes has."""
+    given = [*estimates(summary)]
+    noise = [test[where]["grpo"] for where in ("unequal", "noisy") if "grpo" in test.get(where, {})]
+    if len(noise) == 2:  # what wrong rewards cost
+        given.append(interval(stats.of_mean(noise[0].score - noise[1].of("score", noise[0].seeds))._asdict()))
+    for page in pages.values():
+        given += [words for _, text in re.findall(MARKED, page, re.DOTALL) for words in re.findall(ESTIMATE, text)]
+    known = {unsigned(words) for words in given}
+    return [
+        f"{name} says {words}, which no result says"
+        for name, page in pages.items()
+        for words in re.findall(ESTIMATE, re.sub(MARKED, "", page, flags=re.DOTALL))
+        if unsigned(words) not in known
+    ]
+
+
 def plain(found: object) -> Any:
     """For JSON: four digits of every number, `null` for what there is none of; estimates say what is what."""
     if isinstance(found, stats.Estimate):
@@ -359,16 +405,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail where numbers or tables would change")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of raw results")
-    parser.add_argument("--pages", type=Path, default=HERE, help="the folder of README.md and arms.md")
+    parser.add_argument("--page", type=Path, default=HERE.parent / "README.md", help="the page of the studies")
     parser.add_argument("--losses", type=Path, default=which.PAGE, help="the page that says which loss when, likewise")
     parser.add_argument("--images", type=Path, default=HERE / "figures", help="the folder of figures")
     given = parser.parse_args(arguments)
     summary, tuning, test = analysed(given.results)
     said = plain(summary)
-    pages = {given.pages / name: of for name, of in tables(said).items()}
     wanted = {
         given.results / "summary.json": json.dumps(said, indent=1) + "\n",
-        **{page: written(page.read_text(), of, page.name) for page, of in pages.items()},
+        given.page: written(given.page.read_text(), tables(said), given.page.name),
         given.losses: which.filled(given.losses, said, given.results),
     }
     if given.check:
@@ -377,14 +422,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             chosen_from["choose.py tune"] = {given.results / CHOSEN: record(lines("tune", given.results))}
         if not said["planned"]["search"]["lacking"]:
             chosen_from["choose.py search"] = {given.results / FOUND: record_search(lines("search", given.results))}
-        others = {x: vars(given)[x] for x in ("pages", "losses", "images") if vars(given)[x] != parser.get_default(x)}
+        others = {x: vars(given)[x] for x in ("page", "losses", "images") if vars(given)[x] != parser.get_default(x)}
         stale = [
             (command(script, given.results, **(others if of is wanted else {})), names)
             for script, of in {**chosen_from, "analyse.py": wanted}.items()
             if (names := [file.name for file, text in of.items() if not file.exists() or file.read_text() != text])
         ]
-        if stale:
-            said_of = (f"{', '.join(names)} not as the results say: run `{words}`" for words, names in stale)
+        said_of = [f"{', '.join(names)} not as the results say: run `{words}`" for words, names in stale]
+        said_of += unfounded({page.name: wanted[page] for page in (given.page, given.losses)}, said, test)
+        if said_of:
             raise SystemExit("\n".join(said_of))
         return
     import figures  # which takes a while, and is not needed to check numbers

@@ -245,36 +245,6 @@ def frontier(summary: Mapping, tuning: Cells) -> Figure:
     return figure
 
 
-def between(test: Test) -> Figure:
-    """How much of the drift lies between domains."""
-    figure, panels = begin(
-        11, 2.7, "Share of trajectories' drift that lies between domains (dotted: where labels mean nothing)",
-        1, max(1, len(test)), left=0.04, right=0.89, top=0.8, bottom=0.16, wspace=0.12,
-    )  # fmt: skip
-    top = max(
-        (cell.measured("between").mean(0).max() for by_arm in test.values() for cell in by_arm.values()), default=1
-    )
-    for axes, (where, by_arm) in zip(panels[0], test.items(), strict=False):
-        words = []
-        for arm in THREE:
-            if arm in by_arm:
-                found = by_arm[arm].measured("between").T
-                x, y = EVERY * (np.arange(len(found)) + 1), found.mean(1)
-                low, high = ends(weights(found.shape[1]) @ found.T)
-                axes.plot(x, y, color=COLOURS[arm], linewidth=1.4)
-                axes.fill_between(x, low, high, color=COLOURS[arm], alpha=0.15, linewidth=0)
-                words.append((arm, y[-1], COLOURS[arm]))
-        axes.axhline(0.024, color=INK, linewidth=0.9, linestyle=":")
-        axes.set_ylim(0, 1.05 * top)
-        axes.set_title(where, fontsize=8.5, loc="left", color=INK)
-        axes.set_xlabel("step", fontsize=8)
-        if axes is not panels[0, 0]:
-            axes.set_yticklabels([])
-        if axes is panels[0, len(test) - 1]:
-            named(axes, words, x[-1])
-    return figure
-
-
 def pictures(summary: Mapping, tuning: Cells, test: Test) -> Iterable[tuple[str, Figure]]:
     yield "sensitivity", sensitivity(summary)
     yield "frontier", frontier(summary, tuning)
@@ -282,7 +252,6 @@ def pictures(summary: Mapping, tuning: Cells, test: Test) -> Iterable[tuple[str,
         yield "learning", learning(test)
         yield "differences", differences(summary)
         yield "gates", gates(test)
-        yield "between", between(test)
 
 
 def fewer_colours(png: bytes) -> bytes:

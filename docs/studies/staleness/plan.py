@@ -1,4 +1,4 @@
-"""All runs of the study, part by part: what plan.md says in words."""
+"""All runs of the study, part by part."""
 
 from __future__ import annotations
 

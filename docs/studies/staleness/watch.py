@@ -26,7 +26,7 @@ from rl import CONDITIONS, Learner, Run, Sampler
 from run import VERSIONS, base
 from stats import of_mean
 from store import HERE, RESULTS, command, lines
-from tables import NONE
+from tables import NONE, table
 from tasks import DOMAINS
 
 from fibration.files import write_file
@@ -230,11 +230,6 @@ def png(figure: Figure) -> bytes:
     return small.getvalue()
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = (f"| {' | '.join(row)} |" for row in rows)
-    return "\n".join([head, "|---" * len(rows[0]) + "|", *body])
-
-
 def watched(results: Path = RESULTS) -> dict[str, dict]:
     """What `train` has written."""
     lack = [name for name in PATIENTS if not file(name, results).exists()]
@@ -253,7 +248,7 @@ def shown(results: Path = RESULTS) -> str:
     """From which step on each sign showed, as a table."""
     columns = {name.replace("_", " "): signs(run) for name, run in watched(results).items()}
     rows = [[sign, *(str(found[sign] or "") for found in columns.values())] for sign in columns["healthy"]]
-    return table([["from step", *columns], *rows])
+    return table(["from step", *columns], rows)
 
 
 def early(measured: Mapping[str, list], look: int) -> dict[str, float]:
@@ -315,7 +310,7 @@ def score(part: str, results: Path = RESULTS) -> str:
             chances = [told_apart(np.array([x[sign] for x in said[seed]]), found.sick[seed]) for seed in both]
             cells.setdefault(sign, []).append(estimate(of_mean(chances)))
     counts = [f"{sum(map(sum, of.sick.values()))} of {sum(map(len, of.sick.values()))}" for of in (every, large, large)]
-    return table([head, ["runs that end worse", *counts], *([sign, *row] for sign, row in cells.items())])
+    return table(head, [["runs that end worse", *counts], *([sign, *row] for sign, row in cells.items())])
 
 
 def alarm(part: str, results: Path = RESULTS) -> str:
@@ -332,7 +327,7 @@ def alarm(part: str, results: Path = RESULTS) -> str:
         shares = [found.sick[seed][x == loud].mean() for seed, x in far.items() if (x == loud).any()]
         runs = sum(int((x == loud).sum()) for x in far.values())
         rows.append([words, str(runs), estimate(of_mean(shares)) if shares else NONE])
-    return table([[f"{MOVED}, steps 1 to {EVERY}", "runs", "share that ends worse than it began"], *rows])
+    return table([f"{MOVED}, steps 1 to {EVERY}", "runs", "share that ends worse than it began"], rows)
 
 
 def estimate(of: Sequence[float]) -> str:

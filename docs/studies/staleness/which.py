@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from cells import Cell, cells, pairs
+from cells import cells
 from plan import AT_LARGE_RATE, RATES
-from rl import CONDITIONS
-from stats import Array, of_mean
+from stats import Array
 from store import lines
 from tables import NONE, interval, number, rate, scale, table, written
 from watch import alarm, score, shown
 
 PAGE = Path(__file__).parents[2] / "which-loss-when.md"
-AT_OWN_RATE = tuple(name for name in CONDITIONS if name not in AT_LARGE_RATE)
-PLACEBOS, TUNED, BESIDE = "placebo_", "unequal", "grpo"
+SHOWN = ("unequal", "stale", *AT_LARGE_RATE)  # all conditions and losses are in results/summary.json
+LEFT_OUT = ("placebo_", "published_wide", "clip_domains", "inward_group", "inward_ceiling", "inward_narrow")
+TUNED, BESIDE = "unequal", "grpo"
 
 
 def settings(tuning: Mapping[str, Mapping], results: Path) -> str:
@@ -26,6 +26,8 @@ def settings(tuning: Mapping[str, Mapping], results: Path) -> str:
     found = cells(lines("tune", results))
     rows = []
     for arm, of in sorted(tuning.items(), key=lambda item: -item[1]["score"]):
+        if arm.startswith(LEFT_OUT):
+            continue
         lr, trust = of["lr"], of["trust"]
         best, seeds = (getattr(found[TUNED, arm, (lr, trust)], name) for name in ("score", "seeds"))
         scores = {at: cell.score for (_, name, at), cell in found.items() if name == arm and cell.seeds == seeds}
@@ -43,12 +45,12 @@ def spread(values: Array) -> str:
     return f"{number(values.mean())} ({number(values.min())} to {number(values.max())})"
 
 
-def beside(test: Mapping[str, Mapping], conditions: Sequence[str], costs: Mapping[str, str] | None = None) -> str:
-    """Scores less GRPO's with their intervals, and how many runs collapsed; of GRPO the mean score itself."""
-    there = [where for where in conditions if where in test]
+def beside(test: Mapping[str, Mapping]) -> str:
+    """Scores less GRPO's with their intervals, of GRPO the mean score itself; and how many runs collapsed, if any."""
+    there = [where for where in SHOWN if where in test]
     if not there:
         return "None of these is in the results yet."
-    arms = {arm for where in there for arm in test[where] if not arm.startswith(PLACEBOS)}
+    arms = {arm for where in there for arm in test[where] if not arm.startswith(LEFT_OUT)}
 
     def ahead(arm: str) -> float:
         of = [test[where][arm] for where in there if arm in test[where]]
@@ -58,39 +60,20 @@ def beside(test: Mapping[str, Mapping], conditions: Sequence[str], costs: Mappin
         if of is None or (arm != BESIDE and "difference" not in of):
             return NONE
         numbers = interval(of["mean_score"]) if arm == BESIDE else interval(of["difference"], sign=True)
-        return f"{numbers}; {of['collapses']} of {of['seeds']}"
+        return f"{numbers}; {of['collapses']}" if of["collapses"] else numbers
 
     rows = [
-        [
-            f"`{arm}`" + (", itself" if arm == BESIDE else ""),
-            *(said(arm, test[where].get(arm)) for where in there),
-            *([costs.get(arm, NONE)] if costs is not None else []),
-        ]
+        [f"`{arm}`" + (", itself" if arm == BESIDE else ""), *(said(arm, test[where].get(arm)) for where in there)]
         for arm in sorted(arms, key=lambda arm: (-ahead(arm), arm))
     ]
-    head = ["", *(f"`{where}`" for where in there)]
-    return table([*head, *(["`large` − `unequal`"] if costs is not None else [])], rows)
-
-
-def costs(results: Path) -> dict[str, str]:
-    """What large steps take from each loss, beside itself at its own rate."""
-    tested: dict[str, dict[str, Cell]] = {}
-    for (where, arm, _), cell in cells(lines("test", results)).items():
-        tested.setdefault(arm, {})[where] = cell
-    found = {}
-    for arm, by_condition in tested.items():
-        x, y = (by_condition.get(where) for where in (AT_LARGE_RATE[0], TUNED))
-        if x and y and (seeds := pairs(x, y)):
-            found[arm] = interval(of_mean(x.of("score", seeds) - y.of("score", seeds))._asdict(), sign=True)
-    return found
+    return table(["", *(f"`{where}`" for where in there)], rows)
 
 
 def filled(page: Path, summary: Mapping, results: Path) -> str:
     """The page with its tables as they should be."""
     found = {
         "settings": settings(summary["tuning"], results),
-        "small": beside(summary["test"], AT_OWN_RATE),
-        "large": beside(summary["test"], AT_LARGE_RATE, costs(results)),
+        "losses": beside(summary["test"]),
         "watched": shown(results),
         "signs": score("test", results),
         "alarm": alarm("test", results),
