@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from fibration.backends.bodies import Functions, functions_of
-from fibration.backends.c.language import FUNCTIONS, PARTS, RESERVED, TOKEN, WIDE, dtype_of
+from fibration.backends.c.language import FUNCTIONS, PARTS, RESERVED, SELECTING, TOKEN, WIDE, dtype_of
 from fibration.backends.c.passes import TokenPasses
 from fibration.backends.c.precision import Precisions
 from fibration.compiler.arguments import (
@@ -67,7 +67,7 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
         texts = [_Function(f, plan, section, titles[name], defined).text() for f, section in sections]
         loops.append("\n".join([f"\n#ifndef WITHOUT_{name}", *texts, "#endif"]))
     texts = [*("\n" + _part(word) for word in parts), "\n".join(["", *_defined(defined, "\n".join(loops))]), *loops]
-    called = [f for f in (*FUNCTIONS, "smaller", "larger", "abs") if any(f"{f}_real(" in text for text in texts)]
+    called = [f for f in (*FUNCTIONS, *SELECTING) if any(f"{f}_real(" in text for text in texts)]
     functions = "\n".join(f"#define {f}_real JOIN({f}_, REAL)" for f in called)
     storage = _part("storage").replace("{variants}", dtypes + variants).replace("{functions}", functions)
     return "\n".join(part.rstrip() + "\n" for part in [top, _math([storage, *texts], called), storage, *texts])

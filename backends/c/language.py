@@ -24,6 +24,7 @@ OPERATORS = {
     "minimum": "smaller_T({}, {})", "maximum": "larger_T({}, {})", "equal": "{} == {}",
     **{function: f"{function}_T({{}})" for function in sorted(_DOUBLE & _FLOAT)},
 }  # fmt: skip
+SELECTING = ("smaller", "larger", "abs")  # of one instruction, beside FUNCTIONS
 INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not", "equal", "select"})
 KEYWORDS = """
 auto break case char const continue default do double else enum extern float for goto if inline int long register
@@ -38,7 +39,7 @@ PRECISIONS = ("f32", "f64", "real")
 _CODE = re.sub(r"/\*.*?\*/", "", "".join(part.read_text() for part in PARTS.values()), flags=re.DOTALL)
 RESERVED = frozenset({
     *KEYWORDS, *SKELETON_WORDS, *re.findall(r"[A-Za-z_]\w*", _CODE),
-    *FUNCTIONS, *(f"{f}_{p}" for f in (*FUNCTIONS, "smaller", "larger", "abs") for p in PRECISIONS),
+    *FUNCTIONS, *(f"{f}_{p}" for f in (*FUNCTIONS, *SELECTING) for p in PRECISIONS),
 })  # fmt: skip
 
 

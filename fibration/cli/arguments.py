@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -39,7 +40,7 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
             result[name.strip()] = float(value)
             continue
         try:
-            result[name.strip()] = found = json.loads(value, object_pairs_hook=marked)
+            result[name.strip()] = json.loads(value, object_pairs_hook=partial(_once, wrong))
         except (ValueError, RecursionError):
             raise ParameterError(
                 wrong,
@@ -47,6 +48,12 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
                 found=f"the value {shown(value)}" if equals else "no '='",
                 remedy="""for example --param epsilon=0.05, or --param 'C_domain={"+": 0.3, "-": 0.2}'""",
             ) from None
-        if isinstance(found, GivenTwice):
-            raise ParameterError(wrong, required="every key once", found=f"the key {shown(found.key)} is given twice")
     return result
+
+
+def _once(wrong: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = marked(pairs)
+    if isinstance(found, GivenTwice):
+        given = f"the key {shown(found.key)} is given twice"
+        raise ParameterError(wrong, required="every key once", found=given, remedy="leave all but one of them out")
+    return found

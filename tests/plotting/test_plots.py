@@ -177,6 +177,7 @@ def test_parameters_are_passed_on(file: Path, tmp_path: Path) -> None:
         ("epsilon_low=NaN", "epsilon_low"),
         ('epsilon_low={"+": 1}', "epsilon_low"),
         ('epsilon_low={"+": 0.1, "+": 0.2}', "the key '+' is given twice"),
+        ('epsilon_low={"math": {"+": 0.1, "+": 0.2}}', "the key '+' is given twice"),
     ],
 )
 def test_wrong_parameters_are_refused(given: str, expected: str, file: Path, tmp_path: Path) -> None:

@@ -102,10 +102,13 @@ def _multiple(value: Any, formula: Any) -> str | None:
 
 
 def _fixes(h: Hierarchy, name: str) -> Offers:
-    """The sign turned, or estimators with the gradient of the divergence to the policy that the penalty reads."""
+    """The sign turned; else estimators with the gradient of the divergence to the policy that the penalty reads."""
+    turned = _turned(h, name)
+    if all(divergence(h, leaf, turned.mended().penalties[name]) is not None for leaf in h.leaves):
+        return (turned,)
     read = {a.policy.name for a in atoms_within(h.penalties[name].formula, LogProb)} - {CURRENT}
     current, ratio = LogProb(Policy(CURRENT)), exp(token_log_ratio)
-    found: list[str | Fix] = [_turned(h, name)]
+    found: list[str | Fix] = []
     for q in (sorted(read - {OLD}) or sorted(read))[:1]:
         d = current - LogProb(Policy(q))
         found.append(_written(h, name, d**2 / 2, f"write {d**2 / 2} (k2)"))
