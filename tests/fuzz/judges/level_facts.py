@@ -234,7 +234,7 @@ def wrong_blocks(h: Hierarchy, f: Fact, draw: Batches) -> str:
     said = re.sub("block-diagonal over |and over ", "", f.value).split()
     over = list(map(str, h.leaves)) if f.value == "diagonal" else said
     for i, ratio in enumerate(world.ratios if f.value != "one block" else ()):
-        for j in slopes_of(ratio):
+        for j in (j for j, slope in slopes_of(ratio).items() if abs(slope) > TOLERANCE):  # thirds may not cancel whole
             labels = {s: {world.label[s][i], world.label[s][j]} for s in over}
             if apart := [s for s, e in labels.items() if None not in e and len(e) > 1]:
                 return f"𝒢 of token {i} reads token {j} of another {apart[0]} {of_batch(b)}"
