@@ -79,8 +79,8 @@ def functions_of(plans: Mapping[str, Plan], reserved: Collection[str], copies: i
 
 
 def _computed(plan: Plan) -> Iterator[Node]:
-    """The values of a plan, each as often as a stage computes it."""
-    for stage in plan.stages:
+    """The values of a plan, each as often as a stage of its own computes it."""
+    for stage in plan.stages if plan.of is None else ():
         if isinstance(stage, Sweep):
             for step in stage.steps:
                 yield from step.values

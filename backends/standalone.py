@@ -7,12 +7,13 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from fibration.compiler.arguments import FLOATS, GIVEN, KINDS, MADE, REALS, Argument, fill_of, signature
 from fibration.compiler.ir import Const, Input
 from fibration.compiler.keys import Key
-from fibration.compiler.plan import Plan
+from fibration.compiler.plan import Plan, computing
 
 
 @dataclass(frozen=True)
@@ -236,18 +237,22 @@ def table(plan: Plan, chosen: tuple[Argument, ...] = ()) -> dict[str, Any]:
         return tuple(program.called[part] if isinstance(part, Key) else str(part) for part in a.key)
 
     strata = dict.fromkeys(n.stratum for n in plan.saved)
-    returns = {}
-    for key, node in program.outputs.items():
-        if node.stratum not in program.leaves and not isinstance(node, Const):
-            returns[program.called[key]] = given.name("vector", node) if isinstance(node, Input) else plan.names[node]
     return {
         "rows": plan.rows,
         "leaves": program.leaves,
         "fill": fill_of(plan),
         "arguments": [(a.name, a.kind, of(a)) for a in chosen or given.arguments],
         "work": {s: [plan.names[n] for n in plan.saved if n.stratum == s] for s in strata},
-        "returns": returns,
+        "returns": returned(plan),
     }
+
+
+def returned(plan: Plan) -> dict[str, str]:
+    """By result that is not per token, its name in the workspace or among the arguments."""
+    program, given = plan.program, signature(plan)
+    found = {program.called[key]: node for key, node in program.outputs.items() if node.stratum not in program.leaves}
+    named = ((key, node) for key, node in found.items() if not isinstance(node, Const))
+    return {key: given.name("vector", node) if isinstance(node, Input) else plan.names[node] for key, node in named}
 
 
 def further(plans: Mapping[str, Plan], indent: str = "") -> str:
@@ -260,10 +265,13 @@ def further(plans: Mapping[str, Plan], indent: str = "") -> str:
     return f"\n{indent}Besides `log_probs` and `old_log_probs`, pass log π of every token in their shape: {of}.\n"
 
 
-def written(functions: Mapping[str, dict[str, Any]]) -> str:
-    """FUNCTIONS as text."""
-    lines = ["{"]
-    for name, about in functions.items():
+def written(plans: Mapping[str, Plan], chosen: Mapping[str, tuple[Argument, ...]] = MappingProxyType({})) -> str:
+    """The text that defines FUNCTIONS. A function without metrics shares all but its results."""
+    lines = ["FUNCTIONS = {"]
+    for name, plan in plans.items():
+        if plan.of is not None:
+            continue
+        about = table(plan, chosen.get(name, ()))
         lines.append(f'    "{name}": {{')
         for key, value in about.items():
             if not isinstance(value, (dict, list)):
@@ -280,4 +288,9 @@ def written(functions: Mapping[str, dict[str, Any]]) -> str:
             lines += [f'        "{key}": {first}', *(" " * 12 + line for line in inside)]
             lines.append(f"        {last},")
         lines.append("    },")
-    return "\n".join([*lines, "}"])
+    lines.append("}")
+    for name, of in computing(plans).items():
+        if name != of:
+            text = f'FUNCTIONS["{name}"] = FUNCTIONS["{of}"] | {{"of": "{of}", "returns": {returned(plans[name])}}}'
+            lines += textwrap.wrap(text, 118, break_long_words=False, break_on_hyphens=False, subsequent_indent="    ")
+    return "\n".join(lines)

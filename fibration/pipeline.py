@@ -51,6 +51,7 @@ from fibration.runtime.calls import Backend
 from fibration.runtime.operator import Operator
 
 BACKENDS = ("torch", "c", "triton")
+FUSED = ("c", "triton")
 WRITTEN = "jax"  # `generate` writes modules of this backend, and no operator runs them
 TITLES = {
     "evaluate": "J, its coefficients, and the diagnostics of every level.",
@@ -137,7 +138,7 @@ def standalone(hierarchy: Hierarchy, backend: str, further: bool = False) -> Art
     if further:
         return generate(hierarchy, backend)
     made = {name: p for name, p in programs(hierarchy).items() if name not in FURTHER}
-    return emit(hierarchy, backend, {"objective": made["objective"], **made})  # a reader meets the shorter one first
+    return emit(hierarchy, backend, made)
 
 
 def _printed(artifact: Artifact) -> Artifact:
@@ -172,7 +173,17 @@ def bounded(
 def emit(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program], spread: Spread | None = None) -> Artifact:
     """Returns source for one backend from optimised programs. `spread`: how batches lie on ranks, if they do."""
     emitter = import_module(f"fibration.backends.{backend}.emit")
-    plans = {name: emitter.plan(program, hierarchy.rows.name, spread) for name, program in programs.items()}
+    plans: dict[str, Any] = {}
+    for name, program in sorted(programs.items(), key=lambda item: item[0].startswith("objective")):
+        whole = plans.get(name.replace("objective", "evaluate"))
+        loss = programs.get(name.replace("evaluate", "objective"))
+        if backend not in FUSED or spread is not None or loss is None:
+            plans[name] = emitter.plan(program, hierarchy.rows.name, spread)
+        elif whole is None:
+            metrics = program.outputs.keys() - loss.outputs.keys()
+            plans[name] = emitter.plan(program, hierarchy.rows.name, metrics=metrics)
+        else:  # the same functions compute J with metrics and without
+            plans[name] = whole.without_metrics()
     more = (caller(hierarchy),) if backend == WRITTEN else ()  # modules of the others get vectors and layouts alone
     titles = {name: title(name) for name in programs}
     source = emitter.emit(header(hierarchy, backend, programs), plans, titles, *more)

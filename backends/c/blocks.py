@@ -14,7 +14,7 @@ from fibration.backends.c.coarse import CoarseStages
 from fibration.backends.c.lanes import precision_of
 from fibration.backends.c.language import dtype_of
 from fibration.compiler.arguments import FLOATS, GIVEN
-from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Quantile
+from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Quantile
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Pass, Scalars, Sweep
 
@@ -116,7 +116,7 @@ class BlockStages(CoarseStages):
         saved = [node for node in sweep.saved if node.stratum not in self.plan.program.leaves]
         if saved:
             self.line(2, "for (int64_t r = 0; r < rows; r++) {")
-            for node in saved:
+            for node in self.in_turn(saved):
                 self.line(3, f"{self.arrays[node]}[b0 + r] = {self.columns[node]}[r];")
             self.line(2, "}")
         for array in (a for a, dtype in tensors.items() if dtype == "RESULT"):
@@ -176,17 +176,17 @@ class BlockStages(CoarseStages):
         return f"{self.columns[node]}[r]" if node in self.columns else self.at(node, "(b0 + r)")
 
     def _scalars(self, step: Scalars) -> None:
-        kept = [(node, self._column(node)) for node in step.values if node in self.read_again]
+        kept = {node: self._column(node) for node in self.in_turn(step.values) if node in self.read_again}
         own = set(step.values)
         wanted = {o: None for n in step.values if not isinstance(n, Pull) for o in n.operands if o not in own}
         self._rows()
-        for node in wanted:
+        for node in self.in_turn(wanted):
             if not isinstance(node, Const) and node.stratum not in self.plan.program.leaves:
                 self.line(3, f"const double {self.names[node]} = {self._of_row(node)};")
-        for node in step.values:
+        for node in self.in_turn(step.values):
             self.value(3, node, "(b0 + r)")
-        for node, array in kept:
-            self.line(3, f"{array}[r] = {self.names[node]};")
+            if node in kept:
+                self.line(3, f"{kept[node]}[r] = {self.names[node]};")
         self.line(2, "}")
 
     def _pass(self, step: Pass, s: str) -> None:
@@ -210,19 +210,20 @@ class BlockStages(CoarseStages):
         new = [n for n in [*of_segments, *uniform] if n not in known and (pulled.get(n) in read or n in read)]
         called |= {n: self.names[n] for n in uniform}
         arrays = {n: self.free(f"{called[n]}_at") for n in new}
-        for array in arrays.values():
-            self.line(2, f"{kind} {array}[ROWS];")
+        for node in self.in_turn(arrays):
+            self.line(2, f"{kind} {arrays[node]}[ROWS];")
         if arrays:
             self._rows()
-            for node in of_segments:
-                self.line(3, f"const {kind} {called[node]} = ({kind}){self._of_row(node)};")
-            for node in uniform:
-                self.token_value(3, node, step, s, self.word)
-            for node, array in arrays.items():
-                self.line(3, f"{array}[r] = {called[node]};")
+            for node in self.in_turn([*of_segments, *uniform]):
+                if node in uniform:
+                    self.token_value(3, node, step, s, self.word)
+                else:
+                    self.line(3, f"const {kind} {called[node]} = ({kind}){self._of_row(node)};")
+                if node in arrays:
+                    self.line(3, f"{arrays[node]}[r] = {called[node]};")
             self.line(2, "}")
-        for node, array in arrays.items():
-            self._spread(node, called[node], array, kind)
+        for node in self.in_turn(arrays):
+            self._spread(node, called[node], arrays[node], kind)
         self._loop(step, s, others, [n for n in [*of_segments, *uniform] if n in arrays or n in known])
 
     def _spread(self, node: Node, name: str, array: str, kind: str) -> None:
@@ -236,27 +237,26 @@ class BlockStages(CoarseStages):
         """The loops of a pass: its values for all tokens, then its sums. `of_rows`: the values of segments it reads."""
         kind = "double" if step.wide else "real"
         summed = {p: self.free(f"values_of_{self.names[p]}") for p in step.pushes}
-        for array in summed.values():
-            self.line(2, f"{kind} {array}[BLOCK + LANES];")
+        for push in self.in_turn(summed):
+            self.line(2, f"{kind} {summed[push]}[BLOCK + LANES];")
         self.line(0, "#pragma omp simd")
         self.line(2, "for (int64_t i = 0; i < tokens; i++) {")
-        for node in of_rows:
+        for node in self.in_turn(of_rows):
             name, tokens = self.of_tokens[node, kind]
             self.line(3, f"const {kind} {name} = {tokens}[i];")
         if any(i.kind in GIVEN for i in step.reads):
             self.line(3, f"const real row_advantage = PER_ROW ? {self.given}_of_tokens[i] : 0;")
         self.recall(3, step, self.word)
-        for node in values:
-            self.token_value(3, node, step, s, self.word)
-        for push, array in summed.items():
-            self.line(3, f"{array}[i] = {self.token_operand(push.operand, step, s, step.wide)};")
+        for node in self.in_turn([*values, *summed]):
+            if isinstance(node, Push):
+                self.line(3, f"{summed[node]}[i] = {self.token_operand(node.operand, step, s, step.wide)};")
+            else:
+                self.token_value(3, node, step, s, self.word)
         self.store(3, step, s, self.word)
         self.line(2, "}")
-        for push, array in summed.items():
-            self.line(
-                3,
-                f"{push.reduce}_rows_{precision_of(step.wide)}({self._column(push)}, {array}, offsets, rows, longest);",
-            )
+        for push in self.in_turn(summed):
+            given = f"{self._column(push)}, {summed[push]}, offsets, rows, longest"
+            self.line(3, f"{push.reduce}_rows_{precision_of(step.wide)}({given});")
 
     def _rows(self) -> None:
         self.line(0, "#pragma omp simd")

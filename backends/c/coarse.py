@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 from fibration.backends.bodies import Functions
 from fibration.backends.c.language import RESERVED, WIDE, wide_constant
@@ -12,6 +14,8 @@ from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Pus
 from fibration.compiler.keys import Names
 from fibration.compiler.plan import Coarse, Group, Plan, Section
 from fibration.errors import BackendError
+
+AnyNode = TypeVar("AnyNode", bound=Node)
 
 
 class CoarseStages:
@@ -29,9 +33,38 @@ class CoarseStages:
         self.arrays |= {a.key[0]: a.name for a in self.arguments if a.kind == "vector"}
         self.rounded: dict[Node, str] = {}
         self.lines: list[str] = []
+        self.spare = plan.spare  # what stands under `#if METRICS`
+        self.ended = 0  # the number of lines up to the end of such lines
 
     def line(self, depth: int, text: str = "") -> None:
         self.lines += [textwrap.indent(line, "    " * depth) for line in text.splitlines() or [""]]
+
+    @contextmanager
+    def if_metrics(self, spare: bool = True) -> Iterator[None]:
+        """Lines that are compiled with metrics alone, if they are `spare`."""
+        if not spare or not self.spare:
+            yield
+            return
+        before, everything, rounded = len(self.lines), self.spare, set(self.rounded)
+        self.spare = frozenset()
+        yield
+        self.spare = everything
+        self.rounded = {n: word for n, word in self.rounded.items() if n in rounded or n in everything}
+        if len(self.lines) == before:
+            return
+        if self.ended == before:
+            del self.lines[before - 1]
+        else:
+            self.lines.insert(before, "#if METRICS")
+        self.lines.append("#endif")
+        self.ended = len(self.lines)
+
+    def in_turn(self, nodes: Iterable[AnyNode]) -> Iterator[AnyNode]:
+        """The nodes of the loss, then those of metrics, under whose condition the caller's lines stand."""
+        nodes, spare = list(nodes), self.spare
+        yield from (n for n in nodes if n not in spare)
+        with self.if_metrics():
+            yield from (n for n in nodes if n in spare)
 
     # ------------------------------------------------------------ where values are
 
@@ -59,16 +92,20 @@ class CoarseStages:
     # ------------------------------------------------------------ coarse strata
 
     def group(self, group: Group, stage: Coarse) -> None:
+        with self.if_metrics(self.spare.issuperset(group.values)):
+            self._group(group, stage)
+
+    def _group(self, group: Group, stage: Coarse) -> None:
         s = group.stratum
         size = self.size(s)
-        for quantile in group.quantiles:
+        for quantile in self.in_turn(group.quantiles):
             self.quantile(quantile)
-        for scan in group.scans:
+        for scan in self.in_turn(group.scans):
             self.scan(scan)
         if group.quantiles or group.scans:
             return
         if group.source:
-            for push in group.values:
+            for push in self.in_turn(group.values):
                 if isinstance(push, Mix):
                     self.mix(push)
                     continue
@@ -82,9 +119,8 @@ class CoarseStages:
             self.line(1, f"#pragma omp parallel for num_threads(threads) if ({size} > LONG)")
         self.line(1, f"for (int64_t b = 0; b < {size}; b++) {{")
         self.loads(2, group.values, set(group.values), "b")
-        for node in group.values:
+        for node in self.in_turn(group.values):
             self.value(2, node, "b")
-        for node in group.values:
             if node in stage.saved:
                 self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
         self.line(1, "}")
@@ -125,7 +161,7 @@ class CoarseStages:
     def loads(self, depth: int, values: Iterable[Node], inside: set[Node], element: str) -> None:
         """Loads the operands that come from memory into scalars with their names."""
         wanted = {o: None for n in values if not isinstance(n, Pull) for o in n.operands if o not in inside}
-        for node in wanted:
+        for node in self.in_turn(wanted):
             if not isinstance(node, Const):
                 self.line(depth, f"const double {self.names[node]} = {self.load(node, element)};")
 

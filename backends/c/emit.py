@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 
 from fibration.backends.bodies import Functions, functions_of
@@ -40,9 +40,9 @@ from fibration.compiler.program import Program
 from fibration.compiler.reuse import find_aside, keep, read_quantile_values
 
 
-def plan(program: Program, rows: str, spread: Spread | None = None) -> Plan:
+def plan(program: Program, rows: str, spread: Spread | None = None, metrics: Collection[Key] = ()) -> Plan:
     """Fused sweeps over the tokens. Arithmetic is the main cost, so the coefficients' memory keeps a value."""
-    fused = sweeps(read_quantile_values(program), rows, RESERVED, spread)
+    fused = sweeps(read_quantile_values(program), rows, RESERVED, spread, metrics=metrics)
     return keep(find_aside(fused), Key("coefficients"))
 
 
@@ -63,12 +63,15 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     defined = functions_of(plans, RESERVED, copies=2)  # loops over tokens are written twice
     loops = []
     for name, plan in plans.items():
+        if plan.of is not None:
+            continue
         sections = [(f, section) for f, section in plan.functions(name).items() if section]
         texts = [_Function(f, plan, section, titles[name], defined).text() for f, section in sections]
         loops.append("\n".join([f"\n#ifndef WITHOUT_{name}", *texts, "#endif"]))
     texts = [*("\n" + _part(word) for word in parts), "\n".join(["", *_defined(defined, "\n".join(loops))]), *loops]
     called = [f for f in (*FUNCTIONS, *SELECTING) if any(f"{f}_real(" in text for text in texts)]
     functions = "\n".join(f"#define {f}_real JOIN({f}_, REAL)" for f in called)
+    variants += WITH_METRICS * any(plan.metrics for plan in plans.values())
     storage = _part("storage").replace("{variants}", dtypes + variants).replace("{functions}", functions)
     return "\n".join(part.rstrip() + "\n" for part in [top, _math([storage, *texts], called), storage, *texts])
 
@@ -123,6 +126,12 @@ DTYPE = """\
 #endif
 """
 
+WITH_METRICS = """\
+#ifndef METRICS /* 0: J and its coefficients alone */
+#define METRICS 1
+#endif
+"""
+
 LACKING = {"positions": "WHOLE", "tokens": "COUNTED"}  # the macro that is 1 if the argument is None
 
 DECLARED = for_each("C declarations", HOLDS, {
@@ -156,7 +165,9 @@ class _Function(TokenPasses):
         for stage in self.section:
             self.line(0)
             if isinstance(stage, Sweep):
-                self.sweep(stage)
+                stored = any(p.stores for p in stage.passes)
+                with self.if_metrics(self.spare.issuperset(stage.saved) and not stored):
+                    self.sweep(stage)
             else:
                 for group in stage.groups:
                     self.group(group, stage)
@@ -195,7 +206,7 @@ class _Function(TokenPasses):
             else:
                 pulls = [v for v in step.values if isinstance(v, Pull) and v.target in (s, BATCH)]
                 wanted.update({o: None for v in pulls for o in v.operands})
-        for node in wanted:
+        for node in self.in_turn(wanted):
             if node not in computed and not isinstance(node, Const):
                 self.line(2, f"const double {self.names[node]} = {self.at(node, 'b')};")
         if any(i.kind in GIVEN for p in sweep.passes for i in p.reads):
@@ -204,7 +215,7 @@ class _Function(TokenPasses):
         self.rooms(sweep)
         for step in sweep.steps:
             if isinstance(step, Scalars):
-                for node in step.values:
+                for node in self.in_turn(step.values):
                     if isinstance(node, Quantile):
                         self.picked(node)
                     else:
@@ -215,14 +226,15 @@ class _Function(TokenPasses):
                     self.line(0)
                     self.line(2, f"first = {w}_offsets[b], tokens = {w}_offsets[b + 1] - first, start = {w}_starts[b];")
                     self.line(2, "(void)first, (void)start;")
-                self.tokens(step, sweep)
-        for node in sweep.saved:
+                summed = [*step.pushes, *step.aside, *step.scans]
+                with self.if_metrics(self.spare.issuperset(summed) and not step.stores):
+                    self.tokens(step, sweep)
+        for node in self.in_turn(sweep.saved):
             if node.stratum not in self.plan.program.leaves:
                 self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
-        for room, _ in self.room.values():
-            self.line(2, f"release({room}, {room}_small);")
-        for lanes in self.lanes.values():
-            self.line(2, f"release({lanes} - WIDTH, {lanes}_small);")
+        for node, room in self.released.items():
+            with self.if_metrics(node in self.spare):
+                self.line(2, f"release({room});")
         stored = [k for p in sweep.passes for k, _ in p.stores]
         if stored and len(self.plan.program.leaves) == 1:
             (w,) = words
@@ -243,8 +255,9 @@ class _Function(TokenPasses):
         order.
         """
         self.room: dict[tuple[Node, ...], tuple[str, str]] = {}
+        self.released: dict[Node, str] = {}
         taken = (n for step in sweep.steps if isinstance(step, Scalars) for n in step.values)
-        for node in taken:
+        for node in self.in_turn(taken):
             if isinstance(node, Quantile) and node.values not in self.room:
                 words = [self.signature.layouts[sweep.segments, leaf] for leaf in node.sources]
                 room, size = (
@@ -255,15 +268,16 @@ class _Function(TokenPasses):
                 self.line(2, f"const int64_t {size} = {number};")
                 self.line(2, f"_Alignas(64) double {room}_small[3 * SHORT];")
                 self.line(2, f"double *restrict {room} = reserve_beyond({room}_small, 3 * SHORT, 3 * {size});")
-                self.room[node.values] = room, size
+                self.room[node.values], self.released[node] = (room, size), f"{room}, {room}_small"
 
         self.lanes: dict[Scan, str] = {}
-        for scan in (scan for one in sweep.passes for scan in one.scans):
+        for scan in self.in_turn(scan for one in sweep.passes for scan in one.scans):
             w = self.signature.layouts[sweep.segments, scan.into]
             self.lanes[scan] = self.free(f"values_of_{self.names[scan]}", "", "_small")
             size = f"{w}_offsets[b + 1] - {w}_offsets[b]"
             self.line(2, f"_Alignas(64) double {self.lanes[scan]}_small[SEVERAL];")
             self.line(2, f"double *restrict {self.lanes[scan]} = reserve_several({self.lanes[scan]}_small, {size});")
+            self.released[scan] = f"{self.lanes[scan]} - WIDTH, {self.lanes[scan]}_small"
 
     def picked(self, node: Quantile) -> None:
         """Writes the quantile of a segment, from the values in its room."""

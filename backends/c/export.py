@@ -8,7 +8,7 @@ from pprint import pformat
 from fibration.backends.c.build import FLAGS
 from fibration.backends.c.emit import LACKING
 from fibration.backends.c.language import dtype_of
-from fibration.backends.standalone import LAY_OUT, Export, further, table, written
+from fibration.backends.standalone import LAY_OUT, Export, further, written
 from fibration.compiler.ir import BATCH
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
@@ -48,7 +48,7 @@ STORAGE = {{torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", 
 LACKING_MACRO = {lacking}
 # Per function: "arguments" are (name, kind, object), "work" are its vectors by stratum, in order. "returns"
 # are the results that are not per token, with their names in the workspace or among the arguments.
-FUNCTIONS = {functions}
+{functions}
 _loaded = {{}}
 
 
@@ -61,7 +61,9 @@ def call(function, given):
     given = checked(function, given)
     wide = dtype_of_results(function, given) == torch.float64
     values, results = completed(function, given, torch.float64 if wide else torch.float32)
-    defines = {{f"WITHOUT_{{other}}": "1" for other in FUNCTIONS if other != function}}
+    of = FUNCTIONS[function].get("of", function)
+    defines = {{f"WITHOUT_{{other}}": "1" for other in FUNCTIONS if other != of}}
+    defines |= {{"METRICS": str(int(of == function))}}
     defines |= {{"RESULT": "f64" if wide else "f32", "REAL": "f64" if wide else "f32"}}
     defines["PER_ROW"] = str(int(any(values[name] is not None for name, kind, _ in arguments if kind == "rows")))
     for name, kind, _ in arguments:
@@ -72,7 +74,7 @@ def call(function, given):
     sizes = (values[name].element_size() for name, kind, _ in arguments if kind == "token")
     defines["NARROW"] = str(min(sizes, default=4))
     passed = (v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values.values())
-    _function(function, defines)(*passed, torch.get_num_threads())
+    _function(of, defines)(*passed, torch.get_num_threads())
     return results
 
 
@@ -143,7 +145,7 @@ def loader(header: str, file: str, plans: Mapping[str, Plan], titles: Mapping[st
         flags=pformat(list(FLAGS), width=110, compact=True),
         macro='f"' + dtype_of("{name}") + '"',
         lacking=pformat(LACKING),
-        functions=written({name: table(plan) for name, plan in plans.items()}),
+        functions=written(plans),
         definitions="".join(DEFINITION.format(name=n, title=titles[n]) for n in plans),
         lay_out=LAY_OUT.rstrip(),
         further=further(plans),

@@ -15,7 +15,7 @@ from fibration.backends.c.build import build, compiler
 from fibration.backends.c.emit import LACKING
 from fibration.backends.c.language import dtype_of
 from fibration.compiler.arguments import FLOATS, INTEGER, REAL, Argument, Signature, signature
-from fibration.compiler.plan import Plan
+from fibration.compiler.plan import Plan, computing
 from fibration.errors import BackendError
 from fibration.runtime.batch import Batch, Elements, Run, tensors_of
 from fibration.runtime.calling import Binding, Call, Frame, Runner
@@ -30,17 +30,18 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     compiler()
     signatures = {k: signature(plan) for k, plan in plans.items()}
     bindings = {k: Binding(plan, signatures[k].arguments) for k, plan in plans.items()}
+    computed_by = computing(plans)
     built: dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, Any]] = {}
 
     def functions(program: str, values: Mapping[str, object], dtype: torch.dtype, per_row: bool) -> dict[str, Any]:
-        plan, arguments = plans[program], signatures[program].arguments
+        plan, arguments, own = plans[program], signatures[program].arguments, computed_by[program]
         defines = variant(plan, signatures[program], values, dtype, per_row)
         key = (program, tuple(defines.items()))
         if key not in built:
-            others = {f"WITHOUT_{k}": "1" for k in plans if k != program}
+            others = {f"WITHOUT_{k}": "1" for k in computed_by.values() if k != own}
             library = _open(build(source, {**defines, **others}))
-            named = [name for name, section in plan.functions(program).items() if section]
-            built[key] = {name: _function(library, name, arguments) for name in named}
+            pairs = zip(plan.functions(program), plan.functions(own).items(), strict=True)
+            built[key] = {name: _function(library, word, arguments) for name, (word, section) in pairs if section}
         return built[key]
 
     def check(index: Elements) -> None:
@@ -91,7 +92,7 @@ def variant(
     plan: Plan, given: Signature, values: Mapping[str, object], dtype: torch.dtype, per_row: bool
 ) -> dict[str, str]:
     """The macros that fit the source to a batch: the dtypes, and the layout of tokens. `dtype`: that of results."""
-    defines = {"RESULT": STORAGE[dtype], "PER_ROW": str(int(per_row))}
+    defines = {"RESULT": STORAGE[dtype], "PER_ROW": str(int(per_row)), "METRICS": str(int(plan.of is None))}
     log_probs, sizes = [], []
     for a in given.arguments:
         tensor = values.get(a.name)

@@ -47,7 +47,7 @@ class TokenPasses(BlockStages):
         """Writes the loop over a segment's tokens."""
         s = sweep.segments
         self.line(0)
-        for node in step.values:
+        for node in self.in_turn(step.values):
             if isinstance(node, Pull) and node.target in (s, BATCH):
                 readers = {u for u in step.values if node in u.operands} | {p for p in step.pushes if p.operand is node}
                 if not step.wide and not (readers and readers <= self.precisions.precise(step)):
@@ -60,18 +60,18 @@ class TokenPasses(BlockStages):
             self.line(2, "for (int64_t i = 0; i < tokens; i++) {")
             self.body(3, step, sweep, lanes)
             self.line(2, "}")
-        for scan in step.scans:
+        for scan in self.in_turn(step.scans):
             self.line(2, f"scan({self.lanes[scan]}, tokens, {self.powers[scan]}, {int(scan.forward)});")
 
     def chunks(self, step: Pass, sweep: Sweep, lanes: Mapping[Push, str]) -> None:
         """Writes a loop with sums: over the whole groups of `LANES` tokens of a chunk, then over its other tokens."""
-        for push in lanes:
+        for push in self.in_turn(lanes):
             self.line(2, f"double {self.names[push]} = {'0' if push.reduce == 'sum' else '-INFINITY'};")
         self.line(2, "for (int64_t at = 0; at < tokens; at += CHUNK) {")
         self.line(3, "const int64_t to = at + CHUNK < tokens ? at + CHUNK : tokens;")
         self.line(3, "const int64_t others = (to - at) % LANES, whole = to - others;")
-        for push, array in lanes.items():
-            self.line(3, start_of(push, step.wide, array))
+        for push in self.in_turn(lanes):
+            self.line(3, start_of(push, step.wide, lanes[push]))
         self.line(3, "for (int64_t group = at; group < whole; group += LANES) {")
         self.line(0, "#pragma GCC unroll 4")
         self.line(4, "for (int lane = 0; lane < LANES; lane += ABREAST) {")
@@ -87,8 +87,8 @@ class TokenPasses(BlockStages):
         self.line(4, "const int64_t i = whole + k;")
         self.body(4, step, sweep, lanes)
         self.line(3, "}")
-        for push, array in lanes.items():
-            self.line(3, add_up(push, step.wide, self.names[push], array))
+        for push in self.in_turn(lanes):
+            self.line(3, add_up(push, step.wide, self.names[push], lanes[push]))
         self.line(2, "}")
 
     def body(self, depth: int, step: Pass, sweep: Sweep, lanes: Mapping[Push, str]) -> None:
@@ -96,14 +96,16 @@ class TokenPasses(BlockStages):
         s = sweep.segments
         word = self.signature.layouts[s, step.leaf]
         self.recall(depth, step, word)
-        for node in step.found:
+        for node in self.in_turn(step.found):
             room, place = self.set_place(node, sweep)
             self.line(depth, f"const double {self.names[node]} = {room}[{place}];")
-        for node in step.values:
-            self.token_value(depth, node, step, s, word)
-        for push, array in lanes.items():
-            self.line(depth, add_to(push, step.wide, array, self.token_operand(push.operand, step, s, step.wide)))
-        for node in step.aside:
+        for node in self.in_turn([*step.values, *lanes]):
+            if isinstance(node, Push):
+                value = self.token_operand(node.operand, step, s, step.wide)
+                self.line(depth, add_to(node, step.wide, lanes[node], value))
+            else:
+                self.token_value(depth, node, step, s, word)
+        for node in self.in_turn(step.aside):
             self.set_aside(depth, node, self.token_operand(node, step, s, True), step, sweep, word)
         self.store(depth, step, s, word)
 

@@ -25,6 +25,8 @@ class CoarseWriter(Writer):
         """The kernel of a stage without calls."""
         self.coarse = True
         blocks: dict[str, None] = {"BLOCK_C": None, "BLOCK_S": None, "BLOCK_B": None, "BLOCK_P": None}
+        spare = self.plan.spare.issuperset(stage.saved)
+        self.spare = frozenset() if spare else self.plan.spare
         strata = ", ".join(dict.fromkeys(g.stratum for g in stage.groups))
         doc, shared = f'"""Values of {strata}, computed by one program."""', _shared(stage)
         parted = [g for g in stage.groups if g not in shared and _is_parted(g, stage)]
@@ -48,7 +50,7 @@ class CoarseWriter(Writer):
         self.coarse, self.inside = False, 0
         sources = tuple(dict.fromkeys(str(g.source) for g in parted))
         shares = Shares(shared[0].stratum if shared else None, sources, len(pushes))
-        return self.wrapped(name, list(blocks), None, shares, doc)
+        return self.wrapped(name, list(blocks), None, shares, doc, spare)
 
     def parts(self, groups: list[Group]) -> list[Push]:
         """Writes this program's parts of sums over the batch: its tiles are as far apart as there are programs.
@@ -62,7 +64,8 @@ class CoarseWriter(Writer):
             self.line(1, f"# this program's part of sums and maxima over the {group.source} elements of the batch")
             for run in self.runs(group.values, PARTS_TOGETHER):
                 to = " + ".join(["parts", *times(len(found), "programs"), "part"])
-                self.to_batch(run, to, "programs", "part, programs", "BLOCK_P")
+                with self.if_metrics(1, run[0] in self.spare):
+                    self.to_batch(run, to, "programs", "part, programs", "BLOCK_P")
                 found += run
         return found
 
@@ -72,12 +75,14 @@ class CoarseWriter(Writer):
         for run in self.neighbours(pushes, PARTS_TOGETHER, self.follows):
             of = " + ".join(["parts", *times(number, "programs")])
             given = f"{self.arrays[run[0]]}, 1, {of}, programs, 1, {len(run)}, 0, 1"
-            self.line(1, f'push_to_batch({given}, {_power(len(run))}, {MOST_PARTS}, "{run[0].reduce}")')
+            with self.if_metrics(1, run[0] in self.spare):
+                self.line(1, f'push_to_batch({given}, {_power(len(run))}, {MOST_PARTS}, "{run[0].reduce}")')
             number += len(run)
 
     def runs(self, values: Iterable[Node], most: int) -> list[list[Push]]:
         """Sums that one loop takes: their vectors are neighbours in memory, and they are too."""
-        pushes = sorted((p for p in values if isinstance(p, Push)), key=self.places.__getitem__)
+        found = (p for p in values if isinstance(p, Push))
+        pushes = sorted(found, key=lambda p: (p in self.spare, self.places[p]))
 
         def beside(p: Push, q: Push) -> bool:
             return self.follows(p, q) and self.follows(p.operand, q.operand)
@@ -88,7 +93,8 @@ class CoarseWriter(Writer):
         found: list[list[Push]] = []
         for push in pushes:
             last = found[-1][-1] if found else None
-            if last and len(found[-1]) < most and last.reduce == push.reduce and beside(last, push):
+            alike = last and (last.reduce, last in self.spare) == (push.reduce, push in self.spare)
+            if last and alike and len(found[-1]) < most and beside(last, push):
                 found[-1].append(push)
             else:
                 found.append([push])
@@ -126,14 +132,15 @@ class CoarseWriter(Writer):
             if i:
                 self.barrier()
             within = ends or ("0", self.size(group.stratum))
-            if isinstance(group.values[0], Mix):
-                for node in group.values:
-                    if isinstance(node, Mix):
-                        self.product(node, blocks)
-            elif group.source:
-                self.sums(group, within, blocks)
-            else:
-                self.elements(group, stage, within)
+            with self.if_metrics(1, self.spare.issuperset(group.values)):
+                if isinstance(group.values[0], Mix):
+                    for node in self.in_turn(1, group.values):
+                        if isinstance(node, Mix):
+                            self.product(node, blocks)
+                elif group.source:
+                    self.sums(group, within, blocks)
+                else:
+                    self.elements(group, stage, within)
 
     def quantile(self, node: Quantile) -> Kernel:
         """The call for a quantile of values that sweeps have set aside."""
@@ -141,7 +148,7 @@ class CoarseWriter(Writer):
         orders, befores = ([self.called(kind, s, node.target) for s in node.sources] for kind in ("order", "members"))
         lists = [[self.vector(v) for v in node.values], orders, befores, [self.size(s) for s in node.sources]]
         given = [f"[{', '.join(words)}]" for words in lists]
-        return self._called("digits", "quantile", [self.vector(node), *given, self.vector(node.level)])
+        return self._called(node, "digits", "quantile", [self.vector(node), *given, self.vector(node.level)])
 
     def scans(self, nodes: list[Scan]) -> Kernel:
         """The call for sums in order, of values that sweeps have set aside or coarse stages have saved. `nodes` are the
@@ -153,12 +160,13 @@ class CoarseWriter(Writer):
         shape = f"shape or shape_for({tokens} / {self.size(node.target)})"
         order, before = (self.called(kind, *node.order) for kind in ("sequence", "sequence_members"))
         given = [*(f"[{', '.join(words)}]" for words in lists), order, before]
-        return self._called("along", "scan", [*given, self.vector(node.discount), str(node.forward), shape])
+        return self._called(node, "along", "scan", [*given, self.vector(node.discount), str(node.forward), shape])
 
-    def _called(self, kernel: str, function: str, given: list[str]) -> Kernel:
+    def _called(self, node: Node, kernel: str, function: str, given: list[str]) -> Kernel:
         """A call of a function of functions.py."""
         call = "\n".join([f"{function}(", *(f"    {g}," for g in given), ")  # fmt: skip"])
-        return Kernel(kernel, tuple(a for a in self.arguments if uses(call, a.name)), (), None, Shares(), "", call)
+        used = tuple(a for a in self.arguments if uses(call, a.name))
+        return Kernel(kernel, used, (), None, Shares(), "", call, node in self.plan.spare)
 
     def vector(self, node: Node) -> str:
         """The text of a coarse value, or of a token value that was set aside: a tensor, or a number."""
@@ -173,21 +181,22 @@ class CoarseWriter(Writer):
         """Writes sums and maxima over the fibres of one fibration, in a fixed order."""
         a, b = str(group.source), group.stratum
         if a == BATCH:  # the batch over itself
-            for push in group.values:
+            for push in self.in_turn(1, group.values):
                 self.line(1, f"tl.store({self.arrays[push]}, {self.loaded(push.operands[0], '')})")
             return
         self.line(1, f"# sums and maxima over the {a} elements of {'the batch' if b == BATCH else f'each {b}'}")
         for run in self.runs(group.values, TOGETHER):
-            if b == BATCH:
-                self.to_batch(run, self.arrays[run[0]], "1", "0, 1", "BLOCK_B")
-                continue
-            order, before = (self.called(kind, a, b) for kind in ("order", "members"))
-            blocks["BLOCK_S"] = blocks[f"F_{order}"] = None
-            vector, step = self.summed(run[0])
-            given = f"{self.arrays[run[0]]}, {self.size(b)}, {vector}, {self.size(a)}, {step}, {len(run)}"
-            shape = f'{_power(len(run))}, Y_{order}, F_{order}, "{run[0].reduce}"'
-            self.named(run)
-            self.line(1, f"push({given}, {order}, {before}, {', '.join(within)}, {shape})")
+            with self.if_metrics(1, run[0] in self.spare):
+                if b == BATCH:
+                    self.to_batch(run, self.arrays[run[0]], "1", "0, 1", "BLOCK_B")
+                    continue
+                order, before = (self.called(kind, a, b) for kind in ("order", "members"))
+                blocks["BLOCK_S"] = blocks[f"F_{order}"] = None
+                vector, step = self.summed(run[0])
+                given = f"{self.arrays[run[0]]}, {self.size(b)}, {vector}, {self.size(a)}, {step}, {len(run)}"
+                shape = f'{_power(len(run))}, Y_{order}, F_{order}, "{run[0].reduce}"'
+                self.named(run)
+                self.line(1, f"push({given}, {order}, {before}, {', '.join(within)}, {shape})")
 
     def product(self, node: Mix, blocks: dict[str, None]) -> None:
         """Writes a matrix of the index times a vector: one element of the result after the other."""
@@ -211,7 +220,7 @@ class CoarseWriter(Writer):
             self.line(2, "b = y + tl.arange(0, BLOCK_C)")
             self.line(2, f"live = b < {within[1]}")
         self.known, self.lone, self.local = set(), set(), set()
-        for node in group.values:
+        for node in self.in_turn(depth, group.values):
             self.value(depth, node)
             if node in stage.saved:
                 self.save(depth, node)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from fibration.backends.bodies import Function, functions_of
 from fibration.backends.triton.kernels import kernels_of_sections
@@ -17,7 +17,8 @@ from fibration.backends.triton.writer import MOST_PARTS, PER_WARP, Kernel
 from fibration.compiler.arguments import Argument, Signature, signature
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.ir import Scalar
-from fibration.compiler.plan import Plan, Spread
+from fibration.compiler.keys import Key
+from fibration.compiler.plan import Plan, Spread, computing
 from fibration.compiler.program import Program
 
 __all__ = ["RESERVED", "emit", "launched", "plan"]
@@ -88,15 +89,21 @@ def parts_of(elements):
     return max(1, min({most}, triton.cdiv(elements, {tile}))) if ONE_LAUNCH else 1
 '''
 
+WITHOUT_METRICS = '''\
+def {name}(**given):
+    """{title}"""
+    {of}(**given, metrics=False)'''
+
+SINGLY = {"BLOCK_R": "singly", "VECTOR": "vector and not metrics"}
 EXTRA = {
     "tokens": "optional: the number of tokens, from which the shape of the launch follows",
     "shape": "optional: that shape, (BLOCK_R, BLOCK_T, warps)",
 }
 
 
-def plan(program: Program, rows: str, spread: Spread | None = None) -> Plan:
+def plan(program: Program, rows: str, spread: Spread | None = None, metrics: Collection[Key] = ()) -> Plan:
     """Fused sweeps over the tokens."""
-    return sweeps(program, rows, RESERVED, spread, within=False, by_length=True)
+    return sweeps(program, rows, RESERVED, spread, within=False, by_length=True, metrics=metrics)
 
 
 def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
@@ -108,7 +115,10 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     functions = functions_of(plans, RESERVED)
     notes: dict[str, str] = {}
     for name, one in plans.items():
-        sections = kernels_of_sections(name, one, functions)
+        if one.of is not None:
+            parts.append(WITHOUT_METRICS.format(name=name, title=titles[name], of=computing(plans)[name]))
+            continue
+        sections = kernels_of_sections(plans, name, functions)
         arguments = launched(one, itertools.chain(*sections))
         notes = {a.name: a.note for a in arguments} | notes
         for function, made in zip(one.functions(name), sections, strict=True):
@@ -168,7 +178,8 @@ def _launcher(
     given = signature(plan)
     names = [a.name for a in arguments]
     lines = [f"def {name}("]
-    lines += [f"    {w}" for w in textwrap.wrap(f"*, {', '.join(names)}, tokens=None, shape=None,", 112)]
+    extra = "tokens=None, shape=None," + " metrics=True," * bool(plan.metrics)
+    lines += [f"    {w}" for w in textwrap.wrap(f"*, {', '.join(names)}, {extra}", 112)]
     own = [f"    {a.name}  {a.note}" for a in arguments if a.note != notes[a.name]]
     lines += ["):  # fmt: skip", f'    """{title}', *(["", *own, '    """'] if own else [])]
     lines[-1] += "" if own else '"""'
@@ -193,10 +204,13 @@ def _launcher(
             alike = [k for k in made if k.segments == here]
             lines += _vector([k for k in alike if "VECTOR" in k.constants])
             if any(k.singly for k in alike):
-                lines.append("        singly = 1 if block_t >= 64 else block_r  # where sums need many registers")
+                lines += [
+                    "        # sums of metrics need many registers, and their order depends on the columns",
+                    "        singly = 1 if metrics and block_t >= 64 else block_r",
+                ]
         if kernel.segments:
             rows = "singly" if kernel.singly else "block_r"
-            lines += _launch(kernel, f"(triton.cdiv({given.size(kernel.segments)}, {rows}),)", "warps", given)
+            launch = _launch(kernel, f"(triton.cdiv({given.size(kernel.segments)}, {rows}),)", "warps", given)
         elif kernel.shares.types:
             programs = []
             if kernel.shares.stratum:
@@ -205,9 +219,10 @@ def _launcher(
                 programs.append(f"triton.cdiv({size}, own)")
             programs += [f"parts_of({given.size(source)})" for source in kernel.shares.sources]
             count = programs[0] if len(programs) == 1 else f"max({', '.join(programs)})"
-            lines += _launch(kernel, f"{count},", "8", given)
+            launch = _launch(kernel, f"{count},", "8", given)
         else:
-            lines += _launch(kernel, "(1,)", "8", given)
+            launch = _launch(kernel, "(1,)", "8", given)
+        lines += ["        if metrics:", *(f"    {line}" for line in launch)] if kernel.spare else launch
     return "\n".join(lines)
 
 
@@ -256,8 +271,10 @@ def constants(kernel: Kernel, warps: str, given: Signature) -> list[str]:
             found.append(f"{c}={PER_WARP[c]} * {warps}")
         elif c.startswith("F_"):
             found.append(f"{c}=fibre_block({', '.join(map(given.size, _edge(kernel, c)))})")
+        elif kernel.singly and c in SINGLY:
+            found.append(f"{c}={SINGLY[c]}")
         else:
-            found.append(f"{c}={'singly' if c == 'BLOCK_R' and kernel.singly else c.lower()}")
+            found.append(f"{c}={c.lower()}")
     return found
 
 

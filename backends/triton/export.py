@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fibration.backends.standalone import LAY_OUT, Export, further, table, written
+from fibration.backends.standalone import LAY_OUT, Export, further, written
 from fibration.backends.triton.emit import launched
 from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.resources import compile_all, requests
-from fibration.compiler.plan import Plan
+from fibration.compiler.plan import Plan, computing
 
 CALLER = '''
 
@@ -16,7 +16,7 @@ CALLER = '''
 
 # Per function: "arguments" are (name, kind, object), "work" are its vectors by stratum, in order. "returns"
 # are the results that are not per token, with their names in the workspace or among the arguments.
-FUNCTIONS = {functions}
+{functions}
 
 
 {lay_out}
@@ -46,19 +46,21 @@ def export(
     name: str, header: str, source: str, plans: Mapping[str, Plan], titles: Mapping[str, str], arch: str | None
 ) -> Export:
     """The module; for an `arch`, also the assembly, the binary and the resources of every kernel."""
-    functions = {k: table(plan, launched(plan, kernels(k, plan))) for k, plan in plans.items()}
+    own = computing(plans)
+    functions = written(plans, {k: launched(plan, kernels(plans, k)) for k, plan in plans.items()})
     module = (
         source.rstrip("\n")
         + "\n"
-        + CALLER.format(functions=written(functions), lay_out=LAY_OUT, further=further(plans, "    "))
+        + CALLER.format(functions=functions, lay_out=LAY_OUT, further=further(plans, "    "))
     )
     file = f"{name}_triton.py"
     files: dict[str, str | bytes] = {file: module}
     resources: list[Mapping[str, str | int]] = []
     if arch:
         for one in compile_all(module, plans, arch, filename=file):
-            for kernel, request in zip(one.kernels, requests(one.program, plans[one.program]), strict=True):
-                stem = f"{name}_{arch}_{kernel.kernel}"
+            of = own[one.program]
+            for kernel, request in zip(one.kernels, requests(plans, one.program), strict=True):
+                stem = f"{name}_{arch}_{kernel.kernel.replace(of, one.program, 1)}"
                 files[f"{stem}.{kernel.assembly_kind}"] = kernel.assembly
                 files[f"{stem}.{kernel.binary_kind}"] = kernel.binary
                 r = kernel.resources

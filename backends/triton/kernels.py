@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 
 from fibration.backends.bodies import NOTHING, Functions
 from fibration.backends.triton.coarse import CoarseWriter, is_called
@@ -19,20 +18,20 @@ from fibration.compiler.arguments import GIVEN, TOKENS, result_of
 from fibration.compiler.hoist import is_mark
 from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Scan
 from fibration.compiler.keys import Key
-from fibration.compiler.plan import Coarse, Pass, Plan, Scalars, Section, Sweep
+from fibration.compiler.plan import Coarse, Pass, Plan, Scalars, Section, Sweep, computing
 from fibration.errors import BackendError
 
-LOSS = (Key("coefficients"), Key("objective"), Key("nonfinite"))
 
-
-def kernels(name: str, plan: Plan) -> tuple[Kernel, ...]:
+def kernels(plans: Mapping[str, Plan], program: str) -> tuple[Kernel, ...]:
     """The kernels of a program in the order of the plan's stages, coarse stages included."""
-    return tuple(itertools.chain(*kernels_of_sections(name, plan)))
+    return tuple(itertools.chain(*kernels_of_sections(plans, program)))
 
 
-def kernels_of_sections(name: str, plan: Plan, functions: Functions = NOTHING) -> list[list[Kernel]]:
+def kernels_of_sections(plans: Mapping[str, Plan], program: str, functions: Functions = NOTHING) -> list[list[Kernel]]:
     """The kernels of every section. A plan has one section, unless the batch is spread over ranks."""
-    return _Stages(name, plan, functions).sections()
+    plan = plans[program]
+    sections = _Stages(computing(plans)[program], plan.of or plan, functions).sections()
+    return [[k for k in made if plan.of is None or not k.spare] for made in sections]
 
 
 class _Stages(CoarseWriter):
@@ -48,7 +47,7 @@ class _Stages(CoarseWriter):
             if isinstance(stage, Coarse) and is_called(stage):
                 alike: dict[tuple[object, ...], list[Scan]] = {}
                 for scan in stage.groups[0].scans:
-                    alike.setdefault((scan.values, scan.discount, scan.forward), []).append(scan)
+                    alike.setdefault((scan in self.spare, scan.values, scan.discount, scan.forward), []).append(scan)
                 found += [*map(self.quantile, stage.groups[0].quantiles), *map(self.scans, alike.values())]
                 continue
             if isinstance(stage, Coarse):
@@ -64,8 +63,8 @@ class _Stages(CoarseWriter):
         by_length = self.called("by_length", s, sweep.leaves[0])
         self.line(1, f"b, live = of_program({by_length}, {self.size(s)}, BLOCK_R)")
         several = len(sweep.leaves) > 1
-        if any(not self.is_in_columns(p) for step in sweep.passes for p in step.pushes):
-            self.line(1, "VECTOR: tl.constexpr = False", "sums of metrics, whose order depends on the columns")
+        spare = self.spare.issuperset(sweep.saved) and not any(p.stores for p in sweep.passes)
+        self.spare = frozenset() if spare else self.plan.spare
         if not several:
             self.segments(self.signature.layouts[s, sweep.leaves[0]], any(not p.stores for p in sweep.passes))
             if any(p.stores for p in sweep.passes):
@@ -78,7 +77,7 @@ class _Stages(CoarseWriter):
             self.line(2, f"row_advantage = tl.load({self.called('advantage')} + row, mask={here}, other=0.0)[:, None]")
         self.line(0)
         self.line(1, "# inputs, loaded together: a program then waits for memory once")
-        for node in _known_before(sweep):
+        for node in self.in_turn(1, _known_before(sweep)):
             if isinstance(node, Pull):  # which may be saved here, and is read elsewhere
                 self.value(1, node)
             else:
@@ -90,7 +89,7 @@ class _Stages(CoarseWriter):
             if isinstance(step, Scalars):
                 self.line(0)
                 self.line(1, f"# each {s}, in float64: [BLOCK_R]")
-                for node in step.values:
+                for node in self.in_turn(1, step.values):
                     if node not in self.known:
                         self.value(1, node)
                     if node in saved:
@@ -100,7 +99,8 @@ class _Stages(CoarseWriter):
                 if several:
                     self.line(0)
                     self.segments(self.signature.layouts[s, step.leaf], not step.stores)
-                self.tokens(step, sweep, narrow, number)
+                with self.if_metrics(1, self.spare.issuperset([*step.pushes, *step.aside]) and not step.stores):
+                    self.tokens(step, sweep, narrow, number)
         stored = [k for p in sweep.passes for k, _ in p.stores]
         if stored and len(self.plan.program.leaves) == 1:
             self.line(0)
@@ -116,7 +116,7 @@ class _Stages(CoarseWriter):
         words = ", ".join(word for word in made if not word.startswith(("value_", "sum_", "max_"))) or "sums"
         text = f"Visits each {s}, in {_passes(sweep)}, for {words}."
         doc = "\n".join(['"""' + "\n".join(textwrap.wrap(text, 110)), '"""'] if len(text) > 104 else [f'"""{text}"""'])
-        return self.wrapped(name, ["BLOCK_R", "BLOCK_T", "BLOCK_L", "VECTOR"], s, Shares(), doc)
+        return self.wrapped(name, ["BLOCK_R", "BLOCK_T", "BLOCK_L", "VECTOR"], s, Shares(), doc, spare)
 
     def segments(self, word: str, longest: bool) -> None:
         """Writes where the tokens of a program's segments lie. Places count from where the first tile begins."""
@@ -133,7 +133,7 @@ class _Stages(CoarseWriter):
         self.line(0)
         wide = "float64" if step.wide else "the tokens' precision"
         self.line(1, f"# pass {number} over the tokens, in {wide}: [BLOCK_R, BLOCK_T]")
-        for node in step.values:
+        for node in self.in_turn(1, step.values):
             if isinstance(node, Pull) and node.target in (s, BATCH):
                 readers = {u for u in step.values if node in u.operands}
                 pushed = any(p.operand is node for p in step.pushes)
@@ -143,7 +143,8 @@ class _Stages(CoarseWriter):
         # Every thread adds what it has: sums over threads are shuffles, which come once per row.
         words = {p: "column" if self.is_in_columns(p) else "lane" for p in step.pushes}
         parts = {p: self.free(f"{self.names[p]}_of_{word}") for p, word in words.items()}
-        for push, part in parts.items():
+        for push in self.in_turn(1, step.pushes):
+            part = parts[push]
             columns = "BLOCK_T" if words[push] == "column" else "min(BLOCK_T, BLOCK_L)"
             dtype = "REAL" if is_mark(push.operand) and not step.wide else "tl.float64"
             self.line(1, f"{part} = tl.full([BLOCK_R, {columns}], {NEUTRAL[push.reduce]}, {dtype})")
@@ -155,12 +156,13 @@ class _Stages(CoarseWriter):
         self.line(1, f"for t in range(0, {end}, BLOCK_T):")
         self.line(2, f"i, m, j, n, at, read = tile({word}_positions, first, lead, until, t, BLOCK_T, VECTOR)")
         start_of_body = len(self.lines)
-        for node in step.values:
-            self.token_value(node, s, node in precise, names)
         precision = "tl.float64" if step.wide else "REAL"
-        for push, part in parts.items():
-            self.add(push, part, names[step.wide], precision)
-        for node in step.aside:
+        for node in self.in_turn(2, [*step.values, *step.pushes]):
+            if isinstance(node, Push):
+                self.add(node, parts[node], names[step.wide], precision)
+            else:
+                self.token_value(node, s, node in precise, names)
+        for node in self.in_turn(2, step.aside):
             value = typed(names[True][node], "tl.float64")
             self.line(2, f"tl.store({self.slots[node]} + k, {value}, mask=m)")
         for k, node in step.stores:
@@ -170,7 +172,8 @@ class _Stages(CoarseWriter):
             )
         if uses("\n".join(self.lines[start_of_body:]), "k"):
             self.lines.insert(start_of_body, f"        k = number({word}_tokens, first, t, j, n)")
-        for push, part in parts.items():
+        for push in self.in_turn(1, step.pushes):
+            part = parts[push]
             halved = push.reduce == "sum" and self.is_in_columns(push) and not is_mark(push.operand)
             made = f"halved({part})" if halved else f"tl.{push.reduce}({part}, axis=1)"
             self.line(1, f"{self.names[push]} = {made}" + (".to(tl.float64)" if is_mark(push.operand) else ""))
@@ -211,19 +214,7 @@ class _Stages(CoarseWriter):
         """Whether each column of a tile has a sum of its own: so the loss has the same bits wherever a row begins, with
         metrics and without.
         """
-        return push in self.of_loss
-
-    @cached_property
-    def of_loss(self) -> set[Node]:
-        outputs = self.plan.program.outputs
-        new = [outputs[k] for k in LOSS if k in outputs] or list(outputs.values())
-        found: set[Node] = set()
-        while new:
-            node = new.pop()
-            if node not in found:
-                found.add(node)
-                new += node.operands
-        return found
+        return push not in self.plan.spare
 
     def add(self, push: Push, part: str, names: Mapping[Node, str], precision: str) -> None:
         value = f"tl.where(m, {typed(names[push.operand], precision)}, {NEUTRAL[push.reduce]})"

@@ -19,7 +19,7 @@ from fibration.backends.triton.emit import launched
 from fibration.backends.triton.kernels import kernels_of_sections
 from fibration.backends.triton.launches import Launches
 from fibration.cache import entry
-from fibration.compiler.plan import Plan
+from fibration.compiler.plan import Plan, computing
 from fibration.errors import BackendError
 from fibration.runtime.batch import Batch, Elements, Run
 from fibration.runtime.calling import Binding, Call, Frame, Holes, Runner
@@ -33,7 +33,8 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     """The function that runs batches through a generated module. Raises BackendError without the package triton."""
     on_cpu = interpreted()
     module = import_from_cache(name, source)
-    sections = {k: kernels_of_sections(k, plan) for k, plan in plans.items()}
+    computed_by = computing(plans)
+    sections = {k: kernels_of_sections(plans, k) for k in plans}
     bindings = {k: Binding(plan, launched(plan, itertools.chain(*sections[k]))) for k, plan in plans.items()}
     kernels = {f: made for k, plan in plans.items() for f, made in zip(plan.functions(k), sections[k], strict=True)}
 
@@ -50,6 +51,9 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
         names = [a.name for a in bindings[program].arguments]
         # one tile shape for a whole step, so that the order of sums does not depend on a row's rank or micro-batch
         values = {**dict(zip(names, frame.values, strict=True)), "tokens": batch.index.tokens_of_step}
+        own, plan = computed_by[program], plans[program]
+        called = dict(zip(plan.functions(program), plan.functions(own), strict=True))
+        values |= {"metrics": False} if plan.of else {}
 
         if on_cpu:
 
@@ -57,7 +61,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
                 given = {**values, **{names[i]: tensor for i, tensor in holes}}
                 # the interpreter computes both branches of a choice; one may overflow
                 with one_at_a_time, np.errstate(all="ignore"):
-                    getattr(module, function)(**given)
+                    getattr(module, called[function])(**given)
 
             return interpret
 
@@ -67,7 +71,8 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
             launches = known.get(function)
             if launches is None:
                 changing = [names[i] for i, _ in holes]
-                launches = known[function] = Launches(getattr(module, function), values, changing, kernels[function])
+                chosen = getattr(module, called[function])
+                launches = known[function] = Launches(chosen, values, changing, kernels[function])
             launches(holes)
 
         return call

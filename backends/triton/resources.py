@@ -66,7 +66,7 @@ def compile_all(
 ) -> tuple[Compiled, ...]:
     """The kernels of all programs, or of `programs`, for float32 tensors. Raises BackendError."""
     chosen = list(plans if programs is None else programs)
-    wanted = {name: list(requests(name, plans[name], shape)) for name in chosen}
+    wanted = {name: list(requests(plans, name, shape)) for name in chosen}
     made = iter(compile_kernels(source, [r for one in wanted.values() for r in one], arch=arch, filename=filename))
     return tuple(Compiled(name, tuple(next(made) for _ in one)) for name, one in wanted.items())
 
@@ -82,32 +82,35 @@ def table(compiled: Iterable[Compiled]) -> str:
     return "\n".join([*head, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
 
 
-def requests(name: str, plan: Plan, shape: tuple[int, int, int] = SHAPE) -> Iterator[KernelRequest]:
+def requests(
+    plans: Mapping[str, Plan], program: str, shape: tuple[int, int, int] = SHAPE
+) -> Iterator[KernelRequest]:
     """The kernels of a program, specialised as its launcher launches them."""
-    made = kernels(name, plan)
+    plan, made = plans[program], kernels(plans, program)
     scan = replace(SCAN, constexprs={"order": None, "rows": shape[0], "columns": shape[1]}, num_warps=shape[2])
     yield from (request for request in (QUANTILE, scan) if any(k.call and k.name == request.kernel for k in made))
     for kernel in made:
         if kernel.call:
             continue
         warps = shape[2] if kernel.segments else 8
-        yield _request(kernel, shape, warps, fill_of(plan))
+        yield _request(kernel, shape, warps, {"fill": fill_of(plan), "METRICS": plan.of is None})
 
 
-def _request(kernel: Kernel, shape: tuple[int, int, int], warps: int, fill: float) -> KernelRequest:
+def _request(kernel: Kernel, shape: tuple[int, int, int], warps: int, of: Mapping[str, Constexpr]) -> KernelRequest:
     types = {a.name: TYPES[a.holds] for a in kernel.arguments if a.kind not in LACKING and TYPES[a.holds]}
     values: dict[str, Constexpr] = {a.name: None for a in kernel.arguments if a.kind in LACKING}
-    values.update({c: fill if c == "fill" else _value(c, kernel, shape, warps) for c in kernel.constants})
+    singly = kernel.singly and bool(of["METRICS"])
+    values.update({c: of[c] if c in of else _value(c, singly, shape, warps) for c in kernel.constants})
     types.update(kernel.shares.types)
     return KernelRequest(kernel.name, types, values, num_warps=warps)
 
 
-def _value(constant: str, kernel: Kernel, shape: tuple[int, int, int], warps: int) -> Constexpr:
+def _value(constant: str, singly: bool, shape: tuple[int, int, int], warps: int) -> Constexpr:
     known = {
-        "BLOCK_R": 1 if kernel.singly and shape[1] >= 64 else shape[0],
+        "BLOCK_R": 1 if singly and shape[1] >= 64 else shape[0],
         "BLOCK_T": shape[1],
         "WIDE": False,
-        "VECTOR": shape[1] % 4 == 0 and shape[0] * shape[1] >= 128 * shape[2],
+        "VECTOR": not singly and shape[1] % 4 == 0 and shape[0] * shape[1] >= 128 * shape[2],
     }
     known |= {c: size * warps for c, size in PER_WARP.items()}
     return known.get(constant, COLUMNS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 import textwrap
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -61,6 +63,7 @@ class Kernel:
     shares: Shares
     text: str
     call: str = ""  # a call of a function of functions.py, in place of a launch
+    spare: bool = False  # whether only metrics need it
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,7 +73,7 @@ class Kernel:
     @property
     def singly(self) -> bool:
         """Whether a program of a wide tile has one segment: sums of metrics, one per lane, need many registers."""
-        return self.segments is not None and "VECTOR" not in self.constants
+        return "BLOCK_L" in self.constants
 
 
 class Writer:
@@ -96,6 +99,8 @@ class Writer:
         self.local: set[str] = set()  # other names that are defined already
         self.coarse = False  # whether these lines may read values that the same launch has written
         self.inside = 0  # extra indentation of every line
+        self.spare = plan.spare  # what stands under `if METRICS`
+        self.ended = (0, 0)  # the number of lines before the end of such lines, and their indentation
 
     def _slots(self) -> tuple[dict[str, str], dict[Node, str]]:
         """The starts in the workspace: of each stratum's vectors, and of each vector after its stratum's first."""
@@ -113,7 +118,27 @@ class Writer:
         self.lines += fitted(text, "    " * (depth + self.inside))
         self.lines[-1] += f"  # {note}" if note else ""
 
-    def wrapped(self, name: str, constants: list[str], segments: str | None, shares: Shares, doc: str) -> Kernel:
+    @contextmanager
+    def if_metrics(self, depth: int, spare: bool = True) -> Iterator[None]:
+        """Lines that are compiled with metrics alone, if they are `spare`."""
+        if not spare or not self.spare:
+            yield
+            return
+        before, everything = len(self.lines), self.spare
+        known, lone, local = set(self.known), set(self.lone), set(self.local)
+        self.inside, self.spare = self.inside + 1, frozenset()
+        yield
+        self.inside, self.spare = self.inside - 1, everything
+        if len(self.lines) > before and self.ended != (before, depth + self.inside):
+            self.lines.insert(before, "    " * (depth + self.inside) + "if METRICS:")
+        self.ended = len(self.lines), depth + self.inside
+        # without metrics, other values are not there
+        self.known, self.lone = self.known & (known | everything), self.lone & (lone | everything)
+        self.local = local
+
+    def wrapped(
+        self, name: str, constants: list[str], segments: str | None, shares: Shares, doc: str, spare: bool = False
+    ) -> Kernel:
         """The kernel of the lines written so far, which are then cleared. Only what they use becomes an argument."""
         body = "\n".join(self.lines)
         memory = "\n".join(self.starts[s] for s, word in self.first.items() if uses(body, word))
@@ -122,8 +147,7 @@ class Writer:
         numbers = [*(a.name for a in used if a.holds == INTEGER), *((OWN,) if shares.stratum else ())]
         sizes = [f"    {n} = {n}.to(tl.int64)" for n in numbers]
         sizes += [f"    {word} = {self.starts[s]}" for s, word in self.first.items() if uses(body, word)]
-        constants = [c for c in [*constants, "WIDE", "fill"] if uses("\n".join([*tiles, body]), c)]
-        constants = [c for c in constants if f"{c}: tl.constexpr = " not in body]
+        constants = [c for c in [*constants, "METRICS", "WIDE", "fill"] if uses("\n".join([*tiles, body]), c)]
         names = [*(a.name for a in used if a.holds != REAL), *shares.types]
         wrapped = textwrap.wrap(", ".join(names) + ",", 112)
         wrapped += textwrap.wrap("".join(f"{c}: tl.constexpr, " for c in constants), 112)
@@ -132,7 +156,8 @@ class Writer:
         head = [*broken, f"def {name}(", *(f"    {w}" for w in wrapped), "):  # fmt: skip"]
         text = "\n".join([*head, textwrap.indent(doc, "    "), *sizes, *tiles, body])
         self.lines, self.known, self.lone, self.local = [], set(), set(), set()
-        return Kernel(name, used, tuple(constants), segments, shares, text.rstrip())
+        self.ended = (0, 0)
+        return Kernel(name, used, tuple(constants), segments, shares, text.rstrip(), spare=spare)
 
     # ------------------------------------------------------------ coarse values, in float64
 
@@ -199,6 +224,13 @@ class Writer:
         else:
             raise BackendError(f"the triton backend cannot emit {type(node).__name__}")
         self.known.add(node)
+
+    def in_turn(self, depth: int, nodes: Iterable[Node]) -> Iterator[Node]:
+        """The nodes of the loss, then those of metrics, under whose condition the caller's lines stand."""
+        nodes, spare = list(nodes), self.spare
+        yield from (n for n in nodes if n not in spare)
+        with self.if_metrics(depth):
+            yield from (n for n in nodes if n in spare)
 
     def save(self, depth: int, node: Node) -> None:
         if node.stratum == BATCH:

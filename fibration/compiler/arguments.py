@@ -143,8 +143,8 @@ class Signature:
 
 
 def signature(plan: Plan) -> Signature:
-    """The arguments of a program."""
-    return _Arguments(plan).signature()
+    """The arguments of a program: with metrics and without, the same."""
+    return _Arguments(plan.of or plan).signature()
 
 
 class _Arguments:

@@ -39,11 +39,13 @@ def sweeps(
     spread: Spread | None = None,
     within: bool = True,
     by_length: bool = False,
+    metrics: Collection[Key] = (),
 ) -> Plan:
     """The plan of a program. `rows` is the stratum of the batch's rows; the tokens of a row are adjacent.
 
     If the batch is `spread` over ranks, collectives stand between the stages. `within`: a sweep computes the quantiles
     and sums in order of its own segments; otherwise a coarse stage does. `by_length`: the longest segments come first.
+    `metrics`: the outputs that a call may leave out.
     """
     program = route(program.mapped(subtracted), rows)
     units: Mapping[Push, float] = {}
@@ -52,7 +54,7 @@ def sweeps(
     stages: Iterable[Stage] = _Planner(program, rows, spread, within).stages()
     if spread is not None:
         stages = collected(stages, program, spread, units)
-    plan = Plan(program, rows, tuple(stages), {}, spread, reserved, by_length)
+    plan = Plan(program, rows, tuple(stages), {}, spread, reserved, by_length, frozenset(metrics))
     taken = reserved | {a.name for a in signature(plan).arguments}
     return replace(plan, names=value_names(program, list(program.nodes()), taken))
 

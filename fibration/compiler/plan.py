@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan, arg, parts
@@ -210,6 +210,7 @@ class Plan:
     """The stages of a program. `rows` is the stratum of the batch's rows, `names` holds a word for every value.
 
     Collectives: only if the batch is `spread`. `reserved`: words that no argument takes. `by_length`: longest first.
+    `metrics`: the outputs that a call may leave out. `of`: the plan whose functions compute this one, without metrics.
     """
 
     program: Program
@@ -219,6 +220,20 @@ class Plan:
     spread: Spread | None = None
     reserved: frozenset[str] = frozenset()
     by_length: bool = False
+    metrics: frozenset[Key] = frozenset()
+    of: Plan | None = None
+
+    def without_metrics(self) -> Plan:
+        """The same stages for the other outputs. It shares functions, arguments and workspace with this plan."""
+        outputs = {k: node for k, node in self.program.outputs.items() if k not in self.metrics}
+        return replace(self, program=replace(self.program, outputs=outputs), metrics=frozenset(), of=self)
+
+    @cached_property
+    def spare(self) -> frozenset[Node]:
+        """The values that only metrics need."""
+        if not self.metrics:
+            return frozenset()
+        return frozenset(self.program.nodes()) - frozenset(self.without_metrics().program.nodes())
 
     @cached_property
     def sweeps(self) -> tuple[Sweep, ...]:
@@ -251,6 +266,8 @@ class Plan:
 
         Vectors that are summed over the same fibres lie side by side, and so do their sums. A stratum's block is last.
         """
+        if self.of is not None:
+            return self.of.saved
         found: dict[Node, None] = {}
         for stage in self.stages:
             found.update(dict.fromkeys(stage.of_tokens if isinstance(stage, Collective) else stage.saved))
@@ -274,14 +291,17 @@ class Plan:
         return "; ".join(f"[{s}] {', '.join(self.names[n] for n in nodes)}" for s, nodes in groups) or "nothing"
 
     @cached_property
-    def _place(self) -> dict[Node, tuple[str, int]]:
-        """The order of values in memory: by the last sum that they go into, and what that sum is."""
+    def _place(self) -> dict[Node, tuple[bool, str, int]]:
+        """The order of values in memory: metrics last, then by the last sum that they go into, and what that sum is."""
+        if self.of is not None:
+            return self.of._place
         order = list(self.program.nodes())
-        found = {node: ("", i) for i, node in enumerate(order)}
+        found = {node: (node in self.spare, "", i) for i, node in enumerate(order)}
         for node in reversed(order):  # users first
             if isinstance(node, Push):
-                found[node] = (found[node][0] or node.reduce, found[node][1])
-                found[node.operand] = found[node]
+                spare, reduce, last = found[node]
+                found[node] = spare, reduce or node.reduce, last
+                found[node.operand] = (found[node.operand][0], *found[node][1:])
         return found
 
     @cached_property
@@ -391,3 +411,9 @@ class Plan:
 
     def _words(self, nodes: Iterable[Node]) -> str:
         return ", ".join(self.names[n] for n in nodes)
+
+
+def computing(plans: Mapping[str, Plan]) -> dict[str, str]:
+    """By program, the one whose functions compute it."""
+    names = {id(plan): name for name, plan in plans.items()}
+    return {name: names[id(plan.of or plan)] for name, plan in plans.items()}

@@ -80,14 +80,15 @@ def keep(plan: Plan, result: Key) -> Plan:
     """
     passes = [p for sweep in plan.sweeps for p in sweep.passes]
     last = passes[-1] if passes else None
-    if last is None or [k for k, _ in last.stores] != [result] or last.pushes or last.wide:
+    if last is None or [k for k, _ in last.stores] != [result] or last.wide or not plan.spare.issuperset(last.pushes):
         return plan
     earlier = next((p for p in reversed(passes[:-1]) if not p.wide and not p.stores), None)
     if earlier is None:
         return plan
     wanted = [n for _, n in last.stores]
     both = [n for n in last.values if isinstance(n, Map) and n in earlier.values]
-    shared = [n for n in both if n not in wanted and n not in plan.precise]  # it gets the result's precision
+    never = plan.precise | plan.spare  # a kept value gets the result's precision
+    shared = [n for n in both if n not in wanted and n not in never]
     best = min(shared, key=lambda n: cost(needed(last, n)), default=None)
     if best is None or cost(needed(last, best)) + 4 >= cost(last.values):  # reading and writing it are not free
         return plan

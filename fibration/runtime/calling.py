@@ -273,9 +273,9 @@ OF_INDEX: Mapping[str, Callable[[Elements, Argument], object]] = {
 HOLES = ("token", "advantage", "result", "work")
 OF_CALL: Mapping[str, Callable[[BoundPlan, Batch, Argument], object]] = {
     "rows": lambda bound, batch, a: batch.index.rows_of(a.key[0]) if bound.per_row(batch) else None,
-    "vector": lambda bound, batch, a: batch.vectors[a.key[0]],
-    "stride": lambda bound, batch, a: _stride(batch.vectors[a.key[0]]),
-    "matrix": lambda bound, batch, a: batch.vectors[a.key[0]],
+    "vector": lambda bound, batch, a: batch.vectors.get(a.key[0]),  # only metrics read what is not there
+    "stride": lambda bound, batch, a: _stride(batch.vectors.get(a.key[0])),
+    "matrix": lambda bound, batch, a: batch.vectors.get(a.key[0]),
     "fill": lambda bound, batch, a: batch.fill,
 }
 for_each("values of arguments", KINDS, {**OF_INDEX, **OF_CALL, **dict.fromkeys(HOLES)})
@@ -293,5 +293,5 @@ def _spread_of(index: Elements) -> Callable[[Tensor], Tensor]:
     return spread
 
 
-def _stride(vector: Tensor) -> int:
-    return 0 if vector.numel() == 1 or vector.stride(0) == 0 else 1
+def _stride(vector: Tensor | None) -> int:
+    return 0 if vector is None or vector.numel() == 1 or vector.stride(0) == 0 else 1

@@ -27,7 +27,7 @@ def together(names, programs, arch):
         own = re.compile(r"\b(\w+)_(sweep|coarse)_(\d+)\b")
         source += own.sub(rf"{name}_\1_\2_\3", triton_artifact(name).source)
         for program in programs:
-            found = requests(program, triton_artifact(name).plans[program])
+            found = requests(triton_artifact(name).plans, program)
             wanted += [replace(r, kernel=f"{name}_{r.kernel}") for r in found]
     assert source.count("import torch\n") == len(names)
     source = source.replace("import torch\n", TORCH) + f"\n\n{HELPERS['later']}\n\n\n{HELPERS['along']}\n"
@@ -62,7 +62,7 @@ def ahead():
 @pytest.mark.parametrize(("arch", "program", "names"), AHEAD, ids=lambda v: v if isinstance(v, str) else "")
 def test_every_kind_of_shipped_hierarchy_compiles_ahead_of_time(ahead, arch, program, names):
     found = ahead[arch, program]
-    count = sum(len(list(requests(program, triton_artifact(n).plans[program]))) for n in names) + len(SCANS)
+    count = sum(len(list(requests(triton_artifact(n).plans, program))) for n in names) + len(SCANS)
     assert len(found) == count
     for kernel in found:
         assert kernel.arch == arch and kernel.binary and kernel.resources.registers > 0
@@ -90,7 +90,7 @@ def test_other_layouts_and_dtypes_compile():
     """Gathered tokens, advantages per row, half precision, float64, no order: what other launches are made of."""
     made = triton_artifact("fiberpo_domain")
     wanted = []
-    for r in requests("objective", made.plans["objective"], (4, 32, 4)):
+    for r in requests(made.plans, "objective", (4, 32, 4)):
         gathered = {k: "*i64" for k, v in r.constexprs.items() if v is None}
         half = {k: "*bf16" if k in ("log_probs", "old_log_probs", "advantages") else t for k, t in r.signature.items()}
         wanted.append(replace(r, signature={**half, **gathered}, constexprs=_without(r.constexprs, gathered)))
@@ -109,7 +109,7 @@ def test_other_layouts_and_dtypes_compile():
 def test_a_random_chain_compiles_ahead_of_time():
     """Gates of many kinds, a stratum under the rows, attributes."""
     made = generate(candidate(9), "triton")
-    wanted = list(requests("gate_adjoint", made.plans["gate_adjoint"]))[: None if ALL else 1]
+    wanted = list(requests(made.plans, "gate_adjoint"))[: None if ALL else 1]
     assert all(k.binary for k in aot.compile_kernels(made.source, wanted, arch="sm_90"))
 
 

@@ -32,7 +32,7 @@ def counted(name, program, folder):
     """Of every sweep: instructions per token, in all its passes; instructions per row, of which a program has several;
     registers of a thread, which a GPU allocates by eights."""
     made = triton_artifact(name)
-    wanted = [r for r in requests(program, made.plans[program]) if "sweep" in r.kernel]
+    wanted = [r for r in requests(made.plans, program) if "sweep" in r.kernel]
     found = {}
     for kernel in compile_kernels(made.source, wanted, arch="sm_90"):
         loops, rest = loops_and_rest(kernel.binary, folder)
