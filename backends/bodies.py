@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import TypeVar
 
 from fibration.compiler.derivative import ZERO
 from fibration.compiler.ir import CONDITIONS, SCALAR_ARITY, Input, Map, Node, Pull, Scalar
@@ -22,9 +23,10 @@ from fibration.compiler.plan import Coarse, Plan, Sweep
 from fibration.compiler.scalars import closed_value, is_closed
 from fibration.errors import BackendError
 
+AnyNode = TypeVar("AnyNode", bound=Node)
 INFIX = frozenset({"add", "sub", "mul", "div", "neg", "lt", "le", "and", "or", "not", "equal"})
 IDIOMS = frozenset({"minimum", "maximum", "abs", "equal"})
-SHORT = 6  # operators and operands of a body that is as clear in its place as under a name
+SHORT = 8  # operators and operands of a body that is as clear in its place as under a name
 # Names of residuals, and of derivatives by them. By the name of a gate's value: its function, and what that computes.
 RESIDUALS, BACK = ("residual", "s"), ("d_residual", "d_s")
 OF_GATES = {

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-from fibration.compiler.arguments import FLOATS, GIVEN, KINDS, MADE, REALS, Argument, fill_of, signature
+from fibration.compiler.arguments import GIVEN, Argument, fill_of, signature
 from fibration.compiler.ir import Const, Input
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan, computing
@@ -24,208 +23,18 @@ class Export:
     kernels: tuple[Mapping[str, str | int], ...] = field(default=())
 
 
-# Text of the generated module, next to FUNCTIONS. It needs only torch.
-FUNCTIONS_OF_A_BATCH = '''\
-def lay_out(function, offsets, parents, leaves=None):
-    """Returns the layout arguments of a function, for packed tokens without gaps.
-
-    `offsets`: cu_seqlens, int64 [segments + 1]. Segments are the rows of the batch if the function has them, else the
-    elements that tokens belong to. `parents`: for every other fibration the target of each element, such as
-    {("trajectory", "prompt_group"): int64 [trajectory]}. `leaves`: for several kinds of tokens, {"text_token": bool
-    [tokens], ...}. Sums in order run over tokens in their order in the batch.
-    """
-    about = FUNCTIONS[function]
-    arguments, kinds = about["arguments"], about["leaves"]
-    offsets, edges = offsets.long(), {edge: parent.long() for edge, parent in parents.items()}
-    targets = [of[0] for _, kind, of in arguments if kind == "offsets"]
-    segments = about["rows"] if about["rows"] in targets or not targets else targets[0]
-    lengths, n, device = offsets[1:] - offsets[:-1], len(offsets) - 1, offsets.device
-    if bool((lengths <= 0).any()) or int(offsets[0]) != 0:
-        raise ValueError(f"offsets start at 0, and every {segments} has a token: leave out others")
-    every = torch.arange(int(offsets[-1]), device=device)
-    place = {leaf: every if leaves is None else every[leaves[leaf].to(device).bool()] for leaf in kinds}
-    if sum(map(len, place.values())) != len(every):
-        raise ValueError(f"every token is of one kind: {', '.join(kinds)}")
-    segment = torch.repeat_interleave(torch.arange(n, device=device), lengths)
-    for leaf in kinds:
-        edges.setdefault((leaf, segments), segment[place[leaf]])
-    size = {"batch": 1, **{leaf: len(place[leaf]) for leaf in kinds}, segments: n}
-    for (_, target), parent in parents.items():
-        size[target] = max(size.get(target, 0), int(parent.max()) + 1)
-
-    def parent(source, target):
-        if target == "batch":
-            return torch.zeros(size[source], dtype=torch.int64, device=device)
-        if (source, target) in edges:
-            return edges[source, target]
-        for s, t in edges:
-            if s == source and (above := parent(t, target)) is not None:
-                return above[edges[s, t]]
-        return None
-
-    def members(source, target):
-        above = parent(source, target)
-        sizes = torch.bincount(above, minlength=size[target])
-        in_order = bool((above[1:] >= above[:-1]).all())
-        order = None if in_order else torch.argsort(above, stable=True)
-        return order, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-
-    def places(stratum):
-        if stratum in place:
-            return place[stratum]
-        first = torch.full((size[stratum],), len(every), dtype=torch.int64, device=device)
-        for leaf in kinds:
-            if (above := parent(leaf, stratum)) is not None:
-                first.scatter_reduce_(0, above, place[leaf], "amin")
-        return first
-
-    def sequence(target, *sources):
-        above = torch.cat([parent(source, target) for source in sources])
-        order = torch.argsort(torch.cat([places(source) for source in sources]))
-        order = order[torch.argsort(above[order], stable=True)]
-        sizes = torch.bincount(above, minlength=size[target])
-        in_order = bool((order[1:] > order[:-1]).all())
-        return None if in_order else order, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-
-    found = {}
-    for name, kind, of in arguments:
-        if kind in ("offsets", "starts", "positions", "tokens", "by_length"):
-            target, leaf = of
-            order, before = members(leaf, target)
-            there = place[leaf] if order is None else place[leaf][order]
-            padded = torch.cat([there, there.new_zeros(1)])
-            starts = padded[before[:-1]]
-            last = padded[(before[1:] - 1).clamp(min=0)]
-            sizes = before[1:] - before[:-1]
-            whole = bool((last - starts == sizes - 1)[sizes > 0].all())
-            layout = {"offsets": before, "starts": starts, "positions": None if whole else there, "tokens": order}
-            layout["by_length"] = torch.argsort(sizes, descending=True, stable=True)
-            found[name] = layout[kind]
-        elif kind == "parent":
-            found[name] = parent(*of)
-        elif kind in ("order", "members"):
-            found[name] = members(*of)[kind == "members"]
-        elif kind in ("sequence", "sequence_members"):
-            found[name] = sequence(*of)[kind == "sequence_members"]
-        elif kind == "vector" and of[1] == "count":
-            found[name] = torch.bincount(parent(of[2], of[3]), minlength=size[of[3]]).double()
-    return found
+def joined(*files: str) -> str:
+    """One module of several files."""
+    texts = [Path(file).read_text() for file in files]
+    abouts, bodies = zip(*(text.split('"""\n', 1) for text in texts), strict=True)
+    head = r"^(?:import|from|# mypy:) .*\n"
+    imports = {line for line in re.findall(head, "".join(bodies), re.MULTILINE) if "fibration" not in line}
+    rest = (re.sub(head, "", body, flags=re.MULTILINE).strip("\n") for body in bodies)
+    return f'{abouts[0]}"""\n\n{"".join(sorted(imports))}\n' + "\n\n\n".join(rest) + "\n"
 
 
-def checked(function, given):
-    """Returns the caller's arguments, contiguous, vectors in float64, layouts in int64. Raises if one does not fit."""
-    arguments = FUNCTIONS[function]["arguments"]
-    unknown = sorted(set(given) - {name for name, _, _ in arguments})
-    if unknown:
-        raise TypeError(f"{function}() has no argument {unknown[0]}")
-    floats = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-    values = {}
-    for name, kind, _ in arguments:
-        value = given.get(name)
-        if kind in MADE:
-            continue
-        if value is None:
-            if kind not in MAY_LACK:
-                raise TypeError(f"{function}() lacks the argument {name}")
-            values[name] = None
-            continue
-        if kind in FLOAT64:
-            value = torch.as_tensor(value).double().reshape(-1)
-        elif not isinstance(value, torch.Tensor) or (kind in FLOATS and value.dtype not in floats):
-            raise TypeError(f"{name} is {getattr(value, 'dtype', type(value).__name__)}: pass a tensor of floats")
-        elif kind not in FLOATS:
-            value = value.long()
-        values[name] = value.contiguous()
-    tokens = {name: values[name] for name, kind, _ in arguments if kind == "token"}
-    places = max((t.numel() for t in tokens.values()), default=None)
-    per_row = any(values[name] is not None for name, kind, _ in arguments if kind == "rows")
-    if not per_row:
-        tokens |= {name: values[name] for name, kind, _ in arguments if kind == "advantage"}
-    for name, tensor in tokens.items():
-        if places is not None and tensor.numel() != places:
-            raise ValueError(f"{name} has {tensor.numel()} numbers, and there are {places} tokens")
-    given_floats = (values[name] for name, kind, _ in arguments if kind in (*FLOATS, "vector"))
-    device = next(v.device for v in given_floats if v is not None)
-    for name, kind, of in arguments:
-        if isinstance(values.get(name), torch.Tensor):
-            values[name] = values[name].to(device) if kind in FLOAT64 else values[name]
-            if values[name].device != device:
-                raise ValueError(f"{name} is on {values[name].device}, and the tokens are on {device}")
-        if device.type != "cpu":
-            continue  # the checks below would wait for the device
-        if kind == "offsets" and name in values and places is not None and int(values[name][-1]) > places:
-            raise ValueError(f"{name} end at {int(values[name][-1])}, and there are {places} tokens")
-        if kind == "rows" and per_row:
-            (word,) = (n for n, k, _ in arguments if k == "advantage")
-            if int(values[name].max()) >= values[word].numel():
-                raise ValueError(f"{name} name row {int(values[name].max())} of {values[word].numel()} {word}")
-    return values
-
-
-def shape_of(function, given):
-    """Returns the shape of tensors over tokens. If all given tensors are per row, it follows from the offsets."""
-    arguments = FUNCTIONS[function]["arguments"]
-    per_row = any(given[name] is not None for name, kind, _ in arguments if kind == "rows")
-    for name, kind, _ in arguments:
-        if kind == "token" or (kind == "advantage" and not per_row):
-            return given[name].shape
-    ends = {}
-    for name, kind, of in arguments:
-        if kind == "offsets":
-            ends[of[0]] = ends.get(of[0], 0) + int(given[name][-1])
-    return torch.Size([max(ends.values(), default=0)])
-
-
-def dtype_of_results(function, given):
-    """Returns float64 if a tensor over tokens is float64, or if there is none; else float32."""
-    tokens = [given[name].dtype for name, kind, _ in FUNCTIONS[function]["arguments"] if kind == "token"]
-    return torch.float64 if torch.float64 in tokens or not tokens else torch.float32
-
-
-def completed(function, given, dtype):
-    """Returns every argument by name, in order, with those that the call makes; and the results that it fills."""
-    about = FUNCTIONS[function]
-    like = next(given[name] for name, kind, _ in about["arguments"] if kind in (*FLOATS, "vector"))
-    shape = shape_of(function, given)
-    size = {"batch": 1, **dict.fromkeys(about["leaves"], shape.numel())}  # of a leaf, the largest possible number
-    for name, kind, of in about["arguments"]:
-        if kind == "starts":
-            size[of[0]] = len(given[name])
-        elif kind == "vector" and of[1] in ("advantage", "reward"):
-            size[of[2]] = given[name].numel()
-        elif kind == "members":
-            size[of[1]] = len(given[name]) - 1
-        elif kind == "sequence_members":
-            size[of[0]] = len(given[name]) - 1
-        elif kind == "parent":
-            size.setdefault(of[0], len(given[name]))
-    saved = [(name, size[stratum]) for stratum, names in about["work"].items() for name in names]
-    work = torch.empty(sum(n for _, n in saved), dtype=torch.float64, device=like.device)
-    make = {
-        "size": lambda of: size[of[0]],
-        "places": lambda of: shape.numel(),
-        "stride": lambda of: int(given[of[0]].numel() > 1),
-        "fill": lambda of: about["fill"],
-        "work": lambda of: work,
-        "result": lambda of: torch.full(shape, about["fill"], dtype=dtype, device=like.device),
-    }
-    values = {name: make[kind](of) if kind in MADE else given[name] for name, kind, of in about["arguments"]}
-    results = {of[0]: values[name] for name, kind, of in about["arguments"] if kind == "result"}
-    slots = dict(zip([name for name, _ in saved], work.split([n for _, n in saved])))
-    return values, results | {name: slots[at] if at in slots else given[at] for name, at in about["returns"].items()}
-'''
-# The groups of argument kinds that the text above reads.
-GROUPS = {
-    "MADE": [kind for kind, row in KINDS.items() if row.source == MADE],
-    "MAY_LACK": [kind for kind, row in KINDS.items() if row.may_lack],
-    "FLOATS": [kind for kind, row in KINDS.items() if row.holds == FLOATS],
-    "FLOAT64": [kind for kind, row in KINDS.items() if row.holds == REALS],
-}
-LAY_OUT = "".join(f"{name} = {json.dumps(kinds)}\n" for name, kinds in GROUPS.items()) + "\n\n" + FUNCTIONS_OF_A_BATCH
-
-
-def table(plan: Plan, chosen: tuple[Argument, ...] = ()) -> dict[str, Any]:
-    """The entry of one function in a module's FUNCTIONS. The comment above FUNCTIONS describes it."""
+def table(plan: Plan, chosen: tuple[Argument, ...] = ()) -> list[str]:
+    """The entry of one function in a module's FUNCTIONS: a call of `described`, as lines of text."""
     program, given = plan.program, signature(plan)
 
     def of(a: Argument) -> tuple[str, ...]:
@@ -236,23 +45,29 @@ def table(plan: Plan, chosen: tuple[Argument, ...] = ()) -> dict[str, Any]:
             return (given.name("vector", *a.key),)
         return tuple(program.called[part] if isinstance(part, Key) else str(part) for part in a.key)
 
-    strata = dict.fromkeys(n.stratum for n in plan.saved)
-    return {
-        "rows": plan.rows,
-        "leaves": program.leaves,
-        "fill": fill_of(plan),
-        "arguments": [(a.name, a.kind, of(a)) for a in chosen or given.arguments],
-        "work": {s: [plan.names[n] for n in plan.saved if n.stratum == s] for s in strata},
-        "returns": returned(plan),
-    }
+    lines = [f'described("{plan.rows}", "{" ".join(program.leaves)}", {fill_of(plan)!r}, """']
+    lines += _words(" ".join([a.name, a.kind, *of(a)]).strip() for a in chosen or given.arguments)
+    lines.append('    """, {')
+    for s in dict.fromkeys(n.stratum for n in plan.saved):
+        lines += [f'        "{s}": """', *_words(plan.names[n] for n in plan.saved if n.stratum == s), '        """,']
+    return [*lines, '    }, """', *returned(plan), '    """)']
 
 
-def returned(plan: Plan) -> dict[str, str]:
-    """By result that is not per token, its name in the workspace or among the arguments."""
-    program, given = plan.program, signature(plan)
-    found = {program.called[key]: node for key, node in program.outputs.items() if node.stratum not in program.leaves}
-    named = ((key, node) for key, node in found.items() if not isinstance(node, Const))
-    return {key: given.name("vector", node) if isinstance(node, Input) else plan.names[node] for key, node in named}
+def _words(items: Iterable[str]) -> list[str]:
+    """Items as lines, which end between them."""
+    text = ", ".join(item.replace(" ", "\0") for item in items)
+    wrapped = textwrap.wrap(text, 108, break_long_words=False, break_on_hyphens=False)
+    return [" " * 8 + line.replace("\0", " ") for line in wrapped]
+
+
+def returned(plan: Plan) -> list[str]:
+    """The results that are not per token, and their names in the workspace or among the arguments where they differ."""
+    program, given, found = plan.program, signature(plan), []
+    for key, node in program.outputs.items():
+        if node.stratum not in program.leaves and not isinstance(node, Const):
+            at = given.name("vector", node) if isinstance(node, Input) else plan.names[node]
+            found.append(program.called[key] if at == program.called[key] else f"{program.called[key]} {at}")
+    return _words(found)
 
 
 def further(plans: Mapping[str, Plan], indent: str = "") -> str:
@@ -267,30 +82,11 @@ def further(plans: Mapping[str, Plan], indent: str = "") -> str:
 
 def written(plans: Mapping[str, Plan], chosen: Mapping[str, tuple[Argument, ...]] = MappingProxyType({})) -> str:
     """The text that defines FUNCTIONS. A function without metrics shares all but its results."""
-    lines = ["FUNCTIONS = {"]
-    for name, plan in plans.items():
-        if plan.of is not None:
-            continue
-        about = table(plan, chosen.get(name, ()))
-        lines.append(f'    "{name}": {{')
-        for key, value in about.items():
-            if not isinstance(value, (dict, list)):
-                lines.append(f'        "{key}": {value!r},')
-                continue
-            items = [f"{k!r}: {v!r}" for k, v in value.items()] if isinstance(value, dict) else map(repr, value)
-            first, last = "{}" if isinstance(value, dict) else "[]"
-            if key == "work":  # a paragraph per stratum
-                texts = [f"{item}," for item in items]
-            else:  # a line ends between items
-                texts = [", ".join(item.replace(" ", "\0") for item in items)]
-            wrap = partial(textwrap.wrap, width=108, break_long_words=False, break_on_hyphens=False)
-            inside = [line.replace("\0", " ") for text in texts for line in wrap(text)]
-            lines += [f'        "{key}": {first}', *(" " * 12 + line for line in inside)]
-            lines.append(f"        {last},")
-        lines.append("    },")
-    lines.append("}")
+    lines = ["FUNCTIONS = {}"]
     for name, of in computing(plans).items():
-        if name != of:
-            text = f'FUNCTIONS["{name}"] = FUNCTIONS["{of}"] | {{"of": "{of}", "returns": {returned(plans[name])}}}'
-            lines += textwrap.wrap(text, 118, break_long_words=False, break_on_hyphens=False, subsequent_indent="    ")
+        if name == of:
+            first, *rest = table(plans[name], chosen.get(name, ()))
+        else:
+            first, *rest = [f'without_metrics(FUNCTIONS, "{of}", """', *returned(plans[name]), '    """)']
+        lines += [f'FUNCTIONS["{name}"] = {first}', *rest]
     return "\n".join(lines)

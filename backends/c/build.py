@@ -12,15 +12,11 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from fibration.backends.c.calling import FLAGS, NATIVE, SHARED
+from fibration.backends.c.emit import shared
 from fibration.cache import entry
 from fibration.errors import BackendError
 
-# -fno-trapping-math lets choices become vector blends; NaN, infinities and every rounding stay as C defines them. Jump
-# threading through dependent choices makes more blends, not fewer. -O3 builds longer, and its code is no faster.
-FLAGS = (
-    "-std=c11", "-O2", "-ftree-vectorize", "-fno-thread-jumps", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
-    "-ffp-contract=off", "-fPIC", "-shared", "-w",
-)  # fmt: skip
 LIBRARY, SOURCE = "kernel.so", "kernel.c"
 
 
@@ -54,11 +50,12 @@ def build(source: str, defines: Mapping[str, str]) -> Path:
     """
     cc = compiler()
     flags = [*FLAGS, *_target(cc), *(f"-D{k}={v}" for k, v in sorted(defines.items()))]
-    parts = [source, *flags, *cc, version(cc), _processor()]
+    parts = [source, shared(), *flags, *cc, version(cc), _processor()]
     key = "c-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
     def make(workshop: Path) -> None:
         (workshop / SOURCE).write_text(source)
+        (workshop / SHARED).write_text(shared())
         command = [*cc, *flags, "-o", str(workshop / LIBRARY), str(workshop / SOURCE), "-lm"]
         done = _run(command)
         if done.returncode or not (workshop / LIBRARY).exists():
@@ -111,4 +108,4 @@ def _target(cc: tuple[str, ...]) -> tuple[str, ...]:
     own = tuple(a for a in cc if a.startswith(("-O", "-march=", "-mcpu=")))
     if any(a.startswith("-m") for a in own):
         return own
-    return (*own, "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native")
+    return (*own, NATIVE)

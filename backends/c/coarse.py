@@ -5,17 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
-from fibration.backends.bodies import Functions
+from fibration.backends.bodies import AnyNode, Functions
 from fibration.backends.c.language import RESERVED, WIDE, wide_constant
 from fibration.compiler.arguments import signature
 from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scan
 from fibration.compiler.keys import Names
 from fibration.compiler.plan import Coarse, Group, Plan, Section
 from fibration.errors import BackendError
-
-AnyNode = TypeVar("AnyNode", bound=Node)
 
 
 class CoarseStages:

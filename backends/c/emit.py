@@ -9,7 +9,6 @@ the chunks in double. The order of a sum depends on nothing but the segment's to
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
@@ -56,10 +55,6 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
     variants = "".join(VARIANT.format(s=word) for word in found)
     every = (a for plan in plans.values() for a in signature(plan).arguments if a.holds == FLOATS)
     dtypes = "".join(DTYPE.format(macro=dtype_of(name)) for name in dict.fromkeys(a.name for a in every))
-    kinds = {type(n) for plan in plans.values() for n in plan.program.nodes()}
-    extra = [word for kind, word in ((Quantile, "quantiles"), (Scan, "scans")) if kind in kinds]
-    matrix = any(plan.program.matrices for plan in plans.values())
-    parts = ["fibres", *["matrix"] * matrix, *["room"] * bool(extra), *extra]
     defined = functions_of(plans, RESERVED, copies=2)  # loops over tokens are written twice
     loops = []
     for name, plan in plans.items():
@@ -68,24 +63,17 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
         sections = [(f, section) for f, section in plan.functions(name).items() if section]
         texts = [_Function(f, plan, section, titles[name], defined).text() for f, section in sections]
         loops.append("\n".join([f"\n#ifndef WITHOUT_{name}", *texts, "#endif"]))
-    texts = [*("\n" + _part(word) for word in parts), "\n".join(["", *_defined(defined, "\n".join(loops))]), *loops]
-    called = [f for f in (*FUNCTIONS, *SELECTING) if any(f"{f}_real(" in text for text in texts)]
-    functions = "\n".join(f"#define {f}_real JOIN({f}_, REAL)" for f in called)
-    variants += WITH_METRICS * any(plan.metrics for plan in plans.values())
-    storage = _part("storage").replace("{variants}", dtypes + variants).replace("{functions}", functions)
-    return "\n".join(part.rstrip() + "\n" for part in [top, _math([storage, *texts], called), storage, *texts])
+    bodies = "\n".join(["", *_defined(defined, "\n".join(loops))])
+    parts = [top, f'{dtypes}{variants}#include "{SHARED}"', bodies, *loops]
+    return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
-def _math(texts: list[str], called: list[str]) -> str:
-    """The paragraphs of math.h whose functions `texts` use; `called` are those in the tokens' precision."""
-    words = {f"{f}_{precision}" for f in called for precision in ("f32", "f64")}.union(*map(WORD.findall, texts))
-    kept: list[str] = []
-    for paragraph in reversed(_part("math").split("\n\n")):  # a function calls those above it
-        defines = re.findall(r"^MATH \w+ (\w+)\(", paragraph, re.MULTILINE)
-        if not defines or not words.isdisjoint(defines):
-            kept.insert(0, paragraph)
-            words.update(WORD.findall(paragraph))
-    return "\n\n".join(kept)
+@cache
+def shared() -> str:
+    """What generated C files have in common. `fibration compile -o` writes it beside them."""
+    text = "\n".join(path.read_text() for path in PARTS.values())
+    functions = (f"#define {f}_real JOIN({f}_, REAL)\n" for f in (*FUNCTIONS, *SELECTING))
+    return text.replace("{functions}", "".join(functions))
 
 
 def _defined(functions: Functions, text: str) -> Iterator[str]:
@@ -101,13 +89,7 @@ def _defined(functions: Functions, text: str) -> Iterator[str]:
             yield "\n".join([head, "{", textwrap.indent("\n".join(lines), "    "), "}"])
 
 
-@cache
-def _part(name: str) -> str:
-    """Handwritten C that generated files contain."""
-    return PARTS[name].read_text()
-
-
-WORD = re.compile(r"[A-Za-z_]\w*")
+SHARED = "fibration.h"
 VARIANT = """\
 #ifndef WHOLE_{s} /* 1: the tokens of each {s} are contiguous. 0: {s}_positions has their places */
 #define WHOLE_{s} 1
@@ -131,8 +113,6 @@ WITH_METRICS = """\
 #define METRICS 1
 #endif
 """
-
-LACKING = {"positions": "WHOLE", "tokens": "COUNTED"}  # the macro that is 1 if the argument is None
 
 DECLARED = for_each("C declarations", HOLDS, {
     INTEGER: "int64_t {0}", REAL: "double {0}", INTEGERS: "const int64_t *restrict {0}",

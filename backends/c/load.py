@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fibration.backends.c.build import build, compiler
-from fibration.backends.c.emit import LACKING
+from fibration.backends.c.calling import LACKING, STORAGE
 from fibration.backends.c.language import dtype_of
 from fibration.compiler.arguments import FLOATS, INTEGER, REAL, Argument, Signature, signature
 from fibration.compiler.plan import Plan, computing
@@ -20,7 +20,6 @@ from fibration.errors import BackendError
 from fibration.runtime.batch import Batch, Elements, Run, tensors_of
 from fibration.runtime.calling import Binding, Call, Frame, Runner
 
-STORAGE = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
 VECTOR = 64  # bytes of all lanes, for storage.h
 PASSED = {INTEGER: ctypes.c_int64, REAL: ctypes.c_double}  # by value; the others are pointers
 

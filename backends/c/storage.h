@@ -13,7 +13,6 @@
 #ifndef PER_ROW /* 1: advantages have one number per row of the batch. 0: one per token */
 #define PER_ROW 0
 #endif
-{variants}
 #define CHUNK 1024 /* tokens that are summed in their own precision, before float64 */
 #define LONG 16384 /* tokens that are worth the start of a thread */
 #define AT(S, i) (WHOLE_##S ? start + (i) : S##_positions[first + (i)])
@@ -69,7 +68,6 @@ typedef JOIN(ordered_, REAL) ordered_real;
 #define order_real JOIN(order_, REAL)
 #define unorder_real JOIN(unorder_, REAL)
 {functions}
-
 /* Blocks of short segments: the length of the longest; one number for each token of a row; parameters of rows; and copies
    of rows, one after another. */
 static inline int64_t longest_of(const int64_t *offsets, int64_t n)

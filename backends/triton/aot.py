@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fibration.backends.triton.emit import alone, shared
 from fibration.errors import BackendError
 
 WORKER = Path(__file__).with_name("aot_worker.py")
@@ -96,7 +97,7 @@ def compile_kernels(
         for r in requests
     ]
     with tempfile.TemporaryDirectory(prefix="fibration-aot-") as folder:
-        answer = _run(Path(folder), {"source": source, "filename": filename, "jobs": jobs})
+        answer = _run(Path(folder), {"source": alone(source), "shared": shared(), "filename": filename, "jobs": jobs})
         if "error" in answer:
             failed = requests[min(len(answer["done"]), len(requests) - 1)].kernel
             raise _failure(failed, arch, answer["error"])

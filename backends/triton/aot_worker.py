@@ -81,6 +81,7 @@ def main() -> None:
     try:
         import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]  # noqa: F401
 
+        load(request["shared"], "fibration_triton.py")
         module = load(request["source"], request["filename"])
         for number, job in enumerate(request["jobs"]):
             done.append(build(module, job, number))

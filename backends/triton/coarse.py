@@ -129,10 +129,10 @@ class CoarseWriter(Writer):
     def groups(self, groups: list[Group], stage: Coarse, ends: tuple[str, str] | None, blocks: dict[str, None]) -> None:
         """Writes the groups one after the other, for the elements between `ends`, or for all."""
         for i, group in enumerate(groups):
-            if i:
-                self.barrier()
             within = ends or ("0", self.size(group.stratum))
             with self.if_metrics(1, self.spare.issuperset(group.values)):
+                if i:
+                    self.barrier()
                 if isinstance(group.values[0], Mix):
                     for node in self.in_turn(1, group.values):
                         if isinstance(node, Mix):

@@ -9,8 +9,11 @@ import itertools
 import re
 import textwrap
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 
+from fibration.backends import calling
 from fibration.backends.bodies import Function, functions_of
+from fibration.backends.standalone import joined
 from fibration.backends.triton.kernels import kernels_of_sections
 from fibration.backends.triton.language import HELPERS, RESERVED, fitted, language, typed
 from fibration.backends.triton.writer import MOST_PARTS, PER_WARP, Kernel
@@ -39,55 +42,23 @@ import torch
 import triton
 import triton.language as tl
 
-# Whether a program may read what other programs of its launch have written. Not on ROCm, where a barrier does not wait
-# for the stores of other waves.
-ONE_LAUNCH = torch.version.hip is None
+{shared}
 
-
-def shape_for(mean_length):
-    """The shape of a tile for rows of this mean length: BLOCK_R rows, BLOCK_T tokens, and the warps of a program."""
-    if mean_length <= 8:
-        return 16, 4, 1
-    if mean_length <= 32:
-        return 4, 32, 1
-    if mean_length <= 512:
-        return 2, 64, 1
-    if mean_length <= 1024:
-        return 1, 256, 2
-    if mean_length <= 2048:
-        return 1, 512, 2
-    if mean_length <= 8192:
-        return 1, 1024, 4
-    return 1, 4096, 16
-
-
-def is_vector(block_r, block_t, warps, positions, *tensors):
-    """Whether a thread of a sweep reads and stores 4 neighbouring places at once, which begin at a multiple of 4."""
-    has_4 = block_t % 4 == 0 and block_r * block_t >= 128 * warps
-    aligned = all(x.data_ptr() % (4 * x.element_size()) == 0 for x in tensors)
-    return has_4 and aligned and positions.count(None) == len(positions)
-
-{blocks}
 {functions}'''
 
-FIBRE_BLOCK = '''
-def fibre_block(sources, targets):
-    """The number of sources over one target that are summed at a time."""
-    return 16 if sources <= 64 * targets else 256
-'''
-
 CALLED = re.compile(r"(?<![\w.])(\w+)[(\[]|combine_fn=(\w+)")
-SHARE = '''
-def share(elements):
-    """The number of elements that each program of a coarse stage computes first."""
-    return max(8, triton.cdiv(elements, 128)) if ONE_LAUNCH else elements
-'''
+SHARED, ALONE = "fibration.backends.triton.functions", "fibration_triton"
+BESIDE = f"""\
+import sys
+from pathlib import Path
 
-PARTS_OF = '''
-def parts_of(elements):
-    """The number of programs that share a sum over this number of elements."""
-    return max(1, min({most}, triton.cdiv(elements, {tile}))) if ONE_LAUNCH else 1
-'''
+import torch
+import triton
+import triton.language as tl
+
+sys.path.insert(0, str(Path(__file__).parent))  # {ALONE}.py lies beside this file
+from {ALONE} import checked, completed, described, dtype_of_results, laid_out, without_metrics
+from {ALONE} import ("""
 
 WITHOUT_METRICS = '''\
 def {name}(**given):
@@ -127,16 +98,26 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
                 parts.append(_launcher(function, one, titles[name], made, arguments, notes))
     parts = [*(_defined(body, f) for body, f in functions.items()), *parts]
     texts = "\n\n\n".join(parts)
-    helpers = "".join(f"\n\n{text}\n" for text in _used(texts))
-    parts_of = PARTS_OF.format(most=MOST_PARTS, tile=8 * PER_WARP["BLOCK_P"])  # eight warps launch a coarse stage
-    used = (("fibre_block(", FIBRE_BLOCK), ("share(", SHARE), ("parts_of(", parts_of))
-    blocks = "".join(f"{text}\n" for word, text in used if word in texts)
-    body = helpers.removeprefix("\n") + "\n\n" + texts + "\n"
+    used = [word for word in HELPERS if word in {name for names in CALLED.findall(texts) for name in names}]
+    shared = [f"from {SHARED} import (", *textwrap.wrap(", ".join(used) + ",", 112), ")  # fmt: skip"]
+    shared[1:-1] = [f"    {line}" for line in shared[1:-1]]
     notes["work"] = "float64 workspace, whose vectors FUNCTIONS lists"
     width = max(map(len, notes))
     listed = "\n".join(f"{name:<{width}}  {note}" for name, note in (notes | EXTRA).items())
-    module = SKELETON.replace("{blocks}\n", blocks).replace("{functions}", body).replace("{arguments}", listed)
+    module = SKELETON.replace("{shared}", "\n".join(shared)).replace("{functions}", texts + "\n")
+    module = module.replace("{arguments}", listed)
     return module.replace("{header}", header.rstrip())  # last, because the header is free text
+
+
+def alone(source: str) -> str:
+    """The module for use without this library: it imports a file beside it, whose text is `shared`."""
+    own = f"import torch\nimport triton\nimport triton.language as tl\n\nfrom {SHARED} import ("
+    return source.replace(own, BESIDE)
+
+
+def shared() -> str:
+    """What modules without this library import."""
+    return joined(str(Path(__file__).with_name("functions.py")), calling.__file__)
 
 
 def launched(plan: Plan, made: Iterable[Kernel]) -> tuple[Argument, ...]:
@@ -154,18 +135,6 @@ def _defined(body: Scalar, function: Function) -> str:
     written = [line for text in lines for line in fitted(text, "    ")]
     head = ["@triton.jit", f"def {function.name}({', '.join(given)}):", f'    """{function.about}"""']
     return "\n".join([*head, *written])
-
-
-def _used(text: str) -> list[str]:
-    """The helpers that `text` calls, and those that they call."""
-    found: set[str] = set()
-    frontier = [text]
-    while frontier:
-        called = {name for names in CALLED.findall(frontier.pop()) for name in names}
-        new = [name for name in HELPERS if name in called and name not in found]
-        found.update(new)
-        frontier += [HELPERS[name] for name in new]
-    return [part for name, part in HELPERS.items() if name in found]
 
 
 # ------------------------------------------------------------ launchers

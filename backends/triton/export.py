@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fibration.backends.standalone import LAY_OUT, Export, further, written
-from fibration.backends.triton.emit import launched
+from fibration.backends.standalone import Export, further, written
+from fibration.backends.triton.emit import ALONE, alone, launched, shared
 from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.resources import compile_all, requests
 from fibration.compiler.plan import Plan, computing
@@ -14,12 +14,15 @@ CALLER = '''
 
 # ------------------------------------------------------------ for callers without the library
 
-# Per function: "arguments" are (name, kind, object), "work" are its vectors by stratum, in order. "returns"
-# are the results that are not per token, with their names in the workspace or among the arguments.
+# Per function: rows, kinds of tokens, fill; arguments (name, kind, what they are of); the vectors of the workspace, by
+# stratum; and the results that are not per token, with their names in the workspace or among the arguments.
 {functions}
 
 
-{lay_out}
+def lay_out(function, offsets, parents, leaves=None):
+    """Returns the layout arguments of a function, for packed tokens without gaps: `laid_out` of fibration_triton.py."""
+    return laid_out(FUNCTIONS[function], offsets, parents, leaves)
+
 
 def run(function, *, dtype=None, shape=None, **given):
     """Calls a function. Returns the results by name.
@@ -35,8 +38,9 @@ def run(function, *, dtype=None, shape=None, **given):
     - A result `nonfinite` above 0 is the number of rows with an infinite or undefined log ratio or advantage. The
       objective is NaN then, and so are the results of such tokens.
 {further}    """
-    given = checked(function, given)
-    values, results = completed(function, given, dtype or dtype_of_results(function, given))
+    about = FUNCTIONS[function]
+    given = checked(function, about, given)
+    values, results = completed(about, given, dtype or dtype_of_results(about, given))
     globals()[function](**values, shape=shape)
     return results
 '''
@@ -48,13 +52,9 @@ def export(
     """The module; for an `arch`, also the assembly, the binary and the resources of every kernel."""
     own = computing(plans)
     functions = written(plans, {k: launched(plan, kernels(plans, k)) for k, plan in plans.items()})
-    module = (
-        source.rstrip("\n")
-        + "\n"
-        + CALLER.format(functions=functions, lay_out=LAY_OUT, further=further(plans, "    "))
-    )
+    module = alone(source) + CALLER.format(functions=functions, further=further(plans, "    "))
     file = f"{name}_triton.py"
-    files: dict[str, str | bytes] = {file: module}
+    files: dict[str, str | bytes] = {file: module, f"{ALONE}.py": shared()}
     resources: list[Mapping[str, str | int]] = []
     if arch:
         for one in compile_all(module, plans, arch, filename=file):

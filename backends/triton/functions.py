@@ -1,11 +1,55 @@
-"""Functions of generated modules: those that Triton lacks, and those of the loops. Copied as text, if used."""
+"""What generated Triton modules have in common: functions that Triton lacks, tiles of tokens, sums, shapes of launches.
+
+A generated module imports them. `fibration compile -o` writes this file beside it, as `fibration_triton.py`.
+"""
 
 # mypy: ignore-errors
 import torch
 import triton
 import triton.language as tl
 
-ONE_LAUNCH = torch.version.hip is None  # as in a generated module
+# Whether a program may read what other programs of its launch have written. Not on ROCm, where a barrier does not wait
+# for the stores of other waves.
+ONE_LAUNCH = torch.version.hip is None
+
+
+def shape_for(mean_length):
+    """The shape of a tile for rows of this mean length: BLOCK_R rows, BLOCK_T tokens, and the warps of a program."""
+    if mean_length <= 8:
+        return 16, 4, 1
+    if mean_length <= 32:
+        return 4, 32, 1
+    if mean_length <= 512:
+        return 2, 64, 1
+    if mean_length <= 1024:
+        return 1, 256, 2
+    if mean_length <= 2048:
+        return 1, 512, 2
+    if mean_length <= 8192:
+        return 1, 1024, 4
+    return 1, 4096, 16
+
+
+def is_vector(block_r, block_t, warps, positions, *tensors):
+    """Whether a thread of a sweep reads and stores 4 neighbouring places at once, which begin at a multiple of 4."""
+    has_4 = block_t % 4 == 0 and block_r * block_t >= 128 * warps
+    aligned = all(x.data_ptr() % (4 * x.element_size()) == 0 for x in tensors)
+    return has_4 and aligned and positions.count(None) == len(positions)
+
+
+def fibre_block(sources, targets):
+    """The number of sources over one target that are summed at a time."""
+    return 16 if sources <= 64 * targets else 256
+
+
+def share(elements):
+    """The number of elements that each program of a coarse stage computes first."""
+    return max(8, triton.cdiv(elements, 128)) if ONE_LAUNCH else elements
+
+
+def parts_of(elements):
+    """The number of programs that share a sum over this number of elements: at most MOST_PARTS, of tiles of BLOCK_P."""
+    return max(1, min(128, triton.cdiv(elements, 512))) if ONE_LAUNCH else 1
 
 
 @triton.jit
@@ -179,19 +223,14 @@ def halved(sums):
 
 
 @triton.jit
-def lane_sum(x, lanes: tl.constexpr):
-    """Sums the columns that one thread has: [rows, columns] to [rows, lanes]; x itself if it has fewer columns."""
-    if x.shape[1] > lanes:
-        x = tl.sum(tl.reshape(x, [x.shape[0], x.shape[1] // lanes, lanes]), axis=1)
-    return x
-
-
-@triton.jit
-def lane_max(x, lanes: tl.constexpr):
-    """Likewise, the maxima."""
-    if x.shape[1] > lanes:
-        x = tl.max(tl.reshape(x, [x.shape[0], x.shape[1] // lanes, lanes]), axis=1)
-    return x
+def added(part, x, m, how: tl.constexpr):
+    """The sums, or the maxima, of each lane, with a tile's tokens: float64 [rows, lanes]. A lane has columns of one
+    thread."""
+    x = tl.where(m, x, 0.0 if how == "sum" else float("-inf"))
+    if x.shape[1] > part.shape[1]:
+        x = joined(tl.reshape(x, [x.shape[0], x.shape[1] // part.shape[1], part.shape[1]]), 1, how)
+    x = x.to(tl.float64)
+    return part + x if how == "sum" else tl.maximum(part, x)
 
 
 @triton.jit

@@ -142,12 +142,10 @@ class _Stages(CoarseWriter):
                     names[way][node] = self.spread(node, way, narrow)
         # Every thread adds what it has: sums over threads are shuffles, which come once per row.
         words = {p: "column" if self.is_in_columns(p) else "lane" for p in step.pushes}
-        parts = {p: self.free(f"{self.names[p]}_of_{word}") for p, word in words.items()}
         for push in self.in_turn(1, step.pushes):
-            part = parts[push]
             columns = "BLOCK_T" if words[push] == "column" else "min(BLOCK_T, BLOCK_L)"
-            dtype = "REAL" if is_mark(push.operand) and not step.wide else "tl.float64"
-            self.line(1, f"{part} = tl.full([BLOCK_R, {columns}], {NEUTRAL[push.reduce]}, {dtype})")
+            dtype = "REAL" if words[push] == "column" and is_mark(push.operand) and not step.wide else "tl.float64"
+            self.line(1, f"{self.names[push]} = tl.full([BLOCK_R, {columns}], {NEUTRAL[push.reduce]}, {dtype})")
         end = "longest"
         if step.stores:
             end = "tl.max(reach, axis=0)"
@@ -159,7 +157,7 @@ class _Stages(CoarseWriter):
         precision = "tl.float64" if step.wide else "REAL"
         for node in self.in_turn(2, [*step.values, *step.pushes]):
             if isinstance(node, Push):
-                self.add(node, parts[node], names[step.wide], precision)
+                self.add(node, names[step.wide], precision)
             else:
                 self.token_value(node, s, node in precise, names)
         for node in self.in_turn(2, step.aside):
@@ -173,7 +171,7 @@ class _Stages(CoarseWriter):
         if uses("\n".join(self.lines[start_of_body:]), "k"):
             self.lines.insert(start_of_body, f"        k = number({word}_tokens, first, t, j, n)")
         for push in self.in_turn(1, step.pushes):
-            part = parts[push]
+            part = self.names[push]
             halved = push.reduce == "sum" and self.is_in_columns(push) and not is_mark(push.operand)
             made = f"halved({part})" if halved else f"tl.{push.reduce}({part}, axis=1)"
             self.line(1, f"{self.names[push]} = {made}" + (".to(tl.float64)" if is_mark(push.operand) else ""))
@@ -216,10 +214,12 @@ class _Stages(CoarseWriter):
         """
         return push not in self.plan.spare
 
-    def add(self, push: Push, part: str, names: Mapping[Node, str], precision: str) -> None:
-        value = f"tl.where(m, {typed(names[push.operand], precision)}, {NEUTRAL[push.reduce]})"
+    def add(self, push: Push, names: Mapping[Node, str], precision: str) -> None:
+        part, value = self.names[push], typed(names[push.operand], precision)
         if not self.is_in_columns(push):
-            value = f"lane_{push.reduce}({value}, BLOCK_L)"
+            self.line(2, f'{part} = added({part}, {value}, m, "{push.reduce}")')
+            return
+        value = f"tl.where(m, {value}, {NEUTRAL[push.reduce]})"
         value += "" if precision == "tl.float64" or is_mark(push.operand) else ".to(tl.float64)"
         self.line(2, f"{part} += {value}" if push.reduce == "sum" else f"{part} = tl.maximum({part}, {value})")
 

@@ -32,10 +32,10 @@ OPERATORS: Mapping[str, str] = {
     "minimum": "tl.minimum({}, {})", "maximum": "tl.maximum({}, {})", "abs": "tl.abs({})", "equal": "{} == {}",
 }  # fmt: skip
 SKELETON_WORDS = """
-triton tl torch shape_for is_vector fibre_block share b live first row now old start longest reach fewest t i m j n at
-read k y f a low high own row_advantage counter tokens shape wide singly block_r block_t block_c warps places
-fill lead until vector work part parts programs parts_of BLOCK_R BLOCK_T BLOCK_C BLOCK_S BLOCK_B BLOCK_P BLOCK_L
-WIDE VECTOR REAL ONE_LAUNCH
+triton tl torch sys Path checked completed dtype_of_results laid_out described without_metrics b live first row now old
+start longest reach fewest t i m j n at read k y f a low high own row_advantage counter tokens shape wide singly
+block_r block_t block_c warps places fill lead until vector work part parts programs BLOCK_R BLOCK_T BLOCK_C BLOCK_S
+BLOCK_B BLOCK_P BLOCK_L WIDE VECTOR REAL METRICS metrics
 """.split()
 PROGRAMS = ("evaluate", "objective", "gate", "gate_adjoint", "levels")
 RESERVED = frozenset(

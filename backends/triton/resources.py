@@ -82,9 +82,7 @@ def table(compiled: Iterable[Compiled]) -> str:
     return "\n".join([*head, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
 
 
-def requests(
-    plans: Mapping[str, Plan], program: str, shape: tuple[int, int, int] = SHAPE
-) -> Iterator[KernelRequest]:
+def requests(plans: Mapping[str, Plan], program: str, shape: tuple[int, int, int] = SHAPE) -> Iterator[KernelRequest]:
     """The kernels of a program, specialised as its launcher launches them."""
     plan, made = plans[program], kernels(plans, program)
     scan = replace(SCAN, constexprs={"order": None, "rows": shape[0], "columns": shape[1]}, num_warps=shape[2])

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fibration.backends.bodies import NOTHING, Functions
+from fibration.backends.bodies import NOTHING, AnyNode, Functions
 from fibration.backends.triton.language import RESERVED, WIDE, constant, fitted, typed
 from fibration.compiler.arguments import INTEGER, REAL, Argument, signature
 from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Scalar
@@ -129,9 +129,10 @@ class Writer:
         self.inside, self.spare = self.inside + 1, frozenset()
         yield
         self.inside, self.spare = self.inside - 1, everything
-        if len(self.lines) > before and self.ended != (before, depth + self.inside):
-            self.lines.insert(before, "    " * (depth + self.inside) + "if METRICS:")
-        self.ended = len(self.lines), depth + self.inside
+        if len(self.lines) > before:
+            if self.ended != (before, depth + self.inside):
+                self.lines.insert(before, "    " * (depth + self.inside) + "if METRICS:")
+            self.ended = len(self.lines), depth + self.inside
         # without metrics, other values are not there
         self.known, self.lone = self.known & (known | everything), self.lone & (lone | everything)
         self.local = local
@@ -225,7 +226,7 @@ class Writer:
             raise BackendError(f"the triton backend cannot emit {type(node).__name__}")
         self.known.add(node)
 
-    def in_turn(self, depth: int, nodes: Iterable[Node]) -> Iterator[Node]:
+    def in_turn(self, depth: int, nodes: Iterable[AnyNode]) -> Iterator[AnyNode]:
         """The nodes of the loss, then those of metrics, under whose condition the caller's lines stand."""
         nodes, spare = list(nodes), self.spare
         yield from (n for n in nodes if n not in spare)

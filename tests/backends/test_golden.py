@@ -21,12 +21,12 @@ def test_generated_modules_equal_the_recorded_files(name, backend):
 
 
 @pytest.mark.parametrize("backend", ["c", "triton"])
-def test_generated_objectives_equal_the_recorded_files(backend):
+def test_kernels_equal_the_recorded_files(backend):
     """The other programs are made of the same parts."""
-    made = generate(fibration.load("fiberpo_domain"), backend)
-    plans = {"objective": made.plans["objective"]}
+    made = generate(fibration.load("fiberpo"), backend)
+    plans = {name: made.plans[name] for name in ("evaluate", "objective")}
     emit = import_module(f"fibration.backends.{backend}.emit").emit
-    compare(GOLDEN / f"fiberpo_domain_{backend}.txt", emit(header(made.hierarchy, backend, made.programs), plans, TITLES))
+    compare(GOLDEN / f"fiberpo_{backend}.txt", emit(header(made.hierarchy, backend, made.programs), plans, TITLES))
 
 
 def compare(path, source):

@@ -19,6 +19,7 @@ from thorough import ALL
 
 from fibration import BackendError, Fibration, Gate, Hierarchy, log_ratio, residual, strata, token_mean, uniform, where
 from fibration.backends.triton import load
+from fibration.backends.triton.emit import alone, shared
 from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.language import FUNCTIONS, fitted, is_literal, typed
 from fibration.language.operators import PRIMITIVES
@@ -180,15 +181,18 @@ def test_constants_keep_every_digit_in_float64():
 
 @pytest.mark.parametrize("name", ["ppo", "gspo", "fiberpo_domain"])
 def test_a_module_imports_only_torch_and_triton(name):
-    source = triton_artifact(name).source
+    source = alone(triton_artifact(name).source)
     imported = {a.name for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import) for a in n.names}
-    assert imported == {"torch", "triton", "triton.language"}
-    assert not [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom)]
+    assert imported == {"sys", "torch", "triton", "triton.language"}
+    beside = {n.module for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ImportFrom)}
+    assert beside == {"pathlib", "fibration_triton"}
+    imported = {a.name for n in ast.walk(ast.parse(shared())) if isinstance(n, ast.Import) for a in n.names}
+    assert imported == {"torch", "triton", "triton.language"} and "from " not in shared().partition("\n\n\n")[0]
     assert max(map(len, source.splitlines())) <= 120
     functions = {n.name: n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef)}
-    for plan_name, plan in triton_artifact(name).plans.items():
-        assert ast.get_docstring(functions[plan_name])
-        assert 1 <= len(kernels(plan_name, plan)) <= 5
+    for program in (plans := triton_artifact(name).plans):
+        assert ast.get_docstring(functions[program])
+        assert 1 <= len(kernels(plans, program)) <= 5
     assert all(ast.get_docstring(f) for f in functions.values())
     assert not re.search(r"\.item\(|\.cpu\(|\.tolist\(|synchronize", source)
 
@@ -197,8 +201,8 @@ def test_a_module_imports_only_torch_and_triton(name):
 def test_programs_of_one_launch_do_not_wait_for_each_other(name):
     """What other programs of the launch compute is for the one that arrives last: nobody waits for them."""
     shared = 0
-    for plan_name, plan in triton_artifact(name).plans.items():
-        for kernel in kernels(plan_name, plan):
+    for program in (plans := triton_artifact(name).plans):
+        for kernel in kernels(plans, program):
             begin, arrived, _ = kernel.text.partition("if last_to_arrive(counter):")
             if not kernel.shares.types:
                 assert not arrived

@@ -1,0 +1,91 @@
+"""Builds and calls generated C files, for callers without the library. `fibration compile -o` writes it beside them."""
+
+# mypy: ignore-errors
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+
+from fibration.backends.calling import FLOATS, checked, completed, dtype_of_results
+
+SHARED = "fibration.h"
+# -fno-trapping-math lets choices become vector blends; NaN, infinities and every rounding stay as C defines them. Jump
+# threading through dependent choices makes more blends, not fewer. -O3 builds longer, and its code is no faster.
+FLAGS = (
+    "-std=c11", "-O2", "-ftree-vectorize", "-fno-thread-jumps", "-fopenmp", "-fno-math-errno", "-fno-trapping-math",
+    "-ffp-contract=off", "-fPIC", "-shared", "-w",
+)  # fmt: skip
+NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+STORAGE = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
+LACKING = {"positions": "WHOLE", "tokens": "COUNTED"}  # the macro that is 1 if the argument is None
+_loaded = {}
+
+
+def call(source, functions, function, given):
+    """Runs a function of a C file, after building it for these dtypes and this layout, unless it is built.
+
+    `functions`: FUNCTIONS of the module.
+    """
+    about = functions[function]
+    arguments, of, given = about["arguments"], about.get("of", function), checked(function, about, given)
+    wide = dtype_of_results(about, given) == torch.float64
+    values, results = completed(about, given, torch.float64 if wide else torch.float32)
+    defines = {f"WITHOUT_{other}": "1" for other in functions if other != of}
+    defines |= {"METRICS": str(int(of == function))}
+    defines |= {"RESULT": "f64" if wide else "f32", "REAL": "f64" if wide else "f32"}
+    defines["PER_ROW"] = str(int(any(values[name] is not None for name, kind, _ in arguments if kind == "rows")))
+    for name, kind, _ in arguments:
+        if kind in FLOATS:
+            defines[f"DTYPE_{name}"] = STORAGE[values[name].dtype]
+        if kind in LACKING:
+            defines[LACKING[kind] + "_" + name.removesuffix("_" + kind)] = str(int(values[name] is None))
+    sizes = (values[name].element_size() for name, kind, _ in arguments if kind == "token")
+    defines["NARROW"] = str(min(sizes, default=4))
+    passed = (v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values.values())
+    _function(source, of, arguments, defines)(*passed, torch.get_num_threads())
+    return results
+
+
+def _function(source, function, arguments, defines):
+    try:
+        compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    except ValueError as error:
+        raise RuntimeError(f"the environment variable CC={os.environ['CC']!r} is no compiler: {error}") from None
+    own = [a for a in compiler if a.startswith(("-O", "-march=", "-mcpu="))]
+    target = own if any(a.startswith("-m") for a in own) else [*own, NATIVE]
+    flags = [*FLAGS, *target, *(f"-D{k}={v}" for k, v in sorted(defines.items()))]
+    processor = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else platform.processor()
+    chip = sorted({line for line in processor.splitlines() if line.startswith(("model name", "flags", "Features"))})
+    texts = [source.read_text(), source.with_name(SHARED).read_text()]
+    key = hashlib.sha256("\0".join([*texts, *compiler, *flags, *chip]).encode()).hexdigest()[:24]
+    if (source, function, key) not in _loaded:
+        library = _build(source, [*compiler, *flags], key)
+        loaded = getattr(ctypes.CDLL(str(library)), function)
+        kinds = {"size": ctypes.c_int64, "places": ctypes.c_int64, "stride": ctypes.c_int64, "fill": ctypes.c_double}
+        loaded.argtypes = [*(kinds.get(kind, ctypes.c_void_p) for _, kind, _ in arguments), ctypes.c_int]
+        loaded.restype = None
+        _loaded[source, function, key] = loaded
+    return _loaded[source, function, key]
+
+
+def _build(source, command, key):
+    """Compiles a library next to a file. It is renamed when complete, so several processes may build it."""
+    library = source.with_name(f"{source.stem}-{key}.so")
+    if not library.exists():
+        handle, unfinished = tempfile.mkstemp(suffix=".so", dir=source.parent)
+        os.close(handle)
+        try:
+            done = subprocess.run([*command, "-o", unfinished, str(source), "-lm"], capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(f"{command[0]} failed on {source}:\n{done.stderr}")
+            os.chmod(unfinished, 0o755)
+            os.replace(unfinished, library)
+        finally:
+            Path(unfinished).unlink(missing_ok=True)
+    return library
