@@ -136,12 +136,17 @@ class _Analysis:
         )
 
     def frontier(self) -> list[Node]:
-        """The frozen sums over several rows that other nodes read, and what is made of these sums alone."""
-        frozen, known = set[Node](), set(self.coupling.frozen)
+        """The frozen sums over several rows that other nodes read, and what is made of these sums alone: a sum that one
+        level adds and the next one subtracts is of the part in both.
+        """
+        frozen, of_part, known = set[Node](), set[Node](), set(self.coupling.frozen)
         for n in (n for n in self.nodes if n not in self.summands.sums):
-            summed = isinstance(n, (Push, Quantile, Mix)) and not known.isdisjoint(_meets(n))
-            if n.stratum in self.wide and n not in self.moving and (summed or not frozen.isdisjoint(n.operands)):
+            met = {*_meets(n)} & self.wide if isinstance(n, (Push, Quantile, Mix)) else set[str]()
+            made = not frozen.isdisjoint(n.operands) and of_part.isdisjoint(n.operands)
+            if n.stratum in self.wide and n not in self.moving and (met & known or made):
                 frozen.add(n)
+            elif met or not of_part.isdisjoint(n.operands):
+                of_part.add(n)
         read = {o for n in self.nodes if n not in frozen for o in n.operands} | set(self.program.outputs.values())
         return [n for n in self.nodes if n in frozen and n in read]
 

@@ -13,12 +13,17 @@ from fibration import (
     Hierarchy,
     Penalty,
     clip_gate,
+    count,
+    decomposition,
+    exp,
+    gated,
     identity_gate,
     log_prob,
     log_ratio,
     mass,
     mean,
     policies,
+    proportional,
     quantile,
     ratio_deviation,
     residual,
@@ -103,6 +108,8 @@ x, mean_of_group = token_log_ratio, mean(token_log_ratio, over=prompt_group)
 crossed = [Fibration(token, trajectory, uniform())] + [
     Fibration(trajectory, s, uniform()) for s in (prompt_group, domain)
 ]
+batch = Stratum(BATCH)
+chain = [*crossed[:2], Fibration(prompt_group, batch, proportional(count(trajectory)))]
 OF_THE_VALUE = {  # gradients are row-local; and where `J` reads more
     "identity": (groups(), ()),
     "a level is removed": (groups(gates={prompt_group: zero_gate()}), ("prompt_group",)),
@@ -115,6 +122,11 @@ OF_THE_VALUE = {  # gradients are row-local; and where `J` reads more
     "crossed": (
         loss("crossed", fibrations=crossed, gates=dict.fromkeys((token, trajectory, domain), identity_gate())
              | {prompt_group: zero_gate()}, decomposition=ratio_deviation(scale=mass)), ("prompt_group",),
+    ),
+    "sums that cancel beside a frozen one": (
+        loss("frozen", fibrations=chain, gates=dict.fromkeys((token, trajectory, prompt_group, batch), identity_gate()),
+             decomposition=decomposition(recovery=exp(gated("")), density=log_prob(old)),
+             objective=token_mean().weigh(exp(mean(log_prob(old), over=batch)))), (),
     ),
 }  # fmt: skip
 
@@ -133,7 +145,7 @@ def test_rows_that_only_the_objective_reads_are_coupled_too(name):
 
 def test_a_penalty_over_a_coarse_stratum_couples_it():
     """Its mean is read at every token, which has the coefficient NaN where the mean is NaN."""
-    x, batch = log_prob(current), Stratum(BATCH)
+    x = log_prob(current)
     of_batch = loss("of_batch", penalties={"p": Penalty(mean(x, over=batch), over=batch)})
     assert of(of_batch).strata == (BATCH,)
     of_tokens = loss("of_tokens", penalties={"p": x * x})
