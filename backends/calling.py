@@ -23,13 +23,14 @@ def described(rows, leaves, fill, arguments, work, returns):
         "fill": fill,
         "arguments": [(name, kind, tuple(of)) for name, kind, *of in given],
         "work": {stratum: [name.strip() for name in names.split(",")] for stratum, names in work.items()},
-        "returns": {item.split()[0]: item.split()[-1] for item in returns.split(",")},
+        "returns": {item.split()[0]: item.split()[-1] for item in returns.split(",") if item.strip()},
     }
 
 
 def without_metrics(functions, of, returns):
     """The entry of a function that another one computes, without metrics."""
-    return functions[of] | {"of": of, "returns": {item.split()[0]: item.split()[-1] for item in returns.split(",")}}
+    own = functions[of]["returns"]
+    return functions[of] | {"of": of, "returns": {name: own[name] for name in returns.split()}}
 
 
 def laid_out(about, offsets, parents, leaves=None):
@@ -45,8 +46,8 @@ def laid_out(about, offsets, parents, leaves=None):
     targets = [of[0] for _, kind, of in arguments if kind == "offsets"]
     segments = about["rows"] if about["rows"] in targets or not targets else targets[0]
     lengths, n, device = offsets[1:] - offsets[:-1], len(offsets) - 1, offsets.device
-    if bool((lengths <= 0).any()) or int(offsets[0]) != 0:
-        raise ValueError(f"offsets start at 0, and every {segments} has a token: leave out others")
+    if not n or bool((lengths <= 0).any()) or int(offsets[0]) != 0:
+        raise ValueError(f"offsets start at 0, there is a {segments}, and each has a token: leave out others")
     every = torch.arange(int(offsets[-1]), device=device)
     place = {leaf: every if leaves is None else every[leaves[leaf].to(device).bool()] for leaf in kinds}
     if sum(map(len, place.values())) != len(every):
@@ -135,7 +136,7 @@ def checked(function, about, given):
             values[name] = None
             continue
         if kind in FLOAT64:
-            value = torch.as_tensor(value).double().reshape(-1)
+            value = torch.as_tensor(value, dtype=torch.float64).reshape(-1)
         elif not isinstance(value, torch.Tensor) or (kind in FLOATS and value.dtype not in floats):
             raise TypeError(f"{name} is {getattr(value, 'dtype', type(value).__name__)}: pass a tensor of floats")
         elif kind not in FLOATS:
@@ -195,14 +196,18 @@ def completed(about, given, dtype):
     for name, kind, of in about["arguments"]:
         if kind == "starts":
             size[of[0]] = len(given[name])
-        elif kind == "vector" and of[1] in ("advantage", "reward"):
-            size[of[2]] = given[name].numel()
         elif kind == "members":
             size[of[1]] = len(given[name]) - 1
         elif kind == "sequence_members":
             size[of[0]] = len(given[name]) - 1
         elif kind == "parent":
             size.setdefault(of[0], len(given[name]))
+    strided = {of[0] for _, kind, of in about["arguments"] if kind == "stride"}  # one number serves all elements
+    for name, kind, of in about["arguments"]:
+        if kind == "vector" and given[name] is not None:
+            n, size[of[0]] = given[name].numel(), size.get(of[0], given[name].numel())
+            if n != size[of[0]] and not (n == 1 and name in strided):
+                raise ValueError(f"{name} has {n} numbers, and there are {size[of[0]]} of {of[0]}")
     saved = [(name, size[stratum]) for stratum, names in about["work"].items() for name in names]
     work = torch.empty(sum(n for _, n in saved), dtype=torch.float64, device=like.device)
     make = {

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from fibration.compiler.arguments import GIVEN, Argument, fill_of, signature
-from fibration.compiler.ir import Const, Input
+from fibration.compiler.arguments import CALLER, GIVEN, KINDS, Argument, fill_of, signature
+from fibration.compiler.ir import BATCH, Const, Input
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan, computing
 
@@ -40,7 +40,7 @@ def table(plan: Plan, chosen: tuple[Argument, ...] = ()) -> list[str]:
     def of(a: Argument) -> tuple[str, ...]:
         if a.kind == "vector":
             (node,) = a.key
-            return (program.given[node], node.kind, *(node.key if node.kind not in GIVEN else (node.over,)))
+            return (node.stratum, node.kind, *(node.key if node.kind not in GIVEN else (node.over,)))
         if a.kind == "stride":
             return (given.name("vector", *a.key),)
         return tuple(program.called[part] if isinstance(part, Key) else str(part) for part in a.key)
@@ -70,6 +70,24 @@ def returned(plan: Plan) -> list[str]:
     return _words(found)
 
 
+def example(plans: Mapping[str, Plan], name: str, call: str, indent: str) -> str:
+    """How to call a function: lines of Python, with all that its caller passes."""
+    plan = plans[name]
+    pairs: dict[tuple[str, str], None] = {}
+    for a in signature(plan).arguments:
+        edge = a.key if a.kind in ("parent", "order", "members") else a.key[::-1] if a.kind == "offsets" else ()
+        if edge and edge[1] != BATCH and (edge[0] not in plan.program.leaves or edge[1] != plan.rows):
+            pairs[edge] = None
+    given = [a.name for a in signature(plan).arguments if KINDS[a.kind].source == CALLER and a.kind != "rows"]
+    counts = {a.name for a in signature(plan).arguments if a.kind == "vector" and a.key[0].kind == "count"}
+    parents = ", ".join(f'("{s}", "{t}"): {t}_of_{s}' for s, t in pairs)
+    words = ", ".join([*(f"{word}=..." for word in given if word not in counts), "**layout"])
+    lines = [f'layout = lay_out("{name}", cu_seqlens, {{{parents}}})', f"found = {call}{words})"]
+    lines.append('loss = -(found["coefficients"] * log_probs).sum()  # its gradient is that of -J')
+    made = [textwrap.wrap(line, 116 - len(indent), subsequent_indent="    ", break_long_words=False) for line in lines]
+    return "\n".join(f"{indent}{line}" for lines in made for line in lines)
+
+
 def further(plans: Mapping[str, Plan], indent: str = "") -> str:
     """The paragraph of a docstring that names the tensors of further policies; empty without further policies."""
     every = (a for plan in plans.values() for a in signature(plan).arguments)
@@ -87,6 +105,7 @@ def written(plans: Mapping[str, Plan], chosen: Mapping[str, tuple[Argument, ...]
         if name == of:
             first, *rest = table(plans[name], chosen.get(name, ()))
         else:
-            first, *rest = [f'without_metrics(FUNCTIONS, "{of}", """', *returned(plans[name]), '    """)']
+            names = " ".join(word.split()[0] for line in returned(plans[name]) for word in line.split(","))
+            first, *rest = [f'without_metrics(FUNCTIONS, "{of}", "{names}")']
         lines += [f'FUNCTIONS["{name}"] = {first}', *rest]
     return "\n".join(lines)

@@ -40,13 +40,16 @@ def call(source, functions, function, given):
     defines |= {"METRICS": str(int(of == function))}
     defines |= {"RESULT": "f64" if wide else "f32", "REAL": "f64" if wide else "f32"}
     defines["PER_ROW"] = str(int(any(values[name] is not None for name, kind, _ in arguments if kind == "rows")))
+    narrowest = min((values[name].element_size() for name, kind, _ in arguments if kind == "token"), default=4)
+    defines["NARROW"] = str(narrowest)
     for name, kind, _ in arguments:
         if kind in FLOATS:
             defines[f"DTYPE_{name}"] = STORAGE[values[name].dtype]
+        if kind == "offsets":  # rows that are so short are computed in blocks
+            short = bool((values[name].diff() <= 64 // narrowest).all())
+            defines[f"SHORT_{name.removesuffix('_offsets')}"] = str(int(short))
         if kind in LACKING:
             defines[LACKING[kind] + "_" + name.removesuffix("_" + kind)] = str(int(values[name] is None))
-    sizes = (values[name].element_size() for name, kind, _ in arguments if kind == "token")
-    defines["NARROW"] = str(min(sizes, default=4))
     passed = (v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values.values())
     _function(source, of, arguments, defines)(*passed, torch.get_num_threads())
     return results

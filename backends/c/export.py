@@ -8,7 +8,7 @@ from fibration.backends import calling
 from fibration.backends.c import calling as c_calling
 from fibration.backends.c.calling import SHARED
 from fibration.backends.c.emit import shared
-from fibration.backends.standalone import Export, further, joined, written
+from fibration.backends.standalone import Export, example, further, joined, written
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 
@@ -18,12 +18,10 @@ LOADER = '''\
 
 Every function takes keywords and returns a dict of results. The comment of the function in {file} lists the arguments.
 They are CPU tensors. This module makes sizes, strides, the workspace and the results, and `lay_out` makes the layout.
-Pass the tensors over tokens, and the parameters in float64, as one number or one per element:
+Parameters are float64, as one number or one per element:
 
-    layout = lay_out("objective", cu_seqlens.long(), {{("trajectory", "prompt_group"): groups, ...}})
-    objective(log_probs=..., old_log_probs=..., advantages=..., NAME_of=torch.tensor([0.1]).double(), **layout)
+{example}
 
-- If formulas name a further policy, pass its log-probs, such as `rollout_log_probs`.
 - Advantages are per token. For advantages per row, pass `trajectory_rows`, int64: the row of each trajectory.
 - A result `nonfinite` above 0 is the number of rows with an infinite or undefined log ratio or advantage. Do not use
   the results then: the objective is NaN, and so are the results of such tokens.
@@ -67,10 +65,12 @@ def export(
 
 def loader(header: str, file: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
     """The source of a Python module that builds and calls `file`."""
+    first = "objective" if "objective" in plans else next(iter(plans))
     return LOADER.format(
         header=header.rstrip(),
         file=file,
         functions=written(plans),
         definitions="".join(DEFINITION.format(name=n, title=titles[n]) for n in plans),
+        example=example(plans, first, f"{first}(", " " * 4),
         further=further(plans),
     )

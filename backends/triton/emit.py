@@ -186,7 +186,7 @@ def _launcher(
                 size = given.size(kernel.shares.stratum)
                 lines.append(f"        own = share({size})")
                 programs.append(f"triton.cdiv({size}, own)")
-            programs += [f"parts_of({given.size(source)})" for source in kernel.shares.sources]
+            programs += [f"parts_of({given.size(source)}, {parted()})" for source in kernel.shares.sources]
             count = programs[0] if len(programs) == 1 else f"max({', '.join(programs)})"
             launch = _launch(kernel, f"{count},", "8", given)
         else:
@@ -214,11 +214,16 @@ def _shared_memory(made: list[Kernel], given: Signature) -> list[str]:
     elif parts:
         sizes = dict.fromkeys(given.size(source) for k in made for source in k.shares.sources)
         longest = next(iter(sizes)) if len(sizes) == 1 else f"max({', '.join(sizes)})"
-        lines.append(f"        counter = {zero} if parts_of({longest}) > 1 else None")
+        lines.append(f"        counter = {zero} if parts_of({longest}, {parted()}) > 1 else None")
     if parts:
         size = f"{parts} * {MOST_PARTS}"
         lines.append(f"        parts = torch.empty({size}, dtype=torch.float64, device=work.device)")
     return lines
+
+
+def parted() -> int:
+    """The elements that a program sums at a time: eight warps launch a coarse stage."""
+    return 8 * PER_WARP["BLOCK_P"]
 
 
 def _launch(kernel: Kernel, grid: str, warps: str, given: Signature) -> list[str]:

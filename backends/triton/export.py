@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fibration.backends.standalone import Export, further, written
+from fibration.backends.standalone import Export, example, further, written
 from fibration.backends.triton.emit import ALONE, alone, launched, shared
 from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.resources import compile_all, requests
@@ -30,13 +30,11 @@ def run(function, *, dtype=None, shape=None, **given):
     Pass the result of `lay_out`, the tensors over tokens, and each parameter as NAME_of: float64, one number or one per
     element. This function makes sizes, strides, results and the workspace.
 
-        layout = lay_out("objective", cu_seqlens.long(), {{("trajectory", "prompt_group"): groups, ...}})
-        run("objective", log_probs=..., old_log_probs=..., advantages=..., epsilon_of=..., **layout)
+{example}
 
-    - If formulas name a further policy, pass its log-probs, such as `rollout_log_probs`.
     - Advantages are per token. For advantages per row, pass `trajectory_rows`, int64: the row of each trajectory.
     - A result `nonfinite` above 0 is the number of rows with an infinite or undefined log ratio or advantage. The
-      objective is NaN then, and so are the results of such tokens.
+      objective is NaN then, and so are the results of such tokens: do not use the others.
 {further}    """
     about = FUNCTIONS[function]
     given = checked(function, about, given)
@@ -52,7 +50,9 @@ def export(
     """The module; for an `arch`, also the assembly, the binary and the resources of every kernel."""
     own = computing(plans)
     functions = written(plans, {k: launched(plan, kernels(plans, k)) for k, plan in plans.items()})
-    module = alone(source) + CALLER.format(functions=functions, further=further(plans, "    "))
+    first = "objective" if "objective" in plans else next(iter(plans))
+    called = example(plans, first, f'run("{first}", ', " " * 8)
+    module = alone(source) + CALLER.format(functions=functions, example=called, further=further(plans, "    "))
     file = f"{name}_triton.py"
     files: dict[str, str | bytes] = {file: module, f"{ALONE}.py": shared()}
     resources: list[Mapping[str, str | int]] = []
@@ -60,13 +60,14 @@ def export(
         for one in compile_all(module, plans, arch, filename=file):
             of = own[one.program]
             for kernel, request in zip(one.kernels, requests(plans, one.program), strict=True):
-                stem = f"{name}_{arch}_{kernel.kernel.replace(of, one.program, 1)}"
+                word = kernel.kernel.replace(of, one.program, 1)  # with metrics or without
+                stem = f"{name}_{arch}_{word}"
                 files[f"{stem}.{kernel.assembly_kind}"] = kernel.assembly
                 files[f"{stem}.{kernel.binary_kind}"] = kernel.binary
                 r = kernel.resources
                 resources.append(
                     {
-                        "kernel": kernel.kernel,
+                        "kernel": word,
                         "arch": arch,
                         "target": kernel.target,
                         "registers": r.registers,

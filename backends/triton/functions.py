@@ -47,9 +47,9 @@ def share(elements):
     return max(8, triton.cdiv(elements, 128)) if ONE_LAUNCH else elements
 
 
-def parts_of(elements):
-    """The number of programs that share a sum over this number of elements: at most MOST_PARTS, of tiles of BLOCK_P."""
-    return max(1, min(128, triton.cdiv(elements, 512))) if ONE_LAUNCH else 1
+def parts_of(elements, tile):
+    """The number of programs that share a sum over this number of elements, of which each takes a tile at a time."""
+    return max(1, min(128, triton.cdiv(elements, tile))) if ONE_LAUNCH else 1
 
 
 @triton.jit

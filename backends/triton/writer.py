@@ -151,7 +151,8 @@ class Writer:
         constants = [c for c in [*constants, "METRICS", "WIDE", "fill"] if uses("\n".join([*tiles, body]), c)]
         names = [*(a.name for a in used if a.holds != REAL), *shares.types]
         wrapped = textwrap.wrap(", ".join(names) + ",", 112)
-        wrapped += textwrap.wrap("".join(f"{c}: tl.constexpr, " for c in constants), 112)
+        constexprs = textwrap.wrap("".join(f"{c}:\0tl.constexpr, " for c in constants), 112, break_long_words=False)
+        wrapped += [line.replace("\0", " ") for line in constexprs]
         decorator = f"@triton.jit(do_not_specialize=[{', '.join(map(repr, numbers))}])" if numbers else "@triton.jit"
         broken = textwrap.wrap(decorator.replace("'", '"'), 118, subsequent_indent=" " * 31, break_long_words=False)
         head = [*broken, f"def {name}(", *(f"    {w}" for w in wrapped), "):  # fmt: skip"]

@@ -140,9 +140,12 @@ def counting_operator(
         def imported(name: str, source: str, whole: Any = load.import_from_cache) -> types.ModuleType:
             module = whole(name, source)
             for word, value in vars(module).items():
-                if "_sweep_" in word or "_coarse_" in word or word in ("along", "digits"):
+                if "_sweep_" in word or "_coarse_" in word:
                     vars(module)[word] = _Kernel(word, launches)
                     assert not isinstance(value, types.FunctionType)
+                elif word in ("scan", "quantile"):  # functions with launches of their own
+                    own = {k: _Kernel(k, launches) for k in ("along", "digits")}
+                    vars(module)[word] = types.FunctionType(value.__code__, value.__globals__ | own)
             return module
 
         patch.setattr(load, "import_from_cache", imported)
