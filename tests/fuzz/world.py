@@ -30,7 +30,7 @@ from fibration.language.atoms import (
 from fibration.language.expressions import Expression
 from fibration.language.objectives import LEAF, Objective
 from fibration.language.order import Ordered
-from fibration.language.policies import LogProb
+from fibration.language.policies import CURRENT, LogProb, Policy
 from fibration.language.statistics import Aggregate
 from fuzz.dual_numbers import (
     Dual,
@@ -415,6 +415,18 @@ class World:
                     found[k] += size * s
         for k, s in slopes_of(self.penalised).items():
             found[k] -= s
+        return found
+
+    @functools.cached_property
+    def objective(self) -> Any:
+        """`J`: the weighed sum of gated ratios, less penalties."""
+        h = self.h
+        mu, factors = self.mu(h.objective), self.factors(h.objective)
+        found: Any = -value_of(self.penalised)
+        for i in range(self.n):
+            if size := mu[i] * factors[i]:
+                score = value_of(self.at_token(LogProb(Policy(CURRENT)), i)) if h.objective.estimator == "score" else 1
+                found += size * self.advantage(i) * value_of(self.ratios[i]) * score
         return found
 
     @functools.cached_property

@@ -32,7 +32,6 @@ from fibration.errors import BatchError, FibrationError, HierarchyIndexError
 from fibration.language.atoms import Stratum
 from fibration.language.places import whole_batch
 from fuzz.batches import Batches
-from fuzz.dual_numbers import value_of
 from fuzz.generate import current, old
 from fuzz.judges.judge import NothingDrawn, OfHierarchy, attempt, of_batch
 from fuzz.judges.level_facts import found_facts, tower
@@ -78,15 +77,9 @@ def meeting(rng: random.Random) -> Hierarchy:
 
 
 def values(world: World) -> tuple[float, list[float], list[float]]:
-    """`J`, which is the weighed sum of gated ratios less penalties; its gradient; and the advantages of tokens."""
-    h = world.h
-    mu, factors = world.mu(h.objective), world.factors(h.objective)
-    found: Any = -value_of(world.penalised)
-    for i in range(world.n):
-        if size := mu[i] * factors[i]:
-            score = value_of(world.at_token(log_prob(current), i)) if h.objective.estimator == "score" else 1
-            found += size * world.advantage(i) * value_of(world.ratios[i]) * score
-    return float(found), [float(c) for c in world.coefficients], [float(world.advantage(i)) for i in range(world.n)]
+    """`J`, its gradient, and the advantages of tokens."""
+    advantages = [float(world.advantage(i)) for i in range(world.n)]
+    return float(world.objective), [float(c) for c in world.coefficients], advantages
 
 
 @dataclass(frozen=True)
