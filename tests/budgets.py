@@ -20,6 +20,7 @@ BUDGETS = {
     "cli": 45,
     "compiler": 16,
     "configs": 20,
+    "corpus": 20,
     "fuzz": 4,
     "head": 25,
     "language": 15,

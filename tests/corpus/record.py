@@ -66,7 +66,7 @@ def record(of: Any) -> Any:
         seeds = range(BATCHES) if report.verdicts[0].status == "proved" else ()  # a structure has batches
         return {"verdicts": verdicts, "facts": facts, "values": [values(of, seed) for seed in seeds]}
     try:
-        verdict = equivalent(of.first, of.second, *of.when, parameters=dict(of.parameters), timeout=SECONDS).verdicts[0]
+        verdict = equivalent(of.first, of.second, of.when, parameters=dict(of.parameters), timeout=SECONDS).verdicts[0]
         return said(verdict)
     except FibrationError as error:
         return type(error).__name__
@@ -78,7 +78,7 @@ def said(v: Verdict) -> str:
 
 
 def batch(h: Hierarchy, seed: int) -> Batch:
-    return Batches(h, random.Random(f"corpus {seed}"), TOKENS)()
+    return Batches(h, random.Random(f"corpus {seed}"), TOKENS)(tries=300)
 
 
 def values(h: Hierarchy, seed: int) -> list[str] | str:
@@ -102,7 +102,8 @@ def rounded(x: Any) -> str:
 def main(files: list[str]) -> None:
     for file in files or FILES:
         found = {key: record(of) for key, of in keys(file).items()}
-        (HERE / f"{file}.json").write_text(json.dumps(found, indent=0, ensure_ascii=False, sort_keys=True) + "\n")
+        lines = (f"{json.dumps(key)}: {json.dumps(found[key], ensure_ascii=False, sort_keys=True)}" for key in sorted(found))
+        (HERE / f"{file}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
         print(file, len(found), flush=True)
 
 

@@ -64,11 +64,12 @@ class Batches:
             or (isinstance(a, Aggregate) and a.kind == "total" and not self._is_coarse(a.over))
         )
 
-    def __call__(self, together: str | None = None) -> Batch:
-        while True:
+    def __call__(self, together: str | None = None, tries: int = 10**6) -> Batch:
+        for _ in range(tries):
             made = self._drawn(together)
             if all(self._is_populated(made, a) for a in self.h.assume if isinstance(a, Populated)):
                 return made
+        raise ValueError(f"no batch of {tries} is populated as {self.h.name} assumes")
 
     def several(self, n: int, together: str | None = None) -> Iterator[Batch]:
         return (self(together) for _ in range(n))
@@ -211,15 +212,15 @@ class Batches:
         each = [rng.choice([Fraction(1), Fraction(-1), Fraction(0), self._number()]) for _ in range(n)]
         groups = [b.labels[s.name] for s in self.read_at if s.name in b.labels]
         groups += [b.labels[self.rows.name]] if rng.random() < 0.6 or any(s == self.rows for s in self.read_at) else []
-        changed = True
-        while changed:  # one on each element, whatever these share
-            changed = False
+        of, before = list(range(n)), list[int]()  # of each token, the first one whose advantage it has
+        while of != before:  # one on each element, whatever these share
+            before = list(of)
             for labels in groups:
-                first: dict[Any, Fraction] = {}
+                least: dict[Any, int] = {}
                 for i, e in enumerate(labels):
-                    if e is not None and each[i] != first.setdefault(e, each[i]):
-                        each[i], changed = first[e], True
-        return each
+                    least[e] = min(of[i], least.get(e, n))
+                of = [of[i] if e is None else least[e] for i, e in enumerate(labels)]
+        return [each[i] for i in of]
 
     def _attribute(self, a: Attribute, b: Batch) -> dict[Any, Fraction]:
         labels = range(b.size) if a.on in self.h.leaves else [0] if a.on.name == BATCH else b.labels[a.on.name]
