@@ -12,7 +12,6 @@ from fibration.configs.options import TrainerLoss
 from fibration.errors import SpecError
 from fibration.language.loading import load, shipped
 
-HELP = "path.py, path.py:NAME, a JSON file, a shipped loss; or trl:FILE or verl:FILE, a trainer's config, and KEY=VALUE"
 _OPTION = re.compile(r"\w+(\.\w+)*")
 _OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_][\w.]*=")
 
