@@ -27,7 +27,7 @@ class Commands(TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except UsageError as error:
-            from fibration.configs.files import is_config
+            from fibration.configs.options import is_config
             from fibration.language.loading import shipped, split
 
             if args[0] in shipped() or is_config(args[0]) or Path(split(args[0])[0]).exists():

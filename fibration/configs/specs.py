@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fibration.configs.files import TRAINERS, is_config, load_config
-from fibration.configs.options import TrainerLoss
+from fibration.configs.options import TRAINERS, TrainerLoss, is_config
 from fibration.errors import SpecError
 from fibration.language.loading import load, shipped
 
@@ -34,6 +33,8 @@ class Spec:
     def load(self) -> TrainerLoss:
         """The loss, and what a trainer does around it. Raises SpecError."""
         if self.trainer:
+            from fibration.configs.files import load_config
+
             return load_config(self.name, self.overrides)
         return TrainerLoss(load(self.name))
 

@@ -264,7 +264,7 @@ def test_a_report_is_written_to_a_file(form: str, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["report"]
 
 
-HEAVY = set("matplotlib mpmath networkx numpy pydantic rich sympy torch".split())
+HEAVY = set("matplotlib mpmath networkx numpy pydantic rich sympy torch yaml".split())
 PROOFS, CACHED = "mpmath networkx pydantic rich sympy", "pydantic rich"
 LOADS = [("--version", ""), ("--help", ""), ("show grpo", CACHED), ("verify grpo", PROOFS), ("verify grpo", CACHED)]
 

@@ -285,10 +285,8 @@ class Elements:
         return self._ordering(order, np.bincount(parent, minlength=self.size[target]))
 
     def _ordering(self, order: Codes | None, sizes: NDArray[Any]) -> Ordering:
-        if order is not None and bool((order[1:] > order[:-1]).all()):
-            order = None
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        moved = None if order is None else self._move(order)
+        moved = None if order is None or bool((order[1:] > order[:-1]).all()) else self._move(order)
         return Ordering(moved, self._move(offsets), int(sizes.max(initial=0)))
 
     def sorted_by(self, target: str, sources: tuple[str, ...]) -> tuple[Codes, Codes]:
