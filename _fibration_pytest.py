@@ -1,7 +1,7 @@
 """The pytest plugin's options, outside the package: pytest imports every plugin that is installed.
 
-Any module of `fibration` brings sympy with it, and whoever has no specs to verify must not wait for that. What does the
-work is `fibration.cli.pytest_plugin` and `fibration.cli.pytest_audits`, imported once specs or functions are named.
+`fibration.cli.pytest_plugin` and `fibration.cli.pytest_audits` do the work. They load once specs or functions are
+named, so that nobody else waits for them.
 """
 
 from __future__ import annotations

@@ -1,110 +1,133 @@
 """fibration: declare the loss of a language model for RL, prove its laws, compile it, and train with it.
 
-Declarations and laws load at once. The names in `_LAZY`, most of which need torch, load on first use, and so does
-`fibration.head`.
+Every name loads on first use, and with it what it needs: proofs need sympy, operators need torch.
 """
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
-from typing import TYPE_CHECKING, Any
-
-from fibration.errors import (
-    AuditError,
-    BackendError,
-    BatchError,
-    FibrationError,
-    HierarchyIndexError,
-    LawError,
-    MissingDependency,
-    NoHierarchy,
-    ParameterError,
-    PrecisionWarning,
-    RanksError,
-    RolloutsError,
-    SpecError,
-    TrainerError,
-)
-from fibration.language.advantages import centred, standardised
-from fibration.language.assumptions import balanced, populated
-from fibration.language.atoms import (
-    Attribute,
-    Parameter,
-    Stratum,
-    advantage,
-    channel_sign,
-    count,
-    density,
-    gated,
-    mass,
-    pull,
-    residual,
-    reward,
-    strata,
-    token_log_ratio,
-)
-from fibration.language.conditions import equal, on_policy, one, same
-from fibration.language.decompositions import Decomposition, decomposition, log_ratio, ratio_deviation, signed_log_ratio
-from fibration.language.gates import (
-    Gate,
-    aggregate_gate,
-    clip_gate,
-    dual_clip_gate,
-    identity_gate,
-    log_clip_gate,
-    pessimistic_clip_gate,
-    zero_gate,
-)
-from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration, MarkovKernel, proportional, uniform
-from fibration.language.objectives import Objective, constant_normaliser, token_mean, trajectory_mean
-from fibration.language.operators import (
-    absolute,
-    atan,
-    clip,
-    exp,
-    expm1,
-    log,
-    log1p,
-    maximum,
-    minimum,
-    sigmoid,
-    sign,
-    softplus,
-    sqrt,
-    stop,
-    tanh,
-    where,
-)
-from fibration.language.order import after, before, position
-from fibration.language.penalties import Penalty
-from fibration.language.policies import Policy, log_prob, policies
-from fibration.language.report import Report
-from fibration.language.statistics import deviation, largest, mean, quantile, some, total
-from fibration.laws.equivalent.decide import equivalent
-from fibration.laws.verify import verify as _verify  # noqa: F401  (gives Hierarchy its `verify`)
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fibration import head as head
     from fibration.auditing import Audit, StepAudit, audit, audit_step
     from fibration.cli.run import run
+    from fibration.errors import (
+        AuditError,
+        BackendError,
+        BatchError,
+        FibrationError,
+        HierarchyIndexError,
+        LawError,
+        MissingDependency,
+        NoHierarchy,
+        ParameterError,
+        PrecisionWarning,
+        RanksError,
+        RolloutsError,
+        SpecError,
+        TrainerError,
+    )
+    from fibration.language.advantages import centred, standardised
+    from fibration.language.assumptions import balanced, populated
+    from fibration.language.atoms import (
+        Attribute,
+        Parameter,
+        Stratum,
+        advantage,
+        channel_sign,
+        count,
+        density,
+        gated,
+        mass,
+        pull,
+        residual,
+        reward,
+        strata,
+        token_log_ratio,
+    )
+    from fibration.language.conditions import equal, on_policy, one, same
+    from fibration.language.decompositions import (
+        Decomposition,
+        decomposition,
+        log_ratio,
+        ratio_deviation,
+        signed_log_ratio,
+    )
+    from fibration.language.gates import (
+        Gate,
+        aggregate_gate,
+        clip_gate,
+        dual_clip_gate,
+        identity_gate,
+        log_clip_gate,
+        pessimistic_clip_gate,
+        zero_gate,
+    )
+    from fibration.language.hierarchy import Hierarchy
+    from fibration.language.kernels import Fibration, MarkovKernel, proportional, uniform
     from fibration.language.loading import load
+    from fibration.language.objectives import Objective, constant_normaliser, token_mean, trajectory_mean
+    from fibration.language.operators import (
+        absolute,
+        atan,
+        clip,
+        exp,
+        expm1,
+        log,
+        log1p,
+        maximum,
+        minimum,
+        sigmoid,
+        sign,
+        softplus,
+        sqrt,
+        stop,
+        tanh,
+        where,
+    )
+    from fibration.language.order import after, before, position
+    from fibration.language.penalties import Penalty
+    from fibration.language.policies import Policy, log_prob, policies
+    from fibration.language.report import Report
+    from fibration.language.statistics import deviation, largest, mean, quantile, some, total
+    from fibration.laws.equivalent.decide import equivalent
     from fibration.pipeline import compile
     from fibration.rollouts.file import Rollouts, load_rollouts
     from fibration.runtime.operator import Operator
 
-_LAZY = {
-    "Audit": "fibration.auditing",
-    "audit": "fibration.auditing",
-    "StepAudit": "fibration.auditing",
-    "audit_step": "fibration.auditing",
-    "compile": "fibration.pipeline",
-    "load": "fibration.language.loading",
-    "Operator": "fibration.runtime.operator",
-    "Rollouts": "fibration.rollouts",
-    "load_rollouts": "fibration.rollouts",
-    "run": "fibration.cli.run",
-}
+# The module of every name.
+_NAMES = {
+    "auditing": "Audit StepAudit audit audit_step",
+    "cli.run": "run",
+    "errors": "AuditError BackendError BatchError FibrationError HierarchyIndexError LawError "
+    "MissingDependency NoHierarchy ParameterError PrecisionWarning RanksError "
+    "RolloutsError SpecError TrainerError",
+    "language.advantages": "centred standardised",
+    "language.assumptions": "balanced populated",
+    "language.atoms": "Attribute Parameter Stratum advantage channel_sign count density gated mass pull "
+    "residual reward strata token_log_ratio",
+    "language.conditions": "equal on_policy one same",
+    "language.decompositions": "Decomposition decomposition log_ratio ratio_deviation signed_log_ratio",
+    "language.gates": "Gate aggregate_gate clip_gate dual_clip_gate identity_gate log_clip_gate "
+    "pessimistic_clip_gate zero_gate",
+    "language.hierarchy": "Hierarchy",
+    "language.kernels": "Fibration MarkovKernel proportional uniform",
+    "language.loading": "load",
+    "language.objectives": "Objective constant_normaliser token_mean trajectory_mean",
+    "language.operators": "absolute atan clip exp expm1 log log1p maximum minimum sigmoid sign softplus sqrt "
+    "stop tanh where",
+    "language.order": "after before position",
+    "language.penalties": "Penalty",
+    "language.policies": "Policy log_prob policies",
+    "language.report": "Report",
+    "language.statistics": "deviation largest mean quantile some total",
+    "laws.equivalent.decide": "equivalent",
+    "pipeline": "compile",
+    "rollouts": "Rollouts load_rollouts",
+    "runtime.operator": "Operator",
+}  # fmt: skip
+_MODULES = {name: f"fibration.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "Attribute", "Audit", "AuditError", "BackendError", "BatchError", "Decomposition", "Fibration", "FibrationError",
@@ -122,25 +145,17 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _shown_by(function: str) -> Any:
-    """Returns a method for notebooks. It loads `fibration.printing.notebooks` when it is called."""
-    return lambda self: getattr(import_module("fibration.printing.notebooks"), function)(self)
-
-
-Hierarchy._repr_markdown_ = _shown_by("hierarchy")  # type: ignore[attr-defined]
-Hierarchy._repr_latex_ = _shown_by("formulas")  # type: ignore[attr-defined]
-Report._repr_markdown_ = _shown_by("report")  # type: ignore[attr-defined]
-
-
 def __getattr__(name: str) -> object:
     if name == "__version__":
+        from importlib import metadata
+
         return metadata.version("fibration")
-    if name in _LAZY:
-        value = getattr(import_module(_LAZY[name]), name)
+    if name in _MODULES:
+        value = getattr(import_module(_MODULES[name]), name)
         globals()[name] = value
         return value
-    if name == "head":  # a room; importing it makes it an attribute
-        return import_module("fibration.head")
+    if name in ("head", "errors"):  # importing a module makes it an attribute
+        return import_module(f"fibration.{name}")
     raise AttributeError(f"module 'fibration' has no attribute {name!r}")
 
 

@@ -9,9 +9,8 @@ import grimp
 import networkx as nx
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "fibration"
-PAGE = (ROOT / "docs" / "how-it-works.md").read_text()
+PACKAGE = Path(__file__).resolve().parents[1] / "fibration"
+PAGE = (PACKAGE.parent / "docs" / "how-it-works.md").read_text()
 MOST = 8  # most modules outside the packages
 
 
@@ -20,15 +19,17 @@ def room(module):
 
 
 @cache
+def files():
+    """The graph of imports between files, those inside functions and for types alone included."""
+    found = grimp.build_graph("fibration", cache_dir=None)
+    return nx.DiGraph((a, b) for a in found.modules for b in found.find_modules_directly_imported_by(a))
+
+
+@cache
 def imports():
-    """The graph of imports between packages. Imports for types alone do not count."""
-    found = grimp.build_graph("fibration", exclude_type_checking_imports=True, cache_dir=None)
-    graph = nx.DiGraph()
-    for module in found.modules - {"fibration"}:
-        graph.add_node(room(module))
-        used = found.find_modules_directly_imported_by(module) - {"fibration"}
-        graph.add_edges_from((room(module), room(other)) for other in used if room(other) != room(module))
-    return graph
+    """The graph of imports between packages."""
+    rooms = ((room(a), room(b)) for a, b in files().edges if "fibration" not in (a, b))
+    return nx.DiGraph((a, b) for a, b in rooms if a != b)
 
 
 ROOMS = sorted(p.parent.name for p in PACKAGE.glob("*/__init__.py") if p.parent.name != "specs")
@@ -47,6 +48,11 @@ def test_a_room_states_what_it_imports(name):
     may = re.findall(r"`(\w+)`", said[said.index("May import:") :])
     assert may, f"{name} says nothing"
     assert set(imports().successors(name)) <= set(may)
+
+
+def test_no_import_leads_back():
+    assert [sorted(circle) for circle in nx.strongly_connected_components(files()) if len(circle) > 1] == []
+    assert {room(module) for module in files().predecessors("fibration")} == {"specs"}, "rooms import no public name"
 
 
 def test_few_modules_lie_outside_rooms():

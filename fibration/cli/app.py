@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stderr, redirect_stdout
-from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
-from fibration.configs.files import is_config
 from fibration.errors import FibrationError, LawError
 from fibration.escaping import guarded, one_line, styled
 from fibration.files import standard_stream
-from fibration.language.loading import shipped, split
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 UsageError: Any = typer.BadParameter.__base__  # click's class; some releases of typer contain their own click
 
@@ -28,6 +27,9 @@ class Commands(TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except UsageError as error:
+            from fibration.configs.options import is_config
+            from fibration.language.loading import shipped, split
+
             if args[0] in shipped() or is_config(args[0]) or Path(split(args[0])[0]).exists():
                 error.message += f" A command comes first, such as: fibration verify {args[0]}"
             raise
@@ -82,6 +84,8 @@ def console(output: Path | None = None) -> Console:
 
     `output`: the file of the command's results. If it is stdout, the console is one for stderr.
     """
+    from rich.console import Console
+
     stream = styled(sys.stderr if _is_stdout(output) else sys.stdout)
     return Console(file=stream, highlight=False, markup=False, emoji=False)
 
@@ -97,6 +101,8 @@ def _is_stdout(output: Path | None) -> bool:
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         typer.echo(f"fibration {metadata.version('fibration')}")
         raise typer.Exit
 

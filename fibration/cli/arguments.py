@@ -11,13 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from fibration.configs.specs import HELP
 from fibration.errors import ParameterError, shown
-from fibration.language.read_document import GivenTwice, marked
 
 VerifyFormat = StrEnum("VerifyFormat", "text json junit github markdown")
 FailOn = StrEnum("FailOn", "error warning never")  # as in `configs.findings`
 ShowFormat = StrEnum("ShowFormat", "text python mermaid latex json schema")
+HELP = "path.py, path.py:NAME, a JSON file, a shipped loss; or trl:FILE or verl:FILE, a trainer's config, and KEY=VALUE"
 OUTPUT = ("--output", "--out", "-o")  # of every command that writes a file or a folder
 Spec = Annotated[
     list[str],
@@ -52,6 +51,8 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _once(wrong: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    from fibration.language.read_document import GivenTwice, marked
+
     found = marked(pairs)
     if isinstance(found, GivenTwice):
         given = f"the key {shown(found.key)} is given twice"

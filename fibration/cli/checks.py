@@ -11,13 +11,10 @@ import typer
 
 from fibration.cli.app import UsageError, app, console, tell
 from fibration.cli.arguments import OUTPUT, FailOn, Parameters, Timeout, VerifyFormat, parameters
-from fibration.configs.specs import as_specs
 from fibration.errors import AuditError, FibrationError
 from fibration.escaping import one_line
 from fibration.files import STDOUT, check_writable_file, write_file
-from fibration.language.apart import each
 from fibration.language.report import BUDGET
-from fibration.laws.budget import Budget
 
 
 @app.command()
@@ -113,6 +110,7 @@ def compare(
     """
     from fibration.cli.compare import Settings, matches, names
     from fibration.cli.compare import compare as compare_specs
+    from fibration.configs.specs import as_specs
     from fibration.printing.progress import working
 
     check_writable_file(output)
@@ -156,6 +154,8 @@ def audit(
     Exit code 0: nothing is wrong, and it is SPEC if --as names one. 1: something is wrong. 2: it cannot be audited, or
     the time ran out.
     """
+    from fibration.language.apart import each
+    from fibration.laws.budget import Budget
     from fibration.printing.progress import working
 
     check_writable_file(output, in_folder=True)

@@ -16,7 +16,6 @@ import typer
 from fibration.cli import checks as checks  # its commands come first
 from fibration.cli.app import app, console, tell
 from fibration.cli.arguments import OUTPUT, Parameters, ShowFormat, Spec, Timeout, parameters
-from fibration.configs.specs import as_spec
 from fibration.errors import BackendError
 from fibration.escaping import escaped_literals, guarded, one_line
 from fibration.files import check_writable, write_file
@@ -39,6 +38,7 @@ def show(
     command proves nothing.
     """
     from fibration.compiler.coupling import coupling_of
+    from fibration.configs.specs import as_spec
     from fibration.printing import configs
     from fibration.printing.latex import latex
     from fibration.printing.python import python

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from fibration.cli.pytest_files import Item, NamedFile, NamedFiles, base_of, shown, timeout_of
-from fibration.configs.files import is_config, load_config
+from fibration.configs.files import load_config
 from fibration.configs.findings import ConfigReport
-from fibration.configs.options import TrainerLoss
+from fibration.configs.options import TrainerLoss, is_config
 from fibration.errors import FibrationError, LawError
 from fibration.escaping import one_line
 from fibration.language.hierarchy import Hierarchy

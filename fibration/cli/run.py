@@ -20,12 +20,11 @@ from fibration.files import check_writable
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load
 from fibration.language.report import BUDGET, Fact, Report
-from fibration.laws import LAWS
+from fibration.laws.catalogue import LAWS
 from fibration.pipeline import best
 from fibration.pipeline import compile as compile_operator
 from fibration.printing import reports
 from fibration.printing.law_table import KINDS, Kind, Overview, columns, kind
-from fibration.printing.text import graph, layers
 from fibration.rollouts.file import Rollouts, load_rollouts
 from fibration.rollouts.replay import Gated, build_index, disagreement, gate
 from fibration.runtime.index.index import Index
@@ -210,7 +209,7 @@ def _batch(rollouts: Rollouts, index: Index) -> str:
     made = rollouts.provenance
     model = made.get("model", {}) if isinstance(made, Mapping) else {}
     by = f", sampled by {model['name']}" if isinstance(model, Mapping) and "name" in model else ""
-    rows = reversed(layers(graph(index.hierarchy)))
+    rows = reversed(index.hierarchy.shape.layers())
     used = " → ".join(", ".join(f"{index.size[s.name]} {s}" for s in row) for row in rows)
     known = ", ".join(f"{len(given.names)} {stratum}" for stratum, given in rollouts.labels.items())
     return (

@@ -12,10 +12,32 @@ from numpy.typing import NDArray
 from fibration.compiler.ir import Const, Input, Map, Matrix, Mix, Node, Pull, Push, Quantile, Scalar, Scan
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
-from fibration.compiler.scalars import MEANING
 from fibration.errors import IRError
+from fibration.language.operators import PRIMITIVES
 
 Vector = NDArray[np.float64]
+
+
+def _sigmoid(x: Any) -> Any:
+    # 1/(1 + exp(-x)) without overflow on either side
+    e = np.exp(-np.abs(x))
+    return np.where(np.asarray(x) >= 0, 1.0 / (1.0 + e), e / (1.0 + e))
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative,
+    "lt": np.less, "le": np.less_equal, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not,
+    "select": np.where, "stop": lambda a: a, "exp": np.exp, "expm1": np.expm1, "log": np.log, "log1p": np.log1p,
+    "tanh": np.tanh, "sigmoid": _sigmoid, "atan": np.arctan, "sqrt": np.sqrt,
+    "softplus": lambda x: np.logaddexp(0.0, x),
+}  # fmt: skip
+MEANING = {op: _FUNCTIONS[op] for op in PRIMITIVES}  # on numbers and arrays; an overflow gives infinity or NaN
+
+
+def compute(op: str, *args: float) -> float:
+    """One operator on numbers. Infinities and NaN are returned without a warning."""
+    with np.errstate(all="ignore"):
+        return float(MEANING[op](*(np.float64(a) for a in args)))
 
 
 @dataclass(frozen=True)

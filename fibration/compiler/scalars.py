@@ -1,24 +1,14 @@
-"""Converts formulas of the language to scalars of the IR, and computes scalar operators in float64."""
+"""Converts formulas of the language to scalars of the IR."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
 
-import numpy as np
-
 from fibration.compiler import ir
 from fibration.compiler.ir import Scalar
 from fibration.language.expressions import Apply, Expression, Number
-from fibration.language.operators import OPERATORS, PRIMITIVES, Composed, Primitive
-
-MEANING = {op: row.numeric for op, row in PRIMITIVES.items()}
-
-
-def compute(op: str, *args: float) -> float:
-    """One operator on numbers. Infinities and NaN are returned without a warning."""
-    with np.errstate(all="ignore"):
-        return float(MEANING[op](*(np.float64(a) for a in args)))
+from fibration.language.operators import OPERATORS, Composed, Primitive
 
 
 @lru_cache(1 << 14)
@@ -29,6 +19,8 @@ def is_closed(body: Scalar) -> bool:
 
 def closed_value(body: Scalar) -> float:
     """The value of a body that reads no argument, in float64: NaN for 0/0; of a condition 1 or 0."""
+    from fibration.compiler.interpret import compute  # loads numpy
+
     return float(body.value or 0.0) if body.op == "const" else compute(body.op, *map(closed_value, body.args))
 
 

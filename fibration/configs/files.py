@@ -9,19 +9,13 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
-from fibration.configs.options import TrainerLoss
+from fibration.configs.options import TRAINERS, TrainerLoss
 from fibration.configs.yaml_loader import load_yaml
 from fibration.errors import SpecError, shown
 from fibration.files import read_bytes
 
-TRAINERS = {"trl": "TRL", "verl": "verl"}
 TELLING = {"trl": ("loss_type", "per_device_train_batch_size", "model_name_or_path"), "verl": ("actor_rollout_ref",)}
 MAX_BYTES = 1_000_000
-
-
-def is_config(spec: str) -> bool:
-    """Whether a SPEC names a trainer's config, as `trl:FILE`."""
-    return spec.startswith(tuple(f"{trainer}:" for trainer in TRAINERS))
 
 
 def load_config(spec: str, overrides: Iterable[str] = ()) -> TrainerLoss:

@@ -11,6 +11,13 @@ from fibration.errors import SpecError, shown, suggest
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import BUDGET
 
+TRAINERS = {"trl": "TRL", "verl": "verl"}
+
+
+def is_config(spec: str) -> bool:
+    """Whether a SPEC names a trainer's config, as `trl:FILE`."""
+    return spec.startswith(tuple(f"{trainer}:" for trainer in TRAINERS))
+
 
 @dataclass(frozen=True)
 class TrainerLoss:

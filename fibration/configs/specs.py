@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fibration.configs.files import TRAINERS, is_config, load_config
-from fibration.configs.options import TrainerLoss
+from fibration.configs.options import TRAINERS, TrainerLoss, is_config
 from fibration.errors import SpecError
 from fibration.language.loading import load, shipped
 
-HELP = "path.py, path.py:NAME, a JSON file, a shipped loss; or trl:FILE or verl:FILE, a trainer's config, and KEY=VALUE"
 _OPTION = re.compile(r"\w+(\.\w+)*")
 _OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_][\w.]*=")
 
@@ -35,6 +33,8 @@ class Spec:
     def load(self) -> TrainerLoss:
         """The loss, and what a trainer does around it. Raises SpecError."""
         if self.trainer:
+            from fibration.configs.files import load_config
+
             return load_config(self.name, self.overrides)
         return TrainerLoss(load(self.name))
 

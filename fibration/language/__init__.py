@@ -7,7 +7,7 @@ The objects print as written and round-trip through JSON. The modules:
 - the graph of strata and fibrations: `strata.py`; the whole declaration: `hierarchy.py`
 - its JSON and files: `document.py`, `read_document.py`, `loading.py`
 
-Nothing here proves or runs anything. Only `sympy_bridge.py` and the rows of `operators.py` use sympy.
+Nothing here proves or runs anything. Only `sympy_bridge.py` uses sympy.
 
 May import: `escaping`, `errors`, `files`.
 """

@@ -10,9 +10,8 @@ import math
 import threading
 from collections.abc import Callable
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
-
-import mpmath
 
 FIFTY_DIGITS = 50
 MOST_BITS = 2**18  # of a numerator or denominator: an operation on two such numbers takes at most a tenth of a second
@@ -21,8 +20,11 @@ MOST_BITS = 2**18  # of a numerator or denominator: an operation on two such num
 class _Digits(threading.local):
     """One mpmath context per thread. The context that mpmath exports is the user's, and shared by all threads."""
 
-    def __init__(self) -> None:
-        self.context = mpmath.MPContext()
+    @cached_property
+    def context(self) -> Any:
+        import mpmath
+
+        return mpmath.MPContext()
 
 
 _DIGITS = _Digits()

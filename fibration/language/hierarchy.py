@@ -7,7 +7,8 @@ whether it is *right*: a cycle, or a kernel that does not sum to 1, can be decla
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from importlib import import_module
+from typing import Any, Literal
 
 from pydantic import (
     GetJsonSchemaHandler,
@@ -32,7 +33,7 @@ from fibration.language.penalties import as_penalty
 from fibration.language.read_document import read_document, read_json
 from fibration.language.readable import check, check_arguments, check_elements
 from fibration.language.reasons import LEFT, parts, short
-from fibration.language.report import Verify
+from fibration.language.report import BUDGET, Report
 from fibration.language.statistics import Aggregate, atoms_within, of_rows
 from fibration.language.traversal import atoms
 
@@ -151,8 +152,24 @@ class Hierarchy(Outline):
 
     # ------------------------------------------------------------ use
 
-    # `verify()` decides every law. `fibration.laws.verify` sets it when the package is imported.
-    verify: ClassVar[Verify]
+    def verify(self, timeout: float | None = BUDGET) -> Report:
+        """Decide every law for batches of all sizes, and return a `Report`. It needs no batch and no model.
+
+        - `timeout`: seconds for all laws and facts together; None: no limit. A law that runs out of time is undecided.
+        - If `structure` or `locality` fails, later laws are not decided and have no verdict.
+        - A law that raises an exception is undecided. Its verdict contains the exception and asks for an issue.
+        - Verdicts are cached, also on disk. Verdicts that ran out of time or raised an exception are not.
+
+        `verify` does not raise for a law that fails: `Report.raise_for_status` raises LawError. docs/laws.md lists the
+        laws. The module of each law names its source: def:uniform_fibration, def:fgh, thm:fbg_first_order.
+        """
+        return import_module("fibration.laws.verify").verify(self, timeout)  # type: ignore[no-any-return]
+
+    def _repr_markdown_(self) -> str:  # of notebooks, as is the next
+        return import_module("fibration.printing.notebooks").hierarchy(self)  # type: ignore[no-any-return]
+
+    def _repr_latex_(self) -> str:
+        return import_module("fibration.printing.notebooks").formulas(self)  # type: ignore[no-any-return]
 
     def replace(self, **changes: Any) -> Hierarchy:
         """Returns a copy with some of the arguments changed, validated again."""

@@ -2,8 +2,8 @@
 
 Everything else about operators is derived from this table: the words of the grammar, the scalars of the IR with their
 values and derivatives, the domains of formulas, and the facts that proofs and counterexamples use. A field that would
-make a proof or a gradient wrong if it were forgotten has no default. Every backend has its own row for each operator of
-the IR, and fails at import without it.
+make a proof or a gradient wrong if it were forgotten has no default. `sympy_bridge.py` has its own row for each
+operator, the interpreter and every backend for each operator of the IR, and fails at import without it.
 
 Derivatives, domains and expansions are written in the language itself. The expansion of a sugar operator is its only
 meaning. It also fixes the derivative at a breakpoint: the branch that holds *at* the point is differentiated, so
@@ -15,12 +15,9 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-import sympy
 
 from fibration.language import exact
 from fibration.language.expressions import SYNTAX, Apply, Expression, Number, Operand, Syntax, apply, as_expression
@@ -63,13 +60,9 @@ def everywhere(*arguments: Expression) -> Needs:
 class Operator(Syntax):
     """The fields of every operator, in addition to its syntax."""
 
-    sympy: Callable[..., Any]
-    heads: tuple[Any, ...] = ()  # sympy classes that are read back as this operator
-    constants: Mapping[Any, Callable[[], Expression]] = field(default_factory=dict)  # sympy constants it yields
     # For proofs, where the operator stays a sympy function: its signs, from a function that returns the signs of any
-    # value, and the argument; and a bound on its absolute value.
+    # value, and the argument.
     signs: Callable[[Callable[[Any], Signs], Any], Signs] = lambda signs, x: ANY
-    bound: Any = None
     # Whether its value is certainly above 0, from whether each argument is.
     positive: Callable[[Iterable[bool]], bool] = lambda arguments: False
     latex: str | Callable[..., Expression]  # with a `%s` for every argument, or a function for the formula to print
@@ -118,7 +111,6 @@ class Primitive(Valued):
     ir: str
     exact: Callable[..., Any]  # on Fractions
     rounded: bool  # whether the exact value is rounded to fifty digits
-    numeric: Callable[..., Any]  # in float64, on numbers and numpy arrays; an overflow gives infinity or NaN
     # The partial derivatives, from the arguments and the value. None for a condition, which has no derivative, and for
     # `where`, whose derivative is that of the branch taken.
     slopes: Callable[..., tuple[Operand, ...]] | None
@@ -149,12 +141,6 @@ def _one_plus(x: Expression) -> Expression:
     return 1 - x.arguments[0] if isinstance(x, Apply) and x.operator == "neg" else 1 + x
 
 
-def _sigmoid(x: Any) -> Any:
-    # 1/(1 + exp(-x)) without overflow on either side
-    e = np.exp(-np.abs(x))
-    return np.where(np.asarray(x) >= 0, 1.0 / (1.0 + e), e / (1.0 + e))
-
-
 def _compared(ir: str, **row: Any) -> Primitive:
     return Primitive(arity=2, is_condition=True, binding=4, ir=ir, rounded=False, domain=everywhere, slopes=None, **row)
 
@@ -170,144 +156,107 @@ def _swapped(of: Callable[[Any, Any], Expression], **row: Any) -> Composed:
     return Composed(arity=2, is_condition=True, binding=4, domain=everywhere, lowered=lambda a, b: of(b, a), **row)
 
 
-class Stopped(sympy.Function):  # type: ignore[misc]
-    """The sympy function for `stop`: a value without a derivative."""
-
-    nargs = 1
-    is_real = True
-
-    def fdiff(self, argindex: int = 1) -> Any:
-        return sympy.Integer(0)
-
-
 OPERATORS: dict[str, Sugar | Composed | Primitive] = {
     "+": Primitive(
-        arity=2, sign="+", binding=5, latex="%s + %s", sympy=operator.add, heads=(sympy.Add,), ir="add",
-        exact=operator.add, rounded=False, numeric=np.add, domain=everywhere, slopes=lambda a, b, y: (1, 1),
+        arity=2, sign="+", binding=5, latex="%s + %s", ir="add", exact=operator.add, rounded=False, domain=everywhere,
+        slopes=lambda a, b, y: (1, 1),
     ),
     "-": Primitive(
-        arity=2, sign="-", binding=5, latex="%s - %s", sympy=operator.sub, ir="sub",
-        exact=operator.sub, rounded=False, numeric=np.subtract, domain=everywhere, slopes=lambda a, b, y: (1, -1),
+        arity=2, sign="-", binding=5, latex="%s - %s", ir="sub", exact=operator.sub, rounded=False, domain=everywhere,
+        slopes=lambda a, b, y: (1, -1),
     ),
     "*": Primitive(
-        arity=2, sign="*", binding=6, latex=r"%s\, %s", sympy=operator.mul, heads=(sympy.Mul,), ir="mul",
-        exact=operator.mul, rounded=False, numeric=np.multiply, domain=everywhere, slopes=lambda a, b, y: (b, a),
-        positive=all,
+        arity=2, sign="*", binding=6, latex=r"%s\, %s", ir="mul", exact=operator.mul, rounded=False, domain=everywhere,
+        slopes=lambda a, b, y: (b, a), positive=all,
     ),
     "/": Primitive(
-        arity=2, sign="/", binding=6, latex=r"\frac{%s}{%s}", sympy=operator.truediv, ir="div", cost=5,
-        exact=exact.divide, rounded=False, numeric=np.divide, domain=lambda a, b: ((b, NOT_ZERO),),
-        slopes=lambda a, b, y: (1 / b, -(y / b)), positive=all,
+        arity=2, sign="/", binding=6, latex=r"\frac{%s}{%s}", ir="div", cost=5, exact=exact.divide, rounded=False,
+        domain=lambda a, b: ((b, NOT_ZERO),), slopes=lambda a, b, y: (1 / b, -(y / b)), positive=all,
     ),
     "**": Composed(
-        arity=2, sign="**", binding=8, latex="%s^{%s}", sympy=operator.pow,
-        domain=everywhere, lowered=lambda a, n: functools.reduce(operator.mul, [a] * _whole(n)), positive=all,
+        arity=2, sign="**", binding=8, latex="%s^{%s}", domain=everywhere,
+        lowered=lambda a, n: functools.reduce(operator.mul, [a] * _whole(n)), positive=all,
     ),
     "neg": Primitive(
-        arity=1, sign="-", binding=7, latex="-%s", sympy=operator.neg, ir="neg",
-        exact=operator.neg, rounded=False, numeric=np.negative, domain=everywhere, slopes=lambda a, y: (-1,),
-        limits=(INFINITY, -INFINITY),
+        arity=1, sign="-", binding=7, latex="-%s", ir="neg", exact=operator.neg, rounded=False, domain=everywhere,
+        slopes=lambda a, y: (-1,), limits=(INFINITY, -INFINITY),
     ),
-    "<": _compared("lt", sign="<", latex="%s < %s", sympy=sympy.Lt, heads=(sympy.StrictLessThan,),
-                   exact=operator.lt, numeric=np.less),
-    "<=": _compared("le", sign="<=", latex=r"%s \le %s", sympy=sympy.Le, heads=(sympy.LessThan,),
-                    exact=operator.le, numeric=np.less_equal),
-    ">": _swapped(operator.lt, sign=">", latex="%s > %s", sympy=sympy.Gt, heads=(sympy.StrictGreaterThan,)),
-    ">=": _swapped(operator.le, sign=">=", latex=r"%s \ge %s", sympy=sympy.Ge, heads=(sympy.GreaterThan,)),
-    "and": _joined("and", sign="&", binding=2, latex=r"%s \land %s", sympy=sympy.And, heads=(sympy.And,),
-                   exact=lambda a, b: a and b, numeric=np.logical_and),
-    "or": _joined("or", sign="|", binding=1, latex=r"%s \lor %s", sympy=sympy.Or, heads=(sympy.Or,),
-                  exact=lambda a, b: a or b, numeric=np.logical_or),
+    "<": _compared("lt", sign="<", latex="%s < %s", exact=operator.lt),
+    "<=": _compared("le", sign="<=", latex=r"%s \le %s", exact=operator.le),
+    ">": _swapped(operator.lt, sign=">", latex="%s > %s"),
+    ">=": _swapped(operator.le, sign=">=", latex=r"%s \ge %s"),
+    "and": _joined("and", sign="&", binding=2, latex=r"%s \land %s", exact=lambda a, b: a and b),
+    "or": _joined("or", sign="|", binding=1, latex=r"%s \lor %s", exact=lambda a, b: a or b),
     "not": Primitive(
         arity=1, is_condition=True, conditions=frozenset({0}), sign="~", binding=3, latex=r"\lnot\left(%s\right)",
-        sympy=sympy.Not, heads=(sympy.Not,), ir="not",
-        exact=operator.not_, rounded=False, numeric=np.logical_not, domain=everywhere, slopes=None,
+        ir="not", exact=operator.not_, rounded=False, domain=everywhere, slopes=None,
     ),
     "where": Primitive(
         arity=3, conditions=frozenset({0}), latex=r"\begin{cases} %s \end{cases}", ir="select",
-        sympy=lambda c, a, b: sympy.Piecewise((a, c), (b, True)),
-        exact=lambda c, a, b: a if c else b, rounded=False, numeric=np.where, domain=everywhere, slopes=None,
+        exact=lambda c, a, b: a if c else b, rounded=False, domain=everywhere, slopes=None,
     ),
     "stop": Primitive(
-        arity=1, latex=r"\operatorname{stop}\left(%s\right)", ir="stop", cost=0, sympy=Stopped, heads=(Stopped,),
-        signs=lambda signs, x: signs(x), exact=lambda a: a, rounded=False, numeric=lambda a: a, domain=everywhere,
-        slopes=lambda a, y: (0,),
+        arity=1, latex=r"\operatorname{stop}\left(%s\right)", ir="stop", cost=0, signs=lambda signs, x: signs(x),
+        exact=lambda a: a, rounded=False, domain=everywhere, slopes=lambda a, y: (0,),
     ),
-    "minimum": Sugar(
-        arity=2, latex=r"\min\left(%s, %s\right)", sympy=sympy.Min, heads=(sympy.Min,),
-        expand=lambda a, b: where(a <= b, a, b), positive=all,
-    ),
-    "maximum": Sugar(
-        arity=2, latex=r"\max\left(%s, %s\right)", sympy=sympy.Max, heads=(sympy.Max,),
-        expand=lambda a, b: where(a >= b, a, b), positive=all,
-    ),
+    "minimum": Sugar(arity=2, latex=r"\min\left(%s, %s\right)", expand=lambda a, b: where(a <= b, a, b), positive=all),
+    "maximum": Sugar(arity=2, latex=r"\max\left(%s, %s\right)", expand=lambda a, b: where(a >= b, a, b), positive=all),
     "clip": Sugar(
         arity=3, latex=r"\operatorname{clip}\left(%s, %s, %s\right)",
-        sympy=lambda a, low, high: sympy.Min(sympy.Max(a, low), high),
         expand=lambda a, low, high: where(a < low, low, where(a > high, high, a)),
     ),
     "abs": Sugar(
-        arity=1, latex=r"\left\lvert %s \right\rvert", sympy=sympy.Abs, heads=(sympy.Abs,),
+        arity=1, latex=r"\left\lvert %s \right\rvert", expand=lambda a: where(a >= 0, a, -a),
         signs=lambda signs, x: frozenset(abs(s) for s in signs(x)),
-        expand=lambda a: where(a >= 0, a, -a),
     ),
     "sign": Sugar(
-        arity=1, latex=r"\operatorname{sign}\left(%s\right)", sympy=sympy.sign, heads=(sympy.sign,),
-        expand=lambda a: where(a > 0, 1, where(a < 0, -1, 0)),
+        arity=1, latex=r"\operatorname{sign}\left(%s\right)", expand=lambda a: where(a > 0, 1, where(a < 0, -1, 0)),
     ),
     "exp": Primitive(
-        arity=1, latex=r"\exp\left(%s\right)", ir="exp", cost=16,
-        sympy=sympy.exp, heads=(sympy.exp,), constants={sympy.E: lambda: exp(1)}, signs=lambda signs, x: POSITIVE,
-        exact=exact.transcendental("exp"), rounded=True, numeric=np.exp, domain=everywhere, slopes=lambda x, y: (y,),
-        positive=always, limits=(0, INFINITY), rational_at=_is(0), is_exponential=True,
+        arity=1, latex=r"\exp\left(%s\right)", ir="exp", cost=16, signs=lambda signs, x: POSITIVE,
+        exact=exact.transcendental("exp"), rounded=True, domain=everywhere, slopes=lambda x, y: (y,), positive=always,
+        limits=(0, INFINITY), rational_at=_is(0), is_exponential=True,
     ),
     "expm1": Primitive(
-        arity=1, latex=lambda x: exp(x) - 1, sympy=lambda x: sympy.exp(x) - 1, ir="expm1", cost=20,
-        exact=exact.transcendental("expm1"), rounded=True, numeric=np.expm1, domain=everywhere,
-        slopes=lambda x, y: (exp(x),), positive=all, limits=(-1, INFINITY), rational_at=_is(0), is_exponential=True,
+        arity=1, latex=lambda x: exp(x) - 1, ir="expm1", cost=20, exact=exact.transcendental("expm1"), rounded=True,
+        domain=everywhere, slopes=lambda x, y: (exp(x),), positive=all, limits=(-1, INFINITY), rational_at=_is(0),
+        is_exponential=True,
     ),
     "log": Primitive(
-        arity=1, latex=r"\log\left(%s\right)", ir="log", cost=30, sympy=sympy.log, heads=(sympy.log,),
-        signs=lambda signs, x: signs(x - 1) if signs(x) == POSITIVE else ANY,
-        exact=exact.transcendental("log"), rounded=True, numeric=np.log, domain=lambda x: ((x, POSITIVE),),
-        slopes=lambda x, y: (1 / x,), limits=(None, INFINITY), rational_at=_is(1),
+        arity=1, latex=r"\log\left(%s\right)", ir="log", cost=30,
+        signs=lambda signs, x: signs(x - 1) if signs(x) == POSITIVE else ANY, exact=exact.transcendental("log"),
+        rounded=True, domain=lambda x: ((x, POSITIVE),), slopes=lambda x, y: (1 / x,), limits=(None, INFINITY),
+        rational_at=_is(1),
     ),
     "log1p": Primitive(
-        arity=1, latex=lambda x: log(_one_plus(x)), sympy=lambda x: sympy.log(1 + x), ir="log1p", cost=35,
-        exact=exact.transcendental("log1p"), rounded=True, numeric=np.log1p, domain=lambda x: ((1 + x, POSITIVE),),
-        slopes=lambda x, y: (1 / (1 + x),), positive=all, limits=(None, INFINITY), rational_at=_is(0),
+        arity=1, latex=lambda x: log(_one_plus(x)), ir="log1p", cost=35, exact=exact.transcendental("log1p"),
+        rounded=True, domain=lambda x: ((1 + x, POSITIVE),), slopes=lambda x, y: (1 / (1 + x),), positive=all,
+        limits=(None, INFINITY), rational_at=_is(0),
     ),
     "tanh": Primitive(
-        arity=1, latex=r"\tanh\left(%s\right)", ir="tanh", cost=25,
-        sympy=sympy.tanh, heads=(sympy.tanh,), signs=lambda signs, x: signs(x), bound=sympy.Integer(1),
-        exact=exact.transcendental("tanh"), rounded=True, numeric=np.tanh, domain=everywhere,
-        slopes=lambda x, y: (1 - y * y,), positive=all, limits=(-1, 1), rational_at=_is(0),
+        arity=1, latex=r"\tanh\left(%s\right)", ir="tanh", cost=25, signs=lambda signs, x: signs(x),
+        exact=exact.transcendental("tanh"), rounded=True, domain=everywhere, slopes=lambda x, y: (1 - y * y,),
+        positive=all, limits=(-1, 1), rational_at=_is(0),
     ),
     "sigmoid": Primitive(
-        arity=1, latex=r"\operatorname{sigmoid}\left(%s\right)", ir="sigmoid", cost=20,
-        sympy=lambda x: 1 / (1 + sympy.exp(-x)),
-        exact=exact.sigmoid, rounded=True, numeric=_sigmoid, domain=everywhere,
-        slopes=lambda x, y: (y * (1 - y),), positive=always, limits=(0, 1), rational_at=_is(0), is_exponential=True,
+        arity=1, latex=r"\operatorname{sigmoid}\left(%s\right)", ir="sigmoid", cost=20, exact=exact.sigmoid,
+        rounded=True, domain=everywhere, slopes=lambda x, y: (y * (1 - y),), positive=always, limits=(0, 1),
+        rational_at=_is(0), is_exponential=True,
     ),
     "sqrt": Primitive(
-        arity=1, latex=r"\sqrt{%s}", sympy=sympy.sqrt, ir="sqrt", cost=8,
-        exact=exact.sqrt, rounded=True, numeric=np.sqrt, domain=lambda x: ((x, NOT_NEGATIVE),),
-        slopes=lambda x, y: (1 / (2 * y),),
-        positive=all, limits=(None, INFINITY), rational_at=lambda x: exact.root(x) is not None,
+        arity=1, latex=r"\sqrt{%s}", ir="sqrt", cost=8, exact=exact.sqrt, rounded=True,
+        domain=lambda x: ((x, NOT_NEGATIVE),), slopes=lambda x, y: (1 / (2 * y),), positive=all,
+        limits=(None, INFINITY), rational_at=lambda x: exact.root(x) is not None,
     ),
     "softplus": Primitive(
         arity=1, latex=r"\operatorname{softplus}\left(%s\right)", ir="softplus", cost=55,
-        sympy=lambda x: sympy.log(1 + sympy.exp(x)),
-        exact=lambda x: exact.transcendental("log1p")(exact.transcendental("exp")(x)), rounded=True,
-        numeric=lambda x: np.logaddexp(0.0, x), domain=everywhere, slopes=lambda x, y: (sigmoid(x),),
-        positive=always, limits=(0, INFINITY), is_exponential=True,
+        exact=lambda x: exact.transcendental("log1p")(exact.transcendental("exp")(x)), rounded=True, domain=everywhere,
+        slopes=lambda x, y: (sigmoid(x),), positive=always, limits=(0, INFINITY), is_exponential=True,
     ),
     "atan": Primitive(
-        arity=1, latex=r"\arctan\left(%s\right)", ir="atan", cost=25,
-        sympy=sympy.atan, heads=(sympy.atan,), constants={sympy.pi: lambda: 4 * atan(1)},
-        signs=lambda signs, x: signs(x), bound=sympy.pi / 2,
-        exact=exact.transcendental("atan"), rounded=True, numeric=np.arctan, domain=everywhere,
-        slopes=lambda x, y: (1 / (1 + x * x),), positive=all, rational_at=_is(0),
+        arity=1, latex=r"\arctan\left(%s\right)", ir="atan", cost=25, signs=lambda signs, x: signs(x),
+        exact=exact.transcendental("atan"), rounded=True, domain=everywhere, slopes=lambda x, y: (1 / (1 + x * x),),
+        positive=all, rational_at=_is(0),
     ),
 }  # fmt: skip
 SYNTAX.update(OPERATORS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from typing import Any, Literal, NamedTuple, Protocol
 
 from fibration.errors import LawError, listed
@@ -77,6 +78,11 @@ class Verdict:
         return self.out_of_time or self.internal_error
 
     @property
+    def fails(self) -> bool:
+        """Whether the law did finish, and is not proved."""
+        return self.status != "proved" and not self.is_unfinished
+
+    @property
     def accepted(self) -> bool:
         """Whether the law is proved, or broken as declared."""
         return self.status == "proved" or bool(self.given_up)
@@ -135,12 +141,6 @@ def named(law: str, *subjects: str) -> str:
 
 def _nothing(hierarchy: Named, verdicts: tuple[Verdict, ...]) -> tuple[Fact, ...]:
     return ()
-
-
-class Verify(Protocol):
-    """The method `verify` of a hierarchy."""
-
-    def __call__(self, timeout: float | None = BUDGET) -> Report: ...
 
 
 @dataclass(frozen=True)
@@ -254,6 +254,9 @@ class Report:
             "verdicts": [v.to_dict() for v in self.verdicts],
             "facts": [f.to_dict() for f in self.facts],
         }
+
+    def _repr_markdown_(self) -> str:  # of notebooks
+        return import_module("fibration.printing.notebooks").report(self)  # type: ignore[no-any-return]
 
     def __str__(self) -> str:
         lines = [f"{self.hierarchy.name}: {self.outcome}", *(row for v in self.causes for row in self._rows(v))]

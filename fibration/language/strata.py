@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import networkx as nx
-
 from fibration.language.atoms import Stratum
 from fibration.language.kernels import Fibration
 
@@ -24,18 +22,10 @@ class NotOver(LookupError):
 
 @dataclass(frozen=True)
 class Shape:
-    """Strata and fibrations as a graph. Only `coarser` and `finer` accept cycles."""
+    """Strata and fibrations as a graph. Only `coarser`, `finer` and `is_acyclic` accept cycles."""
 
     strata: tuple[Stratum, ...]
     fibrations: tuple[Fibration, ...]
-
-    @cached_property
-    def graph(self) -> nx.MultiDiGraph:
-        """Strata as vertices, fibrations as edges towards the root."""
-        g = nx.MultiDiGraph()
-        g.add_nodes_from(self.strata)
-        g.add_edges_from((f.source, f.target, {"fibration": f}) for f in self.fibrations)
-        return g
 
     def below(self, stratum: Stratum) -> tuple[Fibration, ...]:
         """The fibrations whose source is `stratum`."""
@@ -100,8 +90,24 @@ class Shape:
     @cached_property
     def order(self) -> tuple[Stratum, ...]:
         """Every stratum, each after the strata that it lies over: roots first; in a chain, from root to leaf."""
-        place = {s: i for i, s in enumerate(self.strata)}
-        return tuple(nx.lexicographical_topological_sort(self.graph.reverse(copy=False), key=lambda s: place[s]))
+        found: list[Stratum] = []
+        while rest := [s for s in self.strata if s not in found]:
+            found.append(next(s for s in rest if all(f.target in found for f in self.below(s))))
+        return tuple(found)
+
+    def layers(self) -> list[list[Stratum]]:
+        """Returns the layers of strata, coarsest first; with a cycle, one stratum per layer."""
+        if not self.is_acyclic:
+            return [[s] for s in self.strata]
+        found: list[Stratum] = []
+        rows = [list(self.roots)]
+        while rows[-1]:
+            rows.append([])
+            for s in rows[-2]:
+                found.append(s)
+                finer = dict.fromkeys(f.source for f in self.above(s))
+                rows[-1] += [u for u in finer if all(f.target in found for f in self.below(u))]
+        return rows[:-1]
 
     @cached_property
     def leaves(self) -> tuple[Stratum, ...]:
@@ -118,6 +124,10 @@ class Shape:
     @cached_property
     def _leaves_over(self) -> dict[Stratum, frozenset[Stratum]]:
         return {s: frozenset(u for u in (s, *self.finer(s)) if not self.above(u)) for s in self.strata}
+
+    @property
+    def is_acyclic(self) -> bool:
+        return all(s not in self.coarser(s) for s in self.strata)
 
     @property
     def is_tree(self) -> bool:

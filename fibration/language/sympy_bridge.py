@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from fractions import Fraction
 from functools import cache, lru_cache, reduce
 from typing import Any, TypeGuard
@@ -13,7 +15,7 @@ from fibration.errors import SpecError
 from fibration.language import polynomials
 from fibration.language.atoms import Attribute, Count, Total, token_log_ratio
 from fibration.language.expressions import Apply, Expression, Number, apply, as_expression, write
-from fibration.language.operators import COMPARISONS, OPERATORS, Stopped, sqrt, where
+from fibration.language.operators import COMPARISONS, OPERATORS, atan, exp, sqrt, where
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.polynomials import Polynomial, Quotient, TooLarge
 
@@ -23,9 +25,34 @@ COMPARING = (*COMPARISONS, "minimum", "maximum", "clip")
 MOST_POWERS = 100  # of a root or an exponential function that sympy cancels
 MOST_FACTORED = 6  # sympy factors no expression with more symbols
 ATOM_OF: dict[Dummy, Expression] = {}  # the atom of every symbol
-OPERATOR_OF: dict[Any, str] = {head: name for name, row in OPERATORS.items() for head in row.heads}
-_WORDS = [head.__name__ for row in OPERATORS.values() if not row.sign for head in row.heads]
-_CONSTANTS = {value: written for row in OPERATORS.values() for value, written in row.constants.items()}
+
+
+class Stopped(sympy.Function):  # type: ignore[misc]
+    """The sympy function for `stop`: a value without a derivative."""
+
+    nargs = 1
+    is_real = True
+
+    def fdiff(self, argindex: int = 1) -> Any:
+        return sympy.Integer(0)
+
+
+# Every operator on sympy's values. A class is also read back as its operator.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "**": operator.pow,
+    "neg": operator.neg, "<": sympy.Lt, "<=": sympy.Le, ">": sympy.Gt, ">=": sympy.Ge,
+    "and": sympy.And, "or": sympy.Or, "not": sympy.Not, "where": lambda c, a, b: sympy.Piecewise((a, c), (b, True)),
+    "stop": Stopped, "minimum": sympy.Min, "maximum": sympy.Max,
+    "clip": lambda a, low, high: sympy.Min(sympy.Max(a, low), high), "abs": sympy.Abs, "sign": sympy.sign,
+    "exp": sympy.exp, "expm1": lambda x: sympy.exp(x) - 1, "log": sympy.log, "log1p": lambda x: sympy.log(1 + x),
+    "tanh": sympy.tanh, "sigmoid": lambda x: 1 / (1 + sympy.exp(-x)), "sqrt": sympy.sqrt,
+    "softplus": lambda x: sympy.log(1 + sympy.exp(x)), "atan": sympy.atan,
+}  # fmt: skip
+_CLASSES = {FUNCTIONS[name]: name for name in OPERATORS if isinstance(FUNCTIONS[name], type)}
+OPERATOR_OF: dict[Any, str] = {sympy.Add: "+", sympy.Mul: "*", **_CLASSES}
+BOUNDS = {sympy.tanh: sympy.Integer(1), sympy.atan: sympy.pi / 2}  # on the absolute value
+_WORDS = [head.__name__ for head, name in _CLASSES.items() if not OPERATORS[name].sign]
+_CONSTANTS = {sympy.E: exp(1), sympy.pi: 4 * atan(1)}
 
 
 @cache  # evicting one would give its atom a second symbol
@@ -63,7 +90,7 @@ def to_sympy(expression: Expression) -> Any:
         arguments = [to_sympy(a) for a in expression.arguments]
         if expression.operator in COMPARING:
             arguments = [a.xreplace(NO_VALUES) for a in arguments]
-        return OPERATORS[expression.operator].sympy(*arguments)
+        return FUNCTIONS[expression.operator](*arguments)
     if isinstance(expression, Count) and expression.of == expression.over:
         return sympy.Integer(1)
     if isinstance(expression, Total) and expression.over == expression.attribute.on:
@@ -91,7 +118,7 @@ def from_sympy(value: Any) -> Expression:
     if isinstance(value, sympy.Rational):
         return as_expression(Fraction(int(value.p), int(value.q)))
     if value in _CONSTANTS:
-        return _CONSTANTS[value]()
+        return _CONSTANTS[value]
     if isinstance(value, sympy.Float):
         return as_expression(float(value))
     if isinstance(value, sympy.Piecewise):

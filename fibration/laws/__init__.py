@@ -7,6 +7,13 @@ follows from them together. `facts/` certifies facts that no law states. `kept.p
 May import: `errors`, `cache`, `language`, and `compiler` for the fact `coupling` alone: no verdict rests on it.
 """
 
-from fibration.laws.catalogue import LAWS
+from typing import Any
 
-__all__ = ["LAWS"]
+
+def __getattr__(name: str) -> Any:
+    """`LAWS`, which loads every proof, and sympy with them."""
+    if name == "LAWS":
+        from fibration.laws.catalogue import LAWS
+
+        return LAWS
+    raise AttributeError(f"module '{__name__}' has no attribute {name!r}")

@@ -15,8 +15,6 @@ from contextlib import suppress
 from numbers import Real
 from time import monotonic
 
-from sympy.core.cache import clear_cache
-
 from fibration.errors import ParameterError, shown
 from fibration.language.report import BUDGET
 
@@ -60,6 +58,8 @@ class Budget:
                 worker.tell()
                 worker.join(AGAIN)
             if worker.is_told:  # sympy caches the steps of an inference: an interrupted one would never be completed
+                from sympy.core.cache import clear_cache
+
                 clear_cache()
         self.left = self.left - (monotonic() - began) if worker.has_ended else 0.0
         if worker.error is not None and not worker.is_told:

@@ -17,6 +17,7 @@ _CONSEQUENCES = (
     positivity, inward,
 )  # fmt: skip
 LAWS: dict[str, Law] = {module.LAW.name: module.LAW for module in (*_FOUNDATIONS, *_CONSEQUENCES)}
+OURS = tuple(LAWS.items())  # results of a replaced or wrapped law are not cached
 
 if {n: law.may_be_given_up for n, law in LAWS.items()} != {
     n: n in CAN_BE_GIVEN_UP for n in FOUNDATIONS + CAN_BE_GIVEN_UP

@@ -17,7 +17,8 @@ from dataclasses import replace
 from fibration.errors import listed, suggest
 from fibration.language.reasons import LEFT, example, key_of, names, parts
 from fibration.language.report import Verdict
-from fibration.laws import LAWS, topic
+from fibration.laws import topic
+from fibration.laws.catalogue import LAWS
 from fibration.laws.law import Decision, Law, refuted
 from fibration.laws.subject import Subject
 
@@ -27,19 +28,14 @@ OF_FORMULAS = ("agreement", "mask_open", "causal", "kl_gradient")
 COVERS = {"first_order": ("first_order", "identity")}
 
 
-def fails(verdict: Verdict) -> bool:
-    """Whether a verdict is finished and not proved."""
-    return verdict.status != "proved" and not verdict.is_unfinished
-
-
 def with_reasons(gives_up: Mapping[str, str], verdicts: Sequence[Verdict]) -> list[Verdict]:
     """The verdicts. Each failing one gets the reason that covers it, or else a remedy with the key to type."""
-    return [_with_reason(gives_up, v, verdicts) if fails(v) else v for v in verdicts]
+    return [_with_reason(gives_up, v, verdicts) if v.fails else v for v in verdicts]
 
 
 def _with_reason(gives_up: Mapping[str, str], v: Verdict, verdicts: Sequence[Verdict]) -> Verdict:
     is_rest = v.subject.startswith(LEFT)
-    alike = [o for o in verdicts if o.law == v.law and fails(o) and not o.subject.startswith(LEFT)]
+    alike = [o for o in verdicts if o.law == v.law and o.fails and not o.subject.startswith(LEFT)]
     unnamed = [o for o in alike if _named_by(gives_up, o) is None]
     laws = (v.law, *(name for name, covered in COVERS.items() if v.law in covered))
     bare = None if is_rest else next((law for law in laws if law in gives_up), None)
@@ -87,7 +83,7 @@ def _way(v: Verdict) -> str:
 def decide_given_up(subject: Subject) -> Iterator[Decision]:
     """Refute every key that covers nothing, once all laws are decided."""
     verdicts, keys = subject.verdicts, subject.hierarchy.gives_up
-    is_whole = not any(v.is_unfinished or (LAWS[v.law].needed_by_all and fails(v)) for v in verdicts)
+    is_whole = not any(v.is_unfinished or (LAWS[v.law].needed_by_all and v.fails) for v in verdicts)
     for key in keys if is_whole else ():
         law, about = parts(key)
         asked = [v for v in verdicts if v.law == law]

@@ -15,13 +15,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import mpmath
-import sympy
-
 from fibration import cache
 from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
-from fibration.laws import LAWS
 
 T = TypeVar("T")
 
@@ -61,7 +57,8 @@ class Kept(Generic[T]):
         if noted is not None:
             return self._read(noted, hierarchy)
         found = find()
-        cache.keep(name, self._write(found))
+        if are_unedited():
+            cache.keep(name, self._write(found))
         return found
 
 
@@ -71,14 +68,15 @@ class Kept(Generic[T]):
 def key_of(hierarchy: Hierarchy) -> str | None:
     """The key of a hierarchy; None if it has a class of the user's, or a law is replaced: no key covers their code."""
     asked = fingerprint(hierarchy)
-    if asked is None or tuple(LAWS.items()) != OURS:
+    laws = sys.modules.get("fibration.laws.catalogue")  # until it is loaded, nobody can have replaced a law
+    if asked is None or (laws and tuple(laws.LAWS.items()) != laws.OURS):
         return None
     return hashlib.sha256(json.dumps([asked, SOURCES, versions()]).encode()).hexdigest()
 
 
 @functools.cache
 def versions() -> list[object]:
-    return [metadata.version("fibration"), sympy.__version__, mpmath.__version__, *sys.version_info[:2]]
+    return [*map(metadata.version, ("fibration", "sympy", "mpmath")), *sys.version_info[:2]]
 
 
 def sources() -> str:
@@ -93,5 +91,10 @@ def sources() -> str:
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
-SOURCES = sources()  # read at import: this process does not run what is edited later
-OURS = tuple(LAWS.items())  # results of a replaced or wrapped law are not cached
+SOURCES = sources()
+
+
+@functools.cache
+def are_unedited(before: str = SOURCES) -> bool:
+    """Whether the laws, which load at the first `find`, are those whose sources were read at import."""
+    return sources() == before

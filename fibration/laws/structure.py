@@ -53,8 +53,10 @@ Fault = tuple[str, str | Offers, str]  # what was found, a remedy, a witness
 
 def _graph_fault(h: Hierarchy) -> Fault | None:
     """A cycle, several parts, a fibration declared twice, or rows that are a leaf."""
-    g = h.shape.graph
-    if not nx.is_directed_acyclic_graph(g):
+    g = nx.MultiDiGraph()
+    g.add_nodes_from(h.strata)
+    g.add_edges_from((f.source, f.target) for f in h.fibrations)
+    if not h.shape.is_acyclic:
         steps = [(e[0], e[1]) for e in nx.find_cycle(g)]
         cycle = " → ".join(str(s) for s in (steps[0][0], *(b for _, b in steps)))
         fixes = [edges(h, [], removed=[f]) for f in h.fibrations if (f.source, f.target) in steps]

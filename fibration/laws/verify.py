@@ -1,8 +1,11 @@
-"""Decide the laws on a hierarchy. Verdicts are cached (`kept.py`), so that equal hierarchies are decided once."""
+"""Decide the laws on a hierarchy. Verdicts are cached (`kept.py`), so that equal hierarchies are decided once.
+
+The proofs, and sympy with them, load when the first hierarchy is decided that is not in the cache.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -12,14 +15,9 @@ from typing import Any
 from fibration.language.exact import TooLarge
 from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
 from fibration.language.report import BUDGET, NOTE, WARNING, Cause, Fact, Report, Verdict
-from fibration.laws import LAWS, given_up
 from fibration.laws.budget import Budget
-from fibration.laws.facts.certified import NAMES, facts
 from fibration.laws.facts.coupling import coupling
-from fibration.laws.given_up import fails, with_reasons
 from fibration.laws.kept import Kept
-from fibration.laws.law import FILE_AN_ISSUE, INTERNAL_ERROR, Law, internal_error
-from fibration.laws.subject import Subject
 
 OUT_OF_TIME = "out of time"
 Verdicts = tuple[Verdict, ...]
@@ -35,16 +33,7 @@ class Incomplete(Exception):
 
 
 def verify(hierarchy: Hierarchy, timeout: float | None = BUDGET) -> Report:
-    """Decide every law for batches of all sizes, and return a `Report`. It needs no batch and no model.
-
-    - `timeout`: seconds for all laws and facts together. None is no limit. A law that runs out of time is undecided.
-    - If `structure` or `locality` fails, later laws are not decided and have no verdict.
-    - A law that raises an exception is undecided. Its verdict contains the exception and asks for an issue.
-    - Verdicts are cached, also on disk. Verdicts that ran out of time or raised an exception are not.
-
-    `verify` does not raise for a law that fails: `Report.raise_for_status` raises LawError. docs/laws.md lists the
-    laws. The module of each law names its source: def:uniform_fibration, def:fgh, thm:fbg_first_order.
-    """
+    """`Hierarchy.verify`."""
     budget = Budget(timeout)
     try:
         verdicts = VERDICTS.of(hierarchy, lambda: decide(hierarchy, budget))
@@ -55,13 +44,17 @@ def verify(hierarchy: Hierarchy, timeout: float | None = BUDGET) -> Report:
 
 def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
     """The verdicts, decided without the cache. Raises `Incomplete` if a law ran out of time or raised an exception."""
+    from fibration.laws.catalogue import LAWS
+    from fibration.laws.given_up import LAW, with_reasons
+    from fibration.laws.subject import Subject
+
     budget = budget or Budget(None)
     subject = Subject(hierarchy, [])
-    begun: list[tuple[Law, float]] = []  # each law, and when it began
+    begun: list[float] = []  # when each law began
 
     def ask() -> None:
         for law in LAWS.values():
-            begun.append((law, monotonic()))
+            begun.append(monotonic())
             before = len(subject.verdicts)
             for verdict in law.decide(subject):
                 subject.verdicts.append(verdict)
@@ -75,20 +68,20 @@ def decide(hierarchy: Hierarchy, budget: Budget | None = None) -> Verdicts:
     in_time = budget.allows(ask)
     found = list(subject.verdicts)
     if not in_time:
-        found += _not_decided(begun, budget)
+        found += _not_decided(list(LAWS.values())[max(len(begun) - 1, 0) :], begun, budget)
     found = with_reasons(hierarchy.gives_up, found)
     subject.verdicts = found
-    verdicts = (*found, *given_up.LAW.decide(subject))
+    verdicts = (*found, *LAW.decide(subject))
     if not in_time or any(v.internal_error for v in verdicts):
         raise Incomplete(verdicts)
     SUBJECTS.of(hierarchy, lambda: subject)
     return verdicts
 
 
-def _not_decided(begun: list[tuple[Law, float]], budget: Budget) -> Iterator[Verdict]:
-    """Verdicts on the law that the timeout interrupted, and on the laws after it."""
-    law, *later = list(LAWS.values())[max(len(begun) - 1, 0) :]
-    spent = monotonic() - begun[-1][1] if begun else 0
+def _not_decided(laws: Sequence[Any], begun: list[float], budget: Budget) -> Iterator[Verdict]:
+    """Verdicts on the law that the timeout interrupted, the first of `laws`, and on the laws after it."""
+    law, *later = laws
+    spent = monotonic() - begun[-1] if begun else 0
     found = f"{OUT_OF_TIME} after {budget.seconds:g} s, of which {spent:.3g} s went into this law"
     more = 10 * budget.seconds
     remedy = f"give it more: verify(timeout={more:g}), or --timeout {more:g}; or write shorter formulas"
@@ -104,10 +97,14 @@ def certified(hierarchy: Hierarchy, verdicts: Verdicts, budget: Budget) -> Facts
 
     A fact that ran out of time or raised an exception says so.
     """
-    if any(v.law in FOUNDATIONS and (fails(v) or v.internal_error) for v in verdicts):
+    if any(v.law in FOUNDATIONS and (v.fails or v.internal_error) for v in verdicts):
         return ()  # a fact about a kernel that does not reflect would mislead
 
     def find() -> Facts:
+        from fibration.laws.facts.certified import NAMES, facts
+        from fibration.laws.law import FILE_AN_ISSUE, INTERNAL_ERROR, internal_error
+        from fibration.laws.subject import Subject
+
         subject = SUBJECTS.of(hierarchy, lambda: Subject(hierarchy, list(verdicts)))
         found: list[Fact] = []
         waiting = list(NAMES)
@@ -213,6 +210,4 @@ FACTS: Kept[Facts] = Kept(
     lambda found: [vars(f) for f in found],
     lambda data, _: tuple(Fact(**{**f, "width": tuple(map(tuple, f["width"]))}) for f in data),
 )
-SUBJECTS: Kept[Subject] = Kept(16)  # facts use again what the laws have worked out
-
-Hierarchy.verify = verify  # type: ignore[assignment]  # the method that users call
+SUBJECTS: Kept[Any] = Kept(16)  # facts use again what the laws have worked out

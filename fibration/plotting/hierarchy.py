@@ -19,7 +19,6 @@ from fibration.plotting.canvas import CODE, INK, character, plate, title
 from fibration.plotting.drifts import Colours, colours, drift, under
 from fibration.plotting.strips import Names
 from fibration.printing.regimes import unit
-from fibration.printing.text import graph, layers
 
 if TYPE_CHECKING:
     from fibration.rollouts.replay import Gated
@@ -31,7 +30,7 @@ SMALL = 7.5  # font size of kernels that stand side by side, in points
 
 def hierarchy(h: Hierarchy, gated: Gated | None = None) -> Figure:
     """Strata with their gates as boxes, fibrations with their kernels as arrows; beside them, a batch's drift."""
-    rows = layers(graph(h))
+    rows = h.shape.layers()
     who = colours(gated) if gated else None
     names = Names.of(who, WIDE) if who else None
     head = names.head if names else 0.0

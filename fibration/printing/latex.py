@@ -8,8 +8,6 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import networkx as nx
-
 from fibration.language.assumptions import Assumption, Populated
 from fibration.language.atoms import (
     BATCH,
@@ -41,7 +39,7 @@ from fibration.language.penalties import Penalty
 from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms, rewrite
-from fibration.printing.text import graph, has_crossings, joint, layers, moebius
+from fibration.printing.text import has_crossings, joint, moebius
 
 _READINGS = {
     "residual": r"\rho", "advantage": "A", "token_log_ratio": "x", "mass": "m", "channel_sign": r"\varsigma",
@@ -73,13 +71,13 @@ def _lines(h: Hierarchy) -> str:
     rows = [f"&{_strata(h)}"]
     rows += [rf"K({_name(f.source)} \mid {_name(f.target)}) &= {tex(f.weight)}" for f in h.fibrations]
     rows += [_joint_kernels(target, cover) for target in h.strata for cover in joint(h, target)]
-    if mass in {a for e in _read(h) for a in atoms(e)} and nx.is_directed_acyclic_graph(h.shape.graph):
+    if mass in {a for e in _read(h) for a in atoms(e)} and h.shape.is_acyclic:
         rows += [rf"m({_name(s)}) &= {tex(m)}" for s, m in h.masses.items()]
     rows += [_assumption(h, a) + r" \quad\text{is assumed}" for a in h.assume]
     rows += [rf"F{f'_{{{c}}}' if two else ''}(x) &= {tex(cancel(e))}" for c, e in h.decomposition.densities]
     rows[-1] += r",\qquad x = \log r"
     rows += _residual_rows(h)
-    for s in itertools.chain.from_iterable(layers(graph(h))):
+    for s in itertools.chain.from_iterable(h.shape.layers()):
         for channel, gate in _channels(h.gates[s]):
             body, *where = _gate(at(gate.expression, s))
             rows += [rf"g_{{{_name(s)}}}{channel}(\rho) &= {body}", *(rf"&\qquad\text{{with }} {w}" for w in where)]

@@ -10,9 +10,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from fibration import laws
 from fibration.escaping import markdown_text, plain_line
 from fibration.language.report import WARNING, Fact, Report, Verdict
-from fibration.laws import LAWS
 
 
 class Kind(NamedTuple):
@@ -90,9 +90,9 @@ def marks(report: Report) -> list[Kind]:
     for v in report.verdicts:
         word = v.status if v.out_of_time else kind(report, v).word  # out of time: the law may hold
         worst[v.law] = max(worst.get(v.law, 0), order.index(word))
-    stopped = any(worst.get(law.name, 0) > 0 for law in LAWS.values() if law.needed_by_all)
+    stopped = any(worst.get(law.name, 0) > 0 for law in laws.LAWS.values() if law.needed_by_all)
     absent = "not asked" if stopped else "does not apply"
-    return [MARKS[order[worst[law]] if law in worst else absent] for law in LAWS]
+    return [MARKS[order[worst[law]] if law in worst else absent] for law in laws.LAWS]
 
 
 def notes(report: Report) -> Iterator[tuple[Kind, str]]:
@@ -101,13 +101,13 @@ def notes(report: Report) -> Iterator[tuple[Kind, str]]:
     They are the reasons for giving laws up, with the subjects for which they still hold, and the causes of refusal.
     """
     for reason, names in report.given_up.items():
-        laws = {v.law for v in report.verdicts if v.given_up == reason and v.status != "proved"}
-        holds = [f"{v.law} of {v.subject}" for v in report.verdicts if v.law in laws and v.status == "proved"]
+        broken = {v.law for v in report.verdicts if v.given_up == reason and v.status != "proved"}
+        holds = [f"{v.law} of {v.subject}" for v in report.verdicts if v.law in broken and v.status == "proved"]
         still = f" (still proved: {'; '.join(holds)})" if holds else ""
         yield MARKS["given up"], f"{report.hierarchy.name} gives up {', '.join(names)}: {plain_line(reason)}{still}"
     for v in report.causes:
         what, along = report.error(v).what, report.so_too(v)
-        if v.law in LAWS:  # the message of a wrong declaration is complete
+        if v.law in laws.LAWS:  # the message of a wrong declaration is complete
             what += f": {plain_line(str(v.counterexample or v.found))}{f' (so too: {along})' if along else ''}"
         yield MARKS[v.status], what
 
@@ -133,7 +133,7 @@ class Overview:
         grid.add_column(overflow="fold")
         grid.add_column(no_wrap=True)
         grid.add_column(no_wrap=True)
-        for i, law in enumerate(LAWS):
+        for i, law in enumerate(laws.LAWS):
             grid.add_row("", "", Text.assemble((bar * i, "dim"), law))
         for r in self.reports:
             signs = Text(" ").join(Text(*sign(m)) for m in marks(r))
@@ -169,7 +169,7 @@ def brief(reports: Sequence[Report]) -> str:
 
 def markdown(reports: Sequence[Report]) -> str:
     """Returns the table in GitHub's Markdown, with a legend and the notes below it."""
-    rows = [["hierarchy", *LAWS], ["---", *(":-:" for _ in LAWS)]]
+    rows = [["hierarchy", *laws.LAWS], ["---", *(":-:" for _ in laws.LAWS)]]
     rows += [[r.hierarchy.name, *(m.sign for m in marks(r))] for r in reports]
     table = [f"| {' | '.join(row)} |" for row in rows]
     below = [", ".join(f"{m.sign} {m.word}" for m in legend(reports))]

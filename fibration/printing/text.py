@@ -9,8 +9,6 @@ import functools
 import operator
 from collections.abc import Iterator
 
-import networkx as nx
-
 from fibration.errors import listed
 from fibration.language.assumptions import Assumption, Balanced
 from fibration.language.atoms import Stratum, pull
@@ -20,22 +18,6 @@ from fibration.language.kernels import Fibration
 from fibration.language.objectives import Objective
 from fibration.language.penalties import Penalty
 from fibration.language.traversal import atoms
-
-
-def graph(hierarchy: Hierarchy) -> nx.MultiDiGraph:
-    """Returns the strata as nodes and the fibrations as edges, coarser to finer. Each edge carries its `fibration`."""
-    g = nx.MultiDiGraph()
-    g.add_nodes_from(hierarchy.strata)
-    g.add_edges_from((f.target, f.source, {"fibration": f}) for f in hierarchy.fibrations)
-    return g
-
-
-def layers(g: nx.MultiDiGraph) -> list[list[Stratum]]:
-    """Returns the layers of strata, coarsest first; with a cycle, one stratum per layer."""
-    if nx.is_directed_acyclic_graph(g):
-        return [list(layer) for layer in nx.topological_generations(g)]
-    return [[s] for s in g]
-
 
 # ---------------------------------------------------------------- text
 
@@ -132,7 +114,7 @@ def _residuals(h: Hierarchy) -> list[str]:
 
 def has_crossings(h: Hierarchy) -> bool:
     """Whether some stratum lies directly over several strata, and no cycle exists."""
-    return not h.shape.is_tree and nx.is_directed_acyclic_graph(h.shape.graph)
+    return not h.shape.is_tree and h.shape.is_acyclic
 
 
 def moebius(h: Hierarchy) -> dict[Stratum, dict[Stratum, int]]:
@@ -150,14 +132,14 @@ def tree(hierarchy: Hierarchy) -> Iterator[str]:
 
     Kernels that reflect together are named below their target's gate.
     """
-    g, seen = graph(hierarchy), set()
+    seen = set()
 
     def branch(stratum: Stratum, fibration: Fibration | None, first: str, rest: str) -> Iterator[str]:
         if stratum in seen:
             yield f"{first}{stratum} (see above)" + (f", kernel {fibration.kernel}" if fibration else "")
             return
         seen.add(stratum)
-        finer = [(s, data["fibration"]) for _, s, data in g.out_edges(stratum, data=True)]
+        finer = hierarchy.shape.above(stratum)
         bar = f"{rest}{'│' if finer else ' '}  "
         yield f"{first}{stratum}"
         if fibration is not None:
@@ -165,9 +147,9 @@ def tree(hierarchy: Hierarchy) -> Iterator[str]:
         yield f"{bar}gate    {hierarchy.gates[stratum]}"
         for cover in joint(hierarchy, stratum):
             yield f"{bar}jointly {listed([f.source for f in cover])} share one reflecting kernel"
-        for i, (source, down) in enumerate(finer):
-            last = i + 1 == len(finer)
-            yield from branch(source, down, f"{rest}{'└─ ' if last else '├─ '}", f"{rest}{'   ' if last else '│  '}")
+        for i, down in enumerate(finer):
+            mark, beside = ("└─ ", "   ") if i + 1 == len(finer) else ("├─ ", "│  ")
+            yield from branch(down.source, down, rest + mark, rest + beside)
 
     for stratum in [*hierarchy.roots, *hierarchy.strata]:
         if stratum not in seen:
@@ -176,7 +158,7 @@ def tree(hierarchy: Hierarchy) -> Iterator[str]:
 
 def quiver(hierarchy: Hierarchy) -> Iterator[str]:
     """Yields the lines of a quiver: every stratum once, coarsest first, with the kernel of each of its fibrations."""
-    for depth, strata in enumerate(layers(graph(hierarchy))):
+    for depth, strata in enumerate(hierarchy.shape.layers()):
         if depth:
             yield "─" * 8
         for stratum in strata:

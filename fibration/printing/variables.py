@@ -6,13 +6,14 @@ import builtins
 import itertools
 import keyword
 from collections.abc import Iterable
+from importlib import import_module
 
-import fibration
 from fibration.errors import SpecError
 from fibration.language.atoms import Attribute, Parameter, Stratum
 from fibration.language.policies import Policy
 
 Object = Stratum | Policy | Attribute | Parameter
+PUBLIC: list[str] = import_module("fibration").__all__  # by name: the package imports the rooms
 STANDARD = {"Fraction": "fractions"}  # names of Python's library, by their modules
 
 
@@ -23,14 +24,10 @@ class Variables:
         self.hierarchy = hierarchy
         self.imports: set[str] = set()
         self.used: dict[Object, None] = {}  # in the order of their first use
-        self._taken = {*fibration.__all__, *STANDARD, *keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
+        self._taken = {*PUBLIC, *STANDARD, *keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
         self.result = self._declared(hierarchy)
         self._names = {value: self._declared(value.name) for value in dict.fromkeys(objects)}
-
-    @property
-    def objects(self) -> tuple[Object, ...]:
-        """All that may be declared, in the order in which it was given."""
-        return tuple(self._names)
+        self.objects = tuple(self._names)  # all that may be declared, in the order in which it was given
 
     def _declared(self, name: str) -> str:
         while name in self._taken:
@@ -52,7 +49,7 @@ class Variables:
 
     def public(self, name: str) -> str:
         """Returns a name that the module then imports. Raises SpecError for a function that is not the library's."""
-        if name not in fibration.__all__ and name not in STANDARD:
+        if name not in PUBLIC and name not in STANDARD:
             raise SpecError(
                 f"hierarchy '{self.hierarchy}' is made with '{name}(...)', which is no public name of fibration",
                 required="gates, kernels, decompositions and objectives of fibration",

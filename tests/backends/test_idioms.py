@@ -10,9 +10,9 @@ from thorough import examples
 
 from fibration.backends.bodies import IDIOMS, idiom
 from fibration.backends.triton.language import TOKEN, WIDE
+from fibration.compiler.interpret import compute
 from fibration.compiler.ir import arg, const, scalar
 from fibration.compiler.rules import simplify
-from fibration.compiler.scalars import compute
 
 X, Y, ZERO = arg(0), arg(1), const(0.0)
 MEANING = {"minimum": min, "maximum": max, "abs": abs, "equal": lambda a, b: float(a == b)}

@@ -264,14 +264,24 @@ def test_a_report_is_written_to_a_file(form: str, tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["report"]
 
 
-def test_verifying_needs_neither_torch_nor_matplotlib() -> None:
-    code = (
-        "import sys; from fibration.cli.main import app\n"
-        "try: app(['verify', 'ppo', 'fiberpo'])\n"
-        "finally: print(*sorted({'torch', 'matplotlib'} & set(sys.modules)), file=sys.stderr)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (result.returncode, result.stderr) == (0, "\n")
+HEAVY = set("matplotlib mpmath networkx numpy pydantic rich sympy torch yaml".split())
+PROOFS, CACHED = "mpmath networkx pydantic rich sympy", "pydantic rich"
+LOADS = [("--version", ""), ("--help", ""), ("show grpo", CACHED), ("verify grpo", PROOFS), ("verify grpo", CACHED)]
+
+
+def test_a_command_loads_only_what_it_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FIBRATION_CACHE", str(tmp_path))
+    for words, heavy in LOADS:
+        code = f"import sys; from fibration.cli.main import app\ntry: app({words.split()})\n"
+        code += f"finally: print(*sorted({HEAVY} & set(sys.modules)), file=sys.stderr)"
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert (result.returncode, result.stderr) == (0, f"{heavy}\n"), words
+
+
+def test_importing_the_library_loads_nothing() -> None:
+    code = "import sys, fibration; print([m for m in sys.modules if m.startswith('fibration.')], dir(fibration))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == f"[] {sorted(fibration.__all__)}\n"
+    assert sorted(fibration._MODULES) == sorted(fibration.__all__)
 
 
 @pytest.mark.thorough
@@ -296,10 +306,7 @@ def test_signs_and_words_are_all_different() -> None:
 # ---------------------------------------------------------------- inputs that cannot be used
 
 TWO = GOOD + "\nother = good.replace(name='other')\n"
-EVIL = {
-    **load("ppo").model_dump(mode="json"),
-    "gates": {"token": "__import__('os').system('touch pwned')"},
-}
+EVIL = {**load("ppo").model_dump(mode="json"), "gates": {"token": "__import__('os').system('touch pwned')"}}
 UNUSABLE = {
     "nothing.py": (None, "there is no such file"),
     "nothing.json": (None, "there is no such file"),
@@ -404,11 +411,7 @@ def test_a_spec_without_a_command_is_an_error_that_names_verify(
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     "command",
-    [
-        ["verify", "ppo", "-f", "json", "-o"],
-        ["compare", "ppo", "gspo", "-o"],
-        ["compile", "ppo", "-b", "torch", "-o"],
-    ],
+    [["verify", "ppo", "-f", "json", "-o"], ["compare", "ppo", "gspo", "-o"], ["compile", "ppo", "-b", "torch", "-o"]],
 )
 def test_a_folder_that_is_not_writable_fails_before_the_work(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,7 @@ from oracles.programs import program, run, x, z
 from support import SPECS, raw_programs, spec
 
 from fibration import Gate, residual, where
-from fibration.compiler.interpret import quantiles
+from fibration.compiler.interpret import MEANING, compute, quantiles
 from fibration.compiler.ir import (
     SCALAR_ARITY,
     Const,
@@ -27,7 +27,6 @@ from fibration.compiler.ir import (
 from fibration.compiler.keys import Key
 from fibration.compiler.lower import lower
 from fibration.compiler.program import Program
-from fibration.compiler.scalars import MEANING, compute
 from fibration.errors import IRError
 from fibration.language.expressions import apply
 from fibration.language.operators import OPERATORS, Sugar

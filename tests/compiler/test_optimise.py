@@ -13,12 +13,12 @@ from support import Batch, cases, raw_programs
 from thorough import examples
 
 from fibration import Gate, exp, identity_gate, log, residual, sqrt, where
+from fibration.compiler.interpret import MEANING
 from fibration.compiler.ir import Const, Map, Push, Scan, arg, const, count_input, scalar
 from fibration.compiler.keys import Key
 from fibration.compiler.optimise import optimise
 from fibration.compiler.program import Program
 from fibration.compiler.rules import simplify
-from fibration.compiler.scalars import MEANING
 
 
 @examples(25)

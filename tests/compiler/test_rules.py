@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 
+from fibration.compiler.interpret import MEANING
 from fibration.compiler.ir import CONDITIONS, Const, Map, Push, Scalar, arg, const, scalar, with_arguments
 from fibration.compiler.rules import ANY, CHOICES, CONSTANTS, ROUNDED, RULES, SHARPER, C, D, rewrite
-from fibration.compiler.scalars import MEANING
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, 3.0, -7.25, 1e-300, 1e300, math.inf, -math.inf, math.nan]
 FREE = [arg(i) for i in range(3)]  # what stands for numbers in RULES: X, Y, Z

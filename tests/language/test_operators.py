@@ -23,15 +23,15 @@ from fibration.backends.c import language as c
 from fibration.backends.torch import emit as torch_emit
 from fibration.backends.triton import language as triton
 from fibration.compiler.derivative import derivative
+from fibration.compiler.interpret import MEANING, compute
 from fibration.compiler.ir import arg, scalar
-from fibration.compiler.scalars import compute
 from fibration.errors import BackendError, SpecError
 from fibration.language.atoms import Reading
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression, apply, as_expression
 from fibration.language.grammar import parse
 from fibration.language.operators import CALLED, OPERATORS, PRIMITIVES, Composed, Primitive, Sugar, Valued
-from fibration.language.sympy_bridge import from_sympy, to_sympy
+from fibration.language.sympy_bridge import BOUNDS, FUNCTIONS, OPERATOR_OF, from_sympy, to_sympy
 from fibration.language.traversal import desugar, evaluate
 from fibration.printing.latex import tex
 
@@ -82,8 +82,8 @@ def test_an_operator_that_lacks_a_field_is_refused_at_import(kind: type) -> None
     assert kind(**given) == whole
     required = {f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}
     unsafe = {Sugar: {"expand"}, Composed: {"lowered", "domain"}}
-    unsafe[Primitive] = {"exact", "rounded", "domain", "numeric", "slopes", "ir"}
-    assert required >= unsafe[kind] | {"sympy", "latex", "arity"}
+    unsafe[Primitive] = {"exact", "rounded", "domain", "slopes", "ir"}
+    assert required >= unsafe[kind] | {"latex", "arity"}
     for name in required:
         with pytest.raises(TypeError, match=name):
             kind(**{k: v for k, v in given.items() if k != name})
@@ -110,7 +110,7 @@ def test_exact_values_equal_sympy_and_are_rounded_only_if_marked(name: str) -> N
         symbols = sympy.symbols(["a", "b"][: len(at)], real=True)
         with mpmath.workdps(120):
             place = [mpmath.mpf(v.numerator) / v.denominator for v in at]
-            right = sympy.lambdify(symbols, row(name).sympy(*symbols), [{"Stopped": lambda a: a}, "mpmath"])(*place)
+            right = sympy.lambdify(symbols, FUNCTIONS[name](*symbols), [{"Stopped": lambda a: a}, "mpmath"])(*place)
             errors.append(abs(mpmath.mpf(y.numerator) / y.denominator - right))
             assert errors[-1] <= abs(right) * mpmath.mpf(10) ** -45, at
     assert getattr(row(name), "rounded", False) == (max(errors) > mpmath.mpf(10) ** -100)
@@ -121,10 +121,10 @@ def test_limits_and_rational_values_equal_sympy(name: str) -> None:
     primitive, x = row(name), sympy.Symbol("x", real=True)
     assert isinstance(primitive, Primitive)
     for far, limit in zip((-sympy.oo, sympy.oo), primitive.limits, strict=True):
-        assert limit is None or sympy.limit(primitive.sympy(x), x, far) == limit
+        assert limit is None or sympy.limit(FUNCTIONS[name](x), x, far) == limit
     for at in POINTS:
         if value(name, (at,)) is not None:
-            y = sympy.simplify(primitive.sympy(sympy.Rational(at.numerator, at.denominator)))
+            y = sympy.simplify(FUNCTIONS[name](sympy.Rational(at.numerator, at.denominator)))
             assert (not primitive.rounded or primitive.rational_at(at)) == bool(y.is_Rational), at
 
 
@@ -177,9 +177,9 @@ def _interpreted(body: Any, at: list[float]) -> float:
     return float(body.value) if body.op == "const" else compute(body.op, *(_interpreted(a, at) for a in body.args))
 
 
-@pytest.mark.parametrize("name", [n for n, r in OPERATORS.items() if r.heads and r.arity == 1 and not r.is_condition])
+@pytest.mark.parametrize("name", [n for n in OPERATOR_OF.values() if OPERATORS[n].arity == 1 and n != "not"])
 def test_facts_that_proofs_use_of_a_function_hold(name: str) -> None:
-    known = OPERATORS[name]
+    known, bound = OPERATORS[name], BOUNDS.get(FUNCTIONS[name])
     for [x] in points(name):
         try:
             y = evaluate(apply(name, x), {})
@@ -190,10 +190,10 @@ def test_facts_that_proofs_use_of_a_function_hold(name: str) -> None:
             return frozenset({int(sympy.sign(e))})
 
         assert sign(y) in known.signs(signs, sympy.Rational(x.numerator, x.denominator)), x
-        assert known.bound is None or abs(y) < known.bound, x
-    if known.bound is not None:  # and no smaller one is
+        assert bound is None or abs(y) < bound, x
+    if bound is not None:  # and no smaller one is
         far = evaluate(apply(name, 10**9), {})
-        assert known.bound * (1 - sympy.Rational(1, 10**6)) < far <= known.bound
+        assert bound * (1 - sympy.Rational(1, 10**6)) < far <= bound
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -260,7 +260,7 @@ def test_torch_equals_the_interpreter(op: str) -> None:
     )
     found = eval(torch_emit.OPERATORS[op].format("x"), {"torch": torch, "x": torch.from_numpy(x)}).numpy()
     with np.errstate(all="ignore"):
-        expected = PRIMITIVES[op].numeric(x)
+        expected = MEANING[op](x)
     np.testing.assert_allclose(found, expected, rtol=1e-14, atol=2.0**-1022)
 
 

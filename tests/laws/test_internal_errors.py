@@ -46,11 +46,11 @@ from fibration.cache import NOTES, Recent
 from fibration.cli.main import app
 from fibration.language.atoms import Stratum
 from fibration.language.expressions import ExpressionTooLarge, as_expression
-from fibration.laws import LAWS, kept
+from fibration.laws import LAWS, catalogue, kept
 from fibration.laws import verify as module
 from fibration.laws.budget import Stopped
 from fibration.laws.equivalent import decide as comparing
-from fibration.laws.facts import coupling
+from fibration.laws.facts import certified, coupling
 from fibration.laws.facts.certified import NAMES
 from fibration.laws.law import FILE_AN_ISSUE, proved
 from fibration.laws.subject import Subject
@@ -93,7 +93,7 @@ def raising(error):
 
 def set_decisions(monkeypatch, law, decisions):
     monkeypatch.setitem(LAWS, law, replace(LAWS[law], decisions=decisions))
-    monkeypatch.setattr(kept, "OURS", tuple(LAWS.items()))  # as a law of ours, it may be kept
+    monkeypatch.setattr(catalogue, "OURS", tuple(LAWS.items()))  # as a law of ours, it may be kept
 
 
 @pytest.mark.parametrize("timeout", [60, None])
@@ -156,19 +156,19 @@ def test_internal_errors_are_not_cached(cached, monkeypatch):
 @pytest.mark.sampled
 @pytest.mark.parametrize("fact", NAMES)
 def test_a_fact_that_raises_is_not_certified(cached, monkeypatch, fact):
-    facts, h = module.facts, one()
+    facts, h = certified.facts, one()
 
     def fail():
         raise ValueError("no")
         yield
 
-    monkeypatch.setattr(module, "facts", lambda s: ((n, fail() if n == fact else some) for n, some in facts(s)))
+    monkeypatch.setattr(certified, "facts", lambda s: ((n, fail() if n == fact else some) for n, some in facts(s)))
     found = {f.name: f for f in h.verify().facts if f.subject == "hierarchy" or f.name != fact}
     assert found[fact].value == "not certified: internal error"
     assert found[fact].argument == f"internal error: ValueError: no; {FILE_AN_ISSUE}"
     assert [f.name for f in h.verify().facts if "internal error" in f.value] == [fact]
     assert not list(cached.glob(f"{NOTES}/facts*"))
-    monkeypatch.setattr(module, "facts", facts)
+    monkeypatch.setattr(certified, "facts", facts)
     assert "internal error" not in str(h.verify())
 
 
@@ -177,7 +177,7 @@ def test_an_exception_in_code_that_all_facts_share_leaves_all_facts_not_certifie
         raise ValueError("no")
         yield
 
-    monkeypatch.setattr(module, "facts", fail)
+    monkeypatch.setattr(certified, "facts", fail)
     found = [(f.name, f.value) for f in one().verify().facts]
     assert found == [*((n, "not certified: internal error") for n in NAMES), ("coupling", "row-local")]
 

@@ -6,7 +6,8 @@ import pytest
 import sympy
 from hierarchies.builders import two
 
-from fibration.language.operators import POSITIVE, Stopped
+from fibration.language.operators import POSITIVE
+from fibration.language.sympy_bridge import Stopped
 from fibration.laws.signs.smooth_signs import DEEPEST, T, _course
 from fibration.laws.subject import Subject
 

@@ -46,9 +46,10 @@ from fibration.language.atoms import Parameter
 from fibration.language.decompositions import log_ratio
 from fibration.language.exact import transcendental
 from fibration.language.sympy_bridge import cancelled
-from fibration.laws import LAWS, budget, kept
+from fibration.laws import LAWS, budget, catalogue, kept
 from fibration.laws import verify as module
 from fibration.laws.budget import Budget, Stopped
+from fibration.laws.facts import certified
 from fibration.laws.facts.certified import NAMES
 from fibration.laws.law import proved
 from fibration.printing.law_table import marks
@@ -108,7 +109,7 @@ def asked(monkeypatch, tmp_path):
 
 def endless(monkeypatch, law="identity", decisions=never):
     monkeypatch.setitem(LAWS, law, replace(LAWS[law], decisions=decisions))
-    monkeypatch.setattr(kept, "OURS", tuple(LAWS.items()))  # as one of ours, it may be kept
+    monkeypatch.setattr(catalogue, "OURS", tuple(LAWS.items()))  # as one of ours, it may be kept
 
 
 def one(**more):
@@ -162,8 +163,10 @@ def test_a_foundation_out_of_time_leaves_every_fact_in_the_report(asked, monkeyp
     [("bounds", set(NAMES) - {"radius"}), ("amplification", {"amplification"})],
 )
 def test_laws_and_facts_share_one_time_limit(asked, monkeypatch, slow, unsaid):
-    h, facts, decisions = one(), module.facts, LAWS["structure"].decisions
-    monkeypatch.setattr(module, "facts", lambda subject: ((n, slowly(some, n == slow)) for n, some in facts(subject)))
+    h, facts, decisions = one(), certified.facts, LAWS["structure"].decisions
+    monkeypatch.setattr(
+        certified, "facts", lambda subject: ((n, slowly(some, n == slow)) for n, some in facts(subject))
+    )
     endless(monkeypatch, "structure", lambda subject: slowly(decisions(subject), True))
     found = h.verify(timeout=50)
     assert found.ok
@@ -213,13 +216,13 @@ def test_verdicts_out_of_time_are_not_cached(asked, monkeypatch):
 
 
 def test_facts_out_of_time_are_not_cached(asked, monkeypatch):
-    h, facts = one(), module.facts
-    monkeypatch.setattr(module, "facts", lambda subject: ((name, never()) for name, _ in facts(subject)))
+    h, facts = one(), certified.facts
+    monkeypatch.setattr(certified, "facts", lambda subject: ((name, never()) for name, _ in facts(subject)))
     h.verify(timeout=None)
     assert all("out of time" in f.value for f in h.verify().facts if f.subject == "hierarchy")
     assert not list(asked.glob(f"{NOTES}/facts*"))
     assert not module.SUBJECTS._recent._values
-    monkeypatch.setattr(module, "facts", facts)
+    monkeypatch.setattr(certified, "facts", facts)
     assert h.verify(timeout=60).fact("radius") == "C"
 
 

@@ -22,18 +22,7 @@ from hierarchies import wrong_specs
 from thorough import some
 
 import fibration
-from fibration import (
-    Fibration,
-    Gate,
-    Hierarchy,
-    cache,
-    clip_gate,
-    pipeline,
-    residual,
-    strata,
-    trajectory_mean,
-    uniform,
-)
+from fibration import Fibration, Gate, Hierarchy, cache, clip_gate, pipeline, residual, strata, trajectory_mean, uniform
 from fibration.cli.main import app
 from fibration.language.atoms import Parameter
 from fibration.language.decompositions import log_ratio
@@ -41,9 +30,10 @@ from fibration.language.fingerprint import fingerprint
 from fibration.language.kernels import MarkovKernel, proportional
 from fibration.language.registry import CONSTRUCTORS, constructor
 from fibration.language.report import Report
-from fibration.laws import LAWS, kept
+from fibration.laws import LAWS, catalogue, kept
 from fibration.laws import verify as module
 from fibration.laws.batches.words import Witness
+from fibration.laws.facts import certified
 from fibration.laws.law import Law
 
 SOURCES = kept.sources()
@@ -94,7 +84,7 @@ def counted(monkeypatch, law="structure"):
         return decisions(subject)
 
     monkeypatch.setitem(LAWS, law, replace(LAWS[law], decisions=count))
-    monkeypatch.setattr(kept, "OURS", tuple(LAWS.items()))  # this one only counts
+    monkeypatch.setattr(catalogue, "OURS", tuple(LAWS.items()))  # this one only counts
     monkeypatch.setattr(Law, "_holds", lambda *_: True)  # a trial of a fix asks laws of other hierarchies
     return asked
 
@@ -102,13 +92,13 @@ def counted(monkeypatch, law="structure"):
 @pytest.fixture
 def found(monkeypatch):
     """The names of the hierarchies whose facts were looked for."""
-    asked, facts = [], module.facts
+    asked, facts = [], certified.facts
 
     def count(subject):
         asked.append(subject.hierarchy.name)
         return facts(subject)
 
-    monkeypatch.setattr(module, "facts", count)
+    monkeypatch.setattr(certified, "facts", count)
     return asked
 
 
@@ -374,6 +364,12 @@ def test_an_edit_of_the_language_or_the_laws_changes_the_hash_of_the_sources(tmp
     shutil.rmtree(copied / "laws")
     (copied / "errors.py").unlink()
     assert kept.sources() == ""
+
+
+def test_nothing_is_stored_if_the_sources_have_been_edited_since_they_were_read(place, monkeypatch):
+    monkeypatch.setattr(kept, "are_unedited", kept.are_unedited.__wrapped__)
+    monkeypatch.setattr(kept, "sources", lambda: "edited")
+    assert ppo().verify().ok and not notes(place)
 
 
 def test_the_laws_import_only_modules_in_the_hash_of_the_sources():

@@ -22,11 +22,10 @@ from torch import Tensor
 
 from fibration import Hierarchy
 from fibration.compiler.diagnostics import levels
-from fibration.compiler.interpret import interpret, quantiles, scan
+from fibration.compiler.interpret import MEANING, interpret, quantiles, scan
 from fibration.compiler.ir import Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
-from fibration.compiler.scalars import MEANING
 from fibration.language.report import Report
 from fibration.pipeline import BACKENDS
 from fibration.runtime.batch import Outputs

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -378,11 +376,6 @@ def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
     refused(tmp_path / "batch", changed, "'rewards' of finite values")
     monkeypatch.setattr("fibration.files.os.fsync", fail)
     refused(tmp_path / "batch", small(labels={}), "No space left on device")
-
-
-def test_reading_rollouts_imports_no_torch() -> None:
-    program = "import sys, fibration.rollouts; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_the_shipped_batch_is_as_documented() -> None:

@@ -181,7 +181,7 @@ SLIPS = (
     ),
     slip(
         "a reason covers a law that nobody has decided", "laws*timeout",
-        'return verdict.status != "proved" and not verdict.is_unfinished', 'return verdict.status != "proved"',
+        'return self.status != "proved" and not self.is_unfinished', 'return self.status != "proved"',
     ),
     slip(
         "laws that were not reached are left out", "laws*timeout",

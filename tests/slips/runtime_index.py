@@ -167,11 +167,11 @@ SLIPS = (
     ),
     slip(
         "positions are not read where an element has several rows", "test_positions",
-        "return numbers if index.given_positions is None else index.given_positions[numbers]", "return numbers",
+        "return numbers if self.given_positions is None else self.given_positions[numbers]", "return numbers",
     ),
     slip(
         "an element is ordered by its last token", "test_positions",
-        "np.minimum.at(first, index.parent(leaf, of).cpu().numpy(), keys)", "np.maximum.at(first, index.parent(leaf, of).cpu().numpy(), keys)",
+        "np.minimum.at(first, self.parent(leaf, of).cpu().numpy(), keys)", "np.maximum.at(first, self.parent(leaf, of).cpu().numpy(), keys)",
     ),
     slip(
         "positions may stay the same along a row", "test_positions",
@@ -183,7 +183,7 @@ SLIPS = (
     ),
     slip(
         "rows that are interleaved are read one after the other", "test_positions",
-        "if of_rows is not None and (index.given_positions is None or not in_several_rows(index, target).any()):", "if of_rows is not None:",
+        "if of_rows is not None and (self.given_positions is None or not self.in_several_rows(target).any()):", "if of_rows is not None:",
     ),
     slip(
         "groups are counted in labels of tokens where there are as many", "test_groups",

@@ -18,8 +18,8 @@ from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
 from fibration.language.pairs import Given, Pair, check_comparable, check_hierarchies, pair
 from fibration.language.report import BUDGET, Report, Verdict
 from fibration.language.traversal import atoms
-from fibration.laws import LAWS
 from fibration.laws.budget import Budget
+from fibration.laws.catalogue import LAWS
 from fibration.laws.equivalent.matching import Matched, match_by_role, match_by_trial
 from fibration.laws.equivalent.same_loss import NoBatchError, check_conditions, same_loss
 from fibration.laws.equivalent.search import FEW, MANY, difference, has_batches, is_evaluated

@@ -6,7 +6,6 @@ from fibration.compiler.coupling import coupling_of
 from fibration.language.expressions import ExpressionTooLarge
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import DETAIL, NOTE, WARNING, Fact
-from fibration.laws.law import FILE_AN_ISSUE, INTERNAL_ERROR, internal_error
 
 
 def coupling(hierarchy: Hierarchy) -> Fact:
@@ -18,6 +17,8 @@ def coupling(hierarchy: Hierarchy) -> Fact:
     except MemoryError:
         raise
     except Exception as error:
+        from fibration.laws.law import FILE_AN_ISSUE, INTERNAL_ERROR, internal_error
+
         reason = internal_error("the fact 'coupling'", error)
         return Fact("coupling", "hierarchy", f"not certified: {INTERNAL_ERROR}", f"{reason}; {FILE_AN_ISSUE}", WARNING)
     if found.is_row_local:

@@ -18,12 +18,12 @@ from sympy import oo
 from fibration.language.atoms import Component, Parameter, Stratum, advantage, at
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.operators import NOT_NEGATIVE, OPERATORS, exp, where
+from fibration.language.operators import NOT_NEGATIVE, exp, where
 from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.statistics import Aggregate, atoms_within, total
 from fibration.language.strata import Shape
-from fibration.language.sympy_bridge import ATOM_OF, OPERATOR_OF, from_sympy, to_sympy
+from fibration.language.sympy_bridge import ATOM_OF, BOUNDS, from_sympy, to_sympy
 from fibration.language.traversal import atoms, desugar
 from fibration.laws.gates.pieces import extremes
 from fibration.laws.signs.assumptions import Assumptions
@@ -131,9 +131,8 @@ def _top(value: Any, assume: Assumptions) -> Any:
         return _top_of_values(atom, assume)
     if isinstance(value, sympy.exp):
         return sympy.exp(_top(value.args[0], assume))
-    row = OPERATORS.get(OPERATOR_OF.get(value.func, ""))
-    if row is not None and row.bound is not None:
-        return row.bound
+    if value.func in BOUNDS:
+        return BOUNDS[value.func]
     if value.is_Add or (value.is_Mul and all(-1 not in assume.signs(f) for f in value.args)):
         ends = [_top(t, assume) for t in value.args]
         return oo if oo in ends else value.func(*ends)

@@ -12,10 +12,9 @@ import sympy
 from fibration.language.atoms import Stratum, gated, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.operators import Stopped
 from fibration.language.order import Ordered
 from fibration.language.statistics import atoms_within
-from fibration.language.sympy_bridge import cancelled, flowing, symbol, to_sympy, vanishes
+from fibration.language.sympy_bridge import Stopped, cancelled, flowing, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
 from fibration.laws.gates.coordinates import X, composed
 from fibration.laws.on_policy import levels_together

@@ -37,6 +37,7 @@ from fibration.language.statistics import Aggregate
 from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import (
     ATOM_OF,
+    BOUNDS,
     OPERATOR_OF,
     atom_expression,
     atom_number,
@@ -222,7 +223,7 @@ class Assumptions:
         if row is None:
             return Range()
         signs = row.signs(self.signs, argument)
-        return Range(signs) if row.bound is None else ranges.of_bounded(row.bound, signs)
+        return ranges.of_bounded(BOUNDS[e.func], signs) if e.func in BOUNDS else Range(signs)
 
     def _of_statistic(self, atom: Aggregate) -> Signs:
         """The signs between the values of the formula. Without elements a total is 0 and a condition is false."""

@@ -9,27 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fibration.errors import HierarchyIndexError
 from fibration.language.atoms import BATCH
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.index import sequence
 from fibration.runtime.index.spans import Intervals, Layout, Members, Ordering, Spans, lay_out
 from fibration.runtime.ranks.shards import Shards
 from fibration.runtime.sums import Codes
-
-if TYPE_CHECKING:
-    from fibration.runtime.index.projection import Projection
 
 Edge = tuple[str, str]  # names of a fibration's source and target
 P = ParamSpec("P")
 T = TypeVar("T")
 Holder = TypeVar("Holder", bound="Elements")
+LAST = np.iinfo(np.int64).max  # of sort keys
+
+
+class Blocks(Protocol):
+    """The part of a `Projection` that `Elements.matrix` reads."""
+
+    strata: tuple[str, ...]
+
+    def block(self, into: str, of: str) -> NDArray[np.float64]: ...
 
 
 def once(method: Callable[Concatenate[Holder, P], T]) -> Callable[Concatenate[Holder, P], T]:
@@ -65,7 +71,7 @@ class Elements:
     size: Mapping[str, int]
     device: torch.device
     given_positions: Codes | None = None  # [tokens]: the caller's positions, which order tokens
-    projection: Projection | None = None  # of crossed strata, if the hierarchy orthogonalises by projection
+    projection: Blocks | None = None  # of crossed strata, if the hierarchy orthogonalises by projection
     ranks: Shards | None = None  # the ranks that share the batch
     _cache: dict[Any, Any] = field(default_factory=dict)
 
@@ -108,7 +114,7 @@ class Elements:
 
     @once
     def _numbers_of(self, leaf: str) -> Tensor:
-        return self._move(self.numbers[leaf].places())
+        return self._move(self.token_numbers(leaf))
 
     @once
     def _places_of(self, leaf: str | None) -> Tensor:
@@ -204,7 +210,7 @@ class Elements:
                     f"a layout of '{self.hierarchy.name}' without a leaf", required=self._leaf_words
                 )
             return self.layout(segments, self.leaves[0])
-        if self.given_positions is not None and sequence.in_several_rows(self, segments).any():
+        if self.given_positions is not None and self.in_several_rows(segments).any():
             listed = self.sequence(segments, leaf)
             if listed.order is not None:
                 places = self.positions_of(leaf)[listed.order]
@@ -263,8 +269,31 @@ class Elements:
 
     @once
     def sequence(self, target: str, *sources: str) -> Ordering:
-        """The elements of `sources` (leaves, or one coarser stratum) over every `target` element, in order."""
-        return sequence.ordering(self, target, sources)
+        """The elements of `sources` (leaves, or one coarser stratum) over every `target` element, in order.
+
+        An element with tokens in several rows is ordered by positions only. Elements of a coarser stratum are in the
+        order of their first tokens.
+        """
+        leaf = sources[0]
+        of_rows = self.of_rows(leaf, target) if sources == (leaf,) and leaf in self.leaves else None
+        if of_rows is not None and (self.given_positions is None or not self.in_several_rows(target).any()):
+            elements = of_rows.cpu().numpy()
+            if bool((elements[1:] >= elements[:-1]).all()):
+                sizes = np.bincount(elements, self.spans[leaf].sizes, self.size[target])  # whole numbers, exact
+                return self._ordering(None, sizes)
+        order, parent = self.sorted_by(target, sources)
+        return self._ordering(order, np.bincount(parent, minlength=self.size[target]))
+
+    def _ordering(self, order: Codes | None, sizes: NDArray[Any]) -> Ordering:
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        moved = None if order is None or bool((order[1:] > order[:-1]).all()) else self._move(order)
+        return Ordering(moved, self._move(offsets), int(sizes.max(initial=0)))
+
+    def sorted_by(self, target: str, sources: tuple[str, ...]) -> tuple[Codes, Codes]:
+        """The elements of all sources sorted by target and place; and the target of each."""
+        parent = np.concatenate([self.parent(s, target).cpu().numpy() for s in sources])
+        places = np.concatenate([self.places(s).cpu().numpy() for s in sources])
+        return np.lexsort((places, parent)), parent
 
     @once
     def places(self, stratum: str) -> Tensor:
@@ -274,8 +303,27 @@ class Elements:
         """
         if self.ranks is not None and stratum in self.ranks.first:
             return self.ranks.first[stratum]
-        of_tokens = stratum in self.leaves
-        return self._move(sequence.keys_of(self, stratum) if of_tokens else sequence.first_tokens(self, stratum))
+        return self._move(self.keys_of(stratum) if stratum in self.leaves else self._first_tokens(stratum))
+
+    def _first_tokens(self, of: str) -> Codes:
+        """The sort key of each element's first token in this process."""
+        first = np.full(self.size[of], LAST)
+        for leaf in self.leaves_over(of):
+            of_rows, keys = self.of_rows(leaf, of), self.keys_of(leaf)
+            if of_rows is None:
+                np.minimum.at(first, self.parent(leaf, of).cpu().numpy(), keys)
+            else:  # keys ascend along a row
+                np.minimum.at(first, of_rows.cpu().numpy(), keys[self.spans[leaf].before[:-1]])
+        return first
+
+    def keys_of(self, leaf: str) -> Codes:
+        """The sort key of each token of a leaf."""
+        numbers = self.token_numbers(leaf)
+        return numbers if self.given_positions is None else self.given_positions[numbers]
+
+    def token_numbers(self, leaf: str) -> Codes:
+        """The numbers of a leaf's tokens among the unmasked tokens."""
+        return self.numbers[leaf].places() if len(self.leaves) > 1 else np.arange(len(self.every))
 
     @once
     def order(self, of: tuple[str, ...], make: Any) -> Any:
@@ -327,6 +375,14 @@ class Elements:
             else:
                 under.append((of_rows, self._move(self.spans[leaf].rows)))
         return tuple(under)
+
+    def in_several_rows(self, over: str) -> NDArray[np.bool_]:
+        """Whether each element has tokens in several rows of this process."""
+        low, high = np.full(self.size[over], LAST), np.full(self.size[over], -1)
+        for elements, rows in self.over_rows(over):
+            np.minimum.at(low, elements.cpu().numpy(), rows.cpu().numpy())
+            np.maximum.at(high, elements.cpu().numpy(), rows.cpu().numpy())
+        return high > low
 
     def kept(self, key: Hashable, make: Callable[[], T]) -> T:
         """The cached value of a key; `make` makes it on first use."""

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from fibration.errors import HierarchyIndexError, an
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.order import Ordered
 from fibration.runtime.index.attributes import to_numpy
+from fibration.runtime.index.elements import LAST
 from fibration.runtime.index.index import Index
-from fibration.runtime.index.sequence import LAST, in_several_rows, keys_of, numbers_of, sorted_by, under
 from fibration.runtime.index.spans import Spans
 from fibration.runtime.ranks.pieces import position_ranges
 from fibration.runtime.sums import Codes
@@ -58,12 +59,12 @@ def read_positions(
 def check_order(index: Index) -> None:
     """Refuse elements whose tokens have no order although a formula reads one. The error names rows or tokens."""
     for over, read in read_over(index.hierarchy).items():
-        scattered = in_several_rows(index, over)
+        scattered = index.in_several_rows(over)
         if not scattered.any():
             continue
         if index.given_positions is None:
             element = int(np.argmax(scattered))
-            rows = np.unique(np.concatenate([at[over_ == element] for over_, at in under(index, over)]))
+            rows = torch.cat([at[over_ == element] for over_, at in index.over_rows(over)]).unique()
             found = " and ".join(index._describe_row(int(row)) for row in rows[:2])
             raise unordered(read, index.describe_element(over, element), f"tokens in {found}")
         _refuse_repeats(index, over)
@@ -90,19 +91,19 @@ def runs_of(local: Index, over: str, number: Codes, several: NDArray[np.bool_]) 
     `number`: the whole batch's number of each of this rank's elements.
     """
     leaves = local.leaves_over(over)
-    order, parent = sorted_by(local, over, leaves)
+    order, parent = local.sorted_by(over, leaves)
     order = order[several[number[parent[order]]]]
-    keys = np.concatenate([keys_of(local, leaf) for leaf in leaves])
+    keys = np.concatenate([local.keys_of(leaf) for leaf in leaves])
     return position_ranges(number[parent[order]], keys[order])
 
 
 def _refuse_repeats(index: Index, over: str) -> None:
     leaves = index.leaves_over(over)
-    keys = np.concatenate([keys_of(index, leaf) for leaf in leaves])
-    order, parent = sorted_by(index, over, leaves)
+    keys = np.concatenate([index.keys_of(leaf) for leaf in leaves])
+    order, parent = index.sorted_by(over, leaves)
     again = np.flatnonzero((keys[order][1:] == keys[order][:-1]) & (parent[order][1:] == parent[order][:-1]))
     if len(again):
-        numbers = np.concatenate([numbers_of(index, leaf) for leaf in leaves])
+        numbers = np.concatenate([index.token_numbers(leaf) for leaf in leaves])
         one, other = sorted(int(numbers[i]) for i in order[again[0] : again[0] + 2])
         element = index.describe_element(over, int(parent[order[again[0]]]))
         raise HierarchyIndexError(
