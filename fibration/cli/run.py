@@ -120,7 +120,7 @@ def _gate(
     reports.emit(console, verified)
 
     engine = any(policy.is_passed for policy in hierarchy.policies.values())
-    shipped = "the rollouts that come with fibration" + ", sampled by an engine in bfloat16" * engine
+    shipped = "the rollouts that come with fibration" + " (an engine's, in bfloat16)" * engine
     recorded = rollouts if isinstance(rollouts, Rollouts) else load_rollouts(rollouts, engine=engine)
     index = build_index(op, recorded)
     source = "the rollouts" if recorded is rollouts else str(rollouts or shipped)
@@ -148,7 +148,7 @@ def _draw(console: Console, gated: Gated, out: Path) -> None:
         pictures = recorded_batch.draw(gated, out, lambda name: tick(f"drawing {name}"))
     reports.emit(console, Text("\npictures", "bold cyan"))
     for path, title in pictures:
-        reports.emit(console, Text(f"  {path}: {title}"))
+        reports.emit(console, Padding(f"{path}: {title}", (0, 0, 0, 2)))
 
 
 def _batch(rollouts: Rollouts) -> str:

@@ -45,9 +45,9 @@ MARKS: Mapping[str, Kind] = {
 }
 
 
-def columns(narrow: int, padding: tuple[int, int, int, int] = (0, 2, 0, 0)) -> Table:
+def columns(narrow: int) -> Table:
     """Returns a grid of `narrow` columns that never wrap, and a last column that does."""
-    grid = Table.grid(padding=padding)
+    grid = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(narrow):
         grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 WIDTH = 100
@@ -194,7 +193,7 @@ def folded(text: str, width: int) -> str:
     return "\n".join(part for line in text.split("\n") for part in _fold(line, width))
 
 
-def _fold(line: str, width: int) -> Iterator[str]:
+def _fold(line: str, width: int) -> list[str]:
     opened: list[list[int]] = []  # the places of a bracket and of the commas in it
     calls: list[list[int]] = []
     for i, character in enumerate(line):
@@ -207,13 +206,11 @@ def _fold(line: str, width: int) -> Iterator[str]:
             calls += [[*call, i]] if not opened and len(call) > 1 else []
     start, *commas, end = max(calls, key=lambda places: places[-1] - places[0], default=[0, 0])
     if len(line) <= width or end - start < len(line) // 2:
-        yield from _wrap(line, width)
-        return
-    margin = _margin(line)
-    yield from _wrap(line[: start + 1], width)
+        return _wrap(line, width)
+    margin, lines = _margin(line), _wrap(line[: start + 1], width)
     for low, high in zip((start, *commas), (*commas, end), strict=True):
-        yield from _fold(f"{margin}  {line[low + 1 : high + (high != end)].strip()}", width)
-    yield from _fold(margin + line[end:], width)
+        lines += _fold(f"{margin}  {line[low + 1 : high + (high != end)].strip()}", width)
+    return lines + _fold(margin + line[end:], width)
 
 
 def quoted(text: str) -> str:

@@ -20,7 +20,7 @@ from fibration.escaping import one_line, visible
 from fibration.language.apart import each
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import as_in_file, load_all, spec_files, split, variables_of
-from fibration.language.report import BUDGET, Fact, Report, Verdict
+from fibration.language.report import BUDGET, WARNING, Fact, Report, Verdict
 from fibration.laws.budget import Budget
 from fibration.printing import configs
 from fibration.printing.law_table import (
@@ -173,15 +173,19 @@ def short(report: Report) -> RenderableType:
 
 
 def compact(reports: Sequence[Report]) -> RenderableType:
-    """Returns a line per report, with what fails under it; then each warning once, with the names that it is about."""
+    """Returns a line per report, with what fails under it; then one warning of each fact, with all that have one."""
     width = max(len(r.hierarchy.name) for r in reports)
     parts: list[RenderableType] = []
-    about: dict[Fact, list[str]] = {}
+    about: dict[str, dict[str, Fact]] = {}
     for r in reports:
         parts += [heading(r, width), _rows(r, r.causes, ())]
         for fact in r.warnings:
-            about.setdefault(fact, []).append(r.hierarchy.name)
-    facts = [replace(f, subject=f"{', '.join(names)}: {f.subject}") for f, names in about.items()]
+            about.setdefault(fact.name, {}).setdefault(r.hierarchy.name, fact)
+    facts = []
+    for found in about.values():
+        (name, first), *others = found.items()
+        such = f", such as {name}" if any(fact != first for _, fact in others) else ""
+        facts.append(replace(first, subject=f"{', '.join(found)}{such}: {first.subject}"))
     return Group(*parts, _rows(reports[0], (), facts), Text("--all lists every law and every fact of each", "dim"))
 
 
@@ -213,7 +217,7 @@ def _rows(
             rows.append((shown, law, Text(f"{of}: {why}" if of else why), ("", "")))
     for f in facts:
         shown = mark_of(f)
-        because = (f" ({f.argument})" if f.argument else "", "dim")
+        because = (f"\n{f.argument}", "") if f.level == WARNING else (f" ({f.argument})" * bool(f.argument), "dim")
         about = f"{f.subject}: ".removesuffix("hierarchy: ")
         value = Text.assemble(about, (f.value, "bold"), because)
         rows.append((shown, f.name, value, ("", "")))
