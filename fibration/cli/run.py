@@ -21,7 +21,6 @@ from fibration.language.report import BUDGET
 from fibration.pipeline import best
 from fibration.pipeline import compile as compile_operator
 from fibration.printing import reports
-from fibration.printing.law_table import columns
 from fibration.printing.progress import working
 from fibration.rollouts.file import Rollouts, load_rollouts
 from fibration.rollouts.replay import Gated, build_index, disagreement, gate
@@ -91,16 +90,15 @@ def command(
         return 1
     _draw(console, gated[0], out)
     named = spec if isinstance(spec, str) else " ".join(spec)
-    grid = columns(1)
-    for words, meaning in (
-        (f"fibration run {named} --all", "every level by its labels, and every number"),
-        (f"fibration run {named} --rollouts FILE", "your own rollouts: Rollouts.from_batch(...).save(FILE)"),
-        ("fibration verify my_spec.py", "your own loss, declared: fibration init"),
-        ("fibration audit my_file.py:loss", "your own loss, a function of torch"),
-    ):
-        grid.add_row(Text(words, "bold"), Text(meaning, "dim"))
     reports.emit(console, Text("\nnext", "bold cyan"))
-    reports.emit(console, Padding(grid, (0, 0, 0, 2)))
+    for words, meaning in (
+        (f"fibration run {named} --all", "every level by its labels"),
+        (f"fibration run {named} --rollouts FILE", "your rollouts, saved"),
+        ("fibration verify my_spec.py", "your loss (begin: fibration init)"),
+        ("fibration audit my_file.py:loss", "your loss, a function of torch"),
+    ):
+        line = Text.assemble("  ", (f"{words:<44}", "bold"), f" {meaning}", no_wrap=True, overflow="ignore")
+        reports.emit(console, line)  # a command never breaks, so that it can be pasted
     return 0
 
 
