@@ -23,7 +23,7 @@ from fibration.plotting.figures import make
 from fibration.plotting.gate_curve import removes
 from fibration.printing.latex import latex
 from fibration.printing.law_table import legend, marks
-from fibration.printing.text import text as strata_and_gates
+from fibration.printing.text import quiver, tree
 from fibration.trainers.labels import refuse_finer, wanted
 
 DOCS = Path(__file__).resolve().parents[1]
@@ -276,7 +276,7 @@ def _assigned(node: ast.stmt) -> set[str]:
 
 
 def _tree(h: Hierarchy) -> str:
-    return strata_and_gates(h).split("\n\n")[1]
+    return "\n".join(tree(h) if h.shape.is_tree else quiver(h))
 
 
 def write(found: Mapping[str, Loss]) -> None:

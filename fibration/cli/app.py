@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -13,11 +14,14 @@ from typer.core import TyperGroup
 from fibration.errors import FibrationError, LawError
 from fibration.escaping import guarded, one_line, styled
 from fibration.files import standard_stream
+from fibration.printing.layout import wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 UsageError: Any = typer.BadParameter.__base__  # click's class; some releases of typer contain their own click
+
+UNBROKEN = 1_000_000
 
 
 class Commands(TyperGroup):
@@ -42,14 +46,14 @@ class Commands(TyperGroup):
         try:
             return super().make_context(*args, **options)
         except UsageError as error:
-            error.message = one_line(error.message)
+            _say_within(error, error.message)
             raise
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            error.message = one_line(error.message.replace("Value error, ", ""))  # of pydantic, which typer passes on
+            _say_within(error, error.message.replace("Value error, ", ""))  # of pydantic, which typer passes on
             raise
         except LawError as error:
             fail(error, 1)
@@ -62,8 +66,19 @@ class Commands(TyperGroup):
 
 
 def fail(error: object, code: int) -> NoReturn:
-    typer.echo(f"error: {error if isinstance(error, FibrationError) else one_line(error)}", err=True)
+    say(f"error: {error if isinstance(error, FibrationError) else one_line(error)}", is_error=True)
     raise typer.Exit(code)
+
+
+def say(text: str, is_error: bool = False) -> None:
+    """Prints a message. Its lines break on a terminal alone, so that a search in a pipe finds its words."""
+    typer.echo(wrapped(text, width(UNBROKEN)), err=is_error)
+
+
+def _say_within(error: Any, message: str) -> None:
+    error.message = one_line(message)
+    said = wrapped(f"Error: {error.format_message()}", width(UNBROKEN)).removeprefix("Error: ")
+    error.format_message = lambda: said
 
 
 app = typer.Typer(
@@ -87,12 +102,17 @@ def console(output: Path | None = None) -> Console:
     from rich.console import Console
 
     stream = styled(sys.stderr if _is_stdout(output) else sys.stdout)
-    return Console(file=stream, highlight=False, markup=False, emoji=False)
+    return Console(file=stream, width=width(), highlight=False, markup=False, emoji=False)
+
+
+def width(piped: int = 80) -> int:
+    """Returns how wide lines may be: COLUMNS, else the width of the terminal, else `piped`."""
+    return shutil.get_terminal_size((piped, 0)).columns
 
 
 def tell(line: str, output: Path | None = None) -> None:
     """Prints a line about a command's results: on stdout, or on stderr if the results themselves go to stdout."""
-    typer.echo(one_line(line), err=_is_stdout(output))
+    say(one_line(line), _is_stdout(output))
 
 
 def _is_stdout(output: Path | None) -> bool:

@@ -9,12 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from fibration.cli.app import UsageError, app, console, tell
+from fibration.cli.app import UsageError, app, console, tell, width
+from fibration.cli.app import say as tell_error
 from fibration.cli.arguments import OUTPUT, FailOn, Parameters, Timeout, VerifyFormat, parameters
 from fibration.errors import AuditError, FibrationError
 from fibration.escaping import one_line
 from fibration.files import STDOUT, check_writable_file, write_file
 from fibration.language.report import BUDGET
+from fibration.laws.budget import Budget
+from fibration.printing.layout import wrapped
 
 
 @app.command()
@@ -155,7 +158,6 @@ def audit(
     the time ran out.
     """
     from fibration.language.apart import each
-    from fibration.laws.budget import Budget
     from fibration.printing.progress import working
 
     check_writable_file(output, in_folder=True)
@@ -190,7 +192,8 @@ def audit(
     if isinstance(found, FibrationError):
         raise found
     text, fine = found
-    write_file(output or STDOUT, f"{text}\n")
+    shown = wrapped(text, 100 if output else width()) if format is VerifyFormat.text else text
+    write_file(output or STDOUT, f"{shown}\n")
     if output is not None:
         tell(f"{'fine' if fine else 'not fine'}; report in {output}", output)
     raise typer.Exit(0 if fine else 1)
@@ -203,7 +206,7 @@ def say(outcomes: Sequence[Any], format: VerifyFormat, output: Path | None, full
 
     for outcome in outcomes:
         if outcome.error:
-            typer.echo(f"error: {outcome.error}", err=True)
+            tell_error(f"error: {outcome.error}", is_error=True)
     if output is not None:
         write_file(output, rendered(outcomes, format, full))
         tell(f"{reports.summary(outcomes)}; report in {output}", output)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -83,14 +84,14 @@ def _of_rows(r: Rollouts, rewards: NDArray[Any]) -> NDArray[Any]:
     return rewards if len(rewards) == r.n_trajectories else np.bincount(r.rows, rewards, r.n_trajectories)
 
 
-def _weights(g: Gated) -> Table:
-    """A table of how many tokens of each part of the rollouts are kept, and of their weights."""
+def _weights(g: Gated, full: bool) -> Table:
+    """A table of how many tokens of each part of the rollouts, or of all, are kept, and of their weights."""
     r, w = g.rollouts, g.weights
     places = g.index.positions.numpy()
     apart = {name: (r.old_log_probs - given.numpy())[places] for name, given in g.policies.items()}
     names = [f"mean\n|log π_old/π_{name}|" for name in apart]
     table = _table(g.parts.stratum, "tokens", "kept", "w\nmin", "w\nmean", "w\nmax", "effective", *names)
-    for name, tokens in _parts(g):
+    for name, tokens in list(_parts(g))[0 if full else -1 :]:
         mine = tokens[places]
         if name == "all":
             table.add_section()
@@ -102,8 +103,8 @@ def _weights(g: Gated) -> Table:
     return table
 
 
-def table_of_regimes(g: Gated) -> Table:
-    """A table of drift and regimes per level, split by the elements of every coarsest stratum with few named elements.
+def table_of_regimes(g: Gated, full: bool = True) -> Table:
+    """A table of drift and regimes per level. `full`: split by the elements of every coarsest stratum with few of them.
 
     If a stratum has more than `MOST`, the table shows the elements that drift furthest at the level.
     """
@@ -112,7 +113,8 @@ def table_of_regimes(g: Gated) -> Table:
     regimes = _shown(g)
     titles = [r.title.replace(" ", "\n") for r in regimes.values()]
     # Metrics exist per element only for strata with few elements, and never for the batch.
-    coarsest = [over for over in dict.fromkeys(b for _, b in report.paths) if any(f"[{over}=" in m for m in metrics)]
+    split = dict.fromkeys(b for _, b in report.paths) if full else ()
+    coarsest = [over for over in split if any(f"[{over}=" in m for m in metrics)]
     heading = coarsest[0] if len(coarsest) == 1 and len(coarsest[0]) <= LABEL else "over" if coarsest else ""
     pulls = ["pull"] if has_pulls(h) else []
     table = _table("level", heading, "elem.", "mean\ndrift", "max\ndrift", *titles, *pulls, left=2)
@@ -152,17 +154,12 @@ def _share(value: float, style: str) -> Text:
     return Text("<1%" if value < 0.005 else f"{value:.0%}" if value == 1 or value < 0.995 else ">99%", style)
 
 
-def findings(g: Gated) -> Iterator[Any]:
-    """The tables, each after a line that explains its columns, then the numbers of the whole batch."""
+def findings(g: Gated, full: bool = True) -> Iterator[Any]:
+    """The tables, each after a line that explains its columns, then the numbers of the whole batch.
+
+    `full`: every level split by labels, and all numbers. Without it they fit on a screen.
+    """
     h, m = g.op.hierarchy, g.result.metrics
-    yield Text(
-        f"How far {f'each {g.parts.stratum}' if g.parts.stratum else 'the batch'} has moved since it was sampled. "
-        "r: the ratio π_new/π_old of a token. 𝒢(r): the gated ratio, which training uses instead of r. "
-        f"clipped: the share of tokens that {'the gate on ' if len(h.leaves) == 1 else 'the gates on '}"
-        f"{' and '.join(map(str, h.leaves))} changed.",
-        "italic",
-    )
-    yield _moved(g)
     split = len(h.decomposition.channels) > 1
     of_channels = " A token that became likelier has density 0 in channel −, any other token in channel +."
     channels = of_channels if split else ""
@@ -173,7 +170,15 @@ def findings(g: Gated) -> Iterator[Any]:
         f"{coarser}.{channels} Shares of elements by regime. {meanings}.{PULL if has_pulls(h) else ''}",
         "italic",
     )
-    yield table_of_regimes(g)
+    yield table_of_regimes(g, full)
+    yield Text(
+        f"How far {f'each {g.parts.stratum}' if g.parts.stratum else 'the batch'} has moved since it was sampled. "
+        "r: the ratio π_new/π_old of a token. 𝒢(r): the gated ratio, which training uses instead of r. "
+        f"clipped: the share of tokens that {'the gate on ' if len(h.leaves) == 1 else 'the gates on '}"
+        f"{' and '.join(map(str, h.leaves))} changed.",
+        "italic",
+    )
+    yield _moved(g)
     o = h.objective
     if o.formulas:
         yield Text(
@@ -181,7 +186,7 @@ def findings(g: Gated) -> Iterator[Any]:
             "token's weights. effective: (Σw)²/(n·Σw²), the share of n kept tokens that the weighted mean is worth.",
             "italic",
         )
-        yield _weights(g)
+        yield _weights(g, full)
     ratio = torch.exp(g.log_ratio)
     changed = float((g.ratio - ratio).abs().gt(1e-12 * ratio).double().mean())
     product = "w·" * bool(o.formulas) + ("stop(𝒢(r))·A·log π" if o.estimator == "score" else "𝒢(r)·A")
@@ -199,10 +204,11 @@ def findings(g: Gated) -> Iterator[Any]:
             if formula is not None and a is not None
         ),
         *((f"penalty {name}", f"{float(m[f'penalty/{name}']):.6f}", str(p)) for name, p in h.penalties.items()),
-        *(("weight", "", str(formula)) for formula in o.weighed),
-        *(("kept", "", f"{k.condition}; μ counts {k.normaliser} tokens") for k in o.kept),
         ("ratio r", f"{float(ratio.min()):.3f} … {float(ratio.max()):.3f}", "π_new/π_old, before gates"),
         ("gated ratio 𝒢(r)", gated, f"differs from r on {changed:.0%} of the tokens"),
+        ("", "", ""),
+        *(("weight", "", str(formula)) for formula in o.weighed),
+        *(("kept", "", f"{k.condition}; μ counts {k.normaliser} tokens") for k in o.kept),
         ("TV estimate", f"{float(m['tv']):.5f}", "mean over trajectories of mean |r − 1|"),
         ("KL estimate", f"{float(m['kl']):.5f}", "mean over trajectories of mean −log r, in nats"),
         *(
@@ -214,8 +220,10 @@ def findings(g: Gated) -> Iterator[Any]:
             for name in g.policies
         ),
     ):
+        if not (name or full):
+            break
         grid.add_row(Text(name, "bold"), value, Text(meaning, "dim"))
-    yield grid
+    yield Padding(grid, (1, 0, 0, 0))
 
 
 def _mean(objective: Objective) -> str:
@@ -228,6 +236,6 @@ def _coordinate(h: Hierarchy) -> str:
 
 
 def _shown(g: Gated) -> dict[str, Regime]:
-    """Every regime; `attenuated` only if it occurs."""
-    occurs = any("/attenuated" in key and float(value) > 0 for key, value in g.result.metrics.items())
-    return {k: r for k, r in REGIMES.items() if k != "attenuated" or occurs}
+    """The regimes that occur, and `passed`."""
+    occur = {key.split("[")[0].rpartition("/")[2] for key, value in g.result.metrics.items() if float(value) > 0}
+    return {k: r for k, r in REGIMES.items() if k in {"passed", *occur}}

@@ -14,13 +14,14 @@ from typing import Annotated
 import typer
 
 from fibration.cli import checks as checks  # its commands come first
-from fibration.cli.app import app, console, tell
+from fibration.cli.app import app, console, say, tell, width
 from fibration.cli.arguments import OUTPUT, Parameters, ShowFormat, Spec, Timeout, parameters
 from fibration.errors import BackendError
 from fibration.escaping import escaped_literals, guarded, one_line
 from fibration.files import check_writable, write_file
 from fibration.language.apart import turn_on
 from fibration.language.report import BUDGET
+from fibration.printing.layout import wrapped
 
 UNUSABLE = 2  # the exit code
 
@@ -41,6 +42,7 @@ def show(
     from fibration.configs.specs import as_spec
     from fibration.printing import configs
     from fibration.printing.latex import latex
+    from fibration.printing.layout import folded
     from fibration.printing.python import python
     from fibration.printing.reports import loss_quietly
     from fibration.printing.text import mermaid, text
@@ -56,11 +58,12 @@ def show(
         comments = "".join(f"# {one_line(line.strip())}\n" for line in beside)
         typer.echo(comments + escaped_literals(python(hierarchy)), nl=False)
     else:
-        typer.echo({"text": text, "mermaid": mermaid, "latex": latex}[format](hierarchy))
+        shown = {"text": text, "mermaid": mermaid, "latex": latex}[format](hierarchy)
+        typer.echo(folded(shown, width()) if format is ShowFormat.text else shown)
         if format is ShowFormat.text:
             typer.echo(f"\nmicro-batches\n  {coupling_of(hierarchy)}")
             for line in configs.lines(configs.title(as_spec(spec).trainer), configs.without_law_notes(loss)):
-                typer.echo(line if line.startswith(" ") else f"\n{line}")
+                typer.echo(wrapped(line if line.startswith(" ") else f"\n{line}", width()))
 
 
 @app.command()
@@ -108,7 +111,8 @@ def compile(
     files = {**exported.files, proof: certificate(artifact, report, exported)}
     for name, contents in files.items():
         write_file(output / name, contents)
-    typer.echo("\n".join([reports.heading(report).plain, *(one_line(output / name) for name in files)]))
+    reports.emit(console(), reports.warned(report))
+    typer.echo("\n".join(one_line(output / name) for name in files))
     if exported.kernels:
         reports.emit(console(), kernel_table(exported))
 
@@ -119,9 +123,6 @@ def run(
     rollouts: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Recorded rollouts. Default: the batch that is shipped.")
     ] = None,
-    verify: Annotated[
-        list[str] | None, typer.Option(metavar="SPEC|DIR", help="Verify this spec or folder first. May be repeated.")
-    ] = None,
     out: Annotated[Path, typer.Option(*OUTPUT, metavar="DIR", help="The folder for pictures.")] = Path("out"),
     by: Annotated[
         str | None,
@@ -130,6 +131,7 @@ def run(
         ),
     ] = None,
     param: Parameters = None,
+    all: Annotated[bool, typer.Option("--all", help="Split levels by these labels; print all numbers.")] = False,
     timeout: Timeout = BUDGET,
 ) -> None:
     """Gate a recorded batch, and show what every level did.
@@ -139,7 +141,7 @@ def run(
     """
     from fibration.cli.run import command
 
-    raise typer.Exit(command(console(), spec, rollouts, verify or [], out, parameters(param or []), timeout, by))
+    raise typer.Exit(command(console(), spec, rollouts, out, parameters(param or []), timeout, by, all))
 
 
 @app.command()
@@ -214,7 +216,7 @@ def init(
     """
     from fibration.cli.project import init as begin
 
-    typer.echo(begin(folder))
+    say(begin(folder))
 
 
 @app.command()

@@ -72,7 +72,7 @@ def load(spec: str | Path) -> Hierarchy:
 def _nowhere(text: str, path: Path) -> SpecError:
     """Returns the error for a SPEC that names no hierarchy, with a suggestion."""
     problem, remedy = "it is neither a file nor a shipped name", ""
-    otherwise = "\n    ".join(["shipped:", *wrap(", ".join(shipped()), 100)])
+    otherwise = "\n    ".join(["shipped:", *wrap(", ".join(shipped()), 76)])
     if path.is_dir():
         names = [str(file) for file in sorted(_below(path))[:3]]
         problem = "it is a folder, and one hierarchy is asked for"

@@ -117,8 +117,8 @@ Width = tuple[tuple[str, str, float], ...]  # a sum: the name and the channel of
 class Fact:
     """A proved property that is no law: `name` of `subject` is `value`, because of `argument`.
 
-    `level`: "warning" for what is probably a slip, "note" for what users act on, "detail" for the rest. A short report
-    leaves details out. No fact changes the outcome.
+    `level`: "warning" for a danger or a probable slip, with what to change in `argument`; "note" for what users act on;
+    "detail" for the rest. A short report leaves details out. No fact changes the outcome.
 
     `width`: how far apart the ends of a range are, if they are a sum of parameters times factors, and 0 is in it.
     """
@@ -210,16 +210,13 @@ class Report:
     @property
     def proved_laws(self) -> tuple[str, ...]:
         """The laws that are proved for all of their subjects."""
-        return tuple(dict.fromkeys(v.law for v in self.verdicts if v.law not in self._not_proved))
-
-    @property
-    def _not_proved(self) -> set[str]:
-        return {v.law for v in self.verdicts if v.status != "proved"}
+        others = {v.law for v in self.verdicts if v.status != "proved"}
+        return tuple(dict.fromkeys(v.law for v in self.verdicts if v.law not in others))
 
     @property
     def proved_in_words(self) -> str:
-        """How many laws hold, in words: `17 laws hold`."""
-        return f"{len(self.proved_laws)} {'law holds' if len(self.proved_laws) == 1 else 'laws hold'}"
+        """How many laws are proved for all of their subjects: `17 laws proved`. Every count in words is this one."""
+        return f"{len(self.proved_laws)} {'law' if len(self.proved_laws) == 1 else 'laws'} proved"
 
     @property
     def given_up(self) -> dict[str, list[str]]:
@@ -236,8 +233,8 @@ class Report:
 
     @property
     def noted(self) -> tuple[Fact, ...]:
-        """The facts of a short report: warnings first, then notes."""
-        return tuple(sorted((f for f in self.facts if f.level != DETAIL), key=lambda f: f.level != WARNING))
+        """The facts of a short report: warnings first, then notes. A refused hierarchy has warnings alone."""
+        return (*self.warnings, *(f for f in self.facts if f.level == NOTE and self.ok))
 
     @property
     def warnings(self) -> tuple[Fact, ...]:
@@ -251,6 +248,7 @@ class Report:
         return {
             "hierarchy": self.hierarchy.name,
             "ok": self.ok,
+            "proved_laws": list(self.proved_laws),
             "verdicts": [v.to_dict() for v in self.verdicts],
             "facts": [f.to_dict() for f in self.facts],
         }
@@ -262,7 +260,7 @@ class Report:
         lines = [f"{self.hierarchy.name}: {self.outcome}", *(row for v in self.causes for row in self._rows(v))]
         lines += [f"  – {'given up':<16} {', '.join(laws)}: {why}" for why, laws in self.given_up.items()]
         lines += [_row(f) for f in self.noted]
-        return escaped("\n".join([*lines, f"  ✓ {self.proved_in_words}; print(report.table()) lists them"]))
+        return escaped("\n".join([*lines, f"  ✓ {self.proved_in_words}; print(report.table()) has all"]))
 
     def table(self) -> str:
         """Returns every verdict with its argument, then all facts, as text."""

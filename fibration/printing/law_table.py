@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
-from rich.text import Text
 
 from fibration import laws
 from fibration.escaping import markdown_text, plain_line
@@ -48,9 +45,9 @@ MARKS: Mapping[str, Kind] = {
 }
 
 
-def columns(narrow: int, padding: tuple[int, int, int, int] = (0, 2, 0, 0)) -> Table:
+def columns(narrow: int) -> Table:
     """Returns a grid of `narrow` columns that never wrap, and a last column that does."""
-    grid = Table.grid(padding=padding)
+    grid = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(narrow):
         grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
@@ -70,12 +67,13 @@ def mark_of(fact: Fact) -> Kind:
 
 
 def tally(report: Report) -> str:
-    """Returns what holds, and the numbers of laws that are given up and of warnings: `15 laws hold, 2 given up`."""
-    numbers = {"given up": sum(map(len, report.given_up.values()))}
-    numbers |= {word: sum(v.status == word for v in report.causes) for word in ("refuted", "undecided")}
+    """Returns the numbers of laws and of warnings: `15 laws proved, 2 given up, 1 warning`."""
+    numbers = {"given up": len({v.law for v in report.verdicts if v.accepted and v.status != "proved"})}
+    numbers |= {word: len({v.law for v in report.causes if v.status == word}) for word in ("refuted", "undecided")}
     warnings = len(report.warnings)
-    said = [report.proved_in_words, *(f"{n} {word}" for word, n in numbers.items() if n)]
-    return ", ".join([*said, *([f"{warnings} warning{'s' * (warnings > 1)}"] if warnings else [])])
+    more = "more " * ("warning" in report.outcome)  # beside those about a config
+    numbers[f"{more}warning{'s' * (warnings > 1)}"] = warnings
+    return ", ".join([report.proved_in_words, *(f"{n} {word}" for word, n in numbers.items() if n)])
 
 
 def outcome_of(report: Report) -> tuple[str, str]:
@@ -116,34 +114,6 @@ def legend(reports: Sequence[Report]) -> list[Kind]:
     """Returns the marks that occur, in the order of `MARKS`."""
     seen = {m.word for r in reports for m in marks(r)}
     return [m for m in MARKS.values() if m.word in seen]
-
-
-@dataclass(frozen=True)
-class Overview:
-    """A table with a row per hierarchy and a narrow column per law, under a staircase of the laws' names."""
-
-    reports: Sequence[Report]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        def sign(mark: Kind) -> tuple[str, str]:
-            return mark.word[0].upper() if options.ascii_only else mark.sign, mark.style
-
-        bar = "| " if options.ascii_only else "│ "
-        grid = Table.grid(padding=(0, 2, 0, 0))
-        grid.add_column(overflow="fold")
-        grid.add_column(no_wrap=True)
-        grid.add_column(no_wrap=True)
-        for i, law in enumerate(laws.LAWS):
-            grid.add_row("", "", Text.assemble((bar * i, "dim"), law))
-        for r in self.reports:
-            signs = Text(" ").join(Text(*sign(m)) for m in marks(r))
-            grid.add_row(Text(r.hierarchy.name, "bold"), Text(*outcome_of(r)), signs)
-        yield grid
-        yield Text("  ").join(Text.assemble(sign(m), f" {m.word}") for m in legend(self.reports))
-        for mark, text in (note for r in self.reports for note in notes(r)):
-            grid = columns(1, (0, 1, 0, 0))
-            grid.add_row(Text(*sign(mark)), Text(text))
-            yield grid
 
 
 # ---------------------------------------------------------------- Markdown

@@ -6,6 +6,7 @@ A document is a text, or one of the classes below around further documents.
 from __future__ import annotations
 
 import re
+import textwrap
 from dataclasses import dataclass
 
 WIDTH = 100
@@ -167,6 +168,49 @@ def _last_bracket(document: Document) -> tuple[str, Bracket | Parentheses | None
         head, last = _last_bracket(operand)
         return f"{flat(Infix(document.first, tuple(before)))} {sign} {head}", last
     return "", None
+
+
+def wrapped(text: str, width: int) -> str:
+    """Returns lines of at most `width` characters, as far as words allow. They go on below the column they are in."""
+    return "\n".join(part for line in text.split("\n") for part in _wrap(line, width))
+
+
+def _margin(line: str) -> str:
+    """Returns what begins the lines that go on from a line: its blanks, bars of a tree, and the mark of a comment."""
+    return re.match("[ │├└─]*(# )?", line)[0].translate(str.maketrans("├└─", "│  "))  # type: ignore[index]
+
+
+def _wrap(line: str, width: int) -> list[str]:
+    margin = _margin(line)
+    column = re.match(r"(\S+ )*\S+ {2,}(?=\S)", line[len(margin) :])
+    step = column.end() if column and column.end() <= width // 2 else 0 if margin.endswith("# ") else STEP
+    given = {"subsequent_indent": margin + " " * step, "break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(line, width, **given) or [""]  # type: ignore[arg-type]
+
+
+def folded(text: str, width: int) -> str:
+    """Returns lines as `wrapped` does, but the arguments of a call that is most of its line have a line each."""
+    return "\n".join(part for line in text.split("\n") for part in _fold(line, width))
+
+
+def _fold(line: str, width: int) -> list[str]:
+    opened: list[list[int]] = []  # the places of a bracket and of the commas in it
+    calls: list[list[int]] = []
+    for i, character in enumerate(line):
+        if character in "([{":
+            opened.append([i])
+        elif character == "," and opened:
+            opened[-1].append(i)
+        elif character in ")]}" and opened:
+            call = opened.pop()
+            calls += [[*call, i]] if not opened and len(call) > 1 else []
+    start, *commas, end = max(calls, key=lambda places: places[-1] - places[0], default=[0, 0])
+    if len(line) <= width or end - start < len(line) // 2:
+        return _wrap(line, width)
+    margin, lines = _margin(line), _wrap(line[: start + 1], width)
+    for low, high in zip((start, *commas), (*commas, end), strict=True):
+        lines += _fold(f"{margin}  {line[low + 1 : high + (high != end)].strip()}", width)
+    return lines + _fold(margin + line[end:], width)
 
 
 def quoted(text: str) -> str:

@@ -25,7 +25,7 @@ def formulas(h: Hierarchy) -> str:
 
 
 def report(r: Report) -> str:
-    """Returns a table of what fails, of what is given up, and of the facts to act on; then how many laws hold."""
+    """Returns how many laws are proved, then a table of what fails, what is given up, and the facts to act on."""
     rows = [[_sign(kind(r, v)), v.law, v.subject, _why(r, v)] for v in r.causes]
     rows += [
         [_sign(KINDS["given up"]), v.law, v.subject, f"given up: {v.given_up}"]

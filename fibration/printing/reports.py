@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,14 +20,13 @@ from fibration.escaping import one_line, visible
 from fibration.language.apart import each
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import as_in_file, load_all, spec_files, split, variables_of
-from fibration.language.report import BUDGET, Fact, Report, Verdict
+from fibration.language.report import BUDGET, WARNING, Fact, Report, Verdict
 from fibration.laws.budget import Budget
 from fibration.printing import configs
 from fibration.printing.law_table import (
     KINDS,
     SEVERITIES,
     Kind,
-    Overview,
     columns,
     kind,
     mark_of,
@@ -152,51 +150,43 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
 # ---------------------------------------------------------------- for people
 
 
-def heading(report: Report) -> Text:
-    """Returns the hierarchy's name, the outcome, and the number of verdicts of each kind."""
-    numbers = Counter(kind(report, v).word for v in report.verdicts)
-    words = {word: word for word in KINDS if word != "follows"}
-    words["follows"] = "that follows" if numbers["follows"] == 1 else "that follow"
-    counted = ", ".join(f"{numbers[word]} {said}" for word, said in words.items() if numbers[word])
-    return Text.assemble(
-        (report.hierarchy.name, "bold"), "  ", outcome_of(report), f"  {counted or 'nothing to decide'}"
-    )
+def heading(report: Report, width: int = 0) -> Text:
+    """Returns the hierarchy's name, the outcome, and the numbers of laws and of warnings. A comparison has none."""
+    counted = "" if [v.law for v in report.verdicts] == ["equivalent"] else f"  {tally(report)}"
+    return Text.assemble((report.hierarchy.name.ljust(width), "bold"), "  ", outcome_of(report), counted)
 
 
 def table(report: Report) -> RenderableType:
     """Returns every verdict with its argument, then the facts. Long lines wrap inside their column, uncut."""
-    return _table(report, report.verdicts, report.facts)
+    return Group(heading(report), _rows(report, report.verdicts, report.facts, off=configs.off(report)))
 
 
-def refusals(report: Report) -> RenderableType:
-    """Returns the causes of refusal only."""
-    return _table(report, report.causes, ())
+def warned(report: Report) -> RenderableType:
+    """Returns the heading, and warnings."""
+    return Group(heading(report), _rows(report, (), report.warnings))
 
 
 def short(report: Report) -> RenderableType:
-    """Returns what is off in a config, what fails, what is given up, the facts to act on, and how many laws hold."""
-    title = Text.assemble((report.hierarchy.name, "bold"), "  ", outcome_of(report))
+    """Returns what is off in a config, what fails, what is given up, warnings, and the facts to act on."""
     rows = _rows(report, report.causes, report.noted, report.given_up, configs.off(report))
-    hold = Text.assemble(
-        "  ", (f"{KINDS['proved'].sign} {report.proved_in_words}", KINDS["proved"].style), ("; --all lists them", "dim")
-    )
-    return Group(title, rows, hold)
+    return Group(heading(report), rows, Text("  --all lists every law and every fact", "dim"))
 
 
 def compact(reports: Sequence[Report]) -> RenderableType:
-    """Returns a line per report; under it what fails, and warnings."""
+    """Returns a line per report, with what fails under it; then one warning of each fact, with all that have one."""
     width = max(len(r.hierarchy.name) for r in reports)
     parts: list[RenderableType] = []
+    about: dict[str, dict[str, Fact]] = {}
     for r in reports:
-        name = Text(r.hierarchy.name.ljust(width), "bold")
-        parts.append(Text.assemble(name, "  ", outcome_of(r), f"  {tally(r)}"))
-        if r.causes or r.warnings:
-            parts.append(_rows(r, r.causes, r.warnings))
-    return Group(*parts, Text("--all lists the laws of each", "dim"))
-
-
-def _table(report: Report, verdicts: Sequence[Verdict], facts: Sequence[Fact]) -> RenderableType:
-    return Group(heading(report), _rows(report, verdicts, facts, off=configs.off(report)))
+        parts += [heading(r, width), _rows(r, r.causes, ())]
+        for fact in r.warnings:
+            about.setdefault(fact.name, {}).setdefault(r.hierarchy.name, fact)
+    facts = []
+    for found in about.values():
+        (name, first), *others = found.items()
+        such = f", such as {name}" if any(fact != first for _, fact in others) else ""
+        facts.append(replace(first, subject=f"{', '.join(found)}{such}: {first.subject}"))
+    return Group(*parts, _rows(reports[0], (), facts), Text("--all lists every law and every fact of each", "dim"))
 
 
 Row = tuple[Kind, str, Text, tuple[str, str]]  # a look, a name, what is said, and the title and text of what to write
@@ -209,7 +199,7 @@ def _rows(
     given_up: Mapping[str, Sequence[str]] = {},
     off: Sequence[Finding] = (),
 ) -> RenderableType:
-    """Returns a table, in which what to write has a line of its own that never breaks, so that it can be pasted."""
+    """Returns a table, in which what to write has lines of its own across all columns, so that it can be pasted."""
     rows: list[Row] = []
     for finding in off:
         text = Text(finding.sentence).append(f" ({', '.join(finding.laws)})" if finding.laws else "", "dim")
@@ -227,8 +217,9 @@ def _rows(
             rows.append((shown, law, Text(f"{of}: {why}" if of else why), ("", "")))
     for f in facts:
         shown = mark_of(f)
-        because = (f" ({f.argument})" if f.argument else "", "dim")
-        value = Text.assemble(f.subject, ": ", (f.value, "bold"), because)
+        because = (f"\n{f.argument}", "") if f.level == WARNING else (f" ({f.argument})" * bool(f.argument), "dim")
+        about = f"{f.subject}: ".removesuffix("hierarchy: ")
+        value = Text.assemble(about, (f.value, "bold"), because)
         rows.append((shown, f.name, value, ("", "")))
     widths = [max((len(text) for text in column), default=0) for column in zip(*_heads(rows), strict=True)]
     parts: list[RenderableType] = []
@@ -238,8 +229,7 @@ def _rows(
         grid.add_row("", Text(sign, shown.style), Text(name), value)
         parts.append(grid)
         if fix:
-            indent = " " * (sum(widths) + 6)
-            parts.append(Text.assemble(indent, (title, "bold"), fix, no_wrap=True, overflow="ignore"))
+            parts.append(Padding(Text.assemble((title, "bold"), fix), (0, 0, 0, 6)))
     return Group(*parts)
 
 
@@ -284,10 +274,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def as_text(outcomes: Sequence[Outcome], full: bool = False) -> RenderableType:
-    """Returns what to act on: of one report, or a line for each of several; then the summary line.
-
-    `full`: every verdict and fact of each report, then a table of the laws if there are several reports.
-    """
+    """Returns what to act on, of one report or a line for each (`full`: every verdict and fact); then the summary."""
     parts: list[RenderableType] = []
     reports = [o.report for o in outcomes if o.report]
     if full or any(o.asked == "compare" for o in outcomes):
@@ -298,8 +285,6 @@ def as_text(outcomes: Sequence[Outcome], full: bool = False) -> RenderableType:
                     *map(_line, trainer_lines(outcome, outcome.asked == "compare")),
                     Text(),
                 ]
-        if len(reports) > 1:
-            parts += [Overview(reports), Text()]
     elif reports:
         parts += [short(reports[0]) if len(reports) == 1 else compact(reports)]
         for o in outcomes:

@@ -23,22 +23,23 @@ from fibration.language.traversal import atoms
 
 
 def text(hierarchy: Hierarchy) -> str:
-    """Returns the hierarchy as written, its strata coarsest first, and all formulas and inputs of its loss."""
+    """Returns all formulas of a hierarchy, its strata coarsest first, and all inputs of its loss."""
     h = hierarchy
     sections = {
-        "objective": [*_objective(h)],
+        "": [*_objective(h)],
+        "gated ratio": [*_gated_ratio(h)],
+        "levels": [*(tree(h) if h.shape.is_tree else quiver(h))],
         "groups": [f"{s}: {s}=labels, one of every {h.rows}, in every index" for s in h.groups],
         "assumes of every batch": [_assumed(a) for a in h.assume],
         "residuals": _residuals(h),
         "pulls": [f"on {s}: {h.pull(s)}" for s, g in h.gates.items() if pull in atoms(g.expression)],
-        "gated ratio": [*_gated_ratio(h)],
         "parameters": [p.declaration() for p in h.parameters.values()],
         "attributes": [a.declaration() for a in h.attributes.values()],
         "policies": [f"{p}: policies={{'{p}': log_probs}} in every call" for p in h.policies.values() if p.is_passed],
+        "gives up": [f"{law}: {reason}" for law, reason in h.gives_up.items()],
     }
-    parts = [repr(h), "\n".join(tree(h) if h.shape.is_tree else quiver(h))]
-    parts += ["\n".join([name, *(f"  {line}" for line in lines)]) for name, lines in sections.items() if lines]
-    return "\n\n".join(parts)
+    shown = ([name or h.name, *(f"  {line}" for line in lines)] for name, lines in sections.items() if lines)
+    return "\n\n".join(map("\n".join, shown))
 
 
 def _gated_ratio(h: Hierarchy) -> Iterator[str]:

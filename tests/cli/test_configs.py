@@ -1,6 +1,7 @@
 """A trainer's config in the place of a SPEC: every command, every format, and what they say beside the loss."""
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
@@ -47,8 +48,8 @@ def flat(text: str) -> str:
 def test_show_prints_the_loss_and_what_surrounds_it(config):
     code, output = invoke("show", config, "epsilon=0.3")
     assert code == 0
-    assert "name='trl_grpo'" in output and "Parameter('epsilon_low', default=0.3" in output
-    assert output.endswith(f"what TRL does around this loss\n  {STEPS}\n  {AROUND}\n")
+    assert output.startswith("trl_grpo\n  J = ") and "Parameter('epsilon_low', default=0.3" in output
+    assert flat(output).endswith(f"what TRL does around this loss {STEPS} {AROUND}")
 
 
 def test_show_in_json_can_be_read_back(config):
@@ -81,7 +82,9 @@ def test_the_gravest_finding_decides_the_exit_code(config, words, codes, outcome
         assert code == expected, output
         first, *_, last = output.splitlines()
         name = first.split()[0]
-        assert first.removeprefix(f"{name}  ") == (outcome.removeprefix("verified, ") if expected else outcome)
+        said, counted = first.removeprefix(f"{name}  ").split("  ")
+        assert said == (outcome.removeprefix("verified, ") if expected else outcome)
+        assert re.fullmatch(r"\d laws proved, \d given up(, 1 (more )?warning)?", counted), counted
         assert last.startswith("1 of 1" if outcome.startswith("verified") and not expected else "0 of 1")
     assert invoke("show", config, *words)[0] == 0 and invoke("compare", config, *words, config, *words)[0] == 0
 
@@ -91,7 +94,7 @@ def test_the_gravest_finding_comes_first_with_what_to_write(config):
     assert [finding["severity"] for finding in found["findings"]] == ["error", "warning", "note", "note"]
     assert found["ok"] is False and found["findings"][0]["change"] == "epsilon_high=1.2"
     code, output = invoke("verify", config, "loss_type=cispo")
-    assert flat(output).startswith("trl_cispo 1 error, 1 warning ✗ error config epsilon=0.2 (the default) in the place")
+    assert flat(output).startswith("trl_cispo 1 error, 1 warning 6 laws proved, 5 given up ✗ error config epsilon=0.2")
     code, output = invoke("show", config, "loss_type=cispo")
     assert "what is off in this config\n  error: epsilon=0.2 (the default)" in output
 

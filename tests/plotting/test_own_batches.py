@@ -91,7 +91,7 @@ def drawn(figure: Figure) -> list[Any]:
 def test_run_accepts_a_batch_from_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = fibration.run(own(), batch(), tmp_path / "pictures")
     words = " ".join(capsys.readouterr().out.split())
-    assert "elements: " in words and f"{ROWS} sample" in words and "labels: none" in words
+    assert f"in {ROWS} trajectories; labels: none" in words
     assert f"{float(found.result.objective):+.6f}" in words and "✓ at most 1e-09" in words
     assert "How far the batch has moved" in words and "tokens |log r|" in words
     assert {p.name for p in (tmp_path / "pictures").iterdir()} == {"hierarchy.png", "regimes.png", "ratios.png"}

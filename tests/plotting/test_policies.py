@@ -109,11 +109,11 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.thorough
 def test_a_run_uses_the_batch_that_has_the_policy(spec: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["run", str(spec), "--out", str(tmp_path)])
+    result = CliRunner().invoke(app, ["run", str(spec), "--all", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
     w, kept = expected()
-    assert "sampled by an engine in bfloat16" in text
+    assert "(an engine's, in bfloat16): 949 tokens in 128 trajectories, sampled by SmolLM2" in text
     row = re.search(r"all 949 (\d+)% ([\d.]+) ([\d.]+) ([\d.]+) (\d+)% ([\d.]+)", text)
     assert row is not None
     some = w[kept]

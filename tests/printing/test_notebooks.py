@@ -68,7 +68,7 @@ def test_a_report_has_what_to_act_on_and_says_where_the_rest_is() -> None:
     expected = [[v.law, v.subject, f"given up: {v.given_up}"] for v in given_up]
     facts = [[f.name, f.subject, f"{f.value} ({f.argument})" if f.argument else f.value] for f in report.noted]
     assert expected and [row[1:] for row in table] == expected + facts
-    begin = f"**fiberpo_domain** verified: {len(report.proved_laws)} laws hold, which `print(report.table())` lists\n"
+    begin = f"**fiberpo_domain** verified: {len(report.proved_laws)} laws proved, which `print(report.table())` lists\n"
     assert report._repr_markdown_().startswith(begin)  # type: ignore[attr-defined]
     assert all(v.argument in report.table() for v in report.verdicts if v.status == "proved")
     assert all(f.value in report.table() for f in report.facts)

@@ -67,6 +67,7 @@ from fibration import (
 from fibration.cli.main import app
 from fibration.language.expressions import Expression
 from fibration.printing.latex import latex, tex
+from fibration.printing.layout import folded, wrapped
 from fibration.printing.regimes import unit
 from fibration.printing.text import mermaid, text
 
@@ -361,7 +362,7 @@ def test_order_advantages_and_penalties_are_shown() -> None:
     shown = text(TERMS)
     baseline = "mean(reward, over=prompt_group, of=turn, others=True)"
     assert (
-        "\nobjective\n"
+        "terms\n"
         "  J = Σ_i μ_i·𝒢(r)_i·A_i - Σ_i μ_i·kl_mean_i - Σ_i μ[good]_i·w[good]_i·good_i - mean[prompt_group](pairs)\n"
         "  μ_i = 1/count(token, over=batch)\n"
         "  over i with position(over=turn) < 9, but in penalties\n"
@@ -374,8 +375,9 @@ def test_order_advantages_and_penalties_are_shown() -> None:
         "  w[good]_i = exp(log_prob(old) - log_prob(rollout_engine))\n"
         "  over i of good with advantage > 0, which alone μ[good] counts\n"
         "  pairs = total(exp(-mean(log_prob(current) - log_prob(reference))), of=turn)\n"
-        "\ngroups\n  prompt_group: prompt_group=labels, one of every turn, in every index\n"
+        "\ngated ratio\n"
     ) in shown
+    assert "\n\ngroups\n  prompt_group: prompt_group=labels, one of every turn, in every index\n" in shown
     assert "gate    clip_gate(1 + position(over=end_of_all, of=turn))\n" in shown
 
 
@@ -466,22 +468,8 @@ def test_a_named_gate_is_shown_with_its_formula() -> None:
 
 def test_text_shows_the_tree_of_strata() -> None:
     shown = text(TREE)
-    assert shown.startswith(repr(TREE))
-    assert shown.endswith(
-        "end_of_all\n"
-        "│  gate    identity_gate()\n"
-        "└─ turn\n"
-        "   │  kernel  uniform()\n"
-        "   │  gate    identity_gate()\n"
-        "   │  jointly token and image share one reflecting kernel\n"
-        "   ├─ token\n"
-        "   │     kernel  uniform()\n"
-        "   │     gate    identity_gate()\n"
-        "   └─ image\n"
-        "         kernel  uniform()\n"
-        "         gate    identity_gate()\n"
-        "\n"
-        "objective\n"
+    assert shown == (
+        "tree\n"
         "  J = Σ_i μ_i·𝒢(r)_i·A_i\n"
         "  μ_i = 1/(count(token, over=batch) + count(image, over=batch))\n"
         "\n"
@@ -489,15 +477,30 @@ def test_text_shows_the_tree_of_strata() -> None:
         "  density of a token in channel + = where(token_log_ratio >= 0, token_log_ratio, 0)\n"
         "  density of a token in channel - = where(token_log_ratio >= 0, 0, -token_log_ratio)\n"
         "  identity_gate() = residual\n"
-        '  𝒢(r) = exp(gated("+") - gated("-")), where gated(...) is what the gates of all levels pass to a token'
+        '  𝒢(r) = exp(gated("+") - gated("-")), where gated(...) is what the gates of all levels pass to a token\n'
+        "\n"
+        "levels\n"
+        "  end_of_all\n"
+        "  │  gate    identity_gate()\n"
+        "  └─ turn\n"
+        "     │  kernel  uniform()\n"
+        "     │  gate    identity_gate()\n"
+        "     │  jointly token and image share one reflecting kernel\n"
+        "     ├─ token\n"
+        "     │     kernel  uniform()\n"
+        "     │     gate    identity_gate()\n"
+        "     └─ image\n"
+        "           kernel  uniform()\n"
+        "           gate    identity_gate()"
     )
 
 
 def test_text_shows_the_layers_of_a_quiver() -> None:
     crossed = load("fiberpo_crossed")
-    strata_, objective, residuals, *_ = text(crossed).removeprefix(repr(crossed)).strip().split("\n\n")
+    objective, _, levels, residuals, *_ = text(crossed).split("\n\n")
     gate = "aggregate_gate(C_{}, rollback=count(token)).per(mass)"
-    assert strata_.splitlines() == [
+    assert [line[2:] for line in levels.splitlines()] == [
+        "vels",
         "batch",
         f"   gate  {gate.format('batch')}",
         "────────",
@@ -517,7 +520,7 @@ def test_text_shows_the_layers_of_a_quiver() -> None:
         "   over trajectory  kernel uniform()",
         "   gate             clip_gate(epsilon).per(mass)",
     ]
-    assert objective.startswith("objective\n")
+    assert objective.startswith("fiberpo_crossed\n  J = ")
     assert residuals == (
         "residuals\n  of domain and modality by least squares in the mass (orthogonalise='projection')\n"
         "  of trajectory: its mean less the residuals of batch, domain and modality"
@@ -526,7 +529,7 @@ def test_text_shows_the_layers_of_a_quiver() -> None:
 
 @pytest.mark.parametrize("hierarchy", ALL, ids=lambda h: h.name)
 def test_text_shows_every_fibration_and_every_gate(hierarchy: Hierarchy) -> None:
-    shown = text(hierarchy).removeprefix(repr(hierarchy))
+    shown = text(hierarchy)
     for stratum in hierarchy.strata:
         assert len(re.findall(rf"^[ │├└─]*{stratum}$", shown, re.MULTILINE)) == 1
     # one line per fibration, with its kernel
@@ -568,4 +571,21 @@ def test_the_command_prints_what_the_functions_give(form: str) -> None:
     result = CliRunner().invoke(app, ["show", "gspo", "--format", form])
     assert result.exit_code == 0
     more = "\nmicro-batches\n  row-local\n" if form == "text" else ""
-    assert result.stdout == {"text": text, "mermaid": mermaid, "latex": latex}[form](load("gspo")) + "\n" + more
+    shown = {"text": lambda h: folded(text(h), 80), "mermaid": mermaid, "latex": latex}[form](load("gspo"))
+    assert result.stdout == f"{shown}\n{more}"
+
+
+@pytest.mark.parametrize("hierarchy", ALL, ids=lambda h: h.name)
+def test_lines_fold_at_commas_and_words_and_lose_nothing(hierarchy: Hierarchy) -> None:
+    whole = text(hierarchy)
+    for width in (60, 80, 120):
+        for shown in (folded(whole, width), wrapped(whole, width)):
+            assert re.sub(r"[\s│├└─]", "", shown) == re.sub(r"[\s│├└─]", "", whole)
+            for line in shown.split("\n"):
+                assert len(line) <= width or len(line.split()) <= 2, line
+
+
+def test_a_folded_call_has_a_line_per_argument_and_a_comment_stays_one() -> None:
+    assert folded("  a = where(x <= 1, f(x, 2), 0)/3", 20) == "  a = where(\n    x <= 1,\n    f(x, 2),\n    0\n  )/3"
+    assert wrapped("  # a word, and more words", 14) == "  # a word,\n  # and more\n  # words"
+    assert wrapped("  ✓ name  some words of it", 20) == "  ✓ name  some words\n          of it"

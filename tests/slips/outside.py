@@ -74,11 +74,11 @@ SLIPS = (
     ),
     slip(
         "a short report leaves warnings to --all", "cli/test_main",
-        "return tuple(sorted((f for f in self.facts if f.level != DETAIL)", "return tuple(sorted((f for f in self.facts if f.level == NOTE)",
+        "return (*self.warnings, *(f for", "return (*(), *(f for",
     ),
     slip(
         "a law that is given up in part holds", "cli/test_main",
-        "return {v.law for v in self.verdicts if v.status != \"proved\"}", "return {v.law for v in self.verdicts if not v.accepted}",
+        "others = {v.law for v in self.verdicts if v.status != \"proved\"}", "others = {v.law for v in self.verdicts if not v.accepted}",
     ),
     slip(
         "code that ends its process ends the command", "test_apart",

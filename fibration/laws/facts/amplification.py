@@ -9,7 +9,7 @@ from sympy import oo
 
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import log1p
-from fibration.language.report import Fact
+from fibration.language.report import NOTE, WARNING, Fact
 from fibration.language.sympy_bridge import from_sympy
 from fibration.laws.facts.amplification_bounds import Amplified, Bound
 from fibration.laws.facts.amplification_search import Span, strongest
@@ -20,6 +20,7 @@ from fibration.laws.signs.neighbourhood import RHO
 from fibration.laws.subject import Subject
 from fibration.laws.values.numerals import shown
 
+UNBOUNDED = "; one token can outweigh its batch: cap its ratio, as the ceiling of 'ppo' does"
 SIZES = (10, 100, 1000, 10000)
 WHEN = {1: "the advantage is above 0", -1: "the advantage is below 0"}
 
@@ -30,12 +31,13 @@ def amplification(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
     bounds = found.bounds()
     if len(bounds) > 1 and len(set(map(str, bounds.values()))) == 1:
         bounds = {0: next(iter(bounds.values()))}
-    value = "; ".join(_words(b, side, _reached(found, b, side)) for side, b in bounds.items()) + _weighed(
-        subject.hierarchy
-    )
+    value = "; ".join(_words(b, side, _reached(found, b, side)) for side, b in bounds.items())
+    value += _weighed(subject.hierarchy)
     why = "|∂J/∂log π| of a token is at most this times its μ and the largest |A|"
     why += ", beside what penalties add" if subject.hierarchy.penalties else ""
-    yield Fact("amplification", "hierarchy", value, next((b.why for b in bounds.values() if b.why), why))
+    grows = any(b.grows for b in bounds.values())
+    why = next((b.why for b in bounds.values() if b.why), why) + UNBOUNDED * grows
+    yield Fact("amplification", "hierarchy", value, why, WARNING if grows else NOTE)
 
 
 def _weighed(h: Hierarchy) -> str:

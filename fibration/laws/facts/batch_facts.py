@@ -39,9 +39,8 @@ def second_moment(subject: Subject) -> Iterator[Fact]:
         policy = sampled_from(h, weight)
         square = most if policy else sympy.expand(most**2)
         where = f" under {policy}" if policy else ""
-        why = (
-            f"w is at most a ratio to the probabilities of {policy}, whose mean there is 1" if policy else "w², at most"
-        )
+        ratio = f"w is at most a ratio to the probabilities of {policy}, whose mean there is 1"
+        why = ratio if policy else "w², at most"
         yield Fact("second_moment", name, f"w is at most {text(most)}, E[w²] at most {text(square)}{where}", why, NOTE)
 
 

@@ -10,7 +10,7 @@ from sympy import oo
 
 from fibration.language.atoms import Component, Density, Parameter, Stratum, advantage, in_channel, pull
 from fibration.language.hierarchy import gates
-from fibration.language.report import DETAIL, NOTE, Fact, Width
+from fibration.language.report import NOTE, WARNING, Fact, Width
 from fibration.language.statistics import Aggregate
 from fibration.language.sympy_bridge import ATOM_OF, symbol, to_sympy, vanishes
 from fibration.language.traversal import atoms
@@ -32,6 +32,7 @@ NAMES = (
     "radius", "bounds", "continuity", "blocks", "second_moment", "normaliser", "weight", "share", "idle", "spill",
     "reversal", "amplification",
 )  # fmt: skip
+PASSES = "unless the loss means it, as 'gspo' and 'sapo' do, give each gate a band that passes: clip_gate(epsilon)"
 
 
 def facts(subject: Subject) -> Iterator[tuple[str, Iterator[Fact]]]:
@@ -69,9 +70,9 @@ def _radius(subject: Subject, table: Lines, known: str) -> Iterator[Fact]:
     if not exact:
         if any(v.law == "identity" and v.status == "undecided" for v in subject.verdicts) or _makes_up(subject):
             return
-        smooth = subject.proved("identity")
-        why = "some gate is not the identity on any neighbourhood of 0"
-        yield Fact("radius", "hierarchy", "0", why + ("; agreement is to first order only" if smooth else ""), NOTE)
+        smooth = ", though not to first order" if subject.proved("identity") else ""
+        why = f"some ratios are changed however near they are to 1{smooth}; {PASSES}"
+        yield Fact("radius", "hierarchy", "0", why, WARNING)
         return
     limits: list[Any] = []
     is_closed = True
@@ -177,8 +178,7 @@ def _continuity(subject: Subject, table: Lines, acts_on: str) -> Iterator[Fact]:
         read = [str(a) for a in atoms(h.gate(stratum)) if isinstance(a, Density) or moves_along(a)]
         held = f" in its residual, with {' and '.join(read)} held" if read else ""  # it may jump across a density
         is_continuous = all(line.continuous() for line in known)
-        how, level = (f"continuous{held}", DETAIL) if is_continuous else ("has a jump", NOTE)
-        yield Fact("continuity", topic.gate(stratum), how, level=level)
+        yield Fact("continuity", topic.gate(stratum), f"continuous{held}" if is_continuous else "has a jump")
         least = domain(h, stratum, acts_on)[0]
         regions = dict.fromkeys(
             r for c in h.decomposition.channels for r in _regions(subject, stratum, c, table, least)

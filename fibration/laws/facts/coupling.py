@@ -5,7 +5,7 @@ from __future__ import annotations
 from fibration.compiler.coupling import coupling_of
 from fibration.language.expressions import ExpressionTooLarge
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.report import DETAIL, NOTE, WARNING, Fact
+from fibration.language.report import NOTE, WARNING, Fact
 
 
 def coupling(hierarchy: Hierarchy) -> Fact:
@@ -22,10 +22,7 @@ def coupling(hierarchy: Hierarchy) -> Fact:
         reason = internal_error("the fact 'coupling'", error)
         return Fact("coupling", "hierarchy", f"not certified: {INTERNAL_ERROR}", f"{reason}; {FILE_AN_ISSUE}", WARNING)
     if found.is_row_local:
-        level, why = (
-            DETAIL,
-            "a row's coefficients and part of J need its log-probs alone: micro-batches of rows need no second pass",
-        )
+        why = "a row's coefficients and part of J need its log-probs alone: micro-batches of rows need no second pass"
     else:
-        level, why = NOTE, "a micro-batch has all of these rows; else a pass over all rows of the step comes first"
-    return Fact("coupling", "hierarchy", str(found), why, level)
+        why = "a micro-batch has all of these rows; else a pass over all rows of the step comes first"
+    return Fact("coupling", "hierarchy", str(found), why, NOTE)

@@ -24,7 +24,7 @@ from fibration.errors import an
 from fibration.language.atoms import Stratum, read_at
 from fibration.language.hierarchy import Hierarchy, adds_up_levels, gates
 from fibration.language.places import whole_batch
-from fibration.language.report import DETAIL, NOTE, Fact
+from fibration.language.report import NOTE, WARNING, Fact
 from fibration.language.sympy_bridge import ATOM_OF, cancelled, show, to_sympy, vanishes
 from fibration.laws import topic
 from fibration.laws.facts.batch_facts import is_identity
@@ -37,6 +37,7 @@ from fibration.laws.on_policy.at_ratio_one import is_one
 from fibration.laws.subject import Subject
 from fibration.laws.values.numerals import plural
 
+WITHOUT_RESIDUALS = "budgets without residuals do not, such as those of 'attenuated_group'"
 LOGARITHMS, DEVIATIONS = ("log", "split"), ("deviation", "split deviation")
 
 
@@ -72,7 +73,7 @@ def idle(subject: Subject, known: str) -> Iterator[Fact]:
             continue
         total = f"Σ μ·A is then 0 over every {stratum}: the slope of its gate reaches no coefficient"
         aside = "" if always else ", and beside r = 1 it moves one by no more than the order of log ratios"
-        yield Fact("idle", topic.gate(stratum), value, "; ".join(filter(None, (why, total + aside))), NOTE)
+        yield Fact("idle", topic.gate(stratum), value, "; ".join(filter(None, (why, total + aside))))
 
 
 def _has_weight_one(subject: Subject) -> bool:
@@ -134,7 +135,7 @@ def share(subject: Subject, known: str) -> Iterator[Fact]:
         value = "".join(["h'·Y", *(f" - {t}" if not t.startswith("-") else f" + {t[1:]}" for t in taken)])
         y = f"Y = E[(μ/m)·{'w·' if h.objective.formulas else ''}A·∂𝒢/∂D | {stratum}], h' the slope of the gate"
         none = "; on policy 0 for one advantage per row" if fine and _is_apart(h, stratum) else ""
-        yield Fact("share", topic.gate(stratum), value, f"c/(m·F') is the sum over levels; {y}{none}", DETAIL)
+        yield Fact("share", topic.gate(stratum), value, f"c/(m·F') is the sum over levels; {y}{none}")
 
 
 def _is_apart(h: Hierarchy, stratum: Stratum) -> bool:
@@ -183,8 +184,7 @@ def spill(subject: Subject, known: str) -> Iterator[Fact]:
         value = f"1 - ({known_share})" if kept.is_Add or kept.has(sympy.Piecewise) else f"1 - {known_share}"
         ratio = ", times the ratio of a token" if known in DEVIATIONS else ""
         why = f"{an(stratum)} keeps its share of its {f.target}'s mass, and the others over the {f.target} get the rest"
-        is_coarse = stratum == h.rows or stratum in whole_batch(h).coarser(h.rows)
-        yield Fact("spill", topic.gate(stratum), value, f"{why}{ratio}", NOTE if is_coarse else DETAIL)
+        yield Fact("spill", topic.gate(stratum), value, f"{why}{ratio}")
 
 
 # ---------------------------------------------------------------- reversal
@@ -199,9 +199,11 @@ def reversal(subject: Subject, known: str, table: Lines) -> Iterator[Fact]:
     if shown is not None:
         free = len(h.order) > 1 and h.objective.estimator == "ratio" and not one_advantage(h)
         condition = f" where every {h.rows} has one advantage" if free else ""
-        yield Fact("reversal", "hierarchy", f"none{condition}", shown.argument)
+        yield Fact("reversal", "hierarchy", f"none{condition}", shown.argument, NOTE)
     elif (witness := reversed_token(h)) is not None:
-        yield Fact("reversal", "hierarchy", "some tokens are pushed out against their advantage", str(witness), NOTE)
+        remedy = "a gate that obeys 'inward' does not" if len(h.order) == 1 else WITHOUT_RESIDUALS
+        why = f"{witness}; {remedy}"
+        yield Fact("reversal", "hierarchy", "some tokens are pushed out against their advantage", why, WARNING)
     else:
         why = "no argument applies, and no small batch was found with such a token"
-        yield Fact("reversal", "hierarchy", "not certified", why)
+        yield Fact("reversal", "hierarchy", "not certified", why, NOTE)
