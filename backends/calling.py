@@ -14,15 +14,20 @@ FLOAT64 = ["vector", "matrix"]
 
 
 def described(rows, leaves, fill, arguments, work, returns):
-    """An entry of FUNCTIONS: its arguments as (name, kind, what they are of), the vectors of its workspace by stratum,
+    """An entry of FUNCTIONS: its arguments (name, kind, what they are of), the vectors of its workspace by stratum,
     and the results that are not per token, with their names in the workspace or among the arguments."""
     given = [item.split() for item in arguments.split(",")]
+    vectors, stratum = {}, ""
+    for item in work.split(","):
+        *first, name = item.replace(":", " ").split()
+        stratum = first[0] if first else stratum
+        vectors.setdefault(stratum, []).append(name)
     return {
         "rows": rows,
         "leaves": leaves.split(),
         "fill": fill,
         "arguments": [(name, kind, tuple(of)) for name, kind, *of in given],
-        "work": {stratum: [name.strip() for name in names.split(",")] for stratum, names in work.items()},
+        "work": vectors,
         "returns": {item.split()[0]: item.split()[-1] for item in returns.split(",") if item.strip()},
     }
 

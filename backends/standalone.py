@@ -47,10 +47,13 @@ def table(plan: Plan, chosen: tuple[Argument, ...] = ()) -> list[str]:
 
     lines = [f'described("{plan.rows}", "{" ".join(program.leaves)}", {fill_of(plan)!r}, """']
     lines += _words(" ".join([a.name, a.kind, *of(a)]).strip() for a in chosen or given.arguments)
-    lines.append('    """, {')
-    for s in dict.fromkeys(n.stratum for n in plan.saved):
-        lines += [f'        "{s}": """', *_words(plan.names[n] for n in plan.saved if n.stratum == s), '        """,']
-    return [*lines, '    }, """', *returned(plan), '    """)']
+    lines.append('    """, """')
+    last = ""
+    vectors = []
+    for n in plan.saved:  # one stratum after the other
+        vectors.append(plan.names[n] if n.stratum == last else f"{n.stratum}: {plan.names[n]}")
+        last = n.stratum
+    return [*lines, *_words(vectors), '    """, """', *returned(plan), '    """)']
 
 
 def _words(items: Iterable[str]) -> list[str]:

@@ -78,6 +78,7 @@ class Artifact:
     programs: Mapping[str, Program]
     plans: Mapping[str, Any]  # a Schedule or a Plan per program
     licence: Licence | None = None  # for the programs that split exponentials
+    about: str = ""  # what the header says, in place of the declaration
 
 
 def compile(hierarchy: Hierarchy, backend: str = "auto", timeout: float | None = BUDGET) -> Operator:
@@ -133,12 +134,13 @@ def generate(hierarchy: Hierarchy, backend: str, report: Report | None = None) -
     return _printed(ARTIFACTS.get(f"{backend} {report is not None} {key}", make) if key else make())
 
 
-def standalone(hierarchy: Hierarchy, backend: str, further: bool = False) -> Artifact:
-    """Returns source for one backend with what training needs, or, with `further`, all functions of an operator."""
-    if further:
-        return generate(hierarchy, backend)
-    made = {name: p for name, p in programs(hierarchy).items() if name not in FURTHER}
-    return emit(hierarchy, backend, made)
+def standalone(hierarchy: Hierarchy, backend: str, further: bool = False, about: str = "") -> Artifact:
+    """Returns source for one backend with what training needs, or, with `further`, all functions of an operator.
+
+    `about`: what its header says, in place of the declaration.
+    """
+    made = {name: p for name, p in programs(hierarchy).items() if further or name not in FURTHER}
+    return emit(hierarchy, backend, made, about=about)
 
 
 def _printed(artifact: Artifact) -> Artifact:
@@ -170,7 +172,9 @@ def bounded(
     return None if licence is None else ({f"{name}{SUFFIX}": p for name, p in found.items()}, licence)
 
 
-def emit(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program], spread: Spread | None = None) -> Artifact:
+def emit(
+    hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program], spread: Spread | None = None, about: str = ""
+) -> Artifact:
     """Returns source for one backend from optimised programs. `spread`: how batches lie on ranks, if they do."""
     emitter = import_module(f"fibration.backends.{backend}.emit")
     plans: dict[str, Any] = {}
@@ -186,8 +190,8 @@ def emit(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program], sp
             plans[name] = whole.without_metrics()
     more = (caller(hierarchy),) if backend == WRITTEN else ()  # modules of the others get vectors and layouts alone
     titles = {name: title(name) for name in programs}
-    source = emitter.emit(header(hierarchy, backend, programs), plans, titles, *more)
-    return Artifact(hierarchy, backend, source, programs, plans)
+    source = emitter.emit(header(hierarchy, backend, programs, about), plans, titles, *more)
+    return Artifact(hierarchy, backend, source, programs, plans, about=about)
 
 
 def plan(hierarchy: Hierarchy, program: str, ranks: str = "") -> Plan:
@@ -286,7 +290,7 @@ def best(gpu: bool = True) -> tuple[str, str]:
         return "torch", f"no device with Triton, and {error.what}"
 
 
-def header(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program]) -> str:
+def header(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program], about: str = "") -> str:
     """Returns the comment at the top of generated code. Equal inputs give equal text in every run."""
     spec = hierarchy.model_dump_json()
     ir = "\n".join(str(p) for p in programs.values())
@@ -296,7 +300,7 @@ def header(hierarchy: Hierarchy, backend: str, programs: Mapping[str, Program]) 
         f"reproduce: fibration compile {spec_of} --backend {backend}{' --functions' * ('gate' in programs)}",
         f"spec {digest(spec)}   ir {digest(ir)}   python {platform.python_version_tuple()[0]}",
         "",
-        *str(hierarchy).splitlines(),
+        *(about or str(hierarchy)).splitlines(),
     ]
     return "\n".join(f"# {line}".rstrip() for line in lines)
 
@@ -308,7 +312,7 @@ def digest(text: str) -> str:
 def export(artifact: Artifact, arch: str | None = None) -> Export:
     """Returns the files to use without this library, compiled for `arch` if the backend can."""
     module = import_module(f"fibration.backends.{artifact.backend}.export")
-    top = header(artifact.hierarchy, artifact.backend, artifact.programs)
+    top = header(artifact.hierarchy, artifact.backend, artifact.programs, artifact.about)
     return module.export(  # type: ignore[no-any-return]
         artifact.hierarchy.name, top, artifact.source, artifact.plans, {n: title(n) for n in artifact.plans}, arch
     )

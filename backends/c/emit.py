@@ -50,7 +50,8 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
 
     `header` is a comment block of lines that start with '#'.
     """
-    top = "/*\n" + "\n".join(line.removeprefix("#").removeprefix(" ") for line in header.splitlines()) + "\n*/"
+    lines = (line.removeprefix("#").removeprefix(" ").replace("*/", "* /") for line in header.splitlines())
+    top = "/*\n" + "\n".join(lines) + "\n*/"
     found = dict.fromkeys(word for plan in plans.values() for word in signature(plan).layouts.values())
     variants = "".join(VARIANT.format(s=word) for word in found)
     every = (a for plan in plans.values() for a in signature(plan).arguments if a.holds == FLOATS)

@@ -67,7 +67,7 @@ def loader(header: str, file: str, plans: Mapping[str, Plan], titles: Mapping[st
     """The source of a Python module that builds and calls `file`."""
     first = "objective" if "objective" in plans else next(iter(plans))
     return LOADER.format(
-        header=header.rstrip(),
+        header="\n".join(header.splitlines()[:3]),
         file=file,
         functions=written(plans),
         definitions="".join(DEFINITION.format(name=n, title=titles[n]) for n in plans),

@@ -124,7 +124,6 @@ class CoarseWriter(Writer):
 
     def barrier(self) -> None:
         self.line(1, "tl.debug_barrier()")
-        self.line(0)
 
     def groups(self, groups: list[Group], stage: Coarse, ends: tuple[str, str] | None, blocks: dict[str, None]) -> None:
         """Writes the groups one after the other, for the elements between `ends`, or for all."""

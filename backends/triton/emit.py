@@ -32,8 +32,9 @@ SKELETON = '''\
 
 Every function takes keywords, which are listed here: contiguous tensors on one CUDA or ROCm device. Masked places
 of the flattened tensors are not tokens; the layout arguments say where the tokens are. A vector named `..._of` is
-float64, with one number per element of the stratum in brackets; `[batch]` is one number. Layouts and parents are
-int64. Arguments with "None if" in their note may be None. No call reads from the device, so a CUDA graph can record it.
+float64, with one number per element of the stratum in brackets; `[batch]` is one number. `n_...` is the number of
+elements of a stratum, and `..._stride` 0 if one number serves all elements, else 1. Layouts and parents are int64.
+Arguments with "None if" in their note may be None. No call reads from the device: a CUDA graph can record it.
 
 {arguments}
 """
@@ -65,6 +66,7 @@ def {name}(**given):
     """{title}"""
     {of}(**given, metrics=False)'''
 
+GENERAL = ("size", "stride")  # arguments that need no note of their own
 SINGLY = {"BLOCK_R": "singly", "VECTOR": "vector and not metrics"}
 EXTRA = {
     "tokens": "optional: the number of tokens, from which the shape of the launch follows",
@@ -91,7 +93,7 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
             continue
         sections = kernels_of_sections(plans, name, functions)
         arguments = launched(one, itertools.chain(*sections))
-        notes = {a.name: a.note for a in arguments} | notes
+        notes = {a.name: a.note for a in arguments if a.kind not in GENERAL} | notes
         for function, made in zip(one.functions(name), sections, strict=True):
             if made:
                 parts += [k.text for k in made if k.text]
@@ -149,7 +151,7 @@ def _launcher(
     lines = [f"def {name}("]
     extra = "tokens=None, shape=None," + " metrics=True," * bool(plan.metrics)
     lines += [f"    {w}" for w in textwrap.wrap(f"*, {', '.join(names)}, {extra}", 112)]
-    own = [f"    {a.name}  {a.note}" for a in arguments if a.note != notes[a.name]]
+    own = [f"    {a.name}  {a.note}" for a in arguments if a.note != notes.get(a.name, a.note)]
     lines += ["):  # fmt: skip", f'    """{title}', *(["", *own, '    """'] if own else [])]
     lines[-1] += "" if own else '"""'
     tensors = [a.name for a in arguments if a.kind == "token"]

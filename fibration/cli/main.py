@@ -89,7 +89,9 @@ def compile(
     from fibration.cli.certificate import certificate, kernel_table
     from fibration.pipeline import choose, export, standalone
     from fibration.printing import reports
+    from fibration.printing.layout import folded
     from fibration.printing.progress import working
+    from fibration.printing.text import text
 
     hierarchy, chosen = reports.load_quietly(spec), choose(backend, written=True)
     if arch and chosen != "triton":
@@ -101,7 +103,7 @@ def compile(
     with working(f"laws of {hierarchy.name}"):
         report = hierarchy.verify(timeout)
     report.raise_for_status()
-    artifact = standalone(hierarchy, chosen, functions)
+    artifact = standalone(hierarchy, chosen, functions, folded(text(hierarchy), 116))
     if output is None:
         typer.echo(artifact.source, nl=False)
         return
