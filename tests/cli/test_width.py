@@ -22,8 +22,8 @@ wrong = h.replace(name="wrong", gives_up={}, fibrations=[first, *h.fibrations[1:
 LOSS = "def loss(log_probs, old_log_probs, advantages):\n    return -(log_probs * advantages[:, None]).mean()"
 CASES = [
     *("verify grpo", "verify wrong.py", "verify --all fiberpo_domain", "verify gspo fiberpo wrong.py", "show wrong.py"),
-    *("compile grpo -o out", "compare grpo dapo", "audit loss.py:loss --all --as grpo", "run fiberpo_tis --all"),
-    *("init new", "doctor", "verify no_such_spec", "show grpo -f yaml", "frobnicate", "run --help"),
+    *("compile grpo -o out", "compare grpo dapo", "audit loss.py:loss --all --as grpo", "run grpo"),
+    *("init new", "doctor", "verify no_such_spec", "show grpo -f yaml", "frobnicate", "run fiberpo_tis --all"),
 ]
 
 
@@ -39,7 +39,7 @@ def test_no_line_is_wider_than_the_terminal(case: str, tmp_path: Path, monkeypat
     Path("wrong.py").write_text(WRONG)
     Path("loss.py").write_text(LOSS)
     shown = CliRunner().invoke(app, case.split(), env={"COLUMNS": "80"}).output
-    assert shown and too_wide(shown, 80) == []
+    assert shown and too_wide(shown, 80) == [] and (case != "run grpo" or len(shown.splitlines()) <= 50)  # a screen
     assert ("  refused  " in shown) == (case.startswith("verify") and "wrong.py" in case)
 
 
