@@ -18,7 +18,7 @@ def described(rows, leaves, fill, arguments, work, returns):
     and the results that are not per token, with their names in the workspace or among the arguments."""
     given = [item.split() for item in arguments.split(",")]
     vectors, stratum = {}, ""
-    for item in work.split(","):
+    for item in filter(str.strip, work.split(",")):
         *first, name = item.replace(":", " ").split()
         stratum = first[0] if first else stratum
         vectors.setdefault(stratum, []).append(name)

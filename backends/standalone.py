@@ -41,6 +41,8 @@ def table(plan: Plan, chosen: tuple[Argument, ...] = ()) -> list[str]:
         if a.kind == "vector":
             (node,) = a.key
             return (node.stratum, node.kind, *(node.key if node.kind not in GIVEN else (node.over,)))
+        if a.kind == "matrix":
+            return (a.key[0].into, a.key[0].of)
         if a.kind == "stride":
             return (given.name("vector", *a.key),)
         return tuple(program.called[part] if isinstance(part, Key) else str(part) for part in a.key)
