@@ -15,22 +15,27 @@ from oracles.backend_cases import F64, FLOAT64, Case, indexed
 from oracles.dense_case import DenseCase
 from support import raw_programs, spec
 
-from fibration import Hierarchy, Parameter, absolute, quantile, token_log_ratio
+from fibration import Hierarchy, Parameter, absolute, clip, exp, quantile, token_log_ratio
 from fibration.compiler.ir import BATCH, Input, Scan
 
 SCALES = (0.0, 0.03, 0.1, 0.3, 1.0)  # of log ratios, which the tokens of an element share in part
 
 
 def hierarchy(name: str) -> Hierarchy:
-    """A shipped loss; `quiver 2`; `order 2`, a quiver with sums in order; `upto grpo`, which keeps tokens up to a quantile."""
+    """A shipped loss; `quiver 2`; `order 2`, a quiver with sums in order; `upto grpo`, which keeps tokens up to a quantile;
+    `weighed grpo`, whose weights move with the policy."""
     kind, _, of = name.rpartition(" ")
     if kind == "upto":
         drift = absolute(token_log_ratio)
         objective = spec(of).objective.keep(drift <= quantile(drift, 0.7, over=spec(of).rows))
         return spec(of).replace(name=f"upto_{of}", objective=objective)
-    return {"": spec, "quiver": lambda s: quiver(int(s)), "order": lambda s: with_order(quiver(int(s)), int(s))}[kind](
-        of
-    )
+    if kind == "weighed":
+        return spec(of).replace(
+            name=f"weighed_{of}", objective=spec(of).objective.weigh(exp(clip(token_log_ratio, -1, 1)))
+        )
+    if kind == "order":
+        return with_order(quiver(int(of)), int(of))
+    return quiver(int(of)) if kind == "quiver" else spec(of)
 
 
 def numbers(p: Parameter, generator: np.random.Generator, found: Any = ()) -> Any:
@@ -65,9 +70,8 @@ def cases(h: Hierarchy) -> Iterator[Case]:
         if seed % 8 == 7:
             x = np.where(generator.random(n) < 0.5, 800 * np.sign(batch.advantages), x)
         batch, old = replace(batch, x=x, parameters={}), -generator.uniform(0.1, 3, size=n)
-        levels = (
-            Case(h, batch, old, F64, seed).bounds(indexed(h, batch), FLOAT64).interpreted(raw_programs(h)["levels"])
-        )
+        truth = Case(h, batch, old, F64, seed).bounds(indexed(h, batch), FLOAT64)
+        levels = truth.interpreted(raw_programs(h)["levels"])
         parameters = {}
         for name, p in h.parameters.items():
             residuals = [v for k, v in levels.items() if k.startswith(f"residual_{over.get(name, '')}")]

@@ -1,4 +1,5 @@
-"""Mutants of programs against the dense evaluation of the definition, which shares no code with lowering.
+"""Mutants of programs against the dense evaluation of the definition, or advantages in fractions, which share no code with
+lowering.
 
 The rules apply to the program as lowered, before its adjoint is taken; to its adjoint; and to the optimised program. The
 tests of the backends and of the optimiser compare with the same numbers and bounds.
@@ -7,6 +8,7 @@ tests of the backends and of the optimiser compare with the same numbers and bou
 from __future__ import annotations
 
 import functools
+import itertools
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 from oracles.backend_cases import F64, FLOAT64, Bounded, Truth, indexed
-from thorough import some
+from oracles.rewards import Rewards
+from support import Batch, raw_programs, spec
+from thorough import ALL
 
 from fibration import Hierarchy
 from fibration.compiler.adjoint import adjoint, drops_tokens
@@ -36,10 +40,11 @@ WORDS = ("objective", "coefficients")
 SPECS = (
     "aspo", "cispo", "clip_cov", "ctpo", "entropy_mask", "fiberpo", "fiberpo_crossed", "fiberpo_domain",
     "fiberpo_inward", "fiberpo_modal", "fipo", "grpo", "grpo_k3", "gspo",
-    "kl_cov", "mis", "ppo", "ppo_entropy", "sapo", "topr", "vespo", "quiver 0", "order 2",
+    "kl_cov", "mis", "ppo", "ppo_entropy", "sapo", "topr", "vespo", "weighed grpo", "quiver 0", "order 2",
 )  # fmt: skip
+REWARDED = ("best_of_group", "grpo_rewards", "maxrl", "pass_at_k", "reinforce_pp_baseline", "rloo")
 BATCHES, MOST = 16, 120  # batches that every mutant meets, and those that few mutants need
-FEW = 40  # mutants of each loss
+MANY_MUTANTS = 200 if ALL else 30  # of each loss, evenly over stages and nodes
 NOTICED, SAME_PROGRAM, SAME_VALUES = "noticed", "the optimised program is the same", "all inputs give the same values"
 RULES = (
     "another argument", "another discount", "another input", "another number", "another quantile", "another reduction",
@@ -113,6 +118,9 @@ class Judge:
         """Mutants of every stage: what they are, and how to get their objective and coefficients."""
         for m in mutants(self.base, gradients=True):
             yield f"lowered: {m}", lambda m=m: derived(m.program(), self.h)  # type: ignore[misc]
+        yield from self.further_mutants()
+
+    def further_mutants(self) -> Iterator[tuple[str, Callable[[], Program]]]:
         for stage, program in (("derived", self.right), ("optimised", self.optimised)):
             for m in mutants(program):
                 yield f"{stage}: {m}", m.program
@@ -132,6 +140,44 @@ class Judge:
             return NOTICED
 
 
+class RewardJudge(Judge):
+    """What tells programs of advantages apart: a few batches of rewards, with the advantages of the formula in fractions."""
+
+    def __init__(self, h: Hierarchy) -> None:
+        self.h = h
+        program = raw_programs(h)["advantages"]
+        self.right = replace(program, outputs={k: v for k, v in program.outputs.items() if k.word == "advantages"})
+        self.optimised = optimised(self.right)
+        self.free = [FreeInputs(h, seed) for seed in range(3)]
+        self.known = functools.cache(self._known)
+
+    mutants = Judge.further_mutants
+
+    def _known(self, seed: int) -> tuple[Truth, np.ndarray]:
+        """Groups of one row and of many, rows without tokens, rewards of two values and of all."""
+        for attempt in itertools.count():
+            generator = np.random.default_rng([seed, attempt])
+            lengths, group = (
+                generator.integers(0, 4, size=14),
+                generator.integers(0, generator.choice([2, 3, 6]), size=14),
+            )
+            if np.bincount(group, lengths > 0).min() > ("others" in str(self.h.advantages)):  # nobody alone has others
+                break
+        labels = {"prompt_group": group.tolist(), "domain": (group % 2).tolist()}
+        n = int(lengths.sum())
+        batch = Batch(tuple(lengths.tolist()), np.zeros(n), np.zeros(n), labels)
+        rewards = generator.choice([generator.normal(size=14), generator.integers(0, 2, size=14)])[batch.row]
+        truth = Truth(indexed(self.h, batch), batch.x, rewards, {}, FLOAT64)
+        return truth, Rewards(self.h, batch, rewards).advantages()
+
+    def notices(self, program: Program, first: int = 0, last: int = BATCHES) -> bool:
+        for truth, expected in map(self.known, range(first, last)):
+            found = truth.interpreted(program)["advantages"]
+            if not np.abs(found - expected).max() <= 1e-12 * np.abs(expected).max(initial=1):
+                return True
+        return False
+
+
 # ---------------------------------------------------------------- free inputs
 
 MANY, FEWER = 600, 100  # elements of a leaf, and of a coarser stratum
@@ -140,7 +186,7 @@ MANY, FEWER = 600, 100  # elements of a leaf, and of a coarser stratum
 @dataclass
 class FreeInputs:
     """Inputs that no batch need have: sums that disagree, labels of any kind. Parameters keep their bounds, tokens of one
-    element its advantage."""
+    element its advantage or reward."""
 
     h: Hierarchy
     seed: int
@@ -175,9 +221,9 @@ class FreeInputs:
             generator = self.generator(node.kind, node.over)
         if node.kind == "count" and node.key in self.parents:
             return np.maximum(np.bincount(self.parents[node.key], minlength=self.size[node.over]), 1)
-        if node.kind == "advantage" and node.over in program.leaves:
+        if node.kind in ("advantage", "reward") and node.over in program.leaves:
             for i in program.inputs:
-                if i.kind == "advantage" and (node.over, i.over) in self.parents:
+                if i.kind == node.kind and (node.over, i.over) in self.parents:
                     return self.drawn(i, program)[self.parents[node.over, i.over]]
         n = self.size[node.over]
         if node.kind == "count":
@@ -200,16 +246,16 @@ class FreeInputs:
 
 @functools.cache
 def judge_of(name: str) -> Judge:
-    return Judge(hierarchy(name))
+    return RewardJudge(spec(name)) if name in REWARDED else Judge(hierarchy(name))
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", [*SPECS, *REWARDED])
 def test_every_mutant_is_noticed_or_has_the_same_values(name: str) -> None:
     judge = judge_of(name)
     assert not judge.notices(judge.right)
     assert not judge.notices(judge.optimised)
     every = list(judge.mutants())
-    found = {what: judge.outcome(made) for what, made in some(every, max(1, len(every) // FEW))}
+    found = {what: judge.outcome(made) for what, made in every[:: max(1, len(every) // MANY_MUTANTS)]}
     outcomes = Counter(found.values())
     survivors = [what for what, outcome in found.items() if not outcome]
     assert not survivors, "\n".join(survivors)

@@ -195,7 +195,7 @@ class Truth:
             return index.values[node.key[0]].cpu().numpy()
         if node.kind == "parameter":
             return self.parameter(node)
-        assert node.kind == "advantage"
+        assert node.kind in ("advantage", "reward")
         if node.over in index.leaves:
             return self.advantages[self.tokens(node.over)]
         result = np.empty(index.size[node.over])
