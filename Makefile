@@ -59,7 +59,7 @@ test-all: lint
 	@FIBRATION_TESTS=most $(BIN)/python -m pytest -n 2 --dist worksteal
 	@cd tests && ../$(BIN)/python -m fuzz.run --cases $(CASES) --workers 2 --minutes 40
 
-# One slip of tests/slips at a time, and the tests that should notice it. It takes hours; ONLY=words chooses slips by name.
+# One slip of tests/slips.py at a time, and the tests that should notice it. It takes an hour; ONLY=words chooses slips by name.
 slips: setup
 	@$(BIN)/python tests/mutations.py $(if $(ONLY),--only "$(ONLY)")
 

@@ -25,6 +25,7 @@ BUDGETS = {
     "head": 25,
     "language": 15,
     "laws": 150,
+    "mutants": 55,
     "packaging": 4,
     "plotting": 30,
     "printing": 10,

@@ -1,4 +1,4 @@
-"""Every slip of `slips` still matches one line of the library, and its test files exist."""
+"""Every slip of `slips.py` still matches one line of the library, and its test files exist."""
 
 import pytest
 from mutations import HERE, Copy
@@ -15,7 +15,6 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Copy:
 def test_a_case_in_telling_exists(case: str) -> None:
     file, _, function = case.partition("[")[0].partition("::")
     assert f"\ndef {function}(" in (HERE / "tests" / file).read_text()
-    assert set(TELLING[case]) <= {slip.name for slip in SLIPS}
 
 
 def test_slips_have_different_names() -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fibration import Hierarchy
 from fibration.compiler.diagnostics import levels
-from fibration.compiler.interpret import MEANING, interpret, quantiles, scan
+from fibration.compiler.interpret import MEANING, Sizes, interpret, quantiles, scan
 from fibration.compiler.ir import Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan
 from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
@@ -147,19 +147,31 @@ class Truth:
 
     def run(self, name: str, **more: np.ndarray) -> dict[str, Bounded]:
         program = raw_programs(self.h)[name]
-        inputs: dict[Any, Any] = {i: self.input(i, more) for i in program.inputs}
-        inputs |= {m: self.index.matrix(m.into, m.of).cpu().numpy() for m in program.matrices}
-        sizes = self.index.sizes(program.edges)
-        values = interpret(program, inputs, sizes)
+        inputs, sizes = given = self.given(program, more)
+        values = interpret(program, *given)
         with np.errstate(all="ignore"):
             errors = _Rounding(program, inputs, sizes, self.unit).outputs()
-        found = {k: Bounded(v, np.broadcast_to(errors[k], v.shape)) for k, v in values.items()}
+        spread = {k: np.broadcast_to(errors[k], v.shape) for k, v in values.items()}
+        found, bounds = self.joined(program, values), self.joined(program, spread)
+        return {word: Bounded(value, bounds[word]) for word, value in found.items()}
+
+    def interpreted(self, program: Program) -> dict[str, np.ndarray]:
+        """What the interpreter gives of another program of the hierarchy."""
+        return self.joined(program, interpret(program, *self.given(program, {})))
+
+    def given(self, program: Program, more: Mapping[str, np.ndarray]) -> tuple[dict[Any, Any], Sizes]:
+        inputs: dict[Any, Any] = {i: self.input(i, more) for i in program.inputs}
+        inputs |= {m: self.index.matrix(m.into, m.of).cpu().numpy() for m in program.matrices}
+        return inputs, self.index.sizes(program.edges)
+
+    def joined(self, program: Program, values: Mapping[Key, np.ndarray]) -> dict[str, np.ndarray]:
+        """The outputs by their names, with what all leaves fill together."""
+        found = dict(values)
         for key, parts in program.results().items():
-            if len(parts) > 1:  # what all leaves fill together
-                found[key] = Bounded(*(np.empty(len(self.x)) for _ in range(2)))
+            if len(parts) > 1:
+                found[key] = np.empty(len(self.x))
                 for leaf, part in parts.items():
-                    tokens = self.tokens(leaf)
-                    found[key].value[tokens], found[key].error[tokens] = found[part].value, found[part].error
+                    found[key][self.tokens(leaf)] = values[part]
         return {program.called[key]: value for key, value in found.items()}
 
     def tokens(self, leaf: str) -> Any:
@@ -182,7 +194,7 @@ class Truth:
             return index.values[node.key[0]].cpu().numpy()
         if node.kind == "parameter":
             return self.parameter(node)
-        assert node.kind == "advantage"
+        assert node.kind in ("advantage", "reward")
         if node.over in index.leaves:
             return self.advantages[self.tokens(node.over)]
         result = np.empty(index.size[node.over])
