@@ -276,10 +276,6 @@ SLIPS = (
         "an option that nobody knows is ignored", "configs/test_options.py",
         "name not in defaults and name not in exact and not name.startswith(below)", "name is None",
     ),
-    _slip(
-        "clip_ratio replaces the bounds that verl reads", "configs/test_verl",
-        'source = f"{ACTOR}clip_ratio" if d.options[name] is None else name', 'source = f"{ACTOR}clip_ratio"',
-    ),
     # fibration/trainers
     _slip(
         "a loss of half the scale passes", "trainers/test_scale",
@@ -305,10 +301,5 @@ SLIPS = (
         "what is kept is run, whoever wrote it", "test_cache",
         "        for doubt in filter(None, (_doubt(part, info) for part, info in parts.items())):\n",
         "        for doubt in ():\n",
-    ),
-    # fibration/cli
-    _slip(
-        "the doctor takes a broken machine for usable", "test_doctor",
-        '    broken = [f.name for f in findings if f.state == "broken"]\n', "    broken: list[str] = []\n",
     ),
 )  # fmt: skip
