@@ -45,7 +45,7 @@ SLIPS = (
     ),
     _slip(
         "a reason covers a law that nobody has decided", "laws*timeout",
-        'return verdict.status != "proved" and not verdict.is_unfinished', 'return verdict.status != "proved"',
+        'return self.status != "proved" and not self.is_unfinished', 'return self.status != "proved"',
     ),
     _slip(
         "a mask that may hold is open", "laws/test_agreement",
@@ -94,7 +94,8 @@ SLIPS = (
     # fibration/language
     _slip(
         "the domain of sqrt is forgotten", "test_operators laws*markov laws*recovery laws*identity laws/test_random laws*first_order laws*right laws*wrong",
-        "numeric=np.sqrt, domain=lambda x: ((x, NOT_NEGATIVE),),", "numeric=np.sqrt, domain=everywhere,",
+        "domain=lambda x: ((x, NOT_NEGATIVE),), slopes=lambda x, y: (1 / (2 * y),), positive=all,",
+        "domain=everywhere, slopes=lambda x, y: (1 / (2 * y),), positive=all,",
     ),
     _slip(
         "what is stopped moves", "test_token_formulas",
@@ -179,8 +180,7 @@ SLIPS = (
     ),
     _slip(
         "Triton sums what lies beyond a row", "triton test_shipped test_chains",
-        'value = f"tl.where(m, {typed(names[push.operand], precision)}, {NEUTRAL[push.reduce]})"',
-        "value = typed(names[push.operand], precision)",
+        'value = f"tl.where(m, {value}, {NEUTRAL[push.reduce]})"', 'value = f"{value}"',
     ),
     _slip(
         "kept launches do not tell addresses by their alignment", "backends/test_launches",
