@@ -23,6 +23,7 @@ Parameters are float64, as one number or one per element:
 {example}
 
 - Advantages are per token. For advantages per row, pass `trajectory_rows`, int64: the row of each trajectory.
+- Other results are sums over elements, but `peak_...`, `ratio_max` and `ratio_min`: divide them by the numbers.
 - A result `nonfinite` above 0 is the number of rows with an infinite or undefined log ratio or advantage. Do not use
   the results then: the objective is NaN, and so are the results of such tokens.
 {further}"""

@@ -33,6 +33,7 @@ def run(function, *, dtype=None, shape=None, **given):
 {example}
 
     - Advantages are per token. For advantages per row, pass `trajectory_rows`, int64: the row of each trajectory.
+    - Other results are sums over elements, but `peak_...`, `ratio_max` and `ratio_min`: divide them by the numbers.
     - A result `nonfinite` above 0 is the number of rows with an infinite or undefined log ratio or advantage. The
       objective is NaN then, and so are the results of such tokens: do not use the others.
 {further}    """
@@ -65,17 +66,9 @@ def export(
                 files[f"{stem}.{kernel.assembly_kind}"] = kernel.assembly
                 files[f"{stem}.{kernel.binary_kind}"] = kernel.binary
                 r = kernel.resources
-                resources.append(
-                    {
-                        "kernel": word,
-                        "arch": arch,
-                        "target": kernel.target,
-                        "registers": r.registers,
-                        "spilled_bytes": r.spill_bytes,
-                        "shared_bytes": r.shared_bytes,
-                        "warps": request.num_warps,
-                        "parameters": str(dict(kernel.parameters)),
-                        "constants": str(dict(request.constexprs)),
-                    }
-                )
+                resources.append({
+                    "kernel": word, "arch": arch, "target": kernel.target, "registers": r.registers,
+                    "spilled_bytes": r.spill_bytes, "shared_bytes": r.shared_bytes, "warps": request.num_warps,
+                    "parameters": str(dict(kernel.parameters)), "constants": str(dict(request.constexprs)),
+                })  # fmt: skip
     return Export(files, tuple(resources))

@@ -67,8 +67,10 @@ def compile_all(
     """The kernels of all programs, or of `programs`, for float32 tensors. Raises BackendError."""
     chosen = list(plans if programs is None else programs)
     wanted = {name: list(requests(plans, name, shape)) for name in chosen}
-    made = iter(compile_kernels(source, [r for one in wanted.values() for r in one], arch=arch, filename=filename))
-    return tuple(Compiled(name, tuple(next(made) for _ in one)) for name, one in wanted.items())
+    different = {str(r): r for one in wanted.values() for r in one}  # some kernels are the same without metrics
+    compiled = compile_kernels(source, [*different.values()], arch=arch, filename=filename)
+    made = dict(zip(different, compiled, strict=True))
+    return tuple(Compiled(name, tuple(made[str(r)] for r in one)) for name, one in wanted.items())
 
 
 def table(compiled: Iterable[Compiled]) -> str:

@@ -22,7 +22,7 @@ from fibration.backends.triton import load
 from fibration.backends.triton.emit import alone, shared
 from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.language import FUNCTIONS, fitted, is_literal, typed
-from fibration.language.operators import PRIMITIVES
+from fibration.compiler.interpret import MEANING
 from fibration.pipeline import choose, compile
 from fibration.pipeline import load as load_artifact
 
@@ -337,7 +337,7 @@ def test_scalar_functions_are_accurate_and_right_at_special_values(name, dtype, 
     y = torch.empty_like(x)
     with np.errstate(all="ignore"):
         module.loop[(1,)](x, y, 4096)
-        exact = PRIMITIVES[name].numeric(x.double().numpy())
+        exact = MEANING[name](x.double().numpy())
         rounded = exact.astype(x.numpy().dtype).astype(float)
     normal = np.isnan(rounded) | (rounded == 0) | (np.abs(rounded) >= np.finfo(x.numpy().dtype).smallest_normal)
     roundings = 8 * torch.finfo(dtype).eps
