@@ -388,7 +388,7 @@ def test_an_unused_plugin_imports_nothing(installed: pytest.Pytester) -> None:
 
 
 def test_the_plugin_imports_no_torch(installed: pytest.Pytester) -> None:
-    assert imported(installed) == ["1", "fibration", "fibration.cli.pytest_plugin", "sympy", "rich"]
+    assert {*imported(installed)} - {"sympy"} == {"1", "fibration", "fibration.cli.pytest_plugin", "rich"}
 
 
 @pytest.mark.thorough
