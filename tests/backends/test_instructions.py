@@ -20,12 +20,7 @@ from fibration.compiler.split import SUFFIX
 TABLE = Path(__file__).with_name("instructions.json")
 TOKENS = SHAPE[0] * SHAPE[1] / SHAPE[2] / 32  # of a thread in one tile
 ENOUGH = 64  # registers: more than the 32 warps that they leave room for gain nothing
-PROGRAMS = [
-    ("ppo", "objective"),
-    ("gspo", "objective"),
-    ("fiberpo", "objective"),
-    ("fiberpo_domain", "objective" + SUFFIX),
-]
+PROGRAMS = [*((name, "objective") for name in ("ppo", "gspo", "fiberpo")), ("fiberpo_domain", "objective" + SUFFIX)]
 
 
 def counted(name, program, folder):
