@@ -34,8 +34,7 @@ def described(rows, leaves, fill, arguments, work, returns):
 
 def without_metrics(functions, of, returns):
     """The entry of a function that another one computes, without metrics."""
-    own = functions[of]["returns"]
-    return functions[of] | {"of": of, "returns": {name: own[name] for name in returns.split()}}
+    return functions[of] | {"of": of, "returns": {name: functions[of]["returns"][name] for name in returns.split()}}
 
 
 def laid_out(about, offsets, parents, leaves=None):
@@ -52,7 +51,7 @@ def laid_out(about, offsets, parents, leaves=None):
     segments = about["rows"] if about["rows"] in targets or not targets else targets[0]
     lengths, n, device = offsets[1:] - offsets[:-1], len(offsets) - 1, offsets.device
     if not n or bool((lengths <= 0).any()) or int(offsets[0]) != 0:
-        raise ValueError(f"offsets start at 0, there is a {segments}, and each has a token: leave out others")
+        raise ValueError(f"offsets {offsets[:9].tolist()}: from 0 on, each {segments} has a token: leave out others")
     every = torch.arange(int(offsets[-1]), device=device)
     place = {leaf: every if leaves is None else every[leaves[leaf].to(device).bool()] for leaf in kinds}
     if sum(map(len, place.values())) != len(every):
@@ -212,7 +211,7 @@ def completed(about, given, dtype):
         if kind == "vector" and given[name] is not None:
             n, size[of[0]] = given[name].numel(), size.get(of[0], given[name].numel())
             if n != size[of[0]] and not (n == 1 and name in strided):
-                raise ValueError(f"{name} has {n} numbers, and there are {size[of[0]]} of {of[0]}")
+                raise ValueError(f"{name} has {n} numbers: pass one for each of the {size[of[0]]} {of[0]} elements")
     saved = [(name, size[stratum]) for stratum, names in about["work"].items() for name in names]
     work = torch.empty(sum(n for _, n in saved), dtype=torch.float64, device=like.device)
     make = {

@@ -50,12 +50,11 @@ def table(plan: Plan, chosen: tuple[Argument, ...] = ()) -> list[str]:
     lines = [f'described("{plan.rows}", "{" ".join(program.leaves)}", {fill_of(plan)!r}, """']
     lines += _words(" ".join([a.name, a.kind, *of(a)]).strip() for a in chosen or given.arguments)
     lines.append('    """, """')
-    last = ""
-    vectors = []
-    for n in plan.saved:  # one stratum after the other
-        vectors.append(plan.names[n] if n.stratum == last else f"{n.stratum}: {plan.names[n]}")
-        last = n.stratum
-    return [*lines, *_words(vectors), '    """, """', *returned(plan), '    """)']
+    pairs = zip((None, *plan.saved), plan.saved, strict=False)  # one stratum after the other
+    first = {n for before, n in pairs if before is None or before.stratum != n.stratum}
+    vectors = (f"{n.stratum}: {plan.names[n]}" if n in first else plan.names[n] for n in plan.saved)
+    results = (name if name == at else f"{name} {at}" for name, at in returned(plan).items())
+    return [*lines, *_words(vectors), '    """, """', *_words(results), '    """)']
 
 
 def _words(items: Iterable[str]) -> list[str]:
@@ -65,19 +64,18 @@ def _words(items: Iterable[str]) -> list[str]:
     return [" " * 8 + line.replace("\0", " ") for line in wrapped]
 
 
-def returned(plan: Plan) -> list[str]:
-    """The results that are not per token, and their names in the workspace or among the arguments where they differ."""
-    program, given, found = plan.program, signature(plan), []
+def returned(plan: Plan) -> dict[str, str]:
+    """By result that is not per token, its name in the workspace or among the arguments."""
+    program, given, found = plan.program, signature(plan), {}
     for key, node in program.outputs.items():
         if node.stratum not in program.leaves and not isinstance(node, Const):
-            at = given.name("vector", node) if isinstance(node, Input) else plan.names[node]
-            found.append(program.called[key] if at == program.called[key] else f"{program.called[key]} {at}")
-    return _words(found)
+            found[program.called[key]] = given.name("vector", node) if isinstance(node, Input) else plan.names[node]
+    return found
 
 
-def example(plans: Mapping[str, Plan], name: str, call: str, indent: str) -> str:
-    """How to call a function: lines of Python, with all that its caller passes."""
-    plan = plans[name]
+def example(plans: Mapping[str, Plan], call: str, indent: str) -> str:
+    """How to call `objective`: lines of Python, with all that its caller passes. `call`: what they begin with."""
+    plan = plans["objective"]
     pairs: dict[tuple[str, str], None] = {}
     for a in signature(plan).arguments:
         edge = a.key if a.kind in ("parent", "order", "members") else a.key[::-1] if a.kind == "offsets" else ()
@@ -87,7 +85,7 @@ def example(plans: Mapping[str, Plan], name: str, call: str, indent: str) -> str
     counts = {a.name for a in signature(plan).arguments if a.kind == "vector" and a.key[0].kind == "count"}
     parents = ", ".join(f'("{s}", "{t}"): {t}_of_{s}' for s, t in pairs)
     words = ", ".join([*(f"{word}=..." for word in given if word not in counts), "**layout"])
-    lines = [f'layout = lay_out("{name}", cu_seqlens, {{{parents}}})', f"found = {call}{words})"]
+    lines = [f'layout = lay_out("objective", cu_seqlens, {{{parents}}})', f"found = {call}{words})"]
     lines.append('loss = -(found["coefficients"] * log_probs).sum()  # its gradient is that of -J')
     made = [textwrap.wrap(line, 116 - len(indent), subsequent_indent="    ", break_long_words=False) for line in lines]
     return "\n".join(f"{indent}{line}" for lines in made for line in lines)
@@ -110,7 +108,6 @@ def written(plans: Mapping[str, Plan], chosen: Mapping[str, tuple[Argument, ...]
         if name == of:
             first, *rest = table(plans[name], chosen.get(name, ()))
         else:
-            names = " ".join(word.split()[0] for line in returned(plans[name]) for word in line.split(","))
-            first, *rest = [f'without_metrics(FUNCTIONS, "{of}", "{names}")']
+            first, rest = f'without_metrics(FUNCTIONS, "{of}", "{" ".join(returned(plans[name]))}")', []
         lines += [f'FUNCTIONS["{name}"] = {first}', *rest]
     return "\n".join(lines)

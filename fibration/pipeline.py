@@ -178,7 +178,7 @@ def emit(
     """Returns source for one backend from optimised programs. `spread`: how batches lie on ranks, if they do."""
     emitter = import_module(f"fibration.backends.{backend}.emit")
     plans: dict[str, Any] = {}
-    for name, program in sorted(programs.items(), key=lambda item: item[0].startswith("objective")):
+    for name, program in programs.items():  # `evaluate` comes before `objective`
         whole = plans.get(name.replace("objective", "evaluate"))
         loss = programs.get(name.replace("evaluate", "objective"))
         if backend not in FUSED or spread is not None or loss is None:
@@ -195,7 +195,7 @@ def emit(
 
 
 def plan(hierarchy: Hierarchy, program: str, ranks: str = "") -> Plan:
-    """Returns the plan by which compiled backends compute a program, for printing.
+    """Returns the plan of a program alone, for printing. Compiled files take `evaluate`'s stages for `objective`.
 
     `ranks`: "" for one process; for a batch spread over ranks, whether its rows are "whole" or "cut".
     """

@@ -37,8 +37,7 @@ def call(source, functions, function, given):
     wide = dtype_of_results(about, given) == torch.float64
     values, results = completed(about, given, torch.float64 if wide else torch.float32)
     defines = {f"WITHOUT_{other}": "1" for other in functions if other != of}
-    defines |= {"METRICS": str(int(of == function))}
-    defines |= {"RESULT": "f64" if wide else "f32", "REAL": "f64" if wide else "f32"}
+    defines |= {"METRICS": str(int(of == function)), **dict.fromkeys(("RESULT", "REAL"), "f64" if wide else "f32")}
     defines["PER_ROW"] = str(int(any(values[name] is not None for name, kind, _ in arguments if kind == "rows")))
     narrowest = min((values[name].element_size() for name, kind, _ in arguments if kind == "token"), default=4)
     defines["NARROW"] = str(narrowest)

@@ -66,12 +66,11 @@ def export(
 
 def loader(header: str, file: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> str:
     """The source of a Python module that builds and calls `file`."""
-    first = "objective" if "objective" in plans else next(iter(plans))
     return LOADER.format(
         header="\n".join(header.splitlines()[:3]),
         file=file,
         functions=written(plans),
         definitions="".join(DEFINITION.format(name=n, title=titles[n]) for n in plans),
-        example=example(plans, first, f"{first}(", " " * 4),
+        example=example(plans, "objective(", " " * 4),
         further=further(plans),
     )

@@ -51,8 +51,7 @@ def export(
     """The module; for an `arch`, also the assembly, the binary and the resources of every kernel."""
     own = computing(plans)
     functions = written(plans, {k: launched(plan, kernels(plans, k)) for k, plan in plans.items()})
-    first = "objective" if "objective" in plans else next(iter(plans))
-    called = example(plans, first, f'run("{first}", ', " " * 8)
+    called = example(plans, 'run("objective", ', " " * 8)
     module = alone(source) + CALLER.format(functions=functions, example=called, further=further(plans, "    "))
     file = f"{name}_triton.py"
     files: dict[str, str | bytes] = {file: module, f"{ALONE}.py": shared()}

@@ -51,9 +51,8 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
         names = [a.name for a in bindings[program].arguments]
         # one tile shape for a whole step, so that the order of sums does not depend on a row's rank or micro-batch
         values = {**dict(zip(names, frame.values, strict=True)), "tokens": batch.index.tokens_of_step}
-        own, plan = computed_by[program], plans[program]
-        called = dict(zip(plan.functions(program), plan.functions(own), strict=True))
-        values |= {"metrics": False} if plan.of else {}
+        called = dict(zip(*map(plans[program].functions, (program, computed_by[program])), strict=True))
+        values |= {"metrics": False} if plans[program].of else {}
 
         if on_cpu:
 

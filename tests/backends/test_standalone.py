@@ -31,8 +31,10 @@ from fibration import (
     quantile,
     token_log_ratio,
 )
+from fibration.backends import calling
 from fibration.backends.triton.aot import BYTES
 from fibration.cli.main import app
+from fibration.compiler.arguments import KINDS
 from fibration.pipeline import FURTHER, generate, load
 from fibration.runtime.operator import Operator
 
@@ -214,6 +216,12 @@ def test_a_module_has_what_training_needs_and_more_if_asked(tmp_path):
 
 # Lines of modules, as `fibration compile` writes them. They only go down.
 LINES = {("grpo", "triton"): 366, ("grpo", "c"): 542, ("fiberpo_domain", "triton"): 1497, ("fiberpo_domain", "c"): 1886}
+
+
+def test_the_kinds_of_arguments_are_those_of_the_compiler():
+    told = "source made MADE, may_lack True MAY_LACK, holds floats FLOATS, holds reals FLOAT64"
+    for word, value, kinds in map(str.split, told.split(", ")):
+        assert [k for k, row in KINDS.items() if str(getattr(row, word)) == value] == getattr(calling, kinds), kinds
 
 
 @pytest.mark.thorough
