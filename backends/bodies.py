@@ -54,8 +54,8 @@ Functions = Mapping[Scalar, Function]
 NOTHING: Functions = {}
 
 
-def functions_of(plans: Mapping[str, Plan], reserved: Collection[str], copies: int = 1) -> Functions:
-    """The functions of a module with these plans, by body. `copies`: how often the backend writes a value of a plan.
+def functions_of(plans: Mapping[str, Plan], reserved: Collection[str]) -> Functions:
+    """The functions of a module with these plans, by body: of gates, and of what several values compute.
 
     They are named after the gates that they belong to, or after the first value that they compute.
     """
@@ -69,8 +69,8 @@ def functions_of(plans: Mapping[str, Plan], reserved: Collection[str], copies: i
     names = Names(taken)
     found = {}
     for body, places in written.items():
-        if len(places) * copies > 1:
-            word, about = _called(*places[0])
+        word, about, of_gate = _called(*places[0])
+        if of_gate or len(places) > 1:
             parameters = Names(word for word in reserved if len(word) > 1)
             given = tuple(parameters.free(without_macros(_word_of(o, places[0][1]))) for o in places[0][0].inputs)
             word = without_macros(word)
@@ -91,16 +91,16 @@ def _computed(plan: Plan) -> Iterator[Node]:
                 yield from group.values
 
 
-def _called(node: Map, plan: Plan) -> tuple[str, str]:
-    """The name of a value's function, and what it computes."""
+def _called(node: Map, plan: Plan) -> tuple[str, str, bool]:
+    """The name of a value's function, what it computes, and whether it belongs to a gate."""
     names = plan.program.names
     key = names.get(node) or next((k for k, n in plan.program.outputs.items() if n is node), Key("value"))
     word = "back" if key.word in BACK else key.word
     reads_residual = any(names[o].word in RESIDUALS for o in node.inputs if o in names)
     if word in OF_GATES and (word not in ("gated", "back") or (reads_residual and key.stratum in plan.program.gates)):
         gate = plan.program.gates.get(key.stratum, "gate")
-        return OF_GATES[word][0].format(gate), OF_GATES[word][1].format(gate)
-    return word, f"Computes `{plan.names[node]}`, and values like it."
+        return OF_GATES[word][0].format(gate), OF_GATES[word][1].format(gate), True
+    return word, f"Computes `{plan.names[node]}`, and values like it.", False
 
 
 def _word_of(node: Node, plan: Plan) -> str:
@@ -257,7 +257,7 @@ def ternary(texts: list[str], width: int = 90) -> str:
     return f"{condition}\n" + textwrap.indent(f"? {a}\n: {b}", "    ")
 
 
-def call(function: str, texts: list[str], width: int = 80) -> str:
+def call(function: str, texts: list[str], width: int = 100) -> str:
     """`where(c, a, b)`."""
     line = f"{function}({', '.join(texts)})"
     if len(line) <= width:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from fibration.backends.bodies import AnyNode, Functions
@@ -28,13 +28,22 @@ class CoarseStages:
         self.slots = {n: self.free(f"{plan.names[n]}_of") for n in plan.saved}
         self.arrays = dict(self.slots)
         self.arrays |= {a.key[0]: a.name for a in self.arguments if a.kind == "vector"}
-        self.rounded: dict[Node, str] = {}
+        self.element = "b"  # of the loop that is written
+        self.columns: dict[Node, str] = {}  # arrays over the rows of a sweep
+        self.local: set[Node] = set()  # values that the loop has under their names
         self.lines: list[str] = []
         self.spare = plan.spare  # what stands under `#if METRICS`
+        self.condition = "#if METRICS", "#endif"
         self.ended = 0  # the number of lines up to the end of such lines
 
     def line(self, depth: int, text: str = "") -> None:
         self.lines += [textwrap.indent(line, "    " * depth) for line in text.splitlines() or [""]]
+
+    def words(self, depth: int, before: str, items: Iterable[str], after: str) -> None:
+        """A statement that lists items, on lines that end between them."""
+        text = ", ".join(item.replace(" ", "\0") for item in items)
+        lines = textwrap.wrap(before + text + after, 116 - 4 * depth, subsequent_indent="    ", break_long_words=False)
+        self.line(depth, "\n".join(lines).replace("\0", " "))
 
     @contextmanager
     def if_metrics(self, spare: bool = True) -> Iterator[None]:
@@ -42,18 +51,17 @@ class CoarseStages:
         if not spare or not self.spare:
             yield
             return
-        before, everything, rounded = len(self.lines), self.spare, set(self.rounded)
+        before, everything, (begin, end) = len(self.lines), self.spare, self.condition
         self.spare = frozenset()
         yield
         self.spare = everything
-        self.rounded = {n: word for n, word in self.rounded.items() if n in rounded or n in everything}
         if len(self.lines) == before:
             return
         if self.ended == before:
             del self.lines[before - 1]
         else:
-            self.lines.insert(before, "#if METRICS")
-        self.lines.append("#endif")
+            self.lines.insert(before, begin)
+        self.lines.append(end)
         self.ended = len(self.lines)
 
     def in_turn(self, nodes: Iterable[AnyNode]) -> Iterator[AnyNode]:
@@ -72,19 +80,13 @@ class CoarseStages:
         if node.stratum == BATCH:
             element = "0"
         elif isinstance(node, Input) and node.kind == "parameter":
-            element = f"{element} * {self.called('stride', node)}"
+            element = f"{f'({element})' if ' ' in element else element} * {self.called('stride', node)}"
         return f"{self.arrays[node]}[{element}]"
 
-    def load(self, node: Node, element: str) -> str:
-        """The text of a coarse value that this loop does not compute itself."""
-        if isinstance(node, Pull) and node not in self.arrays:
-            return self.gathered(node, element)
-        return self.at(node, element)
-
-    def gathered(self, node: Pull, element: str) -> str:
+    def gathered(self, node: Pull) -> str:
         if node.target == BATCH:
             return self.at(node.operand, "0")
-        return self.at(node.operand, f"{self.called('parent', node.source, node.target)}[{element}]")
+        return self.at(node.operand, f"{self.called('parent', node.source, node.target)}[{self.element}]")
 
     # ------------------------------------------------------------ coarse strata
 
@@ -111,15 +113,13 @@ class CoarseStages:
                 order, members = (self.called(kind, push.source, s) for kind in ("order", "members"))
                 self.line(1, f"push_{push.reduce}({out}, {x}, {order}, {members}, {size}, threads);")
             return
-        self.line(1, f"/* each {s} */")
+        self.line(1, f"/* {'the batch' if s == BATCH else f'each {s}'} */")
         if s != BATCH:
             self.line(1, f"#pragma omp parallel for num_threads(threads) if ({size} > LONG)")
-        self.line(1, f"for (int64_t b = 0; b < {size}; b++) {{")
-        self.loads(2, group.values, set(group.values), "b")
+        self.line(1, "{" if s == BATCH else f"for (int64_t b = 0; b < {size}; b++) {{")
+        self.element, self.local = "b", set()
         for node in self.in_turn(group.values):
-            self.value(2, node, "b")
-            if node in stage.saved:
-                self.line(2, f"{self.arrays[node]}[b] = {self.names[node]};")
+            self.value(2, node, stage.saved)
         self.line(1, "}")
 
     def quantile(self, node: Quantile) -> None:
@@ -155,28 +155,37 @@ class CoarseStages:
         out, x = self.arrays[node], self.arrays[node.operand]
         self.line(1, f"{call}({out}, {self.called('matrix', node.matrix)}, {x}, {rows}, {columns}, threads);")
 
-    def loads(self, depth: int, values: Iterable[Node], inside: set[Node], element: str) -> None:
-        """Loads the operands that come from memory into scalars with their names."""
-        wanted = {o: None for n in values if not isinstance(n, Pull) for o in n.operands if o not in inside}
-        for node in self.in_turn(wanted):
-            if not isinstance(node, Const):
-                self.line(depth, f"const double {self.names[node]} = {self.load(node, element)};")
-
-    def value(self, depth: int, node: Node, element: str) -> None:
-        """Computes one coarse value under its name, in double."""
+    def value(self, depth: int, node: Node, saved: Collection[Node]) -> None:
+        """Computes one coarse value in double: in its array, in its column, or under its name."""
         if isinstance(node, Pull):
-            self.line(depth, f"const double {self.names[node]} = {self.gathered(node, element)};")
+            before, text = [], self.gathered(node)
         elif isinstance(node, Map):
             operands = [self.operand(o) for o in node.inputs]
             before, text = WIDE.write(node.body, operands, self.names[node], self.taken, self.functions)
-            for name, part in [*before, (self.names[node], text)]:
-                self.assign(depth, "double", name, part)
         else:
             raise BackendError(f"the C backend cannot emit {type(node).__name__}")
+        for name, part in before:
+            self.assign(depth, f"const double {name}", part)
+        self.put(depth, node, text, saved)
+
+    def put(self, depth: int, node: Node, text: str, saved: Collection[Node]) -> None:
+        """Writes where a value of the element goes: into an array, or under its name."""
+        if node in saved or node in self.columns:
+            self.assign(depth, self.operand(node), text)
+        else:
+            self.assign(depth, f"const double {self.names[node]}", text)
+            self.local.add(node)
 
     def operand(self, node: Node) -> str:
-        return wide_constant(node.value) if isinstance(node, Const) else self.names[node]
+        """The text of a coarse value at the element of the loop."""
+        if node in self.local:
+            return self.names[node]
+        if node in self.columns:
+            return f"{self.columns[node]}[r]"
+        if isinstance(node, Pull) and node not in self.arrays:
+            return self.gathered(node)
+        return self.at(node, self.element)
 
-    def assign(self, depth: int, kind: str, name: str, text: str) -> None:
+    def assign(self, depth: int, to: str, text: str) -> None:
         first, *rest = text.splitlines()
-        self.line(depth, "\n".join([f"const {kind} {name} = {first}", *rest]) + ";")
+        self.line(depth, "\n".join([f"{to} = {first}", *rest]) + ";")

@@ -12,9 +12,9 @@
         return x[0];                                                                                               \
     }
 #define PLUS(a, b) ((a) + (b))
-LANES_PUSH(sum_f64, double, PLUS)
+LANES_PUSH(sum_double, double, PLUS)
 LANES_PUSH(sum_real, real, PLUS)
-LANES_PUSH(max_f64, ordered_f64, MORE)
+LANES_PUSH(max_double, ordered_f64, MORE)
 LANES_PUSH(max_real, ordered_real, MORE)
 
 /* The same for short segments, one after another, of at most `longest` tokens. Their other lanes would add 0. */
@@ -39,9 +39,9 @@ LANES_PUSH(max_real, ordered_real, MORE)
     }
 #define FROM_0(x) (0 + (x)) /* -0 becomes 0, as in a sum that begins with 0 */
 #define SAME(x) (x)
-ROWS_PUSH(sum_rows_f64, sum_f64, double, double, 0, SAME, FROM_0)
+ROWS_PUSH(sum_rows_double, sum_double, double, double, 0, SAME, FROM_0)
 ROWS_PUSH(sum_rows_real, sum_real, real, real, 0, SAME, FROM_0)
-ROWS_PUSH(max_rows_f64, max_f64, double, ordered_f64, order_f64(-INFINITY), order_f64, unorder_f64)
+ROWS_PUSH(max_rows_double, max_double, double, ordered_f64, order_f64(-INFINITY), order_f64, unorder_f64)
 ROWS_PUSH(max_rows_real, max_real, real, ordered_real, order_real(-INFINITY), order_real, unorder_real)
 
 static double fibre_sum(const double *x, const int64_t *order, int64_t from, int64_t to)

@@ -13,11 +13,12 @@
 #ifndef PER_ROW /* 1: advantages have one number per row of the batch. 0: one per token */
 #define PER_ROW 0
 #endif
+#ifndef METRICS /* 0: J and its coefficients alone */
+#define METRICS 1
+#endif
+#define VECTOR(name) *restrict name = (work += size) - size /* declares the next vector of the workspace */
 #define CHUNK 1024 /* tokens that are summed in their own precision, before float64 */
 #define LONG 16384 /* tokens that are worth the start of a thread */
-#define AT(S, i) (WHOLE_##S ? start + (i) : S##_positions[first + (i)])
-#define TOKEN(S, i) (COUNTED_##S ? first + (i) : S##_tokens[first + (i)])
-#define GRAIN(segments, tokens) (1 + (segments) * LONG / (1 + (tokens)) / 2)
 
 #ifndef NARROW /* bytes of the narrowest number that a loop reads */
 #define NARROW 4
@@ -30,8 +31,6 @@
 #else
 #define ABREAST (LANES / 4)
 #endif
-#define ROWS 32 /* short segments of a block */
-#define BLOCK (ROWS * LANES)
 
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
@@ -56,7 +55,7 @@ static inline void store_f16(uint16_t *p, double value) { *p = to_f16((float)val
 
 /* A maximum of floats is taken on integers of the same order, because C's rules for NaN prevent a vector maximum. */
 typedef int32_t ordered_f32;
-typedef int64_t ordered_f64;
+typedef int64_t ordered_f64, ordered_double;
 static inline int32_t order_f32(float x) { int32_t i; memcpy(&i, &x, 4); return i ^ ((i >> 31) & INT32_MAX); }
 static inline int64_t order_f64(double x) { int64_t i; memcpy(&i, &x, 8); return i ^ ((i >> 63) & INT64_MAX); }
 static inline float unorder_f32(int32_t i) { float x; i ^= (i >> 31) & INT32_MAX; memcpy(&x, &i, 4); return x; }
@@ -65,34 +64,8 @@ static inline double unorder_f64(int64_t i) { double x; i ^= (i >> 63) & INT64_M
 
 typedef STORED(REAL) real;
 typedef JOIN(ordered_, REAL) ordered_real;
+#define order_double order_f64
+#define unorder_double unorder_f64
 #define order_real JOIN(order_, REAL)
 #define unorder_real JOIN(unorder_, REAL)
 {functions}
-/* Blocks of short segments: the length of the longest; one number for each token of a row; parameters of rows; and copies
-   of rows, one after another. */
-static inline int64_t longest_of(const int64_t *offsets, int64_t n)
-{
-    int64_t longest = 0;
-    for (int64_t b = 0; b < n; b++) longest = MORE(longest, offsets[b + 1] - offsets[b]);
-    return longest;
-}
-#define SPREAD(NAME, KIND)                                                                                       \
-    static inline void NAME(KIND *to, const KIND *from, const int64_t *offsets, int64_t rows)                    \
-    {                                                                                                            \
-        for (int64_t r = 0; r < rows; r++) /* a whole vector: the next row comes after it */                     \
-            for (int64_t i = 0; i < LANES; i++) to[offsets[r] - offsets[0] + i] = from[r];                       \
-    }
-SPREAD(spread_real, real)
-SPREAD(spread_double, double)
-static inline void column_of(double *to, const double *from, int64_t stride, int64_t rows)
-{
-    if (stride)
-        for (int64_t r = 0; r < rows; r++) to[r] = from[r];
-    else
-        for (int64_t r = 0; r < rows; r++) to[r] = from[0];
-}
-#define COPY_ROWS(to, to_row, from, from_row)                                                                    \
-    for (int64_t r = 0; r < rows; r++) {                                                                         \
-        const int64_t into = (to_row), of = (from_row), n = offsets[r + 1] - offsets[r];                         \
-        _Pragma("omp simd") for (int64_t i = 0; i < LANES; i++) if (i < n) (to)[into + i] = (from)[of + i];      \
-    }

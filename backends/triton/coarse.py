@@ -28,13 +28,14 @@ class CoarseWriter(Writer):
         spare = self.plan.spare.issuperset(stage.saved)
         self.spare = frozenset() if spare else self.plan.spare
         strata = ", ".join(dict.fromkeys(g.stratum for g in stage.groups))
-        doc, shared = f'"""Values of {strata}, computed by one program."""', _shared(stage)
+        shared = _shared(stage)
         parted = [g for g in stage.groups if g not in shared and _is_parted(g, stage)]
         rest = [g for g in stage.groups if g not in shared and g not in parted]
+        how = "One program computes them."
         if shared or parted:
             last = parted or rest
             how = "All programs compute sums, and the last computes the rest." if last else "All programs share them."
-            doc = f'"""Values of {strata}.\n\n{how}\n"""'
+        doc = "\n".join(textwrap.wrap(f'"""Values of {strata}. {how}"""', 114))
         if shared:
             self.line(1, "low = tl.program_id(0).to(tl.int64) * own")
             self.line(1, f"high = tl.minimum(low + own, {self.size(shared[0].stratum)})")

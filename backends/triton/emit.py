@@ -156,10 +156,8 @@ def _launcher(
     lines[-1] += "" if own else '"""'
     tensors = [a.name for a in arguments if a.kind == "token"]
     if any(k.segments or "shape_for(tokens" in k.call for k in made):
-        lines += [
-            "    if tokens is None:",
-            f"        tokens = {tensors[0]}.numel()" if tensors else "        tokens = places",
-        ]
+        given_tokens = f"{tensors[0]}.numel()" if tensors else "places"
+        lines.append(f"    tokens = {given_tokens} if tokens is None else tokens")
     if any("WIDE" in k.constants for k in made):
         results = [a.name for a in arguments if a.kind == "result"]  # all of one dtype
         floats = [a.name for a in arguments if a.kind == "token" and a.key != ("cotangent",)] + results[:1]

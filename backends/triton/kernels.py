@@ -170,11 +170,16 @@ class _Stages(CoarseWriter):
             )
         if uses("\n".join(self.lines[start_of_body:]), "k"):
             self.lines.insert(start_of_body, f"        k = number({word}_tokens, first, t, j, n)")
+        read = {o for other in sweep.steps for n in other.values for o in n.operands}
         for push in self.in_turn(1, step.pushes):
             part = self.names[push]
             halved = push.reduce == "sum" and self.is_in_columns(push) and not is_mark(push.operand)
             made = f"halved({part})" if halved else f"tl.{push.reduce}({part}, axis=1)"
-            self.line(1, f"{self.names[push]} = {made}" + (".to(tl.float64)" if is_mark(push.operand) else ""))
+            made += ".to(tl.float64)" if is_mark(push.operand) else ""
+            if push in sweep.saved and push not in read:
+                self.line(1, f"tl.store({self.arrays[push]} + b, {made}, mask=live)")
+                continue
+            self.line(1, f"{part} = {made}")
             self.known.add(push)
             if push in sweep.saved:
                 self.save(1, push)

@@ -7,6 +7,7 @@ and a choice between two literals, become tensors of the right dtype.
 from __future__ import annotations
 
 import builtins
+import itertools
 import keyword
 import math
 import re
@@ -97,11 +98,17 @@ def fitted(text: str, indent: str) -> list[str]:
     room = 118 - len(indent)
     if all(len(line) <= room for line in lines):
         return [f"{indent}{line}".rstrip() for line in lines]
-    outer = len(lines) == 1 or max(len(lines[0]), len(lines[-1])) > room
+    broken = _broken(lines, indent)
     assigned = re.match(r"(\w+ \+?= |return )(.*)", text, re.DOTALL)
-    if outer and assigned:  # within parentheses a line may be broken at any space
+    if assigned and not _inside_brackets(broken):  # within parentheses a line may be broken at any space
         return [f"{indent}{assigned[1]}(", *_broken(assigned[2].splitlines(), f"{indent}    "), f"{indent})"]
-    return _broken(lines, indent)
+    return broken
+
+
+def _inside_brackets(lines: list[str]) -> bool:
+    """Whether lines end inside brackets, but the last."""
+    open_ones = itertools.accumulate(len(re.findall(r"[(\[]", s)) - len(re.findall(r"[)\]]", s)) for s in lines)
+    return all(list(open_ones)[:-1])
 
 
 def _broken(lines: list[str], indent: str) -> list[str]:

@@ -1,0 +1,125 @@
+/* How a sweep visits its segments, here called rows, and their tokens. It takes one row after another; or, if all rows
+   are short, a block of ROWS rows at once, because a loop over few tokens is scalar code. Numbers of rows lie in arrays
+   of ROWS numbers, in both ways. No bit depends on the way. A sweep defines BLOCKS and ROWS. */
+
+#define MOST_ROWS 32
+#define BLOCK (MOST_ROWS * LANES) /* the most tokens of a block */
+#define GRAIN(segments, tokens) (BLOCKS ? 16 : 1 + (segments) * LONG / (1 + (tokens)) / 2)
+#define AT(S, i) (BLOCKS ? i : WHOLE_##S ? start + (i) : S##_positions[first + (i)]) /* the place of token i */
+#define TOKEN(S, i) (COUNTED_##S ? first + (i) : S##_tokens[first + (i)]) /* its number */
+#define ROW(x) (x)[BLOCKS ? i : 0] /* what SPREAD has made of a number of token i's row */
+#define EACH_ROW _Pragma("omp simd") for (int64_t r = 0; r < rows; r++)
+
+/* The rows from b on, and their tokens. `joined`: no places lie between them. */
+#define ROWS_FROM(S, n)                                                                                            \
+    const int64_t rows = !BLOCKS ? 1 : (n) - b < ROWS ? (n) - b : ROWS;                                            \
+    const int64_t *const offsets = S##_offsets + b, *const starts = S##_starts + b;                                \
+    const int64_t first = offsets[0], start = starts[0], tokens = offsets[rows] - first;                           \
+    const int64_t longest = BLOCKS ? longest_of(offsets, rows) : tokens;                                           \
+    const int joined = !BLOCKS || starts[rows - 1] - start == offsets[rows - 1] - first;
+static inline int64_t longest_of(const int64_t *offsets, int64_t n)
+{
+    int64_t longest = 0;
+    for (int64_t b = 0; b < n; b++) longest = MORE(longest, offsets[b + 1] - offsets[b]);
+    return longest;
+}
+
+/* A tensor over tokens, at the places that AT has: the tensor, its part, or copies of rows one after another. */
+#define COPY_ROWS(to, to_row, from, from_row)                                                                      \
+    for (int64_t r = 0; r < rows; r++) {                                                                           \
+        const int64_t into = (to_row), of = (from_row), n = offsets[r + 1] - offsets[r];                           \
+        _Pragma("omp simd") for (int64_t i = 0; i < LANES; i++) if (i < n) (to)[into + i] = (from)[of + i];        \
+    }
+#define HERE(CONST, WHAT, here, array, has_values)                                                                 \
+    STORED(WHAT) here##_room[BLOCKS ? BLOCK : 1];                                                                  \
+    if (!joined && (has_values)) COPY_ROWS(here##_room, offsets[r] - first, array, starts[r])                      \
+    CONST STORED(WHAT) *restrict here = !BLOCKS ? (array) : joined ? (array) + start : here##_room;
+#define COPY_BACK(here, array) if (!joined) COPY_ROWS(array, starts[r], here, offsets[r] - first)
+/* Fills the masked places before and after rows, unless they have the fill already. */
+#define FILL_GAPS(S, n, array)                                                                                     \
+    if (WHOLE_##S && COUNTED_##S && !isnan(fill)) {                                                                \
+        if (!b) FILL_GAP(array, 0, start);                                                                         \
+        for (int64_t r = joined ? rows - 1 : 0; r < rows; r++)                                                     \
+            FILL_GAP(array, starts[r] + offsets[r + 1] - offsets[r], b + r + 1 < (n) ? starts[r + 1] : places);    \
+    }
+
+/* Numbers of rows: parameters with one number for each row or for all; numbers that each token of a row reads. */
+#define COLUMN(to, from, stride) double to[ROWS]; column_of(to, from, stride, rows)
+static inline void column_of(double *to, const double *from, int64_t stride, int64_t rows)
+{
+    if (stride)
+        EACH_ROW to[r] = from[r];
+    else
+        EACH_ROW to[r] = from[0];
+}
+#define SPREAD(KIND, to, from)                                                                                     \
+    KIND to[BLOCKS ? BLOCK + LANES : 1];                                                                           \
+    if (BLOCKS) spread_##KIND(to, from, offsets, rows); else to[0] = (KIND)(from)[0]
+#define SPREAD_AS(NAME, KIND)                                                                                      \
+    MATH void NAME(KIND *to, const double *from, const int64_t *offsets, int64_t rows)                             \
+    {                                                                                                              \
+        for (int64_t r = 0; r < rows; r++) { /* a whole vector: the next row comes after it */                     \
+            const KIND x = (KIND)from[r];                                                                          \
+            for (int64_t i = 0; i < LANES; i++) to[offsets[r] - offsets[0] + i] = x;                               \
+        }                                                                                                          \
+    }
+SPREAD_AS(spread_real, real)
+SPREAD_AS(spread_double, double)
+
+/* A pass over the tokens: statements for token i, and a list of what is summed. An entry EACH(sum, real, values, to, x)
+   adds up x of each row's tokens in the array `to`; `values` is memory for that. A row is cut into chunks, which are
+   summed in lanes: the whole groups of lanes first, then the other tokens. In a block, all x are stored first, and then
+   summed row by row. */
+#define PASS(SUMS, ...)                                                                                            \
+    SUMS(BEGIN)                                                                                                    \
+    if (BLOCKS) {                                                                                                  \
+        SUMS(VALUES)                                                                                               \
+        _Pragma("omp simd") for (int64_t i = 0; i < tokens; i++) { __VA_ARGS__ SUMS(KEEP) }                        \
+        SUMS(ADD_ROWS)                                                                                             \
+    } else                                                                                                         \
+        for (int64_t at = 0; at < tokens; at += CHUNK) {                                                           \
+            const int64_t to = at + CHUNK < tokens ? at + CHUNK : tokens;                                          \
+            const int64_t others = (to - at) % LANES, whole = to - others;                                         \
+            SUMS(IN_LANES)                                                                                         \
+            for (int64_t group = at; group < whole; group += LANES) {                                              \
+                _Pragma("GCC unroll 4") for (int lane = 0; lane < LANES; lane += ABREAST) {                        \
+                    _Pragma("omp simd") for (int k = lane; k < lane + ABREAST; k++) {                              \
+                        const int64_t i = group + k;                                                               \
+                        __VA_ARGS__                                                                                \
+                        SUMS(ADD)                                                                                  \
+                    }                                                                                              \
+                }                                                                                                  \
+            }                                                                                                      \
+            _Pragma("omp simd") for (int k = 0; k < others; k++) {                                                 \
+                const int64_t i = whole + k;                                                                       \
+                __VA_ARGS__                                                                                        \
+                SUMS(ADD)                                                                                          \
+            }                                                                                                      \
+            SUMS(ADD_UP)                                                                                           \
+        }
+#if METRICS
+#define IF_METRICS(...) __VA_ARGS__
+#else
+#define IF_METRICS(...)
+#endif
+
+/* What PASS does with an entry. */
+#define BEGIN(HOW, KIND, values, to, x) (to)[0] = NONE_##HOW;
+#define VALUES(HOW, KIND, values, to, x) KIND values[BLOCK + LANES];
+#define KEEP(HOW, KIND, values, to, x) values[i] = x;
+#define ADD_ROWS(HOW, KIND, values, to, x) HOW##_rows_##KIND(to, values, offsets, rows, longest);
+#define IN_LANES(HOW, KIND, values, to, x)                                                                         \
+    LANE_##HOW(KIND) values[LANES];                                                                                \
+    for (int k = 0; k < LANES; k++) values[k] = FIRST_##HOW(KIND);
+#define ADD(HOW, KIND, values, to, x) values[k] = ADDED_##HOW(KIND, values[k], x);
+#define ADD_UP(HOW, KIND, values, to, x) (to)[0] = TOTAL_##HOW(KIND, (to)[0], HOW##_##KIND(values, LANES));
+#define NONE_sum 0
+#define NONE_max (-INFINITY)
+#define LANE_sum(KIND) KIND
+#define LANE_max(KIND) ordered_##KIND
+#define FIRST_sum(KIND) 0
+#define FIRST_max(KIND) order_##KIND(-INFINITY)
+#define ADDED_sum(KIND, a, x) ((a) + (x))
+#define ADDED_max(KIND, a, x) MORE(a, order_##KIND(x))
+#define TOTAL_sum(KIND, a, x) ((a) + (x))
+#define TOTAL_max(KIND, a, x) MORE(a, unorder_##KIND(x))
