@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from fibration.compiler.derivative import ZERO
 from fibration.compiler.ir import CONDITIONS, SCALAR_ARITY, Input, Map, Node, Pull, Scalar
-from fibration.compiler.keys import Key, Names, without_macros
+from fibration.compiler.keys import Names, without_macros
 from fibration.compiler.optimise import size
 from fibration.compiler.plan import Coarse, Plan, Sweep
 from fibration.compiler.scalars import closed_value, is_closed
@@ -94,10 +94,13 @@ def _computed(plan: Plan) -> Iterator[Node]:
 def _called(node: Map, plan: Plan) -> tuple[str, str, bool]:
     """The name of a value's function, what it computes, and whether it belongs to a gate."""
     names = plan.program.names
-    key = names.get(node) or next((k for k, n in plan.program.outputs.items() if n is node), Key("value"))
-    word = "back" if key.word in BACK else key.word
-    reads_residual = any(names[o].word in RESIDUALS for o in node.inputs if o in names)
-    if word in OF_GATES and (word not in ("gated", "back") or (reads_residual and key.stratum in plan.program.gates)):
+    reads = [names[o] for o in node.inputs if o in names]
+    residual = next((k for k in reads if k.word in RESIDUALS and k.stratum in plan.program.gates), None)
+    key = names.get(node) or next((k for k, n in plan.program.outputs.items() if n is node), None)
+    if key is None and residual and any(k.word.startswith("d_") for k in reads):
+        key = residual._replace(word="back")
+    word = "back" if key and key.word in BACK else key.word if key else "value"
+    if key and word in OF_GATES and (word not in ("gated", "back") or residual):
         gate = plan.program.gates.get(key.stratum, "gate")
         return OF_GATES[word][0].format(gate), OF_GATES[word][1].format(gate), True
     return word, f"Computes `{plan.names[node]}`, and values like it.", False

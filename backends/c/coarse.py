@@ -157,8 +157,9 @@ class CoarseStages:
 
     def value(self, depth: int, node: Node, saved: Collection[Node]) -> None:
         """Computes one coarse value in double: in its array, in its column, or under its name."""
+        before: list[tuple[str, str]] = []
         if isinstance(node, Pull):
-            before, text = [], self.gathered(node)
+            text = self.gathered(node)
         elif isinstance(node, Map):
             operands = [self.operand(o) for o in node.inputs]
             before, text = WIDE.write(node.body, operands, self.names[node], self.taken, self.functions)

@@ -107,8 +107,7 @@ class Sweeps(CoarseStages):
             row = f"{self.called('rows', sweep.segments)}[b + r]"
             here = f"PER_ROW && {row} >= 0" if self.plan.spread else "PER_ROW"
             self.line(3, f"double {OWN}[ROWS];")
-            own = f"{here} ? (double)LOAD({dtype_of(given)}, {given}, {row}) : 0"
-            self.line(3, f"EACH_ROW {OWN}[r] = {own};")
+            self.line(3, f"EACH_ROW {OWN}[r] = {here} ? (double)LOAD({dtype_of(given)}, {given}, {row}) : 0;")
         return list(results)
 
     def _here(self, const: str, dtype: str, array: str, has_values: str, in_blocks: bool) -> None:
@@ -119,7 +118,7 @@ class Sweeps(CoarseStages):
 
     def _columns(self, sweep: Sweep) -> None:
         """Declares arrays over rows: of sums and of values that other steps read, unless they lie in the workspace."""
-        found = {p: None for one in sweep.passes for p in one.pushes}
+        found: dict[Node, None] = {p: None for one in sweep.passes for p in one.pushes}
         read: dict[Node, None] = {}
         for step in sweep.steps:
             own = set(step.values)

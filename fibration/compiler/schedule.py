@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Pull, Push, Quantile, Scan
+from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Pull, Push, Quantile, Scan, arg, const, scalar
 from fibration.compiler.keys import Key, Names, without_macros
 from fibration.compiler.plan import Coarse, Collective, Pass, Plan
 from fibration.compiler.program import Program
 
+_OF_ONE = {
+    "minus": scalar("neg", arg(0)),
+    "square_of": scalar("mul", arg(0), arg(0)),
+    "size_of": scalar("select", scalar("le", const(0.0), arg(0)), arg(0), scalar("neg", arg(0))),
+}
 _KIND = {Map: "value", Const: "constant", Detach: "detached", Mix: "mixed", Quantile: "quantile"}
 
 
@@ -104,26 +109,52 @@ def _scheduled(program: Program, order: Sequence[Node | Collective], names: dict
 
 
 def value_names(program: Program, order: list[Node], reserved: frozenset[str]) -> dict[Node, str]:
-    """A unique name for every node: the user's word or the output's, else one from its kind. Inputs come first."""
+    """A unique name for every node: the user's word or the output's, else one from its operand or its use. Inputs come
+    first.
+    """
     outputs = {v: program.called[k] for k, v in reversed(list(program.outputs.items()))}
+    given = outputs | {node: str(key) for node, key in program.names.items()}
+    uses: dict[Node, Key] = {}  # of values without a name, the first value with a name that needs them
+    keys = {v: k for k, v in reversed(list(program.outputs.items()))} | dict(program.names)
+    for node in reversed(order):
+        if node in keys or node in uses:
+            uses |= dict.fromkeys(node.operands, keys.get(node) or uses[node])
     free = Names(reserved).free
     names: dict[Node, str] = {}
     for node in sorted(order, key=lambda n: not isinstance(n, Input)):  # stable: the order of computation otherwise
-        if isinstance(node, Input):
-            word = program.given[node]
-        else:
-            word = str(program.names[node]) if node in program.names else outputs.get(node) or _described(node, names)
+        word = (
+            program.given[node] if isinstance(node, Input) else given.get(node) or _described(node, names, given, uses)
+        )
         names[node] = free(without_macros(word))
     return names
 
 
-def _described(node: Node, names: dict[Node, str]) -> str:
-    """A word for a value that the user never named, from its operand or its stratum."""
+def _described(node: Node, names: Mapping[Node, str], given: Mapping[Node, str], uses: Mapping[Node, Key]) -> str:
+    """A word for a value that the user never named, from its operand, or from the value that needs it."""
     if isinstance(node, Pull):
         return f"{names[node.operand]}_at_{node.source}"
     if isinstance(node, Push):
-        return f"{node.reduce}_of_{names[node.operand]}"
+        summed = node.operand
+        while isinstance(summed, Push) and summed.reduce == node.reduce and summed not in given:
+            summed = summed.operand
+        over = "" if summed is node.operand else f"_over_{node.target}"  # a sum of sums is a sum
+        return f"{node.reduce}_of_{names[summed]}{over}"
     if isinstance(node, Scan):
         way, value = "before" if node.forward else "after", node.values[node.sources.index(node.into)]
         return f"{way}_{node.into}" if isinstance(value, Const) else f"{names[value]}_{way}"
+    if isinstance(node, Map):
+        for word, body in _OF_ONE.items():
+            if node.body is body:
+                return f"{word}_{names[node.inputs[0]]}"
+        if _counts(node):
+            return f"share_{node.stratum}"
+        if node in uses:
+            use = uses[node]._replace(over="")
+            return f"part_of_{use}" if node.stratum in (use.stratum, uses[node].over) else f"{use}_of_{node.stratum}"
     return f"{_KIND[type(node)]}_{node.stratum}"
+
+
+def _counts(node: Node) -> bool:
+    """Whether a value is computed from numbers of elements alone."""
+    counts = isinstance(node, Input) and node.kind == "count"
+    return counts or isinstance(node, Const) or (bool(node.operands) and all(map(_counts, node.operands)))

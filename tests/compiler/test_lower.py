@@ -82,7 +82,7 @@ def test_objectives_are_summed_over_rows_first():
 COLLIDING = [
     "count_token_over_trajectory", "count_trajectory_over_batch", "advantage_trajectory", "total_weight_over_trajectory",
     "attribute_weight", "C_plus", "C_minus_2", "cotangent_2", "ratio", "push", "spread", "fibre", "math", "float",
-    "inputs", "over", "gated_token_plus_1", "gated_trajectory_plus_1", "gated_trajectory_minus_1", "value_token_2",
+    "inputs", "over", "gated_token_plus_1", "gated_trajectory_plus_1", "gated_trajectory_minus_1", "objective_of_token",
     "d_ratio", "coefficients_2", "evaluate", "x", "f",
 ]  # fmt: skip
 

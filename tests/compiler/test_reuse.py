@@ -63,4 +63,4 @@ def test_a_pass_reads_the_values_of_a_quantile_over_its_segments(over: str) -> N
     assert ratio in last.values
     assert (ratio in planned.precise_in(last)) is (over == "batch")
     assert ratio in planned.precise_in(first)
-    assert ("find value_token where it was set aside" in str(planned)) is (over == "rows")
+    assert (f"find {planned.names[value]} where it was set aside" in str(planned)) is (over == "rows")

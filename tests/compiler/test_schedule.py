@@ -157,3 +157,13 @@ def test_interned_scalars_do_not_leak_between_hierarchies(batch):
 
 def test_a_scalar_prints_as_a_call():
     assert str(Scalar("add", (arg(0), const(2)))) == "add($0, 2.0)"
+
+
+@pytest.mark.parametrize("name", ["grpo", "fiberpo_domain"])
+def test_values_are_named_after_levels_gates_and_results(name):
+    planned = compiling.plan(spec(name), "evaluate")
+    words = set(planned.names.values())
+    assert not [word for word in words if "value_" in word]
+    assert {"share_trajectory", "tv_of_token", "max_of_minus_ratio"} <= words
+    deepest = {"grpo": "sum_of_is_flat_token_over_batch", "fiberpo_domain": "sum_of_is_flat_token_plus_over_domain"}
+    assert deepest[name] in words
