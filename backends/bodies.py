@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -249,6 +250,19 @@ def is_opposite(a: Scalar, b: Scalar) -> bool:
 def in_parentheses(value: float, suffix: str = "") -> str:
     """A finite constant, in parentheses if it has a minus sign: C reads `--0.0` as a decrement."""
     return f"({value!r}{suffix})" if math.copysign(1.0, value) < 0 else f"{value!r}{suffix}"
+
+
+def broken(line: str, indent: str, width: int = 118) -> list[str]:
+    """A statement as lines that are not too long. They end after commas, if that is enough."""
+    lines: list[str] = []
+    for text in (re.sub(r"(?<!,) ", "\0", line.strip()), line.strip()):
+        lines = textwrap.wrap(
+            text, width, initial_indent=indent, subsequent_indent=f"{indent}    ", break_long_words=False,
+            break_on_hyphens=False,
+        )  # fmt: skip
+        if all(len(line) <= width for line in lines):
+            break
+    return [line.replace("\0", " ") for line in lines]
 
 
 def ternary(texts: list[str], width: int = 90) -> str:

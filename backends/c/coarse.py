@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
-from fibration.backends.bodies import AnyNode, Functions
+from fibration.backends.bodies import AnyNode, Functions, broken
 from fibration.backends.c.language import RESERVED, WIDE, wide_constant
 from fibration.compiler.arguments import signature
 from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scan
@@ -37,13 +36,9 @@ class CoarseStages:
         self.ended = 0  # the number of lines up to the end of such lines
 
     def line(self, depth: int, text: str = "") -> None:
-        self.lines += [textwrap.indent(line, "    " * depth) for line in text.splitlines() or [""]]
-
-    def words(self, depth: int, before: str, items: Iterable[str], after: str) -> None:
-        """A statement that lists items, on lines that end between them."""
-        text = ", ".join(item.replace(" ", "\0") for item in items)
-        lines = textwrap.wrap(before + text + after, 116 - 4 * depth, subsequent_indent="    ", break_long_words=False)
-        self.line(depth, "\n".join(lines).replace("\0", " "))
+        for line in text.splitlines() or [""]:
+            indent = "    " * depth + line[: len(line) - len(line.lstrip())]
+            self.lines += [line] if line[:1] in ("#", "") else broken(line, indent)
 
     @contextmanager
     def if_metrics(self, spare: bool = True) -> Iterator[None]:

@@ -63,7 +63,7 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
         texts = [_Function(f, plan, section, titles[name], defined).text() for f, section in sections]
         loops.append("\n".join([f"\n#ifndef WITHOUT_{name}", *texts, "#endif"]))
     bodies = "\n".join(["", *_defined(defined, "\n".join(loops))])
-    parts = [top, f'{dtypes}{variants}#include "{SHARED}"', bodies, *loops]
+    parts = [top, f"{dtypes}{variants}{INCLUDED}", bodies, *loops]
     return "\n".join(part.rstrip() + "\n" for part in parts)
 
 
@@ -89,6 +89,11 @@ def _defined(functions: Functions, text: str) -> Iterator[str]:
 
 
 SHARED = "fibration.h"
+INCLUDED = f"""\
+/* Has what the code below is written with. HERE and AT: where a batch's tensors lie. EACH_ROW: work on each row. SPREAD
+   and ROW: numbers of rows that tokens read. PASS: a loop over tokens, and the sums EACH of which it takes. */
+#include "{SHARED}"
+"""
 VARIANT = """\
 #ifndef WHOLE_{s} /* 1: the tokens of each {s} are contiguous. 0: {s}_positions has their places */
 #define WHOLE_{s} 1
@@ -120,18 +125,17 @@ def declared(argument: Argument) -> str:
 
 class _Function(Sweeps):
     def text(self) -> str:
-        self.precisions = Precisions(self.plan)
+        self.precisions, self.memory = Precisions(self.plan), []
         self.line(0, f"/* {self.title}")
         width = max(len(a.name) for a in self.arguments)
         for a in self.arguments:
             self.line(0, f"   {a.name:<{width}}  {a.note}")
         self.lines[-1] += " */"
-        given = ", ".join(word.replace(" ", "\0") for word in [*map(declared, self.arguments), "int threads"])
-        lines = textwrap.wrap(given, 112, break_long_words=False)  # a line ends between arguments
-        self.line(0, "\n    ".join([f"void {self.name}(", *lines]).replace("\0", " ") + ")\n{")
+        given = ", ".join([*map(declared, self.arguments), "int threads"])
+        self.line(0, f"void {self.name}({given})\n{{")
         for stratum, nodes in itertools.groupby(self.slots, lambda n: n.stratum):
             self.line(1, f"{'' if self.lines[-1] != '{' else 'int64_t '}size = {self.size(stratum)};")
-            self.words(1, "double ", [f"VECTOR({self.slots[n]})" for n in nodes], ";")
+            self.line(1, f"double {', '.join(f'VECTOR({self.slots[n]})' for n in nodes)};")
         for stage in self.section:
             self.line(0)
             if isinstance(stage, Sweep):

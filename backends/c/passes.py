@@ -29,6 +29,7 @@ class Sweeps(CoarseStages):
     outside: frozenset[Node]  # what stands under the pass's condition for metrics
     room: dict[tuple[Node, ...], tuple[str, str]]  # memory for the values of quantiles, and its size
     lanes: dict[Scan, str]  # memory for sums in order
+    memory: list[str]  # names of memory for other sums
     powers: dict[Scan, str]
 
     def sweep(self, sweep: Sweep) -> None:
@@ -126,7 +127,7 @@ class Sweeps(CoarseStages):
         found |= {n: None for step in sweep.steps if isinstance(step, Scalars) for n in step.values if n in read}
         self.columns = {n: self.names[n] for n in found if n not in sweep.saved}
         if self.columns:
-            self.words(3, "double ", [f"{name}[ROWS]" for name in self.columns.values()], ";")
+            self.line(3, f"double {', '.join(f'{name}[ROWS]' for name in self.columns.values())};")
         read |= {o: None for step in sweep.steps if isinstance(step, Scalars) for n in step.values for o in n.operands}
         for node in self.in_turn(n for n in read if n.stratum == sweep.segments):
             if isinstance(node, Input) and node.kind == "parameter":
@@ -159,7 +160,8 @@ class Sweeps(CoarseStages):
             self.condition = "IF_METRICS(", ")"
         self._body(step, sweep)
         body, self.lines = self.lines, []
-        lanes = {p: self.free(f"values_of_{self.names[p]}") for p in step.pushes}
+        self.memory += [self.free(f"lanes_{i}") for i in range(len(self.memory) + 1, len(step.pushes) + 1)]
+        lanes = dict(zip(step.pushes, self.memory, strict=False))
         for push in self.in_turn(lanes):
             to = self.columns[push] if push in self.columns else f"{self.arrays[push]} + b"
             how = f"{push.reduce}, {'double' if step.wide else 'real'}"

@@ -112,8 +112,9 @@ class _Stages(CoarseWriter):
         body = "\n".join(self.lines)
         if uses(body, "REAL"):
             self.lines.insert(0, "    REAL: tl.constexpr = tl.float64 if WIDE else tl.float32")
-        made = [*(str(k) for p in sweep.passes for k, _ in p.stores), *(self.names[n] for n in sweep.saved)]
-        words = ", ".join(word for word in made if not word.startswith(("value_", "sum_", "max_"))) or "sums"
+        made = [*(str(k) for p in sweep.passes for k, _ in p.stores)]
+        made += [self.names[n] for n in sweep.saved if n in self.plan.program.names and n not in self.plan.spare]
+        words = ", ".join(made) or ("metrics" if spare else "sums")
         text = f"Visits each {s}, in {_passes(sweep)}, for {words}."
         doc = "\n".join(['"""' + "\n".join(textwrap.wrap(text, 110)), '"""'] if len(text) > 104 else [f'"""{text}"""'])
         return self.wrapped(name, ["BLOCK_R", "BLOCK_T", "BLOCK_L", "VECTOR"], s, Shares(), doc, spare)

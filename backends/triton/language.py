@@ -11,12 +11,11 @@ import itertools
 import keyword
 import math
 import re
-import textwrap
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from fibration.backends.bodies import Language, call, in_parentheses
+from fibration.backends.bodies import Language, broken, call, in_parentheses
 
 # The functions of functions.py by name, and the names of the scalar functions among them.
 HELPERS: Mapping[str, str] = {
@@ -98,11 +97,11 @@ def fitted(text: str, indent: str) -> list[str]:
     room = 118 - len(indent)
     if all(len(line) <= room for line in lines):
         return [f"{indent}{line}".rstrip() for line in lines]
-    broken = _broken(lines, indent)
+    inside = _broken(lines, indent)
     assigned = re.match(r"(\w+ \+?= |return )(.*)", text, re.DOTALL)
-    if assigned and not _inside_brackets(broken):  # within parentheses a line may be broken at any space
+    if assigned and not _inside_brackets(inside):  # within parentheses a line may be broken at any space
         return [f"{indent}{assigned[1]}(", *_broken(assigned[2].splitlines(), f"{indent}    "), f"{indent})"]
-    return broken
+    return inside
 
 
 def _inside_brackets(lines: list[str]) -> bool:
@@ -112,11 +111,4 @@ def _inside_brackets(lines: list[str]) -> bool:
 
 
 def _broken(lines: list[str], indent: str) -> list[str]:
-    found = []
-    for line in lines:
-        inner = indent + line[: len(line) - len(line.lstrip())]
-        found += textwrap.wrap(
-            line.strip(), 118, initial_indent=inner, subsequent_indent=f"{inner}    ", break_long_words=False,
-            break_on_hyphens=False,
-        )  # fmt: skip
-    return found
+    return [s for line in lines for s in broken(line, indent + line[: len(line) - len(line.lstrip())])]
