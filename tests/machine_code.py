@@ -46,7 +46,7 @@ def loops_and_rest(binary: bytes, folder: Path) -> tuple[list[Code], Code]:
         if label := re.match(r"(\.L_x_\d+|\$\w+):", line):
             labels[label[1]] = len(code)
         elif instruction := re.match(r"/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?\s*(.+?)\s*;", line):
-            code.append(instruction[1])
+            code += [instruction[1]] if instruction[1] != "NOP" else []  # only fills the last line of the cache
     code = code[: min([n for label, n in labels.items() if label.startswith("$")], default=None)]
     spans = list(_innermost(code, labels))
     inside = {i for start, stop in spans for i in range(start, stop)}

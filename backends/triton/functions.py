@@ -53,6 +53,13 @@ def parts_of(elements, tile):
 
 
 @triton.jit
+def exp(x):
+    """e to the x. In float32 a GPU computes it as 2 to the x·log2 e. Written so, results below 2^-126 are 0, which
+    spares three instructions."""
+    return tl.exp(x) if x.dtype == tl.float64 else tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
 def expm1(x):
     """exp(x) - 1 without cancellation: a Taylor polynomial near 0. In float64 it is one in r, with x = k·ln 2 + r and
     |r| <= 0.35; in float32 one in x, and where |x| >= 0.5 the difference loses at most two bits."""
@@ -86,7 +93,7 @@ def expm1(x):
         p = p * x + 0.16666666666666666
         p = p * x + 0.5
         p = p * (x * x) + x
-        y = tl.where(tl.abs(x) < 0.5, p, tl.exp(x) - 1.0)
+        y = tl.where(tl.abs(x) < 0.5, p, exp(x) - 1.0)
     return y
 
 
@@ -111,14 +118,14 @@ def tanh(x):
 @triton.jit
 def sigmoid(x):
     """1 / (1 + exp(-x)), from exp(-|x|), which cannot overflow."""
-    e = tl.exp(-tl.abs(x))
+    e = exp(-tl.abs(x))
     return tl.where(x < 0.0, e, 1.0) / (1.0 + e)
 
 
 @triton.jit
 def softplus(x):
     """log(1 + exp(x)): the larger of x and 0, plus the rest."""
-    return tl.where(x > 0.0, x, 0.0) + log1p(tl.exp(-tl.abs(x)))
+    return tl.where(x > 0.0, x, 0.0) + log1p(exp(-tl.abs(x)))
 
 
 @triton.jit
@@ -157,11 +164,12 @@ def left(size, t, most: tl.constexpr):
 
 @triton.jit
 def of_program(by_length, n_segments, rows: tl.constexpr):
-    """The segments of a program of a sweep, in the order of `by_length`: int64 [BLOCK_R], and which of them exist."""
-    b = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    """The segments of a program of a sweep, in the order of `by_length`, and which of them exist: [BLOCK_R]. Numbers of
+    segments are int32: an address in int64 takes one instruction more."""
+    b = tl.program_id(0) * rows + tl.arange(0, rows)
     live = b < n_segments
     if by_length is not None:
-        b = tl.load(by_length + b, mask=live, other=0)
+        b = tl.load(by_length + b, mask=live, other=0).to(tl.int32)
     return b, live
 
 

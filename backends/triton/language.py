@@ -26,7 +26,7 @@ FUNCTIONS = [name for name, text in HELPERS.items() if f"def {name}(x):" in text
 # One row per scalar operator of the IR, except `select`. functions.py has the functions that Triton lacks.
 OPERATORS: Mapping[str, str] = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
-    "stop": "{}", "exp": "tl.exp({})", "log": "tl.log({})", "sqrt": "tl.sqrt({})",
+    "stop": "{}", "log": "tl.log({})", "sqrt": "tl.sqrt({})",
     **{function: f"{function}({{}})" for function in FUNCTIONS},
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
     "minimum": "tl.minimum({}, {})", "maximum": "tl.maximum({}, {})", "abs": "tl.abs({})", "equal": "{} == {}",

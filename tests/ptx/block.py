@@ -122,8 +122,10 @@ class Block:
             return self.every(0, size)
         raise Fault(f"{operand} is no number")
 
-    def number(self, operand: Operand, kind: str) -> Lanes:
-        return read(self.held(operand, width(kind)), kind)
+    def number(self, operand: Operand, kind: str, of_wider: bool = False) -> Lanes:
+        """`of_wider`: of a register with more bits, the lower ones."""
+        held = self.held(operand, width(kind))
+        return read(held.astype(f"u{width(kind) // 8}") if of_wider and held.itemsize * 8 > width(kind) else held, kind)
 
     def put(self, operand: Operand, made: Lanes, active: Mask) -> None:
         """Where a thread is not active, a register keeps what it holds, or holds anything."""
@@ -141,7 +143,8 @@ class Block:
     def compute(self, instruction: Instruction, active: Mask) -> None:
         opcode = OPCODES[instruction.opcode]
         into, *operands = instruction.operands
-        given = [self.number(operand, kind) for operand, kind in zip(operands, opcode.reads, strict=True)]
+        converts = instruction.opcode.startswith("cvt.")
+        given = [self.number(operand, kind, converts) for operand, kind in zip(operands, opcode.reads, strict=True)]
         made = opcode.compute(*given)
         self.put(into, bits(made, opcode.writes), active)
 

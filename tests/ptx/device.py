@@ -68,7 +68,10 @@ class Device:
                 if isinstance(value, KernelInterface):
                     setattr(found, word, _Emulated(self, str(found.__file__), value))
                 elif word in ("scan", "quantile"):  # functions with launches of their own
-                    own = {k: _Emulated(self, value.__code__.co_filename, value.__globals__[k]) for k in ("along", "digits")}
+                    own = {
+                        k: _Emulated(self, value.__code__.co_filename, value.__globals__[k])
+                        for k in ("along", "digits")
+                    }
                     setattr(found, word, FunctionType(value.__code__, value.__globals__ | own))
             return found
 

@@ -65,9 +65,7 @@ class Memory:
         self.bytes = np.full(size, 0xFF, np.uint8)  # a NaN
         self.allocated = np.zeros(size, bool)
         self.written = np.zeros(size, bool)
-        self.beside = np.zeros(
-            size, bool
-        )  # of the last 4 numbers of an allocation, which a vector has
+        self.beside = np.zeros(size, bool)  # of the last 4 numbers of an allocation, which a vector has
         self.released: dict[int, Clock] = {}  # by an atomic's place, what was released to it
         self.forget()
 

@@ -174,6 +174,7 @@ def _rows() -> Iterator[tuple[str, Opcode]]:
         yield f"sqrt.rn.{k}", Opcode((k,), k, np.sqrt)
     yield "div.full.f32", Opcode(("f32", "f32"), "f32", np.divide)
     yield "ex2.approx.f32", Opcode(("f32",), "f32", np.exp2)
+    yield "ex2.approx.ftz.f32", Opcode(("f32",), "f32", flushed(np.exp2))
     yield "lg2.approx.f32", Opcode(("f32",), "f32", np.log2)
     yield "rcp.approx.ftz.f64", Opcode(("f64",), "f64", half_reciprocal)
     for k in (*SIGNED, *UNSIGNED):

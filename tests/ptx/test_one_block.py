@@ -73,6 +73,11 @@ def test_a_parameter_is_widened_with_its_sign():
     assert run(body, more=[-7])[0] == 2**32 - 1
 
 
+def test_a_conversion_reads_the_lower_bits_of_a_wider_register():
+    body = "mov.b64 %rd5, 21474836479;\n\tcvt.s64.s32 \t%rd5, %rd5;\n\tcvt.u32.u64 %r5, %rd5;\n\tst.global.b32 [ %rd3 + 0 ], { %r5 };"
+    assert run(body)[0] == 2**32 - 1
+
+
 def test_too_many_arguments_are_a_fault():
     with pytest.raises(Fault, match="has 3 parameters, and is given 4"):
         run("", more=[1, 2, 3])
