@@ -13,6 +13,7 @@ from fibration.compiler.arguments import CALLER, GIVEN, KINDS, Argument, fill_of
 from fibration.compiler.ir import BATCH, Const, Input
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Plan, computing
+from fibration.errors import BackendError
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,15 @@ class Export:
 
     files: Mapping[str, str | bytes]
     kernels: tuple[Mapping[str, str | int], ...] = field(default=())
+
+
+def alone(
+    backend: str, name: str, header: str, source: str, plans: object, titles: object, arch: str | None
+) -> Export:  # fmt: skip
+    """The generated module as the only file. Raises BackendError for an `arch`."""
+    if arch:
+        raise BackendError(f"the {backend} backend compiles for no architecture", remedy="leave --arch out")
+    return Export({f"{name}_{backend}.py": source})
 
 
 def joined(*files: str) -> str:

@@ -1,18 +1,7 @@
-"""The files that `fibration compile -o` writes for the torch backend."""
+"""The file that `fibration compile -o` writes for the torch backend: the generated module, which imports only torch."""
 
-from __future__ import annotations
+from functools import partial
 
-from collections.abc import Mapping
+from fibration.backends.standalone import alone
 
-from fibration.backends.standalone import Export
-from fibration.compiler.schedule import Schedule
-from fibration.errors import BackendError
-
-
-def export(
-    name: str, header: str, source: str, schedules: Mapping[str, Schedule], titles: Mapping[str, str], arch: str | None
-) -> Export:
-    """The generated module, which imports only torch. Raises BackendError for an `arch`."""
-    if arch:
-        raise BackendError("the torch backend compiles for no architecture", remedy="leave --arch out")
-    return Export({f"{name}_torch.py": source})
+export = partial(alone, "torch")
