@@ -44,8 +44,8 @@ class Sweeps(CoarseStages):
         for scan, powers in self.powers.items():
             self.line(2, f"double {powers}[WIDTH + 1];")
             self.line(2, f"powers_of({powers}, {self.at(scan.discount, '0')});")
-        self.line(0, f"#pragma omp parallel for schedule(dynamic, GRAIN({n}, {total})) num_threads(threads) \\")
-        self.line(1, f"if ({total} > LONG)")
+        pragma = f"#pragma omp parallel for schedule(dynamic, GRAIN({n}, {total})) num_threads(threads) \\"
+        self.lines += [pragma, f"    if ({total} > LONG)"]  # which is one line, whatever its length
         self.line(2, f"for (int64_t b = 0; b < {n}; b += ROWS) {{")
         if len(words) == 1:
             self.line(3, f"ROWS_FROM({word}, {n})")
@@ -76,6 +76,7 @@ class Sweeps(CoarseStages):
                 self.line(3, f"COPY_BACK({self.here[array]}, {array})")
             if array in stored and len(leaves) == 1:
                 self.line(3, f"FILL_GAPS({word}, {n}, {array})")
+        self.columns = {}
         self.line(2, "}")
         self.line(1, "}")
 
@@ -154,12 +155,12 @@ class Sweeps(CoarseStages):
     def _pass(self, step: Pass, sweep: Sweep) -> None:
         """Writes a loop over the tokens of rows, after the numbers of rows that it reads."""
         outer, ended, condition = self.lines, self.ended, self.condition
-        self.lines, self.ended, self.wanted, self.always, self.outside = [], 0, {}, set(), self.spare
+        self.lines, self.ended, self.wanted, self.always, self.outside = [], -1, {}, set(), self.spare
         sums = self.free(f"{self.name}_sums") if step.pushes else ""
         if sums:
             self.condition = "IF_METRICS(", ")"
         self._body(step, sweep)
-        body, self.lines = self.lines, []
+        body, self.lines, self.ended = self.lines, [], -1
         self.memory += [self.free(f"lanes_{i}") for i in range(len(self.memory) + 1, len(step.pushes) + 1)]
         lanes = dict(zip(step.pushes, self.memory, strict=False))
         for push in self.in_turn(lanes):
