@@ -81,6 +81,15 @@ class Artifact:
     about: str = ""  # what the header says, in place of the declaration
 
 
+NAMES = """\
+names of values, of a level X and a channel (_plus, _minus)
+  s_X         the mean of the tokens' density over an element of X
+  residual_X  what is left of it without the means of coarser levels
+  gated_X     what the gate of X makes of that
+  down_X      the sum of what the gates of X and of coarser levels make
+  d_...       the derivative of J by a value"""
+
+
 def compile(hierarchy: Hierarchy, backend: str = "auto", timeout: float | None = BUDGET) -> Operator:
     """Returns the operator of a hierarchy, after verifying it.
 
@@ -140,7 +149,7 @@ def standalone(hierarchy: Hierarchy, backend: str, further: bool = False, about:
     `about`: what its header says, in place of the declaration.
     """
     made = {name: p for name, p in programs(hierarchy).items() if further or name not in FURTHER}
-    return emit(hierarchy, backend, made, about=about)
+    return emit(hierarchy, backend, made, about=about and f"{about}\n\n{NAMES}")
 
 
 def _printed(artifact: Artifact) -> Artifact:
