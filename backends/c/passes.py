@@ -226,7 +226,7 @@ class Sweeps(CoarseStages):
         """Writes the number of a row, or of the batch, in the precision of the tokens that read it."""
         kind, name = "double" if wide else "real", self.wanted[node, wide]
         if isinstance(node, str):
-            self.line(3, f"SPREAD({kind}, {name}, {OWN});")
+            self.line(3, f"SPREAD_IF(PER_ROW, {kind}, {name}, {OWN});")
         elif node.stratum == BATCH:
             self.line(3, f"const {kind} {name} = ({kind}){self.at(node, '0')};")
         else:

@@ -52,9 +52,10 @@ static inline void column_of(double *to, const double *from, int64_t stride, int
     else
         EACH_ROW to[r] = from[0];
 }
-#define SPREAD(KIND, to, from)                                                                                     \
+#define SPREAD_IF(READ, KIND, to, from)                                                                            \
     KIND to[BLOCKS ? BLOCK + LANES : 1];                                                                           \
-    if (BLOCKS) spread_##KIND(to, from, offsets, rows); else to[0] = (KIND)(from)[0]
+    if (!BLOCKS) to[0] = (KIND)(from)[0]; else if (READ) spread_##KIND(to, from, offsets, rows)
+#define SPREAD(KIND, to, from) SPREAD_IF(1, KIND, to, from)
 #define SPREAD_AS(NAME, KIND)                                                                                      \
     MATH void NAME(KIND *to, const double *from, const int64_t *offsets, int64_t rows)                             \
     {                                                                                                              \
