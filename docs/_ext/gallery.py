@@ -29,21 +29,19 @@ from fibration.trainers.labels import refuse_finer, wanted
 DOCS = Path(__file__).resolve().parents[1]
 FOLDER = DOCS / "gallery"
 ARXIV = re.compile(r"(?<![\w./])(\d{4}\.\d{5})(?![\w.]*\d)")
-TEXTS = re.compile(r"^## What their files say\n(.*)", re.MULTILINE | re.DOTALL)
+TEXTS = re.compile(r"^## .*", re.MULTILINE | re.DOTALL)
 PAGES = DOCS / "losses"
 B, T = 4, 3  # the batch on which a page's code is run
 
 
 class Loss(NamedTuple):
-    """What `docs/losses/` says of a loss: its row, as Markdown, and the words of its file."""
+    """A loss of `docs/losses/`: its row, as Markdown, and its text."""
 
     name: str
     family: str
     summary: str
-    formula: str
     trainers: str
     words: str
-    given_up: str
     apart: str
     said: str
 
@@ -52,7 +50,7 @@ def losses(families: Mapping[str, str]) -> dict[str, Loss]:
     """Every loss, by its name; `families` has the text of each family's page."""
     found = {}
     for family, text in families.items():
-        said = dict(re.findall(r"^### (\w+)\n(.*?)(?=^\[specs/)", text, re.MULTILINE | re.DOTALL))
+        said = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
         rows: dict[str, list[str]] = {}  # the cells of a loss, table by table
         for name, line in re.findall(r"^\| \[(\w+)\]\(#\w+\) \|(.*)\|$", text, re.MULTILINE):
             cells = (c.strip().replace("\\|", "|") for c in re.split(r"(?<!\\)\|", line))

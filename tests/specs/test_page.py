@@ -22,7 +22,6 @@ PAGE = ROOT / "docs" / "losses.md"
 PAGES = ROOT / "docs" / "losses"
 FOLDERS = ("tokens", "sequences", "rollout", "masks", "rewards", "terms", "order", "attenuated", "fiberpo")
 TRAINERS = ("TRL", "verl", "SkyRL", "NeMo-RL", "OpenRLHF", "AReaL", "ROLL", "slime", "prime-rl", "ms-swift", "Tinker")
-FORMULA = re.compile(r"`((?:J|𝒢\(r\)|log 𝒢) = [^`]*|min\([^`]*|clip\([^`]*)`")
 WORDS = "weigh keep log_prob total mean largest some quantile deviation before after position stop inward".split()
 MEASURED = re.compile(r"(?<=\| )\d\.\de[-+]\d\d(?= \|$)", re.MULTILINE)
 
@@ -70,7 +69,8 @@ def reversals() -> str:
     for name in shipped():
         (value,) = (f.value for f in spec(name).verify().facts if f.name == "reversal")
         found[value].append(f"[{name}](losses/{shipped_file(name).stem}.md#{name})")
-    rows = [f"| {value} | {', '.join(found[value])} |" for value in sorted(found, key=lambda v: len(found[v]))]
+    found["none"] = ["every other loss"]
+    rows = [f"| {value} | {', '.join(found[value])} |" for value in sorted(found, key=lambda v: (v == "none", len(found[v])))]
     return "\n".join(["", "| fact | losses |", "|---|---|", *rows, ""])
 
 
@@ -79,18 +79,17 @@ def title(folder: str) -> str:
 
 
 def family(folder: str, names: list[str], measured: dict[str, float]) -> str:
-    lines = [f"# Losses: {folder}", "", title(folder), ""]
-    lines += table(("loss", "what it is", "formula"), ((n, said_of(n).splitlines()[0], formula(n)) for n in names))
-    lines += ["", "## Trainers and words", "", "[What the columns mean](../losses.md)."]
-    lines += ["", *table(("loss", "trainers", "words"), ((n, trainers(n), words(n)) for n in names))]
-    lines += ["", "## Given up, and measured", ""]
-    rows = ((n, given_up(n), f"{measured[n]:.1e}" if n in measured else "") for n in names)
-    lines += table(("loss", "gives up", "differs by"), rows)
-    lines += ["", "## What their files say"]
+    file = f"[specs/{folder}.py](../../specs/{folder}.py)"
+    lines = [f"# Losses: {folder}", "", f"{title(folder)} [The columns](../losses.md). The declarations: {file}.", ""]
+    found = ((n, said_of(n).splitlines()[0], trainers(n), words(n), differs(measured.get(n))) for n in names)
+    lines += table(("loss", "what it is", "trainers", "words", "differs by"), found)
     for name in names:
-        lines += ["", f"### {name}", "", *said_of(name).splitlines()[2:], ""]
-        lines += [f"[specs/{folder}.py](../../specs/{folder}.py)"]
+        lines += ["", f"## {name}", "", *said_of(name).splitlines()[2:]]
     return "\n".join([*lines, ""])
+
+
+def differs(measured: float | None) -> str:
+    return "" if measured is None else f"{measured:.1e}"
 
 
 def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str]:
@@ -98,17 +97,6 @@ def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> list[str
     for name, *cells in rows:
         found.append("| " + " | ".join(c.replace("|", "\\|") for c in (f"[{name}](#{name})", *cells)) + " |")
     return found
-
-
-def formula(name: str) -> str:
-    found = FORMULA.search(said_of(name))
-    assert found, f"{name} says no formula"
-    mean = re.match(r"\w+\([^()]*\)", spec(name).objective.written)
-    return f"`{' '.join(found[1].split())}`" + (f", with the μ of `{mean[0]}`" if mean else "")
-
-
-def given_up(name: str) -> str:
-    return "; ".join(f"`{law}`: {why}" for law, why in spec(name).gives_up.items())
 
 
 def trainers(name: str) -> str:
