@@ -41,7 +41,6 @@ class Loss(NamedTuple):
     family: str
     summary: str
     trainers: str
-    words: str
     apart: str
     said: str
 

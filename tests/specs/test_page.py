@@ -22,17 +22,7 @@ PAGE = ROOT / "docs" / "losses.md"
 PAGES = ROOT / "docs" / "losses"
 FOLDERS = ("tokens", "sequences", "rollout", "masks", "rewards", "terms", "order", "attenuated", "fiberpo")
 TRAINERS = ("TRL", "verl", "SkyRL", "NeMo-RL", "OpenRLHF", "AReaL", "ROLL", "slime", "prime-rl", "ms-swift", "Tinker")
-WORDS = "weigh keep log_prob total mean largest some quantile deviation before after position stop inward".split()
 MEASURED = re.compile(r"(?<=\| )\d\.\de[-+]\d\d(?= \|$)", re.MULTILINE)
-
-
-def words(name: str) -> str:
-    """What the loss is said with, beyond gates, kernels, a decomposition and an objective."""
-    written = repr(spec(name))
-    read = [w for w in WORDS if re.search(rf"(?<![\w_]){w}\(", written)]
-    read += ["rewards"] * (spec(name).advantages is not None) + ["penalties"] * bool(spec(name).penalties)
-    read += ["a gate per channel"] if re.search(r"\{[\"']\+[\"']:", written) else []
-    return ", ".join(f"`{w}`" if w in (*WORDS, "rewards", "penalties") else w for w in read)
 
 
 def agreements() -> dict[str, float]:
@@ -70,7 +60,10 @@ def reversals() -> str:
         (value,) = (f.value for f in spec(name).verify().facts if f.name == "reversal")
         found[value].append(f"[{name}](losses/{shipped_file(name).stem}.md#{name})")
     found["none"] = ["every other loss"]
-    rows = [f"| {value} | {', '.join(found[value])} |" for value in sorted(found, key=lambda v: (v == "none", len(found[v])))]
+    rows = [
+        f"| {value} | {', '.join(found[value])} |"
+        for value in sorted(found, key=lambda v: (v == "none", len(found[v])))
+    ]
     return "\n".join(["", "| fact | losses |", "|---|---|", *rows, ""])
 
 
@@ -81,8 +74,8 @@ def title(folder: str) -> str:
 def family(folder: str, names: list[str], measured: dict[str, float]) -> str:
     file = f"[specs/{folder}.py](../../specs/{folder}.py)"
     lines = [f"# Losses: {folder}", "", f"{title(folder)} [The columns](../losses.md). The declarations: {file}.", ""]
-    found = ((n, said_of(n).splitlines()[0], trainers(n), words(n), differs(measured.get(n))) for n in names)
-    lines += table(("loss", "what it is", "trainers", "words", "differs by"), found)
+    found = ((n, said_of(n).splitlines()[0], trainers(n), differs(measured.get(n))) for n in names)
+    lines += table(("loss", "what it is", "trainers", "differs by"), found)
     for name in names:
         lines += ["", f"## {name}", "", *said_of(name).splitlines()[2:]]
     return "\n".join([*lines, ""])
