@@ -8,7 +8,7 @@ from fibration import Rollouts
 
 
 def from_trl(steps, **labels):
-    """Of the micro-batches of an optimizer step, as (inputs, per_token_logps); they may be padded to different widths."""
+    """Of the micro-batches of an optimizer step, as (inputs, per_token_logps), of any widths."""
     rows = {"log_probs": [], "old_log_probs": [], "mask": [], "rollout": [], "ids": []}
     for inputs, per_token_logps in steps:
         old = inputs["old_per_token_logps"]  # there where a step is not the first on its rollouts
