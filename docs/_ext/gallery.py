@@ -35,13 +35,12 @@ B, T = 4, 3  # the batch on which a page's code is run
 
 
 class Loss(NamedTuple):
-    """A loss of `docs/losses/`: its row, as Markdown, and its text."""
+    """A loss of `docs/losses/`: its line, as Markdown, and its text."""
 
     name: str
     family: str
     summary: str
     trainers: str
-    apart: str
     said: str
 
 
@@ -50,11 +49,8 @@ def losses(families: Mapping[str, str]) -> dict[str, Loss]:
     found = {}
     for family, text in families.items():
         said = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
-        rows: dict[str, list[str]] = {}  # the cells of a loss, table by table
-        for name, line in re.findall(r"^\| \[(\w+)\]\(#\w+\) \|(.*)\|$", text, re.MULTILINE):
-            cells = (c.strip().replace("\\|", "|") for c in re.split(r"(?<!\\)\|", line))
-            rows.setdefault(name, []).extend(cells)
-        found |= {name: Loss(name, family, *cells, said[name].strip()) for name, cells in rows.items()}
+        listed = re.findall(r"^- \[(\w+)\]\(#\w+\): (.*?\.)(?: \(([^()]*)\))?$", text, re.MULTILINE)
+        found |= {name: Loss(name, family, *line, said[name].strip()) for name, *line in listed}
     return found
 
 
@@ -181,8 +177,6 @@ def page(h: Hierarchy, loss: Loss, drawn: bool) -> str:
 {_folded("What is proved, and why", ("law", "of", "argument"), proved)}
 
 {_folded("Facts", ("fact", "of", ""), facts)}
-
-{f"From its source's own formula it [differs](../losses.md) by {loss.apart}, relatively." if loss.apart else ""}
 
 ## Declaration
 
