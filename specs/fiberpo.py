@@ -214,8 +214,8 @@ fiberpo_inward = Hierarchy(
 
 Ours, def:fiberpo_main with `gate.inward()`, and the roll-back's slope 1 instead of `T`:
 `log 𝒢 = Σ± ±(h(m±) + k(x± - m±))`, where `h` and `k` are FiberPO's `g` and clip wherever `±A` has the sign of the
-residual, and pass it unchanged elsewhere. So a ratio above 1 comes down if `A < 0`, as in PPO. All laws hold. `log 𝒢` has no bound, because inward pulls
-are never cut.
+residual, and pass it unchanged elsewhere. So a ratio above 1 comes down if `A < 0`, as in PPO. All laws hold. `log 𝒢`
+has no bound, because inward pulls are never cut.
 """
 
 
