@@ -78,6 +78,7 @@ def meeting(rng: random.Random) -> Hierarchy:
 
 def values(world: World) -> tuple[float, list[float], list[float]]:
     """`J`, its gradient, and the advantages of tokens."""
+    _ = world.ratios  # each has to be a number: the program multiplies by a weight of 0, where the sum leaves it out
     advantages = [float(world.advantage(i)) for i in range(world.n)]
     return float(world.objective), [float(c) for c in world.coefficients], advantages
 
