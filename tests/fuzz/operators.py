@@ -44,6 +44,12 @@ class Call:
         number = {r: i for i, r in enumerate(dict.fromkeys(of))}
         return [sorted(number[e] for s, e in m if s == "row") for m in found]
 
+    def whole(self, a: torch.Tensor) -> tuple[float, torch.Tensor]:
+        """The loss of the whole step and its gradient. `a`: the advantages of tokens."""
+        now = self.log_probs.clone().requires_grad_()
+        loss = self.op.loss(now, self.old, a, self.index, self.parameters, policies=self.policies or None).loss
+        return float(loss.detach()), torch.autograd.grad(loss, now)[0]
+
     def coefficients(self) -> Any:
         more = {"rewards": self.rewards} if self.rewards is not None else {}
         advantages = None if more else self.advantages

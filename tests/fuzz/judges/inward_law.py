@@ -385,7 +385,7 @@ class OfGates:
     def judge(self, case: OfHierarchy, rng: random.Random) -> tuple[list[str], str]:
         h = case.h
         with proofs_alone(SEARCHES if rng.randrange(SEARCHED) else ()):
-            asked_first = verdicts(h, ("locality",), self.timeout)
+            asked_first = verdicts(h, ("locality",), self.timeout, foundations=True)
             if not asked_first or any(v.status != "proved" for v in asked_first):
                 return [], ""
             found = verdicts(h, ("inward",), self.timeout)
