@@ -238,7 +238,7 @@ class OlderLaw:
             found = verdicts(h, (*self.needs, self.name), self.timeout)
         failed = {v.law for v in found if v.status != "proved"} - {self.name}
         mine = [v for v in found if v.law == self.name]
-        if failed & {"structure", "locality"}:
+        if failed & {"structure", "locality", "objective"}:
             return [], ""
         statuses = [v.status for v in mine]
         proofs = [v for v in mine if v.status == "proved"]
@@ -287,5 +287,5 @@ JUDGES = (
     OlderLaw("coherent", of_paths, with_paths, ("structure", "locality", "markov", "reflecting")),
     OlderLaw("recovery", of_ratios, with_split),
     OlderLaw("orthogonality", of_residuals, with_kernels),
-    OlderLaw("positivity", of_gated, with_gates),
+    OlderLaw("positivity", of_gated, with_gates, (*KERNELS, "objective")),
 )
