@@ -101,7 +101,8 @@ def call(h: Hierarchy, batch: Batch, backend: str = "torch") -> Call:
     old = floats([float(v) for v in batch.policies["old"]])
     now = old + floats([float(v) for v in batch.x])
     passed = {p.name: floats([float(v) for v in batch.policies[p.name]]) for p in h.policies.values() if p.is_passed}
-    parameters = {n: _plain(v) for n, v in batch.parameters.items()}
+    whole = {p.name for p in h.parameters.values() if p.on is not None and p.on.name == BATCH}  # it has no labels
+    parameters = {n: _plain(next(iter(v.values())) if n in whole else v) for n, v in batch.parameters.items()}
     made = Call(op, index, now, old, floats([float(v) for v in batch.advantages]), parameters, passed, batch)
     if h.advantages is not None:
         assert batch.rewards is not None
