@@ -76,6 +76,6 @@ attenuated_trajectory = Hierarchy(
 Ours, on a level of def:domain_fiberpo:
 `J = Σ μ·w·r·A with w = min(1, C/d) where A·log r > 0, else 1`, `d = mean |log r|` of the answer, `μ =
 1/(trajectories·T)`, with one budget `C` for rises and one for falls. A token that its own advantage pulls back keeps
-`r·A`, whatever its answer has done, and what one answer loses goes to no other. All laws hold but `causal`: the drift
+`r·A`, and the loss of one answer goes to no other. All laws hold but `causal`: the drift
 of an answer includes its later tokens. `docs/which-loss-when.md` has a version whose drift counts earlier tokens only.
 """

@@ -38,7 +38,7 @@ fiberpo = Hierarchy(
     objective=trajectory_mean(),
     gives_up={"inward": "roll-backs read drift alone, and reverse inward pulls"},
 )
-"""FiberPO (def:fiberpo_main): a budget on each trajectory's drift per sign channel, a clip on what tokens add to it.
+"""FiberPO (def:fiberpo_main): a budget on each trajectory's drift per sign channel, a clip on each token's deviation.
 
 `log 𝒢 = Σ± ±(g(m±) + clip(x± - m±, -ε, ε))`: `x+` and `x-` are `|log r|` by its sign, `m±` their means over the
 trajectory, and `g` passes up to the budget `C±`, rolls back with slope `-T`, then zeroes (eq:gagg_main).
@@ -101,7 +101,7 @@ fiberpo_domain = Hierarchy(
     objective=trajectory_mean(),
     gives_up={"inward": "roll-backs read drift alone, and reverse inward pulls"},
 )
-"""FiberPO-Domain (def:domain_fiberpo): a trust-region budget per level and sign channel, a clip on what is left.
+"""FiberPO-Domain (def:domain_fiberpo): a trust-region budget per level and sign channel, a clip on the rest.
 
 Tokens deviate from their trajectory, trajectories from their prompt group, groups from their domain. Each deviation has
 a gate of its own, so one domain's drift does not spend another's budget. With FiberPO's `g`, and `m` the means over a
@@ -133,7 +133,7 @@ fiberpo_domain_inward = Hierarchy(
 
 Ours, def:domain_fiberpo with `gate.inward()` and roll-backs of slope 1:
 `log 𝒢 = Σ± ±(h(m_domain) + h(m_group - m_domain) + h(m_trajectory - m_group) + k(x - m_trajectory))`, where `h` and `k`
-are FiberPO's `g` and clip wherever the pull has the sign of what they gate, and pass it unchanged elsewhere. On tokens
+are FiberPO's `g` and clip wherever the pull has the sign of the residual, and pass it unchanged elsewhere. On tokens
 and trajectories the pull is `±A`; on prompt groups and domains it is `±Σ μ·A·r` over their tokens, detached, since
 advantages with mean 0 have no pull of their own there. So no level reverses or stops a pull towards residual 0. For a
 trajectory residual 0 is its group's mean (docs/how-laws-are-decided.md). All laws hold. `log 𝒢` has no bound, because
@@ -161,7 +161,7 @@ fiberpo_domain_inward_clip = Hierarchy(
 
 Ours, def:domain_fiberpo with `gate.inward()` and a clip at every budget:
 `log 𝒢 = Σ± ±(h(m_domain) + h(m_group - m_domain) + h(m_trajectory - m_group) + k(x - m_trajectory))`, where `h` and `k`
-clip wherever the pull has the sign of what they clip (as in `fiberpo_domain_inward`), and pass it unchanged elsewhere.
+clip wherever the pull has the sign of the residual (as in `fiberpo_domain_inward`), and pass it unchanged elsewhere.
 No level has a falling slope. All laws hold. `log 𝒢` has no bound, because inward pulls are never cut.
 """
 
@@ -213,10 +213,9 @@ fiberpo_inward = Hierarchy(
 """FiberPO whose gates act only if the advantage pulls a residual further from 0.
 
 Ours, def:fiberpo_main with `gate.inward()`, and the roll-back's slope 1 instead of `T`:
-`log 𝒢 = Σ± ±(h(m±) + k(x± - m±))`, where `h` and `k` are FiberPO's `g` and clip wherever `±A` has the sign of what they
-gate, and pass it unchanged elsewhere. So a ratio above 1 comes down if `A < 0`, as in PPO. `fiberpo` reverses this in
-the strip beyond the budget, and stops it beyond the strip. All laws hold. `log 𝒢` has no bound, because inward pulls
-are never cut.
+`log 𝒢 = Σ± ±(h(m±) + k(x± - m±))`, where `h` and `k` are FiberPO's `g` and clip wherever `±A` has the sign of the
+residual, and pass it unchanged elsewhere. So a ratio above 1 comes down if `A < 0`, as in PPO. All laws hold. `log 𝒢`
+has no bound, because inward pulls are never cut.
 """
 
 
@@ -234,7 +233,7 @@ fiberpo_inward_clip = Hierarchy(
 
 Ours, after def:fiberpo_main:
 `log 𝒢 = Σ± ±(h(m±) + k(x± - m±))`, with FiberPO's means, where `h` clips at the budget `C±` and `k` at `ε` wherever
-`±A` has the sign of what they clip, and pass it unchanged elsewhere: PPO's `min`, per trajectory and per token. All
+`±A` has the sign of the residual, and pass it unchanged elsewhere: PPO's `min`, per trajectory and per token. All
 laws hold. `log 𝒢` has no bound, because inward pulls are never cut.
 """
 

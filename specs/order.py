@@ -1,4 +1,4 @@
-"""What comes before a token, and after it: prefix ratios and discounted futures."""
+"""Order of tokens: prefix ratios and discounted futures."""
 
 from fibration import (
     Gate,
@@ -70,7 +70,7 @@ fipo = Hierarchy(
     objective=token_mean().weigh(where((advantage < 0) & (token_log_ratio > log(safety)), 1, weight)),
     gives_up={"causal": "a weight reads later tokens"},
 )
-"""FIPO (Ma et al. 2026, 2603.19835): PPO, where tokens weigh more if what came after them has become more likely.
+"""FIPO (Ma et al. 2026, 2603.19835): PPO, where tokens weigh more if their later tokens have become more likely.
 
 `J = Σ μ·w·min(r·A, clip(r, 1-low, 1+high)·A)`, capped at `ceiling` where `A < 0`; `w = clip(exp(F), 1, 1+range)`, `F_t
 = Σ_{s>=t} γ^(s-t)·log r_s` without tokens of `r > ceiling`, `γ = 2^(-1/32)`; `w = 1` where `A < 0` and `r > safety`; `μ

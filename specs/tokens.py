@@ -1,4 +1,4 @@
-"""One ratio per token: PPO and what clips, weighs or bends it."""
+"""One ratio per token: PPO and its variants."""
 
 from fibration import (
     Fibration,

@@ -31,7 +31,7 @@ SLIPS = (
         'COVERS = {"first_order": ("first_order", "identity", "positivity")}',
     ),
     _slip(
-        "a weight that may be 0 counts as one above 0", "laws*markov laws*reflecting laws*orthogonality laws/test_random",
+        "a weight that may be 0 counts as one above 0", "laws*markov laws*reflecting laws*orthogonality corpus/test_judges",
         "Claim(f.weight, subject.at(f.source), POSITIVE)",
         "Claim(f.weight, subject.at(f.source), frozenset({0, 1}))",
     ),
@@ -52,17 +52,17 @@ SLIPS = (
         "if all(here.outcomes(keep.condition) == {True}", "if all(True in (here.outcomes(keep.condition) or ())",
     ),
     _slip(
-        "the sign of a denominator is forgotten", "laws*markov laws*reflecting laws*identity laws/test_random",
+        "the sign of a denominator is forgotten", "laws*markov laws*reflecting laws*identity corpus/test_judges",
         "found = multiplied(found, raised(factor(f), p))",
         "found = multiplied(found, raised(factor(f), max(p, 0)))",
     ),
     _slip(
-        "too many cases count as proved", "too_many laws*markov laws*reflecting laws*identity laws*first_order laws/test_random",
+        "too many cases count as proved", "too_many laws*markov laws*reflecting laws*identity laws*first_order corpus/test_judges",
         "branches = cases(self.formula, self.assume)\n        except TooManyCases:\n            return False",
         "branches = cases(self.formula, self.assume)\n        except TooManyCases:\n            return True",
     ),
     _slip(
-        "a claim needs no value", "laws*markov laws*reflecting laws*objective laws*first_order laws/test_random",
+        "a claim needs no value", "laws*markov laws*reflecting laws*objective laws*first_order corpus/test_judges",
         "return all(case.defined(self.assume) and self._has_sign(case) for case in branches)",
         "return all(self._has_sign(case) for case in branches)",
     ),
@@ -93,7 +93,7 @@ SLIPS = (
     ),
     # fibration/language
     _slip(
-        "the domain of sqrt is forgotten", "test_operators laws*markov laws*recovery laws*identity laws/test_random laws*first_order laws*right laws*wrong",
+        "the domain of sqrt is forgotten", "test_operators laws*markov laws*recovery laws*identity corpus/test_judges laws*first_order laws*right laws*wrong",
         "domain=lambda x: ((x, NOT_NEGATIVE),), slopes=lambda x, y: (1 / (2 * y),), positive=all,",
         "domain=everywhere, slopes=lambda x, y: (1 / (2 * y),), positive=all,",
     ),

@@ -29,22 +29,18 @@ from fibration.trainers.labels import refuse_finer, wanted
 DOCS = Path(__file__).resolve().parents[1]
 FOLDER = DOCS / "gallery"
 ARXIV = re.compile(r"(?<![\w./])(\d{4}\.\d{5})(?![\w.]*\d)")
-TEXTS = re.compile(r"^## What their files say\n(.*)", re.MULTILINE | re.DOTALL)
+TEXTS = re.compile(r"^## .*", re.MULTILINE | re.DOTALL)
 PAGES = DOCS / "losses"
 B, T = 4, 3  # the batch on which a page's code is run
 
 
 class Loss(NamedTuple):
-    """What `docs/losses/` says of a loss: its row, as Markdown, and the words of its file."""
+    """A loss of `docs/losses/`: its line, as Markdown, and its text."""
 
     name: str
     family: str
     summary: str
-    formula: str
     trainers: str
-    words: str
-    given_up: str
-    apart: str
     said: str
 
 
@@ -52,12 +48,9 @@ def losses(families: Mapping[str, str]) -> dict[str, Loss]:
     """Every loss, by its name; `families` has the text of each family's page."""
     found = {}
     for family, text in families.items():
-        said = dict(re.findall(r"^### (\w+)\n(.*?)(?=^\[specs/)", text, re.MULTILINE | re.DOTALL))
-        rows: dict[str, list[str]] = {}  # the cells of a loss, table by table
-        for name, line in re.findall(r"^\| \[(\w+)\]\(#\w+\) \|(.*)\|$", text, re.MULTILINE):
-            cells = (c.strip().replace("\\|", "|") for c in re.split(r"(?<!\\)\|", line))
-            rows.setdefault(name, []).extend(cells)
-        found |= {name: Loss(name, family, *cells, said[name].strip()) for name, cells in rows.items()}
+        said = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+        listed = re.findall(r"^- \[(\w+)\]\(#\w+\): (.*?\.)(?: \(([^()]*)\))?$", text, re.MULTILINE)
+        found |= {name: Loss(name, family, *line, said[name].strip()) for name, *line in listed}
     return found
 
 
@@ -184,8 +177,6 @@ def page(h: Hierarchy, loss: Loss, drawn: bool) -> str:
 {_folded("What is proved, and why", ("law", "of", "argument"), proved)}
 
 {_folded("Facts", ("fact", "of", ""), facts)}
-
-{f"From its source's own formula it [differs](../losses.md) by {loss.apart}, relatively." if loss.apart else ""}
 
 ## Declaration
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import networkx as nx
 
 from fibration.errors import an
 from fibration.language.assumptions import Balanced, balanced
-from fibration.language.atoms import BATCH, Component, Parameter, Stratum, count
+from fibration.language.atoms import BATCH, Attribute, Component, Parameter, Stratum, count
+from fibration.language.fixed import with_declared
 from fibration.language.gates import identity_gate
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.kernels import Fibration, proportional, uniform
+from fibration.language.kernels import Fibration, MarkovKernel, proportional, uniform
 from fibration.language.traversal import atoms
 from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, refuted
@@ -94,9 +96,11 @@ def _uncovered(h: Hierarchy) -> Fault | None:
             if (both := h.shape.leaves_over(a) & h.shape.leaves_over(b))
         )
         leaf = min(both, key=lambda s: s.name)
+        shared = (leaf, *h.coarser(leaf))
+        fixes = [edges(h, [], removed=[f]) for f in h.fibrations if f.target in (a, b) and f.source in shared]
         return (
             f"{a} and {b} over {t} overlap in part",
-            f"let what lies directly over {t} part its tokens, or add one stratum over it over which all of them lie",
+            (*fixes, Otherwise(f"let what lies directly over {t} part its tokens")),
             f"{an(leaf)} over one {t} lies over both {a} and {b}, and no choice of "
             f"{', '.join(s.name for s in sources)} has each token over {an(t)} once",
         )
@@ -112,7 +116,7 @@ def _beside_the_rows(h: Hierarchy) -> Fault | None:
         f"rows={h.rows}, over which {' and '.join(s.name for s in beside)} does not lie",
         (
             edges(h, [Fibration(leaf, h.rows, uniform()) for leaf in beside]),
-            "declare rows= as another stratum, which needs no gate",
+            Otherwise("declare rows= as another stratum, which needs no gate"),
         ),
         f"{an(beside[0])} in the first row does not lie over {h.rows} 1",
     )
@@ -166,34 +170,69 @@ def _unweighed(h: Hierarchy) -> Fault | None:
     if not readers:
         return None
     read = (a for leaf in h.leaves for a in atoms(h.masses[leaf], Parameter, Component))
-    parameter = next(read, None)
+    parameter = next((a.parameter if isinstance(a, Component) else a for a in read), None)
     if parameter is None:
         return None
+    attribute = Attribute(parameter.name, on=h.rows, upper=parameter.upper)
+    rest: dict[str, Any] = {"orthogonalise": None, "assume": [a for a in h.assume if not isinstance(a, Balanced)]}
     return (
         f"{readers[0]} needs the masses of a batch, and a kernel reads the parameter '{parameter}'",
-        f"write {parameter} = Attribute({str(parameter)!r}, on={h.rows}), or leave {readers[0]} out",
+        (
+            Fix(f"write {parameter} = {attribute.declaration()}", lambda: with_declared(h, {parameter: attribute})),
+            Fix(f"leave {' and '.join(readers)} out", lambda: h.replace(**rest)),
+        ),
         f"an index is built before parameters have values: none can be built, whatever '{parameter}' is",
     )
 
 
 def common_coarsening(h: Hierarchy, a: Stratum, b: Stratum) -> Offers:
     """The remedy for two strata without a common coarser one; where residuals are not orthogonal by that, with more."""
-    batch, leaf = Stratum(BATCH), h.leaves[0]
-    kernel = proportional(count(leaf)) if len(h.leaves) == 1 else uniform()
-    missing = [Fibration(s, batch, kernel) for s in (a, b) if batch not in h.coarser(s)]
-    plain, assume = edges(h, missing, f"a common coarsening of {a} and {b}: "), [*h.assume, balanced(a, b)]
-    also = Fix(f"{plain.words}, and assume={assume}", lambda: plain.mended().replace(assume=assume))
-    is_assumed = balanced(a, b) in h.assume or balanced(b, a) in h.assume
-    return plain, *([] if is_assumed else [also]), Otherwise(f"add a common coarsening of {a} and {b}")
+    batch = Stratum(BATCH)
+    missing = [Fibration(s, batch, spread(h)) for s in (a, b) if batch not in h.coarser(s)]
+    plain = edges(h, missing, f"a common coarsening of {a} and {b}: ")
+    return plain, *and_balanced(h, plain, a, b), Otherwise(f"add a common coarsening of {a} and {b}")
+
+
+def through_pairs(h: Hierarchy, u: Stratum, w: Stratum, crossing: tuple[Stratum, ...]) -> Offers:
+    """The remedy for `u` and `w` that lie over several strata which cross: one stratum of pairs between them."""
+    pairs = Stratum("_".join(s.name for s in crossing))
+    old = [f for f in h.fibrations if f.target in crossing]
+    finer = dict.fromkeys(f.source for f in old)
+    new = [*(Fibration(s, pairs, spread(h)) for s in finer), *(Fibration(pairs, s, spread(h)) for s in crossing)]
+    plain = edges(h, new, removed=old)
+    return plain, *and_balanced(h, plain, u, w), Otherwise(f"let {u} and {w} lie over one stratum of pairs, {pairs}")
+
+
+def in_one_chain(h: Hierarchy, u: Stratum, w: Stratum) -> Fix:
+    """The fix that takes `w` out, with a stratum of pairs over `u` for what lay over both."""
+    cell = next((s for s in h.strata if s.name in (f"{u}_{w}", f"{w}_{u}")), Stratum(f"{u}_{w}"))
+    finer = [s for s in h.strata if s != cell and {u, w} <= {f.target for f in h.shape.below(s)}]
+    old = [f for f in h.fibrations if w in (f.source, f.target) or (f.target == u and f.source in finer)]
+    new = [Fibration(a, b, spread(h)) for a, b in (*((s, cell) for s in finer), (cell, u)) if cell not in h.strata]
+    return edges(h, new, removed=old)
+
+
+def and_balanced(h: Hierarchy, fix: Fix, a: Stratum, b: Stratum) -> list[Fix]:
+    """The same fix with the assumption that two strata are balanced, if that is not assumed."""
+    assume = [*h.assume, balanced(a, b)]
+    more = Fix(f"{fix.words}, and assume={assume}", lambda: fix.mended().replace(assume=assume))
+    return [] if {balanced(a, b), balanced(b, a)} & set(h.assume) else [more]
+
+
+def spread(h: Hierarchy) -> MarkovKernel:
+    """The kernel of one measure for every edge, where the tokens are of one kind."""
+    return proportional(count(h.leaves[0])) if len(h.leaves) == 1 else uniform()
 
 
 def edges(h: Hierarchy, added: Sequence[Fibration], what: str = "", removed: Sequence[Fibration] = ()) -> Fix:
-    """The fix that adds fibrations, or removes some. A stratum that it brings has the identity gate."""
+    """The fix that removes fibrations and adds some. A stratum that it brings has the identity gate."""
     kept = [f for f in h.fibrations if all(f is not r for r in removed)]
     met = dict.fromkeys(s for f in (*kept, *added) for s in (f.source, f.target))
     new = [s for s in met if s not in h.gates]
-    words = f"{'remove' if removed else 'add'} {what}{''.join(f'strata({s.name!r}) with ' for s in new)}"
-    words += " and ".join(map(repr, (*added, *removed))) + "".join(f", {s}: {identity_gate()} in gates" for s in new)
+    less = f"remove {' and '.join(map(repr, removed))}" * bool(removed)
+    strata = "".join(f"strata({s.name!r}) with " for s in new)
+    more = f"add {what}{strata}{' and '.join(map(repr, added))}" * bool(added)
+    words = " and ".join(filter(None, (less, more))) + "".join(f", {s}: {identity_gate()} in gates" for s in new)
 
     def mended() -> Hierarchy:
         gates = {s: h.gates.get(s, identity_gate()) for s in met or h.gates}

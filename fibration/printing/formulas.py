@@ -36,7 +36,7 @@ from fibration.language.order import ONE, Ordered
 from fibration.language.policies import LogProb, Policy
 from fibration.language.statistics import Aggregate, atoms_within
 from fibration.language.traversal import atoms, transform
-from fibration.printing.layout import Bracket, Document, Infix, Parentheses, Prefixed, Quotation, flat, nesting, quoted
+from fibration.printing.layout import call, nesting, quoted
 from fibration.printing.variables import Variables
 
 LONGEST = 60  # characters of a formula that stands as an argument; a longer one gets a variable
@@ -169,7 +169,7 @@ class Formulas:
     def __init__(self, variables: Variables, rows: Stratum, roots: Iterable[Expression]) -> None:
         self.variables, self.rows = variables, rows
         self.named: dict[Expression, str] = {}
-        self.statements: list[tuple[str, Document]] = []  # each uses the variables of those before it
+        self.statements: list[tuple[str, str]] = []  # each uses the variables of those before it
         uses: Counter[Expression] = Counter()
         stack = list(roots)
         while stack:
@@ -179,28 +179,28 @@ class Formulas:
                 stack += _operands(e)
         self.shared = {e for e, n in uses.items() if _deserves_a_variable(e, n)}
 
-    def argument(self, e: Expression, role: str) -> Document:
+    def argument(self, e: Expression, role: str) -> str:
         """Returns a formula as an argument; one that is too long becomes the variable `role`."""
         document = self.write(e)
-        if len(flat(document)) <= LONGEST or e in self.named:
+        if len(document) <= LONGEST or e in self.named:
             return document
         return self._assign(e, document, role)
 
-    def write(self, e: Expression, at_least: int = 0) -> Document:
+    def write(self, e: Expression, at_least: int = 0) -> str:
         """Returns a formula, in parentheses if its operator binds less tightly than `at_least`."""
         if e in self.named:
             return self.named[e]
         document, strength = self._write(e)
         if e in self.shared or nesting(document) > DEEPEST:
             return self._assign(e, document, _name(e))
-        return Parentheses(document) if strength < at_least else document
+        return f"({document})" if strength < at_least else document
 
-    def _assign(self, e: Expression, document: Document, name: str) -> str:
+    def _assign(self, e: Expression, document: str, name: str) -> str:
         self.named[e] = self.variables.new(name)
         self.statements.append((self.named[e], document))
         return self.named[e]
 
-    def value(self, value: object) -> Document:
+    def value(self, value: object) -> str:
         """Returns an argument of a call: a formula, a stratum, a policy, a channel, or True and False."""
         if isinstance(value, Expression):
             return self.write(value)
@@ -214,7 +214,7 @@ class Formulas:
             )
         return quoted(value) if isinstance(value, str) else str(value)
 
-    def _write(self, e: Expression) -> tuple[Document, int]:
+    def _write(self, e: Expression) -> tuple[str, int]:
         """Returns a formula without a variable of its own, and how tightly its outermost operator binds."""
         if isinstance(e, Number):
             return self._number(e.value), ATOM if e.value >= 0 else PREFIX
@@ -228,41 +228,35 @@ class Formulas:
         assert isinstance(e, Apply), e
         sign = OPERATORS[e.operator].sign
         if len(e.arguments) == 1:
-            return Prefixed(sign, self.write(e.arguments[0], PREFIX)), PREFIX
+            return f"{sign}{self.write(e.arguments[0], PREFIX)}", PREFIX
         left, right = e.arguments
         strength = STRENGTHS.get(e.operator, POWER)
         if isinstance(left, Number) and (isinstance(right, Number) or strength == COMPARED):
-            first: Document = self._constant(left)  # Python would compute with two numbers, and turn 0 < x round
+            first = self._constant(left)  # Python would compute with two numbers, and turn 0 < x round
         else:
             first = self.write(left, _left(e, strength))
         if e.operator == "**":
-            is_name = isinstance(first, str) and first.isidentifier()
-            exponent = self.write(right)
-            return f"{first}**{flat(exponent)}" if is_name else Infix(first, ((sign, exponent),)), strength
-        second = sign, self.write(right, PREFIX if strength in JOINED else strength + 1)
-        if isinstance(first, Infix) and isinstance(left, Apply) and STRENGTHS.get(left.operator) == strength:
-            return Infix(first.first, (*first.rest, second)), strength
-        return Infix(first, (second,)), strength
+            space = " " * (not first.isidentifier())
+            return f"{first}{space}**{space}{self.write(right)}", strength
+        return f"{first} {sign} {self.write(right, PREFIX if strength in JOINED else strength + 1)}", strength
 
-    def _write_call(self, call: Call) -> Document:
-        if call.function == "total" and isinstance(call.positional[0], Number):  # `total` takes no number of Python
-            positional: list[Document] = [self._constant(call.positional[0])]
+    def _write_call(self, made: Call) -> str:
+        if made.function == "total" and isinstance(made.positional[0], Number):  # `total` takes no number of Python
+            positional = [self._constant(made.positional[0])]
         else:
-            positional = [self.value(v) for v in call.positional]
-        usual = {"of": self.rows} if call.function in ("centred", "standardised") else {}
-        named = [(key, value) for key, value in call.named if usual.get(key) != value]
-        items = (*positional, *(Prefixed(f"{key}=", self.value(value)) for key, value in named))
-        made = Bracket(self.variables.public(call.function), items)
-        return f"{flat(made)}.{call.field}" if call.field else made
+            positional = [self.value(v) for v in made.positional]
+        usual = {"of": self.rows} if made.function in ("centred", "standardised") else {}
+        named = {key: self.value(value) for key, value in made.named if usual.get(key) != value}
+        return call(self.variables.public(made.function), *positional, **named) + f".{made.field}" * bool(made.field)
 
-    def _number(self, value: Fraction) -> Document:
+    def _number(self, value: Fraction) -> str:
         if value.denominator == 1 or Fraction(repr(float(value))) == value:
             return number(value)
-        return Bracket(self.variables.public("Fraction"), (Quotation(write_number(value)),))
+        return call(self.variables.public("Fraction"), quoted(write_number(value)))
 
-    def _constant(self, value: Number) -> Document:
+    def _constant(self, value: Number) -> str:
         """Returns a number as a formula, for which Python does not compute."""
-        return f"{flat(Bracket(self.variables.public('Gate'), (self._number(value.value),)))}.expression"
+        return f"{call(self.variables.public('Gate'), self._number(value.value))}.expression"
 
 
 def number(value: Fraction | float) -> str:

@@ -1,173 +1,107 @@
-"""Lines of Python source: what fits on a line stays there, anything longer is broken as `ruff format` breaks it.
-
-A document is a text, or one of the classes below around further documents.
-"""
+"""Lines of Python source and of text: what fits on a line stays there, anything longer is broken at its brackets."""
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 WIDTH = 100
 STEP = 4
+Part = tuple[str, str]  # what stands before an expression, such as `name=` or `+ `, and the expression
 
 
-@dataclass(frozen=True)
-class Bracket:
-    """`head(item, item)`, or with other brackets; broken, each item has a line and a comma."""
-
-    head: str
-    items: tuple[Document, ...]
-    ends: str = "()"
-    is_broken: bool = False  # whether each item has a line even if all fit on one
+def call(function: str, /, *items: str, **named: str | None) -> str:
+    """Returns a call on one line. An argument that is None is left out."""
+    given = (f"{key}={value}" for key, value in named.items() if value is not None)
+    return f"{function}({', '.join((*items, *given))})"
 
 
-@dataclass(frozen=True)
-class Parentheses:
-    """A document in parentheses of its own."""
+def laid(text: str, indent: int = 0, column: int | None = None, after: int = 0, is_broken: bool = False) -> str:
+    """Returns an expression, given on one line, as lines of at most `WIDTH` characters, as far as names allow.
 
-    inner: Document
-
-
-@dataclass(frozen=True)
-class Prefixed:
-    """A text directly before a document: `name=`, `"kl": `, `~`."""
-
-    prefix: str
-    inner: Document
-
-
-@dataclass(frozen=True)
-class Infix:
-    """Operands with operators between them; broken, each further operand has a line that its operator begins."""
-
-    first: Document
-    rest: tuple[tuple[str, Document], ...]
-
-
-@dataclass(frozen=True)
-class Chain:
-    """Methods called on a call: `token_mean().score().weigh(w)`; broken, each has a line if there are several."""
-
-    base: Document
-    methods: tuple[Bracket, ...]
-
-
-@dataclass(frozen=True)
-class Quotation:
-    """A string; broken, it is written in pieces, one a line."""
-
-    text: str
-
-
-Document = str | Bracket | Parentheses | Prefixed | Infix | Chain | Quotation
-
-
-def flat(document: Document) -> str:
-    """Returns a document on one line."""
-    if isinstance(document, str):
-        return document
-    if isinstance(document, Bracket):
-        return f"{document.head}{document.ends[0]}{', '.join(map(flat, document.items))}{document.ends[1]}"
-    if isinstance(document, Parentheses):
-        return f"({flat(document.inner)})"
-    if isinstance(document, Prefixed):
-        return document.prefix + flat(document.inner)
-    if isinstance(document, Infix):
-        return flat(document.first) + "".join(f" {sign} {flat(operand)}" for sign, operand in document.rest)
-    if isinstance(document, Chain):
-        return flat(document.base) + "".join(f".{flat(m)}" for m in document.methods)
-    return quoted(document.text)
-
-
-def nesting(document: Document) -> int:
-    """Returns how many brackets a document has in one another."""
-    if isinstance(document, Bracket):
-        return 1 + max(map(nesting, document.items), default=0)
-    if isinstance(document, Parentheses):
-        return 1 + nesting(document.inner)
-    if isinstance(document, Prefixed):
-        return nesting(document.inner)
-    if isinstance(document, Infix):
-        return max(nesting(document.first), *(nesting(operand) for _, operand in document.rest))
-    return max(map(nesting, (document.base, *document.methods))) if isinstance(document, Chain) else 0
-
-
-def lay(document: Document, indent: int = 0, column: int | None = None, after: int = 0) -> str:
-    """Returns a document as lines of at most `WIDTH` characters, as far as names and numbers allow.
-
-    Its text begins at `column` (default: `indent`) of a line with this indent, and `after` characters follow it.
+    It begins at `column` (default: `indent`) of a line with this indent, and `after` characters follow it. `is_broken`:
+    each item of its bracket has a line in any case.
     """
     column = indent if column is None else column
-    whole = flat(document)
-    is_broken = isinstance(document, Bracket) and document.is_broken
-    if isinstance(document, str) or (not is_broken and column + len(whole) + after <= WIDTH):
-        return whole
-    margin, inner = " " * indent, indent + STEP
-    if isinstance(document, Bracket):
-        if not document.items:
-            return whole
-        lines = "".join(f"{' ' * inner}{lay(item, inner, inner, 1)},\n" for item in document.items)
-        return f"{document.head}{document.ends[0]}\n{lines}{margin}{document.ends[1]}"
-    if isinstance(document, Parentheses):
-        return f"(\n{' ' * inner}{lay(document.inner, inner)}\n{margin})"
-    if isinstance(document, Prefixed):
-        return document.prefix + lay(document.inner, indent, column + len(document.prefix), after)
-    if isinstance(document, Infix):
-        lines = lay(document.first, indent, column)
-        for sign, operand in document.rest:
-            lines += f"\n{margin}{sign} {lay(operand, indent, indent + len(sign) + 1, after)}"
-        return lines
-    if isinstance(document, Chain):
-        return _lay_chain(document, indent, column, after)
-    pieces = _pieces(document.text, WIDTH - inner)
-    return "(\n" + "".join(f"{' ' * inner}{piece}\n" for piece in pieces) + f"{margin})"
+    if not is_broken and column + len(text) + after <= WIDTH:
+        return text
+    node, margin, inner = ast.parse(text, mode="eval").body, " " * indent, indent + STEP
+
+    def written(part: Part, at: int, after: int = 0) -> str:
+        return part[0] + laid(part[1], at, at + len(part[0]), after)
+
+    def said(e: ast.AST) -> str:
+        return ast.get_source_segment(text, e) or ""
+
+    if node.col_offset:
+        return f"(\n{' ' * inner}{laid(text[1:-1], inner)}\n{margin})"
+    if isinstance(node, (ast.BinOp, ast.Compare)):
+        return f"\n{margin}".join(written(part, indent, after) for part in _operands(text, node))
+    if isinstance(node, ast.UnaryOp):
+        return written((text[0], text[1:]), indent, after)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        pieces = "".join(f"{' ' * inner}{piece}\n" for piece in _pieces(node.value, WIDTH - inner))
+        return f"(\n{pieces}{margin})"
+    if isinstance(node, ast.Dict):
+        items = [(f"{said(k)}: ", said(v)) for k, v in zip(node.keys, node.values, strict=True) if k]
+    elif isinstance(node, (ast.List, ast.Tuple)):
+        items = [("", said(e)) for e in node.elts]
+    elif isinstance(node, ast.Call):
+        items = [("", said(e)) for e in node.args] + [(f"{k.arg}=", said(k.value)) for k in node.keywords]
+    else:
+        return text
+    base: ast.expr = node
+    methods = list[str]()
+    while isinstance(base, ast.Call) and isinstance(base.func, ast.Attribute):
+        methods.insert(0, said(base)[len(said(base.func.value)) + 1 :])
+        base = base.func.value
+    if len(methods) > 1:
+        each = (laid(method, indent, indent + 1, after) for method in methods)
+        return f"\n{margin}.".join([laid(said(base), indent, column), *each])
+    if not items:
+        return text
+    head = said(node.func) if isinstance(node, ast.Call) else ""
+    lines = "".join(f"{' ' * inner}{written(item, inner, 1)},\n" for item in items)
+    return f"{head}{text[len(head)]}\n{lines}{margin}{text[-1]}"
 
 
-def _lay_chain(chain: Chain, indent: int, column: int, after: int) -> str:
-    base, margin = flat(chain.base), " " * indent
-    if len(chain.methods) > 1:
-        return base + "".join(f"\n{margin}.{lay(m, indent, indent + 1, after)}" for m in chain.methods)
-    (method,) = chain.methods
-    if column + len(base) + len(method.head) + 2 > WIDTH:
-        return f"{lay(chain.base, indent, column)}.{flat(method)}"
-    return f"{base}.{lay(method, indent, column + len(base) + 1, after)}"
+def _operands(text: str, node: ast.BinOp | ast.Compare) -> Iterator[Part]:
+    """Yields the operands of operators that bind alike, each further one with its operator before it."""
+    right = node.right if isinstance(node, ast.BinOp) else node.comparators[0]
+    data = text.encode()
+    start, end = node.left.end_col_offset or 0, right.col_offset
+    closed, sign, opened = re.fullmatch(r"(\)*) ?(\S+?) ?(\(*)", data[start:end].decode()).groups()  # type: ignore[union-attr]
+    left = data[:start].decode() + closed
+    inner = node.left
+    if isinstance(node, ast.BinOp) and isinstance(inner, ast.BinOp) and not closed and _binds(inner) == _binds(node):
+        yield from _operands(left, inner)
+    else:
+        yield "", left
+    yield f"{sign} ", opened + data[end:].decode()
 
 
-def assignment(name: str, document: Document) -> str:
-    """Returns `name = document`.
+def _binds(node: ast.BinOp) -> type:
+    """The operator, one for those that may stand beside it without brackets."""
+    return {ast.Sub: ast.Add, ast.Div: ast.Mult}.get(type(node.op), type(node.op))
 
-    A sum or a product that is too long for its line is put into parentheses. One with a single operator is broken
-    inside its last or its first bracket instead.
-    """
+
+def nesting(text: str) -> int:
+    """Returns how many brackets an expression has in one another."""
+    deepest = depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def assignment(name: str, text: str, is_broken: bool = False) -> str:
+    """Returns `name = text`. A sum or a product that is too long for its line is put into parentheses."""
     start = f"{name} = "
-    if not isinstance(document, (Infix, Chain)) or len(start) + len(flat(document)) <= WIDTH:
-        return start + lay(document, 0, len(start))
-    if isinstance(document, Infix) and len(document.rest) == 1:
-        head, last = _last_bracket(document)
-        opening = getattr(last, "head", "") + "("
-        if last is not None and len(start + head + opening) <= WIDTH:
-            return start + head + lay(last, 0, WIDTH)
-        ((sign, operand),) = document.rest
-        tail = f" {sign} {flat(operand)}"
-        if last is not None and isinstance(document.first, (Bracket, Parentheses)) and len(tail) < WIDTH:
-            return start + lay(document.first, 0, WIDTH) + tail
-    return start + lay(Parentheses(document), 0, len(start))
-
-
-def _last_bracket(document: Document) -> tuple[str, Bracket | Parentheses | None]:
-    """Returns the text before the bracket with which a document ends, and the bracket; None if it ends otherwise."""
-    if isinstance(document, (Bracket, Parentheses)):
-        return "", document
-    if isinstance(document, Prefixed):
-        head, last = _last_bracket(document.inner)
-        return document.prefix + head, last
-    if isinstance(document, Infix):
-        *before, (sign, operand) = document.rest
-        head, last = _last_bracket(operand)
-        return f"{flat(Infix(document.first, tuple(before)))} {sign} {head}", last
-    return "", None
+    if len(start) + len(text) > WIDTH and isinstance(ast.parse(text, mode="eval").body, (ast.BinOp, ast.Compare)):
+        text = f"({text})"
+    return start + laid(text, 0, len(start), is_broken=is_broken)
 
 
 def wrapped(text: str, width: int) -> str:

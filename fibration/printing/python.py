@@ -19,21 +19,11 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import Policy
 from fibration.language.registry import CONSTRUCTORS, Written
 from fibration.printing.formulas import Formulas, number, with_strata
-from fibration.printing.layout import (
-    WIDTH,
-    Bracket,
-    Chain,
-    Document,
-    Prefixed,
-    Quotation,
-    assignment,
-    lay,
-    quoted,
-)
+from fibration.printing.layout import WIDTH, assignment, call, laid, quoted
 from fibration.printing.variables import STANDARD, Object, Variables
 
 # Writes a formula that is an argument. The text is its variable if the formula is too long to be an argument.
-Argument = Callable[[Expression, str], Document]
+Argument = Callable[[Expression, str], str]
 METHODS = {"weigh": "weight", "keep": "kept", "per": "scale", "inward": "ceiling"}  # what their first arguments are
 
 
@@ -51,13 +41,14 @@ def python(hierarchy: Hierarchy) -> str:
     variables = Variables(hierarchy.name, _objects(hierarchy))
     roots: list[Expression] = []
 
-    def collect(formula: Expression, role: str) -> Document:
+    def collect(formula: Expression, role: str) -> str:
         roots.append(formula)
         return ""
 
     _Declaration(hierarchy, variables, collect).document()
     formulas = Formulas(variables, hierarchy.rows, roots)
-    declared = assignment(variables.result, _Declaration(hierarchy, variables, formulas.argument).document())
+    call_of_it = _Declaration(hierarchy, variables, formulas.argument).document()
+    declared = assignment(variables.result, call_of_it, is_broken=True)
     objects = "\n".join(_declared(hierarchy, variables))
     parts = "\n".join(assignment(name, document) for name, document in formulas.statements)
     return "\n\n".join(filter(None, [_imports(variables.imports), objects, parts, declared])) + "\n"
@@ -78,101 +69,97 @@ class _Declaration:
         self.h, self.variables, self.argument = h, variables, argument
         self.words: dict[str, object] = {"source": SOURCE, "target": TARGET, **{o.name: o for o in variables.objects}}
 
-    def document(self) -> Document:
+    def document(self) -> str:
         h, of = self.h, self.variables.of
         rows = None if h.rows.name == Hierarchy.model_fields["rows"].default.name else of(h.rows)
-        given: dict[str, Document | None] = {
-            "name": quoted(h.name),
-            "fibrations": _list([self.fibration(f) for f in h.fibrations]),
-            "gates": Bracket("", tuple(Prefixed(f"{of(s)}: ", self.gate(s, g)) for s, g in h.gates.items()), "{}"),
-            "decomposition": self.written(h.decomposition, "the decomposition"),
-            "objective": self.objective(h.objective, "the objective"),
-            "rows": rows,
-            "groups": _list([of(s) for s in h.groups]),
-            "advantages": None if h.advantages is None else self.argument(h.advantages, "advantages"),
-            "penalties": _dict([(name, self.penalty(name, p)) for name, p in h.penalties.items()]),
-            "assume": _list([self.assumption(a) for a in h.assume]),
-            "orthogonalise": None if h.orthogonalise is None else quoted(h.orthogonalise),
-            "gives_up": _dict([(law, Quotation(reason)) for law, reason in h.gives_up.items()]),
-        }
-        items = (Prefixed(f"{key}=", value) for key, value in given.items() if value is not None)
-        return Bracket(self.variables.public("Hierarchy"), tuple(items), is_broken=True)
+        return call(
+            self.variables.public("Hierarchy"),
+            name=quoted(h.name),
+            fibrations=_list([self.fibration(f) for f in h.fibrations]),
+            gates=_dict([(of(s), self.gate(s, g)) for s, g in h.gates.items()]) or "{}",
+            decomposition=self.written(h.decomposition, "the decomposition"),
+            objective=self.objective(h.objective, "the objective"),
+            rows=rows,
+            groups=_list([of(s) for s in h.groups]),
+            advantages=None if h.advantages is None else self.argument(h.advantages, "advantages"),
+            penalties=_dict([(quoted(name), self.penalty(name, p)) for name, p in h.penalties.items()]),
+            assume=_list([self.assumption(a) for a in h.assume]),
+            orthogonalise=None if h.orthogonalise is None else quoted(h.orthogonalise),
+            gives_up=_dict([(quoted(law), quoted(reason)) for law, reason in h.gives_up.items()]),
+        )
 
-    def fibration(self, f: Fibration) -> Document:
-        def argument(formula: Expression, role: str) -> Document:
+    def fibration(self, f: Fibration) -> str:
+        def argument(formula: Expression, role: str) -> str:
             return self.argument(with_strata(formula, f.source, f.target), role)
 
         here, of = f"the kernel {f.name}", self.variables.of
         kernel = self.written(f.kernel, here, f"kernel_of_{f.source}", argument)
-        return Bracket(self.variables.public("Fibration"), (of(f.source), of(f.target), Prefixed("kernel=", kernel)))
+        return call(self.variables.public("Fibration"), of(f.source), of(f.target), kernel=kernel)
 
-    def gate(self, stratum: Stratum, gate: Gate) -> Document:
+    def gate(self, stratum: Stratum, gate: Gate) -> str:
         if not isinstance(gate, GatePerChannel):
             return self.written(gate, f"the gate on {stratum}", f"gate_of_{stratum}")
-        items = [(c, self.gate(stratum, g)) for c, g in (("+", gate.plus), ("-", gate.minus))]
-        return Bracket("", tuple(Prefixed(f'"{c}": ', made) for c, made in items), "{}")
+        return f'{{"+": {self.gate(stratum, gate.plus)}, "-": {self.gate(stratum, gate.minus)}}}'
 
-    def objective(self, objective: Objective, what: str) -> Document:
+    def objective(self, objective: Objective, what: str) -> str:
         return self.written(objective, what, "weight_of_token")
 
-    def penalty(self, name: str, penalty: Penalty) -> Document:
+    def penalty(self, name: str, penalty: Penalty) -> str:
         formula = self.argument(penalty.formula, name)
         if penalty.objective is None and penalty.over is None:
             return formula
-        if penalty.over is not None:
-            rest = Prefixed("over=", self.variables.of(penalty.over))
-        else:
-            assert penalty.objective is not None
-            rest = Prefixed("objective=", self.objective(penalty.objective, f"the objective of the penalty '{name}'"))
-        return Bracket(self.variables.public("Penalty"), (formula, rest))
+        own, over, what = penalty.objective, penalty.over, f"the objective of the penalty '{name}'"
+        return call(
+            self.variables.public("Penalty"),
+            formula,
+            over=None if over is None else self.variables.of(over),
+            objective=None if own is None else self.objective(own, what),
+        )
 
-    def assumption(self, assumption: Assumption) -> Document:
+    def assumption(self, assumption: Assumption) -> str:
         of = self.variables.of
         if isinstance(assumption, Balanced):
-            return Bracket(self.variables.public("balanced"), (of(assumption.first), of(assumption.second)))
-        over = Prefixed("over=", of(assumption.over))
-        return Bracket(self.variables.public("populated"), (of(assumption.stratum), over))
+            return call(self.variables.public("balanced"), of(assumption.first), of(assumption.second))
+        return call(self.variables.public("populated"), of(assumption.stratum), over=of(assumption.over))
 
-    def written(self, value: Written, what: str, role: str = "", argument: Argument | None = None) -> Document:
+    def written(self, value: Written, what: str, role: str = "", argument: Argument | None = None) -> str:
         """Returns the call that made an object, read from the text that the object keeps of it.
 
         `role` is the variable of a formula that is the whole argument, `argument` writes formulas.
         """
         here, argument = f"hierarchy '{self.h.name}': {what}", argument or self.argument
-        call = read(value.written, here)
-        assert isinstance(call, Invocation), value.written
-        if call.name in CONSTRUCTORS:
-            roles = list(inspect.signature(CONSTRUCTORS[call.name].function).parameters)
+        made = read(value.written, here)
+        assert isinstance(made, Invocation), value.written
+        if made.name in CONSTRUCTORS:
+            roles = list(inspect.signature(CONSTRUCTORS[made.name].function).parameters)
         else:
             roles = [role]
-        if isinstance(value, (Objective, MarkovKernel)) and call.name == type(value).__name__:
-            first: Sequence[Document] = [argument(value.weight, role)]  # the text of places cannot be read
+        public = self.variables.public(made.name)
+        if isinstance(value, (Objective, MarkovKernel)) and made.name == type(value).__name__:
+            text = call(public, argument(value.weight, role))  # the text of places cannot be read
         else:
-            first = self.arguments(call, here, roles, argument)
-        made = Bracket(self.variables.public(call.name), tuple(first))
-        if not call.methods:
-            return made
-        calls = ((m.name, self.arguments(m, here, [METHODS.get(m.name, "")], argument)) for m in call.methods)
-        methods = [Bracket(name, tuple(given)) for name, given in calls]
-        return Chain(made, tuple(methods))
+            text = self.call(public, made, here, roles, argument)
+        return ".".join(
+            [text, *(self.call(m.name, m, here, [METHODS.get(m.name, "")], argument) for m in made.methods)]
+        )
 
-    def arguments(self, call: Invocation, here: str, roles: list[str], argument: Argument) -> list[Document]:
-        positional, named = arguments(call, self.words, here)
-        made = [self.value(v, roles[i], argument) for i, v in enumerate(positional)]
-        return [*made, *(Prefixed(f"{key}=", self.value(v, key, argument)) for key, v in named.items())]
+    def call(self, function: str, made: Invocation, here: str, roles: list[str], argument: Argument) -> str:
+        positional, named = arguments(made, self.words, here)
+        given = [self.value(v, roles[i], argument) for i, v in enumerate(positional)]
+        return call(function, *given, **{key: self.value(v, key, argument) for key, v in named.items()})
 
-    def value(self, value: object, role: str, argument: Argument) -> Document:
+    def value(self, value: object, role: str, argument: Argument) -> str:
         if isinstance(value, Expression):
             return argument(value, role)
         return quoted(value) if isinstance(value, str) else str(value)
 
 
-def _list(items: Sequence[Document]) -> Document | None:
-    return Bracket("", tuple(items), "[]") if items else None
+def _list(items: Sequence[str]) -> str | None:
+    return f"[{', '.join(items)}]" if items else None
 
 
-def _dict(items: Sequence[tuple[str, Document]]) -> Document | None:
-    return Bracket("", tuple(Prefixed(f"{quoted(key)}: ", value) for key, value in items), "{}") if items else None
+def _dict(items: Sequence[tuple[str, str]]) -> str | None:
+    return f"{{{', '.join(f'{key}: {value}' for key, value in items)}}}" if items else None
 
 
 # ---------------------------------------------------------------- above the hierarchy
@@ -180,7 +167,7 @@ def _dict(items: Sequence[tuple[str, Document]]) -> Document | None:
 
 def _declared(h: Hierarchy, variables: Variables) -> Iterator[str]:
     """Yields the lines that declare strata, policies, attributes and parameters."""
-    numbers: list[tuple[Object, Document]] = [(a, _attribute(a, variables)) for a in h.attributes.values()]
+    numbers: list[tuple[Object, str]] = [(a, _attribute(a, variables)) for a in h.attributes.values()]
     used = [value for value in variables.used if isinstance(value, Parameter)]
     numbers += [(p, _parameter(p, variables)) for p in used]
     objects = [o for o in variables.objects if o in variables.used]
@@ -201,31 +188,32 @@ def _several(values: Sequence[Stratum | Policy], function: str, one: str, variab
                 yield line
                 break
         else:  # not even one name fits beside itself
-            yield assignment(variables.of(rest[0]), Bracket(variables.public(one), (quoted(rest[0].name),)))
+            yield assignment(variables.of(rest[0]), call(variables.public(one), quoted(rest[0].name)))
         rest = rest[n:]
 
 
-def _attribute(a: Attribute, variables: Variables) -> Document:
-    given: dict[str, Document | None] = {"on": variables.of(a.on), "positive": None if a.positive else "False"}
-    given |= {"lower": _float(a.lower), "upper": _float(a.upper)}
-    return _call("Attribute", a.name, given, variables)
+def _attribute(a: Attribute, variables: Variables) -> str:
+    return call(
+        variables.public("Attribute"),
+        quoted(a.name),
+        on=variables.of(a.on),
+        positive=None if a.positive else "False",
+        lower=_float(a.lower),
+        upper=_float(a.upper),
+    )
 
 
-def _parameter(p: Parameter, variables: Variables) -> Document:
-    each = [(channel, number(value)) for channel, value in p.default_items()]
-    given: dict[str, Document | None] = {
-        "default": _dict(each) if isinstance(p.default, dict) else _float(p.default),
-        "lower": "None" if p.lower is None else _float(p.lower) if p.lower != 0 else None,
-        "upper": _float(p.upper),
-        "per_channel": "True" if p.per_channel else None,
-        "on": None if p.on is None else variables.of(p.on),
-    }
-    return _call("Parameter", p.name, given, variables)
-
-
-def _call(function: str, name: str, given: dict[str, Document | None], variables: Variables) -> Document:
-    named = (Prefixed(f"{key}=", value) for key, value in given.items() if value is not None)
-    return Bracket(variables.public(function), (quoted(name), *named))
+def _parameter(p: Parameter, variables: Variables) -> str:
+    each = [(quoted(channel), number(value)) for channel, value in p.default_items()]
+    return call(
+        variables.public("Parameter"),
+        quoted(p.name),
+        default=_dict(each) if isinstance(p.default, dict) else _float(p.default),
+        lower="None" if p.lower is None else _float(p.lower) if p.lower != 0 else None,
+        upper=_float(p.upper),
+        per_channel="True" if p.per_channel else None,
+        on=None if p.on is None else variables.of(p.on),
+    )
 
 
 def _float(value: float | None) -> str | None:
@@ -234,8 +222,6 @@ def _float(value: float | None) -> str | None:
 
 def _imports(names: set[str]) -> str:
     standard = "".join(f"from {STANDARD[name]} import {name}\n\n" for name in sorted(names & STANDARD.keys()))
-    ours = tuple(sorted(names - STANDARD.keys()))
-    line = f"from fibration import {', '.join(ours)}"
-    if len(line) > WIDTH:
-        line = lay(Bracket("from fibration import ", ours, is_broken=True))
-    return standard + line
+    ours = ", ".join(sorted(names - STANDARD.keys()))
+    line = f"from fibration import {ours}"
+    return standard + (line if len(line) <= WIDTH else f"from fibration import {laid(f'({ours})', is_broken=True)}")

@@ -44,7 +44,9 @@ def hierarchies(file: str) -> dict[str, Hierarchy]:
 
 def pairs() -> dict[str, Any]:
     modules = loss_pairs, loss_pairs_with_weights, loss_pairs_with_penalties
-    tables = [(m.__name__.rpartition("_")[2], word, getattr(m, word)) for m in modules for word in ("SAME", "DIFFERENT")]
+    tables = [
+        (m.__name__.rpartition("_")[2], word, getattr(m, word)) for m in modules for word in ("SAME", "DIFFERENT")
+    ]
     return {f"{module} {word}: {name}": pair for module, word, table in tables for name, pair in table.items()}
 
 
@@ -74,7 +76,9 @@ def record(of: Any) -> Any:
 
 def said(v: Verdict) -> str:
     cause = f", after {v.cause.law} of {v.cause.subject}" if v.cause else ""
-    return f"{v.status}{', given up' * bool(v.given_up)}{cause}{f': {v.counterexample}'[:80] if v.counterexample else ''}"
+    return (
+        f"{v.status}{', given up' * bool(v.given_up)}{cause}{f': {v.counterexample}'[:80] if v.counterexample else ''}"
+    )
 
 
 def batch(h: Hierarchy, seed: int) -> Batch:
@@ -102,7 +106,9 @@ def rounded(x: Any) -> str:
 def main(files: list[str]) -> None:
     for file in files or FILES:
         found = {key: record(of) for key, of in keys(file).items()}
-        lines = (f"{json.dumps(key)}: {json.dumps(found[key], ensure_ascii=False, sort_keys=True)}" for key in sorted(found))
+        lines = (
+            f"{json.dumps(key)}: {json.dumps(found[key], ensure_ascii=False, sort_keys=True)}" for key in sorted(found)
+        )
         (HERE / f"{file}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
         print(file, len(found), flush=True)
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
 from fibration import Hierarchy
-from fibration.language.assumptions import Populated
+from fibration.language.assumptions import Assumption, Balanced
 from fibration.language.atoms import BATCH, Attribute, Parameter, Reading, Stratum
 from fibration.language.expressions import Apply, Expression, Number
 from fibration.language.order import Ordered
 from fibration.language.statistics import Aggregate, within
 from fibration.language.traversal import atoms
-from fuzz.world import Batch
+from fuzz.world import Batch, World
 
 ADVANTAGE, REWARD = Reading("advantage"), Reading("reward")
 MOST_TOKENS = 48  # of one row, unless a formula compares a count with more
@@ -67,9 +68,9 @@ class Batches:
     def __call__(self, together: str | None = None, tries: int = 10**6) -> Batch:
         for _ in range(tries):
             made = self._drawn(together)
-            if all(self._is_populated(made, a) for a in self.h.assume if isinstance(a, Populated)):
+            if all(self._meets(made, a) for a in self.h.assume):
                 return made
-        raise ValueError(f"no batch of {tries} is populated as {self.h.name} assumes")
+        raise ValueError(f"no batch of {tries} is as {self.h.name} assumes")
 
     def several(self, n: int, together: str | None = None) -> Iterator[Batch]:
         return (self(together) for _ in range(n))
@@ -145,10 +146,26 @@ class Batches:
                 found.append((*(labels[u][i] for u in under), rng.choice([0, 1])))
         return found
 
-    def _is_populated(self, b: Batch, a: Populated) -> bool:
+    def _meets(self, b: Batch, a: Assumption) -> bool:
+        if isinstance(a, Balanced):
+            return all(self._is_balanced(World(self.h, b, exact=True), a, root.name) for root in self.h.roots)
         own = set(self.h.shape.leaves_over(a.stratum))
         there = {e for e, leaf in zip(b.labels[a.over.name], b.leaf, strict=True) if leaf in own}
         return {e for e in b.labels[a.over.name] if e is not None} <= there
+
+    @staticmethod
+    def _is_balanced(world: World, a: Balanced, root: str) -> bool:
+        """`m(a∩b)·m(c) = m(a)·m(b)` over each element `c` of a root."""
+        masses: Counter[tuple[Any, ...]] = Counter()
+        for i in range(world.n):
+            leaf, e = world.place(i)
+            c, p, q = (world.below(leaf, e, s) for s in (root, a.first.name, a.second.name))
+            for cell in ((c, p, q), (c, p, None), (c, None, q), (c, None, None)):
+                masses[cell] += world.kernel(leaf, e, root)
+        cells = {(c, p, q) for c, p, _ in list(masses) for d, _, q in list(masses) if c == d}
+        return all(
+            masses[c, p, q] * masses[c, None, None] == masses[c, p, None] * masses[c, None, q] for c, p, q in cells
+        )
 
     # ------------------------------------------------------------ numbers
 

@@ -44,6 +44,12 @@ class Call:
         number = {r: i for i, r in enumerate(dict.fromkeys(of))}
         return [sorted(number[e] for s, e in m if s == "row") for m in found]
 
+    def whole(self, a: torch.Tensor) -> tuple[float, torch.Tensor]:
+        """The loss of the whole step and its gradient. `a`: the advantages of tokens."""
+        now = self.log_probs.clone().requires_grad_()
+        loss = self.op.loss(now, self.old, a, self.index, self.parameters, policies=self.policies or None).loss
+        return float(loss.detach()), torch.autograd.grad(loss, now)[0]
+
     def coefficients(self) -> Any:
         more = {"rewards": self.rewards} if self.rewards is not None else {}
         advantages = None if more else self.advantages
@@ -95,7 +101,8 @@ def call(h: Hierarchy, batch: Batch, backend: str = "torch") -> Call:
     old = floats([float(v) for v in batch.policies["old"]])
     now = old + floats([float(v) for v in batch.x])
     passed = {p.name: floats([float(v) for v in batch.policies[p.name]]) for p in h.policies.values() if p.is_passed}
-    parameters = {n: _plain(v) for n, v in batch.parameters.items()}
+    whole = {p.name for p in h.parameters.values() if p.on is not None and p.on.name == BATCH}  # it has no labels
+    parameters = {n: _plain(next(iter(v.values())) if n in whole else v) for n, v in batch.parameters.items()}
     made = Call(op, index, now, old, floats([float(v) for v in batch.advantages]), parameters, passed, batch)
     if h.advantages is not None:
         assert batch.rewards is not None

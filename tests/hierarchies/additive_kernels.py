@@ -1,9 +1,4 @@
-"""Hypothesis strategies: kernels of chains that are quotients of additive measures, and linear combinations of kernels."""
-
-from fractions import Fraction
-
-from hypothesis import assume
-from hypothesis import strategies as st
+"""Kernels of chains that are quotients of additive measures."""
 
 from fibration import (
     Attribute,
@@ -22,10 +17,6 @@ from hierarchies.builders import token, trajectory, weight
 price = Attribute("price", on=trajectory)
 
 
-def small(low=-3, high=3):
-    return st.builds(Fraction, st.integers(low, high), st.sampled_from([1, 2, 4]))
-
-
 def right_kernels(source, target):
     """Weights that sum to 1 over every fibre, as quotients of additive measures."""
     made = [1 / count(source, over=target)]
@@ -38,18 +29,6 @@ def right_kernels(source, target):
         own = price if source == trajectory else total(price, over=source)
         made.append(own / total(price, over=target))
     return made
-
-
-@st.composite
-def linear_kernels(draw, source, target):
-    """A combination of right kernels, and what its coefficients add up to: it sums to that over every fibre."""
-    parts = draw(st.lists(st.sampled_from(right_kernels(source, target)), min_size=1, max_size=3, unique_by=str))
-    coefficients = [draw(small(-2, 3)) for _ in parts]
-    if draw(st.booleans()):
-        coefficients[0] = 1 - sum(coefficients[1:], Fraction(0))
-    assume(any(coefficients))
-    value = sum((c * p for c, p in zip(coefficients[1:], parts[1:], strict=True)), coefficients[0] * parts[0])
-    return value, sum(coefficients), coefficients
 
 
 def over(levels, kernels):

@@ -40,23 +40,24 @@ def hierarchies_of(module: str) -> Iterator[Hierarchy]:
     if module == "advantage_formulas":
         made += [advantage_formulas.rewarded(formula) for formula in advantage_formulas.FIELD.values()]
     for value in [*found.values(), *made]:
-        for h in _within(value):
+        for h in hierarchies_in(value):
             if not any(h is other for other in seen):
                 seen.append(h)
                 yield h
 
 
-def _within(value: Any) -> Iterator[Hierarchy]:
+def hierarchies_in(value: Any) -> Iterator[Hierarchy]:
+    """Every hierarchy in a value, at any depth."""
     if isinstance(value, Hierarchy):
         yield value
     elif isinstance(value, (list, tuple, Mapping)):
         for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _within(inner)
+            yield from hierarchies_in(inner)
     elif isinstance(value, divergences.Term):
         yield value.hierarchy
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from _within(getattr(value, field.name))
+            yield from hierarchies_in(getattr(value, field.name))
 
 
 def _structure(seed: int) -> Hierarchy:

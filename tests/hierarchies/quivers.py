@@ -75,6 +75,7 @@ def mine(h: Hierarchy) -> list[Verdict]:
     subject = Subject(h, [])
     for name in MINE:
         subject.verdicts += list(LAWS[name].decide(subject))
+        subject.before.append(LAWS[name])
         if LAWS[name].needed_by_all and subject.first_failure(name):
             break
     return subject.verdicts
@@ -240,6 +241,7 @@ def wrong() -> dict[str, Case]:
                 (speech, trajectory, one), (sight, trajectory, one),
             ),
             "speech and sight over trajectory overlap", "image_token over one trajectory lies over both",
+            "remove Fibration(image_token, speech,",
         ),
         "rows that are a leaf of a tree": structure(make(*TREE, rows=image), "the sampled stratum 'image_token'"),
         "rows beside a leaf": structure(
@@ -341,7 +343,7 @@ def wrong() -> dict[str, Case]:
         "a top edge that counts domains": refuted(
             make(*CROSS[:3], (domain, batch, one), (modality, batch)), "coherent", "hierarchy",
             "the kernel domain → batch has the weight 1/count(domain, over=batch), and the others spread count(token, over=domain)/",
-            "give domain → batch the weight count(token, over=domain)/count(token, over=batch); or give all kernels one measure",
+            "write Fibration(domain, batch, kernel=MarkovKernel(count(token, over=domain)/count(token, over=batch))) in fibrations; or give all kernels one measure",
         ),
         "a shortcut that does not cohere": refuted(
             make(*((a, b, one) for a, b in SHORT)), "coherent", "hierarchy", "by way of turn 1", "by way of trajectory 1",
@@ -369,10 +371,10 @@ def wrong() -> dict[str, Case]:
         ),
         "unbalanced crossing": refuted(
             make(*CROSS), "orthogonality", on_trajectory, "not proportional", "over domains 1, 2 and modalities 1, 2",
-            "assume=[balanced(domain, modality)]", "domain_modality with a chain", "orthogonalise='projection'",
+            "assume=[balanced(domain, modality)]", "Fibration(domain_modality, domain, kernel=", "orthogonalise='projection'",
         ),
         "cells do not balance their margins": refuted(
-            make(*CELL), "orthogonality", "residual on domain_modality", "domain_modality over one of domain and modality alone"
+            make(*CELL), "orthogonality", "residual on domain_modality", "or remove Fibration(domain_modality, modality, kernel="
         ),
         "nested crossings, one balanced": refuted(
             make(*NESTED, assume=[DM]), "orthogonality", "residual on token", "assume=[balanced(expert, trajectory)]"
@@ -387,7 +389,7 @@ def wrong() -> dict[str, Case]:
         "two meets that cross": Case(
             make((token, domain), (token, modality), (domain, length), (domain, expert), (modality, length), (modality, expert),
                  (length, batch), (expert, batch), assume=[balanced(length, expert)]),
-            "orthogonality", "residual on token", ("meet in",),
+            "orthogonality", "residual on token", ("meet in", "Fibration(domain, length_expert, kernel="),
         ),
         "balance within a finer meet": refuted(
             make((token, expert), (token, camera), (token, cell), (expert, domain), (expert, length), (camera, modality),

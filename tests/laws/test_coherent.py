@@ -54,7 +54,7 @@ def test_the_wrong_kernel_is_named_and_its_remedy_is_accepted(name, edge):
     mends = {f: w for f in wrong.fibrations if (w := mended(Subject(wrong, []), f)) is not None}
     assert edge in [f.name for f in mends]
     for f, weight in mends.items():
-        assert f"give {f.name} the weight {weight}" in found.remedy
+        assert f"write Fibration({f.source}, {f.target}, kernel=MarkovKernel({weight})) in fibrations" in found.remedy
         assert proved(changed(wrong, f, type(f.kernel)(weight)))
 
 

@@ -1,20 +1,15 @@
 """First-order agreement: for some advantages only, and by levels that agree only together.
 
-Every claim is tried on the definition in rationals (`definition.py`), on random small batches: difference quotients
-near `r = 1` where agreement is proved, the witness where it is refuted.
+What is proved is tried on batches in `corpus/test_judges.py`, as every law is.
 """
 
-import random
-from dataclasses import replace
-from fractions import Fraction
 from functools import partial
 
 import pytest
 from hierarchies.first_order_specs import SPECS, VALUE, T, alone, apc, group, high, state, three
 from hierarchies.quivers import token, trajectory
-from hierarchies.random_levels import random_levels
 from hierarchies.right import SUBSPACES
-from oracles import brute_force, verdicts
+from oracles import verdicts
 from oracles.certified_facts import UNIT, report
 from oracles.definition import World, batches, truth
 from thorough import some
@@ -33,7 +28,6 @@ from fibration import (
     trajectory_mean,
     where,
 )
-from fibration.language.exact import NoValue
 
 x = token_log_ratio
 
@@ -126,77 +120,6 @@ def test_a_bent_two_channel_recovery_keeps_first_order_only_with_identity_gates(
     assert any(abs(g - truth(at)) > UNIT for g, at in zip(plain.ratios(xs), xs, strict=True))
 
 
-# ---------------------------------------------------------------- the operator near on-policy
-
-PROVED = [n for n, s in SPECS.items() if s.status == "proved" and s.h.orthogonalise is None]
-
-
-def directions(n, rng):
-    yield [1] * n
-    yield [-1] * n
-    for _ in range(4):
-        yield [rng.randint(-9, 9) for _ in range(n)]
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", some(PROVED, 2))
-def test_proved_first_order_agreement_holds_in_difference_quotients(name):
-    """`𝒢(r) = r` to first order, by difference quotients in rationals."""
-    h, rng = SPECS[name].h, random.Random(name)
-    for plain in batches(h, seed=1):
-        for direction in directions(len(plain.tokens), rng):
-            xs = [UNIT * d for d in direction]
-            for got, at in zip(plain.ratios(xs), xs, strict=True):
-                assert abs(got - truth(at)) <= UNIT / 10**6, f"{float(got - 1)} at {[float(v) for v in xs]} on {plain}"
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize(
-    "name", [n for n, s in SPECS.items() if s.status == "refuted" and s.h.objective.estimator == "ratio" and not s.part]
-)
-def test_refuted_first_order_agreement_fails_on_its_counterexample(name):
-    witness = first_order(name)[0].counterexample
-    _, plain = rebuilt(SPECS[name].h, witness)
-    a = witness.values["advantage"]
-    n = len(plain.tokens)
-    xs = list(witness.values.get("log_ratios", [UNIT] * n))
-    got = plain_or_none(plain, xs, [a] * n)
-    zero = plain_or_none(plain, [Fraction(0)] * n, [a] * n)
-    if got is not None and zero is not None:
-        assert any(abs(g - truth(v)) > UNIT / 10**6 for g, v in zip(got + zero, xs + [Fraction(0)] * n, strict=True))
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("name", [n for n, s in SPECS.items() if s.part])
-def test_agreement_for_some_advantages_is_not_agreement_for_all(name):
-    """Some batch has `𝒢(r) ≠ r` to first order. The named advantages cancel the difference."""
-    spec, rng = SPECS[name], random.Random(name)
-    broken = False
-    for plain in batches(spec.h, seed=2):
-        n = len(plain.tokens)
-        start = plain.ratios([Fraction(0)] * n)
-        for direction in directions(n, rng):
-            xs = [UNIT * d for d in direction]
-            broken |= any(abs(g - truth(v)) > UNIT / 10**3 for g, v in zip(plain.ratios(xs), xs, strict=True))
-            check_subspace(plain, spec.part.removeprefix("advantages constant on each "), rng, start, xs)
-    assert broken
-
-
-def check_subspace(plain, coarse, rng, start, xs):
-    """The change of `Σ μ A 𝒢` is that of `Σ μ A r`, with weights that are those of the objective up to a factor."""
-    h = plain.h
-    stratum = next(s for s in h.strata if s.name == coarse)
-    per = [Fraction(rng.randint(-3, 3)) for _ in range(plain.sizes[stratum])]
-    advantages = [per[plain.below(leaf, i, stratum)] for leaf, i in plain.tokens]
-    moved = plain.ratios(xs, advantages)
-    rows = [(leaf, plain.below(leaf, i, h.rows)) for leaf, i in plain.tokens]
-    lengths = {row: sum(r == row for _, r in rows) for _, row in rows}
-    weights = [Fraction(1, lengths[row]) for _, row in rows]
-    change = sum((w * a * (m - s) for w, a, m, s in zip(weights, advantages, moved, start, strict=True)), Fraction(0))
-    expected = sum((w * a * v for w, a, v in zip(weights, advantages, xs, strict=True)), Fraction(0))
-    assert abs(change - expected) <= UNIT / 10**6 * len(xs)
-
-
 def rebuilt(h, witness):
     """The batch of a witness, with values for the parameters that it does not name."""
     concrete = witness.concrete
@@ -205,52 +128,6 @@ def rebuilt(h, witness):
     sizes = {s: concrete.size[s] for s in h.strata}
     values = {**some, **concrete.attributes, **concrete.parameters}
     return concrete, World(h, sizes, below, values)
-
-
-def plain_or_none(plain, xs, advantages):
-    try:
-        return plain.ratios(xs, advantages)
-    except (NoValue, ZeroDivisionError):
-        return None
-
-
-# ---------------------------------------------------------------- random_levels at random
-
-
-def uphold(h, seed, count=5):
-    """What is said of first order and positivity of a hierarchy, against the operator. Returns what is said."""
-    found, rng = h.verify(), random.Random(seed)
-    said = [(v.subject, v.status) for v in found.verdicts if v.law == "first_order"]
-    positive = any(v.law == "positivity" and v.status == "proved" for v in found.verdicts)
-    passes = next((f.value for f in found.facts if f.name == "radius"), "") not in ("", "0", "not certified")
-    off = False
-    for plain in batches(h, seed=seed, count=count, most=4):
-        n = len(plain.tokens)
-        start = plain.ratios([Fraction(0)] * n)
-        for direction in directions(n, rng):
-            xs = [UNIT * d for d in direction]
-            moved = plain.ratios(xs)
-            off |= any(abs(g - truth(v)) > UNIT / 10**6 for g, v in zip(moved, xs, strict=True))
-            for subject, status in said:
-                if subject.startswith("advantages") and status == "proved":
-                    check_subspace(plain, subject.removeprefix("advantages constant on each "), rng, start, xs)
-        if positive:
-            assert all(g > 0 for g in plain.ratios([Fraction(rng.randint(-30, 30), 7) for _ in range(n)]))
-    assert not off or ("hierarchy", "proved") not in said
-    assert not (off and passes)
-    witness = next((v.counterexample for v in found.verdicts if v.law == "first_order" and v.status == "refuted"), None)
-    if witness is not None and "log_ratios" in witness.values:
-        _, plain = rebuilt(h, witness)
-        xs = list(witness.values["log_ratios"])
-        got = plain_or_none(plain, xs, [witness.values["advantage"]] * len(xs))
-        assert got is None or any(abs(g - truth(v)) > UNIT / 10**7 for g, v in zip(got, xs, strict=True))
-    return [*said, ("off", off)]
-
-
-@pytest.mark.sampled
-@pytest.mark.parametrize("seed", some(range(24), 4, 2))
-def test_verdicts_on_random_levels_are_right(seed):
-    uphold(random_levels(random.Random(seed)), seed)
 
 
 @pytest.mark.sampled
@@ -263,30 +140,6 @@ def test_first_order_holds_on_the_declared_subspace(name):
     assert first[0].status != "proved"
     assert first[0].given_up
     assert [v.subject for v in first[1:]] == ([] if stratum is None else [f"advantages constant on each {stratum}"])
-    brute_force.uphold(h, found.verdicts, brute_force.worlds_for(h, (1, 2, 3, 4)))
-
-
-# A parameter that varies over trajectories has one value in each of these worlds.
-# Slopes that depend on the advantage are not looked into.
-UNCLAIMED = [n for n, (_, s) in SUBSPACES.items() if s is None and "parameter" not in n and "sign" not in n]
-
-
-@pytest.mark.parametrize("name", UNCLAIMED)
-def test_first_order_fails_on_every_subspace_that_is_not_claimed(name):
-    """Brute force finds a batch on which the claim would be false."""
-    h, _ = SUBSPACES[name]
-    found = h.verify()
-    good = next(s for s in reversed(h.order[:-1]) if found_identity(found, s))
-    claim = next(v for v in found.verdicts if v.law == "first_order")
-    false = replace(claim, status="proved", subject=f"advantages constant on each {good}")
-    with pytest.raises(AssertionError):
-        brute_force.uphold(h, [false], brute_force.worlds_for(h, (2, 3, 4)))
-
-
-def found_identity(found, stratum):
-    return any(
-        v.law == "identity" and v.subject == f"gate on {stratum}" and v.status == "proved" for v in found.verdicts
-    )
 
 
 def test_the_report_on_gspo_names_the_advantages_for_which_first_order_holds():

@@ -307,8 +307,6 @@ def test_a_gate_that_never_pushes_further_out_is_proved(name):
     found = [v for v in h.verify().verdicts if v.law == "inward"]
     assert found
     assert all(v.status == "proved" for v in found), [str(v) for v in found]
-    if name not in ("gspo_token", "ce_gppo"):  # whose gates stop a value, as formulas of the oracle do not
-        assert brute_force.uphold(h, found, brute_force.worlds_for(h, (1, 2, 3))) > 0
 
 
 @pytest.mark.sampled
@@ -346,8 +344,6 @@ def test_a_gate_that_closes_for_good_is_proved_for_any_order_of_its_breakpoints(
     h, subject = BESIDE[name]
     found = verdict(h, subject)
     assert found.status == "proved", found
-    if "stop" not in name:
-        assert brute_force.uphold(h, [found], brute_force.worlds_for(h, (1, 2, 3))) > 0
 
 
 def test_a_recovery_that_falls_where_no_density_lies_is_not_taken_as_rising():

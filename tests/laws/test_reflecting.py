@@ -5,7 +5,6 @@ from fractions import Fraction
 
 import pytest
 from hierarchies import builders, first_order_specs, quivers, random_chains, random_quivers, right, wrong_specs
-from hierarchies.additive_kernels import CHAIN, linear_kernels, over
 from hierarchies.quivers import (
     group,
     image,
@@ -15,16 +14,12 @@ from hierarchies.quivers import (
     text,
     trajectory,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 from oracles import quiver_verdicts, verdicts
-from oracles.verdicts import WRONG, check, status
-from thorough import examples
+from oracles.verdicts import WRONG
 
 import fibration
 from fibration import (
     Stratum,
-    count,
     load,
     populated,
     uniform,
@@ -156,21 +151,6 @@ def test_wrong_specs_are_refused(name):
 @quiver_verdicts.wrong_quivers("reflecting")
 def test_wrong_quivers_are_refused(name):
     quiver_verdicts.refused(name)
-
-
-@pytest.mark.thorough
-@examples(40)
-@given(st.integers(0, 2).flatmap(lambda i: st.tuples(st.just(i), linear_kernels(CHAIN[i], CHAIN[i + 1]))))
-def test_kernels_linear_in_measures_are_decided_completely(drawn):
-    level, (value, adds_up_to, coefficients) = drawn
-    source, target = CHAIN[level], CHAIN[level + 1]
-    levels = CHAIN[: level + 2]
-    kernels = [1 / count(a, over=b) for a, b in zip(levels[:-2], levels[1:-1], strict=True)]
-    found = check(over(levels, [*kernels, value]), sizes=(1, 2, 3, 4))
-    what = f"kernel {source} → {target}"
-    assert status(found, "reflecting", what) == ("proved" if adds_up_to == 1 else "refuted")
-    if all(c >= 0 for c in coefficients):
-        assert status(found, "markov", what) == "proved"
 
 
 def test_the_remedy_for_a_rounded_decimal_names_the_fraction():

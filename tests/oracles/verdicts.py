@@ -1,4 +1,4 @@
-"""Checks the verdicts on a spec: proved laws hold on trial batches, refuted laws fail on their counterexample.
+"""Checks the verdicts on a wrong spec: refuted laws fail on their counterexample.
 
 `brute_force.py` computes everything again in rationals, without the symbolic engine. The test file of each law calls
 `refused` on its rows of `wrong_specs.wrong()` and `wrong_on_rare_batches.wrong()`.
@@ -90,13 +90,3 @@ def mended_with_its_kernel(h, found):
     mended = h.replace(fibrations=[Fibration(source, target, uniform())]).verify()
     holds = {(v.law, v.subject) for v in mended.verdicts if v.status == "proved"}
     assert {(v.law, v.subject) for v in found.failures if v not in found.causes} <= holds
-
-
-def check(h, sizes=(1, 2, 3, 4), seed=0):
-    """Verify, try what is proved, work out what is refuted. Returns the report."""
-    found = h.verify()
-    brute_force.uphold(h, found.verdicts, brute_force.worlds_for(h, sizes, seed=seed), seed=seed)
-    counterexamples_hold(h, found)
-    for fact in found.facts:
-        assert fact.value
-    return found

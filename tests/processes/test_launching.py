@@ -1,30 +1,22 @@
-"""torchrun is started again only if PyTorch's Gloo aborted after all work was done."""
+"""A script under torchrun succeeds or fails by its own end: what comes after that cannot abort it."""
 
-import subprocess
+from __future__ import annotations
+
+import os
+from pathlib import Path
 
 import pytest
 import torchrun_launch
 
+SCRIPT = "import atexit, os, sys, beside\nprint(beside.WORD, sys.argv[1:], __name__)\n"
+ENDS = {"atexit.register(os.abort)": 0, "raise ValueError('no such rank')": 1, "sys.exit(3)": 1}
 
-@pytest.mark.parametrize(
-    ("ends", "starts", "last"),
-    [
-        ([(0, "")], 1, 0),
-        ([(0, torchrun_launch.AT_EXIT)], 1, 0),
-        ([(1, "a fault of ours")], 1, 1),
-        ([(1, f"... {torchrun_launch.AT_EXIT}\n"), (0, "")], 2, 0),
-        ([(1, torchrun_launch.AT_EXIT), (1, torchrun_launch.AT_EXIT)], 2, 1),
-        ([(1, torchrun_launch.AT_EXIT), (1, "a fault of ours")], 2, 1),
-    ],
-)
-def test_torchrun_is_started_again_after_a_gloo_failure_at_exit(monkeypatch, ends, starts, last):
-    made = []
 
-    def run(command, **given):
-        made.append(command)
-        code, said = ends[len(made) - 1]
-        return subprocess.CompletedProcess(command, code, "", said)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    assert torchrun_launch.torchrun(2, "worker.py", env={}, timeout=1).returncode == last
-    assert len(made) == starts and made[0][-2:] == ["2", "worker.py"]
+@pytest.mark.thorough  # starts processes
+@pytest.mark.parametrize("end", ENDS)
+def test_a_script_is_judged_by_its_own_end(tmp_path: Path, end: str) -> None:
+    (tmp_path / "beside.py").write_text("WORD = 'beside'")
+    (tmp_path / "script.py").write_text(SCRIPT + end)
+    done = torchrun_launch.torchrun(1, tmp_path / "script.py", "a b", env=dict(os.environ), timeout=60)
+    assert done.returncode == ENDS[end], done.stdout + done.stderr
+    assert "beside ['a b'] __main__" in done.stdout

@@ -1,4 +1,4 @@
-"""The examples of docs/rollouts.md give the results that the page shows."""
+"""The examples of docs/rollouts.md, and docs/examples/load_batches.py, give the results that the page shows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import example_loops
 import numpy as np
 import pytest
 import torch
@@ -18,18 +19,18 @@ from fibration.cli.main import app
 from fibration.rollouts.file import load_rollouts
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rollouts.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+(FIRST,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("quick_c")
 def test_the_first_block_leads_to_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(BLOCKS[0], {})
+    exec(FIRST, {})
     pictures = {p.name: p.read_bytes() for p in (tmp_path / "pictures").iterdir()}
     batch = load_rollouts("batch.safetensors")
     assert len(set(batch.labels["prompt_group"].each)) == 8 and batch.labels["domain"].names == ("math", "code", "chat")
-    (command,) = re.findall(r"# fibration (run .*)$", BLOCKS[0], re.MULTILINE)
+    (command,) = re.findall(r"# fibration (run .*)$", FIRST, re.MULTILINE)
     result = CliRunner().invoke(app, command.split())
     assert result.exit_code == 0, result.output
     assert "✓ at most 1e-09" in " ".join(result.output.split())
@@ -48,10 +49,8 @@ LABELS = {"prompt_group": ["p", "p", "q", "q"], "domain": ["math", "math", "code
 
 
 def recipe(name: str) -> Any:
-    (block,) = [b for b in BLOCKS if f"def {name}(" in b]
-    scope: dict[str, Any] = {}
-    exec(block, scope)
-    return scope[name]
+    assert f"`{name}`" in PAGE
+    return getattr(example_loops.example("load_batches"), name)
 
 
 def is_the_batch(found: Rollouts, **more: Any) -> None:

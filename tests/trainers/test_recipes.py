@@ -1,4 +1,4 @@
-"""The recipes of `docs/trainers/others.md`, unchanged, inside stand-ins for their trainers."""
+"""The recipes of `docs/trainers/others.md`, `docs/examples/recipes`, inside stand-ins for their trainers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer_stand_ins import Data, Imported, Model
 from fibration.runtime.metrics import Metric
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trainers" / "others.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+FOLDER = Path(__file__).parents[2] / "docs" / "examples" / "recipes"
 SIZE, T = 24, 10  # rows of an optimizer step
 EXACT, WRONG = 1e-13, 1e-3
 A_LITTLE = 1e-9  # what NeMo-RL adds to its counts
@@ -89,8 +89,7 @@ def budgets(name: str) -> list[dict[str, Any]]:
 
 
 def block(name: str) -> str:
-    (found,) = [b for b in BLOCKS if b.startswith(f'"""{name}.py"""')]
-    return found
+    return (FOLDER / f"{name}.py").read_text()
 
 
 def ran(name: str, ranks: int, text: str, chosen: Any, three: bool = False) -> tuple[list[Model], Data, list[Narrow]]:
@@ -212,7 +211,8 @@ def test_the_first_block_of_the_page_runs():
         "data_parallel_group": None,
         "log_probs": now,
     }
-    exec(BLOCKS[0], scope)
+    (first,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(first, scope)
     new = now.clone().requires_grad_()
     (-(scope["a"] * (new - now).exp() * data.mask).sum() / data.mask.sum()).backward()
     torch.testing.assert_close(new.grad, -scope["c"], rtol=1e-13, atol=0)
@@ -220,6 +220,6 @@ def test_the_first_block_of_the_page_runs():
 
 
 def test_the_page_has_a_recipe_for_each_trainer():
-    assert [re.match(r'"""(\w+)\.py"""', b).group(1) for b in BLOCKS[1:]] == [
-        "skyrl_hierarchy", "openrlhf_hierarchy", "slime_hierarchy", "areal_hierarchy", "nemo_hierarchy"
-    ]  # fmt: skip
+    assert (
+        set(re.findall(r"examples/recipes/(\w+)\.py\)", PAGE)) == {f.stem for f in FOLDER.glob("*.py")} == set(RECIPES)
+    )

@@ -56,6 +56,7 @@ def _coordinate(h: Hierarchy, leaf: Stratum, subject: Subject) -> str:
     known = [subject.at(leaf).with_signs({X: frozenset({s})}) for s in (-1, 0, 1)]
     try:
         seen = [[cases(density, side) for side in known] for density in densities]
+        at_once = cases(cancel(densities[0] - densities[-1]), known[1])
     except TooManyCases:
         return ""
     others = [symbol(o) for density in densities for o in atoms(density, Ordered)]
@@ -76,6 +77,8 @@ def _coordinate(h: Hierarchy, leaf: Stratum, subject: Subject) -> str:
 
     zero, deviation = sympy.Integer(0), sympy.exp(X) - 1
     if len(channels) == 2:
+        if any(not vanishes(c.slope(X).subs(X, 0) - 1) for c in at_once):
+            return ""  # at 0 a token has both channels, or none
         if log_argument is not None and vanishes(log_argument - back[0] + back[1]):
             return "split" if are((zero, X), (-X, zero)) else ""
         apart = vanishes(recovery - 1 - back[0] + back[1]) and are((zero, deviation), (-deviation, zero))

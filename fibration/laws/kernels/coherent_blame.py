@@ -37,7 +37,8 @@ def blame(subject: Subject) -> tuple[str, Offers]:
     if not found:
         return disagreeing(subject), (ONE_MEASURE,)
     slips = [f"the kernel {f.name} has the weight {f.weight}, and the others spread {w}" for f, w in found]
-    mends = [kernels(h, f"give {f.name} the weight {w}", {f: MarkovKernel(w)}) for f, w in found]
+    right = [(f, Fibration(f.source, f.target, MarkovKernel(w))) for f, w in found]
+    mends = [kernels(h, f"write {g!r} in fibrations", {f: g.kernel}) for f, g in right]
     one = "one of these is wrong: " if len(found) > 1 else ""
     return one + "; or ".join(slips), (*mends, ONE_MEASURE)
 

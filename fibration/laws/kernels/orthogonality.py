@@ -22,8 +22,8 @@ from fibration.laws.kernels.kernel_search import Cover
 from fibration.laws.kernels.orthogonality_search import residuals_that_do_not_sum_to_0
 from fibration.laws.kernels.projections import Projections
 from fibration.laws.law import Decision, Law, following, proved, refuted, undecided, unproved
-from fibration.laws.remedies import Fix, Offers
-from fibration.laws.structure import common_coarsening
+from fibration.laws.remedies import Fix, Offers, Otherwise
+from fibration.laws.structure import common_coarsening, edges, in_one_chain, through_pairs
 from fibration.laws.subject import Subject
 
 STATEMENT = "the residual of every stratum sums to 0 over what it lies over: π_* ρ = 0"
@@ -131,8 +131,7 @@ def _missing(h: Hierarchy, v: Stratum, pairs: list[tuple[Stratum, Stratum]]) -> 
         if len(meets := shape.meets(u, w)) > 1:
             both = " and ".join(s.name for s in meets)
             found = f"{u} and {w} meet in {both}, which cross each other"
-            remedy = f"add the stratum of pairs {'_'.join(s.name for s in meets)} between them, with a chain through it"
-            return _Open("several common coarsenings", found, remedy)
+            return _Open("several common coarsenings", found, through_pairs(h, u, w, tuple(meets)))
     if not pairs or any(shape.leaves_over(u) != shape.leaves_over(w) for u, w in pairs):
         return _partly(h, v)
     crossing = list(dict.fromkeys(_ordered(h, p) for p in pairs))
@@ -140,14 +139,12 @@ def _missing(h: Hierarchy, v: Stratum, pairs: list[tuple[Stratum, Stratum]]) -> 
     finest = [p for p in crossing if not any(q != p and _implies(h, q, p) for q in crossing)]
     assume = [balanced(a, b) for a, b in finest]
     u, w = finest[0]
-    cell = next((s for s in h.strata if s.name in (f"{u}_{w}", f"{w}_{u}")), None)
-    chain = f"a stratum {u}_{w} with a chain through it" if cell is None else f"{cell} over one of {u} and {w} alone"
     return _Open(
         "unbalanced",
         f"{', '.join(f'{a} and {b}' for a, b in finest)} may cross in frequencies that are not proportional",
         (
             Fix(f"assume={assume}, which is checked on every index", lambda: h.replace(assume=[*h.assume, *assume])),
-            chain,
+            in_one_chain(h, u, w),
             Fix("orthogonalise='projection'", lambda: h.replace(orthogonalise="projection")),
         ),
     )
@@ -177,7 +174,10 @@ def _partly(h: Hierarchy, v: Stratum) -> _Open:
     return _Open(
         "in part",
         f"more than {an(v)} lies over {an(beside)}, and only a part of it over {an(lone)}",
-        f"let everything over {beside} lie over {lone} too, or take {lone} out of the hierarchy",
+        (
+            edges(h, [], removed=[f for f in h.fibrations if lone in (f.source, f.target)]),
+            Otherwise(f"let everything over {beside} lie over {lone} too"),
+        ),
     )
 
 

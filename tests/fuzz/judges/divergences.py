@@ -14,6 +14,7 @@ import numpy as np
 from fibration import Hierarchy, Penalty, before, exp, log_prob, mean, minimum, position, stop, token_mean, where
 from fibration.language.expressions import Expression
 from fibration.language.report import Verdict
+from fibration.laws import topic
 from fuzz.batch_changes import Changes, Token, of_tokens, tokens_of
 from fuzz.batches import Batches
 from fuzz.generate import SETTINGS, Formulas, attributes, current, old, reference, rollout, token, trajectory
@@ -65,7 +66,7 @@ class KLGradient(OfSamples):
         return f.mutated(e, f.rng.randrange(2)) if f.rng.random() < 0.4 else e
 
     def wrong(self, h: Hierarchy, v: Verdict, rng: random.Random) -> str:
-        (penalty,) = h.penalties.values()
+        penalty = next(p for name, p in h.penalties.items() if v.subject == topic.penalty(name))
         draw = Batches(h, rng, MOST_TOKENS)
         argument = v.argument
         targets = list(dict.fromkeys(re.findall(r"KL\(current‖(\w+)\)", argument)))

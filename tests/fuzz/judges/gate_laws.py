@@ -27,14 +27,24 @@ from fibration import (
     where,
 )
 from fibration.errors import FibrationError
-from fibration.language.atoms import Parameter, Stratum
+from fibration.language.atoms import BATCH, Parameter, Stratum
 from fibration.language.expressions import Expression
 from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import ATOM_OF
 from fibration.laws.facts.weights import supremum
 from fuzz.dual_numbers import Dual, slopes_of, value_of
 from fuzz.generate import PARAMETERS, SETTINGS, Formulas, batch, old, rollout, trajectory
-from fuzz.judges.judge import TRIES, NothingDrawn, OfHierarchy, attempt, of_batch, proofs_alone, verdicts, worlds
+from fuzz.judges.judge import (
+    TRIES,
+    NothingDrawn,
+    OfHierarchy,
+    attempt,
+    of_batch,
+    of_levels,
+    proofs_alone,
+    verdicts,
+    worlds,
+)
 from fuzz.judges.token_laws import condition, weight
 from fuzz.world import Batch, World
 
@@ -120,9 +130,9 @@ class OfGates:
         raise NothingDrawn
 
     def judge(self, case: OfHierarchy, rng: random.Random) -> tuple[list[str], str]:
-        h = case.h
+        h = of_levels(case.h)
         with proofs_alone(SEARCHES):
-            found = verdicts(h, (*BEFORE, *LAWS), self.timeout)
+            found = verdicts(h, (*BEFORE, *LAWS), self.timeout, foundations=True)
         if any(v.status != "proved" for v in found if v.law == "locality"):
             return [], ""
         own = [v for v in found if v.law in LAWS]
@@ -182,7 +192,7 @@ def _start_off(world: World, v: Verdict) -> str:
 
 
 def _constant_on(b: Batch, stratum: str) -> Batch:
-    labels = b.labels.get(stratum, range(b.size))
+    labels = [0] * b.size if stratum == BATCH else b.labels.get(stratum, range(b.size))
     first: dict[Any, Any] = {}
     return replace(b, advantages=[first.setdefault(e, a) for e, a in zip(labels, b.advantages, strict=True)])
 
@@ -227,9 +237,11 @@ class OfWeights:
 
     def judge(self, case: OfHierarchy, rng: random.Random) -> tuple[list[str], str]:
         h = case.h
-        [w] = h.objective.weighed or [None]
+        if len(h.objective.weighed) != 1:
+            return [], ""
+        [w] = h.objective.weighed
         with proofs_alone():
-            if w is None or any(v.status != "proved" for v in verdicts(h, ("locality", "objective"), self.timeout)):
+            if any(v.status != "proved" for v in verdicts(h, ("locality", "objective"), self.timeout)):
                 return [], ""  # `verify` then states no facts
         most = supremum(h, w)
         if most == sympy.oo:

@@ -325,8 +325,12 @@ def _way_up(h: Hierarchy, world: World, stratum: Stratum, channel: str, element:
 def _sizes(h: Hierarchy, world: World, stratum: Stratum, rng: random.Random) -> Iterator[Fraction]:
     """Residuals around numbers of the gate and of the batch."""
     numbers = [abs(c) for c in constants([h.gate(stratum)])]
-    for v in world.batch.parameters.values():
-        numbers += [abs(Fraction(u)) for u in (v.values() if isinstance(v, dict) else [v])]
+    given = list(world.batch.parameters.values())
+    for v in given:  # numbers, by channel, by element, or both
+        if isinstance(v, dict):
+            given += v.values()
+        else:
+            numbers.append(abs(Fraction(v)))
     numbers = [n for n in numbers if 0 < n < 1000]
     numbers += [a * b for a in numbers for b in numbers][:20]
     for n in rng.sample(numbers, min(6, len(numbers))):
@@ -385,7 +389,7 @@ class OfGates:
     def judge(self, case: OfHierarchy, rng: random.Random) -> tuple[list[str], str]:
         h = case.h
         with proofs_alone(SEARCHES if rng.randrange(SEARCHED) else ()):
-            asked_first = verdicts(h, ("locality",), self.timeout)
+            asked_first = verdicts(h, ("locality",), self.timeout, foundations=True)
             if not asked_first or any(v.status != "proved" for v in asked_first):
                 return [], ""
             found = verdicts(h, ("inward",), self.timeout)

@@ -13,6 +13,7 @@ from sympy import oo
 from fibration import Hierarchy, identity_gate
 from fibration.errors import FibrationError
 from fibration.language.atoms import Gated, Stratum
+from fibration.language.hierarchy import FOUNDATIONS
 from fibration.language.report import Verdict
 from fibration.language.sympy_bridge import from_sympy
 from fibration.laws import LAWS
@@ -24,11 +25,10 @@ from fibration.laws.subject import Subject
 from fuzz.dual_numbers import value_of
 from fuzz.generate import SETTINGS, Formulas
 from fuzz.judges.inward_law import Gates
-from fuzz.judges.judge import TRIES, NothingDrawn, OfHierarchy, attempt, of_batch, proofs_alone, worlds
+from fuzz.judges.judge import TRIES, NothingDrawn, OfHierarchy, attempt, of_batch, of_levels, proofs_alone, worlds
 from fuzz.world import World
 
-ASKED = ("structure", "locality", "markov", "reflecting", "coherent", "recovery", "identity", "first_order", "gradient",
-         "positivity", "inward")  # fmt: skip
+ASKED = (*FOUNDATIONS, "recovery", "identity", "first_order", "gradient", "positivity", "inward")
 SEARCHES = (
     "gates.recovery.ratio_not_recovered", "on_policy.identity.gate_off_identity", "on_policy.first_order._felt",
     "on_policy.gradient.wrong_coefficients", "on_policy.gradient.start_not_recovered",
@@ -64,6 +64,8 @@ def said_of(h: Hierarchy, timeout: float) -> Said | None:
     def ask() -> None:
         for name in ASKED:
             subject.verdicts += list(LAWS[name].decide(subject))
+            if name in FOUNDATIONS and subject.first_failure(name):
+                return
         given_up = [v for v in subject.verdicts if v.law == "gradient" and v.status != "proved"]
         left: list[Verdict] = list(LAWS["gradient"].decide_rest(subject, given_up))
         said.recovers, said.is_positive = subject.proved("recovery"), subject.proved("positivity")
@@ -77,7 +79,7 @@ def said_of(h: Hierarchy, timeout: float) -> Said | None:
     Budget(timeout).allows(ask)
     if any(v.internal_error for v in subject.verdicts):
         raise AssertionError(next(v.found for v in subject.verdicts if v.internal_error))
-    is_read = all(v.status == "proved" for v in subject.verdicts if v.law in ASKED[:5])
+    is_read = all(v.status == "proved" for v in subject.verdicts if v.law in FOUNDATIONS)
     return said if is_read and subject.verdicts else None
 
 
@@ -87,13 +89,14 @@ def said_of(h: Hierarchy, timeout: float) -> Said | None:
 def off(said: Said, world: World) -> str:
     """What a batch contradicts, '' for nothing."""
     h = said.h
+    flat = World(h, world.batch, flat=True)  # a root has a value at 0, and no slope
     if said.recovers:
         for i in range(world.n):
-            found, why = attempt(partial(_back, world, i))
+            found, why = attempt(partial(_back, flat, i))
             right, _ = attempt(lambda i=i: world.by.call("exp", world.x[i].value))
             if why == "no value" or (not why and right and abs(value_of(found) - right) > 1e-6 * max(1, right)):
                 return f"wrong recovery: {found} instead of {right} at token {i}"
-    ratios, why = attempt(lambda: world.ratios)
+    ratios, why = attempt(lambda: flat.ratios)
     if said.is_positive and (why == "no value" or (not why and min(map(value_of, ratios)) < -1e-9)):
         return f"wrong positivity: {ratios}"
     mu, lacks = attempt(lambda: world.mu(h.objective))
@@ -178,7 +181,7 @@ class OfLevels:
         raise NothingDrawn
 
     def judge(self, case: OfHierarchy, rng: random.Random) -> tuple[list[str], str]:
-        h = case.h
+        h = of_levels(case.h)
         with proofs_alone(SEARCHES):
             said = said_of(h, self.timeout)
         if said is None:

@@ -100,6 +100,11 @@ def _objective(o: Objective, weighed: Any, kept: Any) -> Objective:
     return made.score() if o.estimator == "score" else made
 
 
+def of_levels(h: Hierarchy) -> Hierarchy:
+    """The levels of a hierarchy with its own `μ`, and nothing else that weighs, drops or adds."""
+    return h.replace(objective=Objective(h.objective.weight), penalties={}, advantages=None)
+
+
 def verdicts(h: Hierarchy, laws: tuple[str, ...], timeout: float, foundations: bool = False) -> list[Verdict]:
     """The verdicts of some laws alone, each decided as `verify` does; none where a foundation fails.
 

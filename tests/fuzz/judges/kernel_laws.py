@@ -84,7 +84,26 @@ def of_sums(world: World, v: Verdict) -> str:
                 return f"{why} at {f.source} {e}" if why == "no value" else ""
             below = world.below(f.source.name, e, f.target.name)
             sums[below] = sums.get(below, 0) + value
-    return next((f"the weights over {b} sum to {n}" for b, n in sums.items() if is_off(n, 1)), "")
+    wanted = dict.fromkeys(sums, 1.0)
+    if cover and cover not in (covers := list(world.h.shape.covers(cover[0].target))):
+        wanted = share(world, cover, next(c for c in covers if not {*c} & {*cover}))
+    off = (b for b in {*sums, *wanted} if is_off(sums.get(b, 0), wanted.get(b, 0)))
+    return next((f"the weights over {b} sum to {sums.get(b, 0)}, of {wanted.get(b, 0)}" for b in off), "")
+
+
+def share(world: World, part: tuple[Fibration, ...], cover: tuple[Fibration, ...]) -> dict[Any, float]:
+    """What the tokens over some sources weigh in each element of the target, by the way of a cover."""
+    found: dict[Any, float] = {}
+    for i in range(world.n):
+        leaf, e = world.place(i)
+        under = {leaf, *world.coarser[leaf]}
+        if any(f.source.name in under for f in part):
+            f = next(f for f in cover if f.source.name in under)
+            at = world.below(leaf, e, f.source.name)
+            weight = world.kernel(leaf, e, f.source.name) * value_of(world.value(f.weight, f.source.name, at))
+            below = world.below(leaf, e, f.target.name)
+            found[below] = found.get(below, 0) + weight
+    return found
 
 
 def of_paths(world: World, v: Verdict) -> str:
@@ -128,9 +147,10 @@ def of_ratios(world: World, v: Verdict) -> str:
 def of_residuals(world: World, v: Verdict) -> str:
     h = world.h
     s = next(s for s in h.strata if v.subject == f"residual on {s}")
-    targets = [f.target for f in h.shape.below(s)]
-    together = {f.source for t in targets for f in h.shape.above(t)} if h.shape.is_tree else {s}
+    covers = [{f.source for f in cover} for t in h.strata for cover in h.shape.covers(t)]
     for u in h.coarser(s):
+        alone = h.shape.leaves_over(s) == h.shape.leaves_over(u)
+        together = {s} if alone else next((c for c in covers if s in c and all(u in h.coarser(t) for t in c)), ())
         for c in h.decomposition.channels:
             sums, size = dict.fromkeys(world.elements(u.name), 0.0), 1.0
             found, why = attempt(lambda: world.residual)
@@ -150,9 +170,9 @@ def of_gated(world: World, v: Verdict) -> str:
     found, why = attempt(lambda: [value_of(g) for g in world.ratios])
     if why:
         return why if why == "no value" else ""
-    low = min(found)
-    # an exponential may vanish in floats
-    return f"the gated ratios are {[float(g) for g in found]}" if low < 0 or (low == 0 and max(found) == 0) else ""
+    if min(found) == 0:  # an exponential may vanish in floats
+        found, why = attempt(lambda: [value_of(g) for g in World(world.h, world.batch, exact=True).ratios])
+    return f"the gated ratios are {[float(g) for g in found]}" if not why and min(found) <= 0 else ""
 
 
 # ---------------------------------------------------------------- what is drawn
@@ -218,7 +238,7 @@ class OlderLaw:
             found = verdicts(h, (*self.needs, self.name), self.timeout)
         failed = {v.law for v in found if v.status != "proved"} - {self.name}
         mine = [v for v in found if v.law == self.name]
-        if failed & {"structure", "locality"}:
+        if failed & {"structure", "locality", "objective"}:
             return [], ""
         statuses = [v.status for v in mine]
         proofs = [v for v in mine if v.status == "proved"]
@@ -267,5 +287,5 @@ JUDGES = (
     OlderLaw("coherent", of_paths, with_paths, ("structure", "locality", "markov", "reflecting")),
     OlderLaw("recovery", of_ratios, with_split),
     OlderLaw("orthogonality", of_residuals, with_kernels),
-    OlderLaw("positivity", of_gated, with_gates),
+    OlderLaw("positivity", of_gated, with_gates, (*KERNELS, "objective")),
 )

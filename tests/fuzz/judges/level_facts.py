@@ -104,7 +104,7 @@ class OneGate(World):
 
 
 def added(h: Hierarchy, b: Batch, level: str, element: Any = None) -> list[Any]:
-    return OneGate(h, b, level, element).coefficients
+    return OneGate(h.replace(penalties={}), b, level, element).coefficients
 
 
 def passed(h: Hierarchy, b: Batch, level: str) -> dict[str, dict[Any, Any]]:

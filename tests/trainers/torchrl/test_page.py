@@ -7,7 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "trainers" / "torchrl.md").read_text()
-_, SCRIPT, PIECES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+_, PIECES = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SCRIPT = (ROOT / "docs" / "examples" / "learn_torchrl.py").read_text()
 
 
 def test_the_script_trains_and_pieces_of_a_step_have_the_gradient_of_the_step(tmp_path):

@@ -19,7 +19,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "trainers" / "verl.md").read_text()
-DATA, REWARD = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+DATA, REWARD = ((ROOT / "docs" / "examples" / f"verl_{name}.py").read_text() for name in ("data", "reward"))
 (RUN,) = re.findall(r"```bash\npython make_data.py\npython -m verl.trainer.main_ppo (.*?)```", PAGE, re.DOTALL)
 
 
