@@ -171,7 +171,7 @@ def _unweighed(h: Hierarchy) -> Fault | None:
         return None
     read = (a for leaf in h.leaves for a in atoms(h.masses[leaf], Parameter, Component))
     parameter = next((a.parameter if isinstance(a, Component) else a for a in read), None)
-    if parameter is None:
+    if not isinstance(parameter, Parameter):
         return None
     attribute = Attribute(parameter.name, on=h.rows, upper=parameter.upper)
     rest: dict[str, Any] = {"orthogonalise": None, "assume": [a for a in h.assume if not isinstance(a, Balanced)]}
