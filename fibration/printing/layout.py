@@ -57,12 +57,12 @@ def laid(text: str, indent: int = 0, column: int | None = None, after: int = 0, 
     while isinstance(base, ast.Call) and isinstance(base.func, ast.Attribute):
         methods.insert(0, said(base)[len(said(base.func.value)) + 1 :])
         base = base.func.value
-    if len(methods) > 1:
+    head = said(node.func) if isinstance(node, ast.Call) else ""
+    if len(methods) > 1 or (methods and column + len(head) >= WIDTH):
         each = (laid(method, indent, indent + 1, after) for method in methods)
         return f"\n{margin}.".join([laid(said(base), indent, column), *each])
     if not items:
         return text
-    head = said(node.func) if isinstance(node, ast.Call) else ""
     lines = "".join(f"{' ' * inner}{written(item, inner, 1)},\n" for item in items)
     return f"{head}{text[len(head)]}\n{lines}{margin}{text[-1]}"
 

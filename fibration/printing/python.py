@@ -47,8 +47,8 @@ def python(hierarchy: Hierarchy) -> str:
 
     _Declaration(hierarchy, variables, collect).document()
     formulas = Formulas(variables, hierarchy.rows, roots)
-    call_of_it = _Declaration(hierarchy, variables, formulas.argument).document()
-    declared = assignment(variables.result, call_of_it, is_broken=True)
+    document = _Declaration(hierarchy, variables, formulas.argument).document()
+    declared = assignment(variables.result, document, is_broken=True)
     objects = "\n".join(_declared(hierarchy, variables))
     parts = "\n".join(assignment(name, document) for name, document in formulas.statements)
     return "\n\n".join(filter(None, [_imports(variables.imports), objects, parts, declared])) + "\n"
@@ -138,12 +138,11 @@ class _Declaration:
         if isinstance(value, (Objective, MarkovKernel)) and made.name == type(value).__name__:
             text = call(public, argument(value.weight, role))  # the text of places cannot be read
         else:
-            text = self.call(public, made, here, roles, argument)
-        return ".".join(
-            [text, *(self.call(m.name, m, here, [METHODS.get(m.name, "")], argument) for m in made.methods)]
-        )
+            text = self.invocation(public, made, here, roles, argument)
+        methods = (self.invocation(m.name, m, here, [METHODS.get(m.name, "")], argument) for m in made.methods)
+        return ".".join([text, *methods])
 
-    def call(self, function: str, made: Invocation, here: str, roles: list[str], argument: Argument) -> str:
+    def invocation(self, function: str, made: Invocation, here: str, roles: list[str], argument: Argument) -> str:
         positional, named = arguments(made, self.words, here)
         given = [self.value(v, roles[i], argument) for i, v in enumerate(positional)]
         return call(function, *given, **{key: self.value(v, key, argument) for key, v in named.items()})

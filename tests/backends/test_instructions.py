@@ -33,11 +33,21 @@ def counted(name, program, folder):
         loops, rest = loops_and_rest(kernel.binary, folder)
         of_tokens = [loop for loop in loops if not loop.fills]
         assert not any(loop.count("SHFL") for loop in of_tokens), f"{kernel.kernel} shuffles in a loop over tokens"
-        assert all(loop.count("LDG") == loop.count("LDG.E.128") for loop in of_tokens), f"{kernel.kernel} reads one by one"
+        assert all(loop.count("LDG") == loop.count("LDG.E.128") for loop in of_tokens), (
+            f"{kernel.kernel} reads one by one"
+        )
         token = sum(loop.count() for loop in of_tokens) / TOKENS
         registers = max(ENOUGH, -(-kernel.resources.registers // 8) * 8)
         found[kernel.kernel] = {"token": token, "row": rest.count() / SHAPE[0], "registers": registers}
     return found
+
+
+def test_the_page_has_the_numbers_of_the_table():
+    page = Path(__file__).parents[2] / "docs" / "benchmarks" / "gpu.md"
+    _, rows = page.read_text().split("registers, before | now |\n|---|---|---|---|---|---|---|\n")
+    shown = [[float(c) for c in row.split("|")[3:-1:2]] for row in rows.split("\n\n")[0].strip().splitlines()]
+    sweeps = [s for of in json.loads(TABLE.read_text())["sweeps"].values() for s in of.values()]
+    assert shown == [[s["token"], s["row"], s["registers"]] for s in sweeps]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,7 @@ An element is the set of tokens with its label. `traversal.evaluate` evaluates f
 from __future__ import annotations
 
 import functools
-import itertools
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -488,17 +486,6 @@ class Tokens:
                 return self.weight(f, i) * self.composite(f.target, target, i)
         raise AssertionError(f"{source} does not lie over {target}")
 
-    def products(self, source: Stratum, target: Stratum, i: int) -> set[Fraction]:
-        """The product of the weights along every way down."""
-        if source == target:
-            return {F(1)}
-        return {
-            self.weight(f, i) * p
-            for f in self.h.fibrations
-            if f.source == source and reaches(self.h, f.target, target)
-            for p in self.products(f.target, target, i)
-        }
-
     def sigma(self, density_: Sequence[Fraction], s: Stratum, e: Any) -> Fraction:
         return sum((density_[i] for i in self.inside(s, e)), F(0))
 
@@ -547,41 +534,6 @@ def reaches(h: Hierarchy, source: Stratum, target: Stratum) -> bool:
     return source == target or any(reaches(h, f.target, target) for f in h.fibrations if f.source == source)
 
 
-def batches(h: Hierarchy, seed: int, tokens: int, even: bool = False) -> Tokens:
-    """A random batch: an element is a choice of one place in its stratum and in each coarser one.
-
-    `even` makes every combination of choices above the leaves equally frequent up to a factor per choice.
-    """
-    rng = random.Random(seed)
-    leaves = [s for s in h.strata if not any(f.target == s for f in h.fibrations)]
-    others = [s for s in h.strata if s not in leaves]
-    width = {s: 1 if s == batch else rng.choice((1, 2, 2, 3)) for s in others}
-    if even:
-        width = {s: 1 if s == batch else rng.choice((1, 2)) for s in others}
-        factor = {(s, k): rng.choice((1, 1, 2)) for s in others for k in range(width[s])}
-        choices = []
-        for chosen in itertools.product(*(range(width[s]) for s in others)):
-            times = 1
-            for s, k in zip(others, chosen, strict=True):
-                times *= factor[s, k]
-            choices += [dict(zip(others, chosen, strict=True))] * times
-        rows = [(leaf, c) for c in choices for leaf in leaves]
-    else:
-        rows = [(rng.choice(leaves), {s: rng.randrange(width[s]) for s in others}) for _ in range(tokens)]
-    label: dict[Stratum, dict[int, Any]] = {s: {} for s in h.strata}
-    for i, (leaf, chosen) in enumerate(rows):
-        label[leaf][i] = i
-        for s in others:
-            if reaches(h, leaf, s):
-                label[s][i] = tuple((u.name, chosen[u]) for u in others if reaches(h, s, u))
-    attributes = {
-        a: {e: F(rng.randint(1, 5), rng.randint(1, 3)) for e in dict.fromkeys(label[a.on].values())}
-        for a in h.attributes.values()
-    }
-    parameters: dict[Expression, Fraction] = {p: F(rng.randint(1, 9), 10) for p in h.parameters.values()}
-    return Tokens(h, [leaf for leaf, _ in rows], label, attributes, parameters)
-
-
 def is_legal(batch_: Tokens) -> bool:
     """Whether a batch has what the hierarchy assumes."""
     h = batch_.h
@@ -596,19 +548,6 @@ def is_legal(batch_: Tokens) -> bool:
         ):
             return False
     return True
-
-
-def legal(h: Hierarchy, number: int, seed: int = 0) -> Iterator[Tokens]:
-    """Legal batches of different sizes."""
-    found = 0
-    for k in range(seed, seed + 3000):
-        made = batches(h, k, tokens=1 + k % 7, even=bool(h.assume) and k % 2 == 0)
-        if len(made.leaf) <= 40 and is_legal(made):
-            found += 1
-            yield made
-            if found == number:
-                return
-    assert found >= number // 2, f"only {found} legal batches of {h.name}"
 
 
 def from_witness(h: Hierarchy, verdict: Verdict) -> Tokens:

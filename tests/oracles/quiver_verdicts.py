@@ -125,23 +125,6 @@ def kernels_named(h, verdict):
     return [f for f in h.fibrations if f.source.name in names and f.target.name == target]
 
 
-def over(h, leaf_strata, s):
-    return {leaf for leaf in leaf_strata if reaches(h, leaf, s)}
-
-
-def sums_of_residuals(h, v):
-    """`(members, u)` such that the residuals of `members` together must sum to 0 over each element of `u`."""
-    leaves = [s for s in h.strata if not any(f.target == s for f in h.fibrations)]
-    for u in h.strata:
-        if u == v or not reaches(h, v, u):
-            continue
-        if over(h, leaves, u) == over(h, leaves, v):
-            yield [v], u
-        for cover in covers_by_hand(h, u):
-            if v in [f.source for f in cover]:
-                yield [f.source for f in cover], u
-
-
 def confirm(h, verdict: Verdict):
     """A counterexample, worked out again from what it writes."""
     verdict = from_json(h, verdict)

@@ -330,6 +330,11 @@ def test_long_names_leave_lines_short() -> None:
     assert max(len(line) for line in lines if "y" * 60 not in line) <= WIDTH
 
 
+def test_a_method_of_a_long_call_leaves_lines_short() -> None:
+    a, b, c, d = (Parameter(f"bound_{k}_of_{'y' * 8}", default=0.1) for k in range(4))
+    check(one(gates={token: fibration.pessimistic_clip_gate(a * b, c * d).per(2)}))
+
+
 @pytest.mark.parametrize(
     "deeper", [lambda g, k: minimum(k, g), lambda g, k: k - g * (k + residual), lambda g, k: k + g]
 )
