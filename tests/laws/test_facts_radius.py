@@ -200,6 +200,7 @@ BY_SIZES = {  # of the gate on the one level, and its radius
     "the smaller": (minimum(epsilon, 1 / T), lambda e, n: min(e, 1 / n)),
     "a distance": (abs(epsilon - 1 / T) + 0.01, lambda e, n: abs(e - 1 / n) + 0.01),
     "a choice": (where(T > 3, epsilon, epsilon / 2), lambda e, n: e if n > 3 else e / 2),
+    "at one size": (where(T > 2, where(T > 3, 2, 1 / T), 3), lambda e, n: 3 if n < 3 else 1 / n if n == 3 else 2),
     "nested": (maximum(minimum(epsilon, 1 / T), lower), lambda e, n: max(min(e, 1 / n), 0.02)),
     "nested the other way": (minimum(maximum(epsilon, 1 / T), upper), lambda e, n: min(max(e, 1 / n), 0.6)),
     "a distance of a larger one": (abs(maximum(epsilon - 1 / T, lower)), lambda e, n: max(e - 1 / n, 0.02)),

@@ -22,7 +22,7 @@ def number(text, values, counts=None):
         "minimum": min,
         "maximum": max,
         "min": min,
-        "log": math.log,
+        "log": lambda x: math.log(x) if x > 0 else math.nan,  # in the branch of a choice that is not taken
         "sqrt": math.sqrt,
         "exp": math.exp,
         "where": lambda condition, a, b: a if condition else b,

@@ -114,6 +114,9 @@ def _where(d: Any, signs: Signs, value: Any, other: Any, assume: Assumptions) ->
         side = assume.signs((value - other) * d)
         if signs in (POSITIVE, NOT_NEGATIVE):
             side = frozenset(-s for s in side)
+        if 0 in assume.signs(d):  # there the product says nothing
+            met = assume.with_signs({d: ZERO}).signs(value - other)
+            side |= met if 0 not in signs else frozenset(-s for s in met)
         if signs not in (ZERO, NOT_ZERO) and 1 not in side:
             return sympy.Max(value, other)
         if signs not in (ZERO, NOT_ZERO) and -1 not in side:

@@ -149,7 +149,7 @@ class BoundFacts:
 
 def _off(h: Hierarchy, n: int, values: dict[str, Any], radius: float) -> str:
     """What is wrong with a radius: something changes within it, or nothing beyond it."""
-    if radius <= 0:
+    if not radius > 0:
         return f"the radius is {radius}"
     signs = (1, -1)
     within = [[w * min(radius, 9.0) * (1 - 1e-6) for w in way] for way in steps(n)]
