@@ -1,4 +1,4 @@
-"""Shared by all pictures: colours, titles, and atomic writing of files.
+"""Shared by all pictures: colours, pages, panels, titles, and atomic writing of files.
 
 Figures are made without pyplot, so no global state changes.
 """
@@ -11,16 +11,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
+from numpy.typing import NDArray
 
 from fibration.files import write_file
 
+Vector = NDArray[np.float64]
 # The colours of Okabe and Ito, ordered so that neighbours differ. Groups beyond the last colour start over.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#6B6B6B", "#B8A900")
 INK = "#44546A"
 CODE: Mapping[str, Any] = {"fontsize": 8.5, "family": "monospace", "va": "center"}
+LEGEND: Mapping[str, Any] = {"loc": "upper left", "frameon": False, "fontsize": 9}
 DPI = 150
 
 
@@ -42,6 +48,23 @@ def page(figure: Figure, form: str) -> bytes:
     with rc_context({"svg.hashsalt": "fibration"}):
         figure.savefig(contents, format=form, dpi=DPI, metadata=nothing)
     return contents.getvalue()
+
+
+def sheet(
+    wide: float, high: float, shape: tuple[int, int], left: float, right: float, top: float, bottom: float, **more: Any
+) -> tuple[Figure, GridSpec]:
+    """A page with a grid of panels: its size and margins in inches, and the grid's `shape` in rows and columns."""
+    figure = Figure(figsize=(wide, high))
+    margins = {"left": left / wide, "right": 1 - right / wide, "top": 1 - top / high, "bottom": bottom / high}
+    return figure, figure.add_gridspec(*shape, **margins, **more)
+
+
+def panel(axes: Axes, text: str = "", grid: Any = "both", **settings: Any) -> None:
+    """Give a panel its heading, its grid lines and its settings, such as `xlabel`."""
+    axes.set(**settings)
+    if text:
+        axes.set_title(text, fontsize=11, loc="left")
+    axes.grid(alpha=0.2, axis=grid)
 
 
 def title(figure: Figure, text: str, left: float, inches: float, below: str = "") -> None:

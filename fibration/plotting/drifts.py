@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fibration.plotting.canvas import INK, PALETTE
+from fibration.plotting.canvas import INK, PALETTE, Vector
 from fibration.printing.text import shortened
-
-if TYPE_CHECKING:
-    from fibration.rollouts.replay import Gated
-
-Vector = NDArray[np.float64]
+from fibration.rollouts.replay import Gated
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,14 @@
-"""A hierarchy as a picture: strata with their gates as boxes, and beside them the drift of a batch."""
+"""A hierarchy as a picture: strata with their gates as boxes, and beside them the drift of a batch.
+
+The parts of the batch are named above their strips: side by side if the names fit, else upright.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,17 +19,16 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.plotting.canvas import CODE, INK, character, plate, title
+from fibration.plotting.canvas import CODE, INK, Vector, character, plate, sheet, title
 from fibration.plotting.drifts import Colours, colours, drift, under
-from fibration.plotting.strips import Names
 from fibration.printing.regimes import unit
-
-if TYPE_CHECKING:
-    from fibration.rollouts.replay import Gated
+from fibration.rollouts.replay import Gated
 
 TOP, BOTTOM = 0.14, 0.79  # of a box, within its row: where arrows start and end
 WIDE = 6.1  # width of the batch beside the boxes, in inches
 SMALL = 7.5  # font size of kernels that stand side by side, in points
+BOLD = 0.72  # width of a bold character, relative to its size
+GAP = 0.12  # inches between names
 
 
 def hierarchy(h: Hierarchy, gated: Gated | None = None) -> Figure:
@@ -34,20 +37,21 @@ def hierarchy(h: Hierarchy, gated: Gated | None = None) -> Figure:
     who = colours(gated) if gated else None
     names = Names.of(who, WIDE) if who else None
     head = names.head if names else 0.0
+    wide = 13.0 if gated else 6.5
     high = head + 1.2 + (1.75 if all(len(row) == 1 for row in rows) else 2.05) * len(rows)
-    figure = Figure(figsize=(13 if gated else 6.5, high))
-    margins = {"left": 0.015, "right": 0.92 if gated else 0.985, "top": 1 - (0.75 + head) / high, "bottom": 0.75 / high}
-    grid = figure.add_gridspec(1, 2 if gated else 1, width_ratios=[1, 1.15] if gated else [1], wspace=0.05, **margins)
+    margins = {"left": 0.015 * wide, "right": (0.08 if gated else 0.015) * wide, "top": 0.75 + head, "bottom": 0.75}
+    ratios = [1, 1.15] if gated else [1]
+    figure, grid = sheet(wide, high, (1, len(ratios)), width_ratios=ratios, wspace=0.05, **margins)
     axes = figure.add_subplot(grid[0, 0])
     axes.set(xlim=(0, 1), ylim=(len(rows), 0))
     axes.axis("off")
     place = {s: ((i + 0.5) / len(row), depth) for depth, row in enumerate(rows) for i, s in enumerate(row)}
-    inches = axes.get_position().width * figure.get_figwidth()
+    inches = axes.get_position().width * wide
     for s, (x, y) in place.items():
         _box(axes, x, y, 0.94 / len(rows[y]), inches, h, s, gated)
     _arrows(axes, h, place, rows, inches)
     title(figure, f"{h.name}: gates on strata, kernels on fibrations", 0.03, 0.22)
-    if gated is not None and who is not None and names is not None:
+    if gated and who and names:
         inch = len(rows) / (axes.get_position().height * high)  # of the vertical axis
         _icicle(figure.add_subplot(grid[0, 1]), gated, rows, who, names, inch)
     return figure
@@ -100,9 +104,9 @@ def _box(
     look: Mapping[str, Any] = {"boxstyle": "round,pad=0.015,rounding_size=0.03", "mutation_aspect": 2.2}
     axes.add_patch(FancyBboxPatch((left - 0.02, y + 0.16), width - 0.04, 0.62, fc="#F2F5F8", ec=INK, **look))
     free = (right - left) * inches
-    size = min(13.0, 72 * free / (0.72 * len(s.name)))  # a bold character is about 0.72 of its size wide
+    size = min(13.0, 72 * free / (BOLD * len(s.name)))
     count = f"{gated.index.size[s.name]} in this batch" if gated else ""
-    below = bool(count) and 0.72 * size * len(s.name) / 72 + 0.11 * len(count) > free
+    below = bool(count) and BOLD * size * len(s.name) / 72 + 0.11 * len(count) > free
     axes.text(left, y + 0.25 if below else y + 0.3, s.name, fontsize=size, fontweight="bold", va="center")
     if below:
         axes.text(left, y + 0.38, count, va="center", color=INK, fontsize=9)
@@ -155,3 +159,78 @@ def _icicle(axes: Axes, gated: Gated, rows: list[list[Stratum]], who: Colours, n
     axes.set_title("the batch: mean drift of every element", fontsize=11, loc="left", pad=8 + 72 * names.head)
     bar = axes.figure.colorbar(ScalarMappable(**look), cax=axes.inset_axes((1.02, 0.1, 0.02, 0.8)), extend="both")
     bar.set_label(f"mean drift ({unit(h)})")
+
+
+# ---------------------------------------------------------------- names above strips
+
+
+@dataclass(frozen=True)
+class Names:
+    """The places of names above the strips of parts. Places are middles, from 0 to 1 of the strips' width."""
+
+    names: tuple[str, ...]
+    numbers: tuple[int, ...]  # of the parts that have tokens
+    strips: Vector  # the middle of each part's strip
+    places: Vector  # the middle of each part's name
+    upright: bool
+    size: float  # points
+
+    @property
+    def moved(self) -> bool:
+        """Whether some name does not stand over its strip. Lines then lead from names to strips."""
+        return self.upright or bool((np.abs(self.places - self.strips) > 0.01).any())
+
+    @property
+    def line(self) -> float:
+        """The distance of the names from the strips, in inches."""
+        return 0.25 if self.upright else 0.2 if self.moved else 0.05
+
+    @property
+    def head(self) -> float:
+        """The room that the names need above the picture beyond one line of text, in inches."""
+        longest = max(map(len, self.names), default=0)
+        return BOLD * self.size * longest / 72 + 0.1 if self.upright else 0.15 * self.moved
+
+    @staticmethod
+    def of(who: Colours, wide: float) -> Names:
+        """The names of the parts of `who` above strips of `wide` inches; none if there is one part."""
+        counts = np.bincount(who.tokens, minlength=len(who.names))
+        middles = (np.cumsum(counts) - counts / 2) / counts.sum()
+        numbers = tuple(np.flatnonzero(counts).tolist()) if len(who.names) > 1 else ()
+        names, strips = tuple(who.names[i] for i in numbers), middles[list(numbers)]
+        for size in (10.0, 8.5):
+            widths = np.array([BOLD * size * len(name) / 72 + GAP for name in names]) / wide
+            if widths.sum() <= 1:
+                return Names(names, numbers, strips, apart(strips, widths), False, size)
+        size = min(8.5, 72 * wide / (1.25 * len(names)))
+        return Names(names, numbers, strips, apart(strips, np.full(len(names), 1.25 * size / 72 / wide)), True, size)
+
+    def draw(self, axes: Axes, who: Colours, top: float, inch: float) -> None:
+        """Draw the names above strips that begin at `top`. An inch is `inch` units of the vertical axis."""
+        wide = axes.get_xlim()[1]
+        for i, name, strip, place in zip(self.numbers, self.names, self.strips * wide, self.places * wide, strict=True):
+            line = top - self.line * inch
+            word = axes.text(place, line, name, color=who.colour(i), fontweight="bold", fontsize=self.size, ha="center")
+            word.set(va="bottom", rotation=90 if self.upright else 0, rotation_mode="default")
+            if self.moved:
+                edge = line + 0.02 * inch
+                axes.plot([place, strip], [edge, top], color=who.colour(i), linewidth=0.8, clip_on=False)
+
+
+def apart(wanted: Vector, widths: Vector) -> Vector:
+    """Places intervals of these widths without overlap, in order, in 0 ... 1, and returns their middles.
+
+    The middles have the least sum of squared distances from `wanted`, if all intervals fit into 0 ... 1.
+    """
+    if not len(wanted):
+        return wanted
+    before = np.concatenate([[0.0], np.cumsum((widths[1:] + widths[:-1]) / 2)])
+    groups: list[tuple[float, int]] = []  # isotonic regression: means that never decrease, and their counts
+    for x in (wanted - before).tolist():
+        mean, n = x, 1
+        while groups and groups[-1][0] >= mean:
+            left, m = groups.pop()
+            mean, n = (left * m + mean * n) / (m + n), m + n
+        groups.append((mean, n))
+    found = np.repeat([mean for mean, _ in groups], [n for _, n in groups])
+    return np.clip(found, widths[0] / 2, max(1 - before[-1] - widths[-1] / 2, widths[0] / 2)) + before

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from numpy.typing import NDArray
 
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.plotting.canvas import plate, save, title
+from fibration.plotting.canvas import INK, LEGEND, Vector, panel, plate, save, sheet, title
 from fibration.plotting.drifts import Colours, colours
-from fibration.plotting.gate_curve import sections
-from fibration.plotting.hierarchy import hierarchy
-from fibration.plotting.token_weights import weights
+from fibration.plotting.gate_curve import Curve, curves, sections
+from fibration.plotting.hierarchy import hierarchy, wrapped
 from fibration.printing.regimes import CHANNELS, REGIMES, unit
+from fibration.rollouts.replay import Gated
+from fibration.runtime.weights import Weights, effective
 
-if TYPE_CHECKING:
-    from fibration.rollouts.replay import Gated
-
-Vector = NDArray[np.float64]
+WIDTH = 150  # characters of a formula in a line
 TITLES = {
     "hierarchy": "the hierarchy, and the drift of the batch at every level",
     "regimes": "every gate as a curve, with the elements of the batch on it",
@@ -51,85 +49,60 @@ def draw(gated: Gated, out: Path, step: Callable[[str], None] = lambda name: Non
 # ---------------------------------------------------------------- regimes
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A gate as a function of its residual, at an element with median counts and parameters."""
-
-    label: str
-    residual: Vector
-    gated: Vector
-
-    @property
-    def passes(self) -> tuple[float, float]:
-        """The largest interval around 0 on which the gate changes nothing."""
-        same = np.abs(self.gated - self.residual) <= 1e-12
-        middle = int(np.argmin(np.abs(self.residual)))
-        if not same[middle]:
-            return 0.0, 0.0
-        breaks = np.flatnonzero(~same)
-        low, high = breaks[breaks < middle], breaks[breaks > middle]
-        start = float(self.residual[low[-1] + 1]) if len(low) else -np.inf
-        return start, float(self.residual[high[0] - 1]) if len(high) else np.inf
-
-    def regime(self) -> list[str]:
-        """The regime between each grid point and the next."""
-        same, slope = np.abs(self.gated - self.residual) <= 1e-12, np.diff(self.gated)
-        flat = np.abs(slope) <= 1e-12
-        tests = [same[1:] & same[:-1], flat & (self.gated[:-1] == 0), flat, slope < 0]
-        found = np.select(tests, ["passed", "zeroed", "limited", "rolled_back"], "attenuated").tolist()
-        # A cell in which the gate bends mixes two regimes, so it takes that of its neighbour.
-        for name, start, stop in _runs(found):
-            if name == "attenuated" and stop - start == 1:
-                found[start] = found[start - 1] if start else found[min(stop, len(found) - 1)]
-        return found
-
-
-def curves(gated: Gated, stratum: str, channel: str, grid: Vector) -> list[Curve]:
-    """The gate of a level on a grid of residuals: one curve, or one per sign if it reads the advantage."""
-    return [Curve(s.label, grid, s.gated(grid)) for s in sections(gated, stratum, channel)]
-
-
 def regimes(gated: Gated) -> Figure:
     """Per level, the gate with every element of the batch on it, and below it the residuals domain by domain."""
     h, who = gated.op.hierarchy, colours(gated)
-    channels, rows = h.decomposition.channels, len(h.order)
+    rows, columns = len(h.order), len(h.decomposition.channels)
     most = max(len(who.rows(s.name)) for s in h.order)
     each = 0.18 if most <= 16 else 0.13
-    panel, gap = 1.7 + each * most, 0.9  # inches
-    high = (panel + gap) * rows + 1.6
+    height, gap = 1.7 + each * most, 0.9  # inches
+    high = (height + gap) * rows + 1.6
     side = max(1.0, 0.3 + 0.078 * max(map(len, who.names)))  # for names
-    broad = 5.0 if len(channels) > 1 else 7.8
-    wide = (side + broad) * len(channels) + 0.45
-    figure = Figure(figsize=(wide, high))
-    margins = {"left": (side + 0.25) / wide, "right": 1 - 0.2 / wide, "top": 1 - 1.6 / high, "bottom": 0.55 / high}
-    outer = figure.add_gridspec(rows, len(channels), hspace=gap / panel, wspace=side / broad, **margins)
+    broad = 5.0 if columns > 1 else 7.8
+    wide = (side + broad) * columns + 0.45
+    gaps = {"hspace": gap / height, "wspace": side / broad}
+    figure, outer = sheet(wide, high, (rows, columns), left=side + 0.25, right=0.2, top=1.6, bottom=0.55, **gaps)
     seen: set[str] = set()
-    for i, stratum in enumerate(h.order):
-        for j, channel in enumerate(channels):
-            inner = outer[i, j].subgridspec(2, 1, height_ratios=[2, 1.22 * each * most + 0.7], hspace=0.05)
-            upper = figure.add_subplot(inner[0])
-            lower = figure.add_subplot(inner[1], sharex=upper)
-            seen |= _level(gated, who, stratum.name, channel, upper, lower)
-            name = f"{stratum}, channel {CHANNELS[channel]}" if channel else stratum.name
-            upper.set_title(name, fontsize=12, loc="left", fontweight="bold")
-            lower.set_xlabel(residual_label(h, stratum))
-    handles: list[Any] = [
+    ratio = {"height_ratios": [2, 1.22 * each * most + 0.7], "hspace": 0.05}
+    for stratum, channel, upper, lower in levels(figure, h, outer, **ratio):
+        seen |= _level(gated, who, stratum.name, channel, upper, lower)
+    handles = [
         Line2D([], [], color="black", label="gate (median element)"),
         Line2D([], [], color="black", linestyle=":", label="end of the pass-through interval"),
-        *(Patch(fc=r.colour, alpha=0.25, label=f"{r.title}: {r.meaning}") for k, r in REGIMES.items() if k in seen),
+        *swatches(seen, alpha=0.25),
     ]
-    corner = (0.03, 1 - 0.45 / high)
-    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=corner, ncols=2, fontsize=9.5, frameon=False)
+    look = {**LEGEND, "bbox_to_anchor": (0.03, 1 - 0.45 / high), "ncols": 2, "fontsize": 9.5}
+    figure.legend(handles=handles, **look)
     title(figure, f"{h.name}: every element of the batch on its gate", 0.035, 0.18)
     return figure
 
 
-def residual_label(h: Hierarchy, stratum: Stratum) -> str:
-    """The axis label of a stratum's residual."""
-    if not h.shape.below(stratum):
-        return f"drift ({unit(h)})"
+def levels(
+    figure: Figure, h: Hierarchy, outer: GridSpec, pad: float | None = None, **ratio: Any
+) -> Iterator[tuple[Stratum, str, Axes, Axes]]:
+    """Makes two panels, one above the other, for each gate on each channel: a row per stratum, with its name."""
     above = "what it lies over"
-    return f"residual drift beyond {above} ({unit(h)})"
+    for i, stratum in enumerate(h.order):
+        for j, channel in enumerate(h.decomposition.channels):
+            inner = outer[i, j].subgridspec(2, 1, **ratio)
+            upper = figure.add_subplot(inner[0])
+            lower = figure.add_subplot(inner[1], sharex=upper)
+            name = f"{stratum}, channel {CHANNELS[channel]}" if channel else stratum.name
+            upper.set_title(name, fontsize=12, loc="left", fontweight="bold", pad=pad)
+            upper.tick_params(labelbottom=False)
+            beyond = f"residual drift beyond {above}" if h.shape.below(stratum) else "drift"
+            lower.set_xlabel(f"{beyond} ({unit(h)})")
+            for axes in (upper, lower):
+                axes.grid(alpha=0.2)
+            yield stratum, channel, upper, lower
+
+
+def swatches(seen: set[str], alpha: float, notes: Mapping[str, str] = MappingProxyType({})) -> list[Patch]:
+    """The entries of a legend for the regimes that a page shows. `notes` are added to their meanings."""
+    shown = {k: r for k, r in REGIMES.items() if k in seen}
+    return [
+        Patch(fc=r.colour, alpha=alpha, label=f"{r.title}: {r.meaning}{notes.get(k, '')}") for k, r in shown.items()
+    ]
 
 
 def _level(gated: Gated, who: Colours, stratum: str, channel: str, upper: Axes, lower: Axes) -> set[str]:
@@ -138,19 +111,19 @@ def _level(gated: Gated, who: Colours, stratum: str, channel: str, upper: Axes, 
     after = gated.levels.gated[stratum, channel].numpy()
     widest = float(np.abs(residual).max())
     widest = widest if widest > 1e-6 else 1.0  # on-policy: nothing to see but the gate
-    magnitudes = widest * np.geomspace(1e-4, 1e4, 2001)
-    bound = _budget(curves(gated, stratum, channel, np.concatenate([-magnitudes[::-1], [0.0], magnitudes])), widest)
+    gates = sections(gated, stratum, channel)
+    ends = [b for s in gates for b in s.ends]
+    bound = max(map(abs, ends), default=0.0) or widest
     # The axis shows all elements and the budget if both are legible on it; else most elements.
     most = max(5 * bound, 1.08 * float(np.quantile(np.abs(residual), 0.9)))
     limit = min(max(1.08 * widest, 1.3 * bound), most) if bound < 12 * widest else 1.08 * widest
-    lines = curves(gated, stratum, channel, np.linspace(-limit, limit, 4001))
+    lines = curves(gates, -limit, limit, 4001)
     shown = shade(lines, upper, lower)
     for line, style in zip(lines, ("-", "--"), strict=False):
         upper.plot(line.residual, line.gated, style, color="black", linewidth=1.3, zorder=2, label=line.label)
-        for end in line.passes:
-            if 0 < abs(end) < limit:
-                upper.axvline(end, color="black", linestyle=":", linewidth=1.1)
-                lower.axvline(end, color="black", linestyle=":", linewidth=1.1)
+    for end in ends:
+        for axes in (upper, lower) if 0 < abs(end) < limit else ():
+            axes.axvline(end, color="black", linestyle=":", linewidth=1.1)
     if len(lines) > 1:
         upper.legend(fontsize=9, loc="lower right")
     names = who.rows(stratum)
@@ -165,39 +138,25 @@ def _level(gated: Gated, who: Colours, stratum: str, channel: str, upper: Axes, 
     note = f"{outside} of {len(residual)} elements lie further out" if outside else note
     if note:
         upper.text(0.015, 0.94, note, transform=upper.transAxes, va="top", fontsize=9, bbox=plate(0.8, 1.5))
-    lowest = min([float(residual.min()), *(line.passes[0] for line in lines if np.isfinite(line.passes[0]))])
-    left = max(-limit, 1.3 * lowest) if residual.min() < 0 else -0.06 * limit
-    heights = [v for line in lines for v in line.gated[line.residual >= left]] or list(after)
-    margin = 0.08 * (max(heights) - min(heights)) or 1.0
-    upper.set(xlim=(left, limit), ylim=(min(heights) - margin, max(heights) + margin), ylabel="gated drift")
-    upper.tick_params(labelbottom=False)
+    left = max(-limit, 1.3 * min(float(residual.min()), *ends, 0.0)) if residual.min() < 0 else -0.06 * limit
+    heights = np.concatenate([line.gated[line.residual >= left] for line in lines])
+    margin = 0.08 * float(np.ptp(heights)) or 1.0
+    upper.set(xlim=(left, limit), ylim=(heights.min() - margin, heights.max() + margin), ylabel="gated drift")
     lower.set(ylim=(len(names) - 0.4, -0.6), yticks=range(len(names)))
     lower.set_yticklabels(names, fontsize=9 if len(names) <= 16 else 7.5)
-    for axes in (upper, lower):
-        axes.grid(alpha=0.2)
     return shown
 
 
 def shade(lines: Sequence[Curve], *panels: Axes) -> set[str]:
     """Colour the background where all curves are in one regime. Returns the names of these regimes."""
-    each = [line.regime() for line in lines]
-    agreed = [names[0] if len(set(names)) == 1 else "" for names in zip(*each, strict=True)]
-    for name, start, stop in _runs(agreed):
-        for axes in panels if name else ():
+    each = zip(*(line.regimes for line in lines), strict=True)
+    agreed = np.array([names[0] if len(set(names)) == 1 else "" for names in each])
+    cuts = [0, *(np.flatnonzero(agreed[1:] != agreed[:-1]) + 1), len(agreed)]
+    for start, stop in pairwise(cuts):
+        for axes in panels if agreed[start] else ():
             ends = lines[0].residual[start], lines[0].residual[stop]
-            axes.axvspan(*ends, color=REGIMES[name].colour, alpha=0.13, linewidth=0)
-    return set(agreed)
-
-
-def _budget(lines: Sequence[Curve], widest: float) -> float:
-    ends = [abs(e) for line in lines for e in line.passes if np.isfinite(e) and e]
-    return max(ends) if ends else widest
-
-
-def _runs(names: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Consecutive equal names as (name, start, stop)."""
-    cuts = [0, *(i for i in range(1, len(names)) if names[i] != names[i - 1]), len(names)]
-    return [(names[a], a, b) for a, b in pairwise(cuts) if a < b]
+            axes.axvspan(*ends, color=REGIMES[agreed[start]].colour, alpha=0.13, linewidth=0)
+    return set(agreed.tolist())
 
 
 # ---------------------------------------------------------------- ratios
@@ -210,9 +169,8 @@ def ratios(gated: Gated) -> Figure:
     x, after = gated.log_ratio.numpy()[keep], gated.ratio.numpy()[keep]
     positive = after > 0  # a loss may give up positivity; other ratios have no logarithm
     x, y, domain = x[positive], np.log(after[positive]), who.tokens[positive]
-    figure = Figure(figsize=(9.2, 8.2))
-    margins = {"left": 0.09, "right": 0.97, "top": 0.92, "bottom": 0.08, "hspace": 0.05, "wspace": 0.05}
-    grid = figure.add_gridspec(2, 2, width_ratios=[3.4, 1.25], height_ratios=[1.25, 3.4], **margins)
+    margins = {"left": 0.828, "right": 0.276, "top": 0.656, "bottom": 0.656, "hspace": 0.05, "wspace": 0.05}
+    figure, grid = sheet(9.2, 8.2, (2, 2), width_ratios=[3.4, 1.25], height_ratios=[1.25, 3.4], **margins)
     main = figure.add_subplot(grid[1, 0])
     top = figure.add_subplot(grid[0, 0], sharex=main)
     right = figure.add_subplot(grid[1, 1], sharey=main)
@@ -255,3 +213,68 @@ def ratios(gated: Gated) -> Figure:
     main.text(0.985, 0.02, note, transform=main.transAxes, ha="right", fontsize=9.5)
     title(figure, f"{h.name}: ratios of {len(after)} tokens, before and after gating", 0.09, 0.18)
     return figure
+
+
+# ---------------------------------------------------------------- weights
+
+
+def weights(gated: Gated) -> Figure:
+    """Tokens with their weights, over the distance of the policies; beside them, the kept share of every domain."""
+    h, who, found = gated.op.hierarchy, colours(gated), gated.weights
+    said = [f"weigh: {f}" for f in h.objective.weighed] + [f"keep: {k.condition}" for k in h.objective.kept]
+    words = "\n".join(wrapped(line, WIDTH) for line in said)
+    old, places = gated.old_log_probs, gated.index.positions
+    against = {f"log π_old − log π_{name}": old - given for name, given in gated.policies.items()}
+    against = against or {"log r": gated.log_ratio}
+    rows, head, height = len(against), 0.95 + 0.17 * (words.count("\n") + 1), 3.6
+    margins = {"left": 0.8125, "right": 0.1875, "top": head, "bottom": 0.62}
+    gaps = {"width_ratios": [2.6, 1], "hspace": 0.75 / height, "wspace": 0.16}
+    figure, grid = sheet(12.5, head + (height + 0.75) * rows + 0.1, (rows, 2), **margins, **gaps)
+    for i, (name, x) in enumerate(against.items()):
+        _tokens(figure.add_subplot(grid[i, 0]), who, x[places].numpy(), found, name)
+    _domains(figure.add_subplot(grid[:, 1]), who, found)
+    title(figure, f"{h.name}: what every token's term is multiplied by", 0.03, 0.18, words)
+    return figure
+
+
+def _tokens(axes: Axes, who: Colours, x: Vector, found: Weights, name: str) -> None:
+    w, kept = found.product, found.kept
+    colour, named = np.empty(len(x), object), who.leading()
+    for numbers, _, one in named:
+        colour[np.isin(who.tokens, numbers)] = one
+    size = 12 if len(x) < 2000 else 4
+    axes.scatter(x[kept], w[kept], s=size, c=colour[kept], alpha=0.55, linewidths=0, zorder=3)
+    look: dict[str, Any] = {"linestyle": "", "marker": "o"}
+    handles = [Line2D([], [], **look, color=c, label=label) for _, label, c in named if len(named) > 1]
+    if not kept.all():
+        axes.scatter(x[~kept], w[~kept], s=2 * size, c=colour[~kept], marker="x", linewidths=0.8, zorder=2)
+        label = f"{int((~kept).sum())} of {len(x)} dropped"
+        handles.append(Line2D([], [], linestyle="", marker="x", color=INK, label=label))
+    axes.axhline(1, color="grey", linewidth=0.6)
+    axes.axvline(0, color="grey", linewidth=0.6)
+    top = max(float(w.max()), 1.0)
+    words = "w" if kept.all() else "w, and 0 where a token is dropped"
+    panel(axes, xlabel=f"{name} (nats)", ylabel=words, ylim=(-0.06 * top, 1.3 * top))
+    axes.legend(handles=handles, **LEGEND, ncols=5, columnspacing=1.2, handlelength=1)
+
+
+def _domains(axes: Axes, who: Colours, found: Weights) -> None:
+    """Bars per domain and for all tokens: the kept share, the effective share of the kept tokens, their mean weight."""
+    w, kept = found.product, found.kept
+    names = [*who.names, "all"] if len(who.names) > 1 else ["all"]
+    values = np.zeros((3, len(names)))
+    for i, column in enumerate(values.T):
+        tokens = who.tokens == i if i < len(names) - 1 else np.ones(len(w), bool)
+        if (tokens & kept).any():
+            some = w[tokens & kept]
+            column[:] = kept[tokens].mean(), effective(some), some.mean()
+    looks = {"kept": "#44546A", "effective": "#8FA6BF", "mean w": "#E69F00"}
+    for k, ((label, colour), row) in enumerate(zip(looks.items(), values, strict=True)):
+        at = np.arange(len(names)) + 0.26 * (k - 1)
+        axes.barh(at, row, 0.24, label=label, color=colour)
+        for y, value in zip(at, row, strict=True):
+            axes.text(value + 0.01, y, f"{value:.3g}", va="center", fontsize=min(7.5, 130 / len(names)))
+    axes.set_yticks(range(len(names)), names, fontsize=min(9, 180 / len(names)))
+    panel(axes, grid="x", ylim=(len(names) - 0.5, -0.5), xlim=(0, 1.18 * max(1.0, *values[2])))
+    axes.axvline(1, color="grey", linewidth=0.6)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.45, 1.0), fontsize=8.5, frameon=False, ncols=3, columnspacing=1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -79,20 +79,42 @@ def parts(rollouts: Rollouts, hierarchy: Hierarchy, by: str | None = None) -> Pa
 
 
 @dataclass(frozen=True)
-class Gated:
-    """A recorded batch, and everything that an operator computes from it. Per-token arrays are float64 `[N]`."""
+class Replay:
+    """A batch, and everything that an operator computes from it when it is first read: float64, per token `[N]`."""
 
     op: Operator
     index: Index
-    rollouts: Rollouts
     parameters: Mapping[str, Any]
-    policies: Mapping[str, Tensor]  # log-probs of the policies that the hierarchy reads, without current and old
+    log_probs: Tensor
+    old_log_probs: Tensor
     log_ratio: Tensor
-    advantages: Tensor | None  # [n] or [N]; recorded, or from the rewards if the hierarchy has a formula
-    ratio: Tensor
-    result: Coefficients  # without advantages, its objective and values are those of advantages of 0
-    levels: Levels
-    parts: Parts
+    advantages: Tensor | None  # [n] or [N]
+    policies: Mapping[str, Tensor]  # log-probs of the policies that the hierarchy reads, without current and old
+    metrics: bool | Sequence[str] = True  # of `result`
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """`policies`, and the old policy if a formula names it."""
+        return {**self.policies, **({OLD: self.old_log_probs} if OLD in self.op.hierarchy.policies else {})}
+
+    @property
+    def _read(self) -> dict[str, Any]:
+        return {"parameters": self.parameters, "advantages": self.advantages, "policies": self.frozen}
+
+    @cached_property
+    def ratio(self) -> Tensor:
+        """Gated ratios."""
+        return self.op.gate(self.log_ratio, self.index, **self._read)
+
+    @cached_property
+    def levels(self) -> Levels:
+        return self.op.levels(self.log_ratio, self.index, **self._read)
+
+    @cached_property
+    def result(self) -> Coefficients:
+        """Without advantages, its objective and values are those of advantages of 0."""
+        now, old, rest = self.log_probs, self.old_log_probs, (self._or_zeros, self.index, self.parameters)
+        return self.op.coefficients(now, old, *rest, policies=self.policies, metrics=self.metrics)
 
     @cached_property
     def weights(self) -> Weights:
@@ -101,18 +123,25 @@ class Gated:
 
     def inputs(self, program: str) -> dict[Input | Matrix, NDArray[np.float64]]:
         """Returns the operator's inputs of one of its programs, for the interpreter."""
-        now, old = (_double(x) for x in (self.rollouts.log_probs, self.rollouts.old_log_probs))
-        given = _or_zeros(self.advantages, self.rollouts)
-        values = self.op.inputs(self.index, self.log_ratio, given, self.parameters, program, (now, old), self.policies)
+        pair, given = (self.log_probs, self.old_log_probs), (self._or_zeros, self.parameters, program)
+        values = self.op.inputs(self.index, self.log_ratio, *given, pair, self.policies)
         return {k: v.cpu().numpy() for k, v in values.items()}
+
+    @property
+    def _or_zeros(self) -> Tensor:
+        return self.log_ratio.new_zeros(self.index.n_rows) if self.advantages is None else self.advantages
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gated(Replay):
+    """A recorded batch under an operator. A hierarchy with a formula for advantages makes them of the rewards."""
+
+    rollouts: Rollouts
+    parts: Parts
 
 
 def _double(column: NDArray[Any]) -> Tensor:
     return torch.from_numpy(column).double()
-
-
-def _or_zeros(advantages: Tensor | None, rollouts: Rollouts) -> Tensor:
-    return torch.zeros(rollouts.n_trajectories, dtype=torch.float64) if advantages is None else advantages
 
 
 def passed_policies(hierarchy: Hierarchy, rollouts: Rollouts) -> dict[str, Tensor]:
@@ -202,30 +231,16 @@ def _attribute(attribute: Attribute, rollouts: Rollouts, h: Hierarchy) -> Any:
 
 def gate(op: Operator, index: Index, rollouts: Rollouts, parameters: Mapping[str, Any], by: str | None = None) -> Gated:
     """Runs the operator on recorded log-probs, in float64, so that rounding is not mistaken for error."""
-    h = op.hierarchy
-    now, old = _double(rollouts.log_probs), _double(rollouts.old_log_probs)
-    log_ratio, policies = now - old, passed_policies(h, rollouts)
-    frozen = {**policies, **({OLD: old} if OLD in h.policies else {})}
+    h, now, old = op.hierarchy, _double(rollouts.log_probs), _double(rollouts.old_log_probs)
+    advantages = None if rollouts.advantages is None else _double(rollouts.advantages)
+    given = op, index, parameters, now, old, now - old
+    found = Gated(*given, advantages, passed_policies(h, rollouts), rollouts=rollouts, parts=parts(rollouts, h, by))
     if h.advantages is not None:
-        advantages: Tensor | None = op.advantages(_rewards(h, rollouts), index, parameters, policies=frozen)
-    elif rollouts.advantages is not None:
-        advantages = _double(rollouts.advantages)
-    else:
-        advantages = None
+        made = op.advantages(_rewards(h, rollouts), index, parameters, policies=found.frozen)
+        return replace(found, advantages=made)
+    if advantages is None:
         _refuse_none(h, rollouts)
-    return Gated(
-        op,
-        index,
-        rollouts,
-        parameters,
-        policies,
-        log_ratio,
-        advantages,
-        ratio=op.gate(log_ratio, index, parameters, advantages=advantages, policies=frozen),
-        result=op.coefficients(now, old, _or_zeros(advantages, rollouts), index, parameters, policies=policies),
-        levels=op.levels(log_ratio, index, parameters, advantages=advantages, policies=frozen),
-        parts=parts(rollouts, h, by),
-    )
+    return found
 
 
 def _rewards(h: Hierarchy, rollouts: Rollouts) -> Tensor:

@@ -34,7 +34,7 @@ from fibration.cli.main import app
 from fibration.plotting.figures import gates, make, objective, regimes, undrawn
 from fibration.plotting.figures.objective import Drift, baseline
 from fibration.plotting.figures.sample import apart
-from fibration.plotting.token_weights import weights
+from fibration.plotting.recorded_batch import weights
 from fibration.rollouts import save_rollouts
 from fibration.rollouts.replay import Gated, build_index, gate
 from fibration.runtime.weights import effective

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,29 +12,21 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from fibration.compiler.diagnostics import REGIMES as NAMES
 from fibration.errors import an
-from fibration.plotting.canvas import INK, PALETTE, title
+from fibration.plotting.canvas import INK, LEGEND, PALETTE, Vector, sheet, title
 from fibration.plotting.figures.joint import plane
-from fibration.plotting.figures.sample import Sample, dealing, sample
-from fibration.plotting.gate_curve import Section, Vector, removes, sections
-from fibration.plotting.recorded_batch import Curve, residual_label, shade
-from fibration.printing.regimes import CHANNELS, REGIMES, unit
+from fibration.plotting.figures.sample import dealing, sample
+from fibration.plotting.gate_curve import Curve, Section, curves, removes, sections
+from fibration.plotting.recorded_batch import levels, shade, swatches
+from fibration.printing.regimes import REGIMES, unit
+from fibration.rollouts.replay import Replay
 from fibration.runtime.operator import Operator
 
 TOKENS = 2  # tokens of the drawn trajectory: the caption's k = T_τ = 2
 POINTS = 801
 
 
-@dataclass(frozen=True)
-class Exact(Curve):
-    """A curve with its breakpoints on the grid: the regime of a cell is that of its middle."""
-
-    slope: Vector
-    codes: tuple[str, ...]
-
-    def regime(self) -> list[str]:
-        return list(self.codes)
+BACK = "rolled_back"
 
 
 def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
@@ -46,51 +37,32 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     cells = {(s.name, c): cases(seen, s.name, c) for s in strata for c in channels}
     # levels with a panel for the sum of both channels: those that add something
     joint = [s for s in strata if len(channels) == 2 and s not in h.leaves and not removes(op, s.name)]
-    planes = bool(joint)
-    columns, rows = len(channels) + planes, len(strata)
-    wide, head = 1.1 + 4.9 * columns + (0.5 if planes else 2.4 if columns == 1 else 0), 2.2
-    high = head - 0.1 + 4.15 * rows
-    page = Figure(figsize=(wide, high))
-    margins = {"left": 1.1 / wide, "right": 1 - 0.75 / wide, "top": 1 - head / high, "bottom": 0.6 / high}
-    outer = page.add_gridspec(rows, columns, hspace=0.42, wspace=0.32, **margins)
+    columns, head = len(channels) + bool(joint), 2.2
+    wide = 1.1 + 4.9 * columns + (0.5 if joint else 2.4 if columns == 1 else 0)
+    high = head - 0.1 + 4.15 * len(strata)
+    margins = {"left": 1.1, "right": 0.75, "top": head, "bottom": 0.6, "hspace": 0.42, "wspace": 0.32}
+    page, outer = sheet(wide, high, (len(strata), columns), **margins)
     shown: set[str] = set()
-    for i, stratum in enumerate(strata):
-        for j, channel in enumerate(channels):
-            inner = outer[i, j].subgridspec(2, 1, height_ratios=[2, 1], hspace=0.06)
-            upper = page.add_subplot(inner[0])
-            lower = page.add_subplot(inner[1], sharex=upper)
-            shown |= _cell(upper, lower, cells[stratum.name, channel], least(op, stratum.name))
-            name = f"{stratum}, channel {CHANNELS[channel]}" if channel else stratum.name
-            upper.set_title(name, fontsize=12, loc="left", fontweight="bold", pad=22)
-            lower.set_xlabel(residual_label(h, stratum))
-        if stratum in joint:
-            _plane(page.add_subplot(outer[i, 2]), op, stratum.name, cells)
-    handles: list[Any] = [
+    for stratum, channel, upper, lower in levels(page, h, outer, pad=22, height_ratios=[2, 1], hspace=0.06):
+        shown |= _cell(upper, lower, cells[stratum.name, channel], least(op, stratum.name))
+    for stratum in joint:
+        _plane(page.add_subplot(outer[strata.index(stratum), 2]), op, stratum.name, cells)
+    handles = [
         Line2D([], [], color="black", linestyle=":", label="breakpoint of the gate"),
-        *(
-            Patch(fc=r.colour, alpha=0.3, label=f"{r.title}: {r.meaning}" + (" (restorative)" if k == BACK else ""))
-            for k, r in REGIMES.items()
-            if k in shown
-        ),
+        *swatches(shown, alpha=0.3, notes={BACK: " (restorative)"}),
     ]
     if "differs" in shown:
         handles.append(Patch(fc="white", ec=INK, lw=0.6, label="white: depends on what else the gate reads"))
     corner = (0.25 / wide, 1 - 0.78 / high)
-    columns_of_legend = 3 if wide > 11 else 2
-    page.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=corner, ncols=columns_of_legend, fontsize=9, frameon=False
-    )
+    page.legend(handles=handles, **LEGEND, bbox_to_anchor=corner, ncols=3 if wide > 11 else 2)
     below = ";  ".join(filter(None, (f"{an(h.rows)} of {tokens_of(op)} tokens", dealing(h), note)))
     title(page, f"{h.name}: gates, and their slopes", 0.35 / wide, 0.18, below)
     return page
 
 
-BACK = "rolled_back"
-
-
-def reference(op: Operator, parameters: Mapping[str, Any]) -> Sample:
+def reference(op: Operator, parameters: Mapping[str, Any]) -> Replay:
     """One trajectory on policy, with two tokens, or one token per leaf if there are more than two leaves."""
-    return sample(op, np.zeros((1, tokens_of(op))), [1.0] * tokens_of(op), parameters)
+    return sample(op, np.zeros((1, tokens_of(op))), 1.0, parameters).batches[0]
 
 
 def tokens_of(op: Operator) -> int:
@@ -98,7 +70,7 @@ def tokens_of(op: Operator) -> int:
     return max(TOKENS, len(op.hierarchy.leaves))
 
 
-def cases(seen: Sample, stratum: str, channel: str) -> list[Section]:
+def cases(seen: Replay, stratum: str, channel: str) -> list[Section]:
     """The sections of a level that the figure draws: per sign of the advantage, and for three coarser drifts."""
     plain = sections(seen, stratum, channel, advantages=(1.0, -1.0))
     step = float(f"{reach(plain) / 4:.1g}")
@@ -114,35 +86,23 @@ def reach(found: Sequence[Section]) -> float:
     return 1.5 * near[-1]
 
 
-def exact(found: Sequence[Section], low: float, high: float) -> list[Exact]:
-    """Sections on one grid that contains both sides of every breakpoint."""
-    sides = [x for s in found for pair in s.sides for x in pair if low < x < high]
-    grid = np.unique(np.concatenate([np.linspace(low, high, POINTS), sides]))
-    curves = []
-    for s in found:
-        seen, middles = s.at(grid), s.regime(grid[:-1] + np.diff(grid) / 2)
-        curves.append(Exact(s.label, grid, seen["gated"], seen["slope"], tuple(NAMES[c] for c in middles)))
-    return curves
-
-
 def least(op: Operator, stratum: str) -> float:
     """A lower bound of the residual, or -inf: a root's residuals are means of |log r|, or of r − 1."""
     h = op.hierarchy
-    if stratum not in [s.name for s in h.roots]:
+    if stratum not in [s.name for s in h.roots] or unit(h) not in ("nats", "r − 1"):
         return -np.inf
-    split = len(h.decomposition.channels) == 2 and unit(h) == "nats"
-    return 0.0 if split else -1.0 if unit(h) == "r − 1" else -np.inf
+    return -1.0 if unit(h) == "r − 1" else 0.0 if len(h.decomposition.channels) == 2 else -np.inf
 
 
 def _cell(upper: Axes, lower: Axes, found: list[Section], lowest: float) -> set[str]:
     """Draw one gate above its slope. Returns the regimes that the background shows."""
     far = reach(found)
     left = max(-far, lowest - 0.06 * far if lowest == 0 else lowest)
-    curves = exact(found, left, far)
-    shown = shade(curves, upper, lower) | _restorative(curves, upper, lower)
-    styles = ["-", "--", ":"] if len(curves) <= 2 else ["-"]
-    for i, c in enumerate(curves):
-        colour = "black" if len(curves) <= 2 else PALETTE[i % len(PALETTE)]
+    lines = curves(found, left, far, POINTS)
+    shown = shade(lines, upper, lower) | _restorative(lines, upper, lower)
+    styles = ["-", "--", ":"] if len(lines) <= 2 else ["-"]
+    for i, c in enumerate(lines):
+        colour = "black" if len(lines) <= 2 else PALETTE[i % len(PALETTE)]
         look: dict[str, Any] = {"color": colour, "linestyle": styles[i % len(styles)], "linewidth": 1.5, "zorder": 3}
         upper.plot(c.residual, c.gated, label=c.label, **look)
         jumps = np.flatnonzero(np.diff(c.slope) != 0) + 1
@@ -155,36 +115,31 @@ def _cell(upper: Axes, lower: Axes, found: list[Section], lowest: float) -> set[
             for axes in (upper, lower):
                 axes.axvline(b, color="black", linestyle=":", linewidth=1, zorder=2)
         _label(upper, marks, far - left)
-    heights = np.concatenate([c.gated for c in curves])
-    _margin(upper, heights)
-    _margin(lower, np.concatenate([c.slope for c in curves]))
-    upper.set(xlim=(left, far), ylabel="g(s)")
-    lower.set_ylabel("slope g′(s)")
+    upper.set(xlim=(left, far), ylim=_span([c.gated for c in lines]), ylabel="g(s)")
+    lower.set(ylim=_span([c.slope for c in lines]), ylabel="slope g′(s)")
     lower.yaxis.set_major_formatter(FuncFormatter(lambda v, _: number(v)))
-    upper.tick_params(labelbottom=False)
-    outside = [b for s in found for b in s.breaks if abs(b) > far]
+    outside = sorted({b for s in found for b in s.breaks if abs(b) > far})
     if outside:
-        text = f"bends again at {number(*sorted(set(outside))[:4])}"
+        text = f"bends again at {number(*outside[:4])}"
         upper.text(0.02, 0.95, text, transform=upper.transAxes, va="top", fontsize=8.5)
-    if len(curves) > 1:
+    if len(lines) > 1:
         upper.legend(fontsize=8.5, loc="best")
     for axes in (upper, lower):
-        axes.grid(alpha=0.2)
         axes.axhline(0, color="grey", linewidth=0.6, zorder=1)
     return shown
 
 
-def _restorative(curves: Sequence[Exact], *panels: Axes) -> set[str]:
+def _restorative(lines: Sequence[Curve], *panels: Axes) -> set[str]:
     """Hatch the residuals where some curves roll back and others do not. Returns the entries for the legend."""
-    some = [BACK in names and len(set(names)) > 1 for names in zip(*(c.codes for c in curves), strict=True)]
-    grid = curves[0].residual
-    for i in np.flatnonzero(np.diff([0, *some]) == 1):
-        stop = next((j for j in range(i, len(some)) if not some[j]), len(some))
+    cells = [set(names) for names in zip(*(c.regimes for c in lines), strict=True)]
+    some = np.array([0, *(BACK in names and len(names) > 1 for names in cells), 0])
+    grid = lines[0].residual
+    for start, stop in zip(np.flatnonzero(np.diff(some) == 1), np.flatnonzero(np.diff(some) == -1), strict=True):
         for axes in panels:
             look: dict[str, Any] = {"fc": "none", "ec": REGIMES[BACK].colour, "alpha": 0.5, "hatch": "//", "lw": 0}
-            axes.axvspan(float(grid[i]), float(grid[stop]), **look)
-    differs = any(len(set(names)) > 1 for names in zip(*(c.codes for c in curves), strict=True))
-    return ({"differs"} if differs else set()) | ({BACK} if any(some) else set())
+            axes.axvspan(float(grid[start]), float(grid[stop]), **look)
+    differs = {"differs"} if any(len(names) > 1 for names in cells) else set()
+    return differs | ({BACK} if some.any() else set())
 
 
 def number(*values: float) -> str:
@@ -192,10 +147,10 @@ def number(*values: float) -> str:
     return ", ".join(dict.fromkeys(f"{v:.4g}".replace("-", "−") for v in values))
 
 
-def _margin(axes: Axes, values: Vector) -> None:
-    low, high = float(values.min()), float(values.max())
+def _span(values: Sequence[Vector]) -> tuple[float, float]:
+    low, high = float(np.min(values)), float(np.max(values))
     room = 0.12 * (high - low) or 0.5
-    axes.set_ylim(low - room, high + room)
+    return low - room, high + room
 
 
 def _label(axes: Axes, marks: Sequence[float], span: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,13 +10,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
-from fibration.compiler.diagnostics import REGIMES as NAMES
 from fibration.plotting.canvas import plate
 from fibration.plotting.gate_curve import Section
 from fibration.printing.regimes import REGIMES
 
 # The global regimes (par:regime_base_weight): the number of channels past their budget, and how far past.
-GLOBAL = {
+GLOBAL: Mapping[tuple[str, ...], str] = {
     ("passed", "passed"): "G-I",
     ("passed", "rolled_back"): "G-II,r",
     ("passed", "zeroed"): "G-II",
@@ -36,13 +35,10 @@ UP, DOWN = "#0072B2", "#C8102E"  # the channels + and −, as lines
 CHANNEL_COLOUR = {"": UP, "+": UP, "-": DOWN}
 
 
-def joint(codes: Sequence[int]) -> str:
-    """The regime of a level, from the regime numbers of its channels: `G-II,r`, or the titles of both regimes."""
-    names = tuple(NAMES[c] for c in codes)
-    if len(names) == 1:
-        return REGIMES[names[0]].title
-    first, second = sorted(names)
-    return GLOBAL.get((first, second), " / ".join(REGIMES[n].title for n in names))
+def joint(names: Sequence[str]) -> str:
+    """The regime of a level, from those of its channels: `G-II,r`, or the titles of both regimes."""
+    titles = " / ".join(REGIMES[n].title for n in sorted(names))
+    return GLOBAL.get(tuple(sorted(names)), titles)
 
 
 def meaning(name: str) -> str:
@@ -86,28 +82,17 @@ def plane(
         norm=Normalize(-limit, limit),
         interpolation="nearest",
     )
-    edges = [_edges(s, v) for s, v in zip((plus, minus), values, strict=True)]
-    for line, section, of, shade in ((axes.axvline, plus, edges[0], UP), (axes.axhline, minus, edges[1], DOWN)):
-        for place in of[1:-1]:
-            line(place, color=shade, linewidth=1, linestyle="--" if _leaves_budget(section, place) else ":")
-    spans = [v[-1] - v[0] for v in values]
+    edges, spans = [], [v[-1] - v[0] for v in values]
+    for line, section, v, shade in ((axes.axvline, plus, values[0], UP), (axes.axhline, minus, values[1], DOWN)):
+        inside = [b for b in section.breaks if v[0] < b < v[-1]]
+        edges.append([v[0], *inside, v[-1]])
+        for place in inside:
+            line(place, color=shade, linewidth=1, linestyle="--" if place in section.ends else ":")
     for a, b in pairwise(edges[0]):
         for c, d in pairwise(edges[1]):
-            name = joint([int(plus.regime((a + b) / 2)[0]), int(minus.regime((c + d) / 2)[0])])
+            name = joint(plus.regime((a + b) / 2) + minus.regime((c + d) / 2))
             wide, high = (b - a) / spans[0], (d - c) / spans[1]
             if name in COLOURS and high > 0.06 and wide > 0.035 * len(name) * 0.55:
                 look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "bbox": plate(0.65, 1.0)}
                 axes.text(a + at[0] * (b - a), c + at[1] * (d - c), name, **look)
     return mesh
-
-
-def _edges(section: Section, values: np.ndarray[Any, Any]) -> list[float]:
-    inside = [b for b in section.breaks if values[0] < b < values[-1]]
-    return [float(values[0]), *inside, float(values[-1])]
-
-
-def _leaves_budget(section: Section, place: float) -> bool:
-    """Whether the gate passes just before a breakpoint, seen from 0, and does not just beyond it."""
-    step = 1e-6 * max(abs(place), 1e-9)
-    near, far = (place - step, place + step) if place > 0 else (place + step, place - step)
-    return NAMES[section.regime(near)[0]] == "passed" != NAMES[section.regime(far)[0]]

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from fibration.compiler.diagnostics import REGIMES as NAMES
 from fibration.language.loading import load
 from fibration.pipeline import compile as compile_operator
-from fibration.plotting.canvas import INK, PALETTE, plate, title
+from fibration.plotting.canvas import INK, LEGEND, PALETTE, Vector, panel, plate, sheet, title
 from fibration.plotting.figures.gates import reach
 from fibration.plotting.figures.joint import CHANNEL_COLOUR, plane
-from fibration.plotting.figures.sample import OLD, Sample, Vector, dealing, regimes_of, sample, samples
-from fibration.plotting.gate_curve import reads_pull, removes, sections
+from fibration.plotting.figures.sample import OLD, Sample, dealing, sample
+from fibration.plotting.gate_curve import bisect, reads_pull, removes, sections
 from fibration.printing.regimes import CHANNELS, unit
 from fibration.runtime.operator import Operator
 
@@ -75,26 +75,27 @@ class Drift:
 
     @cached_property
     def start(self) -> Sample:
-        return sample(self.op, np.zeros((1, TOKENS)), ADVANTAGE.tolist(), self.parameters, self.rows)
+        return sample(self.op, np.zeros((1, TOKENS)), ADVANTAGE, self.parameters, self.rows)
 
-    def at(self, t: Any) -> list[Sample]:
+    def at(self, t: Any) -> Sample:
         """Worlds at these drifts, in order."""
         grid = np.atleast_1d(np.asarray(t, np.float64))
         if (key := grid.tobytes()) not in self._known:
             log_ratio = np.log1p(grid[:, None] * DELTA)
-            self._known[key] = samples(self.op, log_ratio, ADVANTAGE.tolist(), self.parameters, self.rows)
+            self._known[key] = sample(self.op, log_ratio, ADVANTAGE, self.parameters, self.rows)
         return self._known[key]
 
     @cached_property
-    def _known(self) -> dict[bytes, list[Sample]]:
+    def _known(self) -> dict[bytes, Sample]:
         return {}
+
+    def _alone(self, t: Vector) -> Sample:
+        """One batch per drift: a batch of several has one `J`."""
+        return replace(self.start, log_ratio=np.log1p(t[:, None] * DELTA), alone=True)
 
     def total(self, t: Vector) -> Vector:
         """`J` at every drift, with one batch per drift: `[len(t)]`."""
-        return np.array([batch.objective for batch in self._batches(t)])
-
-    def _batches(self, t: Vector) -> list[Sample]:
-        return [replace(self.start, log_ratio=x[None]) for x in np.log1p(t[:, None] * DELTA)]
+        return self._alone(t).objective
 
     @cached_property
     def counts_kept(self) -> bool:
@@ -109,12 +110,9 @@ class Drift:
         return (1.0 if self.counts_kept else self.weight) * self._unweighted(t)
 
     def _unweighted(self, t: Any) -> Vector:
-        value = self.ratio(t) * ADVANTAGE * np.concatenate([s.weight for s in self.at(t)])
-        return value * (math.log(OLD) + np.log1p(np.atleast_1d(t)[:, None] * DELTA)) if self.is_score else value
-
-    def ratio(self, t: Any) -> Vector:
-        """Gated ratios: `[len(t), tokens]`."""
-        return np.concatenate([s.ratio for s in self.at(t)])
+        seen = self.at(t)
+        value = seen.ratio * ADVANTAGE * seen.weight
+        return value * (math.log(OLD) + seen.log_ratio) if self.is_score else value
 
     @cached_property
     def weight(self) -> float:
@@ -122,12 +120,8 @@ class Drift:
         t = np.linspace(0, LONGEST, 13)
         sums = self._unweighted(t).sum(axis=1)
         best = int(np.argmax(np.abs(sums)))
-        (batch,) = self._batches(t[best : best + 1])
-        return float((batch.objective + batch.penalties) / sums[best])
-
-    def level(self, word: str, t: Any, key: tuple[str, str]) -> Vector:
-        """`residual` or `gated` of a level: `[len(t), elements]`."""
-        return np.concatenate([getattr(s, word)[key] for s in self.at(t)])
+        batch = self._alone(t[best : best + 1])
+        return float((batch.objective + batch.penalties)[0] / sums[best])
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
@@ -138,12 +132,9 @@ class Drift:
         """
         keys, found = self._codes(SEARCH)
         where, which = np.nonzero(found[1:] != found[:-1])
-        low, high = SEARCH[where], SEARCH[where + 1]
-        before, after = found[where, which], found[where + 1, which]
-        for _ in range(60 if len(where) else 0):
-            middle = low + (high - low) / 2
-            same = self._codes(middle)[1][np.arange(len(middle)), which] == before
-            low, high = np.where(same, middle, low), np.where(same, high, middle)
+        before, after, each = found[where, which], found[where + 1, which], np.arange(len(which))
+        stays = lambda middle: self._codes(middle)[1][each, which] == before  # noqa: E731
+        _, high = bisect(SEARCH[where], SEARCH[where + 1], stays)
         names = zip(high.tolist(), which, before, after, strict=True)
         events = [Event(t, *keys[k], NAMES[a], NAMES[b]) for t, k, a, b in names]
         return tuple(sorted((e for e in events if e.t > SEARCH[1]), key=lambda e: (e.t, e.stratum, e.element)))
@@ -169,21 +160,21 @@ class Drift:
         keys, codes = self._gates(t)
         for leaf in self.by_ratio:
             tokens = self.start.tokens_of(next(s for s in self.op.hierarchy.leaves if s.name == leaf))
-            moved = np.concatenate([s.moved for s in self.at(t)])[:, tokens]
+            moved = self.at(t).moved[:, tokens]
             mine = [i for i, (stratum, _, _) in enumerate(keys) if stratum == leaf]
             codes[:, mine] = np.where(moved, np.where(codes[:, mine] == PASSED, ATTENUATED, codes[:, mine]), PASSED)
         return keys, codes
 
     def _gates(self, t: Vector) -> tuple[list[tuple[str, str, int]], NDArray[np.int64]]:
         """`_codes` from the gates alone, without the rule for `by_ratio`."""
-        parts, regimes = self.at(t), regimes_of(self.at(t))
-        h, channels = self.op.hierarchy, self.op.hierarchy.decomposition.channels
+        seen, h = self.at(t), self.op.hierarchy
+        channels = h.decomposition.channels
         keys, columns = [], []
         for stratum in h.order:
-            by_channel = [regimes[stratum.name, c] for c in channels]
+            by_channel = [seen.regimes[stratum.name, c] for c in channels]
             if stratum in h.leaves:
                 tokens = self.start.tokens_of(stratum)
-                own = parts[-1].own[-1][tokens]  # a token keeps its sign along the drift
+                own = seen.own[-1][tokens]  # a token keeps its sign along the drift
                 keys += [(stratum.name, channels[c], int(i)) for i, c in zip(tokens, own, strict=True)]
                 columns += [by_channel[c][:, i] for i, c in enumerate(own)]
             else:
@@ -215,10 +206,8 @@ def baseline(op: Operator, parameters: Mapping[str, Any]) -> Drift | None:
 def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     """The picture of one hierarchy. `note` stands under the title."""
     h, drift, other = op.hierarchy, Drift(op, parameters), baseline(op, parameters)
-    wide, high = 13.0, 11.2
-    page = Figure(figsize=(wide, high))
-    margins = {"left": 0.09, "right": 0.98, "top": 1 - 1.35 / high, "bottom": 1.35 / high}
-    grid = page.add_gridspec(2, 2, hspace=0.32, wspace=0.32, **margins)
+    margins = {"left": 1.17, "right": 0.26, "top": 1.35, "bottom": 1.35, "hspace": 0.32, "wspace": 0.32}
+    page, grid = sheet(13.0, 11.2, (2, 2), **margins)
     two = grid[1, 0].subgridspec(2, 1, hspace=0.12)
     axes = [page.add_subplot(cell) for cell in (grid[0, 0], grid[0, 1], two[0], two[1], grid[1, 1])]
     t = np.unique([*np.linspace(0, drift.longest, 481), *(e.t for e in drift.events if e.t < drift.longest)])
@@ -226,8 +215,8 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     _stacked(axes[1], drift)
     _pair(axes[2], axes[3], drift, other, t)
     _total(axes[4], drift, other, t)
-    for panel in axes[2:]:
-        _markers(panel, drift)
+    for one in axes[2:]:
+        _markers(one, drift)
     leaves = [s.name for s in h.leaves]
     handles: list[Any] = []
     if any(e.stratum in leaves for e in drift.events):
@@ -240,10 +229,9 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
         words = f"{name} leaves its budget" + (" (dotted: its regime changes again)" if again else "")
         handles.append(Line2D([], [], color=CHANNEL_COLOUR[channel], label=words))
     if other is not None:
-        handles.append(
-            Line2D([], [], color="black", linestyle="--", linewidth=1.2, label=_baseline_label(drift, other))
-        )
-    page.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.03, 0.01), ncols=2, frameon=False, fontsize=9)
+        look = {"color": "black", "linestyle": "--", "linewidth": 1.2}
+        handles.append(Line2D([], [], **look, label=_baseline_label(drift, other)))
+    page.legend(handles=handles, **{**LEGEND, "loc": "lower left"}, bbox_to_anchor=(0.03, 0.01), ncols=2)
     split = "; each sign of A is a trajectory of its own" if drift.rows > 1 else ""
     old = f";  score estimator, π_old = {OLD:g} for every token" if drift.is_score else ""
     above = ";  ".join(filter(None, (f"{TOKENS} tokens", dealing(h), note)))
@@ -272,20 +260,18 @@ def _first(axes: Axes, drift: Drift, t: Vector) -> None:
     """(a): the root's path over both channels' drifts; its drift for one channel; gated ratios for tokens alone."""
     h = drift.op.hierarchy
     channels, root = h.decomposition.channels, h.roots[0].name
+    seen, end = drift.at(t), (0, drift.longest)
     if len(h.strata) == 1 or removes(drift.op, root):
-        for i, values in enumerate(drift.ratio(t).T):
+        for i, values in enumerate(seen.ratio.T):
             axes.plot(t, values, color=PALETTE[0] if ADVANTAGE[i] > 0 else PALETTE[4], linewidth=1.2)
         lines = [Line2D([], [], color=PALETTE[k], label=f"A {s} 0") for k, s in ((0, ">"), (4, "<"))]
         axes.legend(handles=lines, fontsize=9)
-        axes.set(xlabel="t", ylabel="gated ratio", xlim=(0, drift.longest))
-        axes.set_title(
-            f"(a) gated ratio of every {'token' if len(h.leaves) > 1 else h.leaves[0]}", fontsize=11, loc="left"
-        )
-        axes.grid(alpha=0.2)
+        every = "token" if len(h.leaves) > 1 else h.leaves[0]
+        panel(axes, f"(a) gated ratio of every {every}", xlabel="t", ylabel="gated ratio", xlim=end)
         return
     if len(channels) == 1 or reads_pull(drift.op, root):  # else one plane is the gate of all trajectories
         for channel in channels:
-            before, after = (drift.level(word, t, (root, channel)) for word in ("residual", "gated"))
+            before, after = seen.residual[root, channel], seen.gated[root, channel]
             for i in np.flatnonzero(np.abs(before).max(axis=0) > 0).tolist():
                 colour = PALETTE[(0, 4)[i % 2]]
                 sign = {1: "A > 0", -1: "A < 0"}[int(ADVANTAGE[i * TOKENS // drift.rows])] if drift.rows > 1 else root
@@ -293,12 +279,11 @@ def _first(axes: Axes, drift: Drift, t: Vector) -> None:
                 axes.plot(t, before[:, i], ":", color=colour, label=f"{name}: drift")
                 axes.plot(t, after[:, i], color=colour, label=f"{name}: gated")
         axes.legend(fontsize=9)
-        axes.set(xlabel="t", ylabel=f"drift ({unit(h)})", xlim=(0, drift.longest))
-        axes.set_title(f"(a) drift of the {root}, and what its gate leaves", fontsize=11, loc="left")
-        axes.grid(alpha=0.2)
+        words = f"(a) drift of the {root}, and what its gate leaves"
+        panel(axes, words, xlabel="t", ylabel=f"drift ({unit(h)})", xlim=end)
         return
-    found = [sections(drift.start, root, c, advantages=(1.0,))[0] for c in channels]
-    path = [drift.level("residual", t, (root, c)) for c in channels]
+    found = [sections(drift.start.batches[0], root, c, advantages=(1.0,))[0] for c in channels]
+    path = [seen.residual[root, c] for c in channels]
     reaches = [reach([s]) / 1.35 if s.breaks else 0.0 for s in found]
     far = [1.06 * max(r, float(p.max())) for r, p in zip(reaches, path, strict=True)]
     low = 0.0 if min(float(p.min()) for p in path) >= 0 else -1.0
@@ -323,7 +308,7 @@ def _stacked(axes: Axes, drift: Drift) -> None:
     h = drift.op.hierarchy
     last = min(1.0, drift.longest)
     for now in last * np.linspace(1, 0.1, 10):  # before everything is zeroed
-        (seen,) = drift.at(now)
+        seen = drift.at(now)
         if any(np.abs(g).max() > 0 for g in seen.gated.values()):
             break
     above, below = np.zeros(TOKENS), np.zeros(TOKENS)
@@ -345,10 +330,9 @@ def _stacked(axes: Axes, drift: Drift) -> None:
         axes.plot(place, before, "_", color="black", markersize=13, label=word.format("r"))
     axes.axhline(0, color="grey", linewidth=0.6)
     axes.set_xticks(place, [f"{d:g}".replace("-", "−") for d in DELTA])
-    axes.set(xlabel="token, by its Δ", ylabel=f"gated drift ({unit(h)})")
-    axes.set_title(f"(b) what every level adds at t = {now:.3g}", fontsize=11, loc="left")
+    words = f"(b) what every level adds at t = {now:.3g}"
+    panel(axes, words, grid="y", xlabel="token, by its Δ", ylabel=f"gated drift ({unit(h)})")
     axes.legend(fontsize=9, loc="upper right")
-    axes.grid(axis="y", alpha=0.2)
 
 
 def _pair(upper: Axes, lower: Axes, drift: Drift, other: Drift | None, t: Vector) -> None:
@@ -362,8 +346,7 @@ def _pair(upper: Axes, lower: Axes, drift: Drift, other: Drift | None, t: Vector
         factors = [] if drift.counts_kept else [r"\mu"]
         factors += ["w"] if drift.op.hierarchy.objective.formulas else []
         factors += [r"\mathrm{stop}(\mathcal{G})", "A", r"\log\pi"] if drift.is_score else [r"\mathcal{G}", "A"]
-        axes.set(xlim=(0, drift.longest), ylabel="$" + r"\,".join(factors) + "$")
-        axes.grid(alpha=0.2)
+        panel(axes, xlim=(0, drift.longest), ylabel="$" + r"\,".join(factors) + "$")
         axes.legend(fontsize=9, loc="best")
     upper.tick_params(labelbottom=False)
     upper.set_title("(c) objective of two tokens", fontsize=11, loc="left")
@@ -375,9 +358,7 @@ def _total(axes: Axes, drift: Drift, other: Drift | None, t: Vector) -> None:
     axes.plot(t, drift.total(t), color=PALETTE[2], linewidth=2, label=drift.op.hierarchy.name, zorder=3)
     if other is not None:
         axes.plot(t, weigh(drift, other) * other.total(t), "--", color="black", linewidth=1.3, label="GRPO", zorder=4)
-    axes.set(xlim=(0, drift.longest), xlabel="t", ylabel="objective J")
-    axes.set_title("(d) total objective", fontsize=11, loc="left")
-    axes.grid(alpha=0.2)
+    panel(axes, "(d) total objective", xlim=(0, drift.longest), xlabel="t", ylabel="objective J")
     axes.legend(fontsize=9, loc="best")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,10 @@ from numpy.typing import NDArray
 from fibration.compiler.diagnostics import REGIMES as NAMES
 from fibration.errors import an
 from fibration.language.atoms import Stratum
-from fibration.plotting.canvas import INK, plate, title
+from fibration.plotting.canvas import INK, LEGEND, Vector, plate, sheet, title
 from fibration.plotting.figures.gates import number
 from fibration.plotting.figures.joint import CHANNEL_COLOUR, colour, joint, meaning
-from fibration.plotting.figures.sample import Level, Sample, Vector, apart, dealing, dealt, regimes_of, sample, samples
+from fibration.plotting.figures.sample import Sample, apart, dealing, dealt, sample
 from fibration.plotting.gate_curve import reads_pull, removes, sections
 from fibration.printing.regimes import CHANNELS, unit
 from fibration.runtime.operator import Operator
@@ -39,15 +38,16 @@ NARROWER = 3.0
 PIXELS, PROBE, ALONE = 420, 72, 60  # of a window's side; ALONE if every world needs its own call
 LOCAL = ("#CFEBDD", "#9C89B8")  # from no token clipped to all tokens clipped
 PASSED = NAMES.index("passed")
+BELOW: Mapping[str, Any] = {**LEGEND, "bbox_to_anchor": (0.0, -0.03), "ncols": 2, "columnspacing": 1.2}
 
 
 @dataclass(frozen=True)
 class Window:
-    """A square of the triangle's plane, and the samples at its points inside the triangle."""
+    """A square of the triangle's plane, and the worlds at its points inside the triangle."""
 
     half: float  # half its side; 0 is the whole triangle
     inside: NDArray[np.bool_]  # [pixels, pixels]
-    parts: list[Sample]
+    worlds: Sample
     by_ratio: bool = False  # whether a token counts as changed by its ratio instead of its residual
 
     @property
@@ -60,34 +60,23 @@ class Window:
         image[self.inside] = values
         return image
 
-    @cached_property
-    def regimes(self) -> dict[Level, NDArray[np.int64]]:
-        """`[points, elements]` regime numbers."""
-        return regimes_of(self.parts)
-
-    def residual(self, level: Level) -> Vector:
-        """`[points, elements]`."""
-        return np.concatenate([s.residual[level] for s in self.parts])
-
     def clipped(self, leaf: Stratum | None = None) -> NDArray[np.int64]:
         """The number of tokens that a leaf's gate changed, each in its own sign channel: `[points]`.
 
         Default: the first leaf.
         """
-        h = self.parts[0].op.hierarchy
-        leaf = leaf or h.leaves[0]
+        seen, h = self.worlds, self.worlds.op.hierarchy
+        tokens = seen.tokens_of(leaf or h.leaves[0])
         if self.by_ratio:
-            moved = np.concatenate([s.moved for s in self.parts])
-            return moved[:, self.parts[0].tokens_of(leaf)].sum(axis=1)  # type: ignore[no-any-return]
-        changed = np.stack([self.regimes[leaf.name, c] != PASSED for c in h.decomposition.channels])
-        own = np.concatenate([s.own[:, s.tokens_of(leaf)] for s in self.parts])
-        return np.take_along_axis(changed, own[None], axis=0)[0].sum(axis=1)  # type: ignore[no-any-return]
+            return seen.moved[:, tokens].sum(axis=1)  # type: ignore[no-any-return]
+        changed = np.stack([seen.regimes[(leaf or h.leaves[0]).name, c] != PASSED for c in h.decomposition.channels])
+        return np.take_along_axis(changed, seen.own[None, :, tokens], axis=0)[0].sum(axis=1)  # type: ignore[no-any-return]
 
     def joint(self, stratum: str) -> list[str]:
         """The joint regime of a coarser stratum's element, per point."""
-        channels = self.parts[0].op.hierarchy.decomposition.channels
-        codes = np.stack([self.regimes[stratum, c][:, 0] for c in channels], axis=1)
-        names = {row: joint(row) for row in {tuple(r) for r in codes.tolist()}}
+        channels = self.worlds.op.hierarchy.decomposition.channels
+        codes = np.stack([self.worlds.regimes[stratum, c][:, 0] for c in channels], axis=1)
+        names = {row: joint([NAMES[i] for i in row]) for row in {tuple(r) for r in codes.tolist()}}
         return [names[tuple(r)] for r in codes.tolist()]
 
 
@@ -104,9 +93,8 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     columns = min(len(panels), 2) or 1
     rows = max(1, -(-len(panels) // columns))
     wide, high = 0.5 + width * columns, 1.6 + 7.2 * rows
-    page = Figure(figsize=(wide, high))
-    margins = {"left": 0.3 / wide, "right": 1 - 0.3 / wide, "top": 1 - 1.25 / high, "bottom": 1.5 / high}
-    grid = page.add_gridspec(rows, columns, wspace=0.06, hspace=0.38, **margins)
+    margins = {"left": 0.3, "right": 0.3, "top": 1.25, "bottom": 1.5, "wspace": 0.06, "hspace": 0.38}
+    page, grid = sheet(wide, high, (rows, columns), **margins)
     for i, (stratum, sign) in enumerate(panels):
         axes = page.add_subplot(grid[i // columns, i % columns])
         seen = look(op, stratum, sign or 1.0, parameters)
@@ -116,14 +104,13 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
             _thresholds(axes, seen, level.name, local)
     remarks = [";  ".join(filter(None, (dealing(h), note)))]
     if still:
-        words = "what it lies over"
-        remarks.append(f"not drawn: {', '.join(map(str, still))}, whose one element adds nothing to {words}")
+        above = "what it lies over"
+        remarks.append(f"not drawn: {', '.join(map(str, still))}, whose one element adds nothing to {above}")
     remarks += [f"not drawn: {s}, whose gate removes the level" for s in removed]
     for leaf in (s for s in h.leaves if s not in (*leaves, *removed)):
         remarks.append(f"not drawn: {leaf}, of which {TOKENS} tokens dealt out to {len(h.leaves)} leaves are none")
-    heading = f"{h.name}: regimes of {an(h.rows)} of {TOKENS} tokens" + (
-        ", over all ratios with mean 1" if columns > 1 else ""
-    )
+    over = ", over all ratios with mean 1" if columns > 1 else ""
+    heading = f"{h.name}: regimes of {an(h.rows)} of {TOKENS} tokens{over}"
     title(page, heading, 0.35 / wide, 0.18, "\n".join(remarks))
     return page
 
@@ -157,8 +144,8 @@ def look(op: Operator, stratum: Stratum, advantage: float, parameters: Mapping[s
 def _passes_near_one(op: Operator, leaf: Stratum, advantage: float, parameters: Mapping[str, Any]) -> bool:
     """Whether a leaf's gate passes some residual unchanged close to the old policy."""
     near = 1 + 1e-6 * np.array([[1.0, -0.4, -0.6], [-0.6, 1.0, -0.4], [-0.4, -0.6, 1.0], [-1.0, 0.4, 0.6]])
-    parts = samples(op, np.log(near), [advantage] * TOKENS, parameters)
-    return bool((Window(0.0, np.ones((1, 4), bool), parts).clipped(leaf) < len(tokens_of(op, leaf))).any())
+    seen = Window(0.0, np.ones((1, 4), bool), sample(op, np.log(near), advantage, parameters))
+    return bool((seen.clipped(leaf) < len(tokens_of(op, leaf))).any())
 
 
 def window(op: Operator, half: float, pixels: int, advantage: float, parameters: Mapping[str, Any]) -> Window:
@@ -168,8 +155,7 @@ def window(op: Operator, half: float, pixels: int, advantage: float, parameters:
     y = low + (np.arange(pixels) + 0.5) * (high - low) / pixels
     ratios = to_ratios(*np.meshgrid(x, y))
     inside = np.asarray((ratios > 1e-6).all(axis=-1))
-    parts = samples(op, np.log(ratios[inside]), [advantage] * TOKENS, parameters)
-    return Window(half, inside, parts)
+    return Window(half, inside, sample(op, np.log(ratios[inside]), advantage, parameters))
 
 
 def extent(half: float) -> tuple[float, float, float, float]:
@@ -189,9 +175,8 @@ def to_ratios(x: Any, y: Any) -> Vector:
 def _moves(op: Operator, stratum: str, parameters: Mapping[str, Any]) -> bool:
     """Whether a coarser stratum's residual differs from 0 at one of 64 random points."""
     ratios = to_ratios(*np.random.default_rng(0).dirichlet([1.0] * 3, 64).dot(CORNERS).T)
-    found = [s.residual for s in samples(op, np.log(ratios), [1.0] * TOKENS, parameters)]
-    channels = op.hierarchy.decomposition.channels
-    return any(float(np.abs(f[stratum, c]).max()) > 1e-12 for f in found for c in channels)
+    found = sample(op, np.log(ratios), 1.0, parameters).residual
+    return any(float(np.abs(found[stratum, c]).max()) > 1e-12 for c in op.hierarchy.decomposition.channels)
 
 
 def _signs(op: Operator, stratum: str) -> tuple[float, ...]:
@@ -199,7 +184,7 @@ def _signs(op: Operator, stratum: str) -> tuple[float, ...]:
 
 
 def _panel(axes: Axes, seen: Window, stratum: Stratum, letter: str, suffix: str) -> None:
-    op = seen.parts[0].op
+    op = seen.worlds.op
     local = stratum in op.hierarchy.leaves
     if local:
         code, many = seen.clipped(stratum).astype(float), len(tokens_of(op, stratum))
@@ -230,11 +215,8 @@ def _panel(axes: Axes, seen: Window, stratum: Stratum, letter: str, suffix: str)
                 axes.contour(image, [level], origin="lower", extent=seen.extent, colors=line, linewidths=1.4)
     _frame(axes, seen)
     present = [i for i in range(len(shades)) if (code == i).any()]
-    handles: list[Any] = [
-        Patch(fc=shades[i], ec=INK, lw=0.4, alpha=1 if local else 0.55, label=legend[i]) for i in present
-    ]
-    place: Any = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.03), "frameon": False, "fontsize": 9}
-    axes.legend(handles=handles, ncols=2, columnspacing=1.2, **place)
+    look: dict[str, Any] = {"ec": INK, "lw": 0.4, "alpha": 1 if local else 0.55}
+    axes.legend(handles=[Patch(fc=shades[i], label=legend[i], **look) for i in present], **BELOW)
     kind = "local" if local else "global"
     where = f"within ±{seen.half:.2g} of the centre" if seen.half else "the whole triangle"
     axes.set_title(f"({letter}) {kind}: gate on {stratum}{suffix}; {where}", fontsize=11, loc="left", pad=8)
@@ -261,7 +243,7 @@ def _frame(axes: Axes, seen: Window) -> None:
     axes.set(xlim=(left, right), ylim=(low, high), aspect="equal", xticks=[], yticks=[])
     axes.spines[:].set_visible(bool(seen.half))
     if not seen.half:
-        leaves = seen.parts[0].op.hierarchy.leaves
+        leaves = seen.worlds.op.hierarchy.leaves
         names = ["token" if len(leaves) == 1 else leaves[k].name for k in dealt(TOKENS, 1, len(leaves))]
         for i, (corner, ha, dy) in enumerate(zip(CORNERS, ("left", "right", "center"), (-12, -12, 5), strict=True)):
             axes.annotate(f"{names[i]} {i}: r = 3", corner, (0, dy), textcoords="offset points", ha=ha, fontsize=9)
@@ -269,16 +251,16 @@ def _frame(axes: Axes, seen: Window) -> None:
 
 def _thresholds(axes: Axes, seen: Window, stratum: str, faint: bool) -> None:
     """Draw the lines where the residual of a coarser stratum reaches its gate's breakpoints."""
-    op = seen.parts[0].op
-    base = sample(op, np.zeros((1, TOKENS)), seen.parts[0].advantages.tolist(), seen.parts[0].parameters)
+    op, given = seen.worlds.op, seen.worlds.advantages
+    (base,) = sample(op, np.zeros((1, TOKENS)), given, seen.worlds.parameters).batches
     handles = []
     for channel in op.hierarchy.decomposition.channels:
-        image = seen.field(seen.residual((stratum, channel))[:, 0])
-        for section in sections(base, stratum, channel, advantages=seen.parts[0].advantages[:1].tolist()):
+        image = seen.field(seen.worlds.residual[stratum, channel][:, 0])
+        for section in sections(base, stratum, channel, advantages=given[:1].tolist()):
             for b in section.breaks:
                 if not np.nanmin(image) < b < np.nanmax(image):
                     continue
-                first = NAMES[section.regime(b * (1 - 1e-6))[0]] == "passed"
+                first = b in section.ends
                 if faint and not first:
                     continue
                 look: dict[str, Any] = {"colors": CHANNEL_COLOUR[channel], "linewidths": 1.3}
@@ -289,7 +271,4 @@ def _thresholds(axes: Axes, seen: Window, stratum: str, faint: bool) -> None:
                 handles.append(Line2D([], [], color=CHANNEL_COLOUR[channel], linestyle=style, label=name))
     legend = axes.get_legend()
     if handles and legend is not None:
-        old = list(legend.legend_handles)
-        legend.remove()
-        place: Any = {"loc": "upper left", "bbox_to_anchor": (0.0, -0.03), "frameon": False, "fontsize": 9}
-        axes.legend(handles=[*old, *handles], ncols=2, columnspacing=1.2, **place)
+        axes.legend(handles=[*legend.legend_handles, *handles], **BELOW)

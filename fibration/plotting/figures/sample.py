@@ -6,26 +6,25 @@ If there are several leaves, the tokens of a trajectory are dealt out to them in
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fibration.compiler.diagnostics import UNCHANGED
-from fibration.compiler.ir import Input, Matrix, Mix, Push, Quantile
+from fibration.compiler.ir import Input, Mix, Push, Quantile
 from fibration.compiler.program import Program
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.policies import OLD as BEFORE
-from fibration.plotting.gate_curve import element_regimes, reads_advantage, regimes_along
+from fibration.plotting.gate_curve import reads_advantage, regimes
+from fibration.rollouts.replay import Replay
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
-from fibration.runtime.results import Coefficients, Levels
-from fibration.runtime.weights import read_of_tokens, weights_of
+from fibration.runtime.weights import read_of_tokens
 
 Vector = NDArray[np.float64]
 Level = tuple[str, str]  # stratum, channel
@@ -34,71 +33,55 @@ OLD = 0.5  # the old probability of every token: it stays at most 1 after any dr
 
 @dataclass(frozen=True)
 class Sample:
-    """A batch of `worlds` that differ in their log ratios alone.
+    """Worlds that differ in their log ratios alone: one batch, or one batch per world if they are `alone`.
 
     `log_ratio` is float64 `[worlds, tokens]`, in nats; `advantages` float64 `[tokens]`, the same in every world.
+    Arrays of tokens and of elements are `[worlds, tokens]` and `[worlds, elements]`, in intensive units.
     """
 
     op: Operator
-    index: Index
+    index: Index  # of one batch
     log_ratio: Vector
     advantages: Vector
     parameters: Mapping[str, Any]
-    rows: int = 1
-
-    @property
-    def worlds(self) -> int:
-        return len(self.log_ratio)
-
-    @property
-    def _tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
-        advantages = np.tile(self.advantages, self.worlds)
-        return torch.from_numpy(self.log_ratio.reshape(-1).copy()), torch.from_numpy(advantages)
+    rows: int
+    alone: bool
 
     @cached_property
-    def _others(self) -> dict[str, torch.Tensor]:
-        """Log-probs of the frozen policies that the hierarchy reads. In a figure each equals the old policy."""
-        frozen = [name for name, policy in self.op.hierarchy.policies.items() if policy.is_frozen]
-        return dict.fromkeys(frozen, self._old)
+    def batches(self) -> list[Replay]:
+        """In a figure the log-probs of every policy but the current one equal the old policy's."""
+        h = self.op.hierarchy
+        made = []
+        for worlds in self.log_ratio[:, None] if self.alone else self.log_ratio[None]:
+            x, a = torch.from_numpy(worlds.reshape(-1).copy()), np.resize(self.advantages, worlds.size)
+            old = torch.full_like(x, math.log(OLD))
+            policies = {name: old for name, policy in h.policies.items() if policy.is_passed}
+            metrics = ["penalties"] if h.penalties else False
+            given = self.op, self.index, self.parameters, old + x, old, x, torch.from_numpy(a)
+            made.append(Replay(*given, policies, metrics))
+        return made
 
-    @property
-    def _old(self) -> torch.Tensor:
-        return torch.full((self.log_ratio.size,), math.log(OLD), dtype=torch.float64)
-
-    @property
-    def _passed(self) -> dict[str, torch.Tensor]:
-        return {name: given for name, given in self._others.items() if name != BEFORE}
-
-    def inputs(self, program: str) -> dict[Input | Matrix, Vector]:
-        (log_ratio, advantages), old = self._tokens, self._old
-        values = self.op.inputs(
-            self.index, log_ratio, advantages, self.parameters, program, (old + log_ratio, old), self._passed
-        )
-        return {k: v.numpy() for k, v in values.items()}
-
-    @cached_property
-    def levels(self) -> Levels:
-        log_ratio, advantages = self._tokens
-        return self.op.levels(log_ratio, self.index, self.parameters, advantages=advantages, policies=self._others)
+    def _worlds(self, found: Iterable[ArrayLike]) -> NDArray[Any]:
+        return np.concatenate([np.ravel(values) for values in found]).reshape(len(self.log_ratio), -1)
 
     @cached_property
     def regimes(self) -> dict[Level, NDArray[np.int64]]:
-        """`[worlds, elements]` numbers of `fibration.compiler.diagnostics.REGIMES`."""
-        return {k: v.reshape(self.worlds, -1) for k, v in element_regimes(self).items()}
+        """Numbers of `fibration.compiler.diagnostics.REGIMES`."""
+        return {level: regimes(self.batches, *level, residual) for level, residual in self.residual.items()}
 
     @cached_property
     def residual(self) -> dict[Level, Vector]:
-        """`[worlds, elements]`, in intensive units."""
-        return {k: v.numpy().reshape(self.worlds, -1) for k, v in self.levels.residual.items()}
+        levels = [b.levels.residual for b in self.batches]
+        return {level: self._worlds(values[level] for values in levels) for level in levels[0]}
 
     @cached_property
     def gated(self) -> dict[Level, Vector]:
-        """`[worlds, elements]`, in intensive units."""
-        return {k: v.numpy().reshape(self.worlds, -1) for k, v in self.levels.gated.items()}
+        levels = [b.levels.gated for b in self.batches]
+        return {level: self._worlds(values[level] for values in levels) for level in levels[0]}
 
     @cached_property
     def own(self) -> NDArray[np.int64]:
-        """The number of the channel that carries each token, the first if none does: `[worlds, tokens]`."""
+        """The number of the channel that carries each token, the first if none does."""
         h = self.op.hierarchy
         density = np.zeros((len(h.decomposition.channels), *self.log_ratio.shape))
         for stratum in h.order:  # a density is the sum of an element's residual and those of its coarser elements
@@ -109,63 +92,48 @@ class Sample:
 
     @cached_property
     def ratio(self) -> Vector:
-        """Gated ratios `[worlds, tokens]`."""
-        log_ratio, advantages = self._tokens
-        given: dict[str, Any] = {"advantages": advantages, "policies": self._others}
-        gated = self.op.gate(log_ratio, self.index, self.parameters, **given)
-        return gated.numpy().reshape(self.log_ratio.shape)
+        """Gated ratios."""
+        return self._worlds(b.ratio for b in self.batches)
 
     @cached_property
     def moved(self) -> NDArray[np.bool_]:
-        """Whether all gates together change a token's ratio: `[worlds, tokens]`."""
+        """Whether all gates together change a token's ratio."""
         r = np.exp(self.log_ratio)
         return np.asarray(np.abs(self.ratio - r) > UNCHANGED * np.abs(r - 1) + 1e-12)
 
     @cached_property
     def weight(self) -> Vector:
-        """The factor of every token's term beside `μ`, 0 for a dropped token: `[worlds, tokens]`."""
-        h = self.op.hierarchy
-        if not h.objective.formulas:
+        """The factor of every token's term beside `μ`, 0 for a dropped token."""
+        if not self.op.hierarchy.objective.formulas:
             return np.ones_like(self.log_ratio)
-        return weights_of(h, self.index, self.inputs("evaluate")).product.reshape(self.log_ratio.shape)
+        return self._worlds(b.weights.product for b in self.batches)
 
     @property
-    def objective(self) -> float:
-        """`J` of all worlds as one batch. A score estimator's `J` reads the old probability `OLD`."""
-        return float(self._evaluated.objective)
+    def objective(self) -> Vector:
+        """`J` of every batch. A score estimator's `J` reads the old probability `OLD`."""
+        return np.array([float(b.result.objective) for b in self.batches])
 
     @property
-    def penalties(self) -> float:
-        """The sum of all penalties, which `J` subtracts."""
-        return sum(map(float, self._evaluated.metrics.values()))
-
-    @cached_property
-    def _evaluated(self) -> Coefficients:
-        (log_ratio, advantages), old = self._tokens, self._old
-        given: dict[str, Any] = {
-            "policies": self._passed,
-            "metrics": ["penalties"] if self.op.hierarchy.penalties else False,
-        }
-        return self.op.coefficients(old + log_ratio, old, advantages, self.index, self.parameters, **given)
+    def penalties(self) -> Vector:
+        """The sum of all penalties of every batch, which `J` subtracts."""
+        return np.array([sum(map(float, b.result.metrics.values())) for b in self.batches])
 
     def tokens_of(self, leaf: Stratum) -> NDArray[np.int64]:
         """The tokens of a world that are elements of a leaf, ascending."""
         leaves = self.op.hierarchy.leaves
-        mine = dealt(self.log_ratio.shape[1], self.rows, len(leaves)) == leaves.index(leaf)
-        return np.flatnonzero(mine)
+        return np.flatnonzero(dealt(self.log_ratio.shape[1], self.rows, len(leaves)) == leaves.index(leaf))
 
     def tokens_over(self, stratum: Stratum) -> NDArray[np.int64]:
         """The tokens of a world that lie over a stratum, ascending."""
         over = self.op.hierarchy.shape.leaves_over(stratum)
-        return np.sort(np.concatenate([self.tokens_of(leaf) for leaf in self.op.hierarchy.leaves if leaf in over]))
+        return np.sort(np.concatenate([self.tokens_of(leaf) for leaf in over]))
 
     def element(self, stratum: Stratum) -> NDArray[np.int64]:
         """The element of a stratum that each of `tokens_over(stratum)` lies over, numbered within a world."""
-        found = np.full(self.log_ratio.shape[1], -1, np.int64)
-        for leaf in self.op.hierarchy.leaves:
-            if leaf in self.op.hierarchy.shape.leaves_over(stratum):
-                tokens = self.tokens_of(leaf)  # the index begins with the first world
-                found[tokens] = self.index.parent(leaf.name, stratum.name).numpy()[: len(tokens)]
+        found = np.empty(self.log_ratio.shape[1], np.int64)
+        for leaf in self.op.hierarchy.shape.leaves_over(stratum):
+            tokens = self.tokens_of(leaf)  # the index begins with the first world
+            found[tokens] = self.index.parent(leaf.name, stratum.name).numpy()[: len(tokens)]
         return found[self.tokens_over(stratum)]
 
 
@@ -181,16 +149,15 @@ def dealing(hierarchy: Hierarchy) -> str:
 
 
 def sample(
-    op: Operator, log_ratio: Vector, advantages: Sequence[float], parameters: Mapping[str, Any], rows: int = 1
+    op: Operator, log_ratio: Vector, advantages: ArrayLike, parameters: Mapping[str, Any], rows: int = 1
 ) -> Sample:
-    """A batch of worlds of `rows` trajectories of equal length; every attribute is 1.
+    """Worlds of `rows` trajectories of equal length; every attribute is 1. They are alone unless independent.
 
-    `log_ratio`: float64 `[worlds, tokens]`. Raises what `Operator.index` raises.
+    `log_ratio`: float64 `[worlds, tokens]`; `advantages`: one, or one per token. Raises what `Operator.index` raises.
     """
-    h = op.hierarchy
-    worlds, tokens = log_ratio.shape
-    offsets = np.arange(0, worlds * tokens + 1, tokens // rows)
-    of_world, of_row = np.repeat(np.arange(worlds), tokens), np.repeat(np.arange(worlds * rows), tokens // rows)
+    h, tokens, alone = op.hierarchy, log_ratio.shape[1], not apart(op)
+    worlds = 1 if alone else len(log_ratio)
+    of_world, of_row = (np.repeat(np.arange(n), worlds * tokens // n) for n in (worlds, worlds * rows))
     labels: dict[str, Any] = {}
     for s in h.order:
         if s not in (*h.leaves, h.rows) and s.name != BATCH:
@@ -199,8 +166,10 @@ def sample(
     if len(h.leaves) > 1:
         leaf = np.tile(dealt(tokens, rows, len(h.leaves)), worlds)
         labels |= {s.name: leaf == i for i, s in enumerate(h.leaves)}
+    offsets = np.arange(0, worlds * tokens + 1, tokens // rows)
     index = op.index(offsets=offsets, attributes={n: a.usual for n, a in h.attributes.items()}, **labels)
-    return Sample(op, index, np.asarray(log_ratio, np.float64), np.asarray(advantages, np.float64), parameters, rows)
+    each = np.broadcast_to(np.asarray(advantages, np.float64), tokens)
+    return Sample(op, index, np.asarray(log_ratio, np.float64), each, parameters, rows, alone)
 
 
 def _by_row(op: Operator, stratum: Stratum) -> bool:
@@ -215,30 +184,10 @@ def apart(op: Operator) -> bool:
     """
     seen = {k: v for k, v in op.programs["levels"].outputs.items() if k.word in ("residual", "gated")}
     seen |= read_of_tokens(op.hierarchy).outputs if op.hierarchy.objective.formulas else {}
-    for node in Program("levels", op.programs["levels"].leaves, seen, {}).nodes():
-        if isinstance(node, Mix) or (isinstance(node, (Push, Quantile)) and node.target == BATCH):
-            return False
-        if isinstance(node, Input) and node.kind in ("count", "total") and node.over == BATCH:
-            return False
-    return True
 
+    def joins(node: Any) -> bool:
+        if isinstance(node, Input):
+            return node.kind in ("count", "total") and node.over == BATCH
+        return isinstance(node, Mix) or (isinstance(node, (Push, Quantile)) and node.target == BATCH)
 
-def samples(
-    op: Operator, log_ratio: Vector, advantages: Sequence[float], parameters: Mapping[str, Any], rows: int = 1
-) -> list[Sample]:
-    """`sample`, in one batch if its worlds are independent, else in one batch per world."""
-    if apart(op):
-        return [sample(op, log_ratio, advantages, parameters, rows)]
-    first = sample(op, log_ratio[:1], advantages, parameters, rows)
-    return [replace(first, log_ratio=log_ratio[i : i + 1]) for i in range(len(log_ratio))]
-
-
-def regimes_of(parts: Sequence[Sample]) -> dict[Level, NDArray[np.int64]]:
-    """`Sample.regimes` of all worlds of `samples`. Gates are evaluated once if possible, else world by world."""
-    if len(parts) == 1:
-        return parts[0].regimes
-    found = {}
-    for level in parts[0].residual:
-        codes = regimes_along(parts[0], *level, np.concatenate([s.residual[level] for s in parts]))
-        found[level] = np.concatenate([s.regimes[level] for s in parts]) if codes is None else codes
-    return found
+    return not any(map(joins, Program("levels", op.programs["levels"].leaves, seen, {}).nodes()))
