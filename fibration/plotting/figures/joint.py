@@ -23,14 +23,13 @@ GLOBAL: Mapping[tuple[str, ...], str] = {
     ("rolled_back", "zeroed"): "G-III,r",
     ("zeroed", "zeroed"): "G-III",
 }
-MEANING = {
-    "G-I": "both channels pass",
-    "G-II,r": "one channel rolls back",
-    "G-II": "one channel zeroed",
-    "G-III,r": "both past their budgets, one still rolling back",
-    "G-III": "both channels zeroed",
-}
-COLOURS = {"G-I": "#009E73", "G-II,r": "#F0E442", "G-II": "#E69F00", "G-III,r": "#CC79A7", "G-III": "#8B1E3F"}
+LOOKS = {  # colours and meanings
+    "G-I": ("#009E73", "both channels pass"),
+    "G-II,r": ("#F0E442", "one channel rolls back"),
+    "G-II": ("#E69F00", "one channel zeroed"),
+    "G-III,r": ("#CC79A7", "both past their budgets, one still rolling back"),
+    "G-III": ("#8B1E3F", "both channels zeroed"),
+} | {r.title: (r.colour, r.meaning) for r in REGIMES.values()}
 UP, DOWN = "#0072B2", "#C8102E"  # the channels + and −, as lines
 CHANNEL_COLOUR = {"": UP, "+": UP, "-": DOWN}
 
@@ -43,17 +42,13 @@ def joint(names: Sequence[str]) -> str:
 
 def meaning(name: str) -> str:
     """A joint regime in words, for a legend."""
-    words = MEANING | {r.title: r.meaning for r in REGIMES.values()}
-    return f"{name}: {words[name]}" if name in words else name
+    return f"{name}: {LOOKS[name][1]}" if name in LOOKS else name
 
 
 def colour(name: str) -> str:
-    """The colour of a joint regime."""
-    known = COLOURS | {r.title: r.colour for r in REGIMES.values()}
-    worst = next(
-        (r.colour for r in reversed(list(REGIMES.values())) if r.title in name and r.title != "passed"), "#999999"
-    )
-    return known.get(name, worst)
+    """The colour of a joint regime: for two titles, that of the worse one."""
+    parts = [r for r in REGIMES.values() if r.title in name.split(" / ")]
+    return LOOKS[name if name in LOOKS else parts[-1].title][0]
 
 
 def plane(
@@ -73,15 +68,9 @@ def plane(
     up, down = plus.gated(values[0]), minus.gated(values[1])
     net = up[None, :] - down[:, None]
     limit = float(np.abs(net).max()) or 1.0
-    mesh = axes.imshow(
-        net,
-        origin="lower",
-        extent=(values[0][0], values[0][-1], values[1][0], values[1][-1]),
-        aspect="auto",
-        cmap="RdBu_r",
-        norm=Normalize(-limit, limit),
-        interpolation="nearest",
-    )
+    extent = (values[0][0], values[0][-1], values[1][0], values[1][-1])
+    look: dict[str, Any] = {"origin": "lower", "aspect": "auto", "interpolation": "nearest", "cmap": "RdBu_r"}
+    mesh = axes.imshow(net, extent=extent, norm=Normalize(-limit, limit), **look)
     edges, spans = [], [v[-1] - v[0] for v in values]
     for line, section, v, shade in ((axes.axvline, plus, values[0], UP), (axes.axhline, minus, values[1], DOWN)):
         inside = [b for b in section.breaks if v[0] < b < v[-1]]
@@ -92,7 +81,7 @@ def plane(
         for c, d in pairwise(edges[1]):
             name = joint(plus.regime((a + b) / 2) + minus.regime((c + d) / 2))
             wide, high = (b - a) / spans[0], (d - c) / spans[1]
-            if name in COLOURS and high > 0.06 and wide > 0.035 * len(name) * 0.55:
-                look: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "bbox": plate(0.65, 1.0)}
+            if name in GLOBAL.values() and high > 0.06 and wide > 0.035 * len(name) * 0.55:
+                look = {"ha": "center", "va": "center", "fontsize": 8, "bbox": plate(0.65, 1.0)}
                 axes.text(a + at[0] * (b - a), c + at[1] * (d - c), name, **look)
     return mesh

@@ -36,6 +36,7 @@ ZOOM = 0.18  # half the width of the caption's local panel
 FEWEST = {"local": 0.001, "global": 0.02}  # share of a window's points that must pass, else the window is narrowed
 NARROWER = 3.0
 PIXELS, PROBE, ALONE = 420, 72, 60  # of a window's side; ALONE if every world needs its own call
+ORDER = ("G-I", "passed", "G-II,r", "G-II", "G-III,r", "G-III")  # of joint regimes in a legend; others come after
 LOCAL = ("#CFEBDD", "#9C89B8")  # from no token clipped to all tokens clipped
 PASSED = NAMES.index("passed")
 BELOW: Mapping[str, Any] = {**LEGEND, "bbox_to_anchor": (0.0, -0.03), "ncols": 2, "columnspacing": 1.2}
@@ -49,10 +50,6 @@ class Window:
     inside: NDArray[np.bool_]  # [pixels, pixels]
     worlds: Sample
     by_ratio: bool = False  # whether a token counts as changed by its ratio instead of its residual
-
-    @property
-    def extent(self) -> tuple[float, float, float, float]:
-        return extent(self.half)
 
     def field(self, values: Vector) -> Vector:
         """`[points]` as an image, NaN outside the triangle."""
@@ -126,8 +123,9 @@ def look(op: Operator, stratum: Stratum, advantage: float, parameters: Mapping[s
     local = stratum in op.hierarchy.leaves
     start = half = ZOOM if local else 0.0
     by_ratio = local and not _passes_near_one(op, stratum, advantage, parameters)
+    pixels = (PIXELS, PROBE) if apart(op) else (ALONE, ALONE // 2)
     for _ in range(8):
-        probe = replace(window(op, half, PROBE if apart(op) else ALONE // 2, advantage, parameters), by_ratio=by_ratio)
+        probe = replace(window(op, half, pixels[1], advantage, parameters), by_ratio=by_ratio)
         if local:
             passes = probe.clipped(stratum) == 0
         else:
@@ -137,8 +135,7 @@ def look(op: Operator, stratum: Stratum, advantage: float, parameters: Mapping[s
         half = (half or 0.54) / NARROWER
     else:
         half = start  # no point passes in any window, so none shows more than another
-    final = window(op, half, PIXELS if apart(op) else ALONE, advantage, parameters)
-    return replace(final, by_ratio=by_ratio)
+    return replace(window(op, half, pixels[0], advantage, parameters), by_ratio=by_ratio)
 
 
 def _passes_near_one(op: Operator, leaf: Stratum, advantage: float, parameters: Mapping[str, Any]) -> bool:
@@ -194,25 +191,18 @@ def _panel(axes: Axes, seen: Window, stratum: Stratum, letter: str, suffix: str)
         legend.append(f"L-III: all {many}" if many > 1 else f"L-III: it {what}")
     else:
         found = seen.joint(stratum.name)
-        names = sorted(set(found), key=_order)
+        names = sorted(set(found), key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
         shades = [to_rgb(colour(n)) for n in names]
         code = np.array([names.index(n) for n in found], float)
         legend = [meaning(n) for n in names]
     image = seen.field(code)
-    axes.imshow(
-        image,
-        origin="lower",
-        extent=seen.extent,
-        cmap=ListedColormap(shades),
-        vmin=-0.5,
-        vmax=len(shades) - 0.5,
-        interpolation="nearest",
-        alpha=1.0 if local else 0.55,
-    )
+    place: dict[str, Any] = {"origin": "lower", "extent": extent(seen.half)}
+    shown = {"cmap": ListedColormap(shades), "vmin": -0.5, "vmax": len(shades) - 0.5, "interpolation": "nearest"}
+    axes.imshow(image, alpha=1.0 if local else 0.55, **shown, **place)
     if local:
         for level, line in {0.5: "#007C74", many - 0.5: "#5B2A86"}.items():
             if np.nanmin(image) < level < np.nanmax(image):
-                axes.contour(image, [level], origin="lower", extent=seen.extent, colors=line, linewidths=1.4)
+                axes.contour(image, [level], colors=line, linewidths=1.4, **place)
     _frame(axes, seen)
     present = [i for i in range(len(shades)) if (code == i).any()]
     look: dict[str, Any] = {"ec": INK, "lw": 0.4, "alpha": 1 if local else 0.55}
@@ -228,18 +218,13 @@ def _mix(share: float) -> tuple[float, float, float]:
     return r, g, b
 
 
-def _order(name: str) -> tuple[int, str]:
-    known = ["G-I", "passed", "G-II,r", "G-II", "G-III,r", "G-III"]
-    return (known.index(name) if name in known else len(known), name)
-
-
 def _frame(axes: Axes, seen: Window) -> None:
     """The triangle, the names of its corners, and the old policy at its centre."""
     edges = np.vstack([CORNERS, CORNERS[:1]])
     axes.plot(*edges.T, color=INK, linewidth=1.2)
     axes.plot(*CENTRE, marker="+", color="black", markersize=9)
     axes.annotate("r = 1", CENTRE, (6, 5), textcoords="offset points", fontsize=9, bbox=plate(0.5, 0.6))
-    left, right, low, high = seen.extent
+    left, right, low, high = extent(seen.half)
     axes.set(xlim=(left, right), ylim=(low, high), aspect="equal", xticks=[], yticks=[])
     axes.spines[:].set_visible(bool(seen.half))
     if not seen.half:
@@ -263,12 +248,11 @@ def _thresholds(axes: Axes, seen: Window, stratum: str, faint: bool) -> None:
                 first = b in section.ends
                 if faint and not first:
                     continue
-                look: dict[str, Any] = {"colors": CHANNEL_COLOUR[channel], "linewidths": 1.3}
-                look["linestyles"] = "dashed" if faint else "solid" if first else "dotted"
-                axes.contour(image, [b], origin="lower", extent=seen.extent, **look)
+                color, style = CHANNEL_COLOUR[channel], "dashed" if faint else "solid" if first else "dotted"
+                look: dict[str, Any] = {"origin": "lower", "extent": extent(seen.half), "linewidths": 1.3}
+                axes.contour(image, [b], colors=color, linestyles=style, **look)
                 name = f"{stratum}{f' {CHANNELS[channel]}' if channel else ''} = {number(b)} {unit(op.hierarchy)}"
-                style = look["linestyles"]
-                handles.append(Line2D([], [], color=CHANNEL_COLOUR[channel], linestyle=style, label=name))
+                handles.append(Line2D([], [], color=color, linestyle=style, label=name))
     legend = axes.get_legend()
     if handles and legend is not None:
         axes.legend(handles=[*legend.legend_handles, *handles], **BELOW)
