@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,75 +11,77 @@ from numpy.typing import NDArray
 from fibration.errors import RolloutsError, SpecError, shown
 from fibration.language import keywords
 from fibration.language.policies import Policy
-from fibration.rollouts.labels import NONE, Labels
+from fibration.rollouts.labels import NONE
 from fibration.rollouts.layout import POSITIVE
 
-FLOATS = (np.dtype("float32"), np.dtype("float64"))
+Test = tuple[Callable[[Any], Any], str, str]  # of the values of a column: whether each is right, the rule, the remedy
+FLOATS = ("float32", "float64")
 WRITE = "Rollouts.from_batch(...) makes such rollouts of a trainer's tensors"
 _CUMULATE = "'offsets' are the cumulative lengths of the trajectories, after a 0"
 _PER_TOKEN, _EITHER = "one per token", "one per trajectory or one per token"
 
 
-class Columns(Protocol):
-    """The columns of a batch of rollouts that `check` reads."""
+class Column(NamedTuple):
+    """The rule of a column: its dtypes, how many entries it has, and what its values are."""
 
-    @property
-    def log_probs(self) -> NDArray[Any]: ...
-    @property
-    def old_log_probs(self) -> NDArray[Any]: ...
-    @property
-    def offsets(self) -> NDArray[np.int64]: ...
-    @property
-    def advantages(self) -> NDArray[Any] | None: ...
-    @property
-    def rewards(self) -> NDArray[Any] | None: ...
-    @property
-    def token_ids(self) -> NDArray[np.int32] | None: ...
-    @property
-    def labels(self) -> Mapping[str, Labels]: ...
-    @property
-    def masks(self) -> Mapping[str, NDArray[np.bool_]]: ...
-    @property
-    def policies(self) -> Mapping[str, NDArray[Any]]: ...
-    @property
-    def attributes(self) -> Mapping[str, NDArray[Any]]: ...
-    @property
-    def n_tokens(self) -> int: ...
-    @property
-    def n_trajectories(self) -> int: ...
+    dtypes: tuple[str, ...]
+    per: str
+    tests: tuple[Test, ...] = ()
 
 
-def check(r: Columns) -> None:
-    """Raises RolloutsError for the first broken rule, with the column and its first wrong token or trajectory."""
-    _vector("offsets", r.offsets, (np.dtype("int64"),))
+_FINITE: Test = (np.isfinite, "of finite values", "find out where it came from")
+_AT_MOST_0: Test = (lambda x: x <= POSITIVE, "of at most 0", "give natural logs of probabilities")
+_IDS: Test = (lambda x: x >= 0, "of at least 0", "give the tokenizer's, and no padding")
+_LOG_PROBS, _NUMBERS = Column(FLOATS, _PER_TOKEN, (_FINITE, _AT_MOST_0)), Column(FLOATS, _EITHER, (_FINITE,))
+COLUMNS = {  # in the order in which they are checked
+    "log_probs": _LOG_PROBS,
+    "old_log_probs": _LOG_PROBS,
+    "policies": _LOG_PROBS,
+    "advantages": _NUMBERS,
+    "rewards": _NUMBERS,
+    "attributes": _NUMBERS,
+    "token_ids": Column(("int32",), _PER_TOKEN, (_IDS,)),
+    "masks": Column(("bool",), _PER_TOKEN),
+    "labels": Column(("int32",), _EITHER),
+}
+
+
+def check(r: Any) -> None:
+    """Raises RolloutsError for the first broken rule, with the column and its first wrong token or trajectory.
+
+    `r`: `Rollouts`, or what has its columns.
+    """
+    _vector("offsets", r.offsets, ("int64",))
     _vector("log_probs", r.log_probs, FLOATS)
     _check_offsets(r)
-    each = {"old_log_probs": r.old_log_probs, **{f"policies['{p}']": given for p, given in r.policies.items()}}
     for name in r.policies:
         _check_policy(name)
-    for name, column in {"log_probs": r.log_probs, **each}.items():
-        _vector(name, column, FLOATS)
-        _length(r, name, column, _PER_TOKEN)
-        _all(r, name, column, np.isfinite, "of finite values", "find out where it came from")
-        _all(r, name, column, lambda x: x <= POSITIVE, "of at most 0", "give natural logs of probabilities")
-    numbers = {"advantages": r.advantages, "rewards": r.rewards}
-    for name, given in {**numbers, **{f"attributes['{a}']": g for a, g in r.attributes.items()}}.items():
-        if given is not None:
-            _vector(name, given, FLOATS)
-            _length(r, name, given, _EITHER)
-            _all(r, name, given, np.isfinite, "of finite values", "find out where it came from")
-    if r.token_ids is not None:
-        _vector("token_ids", r.token_ids, (np.dtype("int32"),))
-        _length(r, "token_ids", r.token_ids, _PER_TOKEN)
-        _all(r, "token_ids", r.token_ids, lambda x: x >= 0, "of at least 0", "give the tokenizer's, and no padding")
-    for leaf, mask in r.masks.items():
-        _vector(f"masks['{leaf}']", mask, (np.dtype("bool"),))
-        _length(r, f"masks['{leaf}']", mask, _PER_TOKEN)
-    for stratum, labels in r.labels.items():
-        _check_labels(r, f"labels['{stratum}']", labels.of, labels.names)
+    for name, column, rule in _columns(r):
+        _vector(name, column, rule.dtypes)
+        counts = (r.n_trajectories, r.n_tokens) if rule.per == _EITHER else (r.n_tokens,)
+        if len(column) not in counts:
+            _fail(f"'{name}' with {' or '.join(map(str, counts))} entries, {rule.per}", f"{len(column)}", WRITE)
+        for good, words, remedy in rule.tests:
+            for k in np.flatnonzero(~good(column))[:1]:
+                _fail(f"'{name}' {words}", f"{column[k]} at {_place(r, column, int(k))}", remedy)
 
 
-def _check_labels(r: Columns, what: str, of: NDArray[Any], names: tuple[Any, ...]) -> None:
+def _columns(r: Any) -> Iterator[tuple[str, Any, Column]]:
+    """The columns that were recorded, with their names in messages and their rules."""
+    for field, rule in COLUMNS.items():
+        given = getattr(r, field)
+        if not isinstance(given, Mapping):
+            given = {None: given}
+        for key, column in given.items():
+            name = field if key is None else f"{field}['{key}']"
+            if field == "labels":
+                yield name, column.of, rule._replace(tests=(_of_names(name, column.names),))
+            elif column is not None:
+                yield name, column, rule
+
+
+def _of_names(what: str, names: tuple[Any, ...]) -> Test:
+    """The rule of labels with these names. Raises RolloutsError for names that are none, or equal."""
     seen: set[Any] = set()
     for name in names:
         if not _is_name(name):
@@ -87,10 +89,8 @@ def _check_labels(r: Columns, what: str, of: NDArray[Any], names: tuple[Any, ...
         if name in seen:
             _fail(f"different names in {what}", f"{name!r} twice", "elements of one name would merge")
         seen.add(name)
-    _vector(what, of, (np.dtype("int32"),))
-    _length(r, what, of, _EITHER)
     rule = f"in 0 ... {len(names) - 1}, positions in its names, or {NONE} for none"
-    _all(r, what, of, lambda x: (x >= NONE) & (x < len(names)), rule, "count from 0")
+    return (lambda x: (x >= NONE) & (x < len(names)), rule, "count from 0")
 
 
 def _is_name(name: Any) -> bool:
@@ -99,7 +99,7 @@ def _is_name(name: Any) -> bool:
     return isinstance(name, (str, int)) or (isinstance(name, float) and np.isfinite(name))
 
 
-def _check_offsets(r: Columns) -> None:
+def _check_offsets(r: Any) -> None:
     offsets = r.offsets
     if len(offsets) < 2:
         _fail("'offsets' of at least one trajectory", f"{len(offsets)} entries", _CUMULATE)
@@ -121,33 +121,15 @@ def _check_policy(name: str) -> None:
         _fail("policies beside current and old", f"'{name}'", "those are 'log_probs' and 'old_log_probs'")
 
 
-def _vector(name: str, column: Any, dtypes: tuple[np.dtype[Any], ...]) -> None:
+def _vector(name: str, column: Any, dtypes: tuple[str, ...]) -> None:
     if not isinstance(column, np.ndarray) or column.dtype not in dtypes:
         found = str(column.dtype) if isinstance(column, np.ndarray) else type(column).__name__
-        _fail(f"'{name}': an array of {' or '.join(map(str, dtypes))}", found, WRITE)
+        _fail(f"'{name}': an array of {' or '.join(dtypes)}", found, WRITE)
     if column.ndim != 1:
         _fail(f"'{name}' with one dimension", f"shape {list(column.shape)}", WRITE)
 
 
-def _length(r: Columns, name: str, column: NDArray[Any], per: str) -> None:
-    counts = (r.n_trajectories, r.n_tokens) if per == _EITHER else (r.n_tokens,)
-    if len(column) not in counts:
-        _fail(f"'{name}' with {' or '.join(map(str, counts))} entries, {per}", f"{len(column)}", WRITE)
-
-
-def _all(
-    r: Columns,
-    name: str,
-    column: NDArray[Any],
-    good: Callable[[NDArray[Any]], NDArray[np.bool_]],
-    rule: str,
-    remedy: str,
-) -> None:
-    for k in np.flatnonzero(~good(column))[:1]:
-        _fail(f"'{name}' {rule}", f"{column[k]} at {_place(r, column, int(k))}", remedy)
-
-
-def _place(r: Columns, column: NDArray[Any], k: int) -> str:
+def _place(r: Any, column: NDArray[Any], k: int) -> str:
     """Returns the place of entry `k` of a column, for messages."""
     if len(column) != r.n_tokens:
         return f"trajectory {k}"
