@@ -55,8 +55,8 @@ def sheet(
 ) -> tuple[Figure, GridSpec]:
     """A page with a grid of panels: its size and margins in inches, and the grid's `shape` in rows and columns."""
     figure = Figure(figsize=(wide, high))
-    margins = {"left": left / wide, "right": 1 - right / wide, "top": 1 - top / high, "bottom": bottom / high}
-    return figure, figure.add_gridspec(*shape, **margins, **more)
+    more |= {"left": left / wide, "right": 1 - right / wide, "top": 1 - top / high, "bottom": bottom / high}
+    return figure, figure.add_gridspec(shape[0], shape[1], **more)
 
 
 def panel(axes: Axes, text: str = "", grid: Any = "both", **settings: Any) -> None:

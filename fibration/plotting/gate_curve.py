@@ -287,7 +287,8 @@ def _reads(node: Node, kind: str) -> bool:
 
 
 def _along(program: Program, held: Mapping[Input, Any], residual: Vector) -> dict[str, Vector]:
-    found = interpret(program, {**held, RESIDUAL: residual}, Sizes({}, {"grid": len(residual)}))
+    inputs: dict[Any, Vector] = {**held, RESIDUAL: residual}
+    found = interpret(program, inputs, Sizes({}, {"grid": len(residual)}))
     return {str(k): v for k, v in found.items()}
 
 

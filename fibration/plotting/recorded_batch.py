@@ -63,7 +63,7 @@ def regimes(gated: Gated) -> Figure:
     gaps = {"hspace": gap / height, "wspace": side / broad}
     figure, outer = sheet(wide, high, (rows, columns), left=side + 0.25, right=0.2, top=1.6, bottom=0.55, **gaps)
     seen: set[str] = set()
-    ratio = {"height_ratios": [2, 1.22 * each * most + 0.7], "hspace": 0.05}
+    ratio: dict[str, Any] = {"height_ratios": [2, 1.22 * each * most + 0.7], "hspace": 0.05}
     for stratum, channel, upper, lower in levels(figure, h, outer, **ratio):
         seen |= _level(gated, who, stratum.name, channel, upper, lower)
     handles = [
@@ -228,7 +228,7 @@ def weights(gated: Gated) -> Figure:
     against = against or {"log r": gated.log_ratio}
     rows, head, height = len(against), 0.95 + 0.17 * (words.count("\n") + 1), 3.6
     margins = {"left": 0.8125, "right": 0.1875, "top": head, "bottom": 0.62}
-    gaps = {"width_ratios": [2.6, 1], "hspace": 0.75 / height, "wspace": 0.16}
+    gaps: dict[str, Any] = {"width_ratios": [2.6, 1], "hspace": 0.75 / height, "wspace": 0.16}
     figure, grid = sheet(12.5, head + (height + 0.75) * rows + 0.1, (rows, 2), **margins, **gaps)
     for i, (name, x) in enumerate(against.items()):
         _tokens(figure.add_subplot(grid[i, 0]), who, x[places].numpy(), found, name)

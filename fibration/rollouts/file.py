@@ -100,33 +100,27 @@ class Rollouts:
         """
         refuse_slips(labels)
         what = Layout(log_probs, mask, offsets)
-        optional: dict[str, Any] = {
+        columns: dict[str, Any] = {
             name: read(given, name)
             for name, given, read in (
+                ("log_probs", log_probs, what.log_probs),
+                ("old_log_probs", old_log_probs, what.log_probs),
                 ("advantages", advantages, what.numbers),
                 ("rewards", rewards, what.numbers),
                 ("token_ids", token_ids, what.ids),
             )
-            if given is not None
+            if given is not None or name in _NEEDED
         }
-
-        def each(name: str, given: Any, read: Any) -> dict[str, Any]:
-            found = check_mapping(name, given)
-            return {key: read(value, f"{name}[{key!r}]") for key, value in found.items() if value is not None}
-
-        return Rollouts(
-            log_probs=what.log_probs(log_probs, "log_probs"),
-            old_log_probs=what.log_probs(old_log_probs, "old_log_probs"),
-            offsets=what.offsets,
-            **optional,
-            labels={stratum: what.labels(given, stratum) for stratum, given in labels.items() if given is not None},
-            masks=each("masks", masks, what.of_leaf),
-            policies=each("policies", policies, what.log_probs),
-            attributes=each("attributes", attributes, what.numbers),
-            provenance=what.provenance({"log_probs": log_probs, "old_log_probs": old_log_probs})
-            if provenance is None
-            else provenance,
-        )
+        columns["labels"] = {s: what.labels(given, s) for s, given in labels.items() if given is not None}
+        for kind, mapping, read in (
+            ("masks", masks, what.of_leaf),
+            ("policies", policies, what.log_probs),
+            ("attributes", attributes, what.numbers),
+        ):
+            each = check_mapping(kind, mapping).items()
+            columns[kind] = {k: read(given, f"{kind}[{k!r}]") for k, given in each if given is not None}
+        made = what.provenance(log_probs=log_probs, old_log_probs=old_log_probs)
+        return Rollouts(offsets=what.offsets, provenance=made if provenance is None else provenance, **columns)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the rollouts, for `fibration run SPEC --rollouts PATH`. See `save_rollouts`."""
@@ -182,12 +176,8 @@ def save_rollouts(path: str | os.PathLike[str], rollouts: Rollouts) -> None:
     try:
         provenance = json.dumps(rollouts.provenance, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise RolloutsError(
-            what,
-            required="a provenance that is JSON",
-            found=str(error),
-            remedy="give strings, numbers, lists and dicts",
-        ) from None
+        remedy = "give strings, numbers, lists and dicts"
+        raise RolloutsError(what, required="a provenance that is JSON", found=str(error), remedy=remedy) from None
     names = json.dumps({stratum: given.names for stratum, given in rollouts.labels.items()})
     contents = save(arrays, {"format": FORMAT, "labels": names, "provenance": provenance})
     try:
@@ -203,10 +193,8 @@ def save_rollouts(path: str | os.PathLike[str], rollouts: Rollouts) -> None:
 
 def _load(path: Path) -> Rollouts:
     if not path.is_file():
-        found = (
-            "a folder" if path.is_dir() else "a device, a pipe or a socket" if path.exists() else "nothing of this name"
-        )
-        _fail(path, "a file", found, "check the path")
+        other = "a device, a pipe or a socket" if path.exists() else "nothing of this name"
+        _fail(path, "a file", "a folder" if path.is_dir() else other, "check the path")
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
@@ -225,9 +213,8 @@ def _load(path: Path) -> Rollouts:
     prefixes = (_LABEL, *_PREFIXES.values())
     others = [k for k in arrays if k not in (*needed, *_OPTIONAL) and not k.startswith(prefixes)]
     for key in (*others, *(k for k in metadata if k not in known)):
-        _fail(
-            path, f"keys of '{format}': {', '.join((*needed, *_OPTIONAL, *prefixes))}, metadata", f"'{key}'", _REWRITE
-        )
+        every = ", ".join((*needed, *_OPTIONAL, *prefixes))
+        _fail(path, f"keys of '{format}': {every}, metadata", f"'{key}'", _REWRITE)
     names = _json(path, metadata, "labels", dict) if format == FORMAT or "labels" in metadata else {}
     of_each = _under(_LABEL, arrays)
     in_order = [*(n for n in names if n in of_each), *(n for n in of_each if n not in names)]  # safetensors sorts keys

@@ -6,7 +6,7 @@ imports no torch. Every message has the argument's name and the place of the wro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,31 +78,25 @@ class Layout:
         array = array.astype(np.int64)
         wrong = np.flatnonzero(np.diff(array) < 0)
         if array[0] or array[-1] != self.shape[0] or len(wrong):
-            lengths = int(array.sum()) == self.shape[0]
-            found = f"they go from {array[0]} to {array[-1]}" + (
-                f", and from {array[wrong[0]]} to {array[wrong[0] + 1]} at {wrong[0]}" if len(wrong) else ""
-            )
-            remedy = (
-                "these are lengths: numpy.cumsum([0, *lengths]) are the offsets"
-                if lengths
-                else "cut what lies behind the last row off: log_probs[:offsets[-1]], and so everything per token"
-                if array[-1] < self.shape[0] and not len(wrong)
-                else ""
-            )
+            found, remedy = f"they go from {array[0]} to {array[-1]}", ""
+            if len(wrong):
+                found += f", and from {array[wrong[0]]} to {array[wrong[0] + 1]} at {wrong[0]}"
+            elif array[-1] < self.shape[0]:
+                remedy = "cut what lies behind the last row off: log_probs[:offsets[-1]], and so everything per token"
+            if int(array.sum()) == self.shape[0]:
+                remedy = "these are lengths: numpy.cumsum([0, *lengths]) are the offsets"
             raise RolloutsError("offsets do not fit log_probs", required=rule, found=found, remedy=remedy)
         return array
 
     def _padded(self, mask: Any) -> Array:
         if len(self.shape) != 2 or mask is None:
+            remedy = "mask=torch.ones_like(log_probs), if every token was sampled" if len(self.shape) == 2 else ""
+            if self.shape[-1:] == (1,) and len(self.shape) == 3:
+                remedy = "drop the axis of length 1: .squeeze(-1)"
             raise RolloutsError(
-                f"log_probs of shape {list(self.shape)}, with {'no mask and no' if mask is None else 'a mask and no'} "
-                "offsets",
+                f"log_probs of shape {list(self.shape)}, with {'no mask' if mask is None else 'a mask'} and no offsets",
                 required="padded [B, T] with mask=[B, T], packed [N] with offsets=cu_seqlens, or a list of rows",
-                remedy="mask=torch.ones_like(log_probs), if every token was sampled"
-                if len(self.shape) == 2
-                else "drop the axis of length 1: .squeeze(-1)"
-                if self.shape[-1:] == (1,) and len(self.shape) == 3
-                else "",
+                remedy=remedy,
             )
         return np.arange(self.shape[0] + 1) * self.shape[1]
 
@@ -161,16 +155,10 @@ class Layout:
         array = self._every(_read(value, name), name)
         if array.dtype == np.bool_:
             return array
-        wrong = ~np.isin(array, (0, 1)) if array.dtype.kind in "iuf" else np.ones(array.shape, bool)
-        if wrong.any():
-            i = int(np.argmax(wrong))
-            raise RolloutsError(
-                f"{name}{self._at(i)} is {shown(array[i].item() if hasattr(array[i], 'item') else array[i])}",
-                required="booleans, or 0 and 1",
-                found=f"dtype {array.dtype}",
-                remedy=f"{name}=... > 0, if what is above 0 is a token" if array.dtype.kind in "iuf" else "",
-            )
-        return array.astype(bool)
+        numeric = array.dtype.kind in "iuf"
+        good = np.isin(array, (0, 1)) if numeric else np.zeros(array.shape, bool)
+        rule, remedy = "booleans, or 0 and 1", f"{name}=... > 0, if what is above 0 is a token" if numeric else ""
+        return self._all(array, good, name, self._at, rule, f"dtype {array.dtype}", remedy).astype(bool)
 
     def of_leaf(self, value: Any, name: str) -> NDArray[np.bool_]:
         """Returns whether each unmasked token belongs to a leaf: bool [N]."""
@@ -178,44 +166,31 @@ class Layout:
 
     def log_probs(self, value: Any, name: str) -> Array:
         """Returns the log-probs of the unmasked tokens [N]: float64 if they were float64, else float32."""
-        found = self.finite(_floats(self._every(_read(value, name), name), name)[self.kept], name, True)
-        above = np.flatnonzero(found > POSITIVE)
-        if len(above):
-            k = int(above[0])
-            wide = "half precision rounds a probability of 1 above it: work log-probs out in float32, or .clamp(max=0)"
-            raise RolloutsError(
-                f"{name}{self._at(int(self.kept[k]))} is {found[k]:g}",
-                required="log-probs, natural logs of probabilities: at most 0",
-                found=f"{len(above)} of {len(found)} tokens above 0",
-                remedy=f"these look like negative log-likelihoods: give -{name}"
-                if (found >= 0).all()
-                else wide
-                if found.max() < 0.1
-                else "look whether these are log-probs of the sampled tokens, and not logits or ratios",
-            )
-        return found
+        found = self._finite(_floats(self._every(_read(value, name), name), name), name)
+        remedy = "look whether these are log-probs of the sampled tokens, and not logits or ratios"
+        if (found >= 0).all():
+            remedy = f"these look like negative log-likelihoods: give -{name}"
+        elif found.max() < 0.1:
+            half = "half precision rounds a probability of 1 above it"
+            remedy = f"{half}: work log-probs out in float32, or .clamp(max=0)"
+        rule = "log-probs, natural logs of probabilities: at most 0"
+        return self._all(found, found <= POSITIVE, name, self._at_kept, rule, "{} tokens above 0", remedy)
 
     def ids(self, value: Any, name: str) -> NDArray[np.int32]:
         """Returns the tokenizer's numbers of the unmasked tokens: int32 [N]."""
         found = self._every(_read(value, name), name)[self.kept]
         if found.dtype.kind not in "iu":
             raise RolloutsError(f"{name} has dtype {found.dtype}", required="whole numbers, the tokenizer's")
-        wrong = np.flatnonzero((found < 0) | (found > np.iinfo(np.int32).max))
-        if len(wrong):
-            k = int(wrong[0])
-            raise RolloutsError(
-                f"{name}{self._at(int(self.kept[k]))} is {found[k]}",
-                required="the tokenizer's numbers, at least 0, of every unmasked token",
-                remedy="mask what is padding",
-            )
-        return found.astype(np.int32)
+        rule = "the tokenizer's numbers, at least 0, of every unmasked token"
+        good = (found >= 0) & (found <= np.iinfo(np.int32).max)
+        return self._all(found, good, name, self._at_kept, rule, "", "mask what is padding").astype(np.int32)
 
     def numbers(self, value: Any, name: str) -> Array:
         """Returns a number per token [N] or per row [n]: float64 if the input was float64, else float32."""
         array = _read(value, name)
         if self._is_per_row(array, name):
-            return self.finite(_floats(array, name)[self.rows], name, False)
-        return self.finite(_floats(self._every(array, name), name)[self.kept], name, True)
+            return self._finite(_floats(array, name), name, per_row=True)
+        return self._finite(_floats(self._every(array, name), name), name)
 
     def labels(self, value: Any, name: str) -> Labels:
         """Returns the labels of a stratum, per token or per row."""
@@ -242,19 +217,15 @@ class Layout:
                 remedy="leave the rows without tokens out of the offsets",
             )
         if not per_row and not per_token:
-            squeezed = array.shape == (self.n_given, 1)
-            raise RolloutsError(
-                f"{name}: shape {list(array.shape)}",
-                required=self._ways(),
-                remedy=".squeeze(-1) makes one per row of it"
-                if squeezed
-                else "one number for the whole batch says nothing of its rows: repeat it"
-                if array.ndim == 0
-                else self._cut(array.shape, name),
-            )
+            remedy = self._cut(array.shape, name)
+            if array.shape == (self.n_given, 1):
+                remedy = ".squeeze(-1) makes one per row of it"
+            elif array.ndim == 0:
+                remedy = "one number for the whole batch says nothing of its rows: repeat it"
+            raise RolloutsError(f"{name}: shape {list(array.shape)}", required=self._ways(), remedy=remedy)
         return per_row
 
-    def provenance(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def provenance(self, **given: Any) -> dict[str, Any]:
         """Returns the default provenance of a batch: its layout, the dtypes and the number of rows."""
         kind = "a list of rows" if self.in_rows else "padded" if len(self.shape) == 2 else "packed"
         return {
@@ -265,21 +236,29 @@ class Layout:
             "rows without tokens": self.n_given - len(self.rows),
         }
 
-    def finite(self, found: Array, name: str, per_token: bool) -> Array:
-        """Returns `found` if all values are finite. Raises RolloutsError for the first value that is not."""
-        bad = np.flatnonzero(~np.isfinite(found))
-        if len(bad):
-            k = int(bad[0])
-            place = self._at(int(self.kept[k])) if per_token else f"[{self.rows[k]}]"
-            raise RolloutsError(
-                f"{name}{place} is {found[k]:g}",
-                required=f"finite values of every {'unmasked token' if per_token else 'row that has a token'}",
-                found=f"{len(bad)} of {len(found)} are not finite",
-                remedy="mask the token, or look for an overflow where it was computed"
-                if per_token
-                else "look for a division by 0 where it was computed",
-            )
+    def _finite(self, given: Array, name: str, per_row: bool = False) -> Array:
+        """Returns the values of unmasked tokens, or of rows that have one. Raises RolloutsError unless finite."""
+        places, at = (self.rows, lambda k: f"[{self.rows[k]}]") if per_row else (self.kept, self._at_kept)
+        found = given[places]
+        one = "row that has a token" if per_row else "unmasked token"
+        remedy = "look for a division by 0" if per_row else "mask the token, or look for an overflow"
+        rule, remedy = f"finite values of every {one}", f"{remedy} where it was computed"
+        return self._all(found, np.isfinite(found), name, at, rule, "{} are not finite", remedy)
+
+    def _all(
+        self, found: Array, good: Array, name: str, at: Callable[[int], str], rule: str, words: str, remedy: str
+    ) -> Array:
+        """Returns `found` if all its values are good. Raises RolloutsError with the place of the first other value."""
+        wrong = np.flatnonzero(~good)
+        if len(wrong):
+            one = found[wrong[0]]
+            value = f"{one:g}" if found.dtype.kind == "f" else shown(one.item() if hasattr(one, "item") else one)
+            words = words.format(f"{len(wrong)} of {len(found)}")
+            raise RolloutsError(f"{name}{at(int(wrong[0]))} is {value}", required=rule, found=words, remedy=remedy)
         return found
+
+    def _at_kept(self, k: int) -> str:
+        return self._at(int(self.kept[k]))
 
     def _at(self, place: int) -> str:
         """Returns a token's place as an index into the user's array."""

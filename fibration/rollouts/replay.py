@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -49,11 +49,8 @@ def parts(rollouts: Rollouts, hierarchy: Hierarchy, by: str | None = None) -> Pa
     """
     known = rollouts.labels
     if by is not None and by not in known:
-        raise RolloutsError(
-            f"the rollouts have no labels for '{by}'",
-            required=f"one of {', '.join(known)}" if known else "labels, to tell parts of the batch apart",
-            remedy=f"give them: Rollouts.from_batch(..., {by}=labels), one per row or per token",
-        )
+        required = f"one of {', '.join(known)}" if known else "labels, to tell parts of the batch apart"
+        _refuse(f"have no labels for '{by}'", required, "", f"{by}=labels", ", one per row or per token")
     few = [name for name, given in known.items() if len(given.names) <= MOST]
     own = [s.name for s in reversed(hierarchy.order) if s.name in few]
     stratum = by or next((name for name in ("domain", *own, *few) if name in known), "")
@@ -144,20 +141,23 @@ def _double(column: NDArray[Any]) -> Tensor:
     return torch.from_numpy(column).double()
 
 
+def _refuse(what: str, required: str, found: str, give: str, more: str = "") -> NoReturn:
+    """Raises RolloutsError for rollouts that lack something."""
+    remedy = f"give them: Rollouts.from_batch({give if give.startswith('log_probs') else f'..., {give}'}){more}"
+    raise RolloutsError(f"the rollouts {what}", required=required, found=found, remedy=remedy)
+
+
 def passed_policies(hierarchy: Hierarchy, rollouts: Rollouts) -> dict[str, Tensor]:
     """Returns the log-probs of the policies that a hierarchy reads, without current and old, in float64.
 
     Raises RolloutsError if the rollouts lack a policy.
     """
-    for name, policy in hierarchy.policies.items():
-        if policy.is_passed and name not in rollouts.policies:
-            raise RolloutsError(
-                f"the rollouts have no log-probs of the policy '{name}', which '{hierarchy.name}' reads",
-                required=f"policies={{'{name}': log_probs}}, one for each of the {rollouts.n_tokens} tokens",
-                found=f"those of {listed(('current', 'old', *rollouts.policies))}",
-                remedy=f"give them: Rollouts.from_batch(..., policies={{'{name}': log_probs}})",
-            )
     read = [name for name, policy in hierarchy.policies.items() if policy.is_passed]
+    for name in (n for n in read if n not in rollouts.policies):
+        what = f"have no log-probs of the policy '{name}', which '{hierarchy.name}' reads"
+        give = f"policies={{'{name}': log_probs}}"
+        required = f"{give}, one for each of the {rollouts.n_tokens} tokens"
+        _refuse(what, required, f"those of {listed(('current', 'old', *rollouts.policies))}", give)
     return {name: _double(rollouts.policies[name]) for name in read}
 
 
@@ -166,35 +166,24 @@ def build_index(op: Operator, rollouts: Rollouts, device: torch.device | str | N
 
     Raises RolloutsError if the rollouts lack labels, masks or attributes that the hierarchy needs.
     """
-    h, known = op.hierarchy, rollouts.labels
+    h, known, each = op.hierarchy, rollouts.labels, ", one per row or per token"
     have = f"labels for {', '.join(known) or 'nothing'}; every segment is one {h.rows}"
-    add = "give them: Rollouts.from_batch(..., {})"
     leaves = [s.name for s in h.leaves] if len(h.leaves) > 1 else []
     if len([leaf for leaf in leaves if leaf not in rollouts.masks]) > 1:  # the last leaf has all other tokens
-        raise RolloutsError(
-            f"the rollouts do not say which tokens of '{h.name}' are which",
-            required=f"masks for {', '.join(leaves)}: every token is an element of one of these leaves",
-            found=f"masks for {', '.join(rollouts.masks) or 'none'}; {have}",
-            remedy=add.format("masks={" + ", ".join(f"{leaf!r}: mask" for leaf in leaves) + "}") + ", of all but one",
-        )
+        required = f"masks for {', '.join(leaves)}: every token is an element of one of these leaves"
+        found = f"masks for {', '.join(rollouts.masks) or 'none'}; {have}"
+        give = "masks={" + ", ".join(f"{leaf!r}: mask" for leaf in leaves) + "}"
+        _refuse(f"do not say which tokens of '{h.name}' are which", required, found, give, ", of all but one")
     wanted = [s.name for s in (*h.order, *h.groups) if s not in (*h.leaves, h.rows) and s.name != BATCH]
     for name in (n for n in wanted if n not in known):
-        raise RolloutsError(
-            f"the rollouts say nothing about the stratum '{name}' of '{h.name}'",
-            required=f"labels for {', '.join(wanted)}",
-            found=have,
-            remedy=add.format(f"{name}=labels") + ", one per row or per token",
-        )
+        what = f"say nothing about the stratum '{name}' of '{h.name}'"
+        _refuse(what, f"labels for {', '.join(wanted)}", have, f"{name}=labels", each)
     for name in (n for n in h.attributes if n not in rollouts.attributes):
-        raise RolloutsError(
-            f"the rollouts say nothing about the attribute '{name}' of '{h.name}'",
-            required=f"numbers for {', '.join(h.attributes)}",
-            found=f"numbers for {', '.join(rollouts.attributes) or 'none'}",
-            remedy=add.format(f"attributes={{'{name}': numbers}}") + ", one per row or per token",
-        )
-    given: dict[str, Any] = {name: known[name].each for name in wanted}
-    if h.rows not in h.leaves and h.rows.name in known:
-        given[h.rows.name] = known[h.rows.name].each
+        what = f"say nothing about the attribute '{name}' of '{h.name}'"
+        found = f"numbers for {', '.join(rollouts.attributes) or 'none'}"
+        _refuse(what, f"numbers for {', '.join(h.attributes)}", found, f"attributes={{'{name}': numbers}}", each)
+    rows = [h.rows.name] if h.rows not in h.leaves and h.rows.name in known else []
+    given: dict[str, Any] = {name: known[name].each for name in (*wanted, *rows)}
     given |= {leaf: rollouts.masks[leaf] for leaf in leaves if leaf in rollouts.masks}
     attributes = {a.name: _attribute(a, rollouts, h) for a in h.attributes.values()}
     return op.index(offsets=rollouts.offsets, attributes=attributes, device=device, **given)
@@ -211,12 +200,14 @@ def _attribute(attribute: Attribute, rollouts: Rollouts, h: Hierarchy) -> Any:
     if on == h.rows and len(column) == rollouts.n_trajectories:
         return column
     values = rollouts.of_tokens(column)
-    of = rollouts.rows if on == h.rows else rollouts.of_tokens(rollouts.labels[on.name].of)
-    number = rollouts.n_trajectories if on == h.rows else len(rollouts.labels[on.name].names)
-    numbers = np.full(number, np.nan, values.dtype)
+    names: Sequence[Any] = range(rollouts.n_trajectories)
+    of = rollouts.rows
+    if on != h.rows:
+        of, names = rollouts.of_tokens(rollouts.labels[on.name].of), rollouts.labels[on.name].names
+    numbers = np.full(len(names), np.nan, values.dtype)
     numbers[of[of != NONE]] = values[of != NONE]
     for k in np.flatnonzero((of != NONE) & (numbers[of] != values))[:1]:
-        one = f"{on} {of[k] if on == h.rows else rollouts.labels[on.name].names[of[k]]!r}"
+        one = f"{on} {names[of[k]]!r}"
         raise RolloutsError(
             f"the attribute '{attribute.name}' of {one} has two values",
             required=f"one number for all tokens of one {on}",
@@ -225,7 +216,6 @@ def _attribute(attribute: Attribute, rollouts: Rollouts, h: Hierarchy) -> Any:
         )
     if on == h.rows:
         return numbers
-    names = rollouts.labels[on.name].names
     return {names[i]: float(numbers[i]) for i in np.unique(of[of != NONE])}  # labels that a token has
 
 
@@ -245,16 +235,13 @@ def gate(op: Operator, index: Index, rollouts: Rollouts, parameters: Mapping[str
 
 def _rewards(h: Hierarchy, rollouts: Rollouts) -> Tensor:
     """Returns the rewards for the hierarchy's advantages. Raises RolloutsError if the rollouts lack them."""
-    per_token = adds_up_tokens(h)
-    if rollouts.rewards is None or (per_token and len(rollouts.rewards) != rollouts.n_tokens):
-        raise RolloutsError(
-            f"the rollouts have no rewards{' of tokens' * per_token}, "
-            f"{'which' if per_token else 'of which'} '{h.name}' {'adds up' if per_token else 'makes advantages'}",
-            required=f"rewards, one per {'token' if per_token else 'trajectory or per token'}",
-            found=f"advantages={h.advantages}",
-            remedy="give them: Rollouts.from_batch(..., rewards=rewards)"
-            + ", a row's reward at its last token, and 0 elsewhere" * per_token,
-        )
+    of_tokens, one, more = adds_up_tokens(h), "trajectory or per token", ""
+    if rollouts.rewards is None or (of_tokens and len(rollouts.rewards) != rollouts.n_tokens):
+        what = f"have no rewards, of which '{h.name}' makes advantages"
+        if of_tokens:
+            what = f"have no rewards of tokens, which '{h.name}' adds up"
+            one, more = "token", ", a row's reward at its last token, and 0 elsewhere"
+        _refuse(what, f"rewards, one per {one}", f"advantages={h.advantages}", "rewards=rewards", more)
     return _double(rollouts.rewards)
 
 
@@ -265,14 +252,12 @@ def _refuse_none(h: Hierarchy, rollouts: Rollouts) -> None:
     read += [("a weight or a condition of the objective", list(o.formulas)) for o in weighed]
     for reader, formulas in read:
         if any(a in (advantage, pull) for f in formulas for a in atoms_within(f)):
-            raise RolloutsError(
-                f"the rollouts have no advantages, and {reader} of '{h.name}' reads them",
-                required="advantages, one per trajectory or per token",
-                found="only rewards, and the hierarchy has no formula for advantages"
-                if rollouts.rewards is not None
-                else "neither advantages nor rewards",
-                remedy="give them: Rollouts.from_batch(log_probs, old_log_probs, advantages, ...)",
-            )
+            made = "neither advantages nor rewards"
+            if rollouts.rewards is not None:
+                made = "only rewards, and the hierarchy has no formula for advantages"
+            what = f"have no advantages, and {reader} of '{h.name}' reads them"
+            give = "log_probs, old_log_probs, advantages, ..."
+            _refuse(what, "advantages, one per trajectory or per token", made, give)
 
 
 def disagreement(gated: Gated) -> dict[str, float]:
@@ -293,16 +278,13 @@ def disagreement(gated: Gated) -> dict[str, float]:
             whole[gated.index.positions_of(leaf).numpy()] = truth[part(word, leaf, leaves)]
         truth[Key(word)] = whole
     ratio, expected, objective = (truth[Key(word)] for word in ("gated_ratio", "coefficients", "objective"))
-    coefficients = gated.result.values.numpy()
-    if gated.advantages is None:  # the coefficients are those of advantages of 0
-        return {"ratio": _relative(gated.ratio.numpy() - ratio, ratio.max())}
-    # Terms of J may cancel, so its error is relative to the sum of their sizes.
-    terms = max(abs(float(objective[0])), float(np.abs(expected).sum()))
-    return {
-        "ratio": _relative(gated.ratio.numpy() - ratio, ratio.max()),
-        "coefficients": _relative(coefficients - expected, np.abs(expected).max()),
-        "objective": _relative(float(gated.result.objective) - objective, terms),
-    }
+    found = {"ratio": _relative(gated.ratio.numpy() - ratio, ratio.max())}
+    if gated.advantages is not None:  # else the coefficients are those of advantages of 0
+        # Terms of J may cancel, so its error is relative to the sum of their sizes.
+        terms = max(abs(float(objective[0])), float(np.abs(expected).sum()))
+        found["coefficients"] = _relative(gated.result.values.numpy() - expected, np.abs(expected).max())
+        found["objective"] = _relative(float(gated.result.objective) - objective, terms)
+    return found
 
 
 def _relative(error: Any, size: float) -> float:

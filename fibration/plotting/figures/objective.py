@@ -229,7 +229,7 @@ def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
         words = f"{name} leaves its budget" + (" (dotted: its regime changes again)" if again else "")
         handles.append(Line2D([], [], color=CHANNEL_COLOUR[channel], label=words))
     if other is not None:
-        look = {"color": "black", "linestyle": "--", "linewidth": 1.2}
+        look: dict[str, Any] = {"color": "black", "linestyle": "--", "linewidth": 1.2}
         handles.append(Line2D([], [], **look, label=_baseline_label(drift, other)))
     page.legend(handles=handles, **{**LEGEND, "loc": "lower left"}, bbox_to_anchor=(0.03, 0.01), ncols=2)
     split = "; each sign of A is a trajectory of its own" if drift.rows > 1 else ""

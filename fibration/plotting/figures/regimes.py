@@ -197,8 +197,8 @@ def _panel(axes: Axes, seen: Window, stratum: Stratum, letter: str, suffix: str)
         legend = [meaning(n) for n in names]
     image = seen.field(code)
     place: dict[str, Any] = {"origin": "lower", "extent": extent(seen.half)}
-    shown = {"cmap": ListedColormap(shades), "vmin": -0.5, "vmax": len(shades) - 0.5, "interpolation": "nearest"}
-    axes.imshow(image, alpha=1.0 if local else 0.55, **shown, **place)
+    shown: dict[str, Any] = {"cmap": ListedColormap(shades), "interpolation": "nearest", "alpha": 1 if local else 0.55}
+    axes.imshow(image, vmin=-0.5, vmax=len(shades) - 0.5, **shown, **place)
     if local:
         for level, line in {0.5: "#007C74", many - 0.5: "#5B2A86"}.items():
             if np.nanmin(image) < level < np.nanmax(image):
@@ -248,7 +248,8 @@ def _thresholds(axes: Axes, seen: Window, stratum: str, faint: bool) -> None:
                 first = b in section.ends
                 if faint and not first:
                     continue
-                color, style = CHANNEL_COLOUR[channel], "dashed" if faint else "solid" if first else "dotted"
+                color = CHANNEL_COLOUR[channel]
+                style: Any = "dashed" if faint else "solid" if first else "dotted"
                 look: dict[str, Any] = {"origin": "lower", "extent": extent(seen.half), "linewidths": 1.3}
                 axes.contour(image, [b], colors=color, linestyles=style, **look)
                 name = f"{stratum}{f' {CHANNELS[channel]}' if channel else ''} = {number(b)} {unit(op.hierarchy)}"
