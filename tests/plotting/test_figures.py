@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import math
 import os
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
+from pictures import inside, words
 from support import OF_EVERY_KIND, operator
 from thorough import some
 from typer.testing import CliRunner
@@ -57,8 +55,8 @@ from fibration.language.hierarchy import Hierarchy as Spec
 from fibration.plotting.figures import FIGURES, caption, draw, gates, make, note, objective, regimes
 from fibration.plotting.figures.joint import joint
 from fibration.plotting.figures.objective import ADVANTAGE, DELTA, Drift, baseline
-from fibration.plotting.figures.regimes import TOKENS, to_ratios
-from fibration.plotting.figures.sample import OLD, apart, dealing, dealt, regimes_of, sample, samples
+from fibration.plotting.figures.regimes import to_ratios
+from fibration.plotting.figures.sample import OLD, apart, dealt, sample
 from fibration.plotting.gate_curve import Section
 from fibration.runtime.operator import Operator
 
@@ -106,23 +104,19 @@ def cases(op: Operator, stratum: str, channel: str, **values: float) -> list[Sec
 
 
 @pytest.mark.parametrize(("channel", "c"), [("+", 0.2), ("-", 0.1)])
-@pytest.mark.parametrize("k", [2.0, 32.0])
-def test_the_drawn_gate_equals_the_captions_formula(channel: str, c: float, k: float) -> None:
-    (section,) = cases(variant(), "trajectory", channel, k=k)
+@pytest.mark.parametrize("k", [2.0, 32.0, None])
+def test_the_drawn_gate_equals_the_captions_formula(channel: str, c: float, k: float | None) -> None:
+    """Of fiberpo, too, whose rollback is the number of tokens: two, as in the caption."""
+    op, given, k = (compiled("fiberpo"), {}, 2.0) if k is None else (variant(), {"k": k}, k)
+    (section,) = cases(op, "trajectory", channel, **given)
     end = (1 + 1 / k) * c
-    assert section.breaks == pytest.approx((-end, -c, c, end), abs=1e-12)
+    assert section.breaks == pytest.approx((-end, -c, c, end), abs=1e-12) and section.ends == section.breaks[1:3]
     grid = np.array([-0.4, -c * (1 + 0.5 / k), -0.05, 0.0, 0.05, c, c * (1 + 0.25 / k), c * (1 + 0.5 / k), end, 0.5])
     seen = section.at(grid)
     np.testing.assert_allclose(seen["gated"], [g_agg(s, c, k) for s in grid], atol=1e-12)
     np.testing.assert_allclose(seen["slope"], [0, -k, 1, 1, 1, 1, -k, -k, 0, 0])
-    names = [REGIMES[i] for i in section.regime(grid)]
-    assert names == ["zeroed", "rolled_back", *["passed"] * 4, "rolled_back", "rolled_back", "zeroed", "zeroed"]
-
-
-def test_two_tokens_have_the_captions_rollback() -> None:
-    (section,) = cases(compiled("fiberpo"), "trajectory", "+")
-    assert section.breaks == pytest.approx((-0.3, -0.2, 0.2, 0.3))
-    assert float(section.at(0.25)["slope"][0]) == -2
+    names = ["zeroed", "rolled_back", *["passed"] * 4, "rolled_back", "rolled_back", "zeroed", "zeroed"]
+    assert section.regime(grid) == names
 
 
 def test_a_rollback_narrower_than_the_search_is_found() -> None:
@@ -135,7 +129,7 @@ def test_gates_that_read_the_advantage_are_drawn_for_both_signs() -> None:
     up, down = cases(compiled("ppo"), "token", "")
     assert (up.label, down.label) == ("A > 0", "A < 0")
     assert up.breaks == pytest.approx((0.2,))
-    assert down.breaks == pytest.approx((-0.2, 2.0))
+    assert down.breaks == pytest.approx((-0.2, 2.0)) and down.ends == down.breaks
     up, down = cases(compiled("gspo"), "trajectory", "")
     assert up.breaks == pytest.approx((math.log1p(0.0004),))
     assert down.breaks == pytest.approx((math.log1p(-0.0003),))
@@ -157,11 +151,10 @@ def test_gates_that_read_coarser_densities_are_drawn_for_three() -> None:
 def test_smooth_constant_and_open_gates_are_drawn() -> None:
     op = compiled(two(Gate(epsilon * tanh(residual / epsilon))))
     (smooth,) = cases(op, "token", "")
-    assert smooth.breaks == ()
+    assert smooth.breaks == () and smooth.regime([-0.3, 0.03]) == ["attenuated"] * 2
     assert float(smooth.at(0.03)["slope"][0]) == pytest.approx(1 / math.cosh(0.03 / 0.1) ** 2)
     (passes,) = cases(op, "trajectory", "")
-    assert passes.breaks == ()
-    assert passes.at([0.1, 3.0])["slope"].tolist() == [1, 1]
+    assert passes.breaks == () and passes.at([0.1, 3.0])["slope"].tolist() == [1, 1]
     (zero,) = cases(compiled("gspo"), "token", "")
     assert (zero.breaks, zero.gated(2.0).tolist(), zero.at(2.0)["slope"].tolist()) == ((), [0], [0])
 
@@ -186,25 +179,21 @@ def test_restorative_regions_are_shaded_where_only_one_sign_rolls_back() -> None
 @pytest.mark.parametrize("name", some(OF_EVERY_KIND, 2))
 def test_the_operators_results_lie_on_the_curves(name: str) -> None:
     op = compiled(name)
-    worlds = 200 if apart(op) else 20
-    tokens = gates.tokens_of(op)
+    tokens, worlds = gates.tokens_of(op), 200 if apart(op) else 20
     x = np.random.default_rng(3).normal(0, 0.3 if not name.startswith("gspo") else 4e-4, (worlds, tokens))
-    compared = []
+    compared = set()
     for a in (1.0, -1.0):
-        parts = samples(op, x, [a] * tokens, {})
-        codes = regimes_of(parts)
-        for key in parts[0].residual:
+        seen = sample(op, x, a, {})
+        for key, before in seen.residual.items():
             found = gates.cases(gates.reference(op, {}), *key)
             if any("coarser" in s.label for s in found):  # drawn for chosen densities, not for those of this batch
                 continue
-            compared.append(key)
+            compared.add(key)
             section = found[0 if a > 0 else -1]
-            before, after = (np.concatenate([getattr(s, w)[key] for s in parts]) for w in ("residual", "gated"))
-            np.testing.assert_allclose(section.gated(before.ravel()), after.ravel(), atol=1e-14)
-            assert (section.regime(before.ravel()) == codes[key].ravel()).all()
-    assert len(set(compared)) >= len(op.hierarchy.strata) * len(op.hierarchy.decomposition.channels) - 2 * (
-        name == "apc_obj"
-    )
+            np.testing.assert_allclose(section.gated(before.ravel()), seen.gated[key].ravel(), atol=1e-14)
+            assert section.regime(before.ravel()) == [REGIMES[i] for i in seen.regimes[key].ravel()]
+    every = len(op.hierarchy.strata) * len(op.hierarchy.decomposition.channels)
+    assert len(compared) >= every - 2 * (name == "apc_obj")
 
 
 # ---------------------------------------------------------------- regimes
@@ -220,31 +209,34 @@ def by_hand(r: list[float], eps: float, plus: float, minus: float, k: float) -> 
     return clipped, name[min(past), max(past)]
 
 
-CHOSEN = [
-    ([1.0, 1.0, 1.0], 0, "G-I"),
-    ([1.01, 0.99, 1.0], 0, "G-I"),
-    ([1.05, 0.975, 0.975], 1, "G-I"),  # u = 2/3·0.0488 for the first, |0.0253 − 2/3·0.0253| for the others
-    ([1.3, 1.0, 0.7], 3, "G-II,r"),
-    ([1.4, 1.0, 0.6], 3, "G-II"),
-    ([1.65, 1.0, 0.35], 3, "G-III,r"),
-    ([2.5, 0.25, 0.25], 3, "G-III"),
-]
-
-
-@pytest.mark.parametrize(("r", "clipped", "name"), CHOSEN)
+@pytest.mark.parametrize(
+    ("r", "clipped", "name"),
+    [
+        ([1.0, 1.0, 1.0], 0, "G-I"),
+        ([1.01, 0.99, 1.0], 0, "G-I"),
+        ([1.05, 0.975, 0.975], 1, "G-I"),  # u = 2/3·0.0488 for the first, |0.0253 − 2/3·0.0253| for the others
+        ([1.3, 1.0, 0.7], 3, "G-II,r"),
+        ([1.4, 1.0, 0.6], 3, "G-II"),
+        ([1.65, 1.0, 0.35], 3, "G-III,r"),
+        ([2.5, 0.25, 0.25], 3, "G-III"),
+    ],
+)
 def test_regimes_at_chosen_points_equal_the_closed_form(r: list[float], clipped: int, name: str) -> None:
-    values = caption(variant().hierarchy, "regimes")
-    seen = sample(variant(), np.log([r]), [1.0] * TOKENS, values)
-    window = regimes.Window(0.0, np.ones((1, 1), bool), [seen])
+    seen = points(variant(), [r], **caption(variant().hierarchy, "regimes"))
     assert by_hand(r, 0.025, 0.15, 0.09, 3) == (clipped, name)
-    assert window.clipped().tolist() == [clipped]
-    assert window.joint("trajectory") == [name]
+    assert (seen.clipped().tolist(), seen.joint("trajectory")) == ([clipped], [name])
+
+
+def points(op: Operator, ratios: object, advantage: float = 1.0, **values: object) -> regimes.Window:
+    """The map's worlds of these ratios."""
+    worlds = sample(op, np.log(ratios), advantage, values)
+    return regimes.Window(0.0, np.ones((1, len(worlds.log_ratio)), bool), worlds)
 
 
 def test_every_pixel_of_the_map_has_its_regime() -> None:
     op = compiled("fiberpo")  # three tokens: its rollback is the caption's k = 3
     seen = regimes.window(op, 0.0, 60, 1.0, caption(op.hierarchy, "regimes"))
-    ratios = np.exp(seen.parts[0].log_ratio)
+    ratios = np.exp(seen.worlds.log_ratio)
     np.testing.assert_allclose(ratios.sum(axis=1), 3)
     expected = [by_hand(r, 0.025, 0.15, 0.09, 3) for r in ratios.tolist()]
     assert seen.clipped().tolist() == [n for n, _ in expected]
@@ -262,19 +254,15 @@ def test_corners_and_centre_of_the_simplex_have_their_ratios() -> None:
 
 
 def test_the_advantage_decides_which_side_is_clipped() -> None:
-    op, r = compiled("dapo"), np.log([[1.5, 0.9, 0.6], [1.2, 1.15, 0.65]])
-    found = [
-        regimes.Window(0.0, np.ones((1, 2), bool), [sample(op, r, [a] * 3, {})]).clipped().tolist() for a in (1.0, -1.0)
-    ]
+    r = [[1.5, 0.9, 0.6], [1.2, 1.15, 0.65]]
+    found = [points(compiled("dapo"), r, a).clipped().tolist() for a in (1.0, -1.0)]
     assert found == [[1, 0], [1, 1]]  # above 1.28 for A > 0, below 0.8 for A < 0
 
 
 def test_joint_regimes_ignore_the_order_of_tokens() -> None:
-    number = {name: i for i, name in enumerate(REGIMES)}
-    assert joint([number["zeroed"], number["passed"]]) == joint([number["passed"], number["zeroed"]]) == "G-II"
-    assert joint([number["zeroed"], number["rolled_back"]]) == "G-III,r"
-    assert joint([number["limited"]]) == "limited"
-    assert joint([number["passed"], number["limited"]]) == "passed / limited"
+    assert joint(["zeroed", "passed"]) == joint(["passed", "zeroed"]) == "G-II"
+    assert joint(["zeroed", "rolled_back"]) == "G-III,r"
+    assert (joint(["limited"]), joint(["passed", "limited"])) == ("limited", "passed / limited")
 
 
 # ---------------------------------------------------------------- objective
@@ -343,21 +331,17 @@ def test_the_baseline_of_a_figure_is_grpo_with_the_same_clip() -> None:
     gated = np.where(ADVANTAGE > 0, np.minimum(r, 1.04), np.maximum(r, 0.96))
     np.testing.assert_allclose(grpo.total(t), (gated * ADVANTAGE).mean(axis=1), rtol=1e-12)
     assert objective.weigh(drift(), grpo) == 1
-    long = Drift(compiled("dr_grpo"), {})  # μ = 1/1024 instead of 1/10
-    assert objective.weigh(long, grpo) == pytest.approx(10 / 1024)
+    assert objective.weigh(Drift(compiled("dr_grpo"), {}), grpo) == pytest.approx(10 / 1024)  # μ = 1/1024, not 1/10
     assert baseline(compiled("grpo"), {}) is None
-    dapo = baseline(compiled("dapo"), {})
-    assert dapo is not None
-    assert dapo.parameters == {"epsilon_low": 0.2, "epsilon_high": 0.28}
+    assert baseline(compiled("dapo"), {}).parameters == {"epsilon_low": 0.2, "epsilon_high": 0.28}  # type: ignore[union-attr]
 
 
 def test_the_legend_says_which_clip_of_grpo_is_its_own() -> None:
-    op = compiled("apc_obj")
     mine = Drift(compiled("grpo"), {"epsilon_low": 0.1, "epsilon_high": 0.3})
     for drift, label in (
         (mine, "GRPO, clipped to [1 − 0.1, 1 + 0.3]"),
         (Drift(mine.op, {"epsilon_high": 0.3}), "GRPO, clipped to [1 − 0.2 (its default), 1 + 0.3]"),
-        (baseline(op, {}), "GRPO, clipped at its default to [1 − 0.2, 1 + 0.2]"),
+        (baseline(compiled("apc_obj"), {}), "GRPO, clipped at its default to [1 − 0.2, 1 + 0.2]"),
     ):
         assert drift is not None
         assert objective._baseline_label(mine, drift) == label
@@ -412,8 +396,7 @@ def test_simulated_rows_of_a_figure_are_independent() -> None:
     assert not apart(compiled(whole))
     assert apart(compiled("fiberpo_domain"))
     d, t = Drift(compiled(whole), {}), np.array([0.2, 0.9])
-    together, alone = d.ratio(t), [d.ratio(t[i : i + 1])[0] for i in (0, 1)]
-    np.testing.assert_array_equal(together, np.stack(alone))
+    np.testing.assert_array_equal(d.at(t).ratio, [d.at(one).ratio[0] for one in t])
 
 
 def test_levels_below_the_rows_and_attributes_are_drawn() -> None:
@@ -442,19 +425,14 @@ def test_simulated_rows_form_a_group() -> None:
 
 
 def test_tokens_are_assigned_to_the_leaves_in_turn() -> None:
-    seen = sample(compiled("fiberpo_modal"), np.zeros((2, 5)), [1.0] * 5, {})
-    text, image, row, group = (next(s for s in seen.op.hierarchy.order if s.name == n) for n in MODAL)
-    assert seen.tokens_of(text).tolist() == [0, 2, 4]
-    assert seen.tokens_of(image).tolist() == [1, 3]
-    assert seen.element(text).tolist() == [0, 1, 2]
-    assert seen.element(image).tolist() == [0, 1]
-    assert seen.tokens_over(row).tolist() == seen.tokens_over(group).tolist() == [0, 1, 2, 3, 4]
-    assert seen.element(group).tolist() == [0] * 5
-    assert dealing(seen.op.hierarchy) == "its tokens are text_token, image_token in turn"
-    assert dealt(6, 2, 2).tolist() == [0, 1, 0, 0, 1, 0]  # anew in every trajectory
-
-
-MODAL = ("text_token", "image_token", "trajectory", "prompt_group")
+    """Anew in every trajectory."""
+    seen, h = sample(compiled("fiberpo_modal"), np.zeros((2, 5)), 1.0, {}), compiled("fiberpo_modal").hierarchy
+    elements = {s.name: (seen.tokens_over(s).tolist(), seen.element(s).tolist()) for s in h.order}
+    coarser = [0, 1, 2, 3, 4], [0] * 5
+    leaves = {"text_token": ([0, 2, 4], [0, 1, 2]), "image_token": ([1, 3], [0, 1])}
+    assert elements == {"prompt_group": coarser, "trajectory": coarser, **leaves}
+    assert [seen.tokens_of(leaf).tolist() for leaf in h.leaves] == [[0, 2, 4], [1, 3]]
+    assert dealt(6, 2, 2).tolist() == [0, 1, 0, 0, 1, 0]
 
 
 def by_hand_modal(r: np.ndarray) -> np.ndarray:
@@ -488,8 +466,8 @@ def test_a_quiver_of_single_elements_equals_fiberpo(name: str) -> None:
     d = Drift(compiled(name), {**values, **budgets})
     assert not apart(d.op)
     expected = np.stack([closed_form(v, 0.04, 0.12, 0.05, 10) for v in t])
-    np.testing.assert_allclose(d.ratio(t), expected, rtol=1e-12)
-    (seen,) = d.at(1.0)
+    np.testing.assert_allclose(d.at(t).ratio, expected, rtol=1e-12)
+    seen = d.at(1.0)
     for stratum in d.op.hierarchy.order:
         still = stratum.name not in ("batch", "token")
         assert (max(np.abs(seen.residual[stratum.name, c]).max() for c in "+-") < 1e-12) == still
@@ -497,13 +475,12 @@ def test_a_quiver_of_single_elements_equals_fiberpo(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fiberpo_modal", "fiberpo_crossed", "apc_obj", "dapo"])
 def test_regimes_of_many_simulated_batches_equal_those_of_each(name: str) -> None:
-    x = np.random.default_rng(5).normal(0, 0.2, (12, 4))
-    op = compiled(name)
-    parts = [sample(op, x[i : i + 1], [1.0, 1.0, -1.0, -1.0], {}) for i in range(len(x))]
-    together = regimes_of(parts)
-    assert set(together) == set(parts[0].regimes)
+    x, advantages = np.random.default_rng(5).normal(0, 0.2, (12, 4)), [1.0, 1.0, -1.0, -1.0]
+    together = sample(compiled(name), x, advantages, {}).regimes
+    each = [sample(compiled(name), x[i : i + 1], advantages, {}).regimes for i in range(len(x))]
+    assert set(together) == set(each[0])
     for level, codes in together.items():
-        np.testing.assert_array_equal(codes, np.concatenate([s.regimes[level] for s in parts]))
+        np.testing.assert_array_equal(codes, np.concatenate([found[level] for found in each]))
 
 
 def test_each_leaf_has_a_local_map() -> None:
@@ -511,7 +488,7 @@ def test_each_leaf_has_a_local_map() -> None:
     text, image = op.hierarchy.leaves
     assert [regimes.tokens_of(op, leaf) for leaf in (text, image)] == [[0, 2], [1]]
     r = np.array([[1.0, 1.0, 1.0], [1.03, 0.97, 1.0], [1.3, 0.7, 1.0]])
-    seen = regimes.Window(0.0, np.ones((1, 3), bool), [sample(op, np.log(r), [1.0] * 3, {})])
+    seen = points(op, r)
     changed = []
     for row in np.log(r):
         s = {1: np.maximum(row, 0).mean(), -1: np.maximum(-row, 0).mean()}
@@ -526,7 +503,7 @@ def test_a_gate_that_passes_no_residual_is_mapped_by_ratios() -> None:
     (leaf,) = op.hierarchy.leaves
     seen = regimes.look(op, leaf, 1.0, {})
     assert (seen.by_ratio, seen.half) == (True, regimes.ZOOM)
-    spent = np.abs(np.exp(seen.parts[0].log_ratio) - 1).sum(axis=1)
+    spent = np.abs(np.exp(seen.worlds.log_ratio) - 1).sum(axis=1)
     far = np.abs(spent - 0.3) > 1e-6  # T·δ
     assert ((seen.clipped(leaf) == 0) == (spent <= 0.3))[far].all()
     assert not regimes.look(compiled("fiberpo"), compiled("fiberpo").hierarchy.leaves[0], 1.0, {}).by_ratio
@@ -540,16 +517,14 @@ def test_score_estimators_under_drift_equal_the_closed_form() -> None:
     np.testing.assert_allclose(d.total(t), expected.sum(axis=1), atol=1e-13)
     assert (r * OLD < 1).all()
     assert baseline(d.op, {}) is None
-    written = " ".join(text.get_text() for text in make(d.op, "objective", {}).texts)
-    assert "score estimator, π_old = 0.5 for every token" in written
+    assert "score estimator, π_old = 0.5 for every token" in words(make(d.op, "objective", {}))
 
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("small")
 def test_pages_say_how_tokens_are_assigned_to_leaves() -> None:
     for figure in FIGURES:
-        page = make(compiled("fiberpo_modal"), figure, {})
-        assert "its tokens are text_token, image_token in turn" in " ".join(text.get_text() for text in page.texts)
+        assert "its tokens are text_token, image_token in turn" in words(make(compiled("fiberpo_modal"), figure, {}))
 
 
 @pytest.mark.thorough
@@ -564,33 +539,24 @@ def test_more_leaves_than_tokens_are_drawn() -> None:
         decomposition=signed_log_ratio(scale=mass),
         objective=token_mean(),
     )
-    page = make(compiled(h), "regimes", {})
-    words = " ".join(t.get_text() for t in page.texts)
-    assert "not drawn: gesture, of which 3 tokens dealt out to 4 leaves are none" in words
-    assert "a trajectory of 4 tokens" in " ".join(t.get_text() for t in make(compiled(h), "gates", {}).texts)
+    left_out = "not drawn: gesture, of which 3 tokens dealt out to 4 leaves are none"
+    assert left_out in words(make(compiled(h), "regimes", {}))
+    assert "a trajectory of 4 tokens" in words(make(compiled(h), "gates", {}))
 
 
 # ---------------------------------------------------------------- pictures and files
 
 
-def inside(figure: Figure) -> None:
-    """Nothing that is drawn reaches over the edge of the picture."""
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    box, page = figure.get_tightbbox(canvas.get_renderer()), figure.get_size_inches()
-    assert box.x0 >= 0
-    assert box.y0 >= 0
-    assert box.x1 <= page[0]
-    assert box.y1 <= page[1]
-
-
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Coarse pixels: fewer of the same points."""
-    monkeypatch.setattr(regimes, "PIXELS", 60)
-    monkeypatch.setattr(regimes, "PROBE", 40)
-    monkeypatch.setattr(regimes, "ALONE", 16)
-    monkeypatch.setattr(objective, "SEARCH", objective.SEARCH[::5])
+    for module, name, value in (
+        (regimes, "PIXELS", 60),
+        (regimes, "PROBE", 40),
+        (regimes, "ALONE", 16),
+        (objective, "SEARCH", objective.SEARCH[::5]),
+    ):
+        monkeypatch.setattr(module, name, value)
 
 
 KINDS = ("fiberpo", "gspo", "ppo", "cispo", "fiberpo_modal", "fiberpo_crossed", "apc_obj")  # one of each kind
@@ -638,14 +604,13 @@ def test_parameters_reach_the_figure(tmp_path: Path) -> None:
     assert invoke(VARIANT, *given, "-o", tmp_path)[0] == 0
     assert [p.name for p in tmp_path.iterdir()] == ["fiberpo_k_gates.svg"]
     picture = make(variant(), "gates", {"k": 5.0, "C_trajectory": {"+": 0.3, "-": 0.2}})
-    assert "k = 5" in " ".join(t.get_text() for t in picture.texts)
+    assert "k = 5" in words(picture)
     ticks = [t.get_text() for child in picture.axes[0].child_axes for t in child.get_xticklabels()]
     assert ticks == ["0.3", "0.36"]
 
 
 def test_given_parameters_replace_those_of_the_captions() -> None:
-    picture = make(variant(), "gates", {"k": 7.0}, paper=True)
-    assert "k = 7" in " ".join(t.get_text() for t in picture.texts)
+    assert "k = 7" in words(make(variant(), "gates", {"k": 7.0}, paper=True))
     assert caption(fibration.load("fiberpo"), "objective") == {"C_trajectory": {"+": 0.12, "-": 0.05}, "epsilon": 0.04}
     assert caption(fibration.load("ppo"), "objective") == {}
 
@@ -678,22 +643,15 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.usefixtures("small")
-def test_files_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("broken", "name", "error"), [(files.os, "replace", OSError), (objective, "figure", ParameterError)]
+)
+def test_nothing_is_written_unless_everything_can_be(broken, name, error, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     def fails(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
+        raise error("a test")
 
-    monkeypatch.setattr(files.os, "replace", fails)
-    with pytest.raises(OSError, match="no space left"):
-        draw(fibration.load("ppo"), tmp_path, ["gates"])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_nothing_is_written_unless_everything_can_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> Figure:
-        raise ParameterError("a figure fails")
-
-    monkeypatch.setattr(objective, "figure", fails)
-    with pytest.raises(ParameterError):
+    monkeypatch.setattr(broken, name, fails)
+    with pytest.raises(error):
         draw(fibration.load("ppo"), tmp_path, ["gates", "objective"])
     assert list(tmp_path.iterdir()) == []
 

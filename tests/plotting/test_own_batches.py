@@ -34,10 +34,8 @@ from fibration import (
 )
 from fibration.errors import FibrationError
 from fibration.plotting.drifts import colours
-from fibration.plotting.hierarchy import hierarchy
-from fibration.plotting.recorded_batch import ratios, regimes
-from fibration.plotting.hierarchy import apart
-from fibration.plotting.recorded_batch import weights
+from fibration.plotting.hierarchy import apart, hierarchy
+from fibration.plotting.recorded_batch import ratios, regimes, weights
 from fibration.rollouts import replay
 from fibration.rollouts.replay import MOST, Gated, build_index, disagreement, gate, parts
 

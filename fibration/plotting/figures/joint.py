@@ -36,8 +36,7 @@ CHANNEL_COLOUR = {"": UP, "+": UP, "-": DOWN}
 
 def joint(names: Sequence[str]) -> str:
     """The regime of a level, from those of its channels: `G-II,r`, or the titles of both regimes."""
-    titles = " / ".join(REGIMES[n].title for n in sorted(names))
-    return GLOBAL.get(tuple(sorted(names)), titles)
+    return GLOBAL.get(tuple(sorted(names)), " / ".join(REGIMES[n].title for n in names))
 
 
 def meaning(name: str) -> str:
