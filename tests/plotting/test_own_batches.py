@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from pictures import inside
 from support import operator
 
 import fibration
@@ -75,10 +75,7 @@ def gated(h: Hierarchy, r: Rollouts, by: str | None = None) -> Gated:
 
 def drawn(figure: Figure) -> list[Any]:
     """Every text that is shown, with where; nothing reaches over the edge of the page."""
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    box = figure.get_tightbbox(canvas.get_renderer())
-    assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= figure.get_figwidth() and box.y1 <= figure.get_figheight()
+    inside(figure)
     return [(t.get_text(), t.get_window_extent()) for axes in figure.axes for t in axes.texts]
 
 
@@ -242,8 +239,7 @@ def test_pictures_have_many_parts_or_none() -> None:
     h = own().replace(objective=fibration.trajectory_mean().weigh(1 + fibration.absolute(fibration.token_log_ratio)))
     for r in (batch(domain=names), batch()):
         g = gated(h, r)
-        for figure in (regimes(g), ratios(g), weights(g)):
-            drawn(figure)
+        inside(regimes(g), ratios(g), weights(g))
     legend = next(axes.get_legend() for axes in ratios(gated(h, batch(domain=names))).axes[3:] if axes.get_legend())
     said = [text.get_text() for text in legend.get_texts()]
     assert len(said) == 7 and said[-1] == "18 others"

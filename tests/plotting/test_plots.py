@@ -15,13 +15,13 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from pictures import inside
 from rich.console import Console
 from thorough import some
 from typer.testing import CliRunner
 
 import fibration
 from fibration import (
-    Attribute,
     Fibration,
     Gate,
     Hierarchy,
@@ -42,8 +42,9 @@ from fibration.errors import HierarchyIndexError, RolloutsError
 from fibration.plotting.canvas import DPI, INK, character, save
 from fibration.plotting.drifts import colours, net
 from fibration.plotting.drifts import drift as drift_of
+from fibration.plotting.gate_curve import sections
 from fibration.plotting.hierarchy import hierarchy, wrapped
-from fibration.plotting.recorded_batch import Curve, curves, ratios, regimes
+from fibration.plotting.recorded_batch import ratios, regimes
 from fibration.printing.regimes import REGIMES
 from fibration.rollouts import replay as recorded_module
 from fibration.rollouts.file import Labels, Rollouts, save_rollouts
@@ -100,6 +101,17 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def printed(g: Gated, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO())
+    for part in findings.findings(g):
+        console.print(part)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def pictures(g: Gated) -> list[Figure]:
+    return [hierarchy(g.op.hierarchy, g), regimes(g), ratios(g)]
+
+
 def invoke(*arguments: object) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["run", *map(str, arguments)])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.output
@@ -134,16 +146,12 @@ def test_run_writes_its_tables_and_pictures(file: Path, tmp_path: Path) -> None:
 
 
 def test_the_tables_are_the_metrics(batch: Gated) -> None:
-    console = Console(width=80, file=io.StringIO())
-    for part in findings.findings(batch):
-        console.print(part)
-    output = console.file.getvalue()  # type: ignore[attr-defined]
+    output = printed(batch, width=80)
     assert "…" not in output.replace(" … ", "").replace("with $ …o long", "")
     rows = [line.split() for line in output.splitlines()]
     metrics = batch.result.metrics
     row = next(r for r in rows if r[:3] == ["domain", "+", "arithmetic"])
-    assert row[3] == "1"
-    assert row[4] == row[5] == f"{float(metrics['domain/+/drift[domain=arithmetic]']):.4f}"
+    assert row[3] == "1" and row[4] == row[5] == f"{float(metrics['domain/+/drift[domain=arithmetic]']):.4f}"
     everything = [r for r in rows if r[:1] == ["all"]]
     assert everything[-1][1:4] == ["9", "36", str(batch.rollouts.n_tokens)]
     assert everything[-2][2:4] == [f"{float(metrics[f'token/-/{k}']):.4f}" for k in ("drift", "drift_max")]
@@ -233,22 +241,6 @@ def test_a_folder_that_cannot_be_written_is_an_error(file: Path, tmp_path: Path)
     assert "is a file" in output
 
 
-def test_labels_that_the_rollouts_lack_are_named() -> None:
-    token, turn, trajectory = strata("token turn trajectory")
-    weight = Attribute("weight", on=token)
-    passes = {"decomposition": fibration.log_ratio(), "objective": trajectory_mean()}
-    turns = Hierarchy(
-        name="turns",
-        fibrations=[Fibration(token, turn, kernel=uniform()), Fibration(turn, trajectory, kernel=uniform())],
-        gates={s: fibration.identity_gate() for s in (token, turn, trajectory)},
-        **passes,
-    )
-    weighted = Hierarchy(name="weighted", gates={token: Gate(residual * weight / weight)}, **passes)
-    for h, expected in ((turns, "stratum 'turn' of 'turns'"), (weighted, "attribute 'weight' of 'weighted'")):
-        with pytest.raises(RolloutsError, match=expected):
-            gated(h)
-
-
 def crossed(orthogonalise: str | None = None, **more: object) -> Hierarchy:
     """Trajectories over prompt groups and over domains, which recorded rollouts know, and both over the batch."""
     token, trajectory, prompt_group, domain, batch = strata("token trajectory prompt_group domain batch")
@@ -273,23 +265,27 @@ def crossed(orthogonalise: str | None = None, **more: object) -> Hierarchy:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["fiberpo_modal", "fiberpo_crossed", "fiberpo_experts", "fiberpo_turns"])
-def test_masks_and_labels_that_recorded_rollouts_lack_are_named(name: str, file: Path, tmp_path: Path) -> None:
-    missing = {
-        "fiberpo_modal": "required: masks for text_token, image_token",
-        "fiberpo_crossed": "the stratum 'modality' of 'fiberpo_crossed'",
-        "fiberpo_experts": "the stratum 'expert' of 'fiberpo_experts'",
-        "fiberpo_turns": "the stratum 'turn' of 'fiberpo_turns'",
-    }
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fiberpo_modal", "masks={'text_token': mask, 'image_token': mask}"),
+        ("fiberpo_modal", "required: masks for text_token, image_token"),
+        ("fiberpo_crossed", "the stratum 'modality' of 'fiberpo_crossed'"),
+        ("fiberpo_experts", "the stratum 'expert' of 'fiberpo_experts'"),
+        ("fiberpo_turns", "the stratum 'turn' of 'fiberpo_turns'"),
+    ],
+)
+def test_masks_and_labels_that_recorded_rollouts_lack_are_named(name: str, expected: str) -> None:
     with pytest.raises(RolloutsError) as raised:
-        build_index(compiled(fibration.load(name)), recorded())
-    assert missing[name] in str(raised.value)
-    if name == "fiberpo_modal":
-        assert "masks={'text_token': mask, 'image_token': mask}" in str(raised.value)
-        code, output = invoke(name, "--rollouts", file, "--out", tmp_path / "out")
-        assert code == 2
-        assert output.startswith("fiberpo_modal  verified  ") and "What every gate did" not in output
-        assert not (tmp_path / "out").exists()
+        gated(name)
+    assert expected in str(raised.value)
+
+
+def test_a_batch_that_lacks_something_is_not_drawn(file: Path, tmp_path: Path) -> None:
+    code, output = invoke("fiberpo_modal", "--rollouts", file, "--out", tmp_path / "out")
+    assert code == 2
+    assert output.startswith("fiberpo_modal  verified  ") and "What every gate did" not in output
+    assert not (tmp_path / "out").exists()
 
 
 def branching() -> Rollouts:
@@ -338,9 +334,7 @@ def test_a_crossing_that_no_projection_tells_apart_is_refused() -> None:
 def test_a_quiver_of_known_strata_runs() -> None:
     g = gated(crossed())
     metrics, total = g.result.metrics, g.rollouts.n_tokens
-    console = Console(width=100, file=io.StringIO())
-    console.print(findings.table_of_regimes(g))
-    rows = [line.split() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    rows = [line.split() for line in printed(g).splitlines()]
     # over both coarsest strata, each level's own rows first and then all of its elements
     here = next(i for i, r in enumerate(rows) if r[:3] == ["token", "+", "prompt_group"])
     assert [r[0] for r in rows[here + 1 : here + 10]] == list(g.rollouts.labels["prompt_group"].names)
@@ -357,8 +351,7 @@ def test_a_quiver_of_known_strata_runs() -> None:
     tokens = g.rollouts.of_tokens(g.rollouts.labels["prompt_group"].of)
     np.testing.assert_allclose(drift_of(g, "prompt_group"), group[tokens], atol=1e-12)
     assert max(disagreement(g).values()) < 1e-12
-    for figure in (hierarchy(g.op.hierarchy, g), regimes(g), ratios(g)):
-        inside(figure)
+    inside(*pictures(g))
 
 
 def test_elements_of_several_domains_are_drawn_as_several() -> None:
@@ -380,13 +373,8 @@ def test_tokens_outside_a_branch_are_drawn() -> None:
     both = np.where(image, drift_of(g, "image_token"), drift_of(g, "text_token"))
     np.testing.assert_allclose(both, g.log_ratio.numpy(), atol=1e-12)
     assert max(disagreement(g).values()) < 1e-12
-    for figure in (hierarchy(op.hierarchy, g), regimes(g), ratios(g)):
-        inside(figure)
-    console = Console(width=100, file=io.StringIO())
-    for part in findings.findings(g):
-        console.print(part)
-    words = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
-    assert "tokens that the gates on text_token and image_token changed" in words
+    inside(*pictures(g))
+    assert "tokens that the gates on text_token and image_token changed" in " ".join(printed(g).split())
 
 
 @pytest.mark.parametrize("width", [12, 20, 60])
@@ -415,36 +403,18 @@ def test_drifts_add_up_to_the_log_ratio(batch: Gated) -> None:
     np.testing.assert_allclose(total, batch.log_ratio.numpy(), atol=1e-12)
 
 
-def test_curves_equal_the_gates(batch: Gated) -> None:
-    grid = np.linspace(-1, 1, 20_001)
-    for channel, budget in (("+", 0.2), ("-", 0.1)):
-        (curve,) = curves(batch, "domain", channel, grid)
-        assert curve.passes == pytest.approx((-budget, budget), abs=2e-4)
-        assert set(curve.regime()) >= {"passed", "zeroed"}
-    (clip,) = curves(batch, "token", "+", grid)
-    np.testing.assert_allclose(clip.gated, np.clip(grid, -0.05, 0.05))
-    assert set(clip.regime()) == {"passed", "limited"}
-    assert clip.regime()[0] == "limited"
-
-
-def test_a_gate_that_reads_the_advantage_has_two_curves() -> None:
+def test_gates_are_drawn_at_median_operands(batch: Gated) -> None:
     grid = np.linspace(-1, 1, 2001)
-    up, down = curves(gated("grpo"), "token", "", grid)
-    assert (up.label, down.label) == ("A > 0", "A < 0")
-    np.testing.assert_allclose(up.gated, np.minimum(grid, 0.2))
-    np.testing.assert_allclose(down.gated, np.maximum(grid, -0.2))
-
-
-def test_a_constant_gate_has_a_curve() -> None:
-    (zero,) = curves(gated("gspo"), "token", "", np.linspace(-1, 1, 11))
-    assert not zero.gated.any()
-    assert zero.passes == (0.0, 0.0)
-    assert set(zero.regime()) == {"zeroed"}
-
-
-def test_a_smooth_gate_is_attenuated() -> None:
-    grid = np.linspace(-2, 2, 101)
-    assert set(Curve("", grid, np.tanh(grid)).regime()) == {"attenuated"}
+    for channel, budget in (("+", 0.2), ("-", 0.1)):
+        (curve,) = sections(batch, "domain", channel)
+        assert curve.ends == (-budget, budget) and {*curve.regime(grid)} >= {"passed", "zeroed"}
+    (clip,) = sections(batch, "token", "+")
+    np.testing.assert_allclose(clip.gated(grid), np.clip(grid, -0.05, 0.05))
+    up, down = sections(gated("grpo"), "token", "")
+    assert (up.label, up.ends, down.label, down.ends) == ("A > 0", (0.2,), "A < 0", (-0.2,))
+    (zero,) = sections(gated("gspo"), "token", "")
+    assert float(gated(smooth()).result.metrics["token/attenuated"]) > 0.9
+    assert not zero.gated(grid).any() and zero.ends == () and zero.regime([-1, 1]) == ["zeroed"] * 2
 
 
 def test_every_regime_of_the_metrics_has_a_colour() -> None:
@@ -457,55 +427,33 @@ def test_every_regime_of_the_metrics_has_a_colour() -> None:
 # ---------------------------------------------------------------- the pictures
 
 
-def inside(figure: Figure) -> None:
-    """Nothing that is drawn, labels least of all, reaches over the edge of the picture."""
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    box, page = figure.get_tightbbox(canvas.get_renderer()), figure.get_size_inches()
-    assert box.x0 >= 0
-    assert box.y0 >= 0
-    assert box.x1 <= page[0]
-    assert box.y1 <= page[1]
+def smooth() -> Hierarchy:
+    temperature = Parameter("temperature", default=0.5)
+    gate = Gate(temperature * tanh(residual / temperature))
+    given = {"decomposition": fibration.log_ratio(), "objective": fibration.token_mean()}
+    return Hierarchy(name="smooth", gates={strata("token")[0]: gate}, **given)
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize(
-    "make", [lambda g: hierarchy(g.op.hierarchy, g), regimes, ratios], ids=["hierarchy", "regimes", "ratios"]
-)
-def test_pictures_keep_to_their_page(make, batch: Gated) -> None:  # type: ignore[no-untyped-def]
-    inside(make(batch))
+MADE = {
+    "usual": lambda: gated("fiberpo_domain"),
+    "without a budget": lambda: gated(smooth()),
+    "on policy": lambda: gated("fiberpo", recorded(spread=0.0)),
+    "many and far": lambda: gated("gspo", recorded(spread=3.0, domains=tuple(f"domain {i}" for i in range(12)))),
+}
 
 
-@pytest.mark.thorough
-def test_pictures_of_unusual_batches_are_drawn() -> None:
-    on_policy = gated("fiberpo", recorded(spread=0.0))
-    many_and_far = gated("gspo", recorded(spread=3.0, domains=tuple(f"domain {i}" for i in range(12))))
-    for g in (on_policy, many_and_far):
-        for figure in (hierarchy(g.op.hierarchy, g), regimes(g), ratios(g)):
-            inside(figure)
+@pytest.mark.parametrize("name", some(MADE, 2))
+def test_pictures_keep_to_their_page(name: str) -> None:
+    inside(*pictures(MADE[name]()))
 
 
 def test_ratios_below_0_have_no_logarithm() -> None:
     g = gated("truly_ppo", recorded(spread=3.0), alpha=20.0)
     below = int((g.ratio <= 0).sum())
     assert below > 0
-    words = [text.get_text() for axes in ratios(g).axes for text in axes.texts]
-    assert any(f"{below} gated ratios are not above 0" in w for w in words)
-    inside(ratios(g))
-
-
-def test_a_gate_without_a_budget_is_drawn() -> None:
-    (token,) = strata("token")
-    temperature = Parameter("temperature", default=0.5)
-    smooth = Hierarchy(
-        name="smooth",
-        gates={token: Gate(temperature * tanh(residual / temperature))},
-        decomposition=fibration.log_ratio(),
-        objective=fibration.token_mean(),
-    )
-    g = gated(smooth)
-    inside(regimes(g))
-    assert float(g.result.metrics["token/attenuated"]) > 0.9
+    picture = ratios(g)
+    assert any(f"{below} gated ratios are not above 0" in t.get_text() for axes in picture.axes for t in axes.texts)
+    inside(picture)
 
 
 def test_a_tree_without_a_batch_is_drawn() -> None:
@@ -517,8 +465,7 @@ def test_a_tree_without_a_batch_is_drawn() -> None:
         decomposition=fibration.log_ratio(),
         objective=fibration.token_mean(),
     )
-    inside(hierarchy(tree))
-    inside(hierarchy(fibration.load("ppo")))
+    inside(hierarchy(tree), hierarchy(fibration.load("ppo")))
 
 
 @pytest.mark.sampled

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from pictures import words
 from support import operator
 from typer.testing import CliRunner
 
@@ -63,12 +64,11 @@ def recorded() -> Gated:
 
 def expected() -> tuple[np.ndarray, np.ndarray]:
     """Weights and what is kept of the recorded batch, from its columns."""
-    b = load_rollouts(engine=True)
+    b = recorded().rollouts
     x = b.old_log_probs.astype(float) - b.policies["rollout"]
     drift = np.abs(b.log_probs.astype(float) - b.old_log_probs).mean()
-    rows = np.repeat(np.arange(b.n_trajectories), np.diff(b.offsets))
-    means = np.bincount(rows, x) / np.diff(b.offsets)
-    return np.minimum(np.exp(x), CEILING) * (1 + drift), np.abs(means[rows]) <= FAR
+    means = np.bincount(b.rows, x) / np.diff(b.offsets)
+    return np.minimum(np.exp(x), CEILING) * (1 + drift), np.abs(means[b.rows]) <= FAR
 
 
 def test_recorded_weights_equal_the_formulas() -> None:
@@ -83,11 +83,10 @@ def test_recorded_weights_equal_the_formulas() -> None:
 def test_the_recorded_objective_is_that_of_its_terms() -> None:
     """`J = Σ μ·w·𝒢·A`, where `μ` counts kept tokens, and the trajectories that have one."""
     g, (w, kept) = recorded(), expected()
-    b = g.rollouts
-    rows = np.repeat(np.arange(b.n_trajectories), np.diff(b.offsets))
+    rows, advantages = g.rollouts.rows, g.rollouts.advantages.astype(float)
     count = np.bincount(rows, kept)
     mu = kept / (np.count_nonzero(count) * np.maximum(count, 1)[rows])
-    terms = mu * w * g.ratio.numpy() * b.advantages.astype(float)[rows]
+    terms = mu * w * g.ratio.numpy() * advantages[rows]
     assert float(g.result.objective) == pytest.approx(terms.sum(), rel=1e-11)
     assert abs(g.result.values.numpy())[~kept].max() == 0
 
@@ -134,11 +133,8 @@ def test_a_file_without_the_policy_is_refused(spec: Path, tmp_path: Path) -> Non
     save_rollouts(tmp_path / "two", load_rollouts())
     result = CliRunner().invoke(app, ["run", str(spec), "--rollouts", str(tmp_path / "two"), "--out", str(tmp_path)])
     assert result.exit_code == 2
-    for words in (
-        "the policy 'rollout', which 'of_three' reads",
-        "policies={'rollout': log_probs}",
-    ):
-        assert words in result.output
+    for said in ("the policy 'rollout', which 'of_three' reads", "policies={'rollout': log_probs}"):
+        assert said in result.output
     assert not list(tmp_path.glob("*.png"))
 
 
@@ -154,9 +150,8 @@ def test_a_policy_that_no_batch_has_is_named() -> None:
 
 
 def test_a_loss_of_two_policies_takes_the_batch_of_two() -> None:
-    found = gate(
-        operator(fibration.load("grpo")), *(build_index(operator(fibration.load("grpo")), b := load_rollouts()), b), {}
-    )
+    op, batch = operator(fibration.load("grpo")), load_rollouts()
+    found = gate(op, build_index(op, batch), batch, {})
     assert not found.policies and found.weights.kept.all() and found.weights.each == ()
 
 
@@ -183,10 +178,10 @@ def test_gates_that_read_a_pull_are_drawn_for_both_signs() -> None:
     op = operator(inward("fiberpo_domain"))
     seen = gates.reference(op, {})
     for channel, sign in (("+", 1), ("-", -1)):
-        for stratum, words in (("domain", "Σ μ·A·r"), ("trajectory", "A")):
+        for stratum, pull in (("domain", "Σ μ·A·r"), ("trajectory", "A")):
             found = {s.label: s for s in gates.cases(seen, stratum, channel)}
-            assert list(found) == [f"{words} > 0", f"{words} < 0"]
-            (out,), (back,) = (found[f"{words} {w} 0"].gated(10.0) for w in (("><"[sign < 0]), ("<>"[sign < 0])))
+            assert list(found) == [f"{pull} > 0", f"{pull} < 0"]
+            (out,), (back,) = (found[f"{pull} {w} 0"].gated(10.0) for w in (("><"[sign < 0]), ("<>"[sign < 0])))
             assert out == 0 and back == 10.0  # pushed outward it is zeroed, pulled back it passes
 
 
@@ -206,7 +201,7 @@ def test_the_objective_under_drift_includes_weights_and_conditions() -> None:
     t = np.array([0.1, 0.3, 0.5, 0.9])
     np.testing.assert_allclose(drift.per_token(t).sum(axis=1), drift.total(t), rtol=1e-9)
     x = np.log1p(0.5 * objective.DELTA)
-    np.testing.assert_allclose(drift.at(0.5)[0].weight[0], np.where(np.abs(x) <= 0.15, 1 + np.abs(x), 0), rtol=1e-12)
+    np.testing.assert_allclose(drift.at(0.5).weight[0], np.where(np.abs(x) <= 0.15, 1 + np.abs(x), 0), rtol=1e-12)
     assert baseline(operator(h), {}) is not None
 
 
@@ -214,9 +209,9 @@ def test_weights_over_the_whole_batch_are_simulated_one_batch_at_a_time() -> Non
     op = operator(of_three())
     assert not apart(op) and apart(operator(fibration.load("fiberpo_domain")))
     drift = Drift(op, {})
-    (one,), parts = drift.at(0.7), drift.at([0.2, 0.7])
-    assert len(parts) == 2
-    np.testing.assert_allclose(parts[1].weight, one.weight)
+    one, both = drift.at(0.7), drift.at([0.2, 0.7])
+    assert len(both.batches) == 2
+    np.testing.assert_allclose(both.weight[1:], one.weight)
     assert drift.counts_kept and baseline(op, {}) is None  # μ is another at every drift
 
 
@@ -224,9 +219,8 @@ def test_weights_over_the_whole_batch_are_simulated_one_batch_at_a_time() -> Non
 def test_a_page_names_the_parts_that_it_does_not_draw() -> None:
     page = make(operator(of_three()), "gates", {})
     FigureCanvasAgg(page).draw()
-    said = "\n".join(t.get_text() for t in page.texts)
-    assert "every token ½ under old and rollout" in said
-    assert undrawn(of_three()) in said and "2 weigh(...) and 1 keep(...)" in said
+    assert "every token ½ under old and rollout" in words(page)
+    assert undrawn(of_three()) in words(page) and "2 weigh(...) and 1 keep(...)" in words(page)
     assert undrawn(fibration.load("grpo")) == ""
     (text,) = [t for t in page.texts if "½" in t.get_text()]
     assert text.get_window_extent().x1 <= page.bbox.x1
