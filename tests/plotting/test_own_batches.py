@@ -119,24 +119,6 @@ def test_a_batch_without_advantages_shows_all_other_results(capsys: pytest.Captu
     assert len(list(tmp_path.iterdir())) == 3
 
 
-@pytest.mark.parametrize("name", ["grpo", "fiberpo_inward"])
-def test_gates_that_read_advantages_need_them(name: str) -> None:
-    given = batch(None, prompt_group=[i // 4 for i in range(ROWS)])
-    with pytest.raises(RolloutsError, match=rf"have no advantages, and the gate on .* of '{name}' reads them"):
-        gated(fibration.load(name), given)
-
-
-def test_advantages_of_rewards_need_rewards() -> None:
-    h = fibration.load("rloo")
-    groups = [i // 4 for i in range(ROWS)]
-    with pytest.raises(RolloutsError, match="no rewards, of which 'rloo' makes advantages"):
-        gated(h, batch(prompt_group=groups))
-    found = gated(h, batch(None, rewards=ADVANTAGES, prompt_group=groups))
-    mean_of_others = (ADVANTAGES.reshape(-1, 4).sum(1).repeat(4) - ADVANTAGES) / 3
-    assert found.advantages is not None
-    assert found.advantages.numpy() == pytest.approx(ADVANTAGES - mean_of_others, abs=1e-6)
-
-
 # ---------------------------------------------------------------- attributes
 
 
@@ -169,8 +151,6 @@ def test_attributes_are_of_tokens_rows_and_labels() -> None:
         np.testing.assert_array_equal(after == 0, above | (found.levels.residual[on.name, "+"].numpy() == 0))
         with pytest.raises(RolloutsError, match=rf"attribute 'weight' of {on} .* has two values"):
             gated(weighed(on), batch(domain=labels, attributes={"weight": per_token}))
-    with pytest.raises(RolloutsError, match="attribute 'weight' of 'by_token'"):
-        gated(weighed(token), batch(domain=labels))
 
 
 # ---------------------------------------------------------------- parts
@@ -191,8 +171,6 @@ def test_a_batch_is_drawn_in_parts_by_one_of_its_strata() -> None:
     assert downwards.of_token[[0, MASK[0].sum(), -1]].tolist() == [6, 5, 0]
     some = parts(batch(domain=["a", None] * 12), own())
     assert some.names == ("a", "no domain") and set(some.of_token) == {0, 1}
-    with pytest.raises(RolloutsError, match=r"no labels for 'expert'(.|\n)*one of user, prompt_group, turn"):
-        gated(own(), both, by="expert")
 
 
 def test_the_largest_of_many_parts_are_named() -> None:

@@ -38,7 +38,7 @@ from fibration import (
 from fibration.cli import findings
 from fibration.cli.main import app
 from fibration.compiler.interpret import interpret
-from fibration.errors import HierarchyIndexError, RolloutsError
+from fibration.errors import HierarchyIndexError
 from fibration.plotting.canvas import DPI, INK, character, save
 from fibration.plotting.drifts import colours, net
 from fibration.plotting.drifts import drift as drift_of
@@ -262,23 +262,6 @@ def crossed(orthogonalise: str | None = None, **more: object) -> Hierarchy:
         gives_up=gives_up,
         **more,  # type: ignore[arg-type]
     )
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("fiberpo_modal", "masks={'text_token': mask, 'image_token': mask}"),
-        ("fiberpo_modal", "required: masks for text_token, image_token"),
-        ("fiberpo_crossed", "the stratum 'modality' of 'fiberpo_crossed'"),
-        ("fiberpo_experts", "the stratum 'expert' of 'fiberpo_experts'"),
-        ("fiberpo_turns", "the stratum 'turn' of 'fiberpo_turns'"),
-    ],
-)
-def test_masks_and_labels_that_recorded_rollouts_lack_are_named(name: str, expected: str) -> None:
-    with pytest.raises(RolloutsError) as raised:
-        gated(name)
-    assert expected in str(raised.value)
 
 
 def test_a_batch_that_lacks_something_is_not_drawn(file: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from pathlib import Path
@@ -18,7 +17,6 @@ import fibration
 from fibration import (
     Hierarchy,
     Penalty,
-    RolloutsError,
     Stratum,
     absolute,
     exp,
@@ -136,17 +134,6 @@ def test_a_file_without_the_policy_is_refused(spec: Path, tmp_path: Path) -> Non
     for said in ("the policy 'rollout', which 'of_three' reads", "policies={'rollout': log_probs}"):
         assert said in result.output
     assert not list(tmp_path.glob("*.png"))
-
-
-def test_a_policy_that_no_batch_has_is_named() -> None:
-    h = fibration.load("grpo").replace(
-        name="mine", objective=trajectory_mean().weigh(exp(log_prob(old) - log_prob(policies("earlier")[0])))
-    )
-    batch = load_rollouts(engine=True)
-    with pytest.raises(RolloutsError, match=r"'earlier'(.|\n)*current, old and rollout"):
-        gate(operator(h), build_index(operator(h), batch), batch, {})
-    more = dataclasses.replace(batch, policies={**batch.policies, "earlier": batch.policies["rollout"]})
-    assert float(gate(operator(h), build_index(operator(h), more), more, {}).weights.product.std()) > 0
 
 
 def test_a_loss_of_two_policies_takes_the_batch_of_two() -> None:
