@@ -17,21 +17,7 @@ from pictures import inside
 from support import operator
 
 import fibration
-from fibration import (
-    Attribute,
-    BackendError,
-    Fibration,
-    Gate,
-    Hierarchy,
-    Rollouts,
-    RolloutsError,
-    aggregate_gate,
-    clip_gate,
-    count,
-    residual,
-    strata,
-    uniform,
-)
+from fibration import Fibration, Hierarchy, Rollouts, count, uniform
 from fibration.errors import FibrationError
 from fibration.plotting.drifts import colours
 from fibration.plotting.hierarchy import apart, hierarchy
@@ -55,13 +41,13 @@ def batch(advantages: Any = ADVANTAGES, **labels: Any) -> Rollouts:
 @functools.cache
 def own() -> Hierarchy:
     """Tokens in samples, by other names, and nothing coarser."""
-    step, sample = strata("step sample")
+    step, sample = fibration.strata("step sample")
     mine = 1 / count(step, over=sample)
     return Hierarchy(
         name="own",
         rows=sample,
         fibrations=[Fibration(step, sample, kernel=uniform())],
-        gates={sample: aggregate_gate(0.1, rollback=count(step)), step: clip_gate(0.1).per(mine)},
+        gates={sample: fibration.aggregate_gate(0.1, rollback=count(step)), step: fibration.clip_gate(0.1).per(mine)},
         decomposition=fibration.signed_log_ratio(scale=mine),
         objective=fibration.trajectory_mean(),
         gives_up={"inward": "as published"},
@@ -98,7 +84,7 @@ def test_run_accepts_a_batch_from_python(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_result_that_differs_from_the_interpreter_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     real = replay.interpret
     monkeypatch.setattr(replay, "interpret", lambda *a: {k: v * 1.0001 for k, v in real(*a).items()})
-    with pytest.raises(BackendError, match="'own' is not what its formulas say"):
+    with pytest.raises(fibration.BackendError, match="'own' is not what its formulas say"):
         fibration.run(own(), batch())
 
 
@@ -123,16 +109,16 @@ def test_a_batch_without_advantages_shows_all_other_results(capsys: pytest.Captu
 
 
 def test_attributes_are_of_tokens_rows_and_labels() -> None:
-    token, trajectory, domain = strata("token trajectory domain")
+    token, trajectory, domain = fibration.strata("token trajectory domain")
     made = fibration.signed_log_ratio(scale=1 / count(token, over=trajectory))
 
     def weighed(on: Any) -> Hierarchy:
-        weight = Attribute("weight", on=on)
+        weight = fibration.Attribute("weight", on=on)
         gates = {s: fibration.identity_gate() for s in (token, trajectory, domain)}
         return Hierarchy(
             name=f"by_{on}",
             fibrations=[Fibration(token, trajectory, uniform()), Fibration(trajectory, domain, uniform())],
-            gates={**gates, on: Gate(fibration.where(weight > 1.5, 0, residual))},
+            gates={**gates, on: fibration.Gate(fibration.where(weight > 1.5, 0, fibration.residual))},
             decomposition=made,
             objective=fibration.trajectory_mean(),
             gives_up={law: "a test" for law in ("identity", "first_order", "gradient", "inward")},
@@ -149,7 +135,7 @@ def test_attributes_are_of_tokens_rows_and_labels() -> None:
         after = found.levels.gated[on.name, "+"].numpy()
         above = per_row > 1.5 if on is trajectory else np.array([False, True])
         np.testing.assert_array_equal(after == 0, above | (found.levels.residual[on.name, "+"].numpy() == 0))
-        with pytest.raises(RolloutsError, match=rf"attribute 'weight' of {on} .* has two values"):
+        with pytest.raises(fibration.RolloutsError, match=rf"attribute 'weight' of {on} .* has two values"):
             gated(weighed(on), batch(domain=labels, attributes={"weight": per_token}))
 
 

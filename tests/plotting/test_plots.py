@@ -21,20 +21,7 @@ from thorough import some
 from typer.testing import CliRunner
 
 import fibration
-from fibration import (
-    Fibration,
-    Gate,
-    Hierarchy,
-    Parameter,
-    count,
-    mass,
-    proportional,
-    residual,
-    strata,
-    tanh,
-    trajectory_mean,
-    uniform,
-)
+from fibration import Fibration, Hierarchy, strata, uniform
 from fibration.cli import findings
 from fibration.cli.main import app
 from fibration.compiler.interpret import interpret
@@ -244,7 +231,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(file: Path, tmp_path: Path)
 def crossed(orthogonalise: str | None = None, **more: object) -> Hierarchy:
     """Trajectories over prompt groups and over domains, which recorded rollouts know, and both over the batch."""
     token, trajectory, prompt_group, domain, batch = strata("token trajectory prompt_group domain batch")
-    share = proportional(count(trajectory))
+    share = fibration.proportional(fibration.count(trajectory))
     gives_up = {} if orthogonalise else {"orthogonality": "prompt groups are nested in domains"}
     return Hierarchy(
         name="crossed",
@@ -255,9 +242,11 @@ def crossed(orthogonalise: str | None = None, **more: object) -> Hierarchy:
             Fibration(prompt_group, batch, kernel=share),
             Fibration(domain, batch, kernel=share),
         ],
-        gates={s: fibration.clip_gate(0.05).per(mass) for s in (token, trajectory, prompt_group, domain, batch)},
-        decomposition=fibration.signed_log_ratio(scale=mass),
-        objective=trajectory_mean(),
+        gates={
+            s: fibration.clip_gate(0.05).per(fibration.mass) for s in (token, trajectory, prompt_group, domain, batch)
+        },
+        decomposition=fibration.signed_log_ratio(scale=fibration.mass),
+        objective=fibration.trajectory_mean(),
         orthogonalise=orthogonalise,  # type: ignore[arg-type]
         gives_up=gives_up,
         **more,  # type: ignore[arg-type]
@@ -411,8 +400,8 @@ def test_every_regime_of_the_metrics_has_a_colour() -> None:
 
 
 def smooth() -> Hierarchy:
-    temperature = Parameter("temperature", default=0.5)
-    gate = Gate(temperature * tanh(residual / temperature))
+    temperature = fibration.Parameter("temperature", default=0.5)
+    gate = fibration.Gate(temperature * fibration.tanh(fibration.residual / temperature))
     given = {"decomposition": fibration.log_ratio(), "objective": fibration.token_mean()}
     return Hierarchy(name="smooth", gates={strata("token")[0]: gate}, **given)
 

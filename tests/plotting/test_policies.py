@@ -14,21 +14,7 @@ from support import operator
 from typer.testing import CliRunner
 
 import fibration
-from fibration import (
-    Hierarchy,
-    Penalty,
-    Stratum,
-    absolute,
-    exp,
-    load_rollouts,
-    log_prob,
-    mean,
-    minimum,
-    policies,
-    token_log_ratio,
-    token_mean,
-    trajectory_mean,
-)
+from fibration import absolute, load_rollouts, log_prob, token_log_ratio
 from fibration.cli.main import app
 from fibration.plotting.figures import gates, make, objective, regimes, undrawn
 from fibration.plotting.figures.objective import Drift, baseline
@@ -38,17 +24,22 @@ from fibration.rollouts import save_rollouts
 from fibration.rollouts.replay import Gated, build_index, gate
 from fibration.runtime.weights import effective
 
-current, old, rollout = policies("current old rollout")
+current, old, rollout = fibration.policies("current old rollout")
 CEILING, FAR = 1.04, 0.05
 
 
 @functools.cache
-def of_three() -> Hierarchy:
+def of_three() -> fibration.Hierarchy:
     """Truncated weights, one more that reads the whole batch, and trajectories that are dropped by their mean."""
     apart_by = log_prob(old) - log_prob(rollout)
-    drift = mean(absolute(token_log_ratio), over=Stratum("batch"))
-    near = absolute(mean(apart_by, over=Stratum("trajectory"))) <= FAR
-    made = trajectory_mean().weigh(minimum(exp(apart_by), CEILING)).weigh(1 + drift).keep(near, normaliser="kept")
+    drift = fibration.mean(absolute(token_log_ratio), over=fibration.Stratum("batch"))
+    near = absolute(fibration.mean(apart_by, over=fibration.Stratum("trajectory"))) <= FAR
+    made = (
+        fibration.trajectory_mean()
+        .weigh(fibration.minimum(fibration.exp(apart_by), CEILING))
+        .weigh(1 + drift)
+        .keep(near, normaliser="kept")
+    )
     h = fibration.load("fiberpo_domain")
     ahead = (f"causal of weight {1 + drift}", f"causal of condition {near}")
     return h.replace(name="of_three", objective=made, gives_up={**h.gives_up, **dict.fromkeys(ahead, "of whole rows")})
@@ -99,7 +90,7 @@ def test_the_effective_share_of_weights_equals_its_formula() -> None:
 def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("spec") / "of_three.json"
     x = log_prob(current) - log_prob(rollout)
-    h = of_three().replace(penalties={"near": Penalty(x * x / 2, objective=token_mean())})
+    h = of_three().replace(penalties={"near": fibration.Penalty(x * x / 2, objective=fibration.token_mean())})
     path.write_text(h.model_dump_json())
     return path
 
@@ -156,7 +147,7 @@ def test_the_picture_of_weights_shows_every_token() -> None:
 # ---------------------------------------------------------------- figures
 
 
-def inward(name: str) -> Hierarchy:
+def inward(name: str) -> fibration.Hierarchy:
     h = fibration.load(name)
     return h.replace(name="pulled", gates={s: g.inward() for s, g in h.gates.items()}, gives_up={})
 
@@ -182,7 +173,7 @@ def test_the_pull_decides_the_regimes_of_coarser_strata() -> None:
 def test_the_objective_under_drift_includes_weights_and_conditions() -> None:
     """What tokens add up to is J, with weights that change along the drift and tokens that are dropped on the way."""
     kept = absolute(token_log_ratio) <= 0.15
-    made = trajectory_mean().weigh(1 + absolute(token_log_ratio)).keep(kept)
+    made = fibration.trajectory_mean().weigh(1 + absolute(token_log_ratio)).keep(kept)
     h = fibration.load("grpo").replace(name="mine", objective=made, gives_up={})
     drift = Drift(operator(h), {})
     t = np.array([0.1, 0.3, 0.5, 0.9])

@@ -35,7 +35,6 @@ ADVANTAGE = np.sign(DELTA)
 SHOWN = (0, 5)  # the two tokens of panel (c): the fastest of each sign
 SEARCH = np.concatenate([[0.0], np.geomspace(1e-6, LONGEST, 400)])
 BASELINE = "grpo"
-PASSED, ATTENUATED = NAMES.index("passed"), NAMES.index("attenuated")
 TOKEN_CHANGES = "the regime of a token changes"
 CLIPS: Mapping[str, tuple[str, ...]] = {
     "epsilon_low": ("epsilon_low", "epsilon"),
@@ -146,41 +145,22 @@ class Drift:
 
     @cached_property
     def by_ratio(self) -> tuple[str, ...]:
-        """Leaves whose gates pass no residual even next to the old policy, though they do not remove the level.
-
-        The gate of APC-Obj passes a token's whole deviation, so only the ratio shows whether a token passes.
-        """
-        keys, codes = self._gates(SEARCH[1:2])
-        passing = {stratum for (stratum, _, _), code in zip(keys, codes[0], strict=True) if code == PASSED}
-        leaves = [s.name for s in self.op.hierarchy.leaves]
-        return tuple(s for s in leaves if s not in passing and not removes(self.op, s))
+        return self.at(SEARCH[1]).by_ratio
 
     def _codes(self, t: Vector) -> tuple[list[tuple[str, str, int]], NDArray[np.int64]]:
         """(stratum, channel, element) keys, and regimes `[len(t), keys]`; by ratios for leaves in `by_ratio`."""
-        keys, codes = self._gates(t)
-        for leaf in self.by_ratio:
-            tokens = self.start.tokens_of(next(s for s in self.op.hierarchy.leaves if s.name == leaf))
-            moved = self.at(t).moved[:, tokens]
-            mine = [i for i, (stratum, _, _) in enumerate(keys) if stratum == leaf]
-            codes[:, mine] = np.where(moved, np.where(codes[:, mine] == PASSED, ATTENUATED, codes[:, mine]), PASSED)
-        return keys, codes
-
-    def _gates(self, t: Vector) -> tuple[list[tuple[str, str, int]], NDArray[np.int64]]:
-        """`_codes` from the gates alone, without the rule for `by_ratio`."""
         seen, h = self.at(t), self.op.hierarchy
         channels = h.decomposition.channels
         keys, columns = [], []
         for stratum in h.order:
-            by_channel = [seen.regimes[stratum.name, c] for c in channels]
-            if stratum in h.leaves:
-                tokens = self.start.tokens_of(stratum)
-                own = seen.own[-1][tokens]  # a token keeps its sign along the drift
-                keys += [(stratum.name, channels[c], int(i)) for i, c in zip(tokens, own, strict=True)]
-                columns += [by_channel[c][:, i] for i, c in enumerate(own)]
+            if stratum in h.leaves:  # a token keeps its sign along the drift
+                keys += [(stratum.name, channels[seen.own[-1, i]], int(i)) for i in seen.tokens_of(stratum)]
+                columns.append(seen.token_regimes(stratum, stratum.name in self.by_ratio))
             else:
-                keys += [(stratum.name, c, i) for k, c in enumerate(channels) for i in range(by_channel[k].shape[1])]
-                columns += [column for codes in by_channel for column in codes.T]
-        return keys, np.stack(columns, axis=1)
+                for c in channels:
+                    columns.append(seen.regimes[stratum.name, c])
+                    keys += [(stratum.name, c, i) for i in range(columns[-1].shape[1])]
+        return keys, np.concatenate(columns, axis=1)
 
 
 def baseline(op: Operator, parameters: Mapping[str, Any]) -> Drift | None:

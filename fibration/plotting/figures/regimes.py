@@ -24,13 +24,14 @@ from fibration.language.atoms import Stratum
 from fibration.plotting.canvas import INK, LEGEND, Vector, plate, sheet, title
 from fibration.plotting.figures.gates import number
 from fibration.plotting.figures.joint import CHANNEL_COLOUR, colour, joint, meaning
-from fibration.plotting.figures.sample import Sample, apart, dealing, dealt, sample
+from fibration.plotting.figures.sample import PASSED, Sample, apart, dealing, dealt, sample
 from fibration.plotting.gate_curve import reads_pull, removes, sections
 from fibration.printing.regimes import CHANNELS, unit
 from fibration.runtime.operator import Operator
 
 TOKENS = 3
 CENTRE = (0.5, np.sqrt(3) / 6)
+NEAR = np.array([[1.0, -0.4, -0.6], [-0.6, 1.0, -0.4], [-0.4, -0.6, 1.0], [-1.0, 0.4, 0.6]])  # directions from there
 CORNERS = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(3) / 2]])
 ZOOM = 0.18  # half the width of the caption's local panel
 FEWEST = {"local": 0.001, "global": 0.02}  # share of a window's points that must pass, else the window is narrowed
@@ -38,7 +39,6 @@ NARROWER = 3.0
 PIXELS, PROBE, ALONE = 420, 72, 60  # of a window's side; ALONE if every world needs its own call
 ORDER = ("G-I", "passed", "G-II,r", "G-II", "G-III,r", "G-III")  # of joint regimes in a legend; others come after
 LOCAL = ("#CFEBDD", "#9C89B8")  # from no token clipped to all tokens clipped
-PASSED = NAMES.index("passed")
 BELOW: Mapping[str, Any] = {**LEGEND, "bbox_to_anchor": (0.0, -0.03), "ncols": 2, "columnspacing": 1.2}
 
 
@@ -62,12 +62,8 @@ class Window:
 
         Default: the first leaf.
         """
-        seen, h = self.worlds, self.worlds.op.hierarchy
-        tokens = seen.tokens_of(leaf or h.leaves[0])
-        if self.by_ratio:
-            return seen.moved[:, tokens].sum(axis=1)  # type: ignore[no-any-return]
-        changed = np.stack([seen.regimes[(leaf or h.leaves[0]).name, c] != PASSED for c in h.decomposition.channels])
-        return np.take_along_axis(changed, seen.own[None, :, tokens], axis=0)[0].sum(axis=1)  # type: ignore[no-any-return]
+        found = self.worlds.token_regimes(leaf or self.worlds.op.hierarchy.leaves[0], self.by_ratio)
+        return (found != PASSED).sum(axis=1)  # type: ignore[no-any-return]
 
     def joint(self, stratum: str) -> list[str]:
         """The joint regime of a coarser stratum's element, per point."""
@@ -122,7 +118,7 @@ def look(op: Operator, stratum: Stratum, advantage: float, parameters: Mapping[s
     """The window that shows a stratum's regimes best: narrowed until enough of its points pass."""
     local = stratum in op.hierarchy.leaves
     start = half = ZOOM if local else 0.0
-    by_ratio = local and not _passes_near_one(op, stratum, advantage, parameters)
+    by_ratio = stratum.name in sample(op, np.log1p(1e-6 * NEAR), advantage, parameters).by_ratio
     pixels = (PIXELS, PROBE) if apart(op) else (ALONE, ALONE // 2)
     for _ in range(8):
         probe = replace(window(op, half, pixels[1], advantage, parameters), by_ratio=by_ratio)
@@ -136,13 +132,6 @@ def look(op: Operator, stratum: Stratum, advantage: float, parameters: Mapping[s
     else:
         half = start  # no point passes in any window, so none shows more than another
     return replace(window(op, half, pixels[0], advantage, parameters), by_ratio=by_ratio)
-
-
-def _passes_near_one(op: Operator, leaf: Stratum, advantage: float, parameters: Mapping[str, Any]) -> bool:
-    """Whether a leaf's gate passes some residual unchanged close to the old policy."""
-    near = 1 + 1e-6 * np.array([[1.0, -0.4, -0.6], [-0.6, 1.0, -0.4], [-0.4, -0.6, 1.0], [-1.0, 0.4, 0.6]])
-    seen = Window(0.0, np.ones((1, 4), bool), sample(op, np.log(near), advantage, parameters))
-    return bool((seen.clipped(leaf) < len(tokens_of(op, leaf))).any())
 
 
 def window(op: Operator, half: float, pixels: int, advantage: float, parameters: Mapping[str, Any]) -> Window:

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from fibration.compiler.diagnostics import UNCHANGED
+from fibration.compiler.diagnostics import REGIMES, UNCHANGED
 from fibration.compiler.ir import Input, Mix, Push, Quantile
 from fibration.compiler.program import Program
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.plotting.gate_curve import reads_advantage, regimes
+from fibration.plotting.gate_curve import reads_advantage, regimes, removes
 from fibration.rollouts.replay import Replay
 from fibration.runtime.index.index import Index
 from fibration.runtime.operator import Operator
@@ -28,6 +28,7 @@ from fibration.runtime.weights import read_of_tokens
 
 Vector = NDArray[np.float64]
 Level = tuple[str, str]  # stratum, channel
+PASSED, ATTENUATED = REGIMES.index("passed"), REGIMES.index("attenuated")
 OLD = 0.5  # the old probability of every token: it stays at most 1 after any drift that is drawn
 
 
@@ -100,6 +101,28 @@ class Sample:
         """Whether all gates together change a token's ratio."""
         r = np.exp(self.log_ratio)
         return np.asarray(np.abs(self.ratio - r) > UNCHANGED * np.abs(r - 1) + 1e-12)
+
+    def token_regimes(self, leaf: Stratum, by_ratio: bool = False) -> NDArray[np.int64]:
+        """The regimes of a leaf's tokens, each in its own channel: numbers.
+
+        By ratio, a token passes if its ratio is unchanged.
+        """
+        tokens = self.tokens_of(leaf)
+        each = np.stack([self.regimes[leaf.name, c] for c in self.op.hierarchy.decomposition.channels])
+        found: NDArray[np.int64] = np.take_along_axis(each, self.own[None, :, tokens], axis=0)[0]
+        if by_ratio:
+            found = np.where(self.moved[:, tokens], np.where(found == PASSED, ATTENUATED, found), PASSED)
+        return found
+
+    @property
+    def by_ratio(self) -> tuple[str, ...]:
+        """Leaves whose gates pass no token of these worlds, though they do not remove the level.
+
+        Worlds are next to the old policy. The gate of APC-Obj passes a token's whole deviation, so only the ratio shows
+        whether a token passes.
+        """
+        some = [s for s in self.op.hierarchy.leaves if not removes(self.op, s.name)]
+        return tuple(s.name for s in some if len(self.tokens_of(s)) and (self.token_regimes(s) != PASSED).all())
 
     @cached_property
     def weight(self) -> Vector:
