@@ -253,6 +253,7 @@ def crossed(orthogonalise: str | None = None, **more: object) -> Hierarchy:
     )
 
 
+@pytest.mark.thorough
 def test_a_batch_that_lacks_something_is_not_drawn(file: Path, tmp_path: Path) -> None:
     code, output = invoke("fiberpo_modal", "--rollouts", file, "--out", tmp_path / "out")
     assert code == 2
@@ -414,7 +415,8 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("name", some(MADE, 2))
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", some(MADE, 4))
 def test_pictures_keep_to_their_page(name: str) -> None:
     inside(*pictures(MADE[name]()))
 
