@@ -171,6 +171,8 @@ def regimes(batches: Sequence[Replay], stratum: str, channel: str, residual: Vec
     `residual`: `[worlds, elements]`. The batches differ in their policies alone. So one of them has all other operands
     of the gate, unless an operand depends on the policy too.
     """
+    if not residual.size:  # a leaf without a token
+        return np.zeros(residual.shape, np.int64)
     gate = LevelGate(batches[0].op, stratum, channel)
     differ = any(_reads(o, "log_ratio") for o in gate.operands)
     values = [gate.values(b) for b in (batches if differ else batches[:1])]
