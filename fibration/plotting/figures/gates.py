@@ -120,8 +120,9 @@ def _cell(upper: Axes, lower: Axes, found: list[Section], lowest: float) -> set[
     lower.yaxis.set_major_formatter(FuncFormatter(lambda v, _: number(v)))
     outside = sorted({b for s in found for b in s.breaks if abs(b) > far})
     if outside:
-        text = f"bends again at {number(*outside[:4])}"
-        upper.text(0.02, 0.95, text, transform=upper.transAxes, va="top", fontsize=8.5)
+        upper.text(
+            0.02, 0.95, f"bends again at {number(*outside[:4])}", transform=upper.transAxes, va="top", fontsize=8.5
+        )
     if len(lines) > 1:
         upper.legend(fontsize=8.5, loc="best")
     for axes in (upper, lower):

@@ -291,9 +291,8 @@ def _stacked(axes: Axes, drift: Drift) -> None:
         seen = drift.at(now)
         if any(np.abs(g).max() > 0 for g in seen.gated.values()):
             break
-    above, below = np.zeros(TOKENS), np.zeros(TOKENS)
+    above, below, place = np.zeros(TOKENS), np.zeros(TOKENS), np.arange(TOKENS)
     sign = {"": 1.0, "+": 1.0, "-": -1.0}
-    place = np.arange(TOKENS)
     for k, stratum in enumerate(h.order):
         parts = [sign[c] * seen.gated[stratum.name, c][0] for c in h.decomposition.channels]
         value = np.zeros(TOKENS)
