@@ -31,9 +31,8 @@ BACK = "rolled_back"
 
 def figure(op: Operator, parameters: Mapping[str, Any], note: str) -> Figure:
     """The picture of one hierarchy. `note` stands under the title."""
-    h = op.hierarchy
+    h, seen = op.hierarchy, reference(op, parameters)
     strata, channels = h.order, h.decomposition.channels
-    seen = reference(op, parameters)
     cells = {(s.name, c): cases(seen, s.name, c) for s in strata for c in channels}
     # levels with a panel for the sum of both channels: those that add something
     joint = [s for s in strata if len(channels) == 2 and s not in h.leaves and not removes(op, s.name)]
@@ -120,9 +119,8 @@ def _cell(upper: Axes, lower: Axes, found: list[Section], lowest: float) -> set[
     lower.yaxis.set_major_formatter(FuncFormatter(lambda v, _: number(v)))
     outside = sorted({b for s in found for b in s.breaks if abs(b) > far})
     if outside:
-        upper.text(
-            0.02, 0.95, f"bends again at {number(*outside[:4])}", transform=upper.transAxes, va="top", fontsize=8.5
-        )
+        text = f"bends again at {number(*outside[:4])}"
+        upper.text(0.02, 0.95, text, transform=upper.transAxes, va="top", fontsize=8.5)
     if len(lines) > 1:
         upper.legend(fontsize=8.5, loc="best")
     for axes in (upper, lower):
