@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -163,62 +163,32 @@ def drawn(
     return Batch(tuple(map(row, lengths, groups, given)), padding)
 
 
-def probe(log_ratios: Floats, advantages: Floats, mismatch: bool = False, others: int = 0) -> Batch:
+def probe(log_ratios: Floats, advantages: Floats, mismatch: bool = False) -> Batch:
     """A row of one token for every log ratio of the current to the old policy; or, for `mismatch`, of the old policy to
-    the rollout's. The reference is the current policy.
-
-    Each row is of a group of its own, with `others` on policy after it: they have no reward where it has one, and one
-    of them has one where it has none. So its advantage has the sign that is asked, whatever baseline is taken.
+    the rollout's. The reference is the current policy. Each row is of a group of its own.
     """
 
-    def rows(number: int, x: float, advantage: float) -> Iterator[Row]:
+    def row(number: int, x: float, advantage: float) -> Row:
         log_prob, rollout = (OLD, OLD - x) if mismatch else (OLD + x, OLD)
-        reward = float(advantage > 0) if others else advantage
-        yield Row((log_prob,), (OLD,), (log_prob,), (rollout,), advantage, reward, number)
-        for k in range(others):
-            yield Row((OLD,), (OLD,), (OLD,), (OLD,), -advantage, float(advantage <= 0 and not k), number)
+        return Row((log_prob,), (OLD,), (log_prob,), (rollout,), advantage, advantage, number)
 
     pairs = enumerate(zip(log_ratios, advantages, strict=True))
-    return Batch(tuple(row for i, (x, a) in pairs for row in rows(i, float(x), float(a))))
+    return Batch(tuple(row(i, float(x), float(a)) for i, (x, a) in pairs))
 
 
-def smaller(batch: Batch) -> Iterator[Batch]:
-    """Batches that are one step simpler: a row less, a token less, no padding, rounder numbers."""
-    rows = batch.rows
-    if len(rows) > 1:
-        yield from (replace(batch, rows=rows[:i] + rows[i + 1 :]) for i in range(len(rows)))
-    for i, row in enumerate(rows):
-        for t in range(len(row)) if len(row) > 1 else ():
-            less = row.mapped(partial(_without, t))
-            yield replace(batch, rows=(*rows[:i], less, *rows[i + 1 :]))
-    if batch.padding.holes:
-        yield replace(batch, padding=replace(batch.padding, holes=False))
-    for digits in (0, 1):
-        for i, row in enumerate(rows):
-            simple = row.mapped(partial(_rounded, digits))
-            simple = replace(simple, advantage=float(np.sign(row.advantage)) or 0.0, reward=round(row.reward))
-            if simple != row:
-                yield replace(batch, rows=(*rows[:i], simple, *rows[i + 1 :]))
-
-
-def _without(token: int, values: tuple[float, ...]) -> tuple[float, ...]:
-    return values[:token] + values[token + 1 :]
-
-
-def _rounded(digits: int, values: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(min(round(v, digits), -(10.0**-digits) / 10) for v in values)
-
-
-def shrunk(batch: Batch, fails: Callable[[Batch], bool], most: int = 400) -> Batch:
-    """A smallest batch for which `fails` holds, as it does for `batch`. At most `most` batches are tried."""
-    left = most
-    while True:
-        for other in smaller(batch):
-            left -= 1
-            if left < 0:
-                return batch
-            if fails(other):
-                batch = other
-                break
-        else:
-            return batch
+@cache
+def small() -> tuple[Batch, ...]:
+    """Batches of one token up to nine, the smallest first, with numbers that are short in print."""
+    places = (-3.0, -1.5, -0.4, -0.25, -0.1, -0.01, 0.01, 0.1, 0.25, 0.4, 1.5, 3.0)
+    found = [probe(np.array([x]), np.array([a])) for x in places for a in (1.0, -1.0)]
+    shapes = ((1,), (2,), (1, 1), (2, 1), (3,), (1, 2), (2, 2), (1, 1, 1), (3, 1), (1, 1, 1, 1), (3, 5, 1))
+    for seed, lengths in enumerate(shapes):
+        for drift in (0.1, 0.6, 2.0):
+            for sign in (1.0, -1.0):
+                advantages = [sign * a for a in (1.0, -1.0, 0.5, -2.0)[: len(lengths)]]
+                b = drawn(seed, lengths, drift, 0.0, None, advantages)
+                rows = (r.mapped(lambda v: tuple(round(x - 0.01, 2) for x in v)) for r in b.rows)
+                found.append(
+                    replace(b, rows=tuple(replace(r, reward=round(r.reward, 1) + i) for i, r in enumerate(rows)))
+                )
+    return tuple(sorted(found, key=lambda b: b.tokens))

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fibration.auditing.batch import UNDER, Batch, Floats, drawn
+from fibration.auditing.formula import Untraced, atom
+from fibration.auditing.record import Traced, trace
 from fibration.errors import AuditError, an, listed
 from fibration.language.apart import staying
 
@@ -54,7 +55,6 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 NAMES = {name: role for role, names in ROLES.items() for name in names}
 FIRST_FOUR = ("log_probs", "old_log_probs", "advantages", "mask")
 WIDE = torch.float64
-HALF = (torch.bfloat16, torch.float16)
 IN_PLACE = "a leaf Variable that requires grad is being used in an in-place operation"  # torch, of an input
 
 
@@ -137,7 +137,7 @@ class Function:
             with staying(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", r"std\(\): degrees of freedom")  # of one row
                 yield
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Untraced):
             raise
         except BaseException as error:  # also SystemExit, which os._exit raises here
             raise self._refusal(given, step, error) from error
@@ -188,6 +188,39 @@ class Function:
             remedy=remedy,
         )
 
+    def variables(self, batch: Batch) -> dict[str, Any]:
+        """The variables of a batch, as its tensors: of a token its row and place, which no padding changes."""
+
+        def tokens(role: str) -> Any:
+            places = [(row, t) for row, n in enumerate(batch.lengths) for t in range(n)]
+            named = np.empty(len(places), object)
+            named[:] = [atom("var", role, *place) for place in places]
+            if self.is_packed:
+                return named
+            mask = batch.mask.numpy()
+            found = np.empty(mask.shape, object)
+            for place in np.ndindex(mask.shape):
+                found[place] = atom("var", role, "under the mask", *place)
+            found[mask] = named
+            return found
+
+        def rows(role: str) -> Any:
+            return np.array([atom("var", role, row) for row in range(len(batch.rows))], object)
+
+        given = {r: tokens(r) for r in UNDER if r in self.roles}
+        return given | {
+            r: (tokens if self.per_token else rows)(r) for r in ("advantages", "rewards") if r in self.roles
+        }
+
+    def traced(self, batch: Batch) -> Traced:
+        """The program on a batch. Raises Untraced if it has none."""
+        return trace(self.loss, self.given(batch), self.variables(batch))
+
+    def formulas(self, batch: Batch) -> list[Any]:
+        """The coefficients of tokens, as formulas. Raises Untraced if there are none."""
+        made = self.traced(batch).coefficients["log_probs"]
+        return list(made if self.is_packed else made[batch.mask.numpy()])
+
     def evaluate(self, batch: Batch, dtype: torch.dtype = WIDE) -> Found:
         given = self.given(batch, dtype)
         loss, gradients = self._gradients(given, {"log_probs"})
@@ -200,15 +233,10 @@ class Function:
 
     def halves(self, batch: Batch) -> set[torch.dtype]:
         """The dtypes of 16 bits to which the function rounds numbers of float64 inputs."""
-        with _Casts() as casts:
-            self.loss(self.given(batch))
-        return casts.lossy
-
-    def leaks(self, batch: Batch) -> set[str]:
-        """The arguments beside the log-probs of the current policy into which a gradient flows."""
-        given = self.given(batch)
-        others = {r for r, t in given.items() if t.is_floating_point() and r not in ("mask", "log_probs", "rewards")}
-        return {r for r, g in self._gradients(given, others)[1].items() if bool((g != 0).any())}
+        try:
+            return self.traced(batch).halves
+        except Untraced:
+            return set()
 
     def _gradients(self, given: Mapping[str, Tensor], of: set[str]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and its gradient in each of the arguments that has one."""
@@ -268,23 +296,6 @@ class Function:
                 required="the same result for the same inputs",
                 remedy="does it draw random numbers, or change what it reads?",
             )
-
-
-class _Casts(TorchDispatchMode):
-    """Sees casts to 16 bits that change a number. `lossy`: the dtypes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lossy: set[torch.dtype] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        first = args[0] if args else None
-        if not (isinstance(found, Tensor) and isinstance(first, Tensor)) or found.shape != first.shape:
-            return found
-        if found.dtype in HALF and first.dtype not in HALF and not torch.equal(found.to(first.dtype), first):
-            self.lossy.add(found.dtype)
-        return found
 
 
 def _arguments(call: Callable[..., Any], name: str) -> dict[str, str]:

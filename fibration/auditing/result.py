@@ -8,6 +8,8 @@ from fibration.auditing.finding import Finding
 from fibration.auditing.function import Function
 from fibration.auditing.identify import Likeness
 
+PARTS = 3  # in which a function may differ from a loss that is named as the nearest
+
 
 @dataclass(frozen=True)
 class Result:
@@ -15,7 +17,8 @@ class Result:
 
     `asked`: the name of the loss that it should be; '' if none was named. `losses`: the declared losses that it is, or
     the nearest one alone. `findings`: its properties. `differences`: those in which it differs from the nearest loss,
-    with what holds for that one.
+    with what holds for that one. `untraced`: why the function has no program, so that all is seen on batches; ''
+    if it has one.
     """
 
     function: Function
@@ -23,6 +26,7 @@ class Result:
     losses: tuple[Likeness, ...]
     findings: tuple[Finding, ...]
     differences: tuple[tuple[Finding, Finding], ...]
+    untraced: str = ""
 
     @property
     def name(self) -> str:
@@ -43,8 +47,11 @@ class Result:
 
     @property
     def nearest(self) -> Likeness | None:
-        """The loss that the function is or should be, or the nearest one; None if none is near."""
-        return self.losses[0] if self.losses and (self.asked or not self.losses[0].is_far) else None
+        """The loss that the function is or should be; or the nearest one, if few of its parts differ."""
+        if not self.losses or self.asked or self.losses[0].has_same_direction:
+            return self.losses[0] if self.losses else None
+        is_near = not self.losses[0].is_far and len(self.differences) <= PARTS
+        return self.losses[0] if is_near else None
 
     @property
     def ok(self) -> bool:
