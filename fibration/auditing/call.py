@@ -37,6 +37,7 @@ class _Declared(Function):
     def __init__(self, beside: Function, likeness: Likeness) -> None:
         self.call, self.name = beside.call, likeness.name
         self.arguments, self.per_token = beside.arguments, beside.per_token
+        self.structures = beside.structures
         self.likeness = likeness
 
     def evaluate(self, batch: Batch, dtype: Any = None) -> Found:
@@ -115,7 +116,7 @@ def audit(
     if asked and (other := other_numbers(losses[0], parameters or {})):
         findings = (*findings, Finding("parameters", "note", other))
     differences = tuple(_differences(subject, losses, findings))
-    return Audit(subject, asked, tuple(losses), findings, differences, compared.untraced)
+    return Audit(subject, asked, tuple(losses), findings, differences, subject.untraced)
 
 
 def scaled(x: Likeness) -> str:

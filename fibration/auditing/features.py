@@ -253,14 +253,16 @@ def reference(f: Function) -> Finding | None:
 
 def causal(f: Function) -> Finding | None:
     """Whether a token's coefficient depends on later tokens of its row, or on other rows: decided on its formula."""
-    at = drawn(2, (2, 1), 0.3, groups=(0, 0))
+    read = dict[str, Batch]()
     try:
-        each = zip([(0, 0), (0, 1), (1, 0)], f.formulas(at), strict=True)
+        for at in f.structures:
+            places = [(row, t) for row, n in enumerate(at.lengths) for t in range(n)]
+            for own, c in zip(places, f.formulas(at), strict=True):
+                for row, t in (v.args[1:] for v in free(c) if v.args[0] in POLICIES):
+                    read.setdefault("other" if row != own[0] else "later" if t > own[1] else "own", at)
     except Untraced:
         return None
-    read = {(own, v.args[1:]) for own, c in each for v in free(c) if v.args[0] in POLICIES}
-    if any(own[0] != other[0] for own, other in read):
-        return Finding("causal", "note", "a token's gradient depends on log-probs of other rows", at)
-    if any(own < other for own, other in read):
-        return Finding("causal", "note", "a token's gradient depends on later tokens of its row", at)
-    return Finding("causal", "holds", "a token's gradient depends on no later token")
+    for whose, words in (("other", "log-probs of other rows"), ("later", "later tokens of its row")):
+        if whose in read:
+            return Finding("causal", "note", f"a token's gradient depends on {words}", read[whose])
+    return Finding("causal", "holds", "a token's gradient depends on no later token") if read else None

@@ -17,6 +17,7 @@ import numpy as np
 
 MOST = 150  # products of terms that are multiplied out
 ROUNDING = Fraction(1, 10**15)  # of a float, relative
+SMALL = 1e-14  # what a difference may be in the place of 0
 SIMPLE = 1000  # denominators that a float is read with
 
 
@@ -141,13 +142,24 @@ def mul(a: Any, b: Any) -> Any:
     return _summed((_product(k1, k2), c1 * c2) for k1, c1 in one.items() for k2, c2 in two.items())
 
 
+def is_indicator(a: Atom) -> bool:
+    """Whether a number that is 1 or 0."""
+    return a.op == "choose" and a.args[1:] in ((1, 0), (0, 1))
+
+
+def _root(x: Any) -> Any:
+    """0 of what is below 0 by rounding."""
+    return np.sqrt(np.where((x < 0) & (x > -SMALL), 0.0, x))
+
+
 def _product(one: Any, two: Any) -> Any:
     (m, e), (n, f) = one, two
     if m and n:
         powers = dict(m)
         for a, p in n:
             powers[a] = powers.get(a, 0) + p
-        m, n = tuple(sorted(((a, p) for a, p in powers.items() if p), key=lambda x: x[0].id)), ()
+        powers = {a: min(p, 1) if is_indicator(a) else p for a, p in powers.items() if p}
+        m, n = tuple(sorted(powers.items(), key=lambda x: x[0].id)), ()
     exponent = f if e is None else e if f is None else add(e, f)
     return m or n, (None if is_number(exponent) else exponent)
 
@@ -179,7 +191,7 @@ def power(a: Any, p: Any) -> Any:
             return _whole(Fraction(a) ** p)
         with np.errstate(all="ignore"):
             return number(np.power(float(a), float(p)))
-    if 0 <= p <= 4 and len(a.terms) > 1:
+    if 0 <= p <= 4:
         return reduce(mul, [a] * p, 1)
     lead = Fraction(a.terms[first_term(a)])
     if len(a.terms) > 1:
@@ -239,7 +251,7 @@ def _quantile(level: Any, *x: Any) -> Any:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "atan": np.arctan, "floor": np.floor, "ceil": np.ceil,
+    "log": np.log, "sqrt": _root, "tanh": np.tanh, "atan": np.arctan, "floor": np.floor, "ceil": np.ceil,
     "round": np.round, "trunc": np.trunc, "quantile": _quantile,
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ import itertools
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fibration.auditing.batch import UNDER, Batch, Floats, drawn
-from fibration.auditing.formula import Untraced, atom
+from fibration.auditing.batch import POLICIES, UNDER, Batch, Floats, drawn
+from fibration.auditing.formula import Untraced, atom, evaluate, free
 from fibration.auditing.record import Traced, trace
 from fibration.errors import AuditError, an, listed
 from fibration.language.apart import staying
@@ -56,8 +56,14 @@ NAMES = {name: role for role, names in ROLES.items() for name in names}
 FIRST_FOUR = ("log_probs", "old_log_probs", "advantages", "mask")
 WIDE = torch.float64
 IN_PLACE = "a leaf Variable that requires grad is being used in an in-place operation"  # torch, of an input
-
-
+TRACED = 1e-7  # by how much a program may differ from autograd, relative: numbers beside booleans are float32
+ROUNDING = 1e-12  # of coefficients that are differences of larger numbers
+OF_ADVANTAGES = (((2, 1), (0, 0)), ((3, 1, 2), (0, 1, 0)), ((2, 3, 2), (0, 0, 1)))  # rows and groups of structures
+OF_REWARDS = (
+    ((1, 2, 1, 1), (0, 1, 0, 1)),
+    ((2, 1, 2, 1, 1), (0, 0, 1, 1, 1)),
+    ((1, 2, 1, 1, 1, 1, 2, 1), (0, 0, 0, 0, 0, 0, 1, 1)),
+)
 DIFFERENTIABLE = "a loss whose gradient can be taken once it is returned"
 
 
@@ -218,8 +224,50 @@ class Function:
 
     def formulas(self, batch: Batch) -> list[Any]:
         """The coefficients of tokens, as formulas. Raises Untraced if there are none."""
-        made = self.traced(batch).coefficients["log_probs"]
-        return list(made if self.is_packed else made[batch.mask.numpy()])
+        return self.of_tokens(self.traced(batch), batch)
+
+    def of_tokens(self, made: Traced, batch: Batch) -> list[Any]:
+        """The coefficients of tokens of a program."""
+        each = made.coefficients["log_probs"]
+        return list(each if self.is_packed else each[batch.mask.numpy()])
+
+    @cached_property
+    def structures(self) -> list[Batch]:
+        """Small batches, one of each structure that the function takes, with a gradient if there is one."""
+        found = []
+        for seed, (lengths, groups) in enumerate(OF_REWARDS if self.reads_rewards else OF_ADVANTAGES):
+            some = [drawn(10 * k + seed, lengths, 0.3, groups=groups) for k in range(1, 6)]
+            with suppress(AuditError):
+                found.append(next((b for b in some if self.evaluate(b).coefficients.any()), some[0]))
+        return found
+
+    @cached_property
+    def programs(self) -> dict[Batch, Traced | Untraced]:
+        """The program on each structure, or why there is none: autograd may have other numbers."""
+        found: dict[Batch, Traced | Untraced] = {}
+        for batch in self.structures:
+            other = drawn(0, batch.lengths, 0.3, groups=[r.group for r in batch.rows])
+            try:
+                made = self.traced(batch)
+                mine = evaluate(self.of_tokens(made, batch), numbers_of(other, self.per_token))
+                right = self.evaluate(other).coefficients
+                close = TRACED * np.abs(right).max(initial=0) + ROUNDING
+                is_right = bool((np.abs(np.array(mine, float) - right) <= close).all())
+                found[batch] = made if is_right else Untraced("its program has other numbers than autograd")
+            except Untraced as error:
+                found[batch] = error
+        return found
+
+    @property
+    def untraced(self) -> str:
+        """Why the function has no program on any structure; '' if it has one."""
+        if any(isinstance(p, Traced) and self.decides(p) for p in self.programs.values()):
+            return ""
+        return next((str(p).splitlines()[0] for p in self.programs.values() if isinstance(p, Untraced)), "")
+
+    def decides(self, made: Traced) -> bool:
+        """Whether something decides the gradient of a program."""
+        return any(free(c) for c in made.coefficients["log_probs"].flat)
 
     def evaluate(self, batch: Batch, dtype: torch.dtype = WIDE) -> Found:
         given = self.given(batch, dtype)
@@ -296,6 +344,18 @@ class Function:
                 required="the same result for the same inputs",
                 remedy="does it draw random numbers, or change what it reads?",
             )
+
+
+def numbers_of(batch: Batch, per_token: bool) -> dict[Any, float]:
+    """The numbers of the variables of a batch."""
+    found = {}
+    for i, row in enumerate(batch.rows):
+        for role, value in (("advantages", row.advantage), ("rewards", row.reward)):
+            for place in [(i, t) for t in range(len(row))] if per_token else [(i,)]:
+                found[atom("var", role, *place)] = value
+        for role in POLICIES:
+            found |= {atom("var", role, i, t): v for t, v in enumerate(getattr(row, role))}
+    return found
 
 
 def _arguments(call: Callable[..., Any], name: str) -> dict[str, str]:

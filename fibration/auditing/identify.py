@@ -9,27 +9,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fibration.auditing.batch import Batch, Floats, drawn, small
+from fibration.auditing.batch import Batch, Floats, small
 from fibration.auditing.battery import off_policy, on_policy
-from fibration.auditing.formula import Untraced, is_number, mul, number
+from fibration.auditing.formula import Untraced, mul, number
 from fibration.auditing.function import Found, Function
 from fibration.auditing.prove import equal
-from fibration.auditing.reference import Reference, lacks, numbers_of
-from fibration.auditing.search import EXACT, POINTS, Sample, Search, bounds_of, constants, guesses, points, values_of
-from fibration.errors import AuditError
+from fibration.auditing.record import Traced
+from fibration.auditing.reference import Reference, lacks
+from fibration.auditing.search import EXACT, NOTHING, POINTS, Sample, Search, bounds_of, constants, guesses, sample
 from fibration.language.loading import load, shipped
 
 SAME_VALUE = 1e-5
-TRACED = 1e-7  # by how much a program may differ from autograd, relative: numbers beside booleans are float32
 ROUNDING = 1e-12  # of coefficients that are differences of larger numbers
 COMMON = ("ppo", "dapo", "grpo", "gspo", "reinforce", "cispo")  # named first among equals
 NEAREST = 8  # losses that are searched on all shapes: those that come nearest on one
-OF_ADVANTAGES = (((2, 1), (0, 0)), ((3, 1, 2), (0, 1, 0)), ((2, 3, 2), (0, 0, 1)))  # rows and groups of shapes
-OF_REWARDS = (
-    ((1, 2, 1, 1), (0, 1, 0, 1)),
-    ((2, 1, 2, 1, 1), (0, 0, 1, 1, 1)),
-    ((1, 2, 1, 1, 1, 1, 2, 1), (0, 0, 0, 0, 0, 0, 1, 1)),
-)
 
 
 @dataclass(frozen=True)
@@ -84,34 +77,18 @@ class Likeness:
 
 
 class Compared:
-    """A function beside declared losses. `untraced`: why it has no program; '' if it has one."""
+    """A function beside declared losses."""
 
     def __init__(self, function: Function) -> None:
-        self.function, self.untraced = function, ""
-        self.programs: list[tuple[Batch, list[Any]]] = []
-        for seed, (lengths, groups) in enumerate(OF_REWARDS if function.reads_rewards else OF_ADVANTAGES):
-            try:
-                both = (drawn(s, lengths, 0.3, groups=groups) for s in (20 + seed, 30 + seed))
-                self.programs.append(self._program(*both))
-            except (Untraced, AuditError) as error:
-                self.untraced = str(error).splitlines()[0]
-        if any(not is_number(c) for _, made in self.programs for c in made):
-            self.untraced = ""
-        exact, self.numbers = guesses([(b, constants(c)) for b, c in self.programs])
-        self.samples = [self._sample(b, POINTS, bounds_of(exact)) for b, _ in self.programs if not self.untraced]
-
-    def _program(self, batch: Batch, other: Batch) -> tuple[Batch, list[Any]]:
-        """The coefficients of tokens, as formulas. Raises Untraced if autograd has other numbers."""
-        found = self.function.formulas(batch)
-        mine = values_of(found, numbers_of(other, self.function.per_token), ())
-        if not _close(mine, self.function.evaluate(other).coefficients, TRACED).all():
-            raise Untraced("its program has other numbers than autograd")
-        return batch, found
+        self.function = function
+        self.programs = {b: function.of_tokens(p, b) for b, p in function.programs.items() if isinstance(p, Traced)}
+        seen = {b: list(p.seen) for b, p in function.programs.items() if isinstance(p, Untraced)}
+        read = ([(b, some) for b, made in of.items() if (some := constants(made))] for of in (self.programs, seen))
+        exact, self.numbers = guesses(next(filter(None, read), []))
+        self.samples = [self._sample(b, POINTS, bounds_of(exact)) for b in function.structures]
 
     def _sample(self, batch: Batch, n: int, bounds: Sequence[float]) -> Sample:
-        """The program's coefficients at points."""
-        at = points(batch, self.function.per_token, n, bounds)
-        return Sample(batch, at, values_of(next(c for b, c in self.programs if b is batch), at, (n,)))
+        return sample(self.function, batch, self.programs.get(batch), n, bounds)
 
     def search(self, reference: Reference, fixed: Mapping[str, Any]) -> Search:
         return Search(reference, fixed, self.samples, self.numbers, self._sample)
@@ -131,12 +108,14 @@ class Compared:
         reference, parameters, factor = search.reference, search.parameters, search.factor
         same, close, tokens, apart = True, 0, 0, list[Batch]()
         taken = [(b, f, o) for b, f in self.battery if (o := reference.evaluate(b, parameters)) is not None]
+        sizes = [np.abs(f.coefficients).max() for _, f, _ in taken if f.coefficients.any()]
+        nothing = NOTHING * float(np.median(sizes or [0]))
         for b, mine, theirs in taken:
             one, two = mine.coefficients, theirs.coefficients
-            fine, live = _close(one, factor * two, EXACT), (one != 0) & (two != 0)
+            fine, live = _close(one, factor * two, EXACT, nothing), (np.abs(one) > nothing) & (two != 0)
             with np.errstate(over="ignore"):
                 own = np.median(one[live] / two[live]) if live.any() else 1.0  # a factor of each batch is one part
-            close, tokens = close + int(_close(one, own * two, EXACT).sum()), tokens + b.tokens
+            close, tokens = close + int(_close(one, own * two, EXACT, nothing).sum()), tokens + b.tokens
             if not fine.all():
                 apart.append(b)
             elif abs(theirs.value - mine.value) > SAME_VALUE * (1 + abs(theirs.value)):
@@ -149,7 +128,7 @@ class Compared:
 
     def _proved(self, x: Likeness) -> tuple[int, ...]:
         """The rows of the smallest shape that both take, if the programs are equal there for all numbers."""
-        for batch, mine in sorted(self.programs, key=lambda p: len(p[1])) if not self.untraced else ():
+        for batch, mine in sorted(self.programs.items(), key=lambda p: len(p[1])) if not self.function.untraced else ():
             try:
                 theirs = x.formulas(batch)
             except Untraced:
@@ -159,11 +138,11 @@ class Compared:
         return ()
 
 
-def _close(one: Floats, other: Floats, within: float) -> Any:
-    """Which coefficients are equal, beside the largest; NaN is equal to nothing."""
+def _close(one: Floats, other: Floats, within: float, nothing: float = ROUNDING) -> Any:
+    """Which coefficients are equal, beside the largest, or both `nothing`; NaN is equal to none."""
     with np.errstate(all="ignore"):
         size = max(np.abs(one).max(initial=0), np.abs(other).max(initial=0))
-        return np.abs(one - other) <= within * size + ROUNDING
+        return np.abs(one - other) <= within * size + nothing
 
 
 def identify(compared: Compared, names: Sequence[str] | None = None) -> list[Likeness]:
@@ -172,7 +151,7 @@ def identify(compared: Compared, names: Sequence[str] | None = None) -> list[Lik
     searches = [compared.search(Reference.of(h, compared.function), {}) for h in takes]
     for s in searches:
         s.turns(1)
-    searches = sorted(searches, key=lambda s: s.least)[: None if compared.untraced else NEAREST]
+    searches = sorted(searches, key=lambda s: s.least)[: None if compared.function.untraced else NEAREST]
     found = [compared.judged(s) for s in map(Search.run, searches) if not s.least[0] or not s.samples]
     same = [x for x in found if x.is_same] or [x for x in found if x.has_same_gradient]
     if same := same or [x for x in found if x.has_same_direction]:

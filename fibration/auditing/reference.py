@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fibration.auditing import formula as f
-from fibration.auditing.batch import POLICIES, Batch
+from fibration.auditing.batch import Batch
 from fibration.auditing.formula import Untraced, atom, evaluate, number, single
-from fibration.auditing.function import Found, Function
+from fibration.auditing.function import Found, Function, numbers_of
 from fibration.auditing.record import POINTWISE, objects
 from fibration.compiler.adjoint import adjoint, drops_tokens
 from fibration.compiler.advantages import advantages
@@ -237,15 +237,3 @@ class Reference:
                     given[channel] if isinstance(given, Mapping) else given
                 )
         return found
-
-
-def numbers_of(batch: Batch, per_token: bool) -> dict[Any, float]:
-    """The numbers of the variables of a batch."""
-    found = {}
-    for i, row in enumerate(batch.rows):
-        for role, value in (("advantages", row.advantage), ("rewards", row.reward)):
-            for place in [(i, t) for t in range(len(row))] if per_token else [(i,)]:
-                found[atom("var", role, *place)] = value
-        for role in POLICIES:
-            found |= {atom("var", role, i, t): v for t, v in enumerate(getattr(row, role))}
-    return found

@@ -5,18 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from fibration.auditing.batch import POLICIES, Batch, Floats
+from fibration.auditing.batch import POLICIES, Batch, Floats, Row
 from fibration.auditing.formula import Atom, Formula, atom, evaluate, parts
+from fibration.auditing.function import Function
 from fibration.auditing.prove import chooses, factors
 from fibration.auditing.reference import Reference
 
 EXACT = 2e-6  # relative to the largest coefficient of a batch: functions write ÷ (n + 1e-6) for ÷ n
+NOTHING = 1e-8  # relative to the coefficients of all batches: rounding, divided by a standard deviation + 1e-6
 POINTS = 120  # of each shape: numbers at which coefficients are compared
 MOST = 1600  # values of two parameters that are tried together
 WIDE = 1e4  # by how much a parameter may be larger or smaller than its declared number
@@ -24,6 +26,7 @@ BESIDE = (0.9, 0.98, 0.999, 1.001, 1.02, 1.1)  # a bound, in its logarithm
 HOPELESS = 0.7  # the share of coefficients that differ, above which no pairs of numbers are tried
 FOUND = (0, False)  # no coefficient differs, and none has a factor
 TIED = 8  # numbers of a parameter that are told apart beside their own bounds
+SLACK = 3e-8  # relative
 NUMBERS = 200  # that are tried for a parameter
 TOGETHER = 10_000  # numbers that a formula has at once: each part of it is as large
 USUAL = (0.001, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 0.2, 0.25, 0.28, 0.3, 0.5, 2.0, 3.0, 5.0, 10.0)
@@ -73,6 +76,28 @@ def points(batch: Batch, per_token: bool, n: int, bounds: Sequence[float]) -> di
     return at
 
 
+def filled(batch: Batch, at: Mapping[Atom, Floats], i: int) -> Batch:
+    """The batch with the numbers of a point."""
+
+    def row(r: int, given: Row) -> Row:
+        def of(role: str) -> tuple[float, ...]:
+            return tuple(float(x[i]) for v, x in at.items() if v.args[:2] == (role, r))
+
+        one, two, three, four = map(of, POLICIES)
+        return Row(one, two, three, four, of("advantages")[0], of("rewards")[0], given.group)
+
+    return replace(batch, rows=tuple(row(r, given) for r, given in enumerate(batch.rows)))
+
+
+def sample(function: Function, batch: Batch, made: Sequence[Any] | None, n: int, bounds: Sequence[float]) -> Sample:
+    """The coefficients at points: those of the program `made`, or of calls where there is none."""
+    at = points(batch, function.per_token, n if made else POINTS, bounds)
+    if made is not None:
+        return Sample(batch, at, values_of(made, at, (n,)))
+    each = [function.evaluate(filled(batch, at, i)).coefficients for i in range(POINTS)]
+    return Sample(batch, at, np.stack(each, axis=1))
+
+
 def constants(formulas: Sequence[Any]) -> set[float]:
     """Numbers of formulas: factors, bounds, and factors beside others."""
     found: set[Any] = set()
@@ -88,7 +113,9 @@ def constants(formulas: Sequence[Any]) -> set[float]:
 
 
 def _short(x: Any) -> float:
-    return float(f"{float(x):.11g}")
+    """The number of few digits that a function may mean: it writes ÷ (n + 1e-8) for ÷ n."""
+    x = float(x)
+    return next((v for d in range(1, 7) if abs((v := float(f"{x:.{d}g}")) - x) <= SLACK * abs(x)), float(f"{x:.11g}"))
 
 
 def _shortest(some: Iterable[float], most: int) -> list[float]:
@@ -103,17 +130,18 @@ def guesses(each: Sequence[tuple[Batch, set[float]]]) -> tuple[list[float], list
     rare = []
     for batch, some in each:
         groups = [r.group for r in batch.rows]
-        t = batch.tokens
-        counts = {1, 2, len(groups), t, t * t / (t - 1), *batch.lengths, *map(groups.count, groups), len(set(groups))}
-        rare.append({_short(v) for c in some - shared for n in counts for m in counts for v in (c * n * m, c / n / m)})
-    exact, counted = _shortest(shared, 30), _shortest(set.intersection(*rare) - shared if rare else (), 30)
+        sizes = {batch.tokens, *batch.lengths, *map(groups.count, groups)}
+        powers = {p for n in sizes for p in (n, n - 1, n * n, (n - 1) ** 2, n * (n - 1)) if p}
+        counts = {1, 2, len(groups), len(set(groups))} | powers
+        rare.append({_short(c * n / m) for c in some for n in counts for m in counts})
+    exact, counted = _shortest(shared, 30), _shortest(set.intersection(*rare) - shared if rare else (), 60)
     first = {_short(v) for k in exact for v in (k, abs(1 - k), *(k / other for other in exact))}
     first |= {_short(1 - k) for k in counted if k < 1}
-    powers = [
+    made = [
         (1 / k, abs(1 / k - 1), 2 * k, k / 2, 4 * k, k / 4, k / math.sqrt(2), k * k, math.sqrt(k), abs(math.log(k)))
         for k in exact
     ]
-    every = [*_shortest(first, 60), *USUAL, *counted, *itertools.chain(*powers), *(math.exp(k) for k in exact if k < 5)]
+    every = [*_shortest(first, 60), *USUAL, *counted, *itertools.chain(*made), *(math.exp(k) for k in exact if k < 5)]
     return exact, list(dict.fromkeys(float(f"{v:.9g}") for v in every if v > 0))[:NUMBERS]
 
 
@@ -152,7 +180,7 @@ class Search:
         each = [s.coefficients for s in self.samples]
         self.mine = np.concatenate([np.zeros(0), *(c.ravel() for c in each)])
         sizes = [np.broadcast_to(np.abs(c).max(0), c.shape).ravel() for c in each]
-        self.close = np.concatenate([np.zeros(0), *sizes]) * EXACT + 1e-12 * np.abs(self.mine).max(initial=0)
+        self.close = np.concatenate([np.zeros(0), *sizes]) * EXACT + NOTHING * np.abs(self.mine).max(initial=0)
         self.values = dict(values or {slot: space[0] for slot, space in self.spaces.items()})
         self.least, self.factor = (1.0, True), 1.0
         if len(self.mine):
@@ -187,7 +215,7 @@ class Search:
         theirs = self._theirs(each)
         with np.errstate(all="ignore"):
             ratios = self.mine / theirs
-            ratios[~np.isfinite(ratios) | (ratios == 0)] = np.nan
+            ratios[~np.isfinite(ratios) | (ratios == 0) | (np.abs(self.mine) <= self.close)] = np.nan
             ratios.sort(axis=1)
             middle = np.maximum(np.isfinite(ratios).sum(1) - 1, 0) // 2
             factor = np.nan_to_num(ratios[np.arange(len(each)), middle], nan=1.0)

@@ -9,8 +9,9 @@ import torch
 
 from fibration.auditing.batch import Batch, Floats, Padding, drawn, probe, small
 from fibration.auditing.finding import CLOSE, Finding, Status, alike, first_failure
-from fibration.auditing.formula import Untraced, free
+from fibration.auditing.formula import free
 from fibration.auditing.function import Found, Function
+from fibration.auditing.record import Traced
 from fibration.errors import AuditError, listed
 
 SOME = tuple(b for b in small() if not b.is_probe or round(abs(b.log_ratios[0]), 9) == 0.1)
@@ -80,13 +81,12 @@ def rows(f: Function) -> Finding:
 
 def reads(f: Function) -> Finding | None:
     """Every argument decides a gradient. Decided on the program: of a variable that is not in it there is nothing."""
-    try:
-        made = f.traced(drawn(21, (2, 1), 0.3, groups=(0, 0)))
-    except (Untraced, AuditError):
+    made = [p for p in f.programs.values() if isinstance(p, Traced)]
+    gradient = {v.args[0] for p in made for c in p.coefficients["log_probs"].flat for v in free(c)}
+    value = {v.args[0] for p in made for v in free(p.loss)} - gradient
+    given = {r for p in made for r in p.coefficients if r not in gradient and r != "log_probs"}
+    if f.untraced or (given and len(made) < len(f.programs)):
         return None
-    gradient = {v.args[0] for c in made.coefficients["log_probs"].flat for v in free(c)}
-    value = {v.args[0] for v in free(made.loss)} - gradient
-    given = {r for r in made.coefficients if r not in gradient and r != "log_probs"}
     said = [f"{listed(sorted(given & value))} decide the loss and no gradient"] if given & value else []
     said += [f"{listed(sorted(given - value))} decide nothing"] if given - value else []
     if said:
