@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fibration.auditing.batch import POLICIES, UNDER, Batch, Floats, drawn
 from fibration.auditing.formula import Untraced, atom, evaluate, free
-from fibration.auditing.record import Traced, trace
+from fibration.auditing.record import Halves, Traced, trace
 from fibration.errors import AuditError, an, listed
 from fibration.language.apart import staying
 
@@ -224,7 +224,10 @@ class Function:
 
     def formulas(self, batch: Batch) -> list[Any]:
         """The coefficients of tokens, as formulas. Raises Untraced if there are none."""
-        return self.of_tokens(self.traced(batch), batch)
+        made = self.programs.get(batch) or self.traced(batch)
+        if isinstance(made, Untraced):
+            raise made
+        return self.of_tokens(made, batch)
 
     def of_tokens(self, made: Traced, batch: Batch) -> list[Any]:
         """The coefficients of tokens of a program."""
@@ -281,10 +284,9 @@ class Function:
 
     def halves(self, batch: Batch) -> set[torch.dtype]:
         """The dtypes of 16 bits to which the function rounds numbers of float64 inputs."""
-        try:
-            return self.traced(batch).halves
-        except Untraced:
-            return set()
+        with Halves() as seen:
+            self.evaluate(batch)
+        return seen.found
 
     def _gradients(self, given: Mapping[str, Tensor], of: set[str]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and its gradient in each of the arguments that has one."""

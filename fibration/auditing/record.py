@@ -122,14 +122,11 @@ BY_CONDITION = ("index", "index_put", "_index_put_impl", "masked_select", "nonze
 
 
 class Recorder(TorchDispatchMode):
-    """Formulas beside the numbers of tensors. `decisions`: which way the first conditions go; the rest by the numbers.
-
-    `halves`: dtypes of 16 bits to which numbers with a formula are rounded.
-    """
+    """Formulas beside the numbers of tensors. `decisions`: of the first conditions; numbers decide the others."""
 
     def __init__(self, decisions: Sequence[bool]) -> None:
         super().__init__()
-        self.decisions, self.at, self.halves = decisions, dict[Atom, float](), set[torch.dtype]()
+        self.decisions, self.at = decisions, dict[Atom, float]()
         self.guards: list[tuple[Atom, bool]] = []
         self._memory: dict[int, Any] = {}
         self._alive: list[Any] = []
@@ -201,8 +198,6 @@ class Recorder(TorchDispatchMode):
         how = self._pointwise if name in POINTWISE else self._linear
         made, out = how(name, func, args, kwargs), func(*args, **kwargs)
         first = out if isinstance(out, Tensor) else out[0]
-        if first.dtype in HALF and not torch.equal(first.to(args[0].dtype), args[0]):
-            self.halves.add(first.dtype)
         self.formulas(first)[...] = np.broadcast_to(made, first.shape)
         return out
 
@@ -272,6 +267,20 @@ def objects(values: Any) -> Any:
     return found
 
 
+class Halves(TorchDispatchMode):
+    """`found`: dtypes of 16 bits to which numbers are rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = set[torch.dtype]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.dtype in HALF and not torch.equal(out.to(args[0].dtype), args[0]):
+            self.found.add(out.dtype)
+        return out
+
+
 class _Escapes(TorchFunctionMode):
     """`.item()` gives a number that keeps its formula: a tensor without a gradient. A quantile is one function."""
 
@@ -296,11 +305,10 @@ class _Escapes(TorchFunctionMode):
 
 @dataclass
 class Traced:
-    """The loss and, by role, `−∂loss/∂input`, as formulas of the inputs. `halves`: see `Recorder`."""
+    """The loss and, by role, `−∂loss/∂input`, as formulas of the inputs."""
 
     loss: Any
     coefficients: dict[str, Any]
-    halves: set[torch.dtype]
     guards: list[tuple[Atom, bool]] = field(default_factory=list)
 
 
@@ -333,7 +341,7 @@ def trace(
     made = {}
     for role, array in found[0].coefficients.items():
         made[role] = objects(element(role, place) for place in np.ndindex(array.shape)).reshape(array.shape)
-    return Traced(joined(found, 0, lambda t: t.loss), made, set().union(*(t.halves for t in found)))
+    return Traced(joined(found, 0, lambda t: t.loss), made)
 
 
 def _path(loss: Any, given: Mapping[str, Tensor], names: Mapping[str, Any], decisions: Sequence[bool]) -> Traced:
@@ -351,4 +359,4 @@ def _path(loss: Any, given: Mapping[str, Tensor], names: Mapping[str, Any], deci
         for role, g in zip(leaves, gradients, strict=True):
             each = [0] * given[role].numel() if g is None else recorder.formulas(g).flat
             made[role] = objects(map(f.neg, each)).reshape(tuple(given[role].shape))
-        return Traced(recorder.formulas(found.detach()).item(), made, recorder.halves, recorder.guards)
+        return Traced(recorder.formulas(found.detach()).item(), made, recorder.guards)
