@@ -276,8 +276,8 @@ class Halves(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if isinstance(out, Tensor) and out.dtype in HALF and not torch.equal(out.to(args[0].dtype), args[0]):
-            self.found.add(out.dtype)
+        if func is torch.ops.aten._to_copy.default and out.dtype in HALF:
+            self.found |= set() if torch.equal(out.to(args[0].dtype), args[0]) else {out.dtype}
         return out
 
 
