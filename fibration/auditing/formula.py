@@ -110,7 +110,7 @@ def _numeric(x: Any) -> Any:
     return choose(x, 1, 0) if isinstance(x, Atom) else int(x) if isinstance(x, (bool, np.bool_)) else x
 
 
-def _terms(x: Any) -> dict[Any, Any]:
+def terms_of(x: Any) -> dict[Any, Any]:
     return x.terms if isinstance(x, Formula) else {((), None): x} if x else {}
 
 
@@ -128,14 +128,14 @@ def add(*values: Any) -> Any:
     values = tuple(map(_numeric, values))
     if any(isinstance(v, float) for v in values):  # NaN, or an infinity
         return sum(float(v) for v in values if is_number(v))
-    return _summed(term for v in values for term in _terms(v).items())
+    return _summed(term for v in values for term in terms_of(v).items())
 
 
 def mul(a: Any, b: Any) -> Any:
     a, b = _numeric(a), _numeric(b)
     if isinstance(a, float) or isinstance(b, float):
         return float(a) * float(b) if is_number(a) and is_number(b) else math.nan
-    one, two = _terms(a), _terms(b)
+    one, two = terms_of(a), terms_of(b)
     if len(one) * len(two) > MOST and min(len(one), len(two)) > 1:
         wide, other = (a, b) if len(one) > len(two) else (b, a)
         return mul(single(atom("of", wide)), other)

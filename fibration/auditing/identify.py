@@ -22,6 +22,7 @@ from fibration.language.loading import load, shipped
 SAME_VALUE = 1e-5
 ROUNDING = 1e-12  # of coefficients that are differences of larger numbers
 COMMON = ("ppo", "dapo", "grpo", "gspo", "reinforce", "cispo")  # named first among equals
+USUAL = 10  # by how much a parameter may differ from its declared number in a loss that is named as the nearest
 NEAREST = 8  # losses that are searched on all shapes: those that come nearest on one
 
 
@@ -67,6 +68,13 @@ class Likeness:
     @property
     def is_same(self) -> bool:
         return self.has_same_gradient and self.same_value
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether no parameter is far from its declared number."""
+        declared = self.reference.values({})
+        pairs = [(v, declared[name]) for name, v in self.reference.values(self.parameters).items()]
+        return all(not d or 1 / USUAL <= v / d <= USUAL for v, d in pairs)
 
     def other(self, batch: Batch) -> Found | None:
         return self.reference.evaluate(batch, self.parameters)

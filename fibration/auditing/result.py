@@ -50,7 +50,7 @@ class Result:
         """The loss that the function is or should be; or the nearest one, if few of its parts differ."""
         if not self.losses or self.asked or self.losses[0].has_same_direction:
             return self.losses[0] if self.losses else None
-        is_near = not self.losses[0].is_far and len(self.differences) <= PARTS
+        is_near = not self.losses[0].is_far and self.losses[0].is_usual and len(self.differences) <= PARTS
         return self.losses[0] if is_near else None
 
     @property

@@ -112,3 +112,12 @@ def test_what_decides_nothing_is_named():
     (found,) = (x for x in audit(loss, "dapo").findings if x.name == "reads")
     assert found.status == "note"
     assert found.text == "ref_log_probs decide the loss and no gradient; rollout_log_probs decide nothing"
+
+
+def test_a_loss_is_not_named_as_the_nearest_with_numbers_that_nobody_takes():
+    def loss(log_probs, old_log_probs, advantages, mask):
+        ratio, a = (log_probs - old_log_probs).exp(), advantages[:, None]
+        return token_mean((-ratio * a).minimum(-ratio.clamp(0.8, 1.2) * a), mask)  # for the maximum
+
+    found = audit(loss)
+    assert "sides" in [x.name for x in found.failures] and found.nearest is None and "none is near" in str(found)
