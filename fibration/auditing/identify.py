@@ -160,7 +160,11 @@ def identify(compared: Compared, names: Sequence[str] | None = None) -> list[Lik
     for s in searches:
         s.turns(1)
     searches = sorted(searches, key=lambda s: s.least)[: None if compared.function.untraced else NEAREST]
-    found = [compared.judged(s) for s in map(Search.run, searches) if not s.least[0] or not s.samples]
+    found = list[Likeness]()
+    for s in searches:
+        if any(x.has_same_direction for x in found) and s.least[0]:
+            break  # a twin has no other coefficient on the first shape either
+        found += [compared.judged(s)] if not s.run().least[0] or not s.samples else []
     same = [x for x in found if x.is_same] or [x for x in found if x.has_same_gradient]
     if same := same or [x for x in found if x.has_same_direction]:
         return sorted(same, key=lambda x: (len(x.unseen), len(x.parameters), x.name not in COMMON, x.name))
