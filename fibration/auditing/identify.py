@@ -71,9 +71,10 @@ class Likeness:
 
     @property
     def is_usual(self) -> bool:
-        """Whether no parameter is far from its declared number."""
+        """Whether no parameter that decides something is far from its declared number."""
+        seen = {name: v for name, v in self.parameters.items() if name not in self.unseen}
         declared = self.reference.values({})
-        pairs = [(v, declared[name]) for name, v in self.reference.values(self.parameters).items()]
+        pairs = [(v, declared[name]) for name, v in self.reference.values(seen).items()]
         return all(not d or 1 / USUAL <= v / d <= USUAL for v, d in pairs)
 
     def other(self, batch: Batch) -> Found | None:
