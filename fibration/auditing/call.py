@@ -13,8 +13,7 @@ from fibration.auditing.finding import Finding
 from fibration.auditing.function import Found, Function, name_of
 from fibration.auditing.identify import Compared, Likeness, identify
 from fibration.auditing.reference import Reference, lacks
-from fibration.auditing.report import as_dict, as_text, number
-from fibration.auditing.result import Result
+from fibration.auditing.report import Result, as_dict, as_text, number
 from fibration.errors import AuditError, ParameterError, listed, suggest
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load

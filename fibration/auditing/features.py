@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fibration.auditing.batch import POLICIES, Batch, Floats, drawn, probe
-from fibration.auditing.battery import on_policy, steps
+from fibration.auditing.batch import POLICIES, Batch, Floats, drawn, on_policy, probe, steps
 from fibration.auditing.finding import MU, Finding, Status, first_failure, is_close
 from fibration.auditing.formula import Untraced, free
 from fibration.auditing.function import Function

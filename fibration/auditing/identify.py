@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fibration.auditing.batch import Batch, Floats, small
-from fibration.auditing.battery import off_policy, on_policy
+from fibration.auditing.batch import Batch, Floats, off_policy, on_policy, small
 from fibration.auditing.formula import Untraced, mul, number
 from fibration.auditing.function import Found, Function
 from fibration.auditing.prove import equal
