@@ -12,8 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Floats = NDArray[np.float64]
-UNDER = {"log_probs": 1.0, "old_log_probs": 1.7, "ref_log_probs": 0.6, "rollout_log_probs": 1.3}
-POLICIES = tuple(UNDER)
+POLICIES = ("log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs")
+# What else has a number per token: those of a policy, moved. A critic's values are no log-probs, but numbers like them.
+LIKE = {
+    "teacher_log_probs": ("ref_log_probs", -0.3), "values": ("log_probs", 0.0), "old_values": ("old_log_probs", 0.0),
+    "returns": ("rollout_log_probs", 0.4),
+}  # fmt: skip
+UNDER = dict(zip((*POLICIES, *LIKE), (1.0, 1.7, 0.6, 1.3, 0.8, 1.0, 1.7, 0.9), strict=True))
 OLD = -5.0  # the old policy's log-prob of tokens whose ratio is moved
 
 
@@ -87,8 +92,9 @@ class Batch:
     def row_of_token(self) -> NDArray[np.int64]:
         return np.repeat(np.arange(len(self.rows)), self.lengths)
 
-    def of(self, policy: str) -> Floats:
-        return np.array([v for row in self.rows for v in getattr(row, policy)], np.float64)
+    def of(self, role: str) -> Floats:
+        policy, by = LIKE.get(role, (role, 0.0))
+        return np.array([v + by for row in self.rows for v in getattr(row, policy)], np.float64)
 
     @property
     def mask(self) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fibration.auditing.batch import POLICIES, Batch, Floats, drawn, on_policy, probe, steps
+from fibration.auditing.batch import UNDER, Batch, Floats, drawn, on_policy, probe, steps
 from fibration.auditing.finding import MU, Finding, Status, first_failure, is_close
 from fibration.auditing.formula import Untraced, free
 from fibration.auditing.function import Function
@@ -36,7 +36,7 @@ NORMALISERS: dict[str, tuple[Callable[[float, float, float, float], float], str]
 
 def first_update(f: Function) -> Finding | None:
     """At ratio 1 `−∂loss/∂log π = μ·A`, with a μ that reads neither log-probs nor advantages."""
-    if f.reads_rewards:
+    if not f.reads_advantages:
         return None
     if f.whitens:
         text = "the function standardises advantages over the rows of each call: each micro-batch has its own mean"
@@ -59,7 +59,7 @@ def first_update(f: Function) -> Finding | None:
 
 def sign(f: Function) -> Finding | None:
     """At ratio 1 every token is pushed with its advantage."""
-    if f.reads_rewards or f.whitens:  # whitened ones may have another sign
+    if not f.reads_advantages or f.whitens:  # whitened ones may have another sign
         return None
 
     def against(b: Batch) -> bool:
@@ -72,7 +72,7 @@ def sign(f: Function) -> Finding | None:
 
 def normaliser(f: Function) -> Finding | None:
     """What the loss divides by, and by what the loss of each micro-batch is multiplied."""
-    if f.reads_rewards or (first := first_update(f)) is None or first.status != "holds":
+    if not f.reads_advantages or (first := first_update(f)) is None or first.status != "holds":
         return None  # then there is no μ
     seen: list[tuple[float, ...]] = []
     for b in on_policy():
@@ -158,7 +158,7 @@ BACK = "as a clip without min(ratio·A, clip(ratio)·A) does"
 
 def sides(f: Function) -> Finding | None:
     """Where a token's gradient is 0: a bound stops what pushes outward, away from the old policy."""
-    if f.reads_rewards:
+    if not f.reads_advantages:
         return None
     x, said, both = steps(3.0), list[str](), list[str]()  # further out, soft gates are 0 but for rounding
     for a, sign in ((1.0, "> 0"), (-1.0, "< 0")):
@@ -257,7 +257,7 @@ def causal(f: Function) -> Finding | None:
         for at in f.structures:
             places = [(row, t) for row, n in enumerate(at.lengths) for t in range(n)]
             for own, c in zip(places, f.formulas(at), strict=True):
-                read_at = (v.args[1:] for v in free(c) if v.args[0] in POLICIES)
+                read_at = (v.args[1:] for v in free(c) if v.args[0] in UNDER)
                 for row, t in (p for p in read_at if len(p) == 2):  # not under the mask
                     read.setdefault("other" if row != own[0] else "later" if t > own[1] else "own", at)
     except Untraced:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fibration.auditing.batch import POLICIES, UNDER, Batch, Floats, drawn
+from fibration.auditing.batch import UNDER, Batch, Floats, drawn
 from fibration.auditing.formula import Untraced, atom, evaluate, free
 from fibration.auditing.record import Halves, Traced, trace
 from fibration.errors import AuditError, an, listed
@@ -48,6 +48,12 @@ ROLES: Mapping[str, tuple[str, ...]] = {
         "rollout_log_probs", "rollout_log_prob", "rollout_logprobs", "rollout_logps", "sampling_log_probs",
         "sampling_logps", "sampling_per_token_logps", "inference_log_probs", "inference_logprobs", "engine_log_probs",
     ),
+    "teacher_log_probs": (
+        "teacher_log_probs", "teacher_log_prob", "teacher_logprobs", "teacher_logps", "teacher_per_token_logps",
+    ),
+    "values": ("values", "value", "vpreds", "new_values"),
+    "old_values": ("old_values", "old_value", "values_old", "old_vpreds"),
+    "returns": ("returns", "value_targets"),
     "rewards": ("rewards", "reward", "scores"),
     "group_ids": ("group_ids", "groups", "group", "group_id", "uid", "uids", "prompt_group"),
     "cu_seqlens": ("cu_seqlens", "offsets", "cu_lens"),
@@ -96,6 +102,11 @@ class Function:
     @property
     def roles(self) -> set[str]:
         return set(self.arguments.values())
+
+    @property
+    def moves(self) -> str:
+        """The argument in which the gradient is taken: log-probs, or the values of a critic."""
+        return "log_probs" if "log_probs" in self.roles else "values"
 
     @property
     def is_packed(self) -> bool:
@@ -231,7 +242,7 @@ class Function:
 
     def of_tokens(self, made: Traced, batch: Batch) -> list[Any]:
         """The coefficients of tokens of a program."""
-        each = made.coefficients["log_probs"]
+        each = made.coefficients[self.moves]
         return list(each if self.is_packed else each[batch.mask.numpy()])
 
     @cached_property
@@ -270,12 +281,12 @@ class Function:
 
     def decides(self, made: Traced) -> bool:
         """Whether something decides the gradient of a program."""
-        return any(free(c) for c in made.coefficients["log_probs"].flat)
+        return any(free(c) for c in made.coefficients[self.moves].flat)
 
     def evaluate(self, batch: Batch, dtype: torch.dtype = WIDE) -> Found:
         given = self.given(batch, dtype)
-        loss, gradients = self._gradients(given, {"log_probs"})
-        coefficients = -gradients.get("log_probs", torch.zeros_like(given["log_probs"])).double()
+        loss, gradients = self._gradients(given, {self.moves})
+        coefficients = -gradients.get(self.moves, torch.zeros_like(given[self.moves])).double()
         value = float(loss)
         if self.is_packed:
             return Found(value, coefficients.numpy(), np.zeros(0))
@@ -302,12 +313,16 @@ class Function:
 
     @cached_property
     def reads_rewards(self) -> bool:
-        return "advantages" not in self.roles
+        return "rewards" in self.roles and not self.reads_advantages
+
+    @property
+    def reads_advantages(self) -> bool:
+        return "advantages" in self.roles
 
     @cached_property
     def whitens(self) -> bool:
         """Whether advantages are standardised inside: scaled and shifted ones give the same gradient."""
-        if self.reads_rewards:
+        if not self.reads_advantages:
             return False
         b = drawn(0, (5, 2, 4, 3), 0.1).on_policy()
         other = replace(b, rows=tuple(replace(r, advantage=2 * r.advantage + 3) for r in b.rows))
@@ -335,8 +350,8 @@ class Function:
             )
         if not first.coefficients.any() and not self.evaluate(batch.on_policy()).coefficients.any():
             raise AuditError(
-                f"the loss of '{self.name}' has no gradient in the log-probs",
-                required="a loss that is differentiable in log_probs",
+                f"the loss of '{self.name}' has no gradient in the {self.moves.replace('log_', 'log-')}",
+                required=f"a loss that is differentiable in {self.moves}",
                 remedy="does it detach them, call .item(), or run under no_grad?",
             )
         again = self.evaluate(batch)
@@ -355,9 +370,9 @@ def numbers_of(batch: Batch, per_token: bool) -> dict[Any, float]:
         for role, value in (("advantages", row.advantage), ("rewards", row.reward)):
             for place in [(i, t) for t in range(len(row))] if per_token else [(i,)]:
                 found[atom("var", role, *place)] = value
-        for role in POLICIES:
-            found |= {atom("var", role, i, t): v for t, v in enumerate(getattr(row, role))}
-    return found
+    places = [(i, t) for i, row in enumerate(batch.rows) for t in range(len(row))]
+    each = ((role, zip(places, batch.of(role).tolist(), strict=True)) for role in UNDER)
+    return found | {atom("var", role, *place): v for role, numbers in each for place, v in numbers}
 
 
 def _arguments(call: Callable[..., Any], name: str) -> dict[str, str]:
@@ -399,15 +414,11 @@ def _arguments(call: Callable[..., Any], name: str) -> dict[str, str]:
     if twice:
         both = listed(n for n, r in roles.items() if r in twice)
         raise AuditError(f"'{name}' has {both} for one thing", required="one argument for each", remedy=example)
-    missing = [r for r in ("log_probs",) if r not in roles.values()]
-    if not {"mask", "cu_seqlens"} & set(roles.values()):
-        missing.append("mask")
-    if not {"advantages", "rewards"} & set(roles.values()):
-        missing.append("advantages")
-    if missing:
+    either = (("log_probs", "values"), ("mask", "cu_seqlens"))
+    if missing := [some[0] for some in either if not {*some} & {*roles.values()}]:
         raise AuditError(
             f"'{name}' has no argument {listed(missing)}",
-            required="log_probs, advantages (or rewards) and mask (or cu_seqlens)",
+            required="log_probs (or a critic's values) and mask (or cu_seqlens)",
             found=f"({', '.join(p.name for p in found)})",
             remedy=f"audit a function that passes them: {example}",
         )

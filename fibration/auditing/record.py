@@ -322,7 +322,7 @@ def trace(
     while todo:
         if len(found) == PATHS or (found and len(found[0].guards) > DEEP):
             error = Untraced(f"it has more than {PATHS} paths")
-            error.seen = list(found[0].coefficients["log_probs"].flat)
+            error.seen = list(next(iter(found[0].coefficients.values())).flat)  # of the argument that moves
             raise error
         prefix = todo.pop()
         found.append(_path(loss, given, names, prefix))

@@ -47,7 +47,7 @@ def lacks(h: Hierarchy, function: Function) -> Lack | None:
     for policy in sorted(set(h.policies) - {"current", "old"}):
         if (argument := ARGUMENT_OF.get(policy, "")) not in roles:
             return Lack(f"log-probs of the policy '{policy}'", argument)
-    if h.advantages is None and function.reads_rewards:
+    if h.advantages is None and not function.reads_advantages:
         return Lack("advantages", "advantages")
     if h.advantages is not None and not function.reads_rewards and not h.penalties:
         return Lack("rewards", "rewards")  # with advantages in their place it is a loss without its name

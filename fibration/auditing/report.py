@@ -148,7 +148,7 @@ def as_torch(a: Result, batch: Batch, beside: Likeness | None = None) -> str:
     given = a.function.given(batch)
     lines = ["import torch", "nan = float('nan')"] if np.isnan(batch.padding.value) else ["import torch"]
     for role, t in given.items():
-        grad = ", requires_grad=True" if role == "log_probs" else ""
+        grad = ", requires_grad=True" if role == a.function.moves else ""
         kind = f", dtype={t.dtype}" if t.dtype not in (torch.int64, torch.bool) else ""
         lines.append(f"{role} = torch.tensor({_rounded(t.tolist())}{kind}{grad})")
     passed = ", ".join(f"{name}={role}" for name, role in a.function.arguments.items())

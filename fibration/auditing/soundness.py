@@ -82,9 +82,9 @@ def rows(f: Function) -> Finding:
 def reads(f: Function) -> Finding | None:
     """Every argument decides a gradient. Decided on the program: of a variable that is not in it there is nothing."""
     made = [p for p in f.programs.values() if isinstance(p, Traced)]
-    gradient = {v.args[0] for p in made for c in p.coefficients["log_probs"].flat for v in free(c)}
+    gradient = {v.args[0] for p in made for c in p.coefficients[f.moves].flat for v in free(c)}
     value = {v.args[0] for p in made for v in free(p.loss)} - gradient
-    given = {r for p in made for r in p.coefficients if r not in gradient and r != "log_probs"}
+    given = {r for p in made for r in p.coefficients if r not in gradient and r != f.moves}
     if f.untraced or (given and len(made) < len(f.programs)):
         return None
     said = [f"{listed(sorted(given & value))} decide the loss and no gradient"] if given & value else []
@@ -103,7 +103,7 @@ def inputs(f: Function) -> Finding | None:
         given = f.given(b)
         before = {r: t.clone() for r, t in given.items()}
         try:
-            loss = f.loss({**given, "log_probs": given["log_probs"].requires_grad_()})
+            loss = f.loss({**given, f.moves: given[f.moves].requires_grad_()})
         except AuditError:
             if b is usual:
                 raise
@@ -112,7 +112,7 @@ def inputs(f: Function) -> Finding | None:
             return Finding("inputs", "fails", f"the function changes {listed(changed)} in place: copy first", b)
     if not loss.requires_grad:
         return None
-    first, second = (f.gradients(loss, {"log_probs": given["log_probs"]}, again=True) for _ in range(2))
+    first, second = (f.gradients(loss, {f.moves: given[f.moves]}, again=True) for _ in range(2))
     if any(not torch.equal(first[role], second[role]) for role in first):
         return Finding("inputs", "fails", "a second backward gives another gradient", b)
     strided = {r: t.t().contiguous().t() if t.ndim == 2 else t for r, t in before.items()}
@@ -149,7 +149,9 @@ def finite(f: Function) -> Finding:
         return other.is_finite and not equal.is_finite
 
     if at := first_failure(f, is_flat, tuple(drawn(8, n, 0.1, groups=[0] * len(n)) for n in ((1, 1), (2, 3, 2, 2)))):
-        text = f"equal {'rewards' if f.reads_rewards else 'advantages'} make NaN: add 1e-6 to the deviation, which is 0"
+        text = (
+            f"equal {'advantages' if f.reads_advantages else 'rewards'} make NaN: add 1e-6 to the deviation, which is 0"
+        )
         return Finding("finite", "fails", text, with_numbers(at, 0.0))
     one = drawn(8, (3,), 0.1)
     if first_failure(f, lambda b: not f.evaluate(b).is_finite, (one,)):
@@ -176,7 +178,7 @@ def precision(f: Function) -> Finding | None:
 
 def engine(f: Function) -> Finding | None:
     """The weight for the rollout engine is old over rollout: it grows with the old policy's log-prob."""
-    if "rollout_log_probs" not in f.roles or f.reads_rewards:
+    if "rollout_log_probs" not in f.roles or not f.reads_advantages:
         return None
     # At ratio 1 with a detached weight, log π has the same effect on the value, relative to it, whatever the engine's
     # log-probs are. A gradient of exp(log π − log π_rollout) adds 1 to that where the weight is not truncated.

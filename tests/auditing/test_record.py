@@ -1,7 +1,10 @@
 """Programs of functions: recorded formulas have autograd's numbers, and equality is proved where it holds."""
 
+import inspect
+
 import numpy as np
 import pytest
+import torch
 from oracles.audited import LABELS, function, parameters
 from oracles.loss_functions import MISTAKES, RIGHT, per_token, token_mean
 from oracles.unusual_functions import UNUSUAL
@@ -121,3 +124,23 @@ def test_a_loss_is_not_named_as_the_nearest_with_numbers_that_nobody_takes():
 
     found = audit(loss)
     assert "sides" in [x.name for x in found.failures] and found.nearest is None and "none is near" in str(found)
+
+
+def critic(values, old_values, returns, mask):
+    clipped = old_values + (values - old_values).clamp(-0.2, 0.2)
+    return token_mean((values - returns).square().maximum((clipped - returns).square()), mask)
+
+
+def distillation(log_probs, teacher_log_probs, mask):
+    return token_mean((log_probs - teacher_log_probs).detach() * log_probs, mask)
+
+
+@pytest.mark.parametrize("loss", [critic, distillation])
+def test_losses_without_advantages_are_audited(loss):
+    assert not audit(loss).failures and not audit(loss).identified
+
+    def unmasked(**given):
+        return loss(**given | {"mask": torch.ones_like(given["mask"])})
+
+    unmasked.__signature__ = inspect.signature(loss)
+    assert {"mask", "padding"} <= {f.name for f in audit(unmasked).failures}
