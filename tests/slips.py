@@ -254,7 +254,7 @@ SLIPS = (
     ),
     _slip(
         "a place under the mask may get a gradient", "auditing/test_planted",
-        "return found.is_finite and bool((found.outside != 0).any())\n\n    if at", "return False\n\n    if at",
+        "or (found.is_finite and bool((found.outside != 0).any()))", "",
     ),
     _slip(
         "a loss that divides by one token too many is a mean", "auditing/test_planted",

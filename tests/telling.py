@@ -9,7 +9,7 @@ TELLING = (
     "auditing/test_identify.py::test_a_published_formula_is_identified_with_its_parameters[best_of_group]",
     "auditing/test_identify.py::test_a_published_formula_is_identified_with_its_parameters[clip_cov]",
     "auditing/test_identify.py::test_a_published_formula_is_identified_with_its_parameters[dapo_rewards]",
-    "auditing/test_reference.py::test_joined_batches_and_parameters_have_the_operators_numbers[fipo]",
+    "auditing/test_reference.py::test_formulas_have_the_operators_numbers[fipo]",
     "backends/test_chains.py::test_random_chains_match_the_interpreter[33-triton]",
     "backends/test_gradients.py::test_aggregate_gate_at_its_breakpoints[torch-log-0.3125-0.0-0]",
     "backends/test_hard_inputs.py::test_every_masked_place_of_a_result_is_filled[c-prompts before, padding after]",

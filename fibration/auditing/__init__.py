@@ -1,8 +1,8 @@
-"""Which loss a function of torch is, and what is wrong with it: it is called on small batches, and read as no formula.
+"""Which loss a function of torch is, and what is wrong with it: its program is recorded, and it is called on batches.
 
-`function.py` calls it, `battery.py` has the batches. `identify.py` finds the declared loss that it is, with the
-parameters of `fit.py`. `soundness.py` asks what any loss owes, `features.py` what tells losses apart. `report.py` says
-what was found. `step.py` compares the gradient of one optimizer step with that of a declared loss.
+`record.py` makes formulas (`formula.py`) of a function, `reference.py` of a declared loss; `prove.py` says whether they
+are equal for all numbers. `identify.py` finds the loss, `search.py` its parameters. `soundness.py` asks what any loss
+owes, `features.py` what tells losses apart. `step.py` compares the gradient of one optimizer step with a declared one.
 
 May import: `escaping`, `errors`, `language`, `compiler`, `runtime`.
 """

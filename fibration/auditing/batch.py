@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -12,8 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Floats = NDArray[np.float64]
-UNDER = {"log_probs": 1.0, "old_log_probs": 1.7, "ref_log_probs": 0.6, "rollout_log_probs": 1.3}
-POLICIES = tuple(UNDER)
+POLICIES = ("log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs")
+# What else has a number per token: those of a policy, moved. A critic's values are no log-probs, but numbers like them.
+LIKE = {
+    "teacher_log_probs": ("ref_log_probs", -0.3), "values": ("log_probs", 0.0), "old_values": ("old_log_probs", 0.0),
+    "returns": ("rollout_log_probs", 0.4),
+}  # fmt: skip
+UNDER = dict(zip((*POLICIES, *LIKE), (1.0, 1.7, 0.6, 1.3, 0.8, 1.0, 1.7, 0.9), strict=True))
 OLD = -5.0  # the old policy's log-prob of tokens whose ratio is moved
 
 
@@ -87,8 +92,9 @@ class Batch:
     def row_of_token(self) -> NDArray[np.int64]:
         return np.repeat(np.arange(len(self.rows)), self.lengths)
 
-    def of(self, policy: str) -> Floats:
-        return np.array([v for row in self.rows for v in getattr(row, policy)], np.float64)
+    def of(self, role: str) -> Floats:
+        policy, by = LIKE.get(role, (role, 0.0))
+        return np.array([v + by for row in self.rows for v in getattr(row, policy)], np.float64)
 
     @property
     def mask(self) -> Tensor:
@@ -163,62 +169,67 @@ def drawn(
     return Batch(tuple(map(row, lengths, groups, given)), padding)
 
 
-def probe(log_ratios: Floats, advantages: Floats, mismatch: bool = False, others: int = 0) -> Batch:
+def probe(log_ratios: Floats, advantages: Floats, mismatch: bool = False) -> Batch:
     """A row of one token for every log ratio of the current to the old policy; or, for `mismatch`, of the old policy to
-    the rollout's. The reference is the current policy.
-
-    Each row is of a group of its own, with `others` on policy after it: they have no reward where it has one, and one
-    of them has one where it has none. So its advantage has the sign that is asked, whatever baseline is taken.
+    the rollout's. The reference is the current policy. Each row is of a group of its own.
     """
 
-    def rows(number: int, x: float, advantage: float) -> Iterator[Row]:
+    def row(number: int, x: float, advantage: float) -> Row:
         log_prob, rollout = (OLD, OLD - x) if mismatch else (OLD + x, OLD)
-        reward = float(advantage > 0) if others else advantage
-        yield Row((log_prob,), (OLD,), (log_prob,), (rollout,), advantage, reward, number)
-        for k in range(others):
-            yield Row((OLD,), (OLD,), (OLD,), (OLD,), -advantage, float(advantage <= 0 and not k), number)
+        return Row((log_prob,), (OLD,), (log_prob,), (rollout,), advantage, advantage, number)
 
     pairs = enumerate(zip(log_ratios, advantages, strict=True))
-    return Batch(tuple(row for i, (x, a) in pairs for row in rows(i, float(x), float(a))))
+    return Batch(tuple(row(i, float(x), float(a)) for i, (x, a) in pairs))
 
 
-def smaller(batch: Batch) -> Iterator[Batch]:
-    """Batches that are one step simpler: a row less, a token less, no padding, rounder numbers."""
-    rows = batch.rows
-    if len(rows) > 1:
-        yield from (replace(batch, rows=rows[:i] + rows[i + 1 :]) for i in range(len(rows)))
-    for i, row in enumerate(rows):
-        for t in range(len(row)) if len(row) > 1 else ():
-            less = row.mapped(partial(_without, t))
-            yield replace(batch, rows=(*rows[:i], less, *rows[i + 1 :]))
-    if batch.padding.holes:
-        yield replace(batch, padding=replace(batch.padding, holes=False))
-    for digits in (0, 1):
-        for i, row in enumerate(rows):
-            simple = row.mapped(partial(_rounded, digits))
-            simple = replace(simple, advantage=float(np.sign(row.advantage)) or 0.0, reward=round(row.reward))
-            if simple != row:
-                yield replace(batch, rows=(*rows[:i], simple, *rows[i + 1 :]))
+@cache
+def small() -> tuple[Batch, ...]:
+    """Batches of one token up to nine, the smallest first, with numbers that are short in print."""
+    places = (-3.0, -1.5, -0.4, -0.25, -0.1, -0.01, 0.01, 0.1, 0.25, 0.4, 1.5, 3.0)
+    found = [probe(np.array([x]), np.array([a])) for x in places for a in (1.0, -1.0)]
+    shapes = ((1,), (2,), (1, 1), (2, 1), (3,), (1, 2), (2, 2), (1, 1, 1), (3, 1), (1, 1, 1, 1), (3, 5, 1))
+    for seed, lengths in enumerate(shapes):
+        for drift in (0.1, 0.6, 2.0):
+            for sign in (1.0, -1.0):
+                advantages = [sign * a for a in (1.0, -1.0, 0.5, -2.0)[: len(lengths)]]
+                b = drawn(seed, lengths, drift, 0.0, None, advantages)
+                rows = (r.mapped(lambda v: tuple(round(x - 0.01, 2) for x in v)) for r in b.rows)
+                found.append(
+                    replace(b, rows=tuple(replace(r, reward=round(r.reward, 1) + i) for i, r in enumerate(rows)))
+                )
+    return tuple(sorted(found, key=lambda b: b.tokens))
 
 
-def _without(token: int, values: tuple[float, ...]) -> tuple[float, ...]:
-    return values[:token] + values[token + 1 :]
+# ------------------------------------------------------------ on which a function is compared with declared losses
+
+SPREADS = (1e-3, 0.02, 0.15, 0.5, 1.5)  # of log ratios
+SHAPES = ((1,), (4,), (1, 3, 5, 2), (2, 2), (6, 1, 1, 3, 4), (2, 1, 3, 2, 4, 1, 2, 3))
+GROUPS = ((0,), (0,), (0, 1, 0, 1), (0, 1), (0, 1, 0, 1, 2), (0, 0, 0, 0, 0, 0, 1, 1))  # of rows, in each shape
 
 
-def _rounded(digits: int, values: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(min(round(v, digits), -(10.0**-digits) / 10) for v in values)
+def steps(most: float = 4.5, count: int = 64) -> Floats:
+    """Log ratios on both sides of 0, denser near it, and none of them 0."""
+    up = np.geomspace(2e-4, most, count)
+    return np.concatenate([-up[::-1], up])
 
 
-def shrunk(batch: Batch, fails: Callable[[Batch], bool], most: int = 400) -> Batch:
-    """A smallest batch for which `fails` holds, as it does for `batch`. At most `most` batches are tried."""
-    left = most
-    while True:
-        for other in smaller(batch):
-            left -= 1
-            if left < 0:
-                return batch
-            if fails(other):
-                batch = other
-                break
-        else:
-            return batch
+@cache
+def on_policy() -> tuple[Batch, ...]:
+    """Batches of fresh rows: all policies agree."""
+    shapes = (*SHAPES[:-1], (3, 7, 2, 2))
+    pairs = [drawn(10 + i, lengths, 0.0) for i, lengths in enumerate(shapes)]
+    all_ = (
+        *small()[:1],
+        *(b for b in small() if not b.is_probe),
+        *pairs,
+        drawn(16, SHAPES[-1], 0.0, groups=GROUPS[-1]),
+    )
+    return tuple(b.on_policy() for b in sorted(all_, key=lambda b: b.tokens))
+
+
+@cache
+def off_policy() -> tuple[Batch, ...]:
+    """Batches of many rows and every spread, some places masked."""
+    places = (Padding(), Padding(before=2), Padding(holes=True), Padding(after=3))
+    each = ((k, s, i) for k, s in enumerate(SPREADS) for i in (2, len(SHAPES) - 1))
+    return tuple(drawn(100 * k + i, SHAPES[i], s, s, GROUPS[i], padding=places[(i + k) % 4]) for k, s, i in each)

@@ -13,9 +13,7 @@ from fibration.auditing.finding import Finding
 from fibration.auditing.function import Found, Function, name_of
 from fibration.auditing.identify import Compared, Likeness, identify
 from fibration.auditing.reference import Reference, lacks
-from fibration.auditing.report import as_dict, as_text, number
-from fibration.auditing.result import Result
-from fibration.auditing.sharpen import Range
+from fibration.auditing.report import Result, as_dict, as_text, number
 from fibration.errors import AuditError, ParameterError, listed, suggest
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load
@@ -23,12 +21,12 @@ from fibration.runtime.parameters import in_channel
 
 Ask = Callable[[Function], Finding | None]
 SOUND: tuple[Ask, ...] = (
-    soundness.mask, soundness.padding, soundness.rows, soundness.detached, soundness.inputs, soundness.sign,
+    soundness.mask, soundness.padding, soundness.rows, soundness.reads, soundness.inputs,
     soundness.finite, soundness.precision, soundness.engine,
 )  # fmt: skip
 TELLING: tuple[Ask, ...] = (
-    features.first_update, features.normaliser, features.baseline, features.sides, features.reference,
-    features.causal, features.accumulation,
+    features.sign, features.first_update, features.normaliser, features.baseline, features.sides, features.reference,
+    features.causal,
 )  # fmt: skip
 
 
@@ -38,6 +36,7 @@ class _Declared(Function):
     def __init__(self, beside: Function, likeness: Likeness) -> None:
         self.call, self.name = beside.call, likeness.name
         self.arguments, self.per_token = beside.arguments, beside.per_token
+        self.structures = beside.structures
         self.likeness = likeness
 
     def evaluate(self, batch: Batch, dtype: Any = None) -> Found:
@@ -45,6 +44,9 @@ class _Declared(Function):
         if found is None:
             raise AuditError(f"'{self.name}' does not take this batch")
         return found
+
+    def formulas(self, batch: Batch) -> list[Any]:
+        return self.likeness.formulas(batch)
 
 
 class Audit(Result):
@@ -73,7 +75,7 @@ def audit(
     parameters: Mapping[str, Any] | None = None,
     name: str = "",
 ) -> Audit:
-    """What a loss function is, and what is wrong with it: see `Audit`. It calls the function some thousand times.
+    """What a loss function is, and what is wrong with it: see `Audit`. It records the function's program, and calls it.
 
     - `function`: takes tensors by name and returns the loss, a tensor of one number: `log_probs`, `old_log_probs` and
       `mask` `[rows, width]`, and `advantages` `[rows]`, or `[rows, width]` where that is what the function takes.
@@ -83,8 +85,9 @@ def audit(
     - `parameters`: of `like`; those that are not given are fitted.
     - `name`: of the function in the report.
 
-    Everything is computed in float64 on the CPU, on the same batches in every run. Equality on these batches is no
-    proof; a difference is one, with its smallest batch found.
+    Everything is computed in float64 on the CPU, with the same numbers in every run. Each loss of the result says how
+    strong its equality is: proved for all numbers on a small shape, or seen on batches. A difference is a proof, with
+    its smallest batch found.
 
     Raises AuditError for a function that cannot be called so, raises, gives no finite loss, or is not deterministic;
     ParameterError for a parameter that `like` does not have, or out of its bounds.
@@ -97,16 +100,32 @@ def audit(
         )
     subject = Function(function, name or name_of(function))
     if like is None:
-        asked, losses = "", identify(Compared(subject))
+        compared = Compared(subject)
+        asked, losses = "", identify(compared)
     else:
         h = load(like) if isinstance(like, str) else like
         _check(h, subject, parameters or {})
-        asked, losses = h.name, Compared(subject).beside([Reference.of(h, subject)], parameters or {})
+        compared = Compared(subject)
+        search = compared.search(Reference.of(h, subject), parameters or {})
+        asked, losses = h.name, [compared.judged(search.run())]
     findings = tuple(f for ask in (*SOUND, *TELLING) if (f := _asked(ask, subject)) is not None)
     findings = tuple(_as_declared(f, subject, losses) for f in findings)
+    if losses and losses[0].has_same_direction and losses[0].factor != 1:
+        findings = (Finding("factor", "fails", scaled(losses[0])), *findings)
     if asked and (other := other_numbers(losses[0], parameters or {})):
         findings = (*findings, Finding("parameters", "note", other))
-    return Audit(subject, asked, tuple(losses), findings, tuple(_differences(subject, losses, findings, asked)))
+    differences = tuple(_differences(subject, losses, findings))
+    return Audit(subject, asked, tuple(losses), findings, differences, subject.untraced)
+
+
+def scaled(x: Likeness) -> str:
+    """By what the gradient of a loss is multiplied, and what may do so."""
+    k = x.factor
+    whole = round(1 / k) if abs(k) < 1 else round(k)
+    cause = "the loss is −J, or J?" if k == -1 else "is the loss scaled for another purpose, such as a loss scale?"
+    if abs(whole) > 1 and min(abs(1 / k - whole), abs(k - whole)) < 1e-6:
+        cause = f"divided once more by {whole}, as by the accumulation?" if abs(k) < 1 else f"added up {whole} times?"
+    return f"the gradient is that of '{x.name}' × {k:.6g}: {cause}"
 
 
 def _check(h: Hierarchy, function: Function, parameters: Mapping[str, Any]) -> None:
@@ -148,19 +167,17 @@ def other_numbers(x: Likeness, given: Mapping[str, Any]) -> str:
     said = []
     for name, value in x.parameters.items() if x.has_same_gradient else ():
         declared = x.reference.hierarchy.parameters[name].default
-        if name in given or name in x.unseen or declared is None or _is_close(value, declared, x.between.get(name)):
+        if name in given or name in x.unseen or declared is None or _is_close(value, declared):
             continue
         said.append(f"{name} = {number(value)}, where '{x.name}' declares {number(declared)}")
     return "; ".join(said)
 
 
-def _is_close(value: Any, declared: Any, between: Range | None) -> bool:
+def _is_close(value: Any, declared: Any) -> bool:
     if isinstance(value, Mapping):
         of = declared if isinstance(declared, Mapping) else dict.fromkeys(value, declared)
-        return all(_is_close(v, of[channel], between) for channel, v in value.items())
-    return math.isclose(value, declared, rel_tol=1e-6) or (
-        between is not None and between.low < declared < between.high
-    )
+        return all(_is_close(v, of[channel]) for channel, v in value.items())
+    return math.isclose(value, declared, rel_tol=1e-6)
 
 
 def _asked(ask: Ask, function: Function) -> Finding | None:
@@ -171,10 +188,10 @@ def _asked(ask: Ask, function: Function) -> Finding | None:
 
 
 def _differences(
-    function: Function, losses: list[Likeness], findings: tuple[Finding, ...], asked: str
+    function: Function, losses: list[Likeness], findings: tuple[Finding, ...]
 ) -> list[tuple[Finding, Finding]]:
     """The findings about the function that are others about the nearest loss, with those."""
-    if not losses or losses[0].has_same_gradient or (losses[0].is_far and not asked):
+    if not losses or losses[0].has_same_direction:
         return []
     declared, mine, found = _Declared(function, losses[0]), {f.name: f for f in findings}, []
     for ask in TELLING:

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fibration.auditing.batch import Batch, Floats, drawn, probe
-from fibration.auditing.battery import on_policy, steps
+from fibration.auditing.batch import UNDER, Batch, Floats, drawn, on_policy, probe, steps
 from fibration.auditing.finding import MU, Finding, Status, first_failure, is_close
-from fibration.auditing.function import Found, Function
-from fibration.auditing.numbers import slope
+from fibration.auditing.formula import Untraced, free
+from fibration.auditing.function import Function
 from fibration.errors import listed
 
+PLACES = "places of the padded batch, rows × width"
 EXCHANGED = "k3 with the policy and the reference exchanged"
 
 
-def _fresh(f: Function) -> list[tuple[Batch, Found]]:
-    return [(b, f.evaluate(b)) for b in on_policy()]
+ROWS = "its share of the rows"
+# What μ is, of rows, tokens, the longest row and the token's row; and by what a micro-batch's loss is then multiplied.
+NORMALISERS: dict[str, tuple[Callable[[float, float, float, float], float], str]] = {
+    "the mean over all tokens": (lambda r, t, w, n: 1 / t, "its share of the tokens"),
+    "the mean over rows of each row's mean": (lambda r, t, w, n: 1 / (r * n), ROWS),
+    "the sum of each row, averaged over rows": (lambda r, t, w, n: 1 / r, ROWS),
+    "the sum over all tokens": (lambda r, t, w, n: 1.0, "nothing"),
+    "each row's mean, summed": (lambda r, t, w, n: 1 / n, "nothing"),
+    f"the sum over all tokens ÷ all {PLACES}": (lambda r, t, w, n: 1 / (r * w), f"its share of the {PLACES}"),
+    "the sum over all tokens ÷ the width of the padded batch": (
+        lambda r, t, w, n: 1 / w,
+        "its width ÷ that of the batch",
+    ),
+}
 
 
 def first_update(f: Function) -> Finding | None:
     """At ratio 1 `−∂loss/∂log π = μ·A`, with a μ that reads neither log-probs nor advantages."""
-    if f.reads_rewards:
+    if not f.reads_advantages:
         return None
     if f.whitens:
         text = "the function standardises advantages over the rows of each call: each micro-batch has its own mean"
@@ -46,65 +57,44 @@ def first_update(f: Function) -> Finding | None:
     return Finding("first_update", "holds", "at ratio 1 the gradient is that of the policy: μ·A")
 
 
-@dataclass(frozen=True)
-class Mu:
-    """`μ` of tokens at ratio 1, by batch: what normaliser it is, in words, and whether it is one that is known."""
+def sign(f: Function) -> Finding | None:
+    """At ratio 1 every token is pushed with its advantage."""
+    if not f.reads_advantages or f.whitens:  # whitened ones may have another sign
+        return None
 
-    words: str
-    known: bool
-    factor: float = 1.0
+    def against(b: Batch) -> bool:
+        return bool((f.evaluate(b.on_policy()).coefficients * b.advantages < -1e-12).any())
 
-
-def mu_of(f: Function) -> Mu | None:
-    """`μ` by its shape: a multiple of a normaliser that is known, or none."""
-    seen: list[tuple[Batch, Floats]] = []
-    for b, found in _fresh(f):
-        if not b.advantages.all():
-            return None
-        seen.append((b, found.coefficients / b.advantages))
-    lengths = [np.repeat(b.lengths, b.lengths).astype(float) for b, _ in seen]
-    tokens = [np.full(b.tokens, float(b.tokens)) for b, _ in seen]
-    rows = [np.full(b.tokens, float(len(b.rows))) for b, _ in seen]
-    widths = [np.full(b.tokens, float(max(b.lengths))) for b, _ in seen]
-    one = [np.ones(b.tokens) for b, _ in seen]
-    known = {
-        "the mean over all tokens": [1 / t for t in tokens],
-        "the mean over rows of each row's mean": [1 / (r * n) for r, n in zip(rows, lengths, strict=True)],
-        "the sum of each row, averaged over rows": [1 / r for r in rows],
-        "the sum over all tokens": one,
-        "each row's mean, summed": [1 / n for n in lengths],
-        "the sum over all tokens ÷ all places of the padded batch, rows × width": [
-            1 / (r * w) for r, w in zip(rows, widths, strict=True)
-        ],
-        "the sum over all tokens ÷ the width of the padded batch": [1 / w for w in widths],
-    }
-    for words, shapes in known.items():
-        k = np.concatenate([mu / s for (_, mu), s in zip(seen, shapes, strict=True)])
-        if np.abs(k - k[0]).max() <= MU * abs(k[0]):
-            return Mu(words, True, float(k[0]))
-    return Mu("no mean or sum of tokens or rows", False)
+    if at := first_failure(f, against, on_policy()):
+        return Finding("sign", "fails", "at ratio 1 a token is pushed against its advantage: the loss is −J, or J?", at)
+    return Finding("sign", "holds", "at ratio 1 every token is pushed with its advantage")
 
 
 def normaliser(f: Function) -> Finding | None:
-    """What the loss divides by."""
-    if f.reads_rewards or (mu := mu_of(f)) is None or (first := first_update(f)) is None or first.status != "holds":
+    """What the loss divides by, and by what the loss of each micro-batch is multiplied."""
+    if not f.reads_advantages or (first := first_update(f)) is None or first.status != "holds":
         return None  # then there is no μ
-    if mu.known:
-        times = "" if abs(mu.factor - 1) < MU else f" × {mu.factor:.6g}"
-        return Finding("normaliser", "holds", f"μ is {mu.words}{times}")
+    seen: list[tuple[float, ...]] = []
+    for b in on_policy():
+        mu, lengths = f.evaluate(b).coefficients / b.advantages, np.repeat(b.lengths, b.lengths)
+        seen += [(m, len(b.rows), b.tokens, max(b.lengths), n) for m, n in zip(mu, lengths, strict=True)]
+    for words, (shape, share) in NORMALISERS.items():
+        k = np.array([m / shape(*counts) for m, *counts in seen])
+        if np.abs(k - k[0]).max() <= MU * abs(k[0]):
+            is_one = abs(k[0] - 1) < MU
+            text = f"μ is {words}{'' if is_one else f' × {k[0]:.6g}'}; multiply the loss of a micro-batch by {share}"
+            return Finding("normaliser", "holds" if is_one else "fails", text, None if is_one else on_policy()[0])
 
     def uneven(b: Batch) -> bool:
-        b = b.on_policy()
         if not b.advantages.all():
             return False
         mu = f.evaluate(b).coefficients / b.advantages
         sums = np.array([mu[b.row_of_token == r].sum() for r in range(len(b.rows))])
-        per_token = sums / np.array(b.lengths)
-        return all(np.ptp(v) > MU * abs(v[0]) for v in (sums, per_token))
+        return all(np.ptp(v) > MU * abs(v[0]) for v in (sums, sums / np.array(b.lengths)))
 
     at = first_failure(f, uneven, on_policy())
-    text = "μ is no mean or sum of tokens or rows: neither rows nor tokens weigh the same"
-    return Finding("normaliser", "fails" if at else "note", text if at else f"μ is {mu.words}", at)
+    text = ": neither rows nor tokens weigh the same" if at else ""
+    return Finding("normaliser", "fails" if at else "note", f"μ is no mean or sum of tokens or rows{text}", at)
 
 
 OF_ALL = "the rewards less the mean of all"
@@ -153,27 +143,36 @@ def baseline(f: Function) -> Finding | None:
     return Finding("baseline", "note", "advantages come of rewards in a way without a name here")
 
 
+def slope(f: Function, x: Floats, sign: float) -> Floats:
+    """The coefficients of many rows of one token (`probe`), times the number of rows and the advantage's sign.
+
+    Where advantages are standardised, each row has one beside it with the other sign, so that they keep theirs.
+    """
+    signs = np.repeat([sign, -sign][: 1 + f.whitens], len(x))
+    found = f.evaluate(probe(np.tile(x, 1 + f.whitens), signs))
+    return found.coefficients[: len(x)] * len(signs) * sign
+
+
 BACK = "as a clip without min(ratio·A, clip(ratio)·A) does"
 
 
 def sides(f: Function) -> Finding | None:
     """Where a token's gradient is 0: a bound stops what pushes outward, away from the old policy."""
-    if f.reads_rewards:
+    if not f.reads_advantages:
         return None
     x, said, both = steps(3.0), list[str](), list[str]()  # further out, soft gates are 0 but for rounding
     for a, sign in ((1.0, "> 0"), (-1.0, "< 0")):
-        c = slope(f.evaluate, x, a, f.whitens)
+        c = slope(f, x, a)
         if not np.isfinite(c).all():
             continue
         outward, stopped, against = x * a > 0, c == 0, c < -1e-9 * np.abs(c).max()
         if stopped[~outward].any() and not stopped[outward].any():
-            at = first_failure(f, partial(_one_sided, f, a), _rows_at(f, x[stopped & ~outward], a))
-            text = f"with A {sign}, a bound stops a ratio on its way back to 1, and none on its way out"
-            return Finding("sides", "fails", f"{text}: max for min, or a clip on the wrong side?", at)
+            text = f"with A {sign}, a bound stops a ratio on its way back to 1, and none on its way out: max for min"
+            at = _row_at(f, x[stopped & ~outward], a)
+            return Finding("sides", "fails", f"{text}, or a clip on the wrong side?", at)
         if (against & ~outward).any():
-            at = first_failure(f, partial(_pushed_away, f), _rows_at(f, x[against & ~outward], a))
             text = f"with A {sign}, a token is pushed further out against its advantage"
-            return Finding("sides", "fails", text, at)
+            return Finding("sides", "fails", text, _row_at(f, x[against & ~outward], a))
         edges = {}
         for way, name in ((outward, "outward"), (~outward, "inward")):
             if stopped[way].any():
@@ -185,7 +184,7 @@ def sides(f: Function) -> Finding | None:
         return Finding("sides", "note", "not seen: another term has a gradient, also where advantages are 0")
     stops = f"pushes stop: {listed(said)}" if said else "no bound stops a token"
     limit = "with A > 0 the coefficient grows with the ratio without limit"
-    near, far, further = slope(f.evaluate, np.array([3.0, 6.0, 9.0]), 1.0, f.whitens)
+    near, far, further = slope(f, np.array([3.0, 6.0, 9.0]), 1.0)
     if further > 2 * far > 4 * near > 0:
         return Finding("sides", "note", f"{stops}; {limit}" if said else f"no bound: {limit}")
     return Finding("sides", "note", "; ".join([stops, *both])) if both else Finding("sides", "holds", stops)
@@ -198,28 +197,16 @@ def _edge(f: Function, x: Floats, stopped: NDArray[np.bool_], a: float) -> float
     closed, open_ = x[order[first]], x[order[first - 1]] if first else 0.0
     for _ in range(40):
         middle = (closed + open_) / 2
-        if slope(f.evaluate, np.array([middle]), a, f.whitens)[0] == 0:
+        if slope(f, np.array([middle]), a)[0] == 0:
             closed = middle
         else:
             open_ = middle
     return float(closed)
 
 
-def _rows_at(f: Function, x: Floats, a: float) -> tuple[Batch, ...]:
-    signs = np.array([a, -a] if f.whitens else [a])
-    return tuple(probe(np.full(len(signs), v), signs) for v in x)
-
-
-def _one_sided(f: Function, a: float, b: Batch) -> bool:
-    found = f.evaluate(b).coefficients
-    if not f.evaluate(b.on_policy()).coefficients.all():  # it is not the bound
-        return False
-    return bool(((found == 0) & (b.log_ratios * b.advantages < 0) & (b.advantages * a > 0)).any())
-
-
-def _pushed_away(f: Function, b: Batch) -> bool:
-    found = f.evaluate(b).coefficients
-    return bool(((found * b.advantages < 0) & (b.log_ratios * b.advantages < 0)).any())
+def _row_at(f: Function, x: Floats, a: float) -> Batch:
+    """The row of the first of these log ratios; where advantages are standardised, with one of the other sign."""
+    return probe(np.full(1 + f.whitens, x[0]), np.array([a, -a][: 1 + f.whitens]))
 
 
 def reference(f: Function) -> Finding | None:
@@ -263,67 +250,19 @@ def reference(f: Function) -> Finding | None:
     return Finding("reference", "holds", "the term of the reference pulls towards it")
 
 
-def causal(f: Function) -> Finding:
-    """Whether a token's coefficient depends on later tokens of its row, or on other rows."""
-
-    def reads(b: Batch, later: bool) -> bool:
-        for r, row in enumerate(b.rows):
-            for t in range(len(row)):
-                place = sum(b.lengths[:r]) + t
-                x = b.log_ratios
-                x[place] += 0.05
-                before, after = f.evaluate(b).coefficients, f.evaluate(b.moved(x)).coefficients
-                moved = np.abs(after - before) > 1e-10 * np.abs(before).max()
-                same_row = b.row_of_token == r
-                asked = same_row & (np.arange(b.tokens) < place) if later else ~same_row
-                if (moved & asked).any():
-                    return True
-        return False
-
-    # off policy, and at ratio 1, from which a step of 0.05 crosses the narrowest bounds
-    small = (drawn(2, (3, 2), 0.05), drawn(3, (3, 2), 0.6), drawn(2, (3, 2), 0.0).on_policy())
-    if at := first_failure(f, lambda b: reads(b, later=False), small):
-        return Finding("causal", "note", "a token's gradient depends on log-probs of other rows", at)
-    if at := first_failure(f, lambda b: reads(b, later=True), small):
-        return Finding("causal", "note", "a token's gradient depends on later tokens of its row", at)
-    return Finding("causal", "holds", "a token's gradient depends on no later token")
-
-
-def accumulation(f: Function) -> Finding:
-    """By what each micro-batch's loss has to be scaled, so that the sum is the loss of the whole batch."""
-    whole = drawn(11, (3, 1, 4, 2, 4, 2, 6, 1), 0.0, groups=[0] * 5 + [1] * 3).on_policy()
-    found = f.evaluate(whole).coefficients
-    cut = (whole.rows[:5], whole.rows[5:])
-    parts = [Batch(p) for p in cut]
-    own = [f.evaluate(p).coefficients for p in parts]
-    ends = [0, parts[0].tokens, whole.tokens]
-    factors = []
-    for i, c in enumerate(own):
-        mine = found[ends[i] : ends[i + 1]]
-        k = float(mine @ c / (c @ c)) if c.any() else 1.0
-        if not is_close(mine, k * c, float(np.abs(found).max())):
-            text = "the parts of a batch do not add up to the whole, whatever they are scaled by"
-            return Finding("accumulation", "note", text)
-        factors.append(k)
-
-    def share(size: Callable[[Batch], float]) -> list[float]:
-        return [size(p) / size(whole) for p in parts]
-
-    shares = (
-        ("its share of the rows: the loss is a mean over rows", share(lambda b: len(b.rows))),
-        ("its share of the tokens: the loss is a mean over tokens", share(lambda b: b.tokens)),
-        ("its share of the padded places, rows × width: the loss is a mean over places", share(_places)),
-        ("its width ÷ that of the batch: the loss divides by the padded width", share(lambda b: max(b.lengths))),
-        ("its share of the prompt groups: the loss is a mean over groups", [0.5, 0.5]),
-    )
-    if np.allclose(factors, 1, rtol=MU, atol=0):
-        return Finding("accumulation", "note", "add up the losses of micro-batches as they are: the loss is a sum")
-    for words, expected in shares:
-        if np.allclose(factors, expected, rtol=MU, atol=0):
-            return Finding("accumulation", "note", f"multiply the loss of each micro-batch by {words}")
-    by = listed(f"{k:.4g} for {p}" for k, p in zip(factors, parts, strict=True))
-    return Finding("accumulation", "note", f"micro-batches need factors that are no share of rows or tokens: {by}")
-
-
-def _places(b: Batch) -> float:
-    return len(b.rows) * max(b.lengths)
+def causal(f: Function) -> Finding | None:
+    """Whether a token's coefficient depends on later tokens of its row, or on other rows: decided on its formula."""
+    read = dict[str, Batch]()
+    try:
+        for at in f.structures:
+            places = [(row, t) for row, n in enumerate(at.lengths) for t in range(n)]
+            for own, c in zip(places, f.formulas(at), strict=True):
+                read_at = (v.args[1:] for v in free(c) if v.args[0] in UNDER)
+                for row, t in (p for p in read_at if len(p) == 2):  # not under the mask
+                    read.setdefault("other" if row != own[0] else "later" if t > own[1] else "own", at)
+    except Untraced:
+        return None
+    for whose, words in (("other", "log-probs of other rows"), ("later", "later tokens of its row")):
+        if whose in read:
+            return Finding("causal", "note", f"a token's gradient depends on {words}", read[whose])
+    return Finding("causal", "holds", "a token's gradient depends on no later token") if read else None

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from fibration.auditing.batch import Batch, Floats, drawn, shrunk
+from fibration.auditing.batch import Batch, Floats, small
 from fibration.auditing.function import Found, Function
 from fibration.errors import AuditError
 
@@ -16,7 +16,6 @@ Status = Literal["holds", "fails", "note"]
 MARK: dict[Status, str] = {"holds": "✓", "fails": "✗", "note": "·"}
 CLOSE = 1e-9
 MU = 2e-6  # functions write ÷ (n + 1e-6) for ÷ n
-SMALL = (drawn(1, (2, 1), 0.1), drawn(2, (3, 5, 1), 0.6), drawn(3, (4, 2), 2.0))
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,13 @@ def alike(one: Found, other: Found) -> bool:
 
 
 def first_failure(
-    function: Function, fails: Callable[[Batch], bool], batches: tuple[Batch, ...] = SMALL
+    function: Function, fails: Callable[[Batch], bool], batches: tuple[Batch, ...] | None = None
 ) -> Batch | None:
-    """The smallest batch found for which `fails` holds. A batch that the function does not take fails nothing."""
-
-    def safe(batch: Batch) -> bool:
+    """The first batch for which `fails` holds. A batch that the function does not take fails nothing."""
+    for batch in small() if batches is None else batches:
         try:
-            return fails(batch)
+            if fails(batch):
+                return batch
         except AuditError:
-            return False
-
-    start = next((b for b in batches if safe(b)), None)
-    return None if start is None else shrunk(start, safe)
+            continue
+    return None

@@ -7,7 +7,7 @@ import itertools
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fibration.auditing.batch import UNDER, Batch, Floats, drawn
+from fibration.auditing.formula import Untraced, atom, evaluate, free
+from fibration.auditing.record import Halves, Traced, trace
 from fibration.errors import AuditError, an, listed
 from fibration.language.apart import staying
 
@@ -47,6 +48,12 @@ ROLES: Mapping[str, tuple[str, ...]] = {
         "rollout_log_probs", "rollout_log_prob", "rollout_logprobs", "rollout_logps", "sampling_log_probs",
         "sampling_logps", "sampling_per_token_logps", "inference_log_probs", "inference_logprobs", "engine_log_probs",
     ),
+    "teacher_log_probs": (
+        "teacher_log_probs", "teacher_log_prob", "teacher_logprobs", "teacher_logps", "teacher_per_token_logps",
+    ),
+    "values": ("values", "value", "vpreds", "new_values"),
+    "old_values": ("old_values", "old_value", "values_old", "old_vpreds"),
+    "returns": ("returns", "value_targets"),
     "rewards": ("rewards", "reward", "scores"),
     "group_ids": ("group_ids", "groups", "group", "group_id", "uid", "uids", "prompt_group"),
     "cu_seqlens": ("cu_seqlens", "offsets", "cu_lens"),
@@ -54,10 +61,15 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 NAMES = {name: role for role, names in ROLES.items() for name in names}
 FIRST_FOUR = ("log_probs", "old_log_probs", "advantages", "mask")
 WIDE = torch.float64
-HALF = (torch.bfloat16, torch.float16)
 IN_PLACE = "a leaf Variable that requires grad is being used in an in-place operation"  # torch, of an input
-
-
+TRACED = 1e-7  # by how much a program may differ from autograd, relative: numbers beside booleans are float32
+ROUNDING = 1e-12  # of coefficients that are differences of larger numbers
+OF_ADVANTAGES = (((2, 1), (0, 0)), ((3, 1, 2), (0, 1, 0)), ((2, 3, 2), (0, 0, 1)))  # rows and groups of structures
+OF_REWARDS = (
+    ((1, 2, 1, 1), (0, 1, 0, 1)),
+    ((2, 1, 2, 1, 1), (0, 0, 1, 1, 1)),
+    ((1, 2, 1, 1, 1, 1, 2, 1), (0, 0, 0, 0, 0, 0, 1, 1)),
+)
 DIFFERENTIABLE = "a loss whose gradient can be taken once it is returned"
 
 
@@ -90,6 +102,11 @@ class Function:
     @property
     def roles(self) -> set[str]:
         return set(self.arguments.values())
+
+    @property
+    def moves(self) -> str:
+        """The argument in which the gradient is taken: log-probs, or the values of a critic."""
+        return "log_probs" if "log_probs" in self.roles else "values"
 
     @property
     def is_packed(self) -> bool:
@@ -137,7 +154,7 @@ class Function:
             with staying(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", r"std\(\): degrees of freedom")  # of one row
                 yield
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Untraced):
             raise
         except BaseException as error:  # also SystemExit, which os._exit raises here
             raise self._refusal(given, step, error) from error
@@ -188,10 +205,88 @@ class Function:
             remedy=remedy,
         )
 
+    def variables(self, batch: Batch) -> dict[str, Any]:
+        """The variables of a batch, as its tensors: of a token its row and place, which no padding changes."""
+
+        def tokens(role: str) -> Any:
+            places = [(row, t) for row, n in enumerate(batch.lengths) for t in range(n)]
+            named = np.empty(len(places), object)
+            named[:] = [atom("var", role, *place) for place in places]
+            if self.is_packed:
+                return named
+            mask = batch.mask.numpy()
+            found = np.empty(mask.shape, object)
+            for place in np.ndindex(mask.shape):
+                found[place] = atom("var", role, "under the mask", *place)
+            found[mask] = named
+            return found
+
+        def rows(role: str) -> Any:
+            return np.array([atom("var", role, row) for row in range(len(batch.rows))], object)
+
+        given = {r: tokens(r) for r in UNDER if r in self.roles}
+        return given | {
+            r: (tokens if self.per_token else rows)(r) for r in ("advantages", "rewards") if r in self.roles
+        }
+
+    def traced(self, batch: Batch) -> Traced:
+        """The program on a batch. Raises Untraced if it has none."""
+        return trace(self.loss, self.given(batch), self.variables(batch))
+
+    def formulas(self, batch: Batch) -> list[Any]:
+        """The coefficients of tokens, as formulas. Raises Untraced if there are none."""
+        made = self.programs.get(batch) or self.traced(batch)
+        if isinstance(made, Untraced):
+            raise made
+        return self.of_tokens(made, batch)
+
+    def of_tokens(self, made: Traced, batch: Batch) -> list[Any]:
+        """The coefficients of tokens of a program."""
+        each = made.coefficients[self.moves]
+        return list(each if self.is_packed else each[batch.mask.numpy()])
+
+    @cached_property
+    def structures(self) -> list[Batch]:
+        """Small batches, one of each structure that the function takes, with a gradient if there is one."""
+        found = []
+        for seed, (lengths, groups) in enumerate(OF_REWARDS if self.reads_rewards else OF_ADVANTAGES):
+            some = [drawn(10 * k + seed, lengths, 0.3, groups=groups) for k in range(1, 6)]
+            with suppress(AuditError):
+                found.append(next((b for b in some if self.evaluate(b).coefficients.any()), some[0]))
+        return found
+
+    @cached_property
+    def programs(self) -> dict[Batch, Traced | Untraced]:
+        """The program on each structure, or why there is none: autograd may have other numbers."""
+        found: dict[Batch, Traced | Untraced] = {}
+        for batch in self.structures:
+            other = drawn(0, batch.lengths, 0.3, groups=[r.group for r in batch.rows])
+            try:
+                made = self.traced(batch)
+                mine = evaluate(self.of_tokens(made, batch), numbers_of(other, self.per_token))
+                right = self.evaluate(other).coefficients
+                close = TRACED * np.abs(right).max(initial=0) + ROUNDING
+                is_right = bool((np.abs(np.array(mine, float) - right) <= close).all())
+                found[batch] = made if is_right else Untraced("its program has other numbers than autograd")
+            except Untraced as error:
+                found[batch] = error
+        return found
+
+    @property
+    def untraced(self) -> str:
+        """Why the function has no program on any structure; '' if it has one."""
+        if any(isinstance(p, Traced) and self.decides(p) for p in self.programs.values()):
+            return ""
+        return next((str(p).splitlines()[0] for p in self.programs.values() if isinstance(p, Untraced)), "")
+
+    def decides(self, made: Traced) -> bool:
+        """Whether something decides the gradient of a program."""
+        return any(free(c) for c in made.coefficients[self.moves].flat)
+
     def evaluate(self, batch: Batch, dtype: torch.dtype = WIDE) -> Found:
         given = self.given(batch, dtype)
-        loss, gradients = self._gradients(given, {"log_probs"})
-        coefficients = -gradients.get("log_probs", torch.zeros_like(given["log_probs"])).double()
+        loss, gradients = self._gradients(given, {self.moves})
+        coefficients = -gradients.get(self.moves, torch.zeros_like(given[self.moves])).double()
         value = float(loss)
         if self.is_packed:
             return Found(value, coefficients.numpy(), np.zeros(0))
@@ -200,15 +295,9 @@ class Function:
 
     def halves(self, batch: Batch) -> set[torch.dtype]:
         """The dtypes of 16 bits to which the function rounds numbers of float64 inputs."""
-        with _Casts() as casts:
-            self.loss(self.given(batch))
-        return casts.lossy
-
-    def leaks(self, batch: Batch) -> set[str]:
-        """The arguments beside the log-probs of the current policy into which a gradient flows."""
-        given = self.given(batch)
-        others = {r for r, t in given.items() if t.is_floating_point() and r not in ("mask", "log_probs", "rewards")}
-        return {r for r, g in self._gradients(given, others)[1].items() if bool((g != 0).any())}
+        with Halves() as seen:
+            self.evaluate(batch)
+        return seen.found
 
     def _gradients(self, given: Mapping[str, Tensor], of: set[str]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss, and its gradient in each of the arguments that has one."""
@@ -224,12 +313,16 @@ class Function:
 
     @cached_property
     def reads_rewards(self) -> bool:
-        return "advantages" not in self.roles
+        return "rewards" in self.roles and not self.reads_advantages
+
+    @property
+    def reads_advantages(self) -> bool:
+        return "advantages" in self.roles
 
     @cached_property
     def whitens(self) -> bool:
         """Whether advantages are standardised inside: scaled and shifted ones give the same gradient."""
-        if self.reads_rewards:
+        if not self.reads_advantages:
             return False
         b = drawn(0, (5, 2, 4, 3), 0.1).on_policy()
         other = replace(b, rows=tuple(replace(r, advantage=2 * r.advantage + 3) for r in b.rows))
@@ -257,8 +350,8 @@ class Function:
             )
         if not first.coefficients.any() and not self.evaluate(batch.on_policy()).coefficients.any():
             raise AuditError(
-                f"the loss of '{self.name}' has no gradient in the log-probs",
-                required="a loss that is differentiable in log_probs",
+                f"the loss of '{self.name}' has no gradient in the {self.moves.replace('log_', 'log-')}",
+                required=f"a loss that is differentiable in {self.moves}",
                 remedy="does it detach them, call .item(), or run under no_grad?",
             )
         again = self.evaluate(batch)
@@ -270,21 +363,16 @@ class Function:
             )
 
 
-class _Casts(TorchDispatchMode):
-    """Sees casts to 16 bits that change a number. `lossy`: the dtypes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lossy: set[torch.dtype] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        first = args[0] if args else None
-        if not (isinstance(found, Tensor) and isinstance(first, Tensor)) or found.shape != first.shape:
-            return found
-        if found.dtype in HALF and first.dtype not in HALF and not torch.equal(found.to(first.dtype), first):
-            self.lossy.add(found.dtype)
-        return found
+def numbers_of(batch: Batch, per_token: bool) -> dict[Any, float]:
+    """The numbers of the variables of a batch."""
+    found = {}
+    for i, row in enumerate(batch.rows):
+        for role, value in (("advantages", row.advantage), ("rewards", row.reward)):
+            for place in [(i, t) for t in range(len(row))] if per_token else [(i,)]:
+                found[atom("var", role, *place)] = value
+    places = [(i, t) for i, row in enumerate(batch.rows) for t in range(len(row))]
+    each = ((role, zip(places, batch.of(role).tolist(), strict=True)) for role in UNDER)
+    return found | {atom("var", role, *place): v for role, numbers in each for place, v in numbers}
 
 
 def _arguments(call: Callable[..., Any], name: str) -> dict[str, str]:
@@ -326,15 +414,11 @@ def _arguments(call: Callable[..., Any], name: str) -> dict[str, str]:
     if twice:
         both = listed(n for n, r in roles.items() if r in twice)
         raise AuditError(f"'{name}' has {both} for one thing", required="one argument for each", remedy=example)
-    missing = [r for r in ("log_probs",) if r not in roles.values()]
-    if not {"mask", "cu_seqlens"} & set(roles.values()):
-        missing.append("mask")
-    if not {"advantages", "rewards"} & set(roles.values()):
-        missing.append("advantages")
-    if missing:
+    either = (("log_probs", "values"), ("mask", "cu_seqlens"))
+    if missing := [some[0] for some in either if not {*some} & {*roles.values()}]:
         raise AuditError(
             f"'{name}' has no argument {listed(missing)}",
-            required="log_probs, advantages (or rewards) and mask (or cu_seqlens)",
+            required="log_probs (or a critic's values) and mask (or cu_seqlens)",
             found=f"({', '.join(p.name for p in found)})",
             remedy=f"audit a function that passes them: {example}",
         )

@@ -1,30 +1,38 @@
-"""A declared loss on the batches of an audit, for many parameters at once."""
+"""A declared loss on the batches of an audit: its program on the formulas of their numbers."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fibration.auditing.batch import Batch, Floats
-from fibration.auditing.function import Found, Function
-from fibration.auditing.joined import LABELLED, Joined, Layout
+from fibration.auditing import formula as f
+from fibration.auditing.batch import Batch
+from fibration.auditing.formula import Untraced, atom, evaluate, number, single
+from fibration.auditing.function import Found, Function, numbers_of
+from fibration.auditing.record import POINTWISE, objects
 from fibration.compiler.adjoint import adjoint, drops_tokens
 from fibration.compiler.advantages import advantages
-from fibration.compiler.interpret import interpret
-from fibration.compiler.ir import BATCH, Const, Input, Matrix, Scan
+from fibration.compiler.ir import BATCH, Const, Detach, Input, Map, Node, Pull, Push, Quantile, Scalar, Scan
 from fibration.compiler.keys import Key
 from fibration.compiler.lower import from_log_probs, from_log_ratios, lower
 from fibration.compiler.program import Program
-from fibration.errors import BatchError
+from fibration.errors import BatchError, HierarchyIndexError
 from fibration.language.hierarchy import Hierarchy
+from fibration.runtime.index.build import build_index
+from fibration.runtime.index.index import Index
 
 ARGUMENT_OF = {"reference": "ref_log_probs", "rollout": "rollout_log_probs"}  # of a policy
-COPIES = 1 << 15  # tokens of all copies of the batches that are computed together
+LABELLED = {"prompt_group"}  # strata whose labels are `group_ids`
+MEANING: dict[str, Callable[..., Any]] = {
+    "add": f.add, "sub": f.sub, "mul": f.mul, "div": f.div, "neg": f.neg, "lt": f.less, "and": f.both, "or": f.either,
+    "not": f.negate, "select": f.choose, "stop": lambda a: a, "exp": f.exp, "log": f.log,
+    **{op: POINTWISE[op] for op in ("le", "expm1", "log1p", "sigmoid", "sqrt", "tanh", "softplus", "atan")},
+}  # fmt: skip
 
 
 class Lack(NamedTuple):
@@ -39,7 +47,7 @@ def lacks(h: Hierarchy, function: Function) -> Lack | None:
     for policy in sorted(set(h.policies) - {"current", "old"}):
         if (argument := ARGUMENT_OF.get(policy, "")) not in roles:
             return Lack(f"log-probs of the policy '{policy}'", argument)
-    if h.advantages is None and function.reads_rewards:
+    if h.advantages is None and not function.reads_advantages:
         return Lack("advantages", "advantages")
     if h.advantages is not None and not function.reads_rewards and not h.penalties:
         return Lack("rewards", "rewards")  # with advantages in their place it is a loss without its name
@@ -70,42 +78,130 @@ def programs(h: Hierarchy) -> tuple[Program, Program | None]:
     return from_log_probs(replace(both, outputs=wanted)), made
 
 
+@functools.lru_cache(128)
+def indexed(h: Hierarchy, lengths: tuple[int, ...], groups: tuple[int, ...], from_rewards: bool) -> Index | None:
+    """The index of a batch; None if the loss does not take it, such as a group of one row."""
+    labels: dict[str, Any] = {s.name: list(groups) for s in (*h.strata, *h.groups) if s.name in LABELLED}
+    try:
+        index = build_index(h, labels, offsets=np.cumsum([0, *lengths]))
+    except HierarchyIndexError:
+        return None
+    return None if from_rewards and index.refuses_rewards is not None else index
+
+
+@functools.lru_cache(128)
+def formulas(
+    h: Hierarchy, lengths: tuple[int, ...], groups: tuple[int, ...], from_rewards: bool, per_token: bool
+) -> tuple[Any, Any] | None:
+    """The coefficients of tokens, and the loss; parameters are variables. None if the loss does not take the batch."""
+    index = indexed(h, lengths, groups, from_rewards)
+    if index is None or not sum(lengths):
+        return None
+    objective, made = programs(h)
+    places = [(row, t) for row, n in enumerate(lengths) for t in range(n)]
+    given = [
+        single(atom("var", "rewards" if from_rewards else "advantages", *(p if per_token else p[:1]))) for p in places
+    ]
+    if from_rewards:
+        assert made is not None
+        given = list(_run(made, index, lambda node: _read(node, made, index, places, given))[Key("advantages")])
+    found = _run(objective, index, lambda node: _read(node, objective, index, places, given))
+    return list(found[Key("coefficients")]), f.neg(found[Key("objective")][0])
+
+
+def _read(node: Any, program: Program, index: Index, places: list[tuple[int, int]], given: list[Any]) -> Any:
+    size = index.size[node.over]
+    if node.kind in ("advantage", "reward"):
+        leaf = program.leaves[0]
+        parent = range(size) if node.over == leaf else index.parent(leaf, node.over).tolist()
+        return objects([v for _, v in sorted(dict(zip(parent, given, strict=True)).items())])
+    if node.kind == "parameter":
+        return objects([single(atom("var", "parameter", *node.key))] * size)
+    if node.kind == "count":
+        return objects([number(float(n)) for n in np.broadcast_to(index.count(*node.key).numpy(), (size,))])
+    role = {"log_prob": "log_probs", "old_log_prob": "old_log_probs"}.get(node.kind)
+    if role is None and node.kind == "policy_log_prob":
+        role = ARGUMENT_OF[node.key[0]]
+    if role is None:
+        raise BatchError(f"the loss reads {node.word}, which no batch of an audit has")
+    return objects([single(atom("var", role, *p)) for p in places])
+
+
+def _run(program: Program, index: Index, read: Callable[[Any], Any]) -> dict[Key, Any]:
+    """A program of the IR on vectors of formulas."""
+    values: dict[Node, Any] = {}
+    for node in program.nodes():
+        values[node] = read(node) if isinstance(node, Input) else _value(node, values, index)
+    return {k: values[v] for k, v in program.outputs.items()}
+
+
+def _value(node: Node, values: dict[Node, Any], index: Index) -> Any:
+    if isinstance(node, Const):
+        return objects([number(node.value)] * index.size[node.over])
+    if isinstance(node, Map):
+        return objects([_body(node.body, each) for each in zip(*(values[v] for v in node.inputs), strict=True)])
+    if isinstance(node, Detach):
+        return values[node.operand]
+    if isinstance(node, Pull):
+        return values[node.operand][index.parent(node.source, node.target).numpy()]
+    if not isinstance(node, (Push, Quantile, Scan)):
+        raise BatchError(f"{type(node).__name__} has no formula here")
+    source = node.source if isinstance(node, Push) else node.sources[0]
+    parent, x = (
+        index.parent(source, node.target).numpy(),
+        values[node.operands[0] if isinstance(node, Push) else node.values[0]],
+    )
+    over = [list(x[parent == b]) for b in range(index.size[node.target])]
+    if isinstance(node, Push):
+        return objects([f.add(*v) if node.reduce == "sum" else functools.reduce(f.maximum, v) for v in over])
+    if isinstance(node, Quantile):
+        return objects([f.apply("quantile", level, *v) for level, v in zip(values[node.level], over, strict=True)])
+    found, before = np.empty(len(x), object), dict[int, Any]()
+    order = np.argsort(index.places(source).numpy())
+    for i in order if node.forward else order[::-1]:
+        found[i] = before.get(parent[i], 0)
+        before[parent[i]] = f.mul(values[node.discount][0], f.add(found[i], x[i]))
+    return found
+
+
+def _body(body: Scalar, inputs: tuple[Any, ...]) -> Any:
+    done: dict[Scalar, Any] = {}
+
+    def of(s: Scalar) -> Any:
+        if s not in done:
+            one = s.value or 0
+            done[s] = (
+                inputs[int(one)]
+                if s.op == "arg"
+                else number(one)
+                if s.op == "const"
+                else MEANING[s.op](*map(of, s.args))
+            )
+        return done[s]
+
+    return of(body)
+
+
 @dataclass(frozen=True)
 class Reference:
     """A hierarchy as a loss. `from_rewards`: its advantages are made of rewards, and not given."""
 
     hierarchy: Hierarchy
     from_rewards: bool
+    per_token: bool = False
 
     @classmethod
     def of(cls, h: Hierarchy, function: Function) -> Reference:
-        return cls(h, function.reads_rewards)
+        return cls(h, function.reads_rewards, function.per_token)
 
-    @functools.cached_property
+    @property
     def lacks_a_number(self) -> bool:
         """Whether a parameter has no default."""
         return any(p.default is None for p in self.hierarchy.parameters.values())
 
-    @functools.cached_property
-    def _has_scans(self) -> bool:
-        """Whether a discount may differ between parameters: the interpreter takes one for all elements."""
-        return any(isinstance(n, Scan) for p in programs(self.hierarchy) if p is not None for n in p.nodes())
-
-    def taken(self, joined: Joined) -> tuple[int, ...]:
-        """Which batches have what the loss needs, such as two rows in each group."""
-        layout = joined.layout(self.hierarchy, self.from_rewards)
-        return tuple(i for i in layout.taken if self._agrees(joined.batches[i]))
-
-    def takes(self, batch: Batch) -> bool:
-        return bool(self.taken(Joined((batch,))))
-
-    def _agrees(self, batch: Batch) -> bool:
-        """Whether a formula of groups that reads an advantage finds one for all rows of the group."""
-        read = {n.over for n in programs(self.hierarchy)[0].inputs if n.kind == "advantage"}
-        if not read - {s.name for s in (*self.hierarchy.leaves, self.hierarchy.rows)} or self.from_rewards:
-            return True
-        groups: dict[int, float] = {}
-        return all(groups.setdefault(r.group, r.advantage) == r.advantage for r in batch.rows)
+    def formulas(self, batch: Batch) -> tuple[Any, Any] | None:
+        groups = tuple(r.group for r in batch.rows)
+        return formulas(self.hierarchy, batch.lengths, groups, self.from_rewards, self.per_token)
 
     def accepts(self, parameters: Mapping[str, Any]) -> bool:
         """Whether every parameter has a number within its bounds."""
@@ -116,83 +212,28 @@ class Reference:
                 return False
         return True
 
+    def with_numbers(self, batch: Batch, parameters: Mapping[str, Any]) -> list[Any]:
+        """The coefficients with numbers for parameters. Raises Untraced if the loss does not take the batch."""
+        if (made := self.formulas(batch)) is None:
+            raise Untraced(f"'{self.hierarchy.name}' does not take this batch")
+        return f.substituted(made[0], {v: number(x) for v, x in self.values(parameters).items()})
+
     def evaluate(self, batch: Batch, parameters: Mapping[str, Any] = MappingProxyType({})) -> Found | None:
         """Its loss and coefficients; None if it does not take the batch or the parameters."""
-        joined = Joined((batch,))
-        if not self.accepts(parameters) or not self.taken(joined):
+        made = self.formulas(batch) if self.accepts(parameters) else None
+        if made is None:
             return None
-        coefficients, values = self.evaluate_each(joined, [parameters])
-        return Found(float(values[0, 0]), coefficients[0], np.zeros(0))
+        at = {**numbers_of(batch, self.per_token), **self.values(parameters)}
+        *coefficients, value = evaluate([*made[0], made[1]], at)
+        return Found(float(value), np.array(coefficients, float), np.zeros(0))
 
-    def evaluate_each(self, joined: Joined, parameters: Sequence[Mapping[str, Any]]) -> tuple[Floats, Floats]:
-        """Coefficients `[parameters, tokens]` and losses `[parameters, batches]` of batches that it takes all.
-
-        They are NaN for parameters out of bounds.
-        """
-        chunk = 1 if self._has_scans else max(1, COPIES // max(int(joined.starts[-1]), 1))
-        found = [self._chunk(joined, parameters[i : i + chunk]) for i in range(0, len(parameters), chunk)]
-        return np.concatenate([c for c, _ in found]), np.concatenate([v for _, v in found])
-
-    def _chunk(self, joined: Joined, parameters: Sequence[Mapping[str, Any]]) -> tuple[Floats, Floats]:
-        fine = np.array([self.accepts(p) for p in parameters])
-        coefficients = np.full((len(parameters), joined.starts[-1]), np.nan)
-        values = np.full((len(parameters), len(joined.batches)), np.nan)
-        accepted = [p for p, good in zip(parameters, fine, strict=True) if good]
-        if accepted:
-            outputs = self._run(joined, accepted)
-            coefficients[fine] = outputs[Key("coefficients")].reshape(len(accepted), -1)
-            values[fine] = -outputs[Key("objective")].reshape(len(accepted), -1)
-        return coefficients, values
-
-    def _run(self, joined: Joined, parameters: Sequence[Mapping[str, Any]]) -> dict[Key, Floats]:
-        objective, made = programs(self.hierarchy)
-        layout, copies = joined.layout(self.hierarchy, self.from_rewards), len(parameters)
-        call = _Call(self.hierarchy, joined, layout, parameters)
-        per_row = np.tile(joined.given("reward" if self.from_rewards else "advantage"), copies)
-        leaf, rows = self.hierarchy.leaves[0].name, self.hierarchy.rows.name
-        size, row = layout.size[rows], layout.parent(leaf, rows) if leaf != rows else np.arange(layout.size[rows])
-        per_token = per_row.reshape(copies, size)[:, row].ravel()
-        if self.from_rewards:
-            assert made is not None
-            per_token = interpret(made, call.inputs(made, per_token), layout.sizes(made, copies))[Key("advantages")]
-        return interpret(objective, call.inputs(objective, per_token), layout.sizes(objective, copies))
-
-
-@dataclass(frozen=True)
-class _Call:
-    hierarchy: Hierarchy
-    joined: Joined
-    layout: Layout
-    parameters: Sequence[Mapping[str, Any]]
-
-    def inputs(self, program: Program, given: Floats) -> dict[Input | Matrix, Any]:
-        """`given`: the advantage, or the reward, of every token of every copy."""
-        return {node: self._input(node, program, given) for node in program.inputs}
-
-    def _input(self, node: Input, program: Program, given: Floats) -> Floats:
-        copies, size = len(self.parameters), self.layout.size[node.over]
-        if node.kind in ("advantage", "reward"):
-            return self._at(node.over, program.leaves[0], given)
-        if node.kind == "parameter":
-            name, channel = node.key
-            return np.repeat([self._number(p, name, channel) for p in self.parameters], size)
-        if node.kind == "count":
-            return np.tile(self.layout.count(*node.key), copies)
-        argument = {"log_prob": "log_probs", "old_log_prob": "old_log_probs"}.get(node.kind)
-        if argument is None:
-            if node.kind != "policy_log_prob":
-                raise BatchError(f"'{self.hierarchy.name}' reads {node.word}, which no batch of an audit has")
-            argument = ARGUMENT_OF[node.key[0]]
-        return np.tile(self.joined.log_probs(argument), copies)
-
-    def _number(self, parameters: Mapping[str, Any], name: str, channel: str) -> float:
-        value = parameters.get(name, self.hierarchy.parameters[name].default)
-        return float(value[channel] if isinstance(value, Mapping) else value)
-
-    def _at(self, stratum: str, leaf: str, given: Floats) -> Floats:
-        if stratum == leaf:
-            return given
-        copies = len(self.parameters)
-        found = np.zeros((copies, self.layout.size[stratum]))
-        found[:, self.layout.parent(leaf, stratum)] = given.reshape(copies, -1)
-        return found.ravel()
+    def values(self, parameters: Mapping[str, Any]) -> dict[Any, Any]:
+        """Numbers of the variables of its parameters."""
+        found = {}
+        for p in self.hierarchy.parameters.values():
+            given = parameters.get(p.name, p.default)
+            for channel in ("+", "-") if p.per_channel else ("",):
+                found[atom("var", "parameter", p.name, channel)] = (
+                    given[channel] if isinstance(given, Mapping) else given
+                )
+        return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree as Xml
 
@@ -12,14 +13,62 @@ import torch
 
 from fibration.auditing.batch import Batch
 from fibration.auditing.finding import MARK, Finding, Status
+from fibration.auditing.function import Function
 from fibration.auditing.identify import Likeness
-from fibration.auditing.result import Result
 from fibration.errors import AuditError, listed
 from fibration.escaping import annotation, escaped, json_text, markdown_text
 
-NO_PROOF = "Equality on these batches is no proof."
 TELLS = ("normaliser", "baseline", "sides", "reference")  # what a function does, where no loss says it
 ORDER: dict[Status, int] = {"fails": 0, "note": 1, "holds": 2}
+PARTS = 3  # in which a function may differ from a loss that is named as the nearest
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was found about a function.
+
+    `asked`: the name of the loss that it should be; '' if none was named. `losses`: the declared losses that it is, or
+    the nearest one alone. `findings`: its properties. `differences`: those in which it differs from the nearest loss,
+    with what holds for that one. `untraced`: why the function has no program, so that all is seen on batches; ''
+    if it has one.
+    """
+
+    function: Function
+    asked: str
+    losses: tuple[Likeness, ...]
+    findings: tuple[Finding, ...]
+    differences: tuple[tuple[Finding, Finding], ...]
+    untraced: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+    @property
+    def identified(self) -> bool:
+        """Whether it has the gradient of a declared loss."""
+        return bool(self.losses) and self.losses[0].has_same_gradient
+
+    @property
+    def failures(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.status == "fails")
+
+    @property
+    def notes(self) -> tuple[Finding, ...]:
+        return tuple(f for f in self.findings if f.status == "note")
+
+    @property
+    def nearest(self) -> Likeness | None:
+        """The loss that the function is or should be; or the nearest one, if few of its parts differ."""
+        if not self.losses or self.asked or self.losses[0].has_same_direction:
+            return self.losses[0] if self.losses else None
+        is_near = not self.losses[0].is_far and self.losses[0].is_usual and len(self.differences) <= PARTS
+        return self.losses[0] if is_near else None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing fails, and the function is the loss that it should be, if one was named."""
+        return not self.failures and (not self.asked or self.identified)
 
 
 def identity(a: Result) -> str:
@@ -27,26 +76,33 @@ def identity(a: Result) -> str:
     if not a.losses:
         return "no shipped loss takes these arguments"
     first, *others = a.losses
-    if not first.has_same_gradient:
-        if first.is_far and not a.asked:
-            return "no shipped loss, and none is near: the nearest differs at more than half of the tokens"
+    if not first.has_same_direction:
+        if a.nearest is None:
+            return "no shipped loss, and none is near"
         what = f"not '{first.name}'" if a.asked else f"no shipped loss; the nearest is '{first.name}'"
         return f"{what}{_with(first)}: a gradient differs on {first.differing} of {first.batches} batches"
+    if first.factor != 1:
+        return f"'{first.name}'{_with(first)} × {first.factor:.6g}: {_strength(first)}"
     value = "" if first.is_same else "; the loss has another value"
-    said = f"the same gradient as '{first.name}'{_with(first)} on all {first.batches} batches{value}"
-    same = [f"'{x.name}'{_with(x)}" for x in others if not x.is_strained and len(x.unseen) <= len(first.unseen)]
+    said = f"the same gradient as '{first.name}'{_with(first)}, {_strength(first)}{value}"
+    same = [f"'{x.name}'{_with(x)}" for x in others if len(x.unseen) <= len(first.unseen)]
     return said + (f"; so has {listed(same)}" if same else "")
 
 
+def _strength(x: Likeness) -> str:
+    """How strong the equality is."""
+    seen = f"seen on {x.batches} batches"
+    return (
+        f"proved for all numbers on rows of {listed(map(str, x.shape))} tokens, and {seen}"
+        if x.shape
+        else f"{seen}, which is no proof"
+    )
+
+
 def _with(x: Likeness) -> str:
-    seen = [f"{name} = {number(v)}{_or(x, name)}" for name, v in x.parameters.items() if name not in x.unseen]
+    seen = [f"{name} = {number(v)}" for name, v in x.parameters.items() if name not in x.unseen]
     said = f" with {', '.join(seen)}" if seen else ""
     return said + (f" (no batch here reaches {listed(x.unseen)})" if x.unseen else "")
-
-
-def _or(x: Likeness, name: str) -> str:
-    between = x.between.get(name)
-    return "" if between is None else f" (or another from {between.low:.6g} to {between.high:.6g})"
 
 
 def number(value: Any) -> str:
@@ -57,8 +113,9 @@ def number(value: Any) -> str:
 
 def as_text(a: Result, full: bool = False) -> str:
     """What fails, what is worth knowing, and one line for what holds. `full`: a line for each property that holds."""
-    lines = [a.name, "", f"  {identity(a)}"]
-    for own, theirs in a.differences:
+    untraced = f" · seen on batches alone: {a.untraced}" if a.untraced else ""
+    lines = [f"{a.name}{untraced}", "", f"  {identity(a)}"]
+    for own, theirs in a.differences if a.nearest is not None else ():
         lines += [f"    {own.name}: {own.text}", f"      '{a.losses[0].name}': {theirs.text}"]
     lines.append("")
     holds = [f for f in a.findings if f.status == "holds"]
@@ -72,8 +129,6 @@ def as_text(a: Result, full: bool = False) -> str:
             lines += ["", f"  {f.name}, on the smallest batch found:", *_indented(shown_batches(a, f))]
     if (near := a.nearest) is not None and near.batch is not None:
         lines += ["", f"  '{a.losses[0].name}' differs on:", *_indented(as_torch(a, near.batch, near))]
-    if a.identified:
-        lines += ["", f"  {NO_PROOF}"]
     return "\n".join(lines)
 
 
@@ -93,7 +148,7 @@ def as_torch(a: Result, batch: Batch, beside: Likeness | None = None) -> str:
     given = a.function.given(batch)
     lines = ["import torch", "nan = float('nan')"] if np.isnan(batch.padding.value) else ["import torch"]
     for role, t in given.items():
-        grad = ", requires_grad=True" if role == "log_probs" else ""
+        grad = ", requires_grad=True" if role == a.function.moves else ""
         kind = f", dtype={t.dtype}" if t.dtype not in (torch.int64, torch.bool) else ""
         lines.append(f"{role} = torch.tensor({_rounded(t.tolist())}{kind}{grad})")
     passed = ", ".join(f"{name}={role}" for name, role in a.function.arguments.items())
@@ -133,12 +188,12 @@ def as_dict(a: Result) -> dict[str, Any]:
         "ok": a.ok,
         "asked": a.asked,
         "identified": a.identified,
+        "untraced": a.untraced,
         "losses": [
             {
                 "name": x.name, "parameters": dict(x.parameters), "same_gradient": x.has_same_gradient,
-                "same_value": x.is_same, "far": x.is_far, "unseen": list(x.unseen),
-                "between": {name: [r.low, r.high] for name, r in x.between.items()},
-                "batches": x.batches, "differing": x.differing, "batch": batch(x.batch),
+                "same_value": x.is_same, "factor": x.factor, "strength": x.strength, "far": x.is_far,
+                "unseen": list(x.unseen), "batches": x.batches, "differing": x.differing, "batch": batch(x.batch),
             }
             for x in a.losses
         ],

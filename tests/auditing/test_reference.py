@@ -1,4 +1,4 @@
-"""A declared loss on the batches of an audit: the operator's numbers, for many batches and parameters at once."""
+"""A declared loss on the batches of an audit: its formulas have the operator's numbers."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,6 @@ from oracles.audited import LABELS, parameters
 from support import operator, spec
 
 from fibration.auditing.batch import Batch, drawn
-from fibration.auditing.fit import Target, Targets
-from fibration.auditing.function import Found
-from fibration.auditing.joined import Joined
 from fibration.auditing.reference import ARGUMENT_OF, Reference, programs
 from fibration.language.loading import shipped
 
@@ -36,40 +33,23 @@ def expected(h, b: Batch, given, rewards: bool):
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", AUDITED)
-def test_joined_batches_and_parameters_have_the_operators_numbers(name):
-    h, given = spec(name), parameters(name)
+def test_formulas_have_the_operators_numbers(name):
+    h = spec(name)
     rewards = h.advantages is not None
-    reference, joined = Reference(h, rewards), Joined(BATCHES)
-    assert reference.taken(joined) == (0, 1, 2)
-    declared = {p.name: p.default for p in h.parameters.values()}
-    coefficients, values = reference.evaluate_each(joined, [declared, given])
-    for k, numbers in enumerate((declared, given)):
-        each = [expected(h, b, numbers, rewards) for b in BATCHES]
-        np.testing.assert_allclose(coefficients[k], np.concatenate([c for c, _ in each]), rtol=1e-9, atol=1e-13)
-        np.testing.assert_allclose(values[k], [v for _, v in each], rtol=1e-9, atol=1e-13)
+    for b in BATCHES:
+        for given in ({p.name: p.default for p in h.parameters.values()}, parameters(name)):
+            found = Reference(h, rewards).evaluate(b, given)
+            coefficients, value = expected(h, b, given, rewards)
+            np.testing.assert_allclose(found.coefficients, coefficients, rtol=1e-9, atol=1e-13)
+            np.testing.assert_allclose(found.value, value, rtol=1e-9, atol=1e-13)
 
 
-def test_a_batch_that_the_loss_does_not_take_is_left_out():
+def test_what_a_loss_does_not_take_is_none():
     alone = drawn(1, (2, 1, 3), 0.1, groups=(0, 0, 1))
-    assert Reference(spec("rloo"), True).taken(Joined((alone, BATCHES[1]))) == (1,)
-    assert Reference(spec("grpo_rewards"), True).taken(Joined((alone,))) == (0,)
-
-
-def test_parameters_out_of_bounds_have_no_coefficients():
-    reference = Reference(spec("dapo"), False)
-    coefficients, _ = reference.evaluate_each(Joined(BATCHES), [{"epsilon_low": 1.5}, {"epsilon_low": 0.5}])
-    assert np.isnan(coefficients[0]).all() and np.isfinite(coefficients[1]).all()
-    assert reference.evaluate(BATCHES[0], {"epsilon_low": 1.5}) is None
+    assert Reference(spec("rloo"), True).evaluate(alone) is None
+    assert Reference(spec("grpo_rewards"), True).evaluate(alone) is not None
+    assert Reference(spec("dapo"), False).evaluate(BATCHES[0], {"epsilon_low": 1.5}) is None
 
 
 def test_the_programs_of_a_loss_that_breaks_a_law_are_made():
     assert programs(spec("grpo_k3"))[1] is not None and programs(spec("dapo"))[1] is None
-
-
-def test_shapes_are_compared_up_to_one_factor_of_a_batch():
-    one, other = Found(0.0, np.array([1.0, 2.0, 3.0, 0.0]), np.zeros(0)), Found(0.0, np.array([1.0, 1.0]), np.zeros(0))
-    batches = drawn(0, (4,), 0.1), drawn(0, (2,), 0.1)
-    targets = Targets.of([Target(b, f) for b, f in zip(batches, (one, other), strict=True)])
-    same, off, dropped = [2.0, 4, 6, 0, 5, 5], [2.0, 4, 7, 0, 5, 5], [2.0, 4, 6, 0, 0, 0]
-    assert list(targets.differ_in_shape(np.array([same, off, dropped]))) == [0, 1, 2]
-    assert list((targets.differ(np.array([same, off])) > 1e-6).sum(1)) == [5, 5]

@@ -75,7 +75,7 @@ def whitened(correction, epsilon, values=per_token):
 @pytest.mark.parametrize("correction", [0, 1])
 def test_whitened_advantages_are_not_accused(correction):
     f = whitened(correction, 1e-8)
-    assert f.whitens and soundness.finite(f).status != "fails" and soundness.sign(f) is None
+    assert f.whitens and soundness.finite(f).status != "fails" and features.sign(f) is None
     assert features.first_update(f).status == "note" and features.normaliser(f) is None
     assert features.sides(f).text.endswith("A > 0 at the ratio 1.2 and outward ones with A < 0 at the ratio 0.8")
     assert not Function(right, "right").whitens
@@ -92,23 +92,9 @@ def test_a_loss_that_is_nan_where_all_is_masked_is_accused_of_nothing_else():
         return token_mean(per_token(log_probs, old_log_probs, advantages), near)
 
     f = Function(loss, "loss")
-    assert {ask(f).status for ask in (soundness.mask, soundness.padding, soundness.rows)} == {"holds"}
+    assert {ask(f).status for ask in (soundness.padding, soundness.rows)} == {"holds"}
+    assert soundness.mask(f).status == "note"
     assert "far off policy" in soundness.finite(f).text
-
-
-def test_equal_advantages_are_not_accused_of_another_nan():
-    def loss(log_probs, old_log_probs, advantages, mask):
-        return right(log_probs, old_log_probs, advantages, mask) * (torch.nan if len(mask) == 4 else 1)
-
-    assert soundness.finite(Function(loss, "loss")).status != "fails"
-
-
-def test_an_input_that_is_too_large_for_the_function_is_no_change_of_it():
-    def loss(log_probs, old_log_probs, advantages, mask):
-        assert float((advantages.abs()).max()) < 9
-        return right(log_probs, old_log_probs, advantages, mask)
-
-    assert soundness.inputs(Function(loss, "loss")).status == "holds"
 
 
 def test_an_entropy_bonus_is_no_mistake_of_the_loss_that_declares_it():
@@ -121,14 +107,14 @@ def test_an_entropy_bonus_is_no_mistake_of_the_loss_that_declares_it():
 
 
 def test_a_mistake_that_is_a_loss_with_other_numbers_than_declared_stays_one():
-    """The gradient is 0 beyond the bound on both sides: that of `ppo` with the ceiling 1.28 and no other bound."""
+    """The gradient is 0 beyond the bound on both sides: nearly that of `ppo` with the ceiling 1.28."""
 
     def loss(log_probs, old_log_probs, advantages, mask):
         r = (log_probs - old_log_probs).exp()
         return token_mean(-r * (r < 1.28) * advantages[:, None], mask)
 
     found = audit(loss, "ppo")
-    assert found.identified and [f.name for f in found.failures] == ["sides"]
+    assert [f.name for f in found.failures] == ["sides"]
 
 
 def test_equal_advantages_that_make_nan_are_found():
@@ -145,20 +131,7 @@ def test_a_clip_on_the_wrong_side_is_found_beside_whitening():
     assert found.status == "fails" and "max for min" in found.text and len(found.batch.rows) == 2
 
 
-def test_a_huge_ratio_is_found_beside_whitening():
-    def loss(log_probs, old_log_probs, advantages, mask):
-        a = (advantages - advantages.mean()) / advantages.std()
-        return right(log_probs * 50, old_log_probs * 50, a, mask)
-
-    assert soundness.finite(Function(loss, "loss")).status == "fails"
-
-
 # ------------------------------------------------------------ both batches of a finding
-
-
-def of_the_first_row(log_probs, old_log_probs, advantages, mask):
-    weights = torch.arange(len(mask), dtype=mask.dtype)[:, None] + 1
-    return token_mean(per_token(log_probs, old_log_probs, advantages), mask * weights)
 
 
 def over_the_width(log_probs, old_log_probs, advantages, mask):
@@ -168,17 +141,6 @@ def over_the_width(log_probs, old_log_probs, advantages, mask):
 @pytest.fixture(scope="module")
 def found():
     return audit(over_the_width, "dapo")
-
-
-@pytest.mark.parametrize(("function", "name"), [(of_the_first_row, "rows"), (over_the_width, "padding")])
-def test_a_finding_about_two_batches_prints_both(function, name, found):
-    found = found if function is over_the_width else audit(function, "dapo")
-    (finding,) = [f for f in found.failures if f.name == name]
-    assert finding.other is not None and finding.other != finding.batch
-    text = str(found).split(f"{name}, on the smallest batch found:")[1].split("\n\n")[0]
-    one, two = text.split("# and beside it")
-    assert one.count("# loss ") == two.count("# loss ") == 1
-    assert one.split("# loss ")[1] != two.split("# loss ")[1]
 
 
 # ------------------------------------------------------------ the rollout engine's weight
@@ -252,21 +214,21 @@ def test_a_loss_without_a_bound_is_told_so_and_not_accused():
 
 
 SHARES = {
-    "rows: the": lambda v, m: (v.sum(-1) / m.sum(-1).clamp(min=1)).mean(),
-    "tokens: the": lambda v, m: v.sum() / m.sum(),
-    "places, rows × width": lambda v, m: v.mean(),
+    "its share of the rows": lambda v, m: (v.sum(-1) / m.sum(-1).clamp(min=1)).mean(),
+    "its share of the tokens": lambda v, m: v.sum() / m.sum(),
+    "its share of the places": lambda v, m: v.mean(),
     "its width ÷ that of the batch": lambda v, m: v.sum() / m.shape[1],
-    "as they are": lambda v, m: v.sum(),
-    "no share of rows or tokens: 0.625 for 5 rows": lambda v, m: v.sum() / (m.sum() + 1),
+    "by nothing": lambda v, m: v.sum(),
+    "no mean or sum of tokens or rows": lambda v, m: v.sum() / (m.sum() + 1),
 }
 
 
 @pytest.mark.parametrize("words", SHARES)
-def test_the_factor_of_micro_batches_is_in_words(words):
+def test_what_a_micro_batch_is_multiplied_by_is_in_words(words):
     def loss(log_probs, old_log_probs, advantages, mask):
         return SHARES[words](per_token(log_probs, old_log_probs, advantages) * mask, mask)
 
-    assert words in features.accumulation(Function(loss, "loss")).text
+    assert words in features.normaliser(Function(loss, "loss")).text
 
 
 # ------------------------------------------------------------ the report
@@ -339,15 +301,6 @@ def test_two_batches_of_a_report_can_be_pasted_into_one_session(found):
     assert session["over_the_width"] is over_the_width and session["value"].requires_grad
 
 
-def test_a_ratio_of_rows_with_narrow_bounds_reads_later_tokens():
-    def loss(log_probs, old_log_probs, advantages, mask):
-        ratio = ((log_probs - old_log_probs) * mask).sum(-1).div(mask.sum(-1).clamp(min=1)).exp()
-        return -(ratio.clamp(1 - 3e-4, 1 + 4e-4) * advantages).mean()
-
-    finding = features.causal(Function(loss, "loss"))
-    assert finding.status == "note" and "later tokens" in finding.text
-
-
 def test_a_clip_without_a_minimum_is_said_to_stop_what_comes_back():
     """Tokens with A < 0 above the band have no gradient: the mistake of `clamp(ratio) * advantages`."""
 
@@ -368,13 +321,6 @@ def test_a_clip_without_a_minimum_is_said_to_stop_what_comes_back():
         "with A < 0 a bound also stops ratios on their way back to 1, as a clip without min(ratio·A, clip(ratio)·A) does"
     )
     assert features.sides(Function(dual, "dual")).status == "holds"
-
-
-def test_a_report_says_that_equality_is_no_proof_where_it_found_one():
-    def loss(log_probs, old_log_probs, advantages, mask):
-        return -(torch.tanh(log_probs) * advantages[:, None] * mask).sum() / mask.sum()
-
-    assert "is no proof" not in str(audit(loss))
 
 
 def test_bounds_beside_a_term_of_its_own_gradient_are_not_denied():

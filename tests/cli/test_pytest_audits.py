@@ -72,7 +72,7 @@ def test_each_function_is_a_test_whose_failure_is_the_report(project: pytest.Pyt
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["losses/my.py::right PASSED*", "losses/my.py::wrong FAILED*"])
     text = result.stdout.str()
-    assert "at ratio 1 a token is pushed against its advantage" in text and "not 'mine'" in text
+    assert "at ratio 1 a token is pushed against its advantage" in text and "'mine' × -1: proved" in text
     assert "Traceback" not in text and "raise_for_status" not in text
 
 
