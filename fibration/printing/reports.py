@@ -199,7 +199,7 @@ def _rows(
     given_up: Mapping[str, Sequence[str]] = {},
     off: Sequence[Finding] = (),
 ) -> RenderableType:
-    """Returns a table, in which what to write has lines of its own across all columns, so that it can be pasted."""
+    """Returns a table, in which what to write is a line of its own, however wide it is, so that it can be pasted."""
     rows: list[Row] = []
     for finding in off:
         text = Text(finding.sentence).append(f" ({', '.join(finding.laws)})" if finding.laws else "", "dim")
@@ -229,7 +229,7 @@ def _rows(
         grid.add_row("", Text(sign, shown.style), Text(name), value)
         parts.append(grid)
         if fix:
-            parts.append(Padding(Text.assemble((title, "bold"), fix), (0, 0, 0, 6)))
+            parts.append(Text.assemble(" " * 6, (title, "bold"), fix, no_wrap=True, overflow="ignore"))
     return Group(*parts)
 
 

@@ -185,10 +185,13 @@ class Encoder:
             if any(len(g) != shape[1] for g in given):
                 lengths = {len(g) for g in given}
                 found = f"have shape {[len(given), *lengths]}" if len(lengths) == 1 else "are ragged"
+                what, one = ", or one hashable label per row (a tuple, not a list)", ".squeeze(-1) makes [B] of [B, 1]"
+                if between:
+                    what, one = f": '{name}' lies between tokens and {self.rows}", self._repeated(name)
                 raise HierarchyIndexError(
                     f"the labels for '{name}' {found}",
-                    required=f"shape {list(shape)}, or one hashable label per row (a tuple, not a list)",
-                    remedy=".squeeze(-1) makes [B] of [B, 1]" if lengths == {1} else "",
+                    required=f"shape {list(shape)}{what}",
+                    remedy=one if lengths == {1} else "",
                 )
             given = given.reshape(-1) if isinstance(given, np.ndarray) else list(chain.from_iterable(given))
         if not per_token and ((between and n_rows) or len(given) != n_rows):
@@ -250,7 +253,7 @@ class Encoder:
     def _repeated(self, name: str) -> str:
         """The remedy for labels per row of a stratum that has elements within a row."""
         shape = self.places.shape
-        spread = f"np.repeat(np.asarray({name})[:, None], {shape[-1]}, 1)"
+        spread = f"np.repeat(np.asarray({name}).reshape(-1, 1), {shape[-1]}, 1)"
         if len(shape) == 1:
             spread = f"np.repeat(np.asarray({name}), np.diff(offsets))"
         return f"label every token; if each row is one {name}, pass {name}={spread}"
