@@ -31,8 +31,10 @@ Inputs are identified by their fields and outputs by their `Key`. Names become u
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from functools import cache
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -80,20 +82,22 @@ class Scalar(metaclass=_Interned):
 
     op: str
     args: tuple[Scalar, ...] = ()
-    value: float | int | None = None
+    value: Fraction | float | int | None = None
 
     def __str__(self) -> str:
         if self.op == "arg":
             return f"${self.value}"
-        return repr(self.value) if self.op == "const" else f"{self.op}({', '.join(map(str, self.args))})"
+        return repr(float(self.value or 0)) if self.op == "const" else f"{self.op}({', '.join(map(str, self.args))})"
 
 
 def arg(position: int) -> Scalar:
     return Scalar("arg", (), position)
 
 
-def const(value: float) -> Scalar:
-    return Scalar("const", (), float(value))
+def const(value: Fraction | float) -> Scalar:
+    """A constant as it is written. Float64 has it rounded (`rules.simplify`)."""
+    is_fraction = isinstance(value, Fraction) or not math.isfinite(value)
+    return Scalar("const", (), value if is_fraction else Fraction(value))
 
 
 def scalar(op: str, *args: Scalar) -> Scalar:
@@ -167,7 +171,7 @@ def count_input(of: str, over: str) -> Input:
 
 @dataclass(frozen=True, eq=False)
 class Const(Node):
-    value: float
+    value: Fraction | float
     over: str
 
     @property

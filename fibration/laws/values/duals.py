@@ -158,7 +158,7 @@ class _DualDomain:
         return Dual(y, _summed(list(slopes)), exact)
 
 
-_DUALS, _STRICT = _DualDomain(strict=False), _DualDomain(strict=True)
+DUALS, STRICT = _DualDomain(strict=False), _DualDomain(strict=True)
 
 
 def differentiate(expression: Expression, values: Callable[[Expression], Real], strict: bool = False) -> Any:
@@ -166,7 +166,7 @@ def differentiate(expression: Expression, values: Callable[[Expression], Real], 
 
     `strict` also raises `TooClose` where a comparison rests on the last of fifty digits.
     """
-    return fold(_without_lost_slopes(expression), _STRICT if strict else _DUALS, values)
+    return fold(_without_lost_slopes(expression), STRICT if strict else DUALS, values)
 
 
 @lru_cache(KEPT)
