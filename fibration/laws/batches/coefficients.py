@@ -232,18 +232,9 @@ class Point:
         return [self.exact.value(outputs[part(word, leaf.name, leaves)], i, moves) for leaf, i in self.places]
 
     @cached_property
-    def _gated(self) -> list[Any]:
-        return self.output("gated_ratio", True)
-
-    @cached_property
     def gated(self) -> list[Fraction]:
         """`𝒢(r)_i`."""
         return [value_of(g) for g in self.output("gated_ratio")]
-
-    @cached_property
-    def jacobian(self) -> list[list[Fraction]]:
-        """`∂𝒢(r)_j/∂log π_i`, one row per token `j`."""
-        return [[slopes_of(g).get(i, Fraction(0)) for i in range(len(self.places))] for g in self._gated]
 
     def slope(self, stratum: Stratum, channel: str, element: int) -> Fraction:
         """The slope of a gate in its own residual at an element, where all else that it reads is held."""

@@ -12,15 +12,19 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from fibration.compiler.derivative import ZERO
-from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan
+from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan, arg
+from fibration.compiler.scalars import to_scalar
 from fibration.errors import SpecError
 from fibration.language.exact import NoValue
+from fibration.language.expressions import Expression
 from fibration.language.operators import PRIMITIVES
+from fibration.language.traversal import KEPT, desugar
 from fibration.laws.batches.concrete import Concrete
-from fibration.laws.values.duals import value_of
+from fibration.laws.values.duals import DUALS, value_of, without_slopes
 from fibration.laws.values.intervals import Interval, interval
 
 NOTHING = None  # the largest of no values: less than every number, and no number itself
@@ -63,7 +67,7 @@ class Exact:
 
     def _value(self, node: Node, element: int, moves: bool) -> Any:
         if isinstance(node, Map):
-            return self._body(node.body, node, element, moves, {})
+            return compute(node.body, lambda i, m: self.value(node.inputs[i], element, m), self.domain, moves)
         if isinstance(node, Input):
             found = self.given(node, element, moves)
             return self.domain.constant(found) if isinstance(found, Fraction) else found
@@ -117,29 +121,53 @@ class Exact:
             total = self.domain.apply(PRIMITIVES["mul"], [value, discount])
         return total
 
-    def _body(self, s: Scalar, node: Map, element: int, moves: bool, done: dict[Any, Any]) -> Any:
-        """A part of a map's body. Slopes of conditions, of what is stopped and of a product with 0 are not computed."""
+
+def compute(body: Scalar, argument: Callable[[int, bool], Any], domain: Any, moves: bool = False) -> Any:
+    """The value of a body, with slopes if it moves. Those of conditions, of what is stopped and of a product with 0 are
+    not computed.
+    """
+    done: dict[tuple[Scalar, bool], Any] = {}  # bodies share parts; nested choices share them many times
+
+    def of(s: Scalar, moves: bool) -> Any:
         if s.op == "arg":
-            return self.value(node.inputs[int(s.value or 0)], element, moves)
+            return argument(s.value, moves)  # type: ignore[arg-type]
         if s.op == "const":
-            return NOTHING if s.value == -math.inf else self.domain.constant(s.value)
-        if (s, moves) in done:
-            return done[s, moves]
-        row = PRIMITIVES[s.op]
+            return NOTHING if s.value == -math.inf else domain.constant(s.value)
+        if (s, moves) not in done:
+            done[s, moves] = applied(s, moves)
+        return done[s, moves]
+
+    def applied(s: Scalar, moves: bool) -> Any:
         if s.op == "select":
-            chosen = s.args[1] if self._body(s.args[0], node, element, False, done) else s.args[2]
-            found = self._body(chosen, node, element, moves, done)
-        else:
-            still = row.is_condition or s.op == "stop" or (s.op == "mul" and ZERO in s.args)
-            arguments = [self._body(a, node, element, moves and not still, done) for a in s.args]
-            if not any(a is NOTHING for a in arguments):
-                found = self.domain.apply(row, arguments)
-            elif s.op in ("lt", "le"):
-                found = arguments[0] is NOTHING and (s.op == "le" or arguments[1] is not NOTHING)
-            else:
-                raise NoValue("the largest of none")
-        done[s, moves] = found
-        return found
+            return of(s.args[1 if of(s.args[0], False) else 2], moves)
+        row = PRIMITIVES[s.op]
+        still = row.is_condition or s.op == "stop" or (s.op == "mul" and ZERO in s.args)
+        arguments = [of(a, moves and not still) for a in s.args]
+        if arguments[0] is not NOTHING is not arguments[-1]:
+            return domain.apply(row, arguments)
+        if s.op in ("lt", "le"):
+            return arguments[0] is NOTHING and (s.op == "le" or arguments[1] is not NOTHING)
+        raise NoValue("the largest of none")
+
+    return of(body, moves)
+
+
+def differentiate(expression: Expression, values: Callable[[Expression], Any], domain: Any = DUALS) -> Any:
+    """As `traversal.evaluate`, in a domain whose numbers may have slopes. Raises `NoValue` without a value or slope."""
+    body, read = _of_atoms(expression)
+
+    def argument(i: int, moves: bool) -> Any:
+        return values(read[i]) if moves or read[i].is_condition else without_slopes(values(read[i]))
+
+    return compute(body, argument, domain, True)
+
+
+@lru_cache(KEPT)
+def _of_atoms(expression: Expression) -> tuple[Scalar, list[Expression]]:
+    """An expression as a body, and the atoms that are its arguments."""
+    read: dict[Expression, int] = {}
+    body = to_scalar(desugar(expression), lambda a: arg(read.setdefault(a, len(read))))
+    return body, list(read)
 
 
 def _number(value: Any) -> Any:

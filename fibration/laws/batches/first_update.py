@@ -21,7 +21,7 @@ from fibration.laws.batches.coefficients import Point, attempt, formulas, rows_o
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.words import Witness, in_batch
-from fibration.laws.values.duals import Dual, differentiate, slopes_of, value_of
+from fibration.laws.values.duals import slopes_of, value_of
 from fibration.laws.values.numerals import in_brief, plural, rounded, shown
 
 STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))  # of log ratios near 0
@@ -46,7 +46,7 @@ def _wrong_start(h: Hierarchy, concrete: Concrete, leaf: Stratum, whole: Express
     exact, signs = rounding(whole), _signs([whole])
     for side, a in itertools.product((0, 1, -1), signs):
         close = exact if side == 0 else CLOSE
-        found = [_start(concrete, leaf, whole, side * step, a) for step in (STEPS if side else STEPS[:1])]
+        found = [_start(h, concrete, leaf, whole, side * step, a) for step in (STEPS if side else STEPS[:1])]
         if all(f is None or any(abs(v - 1) > close for v in f) for f in found):
             value, slope = (None, None) if found[0] is None else (rounded(v, exact) for v in found[0])
             got = [NO_VALUE if v is None else in_brief(v) for v in (value, slope)]
@@ -66,15 +66,11 @@ def _signs(formulas: Sequence[Expression]) -> tuple[Fraction, ...]:
 
 
 def _start(
-    concrete: Concrete, leaf: Stratum, whole: Expression, x: Fraction, own: Fraction
+    h: Hierarchy, concrete: Concrete, leaf: Stratum, whole: Expression, x: Fraction, own: Fraction
 ) -> tuple[Fraction, Fraction] | None:
-    def atom(a: Expression) -> Fraction | Dual:
-        if a == advantage:
-            return own
-        return Dual(x, {0: Fraction(1)}) if a == token_log_ratio else concrete.atom(a, leaf, 0)
-
-    back = attempt(lambda: differentiate(whole, atom))
-    return None if back is None else (value_of(back), slopes_of(back).get(0, Fraction(0)))
+    here = Point(h, concrete, (x,) * concrete.tokens, (own,) * concrete.tokens)
+    back = attempt(lambda: here.value_at(whole, leaf, 0, moves=True))
+    return None if back is None else (value_of(back), sum(slopes_of(back).values(), Fraction(0)))
 
 
 # ---------------------------------------------------------------- a batch

@@ -44,6 +44,7 @@ from fibration.laws import topic
 from fibration.laws.batches import caps
 from fibration.laws.batches.coefficients import Point, attempt, has_residual
 from fibration.laws.batches.concrete import Concrete, rounding
+from fibration.laws.batches.exact import differentiate
 from fibration.laws.batches.first_update import CLOSE, STEPS
 from fibration.laws.batches.search import concretes, find
 from fibration.laws.batches.words import Witness
@@ -55,7 +56,7 @@ from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.claim import Claim
 from fibration.laws.signs.neighbourhood import RHO, Germ, open_question
 from fibration.laws.subject import Subject
-from fibration.laws.values.duals import Dual, Real, differentiate, slopes_of, value_of
+from fibration.laws.values.duals import Dual, Real, slopes_of, value_of
 from fibration.laws.values.intervals import Unsure, branching
 from fibration.laws.values.numerals import in_brief, shown
 from fibration.laws.values.probes import between

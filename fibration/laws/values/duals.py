@@ -5,16 +5,14 @@ Of a `where`, the branch that holds *at* the point is differentiated. A slope th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 from fibration.language.exact import bounded, divide, transcendental
-from fibration.language.expressions import Apply, Expression, Number
-from fibration.language.operators import OPERATORS, Primitive
-from fibration.language.traversal import EXACT, KEPT, fold, rewrite, transform
+from fibration.language.operators import Primitive
+from fibration.language.traversal import EXACT, fold
 
 
 @dataclass(frozen=True)
@@ -161,27 +159,6 @@ class _DualDomain:
 DUALS, STRICT = _DualDomain(strict=False), _DualDomain(strict=True)
 
 
-def differentiate(expression: Expression, values: Callable[[Expression], Real], strict: bool = False) -> Any:
-    """As `traversal.evaluate`, where atoms may have derivatives. Raises `NoValue` where there is no value or slope.
-
-    `strict` also raises `TooClose` where a comparison rests on the last of fifty digits.
-    """
-    return fold(_without_lost_slopes(expression), STRICT if strict else DUALS, values)
-
-
-@lru_cache(KEPT)
-def _without_lost_slopes(expression: Expression) -> Expression:
-    """The expression with its atoms stopped wherever no gradient flows, so that their slopes are not computed."""
-
-    def stopped(e: Expression) -> Expression:
-        is_lost = isinstance(e, Apply) and (
-            OPERATORS[e.operator].is_condition or e.operator == "stop" or (e.operator == "*" and ZERO in e.arguments)
-        )
-        return transform(e, lambda a: Apply("stop", (a,))) if is_lost else e
-
-    return rewrite(expression, stopped)
-
-
 def _of_logarithms(row: Primitive, arguments: list[Real]) -> Any:
     """The exact result, if an argument or the result is the logarithm of a rational; else None."""
     operator, x = row.ir, arguments[0]
@@ -212,7 +189,6 @@ def _of_logarithms(row: Primitive, arguments: list[Real]) -> Any:
 
 
 CLOSEST = Fraction(1, 10**40)
-ZERO = Number(Fraction(0))
 
 
 def _summed(parts: list[tuple[Fraction, Dual]]) -> Mapping[int, Fraction]:
