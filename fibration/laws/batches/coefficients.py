@@ -16,7 +16,7 @@ from fibration.compiler.keys import Key
 from fibration.compiler.lower import lower
 from fibration.compiler.penalties import Penalties
 from fibration.compiler.program import Program
-from fibration.language.atoms import Attribute, Component, Parameter, Stratum, in_channel, token_log_ratio
+from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total, in_channel, token_log_ratio
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -24,11 +24,12 @@ from fibration.language.operators import exp
 from fibration.language.policies import CURRENT, OLD
 from fibration.language.traversal import evaluate
 from fibration.laws.batches.concrete import Concrete
-from fibration.laws.batches.exact import NOTHING, Exact, Place
-from fibration.laws.values.duals import DUALS, Dual, Real, log_of, slopes_of, value_of, without_slopes
+from fibration.laws.batches.exact import Exact, number, places_of
+from fibration.laws.values.duals import Dual, Real, log_of, slopes_of, value_of, without_slopes
 
 LOG_RATIO, ADVANTAGE = "log ratio", "advantage"
 MANY_TOKENS = 40
+RESIDUAL = -1  # the variable that is no token
 T = TypeVar("T")
 
 
@@ -38,11 +39,6 @@ def attempt(evaluate: Callable[[], T]) -> T | None:
         return evaluate()
     except NoValue:
         return None
-
-
-def places_of(h: Hierarchy, concrete: Concrete) -> tuple[Place, ...]:
-    """Every token of a batch, leaf after leaf."""
-    return tuple((leaf, i) for leaf in h.leaves for i in range(concrete.size[leaf]))
 
 
 def rows_of(h: Hierarchy, concrete: Concrete) -> list[int]:
@@ -78,7 +74,7 @@ _nodes = lru_cache(256)(_Nodes)
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(Exact):
     """A batch with a log ratio and an advantage for every token, leaf after leaf (`places`).
 
     The shape is `whole_batch(h)`, or has more strata: it has the rows, and the batch is one element. `log_probs` are
@@ -87,12 +83,9 @@ class Point:
     something has no value.
     """
 
-    h: Hierarchy
-    concrete: Concrete
     log_ratios: Sequence[Fraction]
     advantages: Sequence[Fraction]
     ratios: tuple[Fraction, ...] | None = None  # if rational; the log ratios are their logarithms
-    domain: Any = DUALS
     log_probs: Mapping[str, Sequence[Real]] = field(default_factory=dict)
     rewards: Sequence[Fraction] = ()
 
@@ -132,24 +125,11 @@ class Point:
         given: dict[str, Any] = {"log_ratios": tuple(self.log_ratios), "advantages": tuple(self.advantages)}
         return given | {f"log_probs of {p}": tuple(values) for p, values in self.log_probs.items()}
 
-    @cached_property
-    def places(self) -> tuple[Place, ...]:
-        return places_of(self.h, self.concrete)
-
-    def over(self, stratum: Stratum, element: int) -> list[int]:
-        """Which tokens lie over an element."""
-        reach, below = self.concrete.shape.leaves_over(stratum), self.concrete.below
-        return [k for k, (leaf, i) in enumerate(self.places) if leaf in reach and below(leaf, i, stratum) == element]
-
     # ------------------------------------------------------------ what nodes read
 
     @cached_property
     def nodes(self) -> _Nodes:
         return _nodes(self.h)
-
-    @cached_property
-    def exact(self) -> Exact:
-        return Exact(self.concrete, self.places, self.domain, self._given)
 
     def log_ratio(self, k: int, moves: bool = False) -> Real:
         """The log ratio of a token, which is the variable `k` if it moves."""
@@ -165,41 +145,26 @@ class Point:
             return self.log_prob(OLD, k) + self.log_ratio(k, moves)
         return -1 - max(value_of(self.log_ratio(k)), Fraction(0)) if policy == OLD else self.log_prob(OLD, k)
 
-    def _given(self, node: Input, element: int, moves: bool) -> Any:
-        kind, key = node.kind, node.key
+    def given(self, node: Input, element: int, moves: bool) -> Any:
+        kind, key, stratum = node.kind, node.key, self.strata.get(node.over)
         if kind == "count":
-            return Fraction(sum(n for _, n in self.exact.over(key[0], key[1], element)))
-        if kind in ("total", "attribute"):
-            attribute = self._by_name[key[0]]
-            values = self.concrete.attributes[attribute]
-            if kind == "attribute":
-                return values[element]
-            inside = self.exact.over(attribute.on.name, node.over, element)
-            return sum((n * values[a] for a, n in inside), Fraction(0))
-        if kind == "parameter":
-            given = self.concrete.parameters[self._by_name[key]]
-            return given if isinstance(given, Fraction) else given[element]
-        k = self._first(node.over, element)
+            return self.concrete.atom(Count(self.strata[key[0]], stratum), stratum, element)
+        if kind in ("total", "attribute", "parameter"):
+            atom = self._named[key if kind == "parameter" else key[0]]
+            return self.concrete.atom(Total(atom, stratum) if kind == "total" else atom, stratum, element)
+        k = self._number_of.get((node.over, element)) or self.over(stratum, element)[0]
         if kind == "log_ratio":
             return self.log_ratio(k, moves)
         if kind in ("advantage", "reward"):
             return (self.advantages if kind == "advantage" else self.rewards)[k]
-        policy = {"log_prob": CURRENT, "old_log_prob": OLD}.get(kind) or key[0]
-        return self.log_prob(policy, k, moves)
+        return self.log_prob({"log_prob": CURRENT, "old_log_prob": OLD}.get(kind) or key[0], k, moves)
 
     @cached_property
-    def _by_name(self) -> dict[Any, Any]:
+    def _named(self) -> dict[Any, Any]:
         """Attributes by name, and parameters by name and channel."""
         parts = {(a.parameter.name, a.channel): a for a in self.concrete.parameters if isinstance(a, Component)}
         whole = {(a.name, ""): a for a in self.concrete.parameters if isinstance(a, Parameter)}
         return {a.name: a for a in self.concrete.attributes} | parts | whole
-
-    def _first(self, stratum: str, element: int) -> int:
-        """The first token over an element; a token itself."""
-        if self._number_of.get((stratum, element)) is None:
-            base = self.exact.strata.get(stratum)
-            self._number_of[stratum, element] = self.over(base, element)[0] if base else 0
-        return self._number_of[stratum, element]
 
     @cached_property
     def _number_of(self) -> dict[tuple[str, int], int]:
@@ -209,9 +174,7 @@ class Point:
 
     def value_at(self, expression: Expression, stratum: Stratum, element: int, moves: bool = False) -> Any:
         """The value of a formula at an element, or at a token; for a condition, whether it holds."""
-        found = self.exact.value(self.nodes.formula(expression, stratum.name), element, moves)
-        if found is NOTHING:
-            raise NoValue("the largest of none")
+        found = number(self.read(self.nodes.formula(expression, stratum.name), element, moves))
         return value_of(found) == 1 if expression.is_condition else found
 
     def value(self, expression: Expression, k: int, moves: bool = False) -> Any:
@@ -226,10 +189,13 @@ class Point:
 
     # ------------------------------------------------------------ the loss
 
+    def _outputs(self, word: str) -> list[tuple[Node, int]]:
+        leaves, outputs = self.nodes.leaves, self.nodes.program.outputs
+        return [(outputs[part(word, leaf.name, leaves)], i) for leaf, i in self.places]
+
     def output(self, word: str, moves: bool = False) -> list[Any]:
         """A vector of the program at every token."""
-        leaves, outputs = self.nodes.leaves, self.nodes.program.outputs
-        return [self.exact.value(outputs[part(word, leaf.name, leaves)], i, moves) for leaf, i in self.places]
+        return [self.read(node, i, moves) for node, i in self._outputs(word)]
 
     @cached_property
     def gated(self) -> list[Fraction]:
@@ -237,49 +203,29 @@ class Point:
         return [value_of(g) for g in self.output("gated_ratio")]
 
     def slope(self, stratum: Stratum, channel: str, element: int) -> Fraction:
-        """The slope of a gate in its own residual at an element, where all else that it reads is held."""
-        outputs = self.nodes.program.outputs
+        """The slope of a gate in its own residual at an element."""
+        outputs, held = self.nodes.program.outputs, replace(self)
         own, gate = (outputs[Key(word, stratum.name, channel)] for word in ("residual", "gated"))
-        held = Exact(self.concrete, self.places, self.domain, lambda node, e, _: self._given(node, e, False))
-        held.known[own, element, True] = Dual(value_of(self.exact.value(own, element)), {0: Fraction(1)})
-        return slopes_of(held.value(gate, element, True)).get(0, Fraction(0))
-
-    @cached_property
-    def kept(self) -> list[bool]:
-        """Which tokens are kept: all conditions of the objective hold at them."""
-        return self._hold([k.condition for k in self.h.objective.kept])
-
-    def _hold(self, conditions: Sequence[Expression]) -> list[bool]:
-        return [all(self.value(c, k) for c in conditions) for k in range(len(self.places))]
-
-    @cached_property
-    def counted(self) -> list[bool]:
-        """Which tokens `μ` counts."""
-        return self._hold([k.condition for k in self.h.objective.kept if k.normaliser == "kept"])
+        held.known[own, element, True] = Dual(value_of(self.read(own, element)), {RESIDUAL: Fraction(1)})
+        return slopes_of(held.read(gate, element, True)).get(RESIDUAL, Fraction(0))
 
     @cached_property
     def weights(self) -> list[Fraction]:
         """`μ_i`; 0 for a token that is not counted."""
-        rows = rows_of(self.h, self.concrete)
-        read = (
-            value_of(self.exact.value(self.nodes.weight, row)) if c else Fraction(0)
-            for row, c in zip(rows, self.counted, strict=True)
-        )
-        return list(read)
-
-    @cached_property
-    def factors(self) -> list[Fraction]:
-        """`w_i`, the product of the objective's further weights; 0 for a token that is not kept."""
-        found = [Fraction(int(k)) for k in self.kept]
-        for weight in self.h.objective.weighed:
-            found = [w and w * value_of(self.value(weight, k)) for k, w in enumerate(found)]
-        return found
+        conditions = [k.condition for k in self.h.objective.kept if k.normaliser == "kept"]
+        counted = (all(self.value(c, k) for c in conditions) for k in range(len(self.places)))
+        rows = zip(rows_of(self.h, self.concrete), counted, strict=True)
+        return [value_of(self.read(self.nodes.weight, row)) if c else Fraction(0) for row, c in rows]
 
     @cached_property
     def ungated(self) -> list[Fraction]:
-        """`μ_i·w_i·A_i·r_i`: the coefficients of the loss without its gates."""
+        """The coefficients of the loss without its gates: each gated ratio is the token's own."""
         known = self.ratios or [evaluate(exp(token_log_ratio), {token_log_ratio: x}) for x in self.log_ratios]
-        return [m * w * a * r for m, w, a, r in zip(self.weights, self.factors, self.advantages, known, strict=True)]
+        free = replace(self)
+        for k, (node, i) in enumerate(self._outputs("gated_ratio")):
+            free.known[node, i, True] = Dual(known[k], {k: known[k]})
+            free.known[node, i, False] = known[k]
+        return free.coefficients
 
     @cached_property
     def coefficients(self) -> list[Fraction]:
@@ -294,7 +240,7 @@ class Point:
 
     def _slopes(self, nodes: Sequence[Node]) -> list[Fraction]:
         """`∂/∂log π` of a sum over the batch, for one of the tokens that each stands for."""
-        found = [slopes_of(self.exact.value(node, 0, True)) for node in nodes]
+        found = [slopes_of(self.read(node, 0, True)) for node in nodes]
         number = [self.concrete.stands_for(leaf, i) for leaf, i in self.places]
         return [sum((f.get(k, Fraction(0)) for f in found), Fraction(0)) / n for k, n in enumerate(number)]
 
@@ -320,7 +266,7 @@ def has_residual(h: Hierarchy, concrete: Concrete, stratum: Stratum, element: in
         return sum(len(concrete.over(f.source, base, parent)) for f in h.shape.above(base)) > 1
     if concrete.tokens > MANY_TOKENS:
         return False
-    over = Point(h, concrete, (), ()).over
+    over = Exact(h, concrete).over
     inside = {u: over(u, concrete.below(stratum, element, u)) for u in h.coarser(stratum)}
     own, factors = over(stratum, element), h.shape.moebius(stratum)
     return any(

@@ -10,17 +10,20 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from fibration.compiler.derivative import ZERO
 from fibration.compiler.ir import Const, Detach, Input, Map, Mix, Node, Pull, Push, Quantile, Scalar, Scan, arg
 from fibration.compiler.scalars import to_scalar
 from fibration.errors import SpecError
+from fibration.language.atoms import Stratum
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
+from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import PRIMITIVES
 from fibration.language.traversal import KEPT, desugar
 from fibration.laws.batches.concrete import Concrete
@@ -28,96 +31,104 @@ from fibration.laws.values.duals import DUALS, value_of, without_slopes
 from fibration.laws.values.intervals import Interval, interval
 
 NOTHING = None  # the largest of no values: less than every number, and no number itself
-Place = tuple[Any, int]  # a token: its leaf, and which element of it
+Place = tuple[Stratum, int]  # a token: its leaf, and which element of it
 
 
+def places_of(h: Hierarchy, concrete: Concrete) -> tuple[Place, ...]:
+    """Every token of a batch, leaf after leaf."""
+    return tuple((leaf, i) for leaf in h.leaves for i in range(concrete.size[leaf]))
+
+
+@dataclass(frozen=True)
 class Exact:
-    """The vectors of a program on a batch. `given(node, element, moves)` is an input's value, with slopes if it moves.
+    """The vectors of a program on a batch. Elements that stand for several count as many times.
 
-    `domain` applies the operators, as in `traversal.fold`. Elements that stand for several count as many times.
+    `domain` applies the operators, as in `traversal.fold`.
     """
 
-    def __init__(
-        self, concrete: Concrete, places: Sequence[Place], domain: Any, given: Callable[[Input, int, bool], Any]
-    ) -> None:
-        self.concrete, self.places, self.domain, self.given = concrete, places, domain, given
-        self.strata = {s.name: s for s in concrete.shape.order}
-        self.known: dict[tuple[Node, int, bool], Any] = {}
+    h: Hierarchy
+    concrete: Concrete
+    domain: Any = field(default=DUALS, kw_only=True)
 
-    def value(self, node: Node, element: int = 0, moves: bool = False) -> Any:
+    def given(self, node: Input, element: int, moves: bool) -> Any:
+        """The value of an input at an element, with slopes if it moves."""
+        raise NotImplementedError
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """Every token of a batch, leaf after leaf."""
+        return places_of(self.h, self.concrete)
+
+    @cached_property
+    def strata(self) -> dict[str, Stratum]:
+        return {s.name: s for s in self.concrete.shape.order}
+
+    @cached_property
+    def known(self) -> dict[tuple[Node, int, bool], Any]:
+        return {}
+
+    def read(self, node: Node, element: int = 0, moves: bool = False) -> Any:
         """The value at an element, with slopes if it moves. Raises `NoValue` if there is none."""
         key = node, element, moves
         if key not in self.known:
-            self.known[key] = self._value(node, element, moves)
+            self.known[key] = self._read(node, element, moves)
         return self.known[key]
 
-    def over(self, source: str, target: str, element: int) -> list[tuple[int, int]]:
-        """The `source` elements over an element, and how many each stands for. A stratum that the batch lacks has one
-        element.
-        """
-        of, base = self.strata.get(source), self.strata.get(target)
-        if of is None or base is None:
-            return [(a, 1) for a in range(1 if of is None else self.concrete.size[of])]
-        inside, number = self.concrete.over(of, base, element), self.concrete.stands_for
-        return [(a, number(of, a) // number(base, element)) for a in inside]
+    def over(self, stratum: Stratum, element: int) -> list[int]:
+        """Which tokens lie over an element."""
+        reach, below = self.concrete.shape.leaves_over(stratum), self.concrete.below
+        return [k for k, (leaf, i) in enumerate(self.places) if leaf in reach and below(leaf, i, stratum) == element]
 
-    def below(self, source: str, element: int, target: str) -> int:
-        of, base = self.strata.get(source), self.strata.get(target)
-        return 0 if of is None or base is None else self.concrete.below(of, element, base)
+    def _inside(self, source: str, target: str, element: int) -> list[tuple[int, int]]:
+        """The `source` elements over an element, and how many each stands for."""
+        of, base, number = self.strata[source], self.strata[target], self.concrete.stands_for
+        return [(a, number(of, a) // number(base, element)) for a in self.concrete.over(of, base, element)]
 
-    def _value(self, node: Node, element: int, moves: bool) -> Any:
+    def _read(self, node: Node, element: int, moves: bool) -> Any:
         if isinstance(node, Map):
-            return compute(node.body, lambda i, m: self.value(node.inputs[i], element, m), self.domain, moves)
+            return compute(node.body, lambda i, m: self.read(node.inputs[i], element, m), self.domain, moves)
         if isinstance(node, Input):
             found = self.given(node, element, moves)
             return self.domain.constant(found) if isinstance(found, Fraction) else found
         if isinstance(node, Const):
             return self.domain.constant(Fraction(node.value))
         if isinstance(node, Detach):
-            return self.value(node.operand, element)
+            return self.read(node.operand, element)
         if isinstance(node, Pull):
-            return self.value(node.operand, self.below(node.source, element, node.target), moves)
+            base = self.strata.get(node.target)  # a shape without rows need not have the batch
+            below = 0 if base is None else self.concrete.below(self.strata[node.source], element, base)
+            return self.read(node.operand, below, moves)
         if isinstance(node, Push):
-            return self._push(node, element, moves)
+            inside = self._inside(node.source, node.target, element)
+            if node.reduce == "max":
+                found = [v for a, _ in inside if (v := self.read(node.operand, a)) is not NOTHING]
+                return _quantile(found, [1] * len(found), Fraction(1)) if found else NOTHING
+            values = (number(self.read(node.operand, a, moves)) * Fraction(n) for a, n in inside)
+            return sum(values, self.domain.constant(Fraction(0)))
         if isinstance(node, Quantile):
-            level = value_of(self.value(node.level, element))
-            inside = [(v, *one) for v in node.values for one in self.over(v.stratum, node.target, element)]
-            return _quantile([self.value(v, a) for v, a, _ in inside], [n for *_, n in inside], level)
+            each = [(v, *one) for v in node.values for one in self._inside(v.stratum, node.target, element)]
+            level = value_of(self.read(node.level, element))
+            return _quantile([self.read(v, a) for v, a, _ in each], [n for *_, n in each], level)
         if isinstance(node, Scan):
             return self._scan(node, element, moves)
         assert isinstance(node, Mix)
         raise SpecError(
-            "residuals are those of a projection",
+            f"hierarchy '{self.h.name}' takes residuals by projection",
             required="residuals of the Möbius recursion, which alone are evaluated exactly",
         )
-
-    def _push(self, node: Push, element: int, moves: bool) -> Any:
-        inside = self.over(node.source, node.target, element)
-        if node.reduce == "max":
-            values = (self.value(node.operand, a) for a, _ in inside)
-            found = [v for v in values if v is not NOTHING]
-            return _quantile(found, [1] * len(found), Fraction(1)) if found else NOTHING
-        total: Any = Fraction(0)
-        for a, n in inside:
-            value = _number(self.value(node.operand, a, moves))
-            total = value + total if n == 1 else value * Fraction(n) + total
-        return total
 
     def _scan(self, node: Scan, element: int, moves: bool) -> Any:
         if self.concrete.alike:
             raise NoValue("a sum in order of tokens that stand for several, of which none is the first")
-        base, of = self.below(node.into, element, node.target), {v.stratum: v for v in node.values}
-        order: dict[tuple[str, int], None] = {}
-        for leaf, i in self.places:
-            if self.strata.get(node.target) in (None, leaf, *self.concrete.shape.coarser(leaf)):
-                reach = (leaf.name, *(s.name for s in self.concrete.shape.coarser(leaf)))
-                if self.below(leaf.name, i, node.target) == base:
-                    order |= {(s, self.below(leaf.name, i, s)): None for s in of if s in reach}
-        inside = list(order)
-        own = inside.index((node.into, element))
-        discount, total = self.value(node.discount), self.domain.constant(Fraction(0))
-        for stratum, a in inside[:own] if node.forward else inside[:own:-1]:
-            value = self.domain.apply(PRIMITIVES["add"], [total, _number(self.value(of[stratum], a, moves))])
+        below, target = self.concrete.below, self.strata[node.target]
+        of, into = {self.strata[v.stratum]: v for v in node.values}, self.strata[node.into]
+        reach = {s: self.concrete.shape.leaves_over(s) for s in of}
+        tokens = [self.places[k] for k in self.over(target, below(into, element, target))]
+        order = list(dict.fromkeys((s, below(*t, s)) for t in tokens for s in of if t[0] in reach[s]))
+        own = order.index((into, element))
+        discount, total = self.read(node.discount), self.domain.constant(Fraction(0))
+        for s, a in order[:own] if node.forward else order[:own:-1]:
+            value = self.domain.apply(PRIMITIVES["add"], [total, number(self.read(of[s], a, moves))])
             total = self.domain.apply(PRIMITIVES["mul"], [value, discount])
         return total
 
@@ -147,7 +158,7 @@ def compute(body: Scalar, argument: Callable[[int, bool], Any], domain: Any, mov
             return domain.apply(row, arguments)
         if s.op in ("lt", "le"):
             return arguments[0] is NOTHING and (s.op == "le" or arguments[1] is not NOTHING)
-        raise NoValue("the largest of none")
+        return domain.apply(row, list(map(number, arguments)))
 
     return of(body, moves)
 
@@ -170,7 +181,8 @@ def _of_atoms(expression: Expression) -> tuple[Scalar, list[Expression]]:
     return body, list(read)
 
 
-def _number(value: Any) -> Any:
+def number(value: Any) -> Any:
+    """A value that is a number; raises `NoValue` for the largest of none."""
     if value is NOTHING:
         raise NoValue("the largest of none")
     return value

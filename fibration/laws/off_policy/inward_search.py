@@ -99,7 +99,7 @@ def residuals(point: Point, stratum: Stratum, channel: str) -> Iterator[tuple[li
     node = point.nodes.program.outputs[Key("residual", stratum.name, channel)]
     for element in range(point.concrete.size[stratum]):
         tokens = point.over(stratum, element)
-        yield tokens, value_of(point.exact.value(node, element)) if tokens else Fraction(0)
+        yield tokens, value_of(point.read(node, element)) if tokens else Fraction(0)
 
 
 def _way_up(point: Point, channel: str, token: int) -> Fraction:
