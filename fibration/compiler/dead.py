@@ -101,7 +101,7 @@ class _Analysis:
 
     def _constant(self, node: Node) -> tuple[float, Ways] | None:
         if isinstance(node, Const):
-            return node.value, ALWAYS
+            return float(node.value), ALWAYS
         if isinstance(node, Input):
             if node.kind != "advantage":
                 return None

@@ -128,7 +128,7 @@ def test_weighted_and_masked_objectives_equal_numpy():
         slope = np.where(abs(np.expm1(x)) <= 0.3, np.exp(x), 0)
         expected = np.where(kept, w * a * slope / np.where(counted, own * rows, 1), 0)
         here = point(h, seed)
-        assert here.kept == list(kept) and here.counted == list(counted)
+        assert here.output("kept") == list(kept) and [w > 0 for w in here.weights] == list(counted)
         np.testing.assert_allclose(list(map(float, here.coefficients)), expected, rtol=1e-12, atol=1e-15)
         assert all(c == 0 for c, k_ in zip(here.coefficients, kept, strict=True) if not k_)
     score = point(h.replace(objective=h.objective.score()), 5)
@@ -204,7 +204,7 @@ def test_missing_log_probs_are_those_of_old_and_below_0():
     xs, advantages, _ = drawn(0)
     here = point(h)
     bare = Point(h, here.concrete, tuple(xs), tuple(advantages))
-    assert bare.factors == [1] * N
+    assert bare.output("weight_1") == [1] * N
     assert all(value_of(bare.log_prob(p, i)) < 0 for p in ("current", "old", "rollout") for i in range(N))
 
 

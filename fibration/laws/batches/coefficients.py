@@ -146,7 +146,8 @@ class Point(Exact):
         return -1 - max(value_of(self.log_ratio(k)), Fraction(0)) if policy == OLD else self.log_prob(OLD, k)
 
     def given(self, node: Input, element: int, moves: bool) -> Any:
-        kind, key, stratum = node.kind, node.key, self.strata.get(node.over)
+        kind, key = node.kind, node.key
+        stratum: Any = self.strata.get(node.over)  # a shape without rows need not have the batch
         if kind == "count":
             return self.concrete.atom(Count(self.strata[key[0]], stratum), stratum, element)
         if kind in ("total", "attribute", "parameter"):

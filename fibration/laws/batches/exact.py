@@ -95,7 +95,7 @@ class Exact:
         if isinstance(node, Detach):
             return self.read(node.operand, element)
         if isinstance(node, Pull):
-            base = self.strata.get(node.target)  # a shape without rows need not have the batch
+            base = self.strata.get(node.target)
             below = 0 if base is None else self.concrete.below(self.strata[node.source], element, base)
             return self.read(node.operand, below, moves)
         if isinstance(node, Push):

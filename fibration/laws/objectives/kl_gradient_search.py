@@ -77,7 +77,7 @@ class State:
         held = {p: log_of(self.of(p)[k], {}) for p in (OLD, *self.h.policies) if p != CURRENT}
         log_probs = {p: [*[log_of(one / 2, {})] * self.earlier, own] for p, own in held.items()}
         ratios = (*[one] * self.earlier, self.current[k] / self.of(OLD)[k])
-        here = Point(self.h, self.concrete, (), (one,) * n, ratios, STRICT, log_probs)
+        here = Point(self.h, self.concrete, (), (one,) * n, ratios, log_probs, domain=STRICT)
         found = [slopes_of(here.value(self.formula, i, moves=True)) for i in range(n)]
         *others, own = (slopes.get(n - 1, Fraction(0)) for slopes in found)
         if any(others):

@@ -47,9 +47,6 @@ class Dual:
     def __rsub__(self, other: Fraction) -> Dual:
         return self * Fraction(-1) + other
 
-    def __truediv__(self, divisor: Fraction) -> Dual:
-        return self * divide(Fraction(1), divisor)
-
 
 @dataclass(frozen=True)
 class LogOf(Dual):
@@ -120,10 +117,6 @@ def without_slopes(x: Real) -> Real:
     return Dual(x.value, {}, x.exact) if isinstance(x, Dual) else x
 
 
-def quotient(a: Real, b: Fraction) -> Real:
-    return a / b if isinstance(a, Dual) else divide(a, b)
-
-
 class _DualDomain:
     """Values with derivatives, as a domain of `fold`. `strict` raises `TooClose`."""
 
@@ -182,7 +175,7 @@ def _of_logarithms(row: Primitive, arguments: list[Real]) -> Any:
         ratios = [a.ratio if isinstance(a, LogOf) else None if value_of(a) or not is_exact(a) else 1 for a in (x, y)]
         return None if None in ratios else row.exact(*ratios)
     if operator in ("mul", "div") and is_exact(y) and not slopes_of(y):
-        return x * value_of(y) if operator == "mul" else quotient(x, value_of(y))
+        return x * (value_of(y) if operator == "mul" else divide(Fraction(1), value_of(y)))
     if operator == "mul" and is_exact(x) and not slopes_of(x):
         return y * value_of(x)
     return None
