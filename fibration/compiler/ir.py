@@ -87,7 +87,9 @@ class Scalar(metaclass=_Interned):
     def __str__(self) -> str:
         if self.op == "arg":
             return f"${self.value}"
-        return repr(float(self.value or 0)) if self.op == "const" else f"{self.op}({', '.join(map(str, self.args))})"
+        if self.op == "const":
+            return repr(float(self.value))  # type: ignore[arg-type]
+        return f"{self.op}({', '.join(map(str, self.args))})"
 
 
 def arg(position: int) -> Scalar:
@@ -95,9 +97,9 @@ def arg(position: int) -> Scalar:
 
 
 def const(value: Fraction | float) -> Scalar:
-    """A constant as it is written. Float64 has it rounded (`rules.simplify`)."""
-    is_fraction = isinstance(value, Fraction) or not math.isfinite(value)
-    return Scalar("const", (), value if is_fraction else Fraction(value))
+    """A constant as it is written. Float64 has it rounded (`rules.simplify`), and infinities, NaN and -0.0."""
+    is_of_floats = isinstance(value, float) and (not math.isfinite(value) or (value == 0 > math.copysign(1, value)))
+    return Scalar("const", (), value if is_of_floats else Fraction(value))
 
 
 def scalar(op: str, *args: Scalar) -> Scalar:

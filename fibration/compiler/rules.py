@@ -145,7 +145,7 @@ for _rule in RULES:
 def simplify(body: Scalar) -> Scalar:
     """Round constants to float64, fold them and apply the rules, bottom-up."""
     if body.op == "const":
-        return const(float(body.value or 0))
+        return const(float(body.value))  # type: ignore[arg-type]
     return rewrite(Scalar(body.op, tuple(map(simplify, body.args)), body.value)) if body.args else body
 
 
