@@ -101,7 +101,7 @@ class _Analysis:
 
     def _constant(self, node: Node) -> tuple[float, Ways] | None:
         if isinstance(node, Const):
-            return float(node.value), ALWAYS
+            return node.value, ALWAYS
         if isinstance(node, Input):
             if node.kind != "advantage":
                 return None

@@ -173,7 +173,7 @@ def count_input(of: str, over: str) -> Input:
 
 @dataclass(frozen=True, eq=False)
 class Const(Node):
-    value: Fraction | float
+    value: float  # a Fraction until `optimise` rounds it
     over: str
 
     @property

@@ -85,7 +85,7 @@ def _out_of_range(stratum: str, sums: list[Node]) -> Node:
 def bound(node: Node) -> float | None:
     """A bound on the absolute values of a vector of whole numbers or NaN; None if it may have other values."""
     if isinstance(node, Const):
-        return _whole(float(node.value))
+        return _whole(node.value)
     return _bound(node.body, [bound(o) for o in node.inputs]) if isinstance(node, Map) else None
 
 
