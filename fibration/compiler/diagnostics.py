@@ -23,6 +23,7 @@ from fibration.compiler.keys import Key
 from fibration.compiler.program import Program
 from fibration.compiler.rules import simplify
 from fibration.compiler.scalars import is_closed
+from fibration.compiler.terms import where_kept
 from fibration.language.atoms import BATCH, Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.penalties import Penalty
@@ -138,13 +139,6 @@ def kept_weights(program: Program) -> dict[str, Node]:
             before = found.get(node.stratum)
             found[node.stratum] = node if before is None else Map(scalar("mul", arg(0), arg(1)), (before, node))
     return {leaf: where_kept(program.outputs.get(program.part("kept", leaf)), w) for leaf, w in found.items()}
-
-
-def where_kept(kept: Node | None, node: Node) -> Node:
-    """`node` where `kept` is above 0, else 0; `node` itself without `kept`."""
-    if kept is None:
-        return node
-    return Map(scalar("select", scalar("lt", ZERO, arg(0)), arg(1), ZERO), (kept, node))
 
 
 def instrument(program: Program, report: Report, hierarchy: Hierarchy) -> Program:

@@ -87,7 +87,7 @@ class Formulas:
 
         body = to_scalar(desugar(expression), leaf_scalar)
         if not operands:
-            return Const(float(evaluate(expression, {})), stratum)
+            return Const(evaluate(expression, {}), stratum)
         return next(iter(operands)) if body == ir.arg(0) else Map(body, tuple(operands))
 
     def lifted(self, expression: Expression, leaf: str, known: dict[Expression, Node]) -> Expression:

@@ -71,7 +71,7 @@ def _value(node: Node, values: dict[Node, Any], inputs: Mapping[Input | Matrix, 
             raise IRError(f"no value for the input '{node.word}'")
         return np.broadcast_to(np.asarray(inputs[node], np.float64), (sizes.size[node.stratum],))
     if isinstance(node, Const):
-        return np.full(sizes.size[node.stratum], node.value)
+        return np.full(sizes.size[node.stratum], float(node.value))
     if isinstance(node, Map):
         return value_of(node.body, lambda i: values[node.inputs[i]])
     if isinstance(node, Quantile):

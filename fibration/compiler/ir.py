@@ -31,8 +31,10 @@ Inputs are identified by their fields and outputs by their `Key`. Names become u
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from functools import cache
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
@@ -80,20 +82,24 @@ class Scalar(metaclass=_Interned):
 
     op: str
     args: tuple[Scalar, ...] = ()
-    value: float | int | None = None
+    value: Fraction | float | int | None = None
 
     def __str__(self) -> str:
         if self.op == "arg":
             return f"${self.value}"
-        return repr(self.value) if self.op == "const" else f"{self.op}({', '.join(map(str, self.args))})"
+        if self.op == "const":
+            return repr(float(self.value))  # type: ignore[arg-type]
+        return f"{self.op}({', '.join(map(str, self.args))})"
 
 
 def arg(position: int) -> Scalar:
     return Scalar("arg", (), position)
 
 
-def const(value: float) -> Scalar:
-    return Scalar("const", (), float(value))
+def const(value: Fraction | float) -> Scalar:
+    """A constant as it is written. Float64 has it rounded (`rules.simplify`), and infinities, NaN and -0.0."""
+    is_of_floats = isinstance(value, float) and (not math.isfinite(value) or (value == 0 > math.copysign(1, value)))
+    return Scalar("const", (), value if is_of_floats else Fraction(value))
 
 
 def scalar(op: str, *args: Scalar) -> Scalar:
@@ -167,7 +173,7 @@ def count_input(of: str, over: str) -> Input:
 
 @dataclass(frozen=True, eq=False)
 class Const(Node):
-    value: float
+    value: float  # a Fraction until `optimise` rounds it
     over: str
 
     @property

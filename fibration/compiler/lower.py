@@ -13,13 +13,12 @@ from dataclasses import replace
 from fractions import Fraction
 
 from fibration.compiler import ir
-from fibration.compiler.diagnostics import where_kept
 from fibration.compiler.formulas import added, minus
 from fibration.compiler.ir import Detach, Input, Map, Node, Push, binary
 from fibration.compiler.keys import Key
 from fibration.compiler.penalties import Penalties
 from fibration.compiler.program import Program
-from fibration.compiler.terms import Terms
+from fibration.compiler.terms import Terms, where_kept
 from fibration.errors import SpecError
 from fibration.language.atoms import (
     Count,

@@ -77,6 +77,8 @@ def _fuse(node: Node, inner: set[Node]) -> Node:
 
 def tidy(node: Node) -> Node:
     """Simplifies a map's body, binds constant operands, and drops unused ones. A sum of a constant becomes a count."""
+    if isinstance(node, Const):
+        return Const(float(node.value), node.over)
     if isinstance(node, Detach):  # derivatives have been taken
         return node.operand
     if isinstance(node, Mix) and _is_zero(node.operand):

@@ -171,7 +171,7 @@ def describe(node: Node, label: Mapping[Node, str] | None = None) -> str:
     if isinstance(node, Input):
         return f"input {node.word}"
     if isinstance(node, Const):
-        return repr(node.value)
+        return repr(float(node.value))
     if isinstance(node, Push):
         return f"push[{node.source} -> {node.target}, {'wide ' * node.wide}{node.reduce}]({shown})"
     if isinstance(node, Pull):

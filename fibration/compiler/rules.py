@@ -143,7 +143,9 @@ for _rule in RULES:
 
 @lru_cache(KEPT)
 def simplify(body: Scalar) -> Scalar:
-    """Fold constants and apply the rules, bottom-up."""
+    """Round constants to float64, fold them and apply the rules, bottom-up."""
+    if body.op == "const":
+        return const(float(body.value))  # type: ignore[arg-type]
     return rewrite(Scalar(body.op, tuple(map(simplify, body.args)), body.value)) if body.args else body
 
 

@@ -27,7 +27,7 @@ def closed_value(body: Scalar) -> float:
 def to_scalar(expression: Expression, atom: Callable[[Expression], Scalar]) -> Scalar:
     """A desugared expression as a scalar body. `atom` converts its atoms."""
     if isinstance(expression, Number):
-        return ir.const(float(expression.value))
+        return ir.const(expression.value)
     if not isinstance(expression, Apply):
         return atom(expression)
     row = OPERATORS[expression.operator]

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 from fibration.compiler import ir
 from fibration.compiler.derivative import ONE, ZERO
-from fibration.compiler.diagnostics import where_kept
 from fibration.compiler.formulas import Each, Formulas, added
 from fibration.compiler.ir import Detach, Map, Node, Push, binary
 from fibration.language.atoms import BATCH, Count, Total
@@ -20,6 +19,13 @@ from fibration.language.expressions import Expression
 from fibration.language.objectives import Objective
 from fibration.language.places import row_path, way
 from fibration.language.traversal import atoms
+
+
+def where_kept(kept: Node | None, node: Node) -> Node:
+    """`node` where `kept` is above 0, else 0; `node` itself without `kept`."""
+    if kept is None:
+        return node
+    return Map(ir.scalar("select", ir.scalar("lt", ZERO, ir.arg(0)), ir.arg(1), ZERO), (kept, node))
 
 
 class Terms(Formulas):

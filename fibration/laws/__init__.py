@@ -4,7 +4,8 @@ A law is a statement, a procedure that decides it (`NAME.py`) and a search for a
 `catalogue.py` lists the laws. `verify.py` decides them: foundations first, then kernels, decomposition, gates, and what
 follows from them together. `facts/` certifies facts that no law states. `kept.py` caches verdicts and facts.
 
-May import: `errors`, `cache`, `language`, and `compiler` for the fact `coupling` alone: no verdict rests on it.
+May import: `errors`, `cache`, `language`, and of `compiler` the IR, `lower` and its adjoint: verdicts rest on no pass,
+plan or backend. The fact `coupling` is the compiler's own.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """The cache of verdicts and facts: in memory for equal hierarchies, and on disk for other processes.
 
 The key covers all that a result depends on, so that the laws would give every cached result again: every field of the
-hierarchy, the sources of the language and the laws, and the versions of Python and of the libraries that proofs use.
+hierarchy, the sources of `ROOMS`, and the versions of Python and of the libraries that proofs use.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fibration.language.fingerprint import fingerprint
 from fibration.language.hierarchy import Hierarchy
 
 T = TypeVar("T")
+ROOMS = "language", "compiler", "laws"
 
 
 class Kept(Generic[T]):
@@ -80,9 +81,9 @@ def versions() -> list[object]:
 
 
 def sources() -> str:
-    """A digest of the sources of the language and the laws; '' if they cannot be read: then nothing goes to disk."""
+    """A digest of the sources of `ROOMS`; '' if they cannot be read: then nothing goes to disk."""
     package = Path(__file__).parents[1]
-    rooms = [f for room in ("language", "laws") for f in (package / room).rglob("*.py")]
+    rooms = [f for room in ROOMS for f in (package / room).rglob("*.py")]
     files = sorted([*(package / f"{word}.py" for word in ("errors", "escaping", "files")), *rooms])
     try:
         digests = {str(f.relative_to(package)): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}

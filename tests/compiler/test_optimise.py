@@ -79,7 +79,7 @@ def _everything(body, u, v):
             if s.op == "arg":
                 return np.asarray((u, v)[s.value], float), 0.0
             if s.op == "const":
-                return np.full(6, s.value), 0.0
+                return np.full(6, float(s.value)), 0.0
             if s.op == "select":
                 (c, n0), (a, n1), (b, n2) = map(of, s.args)
                 return np.where(c, a, b), n0 + np.where(c, n1, n2)

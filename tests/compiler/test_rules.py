@@ -22,7 +22,7 @@ def evaluated(body, values):
         return values[body], np.ones(len(values[body]), bool)
     if body.op == "const":
         size = len(next(iter(values.values())))
-        return np.full(size, body.value), np.ones(size, bool)
+        return np.full(size, float(body.value)), np.ones(size, bool)
     parts = [evaluated(a, values) for a in body.args]
     value = MEANING[body.op](*(v for v, _ in parts))
     fine = [f for _, f in parts]

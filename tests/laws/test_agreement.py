@@ -141,7 +141,7 @@ def test_weights_and_masks_evaluated_exactly_equal_numpy(name):
             expected = np.asarray(loss.of(b), float)
         if not np.isfinite(expected).all():
             continue
-        found = [float(value_of(point.at_tokens.value(formula, i) + Fraction(0))) for i in range(len(b.row))]
+        found = [float(value_of(point.value(formula, i) + Fraction(0))) for i in range(len(b.row))]
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 

@@ -39,7 +39,7 @@ from fibration import (
 from fibration.language.places import whole_batch
 from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete
-from fibration.laws.values.duals import LogOf, log_of, value_of, without_slopes
+from fibration.laws.values.duals import LogOf, log_of, slopes_of, value_of, without_slopes
 
 token, trajectory, batch = strata("token trajectory batch")
 current, old, rollout = policies("current old rollout")
@@ -103,8 +103,8 @@ STATISTICS = {
 def test_each_statistic_equals_numpy(name, seed):
     formula, reference = STATISTICS[name]
     x, _, o, r = arrays(seed)
-    at_tokens = point(plain(token_mean().weigh(formula * formula)), seed).at_tokens
-    found = [float(value_of(at_tokens.value(formula, i))) for i in range(N)]
+    here = point(plain(token_mean().weigh(formula * formula)), seed)
+    found = [float(value_of(here.value(formula, i))) for i in range(N)]
     np.testing.assert_allclose(found, reference(x, o, r), rtol=1e-12, atol=1e-12)
 
 
@@ -128,7 +128,7 @@ def test_weighted_and_masked_objectives_equal_numpy():
         slope = np.where(abs(np.expm1(x)) <= 0.3, np.exp(x), 0)
         expected = np.where(kept, w * a * slope / np.where(counted, own * rows, 1), 0)
         here = point(h, seed)
-        assert here.kept == list(kept) and here.counted == list(counted)
+        assert here.output("kept") == list(kept) and [w > 0 for w in here.weights] == list(counted)
         np.testing.assert_allclose(list(map(float, here.coefficients)), expected, rtol=1e-12, atol=1e-15)
         assert all(c == 0 for c, k_ in zip(here.coefficients, kept, strict=True) if not k_)
     score = point(h.replace(objective=h.objective.score()), 5)
@@ -180,7 +180,7 @@ def test_a_statistic_in_a_gate_has_no_slope():
     x, _, _, _ = arrays(1)
     held = np.exp(over(x, np.mean))
     np.testing.assert_allclose(list(map(float, here.gated)), 1 + np.expm1(x) * held, rtol=1e-12)
-    found = np.array([list(map(float, row)) for row in here.jacobian])
+    found = np.array([[float(slopes_of(g).get(i, 0)) for i in range(N)] for g in here.output("gated_ratio", True)])
     np.testing.assert_allclose(found, np.diag(np.exp(x) * held), rtol=1e-12)
 
 
@@ -189,13 +189,10 @@ def test_a_stopped_formula_has_a_value_and_no_slope():
     x, _, _, _ = arrays()
     here = point(h)
     np.testing.assert_allclose(list(map(float, here.gated)), 1 + np.expm1(x) / 2, rtol=1e-12)
-    np.testing.assert_allclose([float(here.jacobian[i][i]) for i in range(N)], np.exp(x), rtol=1e-12)
-    ratio = log_of(F(3, 2), {0: F(1)})
-    assert (
-        isinstance(without_slopes(ratio), LogOf)
-        and without_slopes(ratio).ratio == F(3, 2)
-        and not without_slopes(ratio).slopes
-    )
+    found = [float(slopes_of(g)[i]) for i, g in enumerate(here.output("gated_ratio", True))]
+    np.testing.assert_allclose(found, np.exp(x), rtol=1e-12)
+    held = without_slopes(log_of(F(3, 2), {0: F(1)}))
+    assert isinstance(held, LogOf) and held.ratio == F(3, 2) and not held.slopes
 
 
 def test_missing_log_probs_are_those_of_old_and_below_0():
@@ -203,8 +200,8 @@ def test_missing_log_probs_are_those_of_old_and_below_0():
     xs, advantages, _ = drawn(0)
     here = point(h)
     bare = Point(h, here.concrete, tuple(xs), tuple(advantages))
-    assert bare.factors == [1] * N
-    assert all(value_of(bare.at_tokens.log_prob(p, i)) < 0 for p in ("current", "old", "rollout") for i in range(N))
+    assert bare.output("weight_1") == [1] * N
+    assert all(value_of(bare.log_prob(p, i)) < 0 for p in ("current", "old", "rollout") for i in range(N))
 
 
 def test_statistics_count_an_element_that_stands_for_several():
@@ -219,7 +216,7 @@ def test_statistics_count_an_element_that_stands_for_several():
         spread = [i for i, n in enumerate(number) for _ in range(1 if alike else n)]
         lp = {"old": [olds[i] for i in spread], "rollout": [rolls[i] for i in spread]}
         concrete = Concrete(whole_batch(h), maps, {}, chosen, {token: number} if alike else {})
-        return Point(h, concrete, tuple(xs[i] for i in spread), (F(1),) * size, log_probs=lp).at_tokens
+        return Point(h, concrete, tuple(xs[i] for i in spread), (F(1),) * size, log_probs=lp)
 
     few, many = made(numbers, True), made(numbers, False)
     for f in formulas:

@@ -125,7 +125,7 @@ def drifting(h, batch, rng):
             rng.choice([0, 0, *values]) * rng.choice([1, -1, 0.5, 1.5, 2]) for _ in range(here.concrete.size[stratum])
         ]
         strip = [1 + rng.random() / max(1, count_over(here, h, stratum, e)) for e in range(len(level))]
-        for (leaf, i), k in zip(here.dense.tokens, places, strict=True):
+        for (leaf, i), k in zip(here.places, places, strict=True):
             if stratum == leaf or stratum in h.coarser(leaf):
                 e = here.concrete.below(leaf, i, stratum)
                 x[k] += level[e] * strip[e]
@@ -157,7 +157,7 @@ def test_no_batch_exceeds_the_certified_amplification(name):
     claims = amplified(h)
     for batch in batches(h, rng, 3):
         found, here = pulls(h, batch)
-        for (leaf, i), value, a in zip(here.dense.tokens, found, here.advantages, strict=True):
+        for (leaf, i), value, a in zip(here.places, found, here.advantages, strict=True):
             claim = claims[0 if 0 in claims else int(a)]
             assert value <= claim.at_most(here.concrete, leaf, i) * (1 + 1e-9)
 
@@ -171,7 +171,7 @@ def test_the_amplification_counts_tokens_of_other_trajectories():
     ):
         batch = Batch((1, 200), np.array([short, *[long] * 200]), np.ones(201), {"prompt_group": [0, 0]})
         found, here = pulls(COUPLED[name], batch)
-        assert least < found[0] <= amplified(COUPLED[name])[0].at_most(here.concrete, *here.dense.tokens[0])
+        assert least < found[0] <= amplified(COUPLED[name])[0].at_most(here.concrete, *here.places[0])
 
 
 @pytest.mark.sampled
@@ -190,7 +190,7 @@ def test_the_amplification_of_one_gate_is_its_supremum(name):
             assert "without bound" in said
             assert max(found) > 10
         else:
-            most = claim.at_most(here.concrete, *here.dense.tokens[0])
+            most = claim.at_most(here.concrete, *here.places[0])
             assert most * 0.99 < max(found) <= most * (1 + 1e-12)
 
 

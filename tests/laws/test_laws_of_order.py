@@ -39,7 +39,6 @@ from fibration import (
 from fibration.language.places import whole_batch
 from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete
-from fibration.laws.batches.direct_operator import DirectOperator
 from fibration.laws.values.duals import value_of
 
 group, batch = Stratum("prompt_group"), Stratum("batch")
@@ -101,7 +100,7 @@ def test_order_functions_equal_plain_loops(name):
         rng = random.Random(seed)
         xs = [Fraction(rng.randint(-9, 9), 7) for _ in ROWS]
         concrete = Concrete(whole_batch(h), maps, {}, {})
-        here = DirectOperator(h, concrete).at_tokens(xs, [Fraction(1)] * 6)
+        here = Point(h, concrete, xs, [Fraction(1)] * 6)
         expected = of(np.array([float(v) for v in xs]))
         tokens = [t for t in range(6) if np.isfinite(expected[t])]
         assert len(tokens) >= 4
@@ -115,7 +114,7 @@ def test_equal_values_have_deviation_0_and_a_single_element_has_no_others():
 
     h = one(mu.keep(deviation(x, over=batch) < 1), groups=[group])
     maps = {(token, trajectory): (0, 0, 1), (trajectory, group): (0, 1), (group, batch): (0, 0)}
-    here = DirectOperator(h, Concrete(whole_batch(h), maps)).at_tokens([Fraction(1, 3)] * 3, [Fraction(1)] * 3)
+    here = Point(h, Concrete(whole_batch(h), maps), [Fraction(1, 3)] * 3, [Fraction(1)] * 3)
     assert here.value(deviation(x, over=batch), 0) == 0
     with pytest.raises(NoValue):
         here.value(mean(x * 0 + 1, over=group, of=trajectory, others=True), 0)

@@ -259,7 +259,7 @@ class _Rounding:
         if isinstance(node, Input):
             return self.stored(np.broadcast_to(np.asarray(self.inputs[node], np.float64), (size,)), np.zeros(size))
         if isinstance(node, Const):
-            return self.stored(np.full(size, node.value), np.zeros(size))
+            return self.stored(np.full(size, float(node.value)), np.zeros(size))
         if isinstance(node, Map):
             return self.scalar(node.body, [self.results[o] for o in node.inputs], {})
         if isinstance(node, Quantile):

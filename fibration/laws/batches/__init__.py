@@ -1,7 +1,6 @@
 """Small concrete batches, evaluated in exact rationals. Searches for counterexamples use them; nothing here uses sympy.
 
 `shapes.py` lists shapes, `concrete.py` puts values on them, `search.py` lists candidates, smallest first.
-`direct_operator.py` evaluates the operator by its definition, `tokens.py` what is read at each token, `coefficients.py`
-the coefficients of a loss, `first_update.py` the coefficients at ratio 1. `caps.py` says how far each search goes, and
-`words.py` describes what was found.
+`exact.py` evaluates the IR in exact numbers, `coefficients.py` the formulas and coefficients of a loss on a batch, and
+`first_update.py` those at ratio 1. `caps.py` says how far each search goes, `words.py` describes what was found.
 """

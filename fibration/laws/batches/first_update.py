@@ -17,13 +17,11 @@ from fibration.language.order import Ordered
 from fibration.language.places import whole_batch
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.batches import caps
-from fibration.laws.batches.coefficients import Point
+from fibration.laws.batches.coefficients import Point, attempt, formulas, rows_of
 from fibration.laws.batches.concrete import Concrete, rounding
-from fibration.laws.batches.direct_operator import DirectOperator, formulas
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.tokens import attempt, rows_of
 from fibration.laws.batches.words import Witness, in_batch
-from fibration.laws.values.duals import Dual, differentiate, slopes_of, value_of
+from fibration.laws.values.duals import slopes_of, value_of
 from fibration.laws.values.numerals import in_brief, plural, rounded, shown
 
 STEPS = (Fraction(1, 10**12), Fraction(1, 10**20), Fraction(1, 10**24))  # of log ratios near 0
@@ -48,7 +46,7 @@ def _wrong_start(h: Hierarchy, concrete: Concrete, leaf: Stratum, whole: Express
     exact, signs = rounding(whole), _signs([whole])
     for side, a in itertools.product((0, 1, -1), signs):
         close = exact if side == 0 else CLOSE
-        found = [_start(concrete, leaf, whole, side * step, a) for step in (STEPS if side else STEPS[:1])]
+        found = [_start(h, concrete, leaf, whole, side * step, a) for step in (STEPS if side else STEPS[:1])]
         if all(f is None or any(abs(v - 1) > close for v in f) for f in found):
             value, slope = (None, None) if found[0] is None else (rounded(v, exact) for v in found[0])
             got = [NO_VALUE if v is None else in_brief(v) for v in (value, slope)]
@@ -68,15 +66,11 @@ def _signs(formulas: Sequence[Expression]) -> tuple[Fraction, ...]:
 
 
 def _start(
-    concrete: Concrete, leaf: Stratum, whole: Expression, x: Fraction, own: Fraction
+    h: Hierarchy, concrete: Concrete, leaf: Stratum, whole: Expression, x: Fraction, own: Fraction
 ) -> tuple[Fraction, Fraction] | None:
-    def atom(a: Expression) -> Fraction | Dual:
-        if a == advantage:
-            return own
-        return Dual(x, {0: Fraction(1)}) if a == token_log_ratio else concrete.atom(a, leaf, 0)
-
-    back = attempt(lambda: differentiate(whole, atom))
-    return None if back is None else (value_of(back), slopes_of(back).get(0, Fraction(0)))
+    here = Point(h, concrete, (x,) * concrete.tokens, (own,) * concrete.tokens)
+    back = attempt(lambda: here.value_at(whole, leaf, 0, moves=True))
+    return None if back is None else (value_of(back), sum(slopes_of(back).values(), Fraction(0)))
 
 
 # ---------------------------------------------------------------- a batch
@@ -155,7 +149,8 @@ def _has_weights(h: Hierarchy, concrete: Concrete) -> bool:
     """Whether every token has a weight in the objective, and every element a mass: if not, another law fails."""
     n = concrete.tokens
     point = Point(h, concrete, (Fraction(0),) * n, (Fraction(1),) * n)
-    masses = attempt(lambda: [m for found in point.dense.mass.values() for m in found if m is not None])
+    tokens = [(s, e) for s in h.order for e in range(concrete.size[s]) if point.over(s, e)]
+    masses = attempt(lambda: [concrete.value(h.masses[s], s, e) for s, e in tokens])
     return masses is not None and min(masses) > 0 and attempt(lambda: point.weights) is not None
 
 
@@ -218,23 +213,24 @@ def _witness(point: Point) -> Witness:
 # ---------------------------------------------------------------- beside ratio 1
 
 
-def candidates(h: Hierarchy) -> Iterator[tuple[DirectOperator, Fraction]]:
+def candidates(h: Hierarchy) -> Iterator[tuple[Concrete, Fraction]]:
     """Small concrete hierarchies with an advantage, smallest first; none if residuals are those of a projection."""
     if h.orthogonalise is not None:
         return
     read = formulas(h)
     for concrete in concretes(h, read, caps.FIRST_ORDER):
-        yield from ((DirectOperator(h, concrete), a) for a in _signs(read))
+        yield from ((concrete, a) for a in _signs(read))
 
 
 def off_policy(h: Hierarchy) -> Witness | None:
     """Log ratios near 0 whose gated and true ratios differ in proportion to them, however small the log ratios are."""
 
-    def fails(tried: tuple[DirectOperator, Fraction]) -> Witness | None:
-        dense, a = tried
-        for direction in directions(len(dense.tokens)):
-            if all(_differs(dense, direction, step, a) for step in STEPS):
-                return _of_ratios(dense, [STEPS[0] * d for d in direction], a)
+    def fails(tried: tuple[Concrete, Fraction]) -> Witness | None:
+        concrete, a = tried
+        for direction in directions(n := concrete.tokens):
+            points = (Point(h, concrete, tuple(step * d for d in direction), (a,) * n) for step in STEPS)
+            if all(_differs(point, step) for point, step in zip(points, STEPS, strict=True)):
+                return _of_ratios(Point(h, concrete, tuple(STEPS[0] * d for d in direction), (a,) * n))
         return None
 
     return find(candidates(h), fails)
@@ -249,15 +245,15 @@ def directions(n: int) -> Iterator[tuple[int, ...]]:
             yield tuple(sign if i == k else -sign for i in range(n))
 
 
-def _differs(dense: DirectOperator, direction: Sequence[int], step: Fraction, a: Fraction) -> bool:
-    xs = [step * d for d in direction]
-    found = dense.attempt(xs, a)
-    truth = (evaluate(exp(token_log_ratio), {token_log_ratio: x}) for x in xs)
+def _differs(point: Point, step: Fraction) -> bool:
+    found = attempt(lambda: point.gated)
+    truth = (evaluate(exp(token_log_ratio), {token_log_ratio: x}) for x in point.log_ratios)
     return found is None or any(abs(g - r) > step / 10**6 for g, r in zip(found, truth, strict=True))
 
 
-def _of_ratios(dense: DirectOperator, xs: list[Fraction], a: Fraction) -> Witness:
-    h, concrete, found = dense.h, dense.concrete, dense.attempt(xs, a)
+def _of_ratios(point: Point) -> Witness:
+    h, concrete, xs, a = point.h, point.concrete, point.log_ratios, point.advantages[0]
+    found = attempt(lambda: point.gated)
     given = f", advantage {a}" if any(advantage in atoms(h.gate(s)) for s in h.order) else ""
     got = "no value" if found is None else ", ".join(shown(g - 1) for g in found)
     text = (

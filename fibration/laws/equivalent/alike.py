@@ -36,9 +36,10 @@ from fibration.language.pairs import Pair
 from fibration.language.policies import CURRENT, OLD, LogProb, Policy
 from fibration.language.traversal import applications, atoms, desugar
 from fibration.laws.batches.concrete import rounding
+from fibration.laws.batches.exact import differentiate
 from fibration.laws.batches.values_tried import ends, parameter_values
 from fibration.laws.equivalent.log_prob_samples import read_by
-from fibration.laws.values.duals import Real, TooClose, differentiate, log_of, value_of
+from fibration.laws.values.duals import STRICT, Real, TooClose, log_of, value_of
 from fibration.laws.values.probes import between, crossings, whole_crossings
 
 MOST_STEPS = 12  # values that are changed, one at a time
@@ -88,7 +89,7 @@ class Alike:
     def _value(self, e: Expression, at: Values) -> Any:
         """The value of a formula; None where it has none."""
         try:
-            return differentiate(e, lambda a: self._atom(a, at), strict=True)
+            return differentiate(e, lambda a: self._atom(a, at), STRICT)
         except (NoValue, TooClose, TooLarge):
             return None
 

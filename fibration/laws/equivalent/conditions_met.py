@@ -23,7 +23,7 @@ from fibration.laws.batches.shapes import edges, regular_one
 from fibration.laws.equivalent.alike import Alike, Values
 from fibration.laws.equivalent.counterexample import Token
 from fibration.laws.equivalent.log_prob_samples import PolicyLogProbs, reads_policies
-from fibration.laws.values.duals import LogOf, TooClose, value_of
+from fibration.laws.values.duals import STRICT, LogOf, TooClose, value_of
 
 Points = tuple[Point, Point, tuple[Fraction, ...]]  # a point for each hierarchy, and the tokens' rewards if any
 
@@ -47,7 +47,7 @@ def points_at(
         xs, mine = tuple(drifts[k] for k in order), tuple(given[k] for k in order)
         ratios = tuple(1 + x for x in xs) if as_ratios else None
         log_probs = drawn.log_probs(order) if drawn else {}
-        made.append(Point(h, concrete, xs, mine, ratios, strict=True, log_probs=log_probs))
+        made.append(Point(h, concrete, xs, mine, ratios, domain=STRICT, log_probs=log_probs))
     if pair.takes_rewards:
         try:
             made = [_of_rewards(p) for p in made]
@@ -156,14 +156,14 @@ def tokens_of(pair: Pair, concrete: Concrete) -> list[Token]:
 def _of_rewards(point: Point) -> Point:
     """The point with the advantages that its loss computes; `point.advantages` are taken as rewards."""
     assert point.h.advantages is not None
-    here = replace(point.at_tokens, rewards=point.advantages)
+    here = replace(point, rewards=point.advantages)
     found = (value_of(here.value(point.h.advantages, k)) for k in range(len(point.advantages)))
     return replace(point, advantages=tuple(found))
 
 
 def _advantages_meet_conditions(pair: Pair, point: Point) -> bool:
     """Whether advantages computed from rewards meet the conditions."""
-    given = dict(zip(point.dense.tokens, point.advantages, strict=True))
+    given = dict(zip(point.places, point.advantages, strict=True))
     for c in pair.conditions:
         if isinstance(c, Equal) and c.value == advantage:
             seen: dict[int, Fraction] = {}
@@ -185,8 +185,8 @@ def holds(condition: Expression, concrete: Concrete, token: Token, a: Fraction |
 
 def _holds_at(condition: Expression, point: Point) -> bool:
     """Whether a condition on log-probs holds at every token."""
-    read = [k for k, token in enumerate(point.dense.tokens) if _applies(condition, point.concrete, token)]
+    read = [k for k, token in enumerate(point.places) if _applies(condition, point.concrete, token)]
     try:
-        return all(point.at_tokens.value(condition, k) for k in read)
+        return all(point.value(condition, k) for k in read)
     except (NoValue, TooLarge, TooClose):
         return False

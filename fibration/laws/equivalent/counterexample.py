@@ -37,7 +37,7 @@ def witness(
     of_policies = "".join(f", {named} {_listed(v)} under {p}" for p, v in of_policy.items())
     attributes = "".join(f", {a.name} {_listed(v)}" for a, v in concrete.attributes.items())
     advantages = f"advantages {_listed(point.advantages)}"
-    theirs = tuple(dict(zip(other.dense.tokens, other.advantages, strict=True))[t] for t in mine)
+    theirs = tuple(dict(zip(other.places, other.advantages, strict=True))[t] for t in mine)
     if rewards:
         who = f"both make the {advantages}"
         if theirs != point.advantages:

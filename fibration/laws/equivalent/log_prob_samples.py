@@ -35,8 +35,8 @@ from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import Aggregate, atoms_within, within
 from fibration.language.strata import NotOver
 from fibration.language.traversal import applications, atoms, desugar, evaluate
+from fibration.laws.batches.coefficients import formulas
 from fibration.laws.batches.concrete import Concrete
-from fibration.laws.batches.direct_operator import formulas
 from fibration.laws.values.duals import Real, log_of
 
 ONE = Fraction(1)

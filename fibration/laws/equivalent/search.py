@@ -125,7 +125,7 @@ def has_batches(pair: Pair) -> bool:
 def _coefficients(point: Point) -> dict[Token, Fraction]:
     """The coefficient of every token: that of the advantages, less that of the penalties."""
     both = zip(point.coefficients, point.penalised, strict=True)
-    return dict(zip(point.dense.tokens, (c - p for c, p in both), strict=True))
+    return dict(zip(point.places, (c - p for c, p in both), strict=True))
 
 
 def points(pair: Pair, n: int) -> Iterator[Points | None]:

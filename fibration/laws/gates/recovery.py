@@ -18,9 +18,9 @@ from fibration.language.places import whole_batch
 from fibration.language.sympy_bridge import show, vanishes
 from fibration.language.traversal import atoms, evaluate
 from fibration.laws.batches import caps
+from fibration.laws.batches.coefficients import Point
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.tokens import Tokens
 from fibration.laws.batches.words import Witness
 from fibration.laws.gates.coordinates import X, composed, log_of
 from fibration.laws.gates.exponentials import is_the_ratio
@@ -138,7 +138,7 @@ def _not_recovered_in_order(h: Hierarchy, leaf: Stratum, whole: Expression) -> W
         n = concrete.tokens
         for x, own in itertools.product((Fraction(1, 2), Fraction(-1, 2)), (Fraction(1), Fraction(-1))):
             log_probs = (-1 - max(x, Fraction(0)),) * n  # those of the current policy are below 0 too
-            here = replace(Tokens.alike(h, concrete, (own,) * n, log_probs), log_ratios=(x,) * n)
+            here = replace(Point.alike(h, concrete, (own,) * n, log_probs), log_ratios=(x,) * n)
             truth = evaluate(exp(token_log_ratio), {token_log_ratio: x})
             for k, (s, i) in enumerate(here.places):
                 value = here.attempt(whole, k) if s == leaf else truth

@@ -19,9 +19,9 @@ from fibration.language.policies import CURRENT, LogProb
 from fibration.language.statistics import atoms_within
 from fibration.language.traversal import desugar
 from fibration.laws.batches import caps
+from fibration.laws.batches.coefficients import Point, rows_of
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.tokens import Tokens, rows_of
 from fibration.laws.batches.words import Witness
 from fibration.laws.values.numerals import in_brief, number, rounded
 
@@ -44,7 +44,7 @@ class Sample:
     """
 
     h: Hierarchy
-    tokens: Tokens
+    tokens: Point
     policy: str = ""  # the policy under which that token's log-prob differs from all others
     token: int = 0
 
@@ -90,7 +90,7 @@ class Sample:
             a: (*v, v[c.below(leaf, i, a.on)]) if a.on in new else v for a, v in c.attributes.items()
         }
         last = max(k for k, p in enumerate(places) if p[0] == leaf) + 1
-        longer = Tokens.alike(self.h, Concrete(c.shape, maps, attributes, c.parameters), (ONE,) * (len(places) + 1))
+        longer = Point.alike(self.h, Concrete(c.shape, maps, attributes, c.parameters), (ONE,) * (len(places) + 1))
         return replace(self, tokens=replace(longer, rewards=(*given[:last], given[0], *given[last:])))
 
     @property
@@ -143,7 +143,7 @@ def _resting(h: Hierarchy, found: Iterator[Concrete]) -> Iterator[Sample]:
         n = concrete.tokens
         if tried[n] < caps.BASELINE.few and _is_compared(h, concrete):
             tried[n] += 1
-            yield Sample(h, replace(Tokens.alike(h, concrete, (ONE,) * n), rewards=(ZERO,) * n))
+            yield Sample(h, replace(Point.alike(h, concrete, (ONE,) * n), rewards=(ZERO,) * n))
 
 
 def _is_compared(h: Hierarchy, concrete: Concrete) -> bool:

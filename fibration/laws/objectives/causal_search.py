@@ -17,9 +17,9 @@ from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import atoms_within, within
 from fibration.language.traversal import desugar
 from fibration.laws.batches import caps
+from fibration.laws.batches.coefficients import LOG_RATIO, Point, rows_of
 from fibration.laws.batches.concrete import Concrete, rounding
 from fibration.laws.batches.search import concretes, find, is_of_one_token, is_read_at
-from fibration.laws.batches.tokens import LOG_RATIO, Tokens, rows_of
 from fibration.laws.batches.words import Witness, in_batch
 from fibration.laws.values.duals import value_of
 from fibration.laws.values.numerals import in_brief, plural, rounded
@@ -37,8 +37,8 @@ class Compared(NamedTuple):
     token.
     """
 
-    before: Tokens
-    after: Tokens
+    before: Point
+    after: Point
     k: int
     later: int
     what: str | Attribute | None = None
@@ -59,7 +59,7 @@ def changed_by_later(h: Hierarchy, formula: Expression, what: str) -> Witness | 
     return find(_compared(h, formula), fails)
 
 
-def _value(batch: Tokens, formula: Expression, k: int) -> Any:
+def _value(batch: Point, formula: Expression, k: int) -> Any:
     """A formula at a token; None where it has no value, or one with too many digits to compare."""
     try:
         return batch.attempt(formula, k)
@@ -73,7 +73,7 @@ def _compared(h: Hierarchy, formula: Expression) -> Iterator[Compared]:
     policies = [p for p in (OLD, *h.policies) if p != CURRENT and any(_is_of(a, p) for a in read)]
     varied = [LOG_RATIO] * any(a == token_log_ratio or _is_of(a, CURRENT) for a in read) + policies
     attributes = [a for a in read if isinstance(a, Attribute) and a.on in h.leaves]
-    few: list[tuple[Tokens, int, int]] = []
+    few: list[tuple[Point, int, int]] = []
     for concrete in concretes(h, [formula], caps.CAUSAL.of_any_size, whole_batch(h)):
         if not caps.CAUSAL.allow(concrete.tokens):
             if is_of_one_token(formula):
@@ -95,25 +95,25 @@ def _compared(h: Hierarchy, formula: Expression) -> Iterator[Compared]:
             yield from (_changed(batch, k, j, w, v) for v in _changes(batch, formula, w, k, j))
 
 
-def _changed(batch: Tokens, k: int, j: int, what: str | Attribute, to: Fraction) -> Compared:
+def _changed(batch: Point, k: int, j: int, what: str | Attribute, to: Fraction) -> Compared:
     return Compared(batch, _moved(batch, what, j, to), k, j, what, _number(batch, what, j), to)
 
 
-def _moved(batch: Tokens, what: str | Attribute, j: int, to: Fraction) -> Tokens:
+def _moved(batch: Point, what: str | Attribute, j: int, to: Fraction) -> Point:
     """The batch with another number at a token. A log ratio leaves all frozen log-probs as they are."""
     if what != LOG_RATIO:
         return batch.changed(what, j, to)
     return replace(batch, log_ratios=(*batch.log_ratios[:j], to, *batch.log_ratios[j + 1 :]))
 
 
-def _number(batch: Tokens, what: str | Attribute, j: int) -> Any:
+def _number(batch: Point, what: str | Attribute, j: int) -> Any:
     """The log ratio, the attribute or the log-prob of a token."""
     if isinstance(what, Attribute):
         return batch.concrete.attributes[what][batch.places[j][1]]
     return (batch.log_ratios if what == LOG_RATIO else batch.log_probs[what])[j]
 
 
-def _longer_by_one(h: Hierarchy, batch: Tokens) -> Iterator[Compared]:
+def _longer_by_one(h: Hierarchy, batch: Point) -> Iterator[Compared]:
     """Yields a batch without and with its last token, and the first token of that row."""
     rows = rows_of(h, batch.concrete)
     last = len(rows) - 1
@@ -121,23 +121,23 @@ def _longer_by_one(h: Hierarchy, batch: Tokens) -> Iterator[Compared]:
         yield Compared(shorter, batch, first, last)
 
 
-def _batch(h: Hierarchy, concrete: Concrete, of_rows: tuple[int, int]) -> Tokens:
+def _batch(h: Hierarchy, concrete: Concrete, of_rows: tuple[int, int]) -> Point:
     """A batch whose rows have these two advantages alternately."""
-    return Tokens.alike(h, concrete, tuple(Fraction(of_rows[row % 2]) for row in rows_of(h, concrete)))
+    return Point.alike(h, concrete, tuple(Fraction(of_rows[row % 2]) for row in rows_of(h, concrete)))
 
 
 def _is_of(a: Expression, policy: str) -> bool:
     return isinstance(a, LogProb) and a.policy.name == policy
 
 
-def _in_order(h: Hierarchy, batch: Tokens) -> Iterator[tuple[int, int]]:
+def _in_order(h: Hierarchy, batch: Point) -> Iterator[tuple[int, int]]:
     """Yields pairs of tokens of one row, the earlier first."""
     rows = rows_of(h, batch.concrete)
     for j in range(len(rows)):
         yield from ((k, j) for k in range(j) if rows[k] == rows[j])
 
 
-def _other(a: Attribute, batch: Tokens, j: int) -> Iterator[Fraction]:
+def _other(a: Attribute, batch: Point, j: int) -> Iterator[Fraction]:
     """Other values of a token's attribute."""
     now = _number(batch, a, j)
     yield from (
@@ -145,7 +145,7 @@ def _other(a: Attribute, batch: Tokens, j: int) -> Iterator[Fraction]:
     )
 
 
-def _changes(batch: Tokens, formula: Expression, what: str | Attribute, k: int, j: int) -> list[Fraction]:
+def _changes(batch: Point, formula: Expression, what: str | Attribute, k: int, j: int) -> list[Fraction]:
     """Values for one number of the later token `j` around which a branch changes at the earlier token `k`."""
     leaf = batch.places[k][0]
 
@@ -159,7 +159,7 @@ def _changes(batch: Tokens, formula: Expression, what: str | Attribute, k: int, 
     return [v for v in between(sorted(found)) if (low is None or v > low) and (high is None or v <= high)]
 
 
-def _without(h: Hierarchy, batch: Tokens, j: int) -> Tokens | None:
+def _without(h: Hierarchy, batch: Point, j: int) -> Point | None:
     """The batch without a token, and without the elements of its row, such as turns, that have this token alone.
 
     None unless the token and these elements are the last of their strata, and no other element has this token alone.
@@ -175,10 +175,10 @@ def _without(h: Hierarchy, batch: Tokens, j: int) -> Tokens | None:
         return None
     left = tuple(a for k, a in enumerate(batch.advantages) if k != j)
     attributes = {a: v[:-1] if a.on in alone else v for a, v in c.attributes.items()}
-    return Tokens.alike(h, Concrete(c.shape, maps, attributes, c.parameters), left)
+    return Point.alike(h, Concrete(c.shape, maps, attributes, c.parameters), left)
 
 
-def _over(batch: Tokens, stratum: Stratum) -> list[tuple[Stratum, int]]:
+def _over(batch: Point, stratum: Stratum) -> list[tuple[Stratum, int]]:
     """The tokens that lie over the elements of a stratum."""
     return [(leaf, i) for leaf, i in batch.places if leaf in batch.concrete.shape.leaves_over(stratum)]
 

@@ -16,10 +16,10 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD
 from fibration.language.statistics import atoms_within
 from fibration.laws.batches import caps
+from fibration.laws.batches.coefficients import Point, rows_of
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.first_update import STEPS, directions
 from fibration.laws.batches.search import concretes, find, is_of_one_token
-from fibration.laws.batches.tokens import Tokens, rows_of
 from fibration.laws.batches.words import Witness, in_batch
 from fibration.laws.values.numerals import in_brief
 
@@ -39,7 +39,7 @@ class NearBatch:
     """A batch on which all policies coincide, or all but `policy`, whose log-probs differ from `old` by `change`."""
 
     h: Hierarchy
-    tokens: Tokens
+    tokens: Point
     policy: str = OLD
     change: tuple[Fraction, ...] = ()
 
@@ -98,7 +98,7 @@ def _coinciding(h: Hierarchy, formula: Expression) -> Iterator[NearBatch]:
         bases = BASES if caps.COINCIDING.allow(n) else BASES[:1]
         for base in dict.fromkeys(tuple(b(k) for k in range(n)) for b in bases):
             for advantages in _advantages(h, concrete, n) if advantage in read else [(Fraction(1),) * n]:
-                yield NearBatch(h, Tokens.alike(h, concrete, advantages, base))
+                yield NearBatch(h, Point.alike(h, concrete, advantages, base))
 
 
 def _advantages(h: Hierarchy, concrete: Concrete, n: int) -> Iterator[tuple[Fraction, ...]]:

@@ -23,11 +23,11 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, OLD, LogProb
 from fibration.language.statistics import atoms_within
 from fibration.laws.batches import caps
+from fibration.laws.batches.coefficients import Point, attempt
 from fibration.laws.batches.concrete import Concrete
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.tokens import Tokens, attempt, places_of
 from fibration.laws.batches.words import Witness
-from fibration.laws.values.duals import TooClose, differentiate, log_of, slopes_of
+from fibration.laws.values.duals import STRICT, TooClose, log_of, slopes_of
 from fibration.laws.values.numerals import in_brief, rounded, shown
 
 Probabilities = tuple[Fraction, ...]
@@ -73,14 +73,13 @@ class State:
             return None
 
     def _derivative(self, k: int) -> Fraction:
-        one, places = Fraction(1), places_of(self.h, self.concrete)
-        ratio = log_of(self.current[k] / self.of(OLD)[k], {0: one})
+        one, n = Fraction(1), self.earlier + 1
         held = {p: log_of(self.of(p)[k], {}) for p in (OLD, *self.h.policies) if p != CURRENT}
         log_probs = {p: [*[log_of(one / 2, {})] * self.earlier, own] for p, own in held.items()}
-        read = functools.partial(differentiate, strict=True)
-        ratios = [*[log_of(one, {})] * self.earlier, ratio]
-        here = Tokens(self.concrete, places, ratios, [one] * len(places), read, log_probs, flows=True)
-        *others, own = (slopes_of(here.value(self.formula, i)).get(0, Fraction(0)) for i in range(len(places)))
+        ratios = (*[one] * self.earlier, self.current[k] / self.of(OLD)[k])
+        here = Point(self.h, self.concrete, (), (one,) * n, ratios, log_probs, domain=STRICT)
+        found = [slopes_of(here.value(self.formula, i, moves=True)) for i in range(n)]
+        *others, own = (slopes.get(n - 1, Fraction(0)) for slopes in found)
         if any(others):
             raise NoValue("an earlier token's penalty reads the last token")
         return own

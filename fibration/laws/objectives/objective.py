@@ -27,8 +27,8 @@ from fibration.language.traversal import atoms, rewrite, subexpressions
 from fibration.laws import topic
 from fibration.laws.batches import caps
 from fibration.laws.batches.concrete import Concrete
+from fibration.laws.batches.exact import places_of
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.tokens import places_of
 from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, unproved
 from fibration.laws.objectives import objective_search

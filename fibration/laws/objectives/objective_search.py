@@ -15,9 +15,9 @@ from fibration.language.places import whole_batch
 from fibration.language.policies import CURRENT, LogProb
 from fibration.language.statistics import atoms_within, within
 from fibration.laws.batches import caps
+from fibration.laws.batches.coefficients import ADVANTAGE, LOG_RATIO, Point
 from fibration.laws.batches.concrete import rounding
 from fibration.laws.batches.search import concretes, find, is_read_at
-from fibration.laws.batches.tokens import ADVANTAGE, LOG_RATIO, Tokens
 from fibration.laws.batches.words import Witness, in_batch
 from fibration.laws.values.numerals import in_brief, rounded
 from fibration.laws.values.probes import between, crossings, turning
@@ -26,7 +26,7 @@ from fibration.laws.values.probes import between, crossings, turning
 class Batch(NamedTuple):
     """A batch whose tokens are alike, except for one number of its first token."""
 
-    tokens: Tokens
+    tokens: Point
     advantage: Fraction
     changed: str = ""  # a policy, `LOG_RATIO` or `ADVANTAGE`
     to: Fraction = Fraction(0)
@@ -57,7 +57,7 @@ def _batches(h: Hierarchy, formula: Expression) -> Iterator[Batch]:
     signs = [Fraction(a) for a in (1, -1, 0)] if given else [Fraction(1)]
     few: list[Batch] = []
     for concrete in concretes(h, [formula], caps.TOKEN_FORMULAS, whole_batch(h)):
-        yield from (found := [Batch(Tokens.alike(h, concrete, (a,) * concrete.tokens), a) for a in signs])
+        yield from (found := [Batch(Point.alike(h, concrete, (a,) * concrete.tokens), a) for a in signs])
         few += found if len(few) < caps.TOKEN_FORMULAS.few * len(signs) else []
     policies = [a.policy.name for a in atoms_within(formula, LogProb)]
     varied = [LOG_RATIO] * (token_log_ratio in read or CURRENT in policies) + [p for p in policies if p != CURRENT]
@@ -67,7 +67,7 @@ def _batches(h: Hierarchy, formula: Expression) -> Iterator[Batch]:
                 yield Batch(batch.tokens.changed(what, 0, v), batch.advantage, what, v)
 
 
-def _changes(batch: Tokens, formula: Expression, what: str) -> list[Fraction]:
+def _changes(batch: Point, formula: Expression, what: str) -> list[Fraction]:
     """Values of one number of the first token around which a branch, a sign or a domain changes, and large ones."""
     leaf, _ = batch.places[0]
 

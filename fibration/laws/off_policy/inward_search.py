@@ -7,12 +7,13 @@ slope, pull and residual is above 0.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
+from fibration.compiler.keys import Key
 from fibration.language.assumptions import balanced
 from fibration.language.atoms import (
     Attribute,
@@ -28,7 +29,6 @@ from fibration.language.atoms import (
     gated,
     in_channel,
     pull,
-    residual,
 )
 from fibration.language.exact import NoValue, TooLarge
 from fibration.language.expressions import Expression
@@ -38,9 +38,9 @@ from fibration.language.policies import LogProb
 from fibration.language.statistics import Aggregate
 from fibration.language.traversal import atoms
 from fibration.laws.batches import caps
-from fibration.laws.batches.coefficients import Point
+from fibration.laws.batches.coefficients import Point, formulas
 from fibration.laws.batches.concrete import Concrete, rounding
-from fibration.laws.batches.direct_operator import formulas
+from fibration.laws.batches.exact import differentiate
 from fibration.laws.batches.first_update import directions
 from fibration.laws.batches.search import concretes, find, leaves_one_alone, smallest
 from fibration.laws.batches.words import Witness, in_batch
@@ -79,35 +79,40 @@ class Level:
 
 def levels(point: Point, stratum: Stratum, channel: str) -> Iterator[Level]:
     """Yields the gate of a stratum at each of its elements whose residual is not 0; nothing if the pull is unknown."""
-    dense, h = point.dense, point.h
-    at_tokens, xs = point.at_tokens, point.moving
-    means = dense.densities_of(xs, point.advantages)
-    gate, base = in_channel(h.gate(stratum), channel), h.pulled_by(stratum)
+    base = point.h.pulled_by(stratum)
     if base == pull:
         return
-    for element, m in enumerate(dense.mass[stratum]):
-        rho = None if m is None else m * value_of(dense.residual(means[channel], stratum, element))
-        if not rho:
+    for element, (tokens, unit) in enumerate(residuals(point, stratum, channel)):
+        if not unit:
             continue
-        bound: dict[Expression, Any] = {
-            a: value_of(v) for a, v in dense.read_by(gate, stratum, element, means, at_tokens).items()
-        }
-        up = _way_up(point, means, channel, dense.fibres[stratum][element][0])
-        pulled = at_tokens.statistic(base, stratum, element) if isinstance(base, Aggregate) else bound[advantage]
-        found = dense.value(gate, stratum, element, {**bound, residual: Dual(rho, {0: Fraction(1)})})
-        slope = slopes_of(found).get(0, Fraction(0))
-        yield Level(element, rho, slope, up * value_of(pulled))
+        pulled = base if isinstance(base, Aggregate) else advantage
+        yield Level(
+            element,
+            unit * point.concrete.value(point.h.masses[stratum], stratum, element),
+            point.slope(stratum, channel, element),
+            _way_up(point, channel, tokens[0]) * value_of(point.value_at(pulled, stratum, element)),
+        )
 
 
-def _way_up(point: Point, means: Mapping[str, Any], channel: str, token: int) -> Fraction:
+def residuals(point: Point, stratum: Stratum, channel: str) -> Iterator[tuple[list[int], Fraction]]:
+    """Yields the tokens over each element of a stratum, and its residual in units of the leaf measure."""
+    node = point.nodes.program.outputs[Key("residual", stratum.name, channel)]
+    for element in range(point.concrete.size[stratum]):
+        tokens = point.over(stratum, element)
+        yield tokens, value_of(point.read(node, element)) if tokens else Fraction(0)
+
+
+def _way_up(point: Point, channel: str, token: int) -> Fraction:
     """The slope of the recovery in the density of a channel, at a token whose levels all pass."""
-    dense = point.dense
-    leaf, i = dense.tokens[token]
-    m = dense.mass[leaf][i] or Fraction(0)
-    bound: dict[Expression, Any] = {gated(c): m * value_of(found[leaf][i] or Fraction(0)) for c, found in means.items()}
-    bound[gated(channel)] = Dual(bound[gated(channel)], {0: Fraction(1)})
+    leaf, i = point.places[token]
+    split, bound = point.h.decomposition, dict[Expression, Any]()
+    for c, density in split.densities:
+        passed = value_of(point.value(in_channel(point.h.with_mass(density, leaf), c), token))
+        bound[gated(c)] = Dual(passed, {0: Fraction(1)} if c == channel else {})
     bound[advantage] = point.advantages[token]
-    return slopes_of(dense.value(dense.recoveries[leaf], leaf, i, bound)).get(0, Fraction(0))
+    recovery, atom = point.h.with_mass(split.recovery, leaf), point.concrete.atom
+    found = differentiate(recovery, lambda a: bound[a] if a in bound else atom(a, leaf, i))
+    return slopes_of(found).get(0, Fraction(0))
 
 
 # ---------------------------------------------------------------- the search
@@ -231,18 +236,16 @@ def _sizes(
     known = spans and not any(map(_reads_tokens, (e for span in spans for e in span if e is not None)))
     one = Fraction(1, 2)
     point = _point(h, concrete, way, one, (Fraction(1),) * len(way), of)
-    means = None if point is None else _attempt(lambda: point.dense.densities_of(point.moving, point.advantages))
-    if point is None or means is None:
+    drifted = None if point is None else _attempt(lambda: list(residuals(point, stratum, channel)))
+    if drifted is None:
         return [] if known else list(SIZES)
     found: set[Fraction] = set()
-    for element, m in enumerate(point.dense.mass[stratum]):
-        unit = 0 if m is None else value_of(point.dense.residual(means[channel], stratum, element)) / one
-        if unit and not known:
+    for element, unit in ((e, v / one) for e, (_, v) in enumerate(drifted) if v):
+        if not known:
             return list(SIZES)
-        if unit:
-            for low, high in spans:
-                ends = [None if e is None else concrete.attempt(e, stratum, element) for e in (low, high)]
-                found |= {rho / unit for rho in _within(*ends) if rho / unit > 0}
+        for low, high in spans:
+            ends = [None if e is None else concrete.attempt(e, stratum, element) for e in (low, high)]
+            found |= {rho / unit for rho in _within(*ends) if rho / unit > 0}
     return sorted(found)
 
 

@@ -13,11 +13,9 @@ from fractions import Fraction
 
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
-from fibration.laws.batches.coefficients import Point
+from fibration.laws.batches.coefficients import Point, attempt, formulas, rows_of
 from fibration.laws.batches.concrete import Concrete, rounding
-from fibration.laws.batches.direct_operator import formulas
 from fibration.laws.batches.search import leaves_one_alone, smallest, usual
-from fibration.laws.batches.tokens import Tokens, attempt, rows_of
 from fibration.laws.batches.words import Witness, in_batch
 from fibration.laws.values.duals import value_of
 from fibration.laws.values.numerals import in_brief, rounded
@@ -70,11 +68,11 @@ def _advantages(h: Hierarchy, concrete: Concrete) -> Iterator[tuple[Fraction, ..
         given = tuple(of_rows[r] for r in rows)
         if h.advantages is None:
             yield given
-        elif found := _declared(h, Tokens.alike(h, concrete, given)):
+        elif found := _declared(h, Point.alike(h, concrete, given)):
             yield found
 
 
-def _declared(h: Hierarchy, here: Tokens) -> tuple[Fraction, ...] | None:
+def _declared(h: Hierarchy, here: Point) -> tuple[Fraction, ...] | None:
     """The declared advantages of a batch with rewards; None if they have no value."""
     formula = h.advantages
     assert formula is not None

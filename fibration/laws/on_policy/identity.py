@@ -25,6 +25,7 @@ from fibration.language.atoms import (
     Density,
     Parameter,
     Stratum,
+    Summary,
     Total,
     advantage,
     in_channel,
@@ -41,11 +42,11 @@ from fibration.language.sympy_bridge import cancelled, from_sympy
 from fibration.language.traversal import applications, atoms, rewrite
 from fibration.laws import topic
 from fibration.laws.batches import caps
+from fibration.laws.batches.coefficients import Point, attempt, has_residual
 from fibration.laws.batches.concrete import Concrete, rounding
-from fibration.laws.batches.direct_operator import has_residual
+from fibration.laws.batches.exact import differentiate
 from fibration.laws.batches.first_update import CLOSE, STEPS
 from fibration.laws.batches.search import concretes, find
-from fibration.laws.batches.tokens import attempt, read_on_policy
 from fibration.laws.batches.words import Witness
 from fibration.laws.law import Decision, Law, proved, undecided, unproved
 from fibration.laws.on_policy.at_ratio_one import reference_is_zero
@@ -55,7 +56,7 @@ from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.signs.claim import Claim
 from fibration.laws.signs.neighbourhood import RHO, Germ, open_question
 from fibration.laws.subject import Subject
-from fibration.laws.values.duals import Dual, Real, differentiate, slopes_of
+from fibration.laws.values.duals import Dual, Real, slopes_of, value_of
 from fibration.laws.values.intervals import Unsure, branching
 from fibration.laws.values.numerals import in_brief, shown
 from fibration.laws.values.probes import between
@@ -165,7 +166,7 @@ def gate_off_identity(h: Hierarchy, stratum: Stratum, gate: Expression, channel:
             seen.add(point)
             given = _advantages(gate, here) if advantage in reads else [Fraction(1)]
             for a, base in itertools.product(given, bases):
-                at = _Gate(gate, concrete, stratum, element, a, base)
+                at = _Gate(h, gate, concrete, stratum, element, a, base)
                 found = next((off for p in far if (off := at.value_off(p))), None)
                 if not (found or still or base == 0):  # a log-prob of 0 can only move down
                     found = next((off for p in near if (off := at.slope_off(p, sides))), None)
@@ -223,6 +224,7 @@ class _Off(NamedTuple):
 class _Gate:
     """A gate at one element, for one advantage: a function of its residual and of the densities that it reads."""
 
+    h: Hierarchy
     gate: Expression
     concrete: Concrete
     stratum: Stratum
@@ -233,7 +235,9 @@ class _Gate:
     @cached_property
     def beside_it(self) -> dict[Expression, Fraction]:
         """The log-probs and statistics that the gate reads, where all policies coincide."""
-        return read_on_policy(self.gate, self.concrete, self.stratum, self.element, self.advantage, self.base)
+        n, read = self.concrete.tokens, atoms(self.gate, LogProb, Summary)
+        here = Point.alike(self.h, self.concrete, (self.advantage,) * n, (self.base,) * n)
+        return {a: value_of(here.value_at(a, self.stratum, self.element)) for a in read}
 
     def value(self, rho: Fraction, density: Fraction) -> Fraction | None:
         bound: dict[Expression, Fraction] = {**self.beside_it}

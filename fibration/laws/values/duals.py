@@ -5,16 +5,14 @@ Of a `where`, the branch that holds *at* the point is differentiated. A slope th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 from fibration.language.exact import bounded, divide, transcendental
-from fibration.language.expressions import Apply, Expression, Number
-from fibration.language.operators import OPERATORS, Primitive
-from fibration.language.traversal import EXACT, KEPT, fold, rewrite, transform
+from fibration.language.operators import Primitive
+from fibration.language.traversal import EXACT, fold
 
 
 @dataclass(frozen=True)
@@ -48,9 +46,6 @@ class Dual:
 
     def __rsub__(self, other: Fraction) -> Dual:
         return self * Fraction(-1) + other
-
-    def __truediv__(self, divisor: Fraction) -> Dual:
-        return self * divide(Fraction(1), divisor)
 
 
 @dataclass(frozen=True)
@@ -122,10 +117,6 @@ def without_slopes(x: Real) -> Real:
     return Dual(x.value, {}, x.exact) if isinstance(x, Dual) else x
 
 
-def quotient(a: Real, b: Fraction) -> Real:
-    return a / b if isinstance(a, Dual) else divide(a, b)
-
-
 class _DualDomain:
     """Values with derivatives, as a domain of `fold`. `strict` raises `TooClose`."""
 
@@ -158,28 +149,7 @@ class _DualDomain:
         return Dual(y, _summed(list(slopes)), exact)
 
 
-_DUALS, _STRICT = _DualDomain(strict=False), _DualDomain(strict=True)
-
-
-def differentiate(expression: Expression, values: Callable[[Expression], Real], strict: bool = False) -> Any:
-    """As `traversal.evaluate`, where atoms may have derivatives. Raises `NoValue` where there is no value or slope.
-
-    `strict` also raises `TooClose` where a comparison rests on the last of fifty digits.
-    """
-    return fold(_without_lost_slopes(expression), _STRICT if strict else _DUALS, values)
-
-
-@lru_cache(KEPT)
-def _without_lost_slopes(expression: Expression) -> Expression:
-    """The expression with its atoms stopped wherever no gradient flows, so that their slopes are not computed."""
-
-    def stopped(e: Expression) -> Expression:
-        is_lost = isinstance(e, Apply) and (
-            OPERATORS[e.operator].is_condition or e.operator == "stop" or (e.operator == "*" and ZERO in e.arguments)
-        )
-        return transform(e, lambda a: Apply("stop", (a,))) if is_lost else e
-
-    return rewrite(expression, stopped)
+DUALS, STRICT = _DualDomain(strict=False), _DualDomain(strict=True)
 
 
 def _of_logarithms(row: Primitive, arguments: list[Real]) -> Any:
@@ -205,14 +175,13 @@ def _of_logarithms(row: Primitive, arguments: list[Real]) -> Any:
         ratios = [a.ratio if isinstance(a, LogOf) else None if value_of(a) or not is_exact(a) else 1 for a in (x, y)]
         return None if None in ratios else row.exact(*ratios)
     if operator in ("mul", "div") and is_exact(y) and not slopes_of(y):
-        return x * value_of(y) if operator == "mul" else quotient(x, value_of(y))
+        return x * (value_of(y) if operator == "mul" else divide(Fraction(1), value_of(y)))
     if operator == "mul" and is_exact(x) and not slopes_of(x):
         return y * value_of(x)
     return None
 
 
 CLOSEST = Fraction(1, 10**40)
-ZERO = Number(Fraction(0))
 
 
 def _summed(parts: list[tuple[Fraction, Dual]]) -> Mapping[int, Fraction]:
