@@ -155,13 +155,17 @@ class Point(Exact):
 
     def given(self, node: Input, element: int, moves: bool) -> Any:
         kind, key = node.kind, node.key
-        stratum: Any = self.strata.get(node.over)  # a shape without rows need not have the batch
+        stratum: Any = self.concrete.strata.get(node.over)  # a shape without rows need not have the batch
         if kind == "count":
-            return self.concrete.atom(Count(self.strata[key[0]], stratum), stratum, element)
+            return self.concrete.atom(Count(self.concrete.strata[key[0]], stratum), stratum, element)
         if kind in ("total", "attribute", "parameter"):
             atom = self._named[(*key, node.over) if kind == "parameter" else key[0]]
             return self.concrete.atom(Total(atom, stratum) if kind == "total" else atom, stratum, element)
-        k = self._number_of.get((node.over, element)) or self.over(stratum, element)[0]
+        if node.over in self.nodes.leaves:
+            before = self.h.leaves[: self.nodes.leaves.index(node.over)]
+            k = sum(self.concrete.size[leaf] for leaf in before) + element
+        else:
+            k = self.over(stratum, element)[0]
         if kind == "log_ratio":
             return self.log_ratio(k, moves)
         if kind in ("advantage", "reward"):
@@ -173,10 +177,6 @@ class Point(Exact):
         """Attributes by name, and parameters by name, channel and place: those of a pair may share a name."""
         parameters = {_key(self.h, a): a for a in self.concrete.parameters}
         return {a.name: a for a in self.concrete.attributes} | parameters
-
-    @cached_property
-    def _number_of(self) -> dict[tuple[str, int], int]:
-        return {(leaf.name, i): k for k, (leaf, i) in enumerate(self.places)}
 
     # ------------------------------------------------------------ formulas
 
