@@ -16,11 +16,12 @@ from fibration.compiler.keys import Key
 from fibration.compiler.lower import lower
 from fibration.compiler.penalties import Penalties
 from fibration.compiler.program import Program
-from fibration.language.atoms import Attribute, Component, Count, Parameter, Stratum, Total, in_channel, token_log_ratio
+from fibration.language.atoms import Attribute, Component, Count, Stratum, Total, in_channel, token_log_ratio
 from fibration.language.exact import NoValue
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.operators import exp
+from fibration.language.places import home
 from fibration.language.policies import CURRENT, OLD
 from fibration.language.traversal import evaluate
 from fibration.laws.batches.concrete import Concrete
@@ -71,6 +72,13 @@ class _Nodes(Penalties):
 
 
 _nodes = lru_cache(256)(_Nodes)
+
+
+@lru_cache(1024)
+def _key(h: Hierarchy, parameter: Any) -> tuple[str, str, str | None]:
+    """The name, the channel and the place of a parameter's values."""
+    whole, channel = (parameter.parameter, parameter.channel) if isinstance(parameter, Component) else (parameter, "")
+    return whole.name, channel, home(h, parameter)
 
 
 @dataclass(frozen=True)
@@ -147,13 +155,17 @@ class Point(Exact):
 
     def given(self, node: Input, element: int, moves: bool) -> Any:
         kind, key = node.kind, node.key
-        stratum: Any = self.strata.get(node.over)  # a shape without rows need not have the batch
+        stratum: Any = self.concrete.strata.get(node.over)  # a shape without rows need not have the batch
         if kind == "count":
-            return self.concrete.atom(Count(self.strata[key[0]], stratum), stratum, element)
+            return self.concrete.atom(Count(self.concrete.strata[key[0]], stratum), stratum, element)
         if kind in ("total", "attribute", "parameter"):
-            atom = self._named[key if kind == "parameter" else key[0]]
+            atom = self._named[(*key, node.over) if kind == "parameter" else key[0]]
             return self.concrete.atom(Total(atom, stratum) if kind == "total" else atom, stratum, element)
-        k = self._number_of.get((node.over, element)) or self.over(stratum, element)[0]
+        if node.over in self.nodes.leaves:
+            before = self.h.leaves[: self.nodes.leaves.index(node.over)]
+            k = sum(self.concrete.size[leaf] for leaf in before) + element
+        else:
+            k = self.over(stratum, element)[0]
         if kind == "log_ratio":
             return self.log_ratio(k, moves)
         if kind in ("advantage", "reward"):
@@ -162,14 +174,9 @@ class Point(Exact):
 
     @cached_property
     def _named(self) -> dict[Any, Any]:
-        """Attributes by name, and parameters by name and channel."""
-        parts = {(a.parameter.name, a.channel): a for a in self.concrete.parameters if isinstance(a, Component)}
-        whole = {(a.name, ""): a for a in self.concrete.parameters if isinstance(a, Parameter)}
-        return {a.name: a for a in self.concrete.attributes} | parts | whole
-
-    @cached_property
-    def _number_of(self) -> dict[tuple[str, int], int]:
-        return {(leaf.name, i): k for k, (leaf, i) in enumerate(self.places)}
+        """Attributes by name, and parameters by name, channel and place: those of a pair may share a name."""
+        parameters = {_key(self.h, a): a for a in self.concrete.parameters}
+        return {a.name: a for a in self.concrete.attributes} | parameters
 
     # ------------------------------------------------------------ formulas
 

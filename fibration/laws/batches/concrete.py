@@ -49,6 +49,10 @@ class Concrete:
         return self.shape.order
 
     @cached_property
+    def strata(self) -> dict[str, Stratum]:
+        return {s.name: s for s in self.shape.order}
+
+    @cached_property
     def size(self) -> dict[Stratum, int]:
         found: dict[Stratum, int] = {}
         for s in self.shape.order:

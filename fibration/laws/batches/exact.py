@@ -60,10 +60,6 @@ class Exact:
         return places_of(self.h, self.concrete)
 
     @cached_property
-    def strata(self) -> dict[str, Stratum]:
-        return {s.name: s for s in self.concrete.shape.order}
-
-    @cached_property
     def known(self) -> dict[tuple[Node, int, bool], Any]:
         return {}
 
@@ -81,7 +77,7 @@ class Exact:
 
     def _inside(self, source: str, target: str, element: int) -> list[tuple[int, int]]:
         """The `source` elements over an element, and how many each stands for."""
-        of, base, number = self.strata[source], self.strata[target], self.concrete.stands_for
+        of, base, number = self.concrete.strata[source], self.concrete.strata[target], self.concrete.stands_for
         return [(a, number(of, a) // number(base, element)) for a in self.concrete.over(of, base, element)]
 
     def _read(self, node: Node, element: int, moves: bool) -> Any:
@@ -95,8 +91,8 @@ class Exact:
         if isinstance(node, Detach):
             return self.read(node.operand, element)
         if isinstance(node, Pull):
-            base = self.strata.get(node.target)
-            below = 0 if base is None else self.concrete.below(self.strata[node.source], element, base)
+            base = self.concrete.strata.get(node.target)
+            below = 0 if base is None else self.concrete.below(self.concrete.strata[node.source], element, base)
             return self.read(node.operand, below, moves)
         if isinstance(node, Push):
             inside = self._inside(node.source, node.target, element)
@@ -120,8 +116,8 @@ class Exact:
     def _scan(self, node: Scan, element: int, moves: bool) -> Any:
         if self.concrete.alike:
             raise NoValue("a sum in order of tokens that stand for several, of which none is the first")
-        below, target = self.concrete.below, self.strata[node.target]
-        of, into = {self.strata[v.stratum]: v for v in node.values}, self.strata[node.into]
+        below, target = self.concrete.below, self.concrete.strata[node.target]
+        of, into = {self.concrete.strata[v.stratum]: v for v in node.values}, self.concrete.strata[node.into]
         reach = {s: self.concrete.shape.leaves_over(s) for s in of}
         tokens = [self.places[k] for k in self.over(target, below(into, element, target))]
         order = list(dict.fromkeys((s, below(*t, s)) for t in tokens for s in of if t[0] in reach[s]))
