@@ -29,7 +29,7 @@ from fibration import (
     total,
     zero_gate,
 )
-from fibration.errors import BatchError, FibrationError, HierarchyIndexError
+from fibration.errors import BatchError, FibrationError, HierarchyIndexError, SpecError
 from fibration.language.atoms import Stratum
 from fibration.language.places import whole_batch
 from fuzz.batches import Batches
@@ -108,7 +108,7 @@ class OfParts:
             return statuses, ""
         for _ in range(self.tries):
             b = draw()
-            with contextlib.suppress(HierarchyIndexError):  # a batch that the index refuses
+            with contextlib.suppress(HierarchyIndexError, SpecError):  # a batch that the index refuses; exp(1e21)
                 made = call(h, b)
                 found = made.op.coupling
                 statuses = ["couples" if found.strata else "frozen sums" if found.frozen else "row-local"]
