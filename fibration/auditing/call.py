@@ -79,8 +79,9 @@ def audit(
 
     - `function`: takes tensors by name and returns the loss, a tensor of one number: `log_probs`, `old_log_probs` and
       `mask` `[rows, width]`, and `advantages` `[rows]`, or `[rows, width]` where that is what the function takes.
-      Further names: `ref_log_probs`, `rollout_log_probs`, `rewards`, `group_ids`, and `cu_seqlens` in the place of
-      `mask` for packed tokens. Usual other names are understood. Arguments with defaults keep them.
+      Further names: `ref_log_probs`, `rollout_log_probs`, `teacher_log_probs`, `rewards`, `group_ids`; `cu_seqlens` for
+      `mask` of packed tokens; `values` for `log_probs`, `old_values` and `returns` of a critic. Usual other names
+      are understood. Arguments with defaults keep them.
     - `like`: the loss that it should be, a shipped name, a path or a Hierarchy. None: all shipped losses are tried.
     - `parameters`: of `like`; those that are not given are fitted.
     - `name`: of the function in the report.

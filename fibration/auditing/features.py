@@ -257,8 +257,7 @@ def causal(f: Function) -> Finding | None:
         for at in f.structures:
             places = [(row, t) for row, n in enumerate(at.lengths) for t in range(n)]
             for own, c in zip(places, f.formulas(at), strict=True):
-                read_at = (v.args[1:] for v in free(c) if v.args[0] in UNDER)
-                for row, t in (p for p in read_at if len(p) == 2):  # not under the mask
+                for _, row, t in (a for v in free(c) if (a := v.args)[0] in UNDER and len(a) == 3):  # none masked
                     read.setdefault("other" if row != own[0] else "later" if t > own[1] else "own", at)
     except Untraced:
         return None

@@ -77,7 +77,8 @@ DIFFERENTIABLE = "a loss whose gradient can be taken once it is returned"
 class Found:
     """The loss of a batch, and what a step on it does.
 
-    `value`: the loss. `coefficients`: `−∂loss/∂log π` of every token, `[tokens]`. `outside`: the same at masked places.
+    `value`: the loss. `coefficients`: `−∂loss/∂log π` of every token, `[tokens]`; of a critic's loss `−∂loss/∂value`.
+    `outside`: the same at masked places.
     """
 
     value: float
@@ -163,7 +164,7 @@ class Function:
         text, place = str(error), _where(self.call, error)
         if IN_PLACE in text:
             return AuditError(
-                f"'{self.name}' changes log_probs in place",
+                f"'{self.name}' changes {self.moves} in place",
                 required="inputs that stay as they are",
                 found=place,
                 remedy="write x = x.clamp(...) for x.clamp_(...)",
@@ -275,13 +276,10 @@ class Function:
     @property
     def untraced(self) -> str:
         """Why the function has no program on any structure; '' if it has one."""
-        if any(isinstance(p, Traced) and self.decides(p) for p in self.programs.values()):
+        made = (p.coefficients[self.moves].flat for p in self.programs.values() if isinstance(p, Traced))
+        if any(free(c) for each in made for c in each):
             return ""
         return next((str(p).splitlines()[0] for p in self.programs.values() if isinstance(p, Untraced)), "")
-
-    def decides(self, made: Traced) -> bool:
-        """Whether something decides the gradient of a program."""
-        return any(free(c) for c in made.coefficients[self.moves].flat)
 
     def evaluate(self, batch: Batch, dtype: torch.dtype = WIDE) -> Found:
         given = self.given(batch, dtype)
@@ -311,7 +309,7 @@ class Function:
             found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, retain_graph=again)
             return {r: g.to_dense() for r, g in zip(leaves, found, strict=True) if g is not None}
 
-    @cached_property
+    @property
     def reads_rewards(self) -> bool:
         return "rewards" in self.roles and not self.reads_advantages
 

@@ -19,9 +19,8 @@ from fibration.auditing.search import EXACT, NOTHING, POINTS, Sample, Search, bo
 from fibration.language.loading import load, shipped
 
 SAME_VALUE = 1e-5
-ROUNDING = 1e-12  # of coefficients that are differences of larger numbers
 COMMON = ("ppo", "dapo", "grpo", "gspo", "reinforce", "cispo")  # named first among equals
-USUAL = 10  # by how much a parameter may differ from its declared number in a loss that is named as the nearest
+UNUSUAL = 10  # times a declared number, or its tenth: a loss with such a parameter is not named as the nearest
 NEAREST = 8  # losses that are searched on all shapes: those that come nearest on one
 
 
@@ -74,7 +73,7 @@ class Likeness:
         seen = {name: v for name, v in self.parameters.items() if name not in self.unseen}
         declared = self.reference.values({})
         pairs = [(v, declared[name]) for name, v in self.reference.values(seen).items()]
-        return all(not d or 1 / USUAL <= v / d <= USUAL for v, d in pairs)
+        return all(not d or 1 / UNUSUAL <= v / d <= UNUSUAL for v, d in pairs)
 
     def other(self, batch: Batch) -> Found | None:
         return self.reference.evaluate(batch, self.parameters)
@@ -120,10 +119,10 @@ class Compared:
         nothing = NOTHING * float(np.median(sizes or [0]))
         for b, mine, theirs in taken:
             one, two = mine.coefficients, theirs.coefficients
-            fine, live = _close(one, factor * two, EXACT, nothing), (np.abs(one) > nothing) & (two != 0)
+            fine, live = _close(one, factor * two, nothing), (np.abs(one) > nothing) & (two != 0)
             with np.errstate(over="ignore"):
                 own = np.median(one[live] / two[live]) if live.any() else 1.0  # a factor of each batch is one part
-            close, tokens = close + int(_close(one, own * two, EXACT, nothing).sum()), tokens + b.tokens
+            close, tokens = close + int(_close(one, own * two, nothing).sum()), tokens + b.tokens
             if not fine.all():
                 apart.append(b)
             elif abs(theirs.value - mine.value) > SAME_VALUE * (1 + abs(theirs.value)):
@@ -146,16 +145,16 @@ class Compared:
         return ()
 
 
-def _close(one: Floats, other: Floats, within: float, nothing: float = ROUNDING) -> Any:
+def _close(one: Floats, other: Floats, nothing: float) -> Any:
     """Which coefficients are equal, beside the largest, or both `nothing`; NaN is equal to none."""
     with np.errstate(all="ignore"):
         size = max(np.abs(one).max(initial=0), np.abs(other).max(initial=0))
-        return np.abs(one - other) <= within * size + nothing
+        return np.abs(one - other) <= EXACT * size + nothing
 
 
-def identify(compared: Compared, names: Sequence[str] | None = None) -> list[Likeness]:
+def identify(compared: Compared) -> list[Likeness]:
     """The shipped losses that a function is; or the nearest one alone, if it is none."""
-    takes = (h for n in names or sorted(shipped()) if not lacks(h := load(n), compared.function))
+    takes = (h for n in sorted(shipped()) if not lacks(h := load(n), compared.function))
     searches = [compared.search(Reference.of(h, compared.function), {}) for h in takes]
     for s in searches:
         s.turns(1)

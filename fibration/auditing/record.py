@@ -24,7 +24,6 @@ from fibration.auditing.formula import Atom, Formula, Untraced, number
 
 PATHS = 64  # ways through the conditions of a function
 DEEP = 10  # conditions of one path
-HALF = (torch.bfloat16, torch.float16)
 
 
 def _softplus(x: Any, beta: Any = 1, _: Any = 20) -> Any:
@@ -276,7 +275,7 @@ class Halves(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and out.dtype in HALF:
+        if func is torch.ops.aten._to_copy.default and out.dtype in (torch.bfloat16, torch.float16):
             self.found |= set() if torch.equal(out.to(args[0].dtype), args[0]) else {out.dtype}
         return out
 

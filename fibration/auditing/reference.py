@@ -44,12 +44,14 @@ class Lack(NamedTuple):
 
 def lacks(h: Hierarchy, function: Function) -> Lack | None:
     roles = function.roles
+    if function.moves != "log_probs":
+        return Lack("log-probs of the policy", "log_probs")
     for policy in sorted(set(h.policies) - {"current", "old"}):
         if (argument := ARGUMENT_OF.get(policy, "")) not in roles:
             return Lack(f"log-probs of the policy '{policy}'", argument)
     if h.advantages is None and not function.reads_advantages:
         return Lack("advantages", "advantages")
-    if h.advantages is not None and not function.reads_rewards and not h.penalties:
+    if h.advantages is not None and not function.reads_rewards and not (h.penalties and function.reads_advantages):
         return Lack("rewards", "rewards")  # with advantages in their place it is a loss without its name
     # groups of a loss that declares advantages are those of its rewards
     strata = (*h.strata, *h.groups) if function.reads_rewards or h.advantages is None else h.strata

@@ -26,7 +26,7 @@ BESIDE = (0.9, 0.98, 0.999, 1.001, 1.02, 1.1)  # a bound, in its logarithm
 HOPELESS = 0.7  # the share of coefficients that differ, above which no pairs of numbers are tried
 FOUND = (0, False)  # no coefficient differs, and none has a factor
 TIED = 8  # numbers of a parameter that are told apart beside their own bounds
-SLACK = 3e-8  # relative
+SLACK = 3e-8  # by how much a constant may differ from a number of few digits that it is taken for, relative
 NUMBERS = 200  # that are tried for a parameter
 TOGETHER = 10_000  # numbers that a formula has at once: each part of it is as large
 USUAL = (0.001, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 0.2, 0.25, 0.28, 0.3, 0.5, 2.0, 3.0, 5.0, 10.0)
@@ -131,17 +131,17 @@ def guesses(each: Sequence[tuple[Batch, set[float]]]) -> tuple[list[float], list
     for batch, some in each:
         groups = [r.group for r in batch.rows]
         sizes = {batch.tokens, *batch.lengths, *map(groups.count, groups)}
-        powers = {p for n in sizes for p in (n, n - 1, n * n, (n - 1) ** 2, n * (n - 1)) if p}
-        counts = {1, 2, len(groups), len(set(groups))} | powers
+        products = {p for n in sizes for p in (n, n - 1, n * n, (n - 1) ** 2, n * (n - 1)) if p}
+        counts = {1, 2, len(groups), len(set(groups))} | products
         rare.append({_short(c * n / m) for c in some for n in counts for m in counts})
     exact, counted = _shortest(shared, 30), _shortest(set.intersection(*rare) - shared if rare else (), 60)
     first = {_short(v) for k in exact for v in (k, abs(1 - k), *(k / other for other in exact))}
     first |= {_short(1 - k) for k in counted if k < 1}
-    made = [
+    powers = [
         (1 / k, abs(1 / k - 1), 2 * k, k / 2, 4 * k, k / 4, k / math.sqrt(2), k * k, math.sqrt(k), abs(math.log(k)))
         for k in exact
     ]
-    every = [*_shortest(first, 60), *USUAL, *counted, *itertools.chain(*made), *(math.exp(k) for k in exact if k < 5)]
+    every = [*_shortest(first, 60), *USUAL, *counted, *itertools.chain(*powers), *(math.exp(k) for k in exact if k < 5)]
     return exact, list(dict.fromkeys(float(f"{v:.9g}") for v in every if v > 0))[:NUMBERS]
 
 

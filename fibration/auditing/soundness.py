@@ -18,10 +18,10 @@ SOME = tuple(b for b in small() if not b.is_probe or round(abs(b.log_ratios[0]),
 APART = ((-0.1, 0.1), (-0.4, -0.2, 0.2), (-0.4, -0.2, -0.1, 0.1, 0.2, 0.4))  # log π_old − log π_rollout
 UNDER_MASK: tuple[tuple[float, Status, str], ...] = (
     (0.0, "fails", "a masked place gets a gradient, or NaN"),
-    (-0.7, "fails", "the log-probs under the mask change the loss or the gradient"),
-    (-30.0, "fails", "large ratios under the mask change the loss or the gradient"),
+    (-0.7, "fails", "what lies under the mask changes the loss or the gradient"),
+    (-30.0, "fails", "large numbers under the mask change the loss or the gradient"),
     (-1e4, "note", "a ratio that overflows under the mask makes NaN (0·inf): masked_fill the log ratio before exp"),
-    (np.nan, "note", "NaN under the mask reaches the loss or a gradient: masked_fill the log ratio before exp"),
+    (np.nan, "note", "NaN under the mask reaches the loss or a gradient: masked_fill what is read there first"),
 )
 
 
@@ -133,12 +133,14 @@ def finite(f: Function) -> Finding:
             f.evaluate(b, dtype).is_finite for dtype in (torch.float64, torch.float32)
         )
 
+    wrong, right = "a token far off policy (a log ratio of 12 or 20)", "ratios from e⁻²⁰ to e²⁰"
+    if f.moves == "values":
+        wrong, right = "a value that is 12 or 20 from the old one", "values that are 20 from the old ones"
     places = ([20.0, 0.1], [-20.0, 0.1], [12.0, -12.0])
     far = [drawn(8, lengths, 0.0).moved(np.array(x)) for x in places for lengths in ((2,), (1, 1))]
     far += [replace(b, rows=tuple(replace(r, advantage=-r.advantage) for r in b.rows)) for b in far]
     if at := first_failure(f, breaks, tuple(far)):
-        text = "a token far off policy (a log ratio of 12 or 20) makes the loss NaN or infinite"
-        return Finding("finite", "fails", text, at)
+        return Finding("finite", "fails", f"{wrong} makes the loss NaN or infinite", at)
 
     def with_numbers(b: Batch, step: float) -> Batch:
         numbers = [1.0 + step * i for i in range(len(b.rows))]
@@ -157,7 +159,7 @@ def finite(f: Function) -> Finding:
     if first_failure(f, lambda b: not f.evaluate(b).is_finite, (one,)):
         whose = "a group" if "group_ids" in f.roles else "a batch"
         return Finding("finite", "note", f"{whose} of one row makes the loss NaN: a deviation of one number?", one)
-    return Finding("finite", "holds", "ratios from e⁻²⁰ to e²⁰ have finite gradients")
+    return Finding("finite", "holds", f"{right} have finite gradients")
 
 
 def precision(f: Function) -> Finding | None:

@@ -208,7 +208,7 @@ def test_a_penalty_without_the_gradient_is_called_by_its_name_and_k2_mends_it(ki
 
 
 def test_of_a_penalty_whose_sign_alone_is_wrong_the_sign_is_turned():
-    h = load("grpo").replace(name="rewarded", penalties={"kl": -((log_prob(current) - log_prob(reference)) ** 2) / 2})
+    h = load("grpo").replace(name="rewarded", penalties={"kl": -(log_prob(current) - log_prob(reference)) ** 2 / 2})
     fix = verdict(h, "kl_gradient", "penalty 'kl'").remedy
     turned = fix.removeprefix("turn its sign, since a penalty is subtracted from the objective: ")
     mended = h.replace(penalties={"kl": eval(turned, words(h))})

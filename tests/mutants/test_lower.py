@@ -22,12 +22,11 @@ from fibration.compiler.terms import Terms
 from fibration.language.report import Report
 from fibration.runtime.operator import Operator
 
-OTHER = {"+": "-", "-": "+"}
 FAULTS = {  # of a method of a class: what it gives in the place of what it gave
     "a mean counts twice": (_Lowering, "mean", lambda f: lambda s, t, c: binary("mul", f(s, t, c), Const(2.0, t.name))),
     "residuals keep their mean": (_Lowering, "residuals", lambda f: lambda s, c: {v.name: s.density[v.name, c] for v in s.order}),
     "coarser levels are lost": (_Lowering, "coarser", lambda f: lambda s, v, of: iter(())),
-    "channels exchange their gates": (_Lowering, "gate", lambda f: lambda s, v, c, x: f(s, v, OTHER.get(c, c), x)),
+    "channels exchange their gates": (_Lowering, "gate", lambda f: lambda s, v, c, x: f(s, v, {"+": "-", "-": "+"}.get(c, c), x)),
     "a ratio is one too large": (_Lowering, "recover", lambda f: lambda s, v, d: binary("add", f(s, v, d), Const(1.0, v))),
     "a penalty is forgotten": (_Lowering, "penalised", lambda f: lambda s, o: (f(s, o), o)[1]),
     "a weight has a gradient": (_Lowering, "of_tokens", lambda f: lambda s, w, v, n: n),
@@ -50,8 +49,8 @@ def differs(name: str) -> bool:
             world, made = World(h, batch), operators.call(h, batch)
             advantages = torch.tensor([float(world.advantage(i)) for i in range(world.n)], dtype=torch.float64)
             loss, gradient = made.whole(advantages)
-            right = [world.objective, *world.coefficients]
-            if not np.allclose([loss, *gradient], -np.array(right, float), 1e-9, 1e-12):
+            right = [-float(v) for v in (world.objective, *world.coefficients)]
+            if not np.allclose([loss, *gradient], right, 1e-9, 1e-12):
                 return True
     return False
 

@@ -109,7 +109,6 @@ def test_a_register_that_a_thread_has_not_set_is_random():
     assert (first[1:] != second[1:]).any()
 
 
-STORE = "st.global.b32 [ %rd3 + 0 ], { %r1 };"
 PLACES = {
     "nobody has written": "ld.global.b32 { %r3 }, [ %rd3 + 0 ];",
     "out of the bounds of global": "st.global.b32 [ %rd3 + 2044 ], { %r1 };",
