@@ -36,7 +36,7 @@ from fibration import (
     uniform,
 )  # fmt: skip
 from fibration.language.exact import transcendental
-from fibration.language.operators import OPERATORS, Primitive
+from fibration.language.operators import OPERATORS, PRIMITIVES, Primitive
 from fibration.language.traversal import atoms
 from fibration.laws.batches.concrete import rounding
 from fibration.laws.values.numerals import in_full, rounded, shown, written
@@ -96,9 +96,10 @@ def test_an_exception_in_an_operator_is_an_error_and_no_counterexample(law, erro
     def broken(*_):
         raise error("planted")
 
-    for name, row in OPERATORS.items():
-        if isinstance(row, Primitive):
-            monkeypatch.setitem(OPERATORS, name, dataclasses.replace(row, exact=broken))
+    for table in (OPERATORS, PRIMITIVES):  # by its name in formulas, and by its name in the IR
+        for name, row in table.items():
+            if isinstance(row, Primitive):
+                monkeypatch.setitem(table, name, dataclasses.replace(row, exact=broken))
     with pytest.raises(Incomplete) as raised:  # what is found with a defect is not kept
         decide(SEARCHED[law])
     defects = [v for v in raised.value.found if v.internal_error]
