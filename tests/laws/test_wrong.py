@@ -105,10 +105,8 @@ def test_an_exception_in_an_operator_is_an_error_and_no_counterexample(law, erro
     defects = [v for v in raised.value.found if v.internal_error]
     assert any(error.__name__ in v.found and "planted" in v.found for v in defects)
     assert all(v.status == "undecided" and v.counterexample is None for v in defects)
-    assert [v.law for v in raised.value.found if v.status == "refuted"] in (
-        [],
-        ["first_order"],
-    )  # told by its estimator
+    refuted = {v.law for v in raised.value.found if v.status == "refuted"}
+    assert refuted <= {"first_order"}  # told by its estimator
 
 
 def test_the_collection_is_large_and_varied():
