@@ -1,4 +1,4 @@
-"""C code of coarse stages. Every value is a double, in arrays that outlive their stage."""
+"""C code of coarse stages, and what all loops are written with. Every coarse value is a double."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from fibration.backends.bodies import AnyNode, Functions, broken
-from fibration.backends.c.language import RESERVED, WIDE, wide_constant
+from fibration.backends.c.language import RESERVED, TOKEN, WIDE, wide_constant
 from fibration.compiler.arguments import signature
 from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Pull, Push, Quantile, Scan
 from fibration.compiler.keys import Names
-from fibration.compiler.plan import Coarse, Group, Plan, Section
+from fibration.compiler.plan import Coarse, Group, Plan, Section, gathers
 from fibration.errors import BackendError
 
 
@@ -25,8 +25,7 @@ class CoarseStages:
         words = Names({*self.names.values(), *RESERVED, *(a.name for a in self.arguments)})
         self.free, self.taken = words.free, words.taken
         self.slots = {n: self.free(f"{plan.names[n]}_of") for n in plan.saved}
-        self.arrays = dict(self.slots)
-        self.arrays |= {a.key[0]: a.name for a in self.arguments if a.kind == "vector"}
+        self.arrays = self.slots | {a.key[0]: a.name for a in self.arguments if a.kind == "vector"}
         self.element = "b"  # of the loop that is written
         self.columns: dict[Node, str] = {}  # arrays over the rows of a sweep
         self.local: set[Node] = set()  # values that the loop has under their names
@@ -59,6 +58,13 @@ class CoarseStages:
         self.lines.append(end)
         self.ended = len(self.lines)
 
+    @contextmanager
+    def macro_argument(self) -> Iterator[None]:
+        """Lines inside the parentheses of a macro, where `#if` cannot stand."""
+        before, self.condition, self.ended = self.condition, ("IF_METRICS(", ")"), -1
+        yield
+        self.condition, self.ended = before, -1
+
     def in_turn(self, nodes: Iterable[AnyNode]) -> Iterator[AnyNode]:
         """The nodes of the loss, then those of metrics, under whose condition the caller's lines stand."""
         nodes, spare = list(nodes), self.spare
@@ -66,7 +72,7 @@ class CoarseStages:
         with self.if_metrics():
             yield from (n for n in nodes if n in spare)
 
-    # ------------------------------------------------------------ where values are
+    # ------------------------------------------------------------ values
 
     def at(self, node: Node, element: str) -> str:
         """The text of a vector's value at an element, from its array."""
@@ -78,35 +84,61 @@ class CoarseStages:
             element = f"{f'({element})' if ' ' in element else element} * {self.called('stride', node)}"
         return f"{self.arrays[node]}[{element}]"
 
-    def gathered(self, node: Pull) -> str:
+    def read(self, node: Node, wide: bool) -> str:
+        """The text of a value that the loop's element has from elsewhere."""
+        if not isinstance(node, Pull):
+            raise BackendError(f"the C backend cannot emit {type(node).__name__} on {node.stratum}")
         if node.target == BATCH:
             return self.at(node.operand, "0")
         return self.at(node.operand, f"{self.called('parent', node.source, node.target)}[{self.element}]")
 
+    def operand(self, node: Node, wide: bool) -> str:
+        """The text of a value at the element of the loop."""
+        if node in self.local:
+            return self.names[node]
+        if node in self.columns:
+            return f"{self.columns[node]}[r]"
+        if isinstance(node, Pull) and node not in self.arrays:
+            return self.read(node, wide)
+        return self.at(node, self.element)
+
+    def value(self, depth: int, node: Node, saved: Collection[Node], wide: bool = True) -> None:
+        """Computes one value of the loop's element: in its array, in its column, or under its name."""
+        kind, language = ("double", WIDE) if wide else ("real", TOKEN)
+        if isinstance(node, Map):
+            operands = [self.operand(o, wide) for o in node.inputs]
+            before, text = language.write(node.body, operands, self.names[node], self.taken, self.functions)
+            for name, part in before:
+                self.assign(depth, f"const {kind} {name}", part)
+        else:
+            text = self.read(node, wide)
+        if node in saved or node in self.columns:
+            self.assign(depth, self.operand(node, wide), text)
+        else:
+            self.assign(depth, f"const {kind} {self.names[node]}", text)
+            self.local.add(node)
+
+    def assign(self, depth: int, to: str, text: str) -> None:
+        first, *rest = text.splitlines()
+        self.line(depth, "\n".join([f"{to} = {first}", *rest]) + ";")
+
     # ------------------------------------------------------------ coarse strata
 
     def group(self, group: Group, stage: Coarse) -> None:
-        with self.if_metrics(self.spare.issuperset(group.values)):
-            self._group(group, stage)
-
-    def _group(self, group: Group, stage: Coarse) -> None:
-        s = group.stratum
-        size = self.size(s)
-        for quantile in self.in_turn(group.quantiles):
-            self.quantile(quantile)
-        for scan in self.in_turn(group.scans):
-            self.scan(scan)
-        if group.quantiles or group.scans:
-            return
-        if group.source:
-            for push in self.in_turn(group.values):
-                if isinstance(push, Mix):
-                    self.mix(push)
-                    continue
-                assert isinstance(push, Push)
-                out, x = self.arrays[push], self.arrays[push.operand]
-                order, members = (self.called(kind, push.source, s) for kind in ("order", "members"))
-                self.line(1, f"push_{push.reduce}({out}, {x}, {order}, {members}, {size}, threads);")
+        """Writes the loops of a group."""
+        s, size = group.stratum, self.size(group.stratum)
+        sums = [n for n in group.values if isinstance(n, Push)]
+        writers = {Quantile: self.quantile, Scan: self.scan, Mix: self.mix}
+        for node in self.in_turn(n for n in group.values if type(n) in writers):
+            writers[type(node)](node)  # type: ignore[operator]
+        if sums:
+            order, members = (self.called(kind, sums[0].source, s) for kind in ("order", "members"))
+            self.line(1, f"PUSH({order}, {members}, {size},")
+            with self.macro_argument():
+                for push in self.in_turn(sums):
+                    self.line(2, f"{{{push.reduce}, {self.arrays[push]}, {self.arrays[push.operand]}}},")
+            self.line(1, ");")
+        if gathers(group.values[0]):
             return
         self.line(1, f"/* {'the batch' if s == BATCH else f'each {s}'} */")
         if s != BATCH:
@@ -145,43 +177,8 @@ class CoarseStages:
 
     def mix(self, node: Mix) -> None:
         """Writes a product with a matrix, or with its transpose."""
-        rows, columns = self.size(node.into), self.size(node.of)
-        call = "mix_transposed" if node.transposed else "mix"
-        out, x = self.arrays[node], self.arrays[node.operand]
-        self.line(1, f"{call}({out}, {self.called('matrix', node.matrix)}, {x}, {rows}, {columns}, threads);")
-
-    def value(self, depth: int, node: Node, saved: Collection[Node]) -> None:
-        """Computes one coarse value in double: in its array, in its column, or under its name."""
-        before: list[tuple[str, str]] = []
-        if isinstance(node, Pull):
-            text = self.gathered(node)
-        elif isinstance(node, Map):
-            operands = [self.operand(o) for o in node.inputs]
-            before, text = WIDE.write(node.body, operands, self.names[node], self.taken, self.functions)
-        else:
-            raise BackendError(f"the C backend cannot emit {type(node).__name__}")
-        for name, part in before:
-            self.assign(depth, f"const double {name}", part)
-        self.put(depth, node, text, saved)
-
-    def put(self, depth: int, node: Node, text: str, saved: Collection[Node]) -> None:
-        """Writes where a value of the element goes: into an array, or under its name."""
-        if node in saved or node in self.columns:
-            self.assign(depth, self.operand(node), text)
-        else:
-            self.assign(depth, f"const double {self.names[node]}", text)
-            self.local.add(node)
-
-    def operand(self, node: Node) -> str:
-        """The text of a coarse value at the element of the loop."""
-        if node in self.local:
-            return self.names[node]
-        if node in self.columns:
-            return f"{self.columns[node]}[r]"
-        if isinstance(node, Pull) and node not in self.arrays:
-            return self.gathered(node)
-        return self.at(node, self.element)
-
-    def assign(self, depth: int, to: str, text: str) -> None:
-        first, *rest = text.splitlines()
-        self.line(depth, "\n".join([f"{to} = {first}", *rest]) + ";")
+        shape, places = [self.size(node.into), self.size(node.of)], [self.size(node.of), "1"]
+        rows, columns = shape[::-1] if node.transposed else shape
+        down, right = places[::-1] if node.transposed else places
+        matrix, out, x = self.called("matrix", node.matrix), self.arrays[node], self.arrays[node.operand]
+        self.line(1, f"mix({out}, {matrix}, {down}, {right}, {x}, {rows}, {columns}, threads);")

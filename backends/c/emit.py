@@ -16,7 +16,6 @@ from functools import cache
 from fibration.backends.bodies import Functions, functions_of
 from fibration.backends.c.language import FUNCTIONS, PARTS, RESERVED, SELECTING, TOKEN, WIDE, dtype_of
 from fibration.backends.c.passes import Sweeps
-from fibration.backends.c.precision import Precisions
 from fibration.compiler.arguments import (
     FLOATS,
     HOLDS,
@@ -90,8 +89,8 @@ def _defined(functions: Functions, text: str) -> Iterator[str]:
 
 SHARED = "fibration.h"
 INCLUDED = f"""\
-/* Has what the code below is written with. HERE and AT: where a batch's tensors lie. EACH_ROW: work on each row. SPREAD
-   and ROW: numbers of rows that tokens read. PASS: a loop over tokens, and the sums EACH of which it takes. */
+/* Has what the code below is written with. AT: where a batch's tensors lie. EACH_ROW: work on each row. SPREAD and ROW:
+   numbers of rows that tokens read. PASS: a loop over tokens, and the sums EACH of which it takes. PUSH: coarser sums. */
 #include "{SHARED}"
 """
 VARIANT = """\
@@ -125,7 +124,7 @@ def declared(argument: Argument) -> str:
 
 class _Function(Sweeps):
     def text(self) -> str:
-        self.precisions, self.memory = Precisions(self.plan), []
+        self.memory = []
         self.line(0, f"/* {self.title}")
         width = max(len(a.name) for a in self.arguments)
         for a in self.arguments:

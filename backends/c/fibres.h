@@ -1,8 +1,7 @@
-/* Sums and maxima over fibres. Their order is fixed, and does not depend on the number of threads. */
+/* Sums and maxima over fibres. Their order is fixed: no bit depends on the number of threads, or on a processor's vectors.
+   Values are summed in lanes: lane k sums the values k, k + n, k + 2 n, ... of n lanes. Then each half of the lanes is
+   added to the other half. */
 
-
-/* Tokens are summed in LANES lanes: lane k sums the tokens k, k + LANES, k + 2 LANES, ... of a chunk. Then each half of
-   the lanes is added to the other half. So a sum does not depend on the vectors of a processor or compiler. */
 #define HALVE(n, JOIN) \
     if (lanes >= 2 * n) _Pragma("omp simd") for (int k = 0; k < n; k++) x[k] = JOIN(x[k], x[k + n]);
 #define LANES_PUSH(NAME, KIND, JOIN)                                                                               \
@@ -44,48 +43,51 @@ ROWS_PUSH(sum_rows_real, sum_real, real, real, 0, SAME, FROM_0)
 ROWS_PUSH(max_rows_double, max_double, double, ordered_f64, order_f64(-INFINITY), order_f64, unorder_f64)
 ROWS_PUSH(max_rows_real, max_real, real, ordered_real, order_real(-INFINITY), order_real, unorder_real)
 
-static double fibre_sum(const double *x, const int64_t *order, int64_t from, int64_t to)
-{
-    double total = 0;
-    if (order)
-        for (int64_t k = from; k < to; k++) total += x[order[k]];
-    else
-        for (int64_t k = from; k < to; k++) total += x[k];
-    return total;
-}
-
-static double fibre_max(const double *x, const int64_t *order, int64_t from, int64_t to)
-{
-    double most = -INFINITY;
-    for (int64_t k = from; k < to; k++) {
-        const double value = x[order ? order[k] : k];
-        most = value > most ? value : most;
-    }
-    return most;
-}
-
-#define FIBRE_PUSH(NAME, OF, START, JOIN)                                                                          \
-    static void NAME(double *out, const double *x, const int64_t *order, const int64_t *members, int64_t targets,  \
-                     int threads)                                                                                  \
+/* Over the elements from `from` to `to` of an order. A maximum passes NaN over. */
+#define EIGHT(JOIN, place) for (int k = 0; k < 8; k++) lanes[k] = JOIN(x[place], lanes[k]);
+#define FIBRE(NAME, START, JOIN)                                                                                   \
+    static double NAME(const double *x, const int64_t *order, int64_t from, int64_t to)                            \
     {                                                                                                              \
-        (void)threads;                                                                                             \
-        _Pragma("omp parallel for schedule(dynamic, 64) num_threads(threads) if (members[targets] > LONG)")        \
-        for (int64_t b = 0; b < targets; b++)                                                                      \
-            if (members[b + 1] - members[b] <= LONG) out[b] = OF(x, order, members[b], members[b + 1]);            \
-        for (int64_t b = 0; b < targets; b++) {                                                                    \
-            if (members[b + 1] - members[b] <= LONG) continue;                                                     \
-            double total = START;                                                                                  \
-            for (int64_t from = members[b]; from < members[b + 1]; from += 64 * LONG) {                            \
-                double part[64];                                                                                   \
-                _Pragma("omp parallel for schedule(dynamic, 1) num_threads(threads)")                              \
-                for (int64_t k = 0; k < 64; k++) {                                                                 \
-                    const int64_t at = from + k * LONG, end = members[b + 1];                                      \
-                    part[k] = OF(x, order, at < end ? at : end, at + LONG < end ? at + LONG : end);                \
-                }                                                                                                  \
-                for (int64_t k = 0; k < 64; k++) total = JOIN(total, part[k]);                                     \
-            }                                                                                                      \
-            out[b] = total;                                                                                        \
-        }                                                                                                          \
+        double lanes[8];                                                                                           \
+        const int64_t whole = to - (to - from) % 8;                                                                \
+        for (int k = 0; k < 8; k++) lanes[k] = START;                                                              \
+        for (int64_t at = from; at < whole; at += 8)                                                               \
+            if (order) EIGHT(JOIN, order[at + k])                                                                  \
+            else EIGHT(JOIN, at + k)                                                                               \
+        for (int64_t k = whole; k < to; k++) lanes[k - whole] = JOIN(x[order ? order[k] : k], lanes[k - whole]);   \
+        for (int n = 4; n; n /= 2)                                                                                 \
+            for (int k = 0; k < n; k++) lanes[k] = JOIN(lanes[k], lanes[k + n]);                                   \
+        return lanes[0];                                                                                           \
     }
-FIBRE_PUSH(push_sum, fibre_sum, 0, PLUS)
-FIBRE_PUSH(push_max, fibre_max, -INFINITY, MORE)
+FIBRE(sum, 0, PLUS)
+FIBRE(max, -INFINITY, MORE)
+
+/* What is taken of a vector x over the fibres of every target: {sum, to, x} or {max, to, x}. */
+typedef struct {
+    double (*over)(const double *, const int64_t *, int64_t, int64_t), *to;
+    const double *x;
+} Push;
+#define PUSH(order, members, targets, ...) \
+    push((const Push[]){__VA_ARGS__}, sizeof((const Push[]){__VA_ARGS__}) / sizeof(Push), order, members, targets, threads)
+static void push(
+    const Push *all, size_t number, const int64_t *order, const int64_t *members, int64_t targets, int threads)
+{
+    (void)threads;
+    _Pragma("omp parallel for collapse(2) schedule(dynamic, 1 + targets / 64) num_threads(threads) if (members[targets] > LONG)")
+    for (size_t v = 0; v < number; v++)
+        for (int64_t b = 0; b < targets; b++)
+            all[v].to[b] = all[v].over(all[v].x, order, members[b], members[b + 1]);
+}
+
+/* The product of x and a matrix [rows, columns], whose places are `down` and `right` apart. */
+static void mix(double *out, const double *matrix, int64_t down, int64_t right, const double *x, int64_t rows,
+                int64_t columns, int threads)
+{
+    (void)threads;
+    _Pragma("omp parallel for num_threads(threads) if (rows * columns > LONG)")
+    for (int64_t b = 0; b < rows; b++) {
+        double total = 0;
+        for (int64_t a = 0; a < columns; a++) total += matrix[b * down + a * right] * x[a];
+        out[b] = total;
+    }
+}

@@ -9,7 +9,7 @@ from pathlib import Path
 from fibration.backends.bodies import Language, in_parentheses, ternary
 from fibration.compiler.ir import SCALAR_ARITY
 
-WORDS = "math storage fibres sweeps matrix room quantiles scans".split()
+WORDS = "math storage fibres sweeps quantiles scans".split()
 PARTS = {part: Path(__file__).with_name(f"{part}.h") for part in WORDS}
 # One row per scalar operator of the IR, except `select`. The functions are those of math.h in this folder.
 _DOUBLE, _FLOAT = (

@@ -33,16 +33,11 @@ static void powers_of(double *powers, double discount)
     for (int k = 0; k < WIDTH; k++) powers[k + 1] = powers[k] * discount;
 }
 
-#define SEVERAL (SHORT + 2 * WIDTH)
-
-/* Memory for n numbers to be summed in place, with zeros on both sides that fill the last vector. `small` has space for
-   SEVERAL numbers. */
-static double *reserve_several(double *small, int64_t n)
-{
-    double *room = reserve_beyond(small, SEVERAL, n + 2 * WIDTH) + WIDTH;
-    for (int64_t k = 0; k < WIDTH; k++) room[-1 - k] = room[n + k] = 0;
-    return room;
-}
+/* Declares memory for n numbers to be summed in place, with zeros on both sides that fill the last vector. */
+#define ROOM_IN_ORDER(name, n)                                                                                     \
+    ROOM(name##_room, (n) + 2 * WIDTH)                                                                             \
+    double *restrict name = name##_room + WIDTH;                                                                   \
+    for (int64_t k = 0; k < WIDTH; k++) name[-1 - k] = name[(n) + k] = 0;
 
 #define SHIFTED(v, n) (forward ? SHUFFLE(v, BEFORE_##n) : SHUFFLE(v, AFTER_##n))
 
@@ -94,8 +89,7 @@ static void scans(double *out, int into, int parts, const double *const *x, cons
 #pragma omp parallel for schedule(dynamic, 16) num_threads(threads) if (members[targets] > LONG)
     for (int64_t b = 0; b < targets; b++) {
         const int64_t from = members[b], n = members[b + 1] - from;
-        _Alignas(64) double small[SEVERAL];
-        double *room = reserve_several(small, n);
+        ROOM_IN_ORDER(room, n)
         for (int64_t k = 0; k < n; k++) {
             int64_t element = order ? order[from + k] : from + k;
             int p = 0;
@@ -107,6 +101,5 @@ static void scans(double *out, int into, int parts, const double *const *x, cons
             const int64_t element = (order ? order[from + k] : from + k) - first;
             if (element >= 0 && element < sizes[into]) out[element] = room[forward ? k - 1 : k + 1];
         }
-        release(room - WIDTH, small);
     }
 }

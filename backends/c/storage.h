@@ -69,3 +69,17 @@ typedef JOIN(ordered_, REAL) ordered_real;
 #define order_real JOIN(order_, REAL)
 #define unorder_real JOIN(unorder_, REAL)
 {functions}
+
+#define SHORT 2048 /* tokens whose values fit on a thread's stack: memory from malloc costs more than their sums */
+static void release(void *room) { __builtin_free(*(void **)room); }
+static double *reserve(int64_t numbers)
+{
+    double *room = __builtin_malloc((size_t)(numbers + 1) * sizeof(double));
+    if (!room) __builtin_abort();
+    return room;
+}
+/* Declares memory for `size` numbers, until the end of the braces around it. */
+#define ROOM(name, size)                                                                                           \
+    _Alignas(64) double name##_small[3 * SHORT];                                                                   \
+    double *const name##_large __attribute__((cleanup(release))) = (size) > 3 * SHORT ? reserve(size) : 0;         \
+    double *restrict name = name##_large ? name##_large : name##_small;

@@ -1,22 +1,30 @@
 /* How a sweep visits its segments, here called rows, and their tokens. It takes one row after another; or, if all rows
-   are short, a block of ROWS rows at once, because a loop over few tokens is scalar code. Numbers of rows lie in arrays
-   of ROWS numbers, in both ways. No bit depends on the way. A sweep defines BLOCKS and ROWS. */
+   are short, a block of up to ROWS rows at once, because a loop over few tokens is scalar code. Numbers of rows lie in
+   arrays of ROWS numbers, in both ways. No bit depends on the way. A sweep defines BLOCKS and ROWS. */
 
 #define MOST_ROWS 32
 #define BLOCK (MOST_ROWS * LANES) /* the most tokens of a block */
 #define GRAIN(segments, tokens) (BLOCKS ? 16 : 1 + (segments) * LONG / (1 + (tokens)) / 2)
-#define AT(S, i) (BLOCKS ? i : WHOLE_##S ? start + (i) : S##_positions[first + (i)]) /* the place of token i */
+#define AT(S, i) (WHOLE_##S ? start + (i) : S##_positions[first + (i)]) /* the place of token i */
 #define TOKEN(S, i) (COUNTED_##S ? first + (i) : S##_tokens[first + (i)]) /* its number */
 #define ROW(x) (x)[BLOCKS ? i : 0] /* what SPREAD has made of a number of token i's row */
+#define EACH_BLOCK(n) \
+    for (int64_t block = 0; block < (n); block += ROWS) \
+        for (int64_t b = block, rows = 1; b < (n) && b < block + ROWS; b += rows)
+#define EACH_TOKEN _Pragma("omp simd") for (int64_t i = 0; i < tokens; i++)
 #define EACH_ROW _Pragma("omp simd") for (int64_t r = 0; r < rows; r++)
 
-/* The rows from b on, and their tokens. `joined`: no places lie between them. */
+/* The rows from b on that lie side by side, and their tokens. */
 #define ROWS_FROM(S, n)                                                                                            \
-    const int64_t rows = !BLOCKS ? 1 : (n) - b < ROWS ? (n) - b : ROWS;                                            \
-    const int64_t *const offsets = S##_offsets + b, *const starts = S##_starts + b;                                \
-    const int64_t first = offsets[0], start = starts[0], tokens = offsets[rows] - first;                           \
-    const int64_t longest = BLOCKS ? longest_of(offsets, rows) : tokens;                                           \
-    const int joined = !BLOCKS || starts[rows - 1] - start == offsets[rows - 1] - first;
+    const int64_t *const offsets = S##_offsets + b, first = offsets[0], start = S##_starts[b];                     \
+    if (BLOCKS) rows = rows_in_line(offsets, S##_starts + b, (n) < block + ROWS ? (n) - b : block + ROWS - b);     \
+    const int64_t tokens = offsets[rows] - first, longest = BLOCKS ? longest_of(offsets, rows) : tokens;
+static inline int64_t rows_in_line(const int64_t *offsets, const int64_t *starts, int64_t most)
+{
+    int64_t n = 1;
+    while (n < most && starts[n] - starts[0] == offsets[n] - offsets[0]) n++;
+    return n;
+}
 static inline int64_t longest_of(const int64_t *offsets, int64_t n)
 {
     int64_t longest = 0;
@@ -24,23 +32,11 @@ static inline int64_t longest_of(const int64_t *offsets, int64_t n)
     return longest;
 }
 
-/* A tensor over tokens, at the places that AT has: the tensor, its part, or copies of rows one after another. */
-#define COPY_ROWS(to, to_row, from, from_row)                                                                      \
-    for (int64_t r = 0; r < rows; r++) {                                                                           \
-        const int64_t into = (to_row), of = (from_row), n = offsets[r + 1] - offsets[r];                           \
-        _Pragma("omp simd") for (int64_t i = 0; i < LANES; i++) if (i < n) (to)[into + i] = (from)[of + i];        \
-    }
-#define HERE(CONST, WHAT, here, array, has_values)                                                                 \
-    STORED(WHAT) here##_room[BLOCKS ? BLOCK : 1];                                                                  \
-    if (!joined && (has_values)) COPY_ROWS(here##_room, offsets[r] - first, array, starts[r])                      \
-    CONST STORED(WHAT) *restrict here = !BLOCKS ? (array) : joined ? (array) + start : here##_room;
-#define COPY_BACK(here, array) if (!joined) COPY_ROWS(array, starts[r], here, offsets[r] - first)
 /* Fills the masked places before and after rows, unless they have the fill already. */
 #define FILL_GAPS(S, n, array)                                                                                     \
     if (WHOLE_##S && COUNTED_##S && !isnan(fill)) {                                                                \
         if (!b) FILL_GAP(array, 0, start);                                                                         \
-        for (int64_t r = joined ? rows - 1 : 0; r < rows; r++)                                                     \
-            FILL_GAP(array, starts[r] + offsets[r + 1] - offsets[r], b + r + 1 < (n) ? starts[r + 1] : places);    \
+        FILL_GAP(array, start + tokens, b + rows < (n) ? S##_starts[b + rows] : places);                           \
     }
 
 /* Numbers of rows: parameters with one number for each row or for all; numbers that each token of a row reads. */

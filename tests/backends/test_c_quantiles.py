@@ -23,7 +23,7 @@ BEYOND_MANY = 70_000  # values in a large sample, and in pieces
 # what visits all n values of a search, with the line that the test adds to count them
 VISITS = {
     "    int64_t kept = 0, reach = 0, k = 0;\n": 1,
-    "        int64_t more = 0;\n": 1,
+    "    int64_t more = 0;\n": 1,
     "    int64_t found = 0;\n": 1,
 }
 ENTRY = """
@@ -47,7 +47,7 @@ def library(vectors: bool) -> ctypes.CDLL:
     for line, times in VISITS.items():
         assert quantiles.count(line) == times, line
         quantiles = quantiles.replace(line, f'{line}\n_Pragma("omp atomic")\nvisited += n;\n')
-    parts = [PARTS["math"].read_text(), storage, PARTS["room"].read_text(), "static int64_t visited;", quantiles, ENTRY]
+    parts = [PARTS["math"].read_text(), storage, "static int64_t visited;", quantiles, ENTRY]
     plain = "" if vectors else "#undef __AVX512F__\n"
     try:
         found = ctypes.CDLL(str(build.build(plain + "\n".join(parts), {})))
