@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from fibration.backends.c.calling import FLAGS, NATIVE, SHARED
+from fibration.backends.c.calling import FLAGS, SHARED, processor, target
 from fibration.backends.c.emit import shared
 from fibration.cache import entry
 from fibration.errors import BackendError
@@ -49,8 +48,8 @@ def build(source: str, defines: Mapping[str, str]) -> Path:
     Raises BackendError with the compiler's message.
     """
     cc = compiler()
-    flags = [*FLAGS, *_target(cc), *(f"-D{k}={v}" for k, v in sorted(defines.items()))]
-    parts = [source, shared(), *flags, *cc, version(cc), _processor()]
+    flags = [*FLAGS, *target(cc), *(f"-D{k}={v}" for k, v in sorted(defines.items()))]
+    parts = [source, shared(), *flags, *cc, version(cc), processor()]
     key = "c-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
     def make(workshop: Path) -> None:
@@ -90,22 +89,3 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
             found=error.strerror or str(error),
             remedy="set CC to another compiler, or choose backend='torch'",
         ) from error
-
-
-@cache
-def _processor() -> str:
-    """The processor data that `-march=native` depends on, because different machines may share a cache."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    told = [line for line in lines if line.partition(":")[0].strip() in ("model name", "flags", "Features", "CPU part")]
-    return "\n".join(dict.fromkeys(told))
-
-
-def _target(cc: tuple[str, ...]) -> tuple[str, ...]:
-    """The flags for this processor, unless `CC` names one. `CC`'s own flags come after `FLAGS`: the later flag wins."""
-    own = tuple(a for a in cc if a.startswith(("-O", "-march=", "-mcpu=")))
-    if any(a.startswith("-m") for a in own):
-        return own
-    return (*own, NATIVE)

@@ -24,6 +24,8 @@ FLAGS = (
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 STORAGE = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16"}
 LACKING = {"positions": "WHOLE", "tokens": "COUNTED"}  # the macro that is 1 if the argument is None
+PASSED = {"size": ctypes.c_int64, "places": ctypes.c_int64, "stride": ctypes.c_int64, "fill": ctypes.c_double}
+VECTOR = 64  # bytes of all lanes, for storage.h
 _loaded = {}
 
 
@@ -34,24 +36,53 @@ def call(source, functions, function, given):
     """
     about = functions[function]
     arguments, of, given = about["arguments"], about.get("of", function), checked(function, about, given)
-    wide = dtype_of_results(about, given) == torch.float64
-    values, results = completed(about, given, torch.float64 if wide else torch.float32)
+    dtype = torch.float64 if dtype_of_results(about, given) == torch.float64 else torch.float32
+    values, results = completed(about, given, dtype)
     defines = {f"WITHOUT_{other}": "1" for other in functions if other != of}
-    defines |= {"METRICS": str(int(of == function)), **dict.fromkeys(("RESULT", "REAL"), "f64" if wide else "f32")}
-    defines["PER_ROW"] = str(int(any(values[name] is not None for name, kind, _ in arguments if kind == "rows")))
+    defines |= variant(arguments, values, dtype, dtype) | {"METRICS": str(int(of == function))}
+    passed = (v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values.values())
+    _function(source, of, arguments, defines)(*passed, torch.get_num_threads())
+    return results
+
+
+def variant(arguments, values, result, real):
+    """The macros that fit the source to a batch: the dtypes, and the layout of tokens.
+
+    `arguments`: (name, kind, what it is of) each. `result`, `real`: the dtypes of results and of tokens' values.
+    """
     narrowest = min((values[name].element_size() for name, kind, _ in arguments if kind == "token"), default=4)
-    defines["NARROW"] = str(narrowest)
+    defines = {"RESULT": STORAGE[result], "REAL": STORAGE[real], "NARROW": str(narrowest)}
+    defines["PER_ROW"] = str(int(any(values[name] is not None for name, kind, _ in arguments if kind == "rows")))
     for name, kind, _ in arguments:
         if kind in FLOATS:
             defines[f"DTYPE_{name}"] = STORAGE[values[name].dtype]
         if kind == "offsets":  # rows that are so short are computed in blocks
-            short = bool((values[name].diff() <= 64 // narrowest).all())
+            short = bool((values[name].diff() <= VECTOR // narrowest).all())
             defines[f"SHORT_{name.removesuffix('_offsets')}"] = str(int(short))
         if kind in LACKING:
             defines[LACKING[kind] + "_" + name.removesuffix("_" + kind)] = str(int(values[name] is None))
-    passed = (v.data_ptr() if isinstance(v, torch.Tensor) else v for v in values.values())
-    _function(source, of, arguments, defines)(*passed, torch.get_num_threads())
-    return results
+    return defines
+
+
+def opened(library, function, arguments):
+    """A function of a library, which takes `arguments` and the number of threads."""
+    loaded = getattr(library, function)
+    loaded.argtypes = [*(PASSED.get(kind, ctypes.c_void_p) for _, kind, _ in arguments), ctypes.c_int]
+    loaded.restype = None
+    return loaded
+
+
+def target(compiler):
+    """The flags for this processor, unless `compiler` names one. Its own flags come after FLAGS: the later flag wins."""
+    own = [a for a in compiler if a.startswith(("-O", "-march=", "-mcpu="))]
+    return own if any(a.startswith("-m") for a in own) else [*own, NATIVE]
+
+
+def processor():
+    """The processor data that `-march=native` depends on, because different machines may share a cache."""
+    about = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    told = [line for line in about if line.partition(":")[0].strip() in ("model name", "flags", "Features", "CPU part")]
+    return "\n".join(dict.fromkeys(told)) or platform.processor()
 
 
 def _function(source, function, arguments, defines):
@@ -59,20 +90,12 @@ def _function(source, function, arguments, defines):
         compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     except ValueError as error:
         raise RuntimeError(f"the environment variable CC={os.environ['CC']!r} is no compiler: {error}") from None
-    own = [a for a in compiler if a.startswith(("-O", "-march=", "-mcpu="))]
-    target = own if any(a.startswith("-m") for a in own) else [*own, NATIVE]
-    flags = [*FLAGS, *target, *(f"-D{k}={v}" for k, v in sorted(defines.items()))]
-    processor = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else platform.processor()
-    chip = sorted({line for line in processor.splitlines() if line.startswith(("model name", "flags", "Features"))})
+    flags = [*FLAGS, *target(compiler), *(f"-D{k}={v}" for k, v in sorted(defines.items()))]
     texts = [source.read_text(), source.with_name(SHARED).read_text()]
-    key = hashlib.sha256("\0".join([*texts, *compiler, *flags, *chip]).encode()).hexdigest()[:24]
+    key = hashlib.sha256("\0".join([*texts, *compiler, *flags, processor()]).encode()).hexdigest()[:24]
     if (source, function, key) not in _loaded:
-        library = _build(source, [*compiler, *flags], key)
-        loaded = getattr(ctypes.CDLL(str(library)), function)
-        kinds = {"size": ctypes.c_int64, "places": ctypes.c_int64, "stride": ctypes.c_int64, "fill": ctypes.c_double}
-        loaded.argtypes = [*(kinds.get(kind, ctypes.c_void_p) for _, kind, _ in arguments), ctypes.c_int]
-        loaded.restype = None
-        _loaded[source, function, key] = loaded
+        library = ctypes.CDLL(str(_build(source, [*compiler, *flags], key)))
+        _loaded[source, function, key] = opened(library, function, arguments)
     return _loaded[source, function, key]
 
 

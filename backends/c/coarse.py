@@ -13,6 +13,8 @@ from fibration.compiler.keys import Names
 from fibration.compiler.plan import Coarse, Group, Plan, Section, gathers
 from fibration.errors import BackendError
 
+FIBRES = "order", "members"
+
 
 class CoarseStages:
     """Writes one C function: the places of its values, and its loops over coarse strata."""
@@ -132,7 +134,7 @@ class CoarseStages:
         for node in self.in_turn(n for n in group.values if type(n) in writers):
             writers[type(node)](node)  # type: ignore[operator]
         if sums:
-            order, members = (self.called(kind, sums[0].source, s) for kind in ("order", "members"))
+            order, members = (self.called(kind, sums[0].source, s) for kind in FIBRES)
             self.line(1, f"PUSH({order}, {members}, {size},")
             with self.macro_argument():
                 for push in self.in_turn(sums):
@@ -151,18 +153,14 @@ class CoarseStages:
 
     def quantile(self, node: Quantile) -> None:
         """Writes a quantile of values that sweeps have set aside."""
-        values = ", ".join(self.slots[v] for v in node.values)
-        order, members = (
-            ", ".join(self.called(kind, s, node.target) for s in node.sources) for kind in ("order", "members")
-        )
+        made = [(self.slots[v], *(self.called(k, v.stratum, node.target) for k in FIBRES)) for v in node.values]
+        parts = ", ".join(f"{{{', '.join(part)}}}" for part in made)
         parameter = isinstance(node.level, Input) and node.level.kind == "parameter"
         stride = self.called("stride", node.level) if parameter else "1"
-        level = self.arrays.get(node.level, "")
-        if isinstance(node.level, Const):
-            level, stride = f"(const double[]){{{wide_constant(node.level.value)}}}", "0"
-        self.line(1, f"quantiles({self.arrays[node]}, {len(node.values)}, (const double *const[]){{{values}}},")
-        self.line(2, f"(const int64_t *const[]){{{order}}}, (const int64_t *const[]){{{members}}},")
-        self.line(2, f"{level}, {stride}, {self.size(node.target)}, threads);")
+        level = f"(const double[]){{{wide_constant(node.level.value)}}}, 0" if isinstance(node.level, Const) else ""
+        level = level or f"{self.arrays[node.level]}, {stride}"
+        self.line(1, f"quantiles({self.arrays[node]}, (const Part[]){{{parts}}}, {len(made)}, {level},")
+        self.line(2, f"{self.size(node.target)}, threads);")
 
     def scan(self, node: Scan) -> None:
         """Writes a sum in order, of values that sweeps have set aside or of a coarser stratum."""

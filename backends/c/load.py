@@ -12,16 +12,12 @@ import torch
 from torch import Tensor
 
 from fibration.backends.c.build import build, compiler
-from fibration.backends.c.calling import LACKING, STORAGE
-from fibration.backends.c.language import dtype_of
-from fibration.compiler.arguments import FLOATS, INTEGER, REAL, Argument, Signature, signature
+from fibration.backends.c.calling import opened, variant
+from fibration.compiler.arguments import signature
 from fibration.compiler.plan import Plan, computing
 from fibration.errors import BackendError
 from fibration.runtime.batch import Batch, Elements, Run, tensors_of
 from fibration.runtime.calling import Binding, Call, Frame, Runner
-
-VECTOR = 64  # bytes of all lanes, for storage.h
-PASSED = {INTEGER: ctypes.c_int64, REAL: ctypes.c_double}  # by value; the others are pointers
 
 
 def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
@@ -29,18 +25,24 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     compiler()
     signatures = {k: signature(plan) for k, plan in plans.items()}
     bindings = {k: Binding(plan, signatures[k].arguments) for k, plan in plans.items()}
+    described = {k: [(a.name, a.kind, a.key) for a in given.arguments] for k, given in signatures.items()}
     computed_by = computing(plans)
     built: dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, Any]] = {}
 
-    def functions(program: str, values: Mapping[str, object], dtype: torch.dtype, per_row: bool) -> dict[str, Any]:
-        plan, arguments, own = plans[program], signatures[program].arguments, computed_by[program]
-        defines = variant(plan, signatures[program], values, dtype, per_row)
+    def functions(program: str, values: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+        plan, arguments, own = plans[program], described[program], computed_by[program]
+        # A value that is kept in a result's memory must fit its dtype; coefficients are as wide as the log-probs.
+        keeps = any(p.kept for sweep in plan.sweeps for p in sweep.passes)
+        read = [values[name].dtype for name, kind, key in arguments if kind == "token" and key != ("cotangent",)]
+        wide = torch.float64 in ((dtype,) if keeps else (dtype, *read))
+        defines = variant(arguments, values, dtype, torch.float64 if wide else torch.float32)
+        defines["METRICS"] = str(int(plan.of is None))
         key = (program, tuple(defines.items()))
         if key not in built:
             others = {f"WITHOUT_{k}": "1" for k in computed_by.values() if k != own}
             library = _open(build(source, {**defines, **others}))
             pairs = zip(plan.functions(program), plan.functions(own).items(), strict=True)
-            built[key] = {name: _function(library, word, arguments) for name, (word, section) in pairs if section}
+            built[key] = {name: opened(library, word, arguments) for name, (word, section) in pairs if section}
         return built[key]
 
     def check(index: Elements) -> None:
@@ -58,7 +60,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
         if varying not in known:
             values = {a.name: value for a, value in zip(binding.arguments, frame.values, strict=True)}
             values |= {binding.arguments[i].name: tensors[called] for i, called in binding.tokens}
-            known[varying] = functions(program, values, frame.empty.dtype, frame.per_row)
+            known[varying] = functions(program, values, frame.empty.dtype)
         chosen = known[varying]
         passed = [value.data_ptr() if isinstance(value, Tensor) else value for value in frame.values]
         if frame.is_filled:
@@ -85,36 +87,3 @@ def _open(path: Path) -> ctypes.CDLL:
             found=str(error),
             remedy="set FIBRATION_CACHE to a folder elsewhere, or choose backend='torch'",
         ) from error
-
-
-def variant(
-    plan: Plan, given: Signature, values: Mapping[str, object], dtype: torch.dtype, per_row: bool
-) -> dict[str, str]:
-    """The macros that fit the source to a batch: the dtypes, and the layout of tokens. `dtype`: that of results."""
-    defines = {"RESULT": STORAGE[dtype], "PER_ROW": str(int(per_row)), "METRICS": str(int(plan.of is None))}
-    log_probs, sizes = [], []
-    for a in given.arguments:
-        tensor = values.get(a.name)
-        if a.holds == FLOATS and isinstance(tensor, Tensor):
-            defines[dtype_of(a.name)] = STORAGE[tensor.dtype]
-            log_probs += [tensor.dtype] if a.kind == "token" and a.key != ("cotangent",) else []
-            sizes += [tensor.element_size()] if a.kind == "token" else []
-        if a.kind in LACKING:
-            defines[f"{LACKING[a.kind]}_{given.layouts[a.key]}"] = str(int(tensor is None))
-    defines["NARROW"] = str(min(sizes, default=4))
-    for a in (a for a in given.arguments if a.kind == "offsets"):
-        offsets, lanes = values[a.name], VECTOR // min(sizes, default=4)
-        assert isinstance(offsets, Tensor)
-        defines[f"SHORT_{given.layouts[a.key]}"] = str(int(bool((offsets.diff() <= lanes).all())))
-    # A value that is kept in a result's memory must fit its dtype; coefficients are as wide as the log-probs.
-    keeps = any(p.kept for sweep in plan.sweeps for p in sweep.passes)
-    wide = dtype == torch.float64 if keeps else torch.float64 in (dtype, *log_probs)
-    defines["REAL"] = "f64" if wide else "f32"
-    return defines
-
-
-def _function(library: ctypes.CDLL, name: str, arguments: tuple[Argument, ...]) -> Any:
-    function = getattr(library, name)
-    function.argtypes = [*(PASSED.get(a.holds, ctypes.c_void_p) for a in arguments), ctypes.c_int]
-    function.restype = None
-    return function

@@ -16,7 +16,7 @@ from fibration.compiler.ir import BATCH, Const, Input, Node, Pull, Quantile, Sca
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Pass, Scalars, Sweep
 
-OWN = "row_advantage"  # the array of advantages per row
+OWN = "row_advantage"  # the advantage of a row
 
 
 class Sweeps(CoarseStages):
@@ -33,7 +33,6 @@ class Sweeps(CoarseStages):
     room: dict[tuple[Node, ...], tuple[str, str]]  # memory for the values of quantiles, and its size
     lanes: dict[Scan, str]  # memory for sums in order
     memory: list[str]  # names of memory for other sums
-    powers: dict[Scan, str]
 
     def sweep(self, sweep: Sweep) -> None:
         s = self.segments = sweep.segments
@@ -43,10 +42,6 @@ class Sweeps(CoarseStages):
         self.line(1, f"{{ /* each {s} and its tokens */")
         blocks = "SHORT_{0} && WHOLE_{0} && COUNTED_{0}".format(self.word) if self.goes_in_blocks(sweep) else "0"
         self.line(2, f"enum {{ BLOCKS = {blocks}, ROWS = BLOCKS ? MOST_ROWS : 1 }};")
-        self.powers = {scan: self.free(f"powers_of_{self.names[scan]}") for p in sweep.passes for scan in p.scans}
-        for scan, powers in self.powers.items():
-            self.line(2, f"double {powers}[WIDTH + 1];")
-            self.line(2, f"powers_of({powers}, {self.at(scan.discount, '0')});")
         pragma = f"#pragma omp parallel for schedule(dynamic, GRAIN({n}, {total})) num_threads(threads) \\"
         self.lines += [pragma, f"    if ({total} > LONG)"]  # which is one line, whatever its length
         self.line(2, f"EACH_BLOCK({n}) {{")
@@ -56,11 +51,6 @@ class Sweeps(CoarseStages):
         else:
             self.line(3, f"ROWS_FROM({self.word}, {n})")
         self.element, self.spread = "b + r", {}
-        if any(i.kind in GIVEN for p in sweep.passes for i in p.reads):
-            given, row = self.called("advantage"), f"{self.called('rows', s)}[b + r]"
-            here = f"PER_ROW && {row} >= 0" if self.plan.spread else "PER_ROW"
-            self.line(3, f"double {OWN}[ROWS];")
-            self.line(3, f"EACH_ROW {OWN}[r] = {here} ? (double)LOAD({dtype_of(given)}, {given}, {row}) : 0;")
         self._columns(sweep)
         self._rooms(sweep)
         for step in sweep.steps:
@@ -90,20 +80,12 @@ class Sweeps(CoarseStages):
 
     def _columns(self, sweep: Sweep) -> None:
         """Declares arrays over rows: of sums and of values that other steps read, unless they lie in the workspace."""
-        found: dict[Node, None] = {p: None for one in sweep.passes for p in one.pushes}
-        scalars = [step.values for step in sweep.steps if isinstance(step, Scalars)]
-        read = {o: None for values in scalars for n in values for o in n.operands}
+        scalars = [n for step in sweep.steps if isinstance(step, Scalars) for n in step.values]
         later = {o for step in sweep.steps for n in step.values for o in n.operands if o not in step.values}
-        found |= {n: None for values in scalars for n in values if n in later}
+        found = dict.fromkeys([*(p for one in sweep.passes for p in one.pushes), *(n for n in scalars if n in later)])
         self.columns = {n: self.names[n] for n in found if n not in sweep.saved}
         if self.columns:
             self.line(3, f"double {', '.join(f'{name}[ROWS]' for name in self.columns.values())};")
-        read |= {o: None for p in sweep.passes for n in p.values for o in n.operands}
-        for node in self.in_turn(n for n in read if n.stratum == sweep.segments):
-            if isinstance(node, Input) and node.kind == "parameter":
-                stride, array = self.called("stride", node), self.free(f"{self.names[node]}_here")
-                self.line(3, f"COLUMN({array}, {self.arrays[node]} + b * {stride}, {stride});")
-                self.columns[node] = array
 
     def _scalars(self, step: Scalars, sweep: Sweep) -> None:
         """Writes scalar work on every row."""
@@ -146,7 +128,7 @@ class Sweeps(CoarseStages):
         self.lines += body
         self.line(3, ")" if sums else "}")
         for scan in self.in_turn(step.scans):
-            self.line(3, f"scan({self.lanes[scan]}, tokens, {self.powers[scan]}, {int(scan.forward)});")
+            self.line(3, f"scan({self.lanes[scan]}, tokens, {self.at(scan.discount, '0')}, {int(scan.forward)});")
 
     def _body(self, step: Pass, sweep: Sweep) -> None:
         """Writes what a pass does with token `i`."""
@@ -207,11 +189,14 @@ class Sweeps(CoarseStages):
         """Writes the number of a row, or of the batch, in the precision of the tokens that read it."""
         kind, name = "double" if wide else "real", self.wanted[node, wide]
         if isinstance(node, str):
-            self.line(3, f"SPREAD_IF(PER_ROW, {kind}, {name}, {OWN});")
+            given, row = self.called("advantage"), f"{self.called('rows', self.segments)}[b + r]"
+            value = f"LOAD({dtype_of(given)}, {given}, {row})"
+            value = f"{row} < 0 ? 0 : {value}" if self.plan.spread else value
+            self.line(3, f"SPREAD_IF(PER_ROW, {kind}, {name}, {value})")
         elif node.stratum == BATCH:
-            self.line(3, f"const {kind} {name} = ({kind}){self.at(node, '0')};")
+            self.line(3, f"const {kind} {name} = {self.at(node, '0')};")
         else:
-            self.line(3, f"SPREAD({kind}, {name}, {self.columns.get(node) or f'{self.arrays[node]} + b'});")
+            self.line(3, f"SPREAD({kind}, {name}, {super().operand(node, True)})")
 
     def in_order(self, node: Scan) -> str:
         """The sum over the tokens before a token, or after it."""

@@ -160,18 +160,21 @@ static double quantile(const double *x, double *room, int64_t n, double level, i
 
 /* The quantile over each target of the values in `parts` vectors, each with its own fibres. One thread computes a
    quantile, unless it has MANY values. */
-static void quantiles(double *out, int parts, const double *const *x, const int64_t *const *order,
-                      const int64_t *const *members, const double *level, int64_t stride, int64_t targets, int threads)
+typedef struct {
+    const double *x;
+    const int64_t *order, *members;
+} Part;
+static void quantiles(double *out, const Part *of, int parts, const double *level, int64_t stride, int64_t targets, int threads)
 {
     for (int many = 0; many < 2; many++) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (targets > 1 && !many)
         for (int64_t b = 0; b < targets; b++) {
             int64_t n = 0, k = 0;
-            for (int p = 0; p < parts; p++) n += members[p][b + 1] - members[p][b];
+            for (const Part *p = of; p < of + parts; p++) n += p->members[b + 1] - p->members[b];
             if ((n > MANY) != many) continue;
             ROOM(room, 3 * n)
-            for (int p = 0; p < parts; p++)
-                for (int64_t i = members[p][b]; i < members[p][b + 1]; i++) room[k++] = x[p][order[p] ? order[p][i] : i];
+            for (const Part *p = of; p < of + parts; p++)
+                for (int64_t i = p->members[b]; i < p->members[b + 1]; i++) room[k++] = p->x[p->order ? p->order[i] : i];
             out[b] = quantile(room, room + n, n, level[b * stride], many ? threads : 1);
         }
     }

@@ -26,13 +26,6 @@ typedef int64_t places_of_several __attribute__((vector_size(8 * WIDTH)));
 #define SHUFFLE(v, ...) __builtin_shuffle(v, (several){0}, (places_of_several){__VA_ARGS__})
 #endif
 
-/* discount^0 to discount^WIDTH. */
-static void powers_of(double *powers, double discount)
-{
-    powers[0] = 1;
-    for (int k = 0; k < WIDTH; k++) powers[k + 1] = powers[k] * discount;
-}
-
 /* Declares memory for n numbers to be summed in place, with zeros on both sides that fill the last vector. */
 #define ROOM_IN_ORDER(name, n)                                                                                     \
     ROOM(name##_room, (n) + 2 * WIDTH)                                                                             \
@@ -43,9 +36,11 @@ static void powers_of(double *powers, double discount)
 
 /* `forward` and `discounted` are constants of each call, so that no time is lost on products with 1. */
 static inline __attribute__((always_inline)) void scan_way(
-    double *x, int64_t n, const double *powers, int forward, int discounted)
+    double *x, int64_t n, double discount, int forward, int discounted)
 {
     several carry = {0}, shares;
+    double powers[WIDTH + 1] = {1}; /* of the discount */
+    for (int k = 0; k < WIDTH; k++) powers[k + 1] = powers[k] * discount;
     for (int k = 0; k < WIDTH; k++) shares[k] = powers[forward ? k + 1 : WIDTH - k];
     for (int64_t at = 0; at < n; at += WIDTH) {
         double *place = forward ? x + at : x + n - at - WIDTH;
@@ -66,13 +61,13 @@ static inline __attribute__((always_inline)) void scan_way(
 
 /* Replaces each of n numbers, in reserved memory, by the discounted sum of it and the numbers before it, or after it,
    times the discount. So the sum before place k lies at k - 1, the sum after it at k + 1, and 0 beyond the ends. */
-static void scan(double *x, int64_t n, const double *powers, int forward)
+static void scan(double *x, int64_t n, double discount, int forward)
 {
-    const int discounted = powers[1] != 1;
-    if (forward && discounted) scan_way(x, n, powers, 1, 1);
-    else if (forward) scan_way(x, n, powers, 1, 0);
-    else if (discounted) scan_way(x, n, powers, 0, 1);
-    else scan_way(x, n, powers, 0, 0);
+    const int discounted = discount != 1;
+    if (forward && discounted) scan_way(x, n, discount, 1, 1);
+    else if (forward) scan_way(x, n, discount, 1, 0);
+    else if (discounted) scan_way(x, n, discount, 0, 1);
+    else scan_way(x, n, discount, 0, 0);
 }
 
 /* Sums in order over each target, of elements of `parts` strata in one order, for the elements of stratum `into`.
@@ -82,8 +77,6 @@ static void scans(double *out, int into, int parts, const double *const *x, cons
                   int threads)
 {
     (void)threads;
-    double powers[WIDTH + 1];
-    powers_of(powers, discount);
     int64_t first = 0;
     for (int p = 0; p < into; p++) first += sizes[p];
 #pragma omp parallel for schedule(dynamic, 16) num_threads(threads) if (members[targets] > LONG)
@@ -96,7 +89,7 @@ static void scans(double *out, int into, int parts, const double *const *x, cons
             while (p + 1 < parts && element >= sizes[p]) element -= sizes[p++];
             room[k] = x[p] ? x[p][element] : same[p];
         }
-        scan(room, n, powers, forward);
+        scan(room, n, discount, forward);
         for (int64_t k = 0; k < n; k++) {
             const int64_t element = (order ? order[from + k] : from + k) - first;
             if (element >= 0 && element < sizes[into]) out[element] = room[forward ? k - 1 : k + 1];

@@ -39,29 +39,15 @@ static inline int64_t longest_of(const int64_t *offsets, int64_t n)
         FILL_GAP(array, start + tokens, b + rows < (n) ? S##_starts[b + rows] : places);                           \
     }
 
-/* Numbers of rows: parameters with one number for each row or for all; numbers that each token of a row reads. */
-#define COLUMN(to, from, stride) double to[ROWS]; column_of(to, from, stride, rows)
-static inline void column_of(double *to, const double *from, int64_t stride, int64_t rows)
-{
-    if (stride)
-        EACH_ROW to[r] = from[r];
-    else
-        EACH_ROW to[r] = from[0];
-}
-#define SPREAD_IF(READ, KIND, to, from)                                                                            \
+/* A number of each row, for the row's tokens. In a block it fills whole vectors: the next row comes after it. */
+#define SPREAD_IF(READ, KIND, to, value)                                                                           \
     KIND to[BLOCKS ? BLOCK + LANES : 1];                                                                           \
-    if (!BLOCKS) to[0] = (KIND)(from)[0]; else if (READ) spread_##KIND(to, from, offsets, rows)
-#define SPREAD(KIND, to, from) SPREAD_IF(1, KIND, to, from)
-#define SPREAD_AS(NAME, KIND)                                                                                      \
-    MATH void NAME(KIND *to, const double *from, const int64_t *offsets, int64_t rows)                             \
-    {                                                                                                              \
-        for (int64_t r = 0; r < rows; r++) { /* a whole vector: the next row comes after it */                     \
-            const KIND x = (KIND)from[r];                                                                          \
-            for (int64_t i = 0; i < LANES; i++) to[offsets[r] - offsets[0] + i] = x;                               \
-        }                                                                                                          \
-    }
-SPREAD_AS(spread_real, real)
-SPREAD_AS(spread_double, double)
+    if (READ)                                                                                                      \
+        for (int64_t r = 0; r < rows; r++) {                                                                       \
+            const KIND x = (KIND)(value);                                                                          \
+            for (int k = 0; k < (BLOCKS ? LANES : 1); k++) to[(BLOCKS ? offsets[r] - first : 0) + k] = x;          \
+        }
+#define SPREAD(KIND, to, value) SPREAD_IF(1, KIND, to, value)
 
 /* A pass over the tokens: statements for token i, and a list of what is summed. An entry EACH(sum, real, values, to, x)
    adds up x of each row's tokens in the array `to`; `values` is memory for that. A row is cut into chunks, which are
