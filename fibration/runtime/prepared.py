@@ -5,7 +5,6 @@ Whatever does not fit takes the checked way (`calls.py`), which has all messages
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ from fibration.runtime.given import at_elements
 from fibration.runtime.index.index import Index
 from fibration.runtime.metrics import Asked
 from fibration.runtime.parameters import plain
-from fibration.runtime.signs import exchanged, highest
+from fibration.runtime.signs import exchanged
 
 NONFINITE = Key("nonfinite")
 KEPT = "prepared calls"  # in the cache of an index
@@ -34,25 +33,26 @@ KINDS = (Tensor, torch.nn.Parameter)  # subclasses may have no values, or other 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A call on an index. `needs`: the name, dtype and shape of every tensor that it reads, and the number up to which
-    it needs no look at single tokens.
+    """A call on an index. `needs`: the name, dtype and shape of every tensor that it reads. `is_compared`: whether its
+    advantages may be log-probs in the wrong place.
     """
 
     program: str
     asked: Asked
     launch: Launcher
-    needs: tuple[tuple[str, torch.dtype, tuple[int, ...], float], ...]
+    needs: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
     given: tuple[Input, ...]  # vectors of advantages or rewards
     per_row: bool
     dtype: torch.dtype
     looks: bool  # whether the device lets a call read values
+    is_compared: bool
 
     def fits(self, tensors: Mapping[str, Any], index: Index, graph: bool) -> bool:
         """Whether the call takes these tensors, by name. `graph`: whether gradients are being recorded."""
-        device, looks_exchanged = index.device, False
+        device = index.device
         if len(tensors) != len(self.needs):
             return False
-        for name, dtype, shape, limit in self.needs:
+        for name, dtype, shape in self.needs:
             tensor: Any = tensors.get(name)
             if type(tensor) not in KINDS or tensor.is_nested or tensor.dtype is not dtype or tensor.shape != shape:
                 return False
@@ -60,9 +60,7 @@ class Prepared:
                 return False
             if graph and tensor.requires_grad and name != "log_probs":  # which alone gets a gradient
                 return False
-            if limit < torch.inf and not tensor.detach().amax().item() <= limit:
-                looks_exchanged = True
-        return not looks_exchanged or exchanged(tensors, index, tensors[GIVEN_TENSOR]) is None
+        return not self.is_compared or exchanged(tensors, index, tensors[GIVEN_TENSOR]) is None
 
     def run(self, tensors: Mapping[str, Tensor], index: Index) -> Outputs:
         if not self.given:
@@ -111,19 +109,16 @@ def keep(index: Index, key: Hashable, asked: Asked, program: str, batch: Batch, 
     if len(kept) >= MANY:
         kept.clear()
     looks = devices.can_sync(index.device)
-    compared = looks and batch.advantage is not None and not batch.per_row and bool(math.prod(index.shape))
     kept[key] = Prepared(
         program=program,
         asked=asked,
         launch=launch,
-        needs=tuple(
-            (name, t.dtype, tuple(t.shape), highest(name, t.dtype) if compared else torch.inf)
-            for name, t in tensors_of(batch).items()
-        ),
+        needs=tuple((name, t.dtype, tuple(t.shape)) for name, t in tensors_of(batch).items()),
         given=tuple(given_of(batch)),
         per_row=batch.per_row,
         dtype=batch.dtype,
         looks=looks,
+        is_compared=looks and batch.advantage is not None and not batch.per_row,
     )
 
 
