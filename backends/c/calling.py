@@ -50,18 +50,28 @@ def variant(arguments, values, result, real):
 
     `arguments`: (name, kind, what it is of) each. `result`, `real`: the dtypes of results and of tokens' values.
     """
-    narrowest = min((values[name].element_size() for name, kind, _ in arguments if kind == "token"), default=4)
-    defines = {"RESULT": STORAGE[result], "REAL": STORAGE[real], "NARROW": str(narrowest)}
+    dtypes = [values[name].dtype for name, kind, _ in arguments if kind == "token"]
+    defines = {"RESULT": STORAGE[result], "REAL": STORAGE[real], "NARROW": str(narrowest(dtypes))}
     defines["PER_ROW"] = str(int(any(values[name] is not None for name, kind, _ in arguments if kind == "rows")))
     for name, kind, _ in arguments:
         if kind in FLOATS:
             defines[f"DTYPE_{name}"] = STORAGE[values[name].dtype]
         if kind == "offsets":  # rows that are so short are computed in blocks
-            short = bool((values[name].diff() <= VECTOR // narrowest).all())
-            defines[f"SHORT_{name.removesuffix('_offsets')}"] = str(int(short))
+            defines[f"SHORT_{name.removesuffix('_offsets')}"] = str(int(is_short(values[name], dtypes)))
         if kind in LACKING:
             defines[LACKING[kind] + "_" + name.removesuffix("_" + kind)] = str(int(values[name] is None))
     return defines
+
+
+def narrowest(dtypes):
+    """The bytes of the narrowest number, 4 without any."""
+    return min((dtype.itemsize for dtype in dtypes), default=4)
+
+
+def is_short(offsets, dtypes):
+    """Whether no row has more tokens than lanes."""
+    before = offsets.numpy()
+    return bool((before[1:] - before[:-1] <= VECTOR // narrowest(dtypes)).all())
 
 
 def opened(library, function, arguments):

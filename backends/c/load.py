@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fibration.backends.c.build import build, compiler
-from fibration.backends.c.calling import opened, variant
+from fibration.backends.c.calling import LACKING, is_short, opened, variant
 from fibration.compiler.arguments import signature
 from fibration.compiler.plan import Plan, computing
 from fibration.errors import BackendError
@@ -27,7 +27,9 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     bindings = {k: Binding(plan, signatures[k].arguments) for k, plan in plans.items()}
     described = {k: [(a.name, a.kind, a.key) for a in given.arguments] for k, given in signatures.items()}
     computed_by = computing(plans)
-    built: dict[tuple[str, tuple[tuple[str, str], ...]], dict[str, Any]] = {}
+    built: dict[tuple[object, ...], dict[str, Any]] = {}
+    deciding = {k: [i for i, a in enumerate(b.arguments) if a.kind in (*LACKING, "rows")] for k, b in bindings.items()}
+    offsets = {k: [i for i, a in enumerate(b.arguments) if a.kind == "offsets"] for k, b in bindings.items()}
 
     def functions(program: str, values: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
         plan, arguments, own = plans[program], described[program], computed_by[program]
@@ -37,13 +39,10 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
         wide = torch.float64 in ((dtype,) if keeps else (dtype, *read))
         defines = variant(arguments, values, dtype, torch.float64 if wide else torch.float32)
         defines["METRICS"] = str(int(plan.of is None))
-        key = (program, tuple(defines.items()))
-        if key not in built:
-            others = {f"WITHOUT_{k}": "1" for k in computed_by.values() if k != own}
-            library = _open(build(source, {**defines, **others}))
-            pairs = zip(plan.functions(program), plan.functions(own).items(), strict=True)
-            built[key] = {name: opened(library, word, arguments) for name, (word, section) in pairs if section}
-        return built[key]
+        others = {f"WITHOUT_{k}": "1" for k in computed_by.values() if k != own}
+        library = _open(build(source, {**defines, **others}))
+        pairs = zip(plan.functions(program), plan.functions(own).items(), strict=True)
+        return {name: opened(library, word, arguments) for name, (word, section) in pairs if section}
 
     def check(index: Elements) -> None:
         if index.device.type != "cpu":
@@ -55,13 +54,16 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
 
     def ready(program: str, frame: Frame, batch: Batch) -> Call:
         binding, tensors = bindings[program], tensors_of(batch)
-        varying = (frame.empty.dtype, frame.per_row, *(tensors[called].dtype for _, called in binding.tokens))
-        known = batch.index.kept((binding, "functions"), dict)
-        if varying not in known:
+        dtypes = [tensors[called].dtype for _, called in binding.tokens]
+        lacks = [frame.values[i] is None for i in deciding[program]]
+        read = [dtype for dtype, (i, _) in zip(dtypes, binding.tokens, strict=True) if binding.arguments[i].kind == "token"]
+        short = [is_short(frame.values[i], read) for i in offsets[program]]
+        key = (program, frame.empty.dtype, *dtypes, *lacks, *short)
+        if key not in built:
             values = {a.name: value for a, value in zip(binding.arguments, frame.values, strict=True)}
             values |= {binding.arguments[i].name: tensors[called] for i, called in binding.tokens}
-            known[varying] = functions(program, values, frame.empty.dtype)
-        chosen = known[varying]
+            built[key] = functions(program, values, frame.empty.dtype)
+        chosen = built[key]
         passed = [value.data_ptr() if isinstance(value, Tensor) else value for value in frame.values]
         if frame.is_filled:
             passed = [math.nan if a.kind == "fill" else v for a, v in zip(binding.arguments, passed, strict=True)]

@@ -27,11 +27,12 @@ MATH float from_bits_f32(uint32_t i) { float x; memcpy(&x, &i, 4); return x; }
 
 MATH double abs_f64(double x) { return __builtin_fabs(x); }
 MATH float abs_f32(float x) { return __builtin_fabsf(x); }
-/* One instruction each, written so. */
-MATH double smaller_f64(double a, double b) { return a < b ? a : b; }
-MATH float smaller_f32(float a, float b) { return a < b ? a : b; }
-MATH double larger_f64(double a, double b) { return a > b ? a : b; }
-MATH float larger_f32(float a, float b) { return a > b ? a : b; }
+/* One instruction each. GCC needs leave to return any zero of two, and anything for NaN; callers mark NaN themselves. */
+#define EITHER MATH __attribute__((optimize("finite-math-only", "no-signed-zeros")))
+EITHER double smaller_f64(double a, double b) { return a < b ? a : b; }
+EITHER float smaller_f32(float a, float b) { return a < b ? a : b; }
+EITHER double larger_f64(double a, double b) { return a > b ? a : b; }
+EITHER float larger_f32(float a, float b) { return a > b ? a : b; }
 
 MATH double sqrt_f64(double x) { return __builtin_sqrt(x); }
 MATH float sqrt_f32(float x) { return __builtin_sqrtf(x); }

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from types import MappingProxyType
 
 from fibration.backends.c.coarse import CoarseStages
@@ -104,8 +103,7 @@ class Sweeps(CoarseStages):
         self.lines, self.ended, self.wanted, self.always, self.outside = [], -1, {}, set(), self.spare
         self.precise = frozenset((*step.values, *step.found)) if step.wide else self.plan.precise_in(step)
         self.element, self.local = f"TOKEN({self.word}, i)", set()
-        sums = self.free(f"{self.name}_sums") if step.pushes else ""
-        with self.macro_argument() if sums else nullcontext():
+        with self.macro_argument():
             self._body(step, sweep)
             body, self.lines, self.ended = self.lines, [], -1
             self.memory += [self.free(f"lanes_{i}") for i in range(len(self.memory) + 1, len(step.pushes) + 1)]
@@ -121,12 +119,13 @@ class Sweeps(CoarseStages):
                 self._spread(*key)
         if self.spare == self.plan.spare:
             self.spread |= {key: name for key, name in self.wanted.items() if key in self.always}
-        if sums:
+        sums = self.free(f"{self.name}_sums") if entries else "NOTHING"
+        if entries:
             self.lines += [f"#define {sums}(EACH) \\", *(f"{line} \\" for line in entries)]
             self.lines[-1] = self.lines[-1].removesuffix(" \\")
-        self.line(3, f"PASS({sums}," if sums else "EACH_TOKEN {")
+        self.line(3, f"PASS({sums},")
         self.lines += body
-        self.line(3, ")" if sums else "}")
+        self.line(3, ")")
         for scan in self.in_turn(step.scans):
             self.line(3, f"scan({self.lanes[scan]}, tokens, {self.at(scan.discount, '0')}, {int(scan.forward)});")
 

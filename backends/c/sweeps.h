@@ -11,7 +11,6 @@
 #define EACH_BLOCK(n) \
     for (int64_t block = 0; block < (n); block += ROWS) \
         for (int64_t b = block, rows = 1; b < (n) && b < block + ROWS; b += rows)
-#define EACH_TOKEN _Pragma("omp simd") for (int64_t i = 0; i < tokens; i++)
 #define EACH_ROW _Pragma("omp simd") for (int64_t r = 0; r < rows; r++)
 
 /* The rows from b on that lie side by side, and their tokens. */
@@ -73,13 +72,15 @@ static inline int64_t longest_of(const int64_t *offsets, int64_t n)
                     }                                                                                              \
                 }                                                                                                  \
             }                                                                                                      \
-            _Pragma("omp simd") for (int k = 0; k < others; k++) {                                                 \
-                const int64_t i = whole + k;                                                                       \
-                __VA_ARGS__                                                                                        \
-                SUMS(ADD)                                                                                          \
-            }                                                                                                      \
+            if (others)                                                                                            \
+                _Pragma("omp simd") for (int k = 0; k < LANES; k++) if (k < others) {                              \
+                    const int64_t i = whole + k;                                                                   \
+                    __VA_ARGS__                                                                                    \
+                    SUMS(ADD)                                                                                      \
+                }                                                                                                  \
             SUMS(ADD_UP)                                                                                           \
         }
+#define NOTHING(EACH)
 #if METRICS
 #define IF_METRICS(...) __VA_ARGS__
 #else

@@ -68,20 +68,27 @@ def gather(values: Tensor, batch: Batch, leaf: str) -> Tensor:
 class Places:
     """Where a program's outputs lie in its workspace, float64.
 
-    - `slices`: the place of every output.
+    - `starts`: by stratum, where its vectors begin, and the number of its elements.
+    - `numbers`: the stratum of every output, and the number of its vector there.
     - `blocks`: outputs of one stratum lie side by side, in rows of a block. The place of its first number, the number
       of its rows, and that of the stratum's elements.
     - `rows`: by stratum, the row of each output. Equal outputs share one.
     - `constant`: outputs that are the same in every call. They have no place.
     """
 
-    slices: Mapping[Key, slice]
+    starts: Mapping[str, tuple[int, int]]
+    numbers: Mapping[Key, tuple[str, int]]
     rows: Mapping[str, Mapping[Key, int]]
     blocks: Mapping[str, tuple[int, int, int]]
     constant: Mapping[Key, Tensor]
 
+    def place(self, of: tuple[str, int]) -> slice:
+        """The place of a vector, by its stratum and its number there."""
+        first, size = self.starts[of[0]]
+        return slice(first + of[1] * size, first + (of[1] + 1) * size)
 
-NOWHERE = Places({}, {}, {}, {})
+
+NOWHERE = Places({}, {}, {}, {}, {})
 
 
 class Outputs(MutableMapping[Key, Tensor]):
@@ -98,9 +105,10 @@ class Outputs(MutableMapping[Key, Tensor]):
         found = self.given.get(key)
         if found is not None:
             return found
-        if key in self.places.slices:
+        of = self.places.numbers.get(key)
+        if of is not None:
             assert self.work is not None
-            return self.work[self.places.slices[key]]
+            return self.work[self.places.place(of)]
         return self.places.constant[key].clone()
 
     def block(self, stratum: str) -> Tensor:
@@ -111,19 +119,20 @@ class Outputs(MutableMapping[Key, Tensor]):
 
     def number(self, key: Key) -> float:
         """An output of one element. On a GPU, reading it waits for the device."""
-        place = self.places.slices.get(key)
-        if place is None or self.work is None or not self.work.is_cpu or key in self.given:
+        of = self.places.numbers.get(key)
+        if of is None or self.work is None or not self.work.is_cpu or key in self.given:
             return float(self[key])
         # ten times as fast as float(tensor)
-        return ctypes.c_double.from_address(self.work.data_ptr() + 8 * place.start).value
+        return ctypes.c_double.from_address(self.work.data_ptr() + 8 * self.places.place(of).start).value
 
-    def scalar(self, key: Key, dtype: torch.dtype) -> Tensor:
-        """An output of one element, 0-d."""
+    def scalar(self, key: Key, dtype: torch.dtype, sign: int = 1) -> Tensor:
+        """An output of one element, 0-d; or minus it."""
         if self.work is not None and self.work.is_cpu:
             number = self.number(key)
             if dtype == torch.float64 or not abs(number) > LARGEST:  # `new_full` refuses to round to infinity
-                return self.work.new_full((), number, dtype=dtype)
-        return self[key].reshape(()).to(dtype)
+                return self.work.new_full((), sign * number, dtype=dtype)
+        found = self[key].reshape(()).to(dtype)
+        return found if sign == 1 else found.neg()
 
     def __setitem__(self, key: Key, value: Tensor) -> None:
         self.given[key] = value
@@ -132,13 +141,13 @@ class Outputs(MutableMapping[Key, Tensor]):
         raise TypeError(f"{key} is an output of a program")
 
     def __contains__(self, key: object) -> bool:
-        return key in self.given or key in self.places.slices or key in self.places.constant
+        return key in self.given or key in self.places.numbers or key in self.places.constant
 
     def __iter__(self) -> Iterator[Key]:
-        return iter(dict.fromkeys((*self.given, *self.places.slices, *self.places.constant)))
+        return iter(dict.fromkeys((*self.given, *self.places.numbers, *self.places.constant)))
 
     def __len__(self) -> int:
-        return len({*self.given, *self.places.slices, *self.places.constant})
+        return len({*self.given, *self.places.numbers, *self.places.constant})
 
 
 GIVEN_TENSOR = "advantages"  # a launcher's name for the tensor of advantages or rewards

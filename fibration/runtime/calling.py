@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,11 +33,11 @@ class BoundPlan:
     """
 
     plan: Plan
-    slots: Mapping[Node, slice]
+    slots: Mapping[Node, tuple[str, int]]
     length: int
     whole: bool
     by_row: bool
-    values: Mapping[str, object]
+    values: list[object]  # by argument
     places: Places
     given: Mapping[Key, Input]
 
@@ -48,7 +49,7 @@ class BoundPlan:
 
     def vector_of(self, node: Node, work: Tensor, batch: Batch) -> Tensor:
         if node in self.slots:
-            return work[self.slots[node]]
+            return work[self.places.place(self.slots[node])]
         if isinstance(node, Const):
             return torch.full((1,), node.value, dtype=torch.float64, device=work.device)
         assert isinstance(node, Input)
@@ -126,9 +127,13 @@ class Binding:
 
     def __init__(self, plan: Plan, arguments: tuple[Argument, ...]) -> None:
         self.plan, self.arguments = plan, arguments
-        self.of_index = [a for a in arguments if a.kind in OF_INDEX]
+        self.of_index = [(i, a) for i, a in enumerate(arguments) if a.kind in OF_INDEX]
         self.coarse = {k: n for k, n in plan.program.outputs.items() if n.stratum not in plan.program.leaves}
-        self.saved = [(n, n.stratum) for n in plan.saved]
+        self.vectors = Counter(n.stratum for n in plan.saved)  # one stratum after the other
+        self.slots = {n: (n.stratum, i) for s in self.vectors for i, n in enumerate(_of(s, plan.saved))}
+        self.numbers = {k: self.slots[n] for k, n in self.coarse.items() if n in self.slots}
+        self.inputs = {k: n for k, n in self.coarse.items() if isinstance(n, Input)}
+        self.blocks = {s: (self.slots[block[0]][1], len(block)) for s, block in plan.blocks.items()}
         self._constant: dict[torch.device, Mapping[Key, Tensor]] = {}
         order = {n: i for block in plan.blocks.values() for i, n in enumerate(block)}
         self.rows: dict[str, dict[Key, int]] = {stratum: {} for stratum in plan.blocks}
@@ -149,28 +154,31 @@ class Binding:
         return index.kept(self, lambda: self._bound(index))
 
     def _bound(self, index: Elements) -> BoundPlan:
-        slots: dict[Node, slice] = {}
-        at = 0
-        for node, stratum in self.saved:
-            slots[node] = slice(at, at + index.size[stratum])
-            at += index.size[stratum]
+        starts, at = {}, 0
+        for stratum, number in self.vectors.items():
+            starts[stratum] = at, index.size[stratum]
+            at += number * index.size[stratum]
         # contiguous segments in order fill the gaps between them; with several leaves, such gaps hold other tokens
         layouts = [index.layout(*a.key) for a in self.arguments if a.kind == "offsets"]
         alone = len(self.plan.program.leaves) == 1
+        values: list[object] = [None] * len(self.arguments)
+        for i, a in self.of_index:
+            values[i] = OF_INDEX[a.kind](index, a)
         return BoundPlan(
             plan=self.plan,
-            slots=slots,
+            slots=self.slots,
             length=at,
             whole=alone and all(lay.positions is None and lay.tokens is None and len(lay.starts) for lay in layouts),
             by_row=all(index.rows_of(segments) is not None for segments in self.reading),
-            values={a.name: OF_INDEX[a.kind](index, a) for a in self.of_index},
+            values=values,
             places=Places(
-                slices={k: slots[n] for k, n in self.coarse.items() if n in slots},
+                starts=starts,
+                numbers=self.numbers,
                 rows=self.rows,
-                blocks={s: (slots[block[0]].start, len(block), index.size[s]) for s, block in self.plan.blocks.items()},
+                blocks={s: (starts[s][0] + first * starts[s][1], n, starts[s][1]) for s, (first, n) in self.blocks.items()},
                 constant=self._constants(index.device),
             ),
-            given={k: n for k, n in self.coarse.items() if isinstance(n, Input)},
+            given=self.inputs,
         )
 
     def _constants(self, device: torch.device) -> Mapping[Key, Tensor]:
@@ -183,7 +191,7 @@ class Binding:
 
     def frame(self, batch: Batch) -> Frame:
         bound, index = self.on(batch.index), batch.index
-        values: list[object] = [bound.values.get(a.name) for a in self.arguments]
+        values = bound.values.copy()
         for i, a in self.of_call:
             values[i] = OF_CALL[a.kind](bound, batch, a)
         return Frame(
@@ -291,6 +299,10 @@ def _spread_of(index: Elements) -> Callable[[Tensor], Tensor]:
         return made
 
     return spread
+
+
+def _of(stratum: str, nodes: tuple[Node, ...]) -> list[Node]:
+    return [n for n in nodes if n.stratum == stratum]
 
 
 def _stride(vector: Tensor | None) -> int:

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from fibration.compiler.keys import Key
 from fibration.runtime import devices
+from fibration.runtime.batch import Outputs
 from fibration.runtime.graphs import differentiated_again
 from fibration.runtime.index.index import Index
+
+COEFFICIENTS, OBJECTIVE = Key("coefficients"), Key("objective")
 
 
 class Share(torch.autograd.Function):
@@ -23,11 +26,13 @@ class Share(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, log_probs: Tensor, coefficients: Tensor, objective: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, log_probs: Tensor, outputs: Outputs, dtype: torch.dtype, scale: int) -> Tensor:
+        coefficients = outputs[COEFFICIENTS]
         ctx.looks = devices.can_sync(coefficients.device)
         ctx.save_for_backward(coefficients.neg_() if ctx.looks else coefficients)
         ctx.source = log_probs
-        return objective.neg() if scale == 1 else objective / -scale
+        share = outputs.scalar(OBJECTIVE, dtype, -1)
+        return share if scale == 1 else share / scale
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:

@@ -30,7 +30,7 @@ class Handles(Generic[T]):
     def tensor(self, thing: T) -> Tensor:
         """The number as an int64 tensor `[]` on the CPU: torch.compile does not recompile when a tensor changes."""
         with torch.inference_mode(False):
-            return torch.tensor(self.number(thing), dtype=torch.int64, device="cpu")
+            return torch.full((), self.number(thing), dtype=torch.int64, device="cpu")
 
     def of(self, number: int) -> T:
         found = self._known.get(number)

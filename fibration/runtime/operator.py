@@ -21,7 +21,7 @@ from fibration.runtime import compiled
 from fibration.runtime.batch import Executable, Outputs, inputs_of
 from fibration.runtime.calls import Backend, Executor
 from fibration.runtime.frozen import Unmeasured
-from fibration.runtime.gradients import Gated, Share
+from fibration.runtime.gradients import COEFFICIENTS, OBJECTIVE, Gated, Share
 from fibration.runtime.handles import OPERATORS
 from fibration.runtime.index.build import build_index
 from fibration.runtime.index.index import Index
@@ -32,10 +32,8 @@ from fibration.runtime.inputs import make_batch, policy_tensors
 from fibration.runtime.measured import metric_capacity
 from fibration.runtime.metrics import Asked
 from fibration.runtime.prepared import again, call_tensors, key_of
-from fibration.runtime.results import Coefficients, Levels, Loss
+from fibration.runtime.results import Coefficients, Levels, Loss, MetricSource
 from fibration.runtime.tracing import is_followed, refuse_transforms
-
-COEFFICIENTS, OBJECTIVE = Key("coefficients"), Key("objective")
 
 
 class Operator:
@@ -179,12 +177,11 @@ class Operator:
             given = log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
             share, _, _, measured = compiled.of_coefficients(self, *given)
             return Loss(share, measured)
-        result = self.coefficients(
-            log_probs, old_log_probs, advantages, index, parameters, rewards=rewards, policies=policies, metrics=metrics
+        outputs, dtype, measured = self._outputs(
+            log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
         )
         assert index is not None
-        share = Share.apply(log_probs, result.values, result.objective, index.shares)
-        return Loss(share, result.measured)
+        return Loss(Share.apply(log_probs, outputs, dtype, index.shares), measured)
 
     def coefficients(
         self,
@@ -207,6 +204,23 @@ class Operator:
             now = log_probs.detach()  # coefficients have no gradient
             given = now, old_log_probs, advantages, index, parameters, rewards, policies, metrics
             return Coefficients(*compiled.of_coefficients(self, *given)[1:])
+        outputs, dtype, measured = self._outputs(
+            log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
+        )
+        return Coefficients(outputs[COEFFICIENTS], outputs.scalar(OBJECTIVE, dtype), measured)
+
+    def _outputs(
+        self,
+        log_probs: Tensor,
+        old_log_probs: Tensor,
+        advantages: Tensor | None,
+        index: Index | None,
+        parameters: Mapping[str, Any] | None,
+        rewards: Tensor | None,
+        policies: Mapping[str, Tensor] | None,
+        metrics: bool | str | Sequence[str],
+    ) -> tuple[Outputs, torch.dtype, MetricSource]:
+        """The outputs of a call, the dtype of its results, and its metrics."""
         tokens = {"log_probs": log_probs, "old_log_probs": old_log_probs}
         graph = torch.is_grad_enabled()
         key = None if rewards is not None else key_of(self.calls, index, parameters, policies, metrics)
@@ -215,7 +229,7 @@ class Operator:
             known = again(key, index, call_tensors(tokens, advantages, policies), graph)
             if known is not None:
                 call, outputs = known
-                return self._result(call.program, outputs, index, call.asked, call.dtype)
+                return outputs, call.dtype, self._measured(call.program, outputs, index, call.asked)
         with torch.no_grad():
             dtype, collector = _wide(log_probs), self.calls.collector
             program = (
@@ -229,17 +243,12 @@ class Operator:
                 program, index, tokens, advantages, parameters, policies, dtype, graph, metrics=metrics, kept=key
             )
             assert index is not None
-            return self._result(program, outputs, index, collector.asked(metrics), dtype)
+            return outputs, dtype, self._measured(program, outputs, index, collector.asked(metrics))
 
-    def _result(self, program: str, outputs: Outputs, index: Index, asked: Asked, dtype: torch.dtype) -> Coefficients:
-        is_part = isinstance(index, MicroIndex)
-        return Coefficients(
-            values=outputs[COEFFICIENTS],
-            objective=outputs.scalar(OBJECTIVE, dtype),
-            measured=Unmeasured(hierarchy=self.hierarchy)
-            if is_part
-            else self.calls.collector.collect(program, outputs, index, asked),
-        )
+    def _measured(self, program: str, outputs: Outputs, index: Index, asked: Asked) -> MetricSource:
+        if isinstance(index, MicroIndex):
+            return Unmeasured(hierarchy=self.hierarchy)
+        return self.calls.collector.collect(program, outputs, index, asked)
 
     @refuse_transforms
     def freeze(

@@ -22,7 +22,7 @@ from fibration.runtime.given import at_elements
 from fibration.runtime.index.index import Index
 from fibration.runtime.metrics import Asked
 from fibration.runtime.parameters import plain
-from fibration.runtime.signs import exchanged
+from fibration.runtime.signs import exchanged, is_above_0, sample_of
 
 NONFINITE = Key("nonfinite")
 KEPT = "prepared calls"  # in the cache of an index
@@ -33,9 +33,7 @@ KINDS = (Tensor, torch.nn.Parameter)  # subclasses may have no values, or other 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A call on an index. `needs`: the name, dtype and shape of every tensor that it reads. `is_compared`: whether its
-    advantages may be log-probs in the wrong place.
-    """
+    """A call on an index. `needs`: the name, dtype and shape of every tensor that it reads."""
 
     program: str
     asked: Asked
@@ -45,7 +43,7 @@ class Prepared:
     per_row: bool
     dtype: torch.dtype
     looks: bool  # whether the device lets a call read values
-    is_compared: bool
+    sample: Tensor | None  # places of a few tokens, if advantages may be log-probs in the wrong place
 
     def fits(self, tensors: Mapping[str, Any], index: Index, graph: bool) -> bool:
         """Whether the call takes these tensors, by name. `graph`: whether gradients are being recorded."""
@@ -60,7 +58,8 @@ class Prepared:
                 return False
             if graph and tensor.requires_grad and name != "log_probs":  # which alone gets a gradient
                 return False
-        return not self.is_compared or exchanged(tensors, index, tensors[GIVEN_TENSOR]) is None
+        given, some = tensors.get(GIVEN_TENSOR), self.sample
+        return some is None or is_above_0(given, some) or exchanged(tensors, index, given) is None
 
     def run(self, tensors: Mapping[str, Tensor], index: Index) -> Outputs:
         if not self.given:
@@ -118,7 +117,7 @@ def keep(index: Index, key: Hashable, asked: Asked, program: str, batch: Batch, 
         per_row=batch.per_row,
         dtype=batch.dtype,
         looks=looks,
-        is_compared=looks and batch.advantage is not None and not batch.per_row,
+        sample=sample_of(index) if looks and batch.advantage is not None and not batch.per_row else None,
     )
 
 

@@ -50,9 +50,7 @@ def exchanged(tensors: Mapping[str, Tensor], index: Index, given: object) -> str
     """
     if not isinstance(given, Tensor) or tuple(given.shape) != index.shape or given.device != index.device:
         return None
-    some = index.kept(SAMPLE, lambda: index.positions[:: max(len(index.positions) // SAMPLED, 1)])
-    # a few tokens are enough for most batches: a number above 0 among `given` settles it
-    if not len(some) or given.detach().reshape(-1)[some].amax().item() > 0:
+    if is_above_0(given, sample_of(index)):
         return None
     for name, tensor in tensors.items():
         limit = highest(name, tensor.dtype)
@@ -65,6 +63,18 @@ def exchanged(tensors: Mapping[str, Tensor], index: Index, given: object) -> str
             is_like_log_probs = not bool((numbers > 0).any()) and numbers.unique().numel() >= FEW_TOKENS
             return name if is_like_log_probs and not is_relative else None
     return None
+
+
+def sample_of(index: Index) -> Tensor:
+    """The places of a few unmasked tokens."""
+    return index.kept(SAMPLE, lambda: index.positions[:: max(len(index.positions) // SAMPLED, 1)])
+
+
+def is_above_0(given: Tensor, places: Tensor) -> bool:
+    """Whether `given` is above 0 somewhere at these places, so that it has no log-probs. A few places are enough for
+    most batches. True without places.
+    """
+    return not len(places) or given.detach().reshape(-1)[places].amax().item() > 0
 
 
 def refuse_negated(tensors: Mapping[str, Tensor], index: Index) -> None:

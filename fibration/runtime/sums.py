@@ -16,6 +16,13 @@ from torch import Tensor
 
 Codes = NDArray[np.int64]
 Vector = NDArray[np.float64]
+
+
+def steps(ascending: Codes) -> Codes:
+    """The differences of neighbours. `np.diff` takes five times as long on a few rows."""
+    return ascending[1:] - ascending[:-1]
+
+
 WIDTH = 28  # bits of a digit
 BLOCK = 1 << 17  # numbers that fit in a CPU cache
 EXACT = 2.0**53  # a float64 has all whole numbers up to here

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from fibration.runtime.index.masks import as_mask, as_offsets, every_place
 from fibration.runtime.index.positions import check_order, read_positions
 from fibration.runtime.index.projection import Projection
 from fibration.runtime.index.spans import Intervals, Spans, place_of
-from fibration.runtime.sums import Codes
+from fibration.runtime.sums import Codes, steps
 
 
 def build_index(
@@ -49,9 +48,9 @@ def build_index(
 def finished(index: Index) -> Index:
     """The index after its assumptions are checked, with its projection."""
     check(index)
-    hierarchy, index = index.hierarchy, replace(index, refuses_rewards=alone_with_rewards(index))
-    if hierarchy.orthogonalise and hierarchy.shape.crossed():  # refuses a singular system now, not in the first call
-        return replace(index, projection=Projection(index))
+    index.refuses_rewards = alone_with_rewards(index)
+    if index.hierarchy.orthogonalise and index.hierarchy.shape.crossed():
+        index.projection = Projection(index)  # refuses a singular system now, not in the first call
     return index
 
 
@@ -100,8 +99,8 @@ class Builder:
                 remedy="skip the update for this batch",
             )
         before = runs.before_places(self.bounds)
-        self.row_numbers = np.flatnonzero(np.diff(before))
-        self.every = Spans.of(runs, np.append(before[self.row_numbers], before[-1]))
+        self.row_numbers = steps(before).nonzero()[0]
+        self.every = Spans.of(runs, np.concatenate([before[self.row_numbers], before[-1:]]))
 
     # ------------------------------------------------------------ assembly
 

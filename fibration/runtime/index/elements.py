@@ -21,7 +21,7 @@ from fibration.language.atoms import BATCH
 from fibration.language.hierarchy import Hierarchy
 from fibration.runtime.index.spans import Intervals, Layout, Members, Ordering, Spans, lay_out
 from fibration.runtime.ranks.shards import Shards
-from fibration.runtime.sums import Codes
+from fibration.runtime.sums import Codes, steps
 
 Edge = tuple[str, str]  # names of a fibration's source and target
 P = ParamSpec("P")
@@ -225,7 +225,7 @@ class Elements:
         The element of each interval: int64 [pieces]; and its bounds in the flattened shape: int64 [2·pieces].
         """
         segment, starts, before = self._pieces(segments, leaf)
-        return self._move(segment), self._move(np.stack([starts, starts + np.diff(before)], axis=1).reshape(-1))
+        return self._move(segment), self._move(np.stack([starts, starts + steps(before)], axis=1).reshape(-1))
 
     @once
     def is_in_pieces(self, segments: str, leaf: str) -> bool:
@@ -239,7 +239,7 @@ class Elements:
             starts, before = spans.pieces(np.flatnonzero(parent[1:] != parent[:-1]) + 1)
             return parent[before[:-1]], starts, before
         starts, before = spans.pieces(spans.before)
-        row = np.searchsorted(spans.before, before[:-1], side="right") - 1
+        row = spans.before.searchsorted(before[:-1], side="right") - 1
         return of_rows.cpu().numpy()[row], starts, before
 
     @once
@@ -261,6 +261,8 @@ class Elements:
     @once
     def members(self, source: str, target: str) -> Members:
         """The `source` elements over every `target` element."""
+        if target == BATCH:
+            return Members(None, torch.tensor([0, self.size[source]], device=self.device))
         parent = self.parent(source, target).cpu().numpy()
         offsets = np.concatenate([[0], np.cumsum(np.bincount(parent, minlength=self.size[target]))])
         in_order = bool((parent[1:] >= parent[:-1]).all())

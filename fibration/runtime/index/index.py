@@ -120,7 +120,7 @@ class Index(Elements):
         if self.ranks is not None and (of, over) in self.ranks.counts:
             return self.ranks.counts[of, over]
         if over == BATCH:
-            return torch.tensor([self.size[of]], device=self.device).double()
+            return torch.full((1,), self.size[of], dtype=torch.float64, device=self.device)
         between = self.between(of, over)
         if between is not None:  # adds up the counts of the stratum between: far fewer numbers, and exact
             parent, counts = self.parent(between, over), self.count(of, between)

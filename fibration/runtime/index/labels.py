@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -14,6 +15,7 @@ from fibration.errors import HierarchyIndexError, an, shown
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.places import whole_batch
+from fibration.language.strata import Shape
 from fibration.runtime.index.columns import chosen, is_nested, listed, plain, to_list
 from fibration.runtime.index.numbering import Names, numbered, renumbered
 from fibration.runtime.index.spans import Spans, place_of
@@ -34,6 +36,8 @@ class TokenPlaces:
 
     def _leaves_over(self, stratum: str) -> list[str]:
         h = self.hierarchy
+        if not self.is_of:
+            return list(self.spans)
         return [
             leaf.name
             for leaf in h.leaves
@@ -132,7 +136,10 @@ class Encoder:
         self.places, self.h, self.spread = places, places.hierarchy, spread
         self.kinds: dict[str, str] = {}
         self.rows = self.h.rows.name
-        self.shape = whole_batch(self.h)
+
+    @cached_property
+    def shape(self) -> Shape:
+        return whole_batch(self.h)
 
     def encode(self, labels: Mapping[str, Any], row_labels: Any) -> Encoded:
         """`labels`: of every stratum between leaves, rows and batch; `row_labels`: names of the rows, or None."""
@@ -167,11 +174,12 @@ class Encoder:
         shape, n_rows = self.places.shape, self.places.n_rows
         nested = len(shape) == 2 and len(given) == n_rows > 0 and is_nested(given)
         # With as many tokens as rows, strata coarser than rows are labelled per row, strata between per token.
-        between = self.h.rows in self.h.coarser(Stratum(name))
+        stratum = Stratum(name)
+        between = self.h.rows in self.h.coarser(stratum)
         per_token = nested or (len(shape) == 1 and len(given) == shape[0] and (shape[0] != n_rows or between))
         either = shape == (n_rows,) == (len(given),)
-        differs = self._differs(name, given) if either and (self.spread or self._is_either(Stratum(name))) else None
-        if either and self._is_either(Stratum(name)):
+        differs = self._differs(name, given) if either and (self.spread or self._is_either(stratum)) else None
+        if either and self._is_either(stratum):
             if differs:
                 raise HierarchyIndexError(
                     f"{len(given)} labels for '{name}' may be per token or per row: the batch has as many tokens "

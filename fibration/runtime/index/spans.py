@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fibration.runtime.sums import Codes
+from fibration.runtime.sums import Codes, steps
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Intervals:
     @staticmethod
     def of(keep: NDArray[np.bool_]) -> Intervals:
         """The places where `keep`, a flat array, is True."""
-        edges = np.flatnonzero(np.diff(keep, prepend=False, append=False))
+        edges = np.concatenate([keep[:1], keep[1:] != keep[:-1], keep[-1:]]).nonzero()[0]
         starts, ends = edges[::2], edges[1::2]
         return Intervals(starts, _before(ends - starts))
 
@@ -37,19 +37,19 @@ class Intervals:
 
     def places(self) -> Codes:
         """All places: [places]."""
-        return spread_out(self.starts, np.diff(self.before))
+        return spread_out(self.starts, steps(self.before))
 
     def place(self, numbers: Codes) -> Codes:
         """The places with these numbers, from 0."""
-        run = np.searchsorted(self.before, numbers, side="right") - 1
+        run = self.before.searchsorted(numbers, side="right") - 1
         return self.starts[run] + numbers - self.before[run]
 
     def before_places(self, places: Codes) -> Codes:
         """The number of places before each of `places`."""
-        run = np.searchsorted(self.starts, places, side="left") - 1  # the last interval that starts before it
+        run = self.starts.searchsorted(places, side="left") - 1  # the last interval that starts before it
         if not len(self.starts):
             return np.zeros(len(places), np.int64)
-        inside = np.minimum(places - self.starts[run], np.diff(self.before)[run])
+        inside = np.minimum(places - self.starts[run], steps(self.before)[run])
         return np.where(run < 0, 0, self.before[run] + inside)
 
 
@@ -64,8 +64,8 @@ class Spans:
     @staticmethod
     def of(runs: Intervals, before: Codes) -> Spans:
         """`before`: the number of tokens before each row, and in all: [rows + 1]."""
-        rows = np.flatnonzero(np.diff(before))
-        return Spans(runs, rows, np.append(before[rows], before[-1]))
+        rows = steps(before).nonzero()[0]
+        return Spans(runs, rows, np.concatenate([before[rows], before[-1:]]))
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -73,7 +73,7 @@ class Spans:
     @property
     def sizes(self) -> Codes:
         """The number of tokens in each of `rows`."""
-        return np.diff(self.before)
+        return steps(self.before)
 
     def row_of(self, token: int) -> int:
         """The non-empty row of one token, by number."""
@@ -87,8 +87,9 @@ class Spans:
         """The intervals, cut also before the tokens with the numbers `cuts`: where each starts, and the tokens before
         each.
         """
-        before = np.sort(np.concatenate([self.runs.before, cuts]), kind="stable")  # merges two ascending arrays
-        before = before[np.append(True, before[1:] != before[:-1])]
+        before = np.concatenate([self.runs.before, cuts])
+        before.sort(kind="stable")  # merges two ascending arrays
+        before = np.concatenate([before[:1], before[1:][before[1:] != before[:-1]]])
         return self.runs.place(before[:-1]), before
 
 
@@ -141,16 +142,16 @@ def lay_out(segment: Codes, segments: int, starts: Codes, before: Codes, device:
 
     Pieces are in order of place, and so are the tokens of a segment.
     """
-    sizes, first = np.diff(before), before[:-1]
+    sizes, first = steps(before), before[:-1]
     in_order = bool((segment[1:] >= segment[:-1]).all())
     if not in_order:
         order = np.argsort(segment, kind="stable")
         segment, starts, sizes, first = segment[order], starts[order], sizes[order], first[order]
     ends = starts + sizes
     whole = bool(((starts[1:] == ends[:-1]) | (segment[1:] != segment[:-1])).all())
-    cuts = np.searchsorted(segment, np.arange(segments + 1))  # the first piece of each segment, or the next one's
+    cuts = segment.searchsorted(np.arange(segments + 1))  # the first piece of each segment, or the next one's
     start = np.concatenate([[0], ends])[cuts[:-1]]  # an empty segment starts where its predecessor ended
-    filled = np.flatnonzero(np.diff(cuts))
+    filled = steps(cuts).nonzero()[0]
     start[filled] = starts[cuts[filled]]
 
     def move(array: Codes) -> Tensor:
@@ -172,7 +173,7 @@ def spread_out(starts: Codes, sizes: Codes) -> Codes:
 
 
 def _before(sizes: Codes) -> Codes:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    return np.concatenate([np.zeros(1, np.int64), sizes.cumsum()])
 
 
 def place_of(flat: int, shape: tuple[int, ...]) -> str:
