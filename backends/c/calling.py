@@ -83,7 +83,7 @@ def opened(library, function, arguments):
 
 
 def target(compiler):
-    """The flags for this processor, unless `compiler` names one. Its own flags come after FLAGS: the later flag wins."""
+    """The flags for this processor, unless `compiler` names one. Its own flags come after FLAGS: the later one wins."""
     own = [a for a in compiler if a.startswith(("-O", "-march=", "-mcpu="))]
     return own if any(a.startswith("-m") for a in own) else [*own, NATIVE]
 

@@ -90,7 +90,7 @@ def _defined(functions: Functions, text: str) -> Iterator[str]:
 SHARED = "fibration.h"
 INCLUDED = f"""\
 /* Has what the code below is written with. AT: where a batch's tensors lie. EACH_ROW: work on each row. SPREAD and ROW:
-   numbers of rows that tokens read. PASS: a loop over tokens, and the sums EACH of which it takes. PUSH: coarser sums. */
+   numbers of rows that tokens read. PASS: a loop over tokens, and the sums EACH of which it takes. PUSH: sums above. */
 #include "{SHARED}"
 """
 VARIANT = """\

@@ -2,65 +2,60 @@
    Values are summed in lanes: lane k sums the values k, k + n, k + 2 n, ... of n lanes. Then each half of the lanes is
    added to the other half. */
 
-#define HALVE(n, JOIN) \
-    if (lanes >= 2 * n) _Pragma("omp simd") for (int k = 0; k < n; k++) x[k] = JOIN(x[k], x[k + n]);
-#define LANES_PUSH(NAME, KIND, JOIN)                                                                               \
-    MATH KIND NAME(KIND *x, int lanes)                                                                             \
+#define NONE_sum 0
+#define NONE_max (-INFINITY)
+#define JOIN_sum(KIND, a, b) ((a) + (b))
+#define JOIN_max(KIND, a, b) larger_##KIND(a, b)
+#define HALVE(n, HOW, KIND) \
+    if (lanes >= 2 * n) _Pragma("omp simd") for (int k = 0; k < n; k++) x[k] = JOIN_##HOW(KIND, x[k], x[k + n]);
+#define LANES_PUSH(HOW, KIND)                                                                                      \
+    MATH KIND HOW##_##KIND(KIND *x, int lanes)                                                                     \
     {                                                                                                              \
-        HALVE(16, JOIN) HALVE(8, JOIN) HALVE(4, JOIN) HALVE(2, JOIN) HALVE(1, JOIN)                                \
+        HALVE(16, HOW, KIND) HALVE(8, HOW, KIND) HALVE(4, HOW, KIND) HALVE(2, HOW, KIND) HALVE(1, HOW, KIND)       \
         return x[0];                                                                                               \
-    }
-#define PLUS(a, b) ((a) + (b))
-LANES_PUSH(sum_double, double, PLUS)
-LANES_PUSH(sum_real, real, PLUS)
-LANES_PUSH(max_double, ordered_f64, MORE)
-LANES_PUSH(max_real, ordered_real, MORE)
-
-/* The same for short segments, one after another, of at most `longest` tokens. Their other lanes would add 0. */
-#define ROWS_PUSH(NAME, OF, KIND, LANE, NONE, IN, OUT)                                                             \
-    MATH void NAME##_of(double *to, const KIND *x, const int64_t *offsets, int64_t rows, int lanes)                \
+    }                                                                                                              \
+    /* the same for short segments, one after another, of at most `longest` tokens */                              \
+    MATH void HOW##_rows_##KIND##_of(double *to, const KIND *x, const int64_t *offsets, int64_t rows, int lanes)   \
     {                                                                                                              \
         for (int64_t r = 0; r < rows; r++) {                                                                       \
             const int64_t at = offsets[r] - offsets[0], n = offsets[r + 1] - offsets[r];                           \
-            LANE part[LANES];                                                                                      \
-            _Pragma("omp simd") for (int k = 0; k < lanes; k++) part[k] = k < n ? IN(x[at + k]) : NONE;            \
-            to[r] = OUT(OF(part, lanes));                                                                          \
+            KIND part[LANES];                                                                                      \
+            _Pragma("omp simd") for (int k = 0; k < lanes; k++) part[k] = k < n ? x[at + k] : NONE_##HOW;          \
+            to[r] = JOIN_##HOW(double, NONE_##HOW, HOW##_##KIND(part, lanes));                                     \
         }                                                                                                          \
     }                                                                                                              \
-    static inline void NAME(double *to, const KIND *x, const int64_t *offsets, int64_t rows, int64_t longest)      \
+    static inline void HOW##_rows_##KIND(                                                                          \
+        double *to, const KIND *x, const int64_t *offsets, int64_t rows, int64_t longest)                          \
     {                                                                                                              \
         if (longest == 1 && offsets[rows] - offsets[0] == rows)                                                    \
-            _Pragma("omp simd") for (int64_t r = 0; r < rows; r++) to[r] = OUT(IN(x[r]));                          \
-        else if (longest <= 2) NAME##_of(to, x, offsets, rows, 2);                                                 \
-        else if (longest <= 4) NAME##_of(to, x, offsets, rows, 4);                                                 \
-        else if (longest <= 8) NAME##_of(to, x, offsets, rows, 8);                                                 \
-        else NAME##_of(to, x, offsets, rows, LANES);                                                               \
+            _Pragma("omp simd") for (int64_t r = 0; r < rows; r++) to[r] = JOIN_##HOW(double, NONE_##HOW, x[r]);   \
+        else if (longest <= 2) HOW##_rows_##KIND##_of(to, x, offsets, rows, 2);                                    \
+        else if (longest <= 4) HOW##_rows_##KIND##_of(to, x, offsets, rows, 4);                                    \
+        else if (longest <= 8) HOW##_rows_##KIND##_of(to, x, offsets, rows, 8);                                    \
+        else HOW##_rows_##KIND##_of(to, x, offsets, rows, LANES);                                                  \
     }
-#define FROM_0(x) (0 + (x)) /* -0 becomes 0, as in a sum that begins with 0 */
-#define SAME(x) (x)
-ROWS_PUSH(sum_rows_double, sum_double, double, double, 0, SAME, FROM_0)
-ROWS_PUSH(sum_rows_real, sum_real, real, real, 0, SAME, FROM_0)
-ROWS_PUSH(max_rows_double, max_double, double, ordered_f64, order_f64(-INFINITY), order_f64, unorder_f64)
-ROWS_PUSH(max_rows_real, max_real, real, ordered_real, order_real(-INFINITY), order_real, unorder_real)
+LANES_PUSH(sum, double)
+LANES_PUSH(sum, real)
+LANES_PUSH(max, double)
+LANES_PUSH(max, real)
 
-/* Over the elements from `from` to `to` of an order. A maximum passes NaN over. */
-#define EIGHT(JOIN, place) for (int k = 0; k < 8; k++) lanes[k] = JOIN(x[place], lanes[k]);
-#define FIBRE(NAME, START, JOIN)                                                                                   \
-    static double NAME(const double *x, const int64_t *order, int64_t from, int64_t to)                            \
+/* Over the elements from `from` to `to` of an order. */
+#define EIGHT(HOW, place) for (int k = 0; k < 8; k++) lanes[k] = JOIN_##HOW(double, lanes[k], x[place]);
+#define FIBRE(HOW)                                                                                                 \
+    static double HOW(const double *x, const int64_t *order, int64_t from, int64_t to)                             \
     {                                                                                                              \
         double lanes[8];                                                                                           \
-        const int64_t whole = to - (to - from) % 8;                                                                \
-        for (int k = 0; k < 8; k++) lanes[k] = START;                                                              \
+        const int64_t whole = to - (to - from) % 8, others = to - whole;                                           \
+        for (int k = 0; k < 8; k++) lanes[k] = NONE_##HOW;                                                         \
         for (int64_t at = from; at < whole; at += 8)                                                               \
-            if (order) EIGHT(JOIN, order[at + k])                                                                  \
-            else EIGHT(JOIN, at + k)                                                                               \
-        for (int64_t k = whole; k < to; k++) lanes[k - whole] = JOIN(x[order ? order[k] : k], lanes[k - whole]);   \
-        for (int n = 4; n; n /= 2)                                                                                 \
-            for (int k = 0; k < n; k++) lanes[k] = JOIN(lanes[k], lanes[k + n]);                                   \
-        return lanes[0];                                                                                           \
+            if (order) EIGHT(HOW, order[at + k])                                                                   \
+            else EIGHT(HOW, at + k)                                                                                \
+        for (int64_t k = 0; k < others; k++)                                                                       \
+            lanes[k] = JOIN_##HOW(double, lanes[k], x[order ? order[whole + k] : whole + k]);                      \
+        return HOW##_double(lanes, 8);                                                                             \
     }
-FIBRE(sum, 0, PLUS)
-FIBRE(max, -INFINITY, MORE)
+FIBRE(sum)
+FIBRE(max)
 
 /* What is taken of a vector x over the fibres of every target: {sum, to, x} or {max, to, x}. */
 typedef struct {

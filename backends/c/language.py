@@ -13,7 +13,7 @@ WORDS = "math storage fibres sweeps quantiles scans".split()
 PARTS = {part: Path(__file__).with_name(f"{part}.h") for part in WORDS}
 # One row per scalar operator of the IR, except `select`. The functions are those of math.h in this folder.
 _DOUBLE, _FLOAT = (
-    set(re.findall(rf"^MATH {kind} (\w+)_{precision}\({kind} x\)", PARTS["math"].read_text(), re.MULTILINE))
+    set(re.findall(rf"MATH (?:{kind}|KIND) (\w+)_(?:{precision}|##P)\((?:{kind}|KIND) x\)", PARTS["math"].read_text()))
     for kind, precision in (("double", "f64"), ("float", "f32"))
 )
 FUNCTIONS = [op for op in SCALAR_ARITY if op in _DOUBLE & _FLOAT]

@@ -56,7 +56,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
         binding, tensors = bindings[program], tensors_of(batch)
         dtypes = [tensors[called].dtype for _, called in binding.tokens]
         lacks = [frame.values[i] is None for i in deciding[program]]
-        read = [dtype for dtype, (i, _) in zip(dtypes, binding.tokens, strict=True) if binding.arguments[i].kind == "token"]
+        read = [tensors[called].dtype for i, called in binding.tokens if binding.arguments[i].kind == "token"]
         short = [is_short(frame.values[i], read) for i in offsets[program]]
         key = (program, frame.empty.dtype, *dtypes, *lacks, *short)
         if key not in built:

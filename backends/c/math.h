@@ -25,18 +25,6 @@ MATH uint32_t bits_f32(float x) { uint32_t i; memcpy(&i, &x, 4); return i; }
 MATH double from_bits_f64(uint64_t i) { double x; memcpy(&x, &i, 8); return x; }
 MATH float from_bits_f32(uint32_t i) { float x; memcpy(&x, &i, 4); return x; }
 
-MATH double abs_f64(double x) { return __builtin_fabs(x); }
-MATH float abs_f32(float x) { return __builtin_fabsf(x); }
-/* One instruction each. GCC needs leave to return any zero of two, and anything for NaN; callers mark NaN themselves. */
-#define EITHER MATH __attribute__((optimize("finite-math-only", "no-signed-zeros")))
-EITHER double smaller_f64(double a, double b) { return a < b ? a : b; }
-EITHER float smaller_f32(float a, float b) { return a < b ? a : b; }
-EITHER double larger_f64(double a, double b) { return a > b ? a : b; }
-EITHER float larger_f32(float a, float b) { return a > b ? a : b; }
-
-MATH double sqrt_f64(double x) { return __builtin_sqrt(x); }
-MATH float sqrt_f32(float x) { return __builtin_sqrtf(x); }
-
 /* exp, expm1: x = n ln2 + r with |r| <= ln2/2. Adding 1.5 * 2^52 (1.5 * 2^23) rounds to an integer in the low bits, and
    a shift moves it to the exponent. Outside the range the result is meaningless, and the last lines replace it. An
    early clamp to a constant would be slower, because of the code that compilers make of it. */
@@ -127,35 +115,6 @@ MATH float log_f32(float x) {
   float k, scale, f = log_parts_f32(x < 0x1p-126f ? x * 0x1p25f : x, &k, &scale);
   return log_whole_f32(x, f, x < 0x1p-126f ? k - 25 : k);
 }
-/* With u = 1 + x rounded, the rounding error is added to f. The sum does not keep the sign of 0, so x = 0 returns x. */
-MATH double log1p_f64(double x) {
-  double u = 1 + x, d = u - 1, lost = (1 - (u - d)) + (x - d);
-  double k, scale, f = log_parts_f64(u, &k, &scale), y = log_whole_f64(u, FMA_F64(lost, scale, f), k);
-  return x == 0 ? x : y;
-}
-MATH float log1p_f32(float x) {
-  float u = 1 + x, d = u - 1, lost = (1 - (u - d)) + (x - d);
-  float k, scale, f = log_parts_f32(u, &k, &scale), y = log_whole_f32(u, FMA_F32(lost, scale, f), k);
-  return x == 0 ? x : y;
-}
-
-MATH double tanh_f64(double x) {
-  double m = expm1_f64(-2 * __builtin_fabs(x));
-  return __builtin_copysign(m / (2 + m), x);
-}
-MATH float tanh_f32(float x) {
-  float m = expm1_f32(-2 * __builtin_fabsf(x));
-  return __builtin_copysignf(m / (2 + m), x);
-}
-
-/* 0 below -709.78 (-88.72), where exp overflows. */
-MATH double sigmoid_f64(double x) { return 1 / (1 + exp_f64(-x)); }
-MATH float sigmoid_f32(float x) { return 1 / (1 + exp_f32(-x)); }
-
-/* The larger of x and 0, plus the rest. */
-MATH double softplus_f64(double x) { return (x > 0 ? x : 0) + log1p_f64(exp_f64(-__builtin_fabs(x))); }
-MATH float softplus_f32(float x) { return (x > 0 ? x : 0) + log1p_f32(exp_f32(-__builtin_fabsf(x))); }
-
 /* atan |x| = n pi/4 + atan(t) with n = 0, 1 or 2 and |t| <= tan(pi/8); atan(t) = t + t^3 p(t^2). */
 MATH double atan_f64(double x) {
   double a = __builtin_fabs(x), turns = a > 0x1.3504f333f9de6p+1 ? 2 : a > 0x1.a827999fcef32p-2 ? 1 : 0;
@@ -177,6 +136,31 @@ MATH float atan_f32(float x) {
   t = t + FMA_F32(t * z, p, turns * -0x1.777a5cp-26f);
   return __builtin_copysignf(turns * 0x1.921fb6p-1f + t, x);
 }
+
+/* The same in both precisions. `smaller` and `larger` are one instruction each. GCC needs leave to return any zero of two,
+   and anything for NaN; callers mark NaN themselves. */
+#define EITHER MATH __attribute__((optimize("finite-math-only", "no-signed-zeros")))
+#define BOTH(KIND, P, F, FMA)                                                                                      \
+  MATH KIND abs_##P(KIND x) { return __builtin_fabs##F(x); }                                                       \
+  MATH KIND sqrt_##P(KIND x) { return __builtin_sqrt##F(x); }                                                      \
+  EITHER KIND smaller_##P(KIND a, KIND b) { return a < b ? a : b; }                                                \
+  EITHER KIND larger_##P(KIND a, KIND b) { return a > b ? a : b; }                                                 \
+  /* With u = 1 + x rounded, the rounding error is added to f. The sum does not keep the sign of 0. */             \
+  MATH KIND log1p_##P(KIND x) {                                                                                    \
+    KIND u = 1 + x, d = u - 1, lost = (1 - (u - d)) + (x - d);                                                     \
+    KIND k, scale, f = log_parts_##P(u, &k, &scale), y = log_whole_##P(u, FMA(lost, scale, f), k);                 \
+    return x == 0 ? x : y;                                                                                         \
+  }                                                                                                                \
+  MATH KIND tanh_##P(KIND x) {                                                                                     \
+    KIND m = expm1_##P(-2 * __builtin_fabs##F(x));                                                                 \
+    return __builtin_copysign##F(m / (2 + m), x);                                                                  \
+  }                                                                                                                \
+  /* 0 below -709.78 (-88.72), where exp overflows */                                                              \
+  MATH KIND sigmoid_##P(KIND x) { return 1 / (1 + exp_##P(-x)); }                                                  \
+  /* the larger of x and 0, plus the rest */                                                                       \
+  MATH KIND softplus_##P(KIND x) { return (x > 0 ? x : 0) + log1p_##P(exp_##P(-__builtin_fabs##F(x))); }
+BOTH(double, f64, , FMA_F64)
+BOTH(float, f32, f, FMA_F32)
 
 /* 16-bit storage. Integer arithmetic is correct even if the processor flushes subnormal numbers to 0. */
 MATH float from_bf16(uint16_t h) { return from_bits_f32((uint32_t)h << 16); }

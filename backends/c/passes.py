@@ -27,8 +27,6 @@ class Sweeps(CoarseStages):
     precise: frozenset[Node] = frozenset()  # their values in float64
     spread: dict[tuple[Node | str, bool], str]  # numbers of rows that tokens read, in either precision
     wanted: dict[tuple[Node | str, bool], str]  # those that a pass is the first to read
-    always: set[tuple[Node | str, bool]]  # those of them that not only metrics read
-    outside: frozenset[Node]  # what stands under the pass's condition for metrics
     room: dict[tuple[Node, ...], tuple[str, str]]  # memory for the values of quantiles, and its size
     lanes: dict[Scan, str]  # memory for sums in order
     memory: list[str]  # names of memory for other sums
@@ -39,7 +37,7 @@ class Sweeps(CoarseStages):
         n, (self.word, *others) = self.size(s), self.words.values()
         total = " + ".join(f"{w}_offsets[{n}]" for w in self.words.values())
         self.line(1, f"{{ /* each {s} and its tokens */")
-        blocks = "SHORT_{0} && WHOLE_{0} && COUNTED_{0}".format(self.word) if self.goes_in_blocks(sweep) else "0"
+        blocks = f"SHORT_{self.word} && WHOLE_{self.word} && COUNTED_{self.word}" if self.goes_in_blocks(sweep) else "0"
         self.line(2, f"enum {{ BLOCKS = {blocks}, ROWS = BLOCKS ? MOST_ROWS : 1 }};")
         pragma = f"#pragma omp parallel for schedule(dynamic, GRAIN({n}, {total})) num_threads(threads) \\"
         self.lines += [pragma, f"    if ({total} > LONG)"]  # which is one line, whatever its length
@@ -100,7 +98,7 @@ class Sweeps(CoarseStages):
     def _pass(self, step: Pass, sweep: Sweep) -> None:
         """Writes a loop over the tokens of rows, after the numbers of rows that it reads."""
         outer, ended = self.lines, self.ended
-        self.lines, self.ended, self.wanted, self.always, self.outside = [], -1, {}, set(), self.spare
+        self.lines, self.ended, self.wanted = [], -1, {}
         self.precise = frozenset((*step.values, *step.found)) if step.wide else self.plan.precise_in(step)
         self.element, self.local = f"TOKEN({self.word}, i)", set()
         with self.macro_argument():
@@ -115,10 +113,9 @@ class Sweeps(CoarseStages):
         entries, self.lines, self.ended, self.element = self.lines, outer, ended, "b + r"
         self.line(0)
         for key in self.wanted:
-            with self.if_metrics(key not in self.always):
-                self._spread(*key)
-        if self.spare == self.plan.spare:
-            self.spread |= {key: name for key, name in self.wanted.items() if key in self.always}
+            self._spread(*key)
+        if self.spare == self.plan.spare:  # and not under a condition
+            self.spread |= self.wanted
         sums = self.free(f"{self.name}_sums") if entries else "NOTHING"
         if entries:
             self.lines += [f"#define {sums}(EACH) \\", *(f"{line} \\" for line in entries)]
@@ -175,12 +172,9 @@ class Sweeps(CoarseStages):
         if isinstance(node, Const):
             return (WIDE if wide else TOKEN).constant(node.value)
         key = node, wide
-        if key not in self.spread:
-            if key not in self.wanted:
-                word = OWN if isinstance(node, str) else self.names[node]
-                self.wanted[key] = self.free(f"{word}_{'d' if wide else 'r'}")
-            if self.spare == self.outside:
-                self.always.add(key)
+        if key not in self.spread and key not in self.wanted:
+            word = OWN if isinstance(node, str) else self.names[node]
+            self.wanted[key] = self.free(f"{word}_{'d' if wide else 'r'}")
         name = self.spread.get(key) or self.wanted[key]
         return f"ROW({name})" if isinstance(node, str) or node.stratum != BATCH else name
 
@@ -215,7 +209,7 @@ class Sweeps(CoarseStages):
     # ------------------------------------------------------------ values that are set aside
 
     def _rooms(self, sweep: Sweep) -> None:
-        """Declares memory for the values of this sweep's quantiles, as much again to find them, and for sums in order."""
+        """Declares memory for the values of this sweep's quantiles, with room to find them, and for sums in order."""
         self.room, self.lanes = {}, {}
         for node in self.in_turn(n for step in sweep.steps if isinstance(step, Scalars) for n in step.values):
             if isinstance(node, Quantile) and node.values not in self.room:
@@ -225,7 +219,8 @@ class Sweeps(CoarseStages):
                 self.line(3, f"ROOM({room}, 3 * {size})")
                 self.room[node.values] = room, size
         for scan in self.in_turn(scan for one in sweep.passes for scan in one.scans):
-            lanes = self.lanes[scan] = self.free(f"values_of_{self.names[scan]}", "", "_room", "_room_small", "_room_large")
+            parts = "", "_room", "_room_small", "_room_large"
+            lanes = self.lanes[scan] = self.free(f"values_of_{self.names[scan]}", *parts)
             self.line(3, f"ROOM_IN_ORDER({lanes}, {self.size_of(scan.into)})")
 
     def size_of(self, leaf: str) -> str:

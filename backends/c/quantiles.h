@@ -1,14 +1,13 @@
-/* Quantiles. A quantile needs the two values next to a rank. Two values of a sample bound the search, and one pass, which
-   is vector code, copies the values between them; and again, until few are left. The result does not depend on the
-   sample. Where samples do not help, bisection does, so that the work is linear for every order of the values. */
+/* Quantiles. A quantile needs the two values next to a rank. Two values of a sample bound the search, and one pass copies
+   the values between them; and again, until few are left. The result does not depend on the sample. Where samples do not
+   help, bisection does, so that the work is linear for every order of the values. */
 
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 
 #define FEW 16 /* values that are all compared with one another: the last ones, or a sample */
-#define MANY (4 * LONG) /* from so many values on, the sample is large, and threads share the work */
-#define SAMPLE 1024
+#define MANY (4 * LONG) /* from so many values on, threads share the work */
 #define PIECES 64
 
 /* Copies the values that are neither below `low` nor above `high` into `found`, NaN too. Returns their number; `below`
@@ -56,25 +55,15 @@ static int64_t keep_of_pieces(
     return total;
 }
 
-/* The values that sorting up to FEW values puts at i and at j. How many values are below a value tells its place. NaN is
-   below none, and no number is below it. */
-static inline __attribute__((always_inline)) void places_of_few(
-    const double *x, int64_t n, int64_t i, int64_t j, double *at_i, double *at_j)
+/* Sorts up to FEW values. How many values are below a value tells its place. NaN takes any place. */
+static void sort_few(const double *x, double *sorted, int64_t n)
 {
-    double copy[FEW], low = -INFINITY, high = -INFINITY;
-    int64_t below[FEW];
-    for (int k = 0; k < FEW; k++) copy[k] = k < n ? x[k] : INFINITY, below[k] = 0;
-    for (int k = 0; k < FEW; k++) {
-        const double value = copy[k];
-#pragma omp simd
-        for (int m = 0; m < FEW; m++) below[m] += value < copy[m];
+    for (int64_t k = 0; k < n; k++) sorted[k] = x[k];
+    for (int64_t k = 0; k < n; k++) {
+        int64_t place = 0;
+        for (int64_t m = 0; m < n; m++) place += (x[m] < x[k]) | ((x[m] == x[k]) & (m < k));
+        sorted[place] = x[k];
     }
-#pragma omp simd reduction(max : low, high)
-    for (int m = 0; m < FEW; m++) {
-        const double u = below[m] <= i ? copy[m] : -INFINITY, v = below[m] <= j ? copy[m] : -INFINITY;
-        low = MORE(low, u), high = MORE(high, v);
-    }
-    *at_i = low, *at_j = high;
 }
 
 /* The number of values up to `bound`; NaN counts. */
@@ -94,6 +83,10 @@ static int any_nan(const double *x, int64_t n)
     return found > 0;
 }
 
+/* Integers of the same order as floats. */
+static inline int64_t order_f64(double x) { int64_t i; memcpy(&i, &x, 8); return i ^ ((i >> 63) & INT64_MAX); }
+static inline double unorder_f64(int64_t i) { double x; i ^= (i >> 63) & INT64_MAX; memcpy(&x, &i, 8); return x; }
+
 /* The value that sorting puts at k, from `low` to `high`, by bisection of their bits. */
 static double place_by_bits(const double *x, int64_t n, int64_t k, double low, double high)
 {
@@ -106,20 +99,20 @@ static double place_by_bits(const double *x, int64_t n, int64_t k, double low, d
     return unorder_f64(above);
 }
 
-/* The values that sorting puts at k and at k + next, which is k or k + 1; both are NaN if a value is NaN. `room` has
-   space for 2 n values. */
-static void neighbours(
-    const double *x, double *room, int64_t n, int64_t k, int next, int threads, double *at_k, double *after)
+/* The quantile of n values at `level`; NaN if a value is NaN, and 0 instead of -0. `room` has space for 2 n values. */
+static double quantile(const double *x, double *room, int64_t n, double level, int threads)
 {
-    const int64_t half = n;
-    double low, high, sample[3 * SAMPLE];
+    if (!n) return 0;
+    const double place = level * (double)(n - 1);
+    int64_t k = (int64_t)place;
+    const int64_t next = k + 1 < n, half = n; /* it lies between the values that sorting puts at k and k + next */
+    const double t = place - (double)k;
+    double low, high, a, b, sample[FEW], sorted[FEW];
     for (int round = 0, poor = 0; n > FEW && poor < 5; round++) {
-        const int64_t size = n > MANY ? SAMPLE : FEW, at = k * size / n;
-        const int64_t away = 2 + (n > MANY) * (int64_t)(2.5 * __builtin_sqrt((double)(at * (size - at)) / size));
-        for (int64_t i = 0; i < size; i++) sample[i] = x[(2 * i + 1) * n / (2 * size)];
-        low = -INFINITY, high = INFINITY;
-        if (at >= away) neighbours(sample, sample + size, size, at - away, 0, 1, &low, after);
-        if (at + away < size) neighbours(sample, sample + size, size, at + away, 0, 1, &high, after);
+        const int64_t at = k * FEW / n;
+        for (int64_t i = 0; i < FEW; i++) sample[i] = x[(2 * i + 1) * n / (2 * FEW)];
+        sort_few(sample, sorted, FEW);
+        low = at >= 2 ? sorted[at - 2] : -INFINITY, high = at + 2 < FEW ? sorted[at + 2] : INFINITY;
         double *found = room + round % 2 * half;
         int64_t kept, below;
         while (1) {
@@ -135,24 +128,15 @@ static void neighbours(
         poor = low == high || kept == n ? 5 : poor + (2 * kept > n);
         x = found, n = kept, k -= below;
     }
-    if (n <= FEW) places_of_few(x, n, k, k + next, at_k, after);
-    else {
-        *at_k = place_by_bits(x, n, k, low, high);
-        *after = number_up_to(x, n, *at_k) > k + next ? *at_k : INFINITY;
-        for (int64_t i = 0; i < n; i++) *after = x[i] > *at_k && x[i] < *after ? x[i] : *after;
+    if (any_nan(x, n)) return NAN;
+    if (n <= FEW) {
+        sort_few(x, sorted, n);
+        a = sorted[k], b = sorted[k + next];
+    } else {
+        a = place_by_bits(x, n, k, low, high);
+        b = number_up_to(x, n, a) > k + next ? a : INFINITY;
+        for (int64_t i = 0; i < n; i++) b = x[i] > a && x[i] < b ? x[i] : b;
     }
-    if (any_nan(x, n)) *at_k = *after = NAN;
-}
-
-/* The quantile of n values at `level`; NaN if a value is NaN, and 0 instead of -0. `room` has space for 2 n values. */
-static double quantile(const double *x, double *room, int64_t n, double level, int threads)
-{
-    if (!n) return 0;
-    const double place = level * (double)(n - 1);
-    const int64_t k = (int64_t)place;
-    const double t = place - (double)k;
-    double a, b;
-    neighbours(x, room, n, k, k + 1 < n, threads, &a, &b);
     if (t == 0 || a == b) return a + 0.0;
     if (b - a == INFINITY) return a * (1 - t) + b * t;
     return t < 0.5 ? a + (b - a) * t : b - (b - a) * (1 - t); /* from the nearer end */

@@ -40,34 +40,17 @@
 #define FILL_GAP(array, from, to) \
     for (int64_t k = (from), end = (to); k < end; k++) STORE(RESULT, array, k, fill)
 
-typedef float stored_f32;
-typedef double stored_f64;
-typedef uint16_t stored_bf16;
-typedef uint16_t stored_f16;
-static inline float load_f32(const float *p) { return *p; }
-static inline double load_f64(const double *p) { return *p; }
-static inline float load_bf16(const uint16_t *p) { return from_bf16(*p); }
-static inline float load_f16(const uint16_t *p) { return from_f16(*p); }
-static inline void store_f32(float *p, double value) { *p = (float)value; }
-static inline void store_f64(double *p, double value) { *p = value; }
-static inline void store_bf16(uint16_t *p, double value) { *p = to_bf16((float)value); }
-static inline void store_f16(uint16_t *p, double value) { *p = to_f16((float)value); }
-
-/* A maximum of floats is taken on integers of the same order, because C's rules for NaN prevent a vector maximum. */
-typedef int32_t ordered_f32;
-typedef int64_t ordered_f64, ordered_double;
-static inline int32_t order_f32(float x) { int32_t i; memcpy(&i, &x, 4); return i ^ ((i >> 31) & INT32_MAX); }
-static inline int64_t order_f64(double x) { int64_t i; memcpy(&i, &x, 8); return i ^ ((i >> 63) & INT64_MAX); }
-static inline float unorder_f32(int32_t i) { float x; i ^= (i >> 31) & INT32_MAX; memcpy(&x, &i, 4); return x; }
-static inline double unorder_f64(int64_t i) { double x; i ^= (i >> 63) & INT64_MAX; memcpy(&x, &i, 8); return x; }
-#define MORE(a, b) ((a) > (b) ? (a) : (b))
-
+#define DTYPE(NAME, KIND, OF, FROM, TO)                                                                            \
+    typedef KIND stored_##NAME;                                                                                    \
+    static inline OF load_##NAME(const KIND *p) { return FROM(*p); }                                               \
+    static inline void store_##NAME(KIND *p, double value) { *p = TO((OF)value); }
+DTYPE(f32, float, float, , )
+DTYPE(f64, double, double, , )
+DTYPE(bf16, uint16_t, float, from_bf16, to_bf16)
+DTYPE(f16, uint16_t, float, from_f16, to_f16)
 typedef STORED(REAL) real;
-typedef JOIN(ordered_, REAL) ordered_real;
-#define order_double order_f64
-#define unorder_double unorder_f64
-#define order_real JOIN(order_, REAL)
-#define unorder_real JOIN(unorder_, REAL)
+#define larger_double larger_f64
+#define MORE(a, b) ((a) > (b) ? (a) : (b))
 {functions}
 
 #define SHORT 2048 /* tokens whose values fit on a thread's stack: memory from malloc costs more than their sums */

@@ -93,17 +93,7 @@ static inline int64_t longest_of(const int64_t *offsets, int64_t n)
 #define KEEP(HOW, KIND, values, to, x) values[i] = x;
 #define ADD_ROWS(HOW, KIND, values, to, x) HOW##_rows_##KIND(to, values, offsets, rows, longest);
 #define IN_LANES(HOW, KIND, values, to, x)                                                                         \
-    LANE_##HOW(KIND) values[LANES];                                                                                \
-    for (int k = 0; k < LANES; k++) values[k] = FIRST_##HOW(KIND);
-#define ADD(HOW, KIND, values, to, x) values[k] = ADDED_##HOW(KIND, values[k], x);
-#define ADD_UP(HOW, KIND, values, to, x) (to)[0] = TOTAL_##HOW(KIND, (to)[0], HOW##_##KIND(values, LANES));
-#define NONE_sum 0
-#define NONE_max (-INFINITY)
-#define LANE_sum(KIND) KIND
-#define LANE_max(KIND) ordered_##KIND
-#define FIRST_sum(KIND) 0
-#define FIRST_max(KIND) order_##KIND(-INFINITY)
-#define ADDED_sum(KIND, a, x) ((a) + (x))
-#define ADDED_max(KIND, a, x) MORE(a, order_##KIND(x))
-#define TOTAL_sum(KIND, a, x) ((a) + (x))
-#define TOTAL_max(KIND, a, x) MORE(a, unorder_##KIND(x))
+    KIND values[LANES];                                                                                            \
+    for (int k = 0; k < LANES; k++) values[k] = NONE_##HOW;
+#define ADD(HOW, KIND, values, to, x) values[k] = JOIN_##HOW(KIND, values[k], x);
+#define ADD_UP(HOW, KIND, values, to, x) (to)[0] = JOIN_##HOW(double, (to)[0], HOW##_##KIND(values, LANES));

@@ -70,8 +70,8 @@ class Places:
 
     - `starts`: by stratum, where its vectors begin, and the number of its elements.
     - `numbers`: the stratum of every output, and the number of its vector there.
-    - `blocks`: outputs of one stratum lie side by side, in rows of a block. The place of its first number, the number
-      of its rows, and that of the stratum's elements.
+    - `blocks`: outputs of one stratum lie side by side, in rows of a block. The number of its first vector, and that of
+      its rows.
     - `rows`: by stratum, the row of each output. Equal outputs share one.
     - `constant`: outputs that are the same in every call. They have no place.
     """
@@ -79,7 +79,7 @@ class Places:
     starts: Mapping[str, tuple[int, int]]
     numbers: Mapping[Key, tuple[str, int]]
     rows: Mapping[str, Mapping[Key, int]]
-    blocks: Mapping[str, tuple[int, int, int]]
+    blocks: Mapping[str, tuple[int, int]]
     constant: Mapping[Key, Tensor]
 
     def place(self, of: tuple[str, int]) -> slice:
@@ -114,8 +114,9 @@ class Outputs(MutableMapping[Key, Tensor]):
     def block(self, stratum: str) -> Tensor:
         """The outputs of a stratum that lie in the workspace: float64 [outputs, elements]."""
         assert self.work is not None
-        first, rows, elements = self.places.blocks[stratum]
-        return self.work[first : first + rows * elements].view(rows, elements)
+        first, rows = self.places.blocks[stratum]
+        at, elements = self.places.starts[stratum]
+        return self.work[at + first * elements : at + (first + rows) * elements].view(rows, elements)
 
     def number(self, key: Key) -> float:
         """An output of one element. On a GPU, reading it waits for the device."""

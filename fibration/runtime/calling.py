@@ -25,35 +25,17 @@ ALIGNMENT = 64  # bytes, as torch aligns its own memory
 
 @dataclass(frozen=True)
 class BoundPlan:
-    """A plan on one index: the layout of its workspace, and the arguments that no call changes.
+    """A plan on one index: where outputs lie in its workspace of `length`, and the arguments that no call changes.
 
     `whole`: segments cover all tokens, so kernels fill the gaps between segments. `by_row`: every segment that reads
-    advantages lies in one row. `constant` and `given`: outputs that are numbers or inputs, so that nothing computes
-    them.
+    advantages lies in one row.
     """
 
-    plan: Plan
-    slots: Mapping[Node, tuple[str, int]]
     length: int
     whole: bool
     by_row: bool
-    values: list[object]  # by argument
+    values: tuple[object, ...]  # by argument
     places: Places
-    given: Mapping[Key, Input]
-
-    def per_row(self, batch: Batch) -> bool:
-        """Whether kernels read one advantage per row: the batch has them, and each segment that reads one lies in one
-        row.
-        """
-        return batch.per_row and self.by_row
-
-    def vector_of(self, node: Node, work: Tensor, batch: Batch) -> Tensor:
-        if node in self.slots:
-            return work[self.places.place(self.slots[node])]
-        if isinstance(node, Const):
-            return torch.full((1,), node.value, dtype=torch.float64, device=work.device)
-        assert isinstance(node, Input)
-        return batch.vectors[node]
 
 
 @dataclass(frozen=True)
@@ -84,31 +66,34 @@ class Frame:
         """Whether memory for results comes with the fill in it, so that kernels need not write it."""
         return self.is_mapped and self.fill == 0
 
-    def outputs(self, given: Mapping[Input, Tensor]) -> Outputs:
-        """Memory for the outputs of one call. The fill is in it where kernels do not write every place."""
-        bound, whole = self.bound, self.bound.whole
-        found = dict(self.vectors)
+    def filled(self, tensors: Mapping[str, Tensor], given: Mapping[Input, Tensor]) -> tuple[Outputs, Holes]:
+        """Memory for the outputs of one call, with the fill where kernels do not write; and what fills the holes: the
+        caller's tensors, vectors of its advantages or rewards, and outputs.
+        """
+        binding, whole, found = self.binding, self.bound.whole, dict(self.vectors)
+        holes = [(i, tensors[name].contiguous()) for i, name in binding.tokens]
         if given:
-            found |= {key: given[node] for key, node in bound.given.items() if node in given}
-        for _, key in self.binding.results:
+            found |= {key: given[node] for key, node in binding.inputs.items() if node in given}
+            holes += [(i, given[node]) for i, node in binding.given]
+        for i, key in binding.results:
             if self.is_mapped:
-                found[key] = mapped_zeros(self.shape, self.empty.dtype)
-                if not whole and self.fill:
-                    found[key].fill_(self.fill)
+                result = mapped_zeros(self.shape, self.empty.dtype)
+                result = result if whole or not self.fill else result.fill_(self.fill)
             else:
-                found[key] = self.empty.new_empty(self.shape) if whole else self.empty.new_full(self.shape, self.fill)
-        return Outputs(found, self.workspace.new_empty(bound.length), bound.places)
+                result = self.empty.new_empty(self.shape) if whole else self.empty.new_full(self.shape, self.fill)
+            found[key] = result
+            holes.append((i, result))
+        work = self.workspace.new_empty(self.bound.length)
+        holes.append((binding.work, work))
+        return Outputs(found, work, self.bound.places), holes
 
-    def holes(
-        self, tensors: Mapping[str, Tensor], given: Mapping[Input, Tensor], outputs: Outputs
-    ) -> list[tuple[int, Tensor]]:
-        """What fills the holes: the caller's tensors, vectors of its advantages or rewards, and outputs."""
-        assert outputs.work is not None
-        found = [(i, tensors[name].contiguous()) for i, name in self.binding.tokens]
-        found += [(i, given[node]) for i, node in self.binding.given]
-        found += [(i, outputs.given[key]) for i, key in self.binding.results]
-        found.append((self.binding.work, outputs.work))
-        return found
+    def vector_of(self, node: Node, work: Tensor, batch: Batch) -> Tensor:
+        if node in self.binding.slots:
+            return work[self.bound.places.place(self.binding.slots[node])]
+        if isinstance(node, Const):
+            return torch.full((1,), node.value, dtype=torch.float64, device=work.device)
+        assert isinstance(node, Input)
+        return batch.vectors[node]
 
 
 def mapped_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -129,8 +114,11 @@ class Binding:
         self.plan, self.arguments = plan, arguments
         self.of_index = [(i, a) for i, a in enumerate(arguments) if a.kind in OF_INDEX]
         self.coarse = {k: n for k, n in plan.program.outputs.items() if n.stratum not in plan.program.leaves}
-        self.vectors = Counter(n.stratum for n in plan.saved)  # one stratum after the other
-        self.slots = {n: (n.stratum, i) for s in self.vectors for i, n in enumerate(_of(s, plan.saved))}
+        self.slots: dict[Node, tuple[str, int]] = {}
+        self.vectors: Counter[str] = Counter()  # the vectors of each stratum, one stratum after the other
+        for node in plan.saved:
+            self.slots[node] = node.stratum, self.vectors[node.stratum]
+            self.vectors[node.stratum] += 1
         self.numbers = {k: self.slots[n] for k, n in self.coarse.items() if n in self.slots}
         self.inputs = {k: n for k, n in self.coarse.items() if isinstance(n, Input)}
         self.blocks = {s: (self.slots[block[0]][1], len(block)) for s, block in plan.blocks.items()}
@@ -150,9 +138,6 @@ class Binding:
         holes = {self.work, *(i for part in (self.tokens, self.given, self.results) for i, _ in part)}
         self.of_call = [(i, a) for i, a in enumerate(arguments) if a.kind in OF_CALL and i not in holes]
 
-    def on(self, index: Elements) -> BoundPlan:
-        return index.kept(self, lambda: self._bound(index))
-
     def _bound(self, index: Elements) -> BoundPlan:
         starts, at = {}, 0
         for stratum, number in self.vectors.items():
@@ -165,20 +150,17 @@ class Binding:
         for i, a in self.of_index:
             values[i] = OF_INDEX[a.kind](index, a)
         return BoundPlan(
-            plan=self.plan,
-            slots=self.slots,
             length=at,
             whole=alone and all(lay.positions is None and lay.tokens is None and len(lay.starts) for lay in layouts),
             by_row=all(index.rows_of(segments) is not None for segments in self.reading),
-            values=values,
+            values=tuple(values),
             places=Places(
                 starts=starts,
                 numbers=self.numbers,
                 rows=self.rows,
-                blocks={s: (starts[s][0] + first * starts[s][1], n, starts[s][1]) for s, (first, n) in self.blocks.items()},
+                blocks=self.blocks,
                 constant=self._constants(index.device),
             ),
-            given=self.inputs,
         )
 
     def _constants(self, device: torch.device) -> Mapping[Key, Tensor]:
@@ -190,17 +172,17 @@ class Binding:
         return self._constant[device]
 
     def frame(self, batch: Batch) -> Frame:
-        bound, index = self.on(batch.index), batch.index
-        values = bound.values.copy()
+        bound, index = batch.index.kept(self, lambda: self._bound(batch.index)), batch.index
+        values, per_row = list(bound.values), batch.per_row and bound.by_row
         for i, a in self.of_call:
-            values[i] = OF_CALL[a.kind](bound, batch, a)
+            values[i] = OF_CALL[a.kind](per_row, batch, a)
         return Frame(
             binding=self,
             bound=bound,
             values=values,
-            vectors={key: batch.vectors[node] for key, node in bound.given.items() if node.kind not in GIVEN},
+            vectors={key: batch.vectors[node] for key, node in self.inputs.items() if node.kind not in GIVEN},
             shape=index.shape,
-            per_row=bound.per_row(batch),
+            per_row=per_row,
             fill=batch.fill,
             empty=torch.empty(0, dtype=batch.dtype, device=index.device),
             workspace=torch.empty(0, dtype=torch.float64, device=index.device),
@@ -241,28 +223,27 @@ class Runner:
         """Run it over ranks. Between two functions, their partial sums are combined."""
         frame, fill, call = self._ready(program, batch)
         outputs, holes = fill(tensors_of(batch), given_of(batch))
-        plan, bound, work, ranks = frame.bound.plan, frame.bound, outputs.work, batch.index.ranks
+        plan, work, ranks = frame.binding.plan, outputs.work, batch.index.ranks
         assert work is not None and ranks is not None
         for (function, section), stage in itertools.zip_longest(plan.functions(program).items(), plan.collectives):
             if section:
                 call(function, holes)
             if stage:
-                vectors = {n: bound.vector_of(n, work, batch) for n in stage.reads}
+                vectors = {n: frame.vector_of(n, work, batch) for n in stage.reads}
                 for node, whole in ranks.collect(stage, vectors, batch.index).items():
-                    bound.vector_of(node, work, batch).copy_(whole)
+                    frame.vector_of(node, work, batch).copy_(whole)
         return outputs
 
     def _ready(self, program: str, batch: Batch) -> tuple[Frame, Fill, Call]:
         """A frame, what fills its holes for one call, and what calls the program's functions."""
         self.check(batch.index)
         frame = self.bindings[program].frame(batch)
-        spread = _spread_of(batch.index) if batch.per_row and not frame.per_row else None
+        fill = frame.filled
+        if batch.per_row and not frame.per_row:
+            spread = _spread_of(batch.index)
 
-        def fill(tensors: Mapping[str, Tensor], given: Mapping[Input, Tensor]) -> tuple[Outputs, Holes]:
-            if spread is not None:
-                tensors = {**tensors, GIVEN_TENSOR: spread(tensors[GIVEN_TENSOR])}
-            outputs = frame.outputs(given)
-            return outputs, frame.holes(tensors, given, outputs)
+            def fill(tensors: Mapping[str, Tensor], given: Mapping[Input, Tensor]) -> tuple[Outputs, Holes]:
+                return frame.filled({**tensors, GIVEN_TENSOR: spread(tensors[GIVEN_TENSOR])}, given)
 
         return frame, fill, self.ready(program, frame, batch)
 
@@ -279,12 +260,12 @@ OF_INDEX: Mapping[str, Callable[[Elements, Argument], object]] = {
     "places": lambda index, a: math.prod(index.shape),
 }
 HOLES = ("token", "advantage", "result", "work")
-OF_CALL: Mapping[str, Callable[[BoundPlan, Batch, Argument], object]] = {
-    "rows": lambda bound, batch, a: batch.index.rows_of(a.key[0]) if bound.per_row(batch) else None,
-    "vector": lambda bound, batch, a: batch.vectors.get(a.key[0]),  # only metrics read what is not there
-    "stride": lambda bound, batch, a: _stride(batch.vectors.get(a.key[0])),
-    "matrix": lambda bound, batch, a: batch.vectors.get(a.key[0]),
-    "fill": lambda bound, batch, a: batch.fill,
+OF_CALL: Mapping[str, Callable[[bool, Batch, Argument], object]] = {
+    "rows": lambda per_row, batch, a: batch.index.rows_of(a.key[0]) if per_row else None,
+    "vector": lambda _, batch, a: batch.vectors.get(a.key[0]),  # only metrics read what is not there
+    "stride": lambda _, batch, a: _stride(batch.vectors.get(a.key[0])),
+    "matrix": lambda _, batch, a: batch.vectors.get(a.key[0]),
+    "fill": lambda _, batch, a: batch.fill,
 }
 for_each("values of arguments", KINDS, {**OF_INDEX, **OF_CALL, **dict.fromkeys(HOLES)})
 
@@ -299,10 +280,6 @@ def _spread_of(index: Elements) -> Callable[[Tensor], Tensor]:
         return made
 
     return spread
-
-
-def _of(stratum: str, nodes: tuple[Node, ...]) -> list[Node]:
-    return [n for n in nodes if n.stratum == stratum]
 
 
 def _stride(vector: Tensor | None) -> int:

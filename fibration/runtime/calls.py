@@ -137,7 +137,7 @@ class Executor:
                 required="finite sums of what is known before the update",
                 remedy="compare with backend='torch', which computes in float64",
             )
-        index.keep(FROZEN_SUMS, Frozen.of(sums, self.hierarchy, program, index, parameters))
+        index.keep(FROZEN_SUMS, Frozen(sums, parameter_values(self.hierarchy, program, index, parameters or {})))
 
     def live(self, advantages: Tensor, index: Index | None, dead_if: DeadIf) -> Tensor:
         """See `Operator.live`."""

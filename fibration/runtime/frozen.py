@@ -12,7 +12,6 @@ from torch import Tensor
 from fibration.compiler.program import Program
 from fibration.errors import BatchError, listed
 from fibration.language.hierarchy import Hierarchy
-from fibration.runtime.index.index import Index
 from fibration.runtime.index.micro import MicroIndex
 from fibration.runtime.measured import Measured
 from fibration.runtime.metrics import Metric
@@ -27,10 +26,6 @@ class Frozen:
 
     sums: Mapping[str, Tensor]
     parameters: Values
-
-    @staticmethod
-    def of(sums: Mapping[str, Tensor], h: Hierarchy, prologue: Program, index: Index, given: Any) -> Frozen:
-        return Frozen(sums, parameter_values(h, prologue, index, {} if given is None else given))
 
 
 def frozen_sums(h: Hierarchy, prologue: Program, index: MicroIndex, given: Any) -> Mapping[str, Tensor]:

@@ -173,13 +173,11 @@ class Operator:
 
         Raises BatchError with the input or the token that does not fit, and ParameterError with the parameter.
         """
+        given = log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
         if is_followed():
-            given = log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
             share, _, _, measured = compiled.of_coefficients(self, *given)
             return Loss(share, measured)
-        outputs, dtype, measured = self._outputs(
-            log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
-        )
+        outputs, dtype, measured = self._outputs(*given)
         assert index is not None
         return Loss(Share.apply(log_probs, outputs, dtype, index.shares), measured)
 
@@ -200,26 +198,16 @@ class Operator:
         For any model `∇J = Σ c_i ∇log π(i)` (eq:grad_decomp). So back-propagate `-(c * log_probs).sum()`, with `c` the
         `.values` of the result, in any number of pieces. Values are float64 for float64 log-probs, else float32.
         """
-        if is_followed():
-            now = log_probs.detach()  # coefficients have no gradient
-            given = now, old_log_probs, advantages, index, parameters, rewards, policies, metrics
-            return Coefficients(*compiled.of_coefficients(self, *given)[1:])
-        outputs, dtype, measured = self._outputs(
-            log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
-        )
+        given = old_log_probs, advantages, index, parameters, rewards, policies, metrics
+        if is_followed():  # coefficients have no gradient
+            return Coefficients(*compiled.of_coefficients(self, log_probs.detach(), *given)[1:])
+        outputs, dtype, measured = self._outputs(log_probs, *given)
         return Coefficients(outputs[COEFFICIENTS], outputs.scalar(OBJECTIVE, dtype), measured)
 
     def _outputs(
-        self,
-        log_probs: Tensor,
-        old_log_probs: Tensor,
-        advantages: Tensor | None,
-        index: Index | None,
-        parameters: Mapping[str, Any] | None,
-        rewards: Tensor | None,
-        policies: Mapping[str, Tensor] | None,
-        metrics: bool | str | Sequence[str],
-    ) -> tuple[Outputs, torch.dtype, MetricSource]:
+        self, log_probs: Any, old_log_probs: Any, advantages: Any, index: Any, parameters: Any, rewards: Any,
+        policies: Any, metrics: Any,
+    ) -> tuple[Outputs, torch.dtype, MetricSource]:  # fmt: skip
         """The outputs of a call, the dtype of its results, and its metrics."""
         tokens = {"log_probs": log_probs, "old_log_probs": old_log_probs}
         graph = torch.is_grad_enabled()

@@ -22,7 +22,7 @@ from fibration.runtime.given import at_elements
 from fibration.runtime.index.index import Index
 from fibration.runtime.metrics import Asked
 from fibration.runtime.parameters import plain
-from fibration.runtime.signs import exchanged, is_above_0, sample_of
+from fibration.runtime.signs import exchanged, sample_of
 
 NONFINITE = Key("nonfinite")
 KEPT = "prepared calls"  # in the cache of an index
@@ -58,8 +58,9 @@ class Prepared:
                 return False
             if graph and tensor.requires_grad and name != "log_probs":  # which alone gets a gradient
                 return False
-        given, some = tensors.get(GIVEN_TENSOR), self.sample
-        return some is None or is_above_0(given, some) or exchanged(tensors, index, given) is None
+        if self.sample is None or tensors[GIVEN_TENSOR].detach().reshape(-1)[self.sample].amax().item() > 0:
+            return True
+        return exchanged(tensors, index, tensors[GIVEN_TENSOR]) is None
 
     def run(self, tensors: Mapping[str, Tensor], index: Index) -> Outputs:
         if not self.given:
@@ -108,17 +109,11 @@ def keep(index: Index, key: Hashable, asked: Asked, program: str, batch: Batch, 
     if len(kept) >= MANY:
         kept.clear()
     looks = devices.can_sync(index.device)
-    kept[key] = Prepared(
-        program=program,
-        asked=asked,
-        launch=launch,
-        needs=tuple((name, t.dtype, tuple(t.shape)) for name, t in tensors_of(batch).items()),
-        given=tuple(given_of(batch)),
-        per_row=batch.per_row,
-        dtype=batch.dtype,
-        looks=looks,
-        sample=sample_of(index) if looks and batch.advantage is not None and not batch.per_row else None,
-    )
+    needs = tuple((name, t.dtype, tuple(t.shape)) for name, t in tensors_of(batch).items())
+    compared = looks and batch.advantage is not None and not batch.per_row and len(index.every)
+    sample = sample_of(index) if compared else None
+    given = tuple(given_of(batch))
+    kept[key] = Prepared(program, asked, launch, needs, given, batch.per_row, batch.dtype, looks, sample)
 
 
 def is_plain_call(device: torch.device) -> bool:

@@ -15,7 +15,7 @@ from fibration.errors import BatchError
 from fibration.runtime.index.index import Index
 
 FEW_TOKENS = 8  # with fewer tokens, or fewer different advantages, signs prove nothing
-SAMPLE, SAMPLED = "sample of tokens", 64
+SAMPLED = 64
 NO_LOG_PROBS = ("log_ratio", "cotangent", *GIVEN.values())
 
 
@@ -50,7 +50,8 @@ def exchanged(tensors: Mapping[str, Tensor], index: Index, given: object) -> str
     """
     if not isinstance(given, Tensor) or tuple(given.shape) != index.shape or given.device != index.device:
         return None
-    if is_above_0(given, sample_of(index)):
+    some = sample_of(index)  # enough for most batches
+    if not len(some) or given.detach().reshape(-1)[some].amax().item() > 0:
         return None
     for name, tensor in tensors.items():
         limit = highest(name, tensor.dtype)
@@ -67,14 +68,7 @@ def exchanged(tensors: Mapping[str, Tensor], index: Index, given: object) -> str
 
 def sample_of(index: Index) -> Tensor:
     """The places of a few unmasked tokens."""
-    return index.kept(SAMPLE, lambda: index.positions[:: max(len(index.positions) // SAMPLED, 1)])
-
-
-def is_above_0(given: Tensor, places: Tensor) -> bool:
-    """Whether `given` is above 0 somewhere at these places, so that it has no log-probs. A few places are enough for
-    most batches. True without places.
-    """
-    return not len(places) or given.detach().reshape(-1)[places].amax().item() > 0
+    return index.kept("a few tokens", lambda: index.positions[:: max(len(index.positions) // SAMPLED, 1)])
 
 
 def refuse_negated(tensors: Mapping[str, Tensor], index: Index) -> None:

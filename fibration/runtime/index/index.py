@@ -7,7 +7,7 @@ tokens. Masked tokens, and rows without an unmasked token, belong to no element.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -112,7 +112,7 @@ class Index(Elements):
     @property
     def parents(self) -> Mapping[Edge, Tensor]:
         """Per fibration, the target of every source element: int64 [source]."""
-        return Parents(self)
+        return {edge: self.parent(*edge) for edge in self.edges}
 
     @once
     def count(self, of: str, over: str) -> Tensor:
@@ -237,21 +237,3 @@ class Summed:
             else:  # far fewer elements, and exact
                 self.known[stratum] = self.over(between).over(parent, size)
         return self.known[stratum]
-
-
-class Parents(Mapping[Edge, Tensor]):
-    """The fibrations of an index, as the parent of every element of the source."""
-
-    def __init__(self, index: Index) -> None:
-        self.index = index
-
-    def __getitem__(self, edge: Edge) -> Tensor:
-        if edge not in self.index.edges:
-            raise KeyError(edge)
-        return self.index.parent(*edge)
-
-    def __iter__(self) -> Iterator[Edge]:
-        return iter(self.index.edges)
-
-    def __len__(self) -> int:
-        return len(self.index.edges)
