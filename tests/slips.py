@@ -222,8 +222,8 @@ SLIPS = (
     ),
     _slip(
         "masked tokens count in the batch", "hard_inputs test_operator metrics",
-        "torch.tensor([self.size[of]], device=self.device).double()",
-        "torch.tensor([int(np.prod(self.shape)) if of in self.leaves else self.size[of]]).double()",
+        "torch.full((1,), self.size[of], dtype=torch.float64, device=self.device)",
+        "torch.full((1,), int(np.prod(self.shape)) if of in self.leaves else self.size[of], dtype=torch.float64)",
     ),
     _slip(
         "a micro-batch has counts of its own", "runtime/test_micro",
