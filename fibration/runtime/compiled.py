@@ -265,10 +265,6 @@ class _Step:
         return self.operator(*given) if through else self.function(*given)
 
 
-def _keep_nothing(ctx: Any, inputs: Any, output: Any) -> None:
-    return None
-
-
 def _refuse_again(ctx: Any, gradient: Tensor) -> Any:
     raise differentiated_again()
 
@@ -318,7 +314,7 @@ _coefficients_backward = _Step(
     _run_coefficients_backward,
     "(Tensor gradient, Tensor values, Tensor log_probs) -> Tensor",
     lambda gradient, values, log_probs: values.new_empty(values.shape, dtype=log_probs.dtype),
-    _keep_nothing,
+    lambda ctx, inputs, output: None,
     _refuse_again,
 )
 _gate = _Step(
@@ -334,6 +330,6 @@ _gate_backward = _Step(
     _run_gate_backward,
     f"(Tensor gradient, Tensor log_ratio, {GIVEN}) -> Tensor",
     lambda gradient, log_ratio, *given: log_ratio.new_empty(log_ratio.shape),
-    _keep_nothing,
+    lambda ctx, inputs, output: None,
     _refuse_again,
 )

@@ -27,7 +27,7 @@ def usable(device: torch.device | str) -> torch.device:
     be used.
     """
     try:
-        found = torch.empty(0, device=device).device
+        found = device if device == torch.device("cpu") else torch.empty(0, device=device).device
     except (AssertionError, RuntimeError) as error:
         first = str(error).splitlines()[0]
         raise HierarchyIndexError(f"device={str(device)!r} cannot be used", found=first) from None

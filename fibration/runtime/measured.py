@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -67,11 +67,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Measured:
-    """The metrics of one call: their numbers, and the index, which counts."""
+    """The metrics of one call: their numbers, or the outputs that have them; and the index, which counts."""
 
-    numbers: Tensor | None = None
+    source: Tensor | Outputs | None = None
     table: Table | None = None
     index: Index | None = None
+
+    @cached_property
+    def numbers(self) -> Tensor | None:
+        """Read on first use; the outputs are then let go."""
+        if not isinstance(self.source, Outputs) or self.table is None:
+            return self.source  # type: ignore[return-value]
+        found, self.source.work = self.table.read(self.source), None
+        return found
 
     def metrics(self) -> dict[str, Metric]:
         """The metrics. Each has numbers of its own, so that changing one in place changes no other."""
@@ -174,7 +182,8 @@ class Collector:
             return Measured()
         made = partial(self._table, program, outputs, index, asked)
         table: Table = index.kept((self, id(outputs.places.rows), program, asked), made)
-        return Measured(table.read(outputs), table, index)
+        kept = Outputs({key: outputs[key] for key, _ in table.vectors}, outputs.work, outputs.places)
+        return Measured(kept if devices.can_sync(index.device) else table.read(kept), table, index)
 
     def _table(self, program: str, outputs: Outputs, index: Index, asked: Asked) -> Table:
         names = {s: index.labels.get(s, ()) for s in dict.fromkeys(r.over for r in rows(self.hierarchy))}

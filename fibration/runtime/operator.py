@@ -175,8 +175,8 @@ class Operator:
         """
         given = log_probs, old_log_probs, advantages, index, parameters, rewards, policies, metrics
         if is_followed():
-            share, _, _, measured = compiled.of_coefficients(self, *given)
-            return Loss(share, measured)
+            share, _, _, deferred = compiled.of_coefficients(self, *given)
+            return Loss(share, deferred)
         outputs, dtype, measured = self._outputs(*given)
         assert index is not None
         return Loss(Share.apply(log_probs, outputs, dtype, index.shares), measured)

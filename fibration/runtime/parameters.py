@@ -91,7 +91,8 @@ def parameter_vectors_of(hierarchy: Hierarchy, program: Program, index: Index, g
         values = parameter_values(hierarchy, program, index, given)
         step = index.whole if isinstance(index, MicroIndex) else None
         whole = values if step is None else parameter_values(hierarchy, program, step, given)
-        return parameter_vectors(values, index), {n: _largest(v) for n, v in whole.items()}
+        largest = {n: max(0.0, float(v[0])) if len(v) == 1 else float(v.max(initial=0.0)) for n, v in whole.items()}
+        return parameter_vectors(values, index), largest
 
     numbers = None if devices.is_recording() else plain(given)
     if numbers is None:
@@ -103,10 +104,6 @@ def parameter_vectors_of(hierarchy: Hierarchy, program: Program, index: Index, g
         last.clear()
         last[numbers] = program, found
     return last[numbers][1]
-
-
-def _largest(numbers: Numbers) -> float:
-    return max(0.0, float(numbers[0])) if len(numbers) == 1 else float(numbers.max(initial=0.0))
 
 
 def plain(given: object) -> object:

@@ -15,7 +15,6 @@ from fibration.errors import BatchError
 from fibration.runtime.index.index import Index
 
 FEW_TOKENS = 8  # with fewer tokens, or fewer different advantages, signs prove nothing
-SAMPLED = 64
 NO_LOG_PROBS = ("log_ratio", "cotangent", *GIVEN.values())
 
 
@@ -67,8 +66,8 @@ def exchanged(tensors: Mapping[str, Tensor], index: Index, given: object) -> str
 
 
 def sample_of(index: Index) -> Tensor:
-    """The places of a few unmasked tokens."""
-    return index.kept("a few tokens", lambda: index.positions[:: max(len(index.positions) // SAMPLED, 1)])
+    """The places of about 64 unmasked tokens."""
+    return index.kept("a few tokens", lambda: index.positions[:: max(len(index.positions) // 64, 1)])
 
 
 def refuse_negated(tensors: Mapping[str, Tensor], index: Index) -> None:

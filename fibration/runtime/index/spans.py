@@ -142,6 +142,12 @@ def lay_out(segment: Codes, segments: int, starts: Codes, before: Codes, device:
 
     Pieces are in order of place, and so are the tokens of a segment.
     """
+
+    def move(array: Codes) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(device)
+
+    if len(segment) == segments and bool((segment[1:] > segment[:-1]).all()):  # one piece each
+        return Layout(move(before), move(starts), None, None)
     sizes, first = steps(before), before[:-1]
     in_order = bool((segment[1:] >= segment[:-1]).all())
     if not in_order:
@@ -153,10 +159,6 @@ def lay_out(segment: Codes, segments: int, starts: Codes, before: Codes, device:
     start = np.concatenate([[0], ends])[cuts[:-1]]  # an empty segment starts where its predecessor ended
     filled = steps(cuts).nonzero()[0]
     start[filled] = starts[cuts[filled]]
-
-    def move(array: Codes) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, np.int64)).to(device)
-
     return Layout(
         offsets=move(_before(sizes)[cuts]),
         starts=move(start),
