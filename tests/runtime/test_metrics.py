@@ -405,8 +405,8 @@ def test_a_table_of_metrics_belongs_to_the_places_of_its_program():
     tokens = {"log_probs": given[0], "old_log_probs": given[1]}
     outputs, _ = op.calls.call("evaluate", layout.index, tokens, given[2], {}, None, torch.float32, False, metrics=True)
     places, work = outputs.places, outputs.work.clone()
-    first, rows, elements = places.blocks["batch"]
-    work[first : first + rows * elements] = outputs.block("batch").flip(0).reshape(-1)
+    (first, rows), (start, _) = places.blocks["batch"], places.starts["batch"]
+    work[start + first : start + first + rows] = outputs.block("batch").flip(0).reshape(-1)
     turned = {key: rows - 1 - i for key, i in places.rows["batch"].items()}
     other = Outputs(outputs.given, work, replace(places, rows={**places.rows, "batch": turned}))
     asked = op.calls.collector.asked(True)
