@@ -157,12 +157,6 @@ def atan(x):
 
 
 @triton.jit
-def left(size, t, most: tl.constexpr):
-    """The number of a row's places from the t-th on, at most one tile: int32 [BLOCK_R, 1]."""
-    return tl.maximum(tl.minimum(size - t, most), 0).to(tl.int32)[:, None]
-
-
-@triton.jit
 def of_program(by_length, n_segments, rows: tl.constexpr):
     """The segments of a program of a sweep, in the order of `by_length`, and which of them exist: [BLOCK_R]. Numbers of
     segments are int32: an address in int64 takes one instruction more."""
@@ -175,48 +169,53 @@ def of_program(by_length, n_segments, rows: tl.constexpr):
 
 @triton.jit
 def segments(offsets, starts, positions, b, live, vector: tl.constexpr):
-    """Where segments are. Of column 0 of a segment's first tile the number of its token, which may be below 0, and its
-    place, 0 with `positions`. Then the column of the first token, `lead`, because with vectors tiles begin at a
-    multiple of 4 places. And the column after the last token, 0 without tokens."""
+    """Where segments are: the number of the first token, how many there are, the place of column 0 of the first tile, 0
+    with `positions`, and the column of the first token, `lead`: with vectors tiles begin at a multiple of 4 places."""
     first = tl.load(offsets + b, mask=live, other=0)
-    size = tl.load(offsets + b + 1, mask=live, other=0) - first
+    size = (tl.load(offsets + b + 1, mask=live, other=0) - first).to(tl.int32)
     start = tl.load(starts + b, mask=live, other=0)
     lead = start.to(tl.int32) & (3 if vector else 0)
-    until = tl.where(size > 0, size + lead, 0).to(tl.int32)
     if positions is not None:
         start = tl.zeros_like(start)  # the tensor's
-    return first - lead, start - lead, lead, until
+    return first, size, start - lead, lead
 
 
 @triton.jit
-def reach_of(starts, positions, tokens, b, live, start, until, n_segments, places):
-    """The column at which a row's stores end: behind the masked places after its tokens, unless tokens have `positions`
-    or numbers of their own. And the least of the program's rows."""
-    reach = until
+def reach_of(starts, positions, tokens, b, live, start, size, lead, n_segments, places):
+    """The places that a row's stores fill: with the masked places after its tokens, unless tokens have `positions` or
+    numbers of their own. And the first column at which one of the program's rows ends."""
+    reach = size
     if positions is None and tokens is None:
         following = tl.load(starts + b + 1, mask=b + 1 < n_segments, other=places)
-        reach = tl.where(live, following - start, 0).to(tl.int32)
-    return reach, tl.min(reach, axis=0)
+        reach = tl.where(live, following - start - lead, 0).to(tl.int32)
+    return reach, tl.min(reach + lead, axis=0)
 
 
 @triton.jit
-def tile(positions, first, lead, until, t, columns: tl.constexpr, vector: tl.constexpr):
-    """The tile from the t-th column of each row on: `i` its columns (int32), `m` which are tokens, `j` the same columns
-    within the row's tokens, `n` how many come before the row's end, `at` the places to read, `read` their mask.
+def below(x, limit):
+    """0 <= x < limit, for int32 in one comparison: as an unsigned number, one below 0 is large."""
+    return x.to(tl.uint32) < tl.maximum(limit, 0).to(tl.uint32)
 
-    A vector of 4 is read whole: its neighbours are of other rows, or lie beside the tensor in 4 aligned places. Else a
-    column outside reads the row's nearest token, so a load needs one predicate per row: with one per token a thread
-    runs out of predicates, and its loads wait for each other."""
-    i = tl.arange(0, columns)[None, :]
-    n = left(until, t, columns)
-    m, j, read = i < n, tl.minimum(i, n - 1), n > 0
-    at = t + j
+
+@triton.jit
+def tile(positions, tokens, first, size, lead, t, columns: tl.constexpr, vector: tl.constexpr):
+    """The tile from the t-th column of each row on: `c` counts from the row's first token (int32), `m` tells which
+    columns are tokens, `k` are their numbers among all tokens, `at` the places to read.
+
+    A column outside reads the row's nearest token or vector, and one of an empty row the tensor's first place, so loads
+    have no masks: with one each a thread runs out of predicates, and puts zeros where it does not read. A vector of 4 is
+    read whole: its neighbours are of other rows, or lie beside the tensor in 4 aligned places."""
+    i, lead, size = tl.arange(0, columns)[None, :], lead[:, None], size[:, None]
+    c = t - lead + i
+    near = tl.minimum(tl.maximum(c, 0), tl.maximum(size - 1, 0))
+    k, at = first[:, None] + near, near
     if vector:
-        before = (lead - t)[:, None]
-        m, j, read, at = m & (i >= before), tl.maximum(j, before), i // 4 * 4 < n, t + i
+        at = tl.minimum(t + i // 4 * 4, tl.maximum(size + lead - 1, 0) // 4 * 4) + i % 4
     if positions is not None:
-        at = tl.load(positions + (first + t)[:, None] + j, mask=read, other=0)
-    return i, m, j, n, at, read
+        at = tl.load(positions + k, mask=size > 0, other=0)
+    if tokens is not None:
+        k = tl.load(tokens + k, mask=size > 0, other=0)
+    return c, below(c, size), k, at
 
 
 @triton.jit
@@ -228,6 +227,12 @@ def halved(sums):
         if sums.shape[1] > 1:
             sums = tl.sum(tl.reshape(sums, [sums.shape[0], 2, sums.shape[1] // 2]), axis=1)
     return tl.sum(sums, axis=1)
+
+
+@triton.jit
+def of_vectors(marks):
+    """The sums of 4 neighbouring columns, which a thread has: of 0 and NaN, which add up to the same in every order."""
+    return tl.sum(tl.reshape(marks, [marks.shape[0], marks.shape[1] // 4, 4]), axis=2)
 
 
 @triton.jit
@@ -252,30 +257,21 @@ def from_row(tensor, start, vector: tl.constexpr):
 
 
 @triton.jit
-def put(out, start, positions, at, t, i, m, lead, reach, fewest, value, vector: tl.constexpr):
+def put(out, start, positions, at, t, c, m, lead, reach, fewest, value, vector: tl.constexpr):
     """Stores a tile in its row's places: whole vectors, and the rest in tiles where a row may begin or end. `value` has
     the fill at masked places."""
-    high = left(reach, t, value.shape[1])
-    p = from_row(out, start, vector)
+    p, inside = from_row(out, start, vector), below(c, reach[:, None])
     if vector:
-        v, low = i // 4 * 4, (lead - t)[:, None]
-        whole = (v >= low) & (v + 4 <= high)
-        tl.store(p + (t + i), value, mask=whole)
+        p += t + tl.arange(0, value.shape[1])[None, :]
+        v = t - lead[:, None] + tl.arange(0, value.shape[1])[None, :] // 4 * 4
+        whole = below(v, reach[:, None] - 3)
+        tl.store(p, value, mask=whole)
         if t == 0 or t + value.shape[1] > fewest:
-            tl.store(p + (t + i), value, mask=(i >= low) & (i < high) & ((v < low) | (v + 4 > high)))
+            tl.store(p, value, mask=inside & ~whole)
     elif positions is None:
-        tl.store(p + (t + i), value, mask=i < high)
+        tl.store(p + c, value, mask=inside)
     else:
         tl.store(p + at, value, mask=m)
-
-
-@triton.jit
-def number(tokens, first, t, j, n):
-    """The numbers of a tile's tokens among all tokens: int64 [BLOCK_R, BLOCK_T]."""
-    k = (first + t)[:, None] + j
-    if tokens is not None:
-        k = tl.load(tokens + k, mask=n > 0, other=0)
-    return k
 
 
 @triton.jit

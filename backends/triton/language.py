@@ -25,7 +25,7 @@ HELPERS: Mapping[str, str] = {
 FUNCTIONS = [name for name, text in HELPERS.items() if f"def {name}(x):" in text]
 # One row per scalar operator of the IR, except `select`. functions.py has the functions that Triton lacks.
 OPERATORS: Mapping[str, str] = {
-    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
+    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-1.0 * {}",
     "stop": "{}", "log": "tl.log({})", "sqrt": "tl.sqrt({})",
     **{function: f"{function}({{}})" for function in FUNCTIONS},
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
@@ -33,8 +33,8 @@ OPERATORS: Mapping[str, str] = {
 }  # fmt: skip
 SKELETON_WORDS = """
 triton tl torch sys Path checked completed dtype_of_results laid_out described without_metrics b live first row now old
-start longest reach fewest t i m j n at read k y f a low high own row_advantage counter tokens shape wide singly
-block_r block_t block_c warps places fill lead until vector work part parts programs BLOCK_R BLOCK_T BLOCK_C BLOCK_S
+start origin longest reach fewest t c m at size k y f a low high own row_advantage counter tokens shape wide singly
+block_r block_t block_c warps places fill lead vector work part parts programs BLOCK_R BLOCK_T BLOCK_C BLOCK_S
 BLOCK_B BLOCK_P BLOCK_L WIDE VECTOR REAL METRICS metrics
 """.split()
 PROGRAMS = ("evaluate", "objective", "gate", "gate_adjoint", "levels")
@@ -83,6 +83,7 @@ def language(precision: str, wide: bool) -> Language:
         return call("tl.where", [condition, typed(a, precision) if is_literal(b) else a, b])
 
     operators = {op: v for op, v in OPERATORS.items() if not wide or op not in ("minimum", "maximum")}
+    operators |= {"neg": "-{}"} if wide else {}  # else no instruction: Triton's `-x` is `0 - x`
     # a GPU would fuse `p*q - p*q` into one operation, whose result is the rounding of the product
     alone = partial(typed, precision=precision)
     return Language("triton", operators, constant, where, itself="{} * 0.0", alone=alone)

@@ -73,7 +73,10 @@ def _parts(s):
         (scalar("select", scalar("lt", X, Y), Y, X), "tl.maximum(x, y)"),
         (scalar("select", scalar("le", ZERO, X), X, scalar("neg", X)), "tl.abs(x)"),
         (scalar("select", scalar("le", ZERO, X), X, ZERO), "tl.maximum(tl.full([], 0.0, REAL), x)"),
-        (scalar("select", scalar("le", ZERO, X), ZERO, scalar("neg", X)), "tl.maximum(-x, tl.full([], 0.0, REAL))"),
+        (
+            scalar("select", scalar("le", ZERO, X), ZERO, scalar("neg", X)),
+            "tl.maximum(-1.0 * x, tl.full([], 0.0, REAL))",
+        ),
         (scalar("or", scalar("lt", X, scalar("neg", Y)), scalar("lt", Y, X)), "y < tl.abs(x)"),
         (scalar("and", scalar("le", X, Y), scalar("le", Y, X)), "x == y"),
     ],
