@@ -11,6 +11,7 @@ import triton.language as tl
 # Whether a program may read what other programs of its launch have written. Not on ROCm, where a barrier does not wait
 # for the stores of other waves.
 ONE_LAUNCH = torch.version.hip is None
+PARTS = 128  # the most programs that share a sum over the batch
 
 
 def shape_for(mean_length):
@@ -44,12 +45,58 @@ def fibre_block(sources, targets):
 
 def share(elements):
     """The number of elements that each program of a coarse stage computes first."""
-    return max(8, triton.cdiv(elements, 128)) if ONE_LAUNCH else elements
+    return max(8, triton.cdiv(elements, PARTS)) if ONE_LAUNCH else elements
 
 
 def parts_of(elements, tile):
     """The number of programs that share a sum over this number of elements, of which each takes a tile at a time."""
-    return max(1, min(128, triton.cdiv(elements, tile))) if ONE_LAUNCH else 1
+    return max(1, min(PARTS, triton.cdiv(elements, tile))) if ONE_LAUNCH else 1
+
+
+class Call:
+    """The launches of one call of a generated function. An argument of a kernel is what the function has under its name.
+
+    `floats` are the tensors over tokens, of which one in float64 makes all sums so. Sweeps read `others` too.
+    """
+
+    def __init__(self, given, floats=(), others=(), positions=()):
+        self.given, self.tensors, self.positions = dict(given), [*floats, *others], positions
+        self.metrics = given.get("metrics", False)
+        self.constants = {"METRICS": self.metrics, "fill": given.get("fill")}
+        self.constants["WIDE"] = torch.float64 in [x.dtype for x in floats]
+        self.launched = []  # kernels, their grids and arguments, and the compiled kernels
+
+    def sweep(self, kernel, segments):
+        """Programs of BLOCK_R of the segments, for tiles of the shape that their mean length asks for."""
+        rows, columns, warps = self.given["shape"] or shape_for(self.given["tokens"] / segments)
+        vector = is_vector(rows, columns, warps, self.positions, *self.tensors)
+        if self.metrics and "BLOCK_L" in kernel.arg_names:
+            # sums of metrics need many registers, and their order depends on the columns
+            rows, vector = 1 if columns >= 64 else rows, False
+        tile = {"BLOCK_R": rows, "BLOCK_T": columns, "BLOCK_L": 32 * warps, "VECTOR": vector}
+        self.launch(kernel, triton.cdiv(segments, rows), warps, tile)
+
+    def coarse(self, kernel, elements=0, programs=1, parts=0, **tiles):
+        """One program, or several that share `elements` of a stratum, or sums of which each has a part."""
+        work = self.given["work"]
+        if elements:
+            self.given["own"] = share(elements)
+            programs = max(programs, triton.cdiv(elements, self.given["own"]))
+        counts, memory = bool(elements) or programs > 1, {}
+        if counts and "counter" not in self.given:
+            self.given["counter"] = torch.zeros(1, dtype=torch.int32, device=work.device)
+        memory["counter"] = self.given["counter"] if counts else None
+        if parts:
+            memory["parts"] = torch.empty(parts * PARTS, dtype=torch.float64, device=work.device)
+        self.launch(kernel, programs, 8, tiles, memory)
+
+    def launch(self, kernel, programs, warps, constants, memory={}):
+        constants, given = self.constants | constants, self.given | memory
+        values = {name: constants[name] if name in constants else given[name] for name in kernel.arg_names}
+        passed = [value for name, value in values.items() if name not in constants]
+        fixed = {name: value for name, value in values.items() if name in constants}
+        compiled = kernel[(programs,)](*passed, **fixed, num_warps=warps)
+        self.launched.append((kernel, (programs,), values, compiled))
 
 
 @triton.jit
@@ -302,27 +349,6 @@ def fresh(pointers, mask, other):
 
 
 @triton.jit
-def fibres(before, y, targets, rows: tl.constexpr):
-    """A tile of targets from the y-th on: numbers, which exist, and the start and the length of their fibres."""
-    b = y + tl.arange(0, rows)
-    live = b < targets
-    first = tl.load(before + b, mask=live, other=0)
-    size = tl.load(before + b + 1, mask=live, other=0) - first
-    return b, live, first, size
-
-
-@triton.jit
-def members(order, first, size, f, columns: tl.constexpr):
-    """A tile of elements over each target from the f-th on, and which exist: [rows, columns]."""
-    o = f + tl.arange(0, columns)[None, :]
-    m = o < size[:, None]
-    a = first[:, None] + o
-    if order is not None:
-        a = tl.load(order + a, mask=m, other=0)
-    return a, m
-
-
-@triton.jit
 def joined(x, axis: tl.constexpr, how: tl.constexpr):
     """The sums, or the maxima, along one axis."""
     return tl.sum(x, axis=axis) if how == "sum" else tl.max(x, axis=axis)
@@ -334,35 +360,33 @@ def push(
     columns: tl.constexpr, how: tl.constexpr,
 ):  # fmt: skip
     """The sums, or the maxima, of `count` neighbouring vectors over each target from `low` to `high`, in a fixed order.
-    `vectors`: the next power of 2."""
+    Without `before` every target has a tile of the sources in turn. `vectors`: the next power of 2."""
     v = tl.arange(0, vectors)
     none: tl.constexpr = 0.0 if how == "sum" else float("-inf")
     for y in range(low, high, rows):
-        b, live, first, size = fibres(before, y, high, rows)
+        b = y + tl.arange(0, rows)
+        live = b < high
+        end, every = sources, columns * targets
+        if before is not None:
+            first = tl.load(before + b, mask=live, other=0)
+            size = tl.load(before + b + 1, mask=live, other=0) - first
+            end, every = tl.max(size, axis=0), columns
         found = tl.full([vectors, rows, columns], none, tl.float64)
-        for f in range(0, tl.max(size, axis=0), columns):
-            a, m = members(order, first, size, f, columns)
+        for f in range(0, end, every):
+            o = tl.arange(0, columns)[None, :]
+            if before is None:
+                a = f + b[:, None] * columns + o
+                m = a < tl.where(live, sources, 0)[:, None]
+            else:
+                m = f + o < size[:, None]
+                a = first[:, None] + f + o
+            if order is not None:
+                a = tl.load(order + a, mask=m, other=0)
             there = m[None, :, :] & (v < count)[:, None, None]
             x = fresh(of + v[:, None, None] * sources + (a * step)[None, :, :], there, none)
             found = found + x if how == "sum" else tl.maximum(found, x)
         inside = (v < count)[:, None] & live[None, :]
         tl.store(to + v[:, None] * targets + b[None, :], joined(found, 2, how), mask=inside)
-
-
-@triton.jit(noinline=True)
-def push_to_batch(
-    to, apart, of, sources, step, count, first, every, vectors: tl.constexpr, columns: tl.constexpr, how: tl.constexpr
-):  # fmt: skip
-    """The sums, or the maxima, of `count` neighbouring vectors over tiles that are `every` apart, from the `first` on.
-    Results lie `apart` from each other. `vectors`: the next power of 2."""
-    v = tl.arange(0, vectors)
-    none: tl.constexpr = 0.0 if how == "sum" else float("-inf")
-    found = tl.full([vectors, columns], none, tl.float64)
-    for f in range(first * columns, sources, every * columns):
-        a = f + tl.arange(0, columns)[None, :]
-        x = fresh(of + v[:, None] * sources + a * step, (a < sources) & (v < count)[:, None], none)
-        found = found + x if how == "sum" else tl.maximum(found, x)
-    tl.store(to + v * apart, joined(found, 1, how), mask=v < count)
 
 
 @triton.jit

@@ -15,8 +15,8 @@ from fibration.backends.triton.coarse import CoarseWriter, is_called
 from fibration.backends.triton.language import TOKEN, WIDE, constant, typed
 from fibration.backends.triton.writer import NEUTRAL, Kernel, Shares, uses
 from fibration.compiler.arguments import GIVEN, TOKENS, result_of
-from fibration.compiler.hoist import is_mark
 from fibration.compiler.derivative import ZERO
+from fibration.compiler.hoist import is_mark
 from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Scalar, Scan
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Pass, Plan, Scalars, Section, Sweep, computing

@@ -11,7 +11,6 @@ Triton's tutorial on fused softmax launches compiled kernels in the same way: `c
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +22,7 @@ from torch import Tensor
 from fibration.backends.triton.writer import COUNTER, MOST_PARTS, PARTS, Kernel
 
 ALIGNED = 32  # bytes of 4 numbers; what is left of an address decides which kernel Triton compiles, and `is_vector`
+Noted = tuple[Any, tuple[int, ...], Mapping[str, object], Any]  # a kernel, its grid and arguments, the compiled kernel
 Holes = Sequence[tuple[int, Tensor]]  # the numbers of arguments of the function, and the tensors of one call
 
 
@@ -44,13 +44,12 @@ class Launches:
 
     def __init__(
         self,
-        function: Callable[..., None],
+        function: Callable[..., Sequence[Noted]],
         values: Mapping[str, object],
         holes: Sequence[str],
         kernels: Sequence[Kernel],
     ) -> None:
         self.function, self.values, self.holes = function, values, tuple(holes)
-        self.kernels = [k.name for k in kernels]
         # functions of functions.py launch kernels of their own, and use torch between the launches
         self.is_kept = not any(k.call for k in kernels) and torch.version.hip is None
         # by how the tensors of the call are aligned; None after the first call
@@ -85,21 +84,21 @@ class Launches:
             self.kept[aligned] = None
             self.function(**self.arguments(holes))
             return
-        noted: list[_Noted] = []
-        noting(self.function, self.kernels, noted)(**self.arguments(holes))
-        self.is_kept = [n.kernel.__name__ for n in noted] == self.kernels and all(map(is_launchable, noted))
+        noted = self.function(**self.arguments(holes))
+        self.is_kept = all(map(is_launchable, noted))
         if self.is_kept:
             fixed = {name: _address(value) for name, value in self.values.items()}
             self.kept[aligned] = [self.launch(n, fixed) for n in noted]
 
-    def launch(self, noted: _Noted, fixed: Mapping[str, object]) -> Launch:
+    def launch(self, noted: Noted, fixed: Mapping[str, object]) -> Launch:
+        _, grid, arguments, compiled = noted
         number = {name: i for i, name in enumerate((*self.holes, COUNTER, PARTS))}
-        if noted.arguments.get(COUNTER) is None:  # of one program
+        if arguments.get(COUNTER) is None:  # of one program
             del number[COUNTER]
-        given, names = {**noted.arguments, **fixed}, list(noted.compiled.src.signature)
+        given, names = {**arguments, **fixed}, list(compiled.src.signature)
         values = tuple([None if name in number else given[name] for name in names])
         holes = tuple([(place, number[name]) for place, name in enumerate(names) if name in number])
-        return Launch(noted.compiled[(*noted.grid, 1, 1)[:3]], values, holes)
+        return Launch(compiled[(*grid, 1, 1)[:3]], values, holes)
 
     def again(self, known: list[Launch], addresses: list[int], driver: Any, work: Tensor) -> None:
         """Launches compiled kernels on the current device and stream."""
@@ -125,52 +124,17 @@ class Launches:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Noted:
-    """A launch: the kernel, its grid and arguments by name, and the compiled kernel that Triton has launched."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: Mapping[str, object]
-    compiled: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Noting:
-    """A kernel that notes its launches."""
-
-    kernel: Any
-    noted: list[_Noted]
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*values: object, **options: object) -> None:
-            compiled = self.kernel[grid](*values, **options)
-            arguments = {**dict(zip(self.kernel.arg_names, values, strict=False)), **options}
-            self.noted.append(_Noted(self.kernel, grid, arguments, compiled))
-
-        return launch
-
-
-def noting(function: Any, kernels: Sequence[str], noted: list[_Noted]) -> Callable[..., None]:
-    """The function with kernels that note their launches. Other calls of the function, in other threads, do not."""
-    within = function.__globals__
-    names = {**within, **{name: _Noting(within[name], noted) for name in kernels}}
-    made = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
-
-
-def is_launchable(noted: _Noted) -> bool:
+def is_launchable(noted: Noted) -> bool:
     """Whether the installed Triton launches the compiled kernel as this module does.
 
     Triton 3.2, 3.3, 3.6, 3.7 and 3.9 do: `kernel[grid](...)` returns the compiled kernel, and `compiled[grid]` takes a
     value for each name of `src.signature`. Constants are among these names since 3.3.
     """
-    kind: type = type(noted.compiled)
-    if not _is_compiled(kind):
+    _, _, arguments, compiled = noted
+    if not _is_compiled(type(compiled)):
         return False
-    signature = getattr(noted.compiled.src, "signature", None)
-    return isinstance(signature, dict) and signature.keys() <= noted.arguments.keys()
+    signature = getattr(compiled.src, "signature", None)
+    return isinstance(signature, dict) and signature.keys() <= arguments.keys()
 
 
 def _driver() -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fibration.backends.triton.aot import CompiledKernel, Constexpr, KernelRequest, compile_kernels
 from fibration.backends.triton.kernels import kernels
-from fibration.backends.triton.writer import PER_WARP, Kernel
+from fibration.backends.triton.writer import Kernel
 from fibration.compiler.arguments import (
     FLOATS,
     HOLDS,
@@ -109,8 +109,8 @@ def _value(constant: str, singly: bool, shape: tuple[int, int, int], warps: int)
     known = {
         "BLOCK_R": 1 if singly and shape[1] >= 64 else shape[0],
         "BLOCK_T": shape[1],
+        "BLOCK_L": 32 * warps,
         "WIDE": False,
         "VECTOR": not singly and shape[1] % 4 == 0 and shape[0] * shape[1] >= 128 * shape[2],
     }
-    known |= {c: size * warps for c, size in PER_WARP.items()}
     return known.get(constant, COLUMNS)

@@ -18,9 +18,6 @@ from fibration.compiler.keys import Names
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 
-# Elements that a program takes at once, per warp. Scalar work needs many registers, sums need many loads.
-# BLOCK_L: the lanes, which are the columns of a tile that different threads have.
-PER_WARP = {"BLOCK_C": 32, "BLOCK_S": 128, "BLOCK_B": 512, "BLOCK_P": 64, "BLOCK_L": 32}
 NEUTRAL = {"sum": "0.0", "max": 'float("-inf")'}
 HARMLESS = "1.0"  # the value of a lane without an element
 OWN, COUNTER, PARTS = "own", "counter", "parts"
@@ -144,11 +141,10 @@ class Writer:
         body = "\n".join(self.lines)
         memory = "\n".join(self.starts[s] for s, word in self.first.items() if uses(body, word))
         used = tuple(a for a in self.arguments if uses(body, a.name) or uses(memory, a.name))
-        tiles = [f"    Y{c[1:]}: tl.constexpr = BLOCK_S // {c}" for c in constants if uses(body, f"Y{c[1:]}")]
         numbers = [*(a.name for a in used if a.holds == INTEGER), *((OWN,) if shares.stratum else ())]
         sizes = [f"    {n} = {n}.to(tl.int64)" for n in numbers]
         sizes += [f"    {word} = {self.starts[s]}" for s, word in self.first.items() if uses(body, word)]
-        constants = [c for c in [*constants, "METRICS", "WIDE", "fill"] if uses("\n".join([*tiles, body]), c)]
+        constants = [c for c in [*constants, "METRICS", "WIDE", "fill"] if uses(body, c)]
         names = [*(a.name for a in used if a.holds != REAL), *shares.types]
         wrapped = textwrap.wrap(", ".join(names) + ",", 112)
         constexprs = textwrap.wrap("".join(f"{c}:\0tl.constexpr, " for c in constants), 112, break_long_words=False)
@@ -156,7 +152,7 @@ class Writer:
         decorator = f"@triton.jit(do_not_specialize=[{', '.join(map(repr, numbers))}])" if numbers else "@triton.jit"
         broken = textwrap.wrap(decorator.replace("'", '"'), 118, subsequent_indent=" " * 31, break_long_words=False)
         head = [*broken, f"def {name}(", *(f"    {w}" for w in wrapped), "):  # fmt: skip"]
-        text = "\n".join([*head, textwrap.indent(doc, "    "), *sizes, *tiles, body])
+        text = "\n".join([*head, textwrap.indent(doc, "    "), *sizes, body])
         self.lines, self.known, self.lone, self.local = [], set(), set(), set()
         self.ended = (0, 0)
         return Kernel(name, used, tuple(constants), segments, shares, text.rstrip(), spare=spare)

@@ -26,7 +26,7 @@ from triton.compiler import ASTSource
 
 @triton.jit
 def of_batch(to, of, before, n, vectors: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, how: tl.constexpr):
-    push_to_batch(to, 1, of, n.to(tl.int64), 1, vectors, 0, 1, vectors, rows * columns, how)
+    push(to, 1, of, n.to(tl.int64), 1, vectors, None, None, 0, 1, vectors, 1, rows * columns, how)
 
 
 @triton.jit
@@ -53,7 +53,7 @@ print(json.dumps([
 
 @pytest.mark.thorough
 def test_threads_share_a_sum_in_the_same_way_whatever_is_summed_beside_it(tmp_path):
-    names = ("joined", "fresh", "fibres", "members", "push", "push_to_batch")
+    names = ("joined", "fresh", "push")
     (tmp_path / "sums.py").write_text(KERNELS.format(helpers="\n\n\n".join(HELPERS[name] for name in names)))
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, tmp_path / "sums.py"], capture_output=True, text=True, env=environment)

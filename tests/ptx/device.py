@@ -149,6 +149,11 @@ class _Emulated:
     path: str
     kernel: Any
 
+    @property
+    def arg_names(self) -> Sequence[str]:
+        names: Sequence[str] = self.kernel.arg_names
+        return names
+
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
         def run(*arguments: Any, num_warps: int, **constants: Any) -> None:
             self.device.launch(self.path, self.kernel, grid[0], arguments, num_warps, constants)

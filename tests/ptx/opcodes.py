@@ -122,6 +122,16 @@ def signed_field(x: Lanes, first: Lanes, length: Lanes) -> Lanes:
     return np.where(length == 0, 0, right(left(x, unused), first + unused)).astype(x.dtype)
 
 
+def bytes_of(x: Lanes, y: Lanes, places: Lanes) -> Lanes:
+    """Four bytes of `y` and `x`, by the digits of `places`; a digit from 8 on takes the sign of its byte alone."""
+    both, found = (y.astype(np.uint64) << np.uint64(32)) | x.astype(np.uint64), np.zeros(np.shape(x), np.uint64)
+    for i in range(4):
+        place = (places.astype(np.uint64) >> np.uint64(4 * i)) & np.uint64(15)
+        byte = (both >> (place % np.uint64(8) * np.uint64(8))) & np.uint64(255)
+        found |= np.where(place < 8, byte, (byte >> np.uint64(7)) * np.uint64(255)) << np.uint64(8 * i)
+    return found.astype(np.uint32)
+
+
 def long_product(kind: str, x: Lanes, y: Lanes) -> Lanes:
     return x.astype(DTYPES[kind]) * y.astype(DTYPES[kind])
 
@@ -172,6 +182,9 @@ def _rows() -> Iterator[tuple[str, Opcode]]:
         yield f"mul.{k}", Opcode((k, k), k, np.multiply)
         yield f"fma.rn.{k}", Opcode((k, k, k), k, fma)
         yield f"sqrt.rn.{k}", Opcode((k,), k, np.sqrt)
+    for k in HALVES:
+        yield from ((f"{name}.{k}", Opcode((k, k), k, of)) for name, of in (("min", np.fmin), ("max", np.fmax)))
+    yield "prmt.b32", Opcode(("b32", "b32", "b32"), "b32", bytes_of)
     yield "div.full.f32", Opcode(("f32", "f32"), "f32", np.divide)
     yield "ex2.approx.f32", Opcode(("f32",), "f32", np.exp2)
     yield "ex2.approx.ftz.f32", Opcode(("f32",), "f32", flushed(np.exp2))
