@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from fibration.backends.triton.language import constant
-from fibration.backends.triton.writer import MOST_PARTS, Kernel, Shares, Writer, times, uses
+from fibration.backends.triton.writer import Kernel, Writer, times, uses
 from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Push, Quantile, Scan
 from fibration.compiler.plan import Coarse, Group
 from fibration.errors import BackendError
@@ -19,6 +19,7 @@ from fibration.errors import BackendError
 # Elements that a program of 8 warps takes at once: for scalar work, which needs many registers; for sums, which need
 # many loads; and for its part of a sum over the batch.
 VALUES, SUMS, WHOLE, PART = 256, 1024, 4096, 512
+MOST_PARTS = 128  # `PARTS` of functions.py
 TOGETHER = 4  # the sums over the same fibres that one loop takes
 PARTS_TOGETHER = 8  # the parts of sums over the batch that one loop takes: loads of few elements, which wait together
 
@@ -60,9 +61,15 @@ class CoarseWriter(Writer):
             self.barrier()
         self.groups(rest, stage, None)
         self.coarse, self.inside = False, 0
-        shares = Shares(shared[0].stratum if shared else None, tuple({str(g.source): 0 for g in parted}), places[-1])
-        tiles = [f"F_{a.name}" for a in self.arguments if a.kind == "order"]
-        return self.wrapped(name, tiles, None, shares, doc, spare)
+        edges = {f"F_{a.name}": a.key for a in self.arguments if a.kind == "order"}
+        words = [name, *([f"elements={self.size(shared[0].stratum)}"] if shared else [])]
+        programs = [f"parts_of({self.size(source)}, {PART})" for source in dict.fromkeys(str(g.source) for g in parted)]
+        if programs:
+            most = f"max({', '.join(programs)})" if len(programs) > 1 else programs[0]
+            words += [f"programs={most}", f"parts={places[-1]}"]
+        body = "\n".join(self.lines)
+        words += [f"{c}=fibre_block({', '.join(map(self.size, edge))})" for c, edge in edges.items() if uses(body, c)]
+        return self.wrapped(name, list(edges), doc, f"call.coarse({', '.join(words)})", spare)
 
     def runs(self, values: Iterable[Node], most: int) -> list[list[Push]]:
         """Sums that one loop takes: their vectors are neighbours in memory, and they are too."""
@@ -85,8 +92,8 @@ class CoarseWriter(Writer):
         self, run: Sequence[Push], to: str, targets: str, of: Sequence[str], within: Sequence[str],
         shape: Sequence[str], fibres: Sequence[str] = ("None", "None"),
     ) -> None:  # fmt: skip
-        """Writes sums and maxima. `of`: the vector, its length, and how far its elements are apart. `shape`: the targets
-        and the elements over each of them that are summed at a time."""
+        """Writes sums and maxima. `of`: the vector, its length, and how far its elements are apart. `shape`: how many
+        targets, and elements over each of them, are summed at a time."""
         with self.if_metrics(1, run[0] in self.spare):
             for line in textwrap.wrap(", ".join(self.names[p] for p in run), 100):
                 self.line(1, f"# {line}")
@@ -144,7 +151,7 @@ class CoarseWriter(Writer):
         """A call of a function of functions.py."""
         call = "\n".join([f"{function}(", *(f"    {g}," for g in given), ")  # fmt: skip"])
         used = tuple(a for a in self.arguments if uses(call, a.name))
-        return Kernel(kernel, used, (), None, Shares(), "", call, node in self.plan.spare)
+        return Kernel(kernel, used, call, spare=node in self.plan.spare)
 
     def vector(self, node: Node) -> str:
         """The text of a coarse value, or of a token value that was set aside: a tensor, or a number."""

@@ -14,11 +14,10 @@ from pathlib import Path
 from fibration.backends import calling
 from fibration.backends.bodies import Function, functions_of
 from fibration.backends.standalone import joined
-from fibration.backends.triton.coarse import PART
 from fibration.backends.triton.kernels import kernels_of_sections
 from fibration.backends.triton.language import HELPERS, RESERVED, fitted, language, typed
 from fibration.backends.triton.writer import Kernel
-from fibration.compiler.arguments import Argument, Signature, signature
+from fibration.compiler.arguments import Argument, signature
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.ir import Scalar
 from fibration.compiler.keys import Key
@@ -97,7 +96,7 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
         for function, made in zip(one.functions(name), sections, strict=True):
             if made:
                 parts += [k.text for k in made if k.text]
-                parts.append(_launcher(function, one, titles[name], made, arguments, notes))
+                parts.append(_launcher(function, bool(one.metrics), titles[name], made, arguments, notes))
     parts = [*(_defined(body, f) for body, f in functions.items()), *parts]
     texts = "\n\n\n".join(parts)
     used = [word for word in HELPERS if word in {name for names in CALLED.findall(texts) for name in names}]
@@ -143,13 +142,12 @@ def _defined(body: Scalar, function: Function) -> str:
 
 
 def _launcher(
-    name: str, plan: Plan, title: str, made: list[Kernel], arguments: tuple[Argument, ...], notes: Mapping[str, str]
+    name: str, metrics: bool, title: str, made: list[Kernel], arguments: tuple[Argument, ...], notes: Mapping[str, str]
 ) -> str:
     """`notes`: what the module says of arguments; of others the function says it."""
-    given = signature(plan)
     names = [a.name for a in arguments]
     lines = [f"def {name}("]
-    extra = "tokens=None, shape=None," + " metrics=True," * bool(plan.metrics)
+    extra = "tokens=None, shape=None," + " metrics=True," * metrics
     lines += [f"    {w}" for w in textwrap.wrap(f"*, {', '.join(names)}, {extra}", 112)]
     own = [f"    {a.name}  {a.note}" for a in arguments if a.note != notes.get(a.name, a.note)]
     lines += ["):  # fmt: skip", f'    """{title}', *(["", *own, '    """'] if own else [])]
@@ -159,28 +157,12 @@ def _launcher(
     others = [a.name for a in arguments if a.kind == "advantage" or (a.kind == "token" and a.name not in floats)]
     positions = [a.name for a in arguments if a.kind == "positions"]
     tensors = [a.name for a in arguments if a.kind == "token"]
-    if any(k.segments or "shape_for(tokens" in k.call for k in made):
+    if tensors or "places" in names:
         lines.append(f"    tokens = {f'{tensors[0]}.numel()' if tensors else 'places'} if tokens is None else tokens")
     lists = ", ".join(f"[{', '.join(words)}]" for words in (floats, others, positions))
     lines += [*fitted(f"call = Call(locals(), {lists})", "    "), "    with torch.cuda.device_of(work):"]
     for kernel in made:
-        launch = fitted(_launch(kernel, given), "        ")
+        launch = fitted(kernel.launch, "        ")
         lines += ["        if metrics:", *(f"    {line}" for line in launch)] if kernel.spare else launch
-    return "\n".join([*lines, "    return call.launched"])
-
-
-def _launch(kernel: Kernel, given: Signature) -> str:
-    """The statement that launches a kernel."""
-    if kernel.call:
-        return kernel.call
-    if kernel.segments:
-        return f"call.sweep({kernel.name}, {given.size(kernel.segments)})"
-    shares = kernel.shares
-    words = [kernel.name, *([f"elements={given.size(shares.stratum)}"] if shares.stratum else [])]
-    programs = [f"parts_of({given.size(source)}, {PART})" for source in shares.sources]
-    if programs:
-        most = f"max({', '.join(programs)})" if len(programs) > 1 else programs[0]
-        words += [f"programs={most}", f"parts={shares.parts}"]
-    edges = {f"F_{a.name}": a.key for a in kernel.arguments if a.kind == "order"}
-    words += [f"{c}=fibre_block({', '.join(map(given.size, edges[c]))})" for c in kernel.constants if c in edges]
-    return f"call.coarse({', '.join(words)})"
+    # functions of functions.py use torch between the launches of their own, so no later call can repeat these
+    return "\n".join([*lines, *(["    return call.launched"] if all(k.text for k in made) else [])])

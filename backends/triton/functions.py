@@ -54,7 +54,7 @@ def parts_of(elements, tile):
 
 
 class Call:
-    """The launches of one call of a generated function. An argument of a kernel is what the function has under its name.
+    """The launches of one call of a generated function. A kernel gets what the function has under the same names.
 
     `floats` are the tensors over tokens, of which one in float64 makes all sums so. Sweeps read `others` too.
     """
@@ -88,9 +88,9 @@ class Call:
         memory["counter"] = self.given["counter"] if counts else None
         if parts:
             memory["parts"] = torch.empty(parts * PARTS, dtype=torch.float64, device=work.device)
-        self.launch(kernel, programs, 8, tiles, memory)
+        self.launch(kernel, programs, 8, tiles, **memory)
 
-    def launch(self, kernel, programs, warps, constants, memory={}):
+    def launch(self, kernel, programs, warps, constants, **memory):
         constants, given = self.constants | constants, self.given | memory
         values = {name: constants[name] if name in constants else given[name] for name in kernel.arg_names}
         passed = [value for name, value in values.items() if name not in constants]
@@ -116,15 +116,9 @@ def expm1(x):
         k = tl.floor(c * 1.4426950408889634 + 0.5)
         r = (c - k * 0.6931471803691238) - k * 1.9082149292705877e-10
         p = r * 1.6059043836821613e-10 + 2.08767569878681e-09
-        p = p * r + 2.505210838544172e-08
-        p = p * r + 2.755731922398589e-07
-        p = p * r + 2.7557319223985893e-06
-        p = p * r + 2.48015873015873e-05
-        p = p * r + 0.0001984126984126984
-        p = p * r + 0.001388888888888889
-        p = p * r + 0.008333333333333333
-        p = p * r + 0.041666666666666664
-        p = p * r + 0.16666666666666666
+        p = ((p * r + 2.505210838544172e-08) * r + 2.755731922398589e-07) * r + 2.7557319223985893e-06
+        p = ((p * r + 2.48015873015873e-05) * r + 0.0001984126984126984) * r + 0.001388888888888889
+        p = ((p * r + 0.008333333333333333) * r + 0.041666666666666664) * r + 0.16666666666666666
         p = p * r + 0.5
         p = p * (r * r) + r  # exp(r) - 1
         half = ((k.to(tl.int64) + 1022) << 52).to(tl.float64, bitcast=True)  # 2^(k - 1): 2^1024 would overflow
@@ -134,11 +128,8 @@ def expm1(x):
         y = tl.where(x == x, y, x)
     else:  # a caller that needs exp(x) too computes it once
         p = x * 2.48015873015873e-05 + 0.0001984126984126984
-        p = p * x + 0.001388888888888889
-        p = p * x + 0.008333333333333333
-        p = p * x + 0.041666666666666664
-        p = p * x + 0.16666666666666666
-        p = p * x + 0.5
+        p = ((p * x + 0.001388888888888889) * x + 0.008333333333333333) * x + 0.041666666666666664
+        p = (p * x + 0.16666666666666666) * x + 0.5
         p = p * (x * x) + x
         y = tl.where(tl.abs(x) < 0.5, p, exp(x) - 1.0)
     return y
@@ -184,21 +175,13 @@ def atan(x):
     z = t * t
     if x.dtype == tl.float64:
         p = z * -0.017903548591907317 + 0.03806080464507613
-        p = p * z - 0.050391389643816994
-        p = p * z + 0.0584784811096756
-        p = p * z - 0.06663097707866754
-        p = p * z + 0.07692059589464638
-        p = p * z - 0.09090897718281017
-        p = p * z + 0.11111110781921175
-        p = p * z - 0.14285714280162076
-        p = p * z + 0.19999999999953205
-        p = p * z - 0.333333333333332
+        p = ((p * z - 0.050391389643816994) * z + 0.0584784811096756) * z - 0.06663097707866754
+        p = ((p * z + 0.07692059589464638) * z - 0.09090897718281017) * z + 0.11111110781921175
+        p = ((p * z - 0.14285714280162076) * z + 0.19999999999953205) * z - 0.333333333333332
         y = turns * 0.7853981633974483 + (t + (t * z * p + turns * 3.061616997868383e-17))
     else:
         p = z * -0.060779910534620285 + 0.10593727231025696
-        p = p * z - 0.142435222864151
-        p = p * z + 0.19998471438884735
-        p = p * z - 0.33333316445350647
+        p = ((p * z - 0.142435222864151) * z + 0.19998471438884735) * z - 0.33333316445350647
         y = turns * 0.7853981852531433 + (t + (t * z * p - turns * 2.1855695e-08))
     return tl.where(x < 0.0, -y, y)
 
@@ -249,9 +232,9 @@ def tile(positions, tokens, first, size, lead, t, columns: tl.constexpr, vector:
     """The tile from the t-th column of each row on: `c` counts from the row's first token (int32), `m` tells which
     columns are tokens, `k` are their numbers among all tokens, `at` the places to read.
 
-    A column outside reads the row's nearest token or vector, and one of an empty row the tensor's first place, so loads
-    have no masks: with one each a thread runs out of predicates, and puts zeros where it does not read. A vector of 4 is
-    read whole: its neighbours are of other rows, or lie beside the tensor in 4 aligned places."""
+    Loads have no masks: a thread would run out of predicates, and put zeros where it does not read. A column outside
+    reads the row's nearest token or vector, one of an empty row the tensor's first place. A vector of 4 is read whole:
+    its neighbours are of other rows, or lie beside the tensor in 4 aligned places."""
     i, lead, size = tl.arange(0, columns)[None, :], lead[:, None], size[:, None]
     c = t - lead + i
     near = tl.minimum(tl.maximum(c, 0), tl.maximum(size - 1, 0))

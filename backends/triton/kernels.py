@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from fibration.backends.bodies import NOTHING, Functions
 from fibration.backends.triton.coarse import CoarseWriter, is_called
 from fibration.backends.triton.language import TOKEN, WIDE, constant, typed
-from fibration.backends.triton.writer import NEUTRAL, Kernel, Shares, uses
+from fibration.backends.triton.writer import HARMLESS, NEUTRAL, Kernel, uses
 from fibration.compiler.arguments import GIVEN, TOKENS, result_of
 from fibration.compiler.derivative import ZERO
 from fibration.compiler.hoist import is_mark
@@ -42,19 +42,16 @@ class _Stages(CoarseWriter):
 
     def kernels(self, section: Section, numbers: Mapping[type, Iterator[int]]) -> list[Kernel]:
         found: list[Kernel] = []
-        stages = list(section)
-        while stages:
-            stage = stages.pop(0)
+        for stage in section:
             if isinstance(stage, Coarse) and is_called(stage):
                 alike: dict[tuple[object, ...], list[Scan]] = {}
                 for scan in stage.groups[0].scans:
                     alike.setdefault((scan in self.spare, scan.values, scan.discount, scan.forward), []).append(scan)
                 found += [*map(self.quantile, stage.groups[0].quantiles), *map(self.scans, alike.values())]
-                continue
-            if isinstance(stage, Coarse):
+            elif isinstance(stage, Coarse):
                 found.append(self.coarse_stage(f"{self.name}_coarse_{next(numbers[Coarse])}", stage))
-                continue
-            found.append(self._sweep(f"{self.name}_sweep_{next(numbers[Sweep])}", stage))
+            else:
+                found.append(self._sweep(f"{self.name}_sweep_{next(numbers[Sweep])}", stage))
         return found
 
     # ------------------------------------------------------------ sweeps
@@ -116,9 +113,11 @@ class _Stages(CoarseWriter):
         made = [*(str(k) for p in sweep.passes for k, _ in p.stores)]
         made += [self.names[n] for n in sweep.saved if n in self.plan.program.names and n not in self.plan.spare]
         words = ", ".join(made) or ("metrics" if spare else "sums")
-        text = f"Visits each {s}, in {_passes(sweep)}, for {words}."
+        n = len(sweep.passes)
+        text = f"Visits each {s}, in {n} pass{'es' if n != 1 else ''} over the tokens, for {words}."
         doc = "\n".join(['"""' + "\n".join(textwrap.wrap(text, 110)), '"""'] if len(text) > 104 else [f'"""{text}"""'])
-        return self.wrapped(name, ["BLOCK_R", "BLOCK_T", "BLOCK_L", "VECTOR"], s, Shares(), doc, spare)
+        launch = f"call.sweep({name}, {self.size(s)})"
+        return self.wrapped(name, ["BLOCK_R", "BLOCK_T", "BLOCK_L", "VECTOR"], doc, launch, spare)
 
     def segments(self, word: str, longest: bool) -> None:
         """Writes where the tokens of a program's segments lie. Places count from where the first tile begins."""
@@ -144,14 +143,14 @@ class _Stages(CoarseWriter):
                 for way in sorted(ways):
                     names[way][node] = self.spread(node, way, narrow)
         # Every thread adds what it has: sums over threads are shuffles, which come once per row.
-        words = {
-            p: "lane" if not self.is_in_columns(p) else "mark" if is_mark(p.operand) else "column" for p in step.pushes
-        }
+        # Sums of the loss have one for each column of a tile: the same bits wherever a row begins, with metrics or not.
+        spare = self.plan.spare
+        words = {p: "lane" if p in spare else "mark" if is_mark(p.operand) else "column" for p in step.pushes}
         for push in self.in_turn(1, step.pushes):
             columns = {"mark": "BLOCK_T // 4", "column": "BLOCK_T", "lane": "min(BLOCK_T, BLOCK_L)"}[words[push]]
             dtype = "REAL" if words[push] == "mark" and not step.wide else "tl.float64"
             self.line(1, f"{self.names[push]} = tl.full([BLOCK_R, {columns}], {NEUTRAL[push.reduce]}, {dtype})")
-        masked = {_masked_in(p) for p in step.pushes if p.reduce == "sum" and self.is_in_columns(p)}
+        masked = {_masked_in(p) for p in step.pushes if p.reduce == "sum" and p not in spare}
         end = "longest"
         if step.stores:
             end = "tl.max(reach + lead, axis=0)"
@@ -216,15 +215,9 @@ class _Stages(CoarseWriter):
             narrow[node] = name
         return name
 
-    def is_in_columns(self, push: Push) -> bool:
-        """Whether each column of a tile has a sum of its own: so the loss has the same bits wherever a row begins, with
-        metrics and without.
-        """
-        return push not in self.plan.spare
-
     def add(self, push: Push, names: Mapping[Node, str], precision: str) -> None:
         part, value = self.names[push], typed(names[push.operand], precision)
-        if not self.is_in_columns(push):
+        if push in self.plan.spare:
             self.line(2, f'{part} = added({part}, {value}, m, "{push.reduce}")')
             return
         if push.reduce == "max":
@@ -269,28 +262,22 @@ class _Stages(CoarseWriter):
         elif isinstance(node, Input) and node.kind in TOKENS:
             tensor = self.called("token", node.kind, *node.key)
             self.line(2, f"{name} = {self.token(tensor)}.to({precision})")
-        elif isinstance(node, Scan):
-            self.line(2, f"{name} = tl.load({self.slots[node]} + k, mask=size[:, None] > 0, other=0.0).to({precision})")
-        elif isinstance(node, Input):
-            self.line(
-                2, f"{name} = tl.load({self.arrays[node]} + k, mask=size[:, None] > 0, other=1.0).to({precision})"
-            )
-        elif isinstance(node, Pull):
-            parent = f"tl.load({self.called('parent', node.source, node.target)} + k, mask=size[:, None] > 0, other=0)"
-            self.line(2, f"{name} = {self.loaded(node.operand, parent, 'size[:, None] > 0')}.to({precision})")
+        elif isinstance(node, (Scan, Input, Pull)):
+            there = "size[:, None] > 0"
+            text = f"tl.load({self.arrays.get(node)} + k, mask={there}, other={HARMLESS})"
+            if isinstance(node, Pull):
+                parent = f"tl.load({self.called('parent', node.source, node.target)} + k, mask={there}, other=0)"
+                text = self.loaded(node.operand, parent, there)
+            self.line(2, f"{name} = {text}.to({precision})")
         elif isinstance(node, Map):
             operands = [constant(o.value) if isinstance(o, Const) else names[o] for o in node.inputs]
-            before, text = language.write(node.body, operands, name, self.taken, self.functions)
-            for part, shared in before:
-                self.line(2, f"{part} = {shared}")
-            text = typed(text, precision)
-            self.line(2, f"{name} = tl.where(m, {text}, 0.0)" if masked else f"{name} = {text}")
+            self.map(2, node, name, operands, language, precision, "tl.where(m, {}, 0.0)" if masked else "{}")
         else:
             raise BackendError(f"the triton backend cannot emit {type(node).__name__} on {node.stratum}")
 
 
 def _masked_in(push: Push) -> Node:
-    """The value that is 0 in columns without a token, so that the summands are: the nearest of which all summands' choices and signs are taken, if a loop computes it."""
+    """What is 0 in columns without a token, so that a sum's values are: they choose between it, its opposite and 0."""
     found = push.operand
     while isinstance(found, Map) and (i := _zero_with(found.body)) is not None and isinstance(found.inputs[i], Map):
         found = found.inputs[i]
@@ -320,8 +307,3 @@ def _known_before(sweep: Sweep) -> list[Node]:
         or (isinstance(n, (Push, Map)) and n not in computed)
         or (n in gathered and n.operands[0] not in computed)
     ]
-
-
-def _passes(sweep: Sweep) -> str:
-    n = len(sweep.passes)
-    return f"{n} pass{'es' if n != 1 else ''} over the tokens"

@@ -25,11 +25,6 @@ from triton.compiler import ASTSource
 
 
 @triton.jit
-def of_batch(to, of, before, n, vectors: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, how: tl.constexpr):
-    push(to, 1, of, n.to(tl.int64), 1, vectors, None, None, 0, 1, vectors, 1, rows * columns, how)
-
-
-@triton.jit
 def of_fibres(to, of, before, n, vectors: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, how: tl.constexpr):
     push(to, n.to(tl.int64), of, n, 1, vectors, None, before, 0, n.to(tl.int64), vectors, rows, columns, how)
 
@@ -45,8 +40,8 @@ def layout(kernel, constants):
 
 
 print(json.dumps([
-    [layout(globals()[name], {{"vectors": v, "rows": 1024 // c, "columns": c, "how": how}}) for v in (1, 2, 4)]
-    for name, c, how in (("of_batch", 256, "sum"), ("of_fibres", 256, "sum"), ("of_fibres", 16, "max"))
+    [layout(of_fibres, {{"vectors": v, "rows": 1024 // c, "columns": c, "how": how, **more}}) for v in (1, 2, 4)]
+    for c, how, more in ((1024, "sum", {{"before": None}}), (256, "sum", {{}}), (16, "max", {{}}))
 ]))
 '''
 

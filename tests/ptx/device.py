@@ -149,10 +149,7 @@ class _Emulated:
     path: str
     kernel: Any
 
-    @property
-    def arg_names(self) -> Sequence[str]:
-        names: Sequence[str] = self.kernel.arg_names
-        return names
+    arg_names = property(lambda self: self.kernel.arg_names)
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
         def run(*arguments: Any, num_warps: int, **constants: Any) -> None:

@@ -123,13 +123,10 @@ def signed_field(x: Lanes, first: Lanes, length: Lanes) -> Lanes:
 
 
 def bytes_of(x: Lanes, y: Lanes, places: Lanes) -> Lanes:
-    """Four bytes of `y` and `x`, by the digits of `places`; a digit from 8 on takes the sign of its byte alone."""
-    both, found = (y.astype(np.uint64) << np.uint64(32)) | x.astype(np.uint64), np.zeros(np.shape(x), np.uint64)
-    for i in range(4):
-        place = (places.astype(np.uint64) >> np.uint64(4 * i)) & np.uint64(15)
-        byte = (both >> (place % np.uint64(8) * np.uint64(8))) & np.uint64(255)
-        found |= np.where(place < 8, byte, (byte >> np.uint64(7)) * np.uint64(255)) << np.uint64(8 * i)
-    return found.astype(np.uint32)
+    """Four bytes of `y` and `x`, by the digits of `places`. No digit may ask for a sign."""
+    both = np.stack(np.broadcast_arrays(x, y), -1).astype("<u4").view(np.uint8)
+    digits = np.broadcast_to(places, both.shape[:-1])[..., None].astype(int) >> np.arange(0, 16, 4) & 15
+    return np.take_along_axis(both, digits, -1).view("<u4")[..., 0]
 
 
 def long_product(kind: str, x: Lanes, y: Lanes) -> Lanes:
