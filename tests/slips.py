@@ -178,7 +178,7 @@ SLIPS = (
     ),
     _slip(
         "Triton sums what lies beyond a row", "triton test_shipped test_chains",
-        'value = f"tl.where(m, {value}, {NEUTRAL[push.reduce]})"', 'value = f"{value}"',
+        '"tl.where(m, {}, 0.0)" if masked else "{}"', '"{}"',
     ),
     _slip(
         "kept launches do not tell addresses by their alignment", "backends/test_launches",

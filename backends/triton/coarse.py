@@ -8,14 +8,18 @@ does the work that needs all results.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 
 from fibration.backends.triton.language import constant
-from fibration.backends.triton.writer import MOST_PARTS, Kernel, Shares, Writer, times, uses
+from fibration.backends.triton.writer import Kernel, Writer, times, uses
 from fibration.compiler.ir import BATCH, Const, Input, Map, Mix, Node, Push, Quantile, Scan
 from fibration.compiler.plan import Coarse, Group
 from fibration.errors import BackendError
 
+# Elements that a program of 8 warps takes at once: for scalar work, which needs many registers; for sums, which need
+# many loads; and for its part of a sum over the batch.
+VALUES, SUMS, WHOLE, PART = 256, 1024, 4096, 512
+MOST_PARTS = 128  # `PARTS` of functions.py
 TOGETHER = 4  # the sums over the same fibres that one loop takes
 PARTS_TOGETHER = 8  # the parts of sums over the batch that one loop takes: loads of few elements, which wait together
 
@@ -24,7 +28,6 @@ class CoarseWriter(Writer):
     def coarse_stage(self, name: str, stage: Coarse) -> Kernel:
         """The kernel of a stage without calls."""
         self.coarse = True
-        blocks: dict[str, None] = {"BLOCK_C": None, "BLOCK_S": None, "BLOCK_B": None, "BLOCK_P": None}
         spare = self.plan.spare.issuperset(stage.saved)
         self.spare = frozenset() if spare else self.plan.spare
         strata = ", ".join(dict.fromkeys(g.stratum for g in stage.groups))
@@ -39,94 +42,77 @@ class CoarseWriter(Writer):
         if shared:
             self.line(1, "low = tl.program_id(0).to(tl.int64) * own")
             self.line(1, f"high = tl.minimum(low + own, {self.size(shared[0].stratum)})")
-            self.groups(shared, stage, ("low", "high"), blocks)
-        pushes = self.parts(parted)
+            self.groups(shared, stage, ("low", "high"))
+        if parted:
+            self.line(1, "part, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)")
+        runs = [(g.source, run) for g in parted for run in self.runs(g.values, PARTS_TOGETHER)]
+        places = [sum(len(run) for _, run in runs[:i]) for i in range(len(runs) + 1)]
+        memory = [" + ".join(["parts", *times(n, "programs")]) for n in places]
+        for i, ((source, run), to) in enumerate(zip(runs, memory, strict=False)):
+            if not i or source != runs[i - 1][0]:
+                self.line(1, f"# this program's part of sums and maxima over the {source} elements of the batch")
+            self.push(run, to, "programs", self.summed(run[0]), ("part", "part + 1"), ("1", str(PART)))
         if parted or (shared and rest):
             self.line(1, "if last_to_arrive(counter):")
             self.inside = 1
-        self.totals(pushes)
+        for (_, run), of in zip(runs, memory, strict=False):
+            self.push(run, self.arrays[run[0]], "1", (of, "programs", "1"), ("0", "1"), ("1", str(MOST_PARTS)))
         if parted and rest:
             self.barrier()
-        self.groups(rest, stage, None, blocks)
+        self.groups(rest, stage, None)
         self.coarse, self.inside = False, 0
-        sources = tuple(dict.fromkeys(str(g.source) for g in parted))
-        shares = Shares(shared[0].stratum if shared else None, sources, len(pushes))
-        return self.wrapped(name, list(blocks), None, shares, doc, spare)
-
-    def parts(self, groups: list[Group]) -> list[Push]:
-        """Writes this program's parts of sums over the batch: its tiles are as far apart as there are programs.
-
-        Returns the sums in the order of their parts.
-        """
-        if groups:
-            self.line(1, "part, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)")
-        found: list[Push] = []
-        for group in groups:
-            self.line(1, f"# this program's part of sums and maxima over the {group.source} elements of the batch")
-            for run in self.runs(group.values, PARTS_TOGETHER):
-                to = " + ".join(["parts", *times(len(found), "programs"), "part"])
-                with self.if_metrics(1, run[0] in self.spare):
-                    self.to_batch(run, to, "programs", "part, programs", "BLOCK_P")
-                found += run
-        return found
-
-    def totals(self, pushes: list[Push]) -> None:
-        """Writes sums over the batch, from the parts of all programs."""
-        number = 0
-        for run in self.neighbours(pushes, PARTS_TOGETHER, self.follows):
-            of = " + ".join(["parts", *times(number, "programs")])
-            given = f"{self.arrays[run[0]]}, 1, {of}, programs, 1, {len(run)}, 0, 1"
-            with self.if_metrics(1, run[0] in self.spare):
-                self.line(1, f'push_to_batch({given}, {_power(len(run))}, {MOST_PARTS}, "{run[0].reduce}")')
-            number += len(run)
+        edges = {f"F_{a.name}": a.key for a in self.arguments if a.kind == "order"}
+        words = [name, *([f"elements={self.size(shared[0].stratum)}"] if shared else [])]
+        programs = [f"parts_of({self.size(source)}, {PART})" for source in dict.fromkeys(str(g.source) for g in parted)]
+        if programs:
+            most = f"max({', '.join(programs)})" if len(programs) > 1 else programs[0]
+            words += [f"programs={most}", f"parts={places[-1]}"]
+        body = "\n".join(self.lines)
+        words += [f"{c}=fibre_block({', '.join(map(self.size, edge))})" for c, edge in edges.items() if uses(body, c)]
+        return self.wrapped(name, list(edges), doc, f"call.coarse({', '.join(words)})", spare)
 
     def runs(self, values: Iterable[Node], most: int) -> list[list[Push]]:
         """Sums that one loop takes: their vectors are neighbours in memory, and they are too."""
-        found = (p for p in values if isinstance(p, Push))
-        pushes = sorted(found, key=lambda p: (p in self.spare, self.places[p]))
 
         def beside(p: Push, q: Push) -> bool:
-            return self.follows(p, q) and self.follows(p.operand, q.operand)
+            pairs, place = ((p, q), (p.operand, q.operand)), self.places
+            near = all(x in place and place.get(y) == place[x] + 1 and x.stratum == y.stratum for x, y in pairs)
+            return near and (p.reduce, p in self.spare) == (q.reduce, q in self.spare)
 
-        return self.neighbours(pushes, most, beside)
-
-    def neighbours(self, pushes: Iterable[Push], most: int, beside: Callable[[Push, Push], bool]) -> list[list[Push]]:
         found: list[list[Push]] = []
-        for push in pushes:
-            last = found[-1][-1] if found else None
-            alike = last and (last.reduce, last in self.spare) == (push.reduce, push in self.spare)
-            if last and alike and len(found[-1]) < most and beside(last, push):
+        pushes = (p for p in values if isinstance(p, Push))
+        for push in sorted(pushes, key=lambda p: (p in self.spare, self.places[p])):
+            if found and len(found[-1]) < most and beside(found[-1][-1], push):
                 found[-1].append(push)
             else:
                 found.append([push])
         return found
 
-    def follows(self, node: Node, other: Node) -> bool:
-        """Whether a vector of the workspace lies next to another, after it."""
-        place = self.places
-        return node in place and node.stratum == other.stratum and place.get(other) == place[node] + 1
+    def push(
+        self, run: Sequence[Push], to: str, targets: str, of: Sequence[str], within: Sequence[str],
+        shape: Sequence[str], fibres: Sequence[str] = ("None", "None"),
+    ) -> None:  # fmt: skip
+        """Writes sums and maxima. `of`: the vector, its length, and how far its elements are apart. `shape`: how many
+        targets, and elements over each of them, are summed at a time."""
+        with self.if_metrics(1, run[0] in self.spare):
+            for line in textwrap.wrap(", ".join(self.names[p] for p in run), 100):
+                self.line(1, f"# {line}")
+            vectors = str(1 << (len(run) - 1).bit_length())  # the next power of 2
+            given = (to, targets, *of, str(len(run)), *fibres, *within, vectors, *shape)
+            self.line(1, f'push({", ".join(given)}, "{run[0].reduce}")')
 
-    def named(self, run: list[Push]) -> None:
-        for line in textwrap.wrap(", ".join(self.names[p] for p in run), 100):
-            self.line(1, f"# {line}")
-
-    def to_batch(self, run: list[Push], to: str, apart: str, tiles: str, block: str) -> None:
-        vector, step = self.summed(run[0])
-        given = f"{to}, {apart}, {vector}, {self.size(run[0].source)}, {step}, {len(run)}, {tiles}"
-        self.named(run)
-        self.line(1, f'push_to_batch({given}, {_power(len(run))}, {block}, "{run[0].reduce}")')
-
-    def summed(self, push: Push) -> tuple[str, str]:
-        """The vector of a sum, and how far its elements are apart."""
+    def summed(self, push: Push) -> tuple[str, str, str]:
+        """The vector of a sum, its length, and how far its elements are apart."""
         if isinstance(push.operand, Const):
             raise BackendError("the triton backend adds up no constant")
         is_parameter = isinstance(push.operand, Input) and push.operand.kind == "parameter"
-        return self.arrays[push.operand], self.called("stride", push.operand) if is_parameter else "1"
+        step = self.called("stride", push.operand) if is_parameter else "1"
+        return self.arrays[push.operand], self.size(push.source), step
 
     def barrier(self) -> None:
         self.line(1, "tl.debug_barrier()")
 
-    def groups(self, groups: list[Group], stage: Coarse, ends: tuple[str, str] | None, blocks: dict[str, None]) -> None:
+    def groups(self, groups: list[Group], stage: Coarse, ends: tuple[str, str] | None) -> None:
         """Writes the groups one after the other, for the elements between `ends`, or for all."""
         for i, group in enumerate(groups):
             within = ends or ("0", self.size(group.stratum))
@@ -135,10 +121,9 @@ class CoarseWriter(Writer):
                     self.barrier()
                 if isinstance(group.values[0], Mix):
                     for node in self.in_turn(1, group.values):
-                        if isinstance(node, Mix):
-                            self.product(node, blocks)
+                        self.product(node)
                 elif group.source:
-                    self.sums(group, within, blocks)
+                    self.sums(group, within)
                 else:
                     self.elements(group, stage, within)
 
@@ -166,7 +151,7 @@ class CoarseWriter(Writer):
         """A call of a function of functions.py."""
         call = "\n".join([f"{function}(", *(f"    {g}," for g in given), ")  # fmt: skip"])
         used = tuple(a for a in self.arguments if uses(call, a.name))
-        return Kernel(kernel, used, (), None, Shares(), "", call, node in self.plan.spare)
+        return Kernel(kernel, used, call, spare=node in self.plan.spare)
 
     def vector(self, node: Node) -> str:
         """The text of a coarse value, or of a token value that was set aside: a tensor, or a number."""
@@ -174,10 +159,9 @@ class CoarseWriter(Writer):
             return constant(node.value) if isinstance(node, Const) else self.arrays[node]
         first = self.first[node.stratum]
         start = self.slots[node].replace(first, self.starts[node.stratum], 1).removeprefix("work").removeprefix(" + ")
-        start = start or "0"
-        return f"work[{start} :][: {self.size(node.stratum)}]"
+        return f"work[{start or '0'} :][: {self.size(node.stratum)}]"
 
-    def sums(self, group: Group, within: tuple[str, str], blocks: dict[str, None]) -> None:
+    def sums(self, group: Group, within: tuple[str, str]) -> None:
         """Writes sums and maxima over the fibres of one fibration, in a fixed order."""
         a, b = str(group.source), group.stratum
         if a == BATCH:  # the batch over itself
@@ -186,29 +170,23 @@ class CoarseWriter(Writer):
             return
         self.line(1, f"# sums and maxima over the {a} elements of {'the batch' if b == BATCH else f'each {b}'}")
         for run in self.runs(group.values, TOGETHER):
-            with self.if_metrics(1, run[0] in self.spare):
-                if b == BATCH:
-                    self.to_batch(run, self.arrays[run[0]], "1", "0, 1", "BLOCK_B")
-                    continue
+            to = self.arrays[run[0]], self.size(b), self.summed(run[0])
+            if b == BATCH:
+                self.push(run, to[0], "1", to[2], ("0", "1"), ("1", str(WHOLE)))
+            else:
                 order, before = (self.called(kind, a, b) for kind in ("order", "members"))
-                blocks["BLOCK_S"] = blocks[f"F_{order}"] = None
-                vector, step = self.summed(run[0])
-                given = f"{self.arrays[run[0]]}, {self.size(b)}, {vector}, {self.size(a)}, {step}, {len(run)}"
-                shape = f'{_power(len(run))}, Y_{order}, F_{order}, "{run[0].reduce}"'
-                self.named(run)
-                self.line(1, f"push({given}, {order}, {before}, {', '.join(within)}, {shape})")
+                self.push(run, *to, within, (f"{SUMS} // F_{order}", f"F_{order}"), (order, before))
 
-    def product(self, node: Mix, blocks: dict[str, None]) -> None:
+    def product(self, node: Node) -> None:
         """Writes a matrix of the index times a vector: one element of the result after the other."""
-        if isinstance(node.operand, Const):
+        if not isinstance(node, Mix) or isinstance(node.operand, Const):
             raise BackendError("the triton backend multiplies no matrix by a constant")
-        blocks["BLOCK_S"] = None
         matrix, columns = self.called("matrix", node.matrix), self.size(node.of)
         self.line(1, f"# {node.stratum} from {node.source}: a product with {matrix}{' transposed' * node.transposed}")
         strides = ("1", columns) if node.transposed else (columns, "1")
         sizes = (self.size(node.stratum), self.size(node.source))
-        given = (self.arrays[node], matrix, self.arrays[node.operand], *sizes)
-        self.line(1, f"product({', '.join((*given, *strides, 'BLOCK_S'))})")
+        given = (self.arrays[node], matrix, self.arrays[node.operand], *sizes, *strides, str(SUMS))
+        self.line(1, f"product({', '.join(given)})")
 
     def elements(self, group: Group, stage: Coarse, within: tuple[str, str]) -> None:
         """Writes scalar work on every element of a stratum."""
@@ -216,19 +194,14 @@ class CoarseWriter(Writer):
         depth = 1 if s == BATCH else 2
         self.line(1, "# the batch" if s == BATCH else f"# each {s}")
         if s != BATCH:
-            self.line(1, f"for y in range({within[0]}, {within[1]}, BLOCK_C):")
-            self.line(2, "b = y + tl.arange(0, BLOCK_C)")
+            self.line(1, f"for y in range({within[0]}, {within[1]}, {VALUES}):")
+            self.line(2, f"b = y + tl.arange(0, {VALUES})")
             self.line(2, f"live = b < {within[1]}")
         self.known, self.lone, self.local = set(), set(), set()
         for node in self.in_turn(depth, group.values):
             self.value(depth, node)
             if node in stage.saved:
                 self.save(depth, node)
-
-
-def _power(number: int) -> int:
-    """The next power of 2."""
-    return 1 << (number - 1).bit_length()
 
 
 def _shared(stage: Coarse) -> list[Group]:

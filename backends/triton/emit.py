@@ -16,8 +16,8 @@ from fibration.backends.bodies import Function, functions_of
 from fibration.backends.standalone import joined
 from fibration.backends.triton.kernels import kernels_of_sections
 from fibration.backends.triton.language import HELPERS, RESERVED, fitted, language, typed
-from fibration.backends.triton.writer import MOST_PARTS, PER_WARP, Kernel
-from fibration.compiler.arguments import Argument, Signature, signature
+from fibration.backends.triton.writer import Kernel
+from fibration.compiler.arguments import Argument, signature
 from fibration.compiler.fuse import sweeps
 from fibration.compiler.ir import Scalar
 from fibration.compiler.keys import Key
@@ -64,10 +64,9 @@ from {ALONE} import ("""
 WITHOUT_METRICS = '''\
 def {name}(**given):
     """{title}"""
-    {of}(**given, metrics=False)'''
+    return {of}(**given, metrics=False)'''
 
 GENERAL = ("size", "stride")  # arguments that need no note of their own
-SINGLY = {"BLOCK_R": "singly", "VECTOR": "vector and not metrics"}
 EXTRA = {
     "tokens": "optional: the number of tokens, from which the shape of the launch follows",
     "shape": "optional: that shape, (BLOCK_R, BLOCK_T, warps)",
@@ -97,7 +96,7 @@ def emit(header: str, plans: Mapping[str, Plan], titles: Mapping[str, str]) -> s
         for function, made in zip(one.functions(name), sections, strict=True):
             if made:
                 parts += [k.text for k in made if k.text]
-                parts.append(_launcher(function, one, titles[name], made, arguments, notes))
+                parts.append(_launcher(function, bool(one.metrics), titles[name], made, arguments, notes))
     parts = [*(_defined(body, f) for body, f in functions.items()), *parts]
     texts = "\n\n\n".join(parts)
     used = [word for word in HELPERS if word in {name for names in CALLED.findall(texts) for name in names}]
@@ -143,116 +142,27 @@ def _defined(body: Scalar, function: Function) -> str:
 
 
 def _launcher(
-    name: str, plan: Plan, title: str, made: list[Kernel], arguments: tuple[Argument, ...], notes: Mapping[str, str]
+    name: str, metrics: bool, title: str, made: list[Kernel], arguments: tuple[Argument, ...], notes: Mapping[str, str]
 ) -> str:
     """`notes`: what the module says of arguments; of others the function says it."""
-    given = signature(plan)
     names = [a.name for a in arguments]
     lines = [f"def {name}("]
-    extra = "tokens=None, shape=None," + " metrics=True," * bool(plan.metrics)
+    extra = "tokens=None, shape=None," + " metrics=True," * metrics
     lines += [f"    {w}" for w in textwrap.wrap(f"*, {', '.join(names)}, {extra}", 112)]
     own = [f"    {a.name}  {a.note}" for a in arguments if a.note != notes.get(a.name, a.note)]
     lines += ["):  # fmt: skip", f'    """{title}', *(["", *own, '    """'] if own else [])]
     lines[-1] += "" if own else '"""'
+    floats = [a.name for a in arguments if a.kind == "token" and a.key != ("cotangent",)]
+    floats += [a.name for a in arguments if a.kind == "result"]
+    others = [a.name for a in arguments if a.kind == "advantage" or (a.kind == "token" and a.name not in floats)]
+    positions = [a.name for a in arguments if a.kind == "positions"]
     tensors = [a.name for a in arguments if a.kind == "token"]
-    if any(k.segments or "shape_for(tokens" in k.call for k in made):
-        given_tokens = f"{tensors[0]}.numel()" if tensors else "places"
-        lines.append(f"    tokens = {given_tokens} if tokens is None else tokens")
-    if any("WIDE" in k.constants for k in made):
-        results = [a.name for a in arguments if a.kind == "result"]  # all of one dtype
-        floats = [a.name for a in arguments if a.kind == "token" and a.key != ("cotangent",)] + results[:1]
-        lines.append(f"    wide = torch.float64 in [{', '.join(f'{f}.dtype' for f in floats)}]")
-    lines.append("    with torch.cuda.device_of(work):")
-    lines += _shared_memory(made, given)
-    here = None
+    if tensors or "places" in names:
+        lines.append(f"    tokens = {f'{tensors[0]}.numel()' if tensors else 'places'} if tokens is None else tokens")
+    lists = ", ".join(f"[{', '.join(words)}]" for words in (floats, others, positions))
+    lines += [*fitted(f"call = Call(locals(), {lists})", "    "), "    with torch.cuda.device_of(work):"]
     for kernel in made:
-        if kernel.segments and kernel.segments != here:
-            here = kernel.segments
-            size = given.size(here)
-            lines.append(f"        block_r, block_t, warps = shape or shape_for(tokens / {size})")
-            alike = [k for k in made if k.segments == here]
-            lines += _vector([k for k in alike if "VECTOR" in k.constants])
-            if any(k.singly for k in alike):
-                lines += [
-                    "        # sums of metrics need many registers, and their order depends on the columns",
-                    "        singly = 1 if metrics and block_t >= 64 else block_r",
-                ]
-        if kernel.segments:
-            rows = "singly" if kernel.singly else "block_r"
-            launch = _launch(kernel, f"(triton.cdiv({given.size(kernel.segments)}, {rows}),)", "warps", given)
-        elif kernel.shares.types:
-            programs = []
-            if kernel.shares.stratum:
-                size = given.size(kernel.shares.stratum)
-                lines.append(f"        own = share({size})")
-                programs.append(f"triton.cdiv({size}, own)")
-            programs += [f"parts_of({given.size(source)}, {parted()})" for source in kernel.shares.sources]
-            count = programs[0] if len(programs) == 1 else f"max({', '.join(programs)})"
-            launch = _launch(kernel, f"{count},", "8", given)
-        else:
-            launch = _launch(kernel, "(1,)", "8", given)
+        launch = fitted(kernel.launch, "        ")
         lines += ["        if metrics:", *(f"    {line}" for line in launch)] if kernel.spare else launch
-    return "\n".join(lines)
-
-
-def _vector(made: list[Kernel]) -> list[str]:
-    """The line that finds out whether sweeps may read four tokens at once."""
-    arguments = dict.fromkeys(a for kernel in made for a in kernel.arguments)
-    if not arguments:
-        return []
-    positions = ", ".join(a.name for a in arguments if a.kind == "positions")
-    tensors = ", ".join(a.name for a in arguments if a.kind in ("token", "advantage", "result"))
-    return fitted(f"vector = is_vector(block_r, block_t, warps, ({positions},), {tensors})", "        ")
-
-
-def _shared_memory(made: list[Kernel], given: Signature) -> list[str]:
-    """The lines that allocate what the programs of coarse stages share."""
-    lines, parts = [], max(k.shares.parts for k in made)
-    zero = "torch.zeros(1, dtype=torch.int32, device=work.device)"
-    if any(k.shares.stratum for k in made):
-        lines.append(f"        counter = {zero}")
-    elif parts:
-        sizes = dict.fromkeys(given.size(source) for k in made for source in k.shares.sources)
-        longest = next(iter(sizes)) if len(sizes) == 1 else f"max({', '.join(sizes)})"
-        lines.append(f"        counter = {zero} if parts_of({longest}, {parted()}) > 1 else None")
-    if parts:
-        size = f"{parts} * {MOST_PARTS}"
-        lines.append(f"        parts = torch.empty({size}, dtype=torch.float64, device=work.device)")
-    return lines
-
-
-def parted() -> int:
-    """The elements that a program sums at a time: eight warps launch a coarse stage."""
-    return 8 * PER_WARP["BLOCK_P"]
-
-
-def _launch(kernel: Kernel, grid: str, warps: str, given: Signature) -> list[str]:
-    """The lines that launch a kernel."""
-    if kernel.call:
-        return [f"        {line}" for line in kernel.call.splitlines()]
-    lines = textwrap.wrap(", ".join(kernel.names) + ",", 102)
-    words = [*constants(kernel, warps, given), f"num_warps={warps}"]
-    wrapped = textwrap.wrap(", ".join(w.replace(" ", "\0") for w in words) + ",", 102, break_long_words=False)
-    lines += [line.replace("\0", " ") for line in wrapped]
-    return [f"        {kernel.name}[{grid}](", *(f"            {w}" for w in lines), "        )  # fmt: skip"]
-
-
-def constants(kernel: Kernel, warps: str, given: Signature) -> list[str]:
-    """The constexpr arguments of a launch."""
-    found = []
-    for c in kernel.constants:
-        if c in PER_WARP:
-            found.append(f"{c}={PER_WARP[c]} * {warps}")
-        elif c.startswith("F_"):
-            found.append(f"{c}=fibre_block({', '.join(map(given.size, _edge(kernel, c)))})")
-        elif kernel.singly and c in SINGLY:
-            found.append(f"{c}={SINGLY[c]}")
-        else:
-            found.append(f"{c}={c.lower()}")
-    return found
-
-
-def _edge(kernel: Kernel, constant: str) -> tuple[str, str]:
-    """The fibration of a tile constant. Its order is an argument of the kernel."""
-    ((source, target),) = {a.key for a in kernel.arguments if a.kind == "order" and constant == f"F_{a.name}"}
-    return source, target
+    # functions of functions.py use torch between the launches of their own, so no later call can repeat these
+    return "\n".join([*lines, *(["    return call.launched"] if all(k.text for k in made) else [])])

@@ -57,10 +57,9 @@ def export(
     files: dict[str, str | bytes] = {file: module, f"{ALONE}.py": shared()}
     resources: list[Mapping[str, str | int]] = []
     if arch:
-        for one in compile_all(module, plans, arch, filename=file):
-            of = own[one.program]
-            for kernel, request in zip(one.kernels, requests(plans, one.program), strict=True):
-                word = kernel.kernel.replace(of, one.program, 1)  # with metrics or without
+        for program, kernels_of_it in compile_all(module, plans, arch, filename=file).items():
+            for kernel, request in zip(kernels_of_it, requests(plans, program), strict=True):
+                word = kernel.kernel.replace(own[program], program, 1)  # with metrics or without
                 stem = f"{name}_{arch}_{word}"
                 files[f"{stem}.{kernel.assembly_kind}"] = kernel.assembly
                 files[f"{stem}.{kernel.binary_kind}"] = kernel.binary

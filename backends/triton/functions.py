@@ -11,6 +11,7 @@ import triton.language as tl
 # Whether a program may read what other programs of its launch have written. Not on ROCm, where a barrier does not wait
 # for the stores of other waves.
 ONE_LAUNCH = torch.version.hip is None
+PARTS = 128  # the most programs that share a sum over the batch
 
 
 def shape_for(mean_length):
@@ -44,12 +45,58 @@ def fibre_block(sources, targets):
 
 def share(elements):
     """The number of elements that each program of a coarse stage computes first."""
-    return max(8, triton.cdiv(elements, 128)) if ONE_LAUNCH else elements
+    return max(8, triton.cdiv(elements, PARTS)) if ONE_LAUNCH else elements
 
 
 def parts_of(elements, tile):
     """The number of programs that share a sum over this number of elements, of which each takes a tile at a time."""
-    return max(1, min(128, triton.cdiv(elements, tile))) if ONE_LAUNCH else 1
+    return max(1, min(PARTS, triton.cdiv(elements, tile))) if ONE_LAUNCH else 1
+
+
+class Call:
+    """The launches of one call of a generated function. A kernel gets what the function has under the same names.
+
+    `floats` are the tensors over tokens, of which one in float64 makes all sums so. Sweeps read `others` too.
+    """
+
+    def __init__(self, given, floats=(), others=(), positions=()):
+        self.given, self.tensors, self.positions = dict(given), [*floats, *others], positions
+        self.metrics = given.get("metrics", False)
+        self.constants = {"METRICS": self.metrics, "fill": given.get("fill")}
+        self.constants["WIDE"] = torch.float64 in [x.dtype for x in floats]
+        self.launched = []  # kernels, their grids and arguments, and the compiled kernels
+
+    def sweep(self, kernel, segments):
+        """Programs of BLOCK_R of the segments, for tiles of the shape that their mean length asks for."""
+        rows, columns, warps = self.given["shape"] or shape_for(self.given["tokens"] / segments)
+        vector = is_vector(rows, columns, warps, self.positions, *self.tensors)
+        if self.metrics and "BLOCK_L" in kernel.arg_names:
+            # sums of metrics need many registers, and their order depends on the columns
+            rows, vector = 1 if columns >= 64 else rows, False
+        tile = {"BLOCK_R": rows, "BLOCK_T": columns, "BLOCK_L": 32 * warps, "VECTOR": vector}
+        self.launch(kernel, triton.cdiv(segments, rows), warps, tile)
+
+    def coarse(self, kernel, elements=0, programs=1, parts=0, **tiles):
+        """One program, or several that share `elements` of a stratum, or sums of which each has a part."""
+        work = self.given["work"]
+        if elements:
+            self.given["own"] = share(elements)
+            programs = max(programs, triton.cdiv(elements, self.given["own"]))
+        counts, memory = bool(elements) or programs > 1, {}
+        if counts and "counter" not in self.given:
+            self.given["counter"] = torch.zeros(1, dtype=torch.int32, device=work.device)
+        memory["counter"] = self.given["counter"] if counts else None
+        if parts:
+            memory["parts"] = torch.empty(parts * PARTS, dtype=torch.float64, device=work.device)
+        self.launch(kernel, programs, 8, tiles, **memory)
+
+    def launch(self, kernel, programs, warps, constants, **memory):
+        constants, given = self.constants | constants, self.given | memory
+        values = {name: constants[name] if name in constants else given[name] for name in kernel.arg_names}
+        passed = [value for name, value in values.items() if name not in constants]
+        fixed = {name: value for name, value in values.items() if name in constants}
+        compiled = kernel[(programs,)](*passed, **fixed, num_warps=warps)
+        self.launched.append((kernel, (programs,), values, compiled))
 
 
 @triton.jit
@@ -69,15 +116,9 @@ def expm1(x):
         k = tl.floor(c * 1.4426950408889634 + 0.5)
         r = (c - k * 0.6931471803691238) - k * 1.9082149292705877e-10
         p = r * 1.6059043836821613e-10 + 2.08767569878681e-09
-        p = p * r + 2.505210838544172e-08
-        p = p * r + 2.755731922398589e-07
-        p = p * r + 2.7557319223985893e-06
-        p = p * r + 2.48015873015873e-05
-        p = p * r + 0.0001984126984126984
-        p = p * r + 0.001388888888888889
-        p = p * r + 0.008333333333333333
-        p = p * r + 0.041666666666666664
-        p = p * r + 0.16666666666666666
+        p = ((p * r + 2.505210838544172e-08) * r + 2.755731922398589e-07) * r + 2.7557319223985893e-06
+        p = ((p * r + 2.48015873015873e-05) * r + 0.0001984126984126984) * r + 0.001388888888888889
+        p = ((p * r + 0.008333333333333333) * r + 0.041666666666666664) * r + 0.16666666666666666
         p = p * r + 0.5
         p = p * (r * r) + r  # exp(r) - 1
         half = ((k.to(tl.int64) + 1022) << 52).to(tl.float64, bitcast=True)  # 2^(k - 1): 2^1024 would overflow
@@ -87,11 +128,8 @@ def expm1(x):
         y = tl.where(x == x, y, x)
     else:  # a caller that needs exp(x) too computes it once
         p = x * 2.48015873015873e-05 + 0.0001984126984126984
-        p = p * x + 0.001388888888888889
-        p = p * x + 0.008333333333333333
-        p = p * x + 0.041666666666666664
-        p = p * x + 0.16666666666666666
-        p = p * x + 0.5
+        p = ((p * x + 0.001388888888888889) * x + 0.008333333333333333) * x + 0.041666666666666664
+        p = (p * x + 0.16666666666666666) * x + 0.5
         p = p * (x * x) + x
         y = tl.where(tl.abs(x) < 0.5, p, exp(x) - 1.0)
     return y
@@ -137,29 +175,15 @@ def atan(x):
     z = t * t
     if x.dtype == tl.float64:
         p = z * -0.017903548591907317 + 0.03806080464507613
-        p = p * z - 0.050391389643816994
-        p = p * z + 0.0584784811096756
-        p = p * z - 0.06663097707866754
-        p = p * z + 0.07692059589464638
-        p = p * z - 0.09090897718281017
-        p = p * z + 0.11111110781921175
-        p = p * z - 0.14285714280162076
-        p = p * z + 0.19999999999953205
-        p = p * z - 0.333333333333332
+        p = ((p * z - 0.050391389643816994) * z + 0.0584784811096756) * z - 0.06663097707866754
+        p = ((p * z + 0.07692059589464638) * z - 0.09090897718281017) * z + 0.11111110781921175
+        p = ((p * z - 0.14285714280162076) * z + 0.19999999999953205) * z - 0.333333333333332
         y = turns * 0.7853981633974483 + (t + (t * z * p + turns * 3.061616997868383e-17))
     else:
         p = z * -0.060779910534620285 + 0.10593727231025696
-        p = p * z - 0.142435222864151
-        p = p * z + 0.19998471438884735
-        p = p * z - 0.33333316445350647
+        p = ((p * z - 0.142435222864151) * z + 0.19998471438884735) * z - 0.33333316445350647
         y = turns * 0.7853981852531433 + (t + (t * z * p - turns * 2.1855695e-08))
     return tl.where(x < 0.0, -y, y)
-
-
-@triton.jit
-def left(size, t, most: tl.constexpr):
-    """The number of a row's places from the t-th on, at most one tile: int32 [BLOCK_R, 1]."""
-    return tl.maximum(tl.minimum(size - t, most), 0).to(tl.int32)[:, None]
 
 
 @triton.jit
@@ -175,48 +199,53 @@ def of_program(by_length, n_segments, rows: tl.constexpr):
 
 @triton.jit
 def segments(offsets, starts, positions, b, live, vector: tl.constexpr):
-    """Where segments are. Of column 0 of a segment's first tile the number of its token, which may be below 0, and its
-    place, 0 with `positions`. Then the column of the first token, `lead`, because with vectors tiles begin at a
-    multiple of 4 places. And the column after the last token, 0 without tokens."""
+    """Where segments are: the number of the first token, how many there are, the place of column 0 of the first tile, 0
+    with `positions`, and the column of the first token, `lead`: with vectors tiles begin at a multiple of 4 places."""
     first = tl.load(offsets + b, mask=live, other=0)
-    size = tl.load(offsets + b + 1, mask=live, other=0) - first
+    size = (tl.load(offsets + b + 1, mask=live, other=0) - first).to(tl.int32)
     start = tl.load(starts + b, mask=live, other=0)
     lead = start.to(tl.int32) & (3 if vector else 0)
-    until = tl.where(size > 0, size + lead, 0).to(tl.int32)
     if positions is not None:
         start = tl.zeros_like(start)  # the tensor's
-    return first - lead, start - lead, lead, until
+    return first, size, start - lead, lead
 
 
 @triton.jit
-def reach_of(starts, positions, tokens, b, live, start, until, n_segments, places):
-    """The column at which a row's stores end: behind the masked places after its tokens, unless tokens have `positions`
-    or numbers of their own. And the least of the program's rows."""
-    reach = until
+def reach_of(starts, positions, tokens, b, live, start, size, lead, n_segments, places):
+    """The places that a row's stores fill: with the masked places after its tokens, unless tokens have `positions` or
+    numbers of their own. And the first column at which one of the program's rows ends."""
+    reach = size
     if positions is None and tokens is None:
         following = tl.load(starts + b + 1, mask=b + 1 < n_segments, other=places)
-        reach = tl.where(live, following - start, 0).to(tl.int32)
-    return reach, tl.min(reach, axis=0)
+        reach = tl.where(live, following - start - lead, 0).to(tl.int32)
+    return reach, tl.min(reach + lead, axis=0)
 
 
 @triton.jit
-def tile(positions, first, lead, until, t, columns: tl.constexpr, vector: tl.constexpr):
-    """The tile from the t-th column of each row on: `i` its columns (int32), `m` which are tokens, `j` the same columns
-    within the row's tokens, `n` how many come before the row's end, `at` the places to read, `read` their mask.
+def below(x, limit):
+    """0 <= x < limit, for int32 in one comparison: as an unsigned number, one below 0 is large."""
+    return x.to(tl.uint32) < tl.maximum(limit, 0).to(tl.uint32)
 
-    A vector of 4 is read whole: its neighbours are of other rows, or lie beside the tensor in 4 aligned places. Else a
-    column outside reads the row's nearest token, so a load needs one predicate per row: with one per token a thread
-    runs out of predicates, and its loads wait for each other."""
-    i = tl.arange(0, columns)[None, :]
-    n = left(until, t, columns)
-    m, j, read = i < n, tl.minimum(i, n - 1), n > 0
-    at = t + j
+
+@triton.jit
+def tile(positions, tokens, first, size, lead, t, columns: tl.constexpr, vector: tl.constexpr):
+    """The tile from the t-th column of each row on: `c` counts from the row's first token (int32), `m` tells which
+    columns are tokens, `k` are their numbers among all tokens, `at` the places to read.
+
+    Loads have no masks: a thread would run out of predicates, and put zeros where it does not read. A column outside
+    reads the row's nearest token or vector, one of an empty row the tensor's first place. A vector of 4 is read whole:
+    its neighbours are of other rows, or lie beside the tensor in 4 aligned places."""
+    i, lead, size = tl.arange(0, columns)[None, :], lead[:, None], size[:, None]
+    c = t - lead + i
+    near = tl.minimum(tl.maximum(c, 0), tl.maximum(size - 1, 0))
+    k, at = first[:, None] + near, near
     if vector:
-        before = (lead - t)[:, None]
-        m, j, read, at = m & (i >= before), tl.maximum(j, before), i // 4 * 4 < n, t + i
+        at = tl.minimum(t + i // 4 * 4, tl.maximum(size + lead - 1, 0) // 4 * 4) + i % 4
     if positions is not None:
-        at = tl.load(positions + (first + t)[:, None] + j, mask=read, other=0)
-    return i, m, j, n, at, read
+        at = tl.load(positions + k, mask=size > 0, other=0)
+    if tokens is not None:
+        k = tl.load(tokens + k, mask=size > 0, other=0)
+    return c, below(c, size), k, at
 
 
 @triton.jit
@@ -228,6 +257,12 @@ def halved(sums):
         if sums.shape[1] > 1:
             sums = tl.sum(tl.reshape(sums, [sums.shape[0], 2, sums.shape[1] // 2]), axis=1)
     return tl.sum(sums, axis=1)
+
+
+@triton.jit
+def of_vectors(marks):
+    """The sums of 4 neighbouring columns, which a thread has: of 0 and NaN, which add up to the same in every order."""
+    return tl.sum(tl.reshape(marks, [marks.shape[0], marks.shape[1] // 4, 4]), axis=2)
 
 
 @triton.jit
@@ -252,30 +287,21 @@ def from_row(tensor, start, vector: tl.constexpr):
 
 
 @triton.jit
-def put(out, start, positions, at, t, i, m, lead, reach, fewest, value, vector: tl.constexpr):
+def put(out, start, positions, at, t, c, m, lead, reach, fewest, value, vector: tl.constexpr):
     """Stores a tile in its row's places: whole vectors, and the rest in tiles where a row may begin or end. `value` has
     the fill at masked places."""
-    high = left(reach, t, value.shape[1])
-    p = from_row(out, start, vector)
+    p, inside = from_row(out, start, vector), below(c, reach[:, None])
     if vector:
-        v, low = i // 4 * 4, (lead - t)[:, None]
-        whole = (v >= low) & (v + 4 <= high)
-        tl.store(p + (t + i), value, mask=whole)
+        p += t + tl.arange(0, value.shape[1])[None, :]
+        v = t - lead[:, None] + tl.arange(0, value.shape[1])[None, :] // 4 * 4
+        whole = below(v, reach[:, None] - 3)
+        tl.store(p, value, mask=whole)
         if t == 0 or t + value.shape[1] > fewest:
-            tl.store(p + (t + i), value, mask=(i >= low) & (i < high) & ((v < low) | (v + 4 > high)))
+            tl.store(p, value, mask=inside & ~whole)
     elif positions is None:
-        tl.store(p + (t + i), value, mask=i < high)
+        tl.store(p + c, value, mask=inside)
     else:
         tl.store(p + at, value, mask=m)
-
-
-@triton.jit
-def number(tokens, first, t, j, n):
-    """The numbers of a tile's tokens among all tokens: int64 [BLOCK_R, BLOCK_T]."""
-    k = (first + t)[:, None] + j
-    if tokens is not None:
-        k = tl.load(tokens + k, mask=n > 0, other=0)
-    return k
 
 
 @triton.jit
@@ -306,27 +332,6 @@ def fresh(pointers, mask, other):
 
 
 @triton.jit
-def fibres(before, y, targets, rows: tl.constexpr):
-    """A tile of targets from the y-th on: numbers, which exist, and the start and the length of their fibres."""
-    b = y + tl.arange(0, rows)
-    live = b < targets
-    first = tl.load(before + b, mask=live, other=0)
-    size = tl.load(before + b + 1, mask=live, other=0) - first
-    return b, live, first, size
-
-
-@triton.jit
-def members(order, first, size, f, columns: tl.constexpr):
-    """A tile of elements over each target from the f-th on, and which exist: [rows, columns]."""
-    o = f + tl.arange(0, columns)[None, :]
-    m = o < size[:, None]
-    a = first[:, None] + o
-    if order is not None:
-        a = tl.load(order + a, mask=m, other=0)
-    return a, m
-
-
-@triton.jit
 def joined(x, axis: tl.constexpr, how: tl.constexpr):
     """The sums, or the maxima, along one axis."""
     return tl.sum(x, axis=axis) if how == "sum" else tl.max(x, axis=axis)
@@ -338,35 +343,33 @@ def push(
     columns: tl.constexpr, how: tl.constexpr,
 ):  # fmt: skip
     """The sums, or the maxima, of `count` neighbouring vectors over each target from `low` to `high`, in a fixed order.
-    `vectors`: the next power of 2."""
+    Without `before` every target has a tile of the sources in turn. `vectors`: the next power of 2."""
     v = tl.arange(0, vectors)
     none: tl.constexpr = 0.0 if how == "sum" else float("-inf")
     for y in range(low, high, rows):
-        b, live, first, size = fibres(before, y, high, rows)
+        b = y + tl.arange(0, rows)
+        live = b < high
+        end, every = sources, columns * targets
+        if before is not None:
+            first = tl.load(before + b, mask=live, other=0)
+            size = tl.load(before + b + 1, mask=live, other=0) - first
+            end, every = tl.max(size, axis=0), columns
         found = tl.full([vectors, rows, columns], none, tl.float64)
-        for f in range(0, tl.max(size, axis=0), columns):
-            a, m = members(order, first, size, f, columns)
+        for f in range(0, end, every):
+            o = tl.arange(0, columns)[None, :]
+            if before is None:
+                a = f + b[:, None] * columns + o
+                m = a < tl.where(live, sources, 0)[:, None]
+            else:
+                m = f + o < size[:, None]
+                a = first[:, None] + f + o
+            if order is not None:
+                a = tl.load(order + a, mask=m, other=0)
             there = m[None, :, :] & (v < count)[:, None, None]
             x = fresh(of + v[:, None, None] * sources + (a * step)[None, :, :], there, none)
             found = found + x if how == "sum" else tl.maximum(found, x)
         inside = (v < count)[:, None] & live[None, :]
         tl.store(to + v[:, None] * targets + b[None, :], joined(found, 2, how), mask=inside)
-
-
-@triton.jit(noinline=True)
-def push_to_batch(
-    to, apart, of, sources, step, count, first, every, vectors: tl.constexpr, columns: tl.constexpr, how: tl.constexpr
-):  # fmt: skip
-    """The sums, or the maxima, of `count` neighbouring vectors over tiles that are `every` apart, from the `first` on.
-    Results lie `apart` from each other. `vectors`: the next power of 2."""
-    v = tl.arange(0, vectors)
-    none: tl.constexpr = 0.0 if how == "sum" else float("-inf")
-    found = tl.full([vectors, columns], none, tl.float64)
-    for f in range(first * columns, sources, every * columns):
-        a = f + tl.arange(0, columns)[None, :]
-        x = fresh(of + v[:, None] * sources + a * step, (a < sources) & (v < count)[:, None], none)
-        found = found + x if how == "sum" else tl.maximum(found, x)
-    tl.store(to + v * apart, joined(found, 1, how), mask=v < count)
 
 
 @triton.jit

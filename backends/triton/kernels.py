@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from fibration.backends.bodies import NOTHING, Functions
 from fibration.backends.triton.coarse import CoarseWriter, is_called
 from fibration.backends.triton.language import TOKEN, WIDE, constant, typed
-from fibration.backends.triton.writer import NEUTRAL, Kernel, Shares, uses
+from fibration.backends.triton.writer import HARMLESS, NEUTRAL, Kernel, uses
 from fibration.compiler.arguments import GIVEN, TOKENS, result_of
+from fibration.compiler.derivative import ZERO
 from fibration.compiler.hoist import is_mark
-from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Scan
+from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Push, Scalar, Scan
 from fibration.compiler.keys import Key
 from fibration.compiler.plan import Coarse, Pass, Plan, Scalars, Section, Sweep, computing
 from fibration.errors import BackendError
@@ -41,19 +42,16 @@ class _Stages(CoarseWriter):
 
     def kernels(self, section: Section, numbers: Mapping[type, Iterator[int]]) -> list[Kernel]:
         found: list[Kernel] = []
-        stages = list(section)
-        while stages:
-            stage = stages.pop(0)
+        for stage in section:
             if isinstance(stage, Coarse) and is_called(stage):
                 alike: dict[tuple[object, ...], list[Scan]] = {}
                 for scan in stage.groups[0].scans:
                     alike.setdefault((scan in self.spare, scan.values, scan.discount, scan.forward), []).append(scan)
                 found += [*map(self.quantile, stage.groups[0].quantiles), *map(self.scans, alike.values())]
-                continue
-            if isinstance(stage, Coarse):
+            elif isinstance(stage, Coarse):
                 found.append(self.coarse_stage(f"{self.name}_coarse_{next(numbers[Coarse])}", stage))
-                continue
-            found.append(self._sweep(f"{self.name}_sweep_{next(numbers[Sweep])}", stage))
+            else:
+                found.append(self._sweep(f"{self.name}_sweep_{next(numbers[Sweep])}", stage))
         return found
 
     # ------------------------------------------------------------ sweeps
@@ -115,16 +113,19 @@ class _Stages(CoarseWriter):
         made = [*(str(k) for p in sweep.passes for k, _ in p.stores)]
         made += [self.names[n] for n in sweep.saved if n in self.plan.program.names and n not in self.plan.spare]
         words = ", ".join(made) or ("metrics" if spare else "sums")
-        text = f"Visits each {s}, in {_passes(sweep)}, for {words}."
+        n = len(sweep.passes)
+        text = f"Visits each {s}, in {n} pass{'es' if n != 1 else ''} over the tokens, for {words}."
         doc = "\n".join(['"""' + "\n".join(textwrap.wrap(text, 110)), '"""'] if len(text) > 104 else [f'"""{text}"""'])
-        return self.wrapped(name, ["BLOCK_R", "BLOCK_T", "BLOCK_L", "VECTOR"], s, Shares(), doc, spare)
+        launch = f"call.sweep({name}, {self.size(s)})"
+        return self.wrapped(name, ["BLOCK_R", "BLOCK_T", "BLOCK_L", "VECTOR"], doc, launch, spare)
 
     def segments(self, word: str, longest: bool) -> None:
         """Writes where the tokens of a program's segments lie. Places count from where the first tile begins."""
         where = f"{word}_offsets, {word}_starts, {word}_positions"
-        self.line(1, f"first, start, lead, until = segments({where}, b, live, VECTOR)")
+        self.line(1, f"first, size, start, lead = segments({where}, b, live, VECTOR)")
+        self.line(1, "origin = tl.where(size > 0, start, 0)")
         if longest:
-            self.line(1, "longest = tl.max(until, axis=0)")
+            self.line(1, "longest = tl.max(size + lead, axis=0)")
 
     def tokens(self, step: Pass, sweep: Sweep, narrow: dict[Node, str], number: int) -> None:
         """Writes the loop over the tokens of a program's segments."""
@@ -142,41 +143,41 @@ class _Stages(CoarseWriter):
                 for way in sorted(ways):
                     names[way][node] = self.spread(node, way, narrow)
         # Every thread adds what it has: sums over threads are shuffles, which come once per row.
-        words = {p: "column" if self.is_in_columns(p) else "lane" for p in step.pushes}
+        # Sums of the loss have one for each column of a tile: the same bits wherever a row begins, with metrics or not.
+        spare = self.plan.spare
+        words = {p: "lane" if p in spare else "mark" if is_mark(p.operand) else "column" for p in step.pushes}
         for push in self.in_turn(1, step.pushes):
-            columns = "BLOCK_T" if words[push] == "column" else "min(BLOCK_T, BLOCK_L)"
-            dtype = "REAL" if words[push] == "column" and is_mark(push.operand) and not step.wide else "tl.float64"
+            columns = {"mark": "BLOCK_T // 4", "column": "BLOCK_T", "lane": "min(BLOCK_T, BLOCK_L)"}[words[push]]
+            dtype = "REAL" if words[push] == "mark" and not step.wide else "tl.float64"
             self.line(1, f"{self.names[push]} = tl.full([BLOCK_R, {columns}], {NEUTRAL[push.reduce]}, {dtype})")
+        masked = {_masked_in(p) for p in step.pushes if p.reduce == "sum" and p not in spare}
         end = "longest"
         if step.stores:
-            end = "tl.max(reach, axis=0)"
+            end = "tl.max(reach + lead, axis=0)"
             if len(sweep.leaves) > 1:
                 self.reach(s, word)
         self.line(1, f"for t in range(0, {end}, BLOCK_T):")
-        self.line(2, f"i, m, j, n, at, read = tile({word}_positions, first, lead, until, t, BLOCK_T, VECTOR)")
-        start_of_body = len(self.lines)
+        self.line(2, f"c, m, k, at = tile({word}_positions, {word}_tokens, first, size, lead, t, BLOCK_T, VECTOR)")
         precision = "tl.float64" if step.wide else "REAL"
         for node in self.in_turn(2, [*step.values, *step.pushes]):
             if isinstance(node, Push):
                 self.add(node, names[step.wide], precision)
             else:
-                self.token_value(node, s, node in precise, names)
+                self.token_value(node, s, node in precise, names, node in masked)
         for node in self.in_turn(2, step.aside):
             value = typed(names[True][node], "tl.float64")
             self.line(2, f"tl.store({self.slots[node]} + k, {value}, mask=m)")
         for k, node in step.stores:
             value = f"tl.where(m, {typed(names[node in precise][node], precision)}, fill)"
             self.line(
-                2, f"put({self.out(k)}, start, {word}_positions, at, t, i, m, lead, reach, fewest, {value}, VECTOR)"
+                2, f"put({self.out(k)}, start, {word}_positions, at, t, c, m, lead, reach, fewest, {value}, VECTOR)"
             )
-        if uses("\n".join(self.lines[start_of_body:]), "k"):
-            self.lines.insert(start_of_body, f"        k = number({word}_tokens, first, t, j, n)")
         read = {o for other in sweep.steps for n in other.values for o in n.operands}
         for push in self.in_turn(1, step.pushes):
             part = self.names[push]
-            halved = push.reduce == "sum" and self.is_in_columns(push) and not is_mark(push.operand)
+            halved = push.reduce == "sum" and words[push] == "column"
             made = f"halved({part})" if halved else f"tl.{push.reduce}({part}, axis=1)"
-            made += ".to(tl.float64)" if is_mark(push.operand) else ""
+            made += ".to(tl.float64)" if words[push] == "mark" else ""
             if push in sweep.saved and push not in read:
                 self.line(1, f"tl.store({self.arrays[push]} + b, {made}, mask=live)")
                 continue
@@ -192,10 +193,10 @@ class _Stages(CoarseWriter):
     def reach(self, s: str, word: str) -> None:
         """Writes how far a row's stores go."""
         if len(self.plan.program.leaves) > 1:  # results are filled already: no leaf's tokens are whole rows
-            self.line(1, "reach, fewest = until, tl.min(until, axis=0)")
+            self.line(1, "reach, fewest = size, tl.min(size + lead, axis=0)")
             return
         where = f"{word}_starts, {word}_positions, {word}_tokens"
-        self.line(1, f"reach, fewest = reach_of({where}, b, live, start, until, {self.size(s)}, places)")
+        self.line(1, f"reach, fewest = reach_of({where}, b, live, start, size, lead, {self.size(s)}, places)")
 
     def spread(self, node: Pull, wide: bool, narrow: dict[Node, str]) -> str:
         """The name of a value of a segment, or of the batch, in the shape and the precision of a pass over tokens."""
@@ -214,19 +215,19 @@ class _Stages(CoarseWriter):
             narrow[node] = name
         return name
 
-    def is_in_columns(self, push: Push) -> bool:
-        """Whether each column of a tile has a sum of its own: so the loss has the same bits wherever a row begins, with
-        metrics and without.
-        """
-        return push not in self.plan.spare
-
     def add(self, push: Push, names: Mapping[Node, str], precision: str) -> None:
         part, value = self.names[push], typed(names[push.operand], precision)
-        if not self.is_in_columns(push):
+        if push in self.plan.spare:
             self.line(2, f'{part} = added({part}, {value}, m, "{push.reduce}")')
             return
-        value = f"tl.where(m, {value}, {NEUTRAL[push.reduce]})"
-        value += "" if precision == "tl.float64" or is_mark(push.operand) else ".to(tl.float64)"
+        if push.reduce == "max":
+            value = f"tl.where(m, {value}, {NEUTRAL[push.reduce]})"
+        elif not isinstance(_masked_in(push), Map):
+            value = f"tl.where(m, {value}, 0.0)"
+        if is_mark(push.operand):
+            value = f"of_vectors({value})"
+        elif precision != "tl.float64":
+            value += ".to(tl.float64)"
         self.line(2, f"{part} += {value}" if push.reduce == "sum" else f"{part} = tl.maximum({part}, {value})")
 
     def read_as(self, step: Pass, precise: set[Node], wide: bool) -> dict[Node, str]:
@@ -242,9 +243,12 @@ class _Stages(CoarseWriter):
         return names
 
     def token(self, tensor: str) -> str:
-        return f"tl.load(from_row({tensor}, start, VECTOR) + at, mask=read, other=0.0)"
+        return f"tl.load(from_row({tensor}, origin, VECTOR) + at)"
 
-    def token_value(self, node: Node, s: str, wide: bool, every: Mapping[bool, Mapping[Node, str]]) -> None:
+    def token_value(
+        self, node: Node, s: str, wide: bool, every: Mapping[bool, Mapping[Node, str]], masked: bool
+    ) -> None:
+        """Writes a value of tokens. `masked`: it is 0 in columns without a token."""
         precision, language = ("tl.float64", WIDE) if wide else ("REAL", TOKEN)
         names = every[wide]
         if isinstance(node, Const) or (isinstance(node, Pull) and node.target in (s, BATCH)):
@@ -258,21 +262,35 @@ class _Stages(CoarseWriter):
         elif isinstance(node, Input) and node.kind in TOKENS:
             tensor = self.called("token", node.kind, *node.key)
             self.line(2, f"{name} = {self.token(tensor)}.to({precision})")
-        elif isinstance(node, Scan):
-            self.line(2, f"{name} = tl.load({self.slots[node]} + k, mask=n > 0, other=0.0).to({precision})")
-        elif isinstance(node, Input):
-            self.line(2, f"{name} = tl.load({self.arrays[node]} + k, mask=n > 0, other=1.0).to({precision})")
-        elif isinstance(node, Pull):
-            parent = f"tl.load({self.called('parent', node.source, node.target)} + k, mask=n > 0, other=0)"
-            self.line(2, f"{name} = {self.loaded(node.operand, parent, 'n > 0')}.to({precision})")
+        elif isinstance(node, (Scan, Input, Pull)):
+            there = "size[:, None] > 0"
+            text = f"tl.load({self.arrays.get(node)} + k, mask={there}, other={HARMLESS})"
+            if isinstance(node, Pull):
+                parent = f"tl.load({self.called('parent', node.source, node.target)} + k, mask={there}, other=0)"
+                text = self.loaded(node.operand, parent, there)
+            self.line(2, f"{name} = {text}.to({precision})")
         elif isinstance(node, Map):
             operands = [constant(o.value) if isinstance(o, Const) else names[o] for o in node.inputs]
-            before, text = language.write(node.body, operands, name, self.taken, self.functions)
-            for part, shared in before:
-                self.line(2, f"{part} = {shared}")
-            self.line(2, f"{name} = {typed(text, precision)}")
+            self.map(2, node, name, operands, language, precision, "tl.where(m, {}, 0.0)" if masked else "{}")
         else:
             raise BackendError(f"the triton backend cannot emit {type(node).__name__} on {node.stratum}")
+
+
+def _masked_in(push: Push) -> Node:
+    """What is 0 in columns without a token, so that a sum's values are: they choose between it, its opposite and 0."""
+    found = push.operand
+    while isinstance(found, Map) and (i := _zero_with(found.body)) is not None and isinstance(found.inputs[i], Map):
+        found = found.inputs[i]
+    return found
+
+
+def _zero_with(body: Scalar) -> int | None:
+    """The only argument that a body is 0 with, whatever the others are: it is chosen, or its opposite, or 0."""
+    if body.op == "arg":
+        return int(body.value or 0)
+    parts = [a for a in body.args[body.op == "select" :] if a is not ZERO] if body.op in ("neg", "select") else []
+    found = {_zero_with(a) for a in parts}
+    return found.pop() if len(found) == 1 else None
 
 
 def _known_before(sweep: Sweep) -> list[Node]:
@@ -289,8 +307,3 @@ def _known_before(sweep: Sweep) -> list[Node]:
         or (isinstance(n, (Push, Map)) and n not in computed)
         or (n in gathered and n.operands[0] not in computed)
     ]
-
-
-def _passes(sweep: Sweep) -> str:
-    n = len(sweep.passes)
-    return f"{n} pass{'es' if n != 1 else ''} over the tokens"

@@ -19,13 +19,13 @@ from fibration.backends.bodies import Language, broken, call, in_parentheses
 
 # The functions of functions.py by name, and the names of the scalar functions among them.
 HELPERS: Mapping[str, str] = {
-    re.findall(r"def (\w+)\(", part)[0]: part.strip("\n")
+    re.findall(r"^(?:def|class) (\w+)", part, re.MULTILINE)[0]: part.strip("\n")
     for part in Path(__file__).with_name("functions.py").read_text().split("\n\n\n")[1:]
 }
 FUNCTIONS = [name for name, text in HELPERS.items() if f"def {name}(x):" in text]
 # One row per scalar operator of the IR, except `select`. functions.py has the functions that Triton lacks.
 OPERATORS: Mapping[str, str] = {
-    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
+    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-1.0 * {}",
     "stop": "{}", "log": "tl.log({})", "sqrt": "tl.sqrt({})",
     **{function: f"{function}({{}})" for function in FUNCTIONS},
     "lt": "{} < {}", "le": "{} <= {}", "and": "{} & {}", "or": "{} | {}", "not": "~{}",
@@ -33,9 +33,8 @@ OPERATORS: Mapping[str, str] = {
 }  # fmt: skip
 SKELETON_WORDS = """
 triton tl torch sys Path checked completed dtype_of_results laid_out described without_metrics b live first row now old
-start longest reach fewest t i m j n at read k y f a low high own row_advantage counter tokens shape wide singly
-block_r block_t block_c warps places fill lead until vector work part parts programs BLOCK_R BLOCK_T BLOCK_C BLOCK_S
-BLOCK_B BLOCK_P BLOCK_L WIDE VECTOR REAL METRICS metrics
+start origin longest reach fewest t c m at size k y f a low high own row_advantage counter tokens shape
+call places fill lead work part parts programs BLOCK_R BLOCK_T BLOCK_L WIDE VECTOR REAL METRICS metrics
 """.split()
 PROGRAMS = ("evaluate", "objective", "gate", "gate_adjoint", "levels")
 RESERVED = frozenset(
@@ -83,6 +82,7 @@ def language(precision: str, wide: bool) -> Language:
         return call("tl.where", [condition, typed(a, precision) if is_literal(b) else a, b])
 
     operators = {op: v for op, v in OPERATORS.items() if not wide or op not in ("minimum", "maximum")}
+    operators |= {"neg": "-{}"} if wide else {}  # else no instruction: Triton's `-x` is `0 - x`
     # a GPU would fuse `p*q - p*q` into one operation, whose result is the rounding of the product
     alone = partial(typed, precision=precision)
     return Language("triton", operators, constant, where, itself="{} * 0.0", alone=alone)

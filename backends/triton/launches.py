@@ -11,52 +11,40 @@ Triton's tutorial on fused softmax launches compiled kernels in the same way: `c
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fibration.backends.triton.writer import COUNTER, MOST_PARTS, PARTS, Kernel
-
 ALIGNED = 32  # bytes of 4 numbers; what is left of an address decides which kernel Triton compiles, and `is_vector`
+Noted = tuple[Any, tuple[int, ...], Mapping[str, object], Any]  # a kernel, its grid and arguments, the compiled kernel
 Holes = Sequence[tuple[int, Tensor]]  # the numbers of arguments of the function, and the tensors of one call
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A compiled kernel on its grid. `holes`: the places in `values` for a call's tensors, and the number of each."""
-
-    run: Callable[..., object]
-    values: tuple[object, ...]
-    holes: tuple[tuple[int, int], ...]
+# Launches a compiled kernel on its grid; the arguments; and which of them are tensors of a call, with their numbers.
+Launch = tuple[Callable[..., object], tuple[object, ...], tuple[tuple[int, int], ...]]
 
 
 class Launches:
     """One generated function, in calls of one kind on one index.
 
     `values`: all its arguments by name. `holes`: the names of those that change from call to call, tensors of fixed
-    dtypes. `kernels`: what it launches.
+    dtypes.
     """
 
     def __init__(
         self,
-        function: Callable[..., None],
+        function: Callable[..., Sequence[Noted] | None],
         values: Mapping[str, object],
         holes: Sequence[str],
-        kernels: Sequence[Kernel],
     ) -> None:
         self.function, self.values, self.holes = function, values, tuple(holes)
-        self.kernels = [k.name for k in kernels]
-        # functions of functions.py launch kernels of their own, and use torch between the launches
-        self.is_kept = not any(k.call for k in kernels) and torch.version.hip is None
+        self.is_kept = torch.version.hip is None
         # by how the tensors of the call are aligned; None after the first call
         self.kept: dict[tuple[int, ...], list[Launch] | None] = {}
-        self.parts = MOST_PARTS * max((k.shares.parts for k in kernels), default=0)
-        self.shares = any(k.shares.types for k in kernels)
+        self.parts = 0  # the numbers that the programs of a launch share
         self.shared: dict[int, tuple[Tensor, Tensor]] = {}  # by stream
 
     def __call__(self, holes: Holes) -> None:
@@ -85,32 +73,34 @@ class Launches:
             self.kept[aligned] = None
             self.function(**self.arguments(holes))
             return
-        noted: list[_Noted] = []
-        noting(self.function, self.kernels, noted)(**self.arguments(holes))
-        self.is_kept = [n.kernel.__name__ for n in noted] == self.kernels and all(map(is_launchable, noted))
-        if self.is_kept:
-            fixed = {name: _address(value) for name, value in self.values.items()}
+        noted = self.function(**self.arguments(holes))
+        self.is_kept = noted is not None and all(map(is_launchable, noted))
+        if noted is not None and self.is_kept:
+            sizes = (parts.numel() for *_, given, _ in noted if isinstance(parts := given.get("parts"), Tensor))
+            self.parts = max(self.parts, *sizes, 0)
+            # a launcher takes an integer in place of a tensor, which spares it a call of `data_ptr`
+            fixed = {k: v.data_ptr() if isinstance(v, Tensor) else v for k, v in self.values.items()}
             self.kept[aligned] = [self.launch(n, fixed) for n in noted]
 
-    def launch(self, noted: _Noted, fixed: Mapping[str, object]) -> Launch:
-        number = {name: i for i, name in enumerate((*self.holes, COUNTER, PARTS))}
-        if noted.arguments.get(COUNTER) is None:  # of one program
-            del number[COUNTER]
-        given, names = {**noted.arguments, **fixed}, list(noted.compiled.src.signature)
+    def launch(self, noted: Noted, fixed: Mapping[str, object]) -> Launch:
+        _, grid, arguments, compiled = noted
+        number = {name: i for i, name in enumerate((*self.holes, "counter", "parts"))}
+        if arguments.get("counter") is None:  # of one program
+            del number["counter"]
+        given, names = {**arguments, **fixed}, list(compiled.src.signature)
         values = tuple([None if name in number else given[name] for name in names])
         holes = tuple([(place, number[name]) for place, name in enumerate(names) if name in number])
-        return Launch(noted.compiled[(*noted.grid, 1, 1)[:3]], values, holes)
+        return compiled[(*grid, 1, 1)[:3]], values, holes
 
     def again(self, known: list[Launch], addresses: list[int], driver: Any, work: Tensor) -> None:
         """Launches compiled kernels on the current device and stream."""
         stream = driver.get_current_stream(driver.get_current_device())
-        if self.shares:
-            addresses += [tensor.data_ptr() for tensor in self.memory(stream, work.device)]
-        for launch in known:
-            values = list(launch.values)
-            for place, number in launch.holes:
-                values[place] = addresses[number]
-            launch.run(*values, stream=stream)
+        addresses += [tensor.data_ptr() for tensor in self.memory(stream, work.device)]
+        for run, values, holes in known:
+            given = list(values)
+            for place, number in holes:
+                given[place] = addresses[number]
+            run(*given, stream=stream)
 
     def memory(self, stream: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """What the programs of a launch share: the number of those that have arrived, int32 [1], and parts of sums.
@@ -125,52 +115,18 @@ class Launches:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Noted:
-    """A launch: the kernel, its grid and arguments by name, and the compiled kernel that Triton has launched."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: Mapping[str, object]
-    compiled: Any
-
-
-@dataclass(frozen=True, slots=True)
-class _Noting:
-    """A kernel that notes its launches."""
-
-    kernel: Any
-    noted: list[_Noted]
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*values: object, **options: object) -> None:
-            compiled = self.kernel[grid](*values, **options)
-            arguments = {**dict(zip(self.kernel.arg_names, values, strict=False)), **options}
-            self.noted.append(_Noted(self.kernel, grid, arguments, compiled))
-
-        return launch
-
-
-def noting(function: Any, kernels: Sequence[str], noted: list[_Noted]) -> Callable[..., None]:
-    """The function with kernels that note their launches. Other calls of the function, in other threads, do not."""
-    within = function.__globals__
-    names = {**within, **{name: _Noting(within[name], noted) for name in kernels}}
-    made = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
-
-
-def is_launchable(noted: _Noted) -> bool:
+def is_launchable(noted: Noted) -> bool:
     """Whether the installed Triton launches the compiled kernel as this module does.
 
     Triton 3.2, 3.3, 3.6, 3.7 and 3.9 do: `kernel[grid](...)` returns the compiled kernel, and `compiled[grid]` takes a
     value for each name of `src.signature`. Constants are among these names since 3.3.
     """
-    kind: type = type(noted.compiled)
+    _, _, arguments, compiled = noted
+    kind: type = type(compiled)
     if not _is_compiled(kind):
         return False
-    signature = getattr(noted.compiled.src, "signature", None)
-    return isinstance(signature, dict) and signature.keys() <= noted.arguments.keys()
+    signature = getattr(compiled.src, "signature", None)
+    return isinstance(signature, dict) and signature.keys() <= arguments.keys()
 
 
 def _driver() -> Any:
@@ -185,8 +141,3 @@ def _is_compiled(kind: type) -> bool:
     from triton.compiler import CompiledKernel  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     return issubclass(kind, CompiledKernel) and hasattr(kind, "__getitem__")
-
-
-def _address(value: object) -> object:
-    """What a launcher takes: an integer in place of a tensor, which spares it a call of `data_ptr`."""
-    return value.data_ptr() if isinstance(value, Tensor) else value

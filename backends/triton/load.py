@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import hashlib
-import itertools
 import os
 import sys
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from types import ModuleType
 import numpy as np
 
 from fibration.backends.triton.emit import launched
-from fibration.backends.triton.kernels import kernels_of_sections
+from fibration.backends.triton.kernels import kernels
 from fibration.backends.triton.launches import Launches
 from fibration.cache import entry
 from fibration.compiler.plan import Plan, computing
@@ -34,9 +33,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
     on_cpu = interpreted()
     module = import_from_cache(name, source)
     computed_by = computing(plans)
-    sections = {k: kernels_of_sections(plans, k) for k in plans}
-    bindings = {k: Binding(plan, launched(plan, itertools.chain(*sections[k]))) for k, plan in plans.items()}
-    kernels = {f: made for k, plan in plans.items() for f, made in zip(plan.functions(k), sections[k], strict=True)}
+    bindings = {k: Binding(plan, launched(plan, kernels(plans, k))) for k, plan in plans.items()}
 
     def check(index: Elements) -> None:
         if index.device.type != "cuda" and not on_cpu:
@@ -71,7 +68,7 @@ def load(name: str, source: str, plans: Mapping[str, Plan]) -> Run:
             if launches is None:
                 changing = [names[i] for i, _ in holes]
                 chosen = getattr(module, called[function])
-                launches = known[function] = Launches(chosen, values, changing, kernels[function])
+                launches = known[function] = Launches(chosen, values, changing)
             launches(holes)
 
         return call

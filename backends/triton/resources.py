@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fibration.backends.triton.aot import CompiledKernel, Constexpr, KernelRequest, compile_kernels
 from fibration.backends.triton.kernels import kernels
-from fibration.backends.triton.writer import PER_WARP, Kernel
+from fibration.backends.triton.writer import MEMORY, Kernel
 from fibration.compiler.arguments import (
     FLOATS,
     HOLDS,
@@ -48,14 +48,6 @@ SCAN = KernelRequest(
 LACKING = ("positions", "tokens", "by_length", "rows")  # None: adjacent tokens, in order, advantages per token
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """The kernels of one program."""
-
-    program: str
-    kernels: tuple[CompiledKernel, ...]
-
-
 def compile_all(
     source: str,
     plans: Mapping[str, Plan],
@@ -63,54 +55,32 @@ def compile_all(
     programs: Iterable[str] | None = None,
     shape: tuple[int, int, int] = SHAPE,
     filename: str = "kernels.py",
-) -> tuple[Compiled, ...]:
+) -> dict[str, tuple[CompiledKernel, ...]]:
     """The kernels of all programs, or of `programs`, for float32 tensors. Raises BackendError."""
-    chosen = list(plans if programs is None else programs)
-    wanted = {name: list(requests(plans, name, shape)) for name in chosen}
+    wanted = {name: list(requests(plans, name, shape)) for name in (plans if programs is None else programs)}
     different = {str(r): r for one in wanted.values() for r in one}  # some kernels are the same without metrics
     compiled = compile_kernels(source, [*different.values()], arch=arch, filename=filename)
     made = dict(zip(different, compiled, strict=True))
-    return tuple(Compiled(name, tuple(made[str(r)] for r in one)) for name, one in wanted.items())
-
-
-def table(compiled: Iterable[Compiled]) -> str:
-    """A Markdown table: registers and spilled bytes of each thread, and shared bytes of each program."""
-    rows = [
-        (k.kernel, k.arch, k.resources.registers, k.resources.spill_bytes, k.resources.shared_bytes)
-        for one in compiled
-        for k in one.kernels
-    ]
-    head = ["| kernel | arch | registers | spilled bytes | shared bytes |", "|---|---|---|---|---|"]
-    return "\n".join([*head, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
+    return {name: tuple(made[str(r)] for r in one) for name, one in wanted.items()}
 
 
 def requests(plans: Mapping[str, Plan], program: str, shape: tuple[int, int, int] = SHAPE) -> Iterator[KernelRequest]:
     """The kernels of a program, specialised as its launcher launches them."""
     plan, made = plans[program], kernels(plans, program)
     scan = replace(SCAN, constexprs={"order": None, "rows": shape[0], "columns": shape[1]}, num_warps=shape[2])
-    yield from (request for request in (QUANTILE, scan) if any(k.call and k.name == request.kernel for k in made))
+    yield from (request for request in (QUANTILE, scan) if any(k.name == request.kernel for k in made))
     for kernel in made:
-        if kernel.call:
-            continue
-        warps = shape[2] if kernel.segments else 8
-        yield _request(kernel, shape, warps, {"fill": fill_of(plan), "METRICS": plan.of is None})
+        if kernel.text:
+            yield _request(kernel, shape, {"fill": fill_of(plan), "METRICS": plan.of is None, "WIDE": False})
 
 
-def _request(kernel: Kernel, shape: tuple[int, int, int], warps: int, of: Mapping[str, Constexpr]) -> KernelRequest:
+def _request(kernel: Kernel, shape: tuple[int, int, int], known: dict[str, Constexpr]) -> KernelRequest:
     types = {a.name: TYPES[a.holds] for a in kernel.arguments if a.kind not in LACKING and TYPES[a.holds]}
+    rows, columns, warps = shape if "BLOCK_R" in kernel.constants else (0, 0, 8)
+    vector = columns % 4 == 0 and rows * columns >= 128 * warps
+    if known["METRICS"] and "BLOCK_L" in kernel.constants:
+        rows, vector = 1 if columns >= 64 else rows, False
+    known |= {"BLOCK_R": rows, "BLOCK_T": columns, "BLOCK_L": 32 * warps, "VECTOR": vector}
     values: dict[str, Constexpr] = {a.name: None for a in kernel.arguments if a.kind in LACKING}
-    singly = kernel.singly and bool(of["METRICS"])
-    values.update({c: of[c] if c in of else _value(c, singly, shape, warps) for c in kernel.constants})
-    types.update(kernel.shares.types)
-    return KernelRequest(kernel.name, types, values, num_warps=warps)
-
-
-def _value(constant: str, singly: bool, shape: tuple[int, int, int], warps: int) -> Constexpr:
-    known = {
-        "BLOCK_R": 1 if singly and shape[1] >= 64 else shape[0],
-        "BLOCK_T": shape[1],
-        "WIDE": False,
-        "VECTOR": not singly and shape[1] % 4 == 0 and shape[0] * shape[1] >= 128 * shape[2],
-    }
-    known |= {c: size * warps for c, size in PER_WARP.items()}
-    return known.get(constant, COLUMNS)
+    values |= {c: known.get(c, COLUMNS) for c in kernel.constants}
+    return KernelRequest(kernel.name, types | {w: MEMORY[w] for w in kernel.memory}, values, num_warps=warps)

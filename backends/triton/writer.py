@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fibration.backends.bodies import NOTHING, AnyNode, Functions
+from fibration.backends.bodies import NOTHING, AnyNode, Functions, Language
 from fibration.backends.triton.language import RESERVED, WIDE, constant, fitted, typed
 from fibration.compiler.arguments import INTEGER, REAL, Argument, signature
 from fibration.compiler.ir import BATCH, Const, Input, Map, Node, Pull, Scalar
@@ -18,62 +18,24 @@ from fibration.compiler.keys import Names
 from fibration.compiler.plan import Plan
 from fibration.errors import BackendError
 
-# Elements that a program takes at once, per warp. Scalar work needs many registers, sums need many loads.
-# BLOCK_L: the lanes, which are the columns of a tile that different threads have.
-PER_WARP = {"BLOCK_C": 32, "BLOCK_S": 128, "BLOCK_B": 512, "BLOCK_P": 64, "BLOCK_L": 32}
 NEUTRAL = {"sum": "0.0", "max": 'float("-inf")'}
 HARMLESS = "1.0"  # the value of a lane without an element
-OWN, COUNTER, PARTS = "own", "counter", "parts"
-MOST_PARTS = 128  # the most programs that share a sum over the batch
-
-
-@dataclass(frozen=True)
-class Shares:
-    """What the programs of a coarse stage share, before the last one to arrive goes on alone.
-
-    `stratum`: the stratum of which each program does some elements, or None. `sources`: the strata whose sums over the
-    batch have parts, one per program. `parts`: the number of these sums.
-    """
-
-    stratum: str | None = None
-    sources: tuple[str, ...] = ()
-    parts: int = 0
-
-    @property
-    def types(self) -> dict[str, str]:
-        """Arguments that every launch makes, and their Triton types: how many elements each program does, how many
-        programs have arrived, and the parts of sums.
-        """
-        found = {OWN: "i32"} if self.stratum else {}
-        found |= {COUNTER: "*i32"} if self.stratum or self.parts else {}
-        return found | ({PARTS: "*fp64"} if self.parts else {})
+# What the programs of a coarse stage share, and its Triton types: how many elements each of them does, how many have
+# arrived, and the parts of sums.
+MEMORY = {"own": "i32", "counter": "*i32", "parts": "*fp64"}
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel. `segments` is the stratum of its grid, which covers whole tiles.
-
-    Without `shares`, one program does all of a coarse stage.
-    """
+    """One kernel; without a text a call of a function that launches its own. `launch`: the statement that does it."""
 
     name: str
     arguments: tuple[Argument, ...]
-    constants: tuple[str, ...]
-    segments: str | None
-    shares: Shares
-    text: str
-    call: str = ""  # a call of a function of functions.py, in place of a launch
+    launch: str
+    text: str = ""
+    constants: tuple[str, ...] = ()
+    memory: tuple[str, ...] = ()  # of `MEMORY`
     spare: bool = False  # whether only metrics need it
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of its run-time arguments, in order."""
-        return (*(a.name for a in self.arguments if a.holds != REAL), *self.shares.types)
-
-    @property
-    def singly(self) -> bool:
-        """Whether a program of a wide tile has one segment: sums of metrics, one per lane, need many registers."""
-        return "BLOCK_L" in self.constants
 
 
 class Writer:
@@ -137,29 +99,27 @@ class Writer:
         self.known, self.lone = self.known & (known | everything), self.lone & (lone | everything)
         self.local = local
 
-    def wrapped(
-        self, name: str, constants: list[str], segments: str | None, shares: Shares, doc: str, spare: bool = False
-    ) -> Kernel:
+    def wrapped(self, name: str, constants: list[str], doc: str, launch: str, spare: bool) -> Kernel:
         """The kernel of the lines written so far, which are then cleared. Only what they use becomes an argument."""
         body = "\n".join(self.lines)
         memory = "\n".join(self.starts[s] for s, word in self.first.items() if uses(body, word))
         used = tuple(a for a in self.arguments if uses(body, a.name) or uses(memory, a.name))
-        tiles = [f"    Y{c[1:]}: tl.constexpr = BLOCK_S // {c}" for c in constants if uses(body, f"Y{c[1:]}")]
-        numbers = [*(a.name for a in used if a.holds == INTEGER), *((OWN,) if shares.stratum else ())]
+        shared = tuple(word for word in MEMORY if uses(body, word))
+        numbers = [*(a.name for a in used if a.holds == INTEGER), *(word for word in shared if word == "own")]
         sizes = [f"    {n} = {n}.to(tl.int64)" for n in numbers]
         sizes += [f"    {word} = {self.starts[s]}" for s, word in self.first.items() if uses(body, word)]
-        constants = [c for c in [*constants, "METRICS", "WIDE", "fill"] if uses("\n".join([*tiles, body]), c)]
-        names = [*(a.name for a in used if a.holds != REAL), *shares.types]
+        constants = [c for c in [*constants, "METRICS", "WIDE", "fill"] if uses(body, c)]
+        names = [*(a.name for a in used if a.holds != REAL), *shared]
         wrapped = textwrap.wrap(", ".join(names) + ",", 112)
         constexprs = textwrap.wrap("".join(f"{c}:\0tl.constexpr, " for c in constants), 112, break_long_words=False)
         wrapped += [line.replace("\0", " ") for line in constexprs]
         decorator = f"@triton.jit(do_not_specialize=[{', '.join(map(repr, numbers))}])" if numbers else "@triton.jit"
         broken = textwrap.wrap(decorator.replace("'", '"'), 118, subsequent_indent=" " * 31, break_long_words=False)
         head = [*broken, f"def {name}(", *(f"    {w}" for w in wrapped), "):  # fmt: skip"]
-        text = "\n".join([*head, textwrap.indent(doc, "    "), *sizes, *tiles, body])
+        text = "\n".join([*head, textwrap.indent(doc, "    "), *sizes, body])
         self.lines, self.known, self.lone, self.local = [], set(), set(), set()
         self.ended = (0, 0)
-        return Kernel(name, used, tuple(constants), segments, shares, text.rstrip(), spare=spare)
+        return Kernel(name, used, launch, text.rstrip(), tuple(constants), shared, spare)
 
     # ------------------------------------------------------------ coarse values, in float64
 
@@ -217,15 +177,28 @@ class Writer:
                 constant(o.value) if isinstance(o, Const) else self.names[o] + block * (o in self.lone)
                 for o in node.inputs
             ]
-            before, text = WIDE.write(node.body, operands, name, self.taken, self.functions)
-            for part, shared in before:
-                self.line(depth, f"{part} = {shared}")
-            self.line(depth, f"{name} = {typed(text, 'tl.float64')}")
+            self.map(depth, node, name, operands, WIDE, "tl.float64")
             if alone:
                 self.lone.add(node)
         else:
             raise BackendError(f"the triton backend cannot emit {type(node).__name__}")
         self.known.add(node)
+
+    def map(
+        self,
+        depth: int,
+        node: Map,
+        name: str,
+        operands: list[str],
+        language: Language,
+        precision: str,
+        form: str = "{}",
+    ) -> None:
+        """Computes a map of `operands` under a name, in a language's precision."""
+        before, text = language.write(node.body, operands, name, self.taken, self.functions)
+        for part, shared in before:
+            self.line(depth, f"{part} = {shared}")
+        self.line(depth, f"{name} = {form.format(typed(text, precision))}")
 
     def in_turn(self, depth: int, nodes: Iterable[AnyNode]) -> Iterator[AnyNode]:
         """The nodes of the loss, then those of metrics, under whose condition the caller's lines stand."""

@@ -7,6 +7,7 @@ elements in bodies (`rules.py`), for constant operands, and for a map that anoth
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 
@@ -42,7 +43,7 @@ def optimise(program: Program) -> Program:
     summed = {replace(n, wide=False) for n in program.nodes() if isinstance(n, Push) and n.wide}
     if summed:  # a sum that is needed in float64 is computed once, in float64
         program = program.mapped(tidy, lambda n: replace(n, wide=True) if n in summed else n)
-    program = hoist(program)
+    program, leaves = hoist(program), program.leaves
     while True:
         uses = Counter(o for n in program.nodes() for o in n.operands)
         kept = set(program.outputs.values()) | set(program.names)
@@ -51,7 +52,7 @@ def optimise(program: Program) -> Program:
             for n in program.nodes()
             if isinstance(n, Map) and uses[n] == 1 and n not in kept and size(n.body) < FUSED_SIZE
         }
-        fused = program.mapped(tidy, partial(_fuse, inner=fusable))
+        fused = program.mapped(lambda n: _positive(tidy(n), leaves), partial(_fuse, inner=fusable))
         if list(fused.outputs.values()) == list(program.outputs.values()):
             return fused.validate()
         program = fused
@@ -107,6 +108,28 @@ def tidy(node: Node) -> Node:
     chosen = tuple(list(operands)[i] for i in used)
     body = with_arguments(body, [renumber.get(i, ZERO) for i in range(len(operands))])
     return chosen[0] if body is arg(0) else Map(body, chosen)
+
+
+def _positive(node: Node, leaves: Collection[str]) -> Node:
+    """A sum over tokens without the minus sign that all branches but 0 have: so two channels often share a sum's work,
+    up to the sign.
+    """
+    x = node.operand if isinstance(node, Push) and node.reduce == "sum" and node.source in leaves else None
+    if not isinstance(node, Push) or not isinstance(x, Map):
+        return node
+    minus, inputs = scalar("neg", arg(0)), dict.fromkeys(x.inputs)
+
+    def of(s: Scalar) -> Scalar | None:
+        if s.op == "arg" and isinstance(y := x.inputs[int(s.value or 0)], Map) and y.body is minus:
+            inputs[y.inputs[0]] = None
+            return arg(list(inputs).index(y.inputs[0]))
+        if s.op != "select":
+            return s.args[0] if s.op == "neg" else s if s is ZERO else None
+        a, b = map(of, s.args[1:])
+        return None if a is None or b is None else scalar("select", s.args[0], a, b)
+
+    body = of(x.body)
+    return node if body is None else Map(minus, (replace(node, operand=tidy(Map(body, tuple(inputs)))),))
 
 
 def _is_zero(node: Node) -> bool:

@@ -12,7 +12,7 @@ from thorough import ALL
 from fibration import BackendError
 from fibration.backends.triton import aot
 from fibration.backends.triton.language import HELPERS
-from fibration.backends.triton.resources import SCAN, compile_all, requests, table
+from fibration.backends.triton.resources import SCAN, compile_all, requests
 from fibration.compiler.split import SUFFIX
 from fibration.pipeline import generate
 
@@ -75,11 +75,10 @@ def test_every_kind_of_shipped_hierarchy_compiles_ahead_of_time(ahead, arch, pro
 @pytest.mark.thorough
 def test_compiled_kernels_report_their_resources_and_parameters(tmp_path):
     made = triton_artifact("ppo")
-    (one,) = compile_all(made.source, made.plans, "sm_90", ["gate_adjoint"])
-    assert [k.kernel for k in one.kernels] == ["gate_adjoint_sweep_1"]
-    assert re.search(r"\| gate_adjoint_sweep_1 \| sm_90 \| \d+ \| 0 \| \d+ \|", table([one]))
-    (tmp_path / "0.ptx").write_text(one.kernels[0].assembly)
-    for known in ({"n_trajectory": "i32"}, {**one.kernels[0].parameters, "more": "*i8"}):
+    (one,) = compile_all(made.source, made.plans, "sm_90", ["gate_adjoint"])["gate_adjoint"]
+    assert one.kernel == "gate_adjoint_sweep_1"
+    (tmp_path / "0.ptx").write_text(one.assembly)
+    for known in ({"n_trajectory": "i32"}, {**one.parameters, "more": "*i8"}):
         with pytest.raises(BackendError, match="takes other parameters") as caught:  # than the certificate would list
             aot._compiled("one", "sm_90", {"assembly": "ptx", "parameters": known}, tmp_path / "0")
         assert caught.value.found == f"{[4, *[8] * 9, 4, 8, 8]} bytes"

@@ -14,7 +14,7 @@ from fibration.compiler.interpret import compute
 from fibration.compiler.ir import arg, const, scalar
 from fibration.compiler.rules import simplify
 
-X, Y, ZERO = arg(0), arg(1), const(0.0)
+X, Y, ZERO, MINUS = arg(0), arg(1), const(0.0), scalar("neg", arg(0))
 MEANING = {"minimum": min, "maximum": max, "abs": abs, "equal": lambda a, b: float(a == b)}
 NUMBERS = [-2.0, -1.0, 0.0, 1.0, math.inf]
 
@@ -71,9 +71,9 @@ def _parts(s):
     [
         (scalar("select", scalar("le", X, Y), X, Y), "tl.minimum(x, y)"),
         (scalar("select", scalar("lt", X, Y), Y, X), "tl.maximum(x, y)"),
-        (scalar("select", scalar("le", ZERO, X), X, scalar("neg", X)), "tl.abs(x)"),
+        (scalar("select", scalar("le", ZERO, X), X, MINUS), "tl.abs(x)"),
         (scalar("select", scalar("le", ZERO, X), X, ZERO), "tl.maximum(tl.full([], 0.0, REAL), x)"),
-        (scalar("select", scalar("le", ZERO, X), ZERO, scalar("neg", X)), "tl.maximum(-x, tl.full([], 0.0, REAL))"),
+        (scalar("select", scalar("le", ZERO, X), ZERO, MINUS), "tl.maximum(-1.0 * x, tl.full([], 0.0, REAL))"),
         (scalar("or", scalar("lt", X, scalar("neg", Y)), scalar("lt", Y, X)), "y < tl.abs(x)"),
         (scalar("and", scalar("le", X, Y), scalar("le", Y, X)), "x == y"),
     ],

@@ -35,7 +35,7 @@ from fibration import (
     log_prob,
     token_log_ratio,
 )
-from fibration.backends.triton.writer import PER_WARP
+from fibration.backends.triton import coarse
 from fibration.runtime.operator import Operator
 
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
@@ -182,7 +182,7 @@ def in_parts(name: str) -> Case:
 @pytest.fixture
 def small_parts(monkeypatch):
     """A program sums 32 elements at a time, not 512: several programs sum over few rows."""
-    monkeypatch.setitem(PER_WARP, "BLOCK_P", 4)
+    monkeypatch.setattr(coarse, "PART", 32)
 
 
 @pytest.mark.parametrize("name", ["ppo", "fiberpo_domain"] if ALL else ["ppo"])

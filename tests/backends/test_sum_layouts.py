@@ -25,11 +25,6 @@ from triton.compiler import ASTSource
 
 
 @triton.jit
-def of_batch(to, of, before, n, vectors: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, how: tl.constexpr):
-    push_to_batch(to, 1, of, n.to(tl.int64), 1, vectors, 0, 1, vectors, rows * columns, how)
-
-
-@triton.jit
 def of_fibres(to, of, before, n, vectors: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr, how: tl.constexpr):
     push(to, n.to(tl.int64), of, n, 1, vectors, None, before, 0, n.to(tl.int64), vectors, rows, columns, how)
 
@@ -45,15 +40,15 @@ def layout(kernel, constants):
 
 
 print(json.dumps([
-    [layout(globals()[name], {{"vectors": v, "rows": 1024 // c, "columns": c, "how": how}}) for v in (1, 2, 4)]
-    for name, c, how in (("of_batch", 256, "sum"), ("of_fibres", 256, "sum"), ("of_fibres", 16, "max"))
+    [layout(of_fibres, {{"vectors": v, "rows": 1024 // c, "columns": c, "how": how, **more}}) for v in (1, 2, 4)]
+    for c, how, more in ((1024, "sum", {{"before": None}}), (256, "sum", {{}}), (16, "max", {{}}))
 ]))
 '''
 
 
 @pytest.mark.thorough
 def test_threads_share_a_sum_in_the_same_way_whatever_is_summed_beside_it(tmp_path):
-    names = ("joined", "fresh", "fibres", "members", "push", "push_to_batch")
+    names = ("joined", "fresh", "push")
     (tmp_path / "sums.py").write_text(KERNELS.format(helpers="\n\n\n".join(HELPERS[name] for name in names)))
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, tmp_path / "sums.py"], capture_output=True, text=True, env=environment)

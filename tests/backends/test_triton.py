@@ -204,7 +204,7 @@ def test_programs_of_one_launch_do_not_wait_for_each_other(name):
     for program in (plans := triton_artifact(name).plans):
         for kernel in kernels(plans, program):
             begin, arrived, _ = kernel.text.partition("if last_to_arrive(counter):")
-            if not kernel.shares.types:
+            if not kernel.memory:
                 assert not arrived
                 continue
             shared += 1

@@ -11,8 +11,6 @@ from ptx.device import Device
 from ptx.schedules import OnDevice, scheduled
 from support import Batch, operator, spec
 
-from fibration.pipeline import generate
-
 F64, F32, BF16 = torch.float64, torch.float32, torch.bfloat16
 LENGTHS = (190, 1, 0, 257, 6, 131, 3, 129)  # the rows begin at 0, 190, 191, 191, 448, 454, 585 and 588, and end at 717
 ON_INTERPRETER = Backend("triton")
@@ -83,9 +81,8 @@ def test_emulated_ptx_of_tensors_that_begin_between_vectors(emitter, dtype, plac
 
 def test_tiles_have_vectors_where_their_shape_and_all_addresses_allow_it():
     """Vectors of float64 have 32 bytes; tiles of 2 columns have none, whatever their rows."""
-    from fibration.backends.triton.load import import_from_cache
+    from fibration.backends.triton.functions import is_vector as sized
 
-    sized = import_from_cache("shapes", generate(spec("ppo"), "triton").source).is_vector
     tensors = [torch.zeros(8), torch.zeros(8, dtype=F64)[4:], torch.zeros(8, dtype=BF16)[4:]]
     assert sized(2, 64, 1, (None,), *tensors) and sized(1, 1024, 4, (None,), *tensors)
     assert not sized(64, 2, 1, (None,), *tensors) and not sized(1, 64, 1, (None,), *tensors)

@@ -11,7 +11,7 @@ import copy
 import math
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,6 +119,7 @@ class _Kernel:
 
     name: str
     launches: list[str]
+    arg_names: Sequence[str] = ()
 
     def __getitem__(self, grid: Any) -> Any:
         def launch(*args: Any, **constants: Any) -> None:
@@ -141,7 +142,7 @@ def counting_operator(
             module = whole(name, source)
             for word, value in vars(module).items():
                 if "_sweep_" in word or "_coarse_" in word:
-                    vars(module)[word] = _Kernel(word, launches)
+                    vars(module)[word] = _Kernel(word, launches, value.arg_names)
                     assert not isinstance(value, types.FunctionType)
                 elif word in ("scan", "quantile"):  # functions with launches of their own
                     own = {k: _Kernel(k, launches) for k in ("along", "digits")}

@@ -149,6 +149,8 @@ class _Emulated:
     path: str
     kernel: Any
 
+    arg_names = property(lambda self: self.kernel.arg_names)
+
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
         def run(*arguments: Any, num_warps: int, **constants: Any) -> None:
             self.device.launch(self.path, self.kernel, grid[0], arguments, num_warps, constants)

@@ -122,6 +122,13 @@ def signed_field(x: Lanes, first: Lanes, length: Lanes) -> Lanes:
     return np.where(length == 0, 0, right(left(x, unused), first + unused)).astype(x.dtype)
 
 
+def bytes_of(x: Lanes, y: Lanes, places: Lanes) -> Lanes:
+    """Four bytes of `y` and `x`, by the digits of `places`. No digit may ask for a sign."""
+    both = np.stack(np.broadcast_arrays(x, y), -1).astype("<u4").view(np.uint8)
+    digits = np.broadcast_to(places, both.shape[:-1])[..., None].astype(int) >> np.arange(0, 16, 4) & 15
+    return np.take_along_axis(both, digits, -1).view("<u4")[..., 0]
+
+
 def long_product(kind: str, x: Lanes, y: Lanes) -> Lanes:
     return x.astype(DTYPES[kind]) * y.astype(DTYPES[kind])
 
@@ -172,6 +179,9 @@ def _rows() -> Iterator[tuple[str, Opcode]]:
         yield f"mul.{k}", Opcode((k, k), k, np.multiply)
         yield f"fma.rn.{k}", Opcode((k, k, k), k, fma)
         yield f"sqrt.rn.{k}", Opcode((k,), k, np.sqrt)
+    for k in HALVES:
+        yield from ((f"{name}.{k}", Opcode((k, k), k, of)) for name, of in (("min", np.fmin), ("max", np.fmax)))
+    yield "prmt.b32", Opcode(("b32", "b32", "b32"), "b32", bytes_of)
     yield "div.full.f32", Opcode(("f32", "f32"), "f32", np.divide)
     yield "ex2.approx.f32", Opcode(("f32",), "f32", np.exp2)
     yield "ex2.approx.ftz.f32", Opcode(("f32",), "f32", flushed(np.exp2))

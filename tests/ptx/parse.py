@@ -82,7 +82,7 @@ PARAMETER = re.compile(r"\.param \.(\w+)[^,]*?(\w+)\s*(?:,|$)")
 STATEMENT = re.compile(r"(?:@(!?)(%\w+)\s+)?([\w.:]+)\s*(.*)", re.DOTALL)
 OPERANDS = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+")
 REAL = re.compile(r"0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})")
-WHOLE = re.compile(r"-?(?:0x[0-9a-fA-F]+|\d+)")
+WHOLE = re.compile(r"-?(?:0x[0-9a-fA-F]+|\d+)U?")
 BESIDE = 10**6  # registers of one kind that a function has at most
 WIDTHS = {"pred": 1, "b16": 16, "b32": 32, "b64": 64}
 
@@ -150,5 +150,5 @@ def _operand(word: str) -> Operand:
     if real := REAL.fullmatch(word):
         return Constant(int(real[1] or real[2], 16))
     if WHOLE.fullmatch(word):
-        return Constant(int(word, 0))
+        return Constant(int(word.removesuffix("U"), 0))
     return Register(word) if word[0] == "%" else Symbol(word)

@@ -77,6 +77,8 @@ COMPUTED = [
     ("setp.ne.f64", (NAN, NAN), False),
     ("setp.neu.f64", (NAN, NAN), True),
     ("setp.num.bf16", (NAN, 0.0), False),
+    ("max.bf16", (-1.5, NAN), -1.5),
+    ("prmt.b32", (0x81020384, 0x55667788, 0x7701), 0x55558403),
     ("setp.lt.s32", (-1, 0), True),
     ("setp.lt.u32", (2**32 - 1, 0), False),
     ("max.f64", (NAN, 1.0), 1.0),
@@ -144,7 +146,7 @@ def test_the_approximate_reciprocal_is_coarse():
 
 @pytest.mark.parametrize(
     "body",
-    ["prmt.b32 %r3, %r1, %r2, 1;", "ld.global.nc.b32 %r3, [ %rd3 + 0 ];", "fence.acq_rel.gpu;", "add.f16 %rs1, %rs2, %rs3;",
+    ["lop3.b32 %r3, %r1, %r2, %r2, 1;", "ld.global.nc.b32 %r3, [ %rd3 + 0 ];", "fence.acq_rel.gpu;", "add.f16 %rs1, %rs2, %rs3;",
      "atom.global.cta.acq_rel.add.u32 %r3, [ %rd1 + 0 ], 1;", "ld.volatile.global.b32 %r3, [ %rd3 + 0 ];"],
 )  # fmt: skip
 def test_an_unknown_instruction_is_named(body):
