@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,7 +68,12 @@ def exchanged(tensors: Mapping[str, Tensor], index: Index, given: object) -> str
 
 def sample_of(index: Index) -> Tensor:
     """The places of about 64 unmasked tokens."""
-    return index.kept("a few tokens", lambda: index.positions[:: max(len(index.positions) // 64, 1)])
+
+    def places() -> Tensor:
+        runs = index.every.runs
+        return torch.from_numpy(runs.place(np.arange(0, len(runs), len(runs) // 64 + 1))).to(index.device)
+
+    return index.kept("a few tokens", places)
 
 
 def refuse_negated(tensors: Mapping[str, Tensor], index: Index) -> None:
