@@ -12,14 +12,14 @@ from rich.padding import Padding
 from rich.segment import Segment
 from rich.text import Text
 
+from fibration.auditing.specs import Spec, as_spec, as_specs
 from fibration.configs.findings import ConfigReport, Finding
 from fibration.configs.options import TrainerLoss
-from fibration.configs.specs import Spec, as_spec, as_specs
 from fibration.errors import FibrationError, NoHierarchy, SpecError
 from fibration.escaping import one_line, visible
 from fibration.language.apart import each
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.loading import as_in_file, load_all, spec_files, split, variables_of
+from fibration.language.loading import IsFunction, as_in_file, load_all, spec_files, split, variables_of
 from fibration.language.report import BUDGET, WARNING, Fact, Report, Verdict
 from fibration.laws.budget import Budget
 from fibration.printing import configs
@@ -101,7 +101,7 @@ def check(
         for loss, variables in losses:
             step(loss.hierarchy.name)
             try:
-                report = loss.verify(timeout, fail_on) if spec.trainer else loss.hierarchy.verify(timeout)
+                report = loss.verify(timeout, fail_on) if loss.findings else loss.hierarchy.verify(timeout)
                 outcomes.append(Outcome(spec.name, report=_as_in_file(report, variables)))
             except FibrationError as error:
                 unusable(spec.name, error)
@@ -127,8 +127,11 @@ def loss_quietly(spec: str | Sequence[str] | Spec) -> TrainerLoss:
 
 
 def _losses(spec: Spec) -> list[tuple[TrainerLoss, dict[str, str]]]:
-    """Returns every loss of one file, shipped name or config, with the variables of the file by declared name."""
-    return [(spec.load(), {})] if spec.trainer else [(TrainerLoss(h), variables_of(h)) for h in load_all(spec.name)]
+    """Returns every loss that a SPEC names, with the variables of its file by declared name."""
+    try:
+        return [(spec.load(), {})] if spec.trainer else [(TrainerLoss(h), variables_of(h)) for h in load_all(spec.name)]
+    except IsFunction:
+        return [(spec.load(), {})]
 
 
 def _read(
