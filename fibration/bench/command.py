@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fibration import pipeline
-from fibration.auditing.specs import as_specs
 from fibration.bench.batches import DTYPES, LAYOUTS, Shape, parse_count
 from fibration.bench.measure import describe_machine, measure, names
+from fibration.configs.specs import as_specs
 from fibration.errors import BackendError
 from fibration.files import check_writable_file, write_file
 from fibration.printing.progress import working

@@ -8,9 +8,9 @@ from typing import Any
 
 from fibration.auditing.call import Audit, audit
 from fibration.auditing.function import Function
-from fibration.auditing.specs import Spec, as_spec
 from fibration.cli.compare import FROM_ADVANTAGES
 from fibration.configs.findings import NOTE, Finding
+from fibration.configs.specs import Spec, as_spec
 from fibration.errors import SpecError
 from fibration.language.hierarchy import Hierarchy
 from fibration.printing.configs import without_law_notes

@@ -111,9 +111,9 @@ def compare(
     Exit code 0: proved. 1: refuted by a batch, the smallest found, or undecided. 2: the losses cannot be compared, or
     an input is unusable.
     """
-    from fibration.auditing.specs import as_specs
     from fibration.cli.compare import Settings, matches, names
     from fibration.cli.compare import compare as compare_specs
+    from fibration.configs.specs import as_specs
     from fibration.printing.progress import working
 
     check_writable_file(output)

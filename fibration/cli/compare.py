@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fibration.auditing.specs import as_specs
 from fibration.configs.findings import NOTE, Finding
 from fibration.configs.options import TrainerLoss
+from fibration.configs.specs import as_specs
 from fibration.errors import FibrationError, ParameterError, SpecError, listed
 from fibration.language.fixed import at_defaults
 from fibration.language.hierarchy import Hierarchy

@@ -38,8 +38,8 @@ def show(
     `python` is a module that declares it, to be saved and edited. `schema` is the JSON Schema of all hierarchies. The
     command proves nothing.
     """
-    from fibration.auditing.specs import as_spec
     from fibration.compiler.coupling import coupling_of
+    from fibration.configs.specs import as_spec
     from fibration.printing import configs
     from fibration.printing.latex import latex
     from fibration.printing.layout import folded

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from fibration.auditing.specs import as_spec
 from fibration.cli.pytest_files import Item, NamedFile, NamedFiles, base_of, shown, timeout_of
 from fibration.configs.options import is_config
+from fibration.configs.specs import as_spec
 from fibration.errors import FibrationError
 from fibration.language.loading import shipped, split
 

@@ -233,7 +233,7 @@ def _pick(module: ModuleType, where: str, name: str | None) -> Hierarchy:
             found="" if found else "no hierarchy at all",
             remedy=remedy,
         )
-        if isinstance(error, IsFunction):
+        if isinstance(error, IsFunction) and callable(function):
             error.function = function
         raise error
     if len(found) != 1:

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from fibration import LawError, compile, equivalent
 from fibration.auditing.batch import off_policy, on_policy, small
+from fibration.auditing.declare import lift
 from fibration.auditing.function import Function
-from fibration.auditing.lift import lift
 from fibration.auditing.reference import Reference
 from fibration.cli.main import app
 from fibration.errors import AuditError

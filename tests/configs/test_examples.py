@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from fibration.cli.main import app
-from fibration.auditing.specs import as_spec
+from fibration.configs.specs import as_spec
 
 ROW_MEANS = {"loss_agg_mode": "seq-mean-token-mean"}
 SMALL = {"clip_ratio_low": "3e-4", "clip_ratio_high": "4e-4", "clip_ratio_c": 10.0}  # YAML reads 3e-4 as text

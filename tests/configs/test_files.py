@@ -5,7 +5,7 @@ import os
 import pytest
 
 from fibration.configs.files import load_config, read
-from fibration.auditing.specs import Spec, as_spec, as_specs
+from fibration.configs.specs import Spec, as_spec, as_specs
 from fibration.configs.yaml_loader import load_yaml
 from fibration.errors import SpecError
 

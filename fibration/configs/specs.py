@@ -1,4 +1,4 @@
-"""What a SPEC of the command line may be: a file, a shipped name, a function, or a trainer's config."""
+"""What a SPEC of the command line may be: a file, a shipped name, or a trainer's config."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fibration.configs.findings import NOTE, Finding
 from fibration.configs.options import TRAINERS, TrainerLoss, is_config
 from fibration.errors import SpecError
-from fibration.language.loading import IsFunction, load, shipped, split
+from fibration.language.loading import load, shipped
 
-LIFTED = (
-    "this declaration was read from a function: its gradient is proved to be the function's on small batches of other "
-    "sizes, but where a number meets a bound exactly, and compared on larger ones"
-)
 _OPTION = re.compile(r"\w+(\.\w+)*")
 _OVERRIDE = re.compile(r"\+{0,2}[A-Za-z_][\w.]*=")
 
@@ -41,12 +36,7 @@ class Spec:
             from fibration.configs.files import load_config
 
             return load_config(self.name, self.overrides)
-        try:
-            return TrainerLoss(load(self.name))
-        except IsFunction as error:
-            from fibration.auditing.lift import lift
-
-            return TrainerLoss(lift(error.function, split(self.name)[1] or ""), (Finding(NOTE, LIFTED),))
+        return TrainerLoss(load(self.name))
 
 
 def as_specs(words: Sequence[str]) -> list[Spec]:
