@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fibration import head as head
-    from fibration.auditing import Audit, StepAudit, audit, audit_step
+    from fibration.auditing import Audit, StepAudit, audit, audit_step, lift
     from fibration.cli.run import run
     from fibration.errors import (
         AuditError,
@@ -98,7 +98,7 @@ if TYPE_CHECKING:
 
 # The module of every name.
 _NAMES = {
-    "auditing": "Audit StepAudit audit audit_step",
+    "auditing": "Audit StepAudit audit audit_step lift",
     "cli.run": "run",
     "errors": "AuditError BackendError BatchError FibrationError HierarchyIndexError LawError "
     "MissingDependency NoHierarchy ParameterError PrecisionWarning RanksError "
@@ -136,8 +136,8 @@ __all__ = [
     "Report", "Rollouts", "RolloutsError", "SpecError", "StepAudit", "Stratum", "TrainerError", "absolute", "advantage",
     "after", "aggregate_gate", "atan", "audit", "audit_step", "balanced", "before", "centred", "channel_sign", "clip",
     "clip_gate", "compile", "constant_normaliser", "count", "decomposition", "density", "deviation", "dual_clip_gate",
-    "equal", "equivalent", "exp", "expm1", "gated", "identity_gate", "largest", "load", "load_rollouts", "log", "log1p",
-    "log_clip_gate", "log_prob", "log_ratio", "mass", "maximum", "mean", "minimum", "on_policy", "one",
+    "equal", "equivalent", "exp", "expm1", "gated", "identity_gate", "largest", "lift", "load", "load_rollouts", "log",
+    "log1p", "log_clip_gate", "log_prob", "log_ratio", "mass", "maximum", "mean", "minimum", "on_policy", "one",
     "pessimistic_clip_gate", "policies", "populated", "position", "proportional", "pull", "quantile", "ratio_deviation",
     "residual", "reward", "run", "same", "sigmoid", "sign", "signed_log_ratio", "softplus", "some", "sqrt",
     "standardised", "stop", "strata", "tanh", "token_log_ratio", "token_mean", "total", "trajectory_mean", "uniform",

@@ -152,7 +152,7 @@ def test_the_language_page_names_every_constructor_and_function():
     from fibration.language.registry import CONSTRUCTORS
 
     page = (ROOT / "docs" / "language.md").read_text()
-    others = ("audit", "audit_step", "compile", "load", "load_rollouts", "run")
+    others = ("audit", "audit_step", "compile", "lift", "load", "load_rollouts", "run")
     functions = [n for n in fibration.__all__ if n.islower() and n not in others]
     assert [n for n in (*CONSTRUCTORS, *functions) if not re.search(rf"`[^`]*\b{n}\b", page)] == []
 

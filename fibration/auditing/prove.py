@@ -6,28 +6,37 @@ In each case both have to have one normal form. Numbers that meet a bound exactl
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from fibration.auditing.formula import (
     Atom,
+    Untraced,
     add,
+    choose,
     first_term,
+    free,
     from_terms,
     is_number,
+    less,
     mul,
     neg,
+    number,
     parts,
     replaced,
     single,
     sub,
+    substituted,
     terms_of,
 )  # fmt: skip
 
 CASES = 1500  # of two formulas; beyond them nothing is decided
 ROUNDED = Fraction(1, 10**13)  # relative
 ALL = (-math.inf, math.inf)
+DECIDED = 400  # cases of one formula that is written as cases
+CLOSE, NEAR = 1e-12, 1e-10  # of numbers that a formula is compared with
 Range = tuple[float, float]
 Factor = tuple[Any, float]  # a formula and a number: the sign of their difference
 
@@ -159,6 +168,64 @@ def equal(a: Any, b: Any) -> bool:
     return holds(a, b, Case({}))
 
 
+def same(x: Any, y: Any) -> bool:
+    """Whether one normal form; numbers are equal but for the rounding of floats."""
+    return x is y or _alike(x, y)
+
+
+def decided(x: Any, case: Case, order: Callable[[Any], Any], left: list[int] | None = None) -> Any:
+    """A formula as cases, none within another's formula. `order`: of the formulas that are compared with numbers.
+
+    Raises Untraced beyond `DECIDED` cases.
+    """
+    left = [DECIDED] if left is None else left
+    (x,) = replaced([x], case.answer)
+    if not (open_ := [a for a in parts(x) if _is_bare(a)]):
+        return x
+    left[0] -= 1
+    if left[0] < 0:
+        raise Untraced(f"more than {DECIDED} cases")
+    key, t = min(map(case.open_factor, open_), key=lambda f: (order(f[0]), f[1]))
+    cases = case.split(key, t)
+    found = [decided(x, c, order, left) for c in cases]
+    if len(found) == 1:
+        return found[0]
+
+    def at(a: Atom) -> bool | None:  # where the formula is the number
+        if not _is_bare(a, "eq") or all(k is not key or abs(v - t) > CLOSE for k, v in factors(a.args[0])[1]):
+            return case.answer(a)
+        return a.op != "lt"
+
+    def near(y: Any, low: float, high: float) -> Any:
+        return decided(y, Case({**case.bounds, key: (t + low, t + high)}), order, left)
+
+    below, above = found
+    there = near(replaced([x], at)[0], -NEAR, NEAR)
+    sides = near(below, -NEAR, 0), near(above, 0, NEAR)
+    is_below, is_above = (same(there, y) or same(*_where_equal([there, y], key, t)) for y in sides)
+    if is_above and same(decided(above, cases[0], order, left), below):
+        return above
+    if is_below and same(decided(below, cases[1], order, left), above):
+        return below
+    if is_below and is_above:  # the branch that moves, as where a clip ends
+        is_below = len(free(below)) >= len(free(above))
+    if is_below or is_above:
+        return choose(less(key, number(t), "le" if is_below else "lt"), below, above)
+    return choose(less(key, number(t)), below, choose(less(key, number(t), "le"), there, above))
+
+
+def _where_equal(formulas: list[Any], key: Any, t: float) -> list[Any]:
+    """Formulas where another one is a number, if that says what one variable is."""
+    alone = (m[0][0] for (m, e), c in key.terms.items() if e is None and c == 1 and len(m) == 1 and m[0][1] == 1)
+    v = next((a for a in alone if a.op == "var" and a not in free(sub(key, single(a)))), None)
+    return formulas if v is None else substituted(formulas, {v: sub(number(t), sub(key, single(v)))})
+
+
+def _is_bare(x: Any, *more: str) -> bool:
+    """Whether a condition that holds no other."""
+    return isinstance(x, Atom) and x.op in ("lt", "le", *more) and not chooses(x.args[0])
+
+
 def _alike(one: Any, two: Any) -> bool:
     """Whether one normal form, but for the rounding of its factors, which functions compute in float64."""
     a, b = terms_of(one), terms_of(two)
@@ -167,5 +234,4 @@ def _alike(one: Any, two: Any) -> bool:
 
 def _innermost(*roots: Any) -> Atom | None:
     """A condition that holds no other."""
-    found = [x for x in parts(*roots) if isinstance(x, Atom) and x.op in ("lt", "le")]
-    return next((x for x in found if not chooses(x.args[0])), None)
+    return next(filter(_is_bare, parts(*roots)), None)

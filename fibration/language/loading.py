@@ -8,11 +8,12 @@ import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from textwrap import wrap
 from types import ModuleType
+from typing import Any
 
 from fibration.errors import FibrationError, NoHierarchy, SpecError, located, suggest
 from fibration.files import read_bytes
@@ -21,6 +22,13 @@ from fibration.language.atoms import Attribute, Parameter, Stratum
 from fibration.language.declared import WORDS
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.policies import Policy
+
+
+class IsFunction(SpecError):
+    """A SPEC names a function, which is no declaration."""
+
+    function: Callable[..., Any]
+
 
 MAX_BYTES = 1_000_000
 SHIPPED = re.compile(r"^(\w+) = (?:Hierarchy|load)\(", re.MULTILINE)  # how the shipped files declare hierarchies
@@ -214,16 +222,20 @@ def _pick(module: ModuleType, where: str, name: str | None) -> Hierarchy:
     if name is not None:
         known = {v: v if h.name == v else f"{v} (name={h.name!r})" for v, h in found.items()}
         remedy = suggest(name, [*found, *(h.name for h in found.values())])
-        if callable(getattr(module, name, None)):
+        function = getattr(module, name, None)
+        if callable(function):
             remedy = f"'{name}' is a function: fibration audit {where}:{name} says which loss it is"
         if called:
             remedy = f"name the variable: {where}:{next(v for v, h in found.items() if h.name == name)}"
-        raise SpecError(
+        error = (IsFunction if callable(function) else SpecError)(
             f"'{where}' holds {len(called) or 'no'} {'hierarchies' if called else 'hierarchy'} called '{name}'",
             required=f"one of {', '.join(known.values())}" if found else f"{name} = Hierarchy(...) at the top level",
             found="" if found else "no hierarchy at all",
             remedy=remedy,
         )
+        if isinstance(error, IsFunction) and callable(function):
+            error.function = function
+        raise error
     if len(found) != 1:
         raise (SpecError if found else NoHierarchy)(
             f"'{where}' holds {'no hierarchy' if not found else f'{len(found)} hierarchies'}",

@@ -13,8 +13,8 @@ BESIDE = "what is done around these losses"  # in a comparison
 
 
 def title(trainer: str) -> str:
-    """Returns the heading above what a trainer does around a loss."""
-    return f"what {trainer} does around this loss"
+    """Returns the heading above what a trainer does around a loss, or what is said of one without a trainer."""
+    return f"what {trainer} does around this loss" if trainer else "how this loss was read"
 
 
 def off(report: Report) -> tuple[Finding, ...]:

@@ -12,14 +12,14 @@ from rich.padding import Padding
 from rich.segment import Segment
 from rich.text import Text
 
-from fibration.configs.findings import ConfigReport, Finding
+from fibration.configs.findings import NOTE, ConfigReport, Finding
 from fibration.configs.options import TrainerLoss
 from fibration.configs.specs import Spec, as_spec, as_specs
 from fibration.errors import FibrationError, NoHierarchy, SpecError
 from fibration.escaping import one_line, visible
 from fibration.language.apart import each
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.loading import as_in_file, load_all, spec_files, split, variables_of
+from fibration.language.loading import IsFunction, as_in_file, load_all, spec_files, split, variables_of
 from fibration.language.report import BUDGET, WARNING, Fact, Report, Verdict
 from fibration.laws.budget import Budget
 from fibration.printing import configs
@@ -35,6 +35,10 @@ from fibration.printing.law_table import (
 )
 
 T = TypeVar("T")
+LIFTED = (
+    "this declaration was read from a function: its gradient is proved to be the function's on small batches of other "
+    "sizes, but where a number meets a bound exactly, and compared on larger ones"
+)
 LEAST = 10.0  # seconds for reading a spec, which may import torch, however short the time for its proofs
 
 
@@ -101,7 +105,7 @@ def check(
         for loss, variables in losses:
             step(loss.hierarchy.name)
             try:
-                report = loss.verify(timeout, fail_on) if spec.trainer else loss.hierarchy.verify(timeout)
+                report = loss.verify(timeout, fail_on) if loss.findings else loss.hierarchy.verify(timeout)
                 outcomes.append(Outcome(spec.name, report=_as_in_file(report, variables)))
             except FibrationError as error:
                 unusable(spec.name, error)
@@ -120,15 +124,32 @@ def load_quietly(spec: str | Sequence[str] | Spec) -> Hierarchy:
 
 def loss_quietly(spec: str | Sequence[str] | Spec) -> TrainerLoss:
     """Returns the loss that a SPEC of the command line names, with what a trainer does around it."""
-    (found,) = _read(Spec.load, [spec if isinstance(spec, Spec) else as_spec(spec)])
+    (found,) = _read(_loss, [spec if isinstance(spec, Spec) else as_spec(spec)])
     if isinstance(found, FibrationError):
         raise found
     return found
 
 
 def _losses(spec: Spec) -> list[tuple[TrainerLoss, dict[str, str]]]:
-    """Returns every loss of one file, shipped name or config, with the variables of the file by declared name."""
-    return [(spec.load(), {})] if spec.trainer else [(TrainerLoss(h), variables_of(h)) for h in load_all(spec.name)]
+    """Returns every loss that a SPEC names, with the variables of its file by declared name."""
+    try:
+        return [(spec.load(), {})] if spec.trainer else [(TrainerLoss(h), variables_of(h)) for h in load_all(spec.name)]
+    except IsFunction as error:
+        return [(_lifted(error, spec), {})]
+
+
+def _loss(spec: Spec) -> TrainerLoss:
+    try:
+        return spec.load()
+    except IsFunction as error:
+        return _lifted(error, spec)
+
+
+def _lifted(error: IsFunction, spec: Spec) -> TrainerLoss:
+    """The declaration that a function is."""
+    from fibration.auditing.declare import lift
+
+    return TrainerLoss(lift(error.function, split(spec.name)[1] or ""), (Finding(NOTE, LIFTED),))
 
 
 def _read(

@@ -11,9 +11,10 @@ from fuzz.judges.level_facts import added, found_facts, of_rows
 from hierarchies.builders import FULL, budget, domain, epsilon, prompt_group, token, trajectory
 from hierarchies.centred_advantages import ADVANTAGES, advantages_of, batch, share
 from hierarchies.first_order_specs import DEVIATION, SIGNED, deep_tree, quiver, three, tree
+from oracles.brute_force import coefficients, pushed_along
 from oracles.certified_facts import report
 from oracles.definition import World, batches
-from oracles.pulls_of_levels import coefficients, shares
+from oracles.pulls_of_levels import shares
 from support import Batch, operator, packed, spec
 from support import coefficients as computed
 
@@ -207,7 +208,7 @@ def towers_of(h, rng):
 
 
 def moves(kind, h, stratum, seed=0, at_0=True):
-    """Whether some batch has other coefficients with another slope at this level."""
+    """Whether `J` of some batch has another slope, along a random direction, with another slope at this level."""
     rng, other = random.Random(seed), h.replace(gates={**h.gates, stratum: Gate(residual / 3)})
     for world in (towers_of(h, rng) for _ in range(5 if at_0 else 2)):
         rewards = [F(rng.randint(-9, 9), 2) for _ in range(world.size(trajectory))]
@@ -215,7 +216,8 @@ def moves(kind, h, stratum, seed=0, at_0=True):
         advantages = [own[r] for r in rows_of(world)]
         xs = [F(0) if at_0 else F(rng.randint(-9, 9), 97) for _ in advantages]
         changed = World(other, world.sizes, world.parents, world.values)
-        if coefficients(world, xs, advantages) != coefficients(changed, xs, advantages):
+        way = [F(rng.randint(1, 10**6)) for _ in xs]
+        if pushed_along(world, xs, way, advantages) != pushed_along(changed, xs, way, advantages):
             return True
     return False
 

@@ -6,9 +6,9 @@ from fractions import Fraction
 import pytest
 from hierarchies.builders import budget, epsilon, token, trajectory
 from hierarchies.first_order_specs import DEVIATION, SIGNED, deep_tree, three, tree
+from oracles.brute_force import coefficients
 from oracles.certified_facts import report
 from oracles.definition import World, batches
-from oracles.pulls_of_levels import coefficients
 from support import spec
 
 from fibration import (

@@ -289,14 +289,18 @@ def _confirm_first_order(h: Hierarchy, verdict: Verdict, others: list[Verdict]) 
 
 
 def _is_another_push(h: Hierarchy, world: World, advantages: Sequence[Fraction]) -> bool:
-    """Whether a coefficient at ratio 1 is not `μ·A`, or has no value. The branch that holds there is differentiated,
-    which may be wrong there alone.
+    """Whether the slope at ratio 1 along a random direction is not that of `μ·A`, or has no value. The branch that holds
+    there is differentiated, which may be wrong there alone.
     """
+    way = [F(random.Random(k).randint(1, 10**6)) for k in range(len(advantages))]
     try:
-        at_0 = coefficients(complete(h, world), [F(0)] * len(advantages), advantages)
+        found = pushed_along(complete(h, world), [F(0)] * len(advantages), way, advantages)
     except NO_VALUE:
         return True
-    return any(abs(c - world.mu(i) * advantages[i]) > TINY for i, c in enumerate(at_0))
+    return (
+        abs(found - sum((world.mu(i) * a * d for i, (a, d) in enumerate(zip(advantages, way, strict=True))), F(0)))
+        > TINY
+    )
 
 
 def _confirm_start(h: Hierarchy, verdict: Verdict) -> None:

@@ -13,18 +13,6 @@ from oracles.definition import ADVANTAGE, RESIDUAL, Dual, Formulas, words
 F = Fraction
 
 
-def coefficients(world, xs, advantages):
-    """`∂J/∂log π` of every token, one direction at a time."""
-    found = []
-    for k in range(len(xs)):
-        moving = [Dual(x, F(int(i == k))) for i, x in enumerate(xs)]
-        ratios = world.run(moving, list(advantages), Formulas()).ratio
-        found.append(
-            sum((world.mu(i) * a * g.slope for i, (a, g) in enumerate(zip(advantages, ratios, strict=True))), F(0))
-        )
-    return found
-
-
 def reach(world, xs, advantages):
     """`∂J/∂h` of every element and channel, for a recovery that is an exponential, or 1 plus what is gated."""
     h = world.h

@@ -1,0 +1,138 @@
+"""Functions as declarations for all sizes: their coefficients, their laws, and what has no declaration."""
+
+import numpy as np
+import pytest
+import torch
+from oracles.audited import function, parameters
+from typer.testing import CliRunner
+
+from fibration import LawError, compile, equivalent
+from fibration.auditing.batch import off_policy, on_policy, small
+from fibration.auditing.declare import lift
+from fibration.auditing.function import Function
+from fibration.auditing.reference import Reference
+from fibration.cli.main import app
+from fibration.errors import AuditError
+from fibration.language.atoms import Stratum
+from fibration.language.loading import load
+
+LIFTED = (
+    "aipo aspo attenuated_trajectory bapo ce_gppo cispo cispo_absolute dapo dcpo decoupled_ppo dppo_kl dppo_tv dro fspo "
+    "gmpo grpo gspo gspo_token icepop luspo m2po minirl mis opsm ppo ppo_entropy prime_rl reinforce seq_mask_tis "
+    "sequence_tis tis topr truly_ppo vespo"
+).split()
+NOT = {
+    "best_of_group": "no advantages", "clip_cov": "product of sums", "fiberpo": "rows count", "fipo": "64 paths",
+    "prefix_is": "some of the tokens", "dr_grpo": "something else on",
+}  # fmt: skip
+VALUED = ("bapo", "dapo", "grpo", "m2po", "ppo", "ppo_entropy", "prime_rl", "truly_ppo", "gspo", "luspo")
+token, trajectory = Stratum("token"), Stratum("trajectory")
+
+
+def pg(log_probs, old_log_probs, advantages, mask):
+    ratio, a = torch.exp(log_probs - old_log_probs), advantages[:, None]
+    each = torch.minimum(ratio * a, ratio.clamp(0.8, 1.28) * a)
+    return -(each * mask).sum() / mask.sum()
+
+
+def of_sequences(log_probs, old_log_probs, advantages, mask):
+    mean = ((log_probs - old_log_probs) * mask).sum(-1) / mask.sum(-1)
+    return -torch.minimum(mean.exp() * advantages, mean.exp().clamp(0.9, 1.1) * advantages).mean()
+
+
+def with_epsilon(log_probs, old_log_probs, advantages, mask):
+    ratio = torch.exp(log_probs - old_log_probs)
+    return -((ratio * advantages[:, None] * mask).sum(-1) / (mask.sum(-1) + 1e-8)).mean()
+
+
+def cubed(log_probs, old_log_probs, advantages, mask):
+    ratio = torch.exp(log_probs - old_log_probs)
+    return -(ratio**3 * advantages[:, None] * mask).sum() / mask.sum()
+
+
+def long_rows(log_probs, old_log_probs, advantages, mask):
+    half = 0.5 if mask.shape[1] > 20 else 1.0
+    return half * pg(log_probs, old_log_probs, advantages, mask)
+
+
+def in_order(log_probs, old_log_probs, advantages, mask):
+    place = torch.argsort(log_probs, dim=-1)
+    return -(torch.exp(log_probs - old_log_probs) * place * advantages[:, None] * mask).sum()
+
+
+def alike(h, subject):
+    """Whether a declaration has a function's coefficients, on batches of every spread and padding."""
+    reference = Reference.of(h, subject)
+    for b in (*small(), *on_policy(), *off_policy()):
+        mine, theirs = subject.evaluate(b).coefficients, reference.evaluate(b).coefficients
+        close = np.abs(mine - theirs) <= 2e-6 * np.abs(mine).max(initial=0) + 1e-15
+        assert close.all(), (b, mine, theirs)
+    return True
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", LIFTED)
+def test_published_formulas_have_declarations_with_their_gradients(name):
+    call = function(name, parameters(name))
+    h = lift(call, name)
+    assert alike(h, Function(call, name))
+    assert (h.objective.estimator == "ratio") is (name in (*VALUED, "gspo_token"))
+
+
+@pytest.mark.parametrize("name", NOT)
+def test_what_has_no_declaration_is_refused_in_words(name):
+    with pytest.raises(AuditError, match=NOT[name]):
+        lift(function(name, parameters(name)), name)
+
+
+def test_a_clip_that_is_written_by_hand_keeps_all_laws_and_is_the_shipped_loss():
+    h = lift(pg)
+    assert h.name == "pg" and h.verify().ok and not h.gives_up
+    assert "where(residual <= 0.28, residual, 0.28)" in str(h.gate(token))
+    assert equivalent(h, load("dapo"), parameters={"epsilon_low": 0.2, "epsilon_high": 0.28}).ok
+
+
+def test_a_ratio_of_rows_is_a_gate_on_rows():
+    h = lift(of_sequences)
+    assert set(h.gates) == {token, trajectory} and "log1p(0.1)" in str(h.gate(trajectory))
+    assert h.verify().ok and list(h.gives_up) == ["first_order"]
+
+
+def test_what_is_added_to_a_divisor_is_in_the_declaration():
+    assert "1e-08" in str(lift(with_epsilon))
+
+
+def test_a_law_that_a_function_breaks_is_refuted():
+    found = lift(cubed).verify()
+    assert next(v.law for v in found.verdicts if v.status == "refuted" and not v.cause) == "identity"
+    with pytest.raises(LawError):
+        compile(lift(cubed))
+
+
+@pytest.mark.parametrize(("call", "found"), [(long_rows, "of up to 61 tokens"), (in_order, "no rule says what")])
+def test_a_function_that_is_another_for_other_sizes_has_no_declaration(call, found):
+    with pytest.raises(AuditError, match=found):
+        lift(call)
+
+
+SOURCE = """
+import torch
+def loss(log_probs, old_log_probs, advantages, mask):
+    ratio, a = torch.exp(log_probs - old_log_probs), advantages[:, None]
+    return -(torch.minimum(ratio * a, ratio.clamp(0.8, 1.28) * a) * mask).sum() / mask.sum()
+"""
+
+
+def test_commands_take_a_function(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(SOURCE)
+    run = lambda *words: CliRunner().invoke(app, [*words])  # noqa: E731
+    verified = run("verify", f"{file}:loss")
+    assert verified.exit_code == 0 and "9 laws proved" in verified.output and "read from a function" in verified.output
+    declared = run("show", f"{file}:loss", "--format", "python")
+    (tmp_path / "declared.py").write_text(declared.output)
+    assert equivalent(load(tmp_path / "declared.py"), lift(pg)).ok
+    compared = run("compare", f"{file}:loss", "dapo", "--at-defaults")
+    assert compared.exit_code == 0
+    written = run("compile", f"{file}:loss", "--backend", "torch", "--output", str(tmp_path / "out"))
+    assert written.exit_code == 0 and (tmp_path / "out" / "loss_torch.py").exists()
