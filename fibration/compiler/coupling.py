@@ -32,7 +32,7 @@ from fibration.compiler.optimise import optimise
 from fibration.compiler.program import Program
 from fibration.language.atoms import Stratum
 from fibration.language.hierarchy import Hierarchy
-from fibration.language.places import is_beyond_rows, whole_batch
+from fibration.language.places import below, is_beyond_rows, whole_batch
 
 CURRENT = ("log_prob", "log_ratio")  # the kinds of inputs that are the current policy's
 LINEAR = ("add", "sub", "neg", "const", "arg")
@@ -108,8 +108,7 @@ class _Analysis:
     def __init__(self, program: Program, hierarchy: Hierarchy) -> None:
         self.program, shape = program, whole_batch(hierarchy)
         self.order = [BATCH, *(s.name for s in shape.order if s.name != BATCH)]
-        self.under = {s.name: {BATCH, s.name, *map(str, shape.coarser(s))} for s in shape.strata}
-        self.under[BATCH] = {BATCH}
+        self.under = below(hierarchy)
         self.wide = {s for s in self.order if is_beyond_rows(hierarchy, Stratum(s))}
         self.nodes = list(program.nodes())
         self.moving: set[Node] = set()

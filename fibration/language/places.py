@@ -97,6 +97,12 @@ def whole_batch(h: Outline) -> Shape:
     return Shape(tuple(strata), (*h.fibrations, *added))
 
 
+def below(h: Outline) -> dict[str, set[str]]:
+    """Returns the names of the strata that each stratum of the whole batch lies over, and of the stratum itself."""
+    shape = whole_batch(h)
+    return {BATCH: {BATCH}} | {s.name: {BATCH, s.name, *map(str, shape.coarser(s))} for s in shape.strata}
+
+
 def is_beyond_rows(h: Outline, place: object) -> bool:
     """Returns whether an element of a stratum may have tokens of several rows; False for what is no stratum."""
     shape = whole_batch(h)

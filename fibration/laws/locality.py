@@ -127,6 +127,14 @@ def _redeclared(h: Hierarchy, p: Parameter, **changes: Any) -> Fix:
     return Fix(f"declare {made.declaration()}", lambda: with_declared(h, {p: made}))
 
 
+# the method of `Reader` for each class of atom
+READ_BY: dict[type[Expression], str] = {
+    Parameter: "parameter", Component: "parameter", Count: "sum", Total: "sum", Attribute: "attribute",
+    Density: "density", Gated: "gated", Reading: "reading", LogProb: "log_prob", Aggregate: "statistic",
+    Ordered: "order",
+}  # fmt: skip
+
+
 class Reader:
     """What a gate may read at the elements of a stratum. A method per class of atom returns its problem, or None."""
 
@@ -139,40 +147,15 @@ class Reader:
 
     def problem(self, atom: Expression) -> Problem | None:
         """The problem with reading an atom here, or None."""
-        match atom:
-            case Parameter() | Component():
-                return self.parameter(atom)
-            case Count() | Total():
-                return self.sum(atom)
-            case Attribute():
-                return self.attribute(atom)
-            case Density():
-                return self.density(atom)
-            case Reading():
-                return self.reading(atom)
-            case LogProb():
-                return self.log_prob(atom)
-            case Aggregate():
-                return self.statistic(atom)
-            case Ordered():
-                return self.order(atom)
-        assert isinstance(atom, Gated)
-        return self.gated(atom)
+        return getattr(self, READ_BY[type(atom)])(atom)  # type: ignore[no-any-return]
 
     def parameter(self, atom: Parameter | Component) -> Problem | None:
         p = atom.parameter if isinstance(atom, Component) else atom
         if p.on is not None and p.on not in self.here:
-            return (
-                f"parameter '{p.name}', which varies over {p.on}",
-                f"{an(self.stratum)} lies over no single {p.on}",
-                _redeclared(self.h, p, on=self.here[0]),
-            )
+            why = f"{an(self.stratum)} lies over no single {p.on}"
+            return f"parameter '{p.name}', which varies over {p.on}", why, _redeclared(self.h, p, on=self.here[0])
         if p.per_channel and (why := self.one_channel):
-            return (
-                f"the per-channel parameter '{p.name}'",
-                why,
-                _redeclared(self.h, p, per_channel=False),
-            )
+            return f"the per-channel parameter '{p.name}'", why, _redeclared(self.h, p, per_channel=False)
         return None
 
     @property
@@ -182,11 +165,7 @@ class Reader:
 
     def sum(self, atom: Count | Total) -> Problem | None:
         if atom.over not in self.here:
-            return (
-                f"{atom}, a sum over '{atom.over}'",
-                self.several(atom.over) or f"no {self.stratum} lies over a '{atom.over}'",
-                f"use over= one of {_names(self.here)}",
-            )
+            return f"{atom}, a sum over '{atom.over}'", self.why_not(atom.over), f"use over= one of {_names(self.here)}"
         if atom.of != atom.over and not (isinstance(atom.of, Stratum) and atom.over in self.all.coarser(atom.of)):
             return f"{atom}", f"no '{atom.of}' lies over a '{atom.over}'", f"the strata are {_names(self.h.strata)}"
         return None
@@ -196,7 +175,7 @@ class Reader:
             return None
         return (
             f"attribute '{atom.name}' of {atom.on}",
-            self.several(atom.on) or f"no {self.stratum} lies over a '{atom.on}'",
+            self.why_not(atom.on),
             f"use total({atom.name}), which is one number per {self.stratum}"
             if self.stratum in self.h.coarser(atom.on)
             else f"declare Attribute({atom.name!r}, on={self.stratum})",
@@ -215,7 +194,7 @@ class Reader:
             )
         return (
             f"{atom}",
-            self.several(atom.stratum) or f"no {self.stratum} lies over a '{atom.stratum}'",
+            self.why_not(atom.stratum),
             f"use one of {_names(self.coarser)}"
             if self.coarser
             else f"what lies over {an(self.stratum)} is summed in its residual; to gate it alone, put the gate there",
@@ -244,29 +223,20 @@ class Reader:
 
     def statistic(self, atom: Aggregate) -> Problem | None:
         if atom.over not in self.places:
-            return (
-                f"{atom}, a statistic over '{atom.over}'",
-                self.several(atom.over) or f"no {self.stratum} lies over a '{atom.over}'",
-                f"use over= one of {_names(self.places)}",
-            )
+            remedy = f"use over= one of {_names(self.places)}"
+            return f"{atom}, a statistic over '{atom.over}'", self.why_not(atom.over), remedy
         if not atom.others or atom.of in self.places:
             return None
-        return (
-            f"{atom}, of all others",
-            f"{an(self.stratum)} is no single {atom.of} that is left out",
-            f"read the mean of all, or of= one of {_names(self.places)}",
-        )
+        why = f"{an(self.stratum)} is no single {atom.of} that is left out"
+        return f"{atom}, of all others", why, f"read the mean of all, or of= one of {_names(self.places)}"
 
     def order(self, atom: Ordered) -> Problem | None:
         if atom.of is None and self.stratum not in self.h.leaves:
             why = f"tokens are ordered, and {an(self.stratum)} has several"
             return f"{atom}, an order of tokens", why, f"order elements of it: of={self.stratum}"
         if atom.of is not None and atom.of not in self.places:
-            return (
-                f"{atom}, an order of '{atom.of}'",
-                self.several(atom.of) or f"no {self.stratum} lies over a '{atom.of}'",
-                f"use of= one of {_names(self.places)}",
-            )
+            remedy = f"use of= one of {_names(self.places)}"
+            return f"{atom}, an order of '{atom.of}'", self.why_not(atom.of), remedy
         if atom.of is None and atom.over not in self.places:
             why = f"no {self.stratum} lies over a '{atom.over}'"
             return f"{atom}, an order over '{atom.over}'", why, f"use over= one of {_names(self.places)}"
@@ -275,11 +245,11 @@ class Reader:
     def gated(self, atom: Gated) -> Problem | None:
         return f"'{atom}'", "only a recovery reads gated densities", "read `residual`"
 
-    def several(self, other: object) -> str:
-        """Why one element cannot read values of the many elements over it; '' if `other` is not finer."""
+    def why_not(self, other: object) -> str:
+        """Why one element cannot read values of the elements of another stratum."""
         if isinstance(other, Stratum) and self.stratum in self.h.coarser(other):
             return f"two {plural(other.name)} over one {self.stratum} would have to agree"
-        return ""
+        return f"no {self.stratum} lies over a '{other}'"
 
     def missing_channel(self, atom: Expression, channel: str) -> Problem | None:
         channels = self.h.decomposition.channels

@@ -23,16 +23,13 @@ def live_rows(h: Hierarchy, dead_if: DeadIf, index: Index, given: Tensor, per_ro
     for leaf in index.leaves:
         at = index.tokens_of(leaf)
         of_leaf[leaf] = nonzero if at is None else nonzero[at]
-    read = sorted({a for ways in dead_if.ways.values() for way in ways for a in way})
-    found = {a: _of_elements(h, index, a, of_leaf[a.leaf]) for a in read}
+    needed = {leaf: sorted(of or ()) for leaf, of in dead_if.needed.items()}
+    found = {a: _of_elements(h, index, a, of_leaf[a.leaf]) for a in sorted({a for of in needed.values() for a in of})}
     rows = torch.zeros(index.n_rows, dtype=torch.int64, device=index.device)
-    for leaf, ways in dead_if.ways.items():
-        alive = torch.ones_like(of_leaf[leaf])
-        for way in sorted(ways, key=sorted):
-            reads = torch.zeros_like(alive)
-            for a in sorted(way):
-                reads |= found[a] if a == (leaf, leaf) else found[a][index.parent(leaf, a.over)]
-            alive &= reads
+    for leaf, of in needed.items():
+        alive = torch.full_like(of_leaf[leaf], dead_if.needed[leaf] is None)
+        for a in of:
+            alive |= found[a] if a == (leaf, leaf) else found[a][index.parent(leaf, a.over)]
         rows.index_add_(0, index.row_tensor()[index.rows_of_tokens(leaf)], alive.long())
     return rows > 0
 

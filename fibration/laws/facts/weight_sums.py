@@ -30,6 +30,7 @@ from fibration.language.strata import Shape
 from fibration.language.sympy_bridge import ATOM_OF, cancelled, from_sympy, show, to_sympy, vanishes
 from fibration.laws import topic
 from fibration.laws.batches.values_tried import parameter_values
+from fibration.laws.kernels.fibre_sums import fibre_sum
 from fibration.laws.signs.assumptions import Assumptions
 from fibration.laws.signs.branches import TooManyCases, cases
 from fibration.laws.values.numerals import number
@@ -131,45 +132,11 @@ class Sums:
         return {}
 
     def _sum(self, stratum: Stratum) -> Any:
-        rows = self.h.rows
-        if stratum == rows:
-            return simple(self.tokens(rows) * self.mu)
-        own = [ATOM_OF[s] for s in self.over(rows).free_symbols if not self.shared(ATOM_OF[s], stratum)]
-        between = {place for a in own if isinstance(place := read_at(a), Stratum) and place != rows}
-        coarsest = [s for s in between if all(o == s or s in self.shape.coarser(o) for o in between)]
-        if between and not coarsest:
-            return None  # strata that cross
-        last = coarsest[0] if coarsest else rows  # finer strata are summed before it
-        part = self.over(last) if last == rows or stratum in self.shape.coarser(last) else None
-        return None if part is None else self._added(part, last, stratum)
-
-    def _added(self, part: Any, source: Stratum, target: Stratum) -> Any:
-        """The sum over a coarser element of what each `source` element over it has."""
-        if part == 0:
-            return part
-        own = [s for s in part.free_symbols if not self.shared(ATOM_OF[s], target)]
-        top, bottom = sympy.fraction(simple(part))
-        if bottom.free_symbols & {*own}:
-            return None
-        added = []
-        for term in sympy.Add.make_args(sympy.expand(top)):
-            shared, rest = term.as_independent(*own, as_Add=False)
-            gathered = self.counted(source, target) if rest == 1 else self._gathered(rest, source, target)
-            if gathered is None:
-                return None
-            added.append(shared * gathered)
-        return simple(sympy.Add(*added) / bottom)
-
-    def _gathered(self, value: Any, source: Stratum, target: Stratum) -> Any:
-        """The sum of a count, total or attribute of `source` elements over a coarser one; None of anything else."""
-        atom = ATOM_OF.get(value)
-        if isinstance(atom, Attribute) and atom.on == source:
-            return to_sympy(Total(atom, target))
-        if not isinstance(atom, (Count, Total)) or atom.over != source or not isinstance(atom.of, Stratum):
-            return None
-        if source not in self.shape.coarser(atom.of):
-            return None
-        return to_sympy(Total(atom.attribute, target) if isinstance(atom, Total) else Count(atom.of, target))
+        if stratum == self.h.rows:
+            return simple(self.tokens(stratum) * self.mu)
+        known = Assumptions(self.shape, self.h.assume, self.h.rows).populations
+        found = fibre_sum(self.over(self.h.rows), self.h.rows, stratum, known)
+        return None if found is None else simple(found)
 
     # ------------------------------------------------------------ words
 
