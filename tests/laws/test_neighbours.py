@@ -118,7 +118,7 @@ def said(name, mutation):
 @pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "mutation"),
-    some([pytest.param(n, m, id=f"{n}-{m.__name__}") for m in MUTATIONS for n in shipped()], 2),
+    some([pytest.param(n, m, id=f"{n}-{m.__name__}") for m in MUTATIONS for n in shipped()], 6),
 )
 def test_a_shipped_loss_with_one_thing_changed_is_named_with_it(name, mutation):
     found = said(name, mutation)
