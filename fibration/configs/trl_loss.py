@@ -17,17 +17,7 @@ from fibration.language.decompositions import Decomposition, log_ratio, ratio_de
 from fibration.language.expressions import Expression, Operand
 from fibration.language.gates import Gate, dual_clip_gate, log_clip_gate, pessimistic_clip_gate, zero_gate
 from fibration.language.kernels import Fibration, uniform
-from fibration.language.operators import (
-    clip,
-    exp,
-    expm1,
-    log,
-    log1p,
-    maximum,
-    minimum,
-    sigmoid,
-    where,
-)
+from fibration.language.operators import clip, exp, expm1, log, log1p, maximum, minimum, sigmoid, where
 from fibration.language.statistics import deviation, mean, total
 
 SCORES = ("cispo", "vespo")  # values of loss_type that are score estimators

@@ -23,16 +23,7 @@ from fibration.language.loading import IsFunction, as_in_file, load_all, spec_fi
 from fibration.language.report import BUDGET, WARNING, Fact, Report, Verdict
 from fibration.laws.budget import Budget
 from fibration.printing import configs
-from fibration.printing.law_table import (
-    KINDS,
-    SEVERITIES,
-    Kind,
-    columns,
-    kind,
-    mark_of,
-    outcome_of,
-    tally,
-)
+from fibration.printing.law_table import KINDS, SEVERITIES, Kind, columns, kind, mark_of, outcome_of, tally
 
 T = TypeVar("T")
 LIFTED = (

@@ -17,14 +17,7 @@ from fibration.configs.verl.corrections import Weights, masks, weights
 from fibration.configs.verl.draft import Draft, together
 from fibration.configs.verl.estimators import K3_MOST, advantages, kl_kind
 from fibration.configs.verl.losses import LOSSES, MODE, OF_ROWS, ROW_MEAN, gpg, in_rows, vanilla
-from fibration.configs.verl.options import (
-    ACTOR,
-    CORRECTION,
-    OWN_CORRECTION,
-    POLICY_LOSS,
-    ROLLOUT,
-    options_of,
-)
+from fibration.configs.verl.options import ACTOR, CORRECTION, OWN_CORRECTION, POLICY_LOSS, ROLLOUT, options_of
 from fibration.language.atoms import count, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -200,11 +193,7 @@ def _reduction(d: Draft, mean: str) -> Objective:
 
 
 def _objective(
-    d: Draft,
-    mean: str,
-    sampled: Weights | None,
-    own: Weights | None,
-    inner: tuple[tuple[Expression, ...], bool],
+    d: Draft, mean: str, sampled: Weights | None, own: Weights | None, inner: tuple[tuple[Expression, ...], bool]
 ) -> Objective:
     objective = _kept(d, mean)
     if d.is_score:

@@ -65,12 +65,7 @@ class Draft:
         return together(self.kept) if self.kept else None
 
     def parameter(
-        self,
-        name: str,
-        value: float,
-        lower: float | None = 0.0,
-        upper: float | None = None,
-        otherwise: str = "",
+        self, name: str, value: float, lower: float | None = 0.0, upper: float | None = None, otherwise: str = ""
     ) -> Parameter:
         """A parameter whose default is a number of the config.
 

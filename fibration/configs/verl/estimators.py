@@ -299,10 +299,7 @@ OF_GROUPS = (
     *("grpo", "grpo_vectorized", "gdpo", "grpo_passk", "gpg", "rloo", "rloo_vectorized", "opo"),
     "reinforce_plus_plus_baseline",
 )
-UNFETCHED = {
-    "gdpo": "the rewards of gdpo_reward_keys",
-    "remax": "reward_baselines, the rewards of greedy answers",
-}
+UNFETCHED = {"gdpo": "the rewards of gdpo_reward_keys", "remax": "reward_baselines, the rewards of greedy answers"}
 BY_POSITION = ("optimal_token_baseline", "tir_optimal_token_baseline")
 ESTIMATORS: dict[str, Callable[[Draft, Rewards], Expression]] = {
     "gae": _gae,
