@@ -79,9 +79,8 @@ def _clipped(o: Options, logs: bool) -> Gate:
         bounds = f"{o.said('importance_sampling_level')} with {listed(map(o.said, names))}"
         wide = sequence_clip(bounds, low, low if high is None else high, "epsilon=0.0003 epsilon_high=0.0004")
         o.findings += [wide] if wide else []
-    ceiling = o.number_or_none("delta")
-    if ceiling is not None and not ceiling > 1:
-        raise o.refusal("delta", "above 1: TRL caps the ratio at delta, so at a ratio of 1 no token learns from A > 0")
+    why = "above 1: TRL caps the ratio at delta, so at a ratio of 1 no token learns from A > 0"
+    ceiling = o.number_or_none("delta", 1, why)
     upper: Expression = Parameter("epsilon_high", default=low if high is None else high)
     # From 1 on, TRL's lower bound 1 - epsilon never binds.
     lower = Parameter("epsilon_low", default=low, upper=1) if low < 1 else None
