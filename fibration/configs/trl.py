@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fibration.configs.findings import ERROR, WARNING, all_findings
 from fibration.configs.options import Options, TrainerLoss
-from fibration.configs.parts import batch, estimated_kl, prompt_group, token, trajectory
+from fibration.configs.parts import batch, estimated_kl, prompt_group, together, token, trajectory
 from fibration.configs.trl_around import find_around
 from fibration.configs.trl_loss import SCORES, advantages_of, token_loss, vespo_log_weight
 from fibration.configs.trl_options import DEFAULTS, HARMLESS
@@ -154,19 +154,17 @@ class _Loss:
     def _cap(self) -> tuple[float | None, float | None]:
         """The least and the most of vLLM's weight, or None for no bound."""
         o = self.options
-        least = o.number_or_none("vllm_importance_sampling_clip_min")
-        cap = "vllm_importance_sampling_cap"
+        lowest, cap = "vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap"
+        least = o.number_or_none(lowest)
         name = cap if o[cap] is not None else "vllm_importance_sampling_clip_max"
         most = o.number_or_none(name)
         if most is not None and most < 1:
             raise o.refusal(name, "at least 1: below, no token keeps its weight of 1 where vLLM and the trainer agree")
         if least is not None and least > 1:
-            raise o.refusal(
-                "vllm_importance_sampling_clip_min", "at most 1, the weight where vLLM and the trainer agree"
-            )
+            raise o.refusal(lowest, "at most 1, the weight where vLLM and the trainer agree")
         mode = o.choice("vllm_importance_sampling_mode", MODES)
         if least is not None and most is not None and not least < most:
-            raise o.refusal("vllm_importance_sampling_clip_min", f"less than {name}={most:g}")
+            raise o.refusal(lowest, f"less than {name}={most:g}")
         if mode.endswith("truncate") and least is None and most is None:
             raise o.refusal("vllm_importance_sampling_clip_max", f"a bound, for vllm_importance_sampling_mode={mode}")
         return (None if least is not None and least <= 0 else least), most
@@ -220,18 +218,14 @@ class _Loss:
         whole = mode.startswith("sequence")
         said = o.said("vllm_importance_sampling_mode")
         ratio = exp(total(self.apart, over=trajectory) if whole else self.apart)
-        if mode.endswith("truncate"):
-            ratio = ratio if most is None else minimum(ratio, most)
-            self.weigh(
-                ratio if least is None else maximum(ratio, least), f"{said}: a completion is weighed whole" * whole
-            )
-            return
-        self.weigh(ratio, f"{said}: a completion is weighed whole" * whole)
         inside = [] if least is None else [ratio >= least]
         inside += [] if most is None else [ratio <= most]
-        if inside:
-            condition = inside[0] if len(inside) == 1 else inside[0] & inside[1]
-            self.keep(condition, f"{said}: a completion is dropped whole" * whole, self._edge())
+        if mode.endswith("truncate"):
+            ratio = ratio if most is None else minimum(ratio, most)
+            ratio = ratio if least is None else maximum(ratio, least)
+        self.weigh(ratio, f"{said}: a completion is weighed whole" * whole)
+        if mode.endswith("mask") and inside:
+            self.keep(together(inside), f"{said}: a completion is dropped whole" * whole, self._edge())
 
     # ------------------------------------------------------------ the reference model
 
@@ -243,9 +237,8 @@ class _Loss:
             return
         if beta < 0:
             raise o.refusal("beta", "0 or more: below, the policy is pushed away from the reference model")
-        x = log_prob(current) - log_prob(reference)
-        k3 = estimated_kl("k3", x)
-        kl = Parameter("beta", default=beta) * k3
+        k3 = estimated_kl("k3", log_prob(current) - log_prob(reference))
+        kl: Expression = Parameter("beta", default=beta)
         said = f"{o.said('beta')} with {o.said('use_bias_correction_kl')}"
         if not o.flag("use_bias_correction_kl"):
             self.reasons["kl_gradient"] = o.find(
@@ -254,7 +247,7 @@ class _Loss:
                 "use_bias_correction_kl=true",
             )
         elif self.by_sequence:
-            kl = Parameter("beta", default=beta) * exp(mean(token_log_ratio, over=trajectory)) * k3
+            kl = kl * exp(mean(token_log_ratio, over=trajectory))
             why = (
                 f"{said}: with {o.said('importance_sampling_level')} k3 is multiplied by the ratio of the whole "
                 "completion. Its gradient is not shown to be a divergence's"
@@ -265,8 +258,8 @@ class _Loss:
                 "kl_gradient of what is left of kl": o.find(f"{why}, nor to pull towards the reference", WARNING),
             }
         else:
-            kl = Parameter("beta", default=beta) * exp(token_log_ratio) * k3
-        self.penalties["kl"] = kl
+            kl = kl * exp(token_log_ratio)
+        self.penalties["kl"] = kl * k3
 
     # ------------------------------------------------------------ the whole
 
