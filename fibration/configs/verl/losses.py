@@ -98,8 +98,8 @@ def gspo(d: Draft) -> None:
     x = tokens * residual + mean_x  # the token's own log ratio
     below, above = value_of(low), value_of(high)
     said = f"clip_ratio_low={below:g} and clip_ratio_high={above:g} with loss_mode=gspo"
-    if wide := sequence_clip(said, below, above, f"{ACTOR}clip_ratio_low={GSPO[0]} {ACTOR}clip_ratio_high={GSPO[1]}"):
-        d.options.findings.append(wide)
+    change = f"{ACTOR}clip_ratio_low={GSPO[0]} {ACTOR}clip_ratio_high={GSPO[1]}"
+    d.options.findings += sequence_clip(said, below, above, change)
     binds = low.upper is not None  # from 1 on it never does
     least = maximum(mean_x, log1p(-low)) if binds else mean_x
     clipped = where(advantage >= 0, minimum(mean_x, log1p(high)), least)
