@@ -64,13 +64,12 @@ class Options:
                 known = [*defaults, *exact]
                 last = str(name).rpartition(".")[2]  # the rest of its name is missing, or another one
                 whole = [each for each in known if each.rpartition(".")[2] == last]
+                remedy = f"write {' or '.join(whole)}" if whole else suggest(str(name), known)
                 raise SpecError(
                     f"{trainer}: the option '{name}' is not known",
                     required="an option that is read, or that does not touch the loss",
                     found=f"{name} = {shown(self.given[name])}",
-                    remedy=f"write {' or '.join(whole)}"
-                    if whole
-                    else suggest(str(name), known) or "leave it out if it does not touch the loss",
+                    remedy=remedy or "leave it out if it does not touch the loss",
                 )
 
     def __getitem__(self, name: str) -> Any:
