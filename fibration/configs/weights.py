@@ -1,6 +1,6 @@
 """Numbers of a config that are probably slips: bounds of an answer's ratio, and weights of whole answers.
 
-Readers of configs (TRL's, verl's) say which numbers a config has. Functions of a check yield what they find.
+Readers of configs (TRL's, verl's) say which numbers a config has. A function that warns yields its finding.
 """
 
 from __future__ import annotations
