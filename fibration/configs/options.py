@@ -64,13 +64,12 @@ class Options:
                 known = [*defaults, *exact]
                 last = str(name).rpartition(".")[2]  # the rest of its name is missing, or another one
                 whole = [each for each in known if each.rpartition(".")[2] == last]
+                remedy = f"write {' or '.join(whole)}" if whole else suggest(str(name), known)
                 raise SpecError(
                     f"{trainer}: the option '{name}' is not known",
                     required="an option that is read, or that does not touch the loss",
                     found=f"{name} = {shown(self.given[name])}",
-                    remedy=f"write {' or '.join(whole)}"
-                    if whole
-                    else suggest(str(name), known) or "leave it out if it does not touch the loss",
+                    remedy=remedy or "leave it out if it does not touch the loss",
                 )
 
     def __getitem__(self, name: str) -> Any:
@@ -106,9 +105,12 @@ class Options:
             raise self.refusal(name, "true or false")
         return value
 
-    def number(self, name: str, above: float | None = None) -> float:
-        """A number of a size that float64 holds, perhaps above a bound. A text that writes one, as `1e-4`, counts."""
-        required = "a finite number" if above is None else f"a finite number above {above:g}"
+    def number(self, name: str, above: float | None = None, because: str = "") -> float:
+        """A number of a size that float64 holds, perhaps above a bound. A text that writes one, as `1e-4`, counts.
+
+        `because`: the bound in words, with its reason.
+        """
+        required = "a finite number" if above is None or because else f"a finite number above {above:g}"
         value = self[name]
         if isinstance(value, str):
             try:
@@ -119,11 +121,11 @@ class Options:
         if not is_number or not (value == 0 or 1e-300 <= abs(value) <= 1e300):
             raise self.refusal(name, required)
         if above is not None and not value > above:
-            raise self.refusal(name, required)
+            raise self.refusal(name, because or required)
         return float(value)
 
-    def number_or_none(self, name: str, above: float | None = None) -> float | None:
-        return None if self[name] is None else self.number(name, above)
+    def number_or_none(self, name: str, above: float | None = None, because: str = "") -> float | None:
+        return None if self[name] is None else self.number(name, above, because)
 
     def whole(self, name: str, least: int = 1) -> int:
         """A whole number, at least `least`."""

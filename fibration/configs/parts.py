@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Sequence
+
 from fibration.language.atoms import Parameter, count, strata
 from fibration.language.expressions import Expression
 from fibration.language.operators import absolute, exp, maximum, minimum, sqrt, stop, where
 from fibration.language.statistics import deviation, mean, total
 
 token, trajectory, prompt_group, batch = strata("token trajectory prompt_group batch")
+
+
+def together(conditions: Sequence[Expression]) -> Expression:
+    return functools.reduce(operator.and_, conditions)
 
 
 def bounded(name: str, value: float, lower: float | None = 0.0, upper: float | None = None) -> Parameter:

@@ -14,26 +14,28 @@ from fibration.configs.findings import ERROR, WARNING, Finding, Severity
 from fibration.configs.weights import EngineWeight
 from fibration.errors import listed
 
+
+def _table(names: str, *plain: Any) -> dict[str, tuple[Any, ...]]:
+    """Settings, with the values beside None, False and empty ones that change nothing."""
+    return dict.fromkeys(names.split(), plain)
+
+
 # Tokens that are left out have the probability 0: the engine's others are divided by the mass that is kept.
 CUTS: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("top_p", "typical_p"), (1,)),
-    "top_k": (0, -1),
-    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff", "no_repeat_ngram_size"), (0,)),
-    **dict.fromkeys(("encoder_no_repeat_ngram_size", "min_length", "min_new_tokens", "min_tokens"), (0,)),
-    **dict.fromkeys(
-        "top_h allowed_token_ids bad_words bad_words_ids begin_suppress_tokens constraints force_words_ids "
-        "forced_bos_token_id forced_eos_token_id guided_decoding structured_outputs suppress_tokens "
-        "thinking_token_budget".split(),
-        (),
-    ),
+    **_table("top_p typical_p", 1),
+    **_table("top_k", 0, -1),
+    **_table("min_p epsilon_cutoff eta_cutoff no_repeat_ngram_size encoder_no_repeat_ngram_size", 0),
+    **_table("min_length min_new_tokens min_tokens", 0),
+    **_table("top_h allowed_token_ids bad_words bad_words_ids begin_suppress_tokens constraints force_words_ids"),
+    **_table("forced_bos_token_id forced_eos_token_id guided_decoding structured_outputs suppress_tokens"),
+    **_table("thinking_token_budget"),
 }
 # Every token keeps a probability, another one.
 BENDS: Mapping[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale", "num_beams"), (1,)),
-    **dict.fromkeys(("num_beam_groups", "best_of"), (1,)),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "diversity_penalty", "penalty_alpha"), (0,)),
-    **dict.fromkeys("exponential_decay_length_penalty logit_bias sequence_bias watermarking_config".split(), ()),
-    **dict.fromkeys("dola_layers extra_args logits_processors token_healing use_mtp".split(), ()),
+    **_table("repetition_penalty encoder_repetition_penalty guidance_scale num_beams num_beam_groups best_of", 1),
+    **_table("presence_penalty frequency_penalty diversity_penalty penalty_alpha", 0),
+    **_table("exponential_decay_length_penalty logit_bias sequence_bias watermarking_config"),
+    **_table("dola_layers extra_args logits_processors token_healing use_mtp"),
 }
 # How an answer ends, how it is computed, and what else the engine returns.
 HARMLESS = frozenset(
@@ -141,8 +143,8 @@ def _of_cuts(
             "an advantage that all answers share moves probability to the tokens that are kept."
         )
     head += ". The engine's log-probs are those of the rest"
+    between = f", from {top:g} to 1" if top else ""
     if weight.level == "token":
-        between = f", from {top:g} to 1" if top else ""
         dropped = f" Where it is below {weight.least:g}, the token is dropped." if weight.least and weight.masks else ""
         return WARNING, (
             f"{head}, so that the weight of a token ({weight.said}) has the mass that is kept there as a factor"
@@ -157,7 +159,6 @@ def _of_cuts(
             f"{head}, so that the weight of an answer ({weight.said}) has the mass that is kept at each of its tokens "
             f"as a factor{least}.{beyond}"
         )
-    between = f", from {top:g} to 1" if top else ""
     lost = weight.masks and bool(weight.least) and (top is None or top < weight.least)
     dropped = f" Answers where that is below {weight.least:g} are dropped." if lost else ""
     return (ERROR if lost else WARNING), (

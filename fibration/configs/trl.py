@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from fibration.configs.findings import ERROR, WARNING, all_findings
 from fibration.configs.options import Options, TrainerLoss
-from fibration.configs.parts import batch, estimated_kl, prompt_group, token, trajectory
+from fibration.configs.parts import batch, estimated_kl, prompt_group, together, token, trajectory
 from fibration.configs.trl_around import find_around
 from fibration.configs.trl_loss import SCORES, advantages_of, token_loss, vespo_log_weight
 from fibration.configs.trl_options import DEFAULTS, HARMLESS
@@ -27,6 +27,7 @@ TRL = "TRL"
 # How each `loss_type` adds up tokens.
 BY_ROWS, BY_TOKENS = ("grpo", "sapo"), ("cispo", "dapo", "vespo")
 LOSS_TYPES = (*BY_ROWS, *BY_TOKENS, "bnpo", "dr_grpo", "luspo")
+MODE = "vllm_importance_sampling_mode"
 MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
 current, old, rollout, reference = policies("current old rollout reference")
@@ -74,13 +75,9 @@ def _options(config: Any) -> Options:
     if made.__name__ != "GRPOConfig" and (made.__module__.startswith("trl.") or "Unsloth" in made.__name__):
         raise another(f"a {made.__name__} changes the loss of GRPOTrainer", made.__name__.replace("Config", "Trainer"))
     given = {name: value for name in DEFAULTS if (value := getattr(config, name, DEFAULTS[name])) != DEFAULTS[name]}
-    given |= {  # a field of a subclass, or of another release, may touch the loss
-        each.name: value
-        for each in fields(config)
-        if each.name not in DEFAULTS
-        and each.name not in HARMLESS
-        and (value := getattr(config, each.name)) != each.default
-    }
+    # A field of a subclass, or of another release, may touch the loss.
+    others = [each for each in fields(config) if each.name not in DEFAULTS and each.name not in HARMLESS]
+    given |= {each.name: value for each in others if (value := getattr(config, each.name)) != each.default}
     given.pop("generation_batch_size", None)  # GRPOConfig has made it, or steps_per_generation of it
     return Options(TRL, given, DEFAULTS, HARMLESS)
 
@@ -154,19 +151,17 @@ class _Loss:
     def _cap(self) -> tuple[float | None, float | None]:
         """The least and the most of vLLM's weight, or None for no bound."""
         o = self.options
-        least = o.number_or_none("vllm_importance_sampling_clip_min")
-        cap = "vllm_importance_sampling_cap"
+        lowest, cap = "vllm_importance_sampling_clip_min", "vllm_importance_sampling_cap"
+        least = o.number_or_none(lowest)
         name = cap if o[cap] is not None else "vllm_importance_sampling_clip_max"
         most = o.number_or_none(name)
         if most is not None and most < 1:
             raise o.refusal(name, "at least 1: below, no token keeps its weight of 1 where vLLM and the trainer agree")
         if least is not None and least > 1:
-            raise o.refusal(
-                "vllm_importance_sampling_clip_min", "at most 1, the weight where vLLM and the trainer agree"
-            )
-        mode = o.choice("vllm_importance_sampling_mode", MODES)
+            raise o.refusal(lowest, "at most 1, the weight where vLLM and the trainer agree")
+        mode = o.choice(MODE, MODES)
         if least is not None and most is not None and not least < most:
-            raise o.refusal("vllm_importance_sampling_clip_min", f"less than {name}={most:g}")
+            raise o.refusal(lowest, f"less than {name}={most:g}")
         if mode.endswith("truncate") and least is None and most is None:
             raise o.refusal("vllm_importance_sampling_clip_max", f"a bound, for vllm_importance_sampling_mode={mode}")
         return (None if least is not None and least <= 0 else least), most
@@ -175,8 +170,7 @@ class _Loss:
         """vLLM's weight, or None where the loss ignores vLLM's log-probs."""
         if not self.corrects:
             return None
-        mode, (least, most) = self.options.choice("vllm_importance_sampling_mode", MODES), self._cap()
-        said = self.options.said("vllm_importance_sampling_mode")
+        mode, (least, most), said = self.options.choice(MODE, MODES), self._cap(), self.options.said(MODE)
         if self.kind == "vespo":
             return EngineWeight(f"{self.options.said('loss_type')} with {said}", "answer", masks=False)
         level: Literal["token", "answer"] = "answer" if mode.startswith("sequence") else "token"
@@ -193,7 +187,7 @@ class _Loss:
     def _edge(self) -> str:
         """Why a mask of vLLM's weight drops tokens where vLLM and the trainer nearly agree, or ""."""
         o = self.options
-        if not self.corrects or not str(o["vllm_importance_sampling_mode"]).endswith("mask") or 1 not in self._cap():
+        if not self.corrects or not str(o[MODE]).endswith("mask") or 1 not in self._cap():
             return ""
         said = f"{o.said('vllm_importance_sampling_mode')}: a bound of 1 drops tokens"
         most = "cap=3.0" if o["vllm_importance_sampling_cap"] is not None else "clip_max=3.0"
@@ -204,11 +198,9 @@ class _Loss:
         """The log of vLLM's weight of a token, which `vespo` takes into its own weight. None for other losses."""
         if not self.corrects or self.kind != "vespo":
             return None
-        mode = self.options.choice("vllm_importance_sampling_mode", MODES)
+        mode = self.options.choice(MODE, MODES)
         if mode.startswith("sequence"):
-            raise self.options.refusal(
-                "vllm_importance_sampling_mode", "token_truncate or token_mask with loss_type=vespo, as TRL requires"
-            )
+            raise self.options.refusal(MODE, "token_truncate or token_mask with loss_type=vespo, as TRL requires")
         return vespo_log_weight(self.apart, *self._bounds(), masks=mode == "token_mask")
 
     def add_weights(self) -> None:
@@ -216,22 +208,18 @@ class _Loss:
         if not self.corrects or self.kind == "vespo":
             return
         o = self.options
-        mode, (least, most) = o.choice("vllm_importance_sampling_mode", MODES), self._bounds()
+        mode, (least, most) = o.choice(MODE, MODES), self._bounds()
         whole = mode.startswith("sequence")
-        said = o.said("vllm_importance_sampling_mode")
+        said = o.said(MODE)
         ratio = exp(total(self.apart, over=trajectory) if whole else self.apart)
-        if mode.endswith("truncate"):
-            ratio = ratio if most is None else minimum(ratio, most)
-            self.weigh(
-                ratio if least is None else maximum(ratio, least), f"{said}: a completion is weighed whole" * whole
-            )
-            return
-        self.weigh(ratio, f"{said}: a completion is weighed whole" * whole)
         inside = [] if least is None else [ratio >= least]
         inside += [] if most is None else [ratio <= most]
-        if inside:
-            condition = inside[0] if len(inside) == 1 else inside[0] & inside[1]
-            self.keep(condition, f"{said}: a completion is dropped whole" * whole, self._edge())
+        if mode.endswith("truncate"):
+            ratio = ratio if most is None else minimum(ratio, most)
+            ratio = ratio if least is None else maximum(ratio, least)
+        self.weigh(ratio, f"{said}: a completion is weighed whole" * whole)
+        if mode.endswith("mask") and inside:
+            self.keep(together(inside), f"{said}: a completion is dropped whole" * whole, self._edge())
 
     # ------------------------------------------------------------ the reference model
 
@@ -243,9 +231,8 @@ class _Loss:
             return
         if beta < 0:
             raise o.refusal("beta", "0 or more: below, the policy is pushed away from the reference model")
-        x = log_prob(current) - log_prob(reference)
-        k3 = estimated_kl("k3", x)
-        kl = Parameter("beta", default=beta) * k3
+        k3 = estimated_kl("k3", log_prob(current) - log_prob(reference))
+        kl: Expression = Parameter("beta", default=beta)
         said = f"{o.said('beta')} with {o.said('use_bias_correction_kl')}"
         if not o.flag("use_bias_correction_kl"):
             self.reasons["kl_gradient"] = o.find(
@@ -254,7 +241,7 @@ class _Loss:
                 "use_bias_correction_kl=true",
             )
         elif self.by_sequence:
-            kl = Parameter("beta", default=beta) * exp(mean(token_log_ratio, over=trajectory)) * k3
+            kl = kl * exp(mean(token_log_ratio, over=trajectory))
             why = (
                 f"{said}: with {o.said('importance_sampling_level')} k3 is multiplied by the ratio of the whole "
                 "completion. Its gradient is not shown to be a divergence's"
@@ -265,8 +252,8 @@ class _Loss:
                 "kl_gradient of what is left of kl": o.find(f"{why}, nor to pull towards the reference", WARNING),
             }
         else:
-            kl = Parameter("beta", default=beta) * exp(token_log_ratio) * k3
-        self.penalties["kl"] = kl
+            kl = kl * exp(token_log_ratio)
+        self.penalties["kl"] = kl * k3
 
     # ------------------------------------------------------------ the whole
 

@@ -43,13 +43,13 @@ def _steps(o: Options) -> Iterator[str]:
             f"loss_type=bnpo: every micro-batch of {rows} rows is divided by its own tokens, and a step is the mean of "
             "its micro-batches: the hierarchy's batch is one micro-batch"
         )
-    if o["generation_batch_size"] is not None and o["steps_per_generation"] is None:
+    in_generation = _in_generation(o)
+    if in_generation is None:
         yield (
             f"{o.said('generation_batch_size')}: the number of processes decides how many optimizer steps one "
             "generation has"
         )
         return
-    in_generation = in_step if o["steps_per_generation"] is None else o.whole("steps_per_generation")
     if _is_fresh(o):
         corrects = o.flag("use_vllm") and o.flag("vllm_importance_sampling_correction")
         exactly = "1 up to rounding" if corrects else "exactly 1"
@@ -113,14 +113,10 @@ def _terms(o: Options) -> Iterator[str]:
     adapts, coef = o.flag("use_adaptive_entropy"), o.number("entropy_coef")
     if adapts or coef:
         subset = " that top_entropy_quantile keeps" if o.number("top_entropy_quantile") < 1 else ""
-        changes = (
-            f"; {o.said('use_adaptive_entropy')} changes the factor after every step, to 0 above entropy_target"
-            if adapts
-            else ""
-        )
+        changes = f"; {o.said('use_adaptive_entropy')} changes the factor after every step, to 0 above entropy_target"
         yield (
             f"{o.said('entropy_coef')}: minus {coef:g} times the mean over the tokens of each micro-batch{subset} of "
-            f"the entropy of the whole vocabulary's distribution{changes}"
+            f"the entropy of the whole vocabulary's distribution{changes * adapts}"
         )
     if (router := o.number_or_none("router_aux_loss_coef")) is not None and router:
         yield (
@@ -170,8 +166,7 @@ def _engine(o: Options, weight: EngineWeight | None) -> Iterator[Finding]:
     if weight is not None and o["loss_type"] != "vespo":
         change = "vllm_importance_sampling_mode=token_truncate"
         change += " vllm_importance_sampling_clip_max=3.0" * (weight.least is weight.most is None)
-        found = answer_weight(weight, 512 if length is None else o.whole("max_completion_length"), change)
-        yield from [found] if found else []
+        yield from answer_weight(weight, 512 if length is None else o.whole("max_completion_length"), change)
     if weight is not None and o["vllm_mode"] == "server":
         yield Finding(
             NOTE,
@@ -187,9 +182,8 @@ def _noise(o: Options, weight: EngineWeight | None) -> Iterator[Finding]:
     adapts = o.flag("use_peft") and o.number("lora_dropout") > 0
     if (drops or adapts) and not o.flag("disable_dropout") and (weight is not None or not _is_fresh(o)):
         said = listed([*drops, *([o.said("lora_dropout")] if adapts else [])])
-        yield Finding(
-            WARNING, f"{said}: every pass draws other dropout, so that no ratio is 1.", "disable_dropout=true"
-        )
+        sentence = f"{said}: every pass draws other dropout, so that no ratio is 1."
+        yield Finding(WARNING, sentence, "disable_dropout=true")
     if o["neftune_noise_alpha"]:
         yield Finding(
             WARNING,
@@ -201,11 +195,15 @@ def _noise(o: Options, weight: EngineWeight | None) -> Iterator[Finding]:
 
 def _is_fresh(o: Options) -> bool:
     """Whether no optimizer step comes after another one on the same generation, as far as the config says."""
-    if o["generation_batch_size"] is not None and o["steps_per_generation"] is None:
-        return False
-    in_step = o.whole("gradient_accumulation_steps")
-    in_generation = in_step if o["steps_per_generation"] is None else o.whole("steps_per_generation")
-    return in_step % (in_generation * o.whole("num_iterations")) == 0
+    passes = _in_generation(o)
+    return passes is not None and o.whole("gradient_accumulation_steps") % (passes * o.whole("num_iterations")) == 0
+
+
+def _in_generation(o: Options) -> int | None:
+    """How many micro-batches a generation has, or None where the number of processes decides it."""
+    if o["steps_per_generation"] is not None:
+        return o.whole("steps_per_generation")
+    return None if o["generation_batch_size"] is not None else o.whole("gradient_accumulation_steps")
 
 
 def _mapping(o: Options, name: str) -> Mapping[str, Any]:

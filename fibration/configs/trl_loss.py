@@ -17,19 +17,10 @@ from fibration.language.decompositions import Decomposition, log_ratio, ratio_de
 from fibration.language.expressions import Expression, Operand
 from fibration.language.gates import Gate, dual_clip_gate, log_clip_gate, pessimistic_clip_gate, zero_gate
 from fibration.language.kernels import Fibration, uniform
-from fibration.language.operators import (
-    clip,
-    exp,
-    expm1,
-    log,
-    log1p,
-    maximum,
-    minimum,
-    sigmoid,
-    where,
-)
+from fibration.language.operators import clip, exp, expm1, log, log1p, maximum, minimum, sigmoid, where
 from fibration.language.statistics import deviation, mean, total
 
+SIGNS = ("pos", "neg")  # ends of the names of options for A > 0, and for the others
 SCORES = ("cispo", "vespo")  # values of loss_type that are score estimators
 EPSILON = 1e-4  # TRL adds it to deviations of rewards
 FAR, NEAR_ZERO = 20.0, math.log(1e-8)  # `vespo` cuts log ratios here
@@ -60,7 +51,8 @@ def token_loss(o: Options, kind: str, by_sequence: bool, engine: Expression | No
     if kind == "cispo":
         return _cispo(o, by_sequence)
     if kind == "sapo":
-        tau = where(advantage > 0, *(_positive(o, f"sapo_temperature_{s}", f"tau_{s}") for s in ("pos", "neg")))
+        heats = (Parameter(f"tau_{s}", default=o.number(f"sapo_temperature_{s}", above=0)) for s in SIGNS)
+        tau = where(advantage > 0, *heats)
         why = f"{o.said('loss_type')}: the value at ratio 1 is 2/temperature; the slope is 1"
         if by_sequence:
             both = f"{o.said('loss_type')} with {o.said('importance_sampling_level')}"
@@ -87,11 +79,10 @@ def _clipped(o: Options, logs: bool) -> Gate:
     if logs:
         names = ("epsilon", "epsilon_high")[: 1 if high is None else 2]
         bounds = f"{o.said('importance_sampling_level')} with {listed(map(o.said, names))}"
-        wide = sequence_clip(bounds, low, low if high is None else high, "epsilon=0.0003 epsilon_high=0.0004")
-        o.findings += [wide] if wide else []
-    ceiling = o.number_or_none("delta")
-    if ceiling is not None and not ceiling > 1:
-        raise o.refusal("delta", "above 1: TRL caps the ratio at delta, so at a ratio of 1 no token learns from A > 0")
+        change = "epsilon=0.0003 epsilon_high=0.0004"
+        o.findings += sequence_clip(bounds, low, low if high is None else high, change)
+    why = "above 1: TRL caps the ratio at delta, so at a ratio of 1 no token learns from A > 0"
+    ceiling = o.number_or_none("delta", 1, why)
     upper: Expression = Parameter("epsilon_high", default=low if high is None else high)
     # From 1 on, TRL's lower bound 1 - epsilon never binds.
     lower = Parameter("epsilon_low", default=low, upper=1) if low < 1 else None
@@ -138,8 +129,10 @@ def _cispo(o: Options, by_sequence: bool) -> Token:
 
 
 def _vespo(o: Options, engine: Expression | None, edge: str) -> Token:
-    k = where(advantage >= 0, *(_number(o, f"vespo_k_{s}", f"k_{s}") for s in ("pos", "neg")))
-    rate = where(advantage >= 0, *(_rate(o, s) for s in ("pos", "neg")))
+    numbers = ((f"k_{s}", o.number(f"vespo_k_{s}")) for s in SIGNS)  # no parameter has 0 or less
+    k = where(advantage >= 0, *(Parameter(name, default=value) if value > 0 else value for name, value in numbers))
+    rates = {s: max(o.number(f"vespo_lambda_{s}"), 1e-4) for s in SIGNS}  # TRL raises them to 0.0001
+    rate = where(advantage >= 0, *(Parameter(f"lambda_{s}", default=value) for s, value in rates.items()))
     log_w: Expression = total(clip(token_log_ratio, -FAR, FAR), over=trajectory)
     if engine is not None:
         log_w = log_w + total(engine, over=trajectory)
@@ -161,21 +154,6 @@ def vespo_log_weight(apart: Expression, least: Operand | None, most: Operand | N
     for outside in (None if least is None else exp(apart) < least, None if most is None else exp(apart) > most):
         found = found if outside is None else where(outside, NEAR_ZERO, found)
     return found
-
-
-def _positive(o: Options, option: str, name: str) -> Parameter:
-    return Parameter(name, default=o.number(option, above=0))
-
-
-def _number(o: Options, option: str, name: str) -> Operand:
-    """A parameter, or a number that is not above 0."""
-    value = o.number(option)
-    return Parameter(name, default=value) if value > 0 else value
-
-
-def _rate(o: Options, sign: str) -> Parameter:
-    """λ of `vespo`, which TRL raises to 0.0001."""
-    return Parameter(f"lambda_{sign}", default=max(o.number(f"vespo_lambda_{sign}"), 1e-4))
 
 
 # ---------------------------------------------------------------- advantages

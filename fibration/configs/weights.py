@@ -1,11 +1,12 @@
 """Numbers of a config that are probably slips: bounds of an answer's ratio, and weights of whole answers.
 
-Readers of configs (TRL's, verl's) say which numbers a config has. Each function returns the finding, or None.
+Readers of configs (TRL's, verl's) say which numbers a config has. A function that warns yields its finding.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,10 +44,10 @@ def mean_bound(length: int, most: float, deviation: float = DEVIATION) -> float:
     return min(1.0, math.sqrt(most) * math.exp(-length * deviation**2 / 8))
 
 
-def answer_weight(weight: EngineWeight | None, length: int, change: str) -> Finding | None:
+def answer_weight(weight: EngineWeight | None, length: int, change: str) -> Iterator[Finding]:
     """Warns of a weight of whole answers. `length`: the tokens of the longest; `change`: what to write instead."""
     if weight is None or weight.level != "answer":
-        return None
+        return
     per_token = round(8 / DEVIATION**2)
     given = f"b = exp(-s²/8) for normal log ratios of deviation s. With s = {DEVIATION:g} it is exp(-T/{per_token})"
     lengths = (length,) if mean_bound(length, weight.most or 1.0) < 0.9 else (length, LONG)  # short ones show nothing
@@ -66,15 +67,15 @@ def answer_weight(weight: EngineWeight | None, length: int, change: str) -> Find
     if weight.least is not None:
         beyond = "answers below it are dropped" if weight.masks else "long answers have this weight"
         what += f". The lower bound is {weight.least:g}: {beyond}"
-    return Finding(WARNING, f"{weight.said}: an answer's weight is the product of its tokens' ratios; {what}.", change)
+    yield Finding(WARNING, f"{weight.said}: an answer's weight is the product of its tokens' ratios; {what}.", change)
 
 
-def sequence_clip(said: str, low: float, high: float, change: str) -> Finding | None:
+def sequence_clip(said: str, low: float, high: float, change: str) -> Iterator[Finding]:
     """Warns of bounds `1 - low`, `1 + high` of an answer's mean ratio that are as wide as those of a token's ratio."""
     if max(low, high) <= WIDE:
-        return None
+        return
     times = max(low / GSPO[0], high / GSPO[1])
-    return Finding(
+    yield Finding(
         WARNING,
         f"{said}: the clip bounds the geometric mean of an answer's ratios, which lies much nearer to 1 than one "
         f"ratio. The bounds are about {times:.0f} times those of GSPO ({GSPO[0]:g} and {GSPO[1]:g}), and hardly "

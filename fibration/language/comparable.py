@@ -68,12 +68,11 @@ def declared_differences(first: Hierarchy, second: Hierarchy) -> str:
     """Returns how the declarations of two losses differ, or ""."""
 
     def parts(h: Hierarchy) -> dict[str, str]:
-        kept = " and ".join(str(k.condition) for k in h.objective.kept)
         return {
             "the normaliser": f"μ = {h.objective.spelled_out(h.leaves, h.rows)}",
             "the estimator": h.objective.estimator,
             "weights": " and ".join(map(str, h.objective.weighed)) or "none",
-            "conditions": kept or "none",
+            "conditions": " and ".join(str(k.condition) for k in h.objective.kept) or "none",
             "strata": ", ".join(s.name for s in h.order),
             **{f"the gate on {s}": str(g) for s, g in h.gates.items()},
             "the decomposition": str(h.decomposition),
@@ -82,7 +81,6 @@ def declared_differences(first: Hierarchy, second: Hierarchy) -> str:
         }
 
     one, other = parts(first), parts(second)
-    differ = [
-        f"{part}: {one[part]} against {other[part]}" for part in one if part in other and one[part] != other[part]
-    ]
+    both = [part for part in one if part in other]
+    differ = [f"{part}: {one[part]} against {other[part]}" for part in both if one[part] != other[part]]
     return f"the declarations differ in {'; '.join(differ)}" if differ else ""

@@ -250,11 +250,7 @@ def _written_out(first: Hierarchy, second: Hierarchy, given: Given) -> dict[str,
             continue
         owner = next((k for k, h in enumerate(both) if name in h.parameters), None)
         if owner is None:
-            raise ParameterError(
-                f"there is no parameter '{name}' to write out",
-                required="a parameter of either loss",
-                found=_known(first, second),
-            )
+            raise _refusal(f"there is no parameter '{name}' to write out", both)
         other = both[1 - owner]
         formula = parse(text, other.parameters, f"the formula of '{name}'")
         split = both[owner].parameters[name].per_channel
@@ -268,8 +264,11 @@ def _written_out(first: Hierarchy, second: Hierarchy, given: Given) -> dict[str,
     return made
 
 
-def _known(first: Hierarchy, second: Hierarchy) -> str:
-    return "; ".join(f"{', '.join(h.parameters) or 'none'} in '{h.name}'" for h in (first, second))
+def _refusal(
+    what: str, both: tuple[Hierarchy, Hierarchy], required: str = "a parameter of either loss"
+) -> ParameterError:
+    known = "; ".join(f"{', '.join(h.parameters) or 'none'} in '{h.name}'" for h in both)
+    return ParameterError(what, required=required, found=known)
 
 
 def _asked(
@@ -282,11 +281,7 @@ def _asked(
     for name, value in given.items():
         if not isinstance(value, str):
             if name not in mine and name not in yours:
-                raise ParameterError(
-                    f"there is no parameter '{name}' to fix",
-                    required="a parameter of either loss",
-                    found=_known(first, second),
-                )
+                raise _refusal(f"there is no parameter '{name}' to fix", (first, second))
             fixed[name] = value
         elif name in mine and value in yours:
             tied.append((name, value))
@@ -294,8 +289,7 @@ def _asked(
             tied.append((value, name))
         else:
             what = f"the parameters '{name}' and '{value}' cannot be matched"
-            required = "a number, or one parameter of each loss"
-            raise ParameterError(what, required=required, found=_known(first, second))
+            raise _refusal(what, (first, second), "a number, or one parameter of each loss")
     return tied, fixed
 
 

@@ -10,20 +10,16 @@ from rich.console import Console, RenderableType
 
 from fibration.configs.findings import ConfigReport
 from fibration.escaping import annotation, escaped, json_text, markdown_text
-from fibration.language.report import Fact, Report, Verdict, named
+from fibration.language.report import Report, Verdict, named
 from fibration.printing import configs
-from fibration.printing.law_table import brief, compared, markdown
+from fibration.printing.law_table import brief, compared, in_words, markdown
 from fibration.printing.reports import Outcome, as_text, emit, summary, trainer_lines
 
 
 def as_json(outcomes: Sequence[Outcome], full: bool = True) -> str:
     """Returns a list of `Report.to_dict()`. Unusable inputs appear only on stderr and in the exit code."""
-    found = [
-        o.report.to_dict() | ({"around": [f.sentence for f in o.beside]} if o.beside else {})
-        for o in outcomes
-        if o.report
-    ]
-    return json_text(found)
+    around = ({"around": [f.sentence for f in o.beside]} if o.beside else {} for o in outcomes)
+    return json_text([o.report.to_dict() | said for o, said in zip(outcomes, around, strict=True) if o.report])
 
 
 def as_markdown(outcomes: Sequence[Outcome], full: bool = False) -> str:
@@ -109,20 +105,13 @@ def as_github(outcomes: Sequence[Outcome], full: bool = False) -> str:
         if o.report:
             name = o.report.hierarchy.name
             lines += [_annotation(o, f"{name}: {v.law}", str(o.report.error(v))) for v in o.report.causes]
-            lines += [_annotation(o, f"{name}: {f.name}", _said(f), "warning") for f in _warned(o)]
+            warnings = o.report.warnings if o.asked == "verify" else ()
+            lines += [_annotation(o, f"{name}: {f.name}", f"{f.subject}: {in_words(f)}", "warning") for f in warnings]
             lines += [_annotation(o, configs.OFF, str(f), LEVELS[f.severity]) for f in configs.off(o.report)]
     return "\n".join([*lines, summary(outcomes)])
 
 
 LEVELS = {"error": "error", "warning": "warning", "note": "notice"}  # GitHub's, of a finding's severity
-
-
-def _warned(outcome: Outcome) -> Sequence[Fact]:
-    return outcome.report.warnings if outcome.report and outcome.asked == "verify" else ()
-
-
-def _said(fact: Fact) -> str:
-    return f"{fact.subject}: {fact.value}{f' ({fact.argument})' if fact.argument else ''}"
 
 
 def _annotation(outcome: Outcome, title: str, message: str, level: str = "error") -> str:

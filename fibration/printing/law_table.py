@@ -66,6 +66,22 @@ def mark_of(fact: Fact) -> Kind:
     return WARNS if fact.level == WARNING else NOTES
 
 
+def in_words(fact: Fact) -> str:
+    return f"{fact.value} ({fact.argument})" if fact.argument else fact.value
+
+
+def explanation(report: Report, verdict: Verdict) -> dict[str, str]:
+    """Returns what to say of a law that fails, by titles."""
+    said = {
+        "required": verdict.required,
+        "found": verdict.found or verdict.argument,
+        "counterexample": str(verdict.counterexample or ""),
+        "fix": verdict.remedy,
+        "so too": report.so_too(verdict),
+    }
+    return {title: text for title, text in said.items() if text}
+
+
 def tally(report: Report) -> str:
     """Returns the numbers of laws and of warnings: `15 laws proved, 2 given up, 1 warning`."""
     numbers = {"given up": len({v.law for v in report.verdicts if v.accepted and v.status != "proved"})}

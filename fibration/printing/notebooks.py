@@ -8,7 +8,7 @@ from fibration.escaping import markdown_text
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.report import Report, Verdict
 from fibration.printing import latex
-from fibration.printing.law_table import KINDS, Kind, kind, mark_of
+from fibration.printing.law_table import KINDS, Kind, explanation, in_words, kind, mark_of
 from fibration.printing.text import text
 
 
@@ -32,9 +32,7 @@ def report(r: Report) -> str:
         for v in r.verdicts
         if kind(r, v) is KINDS["given up"]
     ]
-    for f in r.noted:
-        because = f" ({f.argument})" if f.argument else ""
-        rows.append([_sign(mark_of(f)), f.name, f.subject, f"{f.value}{because}"])
+    rows += [[_sign(mark_of(f)), f.name, f.subject, in_words(f)] for f in r.noted]
     name, said = r.hierarchy.name, f" {r.outcome}: {r.proved_in_words}, which `print(report.table())` lists"
     table = ["|  | law | of | because |", "| --- | --- | --- | --- |"]
     table += [f"| {mark} | {' | '.join(map(_cell, row))} |" for mark, *row in rows]
@@ -46,14 +44,7 @@ def _sign(shown: Kind) -> str:
 
 
 def _why(r: Report, v: Verdict) -> str:
-    said = {
-        "required": v.required,
-        "found": v.found or v.argument,
-        "counterexample": str(v.counterexample or ""),
-        "fix": v.remedy,
-        "so too": r.so_too(v),
-    }
-    return "\n".join(f"{title}: {text}" for title, text in said.items() if text)
+    return "\n".join(f"{title}: {text}" for title, text in explanation(r, v).items())
 
 
 def _cell(text: str) -> str:

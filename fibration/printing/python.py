@@ -24,6 +24,7 @@ from fibration.printing.variables import STANDARD, Object, Variables
 
 # Writes a formula that is an argument. The text is its variable if the formula is too long to be an argument.
 Argument = Callable[[Expression, str], str]
+OF_TOKENS = "weight_of_token"  # the variable of an objective's formula
 METHODS = {"weigh": "weight", "keep": "kept", "per": "scale", "inward": "ceiling"}  # what their first arguments are
 
 
@@ -78,7 +79,7 @@ class _Declaration:
             fibrations=_list([self.fibration(f) for f in h.fibrations]),
             gates=_dict([(of(s), self.gate(s, g)) for s, g in h.gates.items()]) or "{}",
             decomposition=self.written(h.decomposition, "the decomposition"),
-            objective=self.objective(h.objective, "the objective"),
+            objective=self.written(h.objective, "the objective", OF_TOKENS),
             rows=rows,
             groups=_list([of(s) for s in h.groups]),
             advantages=None if h.advantages is None else self.argument(h.advantages, "advantages"),
@@ -101,9 +102,6 @@ class _Declaration:
             return self.written(gate, f"the gate on {stratum}", f"gate_of_{stratum}")
         return f'{{"+": {self.gate(stratum, gate.plus)}, "-": {self.gate(stratum, gate.minus)}}}'
 
-    def objective(self, objective: Objective, what: str) -> str:
-        return self.written(objective, what, "weight_of_token")
-
     def penalty(self, name: str, penalty: Penalty) -> str:
         formula = self.argument(penalty.formula, name)
         if penalty.objective is None and penalty.over is None:
@@ -113,7 +111,7 @@ class _Declaration:
             self.variables.public("Penalty"),
             formula,
             over=None if over is None else self.variables.of(over),
-            objective=None if own is None else self.objective(own, what),
+            objective=None if own is None else self.written(own, what, OF_TOKENS),
         )
 
     def assumption(self, assumption: Assumption) -> str:

@@ -23,16 +23,7 @@ from fibration.language.loading import IsFunction, as_in_file, load_all, spec_fi
 from fibration.language.report import BUDGET, WARNING, Fact, Report, Verdict
 from fibration.laws.budget import Budget
 from fibration.printing import configs
-from fibration.printing.law_table import (
-    KINDS,
-    SEVERITIES,
-    Kind,
-    columns,
-    kind,
-    mark_of,
-    outcome_of,
-    tally,
-)
+from fibration.printing.law_table import KINDS, SEVERITIES, Kind, columns, explanation, kind, mark_of, outcome_of, tally
 
 T = TypeVar("T")
 LIFTED = (
@@ -265,13 +256,8 @@ def _explained(report: Report, verdict: Verdict) -> Text:
         if verdict.status != "proved":
             why = f"{'' if configs.severity(report, verdict) else 'given up: '}{verdict.given_up}"
         return result.append(f": {why}" if why else "")
-    for title, value in (
-        ("required", verdict.required),
-        ("found", verdict.found or verdict.argument),
-        ("counterexample", str(verdict.counterexample or "")),
-        ("so too", report.so_too(verdict)),
-    ):
-        if value:
+    for title, value in explanation(report, verdict).items():
+        if title != "fix":  # which has a line of its own
             result.append(f"\n{title}: ", "bold").append(value)
     return result
 

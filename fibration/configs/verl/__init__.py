@@ -11,20 +11,13 @@ from typing import Any
 
 from fibration.configs.findings import ERROR, NOTE, WARNING, Finding, all_findings
 from fibration.configs.options import TrainerLoss
-from fibration.configs.parts import counted, estimated_kl, token, trajectory
+from fibration.configs.parts import counted, estimated_kl, together, token, trajectory
 from fibration.configs.verl.around import NORM, SCALE, say_around
 from fibration.configs.verl.corrections import Weights, masks, weights
-from fibration.configs.verl.draft import Draft, together
+from fibration.configs.verl.draft import Draft
 from fibration.configs.verl.estimators import K3_MOST, advantages, kl_kind
 from fibration.configs.verl.losses import LOSSES, MODE, OF_ROWS, ROW_MEAN, gpg, in_rows, vanilla
-from fibration.configs.verl.options import (
-    ACTOR,
-    CORRECTION,
-    OWN_CORRECTION,
-    POLICY_LOSS,
-    ROLLOUT,
-    options_of,
-)
+from fibration.configs.verl.options import ACTOR, CORRECTION, OWN_CORRECTION, POLICY_LOSS, ROLLOUT, options_of
 from fibration.language.atoms import count, token_log_ratio
 from fibration.language.expressions import Expression
 from fibration.language.hierarchy import Hierarchy
@@ -149,14 +142,13 @@ def _correction(d: Draft, mode: str) -> Weights | None:
 def _policy_loss(d: Draft, mode: str) -> tuple[Weights | None, tuple[tuple[Expression, ...], bool]]:
     """Reads the policy loss into `d`. Returns the weights and masks that `bypass_mode` makes of current log-probs."""
     if d.mask is not None and (mode == "kl_cov" or (d.by_token and mode in OF_ROWS)):
-        why = (
+        does = (
             "counts the tokens that are left"
             if mode == "kl_cov"
             else "takes means of the tokens that are left in a row"
         )
-        raise d.options.refusal(
-            f"{CORRECTION}rollout_rs", f"null with loss_mode={mode}, which {why}: no word says that"
-        )
+        required = f"null with loss_mode={mode}, which {does}: no word says that"
+        raise d.options.refusal(f"{CORRECTION}rollout_rs", required)
     if mode != BYPASS:
         LOSSES[mode](d)
         return None, ((), False)
@@ -200,11 +192,7 @@ def _reduction(d: Draft, mean: str) -> Objective:
 
 
 def _objective(
-    d: Draft,
-    mean: str,
-    sampled: Weights | None,
-    own: Weights | None,
-    inner: tuple[tuple[Expression, ...], bool],
+    d: Draft, mean: str, sampled: Weights | None, own: Weights | None, inner: tuple[tuple[Expression, ...], bool]
 ) -> Objective:
     objective = _kept(d, mean)
     if d.is_score:
@@ -244,17 +232,13 @@ def _weighed(d: Draft, objective: Objective, each: Weights) -> Objective:
         return objective.weigh(formula)
     if each.why:
         d.gives_up[f"causal of weight {formula}"] = each.why
+    objective, condition = objective.weigh(formula), each.condition
     if each.scaled:
-        what = (
-            f"agreement of weight {formula}" if each.condition is None else f"mask_open of condition {each.condition}"
-        )
+        what = f"agreement of weight {formula}" if condition is None else f"mask_open of condition {condition}"
         d.gives_up[what] = each.scaled
-    objective = objective.weigh(formula)
-    if each.condition is None:
-        return objective
-    if each.of_rows:
-        d.gives_up[f"causal of condition {each.condition}"] = "rollout_is=sequence: a row is dropped whole"
-    return objective.keep(each.condition)
+    if condition is not None and each.of_rows:
+        d.gives_up[f"causal of condition {condition}"] = "rollout_is=sequence: a row is dropped whole"
+    return objective if condition is None else objective.keep(condition)
 
 
 def _per_kept(conditions: tuple[Expression, ...]) -> Expression:

@@ -81,8 +81,7 @@ def _say_sampling(d: Draft) -> None:
         d.options.findings += find_sampling(settings, 1.0 if is_sglang else heat, weight, is_raw, PROCESSED)
         if weight is not None and not weight.masks:
             length, option = d.options.whole("data.max_response_length"), weight.said.partition("=")[0]
-            found = answer_weight(weight, length, f"{option}=token")
-            d.options.findings += [] if found is None else [found]
+            d.options.findings += answer_weight(weight, length, f"{option}=token")
 
 
 def _say_steps(d: Draft, mini_batch: int) -> None:

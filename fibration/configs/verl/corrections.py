@@ -51,7 +51,8 @@ def weights(d: Draft, prefix: str, log_ratio: Expression, left: Expression | Non
     whole = level == "sequence"
     rho = exp(total(_of(log_ratio, left), over=trajectory) if whole else log_ratio)
     bounds = f"{prefix}rollout_is_threshold"
-    lower, upper = _interval(d, bounds)
+    *below, upper = _numbers(d, bounds, str(d.options[bounds]))  # `2.0` is an upper bound, `"0.5_5.0"` are two
+    lower = below[0] if below else None
     condition = None
     if lower is None:
         size = formula = minimum(rho, _above(d, "ceiling", upper, "rollout_ceiling"))
@@ -161,13 +162,6 @@ def _below(d: Draft, name: str, value: float, otherwise: str) -> Expression:
 
 
 # ---------------------------------------------------------------- thresholds
-
-
-def _interval(d: Draft, name: str) -> tuple[float | None, float]:
-    """`2.0` is an upper bound, `"0.5_5.0"` are two."""
-    found = _numbers(d, name, str(d.options[name]))
-    lower, upper = (None, found[0]) if len(found) == 1 else found
-    return lower, upper
 
 
 def _thresholds(d: Draft, name: str, modes: list[str]) -> list[tuple[float | None, float]]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
-import operator
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fibration.configs.findings import ERROR, NOTE, Severity
 from fibration.configs.options import Options
-from fibration.configs.parts import bounded
+from fibration.configs.parts import bounded, together
 from fibration.configs.weights import EngineWeight
 from fibration.language.atoms import Parameter, Stratum
 from fibration.language.decompositions import Decomposition, ratio_deviation
@@ -65,12 +62,7 @@ class Draft:
         return together(self.kept) if self.kept else None
 
     def parameter(
-        self,
-        name: str,
-        value: float,
-        lower: float | None = 0.0,
-        upper: float | None = None,
-        otherwise: str = "",
+        self, name: str, value: float, lower: float | None = 0.0, upper: float | None = None, otherwise: str = ""
     ) -> Parameter:
         """A parameter whose default is a number of the config.
 
@@ -110,10 +102,6 @@ class Draft:
         """Says that a condition does not hold where engine and trainer agree, and returns it."""
         why = "1 does not lie inside, so that tokens of which engine and trainer agree are dropped"
         return self.blame(option, why, ERROR, f"{option}=0.5_2.0")
-
-
-def together(conditions: Sequence[Expression]) -> Expression:
-    return functools.reduce(operator.and_, conditions)
 
 
 def written(value: Any) -> str:

@@ -78,7 +78,7 @@ def advantages(d: Draft) -> tuple[Expression, tuple[object, ...]]:
             "hierarchies take its advantages as given: fibration show dapo",
         )
     estimator = d.options.choice(ESTIMATOR, ESTIMATORS)
-    if d.by_token and estimator in ("gae", "reinforce_plus_plus", "remax"):
+    if d.by_token and estimator not in OF_GROUPS:
         raise d.options.refusal(
             f"{CORRECTION}rollout_rs",
             f"masks of whole rows with adv_estimator={estimator}, whose sums skip tokens that are dropped",
@@ -91,29 +91,28 @@ def advantages(d: Draft) -> tuple[Expression, tuple[object, ...]]:
             ERROR,
             "trainer.use_v1=false",
         )
-    alone = d.options.number(f"{ROLLOUT}n") < 2
-    if alone and estimator in OF_GROUPS:
+    is_alone = d.options.number(f"{ROLLOUT}n") < 2
+    if is_alone and estimator in OF_GROUPS:
         return _of_one(d, estimator)
     formula = ESTIMATORS[estimator](d, rewards_of(d))
     if estimator in OF_GROUPS:
-        if estimator not in ("grpo_passk", "rloo_vectorized"):
-            d.say(_SINGLE[estimator == "rloo"])
+        if estimator not in ALONE:
+            here = "is an error" if estimator == "rloo" else "has 0"
+            alone = "A group of one answer, which filters may leave, has its undivided reward as advantage in verl"
+            d.say(f"{alone}; here it {here}.")
         return formula, (prompt_group,)
     return formula, ()
 
 
-_SINGLE = (
-    "A group of one answer, which filters may leave, has its undivided reward as advantage in verl; here it has 0.",
-    "A group of one answer, which filters may leave, has its undivided reward as advantage in verl; here it is an "
-    "error.",
-)
+# What these do with an answer that has none to be compared with; others take its reward for the advantage.
+ALONE = {"grpo_passk": "raises an error", "rloo_vectorized": "gives every answer the advantage 0"}
 
 
 def _of_one(d: Draft, estimator: str) -> tuple[Expression, tuple[object, ...]]:
     """One answer to a prompt has none to be compared with."""
-    if estimator in ("grpo_passk", "rloo_vectorized"):
-        why = "raises an error" if estimator == "grpo_passk" else "gives every answer the advantage 0"
-        raise d.options.refusal(f"{ROLLOUT}n", f"2 or more: adv_estimator={estimator} {why}", f"{ROLLOUT}n=8")
+    if estimator in ALONE:
+        why = f"2 or more: adv_estimator={estimator} {ALONE[estimator]}"
+        raise d.options.refusal(f"{ROLLOUT}n", why, f"{ROLLOUT}n=8")
     d.say(
         f"{ROLLOUT}n=1: an answer is compared with no other, so that {estimator} takes its reward for the advantage. "
         f"Set {ROLLOUT}n for groups.",
@@ -239,9 +238,8 @@ def _gdpo_weight(d: Draft, r: Rewards) -> float:
 
 def _reinforce_pp_baseline(d: Draft, r: Rewards) -> Expression:
     if d.mask is not None:
-        d.gives_up["baseline of what is left of hierarchy"] = (
-            "rollout_rs: divided by a deviation of the tokens that are left"
-        )
+        why = "rollout_rs: divided by a deviation of the tokens that are left"
+        d.gives_up["baseline of what is left of hierarchy"] = why
     return _whitened(d, centred(r.of_row, over=prompt_group))
 
 
@@ -295,26 +293,11 @@ def _discount(d: Draft, which: str) -> Expression | float:
     return int(value) if value in (0, 1) else d.parameter(which, value, upper=1)
 
 
-OF_GROUPS = (
-    *("grpo", "grpo_vectorized", "gdpo", "grpo_passk", "gpg", "rloo", "rloo_vectorized", "opo"),
-    "reinforce_plus_plus_baseline",
-)
-UNFETCHED = {
-    "gdpo": "the rewards of gdpo_reward_keys",
-    "remax": "reward_baselines, the rewards of greedy answers",
-}
+UNFETCHED = {"gdpo": "the rewards of gdpo_reward_keys", "remax": "reward_baselines, the rewards of greedy answers"}
 BY_POSITION = ("optimal_token_baseline", "tir_optimal_token_baseline")
 ESTIMATORS: dict[str, Callable[[Draft, Rewards], Expression]] = {
-    "gae": _gae,
-    "grpo": _grpo,
-    "grpo_vectorized": _grpo_vectorized,
-    "gdpo": _gdpo,
-    "grpo_passk": _passk,
-    "gpg": _gpg,
-    "rloo": _rloo,
-    "rloo_vectorized": _rloo,
-    "opo": _opo,
-    "reinforce_plus_plus": _reinforce_pp,
-    "reinforce_plus_plus_baseline": _reinforce_pp_baseline,
-    "remax": _remax,
-}
+    "gae": _gae, "grpo": _grpo, "grpo_vectorized": _grpo_vectorized, "gdpo": _gdpo, "grpo_passk": _passk, "gpg": _gpg,
+    "rloo": _rloo, "rloo_vectorized": _rloo, "opo": _opo, "reinforce_plus_plus": _reinforce_pp,
+    "reinforce_plus_plus_baseline": _reinforce_pp_baseline, "remax": _remax,
+}  # fmt: skip
+OF_GROUPS = ESTIMATORS.keys() - {"gae", "reinforce_plus_plus", "remax"}  # the others compare answers to one prompt

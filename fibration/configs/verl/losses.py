@@ -29,21 +29,18 @@ def clip_range(d: Draft, upper: float | None = 1.0, law: str = "") -> tuple[Para
 
     `upper`: the bound of the lower one. `law`: what the loss gives up if it is not below.
     """
-    found = {}
-    for side in ("low", "high"):
-        name = f"{ACTOR}clip_ratio_{side}"
+    found, options = {}, {side: f"{ACTOR}clip_ratio_{side}" for side in ("low", "high")}
+    for side, name in options.items():
         source = f"{ACTOR}clip_ratio" if d.options[name] is None else name
-        value = d.options.number(source)
-        if value <= 0:
-            raise d.options.refusal(source, "a number above 0: it is how far the ratio may be below or above 1")
+        value = d.options.number(source, 0, "a number above 0: it is how far the ratio may be below or above 1")
         found[side] = d.parameter(f"epsilon_{side}", value, upper=upper if side == "low" else None)
         if side == "low" and upper is not None and value >= upper:
             why = "a ratio is never below 0, so that no low one is clipped"
             d.gives_up |= dict.fromkeys([law] * bool(law), d.blame(source, why, WARNING, f"{source}=0.2"))
-    both = d.options.number(f"{ACTOR}clip_ratio") if d.options[f"{ACTOR}clip_ratio"] is not None else None
-    ignored = [s for s in ("low", "high") if d.options[f"{ACTOR}clip_ratio_{s}"] is not None]
-    low, high = value_of(found["low"]), value_of(found["high"])
-    if both is not None and len(ignored) == 2 and both not in (0.2, low, high):
+    both = d.options.number_or_none(f"{ACTOR}clip_ratio")
+    is_ignored = all(d.options[name] is not None for name in options.values())
+    low, high = map(value_of, found.values())
+    if both is not None and is_ignored and both not in (0.2, low, high):
         d.say(
             f"{d.known(f'{ACTOR}clip_ratio')} has no effect: verl reads clip_ratio_low and clip_ratio_high "
             f"({low:g} and {high:g}), unless they are null.",
@@ -60,11 +57,8 @@ def value_of(parameter: Parameter) -> float:
 
 
 def ceiling_of(d: Draft) -> Expression:
-    name = f"{ACTOR}clip_ratio_c"
-    value = d.options.number(name)
-    if value <= 1:
-        raise d.options.refusal(name, "a number above 1: it is the largest ratio at a negative advantage")
-    return d.parameter("ceiling", value, lower=1)
+    why = "a number above 1: it is the largest ratio at a negative advantage"
+    return d.parameter("ceiling", d.options.number(f"{ACTOR}clip_ratio_c", 1, why), lower=1)
 
 
 def vanilla(d: Draft) -> None:
@@ -87,10 +81,14 @@ def dppo_kl(d: Draft) -> None:
 
 
 def _dppo(d: Draft, above: Expression, below: Expression) -> None:
-    d.gates = {token: Gate(minimum(residual, ceiling_of(d) - 1))}
-    d.is_score, d.condition = True, above | below
-    d.give_up("first_order", MODE, SCORE)
+    d.condition = above | below
+    _score(d, Gate(minimum(residual, ceiling_of(d) - 1)))
     d.say(CUT)
+
+
+def _score(d: Draft, gate: Gate, chosen_by: str = MODE, why: str = SCORE) -> None:
+    d.gates, d.is_score = {token: gate}, True
+    d.give_up("first_order", chosen_by, why)
 
 
 def gspo(d: Draft) -> None:
@@ -100,8 +98,8 @@ def gspo(d: Draft) -> None:
     x = tokens * residual + mean_x  # the token's own log ratio
     below, above = value_of(low), value_of(high)
     said = f"clip_ratio_low={below:g} and clip_ratio_high={above:g} with loss_mode=gspo"
-    if wide := sequence_clip(said, below, above, f"{ACTOR}clip_ratio_low={GSPO[0]} {ACTOR}clip_ratio_high={GSPO[1]}"):
-        d.options.findings.append(wide)
+    change = f"{ACTOR}clip_ratio_low={GSPO[0]} {ACTOR}clip_ratio_high={GSPO[1]}"
+    d.options.findings += sequence_clip(said, below, above, change)
     binds = low.upper is not None  # from 1 on it never does
     least = maximum(mean_x, log1p(-low)) if binds else mean_x
     clipped = where(advantage >= 0, minimum(mean_x, log1p(high)), least)
@@ -131,14 +129,11 @@ def geo_mean(d: Draft) -> None:
 
 
 def sapo(d: Draft) -> None:
-    tau = {}
-    for name in ("tau_pos", "tau_neg"):
-        value = d.options.number(f"{ACTOR}{name}")
-        if value <= 0:
-            raise d.options.refusal(f"{ACTOR}{name}", "a number above 0: it is a temperature")
-        tau[name] = d.parameter(name, value)
-    each = where(advantage > 0, tau["tau_pos"], tau["tau_neg"])
-    d.gates = {token: Gate(4 / each * sigmoid(each * residual) - 1)}
+    def temperature(name: str) -> Parameter:
+        return d.parameter(name, d.options.number(f"{ACTOR}{name}", 0, "a number above 0: it is a temperature"))
+
+    tau = where(advantage > 0, temperature("tau_pos"), temperature("tau_neg"))
+    d.gates = {token: Gate(4 / tau * sigmoid(tau * residual) - 1)}
     d.give_up("first_order", MODE, "the value at r = 1 is 2/tau")
     d.mean = ROW_MEAN
     if d.options[f"{ACTOR}loss_agg_mode"] != ROW_MEAN:
@@ -151,30 +146,27 @@ def sapo(d: Draft) -> None:
 
 def gpg(d: Draft, chosen_by: str = MODE) -> None:
     """`chosen_by`: the option that chooses this loss."""
-    d.gates = {token: zero_gate()}
-    d.is_score = True
-    d.give_up("first_order", chosen_by, "a score estimator without a ratio")
+    _score(d, zero_gate(), chosen_by, "a score estimator without a ratio")
 
 
 def cispo(d: Draft) -> None:
     low, high = clip_range(d, upper=None)
-    d.gates = {token: Gate(clip(residual, -low, high))}
-    d.is_score = True
-    d.give_up("first_order", MODE, SCORE)
+    _score(d, Gate(clip(residual, -low, high)))
     d.say(CUT)
 
 
 def clip_cov(d: Draft) -> None:
     name = f"{POLICY_LOSS}clip_cov_ratio"
-    if d.options[name] is not None and d.options.number(name) < 1:
+    share = d.options.number_or_none(name)
+    if share is None:
+        raise d.options.refusal(name, "1: null is 0.0002, a part of the tokens at random", f"{name}=1 drops them all")
+    if share < 1:
         raise d.options.refusal(
             name,
             "1: verl drops a part of the tokens between clip_cov_lb and clip_cov_ub at random, and no hierarchy draws "
             "at random",
             f"{name}=1 drops them all, as the shipped loss clip_cov",
         )
-    if d.options[name] is None:
-        raise d.options.refusal(name, "1: null is 0.0002, a part of the tokens at random", f"{name}=1 drops them all")
     low, high = clip_range(d)
     least = d.parameter("least", d.options.number(f"{POLICY_LOSS}clip_cov_lb"), lower=None)
     most = d.parameter("most", d.options.number(f"{POLICY_LOSS}clip_cov_ub"), lower=None)
@@ -216,29 +208,16 @@ def covariance(kept: Expression | None) -> Expression:
 
 
 def dro(d: Draft) -> None:
-    name = f"{POLICY_LOSS}dro_beta"
-    beta = d.options.number_or_none(name)
-    if beta is None or beta <= 0:
-        raise d.options.refusal(name, "a number above 0, as verl does with loss_mode=dro")
-    d.gates = {token: zero_gate()}
-    d.is_score = True
+    name, why = f"{POLICY_LOSS}dro_beta", "a number above 0, as verl does with loss_mode=dro"
+    beta = d.options.number_or_none(name, 0, why)
+    if beta is None:
+        raise d.options.refusal(name, why)
+    _score(d, zero_gate())
     d.penalties["square"] = d.parameter("beta", beta) / 2 * token_log_ratio**2
-    d.give_up("first_order", MODE, SCORE)
 
 
-LOSSES: dict[str, Callable[[Draft], None]] = {
-    "vanilla": vanilla,
-    "dppo_tv": dppo_tv,
-    "dppo_kl": dppo_kl,
-    "gspo": gspo,
-    "sapo": sapo,
-    "gpg": gpg,
-    "clip_cov": clip_cov,
-    "kl_cov": kl_cov,
-    "geo_mean": geo_mean,
-    "dro": dro,
-    "cispo": cispo,
-}
+_BY_NAME = (vanilla, dppo_tv, dppo_kl, gspo, sapo, gpg, clip_cov, kl_cov, geo_mean, dro, cispo)
+LOSSES: dict[str, Callable[[Draft], None]] = {loss.__name__: loss for loss in _BY_NAME}
 OF_ROWS = ("gspo", "geo_mean")  # their ratio is that of a whole row
 
 

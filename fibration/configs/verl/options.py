@@ -35,14 +35,11 @@ _NO_CORRECTION = dict(
 DEFAULTS: dict[str, Any] = {
     **_below(ACTOR, clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0, tau_pos=1.0),
     **_below(ACTOR, tau_neg=1.05, loss_agg_mode="token-mean", loss_scale_factor=None, entropy_coeff=0),
-    **_below(
-        ACTOR, use_kl_loss=False, kl_loss_coef=0.001, kl_loss_type="low_var_kl", ppo_mini_batch_size=256, ppo_epochs=1
-    ),
+    **_below(ACTOR, use_kl_loss=False, kl_loss_coef=0.001, kl_loss_type="low_var_kl"),
+    **_below(ACTOR, ppo_mini_batch_size=256, ppo_epochs=1),
     **_below(POLICY_LOSS, loss_mode="vanilla", clip_cov_ratio=0.0002, clip_cov_lb=1.0, clip_cov_ub=5.0),
     **_below(POLICY_LOSS, kl_cov_ratio=0.0002, ppo_kl_coef=0.1, dro_beta=None, hierarchy=""),
-    **_below(
-        OWN_CORRECTION, **{**_NO_CORRECTION, "rollout_is": "sequence"}
-    ),  # of verl's dataclass: see `_own_correction`
+    **_below(OWN_CORRECTION, **_NO_CORRECTION | {"rollout_is": "sequence"}),  # of a dataclass: see `_own_correction`
     **_below(CORRECTION, bypass_mode=False, **_NO_CORRECTION),
     **_below(ALGORITHM, adv_estimator="gae", gamma=1.0, lam=1.0, norm_adv_by_std_in_grpo=True),
     **_below(ALGORITHM, use_kl_in_reward=False, kl_penalty="kl", use_pf_ppo=False),
@@ -60,53 +57,51 @@ DEFAULTS: dict[str, Any] = {
 # `null` in the place of a whole subtree leaves it at its defaults.
 SUBTREES = (f"{ALGORITHM}rollout_correction", f"{ALGORITHM}filter_groups")
 
-_OF_ACTOR = """
-    _target_ calculate_entropy calculate_sum_pi_squared data_loader_seed entropy_checkpointing
-    entropy_from_logits_chunk_size entropy_from_logits_with_chunking freeze_vision_tower grad_clip load_weight
-    pad_to_length ppo_infer_max_token_len_per_gpu ppo_infer_micro_batch_size_per_gpu
-    ppo_max_token_len_per_gpu ppo_micro_batch_size ppo_micro_batch_size_per_gpu rollout_n shuffle strategy
-    ulysses_sequence_parallel_size use_dynamic_bsz use_fused_kernels use_prefix_grouper use_remove_padding
-    use_torch_compile checkpoint. engine. fsdp_config. global_batch_info. megatron. model_config. optim. profile.
-    profiler. qat. router_replay. torchtitan. veomni.
-"""
-_OF_POLICY_LOSS = """
-    _target_ backend labels labels. metrics parameters parameters. reuse_old_log_probs skip_dead_rows trajectory
-    rollout_correction._target_ rollout_correction.bypass_mode
-"""
-_OF_ALGORITHM = """
-    _target_ rollout_correction._target_ filter_groups._target_ filter_groups.max_num_gen_batches
-    filter_groups.max_inflight_gen_batches kl_ctrl._target_ kl_ctrl.horizon kl_ctrl.target_kl pf_ppo.
-"""
-_OF_ROLLOUT = """
-    _target_ checkpoint_manager_class cudagraph_capture_sizes data_parallel_size disable_log_stats dtype
-    enable_chunked_prefill enable_prefix_caching enable_sleep_mode enforce_eager expert_parallel_size free_cache_engine
-    full_determinism gpu_memory_utilization layered_summon limit_images load_format log_prob_max_token_len_per_gpu
-    log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz max_model_len
-    max_num_batched_tokens max_num_seqs mode moe_load_balance_metrics_interval moe_tensor_parallel_size mtp
-    multi_stage_wake_up n_gpus_per_node name nnodes pipeline_model_parallel_size prompt_length qat response_length
-    router_config_path scheduling_policy seed sglang_engine_mode skip_tokenizer_init standalone_gpu_memory_utilization
-    tensor_model_parallel_size agent. checkpoint_engine. disaggregation. layer_name_map. mtp. multi_turn. profiler.
-    prometheus. qat. server. trace. val_kwargs.
-"""
-_OF_MODEL = """
-    _target_ architectures custom_chat_template enable_activation_offload enable_gradient_checkpointing exclude_modules
-    hf_config_path load_tokenizer local_hf_config_path local_path local_tokenizer_path lora_adapter_path lora_alpha
-    model_type override_config.attn_implementation path target_modules target_parameters tokenizer_path
-    trust_remote_code use_fused_kernels use_liger use_remove_padding use_shm fused_kernel_options. lora. mtp. tiled_mlp.
-"""
-_ELSEWHERE = """
-    actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout actor_rollout_ref.ref. async_training. critic.
-    custom_reward_function. data. distillation. global_profiler. hydra. model_engine ray_kwargs. reward. reward_manager.
-    reward_model. rollout. sandbox_fusion. skip. trainer. transfer_queue.
-"""
-HARMLESS: tuple[str, ...] = (
-    *(f"{ACTOR}{name}" for name in _OF_ACTOR.split()),
-    *(f"{POLICY_LOSS}{name}" for name in _OF_POLICY_LOSS.split()),
-    *(f"{ALGORITHM}{name}" for name in _OF_ALGORITHM.split()),
-    *(f"{ROLLOUT}{name}" for name in _OF_ROLLOUT.split()),
-    *(f"{MODEL}{name}" for name in _OF_MODEL.split()),
-    *_ELSEWHERE.split(),
-)
+# By what their names begin with.
+_HARMLESS = {
+    ACTOR: """
+        _target_ calculate_entropy calculate_sum_pi_squared data_loader_seed entropy_checkpointing
+        entropy_from_logits_chunk_size entropy_from_logits_with_chunking freeze_vision_tower grad_clip load_weight
+        pad_to_length ppo_infer_max_token_len_per_gpu ppo_infer_micro_batch_size_per_gpu ppo_max_token_len_per_gpu
+        ppo_micro_batch_size ppo_micro_batch_size_per_gpu rollout_n shuffle strategy ulysses_sequence_parallel_size
+        use_dynamic_bsz use_fused_kernels use_prefix_grouper use_remove_padding use_torch_compile checkpoint. engine.
+        fsdp_config. global_batch_info. megatron. model_config. optim. profile. profiler. qat. router_replay.
+        torchtitan. veomni.
+    """,
+    POLICY_LOSS: """
+        _target_ backend labels labels. metrics parameters parameters. reuse_old_log_probs skip_dead_rows trajectory
+        rollout_correction._target_ rollout_correction.bypass_mode
+    """,
+    ALGORITHM: """
+        _target_ rollout_correction._target_ filter_groups._target_ filter_groups.max_num_gen_batches
+        filter_groups.max_inflight_gen_batches kl_ctrl._target_ kl_ctrl.horizon kl_ctrl.target_kl pf_ppo.
+    """,
+    ROLLOUT: """
+        _target_ checkpoint_manager_class cudagraph_capture_sizes data_parallel_size disable_log_stats dtype
+        enable_chunked_prefill enable_prefix_caching enable_sleep_mode enforce_eager expert_parallel_size
+        free_cache_engine full_determinism gpu_memory_utilization layered_summon limit_images load_format
+        log_prob_max_token_len_per_gpu log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu
+        log_prob_use_dynamic_bsz max_model_len max_num_batched_tokens max_num_seqs mode
+        moe_load_balance_metrics_interval moe_tensor_parallel_size mtp multi_stage_wake_up n_gpus_per_node name nnodes
+        pipeline_model_parallel_size prompt_length qat response_length router_config_path scheduling_policy seed
+        sglang_engine_mode skip_tokenizer_init standalone_gpu_memory_utilization tensor_model_parallel_size agent.
+        checkpoint_engine. disaggregation. layer_name_map. mtp. multi_turn. profiler. prometheus. qat. server. trace.
+        val_kwargs.
+    """,
+    MODEL: """
+        _target_ architectures custom_chat_template enable_activation_offload enable_gradient_checkpointing
+        exclude_modules hf_config_path load_tokenizer local_hf_config_path local_path local_tokenizer_path
+        lora_adapter_path lora_alpha model_type override_config.attn_implementation path target_modules
+        target_parameters tokenizer_path trust_remote_code use_fused_kernels use_liger use_remove_padding use_shm
+        fused_kernel_options. lora. mtp. tiled_mlp.
+    """,
+    "": """
+        actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout actor_rollout_ref.ref. async_training. critic.
+        custom_reward_function. data. distillation. global_profiler. hydra. model_engine ray_kwargs. reward.
+        reward_manager. reward_model. rollout. sandbox_fusion. skip. trainer. transfer_queue.
+    """,
+}
+HARMLESS = tuple(f"{prefix}{name}" for prefix, names in _HARMLESS.items() for name in names.split())
 MEGATRON = f"{ACTOR}megatron.override_transformer_config."
 _OF_MEGATRON = (
     r"(recompute|moe_(token_dispatcher|permute|grouped_gemm|shared_expert_overlap|enable_deepep|deepep|router_dtype)"
@@ -230,9 +225,8 @@ def options_of(config: Any) -> Options:
         if name in given and given[name] is None:
             del given[name]
     said = {name for name in given if said_of(name) is not None}
-    for name in (n for n, value in given.items() if n in said or n in DEFAULTS):
-        if not (isinstance(given[name], str) and "${" in given[name]):
-            continue
+    read = (n for n in given if n in said or n in DEFAULTS)
+    for name in [n for n in read if isinstance(given[n], str) and "${" in given[n]]:
         if made is None:
             raise SpecError(
                 f"verl: the option '{name}'",
