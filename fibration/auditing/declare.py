@@ -26,7 +26,7 @@ from fibration.auditing.prove import Case, decided, equal, same
 from fibration.auditing.record import Traced
 from fibration.auditing.reference import Reference
 from fibration.auditing.seen import Lack, Place, Seen
-from fibration.auditing.words import COUNTS, Weight, expression, row, short, token
+from fibration.auditing.words import COUNTS, Weight, expression, row, token
 from fibration.errors import AuditError, FibrationError
 from fibration.language import operators
 from fibration.language.atoms import advantage
@@ -103,16 +103,15 @@ def _seen(subject: Function, shape: Any, places: Sequence[Place], form: str) -> 
     """What tokens see of a batch, their advantages, and their parts of the loss where these are above and below 0."""
     lengths, groups = shape
     made = drawn(3, lengths, 0.3, groups=groups)
-    tokens: list[Place] = [(r, t) for r, n in enumerate(lengths) for t in range(n)]
     program = subject.traced(made)
     found = subject.of_tokens(program, made) if form == "gradients" else [f.neg(program.loss)]
     if "old_log_probs" in subject.roles:  # π = r·π_old
-        of = {p: [single(atom("var", role, *p)) for role in ("x", "old_log_probs")] for p in tokens}
+        of = {p: [single(atom("var", role, *p)) for role in ("x", "old_log_probs")] for p in made.places}
         found = f.substituted(found, {atom("var", "log_probs", *p): f.add(*each) for p, each in of.items()})
     for mine in places:
         seen = Seen(made, mine)
         own = single(atom("var", "advantages", *(mine if subject.per_token else mine[:1])))
-        each = found[tokens.index(mine)] if form == "gradients" else seen.own_terms(found[0], form)
+        each = found[made.places.index(mine)] if form == "gradients" else seen.own_terms(found[0], form)
         each = each if form == "rows" else seen.gathered(each)
         ends = {1: (0.0, math.inf), -1: (-math.inf, 0.0)}
         order = lambda key, seen=seen: seen.tree(key).order  # noqa: E731
@@ -135,7 +134,7 @@ def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str) -> H
             rest = _without(y, own)
             if not of_rows:  # factors in few digits, as if no float had been divided by another
                 terms = f.terms_of(f.div(f.sub(y, rest), by)).items()
-                return f.sub(f.from_terms({k: f.number(short(float(c))) for k, c in terms}), 1)
+                return f.sub(f.from_terms({k: f.number(f.short(float(c))) for k, c in terms}), 1)
             if rest != 0:
                 raise Lack("a row's value without an advantage")
             return f.log(f.div(y, f.mul(by, s.counts["row"])))

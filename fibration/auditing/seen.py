@@ -37,16 +37,12 @@ class Tree:
     def numbers(self) -> list[Any]:
         return [*self.args] if self.op == "number" else [n for a in self.args if isinstance(a, Tree) for n in a.numbers]
 
-    @property
-    def negative(self) -> Tree:
-        """A product, with the other sign."""
-        return Tree(self.op, (leaf(f.neg(self.number)), *self.args[1:]))
-
-    def divided(self, n: int) -> Tree:
-        """A comparison of a product with a number, both divided."""
-        left, right = self.args
-        made = Tree(left.op, (leaf(f.div(left.number, n)), *left.args[1:]))
-        return Tree(self.op, (made, leaf(f.div(right.args[0], n))))
+    def scaled(self, by: Any) -> Tree:
+        """A number times another; of a product its number, of a comparison both sides."""
+        if self.op == "number":
+            return leaf(f.mul(self.args[0], by))
+        first = 2 if self.op in ("lt", "le") else 1
+        return Tree(self.op, (*(a.scaled(by) for a in self.args[:first]), *self.args[first:]))
 
     @property
     def number(self) -> Any:
@@ -93,12 +89,9 @@ class Seen:
         if is_number(x):
             return x
         if isinstance(x, Atom):
-            args = [self.gathered(a) for a in x.args] if x.op != "var" else []
-            if x.op in ("lt", "le", "eq"):
-                return f.less(args[0], 0, x.op)
             if x.op == "var" and self.others(x):
                 raise Lack("another token's number")
-            return single(x) if x.op == "var" else f.BUILT[x.op](*args) if x.op in f.BUILT else f.apply(x.op, *args)
+            return single(x) if x.op == "var" else f.built(x.op, *map(self.gathered, x.args))
         found: Any = 0
         sums: dict[Any, tuple[Any, dict[Place, Any]]] = {}
         for (m, e), c in x.terms.items():
@@ -109,10 +102,9 @@ class Seen:
                 elif (place := self.other(part)) is not None:
                     theirs, of = f.mul(theirs, part), of | {place}
                 else:
-                    made = (
-                        f.exp(self.gathered(inner)) if isinstance(inner, Formula) else f.power(self.gathered(inner), p)
-                    )
-                    mine, of = f.mul(mine, made), of | {None}
+                    base = self.gathered(inner)
+                    mine = f.mul(mine, f.exp(base) if isinstance(inner, Formula) else f.power(base, p))
+                    of |= {None}
             if len(of) > 1:
                 raise Lack("a product of sums")
             if not of - {None}:
@@ -121,8 +113,7 @@ class Seen:
             factor = 1 if is_number(mine) else from_terms({next(iter(mine.terms)): 1})
             by = sums.setdefault(factor.id if isinstance(factor, Formula) else factor, (factor, {}))[1]
             (place,) = filter(None, of)
-            whole = range(self.batch.lengths[place[0]])
-            tokens = [(*place, t) for t in whole] if len(place) == 1 else [place]
+            tokens = [(*place, t) for t in range(self.batch.lengths[place[0]])] if len(place) == 1 else [place]
             for t in tokens:  # what is a row's own counts as a sum over its tokens
                 by[t] = f.add(by.get(t, 0), f.div(f.mul(f.div(mine, factor), theirs), len(tokens)))
         for factor, by in sums.values():
@@ -141,14 +132,13 @@ class Seen:
     def _sums(self, by: dict[Place, Any]) -> Iterator[Any]:
         """What the parts of other tokens are: sums, each without the own token's part."""
         lengths, groups = self.batch.lengths, [r.group for r in self.batch.rows]
-        tokens = [(r, t) for r, n in enumerate(lengths) for t in range(n)]
         row, group = self.mine[0], groups[self.mine[0]]
         for over, inside, outside in (
             ("batch", lambda p: True, lambda p: groups[p[0]] != group),
             ("group", lambda p: groups[p[0]] == group, lambda p: p[0] != row),
             ("row", lambda p: p[0] == row, lambda p: p != self.mine),
         ):
-            places = [p for p in tokens if inside(p) and outside(p)]
+            places = [p for p in self.batch.places if inside(p) and outside(p)]
             have = {p: x for p in places if not same(x := by.get(p, 0), 0)}
             if not have:
                 continue
@@ -168,7 +158,7 @@ class Seen:
             unit, scale = f.div(unit, lead), f.div(lead, by_one)
             variable = atom("var", "sum", over, weight, unit if is_number(unit) else unit.id)
             self.sums[variable] = over, weight, unit
-            for p in tokens:
+            for p in self.batch.places:
                 if inside(p) and p != self.mine:
                     added = f.mul(self._as(unit, self.mine, p), scale * Fraction(lengths[p[0]]) ** weight)
                     by[p] = f.sub(by.get(p, 0), added)
@@ -197,11 +187,9 @@ class Seen:
         elif all(p[:1] == self.mine[:1] for k in of_row for p in places[k]):
             mean_ = f.mul(self.counts["row"], single(atom("var", "mean", *self.mine)))
             found = self.gathered(from_terms(of_row))
-            unit = single(atom("var", "x", *self.mine))
             sums = [v for v in self.sums if v in f.free(found)]
-            if [self.sums[v] for v in sums] == [("row", 0, unit)] and not any(
-                len(v.args) > 2 for v in f.free(found) if v not in sums
-            ):
+            reads_tokens = any(len(v.args) > 2 for v in f.free(found) if v not in sums)
+            if not reads_tokens and [self.sums[v] for v in sums] == [("row", 0, single(atom("var", "x", *self.mine)))]:
                 return f.substituted([found], {sums[0]: mean_})[0]
         raise Lack(f"a loss that is no sum over {form}")
 
