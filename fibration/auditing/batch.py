@@ -73,6 +73,11 @@ class Batch:
     def tokens(self) -> int:
         return sum(self.lengths)
 
+    @cached_property
+    def places(self) -> list[tuple[int, ...]]:
+        """Of each token: its row, and where it stands there."""
+        return [(row, t) for row, n in enumerate(self.lengths) for t in range(n)]
+
     @property
     def is_probe(self) -> bool:
         """Whether every row has one token."""
@@ -193,10 +198,9 @@ def small() -> tuple[Batch, ...]:
             for sign in (1.0, -1.0):
                 advantages = [sign * a for a in (1.0, -1.0, 0.5, -2.0)[: len(lengths)]]
                 b = drawn(seed, lengths, drift, 0.0, None, advantages)
-                rows = (r.mapped(lambda v: tuple(round(x - 0.01, 2) for x in v)) for r in b.rows)
-                found.append(
-                    replace(b, rows=tuple(replace(r, reward=round(r.reward, 1) + i) for i, r in enumerate(rows)))
-                )
+                rows = [r.mapped(lambda v: tuple(round(x - 0.01, 2) for x in v)) for r in b.rows]
+                rows = [replace(r, reward=round(r.reward, 1) + i) for i, r in enumerate(rows)]
+                found.append(replace(b, rows=tuple(rows)))
     return tuple(sorted(found, key=lambda b: b.tokens))
 
 
@@ -216,15 +220,10 @@ def steps(most: float = 4.5, count: int = 64) -> Floats:
 @cache
 def on_policy() -> tuple[Batch, ...]:
     """Batches of fresh rows: all policies agree."""
-    shapes = (*SHAPES[:-1], (3, 7, 2, 2))
-    pairs = [drawn(10 + i, lengths, 0.0) for i, lengths in enumerate(shapes)]
-    all_ = (
-        *small()[:1],
-        *(b for b in small() if not b.is_probe),
-        *pairs,
-        drawn(16, SHAPES[-1], 0.0, groups=GROUPS[-1]),
-    )
-    return tuple(b.on_policy() for b in sorted(all_, key=lambda b: b.tokens))
+    found = [*small()[:1], *(b for b in small() if not b.is_probe)]
+    found += [drawn(10 + i, lengths, 0.0) for i, lengths in enumerate((*SHAPES[:-1], (3, 7, 2, 2)))]
+    found.append(drawn(16, SHAPES[-1], 0.0, groups=GROUPS[-1]))
+    return tuple(b.on_policy() for b in sorted(found, key=lambda b: b.tokens))
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -24,6 +25,7 @@ Floats = NDArray[np.float64]
 EXACT = 0.3  # times the tolerance: how far the factor of all parameters together may be from 1
 FEW = 2  # names in a message
 LOSS_SCALE = 256  # the smallest factor that is read as the scale of a GradScaler
+ALONE = "the gradient is that of this rank's rows alone: ranks are not averaged (no_sync(), or a hook that never fires)"
 OTHER = (
     "other rows, labels, advantages, masks or old log-probs than the declared loss has, or log-probs of other weights"
 )
@@ -101,11 +103,12 @@ def beside(
     scaled = scale_of(found, passes.sum(0), close) if len(passes) else None
     norm = _clipped_to(total(recorded.found), scaled, max_grad_norm, close)
     clip = scaled if norm is not None and scaled is not None else 1.0
-    findings = [*_broken(compared), *_missing(compared, recorded), *_steps(recorded)]
+    findings = [*_unlike(compared, recorded)]
     told, why = _factor(compared, clip, *(counts or (len(passes), ranks))), None
     if told.status == "fails":
-        alone = ranks > 1 and _is_alone(recorded, declared, close)
-        why = _alone() if alone else explained(found, passes, wanted, parts, close)
+        own = Comparison(recorded.found, declared.own, close)  # whether it is that of this rank's rows alone
+        is_alone = ranks > 1 and bool(own.alike) and not own.turned and not own.missing
+        why = Finding("ranks", "fails", ALONE) if is_alone else explained(found, passes, wanted, parts, close)
     if why is None and told.name == "direction":
         told = replace(told, text=f"{told.text}: {OTHER}")
     findings += [told] if why is None else [why, told]
@@ -153,25 +156,10 @@ def _averaged(passes: Floats, group: Any) -> Floats:
     return np.asarray(np.mean(given, axis=0))
 
 
-def _is_alone(recorded: Recorded, declared: Declared, close: float) -> bool:
-    """Whether the step has the gradient of this rank's rows alone."""
-    own = Comparison(recorded.found, declared.own, close)
-    return bool(own.alike) and not own.turned and not own.missing
-
-
-def _alone() -> Finding:
-    text = (
-        "the gradient is that of this rank's rows alone: ranks are not averaged (no_sync(), or a hook that never fires)"
-    )
-    return Finding("ranks", "fails", text)
-
-
-def _broken(compared: Comparison) -> Iterable[Finding]:
+def _unlike(compared: Comparison, recorded: Recorded) -> Iterable[Finding]:
+    """Parameters without a finite gradient, or with one that is not declared, and weights that move in between."""
     if compared.broken:
         yield Finding("finite", "fails", f"the gradient of {_names(compared.broken)} is NaN or infinite")
-
-
-def _missing(compared: Comparison, recorded: Recorded) -> Iterable[Finding]:
     if compared.missing:
         none = not any(p.there for p in compared.missing)
         text = f"{_names(compared.missing)} {'has' if len(compared.missing) == 1 else 'have'} no gradient"
@@ -185,9 +173,6 @@ def _missing(compared: Comparison, recorded: Recorded) -> Iterable[Finding]:
             f"no optimizer has {_few(recorded.unstepped)}, so that it never moves: add it to the optimizer's parameters"
         )
         yield Finding("optimizer", "fails", text)
-
-
-def _steps(recorded: Recorded) -> Iterable[Finding]:
     if recorded.steps > 1:
         text = f"an optimizer begins {recorded.steps} steps, and the first one's gradient is read: weights move between"
         yield Finding("optimizer", "fails", f"{text} micro-batches. Or let the step end with the first of them")
@@ -198,8 +183,9 @@ def _factor(compared: Comparison, clip: float, passes: int, ranks: int) -> Findi
     close, groups = compared.tolerance, compared.groups()
     if compared.turned:
         many = f"{_names(compared.turned)} of {len(compared.pairs)} parameters"
-        said = f"another direction in {many}; the cosine over all is {compared.cosine:.6g}"
-        return Finding("direction", "fails", said)
+        return Finding(
+            "direction", "fails", f"another direction in {many}; the cosine over all is {compared.cosine:.6g}"
+        )
     if not groups:
         return Finding("factor", "fails", "no parameter has a gradient that can be compared")
     told = [(f / clip, members) for f, members in groups]
@@ -209,22 +195,21 @@ def _factor(compared: Comparison, clip: float, passes: int, ranks: int) -> Findi
     k = told[0][0]
     if abs(k - 1) <= EXACT * close:
         return Finding("factor", "holds", "the gradient is that of the declared loss")
-    return Finding(
-        "factor", "fails", f"the gradient is {_ratio(k, close)} times the declared one{_cause(k, passes, ranks, close)}"
-    )
+    text = f"the gradient is {_ratio(k, close)} times the declared one{_cause(k, passes, ranks, close)}"
+    return Finding("factor", "fails", text)
 
 
 def _cause(k: float, passes: int, ranks: int, close: float) -> str:
     """What the factor may come of."""
-    counts = {f"the accumulation steps, {passes}": passes, f"the ranks, {ranks}": ranks}
-    both = {f"the accumulation steps, {passes}, and the ranks, {ranks}": passes * ranks} if passes > 1 < ranks else {}
-    counts = {name: n for name, n in (counts | both).items() if n > 1}
-    missing = [name for name, n in counts.items() if abs(k / n - 1) <= close]
-    twice = [name for name, n in counts.items() if abs(k * n - 1) <= close]
-    if missing:
-        return f": it is not divided by {' or '.join(missing)}"
-    if twice:
-        return f": it is divided by {' or '.join(twice)}, once too often"
+    steps, devices = f"the accumulation steps, {passes}", f"the ranks, {ranks}"
+    counts = {steps: passes, devices: ranks}
+    counts |= {f"{steps}, and {devices}": passes * ranks} if passes > 1 < ranks else {}
+    for of, text in (
+        (operator.truediv, "it is not divided by {}"),
+        (operator.mul, "it is divided by {}, once too often"),
+    ):
+        if said := [name for name, n in counts.items() if n > 1 and abs(of(k, n) - 1) <= close]:
+            return f": {text.format(' or '.join(said))}"
     if abs(k + 1) <= close:
         return ": the step follows J, and the loss is −J"
     if k >= LOSS_SCALE and abs(k / 2 ** round(math.log2(k)) - 1) <= close:

@@ -13,7 +13,8 @@ from fibration.auditing.finding import Finding
 from fibration.auditing.function import Found, Function, name_of
 from fibration.auditing.identify import Compared, Likeness, identify
 from fibration.auditing.reference import Reference, lacks
-from fibration.auditing.report import Result, as_dict, as_text, number
+from fibration.auditing.report import Audit as Audit
+from fibration.auditing.report import number
 from fibration.errors import AuditError, ParameterError, listed, suggest
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.loading import load
@@ -47,25 +48,6 @@ class _Declared(Function):
 
     def formulas(self, batch: Batch) -> list[Any]:
         return self.likeness.formulas(batch)
-
-
-class Audit(Result):
-    """What was found about a function: see `Result`. It prints as a report."""
-
-    def raise_for_status(self) -> None:
-        """Raises AuditError if the audit is not ok."""
-        if not self.ok:
-            raise AuditError(str(self))
-
-    def __str__(self) -> str:
-        return as_text(self)
-
-    def table(self) -> str:
-        """The report with a line for every property, as `--all` prints it."""
-        return as_text(self, full=True)
-
-    def to_dict(self) -> dict[str, Any]:
-        return as_dict(self)
 
 
 def audit(

@@ -12,51 +12,21 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from fibration.auditing import formula as f
+from fibration.auditing import words
 from fibration.auditing.batch import drawn
-from fibration.auditing.formula import (
-    Formula,
-    Untraced,
-    add,
-    atom,
-    both,
-    choose,
-    div,
-    either,
-    free,
-    from_terms,
-    is_number,
-    log,
-    mul,
-    neg,
-    negate,
-    number,
-    single,
-    sub,
-    substituted,
-    terms_of,
-)  # fmt: skip
+from fibration.auditing.formula import Atom, Formula, Untraced, atom, single
 from fibration.auditing.function import Function, name_of
 from fibration.auditing.prove import Case, decided, equal, same
 from fibration.auditing.record import Traced
 from fibration.auditing.reference import Reference
 from fibration.auditing.seen import Lack, Place, Seen
-from fibration.auditing.words import (
-    COUNTS,
-    USUAL,
-    Weight,
-    current,
-    expression,
-    row,
-    short,
-    times,
-    token,
-    value_of,
-    weights,
-)  # fmt: skip
+from fibration.auditing.words import COUNTS, Weight, expression, row, token
 from fibration.errors import AuditError, FibrationError
 from fibration.language import operators
 from fibration.language.atoms import advantage
@@ -113,12 +83,12 @@ def _declared(subject: Function, name: str) -> Hierarchy:
     for form in FORMS:
         try:
             seen = [s for shape, places in STRUCTURES for s in _seen(subject, shape, places, form)]
-            weighed = ((w, _with_weight(name, seen, w, form)) for w in weights(USUAL))
             made: list[Hierarchy] = []
-            for weight, h in weighed:  # small numbers in divisors where nothing else is found
-                if weight[1] and made:
+            for weight in words.weights(words.USUAL):
+                if weight[1] and made:  # small numbers in divisors where nothing else is found
                     break
-                made += [] if h is None else [h]
+                with suppress(Lack):
+                    made.append(_with_weight(name, seen, weight, form))
             if not made:
                 raise Lack("a number that is no product of counts")
             h = min(made, key=lambda h: repr(h).count("count("))
@@ -133,25 +103,24 @@ def _seen(subject: Function, shape: Any, places: Sequence[Place], form: str) -> 
     """What tokens see of a batch, their advantages, and their parts of the loss where these are above and below 0."""
     lengths, groups = shape
     made = drawn(3, lengths, 0.3, groups=groups)
-    tokens: list[Place] = [(r, t) for r, n in enumerate(lengths) for t in range(n)]
     program = subject.traced(made)
-    found = subject.of_tokens(program, made) if form == "gradients" else [neg(program.loss)]
+    found = subject.of_tokens(program, made) if form == "gradients" else [f.neg(program.loss)]
     if "old_log_probs" in subject.roles:  # π = r·π_old
-        of = {p: [single(atom("var", role, *p)) for role in ("x", "old_log_probs")] for p in tokens}
-        found = substituted(found, {atom("var", "log_probs", *p): add(*each) for p, each in of.items()})
+        of = {p: [single(atom("var", role, *p)) for role in ("x", "old_log_probs")] for p in made.places}
+        found = f.substituted(found, {atom("var", "log_probs", *p): f.add(*each) for p, each in of.items()})
     for mine in places:
         seen = Seen(made, mine)
         own = single(atom("var", "advantages", *(mine if subject.per_token else mine[:1])))
-        each = found[tokens.index(mine)] if form == "gradients" else seen.own_terms(found[0], form)
+        each = found[made.places.index(mine)] if form == "gradients" else seen.own_terms(found[0], form)
         each = each if form == "rows" else seen.gathered(each)
         ends = {1: (0.0, math.inf), -1: (-math.inf, 0.0)}
         order = lambda key, seen=seen: seen.tree(key).order  # noqa: E731
         yield seen, own, {sign: decided(each, Case({own: end}), order) for sign, end in ends.items()}
 
 
-def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str) -> Hierarchy | None:
-    """The declaration with a weight of tokens; None if it is none with that."""
-    counts = [s.counts for s, *_ in seen]
+def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str) -> Hierarchy:
+    """The declaration with a weight of tokens. Raises Lack if it is none with that."""
+    counts, of_rows, of_gradients = [s.counts for s, *_ in seen], form == "rows", form == "gradients"
 
     def of_signs(change: Callable[[Seen, Any, Any], Any], inside: bool) -> tuple[Expression, Expression]:
         each = ([s.tree(change(s, cases[sign], own), inside) for s, own, cases in seen] for sign in (1, -1))
@@ -159,53 +128,40 @@ def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str) -> H
         return above, below
 
     def gate(s: Seen, x: Any, own: Any) -> Any:
-        by = mul(own, number(value_of(weight, s.counts)))
+        by = f.mul(own, f.number(words.value_of(weight, s.counts)))
 
-        def leaf(y: Any) -> Any:
+        def of_case(y: Any) -> Any:
             rest = _without(y, own)
-            if form != "rows":
-                return sub(_rounded(div(sub(y, rest), by)), 1)
+            if not of_rows:  # factors in few digits, as if no float had been divided by another
+                terms = f.terms_of(f.div(f.sub(y, rest), by)).items()
+                return f.sub(f.from_terms({k: f.number(f.short(float(c))) for k, c in terms}), 1)
             if rest != 0:
                 raise Lack("a row's value without an advantage")
-            return log(div(y, mul(by, s.counts["row"])))
+            return f.log(f.div(y, f.mul(by, s.counts["row"])))
 
-        found = _of_leaves(x, leaf)
-        moving = single(atom("var", "mean" if form == "rows" else "x", *s.mine))
-        if form != "gradients" and not same(_without(found, moving), 0):
+        found = _by_case(x, of_case)
+        moving = single(atom("var", "mean" if of_rows else "x", *s.mine))
+        if not of_gradients and not same(_without(found, moving), 0):
             raise Lack("a value that is not that of the policy's objective at ratio 1")
-        return found
+        return _kept(found)
 
     def rest(s: Seen, x: Any, own: Any) -> Any:
-        return _of_leaves(x, lambda y: div(neg(_without(y, own)), number(value_of(weight, s.counts))))
+        return _by_case(x, lambda y: f.div(f.neg(_without(y, own)), f.number(words.value_of(weight, s.counts))))
 
-    try:
-        gates = of_signs(lambda *x: _kept(gate(*x))[0], False)
-        penalty = _one(*of_signs(rest, True))
-        kept = of_signs(lambda *x: _kept(gate(*x))[1], True)
-    except Lack:
-        return None
-    objective = Objective(times(1, weight))
-    objective = objective.score() if form == "gradients" else objective
-    if (condition := _both_signs(*kept)) is not None:
-        objective = objective.keep(condition)
-    gate_ = Gate(_one(*gates))
-    if form == "rows":
-        return Hierarchy(
-            name=name,
-            fibrations=[Fibration(token, row, kernel=uniform())],
-            gates={row: gate_, token: zero_gate()},
-            decomposition=log_ratio(scale=1 / COUNTS["row"]),
-            objective=objective,
-            gives_up={"first_order": OF_ROWS},
-        )
-    formula = operators.stop(penalty) * log_prob(current) if form == "gradients" else penalty
+    made = Gate(_one(*of_signs(lambda *x: gate(*x)[0], False)))
+    penalty = _one(*of_signs(rest, True))
+    condition = _both_signs(*of_signs(lambda *x: gate(*x)[1], True))
+    objective = Objective(words.times(1, weight))
+    objective = objective.score() if of_gradients else objective
+    formula = operators.stop(penalty) * log_prob(words.current) if of_gradients else penalty
     return Hierarchy(
         name=name,
-        gates={token: gate_},
-        decomposition=ratio_deviation(),
-        objective=objective,
+        fibrations=[Fibration(token, row, kernel=uniform())] if of_rows else [],
+        gates={row: made, token: zero_gate()} if of_rows else {token: made},
+        decomposition=log_ratio(scale=1 / COUNTS["row"]) if of_rows else ratio_deviation(),
+        objective=objective if condition is None else objective.keep(condition),
         penalties={} if str(penalty) == "0" else {"rest": formula},
-        gives_up={"first_order": GIVEN_UP} if form == "gradients" else {},
+        gives_up={} if form == "tokens" else {"first_order": OF_ROWS if of_rows else GIVEN_UP},
     )
 
 
@@ -216,12 +172,14 @@ def _one(above: Expression, below: Expression) -> Expression:
 
 def _kept(x: Any) -> tuple[Any, Any]:
     """A gate without the cases in which the gated ratio is 0, and the condition of the others."""
-    if (cases := _cases(x)) is None:
-        return (0, False) if same(x, -1) else (x, True)
-    condition, one, two = cases
-    (a, of_a), (b, of_b) = _kept(one), _kept(two)
-    made = b if of_a is False else a if of_b is False else choose(condition, a, b)
-    return made, of_a if of_a is of_b else either(both(condition, of_a), both(negate(condition), of_b))
+
+    def joined(condition: Any, one: Any, two: Any) -> tuple[Any, Any]:
+        (a, of_a), (b, of_b) = one, two
+        made = b if of_a is False else a if of_b is False else f.choose(condition, a, b)
+        return made, of_a if of_a is of_b else f.either(f.both(condition, of_a), f.both(f.negate(condition), of_b))
+
+    kept: tuple[Any, Any] = _by_case(x, lambda y: (0, False) if same(y, -1) else (y, True), joined)
+    return kept
 
 
 def _both_signs(above: Expression, below: Expression) -> Expression | None:
@@ -235,31 +193,17 @@ def _both_signs(above: Expression, below: Expression) -> Expression | None:
     return functools.reduce(operator.or_, parts)
 
 
-def _rounded(x: Any) -> Any:
-    """A formula with factors in few digits, as if no float had been divided by another."""
-    return from_terms({k: number(short(float(c))) for k, c in terms_of(x).items()})
-
-
 def _without(x: Any, own: Any) -> Any:
-    (advantage,) = free(own)
-    return x if is_number(x) else substituted([x], {advantage: 0})[0]
+    return f.substituted([x], dict.fromkeys(f.free(own), 0))[0]
 
 
-def _cases(x: Any) -> Any:
-    """The condition of a choice and its two values; None of any other formula."""
-    if isinstance(x, Formula) and len(x.terms) == 1:
-        (((m, e), c),) = x.terms.items()
-        if e is None and c == 1 and [(a.op, p) for a, p in m] == [("choose", 1)]:
-            return m[0][0].args
-    return None
-
-
-def _of_leaves(x: Any, change: Callable[[Any], Any]) -> Any:
-    """The cases of a formula, each changed."""
-    if (cases := _cases(x)) is None:
+def _by_case(x: Any, change: Callable[[Any], Any], joined: Callable[..., Any] = f.choose) -> Any:
+    """What `change` makes of the value of each case of a formula, joined."""
+    a = f.below(x)[0] if isinstance(x, Formula) else None
+    if not isinstance(a, Atom) or a.op != "choose" or x is not single(a):
         return change(x)
-    condition, one, two = cases
-    return choose(condition, _of_leaves(one, change), _of_leaves(two, change))
+    condition, *values = a.args
+    return joined(condition, *(_by_case(v, change, joined) for v in values))
 
 
 def _check(subject: Function, h: Hierarchy) -> None:

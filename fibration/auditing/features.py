@@ -16,21 +16,17 @@ from fibration.errors import listed
 
 PLACES = "places of the padded batch, rows × width"
 EXCHANGED = "k3 with the policy and the reference exchanged"
-
-
 ROWS = "its share of the rows"
+SUM = "the sum over all tokens"
 # What μ is, of rows, tokens, the longest row and the token's row; and by what a micro-batch's loss is then multiplied.
 NORMALISERS: dict[str, tuple[Callable[[float, float, float, float], float], str]] = {
     "the mean over all tokens": (lambda r, t, w, n: 1 / t, "its share of the tokens"),
     "the mean over rows of each row's mean": (lambda r, t, w, n: 1 / (r * n), ROWS),
     "the sum of each row, averaged over rows": (lambda r, t, w, n: 1 / r, ROWS),
-    "the sum over all tokens": (lambda r, t, w, n: 1.0, "nothing"),
+    SUM: (lambda r, t, w, n: 1.0, "nothing"),
     "each row's mean, summed": (lambda r, t, w, n: 1 / n, "nothing"),
-    f"the sum over all tokens ÷ all {PLACES}": (lambda r, t, w, n: 1 / (r * w), f"its share of the {PLACES}"),
-    "the sum over all tokens ÷ the width of the padded batch": (
-        lambda r, t, w, n: 1 / w,
-        "its width ÷ that of the batch",
-    ),
+    f"{SUM} ÷ all {PLACES}": (lambda r, t, w, n: 1 / (r * w), f"its share of the {PLACES}"),
+    f"{SUM} ÷ the width of the padded batch": (lambda r, t, w, n: 1 / w, "its width ÷ that of the batch"),
 }
 
 
@@ -255,8 +251,7 @@ def causal(f: Function) -> Finding | None:
     read = dict[str, Batch]()
     try:
         for at in f.structures:
-            places = [(row, t) for row, n in enumerate(at.lengths) for t in range(n)]
-            for own, c in zip(places, f.formulas(at), strict=True):
+            for own, c in zip(at.places, f.formulas(at), strict=True):
                 for _, row, t in (a for v in free(c) if (a := v.args)[0] in UNDER and len(a) == 3):  # none masked
                     read.setdefault("other" if row != own[0] else "later" if t > own[1] else "own", at)
     except Untraced:

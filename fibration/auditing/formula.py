@@ -18,6 +18,7 @@ import numpy as np
 MOST = 150  # products of terms that are multiplied out
 ROUNDING = Fraction(1, 10**15)  # of a float, relative
 SMALL = 1e-14  # what a difference may be in the place of 0
+SHORT = 1e-14  # by which a number may differ from the one that is written, relative
 SIMPLE = 1000  # denominators that a float is read with
 
 
@@ -99,6 +100,11 @@ def number(x: Any) -> Any:
     exact = Fraction(float(x))
     near = (Fraction(f"{x:.12g}"), exact.limit_denominator(SIMPLE), Fraction(repr(float(x))))
     return _whole(next((v for v in near if abs(v - exact) <= ROUNDING * abs(exact)), exact))
+
+
+def short(x: float, by: float = SHORT) -> Any:
+    """A number in as few digits as tell it from those that differ by more than `by`, relative."""
+    return next((v for d in range(1, 17) if abs((v := float(f"{x:.{d}g}")) - x) <= by * abs(x)), x) if x else 0
 
 
 def is_number(x: Any) -> bool:
@@ -384,7 +390,15 @@ MEANING: dict[str, Callable[..., Any]] = {
     "lt": lambda x: x < 0, "le": lambda x: x <= 0, "eq": lambda x: x == 0, "not": np.logical_not, "of": lambda x: x,
     "and": np.logical_and, "choose": np.where, **FUNCTIONS,
 }  # fmt: skip
-BUILT: dict[str, Callable[..., Any]] = {"not": negate, "and": both, "choose": choose, "log": log, "of": lambda x: x}
+BUILT: dict[str, Callable[..., Any]] = {
+    "lt": lambda x: less(x, 0), "le": lambda x: less(x, 0, "le"), "eq": lambda x: less(x, 0, "eq"), "not": negate,
+    "and": both, "choose": choose, "log": log, "of": lambda x: x,
+}  # fmt: skip
+
+
+def built(op: str, *args: Any) -> Any:
+    """What an atom's operator makes of other arguments."""
+    return BUILT[op](*args) if op in BUILT else apply(op, *args)
 
 
 def replaced(roots: Iterable[Any], by: Callable[[Atom], Any]) -> list[Any]:
@@ -409,11 +423,8 @@ def replaced(roots: Iterable[Any], by: Callable[[Atom], Any]) -> list[Any]:
             return found
         if x.op == "var":
             return single(x)
-        args = [of(a) for a in x.args]
-        if x.op not in ("lt", "le", "eq"):
-            return BUILT[x.op](*args) if x.op in BUILT else apply(x.op, *args)
-        made = less(args[0], 0, x.op)
-        if not isinstance(made, Atom) or made is x:
+        made = built(x.op, *map(of, x.args))
+        if x.op not in ("lt", "le", "eq") or not isinstance(made, Atom) or made is x:
             return made
         found = by(made.args[0] if made.op == "not" else made)
         return made if found is None else negate(found) if made.op == "not" else found

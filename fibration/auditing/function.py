@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fibration.auditing.batch import UNDER, Batch, Floats, drawn
 from fibration.auditing.formula import Untraced, atom, evaluate, free
-from fibration.auditing.record import Halves, Traced, trace
+from fibration.auditing.record import Halves, Traced, objects, trace
 from fibration.errors import AuditError, an, listed
 from fibration.language.apart import staying
 
@@ -210,9 +210,7 @@ class Function:
         """The variables of a batch, as its tensors: of a token its row and place, which no padding changes."""
 
         def tokens(role: str) -> Any:
-            places = [(row, t) for row, n in enumerate(batch.lengths) for t in range(n)]
-            named = np.empty(len(places), object)
-            named[:] = [atom("var", role, *place) for place in places]
+            named = objects(atom("var", role, *place) for place in batch.places)
             if self.is_packed:
                 return named
             mask = batch.mask.numpy()
@@ -222,13 +220,13 @@ class Function:
             found[mask] = named
             return found
 
-        def rows(role: str) -> Any:
-            return np.array([atom("var", role, row) for row in range(len(batch.rows))], object)
+        def given(role: str) -> Any:
+            if self.per_token:
+                return tokens(role)
+            return objects(atom("var", role, row) for row in range(len(batch.rows)))
 
-        given = {r: tokens(r) for r in UNDER if r in self.roles}
-        return given | {
-            r: (tokens if self.per_token else rows)(r) for r in ("advantages", "rewards") if r in self.roles
-        }
+        made = {**dict.fromkeys(UNDER, tokens), **dict.fromkeys(("advantages", "rewards"), given)}
+        return {role: variables(role) for role, variables in made.items() if role in self.roles}
 
     def traced(self, batch: Batch) -> Traced:
         """The program on a batch. Raises Untraced if it has none."""
@@ -368,8 +366,7 @@ def numbers_of(batch: Batch, per_token: bool) -> dict[Any, float]:
         for role, value in (("advantages", row.advantage), ("rewards", row.reward)):
             for place in [(i, t) for t in range(len(row))] if per_token else [(i,)]:
                 found[atom("var", role, *place)] = value
-    places = [(i, t) for i, row in enumerate(batch.rows) for t in range(len(row))]
-    each = ((role, zip(places, batch.of(role).tolist(), strict=True)) for role in UNDER)
+    each = ((role, zip(batch.places, batch.of(role).tolist(), strict=True)) for role in UNDER)
     return found | {atom("var", role, *place): v for role, numbers in each for place, v in numbers}
 
 

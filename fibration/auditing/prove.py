@@ -11,26 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from fibration.auditing.formula import (
-    Atom,
-    Untraced,
-    add,
-    choose,
-    first_term,
-    free,
-    from_terms,
-    is_number,
-    less,
-    mul,
-    neg,
-    number,
-    parts,
-    replaced,
-    single,
-    sub,
-    substituted,
-    terms_of,
-)  # fmt: skip
+from fibration.auditing import formula as f
+from fibration.auditing.formula import Atom, Untraced, free, is_number, single
 
 CASES = 1500  # of two formulas; beyond them nothing is decided
 ROUNDED = Fraction(1, 10**13)  # relative
@@ -57,11 +39,11 @@ class Case:
         """Between which numbers a formula lies, as far as that follows."""
         found = [self.bounds.get(key, ALL), self._of_terms(key)]
         for k, (low, high) in self.bounds.items():  # key = α·k + β·l
-            alpha = key.terms.get(first_term(k))
-            if alpha is None or k is key or is_number(rest := sub(key, mul(alpha, k))):
+            alpha = key.terms.get(f.first_term(k))
+            if alpha is None or k is key or is_number(rest := f.sub(key, f.mul(alpha, k))):
                 continue
-            beta = Fraction(rest.terms[first_term(rest)])
-            if (other := self.bounds.get(mul(rest, 1 / beta))) is not None:
+            beta = Fraction(rest.terms[f.first_term(rest)])
+            if (other := self.bounds.get(f.mul(rest, 1 / beta))) is not None:
                 found.append(_plus(_times(alpha, (low, high)), _times(beta, other)))
         return max(low for low, _ in found), min(high for _, high in found)
 
@@ -110,7 +92,7 @@ def is_positive(a: Atom) -> bool:
 
 
 def chooses(x: Any) -> bool:
-    return any(isinstance(y, Atom) and y.op == "choose" for y in parts(x))
+    return any(isinstance(y, Atom) and y.op == "choose" for y in f.parts(x))
 
 
 def factors(p: Any) -> tuple[bool, list[Factor]]:
@@ -123,32 +105,32 @@ def factors(p: Any) -> tuple[bool, list[Factor]]:
     for a in powers[0]:
         each = [m.get(a, 0) for m in powers]
         shared = min(each) if min(each) > 0 else max(each) if max(each) < 0 else 0
-        p = mul(p, single(a, -shared)) if shared else p
+        p = f.mul(p, single(a, -shared)) if shared else p
         found += [(single(a), 0.0)] * (shared % 2 and not is_positive(a))
     if is_number(p):
         return p < 0, found
     by_exponential: dict[Any, Any] = {}
     for (m, e), c in p.terms.items():
         by_exponential.setdefault(e, {})[m, None] = c
-    parts_ = [from_terms(t) for t in by_exponential.values()]
+    parts_ = [f.from_terms(t) for t in by_exponential.values()]
     if len(parts_) > 1 and not is_number(one := parts_[0]):  # one polynomial times a sum of exponentials
-        lead = first_term(one)
+        lead = f.first_term(one)
         ratios = [Fraction(x.terms.get(lead, 0)) / one.terms[lead] for x in parts_ if not is_number(x)]
-        if len(ratios) == len(parts_) and all(x is mul(k, one) for x, k in zip(parts_, ratios, strict=True)):
+        if len(ratios) == len(parts_) and all(x is f.mul(k, one) for x, k in zip(parts_, ratios, strict=True)):
             turned, more = factors(one)
-            p = from_terms({((), e): k for e, k in zip(by_exponential, ratios, strict=True)})
+            p = f.from_terms({((), e): k for e, k in zip(by_exponential, ratios, strict=True)})
             flipped, rest = factors(p)
             return turned ^ flipped, [*found, *more, *rest]
     flipped = False
     if len(p.terms) == 2 and all(not m for m, _ in p.terms):
-        ((_, e), c), ((_, f), d) = sorted(p.terms.items(), key=lambda x: x[0][1] is None)
+        ((_, e), c), ((_, g), d) = sorted(p.terms.items(), key=lambda x: x[0][1] is None)
         if e is not None and c * d < 0:  # c·eˣ + d·eʸ has the sign of x − y − log(−d/c)
             flipped = c < 0
-            p = add(e, neg(0 if f is None else f), Fraction(-math.log(-d / c)))
+            p = f.add(e, f.neg(0 if g is None else g), Fraction(-math.log(-d / c)))
     constant = p.terms.get(((), None), 0)
-    rest = sub(p, constant)
-    lead = Fraction(rest.terms[first_term(rest)])
-    return flipped ^ (lead < 0), [*found, (mul(rest, 1 / lead), float(-constant / lead))]
+    rest = f.sub(p, constant)
+    lead = Fraction(rest.terms[f.first_term(rest)])
+    return flipped ^ (lead < 0), [*found, (f.mul(rest, 1 / lead), float(-constant / lead))]
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -156,11 +138,11 @@ def equal(a: Any, b: Any) -> bool:
     left = [CASES]
 
     def holds(one: Any, two: Any, case: Case) -> bool:
-        one, two = replaced([one, two], case.answer)
-        if _alike(one, two):
+        one, two = f.replaced([one, two], case.answer)
+        if same(one, two):
             return True
         left[0] -= 1
-        inner = _innermost(one, two)
+        inner = next(filter(_is_bare, f.parts(one, two)), None)
         if inner is None or left[0] < 0:
             return False
         return all(holds(one, two, c) for c in case.split(*case.open_factor(inner)))
@@ -169,8 +151,9 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def same(x: Any, y: Any) -> bool:
-    """Whether one normal form; numbers are equal but for the rounding of floats."""
-    return x is y or _alike(x, y)
+    """Whether one normal form, but for the rounding of its factors, which functions compute in float64."""
+    a, b = f.terms_of(x), f.terms_of(y)
+    return x is y or (a.keys() == b.keys() and all(abs(c - b[k]) <= ROUNDED * abs(c) for k, c in a.items()))
 
 
 def decided(x: Any, case: Case, order: Callable[[Any], Any], left: list[int] | None = None) -> Any:
@@ -179,13 +162,13 @@ def decided(x: Any, case: Case, order: Callable[[Any], Any], left: list[int] | N
     Raises Untraced beyond `DECIDED` cases.
     """
     left = [DECIDED] if left is None else left
-    (x,) = replaced([x], case.answer)
-    if not (open_ := [a for a in parts(x) if _is_bare(a)]):
+    (x,) = f.replaced([x], case.answer)
+    if not (open_ := [a for a in f.parts(x) if _is_bare(a)]):
         return x
     left[0] -= 1
     if left[0] < 0:
         raise Untraced(f"more than {DECIDED} cases")
-    key, t = min(map(case.open_factor, open_), key=lambda f: (order(f[0]), f[1]))
+    key, t = min(map(case.open_factor, open_), key=lambda k: (order(k[0]), k[1]))
     cases = case.split(key, t)
     found = [decided(x, c, order, left) for c in cases]
     if len(found) == 1:
@@ -200,7 +183,7 @@ def decided(x: Any, case: Case, order: Callable[[Any], Any], left: list[int] | N
         return decided(y, Case({**case.bounds, key: (t + low, t + high)}), order, left)
 
     below, above = found
-    there = near(replaced([x], at)[0], -NEAR, NEAR)
+    there = near(f.replaced([x], at)[0], -NEAR, NEAR)
     sides = near(below, -NEAR, 0), near(above, 0, NEAR)
     is_below, is_above = (same(there, y) or same(*_where_equal([there, y], key, t)) for y in sides)
     if is_above and same(decided(above, cases[0], order, left), below):
@@ -210,28 +193,17 @@ def decided(x: Any, case: Case, order: Callable[[Any], Any], left: list[int] | N
     if is_below and is_above:  # the branch that moves, as where a clip ends
         is_below = len(free(below)) >= len(free(above))
     if is_below or is_above:
-        return choose(less(key, number(t), "le" if is_below else "lt"), below, above)
-    return choose(less(key, number(t)), below, choose(less(key, number(t), "le"), there, above))
+        return f.choose(f.less(key, f.number(t), "le" if is_below else "lt"), below, above)
+    return f.choose(f.less(key, f.number(t)), below, f.choose(f.less(key, f.number(t), "le"), there, above))
 
 
 def _where_equal(formulas: list[Any], key: Any, t: float) -> list[Any]:
     """Formulas where another one is a number, if that says what one variable is."""
     alone = (m[0][0] for (m, e), c in key.terms.items() if e is None and c == 1 and len(m) == 1 and m[0][1] == 1)
-    v = next((a for a in alone if a.op == "var" and a not in free(sub(key, single(a)))), None)
-    return formulas if v is None else substituted(formulas, {v: sub(number(t), sub(key, single(v)))})
+    v = next((a for a in alone if a.op == "var" and a not in free(f.sub(key, single(a)))), None)
+    return formulas if v is None else f.substituted(formulas, {v: f.sub(f.number(t), f.sub(key, single(v)))})
 
 
 def _is_bare(x: Any, *more: str) -> bool:
     """Whether a condition that holds no other."""
     return isinstance(x, Atom) and x.op in ("lt", "le", *more) and not chooses(x.args[0])
-
-
-def _alike(one: Any, two: Any) -> bool:
-    """Whether one normal form, but for the rounding of its factors, which functions compute in float64."""
-    a, b = terms_of(one), terms_of(two)
-    return a.keys() == b.keys() and all(abs(c - b[k]) <= ROUNDED * abs(c) for k, c in a.items())
-
-
-def _innermost(*roots: Any) -> Atom | None:
-    """A condition that holds no other."""
-    return next(filter(_is_bare, parts(*roots)), None)

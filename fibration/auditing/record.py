@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from itertools import accumulate
 from typing import Any
 
@@ -43,10 +43,6 @@ def _sign(x: Any) -> Any:
     return f.choose(f.less(x, 0), -1, f.choose(f.less(0, x), 1, 0))
 
 
-def _named(name: str) -> Callable[..., Any]:
-    return lambda x: f.apply(name, x)
-
-
 # What an operator makes of single numbers. Finite numbers are meant: none is NaN.
 POINTWISE: dict[str, Callable[..., Any]] = {
     "add": lambda a, b, alpha=1: f.add(a, f.mul(alpha, b)), "sub": lambda a, b, alpha=1: f.sub(a, f.mul(alpha, b)),
@@ -69,7 +65,7 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "softplus_backward": lambda g, a, b=1, _=20: f.mul(g, _sigmoid(f.mul(a, b))),
     "log_sigmoid_forward": lambda a: f.neg(_softplus(f.neg(a))),
     "log_sigmoid_backward": lambda g, a, _: f.mul(g, _sigmoid(f.neg(a))),
-    **{name: _named(name) for name in ("sqrt", "tanh", "atan", "floor", "ceil", "round", "trunc")},
+    **{name: partial(f.apply, name) for name in ("sqrt", "tanh", "atan", "floor", "ceil", "round", "trunc")},
 }  # fmt: skip
 # Linear in the numbers: what they make of units says what they make of formulas.
 LINEAR = set(
@@ -334,12 +330,10 @@ def trace(
         yes, no = ([p for p in paths if p.guards[k][1] is way] for way in (True, False))
         return f.choose(paths[0].guards[k][0], joined(yes, k + 1, read), joined(no, k + 1, read))
 
-    def element(role: str, place: tuple[int, ...]) -> Any:
-        return joined(found, 0, lambda t: t.coefficients[role][place])
-
     made = {}
     for role, array in found[0].coefficients.items():
-        made[role] = objects(element(role, place) for place in np.ndindex(array.shape)).reshape(array.shape)
+        each = (joined(found, 0, lambda t, r=role, p=p: t.coefficients[r][p]) for p in np.ndindex(array.shape))  # type: ignore[misc]
+        made[role] = objects(each).reshape(array.shape)
     return Traced(joined(found, 0, lambda t: t.loss), made)
 
 

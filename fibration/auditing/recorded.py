@@ -121,9 +121,12 @@ class Recorded:
 
 
 @contextmanager
-def as_found(model: nn.Module) -> Iterator[None]:
+def as_found(model: nn.Module, move: float = 0.0) -> Iterator[None]:
     """The body begins without gradients, and without dropout. After it, the model's weights, buffers, gradients and
     modes are as before, and so are the generators of random numbers of torch, numpy and Python.
+
+    `move`: by how much every weight is changed at random for the body, relative to the root mean square of its
+    parameter; equally on all ranks.
     """
     state = [(t, local(t.detach()).clone()) for t in (*model.parameters(), *model.buffers())]
     gradients = [(p, p.grad, None if p.grad is None else local(p.grad).clone()) for p in model.parameters()]
@@ -134,6 +137,11 @@ def as_found(model: nn.Module) -> Iterator[None]:
         p.grad = None
     try:
         with torch.random.fork_rng(devices), silenced(model):
+            draw = torch.Generator().manual_seed(0)
+            for p in trained(model).values() if move else ():
+                mine = local(p.detach())
+                size = mine.float().pow(2).mean().sqrt() * move
+                mine.add_((torch.randn(mine.shape, generator=draw).to(mine.device) * size).to(mine.dtype))
             yield
     finally:
         random.setstate(drawn[0])
@@ -148,16 +156,6 @@ def as_found(model: nn.Module) -> Iterator[None]:
                 p.grad = gradient
         for module, mode in modes:
             module.training = mode
-
-
-def moved(model: nn.Module, by: float) -> None:
-    """Change every weight at random, by `by` times the root mean square of its parameter; equally on all ranks."""
-    draw = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for p in trained(model).values():
-            mine = local(p)
-            size = mine.float().pow(2).mean().sqrt() * by
-            mine.add_((torch.randn(mine.shape, generator=draw).to(mine.device) * size).to(mine.dtype))
 
 
 def total(gradients: Mapping[str, Tensor | None]) -> float:

@@ -101,9 +101,8 @@ def formulas(
         return None
     objective, made = programs(h)
     places = [(row, t) for row, n in enumerate(lengths) for t in range(n)]
-    given = [
-        single(atom("var", "rewards" if from_rewards else "advantages", *(p if per_token else p[:1]))) for p in places
-    ]
+    role = "rewards" if from_rewards else "advantages"
+    given = [single(atom("var", role, *(p if per_token else p[:1]))) for p in places]
     if from_rewards:
         assert made is not None
         given = list(_run(made, index, lambda node: _read(node, made, index, places, given))[Key("advantages")])
@@ -121,9 +120,8 @@ def _read(node: Any, program: Program, index: Index, places: list[tuple[int, int
         return objects([single(atom("var", "parameter", *node.key))] * size)
     if node.kind == "count":
         return objects([number(float(n)) for n in np.broadcast_to(index.count(*node.key).numpy(), (size,))])
-    role = {"log_prob": "log_probs", "old_log_prob": "old_log_probs"}.get(node.kind)
-    if role is None and node.kind == "policy_log_prob":
-        role = ARGUMENT_OF[node.key[0]]
+    of = {"log_prob": "log_probs", "old_log_prob": "old_log_probs"}
+    role = ARGUMENT_OF[node.key[0]] if node.kind == "policy_log_prob" else of.get(node.kind)
     if role is None:
         raise BatchError(f"the loss reads {node.word}, which no batch of an audit has")
     return objects([single(atom("var", role, *p)) for p in places])
@@ -148,11 +146,8 @@ def _value(node: Node, values: dict[Node, Any], index: Index) -> Any:
         return values[node.operand][index.parent(node.source, node.target).numpy()]
     if not isinstance(node, (Push, Quantile, Scan)):
         raise BatchError(f"{type(node).__name__} has no formula here")
-    source = node.source if isinstance(node, Push) else node.sources[0]
-    parent, x = (
-        index.parent(source, node.target).numpy(),
-        values[node.operands[0] if isinstance(node, Push) else node.values[0]],
-    )
+    source, x = (node.source, node.operands[0]) if isinstance(node, Push) else (node.sources[0], node.values[0])
+    parent, x = index.parent(source, node.target).numpy(), values[x]
     over = [list(x[parent == b]) for b in range(index.size[node.target])]
     if isinstance(node, Push):
         return objects([f.add(*v) if node.reduce == "sum" else functools.reduce(f.maximum, v) for v in over])
@@ -172,13 +167,8 @@ def _body(body: Scalar, inputs: tuple[Any, ...]) -> Any:
     def of(s: Scalar) -> Any:
         if s not in done:
             one = s.value or 0
-            done[s] = (
-                inputs[int(one)]
-                if s.op == "arg"
-                else number(one)
-                if s.op == "const"
-                else MEANING[s.op](*map(of, s.args))
-            )
+            leaf = inputs[int(one)] if s.op == "arg" else number(one)
+            done[s] = leaf if s.op in ("arg", "const") else MEANING[s.op](*map(of, s.args))
         return done[s]
 
     return of(body)
@@ -235,7 +225,6 @@ class Reference:
         for p in self.hierarchy.parameters.values():
             given = parameters.get(p.name, p.default)
             for channel in ("+", "-") if p.per_channel else ("",):
-                found[atom("var", "parameter", p.name, channel)] = (
-                    given[channel] if isinstance(given, Mapping) else given
-                )
+                value = given[channel] if isinstance(given, Mapping) else given
+                found[atom("var", "parameter", p.name, channel)] = value
         return found

@@ -24,8 +24,8 @@ PARTS = 3  # in which a function may differ from a loss that is named as the nea
 
 
 @dataclass(frozen=True)
-class Result:
-    """What was found about a function.
+class Audit:
+    """What was found about a function. It prints as a report.
 
     `asked`: the name of the loss that it should be; '' if none was named. `losses`: the declared losses that it is, or
     the nearest one alone. `findings`: its properties. `differences`: those in which it differs from the nearest loss,
@@ -70,8 +70,23 @@ class Result:
         """Whether nothing fails, and the function is the loss that it should be, if one was named."""
         return not self.failures and (not self.asked or self.identified)
 
+    def raise_for_status(self) -> None:
+        """Raises AuditError if the audit is not ok."""
+        if not self.ok:
+            raise AuditError(str(self))
 
-def identity(a: Result) -> str:
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def table(self) -> str:
+        """The report with a line for every property, as `--all` prints it."""
+        return as_text(self, full=True)
+
+    def to_dict(self) -> dict[str, Any]:
+        return as_dict(self)
+
+
+def identity(a: Audit) -> str:
     """Which loss the function is, in a sentence or two."""
     if not a.losses:
         return "no shipped loss takes these arguments"
@@ -92,11 +107,9 @@ def identity(a: Result) -> str:
 def _strength(x: Likeness) -> str:
     """How strong the equality is."""
     seen = f"seen on {x.batches} batches"
-    return (
-        f"proved for all numbers on rows of {listed(map(str, x.shape))} tokens, and {seen}"
-        if x.shape
-        else f"{seen}, which is no proof"
-    )
+    if not x.shape:
+        return f"{seen}, which is no proof"
+    return f"proved for all numbers on rows of {listed(map(str, x.shape))} tokens, and {seen}"
 
 
 def _with(x: Likeness) -> str:
@@ -111,7 +124,7 @@ def number(value: Any) -> str:
     return f"{value:.6g}"
 
 
-def as_text(a: Result, full: bool = False) -> str:
+def as_text(a: Audit, full: bool = False) -> str:
     """What fails, what is worth knowing, and one line for what holds. `full`: a line for each property that holds."""
     untraced = f" · seen on batches alone: {a.untraced}" if a.untraced else ""
     lines = [f"{a.name}{untraced}", "", f"  {identity(a)}"]
@@ -136,14 +149,14 @@ def _indented(text: str) -> list[str]:
     return [f"    {line}" for line in text.splitlines()]
 
 
-def shown_batches(a: Result, f: Finding) -> str:
+def shown_batches(a: Audit, f: Finding) -> str:
     """The batch on which a property fails as lines of torch, and the one that should have the same loss."""
     if f.batch is None:
         return ""
     return as_torch(a, f.batch) + ("" if f.other is None else f"\n# and beside it\n{as_torch(a, f.other)}")
 
 
-def as_torch(a: Result, batch: Batch, beside: Likeness | None = None) -> str:
+def as_torch(a: Audit, batch: Batch, beside: Likeness | None = None) -> str:
     """A batch as lines of torch that can be pasted, and what comes of it."""
     given = a.function.given(batch)
     lines = ["import torch", "nan = float('nan')"] if np.isnan(batch.padding.value) else ["import torch"]
@@ -179,7 +192,7 @@ def _finite(value: Any) -> Any:
     return value if not isinstance(value, float) or math.isfinite(value) else None
 
 
-def as_dict(a: Result) -> dict[str, Any]:
+def as_dict(a: Audit) -> dict[str, Any]:
     def batch(b: Batch | None) -> dict[str, Any] | None:
         return None if b is None else {r: _finite(t.tolist()) for r, t in a.function.given(b).items()}
 
@@ -205,7 +218,7 @@ def as_dict(a: Result) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def as_markdown(a: Result) -> str:
+def as_markdown(a: Audit) -> str:
     lines = [f"### {markdown_text(a.name)}", "", markdown_text(identity(a)), "", "| | property | |", "|---|---|---|"]
     ordered = sorted(a.findings, key=lambda f: ORDER[f.status])
     lines += [f"| {MARK[f.status]} | {f.name} | {markdown_text(f.text)} |" for f in ordered]
@@ -217,13 +230,13 @@ def as_markdown(a: Result) -> str:
     return "\n".join(lines)
 
 
-def as_github(a: Result, file: str) -> str:
+def as_github(a: Audit, file: str) -> str:
     problems = [f"{f.name}: {f.text}" for f in a.failures]
     problems += [identity(a)] if a.asked and not a.identified else []
     return "\n".join(annotation("error", f"{a.name}: {p}", file=file, title="fibration audit") for p in problems)
 
 
-def as_junit(a: Result) -> str:
+def as_junit(a: Audit) -> str:
     wrong = len(a.failures) + bool(a.asked and not a.identified)
     name = escaped(a.name)
     suite = Xml.Element("testsuite", name=name, tests=str(len(a.findings) + 1), failures=str(wrong))
@@ -237,7 +250,7 @@ def as_junit(a: Result) -> str:
     return Xml.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
-def rendered(a: Result, format: str, file: str = "", full: bool = False) -> str:
+def rendered(a: Audit, format: str, file: str = "", full: bool = False) -> str:
     made = {
         "text": lambda a: as_text(a, full),
         "json": lambda a: json_text(as_dict(a)),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fibration.auditing.batch import POLICIES, Batch, Floats, Row
-from fibration.auditing.formula import Atom, Formula, atom, evaluate, parts
+from fibration.auditing.formula import Atom, Formula, atom, evaluate, parts, short
 from fibration.auditing.function import Function
 from fibration.auditing.prove import chooses, factors
 from fibration.auditing.reference import Reference
@@ -145,11 +145,6 @@ def guesses(each: Sequence[tuple[Batch, set[float]]]) -> tuple[list[float], list
     return exact, list(dict.fromkeys(float(f"{v:.9g}") for v in every if v > 0))[:NUMBERS]
 
 
-def _nice(x: float) -> float:
-    """The number of few digits beside it."""
-    return next(v for d in range(1, 17) if abs((v := float(f"{x:.{d}g}")) - x) <= 1e-9 * abs(x))
-
-
 class Search:
     """The parameters of a declared loss that bring it nearest to the function, up to a factor.
 
@@ -264,7 +259,7 @@ class Search:
             self.turns(3)
         if not self.least[0] and self.spaces:
             k = self.factor
-            self.take([{**self.values, s: _nice(v * f)} for s, v in self.values.items() for f in (k, 1 / k)])
+            self.take([{**self.values, s: short(v * f, 1e-9)} for s, v in self.values.items() for f in (k, 1 / k)])
             self._sharpen()
         return self
 

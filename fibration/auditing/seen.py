@@ -8,28 +8,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from fibration.auditing import formula as f
 from fibration.auditing.batch import Batch
-from fibration.auditing.formula import (
-    BUILT,
-    Atom,
-    Formula,
-    add,
-    apply,
-    atom,
-    div,
-    exp,
-    first_term,
-    free,
-    from_terms,
-    is_number,
-    less,
-    mul,
-    neg,
-    power,
-    single,
-    sub,
-    substituted,
-)  # fmt: skip
+from fibration.auditing.formula import Atom, Formula, atom, from_terms, is_number, single
 from fibration.auditing.prove import same
 
 EXACT = 1e-12  # by which numbers of one meaning may differ, relative
@@ -56,16 +37,12 @@ class Tree:
     def numbers(self) -> list[Any]:
         return [*self.args] if self.op == "number" else [n for a in self.args if isinstance(a, Tree) for n in a.numbers]
 
-    @property
-    def negative(self) -> Tree:
-        """A product, with the other sign."""
-        return Tree(self.op, (leaf(neg(self.number)), *self.args[1:]))
-
-    def divided(self, n: int) -> Tree:
-        """A comparison of a product with a number, both divided."""
-        left, right = self.args
-        made = Tree(left.op, (leaf(div(left.number, n)), *left.args[1:]))
-        return Tree(self.op, (made, leaf(div(right.args[0], n))))
+    def scaled(self, by: Any) -> Tree:
+        """A number times another; of a product its number, of a comparison both sides."""
+        if self.op == "number":
+            return leaf(f.mul(self.args[0], by))
+        first = 2 if self.op in ("lt", "le") else 1
+        return Tree(self.op, (*(a.scaled(by) for a in self.args[:first]), *self.args[first:]))
 
     @property
     def number(self) -> Any:
@@ -99,11 +76,11 @@ class Seen:
 
     def others(self, x: Any) -> set[Place]:
         """The other tokens and rows that a formula reads."""
-        return {v.args[1:] for v in free(x) if v not in self.sums} - {self.mine, self.mine[:1]}
+        return {v.args[1:] for v in f.free(x) if v not in self.sums} - {self.mine, self.mine[:1]}
 
     def other(self, x: Any) -> Place | None:
         """The one other token, or other row, that a formula reads; None for other formulas."""
-        places = {v.args[1:] for v in free(x) if v not in self.sums}
+        places = {v.args[1:] for v in f.free(x) if v not in self.sums}
         place = max(places, key=len)
         return place if place not in (self.mine, self.mine[:1]) and places <= {place, place[:1]} else None
 
@@ -112,60 +89,56 @@ class Seen:
         if is_number(x):
             return x
         if isinstance(x, Atom):
-            args = [self.gathered(a) for a in x.args] if x.op != "var" else []
-            if x.op in ("lt", "le", "eq"):
-                return less(args[0], 0, x.op)
             if x.op == "var" and self.others(x):
                 raise Lack("another token's number")
-            return single(x) if x.op == "var" else BUILT[x.op](*args) if x.op in BUILT else apply(x.op, *args)
+            return single(x) if x.op == "var" else f.built(x.op, *map(self.gathered, x.args))
         found: Any = 0
         sums: dict[Any, tuple[Any, dict[Place, Any]]] = {}
         for (m, e), c in x.terms.items():
             mine, theirs, of = c, 1, set[Place | None]()
             for part, inner, p in self._factors(m, e):
                 if not self.others(part):
-                    mine = mul(mine, part)
+                    mine = f.mul(mine, part)
                 elif (place := self.other(part)) is not None:
-                    theirs, of = mul(theirs, part), of | {place}
+                    theirs, of = f.mul(theirs, part), of | {place}
                 else:
-                    made = exp(self.gathered(inner)) if isinstance(inner, Formula) else power(self.gathered(inner), p)
-                    mine, of = mul(mine, made), of | {None}
+                    base = self.gathered(inner)
+                    mine = f.mul(mine, f.exp(base) if isinstance(inner, Formula) else f.power(base, p))
+                    of |= {None}
             if len(of) > 1:
                 raise Lack("a product of sums")
             if not of - {None}:
-                found = add(found, mine)
+                found = f.add(found, mine)
                 continue
             factor = 1 if is_number(mine) else from_terms({next(iter(mine.terms)): 1})
             by = sums.setdefault(factor.id if isinstance(factor, Formula) else factor, (factor, {}))[1]
             (place,) = filter(None, of)
-            whole = range(self.batch.lengths[place[0]])
-            tokens = [(*place, t) for t in whole] if len(place) == 1 else [place]
+            tokens = [(*place, t) for t in range(self.batch.lengths[place[0]])] if len(place) == 1 else [place]
             for t in tokens:  # what is a row's own counts as a sum over its tokens
-                by[t] = add(by.get(t, 0), div(mul(div(mine, factor), theirs), len(tokens)))
+                by[t] = f.add(by.get(t, 0), f.div(f.mul(f.div(mine, factor), theirs), len(tokens)))
         for factor, by in sums.values():
             for rest in self._sums(by):
-                found = add(found, mul(factor, rest))
+                found = f.add(found, f.mul(factor, rest))
         return found
 
     def _factors(self, m: Any, e: Any) -> Iterator[tuple[Any, Any, int]]:
         """The factors of a term, what each is made of, and its power. An exponential of two tokens is two factors."""
         if e is not None:
             rest = from_terms({k: v for k, v in e.terms.items() if self.others(from_terms({k: 1}))})
-            each = [sub(e, rest), rest] if not is_number(rest) and self.other(rest) else [e]
-            yield from ((exp(x), x, 1) for x in each if not is_number(x))
+            each = [f.sub(e, rest), rest] if not is_number(rest) and self.other(rest) else [e]
+            yield from ((f.exp(x), x, 1) for x in each if not is_number(x))
         yield from ((single(a, p), a, p) for a, p in m)
 
     def _sums(self, by: dict[Place, Any]) -> Iterator[Any]:
         """What the parts of other tokens are: sums, each without the own token's part."""
         lengths, groups = self.batch.lengths, [r.group for r in self.batch.rows]
-        tokens = [(r, t) for r, n in enumerate(lengths) for t in range(n)]
         row, group = self.mine[0], groups[self.mine[0]]
         for over, inside, outside in (
             ("batch", lambda p: True, lambda p: groups[p[0]] != group),
             ("group", lambda p: groups[p[0]] == group, lambda p: p[0] != row),
             ("row", lambda p: p[0] == row, lambda p: p != self.mine),
         ):
-            places = [p for p in tokens if inside(p) and outside(p)]
+            places = [p for p in self.batch.places if inside(p) and outside(p)]
             have = {p: x for p in places if not same(x := by.get(p, 0), 0)}
             if not have:
                 continue
@@ -181,45 +154,43 @@ class Seen:
             if weight is None:
                 raise Lack("a sum in which rows count by more than their lengths")
             unit, by_one = each[first], Fraction(lengths[first[0]]) ** weight
-            lead = 1 if is_number(unit) else unit.terms[first_term(unit)]
-            unit, scale = div(unit, lead), div(lead, by_one)
+            lead = 1 if is_number(unit) else unit.terms[f.first_term(unit)]
+            unit, scale = f.div(unit, lead), f.div(lead, by_one)
             variable = atom("var", "sum", over, weight, unit if is_number(unit) else unit.id)
             self.sums[variable] = over, weight, unit
-            for p in tokens:
+            for p in self.batch.places:
                 if inside(p) and p != self.mine:
-                    added = mul(self._as(unit, self.mine, p), scale * Fraction(lengths[p[0]]) ** weight)
-                    by[p] = sub(by.get(p, 0), added)
-            yield mul(scale, sub(single(variable), mul(unit, Fraction(lengths[row]) ** weight)))
+                    added = f.mul(self._as(unit, self.mine, p), scale * Fraction(lengths[p[0]]) ** weight)
+                    by[p] = f.sub(by.get(p, 0), added)
+            yield f.mul(scale, f.sub(single(variable), f.mul(unit, Fraction(lengths[row]) ** weight)))
         if any(self.others(x) for x in by.values()):
             raise Lack("a sum that is of no row, group or batch")
-        yield add(*by.values())  # what the row gives each of its tokens
+        yield f.add(*by.values())  # what the row gives each of its tokens
 
     def _as(self, x: Any, place: Place, other: Place) -> Any:
         """A token's formula as another's."""
         if is_number(x):
             return x
         to = {place: other, place[:1]: other[:1]}
-        table = {v: single(atom("var", v.args[0], *to[v.args[1:]])) for v in free(x) if v.args[1:] in to}
-        return substituted([x], table)[0]
+        table = {v: single(atom("var", v.args[0], *to[v.args[1:]])) for v in f.free(x) if v.args[1:] in to}
+        return f.substituted([x], table)[0]
 
     def own_terms(self, x: Any, form: str) -> Any:
         """The part of a sum over tokens, or over rows, that is the own one's. Raises Lack if it reads others too."""
-        places = {k: {v.args[1:] for v in free(from_terms({k: 1}))} for k in x.terms}
+        places = {k: {v.args[1:] for v in f.free(from_terms({k: 1}))} for k in x.terms}
         of_row = {k: c for k, c in x.terms.items() if any(p[:1] == self.mine[:1] for p in places[k])}
         if form == "tokens":  # a token has its part of what the row alone decides
             rows = from_terms({k: c for k, c in of_row.items() if places[k] == {self.mine[:1]}})
             own = from_terms({k: c for k, c in of_row.items() if self.mine in places[k]})
             if not any(len(p) > 1 for p in self.others(own)):
-                return add(own, div(rows, self.counts["row"]))
+                return f.add(own, f.div(rows, self.counts["row"]))
         elif all(p[:1] == self.mine[:1] for k in of_row for p in places[k]):
-            mean_ = mul(self.counts["row"], single(atom("var", "mean", *self.mine)))
+            mean_ = f.mul(self.counts["row"], single(atom("var", "mean", *self.mine)))
             found = self.gathered(from_terms(of_row))
-            unit = single(atom("var", "x", *self.mine))
-            sums = [v for v in self.sums if v in free(found)]
-            if [self.sums[v] for v in sums] == [("row", 0, unit)] and not any(
-                len(v.args) > 2 for v in free(found) if v not in sums
-            ):
-                return substituted([found], {sums[0]: mean_})[0]
+            sums = [v for v in self.sums if v in f.free(found)]
+            reads_tokens = any(len(v.args) > 2 for v in f.free(found) if v not in sums)
+            if not reads_tokens and [self.sums[v] for v in sums] == [("row", 0, single(atom("var", "x", *self.mine)))]:
+                return f.substituted([found], {sums[0]: mean_})[0]
         raise Lack(f"a loss that is no sum over {form}")
 
     def tree(self, x: Any, inside: bool = False) -> Tree:
@@ -228,7 +199,7 @@ class Seen:
             return leaf(x)
         if isinstance(x, Formula):
             x_key = ((atom("var", "x", *self.mine), 1),), None
-            ratio = exp(from_terms({x_key: 1}))
+            ratio = f.exp(from_terms({x_key: 1}))
             parts, constant = [], x.terms.get(((), None), 0)
             for (m, e), c in x.terms.items():
                 if not m and e is None:
@@ -242,7 +213,7 @@ class Seen:
                     k = 0 if inside else e.terms.get(x_key, 0)
                     if isinstance(k, int) and k:
                         factors.append(Tree("power", (Tree("ratio"), k)) if k != 1 else Tree("ratio"))
-                        e = sub(e, from_terms({x_key: k}))
+                        e = f.sub(e, from_terms({x_key: k}))
                     if e != 0:
                         factors.append(Tree("exp", (self.tree(e, inside),)))
                 parts.append(Tree("product", (leaf(c), *sorted(factors, key=lambda t: t.order))))
@@ -255,7 +226,7 @@ class Seen:
             return Tree("total", (over, weight, self.tree(unit, True)))
         if x.op in ("lt", "le", "eq"):
             constant = x.args[0].terms.get(((), None), 0)
-            left = self.tree(sub(x.args[0], constant), inside)
+            left = self.tree(f.sub(x.args[0], constant), inside)
             if left == Tree("product", (leaf(1), Tree("log ratio"))):
                 return Tree(x.op, (Tree("residual"), leaf(math.expm1(-constant))))
             return Tree(x.op, (left, leaf(-constant)))
@@ -270,7 +241,7 @@ class Seen:
 def _ratio(x: Any, y: Any) -> Any:
     """By what number one formula is another. Raises Lack if there is none."""
     if not is_number(x) and not is_number(y) and x.terms.keys() == y.terms.keys():
-        k = Fraction(x.terms[first_term(y)]) / Fraction(y.terms[first_term(y)])
+        k = Fraction(x.terms[f.first_term(y)]) / Fraction(y.terms[f.first_term(y)])
         if all(close(v, k * y.terms[t]) for t, v in x.terms.items()):
             return k
     raise Lack("a sum of unequal parts")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fibration.auditing.beside import Declared, StepAudit, beside
-from fibration.auditing.recorded import COARSE, Recorded, as_found, local, moved, trained
+from fibration.auditing.recorded import COARSE, Recorded, as_found, local, trained
 from fibration.errors import AuditError, FibrationError
 
 Loss = Callable[[], Tensor | Iterable[Tensor]]
@@ -52,17 +52,13 @@ def audit_step(
     """
     _check(model, group)
     with torch.inference_mode(False), torch.enable_grad():
-        with as_found(model):
-            if move:
-                moved(model, move)
-            recorded = Recorded(model)
-            with recorded:
-                _called(step)
+        with as_found(model, move):
+            with Recorded(model) as recorded:
+                with _calling("step"):
+                    step()
                 recorded.read()
             _check_read(recorded)
-        with as_found(model):
-            if move:
-                moved(model, move)
+        with as_found(model, move):
             declared = declared_gradients(model, loss, group)
     return beside(recorded, declared, group=group, max_grad_norm=max_grad_norm, tolerance=tolerance)
 
@@ -132,43 +128,33 @@ def _summed(gradient: Tensor | None, model: nn.Module, name: str, group: Any) ->
 
 
 def _parts(loss: Loss) -> Iterable[Tensor]:
-    try:
+    with _calling("loss"):
         result = loss()
-        parts = [result] if isinstance(result, Tensor) else iter(result)
-        for part in parts:
+        for part in [result] if isinstance(result, Tensor) else result:
             if not isinstance(part, Tensor) or part.numel() != 1 or not part.requires_grad:
-                found = (
-                    f"a tensor of shape {list(part.shape)}" if isinstance(part, Tensor) else f"{type(part).__name__}"
-                )
+                is_tensor = isinstance(part, Tensor)
                 raise AuditError(
                     "`loss` does not return a loss",
                     required="a tensor of one number with a graph, or several that add up",
-                    found=found,
+                    found=f"a tensor of shape {list(part.shape)}" if is_tensor else type(part).__name__,
                     remedy="return op.loss(...).loss, with log-probs of the model that were computed in it",
                 )
             yield part.reshape(())
-    except FibrationError:
-        raise
-    except Exception as error:
-        raise _raised("loss", error) from error
 
 
-def _called(step: Callable[[], Any]) -> None:
+@contextmanager
+def _calling(name: str) -> Iterator[None]:
+    """Turns what a function of the caller's raises into AuditError."""
     try:
-        step()
+        yield
     except FibrationError:
         raise
     except Exception as error:
-        raise _raised("step", error) from error
-
-
-def _raised(name: str, error: Exception) -> AuditError:
-    first = str(error).splitlines()[0] if str(error) else ""
-    return AuditError(
-        f"`{name}` raises {type(error).__name__}: {first}",
-        required="functions without arguments, that run as the trainer's own step does",
-        remedy="call it outside of the audit first: its traceback is above this error",
-    )
+        raise AuditError(
+            f"`{name}` raises {type(error).__name__}: {next(iter(str(error).splitlines()), '')}",
+            required="functions without arguments, that run as the trainer's own step does",
+            remedy="call it outside of the audit first: its traceback is above this error",
+        ) from error
 
 
 def _check(model: nn.Module, group: Any) -> None:

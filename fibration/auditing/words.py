@@ -11,15 +11,15 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from fibration.auditing.formula import short
 from fibration.auditing.reference import ARGUMENT_OF
-from fibration.auditing.seen import EXACT, Lack, Tree, close
+from fibration.auditing.seen import EXACT, Lack, Tree
 from fibration.language import operators
 from fibration.language.atoms import BATCH, Stratum, advantage, count, residual, token_log_ratio
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.policies import log_prob, policies
 from fibration.language.statistics import Aggregate, total
 
-SHORT = 1e-14  # by which a number may differ from the one that is written, relative
 EPSILONS = (1e-8, 1e-6, 1e-5, 1e-7, 1e-9, 1e-4)  # that functions add to a divisor
 token, row, group, batch = (Stratum(name) for name in ("token", "trajectory", "prompt_group", BATCH))
 Powers = dict[str, Any]
@@ -30,13 +30,8 @@ COUNTS: dict[str, Expression] = {
 }  # fmt: skip
 # what most losses divide by, the most usual first; then further products of few counts
 USUAL: tuple[Powers, ...] = (
-    {"batch": -1},
-    {"row": -1, "rows": -1},
-    {"rows": -1},
-    {},
-    {"row": -1},
-    {"group": -1, "groups": -1},
-)
+    {"batch": -1}, {"row": -1, "rows": -1}, {"rows": -1}, {}, {"row": -1}, {"group": -1, "groups": -1},
+)  # fmt: skip
 FURTHER = [
     {n: p for n, p in zip(COUNTS, powers, strict=True) if p}
     for powers in itertools.product((0, -1, 1), repeat=len(COUNTS)) if 0 < sum(map(abs, powers)) <= 2
@@ -80,11 +75,6 @@ def times(k: Any, weight: Weight, factors: Sequence[Expression] = ()) -> Express
     return found
 
 
-def short(x: float) -> Any:
-    """A number in as few digits as tell it from others."""
-    return next((v for d in range(1, 17) if close(v := float(f"{x:.{d}g}"), x, SHORT)), x) if x else 0
-
-
 def expression(trees: Sequence[Tree], counts: Sequence[dict[str, int]]) -> Expression:
     """Trees of one shape as an expression of the language."""
     first = trees[0]
@@ -119,14 +109,14 @@ def expression(trees: Sequence[Tree], counts: Sequence[dict[str, int]]) -> Expre
     if first.op in ("lt", "le") and first.args[0].op == "product":  # sums beside counts: means beside numbers
         _, (powers, *_) = _solved([t.args[1].args[0] for t in trees], counts)
         if over := next((a.args[0] for a in first.args[0].args if a.op == "total" and powers == {a.args[0]: 1}), ""):
-            trees = [t.divided(c[over]) for t, c in zip(trees, counts, strict=True)]
+            trees = [t.scaled(Fraction(1, c[over])) for t, c in zip(trees, counts, strict=True)]
     if first.op == "sum":
         falls = [t.op == "product" and t.number < 0 for t in first.args]
         first_, *order = sorted(range(len(falls)), key=falls.__getitem__)
         found = of(first_)
         for k in order:
-            each = [t.args[k].negative for t in trees] if falls[k] else [t.args[k] for t in trees]
-            found = found - expression(each, counts) if falls[k] else found + expression(each, counts)
+            each = expression([t.args[k].scaled(-1 if falls[k] else 1) for t in trees], counts)
+            found = found - each if falls[k] else found + each
         return found
     parts = [of(k) for k in range(len(first.args))]
     by: Callable[..., Expression] = OPERATIONS.get(first.op) or getattr(operators, first.op)
