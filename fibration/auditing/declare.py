@@ -153,12 +153,14 @@ def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str) -> H
     condition = _both_signs(*of_signs(lambda *x: gate(*x)[1], True))
     objective = Objective(words.times(1, weight))
     objective = objective.score() if of_gradients else objective
+    is_of_groups = any(words.group.name in str(e) for e in (made, penalty, condition, objective.weight))
     formula = operators.stop(penalty) * log_prob(words.current) if of_gradients else penalty
     return Hierarchy(
         name=name,
         fibrations=[Fibration(token, row, kernel=uniform())] if of_rows else [],
         gates={row: made, token: zero_gate()} if of_rows else {token: made},
         decomposition=log_ratio(scale=1 / COUNTS["row"]) if of_rows else ratio_deviation(),
+        groups=[words.group] if is_of_groups else [],
         objective=objective if condition is None else objective.keep(condition),
         penalties={} if str(penalty) == "0" else {"rest": formula},
         gives_up={} if form == "tokens" else {"first_order": OF_ROWS if of_rows else GIVEN_UP},
@@ -214,6 +216,8 @@ def _check(subject: Function, h: Hierarchy) -> None:
     mine = subject.evaluate(large).coefficients
     if found is None or not np.allclose(found.coefficients, mine, rtol=1e-6, atol=1e-9 * np.abs(mine).max()):
         raise Lack(f"something else on {len(LARGE)} rows of up to {max(LARGE)} tokens")
+    if not subject.programs:
+        raise Lack("a function that takes no small batch")
     for structure, made in subject.programs.items():
         if not isinstance(made, Traced):
             raise made

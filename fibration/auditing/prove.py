@@ -191,7 +191,7 @@ def decided(x: Any, case: Case, order: Callable[[Any], Any], left: list[int] | N
     if is_below and same(decided(below, cases[1], order, left), above):
         return below
     if is_below and is_above:  # the branch that moves, as where a clip ends
-        is_below = len(free(below)) >= len(free(above))
+        is_below = len(f.parts(below)) >= len(f.parts(above))
     if is_below or is_above:
         return f.choose(f.less(key, f.number(t), "le" if is_below else "lt"), below, above)
     return f.choose(f.less(key, f.number(t)), below, f.choose(f.less(key, f.number(t), "le"), there, above))

@@ -45,6 +45,12 @@ def with_epsilon(log_probs, old_log_probs, advantages, mask):
     return -((ratio * advantages[:, None] * mask).sum(-1) / (mask.sum(-1) + 1e-8)).mean()
 
 
+def of_groups(log_probs, old_log_probs, advantages, mask, group_ids):
+    each, groups = torch.exp(log_probs - old_log_probs) * advantages[:, None] * mask, torch.unique(group_ids)
+    inside = [(group_ids == g)[:, None] * mask for g in groups]
+    return -sum((each * m).sum() / m.sum() for m in inside) / len(groups)
+
+
 def cubed(log_probs, old_log_probs, advantages, mask):
     ratio = torch.exp(log_probs - old_log_probs)
     return -(ratio**3 * advantages[:, None] * mask).sum() / mask.sum()
@@ -100,6 +106,11 @@ def test_a_ratio_of_rows_is_a_gate_on_rows():
 
 def test_what_is_added_to_a_divisor_is_in_the_declaration():
     assert "1e-08" in str(lift(with_epsilon))
+
+
+def test_means_of_groups_have_their_counts():
+    h = lift(of_groups)
+    assert alike(h, Function(of_groups, "of_groups")) and "over=prompt_group" in str(h.objective.weight)
 
 
 def test_a_law_that_a_function_breaks_is_refuted():
