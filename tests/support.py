@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+from typer.testing import CliRunner
 
 from fibration import (
     Attribute,
@@ -24,7 +27,9 @@ from fibration import (
     Gate,
     Hierarchy,
     Parameter,
+    SpecError,
     aggregate_gate,
+    cache,
     clip_gate,
     compile,
     count,
@@ -91,6 +96,19 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 NAN = float("nan")
 
 token, turn, trajectory, prompt_group, domain = strata("token turn trajectory prompt_group domain")
+
+
+def two_levels(**changes: Any) -> Hierarchy:
+    """FiberPO's two levels, with arguments of the hierarchy changed."""
+    bound = Parameter("C", default={"+": 0.2, "-": 0.1}, per_channel=True)
+    arguments: dict[str, Any] = dict(
+        name="two_levels",
+        fibrations=[Fibration(token, trajectory, kernel=uniform())],
+        gates={trajectory: aggregate_gate(bound, rollback=count(token)), token: identity_gate()},
+        decomposition=signed_log_ratio(scale=1 / count(token, over=trajectory)),
+        objective=trajectory_mean(),
+    )
+    return Hierarchy(**{**arguments, **changes})
 
 
 @functools.cache
@@ -474,6 +492,37 @@ def refuses(kind, call, **expected):
     with pytest.raises(FibrationError) as caught:
         call()
     check(caught, kind, **expected)
+
+
+def refuses_a_spec(call: Callable[[], object], what: str, found: str, remedy: str) -> None:
+    """Assert the words of the error; those of the remedy may be in the rule."""
+    with pytest.raises(SpecError) as caught:
+        call()
+    error = caught.value
+    assert what in error.what and found in error.found, message(error)
+    assert remedy in f"{error.required} {error.remedy}" and (error.required or error.remedy), message(error)
+
+
+def given_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a file or folder belong to another user."""
+    if os.geteuid() == 0:
+        os.chown(path, 12345, 12345)
+    else:
+        other = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: other)
+
+
+def a_groups(path: Path, mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the mode, and let the group count as one with other members."""
+    path.chmod(mode)
+    monkeypatch.setattr(cache, "_is_private", lambda group: False)
+
+
+def invoke(*arguments: object) -> tuple[int, str]:
+    """Exit code of `fibration`, and stdout with stderr."""
+    result = CliRunner().invoke(importlib.import_module("fibration.cli.main").app, [str(a) for a in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    return result.exit_code, result.output
 
 
 def said_of(name: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support import a_groups, given_away
 
 from fibration import BackendError, cache
 from fibration.backends.c import build
@@ -37,21 +38,6 @@ def planted(home):
     (entry / "file").write_text("theirs")
     (entry / cache.DIGEST).write_text(cache._digest(entry))
     return entry
-
-
-def given_away(path, monkeypatch):
-    """Make a file or folder belong to another user."""
-    if os.geteuid() == 0:
-        os.chown(path, 12345, 12345)
-    else:
-        other = os.geteuid() + 1
-        monkeypatch.setattr(os, "geteuid", lambda: other)
-
-
-def a_groups(path, mode, monkeypatch):
-    """Set the mode, and let the group count as one with other members."""
-    path.chmod(mode)
-    monkeypatch.setattr(cache, "_is_private", lambda group: False)
 
 
 def linked(path):

@@ -345,32 +345,22 @@ def test_a_compiler_may_have_arguments(own_cache, monkeypatch):
     assert build.build(TINY, {"ANSWER": "1"}).exists()
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of this family")
-def test_the_compilers_arguments_may_name_the_processor(own_cache, monkeypatch):
+PROCESSORS = pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of this family")
+
+
+@pytest.mark.parametrize(
+    ("macro", "without", "having"),
+    [
+        pytest.param("__AVX__", "cc -march=x86-64", "cc -march=x86-64-v3", marks=PROCESSORS),
+        ("__OPTIMIZE__", "cc -O0", "cc"),
+    ],
+)
+def test_the_compilers_arguments_decide(own_cache, monkeypatch, macro, without, having):
     """They come before our flags, of which a later `-march=native` would win."""
-    source = """
-    #ifdef __AVX__
-    int wide(void) { return 1; }
-    #else
-    int wide(void) { return 0; }
-    #endif
-    """
-    for processor, wide in (("x86-64", 0), ("x86-64-v3", 1)):
-        monkeypatch.setenv("CC", f"cc -march={processor}")
-        assert ctypes.CDLL(str(build.build(source, {}))).wide() == wide
-
-
-def test_the_compilers_arguments_may_say_how_much_to_optimise(own_cache, monkeypatch):
-    source = """
-    #ifdef __OPTIMIZE__
-    int fast(void) { return 1; }
-    #else
-    int fast(void) { return 0; }
-    #endif
-    """
-    for cc, fast in (("cc", 1), ("cc -O0", 0)):
+    source = f"#ifdef {macro}\nint found(void) {{ return 1; }}\n#else\nint found(void) {{ return 0; }}\n#endif\n"
+    for cc, found in ((without, 0), (having, 1)):
         monkeypatch.setenv("CC", cc)
-        assert ctypes.CDLL(str(build.build(source, {}))).fast() == fast
+        assert ctypes.CDLL(str(build.build(source, {}))).found() == found
 
 
 @pytest.mark.parametrize("script", ["", "#!/bin/sh\nexit 0\n"], ids=["no program", "builds nothing"])

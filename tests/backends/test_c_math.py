@@ -143,25 +143,19 @@ def arguments(name: str, dtype: Any, count: int) -> np.ndarray:
     return inside
 
 
-@pytest.mark.sampled
-@pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="long double is no wider than double")
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_double_is_within_its_bound(call: Callable[..., np.ndarray], name: str) -> None:
-    x = arguments(name, np.float64, 40_000)
-    with np.errstate(all="ignore"):
-        error = ulps(call(name, x), reference(name)(x.astype(np.longdouble)))
-    worst = int(error.argmax())
-    assert error[worst] <= FUNCTIONS[name][0], (float(x[worst]).hex(), error[worst])
+WIDER = pytest.mark.skipif(np.finfo(np.longdouble).nmant < 63, reason="long double is no wider than double")
 
 
 @pytest.mark.sampled
+@pytest.mark.parametrize("kind", [pytest.param(0, marks=WIDER, id="double"), pytest.param(1, id="float")])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_float_is_within_its_bound(call: Callable[..., np.ndarray], name: str) -> None:
-    x = arguments(name, np.float32, 200_000)
+def test_a_number_is_within_its_bound(call: Callable[..., np.ndarray], name: str, kind: int) -> None:
+    dtype, wider, count = ((np.float64, np.longdouble, 40_000), (np.float32, np.float64, 200_000))[kind]
+    x = arguments(name, dtype, count)
     with np.errstate(all="ignore"):
-        error = ulps(call(name, x), reference(name)(x.astype(np.float64)))
+        error = ulps(call(name, x), reference(name)(x.astype(wider)))
     worst = int(error.argmax())
-    assert error[worst] <= FUNCTIONS[name][1], (float(x[worst]).hex(), error[worst])
+    assert error[worst] <= FUNCTIONS[name][kind], (float(x[worst]).hex(), error[worst])
 
 
 @pytest.mark.sampled

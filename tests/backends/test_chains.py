@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from oracles.backend_cases import (
     Case,
     Truth,
     case,
-    holds_gate,
+    holds_random,
     holds_training,
     indexed,
 )
@@ -62,13 +63,7 @@ def on_backends(seeds, slow=()):
 @pytest.mark.sampled
 @on_backends([s for s in range(CHAINS) if ALL or s % 8 == 1], slow=range(CHAINS) if ALL else (33,))
 def test_random_chains_match_the_interpreter(seed, backend):
-    """Value and coefficients of each; metrics and gates of each on torch, and of every third where building takes time."""
-    kinds = ("packed", "padded") if seed % 4 < 2 else ("padded", "packed")
-    dtype = MIX[seed % len(MIX)]
-    free = backend.name == "torch"
-    holds_training(backend, random_case(seed, dtype, False, backend.slow), kinds[0], metrics=free or seed % 3 == 0)
-    if free or seed % 3 == 1:
-        holds_gate(backend, random_case(seed, dtype, True, backend.slow), kinds[1])
+    holds_random(backend, partial(random_case, seed, MIX[seed % len(MIX)]), seed)
 
 
 def test_the_rounding_bounds_are_tight():

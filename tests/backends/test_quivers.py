@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from oracles.backend_cases import (
     TORCH,
     Backend,
     Case,
-    holds_gate,
+    holds_random,
     holds_training,
 )
 from oracles.dense_case import DenseCase, dense_case
@@ -126,13 +127,7 @@ def test_dense_slopes_equal_differences_of_dense_values(seed):
 @pytest.mark.sampled
 @on_backends()
 def test_random_quivers_match_dense_matrices(seed, backend):
-    """Value and coefficients; metrics and gates of each on torch, and of every third where building takes time."""
-    kinds = ("packed", "padded") if seed % 4 < 2 else ("padded", "packed")
-    dtype = MIX[seed % len(MIX)]
-    free = backend.name == "torch"
-    holds_training(backend, random_case(seed, dtype, False, backend.slow), kinds[0], metrics=free or seed % 3 == 0)
-    if free or seed % 3 == 1:
-        holds_gate(backend, random_case(seed, dtype, True, backend.slow), kinds[1])
+    holds_random(backend, partial(random_case, seed, MIX[seed % len(MIX)]), seed)
 
 
 @pytest.mark.sampled

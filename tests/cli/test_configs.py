@@ -7,6 +7,7 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 import yaml
+from support import invoke
 from typer.testing import CliRunner
 
 from fibration import Hierarchy, load
@@ -32,13 +33,6 @@ AROUND = "`reward` is the sum of the reward functions' values."
 def config(tmp_path: Path) -> str:
     (tmp_path / "grpo.yaml").write_text(CONFIG)
     return f"trl:{tmp_path / 'grpo.yaml'}"
-
-
-def invoke(*arguments: object) -> tuple[int, str]:
-    """Exit code, and stdout with stderr."""
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
-    return result.exit_code, result.output
 
 
 def flat(text: str) -> str:

@@ -13,11 +13,10 @@ from pathlib import Path
 from xml.etree import ElementTree as Xml
 
 import pytest
-from typer.testing import CliRunner
+from support import invoke
 
 import fibration
 from fibration import load
-from fibration.cli.main import app
 from fibration.printing.formats import FORMATS
 from fibration.printing.law_table import KINDS
 
@@ -64,13 +63,6 @@ d = log_prob(current) - log_prob(reference)
 mu = Objective(1 / (count(trajectory, over=batch) * (count(token, over=trajectory) + 1))).score()
 slip = load("ppo").replace(name="slip", objective=mu, penalties={"kl": d + 0}, gives_up={"first_order": "a score"})
 """
-
-
-def invoke(*arguments: object) -> tuple[int, str]:
-    """Exit code, and stdout with stderr."""
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
-    return result.exit_code, result.output
 
 
 def run(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
@@ -189,7 +181,9 @@ def _wrong():  # type: ignore[no-untyped-def]
 def test_text_fits_a_pipe_of_80_columns_without_cutting_words(specs: Path) -> None:
     for spec in ("fiberpo_domain", "gspo", specs / "c_wrong.py"):
         _, output = invoke("verify", spec)
-        assert all(len(line) <= 80 or line.startswith("      fix: ") for line in output.splitlines())  # a fix is to paste
+        assert all(
+            len(line) <= 80 or line.startswith("      fix: ") for line in output.splitlines()
+        )  # a fix is to paste
         assert "…" not in output
         assert all(line == line.rstrip() for line in output.splitlines())
 

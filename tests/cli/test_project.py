@@ -11,6 +11,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+from support import invoke
 from thorough import ALL
 from typer.testing import CliRunner
 
@@ -19,12 +20,6 @@ from fibration.cli.main import app
 from fibration.cli.project import FILES, WORKFLOW
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def invoke(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
-    return result.exit_code, result.output
 
 
 def written(folder: Path) -> dict[str, str]:

@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 from oracles.invalid_formulas import HOSTILE
 from pydantic import ValidationError
-from support import POOL, SPECS, random_hierarchy, refuses, spec, token, trajectory
+from support import POOL, SPECS, random_hierarchy, refuses, spec, token, trajectory, two_levels
 
 from fibration import (
     Attribute,
@@ -18,7 +18,6 @@ from fibration import (
     MarkovKernel,
     Parameter,
     SpecError,
-    aggregate_gate,
     clip_gate,
     constant_normaliser,
     count,
@@ -29,10 +28,8 @@ from fibration import (
     load,
     log_ratio,
     residual,
-    signed_log_ratio,
     token_log_ratio,
     total,
-    trajectory_mean,
     uniform,
     where,
 )
@@ -44,17 +41,6 @@ from fibration.printing.text import text as shown
 C = Parameter("C", default={"+": 0.2, "-": 0.1}, per_channel=True)
 epsilon = Parameter("epsilon", default=0.05, upper=1)
 weight = Attribute("weight", on=token)
-
-
-def two_levels(**changes):
-    arguments = dict(
-        name="two_levels",
-        fibrations=[Fibration(token, trajectory, kernel=uniform())],
-        gates={trajectory: aggregate_gate(C, rollback=count(token)), token: identity_gate()},
-        decomposition=signed_log_ratio(scale=1 / count(token, over=trajectory)),
-        objective=trajectory_mean(),
-    )
-    return Hierarchy(**{**arguments, **changes})
 
 
 HAND_MADE = {

@@ -5,41 +5,23 @@ import pickle
 
 import pytest
 from pydantic import ValidationError
-from support import SPECS, domain, prompt_group, spec, token, trajectory
+from support import SPECS, domain, prompt_group, spec, token, trajectory, two_levels
 
 from fibration import (
     Attribute,
-    Fibration,
-    Hierarchy,
     Parameter,
     advantage,
     after,
-    aggregate_gate,
-    count,
     identity_gate,
     mean,
     residual,
-    signed_log_ratio,
     strata,
-    trajectory_mean,
-    uniform,
 )
 from fibration.language.atoms import Stratum
 from fibration.language.declared import FrozenMap
 
 C = Parameter("C", default={"+": 0.2, "-": 0.1}, per_channel=True)
 weight = Attribute("weight", on=token)
-
-
-def two_levels(**changes):
-    arguments = dict(
-        name="two_levels",
-        fibrations=[Fibration(token, trajectory, kernel=uniform())],
-        gates={trajectory: aggregate_gate(C, rollback=count(token)), token: identity_gate()},
-        decomposition=signed_log_ratio(scale=1 / count(token, over=trajectory)),
-        objective=trajectory_mean(),
-    )
-    return Hierarchy(**{**arguments, **changes})
 
 
 def test_declarations_cannot_be_changed():

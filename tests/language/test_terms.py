@@ -6,7 +6,7 @@ import pickle
 import jsonschema
 import pytest
 from oracles.invalid_formulas import HOSTILE
-from support import token, trajectory
+from support import refuses_a_spec, token, trajectory
 
 import fibration
 from fibration import (
@@ -221,14 +221,7 @@ WRONG = {
 
 @pytest.mark.parametrize("which", WRONG)
 def test_a_wrong_declaration_gets_the_rule_and_a_fix(which):
-    call, what, found, remedy = WRONG[which]
-    with pytest.raises(SpecError) as caught:
-        call()
-    error = caught.value
-    assert what in error.what
-    assert found in error.found
-    assert remedy in f"{error.required} {error.remedy}"
-    assert error.required or error.remedy
+    refuses_a_spec(*WRONG[which])
 
 
 # ---------------------------------------------------------------- as JSON

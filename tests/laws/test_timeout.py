@@ -20,7 +20,7 @@ from fractions import Fraction
 import mpmath
 import pytest
 import sympy
-from typer.testing import CliRunner
+from support import invoke
 
 import fibration
 from fibration import (
@@ -41,7 +41,6 @@ from fibration import (
     token_mean,
 )
 from fibration.cache import NOTES, Recent
-from fibration.cli.main import app
 from fibration.language.atoms import Parameter
 from fibration.language.decompositions import log_ratio
 from fibration.language.exact import transcendental
@@ -340,11 +339,6 @@ from fibration import *
 (token,) = strata("token")
 slow = Hierarchy(name="slow", gates={token: clip_gate(1)}, decomposition=log_ratio(), objective=token_mean())
 """
-
-
-def invoke(*arguments):
-    result = CliRunner().invoke(app, [str(a) for a in arguments])
-    return result.exit_code, result.output
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from hierarchies import wrong_specs
+from support import a_groups, given_away
 from thorough import some
 
 import fibration
@@ -467,21 +468,6 @@ def test_a_cache_file_in_the_users_own_folder_is_read(place, monkeypatch):
     """Whoever may write there may run any code as this user, as with cached machine code."""
     forge(monkeypatch)
     assert BROKEN.verify().ok
-
-
-def given_away(path, monkeypatch):
-    """The file or folder of somebody else."""
-    if os.geteuid() == 0:
-        os.chown(path, 12345, 12345)
-    else:
-        other = os.geteuid() + 1
-        monkeypatch.setattr(os, "geteuid", lambda: other)
-
-
-def a_groups(path, mode, monkeypatch):
-    """Of a group with other members, whatever group the tests run in."""
-    path.chmod(mode)
-    monkeypatch.setattr(cache, "_is_private", lambda group: False)
 
 
 UNSAFE = {

@@ -144,12 +144,12 @@ def _channels(b: Rows):
         yield sign, part, b.mean(part), (sign * b.advantages > 0)
 
 
-def fiberpo_inward(b: Rows, p):
-    """Roll-backs of slope 1, and clips, of what the advantage pushes out on its channel."""
+def fiberpo_inward(b: Rows, p, slope=1):
+    """Roll-backs of this slope, and clips, of what the advantage pushes out on its channel."""
     total = torch.zeros_like(b.x)
     for sign, part, drift, out in _channels(b):
         c, e = p["C_trajectory"]["+" if sign == 1 else "-"], p["epsilon"]
-        back = torch.where(drift < 2 * c, 2 * c - drift, 0)
+        back = torch.where(drift < 2 * c, (1 + slope) * c - slope * drift, (1 - slope) * c)
         gate = torch.where(out & (drift > c), back, drift)
         own = part - drift
         # a token's residual is pushed out if it goes on with its sign
@@ -159,14 +159,7 @@ def fiberpo_inward(b: Rows, p):
 
 
 def fiberpo_inward_clip(b: Rows, p):
-    total = torch.zeros_like(b.x)
-    for sign, part, drift, out in _channels(b):
-        c, e = p["C_trajectory"]["+" if sign == 1 else "-"], p["epsilon"]
-        gate = torch.where(out, drift.clamp(max=c), drift)
-        own = part - drift
-        closed = torch.where(sign * b.advantages * own > 0, own.clamp(-e, e), own)
-        total = total + sign * (gate + closed)
-    return trajectory_mean(b, total.exp() * b.advantages), []
+    return fiberpo_inward(b, p, slope=0)
 
 
 def gspo_residual(b: Rows, p):

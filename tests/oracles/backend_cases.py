@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -535,6 +535,15 @@ def holds_gate(backend: Backend, c: Case, kind: str) -> None:
             assert vector.dtype == F64
             name = raw_programs(c.hierarchy)["levels"].called[Key(word, stratum, channel)]
             wanted[name].check(vector.cpu().numpy(), F64 if stratum not in leaves else _narrow(backend, c), name)
+
+
+def holds_random(backend: Backend, random_case: Callable[[bool, bool], Case], seed: int) -> None:
+    """Value and coefficients of each; metrics and gates of each on torch, and of every third where building takes time."""
+    kinds = ("packed", "padded") if seed % 4 < 2 else ("padded", "packed")
+    free = backend.name == "torch"
+    holds_training(backend, random_case(False, backend.slow), kinds[0], metrics=free or seed % 3 == 0)
+    if free or seed % 3 == 1:
+        holds_gate(backend, random_case(True, backend.slow), kinds[1])
 
 
 def _narrow(backend: Backend, c: Case) -> torch.dtype:

@@ -9,19 +9,38 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fibration import FibrationError
 from oracles.rationals import Row, combined, inner, solve
 
 Pair = tuple[int, int]
+
+
+def tensor(values: Any) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def spent(deviation: Tensor, state: Tensor) -> Tensor:
+    """D̂_TV per token's state, in plain Python."""
+    pairs = list(zip(state.tolist(), deviation.tolist(), strict=True))
+    of = {s: [abs(d) for z, d in pairs if z == s] for s, _ in pairs}
+    return tensor([sum(of[s]) / len(of[s]) for s, _ in pairs])
+
+
+def refuses_with_a_rule(call: Callable[[], object], error: type[FibrationError], message: str) -> None:
+    with pytest.raises(error, match=message) as raised:
+        call()
+    assert raised.value.required
 
 
 @dataclass(frozen=True)

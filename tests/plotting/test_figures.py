@@ -249,9 +249,9 @@ def test_joint_regimes_ignore_the_order_of_tokens() -> None:
 # ---------------------------------------------------------------- objective
 
 
-def closed_form(t: float, eps: float, plus: float, minus: float, k: float) -> np.ndarray:
-    """`𝒢_i` of FiberPO along the drift (eq:fiberpo_gating_decomp)."""
-    x = np.log1p(t * DELTA)
+def closed_form(r: np.ndarray, eps: float | np.ndarray, plus: float, minus: float, k: float) -> np.ndarray:
+    """`𝒢_i` of FiberPO at the ratios (eq:fiberpo_gating_decomp)."""
+    x = np.log(r)
     s = {1: np.maximum(x, 0).mean(), -1: np.maximum(-x, 0).mean()}
     base = g_agg(s[1], plus, k) - g_agg(s[-1], minus, k)
     sign = np.where(x >= 0, 1, -1)
@@ -267,7 +267,7 @@ def drift() -> Drift:
 
 def test_the_objective_under_drift_equals_the_closed_form() -> None:
     t = np.array([0.0, 0.05, 0.3, 0.62, 0.65, 0.9, 1.1, 1.3])
-    expected = np.stack([closed_form(v, 0.04, 0.12, 0.05, 32) for v in t]) * ADVANTAGE / 10
+    expected = np.stack([closed_form(1 + v * DELTA, 0.04, 0.12, 0.05, 32) for v in t]) * ADVANTAGE / 10
     np.testing.assert_allclose(drift().per_token(t), expected, rtol=1e-12)
     np.testing.assert_allclose(drift().total(t), expected.sum(axis=1), atol=1e-13)
     assert drift().weight == pytest.approx(0.1)
@@ -425,14 +425,7 @@ def test_tokens_are_assigned_to_the_leaves_in_turn() -> None:
 
 def by_hand_modal(r: np.ndarray) -> np.ndarray:
     """`𝒢_i` of fiberpo_modal with one trajectory in its group: FiberPO, with a clip per kind of token."""
-    x, tokens = np.log(r), len(r)
-    s = {1: np.maximum(x, 0).mean(), -1: np.maximum(-x, 0).mean()}
-    base = g_agg(s[1], 0.2, tokens) - g_agg(s[-1], 0.1, tokens)
-    sign = np.where(x >= 0, 1, -1)
-    eps = np.where(np.arange(tokens) % 2 == 0, 0.05, 0.02)
-    u = sign * x - np.where(sign > 0, s[1], s[-1])
-    v = -np.where(sign > 0, s[-1], s[1])
-    return np.exp(base + sign * (np.clip(u, -eps, eps) - np.clip(v, -eps, eps)))
+    return closed_form(r, np.where(np.arange(len(r)) % 2 == 0, 0.05, 0.02), 0.2, 0.1, len(r))
 
 
 def test_a_tree_under_drift_equals_the_closed_form() -> None:
@@ -453,7 +446,7 @@ def test_a_quiver_of_single_elements_equals_fiberpo(name: str) -> None:
     budgets = {"C_batch": {"+": 0.12, "-": 0.05}}
     d = Drift(compiled(name), {**values, **budgets})
     assert not apart(d.op)
-    expected = np.stack([closed_form(v, 0.04, 0.12, 0.05, 10) for v in t])
+    expected = np.stack([closed_form(1 + v * DELTA, 0.04, 0.12, 0.05, 10) for v in t])
     np.testing.assert_allclose(d.at(t).ratio, expected, rtol=1e-12)
     seen = d.at(1.0)
     for stratum in d.op.hierarchy.order:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.trust_region_samples import Sample, deviation_of, samples
+from oracles.trust_region_samples import Sample, deviation_of, refuses_with_a_rule, samples, tensor
 
 from fibration.errors import BatchError, HierarchyIndexError, ParameterError
 from fibration.trust_region.divergences import (
@@ -36,10 +36,6 @@ NAN = float("nan")
 OLD = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]], dtype=torch.float64)
 NEW = torch.tensor([[0.2, 0.5, 0.3], [0.3, 0.3, 0.4]], dtype=torch.float64)
 RATIO = (NEW / OLD).log()
-
-
-def tensor(values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 # ---------------------------------------------------------------- estimators
@@ -326,7 +322,4 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_errors_name_what_is_wrong(case):
-    call, error, message = BAD[case]
-    with pytest.raises(error, match=message) as raised:
-        call()
-    assert raised.value.required
+    refuses_with_a_rule(*BAD[case])

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.trust_region_samples import Sample, programme, samples
+from oracles.trust_region_samples import Sample, programme, samples, tensor
 
 from fibration.trust_region.apc import (
     apc_maximiser,
@@ -17,10 +17,6 @@ from fibration.trust_region.maximiser import apc_radius, centred, tv_trpo_maximi
 
 DELTAS = st.sampled_from([0.0, 0.05, 0.3, 1.0, 5.0])
 GAMMAS = st.sampled_from([0.3, 0.9, 0.99])
-
-
-def tensor(values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def problem(sample: Sample, gamma: float):

@@ -4,24 +4,13 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from oracles.trust_region_samples import Sample, samples
+from oracles.trust_region_samples import Sample, samples, spent, tensor
 
 from fibration.trust_region.apc import apc_gate, retract
 from fibration.trust_region.divergences import tv_per_state
 from fibration.trust_region.maximiser import centred
 
 DELTAS = st.sampled_from([0.0, 0.05, 0.3, 1.0, 5.0])
-
-
-def tensor(values):
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def spent(deviation, state):
-    """D̂_TV per token's state, in plain Python."""
-    pairs = list(zip(state.tolist(), deviation.tolist(), strict=True))
-    of = {s: [abs(d) for z, d in pairs if z == s] for s, _ in pairs}
-    return tensor([sum(of[s]) / len(of[s]) for s, _ in pairs])
 
 
 @given(samples(), st.sampled_from([0.05, 0.3, 1.0, 5.0]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +10,13 @@ from typing import Any
 
 import pytest
 from audited import RIGHT, WRONG, theirs
-from filelock import FileLock
 from test_trainer import path
-from torchrun_launch import torchrun
+from torchrun_launch import environment, run_once, torchrun
 
 from fibration import TrainerError
 from fibration.trainers.trl import audit_first_steps
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
 ON_RANKS = ("no average over ranks", "planted: aggregates per rank", "planted: groups of a rank")
 RAISED = {  # by our trainer's own checks, before the audit
     "planted: a loss that is scaled otherwise",
@@ -39,18 +36,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What the first rank found."""
 
     def of(ranks: int) -> dict[str, Any]:
-        base = tmp_path_factory.getbasetemp()
-        folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"audits_{ranks}"
-        with FileLock(f"{folder}.lock"):
-            if not (folder / "done").exists():
-                folder.mkdir(exist_ok=True)
-                env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *path()])}
-                if ranks == 1:  # without DDP
-                    command = [sys.executable, HERE / "audited.py", folder]
-                    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
-                else:
-                    done = torchrun(ranks, HERE / "audited.py", folder, env=env, timeout=900)
-                (folder / "done").write_text(done.stdout + done.stderr)
+        def start(folder: Path) -> subprocess.CompletedProcess[str]:
+            if ranks > 1:
+                return torchrun(ranks, HERE / "audited.py", folder, env=environment(*path()), timeout=900)
+            command = [sys.executable, HERE / "audited.py", folder]  # without DDP
+            return subprocess.run(command, env=environment(*path()), capture_output=True, text=True, timeout=900)
+
+        folder = run_once(tmp_path_factory, f"audits_{ranks}", start)
         result: dict[str, Any] = json.loads((folder / "0.json").read_text())
         return result
 

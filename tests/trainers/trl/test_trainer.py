@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +14,12 @@ from unittest.mock import patch
 
 import pytest
 from cases import CASES
-from filelock import FileLock
 from refused_options import ALLOWED, REFUSED
-from torchrun_launch import torchrun
+from torchrun_launch import environment, run_once, torchrun
 
 from fibration.trainers.trl import numbers
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
 RANKS = (1, 2)
 RUNS = [(ranks, name) for ranks in RANKS for name, case in CASES.items() if ranks in case.ranks]
 LEVELS = ("domain", "prompt_group", "trajectory")
@@ -35,14 +34,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each rank found, by what was run."""
 
     def of(ranks: int, name: str) -> list[dict[str, Any]]:
-        base = tmp_path_factory.getbasetemp()
-        folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"trl_{ranks}"
-        with FileLock(f"{folder}.lock"):  # one run for all processes of the tests
-            if not (folder / "done").exists():
-                folder.mkdir(exist_ok=True)
-                env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *path()])}
-                done = torchrun(ranks, HERE / "worker.py", folder, env=env, timeout=1500)
-                (folder / "done").write_text(done.stdout + done.stderr)
+        run = partial(torchrun, ranks, HERE / "worker.py", env=environment(*path()), timeout=1500)
+        folder = run_once(tmp_path_factory, f"trl_{ranks}", run)
         said = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
         assert all(name in one for one in said), (folder / "done").read_text()[-4000:]
         return [one[name] for one in said]

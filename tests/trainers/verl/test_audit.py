@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from audited import RIGHT, WRONG
-from filelock import FileLock
-from torchrun_launch import torchrun
+from torchrun_launch import rank_results
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
 RAISED = {"planted: rows in another order", "planted: divided by micro-batches"}  # by our worker's own checks
 every_size = pytest.mark.parametrize("ranks", [1, 2])
 
@@ -21,20 +17,7 @@ every_size = pytest.mark.parametrize("ranks", [1, 2])
 @pytest.fixture(scope="session")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each rank found."""
-
-    def of(ranks: int) -> list[dict[str, Any]]:
-        base = tmp_path_factory.getbasetemp()
-        folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"{ranks}_ranks_audited"
-        with FileLock(f"{folder}.lock"):
-            if not (folder / "done").exists():
-                folder.mkdir(exist_ok=True)
-                env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-                done = torchrun(ranks, HERE / "audited.py", folder, env=env, timeout=500)
-                assert done.returncode == 0, done.stdout + done.stderr
-                (folder / "done").touch()
-        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-
-    return of
+    return lambda ranks: rank_results(tmp_path_factory, ranks, HERE / "audited.py")
 
 
 @every_size

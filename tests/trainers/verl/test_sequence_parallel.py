@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 from sequence_parallel import CASES, COUPLED, SHARING
-from torchrun_launch import torchrun
+from torchrun_launch import rank_results
 
 HERE = Path(__file__).parent
 RANKS = 4
@@ -19,16 +16,7 @@ RANKS = 4
 @pytest.fixture(scope="session")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank wrote."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "rows_in_pieces_of_verl"
-    with FileLock(f"{folder}.lock"):  # one run for all processes of the tests
-        if not (folder / "done").exists():
-            folder.mkdir(exist_ok=True)
-            env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent.parent.parent)}
-            done = torchrun(RANKS, HERE / "sequence_parallel.py", folder, env=env, timeout=500)
-            assert done.returncode == 0, done.stdout + done.stderr
-            (folder / "done").touch()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return rank_results(tmp_path_factory, RANKS, HERE / "sequence_parallel.py")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,21 +6,17 @@ type; with float64 in its place (`on_cpu.of`) gradients are compared to their la
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cases import CASES, MISTAKES, OTHERWISE
-from filelock import FileLock
 from refusals import REFUSALS, TOGETHER
 from rollouts import LEVELS
 from token_baselines import ESTIMATORS
-from torchrun_launch import torchrun
+from torchrun_launch import rank_results
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent.parent
 RANKS = (1, 2)
 LEVELLED = [name for name, case in CASES.items() if not case.terms.loss and not case.dead]  # a gate at every level
 WHOLE = [name for name, case in CASES.items() if "mini_batch_size" not in case.said and case.terms.temperature == 1]
@@ -35,20 +31,7 @@ def has_no_bound(name: str) -> bool:
 @pytest.fixture(scope="session")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What each rank wrote, by the number of ranks."""
-
-    def of(ranks: int) -> list[dict[str, Any]]:
-        base = tmp_path_factory.getbasetemp()
-        folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"{ranks}_ranks_of_verl"
-        with FileLock(f"{folder}.lock"):  # one run for all processes of the tests
-            if not (folder / "done").exists():
-                folder.mkdir(exist_ok=True)
-                env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-                done = torchrun(ranks, HERE / "worker.py", folder, env=env, timeout=500)
-                assert done.returncode == 0, done.stdout + done.stderr
-                (folder / "done").touch()
-        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-
-    return of
+    return lambda ranks: rank_results(tmp_path_factory, ranks, HERE / "worker.py")
 
 
 def steps(found: Any, ranks: int, name: str) -> list[dict[str, Any]]:
