@@ -116,7 +116,7 @@ SLIPS = (
     ),
     _slip(
         "a penalty that is not 0 leaves rows dead", "runtime/test_live",
-        "found[node.stratum] = ways if value == 0.0 else frozenset()", "found[node.stratum] = ways or ALWAYS",
+        "{leaf: needed if value == 0.0 else None for", "{leaf: needed or frozenset() for",
     ),
     # fibration/runtime
     _slip(

@@ -31,7 +31,7 @@ from mutants.batches import hierarchy, near_cases
 from mutants.plans import is_unread, of_plan, of_schedule
 
 # A plan that lacks a value, or makes it too late, cannot be printed, built or run.
-REFUSED = (KeyError, IndexError, NameError, AttributeError, AssertionError, BackendError)
+REFUSED = (KeyError, IndexError, ValueError, NameError, AttributeError, AssertionError, BackendError)
 BATCHES = 6  # so that no memory holds by chance what a mutant leaves out
 ROUNDED = 3e-6  # of results in float32
 OF_PRECISION = ("pass made narrow", "float64 values made narrow")
