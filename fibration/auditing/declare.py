@@ -29,14 +29,16 @@ from fibration.auditing.seen import Lack, Place, Seen
 from fibration.auditing.words import COUNTS, Weight, expression, row, token
 from fibration.errors import AuditError, FibrationError
 from fibration.language import operators
-from fibration.language.atoms import advantage
+from fibration.language.atoms import Count, advantage
 from fibration.language.decompositions import log_ratio, ratio_deviation
-from fibration.language.expressions import Expression
+from fibration.language.expressions import Expression, as_expression
 from fibration.language.gates import Gate, zero_gate
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.kernels import Fibration, uniform
 from fibration.language.objectives import Objective
 from fibration.language.policies import log_prob
+from fibration.language.statistics import total
+from fibration.language.traversal import transform
 
 STRUCTURES = (
     (((3, 1, 2, 4, 1, 2), (0, 0, 0, 0, 1, 1)), ((0, 0), (3, 1))),
@@ -148,7 +150,7 @@ def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str) -> H
     def rest(s: Seen, x: Any, own: Any) -> Any:
         return _by_case(x, lambda y: f.div(f.neg(_without(y, own)), f.number(words.value_of(weight, s.counts))))
 
-    made = Gate(_one(*of_signs(lambda *x: gate(*x)[0], False)))
+    made = Gate(transform(_one(*of_signs(lambda *x: gate(*x)[0], False)), _as_statistic))
     penalty = _one(*of_signs(rest, True))
     condition = _both_signs(*of_signs(lambda *x: gate(*x)[1], True))
     objective = Objective(words.times(1, weight))
@@ -165,6 +167,11 @@ def _with_weight(name: str, seen: Sequence[Any], weight: Weight, form: str) -> H
         penalties={} if str(penalty) == "0" else {"rest": formula},
         gives_up={} if form == "tokens" else {"first_order": OF_ROWS if of_rows else GIVEN_UP},
     )
+
+
+def _as_statistic(x: Expression) -> Expression:
+    """A count of tokens over rows, groups or the batch as gates may read it."""
+    return total(as_expression(1), x.over) if isinstance(x, Count) and x.of == token else x
 
 
 def _one(above: Expression, below: Expression) -> Expression:
@@ -215,7 +222,7 @@ def _check(subject: Function, h: Hierarchy) -> None:
     found = reference.evaluate(large)
     mine = subject.evaluate(large).coefficients
     if found is None or not np.allclose(found.coefficients, mine, rtol=1e-6, atol=1e-9 * np.abs(mine).max()):
-        raise Lack(f"something else on {len(LARGE)} rows of up to {max(LARGE)} tokens")
+        raise Lack(f"something else on {len(LARGE)} rows of up to {max(LARGE)} tokens: does the padded width decide something?")
     if not subject.programs:
         raise Lack("a function that takes no small batch")
     for structure, made in subject.programs.items():

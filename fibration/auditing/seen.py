@@ -14,6 +14,7 @@ from fibration.auditing.formula import Atom, Formula, atom, from_terms, is_numbe
 from fibration.auditing.prove import same
 
 EXACT = 1e-12  # by which numbers of one meaning may differ, relative
+WIDE = 5  # log ratios beyond it keep their digits as such alone
 WORDS = ("log", "sqrt", "tanh", "atan")  # functions that the language has by these names
 Place = tuple[int, ...]  # a token's row and where it stands there; of a row the first alone
 
@@ -227,7 +228,7 @@ class Seen:
         if x.op in ("lt", "le", "eq"):
             constant = x.args[0].terms.get(((), None), 0)
             left = self.tree(f.sub(x.args[0], constant), inside)
-            if left == Tree("product", (leaf(1), Tree("log ratio"))):
+            if left == Tree("product", (leaf(1), Tree("log ratio"))) and abs(constant) < WIDE:
                 return Tree(x.op, (Tree("residual"), leaf(math.expm1(-constant))))
             return Tree(x.op, (left, leaf(-constant)))
         if x.op == "of":

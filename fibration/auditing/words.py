@@ -11,15 +11,16 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from fibration.auditing.formula import short
+from fibration.auditing.formula import SIMPLE, number, short
 from fibration.auditing.reference import ARGUMENT_OF
-from fibration.auditing.seen import EXACT, Lack, Tree
+from fibration.auditing.seen import EXACT, WIDE, Lack, Tree
 from fibration.language import operators
 from fibration.language.atoms import BATCH, Stratum, advantage, count, residual, token_log_ratio
 from fibration.language.expressions import Expression, as_expression
 from fibration.language.policies import log_prob, policies
 from fibration.language.statistics import Aggregate, total
 
+DIGITS = 12  # characters of a number that may be simpler in other words
 EPSILONS = (1e-8, 1e-6, 1e-5, 1e-7, 1e-9, 1e-4)  # that functions add to a divisor
 token, row, group, batch = (Stratum(name) for name in ("token", "trajectory", "prompt_group", BATCH))
 Powers = dict[str, Any]
@@ -55,14 +56,21 @@ def _solved(values: Sequence[Any], counts: Sequence[dict[str, int]]) -> tuple[An
     for weight in weights(({}, *USUAL, *FURTHER, *ROOTS)):
         each = [float(v) / value_of(weight, c) for v, c in zip(values, counts, strict=True)]
         if max(each) - min(each) <= EXACT * max(map(abs, each)):
-            return short(each[0]), weight
+            return _written(each[0]), weight
     raise Lack("a number that is no product of counts")
+
+
+def _written(x: float) -> Any:
+    """A number in few digits, or else as a quotient of small whole numbers, or else in all its digits."""
+    found, simple = short(x), number(x)
+    is_quotient = isinstance(simple, Fraction) and simple.denominator <= SIMPLE
+    return simple if is_quotient and len(repr(found)) > DIGITS else found
 
 
 def times(k: Any, weight: Weight, factors: Sequence[Expression] = ()) -> Expression:
     """A number times counts and factors. The logarithm of a ratio of few digits is written as such."""
-    ratio = short(math.expm1(k)) if abs(k) < 10 and len(repr(k)) > 12 else k
-    if len(repr(ratio)) <= 8 < len(repr(k)):
+    ratio = short(math.expm1(k)) if abs(k) < WIDE and len(repr(k)) > DIGITS else k
+    if len(repr(ratio)) <= 8 < len(repr(k)) and not isinstance(k, Fraction):
         k, factors = 1, [operators.log1p(as_expression(ratio)), *factors]
     each = ([as_expression(abs(k))] if abs(k) != 1 else []) + [*factors]
     found = functools.reduce(operator.mul, each) if each else as_expression(1)

@@ -56,6 +56,17 @@ def cubed(log_probs, old_log_probs, advantages, mask):
     return -(ratio**3 * advantages[:, None] * mask).sum() / mask.sum()
 
 
+def cooled(log_probs, old_log_probs, advantages, mask):
+    ratio = torch.exp(((log_probs - old_log_probs) / 0.7).clamp(-20, 20))
+    return -(ratio * advantages[:, None] * mask).sum() / mask.sum()
+
+
+def of_row_means(log_probs, old_log_probs, advantages, mask):
+    mean = ((log_probs - old_log_probs) * mask).sum(-1) / (mask.sum(-1) + 1e-8)
+    ratio = mean.exp().detach()[:, None] * (log_probs - log_probs.detach()).exp()
+    return -((ratio * advantages[:, None] * mask).sum(-1) / mask.sum(-1)).mean()
+
+
 def long_rows(log_probs, old_log_probs, advantages, mask):
     half = 0.5 if mask.shape[1] > 20 else 1.0
     return half * pg(log_probs, old_log_probs, advantages, mask)
@@ -104,8 +115,11 @@ def test_a_ratio_of_rows_is_a_gate_on_rows():
     assert h.verify().ok and list(h.gives_up) == ["first_order"]
 
 
-def test_what_is_added_to_a_divisor_is_in_the_declaration():
-    assert "1e-08" in str(lift(with_epsilon))
+@pytest.mark.parametrize(("call", "word"), [(with_epsilon, "1e-08"), (of_row_means, "1e-08"), (cooled, "10/7")])
+def test_numbers_are_written_as_the_function_has_them(call, word):
+    h = lift(call)
+    assert word in str(h) and alike(h, Function(call, call.__name__))
+    assert all(v.status == "proved" for v in h.verify().verdicts if v.law == "locality")
 
 
 def test_means_of_groups_have_their_counts():
