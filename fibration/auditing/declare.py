@@ -222,7 +222,9 @@ def _check(subject: Function, h: Hierarchy) -> None:
     found = reference.evaluate(large)
     mine = subject.evaluate(large).coefficients
     if found is None or not np.allclose(found.coefficients, mine, rtol=1e-6, atol=1e-9 * np.abs(mine).max()):
-        raise Lack(f"something else on {len(LARGE)} rows of up to {max(LARGE)} tokens: does the padded width decide something?")
+        raise Lack(
+            f"something else on {len(LARGE)} rows of up to {max(LARGE)} tokens: does the padded width decide something?"
+        )
     if not subject.programs:
         raise Lack("a function that takes no small batch")
     for structure, made in subject.programs.items():
