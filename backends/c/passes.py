@@ -61,7 +61,8 @@ class Sweeps(CoarseStages):
             summed = [*step.pushes, *step.aside, *step.scans]
             with self.if_metrics(self.spare.issuperset(summed) and not step.stores):
                 self._pass(step, sweep)
-        for array in () if others else dict.fromkeys(self.out(k) for p in sweep.passes for k, _ in p.stores):
+        alone = len(self.plan.program.leaves) == 1  # between a leaf's tokens lie those of other leaves
+        for array in dict.fromkeys(self.out(k) for p in sweep.passes for k, _ in p.stores) if alone else ():
             self.line(3, f"FILL_GAPS({self.word}, {n}, {array})")
         self.columns = {}
         self.line(2, "}")
