@@ -60,7 +60,7 @@ def lift(function: Callable[..., Any], name: str = "") -> Hierarchy:
     ratio. Otherwise it is a score estimator, `J = Σ μ·stop(𝒢)·A·log π`. Parameters are numbers.
 
     Its coefficients are proved equal to the function's on three small batches, of sizes that it was not read from, for
-    all log-probs and advantages that meet no bound exactly; and compared on rows of up to 60 tokens.
+    all log-probs and advantages that meet no bound exactly; and compared on rows of up to 61 tokens.
 
     Raises AuditError for a function that has no declaration here, in the words of what it does.
     """

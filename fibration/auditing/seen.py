@@ -186,12 +186,12 @@ class Seen:
             if not any(len(p) > 1 for p in self.others(own)):
                 return f.add(own, f.div(rows, self.counts["row"]))
         elif all(p[:1] == self.mine[:1] for k in of_row for p in places[k]):
-            mean_ = f.mul(self.counts["row"], single(atom("var", "mean", *self.mine)))
+            mean = f.mul(self.counts["row"], single(atom("var", "mean", *self.mine)))
             found = self.gathered(from_terms(of_row))
             sums = [v for v in self.sums if v in f.free(found)]
             reads_tokens = any(len(v.args) > 2 for v in f.free(found) if v not in sums)
             if not reads_tokens and [self.sums[v] for v in sums] == [("row", 0, single(atom("var", "x", *self.mine)))]:
-                return f.substituted([found], {sums[0]: mean_})[0]
+                return f.substituted([found], {sums[0]: mean})[0]
         raise Lack(f"a loss that is no sum over {form}")
 
     def tree(self, x: Any, inside: bool = False) -> Tree:
@@ -248,5 +248,5 @@ def _ratio(x: Any, y: Any) -> Any:
     raise Lack("a sum of unequal parts")
 
 
-def close(x: Any, y: Any, by: float = EXACT) -> bool:
-    return bool(abs(x - y) <= by * abs(y))
+def close(x: Any, y: Any) -> bool:
+    return bool(abs(x - y) <= EXACT * abs(y))

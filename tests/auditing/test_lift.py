@@ -1,20 +1,23 @@
 """Functions as declarations for all sizes: their coefficients, their laws, and what has no declaration."""
 
+import inspect
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from oracles.audited import function, parameters
+from oracles.audited import LABELS, function, parameters
 from typer.testing import CliRunner
 
 from fibration import LawError, compile, equivalent
 from fibration.auditing.batch import off_policy, on_policy, small
-from fibration.auditing.declare import lift
+from fibration.auditing.declare import LARGE, lift
 from fibration.auditing.function import Function
 from fibration.auditing.reference import Reference
 from fibration.cli.main import app
 from fibration.errors import AuditError
 from fibration.language.atoms import Stratum
-from fibration.language.loading import load
+from fibration.language.loading import load, shipped
 
 LIFTED = (
     "aipo aspo attenuated_trajectory bapo ce_gppo cispo cispo_absolute dapo dcpo decoupled_ppo dppo_kl dppo_tv dro fspo "
@@ -94,6 +97,14 @@ def test_published_formulas_have_declarations_with_their_gradients(name):
     h = lift(call, name)
     assert alike(h, Function(call, name))
     assert (h.objective.estimator == "ratio") is (name in (*VALUED, "gspo_token"))
+
+
+def test_the_page_counts_the_formulas_that_have_declarations():
+    made = {n: function(n, parameters(n)) for n in shipped() if n not in LABELS}
+    takes = [n for n, call in made.items() if "advantages" in inspect.signature(call).parameters]
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "audit.md").read_text()
+    assert f"{len(LIFTED)} of {len(takes)} formulas of advantages have a declaration" in page
+    assert f"rows of up to {max(LARGE)} tokens" in page
 
 
 @pytest.mark.parametrize("name", NOT)
