@@ -106,8 +106,7 @@ def beside(
     findings = [*_unlike(compared, recorded)]
     told, why = _factor(compared, clip, *(counts or (len(passes), ranks))), None
     if told.status == "fails":
-        own = Comparison(recorded.found, declared.own, close)  # whether it is that of this rank's rows alone
-        is_alone = ranks > 1 and bool(own.alike) and not own.turned and not own.missing
+        is_alone = ranks > 1 and _is_alone(Comparison(recorded.found, declared.own, close))
         why = Finding("ranks", "fails", ALONE) if is_alone else explained(found, passes, wanted, parts, close)
     if why is None and told.name == "direction":
         told = replace(told, text=f"{told.text}: {OTHER}")
@@ -120,6 +119,11 @@ def beside(
     factor = None if compared.factor is None else compared.factor / clip
     factors = {name: f / clip for name, f in compared.factors().items()}
     return StepAudit(factor, factors, tuple(findings), len(recorded.passes), _read(recorded, read))
+
+
+def _is_alone(own: Comparison) -> bool:
+    """Whether a rank's gradient is that of its own rows."""
+    return bool(own.alike) and not own.turned and not own.missing
 
 
 def _sampled(recorded: Recorded, declared: Declared, group: Any) -> tuple[Floats, Floats, Floats, Floats]:
