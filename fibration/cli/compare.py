@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fibration.configs.files import config_of, deciding, options_in, parts_of
 from fibration.configs.findings import NOTE, Finding
 from fibration.configs.options import TrainerLoss
-from fibration.configs.specs import as_specs
+from fibration.configs.specs import Spec, as_specs
 from fibration.errors import FibrationError, ParameterError, SpecError, listed
 from fibration.language.fixed import at_defaults
 from fibration.language.hierarchy import Hierarchy
@@ -19,7 +20,7 @@ from fibration.laws.equivalent.matching import match_by_role
 from fibration.laws.equivalent.neighbours import Neighbour, nearest
 from fibration.laws.verify import OUT_OF_TIME
 from fibration.printing.configs import without_law_notes
-from fibration.printing.reports import Outcome, loss_quietly
+from fibration.printing.reports import Options, Outcome, loss_quietly
 
 FROM_ADVANTAGES = "Compared are losses of advantages: '{}' makes them of rewards, {}, and '{}' is given them."
 MOST = 3  # nearest losses that are listed
@@ -57,8 +58,8 @@ def compare(words: Sequence[str], with_all: bool, settings: Settings) -> list[Ou
         names = [spec.trainer and (str(spec) if several else spec.trainer) for spec in specs]
         around = [x for loss, name in zip(losses, names, strict=True) for x in _around(loss, name)]
         if with_all:
-            report = _with_all(losses[0].hierarchy, words, settings)
-            return [Outcome(first, report=report, asked="compare", beside=(*around,))]
+            found = _with_all(losses[0].hierarchy, words, settings)
+            return [Outcome(first, report=found, asked="compare", beside=(*around,))]
         from_configs = [bool(spec.trainer) for spec in specs]
         one, other, note = _of_advantages(losses[0].hierarchy, losses[1].hierarchy, from_configs)
         one, other, parameters = _with_numbers((one, other), from_configs, settings)
@@ -66,7 +67,9 @@ def compare(words: Sequence[str], with_all: bool, settings: Settings) -> list[Ou
             one, other, settings.when, parameters=parameters, match=settings.match,
             at_defaults=settings.at_defaults, ignore_advantages=settings.ignore_advantages, timeout=settings.timeout,
         )  # fmt: skip
-        return [Outcome(first, report=report, asked="compare", beside=(*note, *around))]
+        decided, change = _options(specs)
+        report = replace(report, verdicts=tuple(replace(v, remedy=change or v.remedy) for v in report.verdicts))
+        return [Outcome(first, report=report, asked="compare", beside=(*note, *around), options=decided)]
     except FibrationError as error:
         return [Outcome(blamed, error=error, asked="compare")]
 
@@ -123,6 +126,32 @@ def _with_all(h: Hierarchy, words: Sequence[str], settings: Settings) -> Report:
     remedy += " --ignore-advantages" * settings.ignore_advantages
     near = f"nearest: {told}" if found else "no shipped loss is near: each differs in more than three parts"
     return Comparisons(h, (Comparison("equivalent", subject, "undecided", "", STATEMENT, near, remedy),))
+
+
+def _options(specs: Sequence[Spec]) -> tuple[tuple[Options, Options], str]:
+    """The options that decide the parts of each config, in words; and those that make the first config the second."""
+    one, other = (config_of(spec.name, spec.overrides) if spec.trainer else None for spec in specs)
+    alike = one is not None and other is not None and specs[0].trainer == specs[1].trainer
+    found = [
+        {} if own is None else deciding(spec.name, own, beside if alike else None)
+        for spec, own, beside in zip(specs, (one, other), (other, one), strict=True)
+    ]
+    words = [{part: [_word(*o) for o in options.items()] for part, options in of.items()} for of in found]
+    change = ""
+    if one is not None and other is not None and alike:
+        changes = dict(o for options in found[1].values() for o in options.items())
+        written = {option: value for option, value in changes.items() if value is not None}
+        kept = {option: value for option, value in options_in(one).items() if option not in changes}
+        if changes and parts_of(specs[0].name, {**kept, **written}) == parts_of(specs[1].name, other):
+            gone = [option for option in changes if option not in written]
+            steps = [f"write {' '.join(_word(*o) for o in written.items())}"] if written else []
+            steps += [f"leave out {listed(gone)}"] if gone else []
+            change = f"in {specs[0].name} {' and '.join(steps)}: then both declare the same"
+    return (words[0], words[1]), change
+
+
+def _word(option: str, value: Any) -> str:
+    return f"{option} (its default)" if value is None else f"{option}={value}"
 
 
 def _with_numbers(

@@ -11,8 +11,10 @@ import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from fibration.configs.options import TRAINERS, TrainerLoss
 from fibration.configs.yaml_loader import load_yaml
-from fibration.errors import SpecError, shown
+from fibration.errors import FibrationError, SpecError, shown
 from fibration.files import read_bytes
+from fibration.language.comparable import declared
+from fibration.language.fixed import at_defaults
 
 TELLING = {"trl": ("loss_type", "per_device_train_batch_size", "model_name_or_path"), "verl": ("actor_rollout_ref",)}
 MAX_BYTES = 1_000_000
@@ -24,6 +26,53 @@ def load_config(spec: str, overrides: Iterable[str] = ()) -> TrainerLoss:
     Files are only read. Raises SpecError for a file that cannot be read, and for options that touch the loss and are
     not understood.
     """
+    return loss_of(spec, config_of(spec, overrides))
+
+
+def loss_of(spec: str, config: Mapping[str, Any]) -> TrainerLoss:
+    """What the options of a config train; only the trainer of `spec` counts."""
+    found: TrainerLoss = import_module(f"fibration.configs.{spec.partition(':')[0]}").hierarchy_of(config)
+    return found
+
+
+def deciding(spec: str, config: Mapping[str, Any], other: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """The options that decide each part of a config's loss, by the part, with their values.
+
+    An option decides a part that changes when the option is left out, or when it has the value that it has in `other`,
+    a second config of the same trainer. It has the value None where a config leaves it at its default.
+    """
+    given, beside = options_in(config), None if other is None else options_in(other)
+    own, found = parts_of(spec, config), dict[str, dict[str, Any]]()
+    for key in given if beside is None else {**given, **beside}:
+        changed = {k: v for k, v in given.items() if k != key}
+        changed |= {key: beside[key]} if beside and key in beside else {}
+        if changed == given:
+            continue
+        try:
+            parts = parts_of(spec, changed)
+        except FibrationError:  # the trainer needs it
+            continue
+        for name in {**own, **parts}:
+            if own.get(name) != parts.get(name):
+                found.setdefault(name, {})[key] = given.get(key)
+    return found
+
+
+def parts_of(spec: str, config: Mapping[str, Any]) -> dict[str, str]:
+    """The parts of a config's loss as it declares them, at the config's numbers."""
+    return declared(at_defaults(loss_of(spec, config).hierarchy))
+
+
+def options_in(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """The options of a nested config by their dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        found |= options_in(value, f"{before}{key}.") if isinstance(value, Mapping) and value else {before + key: value}
+    return found
+
+
+def config_of(spec: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """The options in the file of `trl:FILE` or `verl:FILE`, with `KEY=VALUE` put into them. Raises SpecError."""
     trainer, _, file = spec.partition(":")
     config = read(Path(file), spec)
     for other, keys in TELLING.items():
@@ -39,8 +88,7 @@ def load_config(spec: str, overrides: Iterable[str] = ()) -> TrainerLoss:
         if not equals or not key:
             raise SpecError(f"'{override}' after '{spec}'", required="KEY=VALUE", remedy="write beta=0.04")
         _put(config, key.lstrip("+").split("."), _value(text, override))
-    loss: TrainerLoss = import_module(f"fibration.configs.{trainer}").hierarchy_of(config)
-    return loss
+    return config
 
 
 def read(path: Path, spec: str) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from fibration.errors import SpecError
 from fibration.language.hierarchy import Hierarchy
+from fibration.language.objectives import Keep
 
 _ONE_NAME = "say that they are one: --match {mine}={yours}; or give it one name in both"
 
@@ -64,23 +66,38 @@ def check_alone(
         )
 
 
-def declared_differences(first: Hierarchy, second: Hierarchy) -> str:
-    """Returns how the declarations of two losses differ, or ""."""
+class Part(NamedTuple):
+    """A part of two losses, as each declares it; "" where one has no such part."""
 
-    def parts(h: Hierarchy) -> dict[str, str]:
-        return {
-            "the normaliser": f"μ = {h.objective.spelled_out(h.leaves, h.rows)}",
-            "the estimator": h.objective.estimator,
-            "weights": " and ".join(map(str, h.objective.weighed)) or "none",
-            "conditions": " and ".join(str(k.condition) for k in h.objective.kept) or "none",
-            "strata": ", ".join(s.name for s in h.order),
-            **{f"the gate on {s}": str(g) for s, g in h.gates.items()},
-            "the decomposition": str(h.decomposition),
-            "advantages": str(h.advantages),
-            "penalties": ", ".join(str(p) for p in h.penalties.values()) or "none",
-        }
+    name: str
+    first: str
+    second: str
 
-    one, other = parts(first), parts(second)
-    both = [part for part in one if part in other]
-    differ = [f"{part}: {one[part]} against {other[part]}" for part in both if one[part] != other[part]]
-    return f"the declarations differ in {'; '.join(differ)}" if differ else ""
+    @property
+    def differs(self) -> bool:
+        return self.first != self.second
+
+
+def declared(h: Hierarchy) -> dict[str, str]:
+    """Returns the parts of a loss as they are declared, by name."""
+    return {
+        "strata": ", ".join(s.name for s in h.order),
+        "the decomposition": str(h.decomposition),
+        "the normaliser": f"μ = {h.objective.spelled_out(h.leaves, h.rows)}",
+        "the estimator": h.objective.estimator,
+        "weights": " and ".join(map(str, h.objective.weighed)) or "none",
+        "conditions": " and ".join(_kept(k) for k in h.objective.kept) or "none",
+        "penalties": ", ".join(str(p) for p in h.penalties.values()) or "none",
+        "advantages": "given" if h.advantages is None else str(h.advantages),
+        **{f"the gate on {s}": str(g) for s, g in h.gates.items()},
+    }
+
+
+def _kept(keep: Keep) -> str:
+    return f"{keep.condition}{', of which μ counts the kept tokens' if keep.normaliser == 'kept' else ''}"
+
+
+def declared_parts(first: Hierarchy, second: Hierarchy) -> tuple[Part, ...]:
+    """Returns the parts of two losses, those of the first in front."""
+    one, other = declared(first), declared(second)
+    return tuple(Part(name, one.get(name, ""), other.get(name, "")) for name in {**one, **other})

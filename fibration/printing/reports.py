@@ -26,6 +26,7 @@ from fibration.printing import configs
 from fibration.printing.law_table import KINDS, SEVERITIES, Kind, columns, explanation, kind, mark_of, outcome_of, tally
 
 T = TypeVar("T")
+Options = Mapping[str, Sequence[str]]  # by part of a config's loss, the options that decide it
 LIFTED = (
     "this declaration was read from a function: its gradient is proved to be the function's on small batches of other "
     "sizes, but where a number meets a bound exactly, and compared on larger ones"
@@ -45,6 +46,7 @@ class Outcome:
     error: FibrationError | None = None
     asked: Literal["verify", "compare"] = "verify"
     beside: tuple[Finding, ...] = ()  # of the configs of a comparison
+    options: tuple[Options, Options] = ({}, {})  # of each
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -202,6 +204,15 @@ def compact(reports: Sequence[Report]) -> RenderableType:
     return Group(*parts, _rows(reports[0], (), facts), Text("--all lists every law and every fact of each", "dim"))
 
 
+def _compared(outcome: Outcome) -> RenderableType:
+    """Returns the parts in which two losses differ; the argument alone if they are the same, or one is beside all."""
+    from fibration.printing.compared import parts_of  # loads the proofs
+
+    assert outcome.report is not None
+    parts = parts_of(outcome.report, outcome.options)
+    return Group(heading(outcome.report), parts) if parts else table(outcome.report)
+
+
 Row = tuple[Kind, str, Text, tuple[str, str]]  # a look, a name, what is said, and the title and text of what to write
 
 
@@ -289,7 +300,7 @@ def as_text(outcomes: Sequence[Outcome], full: bool = False) -> RenderableType:
         for outcome in outcomes:
             if outcome.report:
                 parts += [
-                    table(outcome.report),
+                    _compared(outcome) if outcome.asked == "compare" else table(outcome.report),
                     *map(_line, trainer_lines(outcome, outcome.asked == "compare")),
                     Text(),
                 ]

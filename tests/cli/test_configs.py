@@ -149,6 +149,23 @@ def test_two_configs_with_other_numbers_are_other_losses(config):
     assert invoke("compare", config, config)[0] == 0
     code, output = invoke("compare", config, config, "epsilon_high=0.28")
     assert code == 1 and "'trl_grpo' is not the same loss as 'trl_grpo_2'" in flat(output)
+    assert f"fix: in {config} write epsilon_high=0.28: then both declare the same" in flat(output)
+
+
+def test_a_table_names_the_options_that_decide_each_part(config, tmp_path):
+    """Of two configs of one trainer, the options in which they differ; of other pairs, those that are no default."""
+    other, verl = tmp_path / "other.yaml", tmp_path / "verl.yaml"
+    other.write_text("loss_type: dr_grpo\nbeta: 0.04\nmax_completion_length: 512\nlearning_rate: 1.0e-6\n")
+    verl.write_text("actor_rollout_ref: {rollout: {n: 8}, actor: {loss_agg_mode: seq-mean-token-mean}}\n")
+    _, output = invoke("compare", config, "loss_type=dapo", "beta=0", "epsilon_high=0.28", f"trl:{other}")
+    rows = {line.split("  ")[0]: line for line in output.splitlines() if line.startswith("✗ ")}
+    assert [*rows] == ["✗ normaliser", "✗ penalties", "✗ gate on token"]
+    for words in ("[loss_type=dapo]", "[loss_type=dr_grpo]", "[beta=0]", "[epsilon_high=0.28]", "(its default)]"):
+        assert words in output
+    assert "learning_rate" not in output and "the same in both: strata, decomposition" in flat(output)
+    assert f"in {config} write loss_type=dr_grpo beta=0.04 max_completion_length=512 and leave out" not in flat(output)
+    _, output = invoke("compare", f"verl:{verl}", f"trl:{other}")
+    assert "loss_agg_mode=seq-mean-token-mean]" in "".join(output.split()) and "[loss_type=dr_grpo]" in flat(output)
 
 
 def test_a_parameter_of_a_config_may_be_matched_by_hand(config):

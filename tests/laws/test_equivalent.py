@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from fractions import Fraction
 
 import pytest
 import sympy
@@ -141,9 +142,7 @@ def test_the_heading_of_a_comparison_names_both_losses():
     found = equivalent(gspo, dapo)
     first, second, *_ = str(found).splitlines()
     assert first == "gspo: not the same loss as 'dapo'"
-    assert second.startswith(
-        "  ✗ equivalent       'dapo': the declarations differ in the normaliser: μ = 1/(count(trajec"
-    )
+    assert second.startswith("  ✗ equivalent       'dapo': the declarations differ in strata: trajectory, token against")
     (same,) = equivalent(gspo, gspo.replace(name="copy"), timeout=60).verdicts
     assert not same.found
     assert str(equivalent(gspo, gspo)).startswith("gspo: the same loss as 'gspo'\n")
@@ -152,6 +151,32 @@ def test_the_heading_of_a_comparison_names_both_losses():
     assert values["ratios"] == ["1", "5/6"]
     late = equivalent(gspo, dapo, timeout=1e-9)
     assert str(late).startswith("gspo: not shown to be the same loss as 'dapo'\n")
+
+
+@pytest.mark.parametrize("factor", [Fraction(1, 2), Fraction(3, 7), Fraction(64)])
+@pytest.mark.parametrize("name", ["dapo", "grpo_k3", "fiberpo"])
+def test_a_multiple_of_a_loss_is_named(name, factor):
+    loss = load(name)
+    own = {n: penalty for n, penalty in loss.penalties.items()}
+    scaled = loss.replace(name="scaled", objective=loss.objective.with_parts(weight=factor * loss.objective.weight))
+    (found,) = equivalent(scaled, loss).verdicts
+    assert (found.status, found.factor) == ("refuted", factor)
+    assert f"every coefficient is {factor} times that of '{name}' (proved)" in found.found
+    assert found.to_dict()["factor"] == str(factor)
+    (other,) = equivalent(loss, scaled).verdicts
+    assert other.factor == 1 / factor
+    if own:  # the penalty alone is no multiple of the loss
+        heavier = loss.replace(penalties={n: 2 * p.formula for n, p in own.items()})
+        assert equivalent(heavier, loss).verdicts[0].factor is None
+
+
+def test_what_is_no_multiple_is_not_called_one():
+    """On one batch of one row the losses are multiples of each other, and on others they are not."""
+    lengths = dapo.replace(objective=Objective(1 / (2 * count(token, over=trajectory))))
+    for first, second in ((grpo, dapo), (gspo, grpo), (lengths, dapo), (dapo, lengths)):
+        (found,) = equivalent(first, second).verdicts
+        assert found.status == "refuted" and found.factor is None and "factor" not in found.to_dict()
+        assert {p.name for p in found.parts if p.differs} == {p["part"] for p in found.to_dict()["parts"]} != set()
 
 
 def test_a_comparison_out_of_time_is_undecided():

@@ -8,19 +8,23 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
 
 from fibration.errors import FibrationError, LawError, SpecError, listed
 from fibration.language.atoms import advantage
-from fibration.language.comparable import declared_differences
+from fibration.language.comparable import Part, declared_parts
 from fibration.language.conditions import Equal, on_policy
 from fibration.language.fixed import at_defaults as with_defaults
 from fibration.language.hierarchy import FOUNDATIONS, Hierarchy
 from fibration.language.pairs import Given, Pair, check_comparable, check_hierarchies, pair
 from fibration.language.report import BUDGET, Report, Verdict
 from fibration.language.traversal import atoms
+from fibration.laws.batches.words import Witness
 from fibration.laws.budget import Budget
 from fibration.laws.catalogue import LAWS
 from fibration.laws.equivalent.matching import Matched, match_by_role, match_by_trial
+from fibration.laws.equivalent.parts import are_proved_same, times
 from fibration.laws.equivalent.same_loss import NoBatchError, check_conditions, same_loss
 from fibration.laws.equivalent.search import FEW, MANY, difference, has_batches, is_evaluated
 from fibration.laws.law import FILE_AN_ISSUE, Proved, internal_error
@@ -28,14 +32,29 @@ from fibration.laws.subject import Subject
 from fibration.laws.verify import OUT_OF_TIME
 
 STATEMENT = "the same coefficients c_i = ∂J/∂log π_i on every batch"
+MOST_FACTOR = 1000  # a number that tells two losses apart is at most this, and so is its divisor
+CLOSE = Fraction(1, 10**12)
 REMEDY = (
-    "change one of them; or ask for fewer batches with when=... (--when), match names with match={...} (--match), and "
-    "fix parameters with parameters={...} (--param)"
+    "make them alike in these parts; or ask for fewer batches with when=... (--when), match names with match={...} "
+    "(--match), and fix parameters with parameters={...} (--param)"
 )
 
 
+@dataclass(frozen=True)
 class Comparison(Verdict):
-    """The verdict on two losses. `subject` names the second loss, its fixed parameters and the conditions."""
+    """The verdict on two losses. `subject` names the second loss, its fixed parameters and the conditions.
+
+    `parts`: what the two declare, part by part, unless they are the same. `factor`: the number that all coefficients of
+    the second are multiplied by in the first, if this is proved.
+    """
+
+    parts: tuple[Part, ...] = ()
+    factor: Fraction | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        differ = [{"part": p.name, "first": p.first, "second": p.second} for p in self.parts if p.differs]
+        known = {"factor": str(self.factor or ""), "parts": differ}
+        return {**super().to_dict(), **{key: value for key, value in known.items() if value}}
 
     def error(self, name: str, so_too: str = "") -> LawError:
         plain = super().error(name, so_too)
@@ -160,12 +179,32 @@ class _Asked:
     def _told(self, found: Comparison, both: Pair) -> Comparison:
         """The verdict with what a reader should know: how the declarations differ, and on what the proof rests."""
         first, second = self.matched.first, self.matched.second
+        if found.status != "proved":
+            found = replace(found, parts=declared_parts(first, second))
         if found.status == "refuted":
-            return replace(found, found=declared_differences(first, second))
+            factor = self._factor(found.counterexample) if isinstance(found.counterexample, Witness) else None
+            said = [
+                f"{p.name}: {p.first} against {p.second}" for p in found.parts if p.differs and p.first and p.second
+            ]
+            told = [f"every coefficient is {factor} times that of '{second.name}' (proved)"] if factor else []
+            told += [f"the declarations differ in {'; '.join(said)}"] if said else []
+            return replace(found, found="; ".join(told), factor=factor)
         notes = [n for n in (_one_advantage(both), _defaults(first, second, self.matched.given)) if n]
         if found.status == "proved":
             return replace(found, argument=". ".join([found.argument, *notes]))
         return found
+
+    def _factor(self, witness: Witness) -> Fraction | None:
+        """The number that tells the two losses apart, if that is all, and it is proved."""
+        mine, yours = (witness.values[key] for key in ("coefficients", "other_coefficients"))
+        factor = next(
+            ((c / d).limit_denominator(MOST_FACTOR) for c, d in zip(mine, yours, strict=True) if d), Fraction()
+        )
+        if not 0 < factor <= MOST_FACTOR or any(abs(c - factor * d) > CLOSE for c, d in zip(mine, yours, strict=True)):
+            return None
+        first, second = self.matched.first, self.matched.second
+        same = are_proved_same(lambda: pair(first, times(second, factor), self.when, self.matched.given))
+        return factor if same else None
 
     def _broken(self, found: str) -> Comparison:
         return Comparison(

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
+from fractions import Fraction
 from typing import Any
 
 from fibration.errors import FibrationError
 from fibration.language.atoms import Parameter, Reading
 from fibration.language.decompositions import ratio_deviation
-from fibration.language.expressions import Expression
+from fibration.language.expressions import Expression, as_expression
 from fibration.language.gates import zero_gate
 from fibration.language.hierarchy import Hierarchy
 from fibration.language.objectives import Objective
-from fibration.language.pairs import pair
+from fibration.language.pairs import Pair, pair
 from fibration.language.penalties import Penalty
 from fibration.language.roles import desugared
 from fibration.language.statistics import rewritten
@@ -101,13 +102,30 @@ def bare(h: Hierarchy) -> Hierarchy:
     return h.replace(gives_up={})
 
 
+def times(h: Hierarchy, factor: Fraction) -> Hierarchy:
+    """A loss with `factor` times the coefficients. Raises SpecError if `μ` would be negative."""
+    k, o = as_expression(factor), h.objective
+
+    def scaled(p: Penalty) -> Penalty:  # one without an objective has the loss's `μ`
+        own = p.objective is None and p.over is None
+        return p if own else p.model_copy(update={"formula": k * p.formula})
+
+    penalties = {name: scaled(p) for name, p in h.penalties.items()}
+    return bare(h).replace(objective=o.with_parts(weight=k * o.spelled_out(h.leaves, h.rows)), penalties=penalties)
+
+
 def are_same(first: Hierarchy, second: Hierarchy) -> bool:
     """Whether two losses with matched names are proved the same, after a quick search for a difference.
 
     No clock decides it: the search and the proof end after a number of steps.
     """
+    return are_proved_same(lambda: pair(first, second))
+
+
+def are_proved_same(paired: Callable[[], Pair]) -> bool:
+    """`are_same` of a pair, which may be refused when it is made."""
     try:
-        both = pair(first, second)
+        both = paired()
         if difference(both, FEW, any_size=True) is not None:
             return False
         with at_most(COMPARISONS):
