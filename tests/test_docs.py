@@ -93,6 +93,7 @@ def test_facts_show_the_slips_of_the_readme_that_no_law_finds(right, wrong, fact
     assert value in (ROOT / "docs" / "facts.md").read_text()
 
 
+@pytest.mark.thorough
 def test_the_quiver_of_the_page_of_crossed_strata_verifies_and_needs_what_it_assumes():
     scope = {}
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "crossed.md").read_text(), re.DOTALL)
@@ -307,6 +308,7 @@ def test_the_tutorial_shows_the_output_of_its_blocks(capsys, monkeypatch):
     assert shown == pytest.approx(wanted, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore::fibration.PrecisionWarning")
 @pytest.mark.parametrize(
     "page",
@@ -347,6 +349,7 @@ def test_the_blocks_of_a_page_run_and_print_their_comments(page, capsys):
         assert all(said in printed for said in re.findall(r"^# (.*)$", block, re.MULTILINE)), block
 
 
+@pytest.mark.thorough
 def test_the_page_of_jax_says_what_its_blocks_print(capsys, tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
@@ -362,11 +365,13 @@ def test_the_page_of_jax_says_what_its_blocks_print(capsys, tmp_path, monkeypatc
     run_blocks(page, capsys)
 
 
+@pytest.mark.thorough
 def test_the_page_of_an_own_loss_says_what_its_blocks_print(capsys):
     page = (ROOT / "docs" / "how-to" / "own_loss.md").read_text()
     assert run_blocks(page, capsys)["op"].hierarchy.name == "my_loss"
 
 
+@pytest.mark.thorough
 def test_the_page_of_micro_batches_says_what_its_blocks_print(capsys):
     """One process here; `processes/worker.py` runs the page's loop on several."""
     page = (ROOT / "docs" / "how-to" / "ddp.md").read_text()
@@ -374,6 +379,7 @@ def test_the_page_of_micro_batches_says_what_its_blocks_print(capsys):
     assert scope["check"]() > 0.05
 
 
+@pytest.mark.thorough
 def test_the_page_of_adaptive_budgets_says_what_its_blocks_print(capsys):
     page = (ROOT / "docs" / "how-to" / "adaptive_budgets.md").read_text()
     scope = run_blocks(page, capsys, lambda line: re.sub(r"[\d.]+", "#", line))
@@ -412,6 +418,7 @@ def test_the_page_of_what_goes_wrong_says_what_its_blocks_print(capsys):
     assert run_blocks(page, capsys)["grpo"].name == "grpo"
 
 
+@pytest.mark.thorough
 def test_the_page_of_three_policies_says_what_its_blocks_print(capsys):
     page = (ROOT / "docs" / "mismatch.md").read_text()
     assert len(run_blocks(page, capsys)["mine"]) == 7
@@ -419,6 +426,7 @@ def test_the_page_of_three_policies_says_what_its_blocks_print(capsys):
     assert {"fiberpo_tis", "fiberpo_domain_tis"} <= names
 
 
+@pytest.mark.thorough
 def test_the_page_of_penalties_adds_a_term_over_the_whole_vocabulary():
     """Micro-batches of any size give the gradient of one loss over the whole batch, off policy."""
     import torch

@@ -52,6 +52,7 @@ def objective(log_probs, old, mask, advantages):
     return found / mask.sum()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["torch", "c"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_coefficients_are_those_of_a_formula_in_plain_torch(name, backend):
@@ -78,6 +79,7 @@ def test_coefficients_are_those_of_a_formula_in_plain_torch(name, backend):
     assert all(0 < float(shares[f"{level}/limited"]) < 1 for level in ("turn", "trajectory")), dict(shares)
 
 
+@pytest.mark.thorough
 def test_the_page_shows_what_the_script_prints(capsys):
     turn_credit.main()
     made = capsys.readouterr().out.splitlines()

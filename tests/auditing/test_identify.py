@@ -77,6 +77,7 @@ def as_function(name):
     return function(name, given), given
 
 
+@pytest.mark.thorough
 def test_a_loss_without_a_name_gets_the_nearest_and_the_smallest_batch():
     def loss(log_probs, old_log_probs, advantages, mask):
         r = (log_probs - old_log_probs).exp()
@@ -99,6 +100,7 @@ def test_a_function_that_is_nan_on_some_batch_is_not_the_same():
     assert not audit(loss, "dapo").identified
 
 
+@pytest.mark.thorough
 def test_given_parameters_are_not_fitted():
     function, _ = as_function("dapo")
     assert audit(function, "dapo", parameters={"epsilon_high": parameters("dapo")["epsilon_high"]}).identified

@@ -107,6 +107,7 @@ def test_the_page_counts_the_formulas_that_have_declarations():
     assert f"rows of up to {max(LARGE)} tokens" in page
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NOT)
 def test_what_has_no_declaration_is_refused_in_words(name):
     with pytest.raises(AuditError, match=NOT[name]):
@@ -126,6 +127,7 @@ def test_a_ratio_of_rows_is_a_gate_on_rows():
     assert h.verify().ok and list(h.gives_up) == ["first_order"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("call", "word"), [(with_epsilon, "1e-08"), (of_row_means, "1e-08"), (cooled, "10/7")])
 def test_numbers_are_written_as_the_function_has_them(call, word):
     h = lift(call)

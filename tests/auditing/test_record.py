@@ -117,6 +117,7 @@ def test_what_decides_nothing_is_named():
     assert found.text == "ref_log_probs decide the loss and no gradient; rollout_log_probs decide nothing"
 
 
+@pytest.mark.thorough
 def test_a_loss_is_not_named_as_the_nearest_with_numbers_that_nobody_takes():
     def loss(log_probs, old_log_probs, advantages, mask):
         ratio, a = (log_probs - old_log_probs).exp(), advantages[:, None]

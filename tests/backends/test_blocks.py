@@ -53,6 +53,7 @@ def labels(name, rows):
     return many if name == "fiberpo_domain" else {}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", ["ppo", "gspo", "fiberpo_domain"])
 @pytest.mark.parametrize("layout", ["packed", "equal", "ragged"])
 @pytest.mark.parametrize("longest", [1, 3, LANES, LANES + 1])

@@ -98,6 +98,7 @@ def test_statistics_of_elements_count_each_element_once(backend, chain):
             assert values == pytest.approx(expected * (1 + ratio) * (abs(ratio) <= 0.5), rel=1e-12, abs=1e-15)
 
 
+@pytest.mark.sampled
 @here
 def test_equal_values_have_deviation_0(backend):
     """Sums of 0.1 are no multiples of it, and 0.1 is no number of float32."""

@@ -35,6 +35,7 @@ def compare(path, source):
     assert source == path.read_text(), f"{path.name} is out of date; read the difference, then renew it"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", [*BACKENDS, WRITTEN])
 def test_generation_is_deterministic(backend):
     hierarchy = fibration.load("fiberpo_domain")

@@ -153,6 +153,7 @@ def test_coefficients_of_shipped_losses_equal_finite_differences(name, scale):
             assert values == pytest.approx(oracle.difference(), rel=1e-6, abs=1e-8)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 def test_backward_passes_of_shipped_gates_equal_their_jacobians(name):
     hierarchy, op = spec(name), operator(spec(name))
@@ -207,6 +208,7 @@ def test_coefficients_of_random_hierarchies_equal_finite_differences(case, seed)
     assert values == pytest.approx(Interpreter.of(hierarchy, batch).difference(1e-5), rel=1e-5, abs=1e-7 * size)
 
 
+@pytest.mark.thorough
 @settings(max_examples=60 if ALL else 30)
 @given(case=cases(), seed=st.integers(0, 9))
 def test_backward_of_random_gates_is_exact(case, seed):

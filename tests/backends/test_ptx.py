@@ -185,6 +185,7 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(coarse, "PART", 32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["ppo", "fiberpo_domain"] if ALL else ["ppo"])
 def test_emulated_parts_of_sums_equal_the_interpreter(emitter, name, small_parts):
     """Metrics too. All schedules give the same bits, whichever program is the last to arrive."""

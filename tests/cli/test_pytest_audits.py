@@ -76,6 +76,7 @@ def test_each_function_is_a_test_whose_failure_is_the_report(project: pytest.Pyt
     assert "Traceback" not in text and "raise_for_status" not in text
 
 
+@pytest.mark.thorough
 def test_a_function_is_compared_with_a_trainers_config(project: pytest.Pytester) -> None:
     (project.path / "losses" / "trl.yaml").write_text("loss_type: cispo\nepsilon_high: 5\n")
     (project.path / "losses" / "my.py").write_text(CISPO)
@@ -92,6 +93,7 @@ def test_a_path_may_have_blanks(project: pytest.Pytester) -> None:
     run(project, "losses").assert_outcomes(passed=1)
 
 
+@pytest.mark.thorough
 def test_a_function_that_cannot_be_audited_fails_in_words(project: pytest.Pytester) -> None:
     configure(project, '{"losses/my.py:bad" = ""}')
     result = run(project, "losses")

@@ -49,6 +49,7 @@ def parameter(name, channel=""):
 # ---------------------------------------------------------------- what is split
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPLIT)
 def test_losses_of_three_levels_and_more_save_a_sweep(name):
     h, (made, _) = spec(name), found(name)
@@ -64,6 +65,7 @@ def test_no_other_loss_is_split(name):
     assert found(name) is None
 
 
+@pytest.mark.thorough
 def test_a_level_without_a_bound_licenses_nothing():
     h = spec("fiberpo_domain")
     for stratum in h.order:

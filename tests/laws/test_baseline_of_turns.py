@@ -179,6 +179,7 @@ def test_the_bias_is_what_others_earn_later_taken_from_going_on():
         assert found[1] == GOAL[1]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*RIGHT, *WRONG])
 def test_the_plain_formula_is_the_declared_one(name):
     formula, of = {**RIGHT, **WRONG}[name]

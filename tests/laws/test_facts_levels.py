@@ -301,6 +301,7 @@ def test_a_group_without_a_level_centres_advantages_too():
 stopped = {s: Attribute("stopped", on=s) for s in (token, trajectory, prompt_group, domain)}
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("level", [token, trajectory, prompt_group])
 @pytest.mark.parametrize("kernel", ["even", "proportional"])
 def test_siblings_get_what_an_element_does_not_keep(level, kernel):

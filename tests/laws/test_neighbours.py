@@ -146,6 +146,7 @@ def test_every_shipped_loss_is_its_own_nearest(name):
         assert equivalent(load(name), load(n.name)).ok
 
 
+@pytest.mark.thorough
 def test_a_gate_that_is_written_by_hand_is_recognised():
     low, high = Parameter("eps_lo", default=0.2, upper=1), Parameter("eps_hi", default=0.2)
     wins = where(residual < high, residual, where(residual <= high, residual, high))
@@ -187,6 +188,7 @@ def test_a_weight_that_is_not_the_ratio_is_named_itself():
     assert [str(n) for n in written if n.name == "grpo"] == ["`grpo` with the ratio twice"]
 
 
+@pytest.mark.thorough
 def test_cispo_with_the_ratio_twice():
     """The weight is CISPO's clipped ratio, and the estimator has a ratio of its own."""
     low, high = load("cispo").parameters.values()

@@ -170,6 +170,7 @@ DIVERGENCE = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*NO_DIVERGENCE, *DIVERGENCE])
 def test_the_gradient_of_a_penalty_includes_what_its_statistics_read(name):
     formula, said = DIVERGENCE.get(name, (None, None))

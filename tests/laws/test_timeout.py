@@ -277,6 +277,7 @@ def test_nested_work_ends_with_the_outer_work():
     assert [thread.is_alive() for thread in began] == [False, False]
 
 
+@pytest.mark.thorough
 def test_no_exception_arrives_after_the_work_has_ended(monkeypatch):
     """Thousands of works end when their time does, by the real clock. No exception strays and no thread stays."""
     strays = []

@@ -65,6 +65,7 @@ def test_undecidable_hierarchies_are_undecided_and_not_accepted(name):
         raise verdict.error(spec.hierarchy.name)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", UNDECIDABLE)
 def test_counterexamples_of_undecidable_hierarchies_hold(name):
     found = report(name)

@@ -55,11 +55,13 @@ def differs(name: str) -> bool:
     return False
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LOSSES)
 def test_without_a_fault_nothing_differs(name):
     assert not differs(name)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_lower_is_noticed(fault):
     where, method, broken = FAULTS[fault]

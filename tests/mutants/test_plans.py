@@ -121,6 +121,7 @@ COMPARED = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("compared", "step"), COMPARED.items(), ids=str)
 def test_every_mutant_of_a_plan_is_noticed(compared: Compared, step: int) -> None:
@@ -175,6 +176,7 @@ def is_tiny(plan: Plan, node: Node, batches: list[tuple[Truth, Any]]) -> bool:
     return all(np.abs(values[Key("objective")]).max() < 2.0**-50 for values in found)
 
 
+@pytest.mark.sampled
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
 @pytest.mark.parametrize("name", ["fiberpo", "fiberpo_domain"])

@@ -249,6 +249,7 @@ def judge_of(name: str) -> Judge:
     return RewardJudge(spec(name)) if name in REWARDED else Judge(hierarchy(name))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [*SPECS, *REWARDED])
 def test_every_mutant_is_noticed_or_has_the_same_values(name: str) -> None:
     judge = judge_of(name)

@@ -81,6 +81,7 @@ def test_run_accepts_a_batch_from_python(tmp_path: Path, capsys: pytest.CaptureF
     assert again.result.values.equal(found.result.values) and len(list(tmp_path.iterdir())) == 2
 
 
+@pytest.mark.thorough
 def test_a_result_that_differs_from_the_interpreter_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     real = replay.interpret
     monkeypatch.setattr(replay, "interpret", lambda *a: {k: v * 1.0001 for k, v in real(*a).items()})

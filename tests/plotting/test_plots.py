@@ -475,6 +475,7 @@ def test_a_character_is_no_wider_than_assumed(size: float) -> None:
     assert width <= character(size) <= 1.1 * width
 
 
+@pytest.mark.thorough
 def test_pictures_are_the_same_every_time(batch: Gated, tmp_path: Path) -> None:
     for name in ("a", "b"):
         save(ratios(batch), tmp_path / name)

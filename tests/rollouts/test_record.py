@@ -84,6 +84,7 @@ def policy(cache: str = "past_key_values") -> Policy:
     return Policy(cache=cache)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cache", ["past_key_values", "cache"])  # of transformers up to 5.23, and from 5.24 on
 def test_the_sampler_and_the_teacher_forced_pass_agree(cache: str) -> None:
     model, stop = policy(cache), torch.tensor([EOS, LINE_BREAK])

@@ -9,6 +9,7 @@ import torch
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
+@pytest.mark.thorough
 def test_the_example_with_rewards_has_the_gradient_of_the_whole_batch(monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     example, toy = (importlib.import_module(name) for name in ("from_rewards", "toy"))

@@ -85,6 +85,7 @@ def test_every_element_is_in_exactly_one_regime(name, scale):
         assert suffixes == {"", "[domain=math]", "[domain=code]"}
 
 
+@pytest.mark.thorough
 @settings(max_examples=30)
 @given(case=cases(pool=16))
 def test_regimes_of_random_gates_are_a_partition(case):
@@ -179,6 +180,7 @@ def test_metrics_per_domain_equal_a_plain_recount(name):
         )
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 def test_tv_and_kl_equal_numpy(name):
     """Means over trajectories of means over tokens: of |r - 1| (eq:dhat_traj, without a half) and of -log r."""
@@ -300,6 +302,7 @@ def test_many_roots_are_reported_in_one_metric():
     assert not [k for k in measured(op, one) if "[" in k]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 def test_on_policy_everything_passes(name):
     op = operator(spec(name))
@@ -313,6 +316,7 @@ def test_on_policy_everything_passes(name):
     assert float(metrics["tv"]) == float(metrics["kl"]) == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", SPECS)
 def test_metrics_are_plain_numbers(name):
     op = operator(spec(name))

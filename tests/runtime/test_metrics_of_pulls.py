@@ -81,6 +81,7 @@ def recounted(h, batch):
 SHIPPED = ["gspo", "fiberpo", "fiberpo_domain", "fiberpo_domain_inward", "fiberpo_turns", "fiberpo_modal"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["torch", "c"])
 @pytest.mark.parametrize("name", SHIPPED)
 def test_pulls_equal_a_recount(name, backend):

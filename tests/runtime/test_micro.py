@@ -170,6 +170,7 @@ def test_a_loss_on_tokens_alone_accepts_pieces_of_a_row_as_micro_batches():
     )  # fmt: skip
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["c", "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", ["grpo", "gspo", "fiberpo", "geometric_mask"])

@@ -88,6 +88,7 @@ def test_a_second_call_has_the_bits_of_a_first_one(name, backend, lay_out, check
         same(second, first)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("name", ["ppo", "gspo"])
 def test_every_dtype_is_kept_apart(name, dtype, checks):
@@ -310,6 +311,7 @@ def test_a_missing_value_of_a_parameter_is_refused_at_a_second_call_too():
 # ---------------------------------------------------------------- what an index keeps
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_index_dies_without_the_garbage_collector(backend):
     """Its tensors may lie on a GPU, and the collector does not know how large they are."""

@@ -94,6 +94,7 @@ def test_each_placebo_lacks_one_part_of_its_loss():
         torch.testing.assert_close(of(name, 0.002)[0], inside, rtol=1e-5, atol=1e-9)
 
 
+@pytest.mark.thorough
 def test_shuffled_labels_are_per_group_and_change_in_every_step(monkeypatch):
     seen = []
     op = ARMS["placebo_shuffled"].operator
@@ -111,6 +112,7 @@ def test_shuffled_labels_are_per_group_and_change_in_every_step(monkeypatch):
     assert all(given["prompt_group"] == [row // SAMPLES for row in range(ROWS)] for given in seen)
 
 
+@pytest.mark.thorough
 def test_ceilings_of_the_search_are_in_nats_on_every_level():
     """What comes back by itself passes whole below the ceiling of 0.3, and no further: budgets are far beyond."""
     wide = {f"C_{level}": 9.0 for level in NAMES} | {"epsilon": 9.0}

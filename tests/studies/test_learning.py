@@ -141,6 +141,7 @@ def in_double(monkeypatch):
     torch.set_default_dtype(before)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arms", "trust"), [(("inward_domain", "placebo_shuffled"), 0.5), (("clip_domains", "clip_domains"), 0.02)]
 )
@@ -199,6 +200,7 @@ def test_a_run_does_not_depend_on_runs_beside_it(lucky):
     assert together[0]["moved"] != together[2]["moved"] and together[0]["reward"] != together[1]["reward"]
 
 
+@pytest.mark.thorough
 def test_two_arms_of_a_seed_begin_on_the_same_samples(lucky):
     """Paired by seed: until an update that differs has been sampled from, both see the same prompts and rewards."""
     first, second = (learn(SHAPE, [run(arm, steps=10)], SHAPE.initial([3]))[0] for arm in ("grpo", "gspo"))

@@ -91,6 +91,7 @@ def test_the_two_levels_are_one_formula_whose_drift_alone_is_over_another_stratu
     assert all(arms[0].parameters(s) == arms[1].parameters(s) == {"C": 0.1 * s} for s in (0.1, 1.0, 9.0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("arm", "level"), [(TOKEN, 1), (TRAJECTORY, long_answers.ANSWER)])
 def test_a_level_attenuates_outward_tokens_by_its_mean_drift(arm, level):
     draw = torch.Generator().manual_seed(0)
@@ -106,6 +107,7 @@ def test_a_level_attenuates_outward_tokens_by_its_mean_drift(arm, level):
     )
 
 
+@pytest.mark.thorough
 def test_every_arm_takes_every_scale_that_tuning_may_reach():
     now = torch.full((2, long_answers.ANSWER), -1.0)
     for arm, of in (LEVEL_ARMS | EXPLORED).items():
@@ -124,6 +126,7 @@ def test_log_ratios_that_move_together_have_the_design_effect_of_their_length():
     assert correlation(shared + 0.1 * own, mask)["design_effect"] > 120
 
 
+@pytest.mark.thorough
 def test_a_run_is_the_same_again_and_depends_on_its_seed(monkeypatch):
     monkeypatch.setattr(training, "EPOCHS", 1)
     monkeypatch.setattr(training, "PROMPTS", 4)

@@ -305,6 +305,7 @@ LIVE = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", LIVE)
 def test_dead_rows_are_left_out_and_change_nothing(name):
     """Coefficients of others, and `J`, are those of the whole step. Metrics cover the rows with log-probs.
