@@ -11,7 +11,7 @@ comma := ,
 # Tests start many processes, each of which would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup run lint check test test-all slips docs study test-ranks test-trainers $(TRAINERS:%=test-%) clean
+.PHONY: setup run lint check test test-all slips docs study wheel test-ranks test-trainers $(TRAINERS:%=test-%) clean
 
 setup: $(READY)
 
@@ -81,6 +81,16 @@ $(VENV)/.docs: $(READY)
 # A small part of docs/studies/staleness from nothing, in minutes; what it writes is under build/study.
 study: setup
 	@OMP_NUM_THREADS=1 $(BIN)/python -W ignore::UserWarning docs/studies/staleness/small.py
+
+# What an index gets: the sdist, and the wheel that is made of it. Then what a user does with the wheel, outside the checkout, in an
+# environment that has nothing else: a verdict, a project, and its tests.
+wheel: setup
+	@rm -rf dist build/wheel && mkdir -p dist build/wheel
+	@$(BIN)/python -c "import setuptools.build_meta as b; b.build_sdist('dist')" >/dev/null
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist dist/*.tar.gz
+	$(call environment,build/wheel/env,constraints.txt,dist/*.whl pytest)
+	@cd build/wheel && env/bin/fibration verify grpo && env/bin/fibration init project && cd project && ../env/bin/python -m pytest -q
+	@ls -l dist
 
 # Training in processes of their own: everything of it, which `make test` does for two ranks.
 test-ranks: setup
